@@ -21,7 +21,7 @@ use std::{
 use clap::Args;
 use gradwire_launcher::{error::CommandError, signals::Endings};
 use gradwire_proto::pb::{StatusResponse, TraceBatch, TracePart, TraceRequest};
-use gradwire_viewer::{trace::Trace, view::count};
+use gradwire_viewer::{trace::file::Trace, view::count};
 use prost::Message as _;
 use tokio::{
     sync::oneshot,
@@ -279,7 +279,7 @@ impl Traced {
         self.text.clear();
         self.trace.end(&mut self.text);
         file.end(&self.text)?;
-        let Trace { written, lost, .. } = &self.trace;
+        let (written, lost) = (self.trace.written(), self.trace.lost());
         let mut summary = format!(
             "{written} events of {}, clocks agree within {:.3} ms",
             count(self.hosts as u64, "host"),

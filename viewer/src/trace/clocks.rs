@@ -7,8 +7,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use serde_json::{Value, json};
-
 /// The most changes of an offset that are remembered (BOUND). Events that began before them get the
 /// oldest one.
 const MAX_CHANGES: usize = 256;
@@ -64,9 +62,8 @@ pub(super) struct Clocks {
 }
 
 impl Clocks {
-    /// A node has told its estimate. Returns what the file has to say about it, if it is used from
-    /// now on.
-    pub(super) fn set(&mut self, node: u32, ahead_ns: i64, error_ns: u64) -> Option<Value> {
+    /// A node has told its estimate. Returns that, if it is used from now on.
+    pub(super) fn set(&mut self, node: u32, ahead_ns: i64, error_ns: u64) -> Option<(i64, u64)> {
         // No two clocks of a system are a century apart (TRUST).
         let ahead_ns = ahead_ns.clamp(-(1 << 61), 1 << 61);
         match self.nodes.get_mut(&node) {
@@ -83,7 +80,7 @@ impl Clocks {
                 clock.approach(ahead_ns, error_ns);
             }
         }
-        Some(json!({ "ahead_us": ahead_ns as f64 / 1e3, "error_us": error_ns as f64 / 1e3 }))
+        Some((ahead_ns, error_ns))
     }
 
     /// A time of a node's clock as one of the coordinator's. Later times of a node never become

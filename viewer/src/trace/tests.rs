@@ -1,8 +1,14 @@
-use gradwire_proto::pb::TraceName;
+use std::collections::BTreeMap;
+
+use gradwire_proto::pb::{TraceBatch, TraceEvent, TraceName};
 use gradwire_tests::sample;
+use gradwire_trace::Kind;
 use serde_json::Value;
 
-use super::*;
+use super::{
+    file::Trace,
+    join::{Lost, MAX_KNOWN},
+};
 
 const LANE_0: u32 = 1;
 const CONTROL_TRACK: u32 = 0;
@@ -27,7 +33,7 @@ fn written(batches: Vec<TraceBatch>) -> (Vec<Value>, Lost) {
     }
     trace.end(&mut out);
     let all: Vec<Value> = serde_json::from_str(&out).expect("it is JSON");
-    (all, trace.lost)
+    (all, trace.lost())
 }
 
 fn named<'a>(all: &'a [Value], phase: &str, name: &str) -> Vec<&'a Value> {
@@ -155,6 +161,8 @@ fn steps_have_a_track_of_their_own() {
     let slices = named(&all, "X", "step 9");
     assert_eq!((&slices[0]["pid"], &slices[0]["dur"]), (&100_001.into(), &Value::from(3.0)));
     assert!(named(&all, "X", "step 8").is_empty(), "nobody knows when it began");
+    let (all, _) = written(vec![batch(0, vec![step(8, 1_000), step(10, 4_000)])]);
+    assert!(named(&all, "X", "step 10").is_empty(), "it is not known when step 9 ended");
 }
 
 #[test]
@@ -191,6 +199,6 @@ fn what_is_remembered_is_bounded() {
         trace.add(batch(0, events), |_, _| true, &mut out);
         out.clear();
     }
-    assert!(trace.submissions.len() <= MAX_KNOWN + 1, "BOUND");
-    assert!(trace.pieces.len() <= MAX_KNOWN + 1, "BOUND");
+    let (submissions, pieces) = trace.joiner().remembered();
+    assert!(submissions <= MAX_KNOWN + 1 && pieces <= MAX_KNOWN + 1, "BOUND");
 }

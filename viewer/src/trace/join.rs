@@ -1,0 +1,472 @@
+//! From the events of nodes to slices and arrows.
+//!
+//! Nodes send events in batches, and what belongs together may come in any order: a rank knows the
+//! ticket of a submission, its daemon the name of the tensor and the operation. A [`Joiner`] joins
+//! them. What it waits for is bounded, and at the end the rest is given as it is.
+
+use std::collections::{BTreeMap, HashMap};
+
+use gradwire_proto::pb::{StatusResponse, TraceBatch, TraceEvent};
+use gradwire_trace::Kind;
+
+use super::{
+    clocks::Clocks,
+    found::{Arrow, Found, Slice, Track, What},
+};
+
+/// The most submissions and operations that are remembered (BOUND).
+pub(super) const MAX_KNOWN: usize = 1 << 16;
+
+/// The most arrows from submissions to one operation (BOUND).
+const MAX_ARROWS: usize = 8;
+
+/// Joins the events of a job.
+#[derive(Debug)]
+pub struct Joiner {
+    hosts: Vec<Host>,
+    clocks: Clocks,
+    /// By node and number.
+    names: HashMap<(u32, u32), String>,
+    /// By rank and ticket.
+    submissions: BTreeMap<(u32, u64), Submission>,
+    /// By node and number.
+    pieces: BTreeMap<(u32, u64), Piece>,
+    /// The round of each tensor that was ordered last, by node and name.
+    rounds: HashMap<(u32, u32), Round>,
+    /// When the last wait of a thread of a rank ended.
+    waited: HashMap<(u32, u32), u64>,
+    /// The last step of each rank, and when that ended.
+    steps: BTreeMap<u32, (u64, u64)>,
+    /// Events that nodes have lost, and batches that were lost on the way.
+    lost: Lost,
+    /// What was found and not taken yet.
+    found: Vec<Found>,
+}
+
+/// What is missing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Lost {
+    /// Events that nodes overwrote before they could send them.
+    pub events: u64,
+    /// Batches that this reader did not read in time.
+    pub batches: u64,
+}
+
+/// A host of the job, and the ranks there.
+#[derive(Debug, Clone)]
+pub struct Host {
+    /// Its name.
+    pub name: String,
+    /// Its first rank.
+    pub first_rank: u32,
+    /// How many ranks it has.
+    pub ranks: u32,
+}
+
+/// What is known of a submission.
+#[derive(Debug, Default)]
+struct Submission {
+    name: Option<String>,
+    /// When its daemon said that it is done.
+    complete_ns: Option<u64>,
+    /// Where its slice is, once that is given.
+    slice: Option<(Track, u64)>,
+    /// The operation that it is a part of first.
+    sequence: Option<u64>,
+    /// What its rank has recorded of it, and is not given yet.
+    held: Vec<Own>,
+}
+
+/// What a rank has recorded of a submission.
+#[derive(Debug)]
+struct Own {
+    kind: Kind,
+    track: Track,
+    at_ns: u64,
+    duration_ns: u64,
+}
+
+/// What is known of an operation on a node.
+#[derive(Debug, Default)]
+struct Piece {
+    names: Vec<String>,
+    /// Submissions that are a part of it.
+    arrows: Vec<(u32, u64)>,
+    /// Whether a lane has done something for it.
+    has_begun: bool,
+    /// The peers to which the first message has been shown, and those from which.
+    sent: Vec<u32>,
+    received: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct Round {
+    announced_ns: u64,
+    first_order_ns: u64,
+    sequence: u64,
+}
+
+impl Joiner {
+    /// For the job with this state.
+    pub fn new(status: &StatusResponse) -> Self {
+        let host = |node: &gradwire_proto::pb::NodeStatus| Host {
+            name: node.host.clone(),
+            first_rank: node.first_rank,
+            ranks: node.slots,
+        };
+        Self {
+            hosts: status.nodes.iter().map(host).collect(),
+            clocks: Clocks::default(),
+            names: HashMap::new(),
+            submissions: BTreeMap::new(),
+            pieces: BTreeMap::new(),
+            rounds: HashMap::new(),
+            waited: HashMap::new(),
+            steps: BTreeMap::new(),
+            lost: Lost::default(),
+            found: Vec::new(),
+        }
+    }
+
+    /// The hosts of the job.
+    pub fn hosts(&self) -> &[Host] {
+        &self.hosts
+    }
+
+    /// What was found since the last call.
+    pub fn take(&mut self) -> Vec<Found> {
+        std::mem::take(&mut self.found)
+    }
+
+    /// There are no more events. What is left was never joined with what belongs to it.
+    pub fn end(&mut self) {
+        for ((_, ticket), submission) in std::mem::take(&mut self.submissions) {
+            self.give_up(ticket, submission);
+        }
+    }
+
+    /// What is missing so far.
+    pub fn lost(&self) -> Lost {
+        self.lost
+    }
+
+    /// The time of the first event.
+    pub fn base_ns(&self) -> u64 {
+        self.clocks.base()
+    }
+
+    /// How many submissions and operations are remembered.
+    #[cfg(test)]
+    pub(super) fn remembered(&self) -> (usize, usize) {
+        (self.submissions.len(), self.pieces.len())
+    }
+
+    /// The most by which times of two nodes may be wrong towards each other, in nanoseconds.
+    pub fn error_ns(&self) -> u64 {
+        self.clocks.error_ns()
+    }
+
+    /// Batches did not come.
+    pub fn missed(&mut self, batches: u64) {
+        self.lost.batches += batches;
+    }
+
+    /// Adds a batch. Of what makes no sense nothing is found (TRUST). `wanted` decides by the
+    /// beginning and the end of an event, in nanoseconds of the coordinator's clock.
+    pub fn add(&mut self, batch: TraceBatch, wanted: impl Fn(u64, u64) -> bool) {
+        let node = batch.node;
+        if node as usize >= self.hosts.len() {
+            return;
+        }
+        if let Some((ahead_ns, error_ns)) =
+            self.clocks.set(node, batch.ahead_ns, batch.ahead_error_ns)
+        {
+            self.found.push(Found::Clock { node, ahead_ns, error_ns });
+        }
+        self.lost.events += batch.lost;
+        let names = batch.names.into_iter().map(|named| ((node, named.number), named.name));
+        self.names.extend(names);
+        for event in batch.events {
+            let at_ns = self.clocks.common(node, event.at_ns);
+            let end_ns = event.at_ns.saturating_add(event.duration_ns);
+            let end_ns = self.clocks.common(node, end_ns);
+            let kind = u8::try_from(event.kind).ok().and_then(Kind::of);
+            if let Some(kind) = kind {
+                let event = TraceEvent { at_ns, duration_ns: end_ns - at_ns, ..event };
+                // A step tells where it begins and ends, whether that is wanted or not.
+                if kind == Kind::Step || wanted(at_ns, end_ns) {
+                    self.event(node, kind, &event, &wanted);
+                }
+            }
+        }
+        if batch.lost > 0 {
+            let at_ns = self.clocks.newest();
+            self.found.push(Found::Lost { node, events: batch.lost, at_ns });
+        }
+    }
+
+    fn event(
+        &mut self,
+        node: u32,
+        kind: Kind,
+        event: &TraceEvent,
+        wanted: &impl Fn(u64, u64) -> bool,
+    ) {
+        let control = Track::Control { node };
+        match kind {
+            Kind::Submit | Kind::Wait | Kind::Step => {
+                let Some(rank) = self.rank_of(node, event.track) else { return };
+                if kind == Kind::Step {
+                    self.step(rank, event, wanted);
+                } else {
+                    self.own(rank, kind, event);
+                }
+            }
+            Kind::Read | Kind::Complete => {
+                let Some(rank) = self.checked(node, event.other) else { return };
+                let name = (kind == Kind::Read).then(|| self.name(node, event.name));
+                let submission = self.submission(rank, event.subject);
+                match name {
+                    Some(name) => submission.name = Some(name),
+                    None => submission.complete_ns = Some(event.at_ns),
+                }
+                self.join(rank, event.subject);
+            }
+            Kind::Gather => {
+                let name = self.name(node, event.name);
+                self.slice(Slice::new(What::Gather, control, name, event.at_ns, event.duration_ns));
+            }
+            Kind::Order => self.order(node, control, event),
+            Kind::Queue | Kind::Piece => {
+                let what = if kind == Kind::Queue { What::Queue } else { What::Piece };
+                let title = self.title(node, event.subject);
+                let slice = Slice::new(what, control, title, event.at_ns, event.duration_ns);
+                let operation = Some(event.subject);
+                self.slice(Slice { operation, bytes: event.bytes, ..slice });
+            }
+            Kind::Reduce | Kind::Send | Kind::Receive | Kind::Publish => {
+                self.lane(node, kind, event);
+            }
+        }
+    }
+
+    /// The rank of a track, if the node has it.
+    fn rank_of(&self, node: u32, track: u32) -> Option<u32> {
+        let local = (track / 2).checked_sub(1).filter(|_| track.is_multiple_of(2))?;
+        let host = &self.hosts[node as usize];
+        (local < host.ranks).then(|| host.first_rank + local)
+    }
+
+    /// A rank, if it is one of the node.
+    fn checked(&self, node: u32, rank: u32) -> Option<u32> {
+        let host = &self.hosts[node as usize];
+        let local = rank.checked_sub(host.first_rank)?;
+        (local < host.ranks).then_some(rank)
+    }
+
+    fn name(&self, node: u32, number: u32) -> String {
+        self.names.get(&(node, number)).cloned().unwrap_or_else(|| "a tensor".to_owned())
+    }
+
+    /// How an operation is called: as its first tensor.
+    fn title(&self, node: u32, sequence: u64) -> String {
+        let names = self.pieces.get(&(node, sequence)).map_or(&[][..], |piece| &piece.names);
+        match names {
+            [] => format!("operation {sequence}"),
+            [only] => only.clone(),
+            [first, others @ ..] => format!("{first} (+{})", others.len()),
+        }
+    }
+
+    fn slice(&mut self, slice: Slice) {
+        self.found.push(Found::Slice(slice));
+    }
+
+    fn step(&mut self, rank: u32, event: &TraceEvent, wanted: &impl Fn(u64, u64) -> bool) {
+        let (number, at_ns) = (event.subject, event.at_ns);
+        self.found.push(Found::Stepped { rank, step: number, at_ns });
+        let before = self.steps.insert(rank, (number, at_ns));
+        // Where steps in between are missing, nobody knows when this one began.
+        let follows = |(before, before_ns): &(u64, u64)| {
+            before.checked_add(1) == Some(number) && *before_ns <= at_ns
+        };
+        let began = before.filter(follows).map(|(_, at_ns)| at_ns);
+        if let Some(began_ns) = began.filter(|began_ns| wanted(*began_ns, at_ns)) {
+            let (track, title) = (Track::Steps { rank }, number.to_string());
+            self.slice(Slice::new(What::Step, track, title, began_ns, at_ns - began_ns));
+        }
+    }
+
+    /// What a rank has recorded of a submission of its own.
+    fn own(&mut self, rank: u32, kind: Kind, event: &TraceEvent) {
+        let TraceEvent { at_ns, duration_ns, subject: ticket, other: thread, .. } = *event;
+        let track = Track::Thread { rank, thread };
+        if kind == Kind::Wait {
+            let before = self.waited.insert((rank, thread), at_ns.saturating_add(duration_ns));
+            if self.waited.len() > MAX_KNOWN {
+                self.waited.clear();
+            }
+            if let Some(since_ns) = before.filter(|since_ns| *since_ns < at_ns) {
+                let took_ns = at_ns - since_ns;
+                self.slice(Slice::new(What::Compute, track, String::new(), since_ns, took_ns));
+            }
+        }
+        let own = Own { kind, track, at_ns, duration_ns };
+        self.submission(rank, ticket).held.push(own);
+        self.join(rank, ticket);
+    }
+
+    fn submission(&mut self, rank: u32, ticket: u64) -> &mut Submission {
+        if self.submissions.len() > MAX_KNOWN
+            && let Some(((_, ticket), oldest)) = self.submissions.pop_first()
+        {
+            self.give_up(ticket, oldest);
+        }
+        self.submissions.entry((rank, ticket)).or_default()
+    }
+
+    /// Gives what was held of a submission without what is missing.
+    fn give_up(&mut self, ticket: u64, mut submission: Submission) {
+        let name = submission.name.take().unwrap_or_else(|| format!("ticket {ticket}"));
+        for own in std::mem::take(&mut submission.held) {
+            self.own_slice(ticket, &own, &name, submission.complete_ns);
+        }
+    }
+
+    /// Gives what is known of a submission as far as nothing is missing.
+    fn join(&mut self, rank: u32, ticket: u64) {
+        let Some(submission) = self.submissions.get_mut(&(rank, ticket)) else { return };
+        let Some(name) = submission.name.clone() else { return };
+        let complete_ns = submission.complete_ns;
+        let is_ready = |own: &Own| own.kind == Kind::Submit || complete_ns.is_some();
+        let held = std::mem::take(&mut submission.held);
+        let (ready, held): (Vec<_>, Vec<_>) = held.into_iter().partition(is_ready);
+        submission.held = held;
+        let submitted = ready.iter().find(|own| own.kind == Kind::Submit);
+        let slice = submitted.map(|own| (own.track, own.at_ns));
+        let is_over = ready.iter().any(|own| own.kind == Kind::Wait);
+        let mut arrow = None;
+        if let Some(slice) = slice {
+            submission.slice = Some(slice);
+            arrow = submission.sequence.map(|sequence| (slice, sequence));
+        }
+        if is_over {
+            self.submissions.remove(&(rank, ticket));
+        }
+        for own in ready {
+            self.own_slice(ticket, &own, &name, complete_ns);
+        }
+        if let Some((slice, sequence)) = arrow {
+            self.arrow_from(rank, ticket, sequence, slice);
+        }
+    }
+
+    fn own_slice(&mut self, ticket: u64, own: &Own, name: &str, complete_ns: Option<u64>) {
+        let Own { kind, track, at_ns, duration_ns } = *own;
+        let what = if kind == Kind::Submit { What::Submit } else { What::Wait };
+        let slice = Slice::new(what, track, name.to_owned(), at_ns, duration_ns);
+        let end_ns = slice.end_ns();
+        self.slice(Slice { ticket: Some(ticket), ..slice });
+        let complete_ns = complete_ns.filter(|at| kind == Kind::Wait && *at < end_ns);
+        if let Some(woken_ns) = complete_ns.map(|complete_ns| complete_ns.max(at_ns)) {
+            let took_ns = end_ns - woken_ns;
+            let slice = Slice::new(What::WakeUp, track, String::new(), woken_ns, took_ns);
+            self.slice(Slice { ticket: Some(ticket), ..slice });
+        }
+    }
+
+    /// The arrow from a submission to an operation begins.
+    fn arrow_from(&mut self, rank: u32, ticket: u64, operation: u64, (track, at_ns): (Track, u64)) {
+        let arrow = Arrow::Submitted { rank, ticket, operation };
+        self.found.push(Found::From(arrow, track, at_ns));
+    }
+
+    fn order(&mut self, node: u32, control: Track, event: &TraceEvent) {
+        let TraceEvent { subject: sequence, at_ns, duration_ns, name: number, .. } = *event;
+        let ordered_ns = at_ns.saturating_add(duration_ns);
+        let name = self.name(node, number);
+        let round = self.rounds.get(&(node, number));
+        let round = round.filter(|round| round.announced_ns == at_ns);
+        if round.is_none_or(|round| round.sequence != sequence) {
+            let first_order_ns = round.map_or(ordered_ns, |round| round.first_order_ns);
+            // The rest of a tensor waits for its turn while earlier parts are moved.
+            let (what, since_ns) = match round {
+                None => (What::Negotiate, at_ns),
+                Some(_) => (What::Credit, first_order_ns),
+            };
+            let took_ns = ordered_ns.saturating_sub(since_ns);
+            let slice = Slice::new(what, control, name.clone(), since_ns, took_ns);
+            self.slice(Slice { operation: Some(sequence), ..slice });
+            let round = Round { announced_ns: at_ns, first_order_ns, sequence };
+            self.rounds.insert((node, number), round);
+        }
+        if self.pieces.len() > MAX_KNOWN {
+            self.pieces.pop_first();
+        }
+        let piece = self.pieces.entry((node, sequence)).or_default();
+        if !piece.names.contains(&name) && piece.names.len() < MAX_ARROWS {
+            piece.names.push(name.clone());
+        }
+        let Some(rank) = self.checked(node, event.other) else { return };
+        let ticket = event.bytes;
+        self.found.push(Found::Part { rank, ticket, operation: sequence });
+        let submission = self.submission(rank, ticket);
+        submission.name.get_or_insert(name);
+        if submission.sequence.is_some() {
+            return;
+        }
+        submission.sequence = Some(sequence);
+        let slice = submission.slice;
+        let piece = self.pieces.entry((node, sequence)).or_default();
+        if piece.arrows.len() < MAX_ARROWS {
+            piece.arrows.push((rank, ticket));
+            if let Some(slice) = slice {
+                self.arrow_from(rank, ticket, sequence, slice);
+            }
+        }
+        self.join(rank, ticket);
+    }
+
+    fn lane(&mut self, node: u32, kind: Kind, event: &TraceEvent) {
+        let TraceEvent { track, at_ns, duration_ns, subject: sequence, other: peer, bytes, .. } =
+            *event;
+        // A small piece of one node is done at once, by the thread that has its order.
+        let lane = track.checked_sub(1).map(|track| track / 2);
+        if track.is_multiple_of(2) && lane.is_some() {
+            return;
+        }
+        let track = lane.map_or(Track::Control { node }, |lane| Track::Lane { node, lane });
+        let what = match kind {
+            Kind::Reduce => What::Reduce,
+            Kind::Send => What::Send,
+            Kind::Receive => What::Receive,
+            _ => What::Publish,
+        };
+        let has_peer = matches!(kind, Kind::Send | Kind::Receive);
+        let is_known = (peer as usize) < self.hosts.len();
+        let slice = Slice::new(what, track, self.title(node, sequence), at_ns, duration_ns);
+        let (operation, known) = (Some(sequence), (has_peer && is_known).then_some(peer));
+        self.slice(Slice { operation, peer: known, bytes, ..slice });
+        let Some(piece) = self.pieces.get_mut(&(node, sequence)) else { return };
+        let arrows = if piece.has_begun { Vec::new() } else { piece.arrows.clone() };
+        piece.has_begun = true;
+        // Only the first message between two nodes has an arrow.
+        let known = if kind == Kind::Send { &mut piece.sent } else { &mut piece.received };
+        let is_first = has_peer && !known.contains(&peer);
+        if is_first {
+            known.push(peer);
+        }
+        for (rank, ticket) in arrows {
+            let arrow = Arrow::Submitted { rank, ticket, operation: sequence };
+            self.found.push(Found::To(arrow, track, at_ns));
+        }
+        if is_first && kind == Kind::Send {
+            // It leaves at the end of the slice at the latest, and arrives by its end.
+            let arrow = Arrow::Message { operation: sequence, from: node, to: peer };
+            self.found.push(Found::From(arrow, track, at_ns));
+        } else if is_first {
+            let arrow = Arrow::Message { operation: sequence, from: peer, to: node };
+            self.found.push(Found::To(arrow, track, at_ns.saturating_add(duration_ns)));
+        }
+    }
+}
