@@ -40,6 +40,8 @@ pub enum Incoming {
         sent_ns: u64,
         /// What the node does, if it tells that.
         report: Option<Report>,
+        /// Whether one of its ranks has begun a step that is sampled.
+        samples: bool,
     },
     /// What the node has recorded, for those who trace the job.
     Trace(Vec<u8>),
@@ -77,7 +79,7 @@ pub fn incoming(connection: ConnectionId, wire: pb::NodeMessage) -> Result<Incom
         }
         Message::Heartbeat(beat) => {
             let report = beat.report.as_ref().map(report).transpose()?;
-            return Ok(Incoming::Heartbeat { sent_ns: beat.sent_ns, report });
+            return Ok(Incoming::Heartbeat { sent_ns: beat.sent_ns, report, samples: beat.trace });
         }
         Message::Trace(trace) if trace.batch.len() <= MAX_BATCH => {
             return Ok(Incoming::Trace(trace.batch));

@@ -1,7 +1,8 @@
-//! The services on the wire: `gradwire.v1.Coordinator` for nodes, `gradwire.v1.Inspect` for
-//! people, health and reflection for tools.
+//! The services on the wire: `gradwire.v1.Coordinator` for nodes, on the thread of the negotiation;
+//! `gradwire.v1.Inspect` for people, health and reflection for tools, on a thread of their own
+//! (`accept`).
 
-use std::{sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use gradwire_proto::{
     FILE_DESCRIPTOR_SET, MAX_CONTROL_MESSAGE,
@@ -11,11 +12,11 @@ use gradwire_proto::{
         inspect_server::{Inspect, InspectServer},
     },
 };
-use tokio::net::TcpListener;
-use tokio_stream::{StreamExt, adapters::Map, wrappers::ReceiverStream};
+use tokio::{net::TcpStream, sync::mpsc};
+use tokio_stream::{Stream, StreamExt, adapters::Map, wrappers::ReceiverStream};
 use tonic::{
     Request, Response, Status, Streaming,
-    transport::{Server, server::TcpIncoming},
+    transport::{Error, Server},
 };
 
 use crate::{
@@ -34,27 +35,49 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 /// The most bytes that may be under way on one connection.
 const WINDOW: u32 = 2 << 20;
 
-/// Serves until `stop`.
-pub(crate) async fn serve(
-    acceptor: SessionAcceptor,
-    inspection: Arc<Inspection>,
-    listener: TcpListener,
-    stop: impl Future<Output = ()>,
-) -> Result<(), tonic::transport::Error> {
-    let inspect = InspectServer::new(Shown(inspection.clone()));
-    let coordinator = CoordinatorServer::new(acceptor)
-        .max_decoding_message_size(MAX_CONTROL_MESSAGE)
-        .max_encoding_message_size(MAX_CONTROL_MESSAGE);
-    let (reporter, health) = tonic_health::server::health_reporter();
-    reporter.set_serving::<CoordinatorServer<SessionAcceptor>>().await;
-    let mut server = Server::builder()
+/// Connections of nodes, which another thread has accepted.
+pub(crate) type NodeConnections = mpsc::Receiver<std::net::TcpStream>;
+
+/// What holds for every connection.
+fn server() -> Server {
+    Server::builder()
         .max_concurrent_streams(MAX_STREAMS)
         .concurrency_limit_per_connection(MAX_STREAMS as usize)
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(WINDOW)
         .http2_keepalive_interval(Some(KEEPALIVE))
-        .http2_keepalive_timeout(Some(KEEPALIVE));
-    let mut router = server.add_service(coordinator).add_service(inspect).add_service(health);
+        .http2_keepalive_timeout(Some(KEEPALIVE))
+}
+
+fn coordinator(acceptor: SessionAcceptor) -> CoordinatorServer<SessionAcceptor> {
+    CoordinatorServer::new(acceptor)
+        .max_decoding_message_size(MAX_CONTROL_MESSAGE)
+        .max_encoding_message_size(MAX_CONTROL_MESSAGE)
+}
+
+/// Serves the connections of nodes until `stop`.
+pub(crate) async fn serve_nodes(
+    acceptor: SessionAcceptor,
+    connections: NodeConnections,
+    stop: impl Future<Output = ()>,
+) -> Result<(), Error> {
+    let incoming = ReceiverStream::new(connections).map(TcpStream::from_std);
+    let router = server().add_service(coordinator(acceptor));
+    router.serve_with_incoming_shutdown(incoming, stop).await
+}
+
+/// Serves all other connections until `stop`.
+pub(crate) async fn serve_viewers(
+    acceptor: SessionAcceptor,
+    inspection: Arc<Inspection>,
+    connections: impl Stream<Item = io::Result<TcpStream>>,
+    stop: impl Future<Output = ()>,
+) -> Result<(), Error> {
+    let (reporter, health) = tonic_health::server::health_reporter();
+    reporter.set_serving::<CoordinatorServer<SessionAcceptor>>().await;
+    let inspect = InspectServer::new(Shown(inspection));
+    let mut router =
+        server().add_service(coordinator(acceptor)).add_service(inspect).add_service(health);
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -63,11 +86,7 @@ pub(crate) async fn serve(
         Ok(reflection) => router = router.add_service(reflection),
         Err(error) => tracing::warn!(%error, "no reflection: the descriptors are unreadable"),
     }
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    tokio::select! {
-        served = router.serve_with_incoming_shutdown(incoming, stop) => served,
-        () = inspection.serve() => unreachable!("it has no end"),
-    }
+    router.serve_with_incoming_shutdown(connections, stop).await
 }
 
 /// The service for people.
@@ -83,7 +102,8 @@ impl Inspect for Shown {
         &self,
         _: Request<pb::StatusRequest>,
     ) -> Result<Response<pb::StatusResponse>, Status> {
-        self.0.look().await.map(Response::new).ok_or_else(|| Status::unavailable(OVER))
+        let seen = self.0.look().await.ok_or_else(|| Status::unavailable(OVER))?;
+        Ok(Response::new(Arc::unwrap_or_clone(seen)))
     }
 
     type WatchStream = Map<ReceiverStream<Result<Arc<pb::StatusResponse>, Status>>, Copied>;
@@ -102,7 +122,7 @@ impl Inspect for Shown {
         &self,
         _: Request<pb::TraceRequest>,
     ) -> Result<Response<Self::TraceStream>, Status> {
-        Ok(Response::new(ReceiverStream::new(self.0.trace()?)))
+        Ok(Response::new(ReceiverStream::new(self.0.trace().await?)))
     }
 }
 

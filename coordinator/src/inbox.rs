@@ -76,6 +76,8 @@ pub(crate) enum Inbound {
     Join { connection: ConnectionId, join: Join, peer: Peer },
     /// A later event.
     Event(Event),
+    /// What is traced has changed. A node that caused it waits for an answer.
+    Traced { by: Option<ConnectionId> },
     /// A request for the state.
     Inspect(oneshot::Sender<Snapshot>),
 }

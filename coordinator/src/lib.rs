@@ -25,6 +25,7 @@
 //! - `traces`: those who read all that its nodes do
 //! - [`inspection`]: how people look at the job
 //! - [`grpc`]: the services on the wire
+//! - `accept`: accepts connections, on a thread of its own, and serves those who look
 //! - `tuning`: the file with what earlier jobs have measured
 //! - [`runtime`]: owns the engine, the timers and the nodes' queues; carries out what is decided
 //! - [`server`]: a coordinator on its socket
@@ -45,6 +46,7 @@ pub mod runtime;
 pub mod server;
 pub mod session;
 
+mod accept;
 mod agreement;
 mod dispatch;
 mod error;
@@ -64,4 +66,5 @@ pub use model::{EngineConfig, Phase};
 pub use runtime::{CoordinatorConfig, Health};
 pub use server::{Coordinator, run};
 pub use session::{SessionAcceptor, SessionStream};
+pub use traces::Traced;
 pub use viewers::Watched;

@@ -205,7 +205,7 @@ impl Runtime {
                 self.step(Event::Tick);
             }
             if now >= next_beat {
-                self.beat();
+                self.beat(self.traces.is_wanted(), |_| true);
                 next_beat = now + self.heartbeat_interval;
             }
             self.step(Event::Drained);
@@ -230,6 +230,16 @@ impl Runtime {
                 };
                 self.step(event);
                 gone.map(|connection| self.nodes.remove(&connection));
+            }
+            Inbound::Traced { by: Some(connection) } => {
+                self.beat(self.traces.is_wanted(), |to| to == connection);
+            }
+            Inbound::Traced { by: None } => {
+                // A new reader needs the names of tensors again. Nodes send them when they begin.
+                if self.traces.has_new_reader() {
+                    self.beat(false, |_| true);
+                }
+                self.beat(self.traces.is_wanted(), |_| true);
             }
             Inbound::Inspect(reply) => {
                 // The caller may have gone meanwhile.
@@ -428,12 +438,15 @@ impl Runtime {
         Vec::new()
     }
 
-    fn beat(&self) {
-        for node in self.nodes.values().filter(|one| one.node.is_some() && !one.overrun) {
+    /// Sends heartbeats to some nodes, which say whether they are to record what they do.
+    fn beat(&self, trace: bool, to: impl Fn(ConnectionId) -> bool) {
+        let nodes = self.nodes.iter().filter(|(connection, _)| to(**connection));
+        let is_there = |node: &&Session| node.node.is_some() && !node.overrun;
+        for node in nodes.map(|(_, node)| node).filter(is_there) {
             let echo = node.peer.newest.lock().echo;
             let beat = Message::Heartbeat(pb::Heartbeat {
                 report: None,
-                trace: self.traces.is_wanted(),
+                trace,
                 sent_ns: self.clock.now_ns(),
                 echo_ns: echo.map_or(0, |echo| echo.sent_ns),
                 held_ns: echo.map_or(0, |echo| nanoseconds(echo.received.elapsed())),

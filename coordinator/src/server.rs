@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use gradwire_proto::Ending;
 use tokio::{
     net::TcpListener,
-    sync::mpsc,
+    sync::{mpsc, oneshot},
     time::{Instant, timeout_at},
 };
 use tokio_util::{
@@ -14,6 +14,7 @@ use tokio_util::{
 };
 
 use crate::{
+    accept,
     error::CoordinatorError,
     grpc,
     heartbeat::Heartbeats,
@@ -136,24 +137,21 @@ impl Coordinator {
                 None
             }
         };
+        let _stop_server = stop_server.clone().drop_guard();
+        let (nodes, mut viewers) =
+            accept::start(listener, acceptor.clone(), inspection.clone(), stop_server.clone())?;
         let stopped = stop_server.clone().cancelled_owned();
-        let server = grpc::serve(acceptor, inspection.clone(), listener, stopped);
+        let server = grpc::serve_nodes(acceptor, nodes, stopped);
         let mut server = AbortOnDropHandle::new(tokio::spawn(server));
 
         let grace = config.grace.min(MAX_GRACE);
         let mut runtime = Runtime::new(config, sessions.clone(), inbox_in, traces);
         let outcome = tokio::select! {
             outcome = runtime.drive(inbox, cancel) => outcome,
-            ended = &mut server => {
+            error = ended(&mut server, &mut viewers) => {
                 stop_sessions.cancel();
                 inspection.end(None);
-                return Err(match ended {
-                    Ok(Err(error)) => error.into(),
-                    Ok(Ok(())) => {
-                        CoordinatorError::Task { task: "server", why: "it stopped".into() }
-                    }
-                    Err(panic) => CoordinatorError::Task { task: "server", why: panic.to_string() },
-                });
+                return Err(error);
             }
         };
         inspection.end(Some(runtime.snapshot()));
@@ -170,8 +168,30 @@ impl Coordinator {
         stop_sessions.cancel();
         stop_server.cancel();
         let until = until.max(Instant::now() + Duration::from_millis(100));
-        // The rest of the server ends with its handle.
-        let _ = timeout_at(until, &mut server).await;
+        // The rest of both servers ends with their handles.
+        let _ = timeout_at(until, async {
+            let _ = (&mut server).await;
+            let _ = (&mut viewers).await;
+        })
+        .await;
         Ok(outcome)
+    }
+}
+
+/// Resolves once a server has ended by itself.
+async fn ended(
+    nodes: &mut AbortOnDropHandle<Result<(), tonic::transport::Error>>,
+    viewers: &mut oneshot::Receiver<String>,
+) -> CoordinatorError {
+    tokio::select! {
+        ended = nodes => match ended {
+            Ok(Err(error)) => error.into(),
+            Ok(Ok(())) => CoordinatorError::Task { task: "server", why: "it stopped".into() },
+            Err(panic) => CoordinatorError::Task { task: "server", why: panic.to_string() },
+        },
+        ended = viewers => {
+            let why = ended.unwrap_or_else(|_| "its thread stopped".to_owned());
+            CoordinatorError::Task { task: "server of viewers", why }
+        }
     }
 }

@@ -28,7 +28,7 @@ use tonic::Status;
 use crate::{
     convert::{self, Incoming},
     inbox::{Echo, Inbound, Newest, OUTBOX, OVER, Outbox, Peer},
-    model::{ConnectionId, Event},
+    model::{ConnectionId, Event, report::Report},
     traces::Traces,
 };
 
@@ -176,6 +176,16 @@ where
         Ok(proven)
     }
 
+    /// Notes a heartbeat. Only the last one counts.
+    fn note(&self, sent_ns: u64, report: Option<Report>) {
+        let received = Instant::now();
+        let mut newest = self.newest.lock();
+        newest.echo = Some(Echo { sent_ns, received });
+        if let Some(report) = report {
+            newest.report = Some((report, received));
+        }
+    }
+
     /// Passes messages to the engine until there are no more. Returns why they ended. Once the job
     /// is over, they are read and dropped, until the node has read that it is over.
     async fn forward(&mut self) -> String {
@@ -188,14 +198,13 @@ where
             let connection = self.connection;
             let event = match convert::incoming(connection, wire) {
                 Ok(Incoming::Event(event)) => event,
-                Ok(Incoming::Heartbeat { sent_ns, report }) => {
-                    let received = Instant::now();
-                    let mut newest = self.newest.lock();
-                    newest.echo = Some(Echo { sent_ns, received });
-                    if let Some(report) = report {
-                        newest.report = Some((report, received));
+                Ok(Incoming::Heartbeat { sent_ns, report, samples }) => {
+                    self.note(sent_ns, report);
+                    if samples {
+                        // All nodes are to know before what this one announces next is ordered.
+                        let by = (!self.context.traces.goes_on(true)).then_some(connection);
+                        let _ = self.context.inbox.send(Inbound::Traced { by }).await;
                     }
-                    drop(newest);
                     Event::MessageReceived { connection }
                 }
                 Ok(Incoming::Trace(batch)) => {

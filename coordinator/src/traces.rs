@@ -1,7 +1,10 @@
 //! Those who trace the job: each gets what all nodes record of themselves.
 //!
-//! Nodes record while there is somebody who reads. Nothing here looks into what they send, and
-//! nothing waits for a reader: one that is too slow loses batches, and is told how many (BOUND).
+//! Nodes record while there is somebody who reads, or while a step goes on that is sampled. Nothing
+//! here looks into what they send, and nothing waits for a reader: one that is too slow loses
+//! batches, and is told how many (BOUND).
+
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use gradwire_proto::pb::TracePart;
 use parking_lot::Mutex;
@@ -17,13 +20,15 @@ const MAX_READERS: usize = 4;
 const WAITING: usize = 256;
 
 /// What a reader reads. The last item says why there are no more.
-pub(crate) type Traced = mpsc::Receiver<Result<TracePart, Status>>;
+pub type Traced = mpsc::Receiver<Result<TracePart, Status>>;
 
 #[derive(Debug)]
 struct Reader {
     parts: mpsc::Sender<Result<TracePart, Status>>,
     /// Batches that found no room since the last one that did.
     lost: u64,
+    /// Whether it wants steps that are sampled, and nothing else.
+    samples: bool,
 }
 
 /// Those who trace the job.
@@ -31,11 +36,16 @@ struct Reader {
 pub(crate) struct Traces {
     /// `None` once the job is over.
     readers: Mutex<Option<Vec<Reader>>>,
+    /// Whether a step that is sampled goes on somewhere.
+    goes_on: AtomicBool,
+    /// Whether somebody has come since that was asked last.
+    has_new: AtomicBool,
 }
 
 impl Default for Traces {
     fn default() -> Self {
-        Self { readers: Mutex::new(Some(Vec::new())) }
+        let (goes_on, has_new) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { readers: Mutex::new(Some(Vec::new())), goes_on, has_new }
     }
 }
 
@@ -48,19 +58,44 @@ impl Traces {
         let mut readers = self.readers.lock();
         let readers = readers.as_mut().ok_or_else(|| Status::unavailable(OVER))?;
         readers.retain(|reader| !reader.parts.is_closed());
-        if readers.len() >= MAX_READERS {
+        if readers.iter().filter(|reader| !reader.samples).count() >= MAX_READERS {
             let what = format!("{MAX_READERS} others trace this job already: end one of them");
             return Err(Status::resource_exhausted(what));
         }
         let (parts, traced) = mpsc::channel(WAITING + 1);
-        readers.push(Reader { parts, lost: 0 });
+        readers.push(Reader { parts, lost: 0, samples: false });
+        self.has_new.store(true, SeqCst);
         Ok(traced)
+    }
+
+    /// The reader of the steps that are sampled.
+    ///
+    /// # Errors
+    /// The job is over.
+    pub(crate) fn sample(&self) -> Result<Traced, Status> {
+        let mut readers = self.readers.lock();
+        let readers = readers.as_mut().ok_or_else(|| Status::unavailable(OVER))?;
+        let (parts, traced) = mpsc::channel(WAITING + 1);
+        readers.push(Reader { parts, lost: 0, samples: true });
+        Ok(traced)
+    }
+
+    /// A step that is sampled goes on, or none does. Returns whether that is news.
+    pub(crate) fn goes_on(&self, goes_on: bool) -> bool {
+        self.goes_on.swap(goes_on, SeqCst) != goes_on
     }
 
     /// Whether nodes are to record what they do.
     pub(crate) fn is_wanted(&self) -> bool {
+        let goes_on = self.goes_on.load(SeqCst);
         let readers = self.readers.lock();
-        readers.iter().flatten().any(|reader| !reader.parts.is_closed())
+        let wants = |reader: &Reader| !reader.parts.is_closed() && (goes_on || !reader.samples);
+        readers.iter().flatten().any(wants)
+    }
+
+    /// Whether a reader has come since the last call.
+    pub(crate) fn has_new_reader(&self) -> bool {
+        self.has_new.swap(false, SeqCst)
     }
 
     /// Passes on what a node has recorded.
@@ -107,6 +142,20 @@ mod tests {
         assert_eq!((part.batch, part.lost_batches), (vec![7], 5), "BOUND");
         drop((slow, other));
         assert!(!traces.is_wanted());
+    }
+
+    #[test]
+    fn nodes_record_for_samples_while_a_step_goes_on() {
+        let traces = Traces::default();
+        assert!(traces.goes_on(true) && !traces.is_wanted(), "nobody samples");
+        let samples = traces.sample().unwrap();
+        assert!(traces.is_wanted());
+        assert!(traces.goes_on(false) && !traces.goes_on(false) && !traces.is_wanted());
+        assert!(!traces.has_new_reader());
+        let readers: Vec<_> = (0..MAX_READERS).map(|_| traces.add().unwrap()).collect();
+        assert!(traces.is_wanted() && traces.has_new_reader() && !traces.has_new_reader());
+        drop((readers, samples));
+        assert!(traces.goes_on(true) && !traces.is_wanted());
     }
 
     #[test]

@@ -49,6 +49,10 @@ pub use types::{
 /// The version of the messages of this crate. Two sides with different numbers can't talk.
 pub const PROTOCOL: u32 = 7;
 
+/// What a node sends first on its connection to the coordinator, before HTTP/2. So the coordinator
+/// knows connections of nodes from those of viewers without reading more of them.
+pub const NODE_PREFACE: &[u8; 14] = b"NODE gradwire\n";
+
 /// The release of Gradwire, for texts.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 

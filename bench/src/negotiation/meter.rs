@@ -13,10 +13,11 @@ use std::{
     time::Duration,
 };
 
+use gradwire_proto::NODE_PREFACE;
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf},
     net::TcpStream,
 };
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -89,8 +90,9 @@ pub async fn connect(
     let connector = tower::service_fn(move |_: Uri| {
         let wire = Arc::clone(&wire);
         async move {
-            let stream = TcpStream::connect(address).await?;
+            let mut stream = TcpStream::connect(address).await?;
             stream.set_nodelay(true)?;
+            stream.write_all(NODE_PREFACE).await?;
             Ok::<_, io::Error>(TokioIo::new(Metered { stream, wire }))
         }
     });

@@ -9,12 +9,13 @@ use std::{
 
 use gradwire_coordinator::SessionAcceptor;
 use gradwire_proto::{
-    Failure, FailureKind, JobId, MAX_CONTROL_MESSAGE, PROTOCOL, Secret, VERSION,
+    Failure, FailureKind, JobId, MAX_CONTROL_MESSAGE, NODE_PREFACE, PROTOCOL, Secret, VERSION,
     auth::{self, Claim},
     pb::{self, coordinator_client::CoordinatorClient},
 };
 use hyper_util::rt::TokioIo;
 use tokio::{
+    io::AsyncWriteExt as _,
     net::TcpStream,
     sync::mpsc,
     time::{sleep, timeout},
@@ -217,8 +218,9 @@ async fn dial(
     address: SocketAddr,
     retransmission: Duration,
 ) -> Result<CoordinatorClient<Channel>, String> {
-    let stream = TcpStream::connect(address).await.map_err(|error| error.to_string())?;
+    let mut stream = TcpStream::connect(address).await.map_err(|error| error.to_string())?;
     stream.set_nodelay(true).map_err(|error| error.to_string())?;
+    stream.write_all(NODE_PREFACE).await.map_err(|error| error.to_string())?;
     // After an outage the stream has to continue before the timeout.
     if let Err(error) = gradwire_net::limit_retransmission_interval(&stream, retransmission) {
         tracing::debug!(%error, "the system chooses when what was lost is sent again");

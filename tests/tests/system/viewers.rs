@@ -8,6 +8,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+use gradwire_proto::pb::{StatusRequest, inspect_client::InspectClient};
 use gradwire_tests::launched::{Job, Launch, processes::Role, programs};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -250,4 +251,54 @@ fn viewers_say_that_the_coordinator_is_lost() {
     assert!(text.starts_with("error: ") && text.contains(&grpc), "{text}");
     assert!(text.contains("\nhint: "), "{text}");
     job.finish();
+}
+
+/// Nanoseconds of processor time of the threads of a process with this name.
+fn used_ns(pid: u32, thread: &str) -> u64 {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    let read = |task: &fs::DirEntry, file: &str| fs::read_to_string(task.path().join(file));
+    let of_name = tasks.filter(|task| read(task, "comm").is_ok_and(|name| name.trim() == thread));
+    let used = |task: fs::DirEntry| {
+        let text = read(&task, "schedstat").unwrap();
+        text.split_whitespace().next().unwrap().parse::<u64>().unwrap()
+    };
+    of_name.map(used).sum()
+}
+
+/// Connections, requests and encoding are on a thread of their own. The thread that negotiates, and
+/// that moves small tensors, makes few snapshots however many requests there are.
+#[test]
+fn requests_without_end_are_no_work_for_the_thread_that_negotiates() {
+    let mut job = Launch::new()
+        .two_by_two()
+        .words(&["--verbose"])
+        .rank(&["attach", "loop:1:100", "until:end", "loop:20:100", "leave"])
+        .start();
+    job.until_said("looped", 4);
+    let (grpc, pid) = (job.served("grpc").remove(0), job.process(Role::Daemon(0)).pid);
+    let used = || ["gw-inspect", "gw-control"].map(|thread| used_ns(pid, thread));
+    let before = used();
+    let requests = tokio::runtime::Runtime::new().unwrap().block_on(async {
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..4 {
+            let client = InspectClient::connect(format!("http://{grpc}")).await.unwrap();
+            for _ in 0..12 {
+                let mut client = client.clone();
+                tasks.spawn(async move {
+                    for _ in 0..50 {
+                        client.status(StatusRequest {}).await.unwrap();
+                    }
+                    50
+                });
+            }
+        }
+        tasks.join_all().await.into_iter().sum::<u32>()
+    });
+    assert_eq!(requests, 4 * 12 * 50);
+    let after = used();
+    let [inspect, control] = [0, 1].map(|thread| after[thread] - before[thread]);
+    println!("{requests} requests: gw-inspect {inspect} ns, gw-control {control} ns");
+    assert!(inspect > 2 * control, "gw-inspect {inspect} ns, gw-control {control} ns");
+    job.allow("end");
+    job.finish().assert_code(0);
 }
