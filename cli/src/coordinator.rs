@@ -17,7 +17,7 @@ use gradwire_proto::{
 };
 use gradwire_settings::Settings;
 use gradwire_telemetry::{Endpoint, EndpointConfig, OtlpConfig};
-use gradwire_viewer::{access::Access, pages::router};
+use gradwire_viewer::{access::Access, pages::router, spans::Spans};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -48,8 +48,9 @@ pub async fn run(
     let listen = settings.coordinator.metrics_listen.ip;
     let access = Access::of_this_host(listen, &host, &settings.metrics.token_file)
         .map_err(CommandError::usage)?;
+    let otlp = OtlpConfig::new(&settings.otlp.endpoint, settings.otlp.interval);
     let endpoint = Endpoint::start(EndpointConfig {
-        otlp: OtlpConfig::new(&settings.otlp.endpoint, settings.otlp.interval),
+        otlp: otlp.clone(),
         pages: Some(router(hosted.inspection(), access)),
         or_any: false,
         service: "coordinator",
@@ -81,7 +82,17 @@ pub async fn run(
         data: None,
         grpc: Some(hosted.address()),
     });
+    let spans = match (otlp, settings.otlp.sample_steps) {
+        (Some(otlp), every @ 1..) => {
+            let spans = Spans::start(hosted.inspection(), otlp, every);
+            Some(spans.map_err(CommandError::failed)?)
+        }
+        _ => None,
+    };
     let ending = hosted.run(cancel.clone()).await;
+    if let Some(spans) = spans {
+        spans.finish().await;
+    }
     endpoint.stop().await;
     let ending = ending.map_err(failed)?;
     if let Ending::Failed(failure) = &ending {

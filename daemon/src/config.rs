@@ -45,6 +45,8 @@ pub struct DaemonConfig {
     pub(crate) stall_warning: Duration,
     /// The rate of this host's line in Mbit/s, if it was set.
     pub(crate) line_rate: Option<u32>,
+    /// Each step whose number is a multiple of this one is recorded; 0: none.
+    pub(crate) sample_steps: u64,
 }
 
 /// Results of at least this size bypass the cache: they would not stay there until the rank reads
@@ -105,6 +107,7 @@ impl DaemonConfig {
             max_segments: settings.worker.max_segments,
             stall_warning: settings.negotiation.stall_warning,
             line_rate: line_rate(settings),
+            sample_steps: settings.otlp.sample_steps,
         })
     }
 }

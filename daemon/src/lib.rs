@@ -66,7 +66,6 @@ use self::{
         connect::Introduction,
         dispatch::Dispatcher,
         heartbeat,
-        liveness::Liveness,
         node::Node,
     },
     intake::reader::Intake,
@@ -220,8 +219,7 @@ impl Daemon {
         let stop = CancellationToken::new();
         let accept = intake::attach::serve(node.clone(), intake, workers, stop.clone());
         let accept = node.spawn("the workers' listener", accept);
-        let liveness = Arc::new(Liveness::new());
-        heartbeat::start(&node, liveness.clone(), acceptor.is_some())?;
+        heartbeat::start(&node, acceptor.is_some())?;
 
         let introduction = Introduction {
             job: config.identity.job.clone(),
@@ -238,12 +236,8 @@ impl Daemon {
             start_timeout: config.start_timeout,
             retransmission: config.retransmission,
         };
-        let mut dispatcher = Dispatcher {
-            node: node.clone(),
-            listener: Some(data),
-            cancel: stop.clone(),
-            liveness: liveness.clone(),
-        };
+        let mut dispatcher =
+            Dispatcher { node: node.clone(), listener: Some(data), cancel: stop.clone() };
         let mut phase = job.watch();
         let announce = async {
             let formed = |phase: &job::Phase| matches!(phase, job::Phase::Running(_));
@@ -258,6 +252,7 @@ impl Daemon {
             node.asked_to_end("by SIGTERM or SIGINT");
             std::future::pending::<()>().await;
         };
+        let liveness = node.liveness.clone();
         let negotiated =
             client::negotiate(introduction, job.clone(), outgoing, liveness, &mut dispatcher);
         tokio::select! {

@@ -23,7 +23,7 @@ use gradwire_settings::{AddressRange, Layers, Loaded, Settings, table::LogFormat
 use gradwire_telemetry::{
     Endpoint, EndpointConfig, LogConfig, OtlpConfig, Readiness, Router, init_logging,
 };
-use gradwire_viewer::{access::Access, pages::router};
+use gradwire_viewer::{access::Access, pages::router, spans::Spans};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
@@ -222,6 +222,12 @@ async fn serve(
     if let Some(hosted) = &hosted {
         daemon = daemon.beside(hosted.acceptor());
     }
+    let spans = match (&hosted, otlp, settings.otlp.sample_steps) {
+        (Some(hosted), Some(otlp), every @ 1..) => {
+            Some(Spans::start(hosted.inspection(), otlp, every).map_err(DaemonError::from)?)
+        }
+        _ => None,
+    };
     let coordinator = hosted.map(|hosted| tokio::spawn(coordinate(hosted, cancel.clone())));
     let ending = daemon
         .with_agent(notices)
@@ -232,6 +238,9 @@ async fn serve(
         .await?;
     if let Some(coordinator) = coordinator {
         end(coordinator, &cancel, settings.launch.grace.max(MIN_GRACE)).await;
+    }
+    if let Some(spans) = spans {
+        spans.finish().await;
     }
     if let Some(endpoint) = coordinators {
         endpoint.stop().await;

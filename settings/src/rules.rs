@@ -21,7 +21,7 @@ impl Settings {
 /// # Errors
 /// The text.
 pub fn validate(settings: &Settings) -> Result<(), String> {
-    let Settings { job, negotiation, data, heartbeat, worker, .. } = settings;
+    let Settings { job, negotiation, data, heartbeat, worker, otlp, .. } = settings;
     if heartbeat.timeout <= 2 * heartbeat.interval {
         return Err(format!(
             "heartbeat.timeout_ms = {} must be more than twice heartbeat.interval_ms = {}, \
@@ -70,6 +70,12 @@ pub fn validate(settings: &Settings) -> Result<(), String> {
             "worker.arena_max_bytes = {} must be 0 (no limit) or at least \
              worker.arena_segment_bytes = {}",
             worker.arena_max_bytes, worker.arena_segment_bytes
+        ));
+    }
+    if otlp.sample_steps > 0 && otlp.endpoint.is_empty() {
+        return Err(format!(
+            "otlp.sample_steps = {} needs otlp.endpoint, the collector that gets the spans",
+            otlp.sample_steps
         ));
     }
     Ok(())

@@ -431,12 +431,16 @@ settings! {
         /// which others can reach; empty: there the page refuses everybody.
         token_file: String = "metrics.token_file", Kind::Text, "", "";
     }
-    /// Sending metrics with OpenTelemetry's protocol.
+    /// Sending metrics and spans with OpenTelemetry's protocol.
     otlp: Otlp {
-        /// Where every daemon sends its metrics with OTLP over gRPC: a collector, such as
-        /// http://127.0.0.1:4317; empty: nowhere.
+        /// Where every daemon sends its metrics with OTLP over gRPC, and the first one spans: a
+        /// collector, such as http://127.0.0.1:4317; empty: nowhere.
         endpoint: String = "otlp.endpoint", Kind::UrlOrNone, "", "";
-        /// The time between two messages.
+        /// Each step whose number is a multiple of this one is sent as spans; 0: none. Between
+        /// these steps nothing is recorded.
+        sample_steps: u64 =
+            "otlp.sample_steps", Kind::Number { min: 0, max: 1_000_000_000 }, "0", "steps";
+        /// The time between two messages with metrics.
         interval: Duration =
             "otlp.interval_ms", Kind::Number { min: 100, max: HOUR_MS }, "10000", "ms";
     }

@@ -200,7 +200,7 @@ fn a_file_that_is_missing_or_not_toml_is_named() {
 
 #[test]
 fn values_that_contradict_each_other_are_refused() {
-    let cases: [(&[&str], &str); 7] = [
+    let cases: [(&[&str], &str); 8] = [
         (
             &["negotiation.strict=true", "negotiation.algorithm=allreduce=ring"],
             "negotiation.algorithm = \"allreduce=ring\": negotiation.strict allows only \
@@ -215,6 +215,7 @@ fn values_that_contradict_each_other_are_refused() {
             &["negotiation.strict=true", "data.compression=bf16"],
             "negotiation.strict = true and data.compression = bf16 can't be combined",
         ),
+        (&["otlp.sample_steps=9"], "otlp.sample_steps = 9 needs otlp.endpoint"),
         (&["heartbeat.timeout_ms=1000"], "heartbeat.timeout_ms = 1000 must be more than twice"),
         (&["job.timeout_ms=3000"], "job.timeout_ms = 3000 must be more than heartbeat.timeout_ms"),
         (&["negotiation.piece_bytes=64KiB"], "data.chunk_bytes = 262144 must not be more than"),

@@ -1,7 +1,7 @@
 //! The control page: how a worker asks and how the daemon answers, without a system call unless
 //! somebody sleeps.
 //!
-//! # Layout, version 5
+//! # Layout, version 6
 //!
 //! One sealed memfd, little endian. Words that different sides write are on cache lines of their
 //! own, in pairs of 64 bytes because processors fetch two.
@@ -27,7 +27,10 @@
 //!  664     8        worker       time blocked in waits, in ns (see `activity`)
 //!  672     4        worker       how many threads are blocked in waits
 //!  768     4        daemon       heartbeats of the daemon
-//!  776     4        daemon       1 while the worker is to record what it does
+//!  776     4        both         bit 0: the daemon asks the worker to record what it does; bit 1:
+//!                                the worker does so because of the step that it is in
+//!  784     8        daemon       each step whose number is a multiple of this one is recorded; 0:
+//!                                none
 //!  896     8        worker       records of what it does, written so far
 //!  4096    1 MiB    worker       submission ring: records (see below)
 //!  +1 MiB  96 KiB   daemon       completion ring: ticket u64, 0 u64, aux u64

@@ -11,6 +11,7 @@ use gradwire_shm::control::{
     Completion, CompletionWriter, DaemonControl, Doorbell, Heartbeats, Progress, SubmissionReader,
     SubmitError, WorkerControl,
 };
+use gradwire_trace::Kind;
 
 mod common;
 
@@ -89,6 +90,54 @@ fn the_daemon_sees_what_a_rank_does_with_its_time() {
     thread::sleep(PAUSE);
     let idle = activity.look();
     assert_eq!((idle.blocked, idle.in_flight), (Duration::ZERO, Duration::ZERO));
+}
+
+/// A rank records the steps that are sampled by itself, from the first moment to the last.
+#[test]
+fn a_rank_records_the_steps_that_are_sampled() {
+    let (worker, fd) = WorkerControl::create("gradwire-test-samples").unwrap();
+    let DaemonControl { trace, .. } = DaemonControl::open(fd).unwrap();
+    let read = || {
+        let mut found = Vec::new();
+        trace.read(usize::MAX, |event| found.push((event.kind, event.subject)));
+        found
+    };
+    let submit = |ticket| {
+        if let Some(began) = worker.traced() {
+            worker.record(Kind::Submit, began, ticket);
+        }
+    };
+    trace.sample(3);
+    for step in 1..=7 {
+        submit(step);
+        assert_eq!(trace.is_sampled(), step % 3 == 0, "step {step}");
+        worker.mark_step();
+    }
+    let step = |number| (Kind::Step, number);
+    let sampled = |number| [step(number - 1), (Kind::Submit, number), step(number)];
+    assert_eq!(read(), [sampled(3), sampled(6)].concat());
+    // Somebody traces the job meanwhile: nothing of the step is lost.
+    worker.mark_step();
+    trace.turn(true);
+    submit(9);
+    worker.mark_step();
+    assert!(!trace.is_sampled());
+    submit(10);
+    trace.turn(false);
+    submit(11);
+    worker.mark_step();
+    assert_eq!(read(), [&sampled(9)[..], &[(Kind::Submit, 10)]].concat());
+    // A step that takes too long is given up.
+    worker.mark_step();
+    assert!(trace.is_sampled());
+    trace.end_sample();
+    submit(12);
+    worker.mark_step();
+    assert_eq!(read(), [step(11)]);
+    // Without samples, what was recorded before a trace is not a part of it.
+    trace.sample(0);
+    (0..4).for_each(|_| worker.mark_step());
+    assert!(read().is_empty() && worker.traced().is_none());
 }
 
 #[test]

@@ -47,5 +47,5 @@ pub use error::TelemetryError;
 pub use histogram::{Histogram, TimeCounter};
 pub use logging::{LogConfig, init_logging};
 pub use metrics::{Counter, Gauge};
-pub use otlp::OtlpConfig;
+pub use otlp::{Collector, OtlpConfig};
 pub use rate::Rate;

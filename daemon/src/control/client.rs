@@ -223,6 +223,11 @@ impl Session<'_> {
                     let heartbeat = pb::Heartbeat { report, ..self.liveness.heartbeat() };
                     rest.push(node_message::Message::Heartbeat(heartbeat));
                 }
+                Outgoing::Sampled => {
+                    // At once: what is announced now is a part of the step.
+                    let heartbeat = pb::Heartbeat { trace: true, ..self.liveness.heartbeat() };
+                    self.send(node_message::Message::Heartbeat(heartbeat)).await;
+                }
                 Outgoing::Trace(batch, underway) => {
                     rest.push(node_message::Message::Trace(pb::Trace { batch }));
                     traces.push(underway);

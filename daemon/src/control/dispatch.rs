@@ -9,7 +9,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     client::Dispatch,
-    liveness::Liveness,
     mesh::{Mesh, MeshConfig},
     node::{Node, Running},
     trace,
@@ -39,7 +38,6 @@ pub(crate) struct Dispatcher {
     /// The data plane's listener, until the world has formed.
     pub(crate) listener: Option<TcpListener>,
     pub(crate) cancel: CancellationToken,
-    pub(crate) liveness: Arc<Liveness>,
 }
 
 impl Dispatch for Dispatcher {
@@ -131,7 +129,7 @@ impl Dispatch for Dispatcher {
     }
 
     fn trace(&mut self, is_wanted: bool) {
-        trace::follow(&self.node, &self.liveness, is_wanted);
+        trace::follow(&self.node, is_wanted);
     }
 
     fn execute(&mut self, instruction: Instruction) -> Result<(), Failure> {

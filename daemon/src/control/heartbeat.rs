@@ -32,9 +32,9 @@ const MAX_DATAGRAMS: usize = 256;
 /// Sends heartbeats and listens for the coordinator's, on a thread of its own (`gw-heartbeat`): a
 /// busy control thread must not look dead, and a stopped coordinator closes no connection.
 /// `is_local`: the coordinator is in this process, so no datagrams are needed.
-pub(crate) fn start(node: &Arc<Node>, liveness: Arc<Liveness>, is_local: bool) -> io::Result<()> {
+pub(crate) fn start(node: &Arc<Node>, is_local: bool) -> io::Result<()> {
     let report = node.report_panic("the heartbeat thread");
-    let node = Arc::downgrade(node);
+    let (liveness, node) = (node.liveness.clone(), Arc::downgrade(node));
     let run = move || {
         let _report = report;
         beat(&node, &liveness, is_local);

@@ -23,4 +23,4 @@ pub(crate) mod node;
 pub(crate) mod registry;
 mod report;
 mod sending;
-mod trace;
+pub(crate) mod trace;

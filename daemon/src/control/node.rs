@@ -13,7 +13,7 @@ use gradwire_telemetry::Collect;
 use gradwire_trace::{Event, Kind, Recorder, Tracer, Track, time};
 use tokio::task::JoinHandle;
 
-use super::{mesh::Mesh, sending::Sending};
+use super::{liveness::Liveness, mesh::Mesh, sending::Sending};
 use crate::{
     config::DaemonConfig,
     data::{
@@ -72,6 +72,7 @@ pub(crate) struct Node {
     /// For all threads that are no lanes.
     pub(crate) recorder: Recorder,
     pub(crate) sending: Arc<Sending>,
+    pub(crate) liveness: Arc<Liveness>,
     running: OnceLock<Running>,
 }
 
@@ -88,6 +89,7 @@ impl Node {
             recorder: tracer.recorder(Track::Control),
             tracer,
             sending: Arc::default(),
+            liveness: Arc::new(Liveness::new()),
             running: OnceLock::new(),
         })
     }

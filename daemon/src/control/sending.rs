@@ -12,6 +12,10 @@ const LEAVING: Duration = Duration::from_millis(500);
 /// The thread that sends what is recorded, if there is one.
 #[derive(Debug, Default)]
 pub(crate) struct Sending {
+    /// Whether the coordinator asks for what this node does.
+    pub(super) is_asked: AtomicBool,
+    /// Whether a rank of this node was in a step that is sampled when that was looked at last.
+    pub(super) samples: AtomicBool,
     pub(super) is_running: AtomicBool,
     /// How often it has begun to look, and the last of these looks that found all there was.
     pub(super) looks: AtomicU64,

@@ -1,5 +1,6 @@
-//! What this node has done, for those who trace the job: while the coordinator asks for it, a
-//! thread (`gw-trace`) reads the rings of all threads and ranks, and sends what is new.
+//! What this node has done, for those who trace the job: while the coordinator asks for it, or one
+//! of the ranks is in a step that is sampled, a thread (`gw-trace`) reads the rings of all threads
+//! and ranks, and sends what is new.
 //!
 //! One batch is under way at a time, and all nodes together send at most [`TOTAL_RATE`]: what does
 //! not fit is overwritten in its ring, counted, and reported as lost (BOUND).
@@ -15,11 +16,14 @@ use gradwire_proto::{
     clock::Measured,
     pb::{TraceBatch, TraceEvent, TraceName},
 };
-use gradwire_trace::{Event, Tracer, Track, time};
+use gradwire_trace::{Event, Kind, Tracer, Track, time};
 use prost::Message;
 
 use super::{liveness::Liveness, node::Node, sending::Sending};
-use crate::model::job::{Outgoing, Underway};
+use crate::{
+    model::job::{Outgoing, Underway},
+    workers::worker::Worker,
+};
 
 /// How often a node sends a batch at least, with or without events: so everyone who reads knows
 /// when it records.
@@ -43,30 +47,64 @@ const SENDING: Duration = Duration::from_secs(1);
 /// The most by which a time that a rank has written may differ from when it is read (TRUST).
 const OLDEST_NS: u64 = 60_000_000_000;
 
+/// How long a node still records once nobody wants it any more: its threads may have something left
+/// to do for a step that is sampled.
+const TRAIL: Duration = Duration::from_millis(20);
+
+/// The longest step that is sampled. Then it is left out, because the program may have ended its
+/// training.
+const LONGEST_STEP: Duration = Duration::from_secs(600);
+
 /// Begins to record and to send, or ends that, as the coordinator asks for it.
-pub(crate) fn follow(node: &Arc<Node>, liveness: &Arc<Liveness>, is_wanted: bool) {
-    if is_wanted == node.tracer.is_on() {
-        return;
+pub(crate) fn follow(node: &Arc<Node>, is_wanted: bool) {
+    if node.sending.is_asked.swap(is_wanted, SeqCst) != is_wanted {
+        tracing::debug!(is_wanted, "what this node does is recorded");
+        if is_wanted {
+            // For a new reader, if this node has recorded for another one before.
+            node.tracer.names().restart();
+        }
     }
-    node.tracer.turn(is_wanted);
-    tracing::debug!(is_wanted, "somebody traces the job");
-    // The thread of an earlier trace goes on if it has not ended yet.
-    if is_wanted
-        && !node.sending.is_running.swap(true, SeqCst)
-        && let Err(error) = start(node, liveness)
+    if is_wanted {
+        begin(node);
+    }
+}
+
+/// Begins to record if this worker has begun a step that is sampled, and asks the coordinator that
+/// all nodes do so. Called for each submission.
+pub(crate) fn sample(node: &Arc<Node>, worker: &Worker) {
+    if node.config.sample_steps > 0
+        && worker.trace.is_sampled()
+        && !node.sending.samples.swap(true, SeqCst)
+    {
+        begin(node);
+        node.job.send(Outgoing::Sampled);
+    }
+}
+
+fn begin(node: &Arc<Node>) {
+    if !node.tracer.is_on() {
+        node.tracer.turn(true);
+    }
+    // The thread that ends the recording runs, or begins to.
+    if !node.sending.is_running.swap(true, SeqCst)
+        && let Err(error) = start(node)
     {
         node.sending.is_running.store(false, SeqCst);
         tracing::warn!(%error, "the system refuses the thread that sends a trace");
     }
 }
 
-fn start(node: &Arc<Node>, liveness: &Arc<Liveness>) -> io::Result<()> {
+fn start(node: &Arc<Node>) -> io::Result<()> {
+    let liveness = node.liveness.clone();
     let sender = Sender {
         node: Arc::downgrade(node),
         tracer: node.tracer.clone(),
-        liveness: liveness.clone(),
         sending: node.sending.clone(),
         shift_ns: i128::from(liveness.clock().now_ns()) - i128::from(time::now_ns()),
+        liveness,
+        sampled: None,
+        wanted: None,
+        stepped: Instant::now(),
         lost: 0,
         events: Vec::new(),
         told: None,
@@ -87,6 +125,11 @@ struct Sender {
     events: Vec<TraceEvent>,
     /// When this node last sent a batch.
     told: Option<Instant>,
+    /// When a rank was last seen in a step that is sampled, when somebody last wanted what this
+    /// node does, and when a rank last ended a step.
+    sampled: Option<Instant>,
+    wanted: Option<Instant>,
+    stepped: Instant,
 }
 
 impl Sender {
@@ -96,7 +139,7 @@ impl Sender {
                 break;
             };
             let number = self.sending.looks.fetch_add(1, SeqCst) + 1;
-            let is_on = self.tracer.is_on();
+            let is_on = self.goes_on(&node);
             self.look(&node, is_on);
             let is_full = self.events.len() >= BATCH;
             // Times that others can't place are of no use yet. They stay in their rings.
@@ -106,7 +149,7 @@ impl Sender {
             if !is_full {
                 self.sending.complete.store(number, SeqCst);
             }
-            if !is_on && !self.goes_on() {
+            if !is_on && !is_full && !self.begins_again() {
                 return;
             }
             drop(node);
@@ -117,8 +160,38 @@ impl Sender {
         self.sending.is_running.store(false, SeqCst);
     }
 
-    /// Ends, unless somebody traces the job again.
-    fn goes_on(&self) -> bool {
+    /// Ends the recording once nobody wants it any more. Returns whether it goes on.
+    fn goes_on(&mut self, node: &Arc<Node>) -> bool {
+        let workers = node.workers.all();
+        let is_sampled = || workers.iter().any(|worker| worker.trace.is_sampled());
+        if self.stepped.elapsed() > LONGEST_STEP {
+            workers.iter().for_each(|worker| worker.trace.end_sample());
+        }
+        let now = Some(Instant::now());
+        if is_sampled() {
+            (self.sampled, self.wanted) = (now, now);
+        }
+        if self.sending.is_asked.load(SeqCst) {
+            self.wanted = now;
+        }
+        let is_recent = |at: Option<Instant>| at.is_some_and(|at| at.elapsed() < TRAIL);
+        if !is_recent(self.sampled) {
+            self.sending.samples.store(false, SeqCst);
+        }
+        if is_recent(self.wanted) {
+            return true;
+        }
+        self.tracer.turn(false);
+        // Somebody may have seen that it was on, and relied on that.
+        workers.iter().for_each(|worker| sample(node, worker));
+        if self.sending.is_asked.load(SeqCst) {
+            self.tracer.turn(true);
+        }
+        self.tracer.is_on()
+    }
+
+    /// Ends the thread, unless somebody traces the job again.
+    fn begins_again(&self) -> bool {
         self.sending.is_running.store(false, SeqCst);
         self.tracer.is_on() && !self.sending.is_running.swap(true, SeqCst)
     }
@@ -129,7 +202,7 @@ impl Sender {
             node.workers.all().iter().for_each(|worker| worker.trace.turn(is_on));
             return;
         }
-        let Self { events, shift_ns, lost, .. } = self;
+        let Self { events, shift_ns, lost, stepped, .. } = self;
         let shifted =
             |at_ns: u64| u64::try_from((i128::from(at_ns) + *shift_ns).max(0)).unwrap_or(u64::MAX);
         let mut take = |track: Track, event: Event| {
@@ -153,15 +226,17 @@ impl Sender {
         };
         // Ranks first: what the daemon does for a submission comes after it.
         for worker in node.workers.all() {
-            worker.trace.turn(true);
+            worker.trace.turn(is_on);
             let now = time::now_ns();
             *lost += worker.trace.read(BATCH, |event| {
                 let end_ns = event.at_ns.saturating_add(event.duration_ns);
+                if event.kind == Kind::Step {
+                    *stepped = Instant::now();
+                }
                 if end_ns <= now && event.at_ns >= now.saturating_sub(OLDEST_NS) {
                     take(Track::Rank(worker.local_rank), event);
                 }
             });
-            worker.trace.turn(is_on);
         }
         *lost += self.tracer.read(BATCH, &mut take);
     }

@@ -318,6 +318,7 @@ impl Session {
         let DaemonControl { submissions: reader, completions, heartbeats, activity, trace } =
             DaemonControl::open(fd)
                 .map_err(|error| refusal(format!("its control page is not usable: {error}")))?;
+        trace.sample(self.node.config.sample_steps);
         let world = self.world()?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let doorbell = eventfd(0, flags).map_err(|error| no_descriptor(&error.into()))?;

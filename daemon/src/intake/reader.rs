@@ -24,7 +24,10 @@ use tokio::{
 
 use super::submit;
 use crate::{
-    control::node::{Node, Resubmit},
+    control::{
+        node::{Node, Resubmit},
+        trace,
+    },
     model::tensor::{LocalTensor, TensorKey},
     workers::worker::Worker,
 };
@@ -186,14 +189,17 @@ impl Reader {
     }
 
     /// Reads what has arrived. Returns false when nothing has.
-    fn read(&mut self, node: &Node) -> bool {
+    fn read(&mut self, node: &Arc<Node>) -> bool {
         let mut came = false;
         self.sources.retain_mut(|watched| {
             let Watched { worker, reader, .. } = watched;
             for _ in 0..TURN {
                 let taken = match reader.pop() {
                     Ok(None) => return true,
-                    Ok(Some(submission)) => submit::take(node, worker, submission),
+                    Ok(Some(submission)) => {
+                        trace::sample(node, worker);
+                        submit::take(node, worker, submission)
+                    }
                     Err(error) => Err(error.to_string()),
                 };
                 came = true;

@@ -41,6 +41,8 @@ pub(crate) enum Outgoing {
     Left { ranks: Vec<Rank>, absent: bool },
     /// A heartbeat is due, perhaps with a report.
     Heartbeat(Option<Box<pb::Report>>),
+    /// A rank has begun a step that is sampled: all nodes are to record.
+    Sampled,
     /// A batch of a trace.
     Trace(Vec<u8>, Underway),
 }

@@ -48,6 +48,7 @@ const BLOCKED_TIME: u64 = 664;
 const BLOCKED_THREADS: u64 = 672;
 const DAEMON_BEATS: u64 = 768;
 const TRACING: u64 = 776;
+const SAMPLE_STEPS: u64 = 784;
 const TRACE_HEAD: u64 = 896;
 const SUBMISSIONS: u64 = 4096;
 const COMPLETIONS: u64 = SUBMISSIONS + SUBMISSION_RING_BYTES;
@@ -169,9 +170,14 @@ impl Page {
         self.flag(DAEMON_BEATS)
     }
 
-    /// Whether the worker is to record what it does.
+    /// Whether the worker records what it does, and why.
     pub(super) fn tracing(&self) -> &AtomicU32 {
         self.flag(TRACING)
+    }
+
+    /// Which steps the worker records by itself.
+    pub(super) fn sample_steps(&self) -> &AtomicU64 {
+        self.cell(SAMPLE_STEPS)
     }
 
     /// What the worker records.

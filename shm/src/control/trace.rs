@@ -1,14 +1,22 @@
 //! What a rank records of itself while somebody traces the job: when it submits, waits and steps.
+//! It also does so by itself in each step whose number its daemon samples, from the first moment of
+//! that step to its last.
 
 use std::sync::atomic::{
     AtomicU32,
-    Ordering::{Relaxed, Release},
+    Ordering::{Acquire, Relaxed, Release},
 };
 
 use gradwire_trace::{Event, Kind, ring::Reader, time::now_ns};
 use parking_lot::Mutex;
 
 use super::page::Page;
+
+/// A reason to record: the daemon asks for it.
+const ASKED: u32 = 1;
+
+/// A reason to record: the rank is in a step that is sampled.
+const SAMPLED: u32 = 2;
 
 /// The number of the calling thread among those of this process that have recorded something.
 fn thread_number() -> u32 {
@@ -24,35 +32,62 @@ fn thread_number() -> u32 {
 #[derive(Debug)]
 pub struct RankTrace {
     page: Page,
-    /// `None` while it is not to record.
-    reader: Mutex<Option<Reader>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    reader: Reader,
+    /// Whether the rank was asked to record.
+    is_asked: bool,
+    /// Whether it also does so by itself.
+    samples: bool,
 }
 
 impl RankTrace {
     pub(super) fn new(page: Page) -> Self {
-        Self { page, reader: Mutex::default() }
+        Self { page, state: Mutex::default() }
+    }
+
+    /// The rank is to record each step whose number is a multiple of this one; none if it is 0.
+    pub fn sample(&self, steps: u64) {
+        self.state.lock().samples = steps > 0;
+        self.page.sample_steps().store(steps, Relaxed);
+    }
+
+    /// Whether the rank records because of the step that it is in.
+    pub fn is_sampled(&self) -> bool {
+        self.page.tracing().load(Acquire) & SAMPLED != 0
+    }
+
+    /// Ends the recording of a step that takes too long.
+    pub fn end_sample(&self) {
+        self.page.tracing().fetch_and(!SAMPLED, Release);
     }
 
     /// The rank is to record from now on, or no longer.
     pub fn turn(&self, on: bool) {
-        let mut reader = self.reader.lock();
-        if on == reader.is_some() {
+        let mut state = self.state.lock();
+        if on == state.is_asked {
             return;
         }
-        *reader = on.then(|| {
-            let mut reader = Reader::default();
-            reader.skip(&self.page.trace());
-            reader
-        });
-        self.page.tracing().store(on.into(), Release);
+        state.is_asked = on;
+        if !on {
+            self.page.tracing().fetch_and(!ASKED, Release);
+            return;
+        }
+        // A step that is sampled has begun before its daemon knows.
+        if !state.samples {
+            state.reader.skip(&self.page.trace());
+        }
+        self.page.tracing().fetch_or(ASKED, Release);
     }
 
     /// Calls `take` with what was recorded since the last call, at most `limit` events. Returns how
     /// many were lost.
     pub fn read(&self, limit: usize, mut take: impl FnMut(Event)) -> u64 {
-        let mut reader = self.reader.lock();
-        let Some(reader) = &mut *reader else { return 0 };
-        reader.read(&self.page.trace(), limit, |record| {
+        let mut state = self.state.lock();
+        state.reader.read(&self.page.trace(), limit, |record| {
             if let Some(event) = Event::decode(record).filter(|event| event.kind.is_of_rank()) {
                 take(event);
             }
@@ -70,4 +105,22 @@ pub(super) fn end(page: &Page, kind: Kind, at_ns: u64, subject: u64) {
     let duration_ns = now_ns().saturating_sub(at_ns);
     let event = Event { duration_ns, other: thread_number(), ..Event::new(kind, at_ns, subject) };
     page.trace().push(event.encode());
+}
+
+/// Notes that a step has ended at `at_ns`. It is recorded if it was, and if the next one will be:
+/// the end of the one is the beginning of the other.
+pub(super) fn step(page: &Page, at_ns: u64, number: u64) {
+    let tracing = page.tracing().load(Relaxed);
+    let sampled = page.sample_steps().load(Relaxed);
+    let is_next = sampled > 0 && number.wrapping_add(1).is_multiple_of(sampled);
+    if tracing != 0 || is_next {
+        end(page, Kind::Step, at_ns, number);
+    }
+    // Last: who sees that a step is no longer recorded can read its end.
+    let was_sampled = tracing & SAMPLED != 0;
+    if is_next && !was_sampled {
+        page.tracing().fetch_or(SAMPLED, Release);
+    } else if was_sampled && !is_next {
+        page.tracing().fetch_and(!SAMPLED, Release);
+    }
 }

@@ -170,9 +170,7 @@ impl WorkerControl {
         let now = now_ns();
         self.page.step_at().store(now, Relaxed);
         let number = self.page.steps().fetch_add(1, Release).wrapping_add(1);
-        if trace::begin(&self.page).is_some() {
-            trace::end(&self.page, Kind::Step, now, number);
-        }
+        trace::step(&self.page, now, number);
     }
 
     /// The time now, if somebody traces the job. What begins now is recorded by

@@ -68,9 +68,19 @@ pub(crate) fn request(
     ExportMetricsServiceRequest { resource_metrics }
 }
 
-fn attribute(name: &str, value: &str) -> KeyValue {
-    let value = AnyValue { value: Some(any_value::Value::StringValue(value.to_owned())) };
-    KeyValue { key: name.to_owned(), value: Some(value), ..KeyValue::default() }
+/// A text under a name.
+pub fn attribute(name: &str, value: &str) -> KeyValue {
+    attribute_of(name, any_value::Value::StringValue(value.to_owned()))
+}
+
+/// A number under a name; the largest one there is, if it does not fit.
+pub fn number_attribute(name: &str, value: u64) -> KeyValue {
+    attribute_of(name, any_value::Value::IntValue(i64::try_from(value).unwrap_or(i64::MAX)))
+}
+
+fn attribute_of(name: &str, value: any_value::Value) -> KeyValue {
+    let value = Some(AnyValue { value: Some(value) });
+    KeyValue { key: name.to_owned(), value, ..KeyValue::default() }
 }
 
 /// A unit as OTLP writes it (<https://ucum.org>).

@@ -5,8 +5,12 @@
 //! It runs on the thread of the endpoint (`gw-http`). So a collector that is slow or away delays
 //! nothing: what could not be sent is left out, and the next message has the newest sums.
 //!
+//! Spans of steps are sent to the same collector, by whoever makes them ([`Collector`]).
+//!
+//! - `collector`: the collector, and whether it takes what it is sent
 //! - `message`: from what the registry has read to a message; pure
 
+mod collector;
 mod message;
 
 use std::{
@@ -14,38 +18,44 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use opentelemetry_proto::tonic::collector::metrics::v1::{
-    ExportMetricsServiceRequest, metrics_service_client::MetricsServiceClient,
-};
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use parking_lot::Mutex;
+use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
-use tonic::{
-    Status,
-    transport::{Channel, Endpoint},
-};
 
+use self::collector::{ANSWER, Health};
 pub(crate) use self::message::Origin;
+pub use self::{
+    collector::Collector,
+    message::{attribute, number_attribute},
+};
 use crate::{collect, process, registry::Recorder};
 
-/// How long the collector may take to answer (WAIT).
-const ANSWER: Duration = Duration::from_secs(10);
-
-/// The same for the last message, when the service ends.
+/// How long the collector may take to answer the last message, when the service ends (WAIT).
 const LAST_ANSWER: Duration = Duration::from_secs(1);
 
-/// Where the metrics are sent.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Where metrics and spans are sent. Its copies share what is known of the collector.
+#[derive(Debug, Clone)]
 pub struct OtlpConfig {
     /// The collector: `http://host:port`.
     pub collector: String,
     /// The time between two messages.
     pub interval: Duration,
+    health: Arc<Mutex<Health>>,
 }
 
 impl OtlpConfig {
     /// Sends to the collector at this URL, `http://host:port`; nowhere if it is empty.
     pub fn new(collector: &str, interval: Duration) -> Option<Self> {
-        (!collector.is_empty()).then(|| Self { collector: collector.to_owned(), interval })
+        (!collector.is_empty()).then(|| Self {
+            collector: collector.to_owned(),
+            interval,
+            health: Arc::default(),
+        })
+    }
+
+    /// The collector; `None` if its URL can't be used, which the log tells. Call this within tokio.
+    pub fn connect(&self) -> Option<Collector> {
+        Collector::new(&self.collector, self.health.clone())
     }
 }
 
@@ -55,28 +65,6 @@ fn now_ns() -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Whether the collector takes what it is sent. Only changes are logged, so a collector that is
-/// away costs one line.
-#[derive(Debug, Default)]
-struct Health {
-    fails: bool,
-}
-
-impl Health {
-    fn note(&mut self, collector: &str, outcome: Result<(), String>) {
-        let failed = std::mem::replace(&mut self.fails, outcome.is_err());
-        match outcome {
-            Ok(()) if failed => tracing::info!(collector, "metrics are sent again"),
-            Err(error) if !failed => tracing::warn!(
-                collector,
-                error,
-                "metrics can't be sent (otlp.endpoint); the job goes on, and they are tried again"
-            ),
-            _ => {}
-        }
-    }
-}
-
 /// Sends the metrics of this process until `stop`, and once more then.
 pub(crate) async fn send(
     recorder: Arc<Recorder>,
@@ -84,14 +72,9 @@ pub(crate) async fn send(
     origin: Origin,
     stop: CancellationToken,
 ) {
-    let OtlpConfig { collector, interval: each } = config;
-    let channel = match Endpoint::from_shared(collector.clone()) {
-        Ok(endpoint) => endpoint.connect_timeout(ANSWER).connect_lazy(),
-        Err(error) => return tracing::warn!(collector, %error, "metrics can't be sent"),
-    };
-    let mut client = MetricsServiceClient::new(channel);
-    let (began, mut health) = (now_ns(), Health::default());
-    let mut ticks = interval(each);
+    let Some(collector) = config.connect() else { return };
+    let began = now_ns();
+    let mut ticks = interval(config.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // The first tick is at once, when there is nothing to tell.
     ticks.tick().await;
@@ -105,33 +88,13 @@ pub(crate) async fn send(
         collect::collect();
         let request = message::request(&recorder.read(), &origin, (began, now_ns()));
         let limit = if is_last { LAST_ANSWER } else { ANSWER };
-        let outcome = tokio::select! {
-            outcome = timeout(limit, export(&mut client, request)) => outcome,
+        tokio::select! {
+            () = collector.send_metrics(request, limit) => {}
             // The newest values are sent instead.
             () = stop.cancelled(), if !is_last => continue,
-        };
-        let late = |_| Err(format!("no answer within {limit:?}"));
-        health.note(&collector, outcome.unwrap_or_else(late));
+        }
         if is_last {
             return;
         }
-    }
-}
-
-async fn export(
-    client: &mut MetricsServiceClient<Channel>,
-    request: ExportMetricsServiceRequest,
-) -> Result<(), String> {
-    let says = |status: Status| match std::error::Error::source(&status) {
-        Some(cause) => format!("{}: {cause}", status.message()),
-        None => status.message().to_owned(),
-    };
-    let answer = client.export(request).await.map_err(says)?.into_inner();
-    match answer.partial_success {
-        Some(partial) if partial.rejected_data_points > 0 => Err(format!(
-            "the collector rejects {} values: {}",
-            partial.rejected_data_points, partial.error_message
-        )),
-        _ => Ok(()),
     }
 }

@@ -37,6 +37,7 @@ mod random_collectives;
 mod resources;
 mod run_files;
 mod servers;
+mod spans;
 mod status_page;
 mod steps;
 mod stragglers;

@@ -1,0 +1,327 @@
+//! From slices to whole steps. Pure: the time comes in.
+//!
+//! A slice of a rank belongs to the step in which it begins. A slice of a node belongs to the step
+//! in which the tensor was submitted: an operation to that of a submission of which it moves a
+//! part.
+//! So a tensor that is moved while the next step has begun elsewhere is not torn apart.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    time::Duration,
+};
+
+use crate::trace::{
+    found::{Found, Slice, Track, What},
+    join::{Host, Lost},
+};
+
+/// How long events that belong to a step may take to arrive after its end: nodes look for what is
+/// new a hundred times per second.
+const LATE: Duration = Duration::from_millis(300);
+
+/// How long slices are kept while no step is known that they could belong to.
+const RECENT_NS: u64 = 200_000_000;
+
+/// How long to wait for the ranks that have not ended a step that others have.
+const OTHERS: Duration = Duration::from_secs(10);
+
+/// The longest step. Daemons give up sooner.
+const LONGEST: Duration = Duration::from_secs(700);
+
+/// The most slices that wait for the end of their step (BOUND).
+pub(super) const MAX_HELD: usize = 1 << 16;
+
+/// The most operations that are remembered (BOUND).
+const MAX_PARTS: usize = 1 << 16;
+
+/// The most submissions of an operation that are remembered (BOUND).
+pub(super) const MAX_SUBMISSIONS: usize = 128;
+
+/// The most steps that go on at the same time (BOUND). Ranks may be in different ones.
+const MAX_OPEN: usize = 1024;
+
+/// A step of all its ranks.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Sampled {
+    pub(super) number: u64,
+    /// By the number of the rank.
+    pub(super) ranks: BTreeMap<u32, RankStep>,
+    /// By the number of the node.
+    pub(super) nodes: BTreeMap<u32, Vec<Slice>>,
+    /// Of each operation, the submissions that it moves parts of.
+    pub(super) parts: HashMap<u64, Vec<(u32, u64)>>,
+    /// What is missing, as far as that is known, of this step or of others.
+    pub(super) lost: Lost,
+    /// Slices for which there was no room.
+    pub(super) left_out: u64,
+    /// The most by which times of two nodes may be wrong towards each other.
+    pub(super) error_ns: u64,
+}
+
+/// The step of one rank.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct RankStep {
+    pub(super) begin_ns: u64,
+    pub(super) end_ns: u64,
+    /// Its slices, and where it computes.
+    pub(super) slices: Vec<Slice>,
+}
+
+/// A step that some ranks have begun.
+#[derive(Debug, Default)]
+struct Open {
+    begun: BTreeMap<u32, u64>,
+    ended: BTreeMap<u32, (u64, u64)>,
+    /// When a rank began or ended it last.
+    changed: Duration,
+}
+
+/// Collects the steps that are sampled.
+#[derive(Debug)]
+pub(super) struct Steps {
+    every: u64,
+    ranks: usize,
+    open: BTreeMap<u64, Open>,
+    held: Vec<Slice>,
+    newest_ns: u64,
+    left_out: u64,
+    parts: BTreeMap<u64, Vec<(u32, u64)>>,
+    /// What was missing when the last step was given away, and now.
+    told: Lost,
+    lost: Lost,
+    error_ns: u64,
+}
+
+impl Steps {
+    pub(super) fn new(every: u64, hosts: &[Host]) -> Self {
+        Self {
+            every,
+            ranks: hosts.iter().map(|host| host.ranks as usize).sum(),
+            open: BTreeMap::new(),
+            held: Vec::new(),
+            newest_ns: 0,
+            left_out: 0,
+            parts: BTreeMap::new(),
+            told: Lost::default(),
+            lost: Lost::default(),
+            error_ns: 0,
+        }
+    }
+
+    /// Adds what was found.
+    pub(super) fn add(&mut self, found: Vec<Found>, now: Duration) {
+        for found in found {
+            match found {
+                Found::Stepped { rank, step, at_ns } => self.stepped(rank, step, at_ns, now),
+                Found::Part { rank, ticket, operation } => {
+                    let submissions = self.parts.entry(operation).or_default();
+                    if submissions.len() < MAX_SUBMISSIONS {
+                        submissions.push((rank, ticket));
+                    }
+                    if self.parts.len() > MAX_PARTS {
+                        self.parts.pop_first();
+                    }
+                }
+                // Where a rank computes follows from its waits.
+                Found::Slice(Slice { what: What::Step | What::Compute, .. }) => {}
+                Found::Slice(slice) => {
+                    self.newest_ns = self.newest_ns.max(slice.end_ns());
+                    if self.held.len() < MAX_HELD {
+                        self.held.push(slice);
+                    } else if self.is_open() {
+                        self.left_out += 1;
+                    }
+                }
+                Found::From(..) | Found::To(..) | Found::Clock { .. } | Found::Lost { .. } => {}
+            }
+        }
+    }
+
+    fn is_sampled(&self, step: u64) -> bool {
+        step > 0 && step.is_multiple_of(self.every)
+    }
+
+    /// A rank has ended a step.
+    fn stepped(&mut self, rank: u32, step: u64, at_ns: u64, now: Duration) {
+        if self.is_sampled(step)
+            && let Some(open) = self.open.get_mut(&step)
+            && let Some(begin_ns) = open.begun.get(&rank).copied().filter(|begin| *begin <= at_ns)
+        {
+            open.ended.insert(rank, (begin_ns, at_ns));
+            open.changed = now;
+        }
+        let next = step.saturating_add(1);
+        if self.is_sampled(next) && (self.open.len() < MAX_OPEN || self.open.contains_key(&next)) {
+            let open = self.open.entry(next).or_default();
+            open.begun.insert(rank, at_ns);
+            open.changed = now;
+        }
+    }
+
+    /// What is missing so far, and how well the clocks agree.
+    pub(super) fn note_missing(&mut self, lost: Lost, error_ns: u64) {
+        (self.lost, self.error_ns) = (lost, error_ns);
+    }
+
+    /// Whether there are steps that are not whole yet.
+    pub(super) fn is_open(&self) -> bool {
+        !self.open.is_empty()
+    }
+
+    /// Whether a rank is in a step that is sampled, as far as that is known: then all nodes are to
+    /// record.
+    pub(super) fn goes_on(&self) -> bool {
+        self.open.values().any(|open| open.ended.len() < self.ranks)
+    }
+
+    /// The steps that are whole by now.
+    pub(super) fn finish(&mut self, now: Duration) -> Vec<Sampled> {
+        let ranks = self.ranks;
+        let is_over = |open: &Open| {
+            let quiet = now.saturating_sub(open.changed);
+            let all = open.ended.len() >= ranks;
+            let limit = if all {
+                LATE
+            } else if open.ended.is_empty() {
+                LONGEST
+            } else {
+                OTHERS
+            };
+            quiet >= limit
+        };
+        self.take(is_over)
+    }
+
+    /// The steps that are whole when the job ends.
+    pub(super) fn end(&mut self) -> Vec<Sampled> {
+        self.take(|_| true)
+    }
+
+    fn take(&mut self, is_over: impl Fn(&Open) -> bool) -> Vec<Sampled> {
+        let over: Vec<u64> =
+            self.open.iter().filter(|(_, open)| is_over(open)).map(|(step, _)| *step).collect();
+        let mut steps = Vec::new();
+        for number in over {
+            let Some(Open { begun, ended, .. }) = self.open.remove(&number) else { continue };
+            // A step that a rank has begun and not ended is not whole.
+            if !ended.is_empty() && ended.len() == begun.len() {
+                steps.push(self.whole(number, &ended));
+            }
+        }
+        self.forget();
+        steps
+    }
+
+    /// Takes what belongs to a step out of what is held.
+    fn whole(&mut self, number: u64, ended: &BTreeMap<u32, (u64, u64)>) -> Sampled {
+        let mut ranks: BTreeMap<u32, RankStep> = BTreeMap::new();
+        for (&rank, &(begin_ns, end_ns)) in ended {
+            ranks.insert(rank, RankStep { begin_ns, end_ns, slices: Vec::new() });
+        }
+        let of_rank = |slice: &Slice| {
+            let Track::Thread { rank, .. } = slice.track else { return None };
+            let (begin_ns, end_ns) = *ended.get(&rank)?;
+            (slice.at_ns >= begin_ns && slice.at_ns < end_ns.max(begin_ns + 1)).then_some(rank)
+        };
+        let is_of_rank = |slice: &mut Slice| of_rank(slice).is_some();
+        for slice in self.held.extract_if(.., is_of_rank) {
+            if let Track::Thread { rank, .. } = slice.track
+                && let Some(step) = ranks.get_mut(&rank)
+            {
+                step.slices.push(slice);
+            }
+        }
+        let tickets: HashSet<(u32, u64)> = ranks
+            .iter()
+            .flat_map(|(rank, step)| step.slices.iter().map(move |slice| (*rank, slice)))
+            .filter(|(_, slice)| slice.what == What::Submit)
+            .filter_map(|(rank, slice)| Some((rank, slice.ticket?)))
+            .collect();
+        let is_here = |submissions: &[(u32, u64)]| {
+            submissions.iter().any(|submission| tickets.contains(submission))
+        };
+        let parts: HashMap<u64, Vec<(u32, u64)>> =
+            self.parts.extract_if(.., |_, submissions| is_here(submissions)).collect();
+        let nodes = self.of_nodes(&parts);
+        for step in ranks.values_mut() {
+            step.compute();
+        }
+        let lost = Lost {
+            events: self.lost.events - self.told.events,
+            batches: self.lost.batches - self.told.batches,
+        };
+        self.told = self.lost;
+        let left_out = std::mem::take(&mut self.left_out);
+        Sampled { number, ranks, nodes, parts, lost, left_out, error_ns: self.error_ns }
+    }
+
+    /// Takes what nodes have done for these operations.
+    fn of_nodes(&mut self, parts: &HashMap<u64, Vec<(u32, u64)>>) -> BTreeMap<u32, Vec<Slice>> {
+        let mut nodes: BTreeMap<u32, Vec<Slice>> = BTreeMap::new();
+        let is_here = |slice: &mut Slice| slice.operation.is_some_and(|it| parts.contains_key(&it));
+        for slice in self.held.extract_if(.., is_here) {
+            if let Some(node) = node_of(slice.track) {
+                nodes.entry(node).or_default().push(slice);
+            }
+        }
+        // A tensor was gathered right before it was announced.
+        for (node, slices) in &mut nodes {
+            let of_node = |slice: &Slice| node_of(slice.track) == Some(*node);
+            let negotiated = slices.iter().filter(|slice| slice.what == What::Negotiate);
+            let mut gathered = Vec::new();
+            for Slice { title, at_ns, .. } in negotiated {
+                let candidates = self.held.iter().enumerate().filter(|(_, slice)| {
+                    slice.what == What::Gather && of_node(slice) && slice.title == *title
+                });
+                let nearest = candidates.min_by_key(|(_, slice)| slice.end_ns().abs_diff(*at_ns));
+                if let Some((index, _)) = nearest {
+                    gathered.push(self.held.swap_remove(index));
+                }
+            }
+            slices.append(&mut gathered);
+        }
+        nodes
+    }
+
+    /// Forgets what can't belong to a step that comes.
+    fn forget(&mut self) {
+        let begins = self.open.values().flat_map(|open| open.begun.values());
+        // Nodes send at different times: one may be ahead of the news that a step has begun.
+        let recent_ns = self.newest_ns.saturating_sub(RECENT_NS);
+        let begin_ns = begins.copied().min().map_or(recent_ns, |begin_ns| begin_ns.min(recent_ns));
+        self.held.retain(|slice| slice.end_ns() >= begin_ns);
+    }
+}
+
+/// The node of a track of a daemon.
+fn node_of(track: Track) -> Option<u32> {
+    match track {
+        Track::Control { node } | Track::Lane { node, .. } => Some(node),
+        Track::Thread { .. } | Track::Steps { .. } => None,
+    }
+}
+
+impl RankStep {
+    /// Adds where threads that wait at some time compute: whenever they do not wait.
+    fn compute(&mut self) {
+        let waits = self.slices.iter().filter(|slice| slice.what == What::Wait);
+        let mut threads: BTreeMap<Track, Vec<(u64, u64)>> = BTreeMap::new();
+        for wait in waits {
+            threads.entry(wait.track).or_default().push((wait.at_ns, wait.end_ns()));
+        }
+        for (track, mut waits) in threads {
+            waits.sort_unstable();
+            let mut since_ns = self.begin_ns;
+            for (at_ns, end_ns) in waits.into_iter().chain([(self.end_ns, self.end_ns)]) {
+                if at_ns > since_ns {
+                    let took_ns = at_ns - since_ns;
+                    let slice = Slice::new(What::Compute, track, String::new(), since_ns, took_ns);
+                    self.slices.push(slice);
+                }
+                since_ns = since_ns.max(end_ns);
+            }
+        }
+        // Parents before children.
+        self.slices.sort_by_key(|slice| (slice.at_ns, std::cmp::Reverse(slice.duration_ns)));
+    }
+}
