@@ -85,6 +85,31 @@ class Buffer:
         """
         The size in bytes.
         """
+    def part(
+        self,
+        /,
+        first_element: SupportsIndex,
+        dtype: str,
+        shape: SupportsGetItem[int, SupportsIndex],
+        owner: Any,
+    ) -> Buffer:
+        """
+        Returns a part of the same memory, which belongs to another object.
+
+        Operations on the part keep that object alive until they have ended.
+
+        Args:
+            first_element: Where the part begins, in elements of `dtype`.
+            dtype: The name of the element type.
+            shape: The dimensions, outermost first.
+            owner: The object that the memory belongs to.
+
+        Returns:
+            A buffer on the same memory.
+
+        Raises:
+            InvalidRequest: The part is not within the memory, or not aligned.
+        """
     def read(self, /) -> bytes:
         """
         Copies the memory.
@@ -239,6 +264,29 @@ class Session:
         Raises:
             InvalidRequest: An argument is not usable. Nothing was started.
             GradwireError: The session has ended, or memory ran out.
+        """
+    def adopt(self, /, address: SupportsIndex, nbytes: SupportsIndex, fd: SupportsIndex) -> Buffer:
+        """
+        Makes memory that the program has already shared with the daemon, at the same addresses.
+
+        It is exactly the mapping of a file. Nothing may write to it during the call.
+
+        Args:
+            address: The address of the first byte.
+            nbytes: The size in bytes.
+            fd: The descriptor of the file. It becomes one of the new memory.
+
+        Returns:
+            A buffer of bytes. The memory belongs to the program all the same.
+
+        Raises:
+            InvalidRequest: It is not such a mapping.
+            OutOfResources: There is not enough shared memory.
+        """
+    @property
+    def adopt_max_bytes(self, /) -> int:
+        """
+        The most bytes of a tensor whose memory may be adopted; 0 if none may.
         """
     def allgather(
         self,
@@ -511,6 +559,16 @@ class Session:
         """
         The nodes in the order of their ranks: host, first rank, number of ranks.
         """
+    def owns(self, /, buffer: Buffer) -> bool:
+        """
+        Returns whether memory is of this session.
+
+        Args:
+            buffer: The memory.
+
+        Returns:
+            Whether operations of this session accept it.
+        """
     @property
     def rank(self, /) -> int:
         """
@@ -707,6 +765,7 @@ class Session:
         Returns counters of this rank's operations.
 
         Returns:
-            `operations` and `bytes` that were submitted, and `in_flight`: the operations that have
-            not ended.
+            `operations` and `bytes` that were submitted, `copied_bytes`: those that were copied
+            from ordinary memory, `in_flight`: the operations that have not ended, and
+            `adopted_bytes`: the memory of the program that is shared now.
         """

@@ -1,5 +1,7 @@
 //! Tensors in shared memory, for Python.
 
+use std::sync::Arc;
+
 use gradwire_worker::{DType, Shape, SharedBuffer};
 use pyo3::{
     exceptions::{PyAttributeError, PyBufferError},
@@ -117,6 +119,33 @@ impl Buffer {
         let dtype = self::dtype(dtype).or_raise(py)?;
         let shape = self::shape(&shape).or_raise(py)?;
         Ok(self.memory.view(first_element, dtype, &shape).or_raise(py)?.into())
+    }
+
+    /// Returns a part of the same memory, which belongs to another object.
+    ///
+    /// Operations on the part keep that object alive until they have ended.
+    ///
+    /// Args:
+    ///     first_element: Where the part begins, in elements of `dtype`.
+    ///     dtype: The name of the element type.
+    ///     shape: The dimensions, outermost first.
+    ///     owner: The object that the memory belongs to.
+    ///
+    /// Returns:
+    ///     A buffer on the same memory.
+    ///
+    /// Raises:
+    ///     InvalidRequest: The part is not within the memory, or not aligned.
+    fn part(
+        &self,
+        py: Python<'_>,
+        first_element: u64,
+        dtype: &str,
+        shape: Vec<u64>,
+        owner: Py<PyAny>,
+    ) -> PyResult<Self> {
+        let part = self.view(py, first_element, dtype, shape)?;
+        Ok(part.memory.kept_by(Arc::new(owner)).into())
     }
 
     /// Notes that it was filled from ordinary memory.

@@ -63,13 +63,13 @@ impl IntoValue for u32 {
 
 impl IntoValue for SharedBuffer {
     fn into_value(self) -> Value {
-        Value::Buffers(vec![self])
+        Value::Buffers(vec![self.without_owner()])
     }
 }
 
 impl IntoValue for Vec<SharedBuffer> {
     fn into_value(self) -> Value {
-        Value::Buffers(self)
+        Value::Buffers(self.into_iter().map(SharedBuffer::without_owner).collect())
     }
 }
 

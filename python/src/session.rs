@@ -176,8 +176,9 @@ impl Session {
     /// Returns counters of this rank's operations.
     ///
     /// Returns:
-    ///     `operations` and `bytes` that were submitted, and `in_flight`: the operations that have
-    ///     not ended.
+    ///     `operations` and `bytes` that were submitted, `copied_bytes`: those that were copied
+    ///     from ordinary memory, `in_flight`: the operations that have not ended, and
+    ///     `adopted_bytes`: the memory of the program that is shared now.
     #[pyo3(signature = () -> "dict[str, int]")]
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.inner.stats();
@@ -185,6 +186,8 @@ impl Session {
         all.set_item("operations", stats.operations)?;
         all.set_item("in_flight", stats.in_flight)?;
         all.set_item("bytes", stats.bytes)?;
+        all.set_item("copied_bytes", stats.copied_bytes)?;
+        all.set_item("adopted_bytes", stats.arena.adopted_bytes)?;
         Ok(all)
     }
 
@@ -205,6 +208,43 @@ impl Session {
         let shape = buffer::shape(&shape).or_raise(py)?;
         let made = py.detach(|| self.inner.buffer_unfilled(dtype, shape));
         Ok(made.or_raise(py)?.into_shared().into())
+    }
+
+    /// Makes memory that the program has already shared with the daemon, at the same addresses.
+    ///
+    /// It is exactly the mapping of a file. Nothing may write to it during the call.
+    ///
+    /// Args:
+    ///     address: The address of the first byte.
+    ///     nbytes: The size in bytes.
+    ///     fd: The descriptor of the file. It becomes one of the new memory.
+    ///
+    /// Returns:
+    ///     A buffer of bytes. The memory belongs to the program all the same.
+    ///
+    /// Raises:
+    ///     InvalidRequest: It is not such a mapping.
+    ///     OutOfResources: There is not enough shared memory.
+    fn adopt(&self, py: Python<'_>, address: usize, nbytes: u64, fd: i32) -> PyResult<Buffer> {
+        // Other threads of Python do not run meanwhile, so they don't write to it.
+        Ok(self.inner.adopt(address, nbytes, fd).or_raise(py)?.into())
+    }
+
+    /// Returns whether memory is of this session.
+    ///
+    /// Args:
+    ///     buffer: The memory.
+    ///
+    /// Returns:
+    ///     Whether operations of this session accept it.
+    fn owns(&self, buffer: PyRef<'_, Buffer>) -> bool {
+        self.inner.owns(&buffer.memory)
+    }
+
+    /// The most bytes of a tensor whose memory may be adopted; 0 if none may.
+    #[getter]
+    fn adopt_max_bytes(&self) -> u64 {
+        self.inner.adopt_max_bytes().unwrap_or(0)
     }
 
     /// Returns the process set of all ranks.

@@ -33,4 +33,4 @@ pub use error::SettingsError;
 pub use key::{AddressRange, Key, Kind};
 pub use layers::{Layers, Loaded, RESERVED_VARIABLES, Row};
 pub use origin::Origin;
-pub use table::{HugePages, KEYS, LogFormat, ProbeEnabled, Settings};
+pub use table::{Adopt, HugePages, KEYS, LogFormat, ProbeEnabled, Settings};

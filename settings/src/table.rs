@@ -27,6 +27,15 @@ pub enum LogFormat {
     Json,
 }
 
+/// Whether ordinary tensors move into shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Adopt {
+    /// Those that are exchanged again.
+    Auto,
+    /// None: they are copied each time.
+    Off,
+}
+
 /// Whether a worker's memory is backed by huge pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HugePages {
@@ -148,6 +157,16 @@ impl Field for ProbeEnabled {
             "auto" => Some(Self::Auto),
             "true" => Some(Self::True),
             "false" => Some(Self::False),
+            _ => None,
+        }
+    }
+}
+
+impl Field for Adopt {
+    fn read(value: &Checked, unit: &str) -> Option<Self> {
+        match String::read(value, unit)?.as_str() {
+            "auto" => Some(Self::Auto),
+            "off" => Some(Self::Off),
             _ => None,
         }
     }
@@ -397,6 +416,13 @@ settings! {
         /// The most segments of one worker.
         max_segments: u32 =
             "worker.max_segments", Kind::Number { min: 1, max: 65_536 }, "1024", "segments";
+        /// Whether the memory of a CPU tensor of PyTorch moves into shared memory when it is
+        /// exchanged in place a second time, so that it need not be copied any more.
+        adopt: Adopt = "worker.adopt", Kind::Choice(&["auto", "off"]), "auto", "";
+        /// Memory of a tensor that is larger than this does not move.
+        adopt_max_bytes: u64 =
+            "worker.adopt_max_bytes", Kind::Bytes { min: 64 << 10, max: 1024 * GIB }, "4GiB",
+            "bytes";
         /// How long a waiting worker spins before it sleeps; auto: by the number of cores and
         /// workers.
         spin: Option<Duration> =

@@ -6,12 +6,15 @@
 //! little memory and a large one has few segments. Segments live as long as the arena, because the
 //! daemon has them mapped. If the daemon can't be asked to stop, [`take_back`] makes them
 //! independent of it.
+//!
+//! Memory that the program has elsewhere can become a segment of its own, too ([`Arena::adopt`]).
+//! It is one block. When that is dropped, the memory is the program's alone again.
 
 use std::{
     error::Error,
     fmt,
     ops::Range,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, OwnedFd, RawFd},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -23,6 +26,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::segment::{
     HUGE_PAGE, HugePages, Segment, SegmentError, SegmentId,
+    adopt::{self, Adopted, Mapped},
     reserve::{self, Reserve},
 };
 
@@ -122,12 +126,20 @@ pub type RegisterError = Box<dyn Error + Send + Sync>;
 pub type Register =
     Box<dyn Fn(SegmentId, &Segment, OwnedFd) -> Result<(), RegisterError> + Send + Sync>;
 
+/// Notifies the daemon that an adopted segment is not used any more. Its number may be used again.
+/// It must not fail, and must not wait for the arena.
+pub type Release = Box<dyn Fn(SegmentId) + Send + Sync>;
+
 /// How full an arena is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ArenaStats {
-    /// Segments made so far.
+    /// Segments that there are, without adopted ones.
     pub segments: u32,
-    /// Bytes of all segments.
+    /// Adopted segments that there are.
+    pub adopted: u32,
+    /// Bytes of the adopted segments.
+    pub adopted_bytes: u64,
+    /// Bytes of all other segments.
     pub reserved: u64,
     /// Bytes of blocks that are alive, rounded up to [`ALIGNMENT`].
     pub used: u64,
@@ -137,18 +149,51 @@ pub struct ArenaStats {
 struct Lent {
     segment: Segment,
     reserve: Reserve,
+    /// What is mapped at the addresses of an adopted segment, which others may unmap.
+    mapped: Option<Mapped>,
+}
+
+impl Lent {
+    /// Whether its addresses are still its own.
+    fn is_there(&self) -> bool {
+        let (start, bytes) = (self.segment.as_ptr().addr(), self.segment.bytes());
+        let mapped = |file| self.reserve.is_used() || adopt::is_mapped(start, bytes, file);
+        self.mapped.is_none_or(mapped)
+    }
 }
 
 #[derive(Default)]
 struct State {
-    segments: Vec<Arc<Lent>>,
+    /// By number. `None`: an adopted segment that was released.
+    segments: Vec<Option<Arc<Lent>>>,
     free: FreeList,
     stats: ArenaStats,
+}
+
+impl State {
+    /// The lowest free number.
+    fn next(&self) -> SegmentId {
+        let free = self.segments.iter().position(Option::is_none);
+        SegmentId(free.unwrap_or(self.segments.len()) as u32)
+    }
+
+    fn put(&mut self, id: SegmentId, lent: Lent) {
+        let (index, lent) = (id.0 as usize, Some(Arc::new(lent)));
+        match self.segments.get_mut(index) {
+            Some(slot) => *slot = lent,
+            None => self.segments.push(lent),
+        }
+    }
+
+    fn get(&self, id: SegmentId) -> Option<&Arc<Lent>> {
+        self.segments.get(id.0 as usize)?.as_ref()
+    }
 }
 
 struct Shared {
     config: ArenaConfig,
     register: Register,
+    release: Release,
     /// Held while a segment is made and handed over: allocations that fit continue meanwhile.
     growing: Mutex<()>,
     state: Mutex<State>,
@@ -173,9 +218,9 @@ impl fmt::Debug for Arena {
 
 impl Arena {
     /// An arena without memory; the first allocation makes the first segment.
-    pub fn new(config: ArenaConfig, register: Register) -> Self {
+    pub fn new(config: ArenaConfig, register: Register, release: Release) -> Self {
         let (growing, state) = Default::default();
-        Self(Arc::new(Shared { config, register, growing, state }))
+        Self(Arc::new(Shared { config, register, release, growing, state }))
     }
 
     /// A block of `bytes` bytes, aligned to [`ALIGNMENT`]. Its contents are whatever was there
@@ -209,19 +254,21 @@ impl Arena {
         let mut state = self.0.state();
         let (index, offset) = state.free.take(taken)?;
         state.stats.used += taken;
-        let memory = Arc::clone(&state.segments[index as usize]);
+        let segment = SegmentId(index);
+        // Only segments that are never removed have free ranges.
+        let start = state.get(segment)?.segment.as_ptr();
         drop(state);
-        let pointer = memory.segment.as_ptr().wrapping_add(offset as usize);
+        let pointer = start.wrapping_add(offset as usize);
         let arena = Arc::clone(&self.0);
-        let (segment, copied) = (SegmentId(index), AtomicBool::new(false));
-        Some(ArenaBlock { arena, segment, offset, bytes, taken, pointer, copied })
+        let copied = AtomicBool::new(false);
+        Some(ArenaBlock { arena, segment, offset, bytes, taken: Some(taken), pointer, copied })
     }
 
     /// Adds a segment in which `taken` bytes fit.
     fn grow(&self, taken: u64, full: impl Fn() -> ArenaError) -> Result<(), ArenaError> {
         let ArenaConfig { job, huge, .. } = &self.0.config;
         let size = self.0.config.next_segment(self.stats().reserved, taken).ok_or_else(full)?;
-        let id = SegmentId(self.stats().segments);
+        let id = self.0.state().next();
         let name = format!("gradwire-{job}-{}-arena-{id}", std::process::id());
         let (segment, fd) = Segment::create(&name, size, *huge)?;
         let bytes = segment.bytes();
@@ -232,18 +279,49 @@ impl Arena {
             source,
         })?;
         let mut state = self.0.state();
-        state.segments.push(Arc::new(Lent { segment, reserve }));
+        state.put(id, Lent { segment, reserve, mapped: None });
         state.free.add(id.0, bytes);
         state.stats.segments += 1;
         state.stats.reserved += bytes;
         Ok(())
     }
 
+    /// Makes a segment of memory that the program has already, at the same addresses. It is exactly
+    /// the mapping of the file `fd`, from that file's first byte on; the descriptor becomes one of
+    /// the segment's memory. The addresses still belong to the program, which may unmap them.
+    ///
+    /// The caller ensures that nothing writes to the memory during the call: such a write may be
+    /// lost. If the daemon does not take the segment, the memory is usable all the same.
+    ///
+    /// # Errors
+    /// [`ArenaError`] if it is not such a mapping, or if its memory can't be made or handed over.
+    pub fn adopt(&self, start: usize, bytes: u64, fd: RawFd) -> Result<ArenaBlock, ArenaError> {
+        let _growing = self.0.growing.lock();
+        let ArenaConfig { job, huge, .. } = &self.0.config;
+        let id = self.0.state().next();
+        let name = format!("gradwire-{job}-{}-adopted-{id}", std::process::id());
+        let Adopted { segment, reserve, mapped, fd } =
+            adopt::adopt(&name, start, bytes, fd, *huge)?;
+        let (pointer, size) = (segment.as_ptr(), segment.bytes());
+        (self.0.register)(id, &segment, fd).map_err(|source| ArenaError::Register {
+            segment: id,
+            bytes: size,
+            source,
+        })?;
+        let mut state = self.0.state();
+        state.put(id, Lent { segment, reserve, mapped: Some(mapped) });
+        state.stats.adopted += 1;
+        state.stats.adopted_bytes += size;
+        drop(state);
+        let (arena, copied) = (Arc::clone(&self.0), AtomicBool::new(false));
+        Ok(ArenaBlock { arena, segment: id, offset: 0, bytes, taken: None, pointer, copied })
+    }
+
     /// Where `bytes` bytes from `pointer` lie, if all of them are in one segment of this arena.
     pub fn locate(&self, pointer: *const u8, bytes: u64) -> Option<(SegmentId, u64)> {
         let state = self.0.state();
         (0..).zip(&state.segments).find_map(|(index, lent)| {
-            let segment = &lent.segment;
+            let segment = &lent.as_ref()?.segment;
             let offset = pointer.addr().checked_sub(segment.as_ptr().addr())? as u64;
             segment.range(offset, bytes).map(|_| (SegmentId(index), offset))
         })
@@ -266,8 +344,8 @@ pub struct ArenaBlock {
     segment: SegmentId,
     offset: u64,
     bytes: u64,
-    /// The bytes that it occupies, a multiple of [`ALIGNMENT`].
-    taken: u64,
+    /// The bytes that it occupies, a multiple of [`ALIGNMENT`]. `None`: it is an adopted segment.
+    taken: Option<u64>,
     pointer: *mut u8,
     /// It was filled from ordinary memory, and nobody has counted that.
     copied: AtomicBool,
@@ -300,9 +378,7 @@ impl ArenaBlock {
     /// once. It lives as long as the arena.
     pub fn mapping(&self) -> (*mut u8, u64) {
         let state = self.arena.state();
-        // Segments are never removed.
-        let bytes =
-            state.segments.get(self.segment.0 as usize).map_or(0, |lent| lent.segment.bytes());
+        let bytes = state.get(self.segment).map_or(0, |lent| lent.segment.bytes());
         (self.pointer.wrapping_sub(self.offset as usize), bytes)
     }
 
@@ -342,9 +418,10 @@ pub fn take_back<'a>(
         if end > block.bytes {
             return Err(SegmentError::OutOfRange { bytes: end, max: block.bytes });
         }
-        let lent = block.arena.state().segments.get(block.segment.0 as usize).cloned();
-        // Segments are never removed.
-        let Some(lent) = lent else { continue };
+        let lent = block.arena.state().get(block.segment).cloned();
+        // A segment is not removed before its blocks. What the program has unmapped is not its
+        // memory any more, and something else may be there.
+        let Some(lent) = lent.filter(|lent| lent.is_there()) else { continue };
         lent.reserve.replace(&lent.segment)?;
         let range = block.offset + start..block.offset + end;
         lent.reserve.settle(&lent.segment, range, copied)?;
@@ -362,8 +439,19 @@ impl fmt::Debug for ArenaBlock {
 impl Drop for ArenaBlock {
     fn drop(&mut self) {
         let mut state = self.arena.state();
-        state.free.give(self.segment.0, self.offset, self.taken);
-        state.stats.used -= self.taken;
+        if let Some(taken) = self.taken {
+            state.free.give(self.segment.0, self.offset, taken);
+            state.stats.used -= taken;
+            return;
+        }
+        // The number may be used again only after the daemon has been notified.
+        let lent = state.get(self.segment).cloned();
+        state.stats.adopted -= 1;
+        state.stats.adopted_bytes -= lent.as_ref().map_or(0, |lent| lent.segment.bytes());
+        drop(state);
+        (self.arena.release)(self.segment);
+        let slot = self.arena.state().segments.get_mut(self.segment.0 as usize).map(Option::take);
+        drop((lent, slot)); // unmaps without our lock
     }
 }
 
@@ -405,7 +493,8 @@ mod tests {
         assert!(all.len() < 1024, "{} segments are more than a worker may have", all.len());
         assert_eq!(config().next_segment(64 << 30, 1 << 40), Some(1 << 40));
         assert_eq!(config().next_segment(0, u64::MAX - 63), None, "no huge page ends there");
-        let arena = Arena::new(config(), Box::new(|_, _, _| unreachable!("nothing is made")));
+        let register = Box::new(|_, _: &_, _| unreachable!("nothing is made"));
+        let arena = Arena::new(config(), register, Box::new(drop));
         let refused = arena.allocate(u64::MAX);
         assert!(matches!(refused, Err(ArenaError::Segment(SegmentError::Size { .. }))));
     }

@@ -28,6 +28,7 @@ use rustix::{
     process::Resource,
 };
 
+pub(crate) mod adopt;
 mod available;
 mod error;
 mod pages;
@@ -53,11 +54,13 @@ pub fn time_to_fill(bytes: u64) -> Duration {
     Duration::from_millis(bytes / ((64 << 20) / 1000))
 }
 
-/// A mapped piece of shared memory; unmapped on drop.
+/// A mapped piece of shared memory; unmapped on drop, unless its addresses belong to somebody else.
 #[derive(Debug)]
 pub struct Segment {
     start: NonNull<u8>,
     bytes: u64,
+    /// Whether this value unmaps it. An adopted segment is unmapped by the owner of its addresses.
+    unmaps: bool,
 }
 
 // SAFETY: a segment is an address range that this value owns; nothing of it is bound to a thread.
@@ -159,7 +162,7 @@ impl Segment {
         }
         .map_err(failed)?;
         let start = NonNull::new(start.cast()).ok_or_else(|| failed(Errno::FAULT))?;
-        Ok(Self { start, bytes })
+        Ok(Self { start, bytes, unmaps: true })
     }
 
     /// Asks for huge pages. This is only advice: if it is refused, the pages are small.
@@ -233,6 +236,9 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
+        if !self.unmaps {
+            return;
+        }
         // SAFETY: the range is exactly our mapping, and every reference into it borrows `self`.
         let unmapped = unsafe { rustix::mm::munmap(self.pointer(), self.bytes as usize) };
         debug_assert!(unmapped.is_ok(), "a mapping of our own can always be unmapped");

@@ -36,7 +36,7 @@ fn arena(segment_bytes: u64, max_bytes: u64) -> (Arena, Daemon) {
         theirs.lock().unwrap().push((id, Segment::open(fd, segment.bytes())?));
         Ok(())
     });
-    (Arena::new(config(segment_bytes, max_bytes), register), daemon)
+    (Arena::new(config(segment_bytes, max_bytes), register, Box::new(drop)), daemon)
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn a_segment_that_is_not_handed_over_is_not_used() {
         assert_eq!(id, SegmentId(0), "a number that was refused is free again");
         if refusing.load(SeqCst) { Err("the daemon said no".into()) } else { Ok(()) }
     });
-    let arena = Arena::new(config(MIB, MIB), register);
+    let arena = Arena::new(config(MIB, MIB), register, Box::new(drop));
     let error = arena.allocate(10).unwrap_err().to_string();
     assert_eq!(error, "segment 0 of 1048576 bytes could not be handed over: the daemon said no");
     assert_eq!(arena.stats().reserved, 0);

@@ -74,6 +74,7 @@ fn worker(part: &Part) -> Result<(), &'static str> {
             receive(&segments)?.ok_or("no answer")?;
             Ok(())
         }),
+        Box::new(drop),
     );
     part.reach("create");
     send(&socket, b"attach", &[fd.as_fd()]).map_err(|_| gone)?;

@@ -14,7 +14,7 @@ use gradwire_proto::{
     JobId, Secret,
     pb::{self, worker_message::Message},
 };
-use gradwire_settings::{HugePages, table::MIN_SEGMENT_BYTES};
+use gradwire_settings::{Adopt, HugePages, table::MIN_SEGMENT_BYTES};
 use gradwire_shm::{
     arena::{Arena, ArenaConfig},
     control::WorkerControl,
@@ -27,7 +27,7 @@ use crate::{
     error::Result,
     launch::{Launch, Tuning, bad},
     link,
-    session::Session,
+    session::{Limits, Session},
     shared::Shared,
     watch::Threads,
 };
@@ -97,6 +97,19 @@ impl SessionBuilder {
         self
     }
 
+    /// Whether memory of the program may be adopted ([`Session::adopt`]). The default is
+    /// [`Adopt::Auto`].
+    pub fn adopt(mut self, adopt: Adopt) -> Self {
+        self.launch.tuning.worker.adopt = adopt;
+        self
+    }
+
+    /// The most bytes of one tensor that may be adopted. The default is 4 GiB.
+    pub fn adopt_max_bytes(mut self, bytes: u64) -> Self {
+        self.launch.tuning.worker.adopt_max_bytes = bytes;
+        self
+    }
+
     /// How long a waiter spins before it sleeps. The default is 50 µs if there are more than two
     /// cores for each local rank, otherwise 0, because spinning takes a core from other threads.
     pub fn spin(mut self, spin: Duration) -> Self {
@@ -158,8 +171,12 @@ impl SessionBuilder {
                 let reason = error.to_string();
                 let _ = shared.send(Message::GiveUp(pb::GiveUp { reason }), None);
             })?;
-        let limit = tuning.worker.max_object_bytes;
-        Ok(Session::new(shared, arena, world, job, process, threads, limit))
+        let adopt_bytes = match tuning.worker.adopt {
+            Adopt::Auto => Some(tuning.worker.adopt_max_bytes),
+            Adopt::Off => None,
+        };
+        let limits = Limits { object_bytes: tuning.worker.max_object_bytes, adopt_bytes };
+        Ok(Session::new(shared, arena, world, job, process, threads, limits))
     }
 }
 
@@ -179,7 +196,7 @@ fn arena(shared: &Arc<Shared>, job: JobId, tuning: &Tuning) -> Arena {
         HugePages::Require => segment::HugePages::Require,
     };
     let (max_segments, within) = (tuning.worker.max_segments, tuning.start_timeout);
-    let shared = shared.clone();
+    let (shared, releasing) = (shared.clone(), shared.clone());
     let register = move |id: SegmentId, memory: &Segment, fd| {
         if id.0 >= max_segments {
             let text = format!(
@@ -193,7 +210,14 @@ fn arena(shared: &Arc<Shared>, job: JobId, tuning: &Tuning) -> Arena {
         shared.wait_for_segment(id.0, within + segment::time_to_fill(memory.bytes()))?;
         Ok(())
     };
-    Arena::new(config, Box::new(register))
+    // A forked child has no right to the connection.
+    let process = std::process::id();
+    let release = move |id: SegmentId| {
+        if process == std::process::id() {
+            releasing.drop_segment(id.0);
+        }
+    };
+    Arena::new(config, Box::new(register), Box::new(release))
 }
 
 #[cfg(test)]

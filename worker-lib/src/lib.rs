@@ -105,12 +105,12 @@ pub use gradwire_proto::{
     Compression, DType, F8E4m3, F8E5m2, Failure, FailureKind, JobId, ReduceOp, Secret, Shape,
     TensorName,
 };
-pub use gradwire_settings::HugePages;
+pub use gradwire_settings::{Adopt, HugePages};
 pub use gradwire_shm::arena::ArenaStats;
 pub use half;
 pub use handle::{Handle, WaitError};
 pub use link::Node;
-pub use memory::{Buffer, FromBuffer, Payload, SharedBuffer, Tensor};
+pub use memory::{Buffer, FromBuffer, Owner, Payload, SharedBuffer, Tensor};
 pub use num_complex::Complex;
 pub use options::{
     AdasumOptions, AllgatherOptions, AllreduceOptions, AlltoallOptions, BarrierOptions,

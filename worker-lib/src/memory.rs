@@ -12,6 +12,7 @@
 //! operation has ended.
 
 use std::{
+    any::Any,
     fmt,
     marker::PhantomData,
     ops::Range,
@@ -34,10 +35,15 @@ use crate::{
     error::{GradwireError, Result},
 };
 
+/// Whatever keeps memory that was adopted where it is: for example an array of a framework.
+pub type Owner = Arc<dyn Any + Send + Sync>;
+
 /// Keeps a buffer's memory in use, without access to it.
 #[derive(Debug, Clone)]
 pub(crate) struct Keep {
     block: Arc<ArenaBlock>,
+    /// Dropped when the operation has ended.
+    _owner: Option<Owner>,
     /// The bytes of the block that the daemon writes.
     written: Range<u64>,
 }
@@ -61,6 +67,8 @@ pub struct Memory {
     start: u64,
     dtype: DType,
     shape: Shape,
+    /// What keeps adopted memory mapped.
+    owner: Option<Owner>,
 }
 
 impl Memory {
@@ -102,7 +110,7 @@ impl Memory {
 
     /// Keeps the memory in use while the daemon reads it.
     pub(crate) fn lend(&self) -> Keep {
-        Keep { block: self.block.clone(), written: 0..0 }
+        Keep { block: self.block.clone(), _owner: self.owner.clone(), written: 0..0 }
     }
 
     /// Keeps the memory in use while the daemon writes it.
@@ -150,7 +158,7 @@ impl Buffer {
     /// A buffer in a block that nobody else uses and that has the size of the shape.
     pub(crate) fn new(block: ArenaBlock, dtype: DType, shape: Shape) -> Self {
         debug_assert_eq!(block.bytes(), shape.elements() * dtype.size() as u64);
-        Self { memory: Memory { block: Arc::new(block), start: 0, dtype, shape } }
+        Self { memory: Memory { block: Arc::new(block), start: 0, dtype, shape, owner: None } }
     }
 
     /// The element type.
@@ -230,9 +238,9 @@ pub struct SharedBuffer {
 
 impl Clone for SharedBuffer {
     fn clone(&self) -> Self {
-        let Memory { block, start, dtype, shape } = &self.memory;
-        let (block, shape) = (block.clone(), shape.clone());
-        Self { memory: Memory { block, start: *start, dtype: *dtype, shape } }
+        let Memory { block, start, dtype, shape, owner } = &self.memory;
+        let (block, shape, owner) = (block.clone(), shape.clone(), owner.clone());
+        Self { memory: Memory { block, start: *start, dtype: *dtype, shape, owner } }
     }
 }
 
@@ -297,8 +305,22 @@ impl SharedBuffer {
             );
             return Err(GradwireError::Invalid(text));
         }
-        let (block, shape) = (self.memory.block.clone(), shape.clone());
-        Ok(Self { memory: Memory { block, start, dtype, shape } })
+        let (block, shape, owner) =
+            (self.memory.block.clone(), shape.clone(), self.memory.owner.clone());
+        Ok(Self { memory: Memory { block, start, dtype, shape, owner } })
+    }
+
+    /// The same memory, which the given owner keeps where it is. An operation holds the owner until
+    /// it has ended, even if its handle is dropped.
+    pub fn kept_by(mut self, owner: Owner) -> Self {
+        self.memory.owner = Some(owner);
+        self
+    }
+
+    /// The same memory, without an owner.
+    pub fn without_owner(mut self) -> Self {
+        self.memory.owner = None;
+        self
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{
     fmt,
     net::SocketAddr,
+    os::fd::RawFd,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
@@ -18,7 +19,7 @@ use crate::{
     element::Element,
     error::{GradwireError, Result},
     link::{Node, World},
-    memory::{Buffer, Memory, Payload, Tensor},
+    memory::{Buffer, Memory, Payload, SharedBuffer, Tensor},
     naming::Names,
     process_set::{ProcessSet, ProcessSets},
     shared::{FAREWELL, Shared},
@@ -42,7 +43,16 @@ struct Inner {
     threads: Mutex<Option<Threads>>,
     names: Mutex<Names>,
     sets: Mutex<ProcessSets>,
-    max_object_bytes: u64,
+    limits: Limits,
+}
+
+/// The limits of a session's calls.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// The largest object that this rank gives to others, in bytes.
+    pub(crate) object_bytes: u64,
+    /// The most bytes of one tensor that may be adopted; `None` if none may.
+    pub(crate) adopt_bytes: Option<u64>,
 }
 
 /// What a session has done so far.
@@ -55,6 +65,8 @@ pub struct Stats {
     pub in_flight: usize,
     /// Bytes of all submitted operations' tensors.
     pub bytes: u64,
+    /// Those of them whose tensors were copied from ordinary memory.
+    pub copied_bytes: u64,
     /// Sparse allreduces that moved rows.
     pub sparse_rows: u64,
     /// Sparse allreduces that moved the dense tensor, because that was smaller.
@@ -76,13 +88,11 @@ impl Session {
         job: JobId,
         process: u32,
         threads: Threads,
-        max_object_bytes: u64,
+        limits: Limits,
     ) -> Self {
         let sets = Mutex::new(ProcessSets::new(world.size, world.rank));
         let (threads, names) = (Mutex::new(Some(threads)), Mutex::default());
-        let inner =
-            Inner { shared, arena, world, job, process, threads, names, sets, max_object_bytes };
-        Self(Arc::new(inner))
+        Self(Arc::new(Inner { shared, arena, world, job, process, threads, names, sets, limits }))
     }
 
     /// This rank's number in the job, from 0.
@@ -147,11 +157,11 @@ impl Session {
 
     /// What this session has done so far.
     pub fn stats(&self) -> Stats {
-        let (operations, in_flight, bytes) = self.0.shared.counts();
+        let (operations, in_flight, [bytes, copied_bytes]) = self.0.shared.counts();
         let [sparse_rows, sparse_dense] =
             self.0.shared.sparse.each_ref().map(|count| count.load(Relaxed));
         let arena = self.0.arena.stats();
-        Stats { operations, in_flight, bytes, sparse_rows, sparse_dense, arena }
+        Stats { operations, in_flight, bytes, copied_bytes, sparse_rows, sparse_dense, arena }
     }
 
     /// A tensor of zeros in shared memory. `shape` is outermost first; empty for a single number.
@@ -210,6 +220,39 @@ impl Session {
         Ok(Buffer::new(self.0.shared.noted(block)?, dtype, shape))
     }
 
+    /// Makes memory that the program has already a buffer of bytes, at the same addresses. Then
+    /// operations read and write it without a copy. It must be exactly a mapping of the file `fd`,
+    /// from that file's first byte on, such as the memory of a tensor that a framework has moved
+    /// into shared memory. The descriptor becomes one of the new, sealed memory.
+    ///
+    /// The addresses still belong to the program. Each operation on the buffer needs an owner that
+    /// keeps them mapped ([`SharedBuffer::kept_by`](crate::SharedBuffer::kept_by)). The memory and
+    /// its contents stay the program's when the last clone of the buffer is dropped, and after the
+    /// session's end.
+    ///
+    /// Nothing may write to the memory during this call: such a write may be lost.
+    ///
+    /// # Errors
+    /// [`GradwireError`] if it is no such mapping, if there is no memory, or if the daemon does not
+    /// take it. The memory is usable all the same.
+    pub fn adopt(&self, start: usize, bytes: u64, fd: RawFd) -> Result<SharedBuffer> {
+        self.check_process()?;
+        self.0.shared.check()?;
+        let shape = Shape::new(&[bytes])?;
+        let block = self.0.arena.adopt(start, bytes, fd)?;
+        Ok(Buffer::new(block, DType::U8, shape).into_shared())
+    }
+
+    /// Whether a buffer is memory of this session. Operations refuse that of another one.
+    pub fn owns(&self, buffer: &SharedBuffer) -> bool {
+        buffer.memory().is_in(&self.0.arena)
+    }
+
+    /// The most bytes of one tensor that may be adopted; `None` if none may (`worker.adopt`).
+    pub fn adopt_max_bytes(&self) -> Option<u64> {
+        self.0.limits.adopt_bytes
+    }
+
     /// Leaves the job: notifies the daemon and waits for its answer. Operations in flight fail on
     /// the other ranks, and later calls on all clones fail. Calling it again is no error.
     ///
@@ -262,7 +305,7 @@ impl Session {
 
     /// The largest object that this rank gives to others.
     pub(crate) fn max_object_bytes(&self) -> u64 {
-        self.0.max_object_bytes
+        self.0.limits.object_bytes
     }
 
     /// Refuses memory of another session: its places belong to other tensors here.

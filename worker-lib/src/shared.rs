@@ -102,6 +102,7 @@ pub(crate) struct Shared {
     pub(crate) watched: AtomicBool,
     operations: AtomicU64,
     bytes: AtomicU64,
+    copied_bytes: AtomicU64,
     /// Sparse allreduces that moved rows, and that moved the dense tensor.
     pub(crate) sparse: [AtomicU64; 2],
     /// Operations of several parts that are in flight, and their kinds.
@@ -140,6 +141,7 @@ impl Shared {
             watched: AtomicBool::new(true),
             operations: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            copied_bytes: AtomicU64::new(0),
             sparse: Default::default(),
             tasks: Mutex::default(),
         }
@@ -166,15 +168,19 @@ impl Shared {
 
     fn finish_once(&self, end: Ending, take_back: impl FnOnce(&[Vec<Keep>])) {
         // The end is visible only once the memory is back, and a second cause waits for the first.
+        let mut freed = Vec::new();
         self.end.get_or_init(|| {
             // Operations that have succeeded by now keep their results. None succeeds later: the
             // daemon's results don't reach memory that was taken back.
             let _ = self.take_completed();
             let lent = self.tickets.lock().close();
             take_back(&lent);
+            freed = lent;
             // If this process gave up by itself, its own reason is the first cause.
             self.giving_up.get().cloned().map_or(end, Ending::Failed)
         });
+        // Only now: what is adopted is released, which looks whether the session has ended.
+        drop(freed);
         // Under the lock, so that a thread that waits for a segment either sees the end or is
         // woken. So no caller may hold this lock.
         drop(self.segments.lock());
@@ -242,6 +248,18 @@ impl Shared {
         self.segments_changed.notify_all();
     }
 
+    /// Notifies the daemon that a segment is not used any more. An error is no concern of the
+    /// caller: whoever listens to the daemon notices it, too.
+    pub(crate) fn drop_segment(&self, segment: u32) {
+        if self.ended().is_some() {
+            return;
+        }
+        self.segments.lock().remove(&segment);
+        let gone = Message::DropSegment(pb::DropSegment { segment });
+        let _sending = self.sending.lock();
+        let _ = link::send(&self.stream, gone, None);
+    }
+
     /// Waits until the daemon has received a segment (WAIT).
     pub(crate) fn wait_for_segment(&self, segment: u32, within: Duration) -> Result<()> {
         let deadline = Instant::now() + within;
@@ -298,6 +316,7 @@ impl Shared {
             Ok(()) => {
                 self.operations.fetch_add(1, Relaxed);
                 self.bytes.fetch_add(bytes, Relaxed);
+                self.copied_bytes.fetch_add(if copied { bytes } else { 0 }, Relaxed);
                 self.record(Kind::Submit, began, ticket);
                 Ok(ticket)
             }
@@ -458,12 +477,13 @@ impl Shared {
         drop(forgotten);
     }
 
-    /// How many operations were submitted, how many are in flight, and the bytes of all submitted
-    /// tensors.
-    pub(crate) fn counts(&self) -> (u64, usize, u64) {
+    /// How many operations were submitted, how many are in flight, the bytes of all submitted
+    /// tensors, and of those that were copied.
+    pub(crate) fn counts(&self) -> (u64, usize, [u64; 2]) {
         self.collect();
         let in_flight = self.tickets.lock().in_flight();
-        (self.operations.load(Relaxed), in_flight, self.bytes.load(Relaxed))
+        let bytes = [&self.bytes, &self.copied_bytes].map(|count| count.load(Relaxed));
+        (self.operations.load(Relaxed), in_flight, bytes)
     }
 }
 

@@ -84,7 +84,7 @@ impl Buffer {
         let bytes = values.len() as u64 * 4;
         let (segment, _fd) = Segment::create("test", bytes.max(4096), HugePages::Never).unwrap();
         let memory = WorkerMemory::default();
-        memory.add(segment);
+        memory.add(0, segment);
         let buffer = Self { memory, bytes };
         buffer.write(values);
         buffer

@@ -374,6 +374,13 @@ impl Session {
                         Err(why) => break Some(worker.sent_nonsense(&why)),
                     }
                 }
+                Ok(Some((Request::DropSegment(gone), _))) => {
+                    if !worker.memory.remove(gone.segment) {
+                        let why = format!("it dropped segment {}, which it has not", gone.segment);
+                        break Some(worker.sent_nonsense(&why));
+                    }
+                    self.node.count_workers();
+                }
                 Ok(Some((Request::Allocated(allocated), _))) => {
                     if let Err(why) = submit::allocated(&self.node, worker, &allocated) {
                         break Some(worker.sent_nonsense(&why));
@@ -430,15 +437,15 @@ impl Session {
     fn add(&self, worker: &Worker, add: &pb::AddSegment, frame: Frame) -> Result<Reply, String> {
         let [fd] = <[OwnedFd; 1]>::try_from(frame.fds)
             .map_err(|fds| format!("AddSegment came with {} descriptors, not 1", fds.len()))?;
-        let next = worker.memory.segments();
-        if add.segment as usize != next || next >= self.node.config.max_segments as usize {
+        let max = self.node.config.max_segments;
+        if add.segment >= max || worker.memory.has(add.segment) {
             return Err(format!(
-                "it handed over segment {} where {next} is next, of at most {}",
-                add.segment, self.node.config.max_segments
+                "it handed over segment {}, which it has already or which is not below {max}",
+                add.segment
             ));
         }
         let segment = Segment::open(fd, u64::MAX).map_err(|error| error.to_string())?;
-        worker.memory.add(segment);
+        worker.memory.add(add.segment, segment);
         self.node.count_workers();
         Ok(Reply::SegmentAdded(pb::SegmentAdded { segment: add.segment }))
     }

@@ -1,11 +1,14 @@
 //! The only module of the daemon that accesses the workers' memory.
 //!
 //! A worker's segment stays mapped, and can't shrink (it is sealed), for as long as any [`Span`] of
-//! it lives, so no access here can fault. Its contents may change at any moment: the bytes are only
-//! used as numbers to reduce, never as lengths or offsets (TRUST). Everything outside of this
-//! module is safe code over spans and ordinary slices.
+//! it lives, also if the worker has dropped it meanwhile, so no access here can fault. Its contents
+//! may change at any moment: the bytes are only used as numbers to reduce, never as lengths or
+//! offsets (TRUST). Everything outside of this module is safe code over spans and ordinary slices.
 
-use std::sync::Arc;
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::Arc,
+};
 
 use gradwire_kernels::{self as kernels, Combine, Finish, Form, Store};
 use gradwire_proto::{DType, ReduceOp};
@@ -15,13 +18,14 @@ use parking_lot::RwLock;
 /// The segments that one worker has handed over.
 #[derive(Debug, Default)]
 pub(crate) struct WorkerMemory {
-    segments: RwLock<Vec<Arc<Segment>>>,
+    /// By number.
+    segments: RwLock<HashMap<u32, Arc<Segment>>>,
 }
 
 /// Why a place is not in a worker's memory.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PlaceError {
-    #[error("segment {segment} was never handed over ({known} were)")]
+    #[error("there is no segment {segment} ({known} were handed over)")]
     NoSegment { segment: u32, known: usize },
     #[error("{bytes} bytes at offset {offset} are not within segment {segment} of {size} bytes")]
     Outside { segment: u32, offset: u64, bytes: u64, size: u64 },
@@ -32,22 +36,30 @@ pub(crate) enum PlaceError {
 }
 
 impl WorkerMemory {
-    /// Adds a segment, and returns its number.
-    pub(crate) fn add(&self, segment: Segment) -> usize {
+    /// Adds a segment under this number; returns false if there is one.
+    pub(crate) fn add(&self, number: u32, segment: Segment) -> bool {
         let mut segments = self.segments.write();
-        segments.push(Arc::new(segment));
-        segments.len() - 1
+        let Entry::Vacant(slot) = segments.entry(number) else { return false };
+        slot.insert(Arc::new(segment));
+        true
     }
 
-    /// How many segments there are.
-    pub(crate) fn segments(&self) -> usize {
-        self.segments.read().len()
+    /// Whether there is a segment with this number.
+    pub(crate) fn has(&self, number: u32) -> bool {
+        self.segments.read().contains_key(&number)
+    }
+
+    /// Removes a segment; returns false if there is none. Its memory stays while a span of it
+    /// lives.
+    pub(crate) fn remove(&self, number: u32) -> bool {
+        let removed = self.segments.write().remove(&number);
+        removed.is_some() // unmapped here, without our lock
     }
 
     /// Bytes of all segments.
     pub(crate) fn bytes(&self) -> u64 {
         let segments = self.segments.read();
-        segments.iter().map(|s| s.bytes()).sum()
+        segments.values().map(|segment| segment.bytes()).sum()
     }
 
     /// The span at a place that a worker named.
@@ -55,8 +67,7 @@ impl WorkerMemory {
         let Place { segment, offset } = place;
         let segments = self.segments.read();
         let known = segments.len();
-        let owner =
-            segments.get(segment as usize).ok_or(PlaceError::NoSegment { segment, known })?;
+        let owner = segments.get(&segment).ok_or(PlaceError::NoSegment { segment, known })?;
         let size = owner.bytes();
         let start = owner.range(offset, bytes).ok_or(PlaceError::Outside {
             segment,

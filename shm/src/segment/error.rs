@@ -76,6 +76,19 @@ pub enum SegmentError {
         /// Its seals.
         found: String,
     },
+    /// The program's memory is not what can be adopted.
+    #[error(
+        "memory of {bytes} bytes at {address:#x} can't be adopted: it is not exactly the mapping \
+         of file descriptor {fd}"
+    )]
+    NotAMapping {
+        /// Its first byte.
+        address: usize,
+        /// Its size, in bytes.
+        bytes: u64,
+        /// The descriptor that should be mapped there.
+        fd: i32,
+    },
     /// The kernel refused a step.
     #[error("could not {step} for shared memory of {bytes} bytes: {source}{hint}")]
     System {

@@ -95,6 +95,11 @@ impl Reserve {
         Ok(())
     }
 
+    /// Whether it has replaced the shared mapping.
+    pub(crate) fn is_used(&self) -> bool {
+        self.start.lock().is_none()
+    }
+
     /// Makes a range of the segment independent of what other processes write, after
     /// [`Reserve::replace`]. With `copied` the bytes are what they were at some moment during this
     /// call. Otherwise they may also be zeros, and almost no memory is taken for them.

@@ -84,7 +84,7 @@ fn places_of_any_tensor_of_a_group() {
     let cases = [
         (1, BEYOND, "32 bytes at offset 65528 are not within segment 0"),
         (3, ODD, "offset 2 in segment 0 is not a multiple of the element's 8"),
-        (2, NOWHERE, "segment 3 was never handed over"),
+        (2, NOWHERE, "there is no segment 3"),
     ];
     for (index, place, expected) in cases {
         nonsense(expected, |raw| {
@@ -143,7 +143,7 @@ fn room_that_is_none() {
     let cases: [(&[Place], &str); 5] = [
         (&[BEYOND], "1152 bytes at offset 65528 are not within segment 0"),
         (&[ODD], "offset 2 in segment 0 is not a multiple of the element's 4"),
-        (&[NOWHERE], "segment 3 was never handed over"),
+        (&[NOWHERE], "there is no segment 3"),
         (&[], "0 places for 1 tensors"),
         (&[START, START], "2 places for 1 tensors"),
     ];

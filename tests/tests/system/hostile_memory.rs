@@ -87,8 +87,8 @@ fn places_outside_of_its_memory() {
         (Place { segment: 0, offset: bytes }, "are not within segment 0 of 65536 bytes"),
         (Place { segment: 0, offset: u64::MAX - 59 }, "are not within segment 0"),
         (Place { segment: 0, offset: 2 }, "offset 2 in segment 0 is not a multiple of"),
-        (Place { segment: 1, offset: 0 }, "segment 1 was never handed over (1 were)"),
-        (Place { segment: u32::MAX, offset: 0 }, "segment 4294967295 was never handed over"),
+        (Place { segment: 1, offset: 0 }, "there is no segment 1 (1 were handed over)"),
+        (Place { segment: u32::MAX, offset: 0 }, "there is no segment 4294967295"),
     ];
     for (place, expected) in cases {
         let evil = || submission(1, "evil", sixteen());
@@ -193,9 +193,17 @@ fn messages_that_come_at_the_wrong_time() {
         raw.socket.say(attach(cluster, 1, &challenge, |_| ()), &[]).unwrap();
     });
     let add = |segment, bytes| ToDaemon::AddSegment(pb::AddSegment { segment, bytes });
-    nonsense("it handed over segment 5 where 1 is next", |_, raw| {
-        let (_segment, fd) = Segment::create("gradwire-test", 4096, HugePages::Never).unwrap();
-        raw.socket.say(add(5, 4096), &[fd.as_fd()]).unwrap();
+    for segment in [0, 1024, u32::MAX] {
+        let what =
+            format!("it handed over segment {segment}, which it has already or which is not");
+        nonsense(&what, |_, raw| {
+            let (_segment, fd) = Segment::create("gradwire-test", 4096, HugePages::Never).unwrap();
+            raw.socket.say(add(segment, 4096), &[fd.as_fd()]).unwrap();
+        });
+    }
+    nonsense("it dropped segment 1, which it has not", |_, raw| {
+        let gone = pb::DropSegment { segment: 1 };
+        raw.socket.say(ToDaemon::DropSegment(gone), &[]).unwrap();
     });
     nonsense("AddSegment came with 0 descriptors", |_, raw| {
         raw.socket.say(add(1, 4096), &[]).unwrap();

@@ -281,6 +281,8 @@ fn serve(world: &World, secret: &Secret, stream: Arc<UnixStream>) {
             Some((worker_message::Message::Allocated(allocated), _)) => {
                 operations::allocated(world, rank, allocated);
             }
+            // Its pages stay, as those of an operation would.
+            Some((worker_message::Message::DropSegment(_), _)) => {}
             Some((worker_message::Message::Attach(_), _)) => panic!("attached twice"),
             Some((worker_message::Message::GiveUp(_), _)) | None => {
                 // TELL, as the real one would.

@@ -21,7 +21,7 @@ impl Bytes {
         let bytes = content.len() as u64;
         let (segment, _fd) = Segment::create("test", bytes.max(4096), HugePages::Never).unwrap();
         let memory = WorkerMemory::default();
-        memory.add(segment);
+        memory.add(0, segment);
         let new = Self { memory, bytes };
         let finish = Finish::none(DType::U8);
         let store = Store::Cached;

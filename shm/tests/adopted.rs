@@ -1,0 +1,196 @@
+//! Memory of the program that becomes a segment of its arena.
+
+use std::{
+    collections::BTreeMap,
+    ffi::c_void,
+    os::fd::{AsRawFd, OwnedFd},
+    ptr,
+    sync::{Arc, Mutex},
+};
+
+use gradwire_proto::JobId;
+use gradwire_shm::{
+    arena::{self, Arena, ArenaConfig, ArenaError},
+    segment::{HugePages, Segment, SegmentError, SegmentId},
+};
+use rustix::{
+    fs::MemfdFlags,
+    mm::{MapFlags, ProtFlags},
+};
+
+const SIZE: usize = 5 * 4096 + 40;
+
+/// The segments that the daemon has, by number.
+type Daemon = Arc<Mutex<BTreeMap<SegmentId, Segment>>>;
+
+fn arena() -> (Arena, Daemon) {
+    let daemon = Daemon::default();
+    let (adding, removing) = (Arc::clone(&daemon), Arc::clone(&daemon));
+    let register = Box::new(move |id, _: &Segment, fd| {
+        let before = adding.lock().unwrap().insert(id, Segment::open(fd, u64::MAX)?);
+        assert!(before.is_none(), "segment {id} is there twice");
+        Ok(())
+    });
+    let release = Box::new(move |id| {
+        assert!(removing.lock().unwrap().remove(&id).is_some(), "segment {id} is gone");
+    });
+    let job = JobId::new("shm-test-adopted").unwrap();
+    let config = ArenaConfig { huge: HugePages::Never, ..ArenaConfig::new(job) };
+    (Arena::new(config, register, release), daemon)
+}
+
+/// Memory as a framework has it: a file that is mapped. Unmapped on drop.
+struct Array {
+    fd: OwnedFd,
+    start: *mut c_void,
+}
+
+impl Array {
+    fn new(value: u8) -> Self {
+        Self::at(ptr::null_mut(), MapFlags::SHARED, value)
+    }
+
+    fn at(address: *mut c_void, flags: MapFlags, value: u8) -> Self {
+        let fd = rustix::fs::memfd_create("gradwire-test-array", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, SIZE as u64).unwrap();
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping, at an address of the kernel's choice or where nothing is.
+        let start = unsafe { rustix::mm::mmap(address, SIZE, access, flags, &fd, 0) }.unwrap();
+        let array = Self { fd, start };
+        array.set(value);
+        array
+    }
+
+    fn set(&self, value: u8) {
+        // SAFETY: it is mapped, and this thread alone uses it.
+        unsafe { self.start.cast::<u8>().write_bytes(value, SIZE) };
+    }
+
+    fn get(&self, at: usize) -> u8 {
+        assert!(at < SIZE);
+        // SAFETY: as above.
+        unsafe { self.start.cast::<u8>().add(at).read_volatile() }
+    }
+
+    fn adopt(&self, arena: &Arena) -> Result<arena::ArenaBlock, ArenaError> {
+        arena.adopt(self.start.expose_provenance(), SIZE as u64, self.fd.as_raw_fd())
+    }
+}
+
+impl Drop for Array {
+    fn drop(&mut self) {
+        // SAFETY: the range is exactly our mapping.
+        unsafe { rustix::mm::munmap(self.start, SIZE) }.unwrap();
+    }
+}
+
+fn write(daemon: &Daemon, id: SegmentId, value: u8) {
+    let daemon = daemon.lock().unwrap();
+    let start = daemon[&id].range(0, SIZE as u64).unwrap();
+    // SAFETY: `range` has checked it, and nobody else uses it now.
+    unsafe { start.write_bytes(value, SIZE) };
+}
+
+#[test]
+fn numbers_are_used_again_and_memory_stays_the_programs() {
+    let (arena, daemon) = arena();
+    let plain = arena.allocate(10).unwrap();
+    let arrays = [1, 2, 3].map(Array::new);
+    let [first, second, third] = arrays.each_ref().map(|array| array.adopt(&arena).unwrap());
+    assert_eq!(plain.segment(), SegmentId(0));
+    assert_eq!([&first, &second, &third].map(|block| block.segment().0), [1, 2, 3]);
+    let stats = arena.stats();
+    assert_eq!((stats.segments, stats.adopted, stats.adopted_bytes), (1, 3, 3 * 6 * 4096));
+    write(&daemon, second.segment(), 20);
+    assert_eq!([0, 1, 2].map(|at: usize| arrays[at].get(SIZE - 1)), [1, 20, 3]);
+    let located = arena.locate(arrays[2].start.cast::<u8>().wrapping_add(8), 100);
+    assert_eq!(located, Some((SegmentId(3), 8)));
+    drop(second);
+    assert_eq!(daemon.lock().unwrap().len(), 3);
+    arrays[1].set(21);
+    // The next one gets its number, and so does one of the arena's own.
+    let again = arrays[1].adopt(&arena).unwrap();
+    assert_eq!((again.segment(), arrays[1].get(7)), (SegmentId(2), 21));
+    drop(first);
+    let large = arena.allocate(64 << 20).unwrap();
+    assert_eq!(large.segment(), SegmentId(1));
+    drop((third, again));
+    assert_eq!(arena.stats().adopted_bytes, 0);
+    assert_eq!([0, 1, 2].map(|at: usize| arrays[at].get(0)), [1, 21, 3]);
+    arrays.iter().for_each(|array| array.set(9));
+    assert!(arena.allocate(100).is_ok());
+    drop((plain, large, arena));
+}
+
+#[test]
+fn what_is_under_way_is_taken_back() {
+    let (arena, daemon) = arena();
+    let (array, idle) = (Array::new(1), Array::new(2));
+    let (block, other) = (array.adopt(&arena).unwrap(), idle.adopt(&arena).unwrap());
+    arena::take_back([(&block, 0..SIZE as u64)]).unwrap();
+    // A daemon that is continued later reaches neither of them.
+    write(&daemon, block.segment(), 50);
+    assert_eq!((array.get(0), array.get(SIZE - 1)), (1, 1));
+    array.set(3);
+    assert_eq!(idle.get(0), 2);
+    drop((block, other));
+    assert_eq!((array.get(100), idle.get(100)), (3, 2));
+    // Another session.
+    let (next, theirs) = self::arena();
+    let block = array.adopt(&next).unwrap();
+    assert_eq!(array.get(SIZE - 1), 3);
+    write(&theirs, block.segment(), 60);
+    assert_eq!(array.get(SIZE - 1), 60);
+}
+
+/// The program may unmap its memory at any time. What is there afterwards is not touched.
+#[test]
+fn what_the_program_has_unmapped_is_not_taken_back() {
+    let (arena, daemon) = arena();
+    let array = Array::new(1);
+    let block = array.adopt(&arena).unwrap();
+    let address = array.start;
+    drop(array);
+    arena::take_back([(&block, 0..SIZE as u64)]).unwrap();
+    let other = Array::at(address, MapFlags::SHARED | MapFlags::FIXED_NOREPLACE, 7);
+    assert_eq!(other.start, address);
+    arena::take_back([(&block, 0..SIZE as u64)]).unwrap();
+    write(&daemon, block.segment(), 50);
+    drop(block);
+    assert_eq!((other.get(0), other.get(SIZE - 1)), (7, 7));
+}
+
+#[test]
+fn a_daemon_that_refuses_leaves_the_memory_as_it_is() {
+    let register = Box::new(|_, _: &Segment, _| Err("the daemon said no".into()));
+    let release = Box::new(|_| unreachable!("it was never handed over"));
+    let job = JobId::new("shm-test-adopted").unwrap();
+    let arena = Arena::new(ArenaConfig::new(job), register, release);
+    let array = Array::new(4);
+    let error = array.adopt(&arena).unwrap_err().to_string();
+    assert_eq!(error, "segment 0 of 24576 bytes could not be handed over: the daemon said no");
+    assert_eq!((array.get(0), array.get(SIZE - 1)), (4, 4));
+    array.set(5);
+    let (other, _daemon) = self::arena();
+    let block = array.adopt(&other).unwrap();
+    assert_eq!((block.bytes(), array.get(0)), (SIZE as u64, 5));
+    assert_eq!(arena.stats(), arena::ArenaStats::default());
+}
+
+#[test]
+fn other_memory_is_refused() {
+    let (arena, _daemon) = arena();
+    let array = Array::new(1);
+    let start = array.start.expose_provenance();
+    for (start, bytes, fd) in [
+        (start, 4096, array.fd.as_raw_fd()),
+        (start + 4096, SIZE as u64 - 4096, array.fd.as_raw_fd()),
+        (start, SIZE as u64, -1),
+        (0, SIZE as u64, array.fd.as_raw_fd()),
+    ] {
+        let error = arena.adopt(start, bytes, fd).unwrap_err();
+        assert!(matches!(error, ArenaError::Segment(SegmentError::NotAMapping { .. })), "{error}");
+    }
+    assert!(arena.adopt(start, u64::MAX, array.fd.as_raw_fd()).is_err());
+    assert!(array.adopt(&arena).is_ok());
+}
