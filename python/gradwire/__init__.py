@@ -49,6 +49,7 @@ from gradwire._errors import (
     WaitTimeout,
 )
 from gradwire._native import __version__
+from gradwire._numpy import empty
 from gradwire._objects import allgather_object, broadcast_object
 from gradwire._ops import (
     Adasum,
@@ -130,6 +131,7 @@ __all__ = [
     "broadcast_object",
     "cross_rank",
     "cross_size",
+    "empty",
     "gather",
     "get_process_set_ids_and_ranks",
     "global_process_set",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from gradwire import _native
+from gradwire import _native, _world
 from gradwire._errors import InvalidRequest
 from gradwire._ops import Collectives
+from gradwire._uses import COPIED, Use
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,6 +88,14 @@ class NumpyAdapter:
         array = as_numpy(array)
         _module().copyto(self._memory(buffer, array.dtype), array, casting="no")
 
+    def use(self, array: Any) -> Use:
+        """Begins an operation in place. The use has a buffer if the array is of ``empty``."""
+        buffer = _shared(array) if isinstance(array, _module().ndarray) else None
+        return COPIED if buffer is None else Use(buffer)
+
+    def written(self, array: Any) -> None:
+        """Does nothing: the array is the memory."""
+
     def view(self, buffer: _native.Buffer, like: Any) -> Any:
         """Returns shared memory as an array of the kind of ``like``."""
         if isinstance(like, _module().ndarray) or not hasattr(like, "__dlpack__"):
@@ -113,6 +122,63 @@ class NumpyAdapter:
         if not array.flags.writeable:
             raise InvalidRequest("this array can't be written to", kind="invalid")
         _module().copyto(array, self._memory(buffer, array.dtype), casting="no")
+
+
+def _shared(array: np.ndarray) -> _native.Buffer | None:
+    """Returns the memory of an array, or of a part of one, that ``empty`` has made."""
+    owner: Any = array
+    while isinstance(owner, _module().ndarray):
+        owner = owner.base
+    if not isinstance(owner, _native.Buffer) or array.nbytes == 0 or not array.dtype.isnative:
+        return None
+    name = _NAMES.get(array.dtype.name)
+    flags = array.flags
+    if name is None or not (flags.c_contiguous and flags.writeable and flags.aligned):
+        return None
+    if not _world.session().owns(owner):
+        return None  # of an earlier session
+    first = array.ctypes.data - owner.address
+    whole = owner.view(0, "u8", [owner.nbytes]).view(first, "u8", [array.nbytes])
+    return whole.view(0, name, list(array.shape))
+
+
+def empty(shape: int | tuple[int, ...], dtype: Any = "float32") -> np.ndarray:
+    """Makes an array in shared memory, whose content is undefined.
+
+    ``allreduce_`` and the other functions that reduce in place work on it without a copy, and so
+    they do on parts of it without gaps. It stays usable after ``shutdown()``. In a later session it
+    is copied.
+
+    Args:
+        shape: The dimensions, outermost first; a number for one dimension.
+        dtype: The element type, as NumPy takes it. The default is ``float32``.
+
+    Returns:
+        The array.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: There is no such element type, or the shape is too large.
+        OutOfResources: There is not enough shared memory.
+
+    Example:
+        ```python
+        gradient = gw.empty((1024, 1024))
+        compute(out=gradient)
+        gw.allreduce_(gradient)
+        ```
+    """
+    np = _module()
+    dtype = np.dtype(dtype)
+    name = _NAMES.get(dtype.name)
+    if name is None or not dtype.isnative:
+        raise InvalidRequest(
+            f"arrays of {dtype} can't be exchanged: the element types are {', '.join(_NAMES)}",
+            kind="invalid",
+        )
+    dims = [shape] if isinstance(shape, int) else [int(dim) for dim in shape]
+    buffer = _world.session().buffer(name, dims)
+    return collectives.adapter._memory(buffer, dtype)  # type: ignore[attr-defined]
 
 
 collectives: Collectives[Any] = Collectives(NumpyAdapter())

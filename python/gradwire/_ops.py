@@ -13,6 +13,7 @@ from gradwire import _native
 from gradwire._arguments import factor, rows, whole_number
 from gradwire._errors import InvalidRequest
 from gradwire._staging import session
+from gradwire._uses import COPIED, Use
 from gradwire._world import ProcessSet, global_process_set, native_set
 
 Array = TypeVar("Array")
@@ -177,6 +178,12 @@ class Adapter(Protocol[Array]):
     def load(self, array: Array, buffer: _native.Buffer) -> None:
         """Copies an array to shared memory of the same size."""
 
+    def use(self, array: Array) -> Use:
+        """Begins an operation in place. The use has a buffer if the array is shared memory."""
+
+    def written(self, array: Array) -> None:
+        """Notes that an operation has written to an array that is shared memory."""
+
     def view(self, buffer: _native.Buffer, like: Array) -> Array:
         """Returns shared memory as an array of the kind of ``like``."""
 
@@ -205,16 +212,32 @@ class Collectives(Generic[Array]):
         buffer.mark_copied()
         return buffer
 
+    def _begin(
+        self, arrays: Sequence[Array], in_place: bool
+    ) -> tuple[list[_native.Buffer], list[Use]]:
+        """Returns the arrays in shared memory, and how an operation uses them."""
+        if not in_place:
+            return [self.place(array) for array in arrays], []
+        uses = [self.adapter.use(array) for array in arrays]
+        pairs = zip(uses, arrays)
+        return [use.buffer or self.place(array) for use, array in pairs], uses
+
     def _view(self, like: Array) -> Callable[[list[_native.Buffer]], Array]:
         return lambda result: self.adapter.view(result[0], like)
 
     def _views(self, like: Sequence[Array]) -> Callable[[list[_native.Buffer]], list[Array]]:
         return lambda result: [self.adapter.view(*pair) for pair in zip(result, like)]
 
-    def _back(self, into: Sequence[Array]) -> Callable[[list[_native.Buffer]], list[Array]]:
+    def _back(
+        self, into: Sequence[Array], uses: Sequence[Use] = ()
+    ) -> Callable[[list[_native.Buffer]], list[Array]]:
         def finish(result: list[_native.Buffer]) -> list[Array]:
-            for buffer, array in zip(result, into):
-                self.adapter.store(buffer, array)
+            for buffer, array, use in zip(result, into, uses or [COPIED] * len(into)):
+                if use.buffer is None:
+                    self.adapter.store(buffer, array)
+                else:
+                    self.adapter.written(array)
+                use.end()
             return list(into)
 
         return finish
@@ -261,12 +284,11 @@ class Collectives(Generic[Array]):
         in_place: bool = False,
     ) -> Handle[Array]:
         """Starts an allreduce of one array."""
-        handle = self.reduced(
-            [self.place(array)], name, op, prescale_factor, postscale_factor, process_set
-        )
+        buffers, uses = self._begin([array], in_place)
+        handle = self.reduced(buffers, name, op, prescale_factor, postscale_factor, process_set)
         if not in_place:
             return Handle(handle, self._view(array))
-        back = self._back([array])
+        back = self._back([array], uses)
         return Handle(handle, lambda result: back(result)[0])
 
     def grouped_allreduce(
@@ -280,9 +302,9 @@ class Collectives(Generic[Array]):
         in_place: bool = False,
     ) -> Handle[list[Array]]:
         """Starts an allreduce of several arrays in one request."""
-        buffers = [self.place(array) for array in not_empty(arrays)]
+        buffers, uses = self._begin(not_empty(arrays), in_place)
         handle = self.reduced(buffers, name, op, prescale_factor, postscale_factor, process_set)
-        return Handle(handle, self._back(arrays) if in_place else self._views(arrays))
+        return Handle(handle, self._back(arrays, uses) if in_place else self._views(arrays))
 
     def reduce(
         self,

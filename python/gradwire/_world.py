@@ -557,7 +557,9 @@ def stats() -> dict[str, int]:
 
     Returns:
         ``operations``: the operations that were submitted; ``bytes``: the bytes of their tensors;
-        ``in_flight``: the operations that have not ended.
+        ``copied_bytes``: those of them that were copied from ordinary memory; ``adopted_bytes``:
+        the memory of ordinary tensors that is shared now and is not copied; ``in_flight``: the
+        operations that have not ended.
 
     Raises:
         NotInitialized: ``init()`` has not been called.

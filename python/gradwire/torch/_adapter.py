@@ -8,7 +8,8 @@ from torch.utils.dlpack import from_dlpack
 from gradwire import _native
 from gradwire._errors import InvalidRequest
 from gradwire._ops import Collectives
-from gradwire.torch import _cuda
+from gradwire._uses import Use
+from gradwire.torch import _adopt, _cuda
 
 _NAMES: dict[torch.dtype, str] = {
     torch.float32: "f32",
@@ -106,6 +107,14 @@ class TorchAdapter:
             _cuda.stage.load(buffer, as_tensor(buffer), array.detach())
         else:
             as_tensor(buffer).copy_(array.detach())
+
+    def use(self, array: torch.Tensor) -> Use:
+        """Begins an operation in place. The use has a buffer if the tensor is shared memory."""
+        return _adopt.use(array, describe(array)[0])
+
+    def written(self, array: torch.Tensor) -> None:
+        """Notes that an operation has written to a tensor that is shared memory."""
+        _adopt.written(array)
 
     def view(self, buffer: _native.Buffer, like: torch.Tensor) -> torch.Tensor:
         """Returns shared memory as a tensor on the device of ``like``."""

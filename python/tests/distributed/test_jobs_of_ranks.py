@@ -13,7 +13,14 @@ pytest.importorskip("torch")
 HERE = Path(__file__).parent
 PROGRAMS = Path(sys.executable).parent
 # These files run only if they are named.
-FILES = ("collectives.py", "works.py", "training.py", "buckets.py", "staging.py")
+FILES = (
+    "collectives.py",
+    "works.py",
+    "training.py",
+    "buckets.py",
+    "staging.py",
+    "adopted.py",
+)
 RANKS = [str(HERE / "ranks" / name) for name in FILES]
 PYTEST = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-W", "ignore", *RANKS]
 # No test may hang. No test checks how long something takes.

@@ -250,6 +250,43 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """Whether PyTorch may split the group: False."""
         return False
 
+    def supports_tensor_alloc(self, device: torch.device | str) -> bool:
+        """Returns whether ``allocate_tensor`` makes tensors on a device.
+
+        Args:
+            device: The device.
+
+        Returns:
+            True for the CPU.
+        """
+        return torch.device(device).type == "cpu"
+
+    def allocate_tensor(
+        self, size: int, *, dtype: torch.dtype, device: torch.device | str
+    ) -> torch.Tensor:
+        """Makes a tensor in shared memory, whose content is undefined.
+
+        ``reduce_scatter_tensor`` reads it without a copy, and ``all_reduce`` works on it. FSDP2
+        makes its buffers so after ``set_allocate_memory_from_process_group_for_comm(True)``.
+
+        Args:
+            size: The number of elements.
+            dtype: The dtype.
+            device: The device, which must be the CPU.
+
+        Returns:
+            A tensor with one dimension.
+
+        Raises:
+            InvalidRequest: The device or the dtype is not possible.
+            OutOfResources: There is not enough shared memory.
+        """
+        if not self.supports_tensor_alloc(device):
+            raise InvalidRequest(
+                f"the gradwire backend makes tensors on the CPU, not on {device}", kind="invalid"
+            )
+        return _memory.make(size, dtype)
+
     def set_timeout(self, timeout: timedelta) -> None:
         """Sets the timeout of later operations.
 

@@ -13,8 +13,9 @@ import torch
 
 from gradwire import _native
 from gradwire._errors import InvalidRequest
+from gradwire._uses import COPIED, Use
 from gradwire._world import session
-from gradwire.torch import _cuda
+from gradwire.torch import _adopt, _cuda
 from gradwire.torch._adapter import as_tensor, describe
 
 _BYTES = "u8"
@@ -89,6 +90,35 @@ def load(tensors: Sequence[torch.Tensor], moved: bool = False) -> _native.Buffer
     for part, tensor in zip(parts(as_tensor(buffer), tensors), tensors):
         _copy_in(buffer, part, tensor)
     return buffer
+
+
+def use(tensor: torch.Tensor) -> Use:
+    """Begins an operation in place; see ``gradwire.torch._adopt.use``.
+
+    The exchange of a small tensor takes as little time as this function.
+    """
+    if tensor.numel() * tensor.element_size() < _adopt.MIN_BYTES:
+        return COPIED
+    return _adopt.use(tensor, element(tensor)[0])
+
+
+def load_for_reading(tensor: torch.Tensor) -> _native.Buffer:
+    """Returns a tensor's own memory, if that is shared; otherwise a copy, as a row of elements."""
+    dtype, number = element(tensor)
+    if number * tensor.element_size() < _adopt.MIN_BYTES:
+        return load([tensor])
+    shared = _adopt.find(tensor, dtype)
+    return load([tensor]) if shared is None else shared.part(0, dtype, [number], shared)
+
+
+def make(elements: int, dtype: torch.dtype) -> torch.Tensor:
+    """Makes a row of elements in shared memory."""
+    like = torch.empty(0, dtype=dtype)
+    buffer = session().buffer(element(like)[0], [elements])
+    tensor = as_tensor(buffer)
+    if elements > 0:
+        _adopt.made(tensor, buffer)
+    return tensor
 
 
 def load_one(tensor: torch.Tensor) -> tuple[_native.Buffer, torch.Tensor]:

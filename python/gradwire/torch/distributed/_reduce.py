@@ -9,6 +9,7 @@ import torch
 
 from gradwire import _native
 from gradwire._staging import session
+from gradwire._uses import COPIED
 from gradwire.torch._adapter import as_tensor
 from gradwire.torch.distributed import _memory
 from gradwire.torch.distributed._base import Group, Options, Tensors, as_list
@@ -66,18 +67,25 @@ class Reductions(Group):
         reduction = Reduction(given.op)
         if any(tensor.is_sparse for tensor in tensors):
             return self._allreduce_sparse(tensors, reduction, given.timeout)
-        buffers, places = [], []
+        buffers, places, uses = [], [], []
         for tensor in tensors:
-            buffer, memory = _memory.load_one(tensor)
+            # A contribution with a factor is prepared in a copy.
+            use = COPIED if reduction.factor is not None else _memory.use(tensor)
+            buffer, memory = use.buffer, None
+            if buffer is None:
+                buffer, memory = _memory.load_one(tensor)
+                self._prepare(memory, reduction)
             buffers.append(buffer)
             places.append(memory)
-            self._prepare(memory, reduction)
+            uses.append(use)
         handle = self._begin(session().allreduce, buffers, reduction.name, into=tensors)
 
         def finish(_: list[Any]) -> None:
             # The buffer has the result: an allreduce is done in place.
-            for buffer, memory, tensor in zip(buffers, places, tensors):
-                _memory.store_one(buffer, memory, tensor)
+            for buffer, memory, tensor, use in zip(buffers, places, tensors, uses):
+                if memory is not None:
+                    _memory.store_one(buffer, memory, tensor)
+                use.end()
 
         work = self._work(what, handle, finish, tensors, given.timeout, tensors)
         alone = len(tensors) == 1 and tensors[0].untyped_storage().nbytes() <= _SMALL
@@ -272,7 +280,11 @@ class Reductions(Group):
         buffers = []
         for output, tensor in zip(outputs, inputs):
             self._even("reduce_scatter_single", tensor, output)
-            buffers.append(self._load(self._in_order(tensor), reduction))
+            parts = self._in_order(tensor)
+            if len(parts) == 1 and reduction.factor is None:
+                buffers.append(_memory.load_for_reading(tensor))
+            else:
+                buffers.append(self._load(parts, reduction))
         return self._reduce_scattered(
             "reduce_scatter_single", buffers, list(outputs), reduction, given.timeout
         )

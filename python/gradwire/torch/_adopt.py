@@ -1,0 +1,438 @@
+"""Memory of ordinary CPU tensors that moves into shared memory, so that it is not copied any more.
+
+PyTorch can move a storage into a file in shared memory, in place: all tensors on the storage
+follow, also those that C++ code holds, such as DDP's buckets. Then the native session *adopts* that
+memory: it puts sealed memory that the daemon shares at the same addresses. PyTorch frees it when
+the storage ends, as always. Nothing of the tensor changes but its address.
+
+Which storages move is decided here. A storage moves when it is exchanged in place a second time,
+because then it will likely be exchanged again. It never moves while an operation on it is under
+way: that could be about to write to the old addresses. Memory of which somebody else may have the
+address is left where it is: NumPy's, pinned, mapped or shared memory, and parameters, of which a
+forked child may have its own copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import gc
+import itertools
+import logging
+import os
+import resource
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from gradwire import _native, _world
+from gradwire._errors import GradwireError
+from gradwire._uses import COPIED, Use
+
+# Smaller tensors are copied: that takes less time than everything else about them.
+MIN_BYTES = 64 << 10
+# How many storages are known at a time, and how often all of them are looked at.
+_MAX_KNOWN = 1 << 14
+_LOOK_EVERY = 64
+# The pause after a look for parameters, as a multiple of its time.
+LOOK_PAUSE = 20.0
+# Where PyTorch makes its files, and how long another rank may take to move a storage there.
+_FOLDER = "/dev/shm"
+_LOCK_SECONDS = 1.0
+
+_log = logging.getLogger("gradwire")
+
+
+class _Storage:
+    """A storage that was exchanged in place, or is shared memory from the beginning.
+
+    As long as this exists PyTorch makes no other storage at its number, so the number stands for
+    it.
+    """
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.weak = StorageWeakRef(storage)
+        self.number = next(_numbers)
+        self.watched: weakref.ref[torch.UntypedStorage] | None = None
+        # It was exchanged before.
+        self.again = False
+        # It may not move, whatever comes.
+        self.refused = False
+        # It has moved, maybe in an earlier session.
+        self.moved = False
+        # All of it in this session; where that is, and its size.
+        self.session: _native.Session | None = None
+        self.buffer: _native.Buffer | None = None
+        self.address = self.nbytes = 0
+        # The bytes that operations in place work on at this time.
+        self.ranges: list[tuple[int, int]] = []
+
+    def watch(self, storage: torch.UntypedStorage) -> None:
+        """Notices the end of the storage.
+
+        In older releases of PyTorch the object in Python may end before.
+        """
+        if self.watched is None or self.watched() is None:
+            key = storage._cdata
+            self.watched = weakref.ref(storage, lambda _: _ended.append(key))
+
+    def is_shared(self, storage: torch.UntypedStorage, session: _native.Session) -> bool:
+        """Returns whether it is shared memory of this session."""
+        if self.buffer is None or self.session is not session:
+            return False
+        if storage.data_ptr() == self.address and storage.nbytes() == self.nbytes:
+            return True
+        # The program has put other memory under it, such as by ``resize_()``.
+        self.forget()
+        self.refused = True
+        return False
+
+    def share(
+        self, storage: torch.UntypedStorage, session: _native.Session, buffer: _native.Buffer
+    ) -> None:
+        """Remembers that the storage is this shared memory."""
+        self.session, self.buffer = session, buffer
+        self.address, self.nbytes = storage.data_ptr(), storage.nbytes()
+
+    def forget(self) -> None:
+        """Drops the shared memory. The session releases it."""
+        self.buffer = self.session = None
+
+
+class _StorageUse(Use):
+    __slots__ = ("_range", "_storage")
+
+    def __init__(self, storage: _Storage, used: tuple[int, int]) -> None:
+        super().__init__()
+        self._storage, self._range = storage, used
+        storage.ranges.append(used)
+
+    def end(self) -> None:
+        """Notes that the result is in the tensor."""
+        used, self._range = self._range, _NOTHING
+        if used is not _NOTHING:
+            self._storage.ranges.remove(used)
+
+    __del__ = end  # it has failed, or nobody has waited for it
+
+
+_NOTHING = (0, 0)
+_lock = threading.RLock()
+_numbers, _calls = itertools.count(), itertools.count(1)
+_known: dict[int, _Storage] = {}
+# The storages whose objects in Python have ended.
+_ended: deque[int] = deque()
+# The storages of parameters when they were last looked for; those with a lower number were known.
+_parameters: set[int] = set()
+_looked = 0
+# When the next look may begin.
+_look_from = 0.0
+_warned: set[str] = set()
+# In a forked child, what its parent knew.
+_of_parent: list[dict[int, _Storage]] = []
+
+
+def use(tensor: torch.Tensor, element: str) -> Use:
+    """Begins an operation in place on a tensor. The storage of the tensor may move.
+
+    The caller holds the result until the operation has ended, and calls its ``end`` when the result
+    is in the tensor.
+
+    Args:
+        tensor: A tensor.
+        element: The name of its element type.
+
+    Returns:
+        A use with the tensor's memory, if that is shared; otherwise the tensor has to be copied.
+    """
+    nbytes = tensor.numel() * tensor.element_size()
+    if nbytes < MIN_BYTES or not tensor.is_cpu or not _is_plain(tensor):
+        return COPIED
+    storage, session = tensor.untyped_storage(), _world.session()
+    first = int(tensor.storage_offset()) * tensor.element_size()
+    used = (first, first + nbytes)
+    with _lock:
+        entry = _entry(storage, session.adopt_max_bytes > 0)
+        if entry is None:
+            return COPIED
+        shared = entry.is_shared(storage, session)
+        if not shared and entry.again and 2 * nbytes >= storage.nbytes():
+            shared = _may_move(entry, storage, session) and _move(entry, storage, session)
+        entry.again = True
+        free = all(end <= used[0] or used[1] <= start for start, end in entry.ranges)
+        result = _StorageUse(entry, used)
+        if shared and free and entry.buffer is not None:
+            whole = entry.buffer.view(first, "u8", [nbytes])
+            result.buffer = whole.part(0, element, list(tensor.shape), storage)
+        return result
+
+
+def find(tensor: torch.Tensor, element: str) -> _native.Buffer | None:
+    """Returns the memory of a tensor that an operation reads, if it is shared already."""
+    if not tensor.is_cpu or not _is_plain(tensor):
+        return None
+    storage = tensor.untyped_storage()
+    with _lock:
+        entry = _known.get(storage._cdata)
+        if not is_shared(tensor) or entry is None or entry.buffer is None:
+            return None
+        first, nbytes = tensor.storage_offset() * tensor.element_size(), tensor.nbytes
+        whole = entry.buffer.view(first, "u8", [nbytes])
+        return whole.part(0, element, list(tensor.shape), storage)
+
+
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Returns whether the memory of a tensor is shared with the daemon now."""
+    storage = tensor.untyped_storage()
+    with _lock:
+        entry = _known.get(storage._cdata)
+        return entry is not None and entry.is_shared(storage, _world.session())
+
+
+def made(tensor: torch.Tensor, buffer: _native.Buffer) -> None:
+    """Notes that a tensor was made in shared memory, of which it is all."""
+    storage = tensor.untyped_storage()
+    with _lock:
+        entry = _entry(storage, new=True)
+        if entry is not None:
+            entry.refused = True  # there is nothing to move
+            entry.share(storage, _world.session(), buffer)
+
+
+def written(tensor: torch.Tensor) -> None:
+    """Tells autograd that an operation has written to the memory of a tensor."""
+    if not tensor.is_inference():
+        tensor.detach()[:0].zero_()  # it shares the version of the tensor
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Returns whether the memory of a tensor has just its elements, in their order."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and not (tensor.requires_grad and tensor.is_leaf)
+    )
+
+
+def _entry(storage: torch.UntypedStorage, new: bool) -> _Storage | None:
+    """Returns what is known of a storage; with ``new`` it is known from now on."""
+    if _ended or next(_calls) % _LOOK_EVERY == 0:
+        sweep()
+    key = storage._cdata
+    entry = _known.get(key)
+    if entry is None:
+        if not new or len(_known) >= _MAX_KNOWN:
+            return None
+        entry = _known[key] = _Storage(storage)
+    entry.watch(storage)
+    return entry
+
+
+def sweep() -> None:
+    """Forgets the storages that have ended; the session releases their memory."""
+    with _lock:
+        _ended.clear()
+        for key in [key for key, entry in _known.items() if entry.weak.expired()]:
+            del _known[key]
+
+
+# Whether it may move
+
+
+def _may_move(entry: _Storage, storage: torch.UntypedStorage, session: _native.Session) -> bool:
+    if entry.refused or entry.ranges or not 0 < storage.nbytes() <= session.adopt_max_bytes:
+        return False
+    if entry.moved:  # in an earlier session
+        return (storage.data_ptr(), storage.nbytes()) == (entry.address, entry.nbytes)
+    if not _is_ordinary(storage):
+        entry.refused = True
+        return False
+    parameter = _is_parameter(entry, storage)
+    entry.refused = parameter is True
+    return parameter is False and _descriptors_left() and _fits(storage.nbytes())
+
+
+def _is_ordinary(storage: torch.UntypedStorage) -> bool:
+    """Returns whether PyTorch alone has the memory of a storage."""
+    # Memory of NumPy, of DLPack and of files can't be resized, nor what NumPy has a view of.
+    resizable = getattr(storage, "resizable", None)
+    if resizable is None or not resizable() or not hasattr(storage, "_share_fd_cpu_"):
+        return False
+    if not _has_numpy():
+        return False  # see _keep_size
+    return not storage.is_shared() and not (torch.cuda.is_initialized() and storage.is_pinned())
+
+
+@functools.cache
+def _has_numpy() -> bool:
+    try:
+        torch.zeros(1).numpy()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _is_parameter(entry: _Storage, storage: torch.UntypedStorage) -> bool | None:
+    """Returns whether a parameter is on a storage. The tensor may be a ``.data`` of it.
+
+    To look at all objects takes tens of milliseconds. One look is enough for all storages that are
+    known by then. None: the last look was only a moment ago.
+    """
+    global _looked, _look_from
+    if entry.number >= _looked or storage._cdata in _parameters:
+        began = time.monotonic()
+        if began < _look_from:
+            return None
+        _looked = next(_numbers)
+        _parameters.clear()
+        _parameters.update(_storages_of_parameters())
+        ended = time.monotonic()
+        _look_from = ended + LOOK_PAUSE * (ended - began)
+    return storage._cdata in _parameters
+
+
+def _storages_of_parameters() -> Iterator[int]:
+    kinds: dict[type, bool] = {}
+    for item in gc.get_objects():
+        kind = type(item)
+        known = kinds.get(kind)
+        if known is None:
+            known = kinds[kind] = issubclass(kind, torch.nn.Parameter)
+        if known:
+            # Some kinds of parameters have no storage, or none yet.
+            with contextlib.suppress(Exception):
+                yield item.untyped_storage()._cdata
+
+
+def _descriptors_left() -> bool:
+    """Returns whether another storage may have a descriptor: all of them, a quarter."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    moved = sum(entry.moved for entry in _known.values())
+    if limit == resource.RLIM_INFINITY or 4 * (moved + 1) <= limit:
+        return True
+    _warn(
+        "descriptors",
+        f"{moved} tensors have moved into shared memory, each with a file descriptor, and the "
+        f"limit is {limit}: further ones are copied. Raise it (ulimit -n)",
+    )
+    return False
+
+
+def _fits(nbytes: int) -> bool:
+    """Returns whether PyTorch can put a storage into its folder, which may be small.
+
+    If it could not, the process would end with SIGBUS. As much again has to stay free for the
+    others that use the folder, such as the workers of a ``DataLoader``.
+    """
+    try:
+        system = os.statvfs(_FOLDER)
+        free = system.f_bavail * system.f_frsize
+        if system.f_blocks and free < 2 * nbytes:
+            raise OSError(f"{free} bytes are free")
+        file = os.open(_FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(file, 0, nbytes)
+        finally:
+            os.close(file)
+    except OSError as error:
+        _warn(
+            "space",
+            f"a tensor of {nbytes} bytes is copied for each exchange: it can't pass through "
+            f"{_FOLDER}, where twice that has to be free ({error}). Enlarge it, or set "
+            "GRADWIRE_WORKER__ADOPT=off",
+        )
+        return False
+    return True
+
+
+# The move
+
+
+def _move(entry: _Storage, storage: torch.UntypedStorage, session: _native.Session) -> bool:
+    """Makes a storage shared memory of the session; returns whether it is."""
+    try:
+        with _alone():
+            # Another rank may have taken the space meanwhile.
+            if not entry.moved and not _fits(storage.nbytes()):
+                return False
+            fd, _ = storage._share_fd_cpu_()
+            if not entry.moved:
+                entry.moved = True
+                _keep_size(storage)
+            # The file takes no space in the folder from here on.
+            buffer = session.adopt(storage.data_ptr(), storage.nbytes(), fd)
+    except BlockingIOError:
+        return False
+    except (GradwireError, RuntimeError, OSError) as error:
+        entry.refused = True
+        _warn("failure", f"a tensor can't move into shared memory and is copied: {error}")
+        return False
+    entry.share(storage, session, buffer)
+    return True
+
+
+def _keep_size(storage: torch.UntypedStorage) -> None:
+    """Lets PyTorch refuse to resize a storage that has moved, instead of crashing.
+
+    A shared storage has no allocator. PyTorch itself refuses it only for a storage of which NumPy
+    has once had a view.
+    """
+    torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """One rank of a node after the other: each needs free space in the folder."""
+    folder = os.open(_FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        until = time.monotonic() + _LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(0.001)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _warn(what: str, text: str) -> None:
+    """Logs one line, once."""
+    if what not in _warned:
+        _warned.add(what)
+        _log.warning(text)
+
+
+# Its end
+
+
+def _close() -> None:
+    """Releases what is shared, before the session ends. The tensors keep their memory."""
+    with _lock:
+        for entry in _known.values():
+            entry.forget()
+
+
+def _forked() -> None:
+    """Forgets everything: a forked child has no session. It shares the memory of its parent."""
+    global _lock, _known
+    _lock = threading.RLock()
+    # To drop them takes a lock that another thread may have had at the time of the fork.
+    _of_parent.append(_known)
+    _known = {}
+    _ended.clear()
+
+
+_world.before_shutdown.append(_close)
+os.register_at_fork(after_in_child=_forked)
