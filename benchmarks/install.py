@@ -42,6 +42,7 @@ def prepare(every: bool) -> Tools:
     _virtual_environment()
     attempts = [("gloo", _gloo), ("openmpi", _open_mpi), ("iperf3", _iperf)]
     if every:
+        attempts += [("gradwire-python", _gradwire_python)]
         attempts += [("intelmpi", _intel_mpi), ("oneccl", _oneccl), ("horovod", _horovod)]
     for name, attempt in attempts:
         try:
@@ -66,6 +67,18 @@ def _gradwire() -> Path:
     call([os.environ.get("CARGO", "cargo"), *words], 60 * MINUTES, cwd=ROOT)
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
     return target / "release" / "gradwire"
+
+
+def _gradwire_python(tools: Tools) -> str:
+    if not tools.has("gloo"):
+        raise Trouble("there is no PyTorch for it")
+    say("building Gradwire's Python package")
+    call(["make", "wheel"], 60 * MINUTES, cwd=ROOT)
+    wheels = [str(wheel) for wheel in (ROOT / "python" / "dist").glob("gradwire-*.whl")]
+    words = ["install", "--quiet", "--force-reinstall", "--no-deps", *wheels]
+    call([PYTHON, "-m", "pip", *words], 10 * MINUTES)
+    tools.programs["gradwire-python"] = HERE / "gradwire_rank.py"
+    return _installed("gradwire")
 
 
 def _virtual_environment() -> None:

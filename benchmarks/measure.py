@@ -169,7 +169,7 @@ class Bench:
             answer = self.folder / "answer.json"
             answer.unlink(missing_ok=True)
             said = run_job(processes(job, system, setup, answer), JOB_SECONDS)
-            answered = _read(answer.read_text() if system.ours else said, system)
+            answered = _read(answer.read_text() if system.answers_in_file else said, system)
             times.update({size: row.median for size, row in answered.items()})
             for size, row in answered.items():
                 if row.baseline is not None:
@@ -187,7 +187,7 @@ class Bench:
         work = [
             run for run in runs(scenario, self.seconds * share, system.thrift) if run.size in sizes
         ]
-        if system.ours:
+        if system.answers_in_file:
             yield from ([run] for run in work)
         else:
             yield work
@@ -215,7 +215,7 @@ class Row:
 def _read(text: str, system: System) -> dict[int, Row]:
     """Returns the output of a system, for each size."""
     try:
-        if system.ours:
+        if system.answers_in_file:
             rows = json.loads(text)["rows"]
         else:
             # Some launchers write before each line which rank it is from.

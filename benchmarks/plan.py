@@ -89,14 +89,14 @@ def full() -> list[Scenario]:
 NODE_PEERS = ("gloo-tuned", "openmpi-tuned", "intelmpi-tuned", "oneccl-tuned", "horovod-tuned")
 MODEL_PEERS = ("gloo-ddp-tuned", "openmpi-each-tuned", "intelmpi-each-tuned", "horovod-tuned")
 LINE_PEERS = ("gloo-tuned", "openmpi-tuned")
-OURS = ("gradwire", "gradwire-ordinary")
+OURS = ("gradwire", "gradwire-ordinary", "gradwire-dist", "gradwire-hvd")
 
 
 def for_targets() -> list[Scenario]:
     """Returns only the scenarios that the targets (`targets.py`) need: a quarter of an hour."""
     wanted: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
         "node-4": ((4, 1 << 10, 64 << 10, MIB, 16 * MIB, 64 * MIB), OURS + NODE_PEERS),
-        "node-2": ((16 * MIB, 64 * MIB), OURS + NODE_PEERS),
+        "node-2": ((1 << 10, MIB, 16 * MIB, 64 * MIB), OURS + NODE_PEERS),
         "resnet50": ((), ("gradwire", *MODEL_PEERS)),
         "1g-2x2": ((64 * MIB,), ("gradwire", "gloo-tuned")),
         "10g-2x2": (LINE_SIZES, ("gradwire", "gloo-tuned")),

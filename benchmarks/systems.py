@@ -44,11 +44,18 @@ class System:
     setups: tuple[Setup, ...] = (Setup("default"),)
     # The factor by which a very slow system gets fewer iterations.
     thrift: int = 1
+    # Whether its ranks are programs in Python, which print their times.
+    in_python: bool = False
 
     @property
     def ours(self) -> bool:
         """Whether it is Gradwire."""
         return self.family == "gradwire"
+
+    @property
+    def answers_in_file(self) -> bool:
+        """Whether it is `gradwire bench`, which measures one size and writes a file."""
+        return self.ours and not self.in_python
 
 
 @dataclass(frozen=True)
@@ -132,6 +139,19 @@ def systems(scenario: Scenario, tools: Tools, namespaces: bool) -> list[System]:
         ours.append(System("gradwire-plain", "Gradwire as it comes", "gradwire", tuned=False))
         short = (Setup("default", words=("--set", "data.compression=bf16")),)
         ours.append(System("gradwire-bf16", "Gradwire, bf16 on the wire", "gradwire", True, short))
+    if scenario.nodes == 1 and not scenario.model and tools.has("gradwire-python"):
+        for interface, call in (("dist", "dist.all_reduce"), ("hvd", "hvd.allreduce_")):
+            ordinary = (Setup("default", words=("--interface", interface)),)
+            ours.append(
+                System(
+                    f"gradwire-{interface}",
+                    f"Gradwire, {call} in Python",
+                    "gradwire",
+                    True,
+                    ordinary,
+                    in_python=True,
+                )
+            )
     peers = _model_peers() if scenario.model else _size_peers(scenario)
     able = ours + [peer for peer in peers if tools.has(peer.family)]
     return [system for system in able if not scenario.systems or system.name in scenario.systems]
@@ -190,7 +210,8 @@ def processes(job: Job, system: System, setup: Setup, answer: Path) -> list[Proc
         "oneccl": _oneccl,
         "horovod": _horovod,
     }
-    started = start[system.family](job, setup, answer)
+    run = _gradwire_python if system.in_python else start[system.family]
+    started = run(job, setup, answer)
     for process in started:
         process.environment.update(setup.environment)
     return started
@@ -216,6 +237,12 @@ def _gradwire(job: Job, setup: Setup, answer: Path) -> list[Process]:
         words += ["--hosts", _hosts(job), "--set", f"launch.ssh={job.net.remote_shell}"]
         words += ["--set", f"launch.remote_gradwire={job.tools.gradwire}"]
     return [Process(job.net.nodes[0].inside(words))]
+
+
+def _gradwire_python(job: Job, setup: Setup, answer: Path) -> list[Process]:
+    words = [str(VENV / "bin" / "gradwire"), "run", "-np", str(job.scenario.ranks), "--"]
+    words += [str(PYTHON), str(job.tools.programs["gradwire-python"]), *setup.words]
+    return [Process(job.net.nodes[0].inside([*words, *_gloo_words(job)]))]
 
 
 def _gloo(job: Job, setup: Setup, answer: Path) -> list[Process]:

@@ -49,9 +49,14 @@ class Target:
 def _node(
     ranks: int, memory: str, sizes: tuple[int, ...], *bounds: tuple[str, float, str]
 ) -> list[Target]:
-    system = "gradwire" if memory == "arena" else "gradwire-ordinary"
+    systems = {
+        "arena": ["gradwire"],
+        "ordinary": ["gradwire-ordinary"],
+        "python": ["gradwire-dist", "gradwire-hvd"],
+    }
     return [
         Target(f"node-{ranks}", sizes, against, most, text, system)
+        for system in systems[memory]
         for against, most, text in bounds
     ]
 
@@ -66,6 +71,11 @@ TARGETS = (
     *_node(2, "arena", LARGE, ("gloo", 1 / 5, "≤ 1/5"), (BEST_PEER, 1 / 3, "≤ 1/3"), SIXTY),
     *_node(4, "ordinary", LARGE, ("gloo", 1 / 3, "≤ 1/3"), (BEST_PEER, 2 / 3, "≤ 2/3"), SIXTY),
     *_node(2, "ordinary", LARGE, (BEST_PEER, 3 / 4, "≤ 3/4"), SIXTY),
+    *_node(4, "python", (64 * MIB,), ("gloo", 1 / 6, "≤ 1/6"), (BEST_PEER, 1 / 4, "≤ 1/4")),
+    *_node(4, "python", (MIB,), ("gloo", 1 / 12, "≤ 1/12")),
+    *_node(4, "python", (1 << 10,), ("gloo", 1 / 20, "≤ 1/20")),
+    *_node(2, "python", (MIB,), ("gloo", 1 / 5, "≤ 1/5")),
+    *_node(2, "python", (1 << 10,), ("gloo", 1 / 6, "≤ 1/6")),
     *_node(4, "arena", (16 * MIB,), (BEST_PEER, 1 / 3, "≤ 1/3")),
     *_node(2, "arena", (16 * MIB,), (BEST_PEER, 1 / 2, "≤ 1/2")),
     *_node(4, "arena", (MIB,), ("openmpi", 1.0, "≤ 1"), ("gloo", 1 / 15, "≤ 1/15")),
