@@ -81,7 +81,8 @@ until_ms = 3
 fn seconds(input: &Input) -> f64 {
     let hosts = input.setup.network.topology.contributors();
     let operation = Operation::new(input.kind, input.specs[0], input.bytes, hosts);
-    let operations = vec![Arc::new(operation); input.pieces as usize];
+    let operation = Arc::new(operation);
+    let operations = vec![operation; input.pieces as usize];
     let outcome = run(&input.setup, &mut InOrder::new(operations, input.control));
     assert_eq!(outcome.standstill, None);
     outcome.seconds
