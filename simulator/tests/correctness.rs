@@ -215,8 +215,11 @@ fn a_dead_line_is_reported() {
     assert!(outcome.standstill.unwrap().contains("not done after 10.000 s"));
 }
 
-/// A random network: capacities, and for each flow its cap and what it uses.
-fn networks() -> impl Strategy<Value = (Vec<f64>, Vec<(f64, Vec<(usize, f64)>)>)> {
+/// The cap of a flow, and what it uses with which weight.
+type Flow = (f64, Vec<(usize, f64)>);
+
+/// A random network: capacities and flows.
+fn networks() -> impl Strategy<Value = (Vec<f64>, Vec<Flow>)> {
     let capacities = prop::collection::vec(prop_oneof![9 => 1.0..100.0, 1 => Just(0.0)], 1..12);
     capacities.prop_flat_map(|capacities| {
         let many = capacities.len();
@@ -228,12 +231,12 @@ fn networks() -> impl Strategy<Value = (Vec<f64>, Vec<(f64, Vec<(usize, f64)>)>)
 }
 
 /// Max-min by its definition: the rates of all that can still grow, in small steps of what is left.
-fn reference(capacities: &[f64], flows: &[(f64, Vec<(usize, f64)>)], active: &[bool]) -> Vec<f64> {
+fn reference(capacities: &[f64], flows: &[Flow], active: &[bool]) -> Vec<f64> {
     let mut rates = vec![0.0; flows.len()];
     let mut grows: Vec<bool> = active.to_vec();
     while grows.iter().any(|&one| one) {
         let used = |at: usize, who: &dyn Fn(usize) -> f64| -> f64 {
-            let of = |(flow, (_, uses)): (usize, &(f64, Vec<(usize, f64)>))| {
+            let of = |(flow, (_, uses)): (usize, &Flow)| {
                 let weight = uses.iter().find(|(one, _)| *one == at).map_or(0.0, |one| one.1);
                 weight * who(flow)
             };
@@ -287,7 +290,7 @@ proptest! {
             fair.start(flow);
         }
         let mut active = vec![true; flows.len()];
-        let mut compare = |fair: &mut Fair, active: &[bool], capacities: &[f64]| {
+        let compare = |fair: &mut Fair, active: &[bool], capacities: &[f64]| {
             fair.compute(|_, _, _| {});
             for (flow, rate) in (0..).zip(reference(capacities, &flows, active)) {
                 let is = fair.rate(flow);

@@ -29,18 +29,29 @@ fn a_torus_has_short_chains_and_the_bytes_of_a_ring() {
 
 #[test]
 fn servers_take_their_share() {
-    all_hold(&byteps::run());
+    all_hold(&byteps::run(8));
     for (servers, time) in [(0, 1.75), (1, 1.60), (4, 1.273), (8, 1.00)] {
         assert!((byteps::expected(8, servers) / time - 1.0).abs() < 0.01);
     }
 }
 
-/// A part of the grid of `gradwire simulate paper rat`: the cells that have bounds.
 #[test]
-fn rat_is_as_published_where_fair_sharing_explains_it() {
-    let extent = rat::Extent { cells: vec![(8, 20), (12, 20), (24, 50)], ..rat::Extent::default() };
-    all_hold(&rat::run(&extent));
+fn oversubscribed_racks_slow_servers_down_as_fair_sharing_says() {
+    let mut results = Results::default();
+    let extent = rat::Extent { oversubscriptions: vec![2, 4, 8], ..rat::Extent::default() };
+    rat::oversubscription(&extent, &mut results);
+    rat::timeouts(&rat::Extent { oversubscriptions: vec![4], ..extent }, &mut results);
+    all_hold(&results);
     for (o, expected) in [(2.0, 1.60), (4.0, 3.10), (8.0, 6.10), (12.0, 9.09)] {
         assert!((rat::slow_down(o, 8.0 * o, 4.0) - expected).abs() < 0.01);
     }
+}
+
+/// A part of the grid: the cells that have bounds.
+#[test]
+fn hosts_that_stop_delay_a_ring_as_published() {
+    let mut results = Results::default();
+    let cells = vec![(8, 20), (12, 20), (24, 50)];
+    rat::faults(&rat::Extent { cells, ..rat::Extent::default() }, &mut results);
+    all_hold(&results);
 }

@@ -77,7 +77,7 @@ impl Paper {
             }
             Self::Ring => ring::run(),
             Self::Torus => torus::run(),
-            Self::BytePs => byteps::run(),
+            Self::BytePs => byteps::run(1),
             Self::Rat => rat::run(&rat::Extent::default()),
         }
     }

@@ -62,13 +62,14 @@ pub fn slow_down(o: f64, hosts: f64, racks: f64) -> f64 {
 /// Both figures.
 pub fn run(extent: &Extent) -> Results {
     let mut results = Results::default();
-    figure_of_racks(extent, &mut results);
-    figure_of_timeouts(extent, &mut results);
-    figure_of_faults(extent, &mut results);
+    oversubscription(extent, &mut results);
+    timeouts(extent, &mut results);
+    faults(extent, &mut results);
     results
 }
 
-fn figure_of_racks(extent: &Extent, results: &mut Results) {
+/// Racks that are oversubscribed.
+pub fn oversubscription(extent: &Extent, results: &mut Results) {
     let head = [
         "o",
         "w",
@@ -149,7 +150,7 @@ fn figure_of_racks(extent: &Extent, results: &mut Results) {
 }
 
 /// What TCP adds when many send to one at once.
-fn figure_of_timeouts(extent: &Extent, results: &mut Results) {
+pub fn timeouts(extent: &Extent, results: &mut Results) {
     let head = ["o", "w", "least timeout, ms", "RAT, ms", "PS, ms", "PS/RAT", "timeouts of PS"];
     let mut table = Table::new("rat-timeouts", &head);
     let mut best = f64::NEG_INFINITY;
@@ -220,7 +221,8 @@ pub fn under_faults(hosts: u32, milliseconds: u32, draws: u64) -> [f64; 4] {
     })
 }
 
-fn figure_of_faults(extent: &Extent, results: &mut Results) {
+/// Hosts that stop sending.
+pub fn faults(extent: &Extent, results: &mut Results) {
     let names = compared().map(|(name, ..)| format!("{name}, ms"));
     let head = ["k", "d, ms", &names[0], &names[1], &names[2], &names[3], "RAT/PS", "ring/PS"];
     let mut table = Table::new("rat-faults", &head);
