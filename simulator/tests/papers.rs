@@ -47,11 +47,20 @@ fn oversubscribed_racks_slow_servers_down_as_fair_sharing_says() {
     }
 }
 
-/// A part of the grid: the cells that have bounds.
+/// The cells of the grid that have bounds.
+fn hosts_stop(cells: &[(u32, u32)], draws: u64) {
+    let mut results = Results::default();
+    let extent = rat::Extent { cells: cells.to_vec(), draws, ..rat::Extent::default() };
+    rat::faults(&extent, &mut results);
+    all_hold(&results);
+}
+
 #[test]
 fn hosts_that_stop_delay_a_ring_as_published() {
-    let mut results = Results::default();
-    let cells = vec![(8, 20), (12, 20), (24, 50)];
-    rat::faults(&rat::Extent { cells, ..rat::Extent::default() }, &mut results);
-    all_hold(&results);
+    hosts_stop(&[(8, 20), (12, 20)], 10);
+}
+
+#[test]
+fn hosts_that_stop_delay_a_ring_most_if_they_are_many() {
+    hosts_stop(&[(24, 50)], 20);
 }
