@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,3 +41,31 @@ def needs_torch(*least: int, why: str) -> None:
 def jobs_of(*usual: str) -> list[str]:
     """The jobs that tests of ranks run on: the usual ones, and at night all of them."""
     return list(dict.fromkeys([*usual, *_EVERY])) if AT_NIGHT else list(usual)
+
+
+def until(what: str, see: Callable[[], Any], seconds: float = 60) -> Any:
+    """Waits until something is seen, and returns it."""
+    end = time.monotonic() + seconds
+    while True:
+        seen = see()
+        if seen:
+            return seen
+        assert time.monotonic() < end, f"not after {seconds} s: {what}"
+        time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def running(words: list[str], log: Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is ended afterwards, by its id."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            words, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **variables}
+        )
+    try:
+        yield process
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if process.poll() is None:
+                process.send_signal(number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(30)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import re
-import signal
 import subprocess
 import sys
 import textwrap
@@ -15,7 +13,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from typing import Any
 import deployed
 import pytest
 from deployed import DASHBOARDS, PROMETHEUS, ROOT
-from launching import LAUNCHER, LIMIT
+from launching import LAUNCHER, LIMIT, running, until
 
 yaml = pytest.importorskip("yaml")
 
@@ -53,34 +51,6 @@ PROGRAM = """
             break
     gw.shutdown()
 """
-
-
-def until(what: str, see: Callable[[], Any], seconds: float = 60) -> Any:
-    """Waits until something is seen, and returns it."""
-    end = time.monotonic() + seconds
-    while True:
-        seen = see()
-        if seen:
-            return seen
-        assert time.monotonic() < end, f"not after {seconds} s: {what}"
-        time.sleep(0.2)
-
-
-@contextlib.contextmanager
-def running(words: list[str], log: Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is ended afterwards, by its id."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            words, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **variables}
-        )
-    try:
-        yield process
-    finally:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            if process.poll() is None:
-                process.send_signal(number)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(30)
 
 
 @contextlib.contextmanager

@@ -12,20 +12,18 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+import browsing
 import pytest
+from browsing import PATIENCE, Browser
 from deployed import ROOT
-from launching import LAUNCHER, LIMIT
-from test_deploy_live import running, until
+from launching import LAUNCHER, LIMIT, running, until
 
 playwright = pytest.importorskip("playwright.sync_api")
 axe = pytest.importorskip("axe_playwright_python.base")
 
 # Screenshots of the last run are kept here.
 SHOTS = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "status-page"
-# How long something may take to be seen, in milliseconds.
-PATIENCE = LIMIT * 1000
 
 # Rank 3 needs 50 ms longer for each step. A name that is markup must stay text.
 NAME = "<b id=markup>gradient</b>"
@@ -69,54 +67,10 @@ def job(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[bytes], st
         yield launcher, until("the job runs", address).rpartition(":")[2]
 
 
-@pytest.fixture(scope="module")
-def chromium() -> str:
-    done = subprocess.run(
-        [str(ROOT / "scripts" / "chromium.sh")], capture_output=True, text=True, timeout=LIMIT * 4
-    )
-    if done.returncode == 3:
-        pytest.skip(done.stderr)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-class Browser:
-    """Pages in Chromium, which load nothing from elsewhere and have no errors."""
-
-    def __init__(self, browser: Any) -> None:
-        self.browser = browser
-        self.faults: list[str] = []
-
-    def open(self, url: str, theme: str = "light", width: int = 1200) -> Any:
-        """A page of its own, with this colour scheme and width."""
-        context = self.browser.new_context(
-            color_scheme=theme, viewport={"width": width, "height": 900}
-        )
-        context.set_default_timeout(PATIENCE)
-        page = context.new_page()
-        page.on("pageerror", lambda error: self.faults.append(f"{url}: {error}"))
-
-        def requested(request: Any) -> None:
-            if urlsplit(request.url).netloc != urlsplit(url).netloc:
-                self.faults.append(f"{url} loads {request.url}")
-
-        page.on("request", requested)
-        page.goto(url)
-        return page
-
-
 @pytest.fixture
-def browser(chromium: str) -> Iterator[Browser]:
-    # Its sandbox does not work for root.
-    words = ["--no-sandbox"] if os.geteuid() == 0 else []
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=chromium, args=words)
-        try:
-            found = Browser(started)
-            yield found
-            assert found.faults == []
-        finally:
-            started.close()
+def browser() -> Iterator[Browser]:
+    with browsing.browser() as found:
+        yield found
 
 
 def violations(page: Any) -> list[str]:
