@@ -1,6 +1,15 @@
 //! One event of a file in the Trace Event Format.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
 use serde_json::{Value, json};
+
+/// The id of an arrow in the file. Perfetto understands hexadecimal numbers alone.
+pub(super) fn arrow_id(id: &str) -> String {
+    let mut hasher = DefaultHasher::new();
+    id.hash(&mut hasher);
+    format!("{:#x}", hasher.finish())
+}
 
 /// A process and a thread of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -79,7 +88,7 @@ impl Line {
     /// The beginning (`s`) or the end (`f`) of an arrow between slices.
     pub(super) fn arrow(phase: &str, name: &str, place: Place, id: &str, at_ns: u64) -> Self {
         let mut line = Self::timed(phase, name, "arrow", place, at_ns);
-        line.event["id"] = id.into();
+        line.event["id"] = arrow_id(id).into();
         if phase == "f" {
             // It ends at the slice around that time, not at the next one.
             line.event["bp"] = "e".into();
@@ -105,20 +114,19 @@ impl Line {
         Self { base_ns, ..self.clone() }
     }
 
-    /// Writes it, with a comma and an end of line.
+    /// Writes it, with a comma and an end of line. What began before 0 is cut off there.
     pub(super) fn write(&self, out: &mut String) {
         let mut text = self.event.to_string();
         // Numbers with three decimals, which a float could not tell exactly.
-        let mut put = |name: &str, ns: i128| {
-            let (sign, ns) = (if ns < 0 { "-" } else { "" }, ns.unsigned_abs());
+        let mut put = |name: &str, ns: u64| {
             text.pop();
-            text.push_str(&format!(",\"{name}\":{sign}{}.{:03}}}", ns / 1000, ns % 1000));
+            text.push_str(&format!(",\"{name}\":{}.{:03}}}", ns / 1000, ns % 1000));
         };
         if let Some(at_ns) = self.at_ns {
-            put("ts", i128::from(at_ns) - i128::from(self.base_ns));
-        }
-        if let Some(duration_ns) = self.duration_ns {
-            put("dur", duration_ns.into());
+            put("ts", at_ns.saturating_sub(self.base_ns));
+            if let Some(duration_ns) = self.duration_ns {
+                put("dur", duration_ns.saturating_sub(self.base_ns.saturating_sub(at_ns)));
+            }
         }
         out.push_str(&text);
         out.push_str(",\n");

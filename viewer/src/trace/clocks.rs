@@ -52,6 +52,10 @@ impl Clock {
     }
 }
 
+/// How long the file's time begins before the first event that comes. Other threads may have events
+/// of an earlier time, and Perfetto drops what is before 0.
+const LEAD_NS: u64 = 1_000_000_000;
+
 /// How far clocks are ahead, and by how much that may be wrong.
 #[derive(Debug, Default)]
 pub(super) struct Clocks {
@@ -91,7 +95,7 @@ impl Clocks {
             clock.ahead_at(at_ns)
         });
         let at_ns = at_ns.saturating_add_signed(ahead_ns.saturating_neg());
-        self.base_ns.get_or_insert(at_ns);
+        self.base_ns.get_or_insert(at_ns.saturating_sub(LEAD_NS));
         self.newest_ns = self.newest_ns.max(at_ns);
         at_ns
     }
@@ -137,7 +141,7 @@ mod tests {
         assert!(clocks.set(0, 1500, 400).is_some());
         assert!(clocks.set(1, -7, 300).is_some());
         assert!(clocks.set(2, 0, 10).is_some());
-        assert_eq!((clocks.common(1, 100), clocks.error_ns(), clocks.base()), (107, 700, 4000));
+        assert_eq!((clocks.common(1, 100), clocks.error_ns(), clocks.base()), (107, 700, 0));
         assert_eq!(clocks.newest(), 7960);
     }
 

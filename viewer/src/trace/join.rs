@@ -461,12 +461,14 @@ impl Joiner {
             self.found.push(Found::To(arrow, track, at_ns));
         }
         if is_first && kind == Kind::Send {
-            // It leaves at the end of the slice at the latest, and arrives by its end.
+            // It leaves with the beginning of the slice, and arrives just before the end of the
+            // other one: at the end, Perfetto would take what comes next.
             let arrow = Arrow::Message { operation: sequence, from: node, to: peer };
             self.found.push(Found::From(arrow, track, at_ns));
         } else if is_first {
             let arrow = Arrow::Message { operation: sequence, from: peer, to: node };
-            self.found.push(Found::To(arrow, track, at_ns.saturating_add(duration_ns)));
+            let by_ns = at_ns.saturating_add(duration_ns.saturating_sub(1));
+            self.found.push(Found::To(arrow, track, by_ns));
         }
     }
 }

@@ -6,6 +6,7 @@ use gradwire_trace::Kind;
 use serde_json::Value;
 
 use super::{
+    chrome::arrow_id,
     file::Trace,
     join::{Lost, MAX_KNOWN},
 };
@@ -70,11 +71,11 @@ fn a_tensor_is_followed_from_rank_to_rank() {
         found[0].clone()
     };
     let submit = one("X", &format!("submit {title}"));
-    assert_eq!((&submit["ts"], &submit["dur"]), (&Value::from(0.0), &Value::from(0.5)));
+    assert_eq!((&submit["ts"], &submit["dur"]), (&Value::from(1.0), &Value::from(0.5)));
     let wait = one("X", &format!("wait {title}"));
     assert_eq!((&wait["pid"], &wait["tid"]), (&submit["pid"], &submit["tid"]));
     let woken = one("X", "wake-up");
-    assert_eq!((&woken["ts"], &woken["dur"]), (&Value::from(4.4), &Value::from(4.6)));
+    assert_eq!((&woken["ts"], &woken["dur"]), (&Value::from(5.4), &Value::from(4.6)));
     for phase in ["gather", "negotiate", "queue"] {
         one("b", &format!("{phase} {title}"));
         one("e", &format!("{phase} {title}"));
@@ -86,8 +87,21 @@ fn a_tensor_is_followed_from_rank_to_rank() {
     assert_eq!(one("X", &format!("send {title}"))["args"]["peer"], "b");
     // From the submission to the operation, and to and from the peer.
     assert_eq!(one("s", "submitted")["id"], one("f", "submitted")["id"]);
-    assert_eq!(one("s", "message")["id"], "p7.0.1");
-    assert_eq!(one("f", "message")["id"], "p7.1.0");
+    assert_eq!(one("s", "message")["id"], arrow_id("p7.0.1"));
+    assert_eq!(one("f", "message")["id"], arrow_id("p7.1.0"));
+}
+
+/// Perfetto drops what is before 0.
+#[test]
+fn no_time_is_before_0() {
+    let second = 1_000_000_000;
+    let wait =
+        |at: u64, took: u64, ticket| event(Kind::Wait, 2, at * second, took * second, ticket);
+    let (all, _) = written(vec![batch(0, vec![wait(10, 1, 1), wait(2, 3, 2), wait(6, 5, 3)])]);
+    let waits = all.iter().filter(|line| line["name"].as_str().unwrap().starts_with("wait"));
+    let times: Vec<_> = waits.map(|line| (line["ts"].as_f64(), line["dur"].as_f64())).collect();
+    let seconds = |at: f64, took: f64| (Some(at * 1e6), Some(took * 1e6));
+    assert_eq!(times, [seconds(1.0, 1.0), seconds(0.0, 0.0), seconds(0.0, 2.0)]);
 }
 
 /// What belongs together may come in any order; at the end nothing is missing.
@@ -151,7 +165,7 @@ fn a_tensor_in_several_pieces_negotiates_once_and_then_waits_for_credit() {
     let (all, _) = written(vec![batch(0, events)]);
     assert_eq!(named(&all, "b", "negotiate grad/\"0\"<b>").len(), 1);
     let credit = named(&all, "b", "credit grad/\"0\"<b>");
-    assert_eq!((credit.len(), &credit[0]["ts"]), (1, &Value::from(0.5)));
+    assert_eq!((credit.len(), &credit[0]["ts"]), (1, &Value::from(1.5)));
 }
 
 #[test]
