@@ -20,6 +20,7 @@ use gradwire_launcher::{
     signals::Endings,
 };
 use gradwire_settings::Settings;
+use gradwire_viewer::view::count;
 use serde::Serialize;
 
 use crate::cluster::{aligned, printable};
@@ -119,10 +120,10 @@ impl Report {
                 _ => {
                     let pairs = passed.iter().filter(|finding| finding.peer.is_some()).count();
                     let hosts = passed.len() - pairs;
-                    let counts = [(hosts, "hosts"), (pairs, "pairs")];
-                    let counts = counts.into_iter().filter(|(count, _)| *count > 0);
+                    let counts = [(hosts, "host"), (pairs, "pair")];
+                    let counts = counts.into_iter().filter(|(many, _)| *many > 0);
                     let counts: Vec<_> =
-                        counts.map(|(count, what)| format!("{count} {what}")).collect();
+                        counts.map(|(many, what)| count(many as u64, what)).collect();
                     rows.push(row(Status::Pass, counts.join(", "), &summary(&passed)));
                 }
             }
@@ -149,13 +150,13 @@ impl Report {
             text.push_str(&format!("  {} {check}, {shown}:\n", status.0));
             text.push_str(&format!("      {}\n", printable(remedy)));
         }
-        let count = |status| self.findings.iter().filter(|f| f.status == status).count();
+        let with = |status| self.findings.iter().filter(|f| f.status == status).count();
         text.push_str(&format!(
-            "\n{} passed, {} warnings, {} failed; {} hosts in {:.1} s\n",
-            count(Status::Pass),
-            count(Status::Warn),
-            count(Status::Fail),
-            self.hosts.len(),
+            "\n{} passed, {}, {} failed; {} in {:.1} s\n",
+            with(Status::Pass),
+            count(with(Status::Warn) as u64, "warning"),
+            with(Status::Fail),
+            count(self.hosts.len() as u64, "host"),
             self.seconds
         ));
         text

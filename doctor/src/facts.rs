@@ -90,6 +90,9 @@ pub struct HostFacts {
     pub data: Result<SocketAddr, String>,
     /// Where it listens in the place of the coordinator; `None`: it is not the first host.
     pub coordinator: Option<Result<SocketAddr, String>>,
+    /// Where it listens for heartbeats by UDP, at the port of the coordinator, or why it can't;
+    /// `None`: it is not the first host, or has no place for the coordinator.
+    pub heartbeats: Option<Result<SocketAddr, String>>,
     /// Whether a port is free for metrics, or why not.
     pub metrics: Result<(), String>,
     /// The interface with its address, if there is one.
@@ -171,6 +174,8 @@ pub enum Purpose {
     Data,
     /// The coordinator.
     Coordinator,
+    /// Heartbeats to the coordinator, by UDP.
+    Heartbeats,
 }
 
 /// One host has dialled another.

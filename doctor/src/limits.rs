@@ -20,6 +20,9 @@ pub const PROGRAM: Duration = Duration::from_secs(3);
 /// The system repeats a packet that was lost after one second.
 pub const CONNECT: Duration = Duration::from_secs(2);
 
+/// How long the answer to a datagram may take before it is sent again.
+pub const DATAGRAM: Duration = Duration::from_millis(200);
+
 /// How long the launcher waits beyond the limit of an agent, for its answer.
 pub const MARGIN: Duration = Duration::from_millis(500);
 

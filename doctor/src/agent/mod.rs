@@ -5,11 +5,13 @@
 //! [`LIFE`]. The programs that it asks die with it.
 //!
 //! - [`connect`]: connections between agents
+//! - [`datagram`]: whether datagrams get through
 //! - [`measure`]: what is measured over them
 //! - [`programs`]: what other programs know of this host
 //! - [`read`]: the facts of this host
 
 pub mod connect;
+pub mod datagram;
 pub mod measure;
 pub mod programs;
 pub mod read;
@@ -24,7 +26,7 @@ use gradwire_launcher::{agent::host::ssh_address, messages::Reader, signals::End
 use gradwire_proto::{Secret, launch::to_line};
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt},
-    net::TcpListener,
+    net::{TcpListener, UdpSocket},
     sync::{Semaphore, mpsc},
     time::sleep,
 };
@@ -32,7 +34,7 @@ use tokio_util::task::TaskTracker;
 
 use self::connect::Kind;
 use crate::{
-    facts::HostFacts,
+    facts::{HostFacts, Purpose},
     limits::{CONNECT, LIFE, MAX_ACCEPTED, ROUND},
     messages::{Order, Peer, Report},
 };
@@ -113,10 +115,14 @@ impl Agent {
                     Some(at) => Some(self.listen(at, address, &state).await),
                     None => Some(self.listen(SocketAddr::new(address, 0), address, &state).await),
                 };
+                let heartbeats = match &coordinator {
+                    Some(Ok(at)) => Some(self.listen_for_datagrams(*at, &state).await),
+                    _ => None,
+                };
                 let reports = self.reports.clone();
                 tokio::spawn(async move {
-                    let facts =
-                        HostFacts { data, coordinator, ..read::all(address, &wanted).await };
+                    let known = read::all(address, &wanted).await;
+                    let facts = HostFacts { data, coordinator, heartbeats, ..known };
                     reports.send(Report::Facts { facts: Box::new(facts) }).await
                 });
                 return Ok(());
@@ -157,6 +163,18 @@ impl Agent {
         tokio::spawn(accept_all(listener, state.clone(), self.reports.clone()));
         Ok(address)
     }
+
+    /// Answers datagrams, at the same port as the coordinator's.
+    async fn listen_for_datagrams(
+        &self,
+        at: SocketAddr,
+        state: &State,
+    ) -> Result<SocketAddr, String> {
+        let failed = |error| format!("can't listen on {at} for UDP: {error}");
+        let socket = UdpSocket::bind(at).await.map_err(failed)?;
+        tokio::spawn(datagram::answer(socket, state.secret.clone()));
+        Ok(at)
+    }
 }
 
 async fn accept_all(listener: TcpListener, state: State, reports: mpsc::Sender<Report>) {
@@ -193,8 +211,14 @@ async fn accept_all(listener: TcpListener, state: State, reports: mpsc::Sender<R
 
 async fn reach(peer: Peer, state: State, limit_ms: u64, reports: mpsc::Sender<Report>) {
     let limit = Duration::from_millis(limit_ms);
-    let made = connect::dial(peer.address, &state.secret, state.host, Kind::Reach, limit).await;
-    let _ = reports.send(Report::Dialled { peer, failed: made.err() }).await;
+    let (at, secret) = (peer.address, &*state.secret);
+    let failed = match peer.purpose {
+        Purpose::Heartbeats => datagram::ask(at, secret, limit).await.err(),
+        Purpose::Data | Purpose::Coordinator => {
+            connect::dial(at, secret, state.host, Kind::Reach, limit).await.err()
+        }
+    };
+    let _ = reports.send(Report::Dialled { peer, failed }).await;
 }
 
 async fn measure(

@@ -33,6 +33,7 @@ pub async fn all(address: IpAddr, wanted: &Wanted) -> HostFacts {
         kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
         data: Err("it does not listen".to_owned()),
         coordinator: None,
+        heartbeats: None,
         metrics: metrics(wanted.metrics),
         interface,
         others,

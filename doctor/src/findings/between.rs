@@ -60,22 +60,27 @@ fn ports(facts: &Facts) -> Vec<Finding> {
     let mut all = Vec::new();
     for dialled in &facts.dialled {
         let [from, to] = [dialled.from, dialled.to].map(|host| facts.hosts[host].name.as_str());
-        let (what, setting) = match dialled.purpose {
-            Purpose::Data => ("data", "data.listen"),
-            Purpose::Coordinator => ("coordinator", "coordinator.listen"),
+        let (what, status, setting) = match dialled.purpose {
+            Purpose::Data => ("data", Status::Fail, "data.listen"),
+            Purpose::Coordinator => ("coordinator", Status::Fail, "coordinator.listen"),
+            // A job runs without them, but survives only shorter outages.
+            Purpose::Heartbeats => ("coordinator by UDP", Status::Warn, "coordinator.listen"),
+        };
+        let remedy = match dialled.purpose {
+            Purpose::Data | Purpose::Coordinator => format!(
+                "open TCP ports of {to} for {from}; ports are free ones unless {setting} names one"
+            ),
+            Purpose::Heartbeats => format!(
+                "open UDP ports of {to} for {from}, too: heartbeats by UDP let a job survive \
+                 longer outages; the port is a free one unless {setting} names one"
+            ),
         };
         let address = dialled.address;
         let finding = match &dialled.failed {
             None => Finding::pass(Check::Ports, format!("{what} is reached")),
             Some(why) => {
                 Finding::pass(Check::Ports, format!("{what} at {address} is not reached: {why}"))
-                    .bad(
-                        Status::Fail,
-                        format!(
-                            "open TCP ports of {to} for {from}; ports are free ones unless \
-                             {setting} names one"
-                        ),
-                    )
+                    .bad(status, remedy)
             }
         };
         all.push(finding.between(from, to));

@@ -122,6 +122,13 @@ fn listens(facts: &HostFacts, settings: &Settings) -> Finding {
         return Finding::pass(check, format!("coordinator: {why}"))
             .bad(Status::Fail, "free the port, or set coordinator.listen to another address");
     }
+    if let Some(Err(why)) = &facts.heartbeats {
+        return Finding::pass(check, format!("coordinator: {why}")).bad(
+            Status::Warn,
+            "free the port for UDP, or set coordinator.listen to another address: without \
+             heartbeats by UDP only shorter outages are survived",
+        );
+    }
     match &facts.metrics {
         Err(why) => {
             // A daemon takes any port if nobody has asked for these; else it does not start.
@@ -146,8 +153,8 @@ fn address(host: &Host, facts: &HostFacts) -> Finding {
     };
     let rate = |mbit: Option<u32>| mbit.map_or(String::new(), |mbit| format!(", {mbit} Mbit/s"));
     let found = format!("{address} on {}{}", own.name, rate(own.mbit));
-    let mut faster = facts.others.iter().filter(|other| other.mbit > own.mbit);
-    let fastest = own.mbit.and_then(|_| faster.next());
+    let faster = facts.others.iter().filter(|other| other.mbit > own.mbit);
+    let fastest = own.mbit.and_then(|_| faster.max_by_key(|other| other.mbit));
     match fastest {
         Some(other) => Finding::pass(check, found).bad(
             Status::Warn,
@@ -245,7 +252,7 @@ fn huge_pages(facts: &HostFacts, settings: &Settings) -> Finding {
             ),
             _ => {
                 let free = facts.free.unwrap_or(0);
-                Finding::pass(check, format!("{free} pages of 2 MiB are free"))
+                Finding::pass(check, format!("free pages of 2 MiB: {free}"))
             }
         },
         HugePages::Advise => match facts.shared.as_deref() {
@@ -294,7 +301,7 @@ fn congestion(facts: &HostFacts, settings: &Settings) -> Finding {
 }
 
 fn cores(cores: u32, ranks: u32) -> Finding {
-    Finding::pass(Check::Cores, format!("{cores} cores for {ranks} ranks"))
+    Finding::pass(Check::Cores, format!("cores: {cores}, ranks: {ranks}"))
         .value(f64::from(cores) / f64::from(ranks), "cores per rank")
         .bad_if(
             cores < ranks,

@@ -24,6 +24,7 @@ fn host(number: usize) -> Host {
         kernel: "6.1".to_owned(),
         data: Ok(address(number)),
         coordinator: (number == 0).then(|| Ok(address(0))),
+        heartbeats: (number == 0).then(|| Ok(address(0))),
         metrics: Ok(()),
         interface: Some(interface("eth0", 25_000)),
         others: vec![interface("eth1", 1000)],
@@ -122,6 +123,7 @@ fn each_fact_of_a_host_that_is_wrong_is_a_problem_of_that_host() {
         ),
         (|f| f.data = Err("taken".to_owned()), "fail ports n1: taken"),
         (|f| f.coordinator = Some(Err("taken".to_owned())), "fail ports n1: coordinator: taken"),
+        (|f| f.heartbeats = Some(Err("taken".to_owned())), "warn ports n1: coordinator: taken"),
         (|f| f.metrics = Err("none free".to_owned()), "warn ports n1: metrics: none free"),
         (|f| f.interface = None, "warn address n1: 10.0.0.2 is not an address of this host"),
         (|f| f.others[0].mbit = Some(100_000), "warn address n1: 10.0.0.2 on eth0, 25000 Mbit/s"),
@@ -159,7 +161,7 @@ fn each_fact_of_a_host_that_is_wrong_is_a_problem_of_that_host() {
             |f| f.congestion = Ok("bbr".to_owned()),
             "warn congestion_control : hosts differ: bbr on n1; cubic on n0, n2",
         ),
-        (|f| f.cores = 4, "warn cores n1: 4 cores for 8 ranks"),
+        (|f| f.cores = 4, "warn cores n1: cores: 4, ranks: 8"),
         (
             |f| f.level = "avx512".to_owned(),
             "warn cpu_level : hosts differ: avx2 on n0, n2; avx512 on n1",
@@ -178,6 +180,16 @@ fn each_fact_of_a_host_that_is_wrong_is_a_problem_of_that_host() {
         wrong(facts_of(&mut facts, 1));
         assert_eq!(problems(&facts, &[]), [*expected]);
     }
+}
+
+#[test]
+fn the_fastest_of_several_interfaces_is_named() {
+    let mut facts = healthy();
+    facts_of(&mut facts, 1).others =
+        [40_000, 100_000, 50_000].map(|mbit| interface(&format!("eth{mbit}"), mbit)).into();
+    let all = all(&facts, &settings(&[]));
+    let bad = all.iter().find(|finding| finding.status == Status::Warn).unwrap();
+    assert!(bad.remedy.starts_with("eth100000 is faster, 100000 Mbit/s"), "{bad:?}");
 }
 
 #[test]
@@ -277,6 +289,13 @@ fn each_problem_between_two_hosts_names_both() {
         (
             |f| f.dialled[0].failed = Some("no answer".to_owned()),
             "fail ports n0-n1: data at 10.0.0.2:7 is not reached: no answer",
+        ),
+        (
+            |f| {
+                f.dialled[0].purpose = Purpose::Heartbeats;
+                f.dialled[0].failed = Some("no answer".to_owned());
+            },
+            "warn ports n0-n1: coordinator by UDP at 10.0.0.2:7 is not reached: no answer",
         ),
         (|f| measured(f).round_trip_us = 20_000, "warn latency n1-n2: round trip 20000 µs"),
         (|f| measured(f).round_trip_us = 1500, "warn latency n1-n2: round trip 1500 µs"),

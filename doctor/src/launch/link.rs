@@ -219,7 +219,8 @@ impl Link {
         dialled
     }
 
-    /// Whether the agent still answers at the end: it may have ended when nobody asked it anything.
+    /// Whether the agent still answers: it may have frozen or ended when nobody asked it anything.
+    /// What it reports meanwhile is dropped.
     pub(super) async fn check_is_there(&mut self) {
         if self.lost.is_none() && timeout(PING, self.clock()).await.is_err() {
             self.silent(PING);

@@ -143,6 +143,7 @@ impl Check<'_> {
         let address = match purpose {
             Purpose::Data => facts.data.as_ref().ok()?,
             Purpose::Coordinator => facts.coordinator.as_ref()?.as_ref().ok()?,
+            Purpose::Heartbeats => facts.heartbeats.as_ref()?.as_ref().ok()?,
         };
         Some(Peer { host: u32::try_from(host).ok()?, purpose, address: *address })
     }
@@ -158,8 +159,10 @@ impl Check<'_> {
         let mut tasks = JoinSet::new();
         for (from, all) in partners {
             let data = all.iter().filter_map(|to| self.peer(*to, Purpose::Data));
-            let coordinator = (from > 0).then(|| self.peer(0, Purpose::Coordinator)).flatten();
-            let peers: Vec<_> = data.chain(coordinator).collect();
+            let first = [Purpose::Coordinator, Purpose::Heartbeats];
+            let first = first.into_iter().filter(|_| from > 0);
+            let first = first.filter_map(|purpose| self.peer(0, purpose));
+            let peers: Vec<_> = data.chain(first).collect();
             let Some(mut link) = self.links[from].take() else { continue };
             tasks.spawn(async move {
                 let dialled = link.dial(peers, limit).await;
@@ -277,8 +280,12 @@ async fn measure(dialler: &mut Link, acceptor: &mut Link, order: Order) -> Pair 
             _ => {}
         }
     }
-    if result.is_none() && acceptor.lost.is_none() {
-        dialler.silent(ROUND);
+    if !is_told(&result, &arrived) || matches!(result, Some((Err(_), _))) {
+        // One of them may have frozen: then it is lost, and takes no time of later rounds.
+        tokio::join!(dialler.check_is_there(), acceptor.check_is_there());
+        if result.is_none() && acceptor.lost.is_none() {
+            dialler.silent(ROUND);
+        }
     }
     let silent = || Err("there was no answer in time".to_owned());
     let mbit = arrived.map(|connections| {

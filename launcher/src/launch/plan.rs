@@ -4,10 +4,10 @@
 use std::{collections::BTreeMap, net::IpAddr, net::SocketAddr};
 
 use gradwire_coordinator::host::HERE;
-use gradwire_proto::{Secret, launch::REPORTS_ARE_READ};
+use gradwire_proto::{Rank, Secret, launch::REPORTS_ARE_READ};
 use gradwire_settings::{Loaded, Settings};
 
-use super::hosts::{Host, MAX_RANKS};
+use super::hosts::Host;
 use crate::error::CommandError;
 
 /// Environment variables of one process.
@@ -83,12 +83,13 @@ impl Plan {
             ))
             .hint("give more hosts, or more slots to the hosts"));
         }
-        if np > u64::from(MAX_RANKS) {
-            return Err(CommandError::usage(format!("{np} ranks are more than {MAX_RANKS}")));
+        if np > u64::from(Rank::MAX) {
+            let what = format!("{np} ranks are more than {}, the most of one job", Rank::MAX);
+            return Err(CommandError::usage(what).hint("-np starts fewer"));
         }
         let (mut nodes, mut next) = (Vec::new(), 0);
         for host in &hosts {
-            let left = u32::try_from(np).unwrap_or(MAX_RANKS) - next;
+            let left = u32::try_from(np).unwrap_or(Rank::MAX) - next;
             let ranks = host.slots.min(left);
             if ranks == 0 {
                 break;

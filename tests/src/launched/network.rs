@@ -8,7 +8,7 @@
 
 use std::{
     fs::{File, read_to_string},
-    io::Write,
+    io::{Read, Write},
     os::fd::AsFd,
     process::{Child, Command, Output, Stdio},
     sync::{
@@ -16,6 +16,7 @@ use std::{
         atomic::{AtomicU32, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -30,6 +31,8 @@ pub struct Pair {
     /// A `tc` that waits for commands for the switch. So an outage has the right length, even if
     /// this machine is slow to start a process.
     control: Mutex<Option<Child>>,
+    /// What stands in for the bridge.
+    relay: Mutex<Option<Child>>,
 }
 
 /// The name of the interface of each host.
@@ -45,6 +48,37 @@ const SOME: [&str; 4] = [
     "class parent 1: classid 1:2 htb rate 10gbit",
     "qdisc parent 1:2 pfifo limit 0",
 ];
+
+/// Passes packets between two interfaces after a time, with what the cards have yet to do to them
+/// (the header of `PACKET_VNET_HDR`). It ends with its standard input.
+const RELAY: &str = r#"
+import collections, select, socket, sys, time
+first, second, by = sys.argv[1], sys.argv[2], float(sys.argv[3])
+sockets = []
+for name in (first, second):
+    one = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+    one.setsockopt(263, 15, 1)
+    one.bind((name, 0))
+    sockets.append(one)
+print("ready", flush=True)
+waiting = collections.deque()
+while True:
+    left = max(0, waiting[0][0] - time.monotonic()) if waiting else None
+    readable, _, _ = select.select([sys.stdin, *sockets], [], [], left)
+    if sys.stdin in readable:
+        break
+    for one in readable:
+        packet, source = one.recvfrom(1 << 17)
+        if source[2] != 4:  # not what was sent from here
+            other = sockets[1] if one is sockets[0] else sockets[0]
+            waiting.append((time.monotonic() + by, other, packet))
+    while waiting and waiting[0][0] <= time.monotonic():
+        _, other, packet = waiting.popleft()
+        try:
+            other.send(packet)
+        except OSError:
+            pass
+"#;
 
 static PAIRS: AtomicU32 = AtomicU32::new(0);
 
@@ -77,7 +111,7 @@ impl Pair {
         }
         let unique = format!("{}-{}", std::process::id(), PAIRS.fetch_add(1, Ordering::Relaxed));
         let names = ["a", "b", "switch"].map(|end| format!("gwtest-{unique}-{end}"));
-        let pair = Self { names, control: Mutex::default() };
+        let pair = Self { names, control: Mutex::default(), relay: Mutex::default() };
         if let Err(why) = pair.set_up() {
             println!("skipped: no network namespaces here: {why}");
             return None;
@@ -235,6 +269,46 @@ impl Pair {
         self.set_ports("the cable can't be narrowed here", &commands)
     }
 
+    /// Makes the way so much longer in each direction. `None`, with the reason printed, where that
+    /// can't be done. The queue of the system that delays packets (netem) is a module that many
+    /// kernels lack, so a program takes the place of the bridge.
+    pub fn lengthen(&self, by: Duration) -> Option<()> {
+        for port in PORTS {
+            must(&["ip", "-n", &self.names[2], "link", "set", port, "nomaster"]);
+        }
+        let by = by.as_secs_f64().to_string();
+        let program = ["python3", "-c", RELAY, PORTS[0], PORTS[1], &by];
+        let relay = Command::new("ip")
+            .args(["netns", "exec", &self.names[2]])
+            .args(program)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn();
+        let mut relay = match relay {
+            Ok(relay) => relay,
+            Err(why) => {
+                println!("skipped: the way can't be lengthened here: {why}");
+                return None;
+            }
+        };
+        let mut ready = [0; 6];
+        let answer = relay.stdout.take().map(|mut output| output.read_exact(&mut ready));
+        *self.relay.lock().expect("no panic while it is held") = Some(relay);
+        if !matches!(answer, Some(Ok(()))) {
+            println!("skipped: the way can't be lengthened here: there is no python3");
+            return None;
+        }
+        Some(())
+    }
+
+    /// Lets a host choose this congestion control for all connections. `None`, with the reason
+    /// printed, where that can't be done.
+    pub fn set_congestion_control(&self, host: usize, name: &str) -> Option<()> {
+        let write = format!("echo {name} > /proc/sys/net/ipv4/tcp_congestion_control");
+        let done = run(&["ip", "netns", "exec", &self.names[host], "sh", "-c", &write]);
+        done.inspect_err(|why| println!("skipped: no {name} here: {why}")).ok().map(drop)
+    }
+
     /// Limits the size of packets, in bytes.
     pub fn set_mtu(&self, bytes: u32) {
         let bytes = bytes.to_string();
@@ -306,11 +380,21 @@ impl Pair {
 
     /// Drops what is sent to or from these TCP ports of a host.
     pub fn swallow_ports(&self, host: usize, ports: &[u16]) {
+        self.swallow(host, 6, ports);
+    }
+
+    /// Drops what is sent to or from these UDP ports of a host.
+    pub fn swallow_datagrams(&self, host: usize, ports: &[u16]) {
+        self.swallow(host, 17, ports);
+    }
+
+    /// Drops what a protocol of IP sends to or from these ports of a host.
+    fn swallow(&self, host: usize, protocol: u8, ports: &[u16]) {
         // The offset of the port in a packet, towards the host and away from it.
         for (port_of_switch, at) in [(PORTS[host], 22), (PORTS[1 - host], 20)] {
             let filters = ports.iter().map(|port| {
                 format!(
-                    "filter parent 1: protocol ip u32 match ip protocol 6 0xff \
+                    "filter parent 1: protocol ip u32 match ip protocol {protocol} 0xff \
                      match u16 {port} 0xffff at {at} flowid 1:2"
                 )
             });
@@ -324,10 +408,12 @@ impl Pair {
 
 impl Drop for Pair {
     fn drop(&mut self) {
-        let control = self.control.get_mut().map(Option::take).unwrap_or_default();
-        if let Some(mut control) = control {
-            let _ = control.kill();
-            let _ = control.wait();
+        for child in [&mut self.control, &mut self.relay] {
+            let child = child.get_mut().map(Option::take).unwrap_or_default();
+            if let Some(mut child) = child {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
         }
         for name in &self.names {
             // The cables are removed with their ends. The namespace may not exist.

@@ -1,6 +1,8 @@
 //! `gradwire doctor` on hosts with and without problems. Each check is made to warn or to fail by a
-//! real problem where one can be made here; where not (another processor, a wrong clock, a long
-//! line), by what the agent of a host answers.
+//! real problem of a host (`hosts`) or of the network between two (`between`).
+
+mod between;
+mod hosts;
 
 use std::{
     collections::BTreeSet,
@@ -8,7 +10,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use gradwire_tests::launched::{Job, Launch, Report, network::Pair, processes::Role, programs};
+use gradwire_tests::launched::{Job, Launch, Report, processes::Role, programs};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -143,130 +145,6 @@ fn one_host_has_no_pairs() {
 }
 
 #[test]
-fn settings_that_a_host_does_not_fulfil_are_named() {
-    let set = |settings: &[&str]| {
-        let launch = Launch::new().doctor().hosts(HERE).words(&["--json"]);
-        checked(settings.iter().fold(launch, |launch, setting| launch.set(setting)))
-    };
-    let found = set(&["data.congestion_control=zonk", "data.socket_buffer_bytes=1GiB"]);
-    found.assert("congestion_control", "127.0.0.2", "fail", &["zonk", "modprobe tcp_zonk"]);
-    found.assert("socket_buffers", "127.0.0.1", "warn", &["net.core.rmem_max"]);
-    let found = set(&["data.listen=192.0.2.7:0", "coordinator.listen=127.0.0.1:1"]);
-    found.assert("ports", "127.0.0.1", "fail", &["192.0.2.7:0", "Cannot assign", "data.listen"]);
-    let found = set(&["launch.gradwired=/zonk/gradwired"]);
-    found.assert("versions", "127.0.0.1", "fail", &["/zonk/gradwired", "launch.gradwired"]);
-    let free = fs::read_to_string("/proc/sys/vm/nr_hugepages").unwrap_or_default();
-    if free.trim() == "0" {
-        let found = set(&["worker.huge_pages=require"]);
-        found.assert("huge_pages", "127.0.0.1", "fail", &["vm.nr_hugepages"]);
-    } else {
-        println!("skipped: this machine has huge pages");
-    }
-}
-
-#[test]
-fn a_port_that_another_program_has_is_named() {
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = taken.local_addr().unwrap().port();
-    let launch = Launch::new().doctor().words(&["--json"]);
-    let launch = launch.set(&format!("data.listen=127.0.0.1:{port}"));
-    let found = checked(launch.set(&format!("metrics.listen=127.0.0.1:{port}")));
-    found.assert("ports", "localhost", "fail", &["Address already in use", "data.listen"]);
-    let launch = Launch::new().doctor().words(&["--json"]);
-    let found = checked(launch.set(&format!("metrics.listen=127.0.0.1:{port}")));
-    found.assert("ports", "localhost", "fail", &["metrics.listen"]);
-}
-
-/// More ranks than any machine has cores and memory for.
-#[test]
-fn too_many_ranks_on_a_host_are_too_many_for_its_cores_memory_and_descriptors() {
-    let launch = Launch::new().doctor().hosts("127.0.0.1:500000").words(&["--json"]);
-    let found = checked(launch.set("worker.arena_segment_bytes=1GiB"));
-    found.assert("cores", "127.0.0.1", "warn", &["for 500000 ranks", "fewer ranks"]);
-    found.assert("memory", "127.0.0.1", "fail", &["worker.arena_segment_bytes"]);
-    found.assert("memfd", "127.0.0.1", "pass", &[]);
-}
-
-#[test]
-fn limits_of_a_host_are_found() {
-    let limits = "set -- prlimit --nofile=64:64 --memlock=65536:65536 --fsize=1000:1000 \"$@\"";
-    let found = checked(with_node_4(limits));
-    found.assert("open_files", "node-4", "fail", &["64 (up to 64)", "ulimit -Hn"]);
-    found.assert("memlock", "node-4", "warn", &["64 KiB", "ulimit -l"]);
-    found.assert("memfd", "node-4", "fail", &["file size limit", "ulimit -f"]);
-    found.assert_others_are_well("node-3");
-}
-
-/// Replaces a part of what an agent answers.
-fn answers(replace: &str) -> String {
-    format!("sh -c \"$*\" | sed -u '{replace}'; exit")
-}
-
-#[test]
-fn another_release_on_a_host_is_a_failure() {
-    let wrong = answers("s/\"version\":\"[^\"]*\"/\"version\":\"9.9.9\"/");
-    let found = checked(with_node_4(&wrong));
-    found.assert("versions", "node-4", "fail", &["has gradwire 9.9.9", "the same release"]);
-    found.assert_others_are_well("node-3");
-    // A release that has no doctor.
-    let wrong = "echo \"error: unrecognized subcommand 'doctor-agent'\" >&2; exit 2";
-    let found = checked(with_node_4(wrong));
-    found.assert("versions", "node-4", "fail", &["unrecognized subcommand", "the same release"]);
-}
-
-#[test]
-fn hosts_that_differ_are_named() {
-    let wrong = answers(
-        "s/\"level\":\"[^\"]*\"/\"level\":\"baseline\"/; s/\"unix_us\":1/\"unix_us\":2/; \
-         s/\"models\":\\[\\]/\"models\":[\"H100\"]/",
-    );
-    let launch = with_node_4(&wrong);
-    let python = "#!/bin/sh\nif [ \"$FAKE_HOST\" = node-4 ]; then echo 2.1.0; else echo 2.2.0; fi\n\
-                  echo 0.0.1\n";
-    launch.script("python3", python);
-    let path = format!("{}:{}", launch.folder().display(), std::env::var("PATH").unwrap());
-    let found = checked(launch.variable("PATH", path));
-    found.report.assert_code(0);
-    found.assert("cpu_level", "", "warn", &["hosts differ", "baseline on node-4"]);
-    found.assert("clock", "node-4", "warn", &["NTP"]);
-    found.assert("gpus", "", "warn", &["1 × H100 on node-4", "none on node-3"]);
-    found.assert("torch", "", "warn", &["2.1.0 on node-4; 2.2.0 on node-3"]);
-    found.assert("versions", "node-3", "warn", &["Python package gradwire 0.0.1"]);
-}
-
-#[test]
-fn hosts_that_are_far_from_each_other_are_named() {
-    let launch = Launch::new().doctor().hosts("node-4,node-5").words(&["--json"]);
-    let wrong = answers("s/\"round_trip_us\":/&99999/");
-    let found = checked(launch.ssh(&ssh_with(&wrong)));
-    found.assert("latency", "node-4", "warn", &["far from each other"]);
-    found.assert_measured("bandwidth", "node-4");
-}
-
-/// A folder of PCI devices with a graphics processor, but no driver for it.
-#[test]
-fn a_graphics_processor_without_a_driver_is_named() {
-    let trial = Command::new("unshare").args(["-m", "true"]).stderr(Stdio::null()).status();
-    if !trial.is_ok_and(|status| status.success()) {
-        println!("skipped: no mount namespaces here");
-        return;
-    }
-    let devices = tempfile::tempdir().unwrap();
-    let device = devices.path().join("0000:00:01.0");
-    fs::create_dir(&device).unwrap();
-    fs::write(device.join("vendor"), "0x10de\n").unwrap();
-    fs::write(device.join("class"), "0x030200\n").unwrap();
-    let folder = devices.path().display();
-    let mount = format!(
-        "export RUN=\"$*\"; exec unshare -m sh -c \
-         'mount --bind {folder} /sys/bus/pci/devices && exec sh -c \"$RUN\"'"
-    );
-    let found = checked(with_node_4(&mount));
-    found.assert("gpus", "node-4", "warn", &["1 in the machine, without a driver"]);
-    found.assert("gpus", "node-3", "pass", &["none"]);
-}
-
-#[test]
 fn a_host_that_can_not_be_reached_is_named_and_the_others_are_checked() {
     let refused = "echo 'ssh: connect to host node-4 port 22: Connection refused' >&2; exit 255";
     let found = checked(with_node_4(refused));
@@ -284,15 +162,6 @@ fn a_host_that_can_not_be_reached_is_named_and_the_others_are_checked() {
     found.assert("reachability", "node-4", "fail", &["did not answer within 1 s"]);
 }
 
-/// An address at which the host is not: what ssh reached is translated on the way.
-#[test]
-fn an_address_that_the_host_does_not_have_is_named() {
-    let wrong = "export SSH_CONNECTION='127.0.0.1 1 192.0.2.9 22'";
-    let found = checked(with_node_4(wrong));
-    found.assert("address", "node-4", "warn", &["192.0.2.9 is not an address of this host"]);
-    found.assert("ports", "node-4", "fail", &["can't listen on 192.0.2.9:0"]);
-}
-
 #[test]
 fn an_agent_that_answers_no_more_is_a_failure() {
     // The order to dial is lost; then everything after it.
@@ -308,6 +177,25 @@ fn an_agent_that_answers_no_more_is_a_failure() {
     }
 }
 
+/// It is stopped when it has dialled the others. It costs the time of one round, not of all.
+#[test]
+fn an_agent_that_freezes_is_lost_once() {
+    let freeze = "exec 3<&0; export RUN=\"$*\"; \
+                  sh -c 'echo $$; exec $RUN' <&3 | { read -r pid; while IFS= read -r line; do \
+                  echo \"$line\"; case $line in *dialled*) kill -STOP $pid ;; esac; done; }; \
+                  exit";
+    let launch = Launch::new().doctor().hosts("node-3,node-4,node-5,node-6");
+    let found = checked(launch.ssh(&ssh_with(freeze)).words(&["--json"]));
+    found.assert("reachability", "node-4", "fail", &["was lost: its agent gave no answer"]);
+    for host in ["node-3", "node-5", "node-6"] {
+        found.assert("reachability", host, "pass", &[]);
+    }
+    let is_its = |f: &&Value| f["host"] == "node-4" || f["peer"] == "node-4";
+    let with_it = found.findings.iter().filter(|f| f["check"] == "latency").filter(is_its);
+    assert_eq!(with_it.count(), 1, "{}", found.report.all());
+    found.assert_measured("latency", "node-5");
+}
+
 /// It is stopped when it begins, and killed with the way to it.
 #[test]
 fn a_stopped_agent_is_a_failure_and_does_not_stay() {
@@ -315,69 +203,6 @@ fn a_stopped_agent_is_a_failure_and_does_not_stay() {
     let found = checked(with_node_4(wrong).words(&["--start-timeout", "1"]));
     assert_eq!(found.status("reachability", "node-4"), Some("fail"), "{}", found.report.all());
     found.assert_others_are_well("node-3");
-}
-
-fn pair() -> Option<(Pair, Launch)> {
-    let pair = Pair::new()?;
-    let launch = Launch::new().doctor().words(&["--json"]).ssh(&pair.ssh());
-    let launch = launch.hosts("10.213.0.1,10.213.0.2").in_network(pair.first());
-    Some((pair, launch))
-}
-
-#[test]
-fn a_port_that_is_dropped_in_one_direction_is_named_with_that_direction() {
-    let Some((pair, launch)) = pair() else { return };
-    pair.swallow_ports(1, &[7777]);
-    let found = checked(launch.set("data.listen=0.0.0.0:7777"));
-    let expected = ["data at 10.213.0.2:7777 is not reached: no answer within", "data.listen"];
-    found.assert("ports", "10.213.0.1", "fail", &expected);
-    // It is measured from the other side.
-    found.assert("ports", "10.213.0.2", "pass", &["data is reached"]);
-    found.assert_measured("latency", "10.213.0.2");
-    found.assert_measured("bandwidth", "10.213.0.2");
-}
-
-#[test]
-fn a_coordinators_port_that_is_refused_is_named() {
-    let Some((pair, launch)) = pair() else { return };
-    pair.refuse_ports(1, &[7778]);
-    let found = checked(launch.set("coordinator.listen=10.213.0.1:7778"));
-    let expected = ["coordinator at 10.213.0.1:7778 is not reached", "coordinator.listen"];
-    found.assert("ports", "10.213.0.2", "fail", &expected);
-    found.assert_measured("latency", "10.213.0.1");
-}
-
-#[test]
-fn large_packets_that_are_lost_are_found() {
-    let Some((pair, launch)) = pair() else { return };
-    pair.lose_larger(1000);
-    let found = checked(launch);
-    let expected = ["a large one does not", "MTU", "ICMP"];
-    found.assert("path_mtu", "10.213.0.1", "fail", &expected);
-    found.assert_measured("latency", "10.213.0.1");
-}
-
-#[test]
-fn a_path_for_smaller_packets_is_found() {
-    let Some((pair, launch)) = pair() else { return };
-    pair.set_path_mtu(1200);
-    let found = checked(launch);
-    found.assert("path_mtu", "10.213.0.1", "warn", &["1200, interfaces 1500 and 1500"]);
-    found.report.assert_code(0);
-}
-
-#[test]
-fn a_line_that_is_slower_than_the_settings_say_is_found() {
-    let Some((pair, launch)) = pair() else { return };
-    if pair.narrow(100).is_none() {
-        return;
-    }
-    let found = checked(launch.set("network.rate_mbit=1000"));
-    let expected = ["network.rate_mbit says 1000"];
-    found.assert("bandwidth", "10.213.0.1", "warn", &expected);
-    let rate = found.findings.iter().find(|f| f["check"] == "bandwidth").unwrap();
-    let mbit = rate["value"].as_f64().unwrap();
-    assert!((20.0..120.0).contains(&mbit), "{rate}");
 }
 
 #[test]
@@ -390,6 +215,7 @@ fn wrong_input_is_one_error() {
     };
     run(&["-H", "a:0"], "'0' is not a slot count");
     run(&["--hostfile", "/zonk"], "hostfile /zonk: No such file");
+    run(&["-H", "a:5000"], "5000 ranks are more than 4096, the most of one job");
     run(&["-H", "a", "-np", "2"], "-np 2 is more than the 1 slots");
     run(&["-H", "a", "--hostfile", "b"], "cannot be used with");
     run(&["--set", "data.zonk=1"], "data.zonk");

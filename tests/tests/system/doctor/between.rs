@@ -1,0 +1,106 @@
+//! What is between two hosts: namespaces at a switch that drops, limits or delays.
+
+use std::time::Duration;
+
+use gradwire_tests::launched::{Launch, network::Pair};
+
+use super::checked;
+
+fn pair() -> Option<(Pair, Launch)> {
+    let pair = Pair::new()?;
+    let launch = Launch::new().doctor().words(&["--json"]).ssh(&pair.ssh());
+    let launch = launch.hosts("10.213.0.1,10.213.0.2").in_network(pair.first());
+    Some((pair, launch))
+}
+
+#[test]
+fn a_port_that_is_dropped_in_one_direction_is_named_with_that_direction() {
+    let Some((pair, launch)) = pair() else { return };
+    pair.swallow_ports(1, &[7777]);
+    let found = checked(launch.set("data.listen=0.0.0.0:7777"));
+    let expected = ["data at 10.213.0.2:7777 is not reached: no answer within", "data.listen"];
+    found.assert("ports", "10.213.0.1", "fail", &expected);
+    // It is measured from the other side.
+    found.assert("ports", "10.213.0.2", "pass", &["data is reached"]);
+    found.assert_measured("latency", "10.213.0.2");
+    found.assert_measured("bandwidth", "10.213.0.2");
+}
+
+#[test]
+fn a_coordinators_port_that_is_refused_is_named() {
+    let Some((pair, launch)) = pair() else { return };
+    pair.refuse_ports(1, &[7778]);
+    let found = checked(launch.set("coordinator.listen=10.213.0.1:7778"));
+    let expected = ["coordinator at 10.213.0.1:7778 is not reached", "coordinator.listen"];
+    found.assert("ports", "10.213.0.2", "fail", &expected);
+    found.assert_measured("latency", "10.213.0.1");
+}
+
+#[test]
+fn hosts_that_are_far_from_each_other_are_named() {
+    let Some((pair, launch)) = pair() else { return };
+    if pair.lengthen(Duration::from_millis(20)).is_none() {
+        return;
+    }
+    let found = checked(launch);
+    found.assert("latency", "10.213.0.1", "warn", &["far from each other"]);
+    let trip = found.findings.iter().find(|f| f["check"] == "latency").unwrap();
+    assert!(trip["value"].as_f64().unwrap() >= 40_000.0, "{trip}");
+    found.assert_measured("bandwidth", "10.213.0.1");
+}
+
+#[test]
+fn a_port_that_passes_tcp_alone_is_named() {
+    let Some((pair, launch)) = pair() else { return };
+    pair.swallow_datagrams(0, &[7779]);
+    let found = checked(launch.set("coordinator.listen=10.213.0.1:7779"));
+    let expected = ["coordinator by UDP at 10.213.0.1:7779", "no answer", "open UDP ports"];
+    found.assert("ports", "10.213.0.2", "warn", &expected);
+    found.report.assert_code(0);
+}
+
+#[test]
+fn hosts_with_another_congestion_control_are_named() {
+    let Some((pair, launch)) = pair() else { return };
+    if pair.set_congestion_control(0, "cubic").is_none()
+        || pair.set_congestion_control(1, "reno").is_none()
+    {
+        return;
+    }
+    let found = checked(launch);
+    let expected = ["cubic on 10.213.0.1; reno on 10.213.0.2", "data.congestion_control"];
+    found.assert("congestion_control", "", "warn", &expected);
+}
+
+#[test]
+fn large_packets_that_are_lost_are_found() {
+    let Some((pair, launch)) = pair() else { return };
+    pair.lose_larger(1000);
+    let found = checked(launch);
+    let expected = ["a large one does not", "MTU", "ICMP"];
+    found.assert("path_mtu", "10.213.0.1", "fail", &expected);
+    found.assert_measured("latency", "10.213.0.1");
+}
+
+#[test]
+fn a_path_for_smaller_packets_is_found() {
+    let Some((pair, launch)) = pair() else { return };
+    pair.set_path_mtu(1200);
+    let found = checked(launch);
+    found.assert("path_mtu", "10.213.0.1", "warn", &["1200, interfaces 1500 and 1500"]);
+    found.report.assert_code(0);
+}
+
+#[test]
+fn a_line_that_is_slower_than_the_settings_say_is_found() {
+    let Some((pair, launch)) = pair() else { return };
+    if pair.narrow(100).is_none() {
+        return;
+    }
+    let found = checked(launch.set("network.rate_mbit=1000"));
+    let expected = ["network.rate_mbit says 1000"];
+    found.assert("bandwidth", "10.213.0.1", "warn", &expected);
+    let rate = found.findings.iter().find(|f| f["check"] == "bandwidth").unwrap();
+    let mbit = rate["value"].as_f64().unwrap();
+    assert!((20.0..120.0).contains(&mbit), "{rate}");
+}

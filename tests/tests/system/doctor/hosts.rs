@@ -1,0 +1,225 @@
+//! What a host has by itself, and in what hosts differ.
+
+use std::{
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use gradwire_tests::launched::{Launch, programs};
+
+use super::{HERE, checked, with_node_4};
+
+#[test]
+fn settings_that_a_host_does_not_fulfil_are_named() {
+    let set = |settings: &[&str]| {
+        let launch = Launch::new().doctor().hosts(HERE).words(&["--json"]);
+        checked(settings.iter().fold(launch, |launch, setting| launch.set(setting)))
+    };
+    let found = set(&["data.congestion_control=zonk", "data.socket_buffer_bytes=1GiB"]);
+    found.assert("congestion_control", "127.0.0.2", "fail", &["zonk", "modprobe tcp_zonk"]);
+    found.assert("socket_buffers", "127.0.0.1", "warn", &["net.core.rmem_max"]);
+    let found = set(&["data.listen=192.0.2.7:0", "coordinator.listen=127.0.0.1:1"]);
+    found.assert("ports", "127.0.0.1", "fail", &["192.0.2.7:0", "Cannot assign", "data.listen"]);
+    let found = set(&["launch.gradwired=/zonk/gradwired"]);
+    found.assert("versions", "127.0.0.1", "fail", &["/zonk/gradwired", "launch.gradwired"]);
+    let free = fs::read_to_string("/proc/sys/vm/nr_hugepages").unwrap_or_default();
+    if free.trim() == "0" {
+        let found = set(&["worker.huge_pages=require"]);
+        found.assert("huge_pages", "127.0.0.1", "fail", &["vm.nr_hugepages"]);
+    } else {
+        println!("skipped: this machine has huge pages");
+    }
+}
+
+#[test]
+fn a_port_that_another_program_has_is_named() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let launch = Launch::new().doctor().words(&["--json"]);
+    let launch = launch.set(&format!("data.listen=127.0.0.1:{port}"));
+    let found = checked(launch.set(&format!("metrics.listen=127.0.0.1:{port}")));
+    found.assert("ports", "localhost", "fail", &["Address already in use", "data.listen"]);
+    let launch = Launch::new().doctor().words(&["--json"]);
+    let found = checked(launch.set(&format!("metrics.listen=127.0.0.1:{port}")));
+    found.assert("ports", "localhost", "fail", &["metrics.listen"]);
+    let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let launch = Launch::new().doctor().words(&["--json"]);
+    let found = checked(launch.set(&format!("coordinator.listen={address}")));
+    found.assert("ports", "localhost", "warn", &["for UDP: Address already in use"]);
+}
+
+/// More ranks than any machine has cores and memory for.
+#[test]
+fn too_many_ranks_on_a_host_are_too_many_for_its_cores_memory_and_descriptors() {
+    let launch = Launch::new().doctor().hosts("127.0.0.1:4000").words(&["--json"]);
+    let found = checked(launch.set("worker.arena_segment_bytes=1GiB"));
+    found.assert("cores", "127.0.0.1", "warn", &["ranks: 4000", "fewer ranks"]);
+    found.assert("memory", "127.0.0.1", "fail", &["worker.arena_segment_bytes"]);
+    found.assert("memfd", "127.0.0.1", "pass", &[]);
+}
+
+#[test]
+fn limits_of_a_host_are_found() {
+    let limits = "set -- prlimit --nofile=64:64 --memlock=65536:65536 --fsize=1000:1000 \"$@\"";
+    let found = checked(with_node_4(limits));
+    found.assert("open_files", "node-4", "fail", &["64 (up to 64)", "ulimit -Hn"]);
+    found.assert("memlock", "node-4", "warn", &["64 KiB", "ulimit -l"]);
+    found.assert("memfd", "node-4", "fail", &["file size limit", "ulimit -f"]);
+    found.assert_others_are_well("node-3");
+}
+
+/// A copy of the program in a folder of its own, in which nothing is beside it.
+fn copied(folder: &Path, change: impl FnOnce(&mut [u8])) -> PathBuf {
+    let mut program = fs::read(programs::gradwire()).unwrap();
+    change(&mut program);
+    let path = folder.join("gradwire");
+    fs::write(&path, program).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[test]
+fn another_release_on_a_host_is_a_failure() {
+    let folder = tempfile::tempdir().unwrap();
+    let own = gradwire_proto::VERSION.as_bytes();
+    let other: Vec<u8> = own.iter().map(|b| if b.is_ascii_digit() { b'9' } else { *b }).collect();
+    let program = copied(folder.path(), |program| {
+        for at in 0..program.len() - own.len() {
+            if program[at..].starts_with(own) {
+                program[at..at + own.len()].copy_from_slice(&other);
+            }
+        }
+    });
+    let other = String::from_utf8(other).unwrap();
+    let instead = format!("shift; set -- {} \"$@\"", program.display());
+    let found = checked(with_node_4(&instead));
+    let says = format!("has gradwire {other}");
+    found.assert("versions", "node-4", "fail", &[&says, "the same release"]);
+    found.assert_others_are_well("node-3");
+    // Only the daemon is another one.
+    copied(folder.path(), |_| ());
+    let launch = with_node_4(&instead);
+    let daemon = launch.script("gradwired", &format!("#!/bin/sh\necho gradwired {other}\n"));
+    fs::rename(daemon, folder.path().join("gradwired")).unwrap();
+    let says = format!("gradwired is {other}, gradwire ");
+    checked(launch).assert("versions", "node-4", "fail", &[&says, "the same release"]);
+    // A release that has no doctor.
+    let wrong = "echo \"error: unrecognized subcommand 'doctor-agent'\" >&2; exit 2";
+    let found = checked(with_node_4(wrong));
+    found.assert("versions", "node-4", "fail", &["unrecognized subcommand", "the same release"]);
+}
+
+/// A library that tells the programs of a host another time.
+fn wrong_clock(folder: &Path) -> PathBuf {
+    const SOURCE: &str = "
+        #define _GNU_SOURCE
+        #include <sys/syscall.h>
+        #include <time.h>
+        #include <unistd.h>
+        int clock_gettime(clockid_t clock, struct timespec *now) {
+            long failed = syscall(SYS_clock_gettime, clock, now);
+            if (!failed && clock == CLOCK_REALTIME) now->tv_sec -= 3600;
+            return failed;
+        }";
+    let (source, library) = (folder.join("clock.c"), folder.join("clock.so"));
+    fs::write(&source, SOURCE).unwrap();
+    let mut linker = Command::new("cc");
+    let status = linker.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).status();
+    assert!(status.expect("the linker of Rust programs").success());
+    library
+}
+
+#[test]
+fn a_wrong_clock_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = wrong_clock(folder.path()).display().to_string();
+    let found = checked(with_node_4(&format!("export LD_PRELOAD={library}")));
+    found.report.assert_code(0);
+    found.assert("clock", "node-4", "warn", &["-3600", "NTP"]);
+    found.assert_others_are_well("node-3");
+}
+
+/// A processor of 2010, which a program stands in for.
+#[test]
+fn another_processor_is_named() {
+    let emulator = "qemu-x86_64";
+    if Command::new(emulator).arg("--version").stdout(Stdio::null()).status().is_err() {
+        println!("skipped: there is no {emulator} here (Debian's package qemu-user)");
+        return;
+    }
+    let launch = with_node_4(&format!("set -- {emulator} -cpu Westmere \"$@\""));
+    let found = checked(launch);
+    found.assert("cpu_level", "node-4", "warn", &["baseline", "AVX2"]);
+    found.assert("cpu_level", "", "warn", &["hosts differ", "baseline on node-4"]);
+}
+
+#[test]
+fn hosts_with_other_packages_are_named() {
+    let launch = with_node_4("true");
+    let python = "#!/bin/sh\nif [ \"$FAKE_HOST\" = node-4 ]; then echo 2.1.0; else echo 2.2.0; fi\n\
+                  echo 0.0.1\n";
+    launch.script("python3", python);
+    let path = format!("{}:{}", launch.folder().display(), std::env::var("PATH").unwrap());
+    let found = checked(launch.variable("PATH", path));
+    found.report.assert_code(0);
+    found.assert("torch", "", "warn", &["2.1.0 on node-4; 2.2.0 on node-3"]);
+    found.assert("versions", "node-3", "warn", &["Python package gradwire 0.0.1"]);
+}
+
+/// Whether a host can have files that others have not.
+fn has_mounts() -> bool {
+    let trial = Command::new("unshare").args(["-m", "true"]).stderr(Stdio::null()).status();
+    let can = trial.is_ok_and(|status| status.success());
+    if !can {
+        println!("skipped: no mount namespaces here");
+    }
+    can
+}
+
+/// What NVIDIA's driver shows, on one of two hosts.
+#[test]
+fn hosts_with_other_graphics_processors_are_named() {
+    if !has_mounts() {
+        return;
+    }
+    let mount = "export RUN=\"$*\"; exec unshare -m sh -c \
+                 'mount -t tmpfs none /proc/driver && mkdir -p /proc/driver/nvidia/gpus/0 && \
+                 echo \"Model:  H100\" > /proc/driver/nvidia/gpus/0/information && \
+                 exec sh -c \"$RUN\"'";
+    let found = checked(with_node_4(mount));
+    found.assert("gpus", "node-4", "pass", &["1 × H100"]);
+    found.assert("gpus", "", "warn", &["1 × H100 on node-4", "none on node-3"]);
+}
+
+/// A folder of PCI devices with a graphics processor, but no driver for it.
+#[test]
+fn a_graphics_processor_without_a_driver_is_named() {
+    if !has_mounts() {
+        return;
+    }
+    let devices = tempfile::tempdir().unwrap();
+    let device = devices.path().join("0000:00:01.0");
+    fs::create_dir(&device).unwrap();
+    fs::write(device.join("vendor"), "0x10de\n").unwrap();
+    fs::write(device.join("class"), "0x030200\n").unwrap();
+    let folder = devices.path().display();
+    let mount = format!(
+        "export RUN=\"$*\"; exec unshare -m sh -c \
+         'mount --bind {folder} /sys/bus/pci/devices && exec sh -c \"$RUN\"'"
+    );
+    let found = checked(with_node_4(&mount));
+    found.assert("gpus", "node-4", "warn", &["1 in the machine, without a driver"]);
+    found.assert("gpus", "node-3", "pass", &["none"]);
+}
+
+/// An address at which the host is not: what ssh reached is translated on the way.
+#[test]
+fn an_address_that_the_host_does_not_have_is_named() {
+    let wrong = "export SSH_CONNECTION='127.0.0.1 1 192.0.2.9 22'";
+    let found = checked(with_node_4(wrong));
+    found.assert("address", "node-4", "warn", &["192.0.2.9 is not an address of this host"]);
+    found.assert("ports", "node-4", "fail", &["can't listen on 192.0.2.9:0"]);
+}
