@@ -40,8 +40,9 @@ pub enum Command {
     Status(status::Options),
     /// Watch a running job: hosts, ranks, links, stragglers, decisions.
     Top {
-        /// The coordinator's address; not needed where one job of yours runs.
-        #[arg(value_name = "IP:PORT")]
+        /// The job: the address of its coordinator or of its page, or the id of a job of yours on
+        /// this host; not needed where one job of yours runs.
+        #[arg(value_name = "JOB")]
         address: Option<String>,
     },
     /// Write what all ranks of a running job do to a file for Perfetto or Chrome.

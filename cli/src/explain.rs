@@ -24,8 +24,8 @@ const MANY: u32 = 64;
 /// depends on.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// The coordinator of a running job: what it has chosen, and how long that has taken.
-    #[arg(value_name = "IP:PORT", conflicts_with_all = ["cluster", "nodes", "servers", "racks"])]
+    /// A running job, as in gradwire status: what it has chosen, and how long that has taken.
+    #[arg(value_name = "JOB", conflicts_with_all = ["cluster", "nodes", "servers", "racks"])]
     pub address: Option<String>,
     /// A file that gradwire probe --out has written: hosts, racks and costs.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["nodes", "servers", "racks"])]

@@ -14,6 +14,7 @@ use gradwire_launcher::{
     run_file::{self, RunningJob},
 };
 use gradwire_settings::{AddressRange, Settings};
+use gradwire_viewer::view::count;
 
 use crate::cluster::printable;
 
@@ -30,31 +31,62 @@ const TYPE: &str = "coordinator ";
 const NAME_IT: &str =
     "name the address of the coordinator; gradwire run --verbose tells it as \"grpc\"";
 
-/// The address of the coordinator of the only job of this user, or else of this host.
+/// The address of the coordinator of a job. It may be named by this address, by that of its status
+/// page, or by its id, if this user runs it here. Without a name it is the only job of this user,
+/// or else of this host.
 ///
 /// # Errors
 /// [`CommandError`] if there is none, or with all of them if there are several.
-pub fn coordinator() -> Result<String, CommandError> {
+pub fn coordinator(named: Option<&str>) -> Result<String, CommandError> {
+    if let Some(page) = named.and_then(|named| named.strip_prefix("http://")) {
+        return coordinator_by(page.split('/').next().unwrap_or_default());
+    }
+    match named {
+        // An address of IPv6 has colons of its own.
+        Some(named) if named.contains(':') => {
+            let port = named.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
+            let wrong = || {
+                let what = format!("'{}' is no address IP:PORT", printable(named));
+                CommandError::usage(what).hint(NAME_IT)
+            };
+            return port.map(|_| named.to_owned()).ok_or_else(wrong);
+        }
+        _ => {}
+    }
     let jobs = run_file::running().map_err(|error| {
         CommandError::failed(format!("it is not known which jobs run: {error}")).hint(NAME_IT)
     })?;
-    match &jobs[..] {
-        [] => on_this_host(),
-        [job] => Ok(job.coordinator.to_string()),
-        jobs => Err(several(jobs)),
+    match (named, &jobs[..]) {
+        (Some(id), jobs) => match jobs.iter().find(|job| job.job == id) {
+            Some(job) => Ok(job.coordinator.to_string()),
+            None => Err(unknown(id, jobs)),
+        },
+        (None, []) => on_this_host(),
+        (None, [job]) => Ok(job.coordinator.to_string()),
+        (None, jobs) => {
+            let what = format!("{} of your jobs run on this host", jobs.len());
+            Err(CommandError::failed(what).hint(format!("name one of {}", listed(jobs))))
+        }
     }
 }
 
-/// The error that lists these jobs.
-fn several(jobs: &[RunningJob]) -> CommandError {
+/// There is no such job among these.
+fn unknown(id: &str, jobs: &[RunningJob]) -> CommandError {
+    let what = format!("no job of yours on this host is called '{}'", printable(id));
+    match jobs {
+        [] => CommandError::failed(what).hint(NAME_IT),
+        jobs => CommandError::failed(what).hint(format!("there are {}", listed(jobs))),
+    }
+}
+
+/// All of these jobs, in one line.
+fn listed(jobs: &[RunningJob]) -> String {
     let line = |job: &RunningJob| {
         let RunningJob { job, coordinator, ranks, hosts, command, .. } = job;
-        let hosts = if *hosts == 1 { "1 host".to_owned() } else { format!("{hosts} hosts") };
-        printable(&format!("{coordinator} (job {job}, {ranks} ranks on {hosts}: {command})"))
+        let (ranks, hosts) = (count(u64::from(*ranks), "rank"), count(*hosts as u64, "host"));
+        printable(&format!("{coordinator} (job {job}, {ranks} on {hosts}: {command})"))
     };
-    let all: Vec<String> = jobs.iter().map(line).collect();
-    let what = format!("{} of your jobs run on this host", jobs.len());
-    CommandError::failed(what).hint(format!("name the address of one: {}", all.join(", ")))
+    jobs.iter().map(line).collect::<Vec<_>>().join(", ")
 }
 
 /// The same by the daemons of this host: other users or other launchers may have started them.
@@ -91,7 +123,10 @@ fn on_this_host() -> Result<String, CommandError> {
 /// [`CommandError`] if no daemon answers there.
 pub fn coordinator_by(metrics: &str) -> Result<String, CommandError> {
     let answer = metrics.parse().ok().and_then(|daemon| ask(daemon, Instant::now() + ANSWER));
-    let none = || CommandError::failed(format!("no daemon answers at '{metrics}'"));
+    let none = || {
+        let what = format!("no daemon answers at '{}'", printable(metrics));
+        CommandError::failed(what).hint(NAME_IT)
+    };
     answer.map(|address| address.to_string()).ok_or_else(none)
 }
 

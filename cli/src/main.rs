@@ -84,7 +84,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
                     (topology, settings.cost_model(), settings)
                 }
                 (None, None) => {
-                    let address = address.map_or_else(find::coordinator, Ok)?;
+                    let address = find::coordinator(address.as_deref())?;
                     return print(&explain::of_job(&block_on(status::ask(&address))??, json));
                 }
             };
@@ -118,17 +118,17 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
             start(plan, &loaded, &options.at, Files::default(), true)
         }
         Command::Status(status::Options { address, json, watch }) => {
-            let address = address.map_or_else(find::coordinator, Ok)?;
+            let address = find::coordinator(address.as_deref())?;
             block_on(status::run(&address, json, watch))??;
             Ok(ExitCode::SUCCESS)
         }
         Command::Top { address } => {
-            let address = address.map_or_else(find::coordinator, Ok)?;
+            let address = find::coordinator(address.as_deref())?;
             block_on(top::run(&address))??;
             Ok(ExitCode::SUCCESS)
         }
         Command::Trace(options) => {
-            let address = options.address.clone().map_or_else(find::coordinator, Ok)?;
+            let address = find::coordinator(options.address.as_deref())?;
             block_on(trace::run(&address, &options))??;
             Ok(ExitCode::SUCCESS)
         }

@@ -43,8 +43,9 @@ const CLEAR: &str = "\x1b[H\x1b[J";
 /// Which job, and how it is shown.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// The coordinator's address; not needed where one job of yours runs.
-    #[arg(value_name = "IP:PORT")]
+    /// The job: the address of its coordinator or of its page, or the id of a job of yours on this
+    /// host; not needed where one job of yours runs.
+    #[arg(value_name = "JOB")]
     pub address: Option<String>,
     /// As JSON; docs/status.schema.json describes it. With --watch, one line for each look.
     #[arg(long)]

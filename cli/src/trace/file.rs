@@ -1,28 +1,45 @@
 //! The file of a trace. Whole lines are written at once, so at any moment it ends with a whole
 //! line.
 
-use std::{fs::File, io::Write as _, path::Path};
+use std::{
+    fs::{self, File},
+    io::{ErrorKind, Write as _},
+    path::{Path, PathBuf},
+};
 
 use gradwire_launcher::error::CommandError;
 
 /// A file with a limit.
 #[derive(Debug)]
 pub(super) struct TraceFile {
+    path: PathBuf,
     name: String,
     file: File,
     left: u64,
     is_full: bool,
+    is_new: bool,
+    has_begun: bool,
 }
 
 impl TraceFile {
-    /// A new file, in the place of an older one, of so many mebibytes at most (BOUND).
-    pub(super) fn create(path: &Path, max_mib: u64) -> Result<Self, CommandError> {
+    /// A file of so many mebibytes at most (BOUND). An older one stays as it is until something is
+    /// written, and a new one that nothing was written to is removed: an error costs nobody a file.
+    pub(super) fn open(path: &Path, max_mib: u64) -> Result<Self, CommandError> {
         let name = path.display().to_string();
-        let file = File::create(path).map_err(|error| {
+        let mut options = File::options();
+        options.write(true);
+        let (opened, is_new) = match options.open(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                (options.create_new(true).open(path), true)
+            }
+            opened => (opened, false),
+        };
+        let file = opened.map_err(|error| {
             CommandError::failed(format!("{name} can't be written: {error}"))
                 .hint("name another file")
         })?;
-        Ok(Self { name, file, left: max_mib << 20, is_full: false })
+        let (path, left) = (path.to_owned(), max_mib << 20);
+        Ok(Self { path, name, file, left, is_full: false, is_new, has_begun: false })
     }
 
     pub(super) fn name(&self) -> &str {
@@ -51,9 +68,43 @@ impl TraceFile {
     }
 
     fn put(&mut self, lines: &str) -> Result<(), CommandError> {
-        self.file.write_all(lines.as_bytes()).map_err(|error| {
+        // A pipe or a device has no length.
+        let is_file = || self.file.metadata().is_ok_and(|file| file.is_file());
+        let begun = if !self.has_begun && is_file() { self.file.set_len(0) } else { Ok(()) };
+        self.has_begun = true;
+        begun.and_then(|()| self.file.write_all(lines.as_bytes())).map_err(|error| {
             let what = format!("{} can't be written: {error}", self.name);
             CommandError::failed(what).hint("it has what was traced until then")
         })
+    }
+}
+
+impl Drop for TraceFile {
+    fn drop(&mut self) {
+        if self.is_new && !self.has_begun {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_changes_once_something_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.json");
+        drop(TraceFile::open(&path, 1).unwrap());
+        assert!(!path.exists());
+        fs::write(&path, "an older and longer file").unwrap();
+        let mut file = TraceFile::open(&path, 1).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "an older and longer file");
+        file.write("[\n").unwrap();
+        file.end("]\n").unwrap();
+        drop(file);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "[\n]\n");
+        let error = TraceFile::open(folder.path(), 1).unwrap_err();
+        assert!(error.what.contains("Is a directory"), "{error:?}");
     }
 }

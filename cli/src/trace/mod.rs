@@ -21,7 +21,10 @@ use std::{
 use clap::Args;
 use gradwire_launcher::{error::CommandError, signals::Endings};
 use gradwire_proto::pb::{StatusResponse, TraceBatch, TracePart, TraceRequest};
-use gradwire_viewer::{trace::file::Trace, view::count};
+use gradwire_viewer::{
+    trace::file::Trace,
+    view::{self, count},
+};
 use prost::Message as _;
 use tokio::{
     sync::oneshot,
@@ -39,14 +42,19 @@ use crate::status::{self, ANSWER, connect, refused};
 /// for what is new a hundred times per second.
 const LATE: Duration = Duration::from_millis(300);
 
+/// Said where steps are waited for that may never come.
+const NO_STEPS: &str = "no rank has made a step yet: those of an optimizer count, the last bucket \
+                        of ddp_hook, and mark_step()";
+
 /// The most seconds of a trace.
 const MAX_SECONDS: f64 = 86_400.0;
 
 /// Which job, what of it, and where it is written to.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// The coordinator's address; not needed where one job of yours runs.
-    #[arg(value_name = "IP:PORT")]
+    /// The job: the address of its coordinator or of its page, or the id of a job of yours on this
+    /// host; not needed where one job of yours runs.
+    #[arg(value_name = "JOB")]
     pub address: Option<String>,
     /// The file.
     #[arg(short, long, value_name = "FILE")]
@@ -81,7 +89,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 /// [`CommandError`] if the file can't be written, the coordinator can't be reached or is lost, or
 /// the steps have passed.
 pub async fn run(address: &str, options: &Options) -> Result<(), CommandError> {
-    let mut file = TraceFile::create(&options.output, options.max_mib)?;
+    let mut file = TraceFile::open(&options.output, options.max_mib)?;
     let mut endings = Endings::listen().map_err(|error| CommandError::system(&error))?;
     let eof = options.until_eof.then(until_eof);
     let asked = async {
@@ -92,7 +100,14 @@ pub async fn run(address: &str, options: &Options) -> Result<(), CommandError> {
     };
     let window = match &options.steps {
         None => Window::default(),
-        Some(steps) => Window::of(steps.clone(), &status::ask(address).await?)?,
+        Some(steps) => {
+            let status = status::ask(address).await?;
+            let window = Window::of(steps.clone(), &status)?;
+            if view::ranks(&status).all(|rank| rank.steps == 0) {
+                eprintln!("{NO_STEPS}");
+            }
+            window
+        }
     };
     let seconds = options.seconds;
     let end = async {
@@ -131,7 +146,7 @@ fn until_eof() -> oneshot::Receiver<()> {
 /// # Errors
 /// [`CommandError`] as from [`run`].
 pub async fn whole(address: &str, path: &Path) -> Result<String, CommandError> {
-    let mut file = TraceFile::create(path, DEFAULT_MAX_MIB)?;
+    let mut file = TraceFile::open(path, DEFAULT_MAX_MIB)?;
     follow(address, Window::default(), &mut file, || (), std::future::pending()).await
 }
 
@@ -143,7 +158,7 @@ const DEFAULT_MAX_MIB: u64 = 1024;
 /// # Errors
 /// [`CommandError`] if it can't.
 pub fn check(path: &Path) -> Result<(), CommandError> {
-    TraceFile::create(path, DEFAULT_MAX_MIB).map(drop)
+    TraceFile::open(path, DEFAULT_MAX_MIB).map(drop)
 }
 
 /// Writes what comes until `end`, or until the window or the job ends. Calls `begun` once all nodes
@@ -203,7 +218,7 @@ async fn follow(
         return match ended {
             Err(status) => Err(refused(address, &status)),
             Ok(why) => {
-                let what = format!("{name} is empty: no node of the job did anything{why}");
+                let what = format!("no node of the job did anything{why}: {name} is not written");
                 Err(CommandError::failed(what))
             }
         };

@@ -28,7 +28,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_proto::launch::{Begin, Order};
+use gradwire_proto::launch::{Begin, ITSELF, Order};
 use gradwire_settings::Settings;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -141,7 +141,7 @@ pub async fn run(
         report: REPORT_TIMEOUT,
     };
     let (id, size, hosts) = (plan.job.clone(), plan.size(), plan.nodes.len());
-    let words: Vec<String> = iter::once(&plan.program).chain(&plan.args).cloned().collect();
+    let words = shown(&plan.program, &plan.args);
     let mut run_file = None;
     let mut job = Job::new(plan, limits);
     let mut report = loop {
@@ -251,6 +251,15 @@ async fn output_ends(written: &mut oneshot::Receiver<Option<String>>) -> Option<
     written.await.unwrap_or_else(|_| Some("the writing thread panicked".to_owned()))
 }
 
+/// The command of a job as its user knows it. What starts this program as a rank has words of its
+/// own at the end.
+fn shown(program: &str, args: &[String]) -> Vec<String> {
+    let is_own = program == ITSELF;
+    let program = if is_own { "gradwire" } else { program };
+    let args = args.iter().take_while(|word| !(is_own && *word == "--started"));
+    iter::once(program.to_owned()).chain(args.cloned()).collect()
+}
+
 /// Each host with the way to its agent.
 async fn targets(
     plan: &Plan,
@@ -280,4 +289,19 @@ async fn targets(
         Ok(Target { node, way, remote: remote.clone(), begin })
     });
     targets.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_shown_as_its_user_knows_it() {
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(
+            shown(ITSELF, &words("bench barrier -np 2 --started {}")),
+            words("gradwire bench barrier -np 2")
+        );
+        assert_eq!(shown("train", &words("--started x")), words("train --started x"));
+    }
 }

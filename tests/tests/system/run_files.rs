@@ -53,6 +53,30 @@ fn commands_need_no_address_while_one_job_runs() {
         assert!(text.starts_with(&first), "{command}: {text}");
     }
 
+    // It may be named: by its id, by the address of its page, and by that of its coordinator.
+    let page = format!("http://{}/", one.served("metrics")[0]);
+    let grpc = one.served("grpc").remove(0);
+    for name in [&id, &page, &grpc] {
+        let output = gradwire(&["status", name], runtime.path());
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.starts_with(&format!("job {id} (")), "{name}: {text}");
+    }
+    for (name, code, expected) in [
+        ("zonk", 1, "no job of yours on this host is called 'zonk'"),
+        ("127.0.0.1", 1, "no job of yours on this host is called '127.0.0.1'"),
+        ("127.0.0.1:x", 2, "'127.0.0.1:x' is no address IP:PORT"),
+        ("127.0.0.1:99999", 2, "'127.0.0.1:99999' is no address IP:PORT"),
+        ("http://127.0.0.1:1/", 1, "no daemon answers at '127.0.0.1:1'"),
+        ("http://", 1, "no daemon answers at ''"),
+        ("", 1, "no job of yours on this host is called ''"),
+    ] {
+        let output = gradwire(&["status", name], runtime.path());
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{name}: {text}");
+        assert!(text.starts_with(&format!("error: {expected}\nhint: ")), "{name}: {text}");
+        assert_eq!(text.lines().count(), 2, "{text}");
+    }
+
     // With a second one, one error lists both.
     let mut other = start(runtime.path());
     let output = gradwire(&["status"], runtime.path());
