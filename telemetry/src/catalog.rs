@@ -157,7 +157,7 @@ metrics! {
         /// Steps of a local rank: of an optimizer, with the last bucket of `ddp_hook`, or by
         /// `mark_step()`.
         rank_steps: Family<Counter, 1> = "gradwire_daemon_rank_steps_total", Count, [RANK];
-        /// Time since the last step of a local rank.
+        /// Time since the last step of a local rank. NaN once it has left.
         rank_since_step: Family<Gauge, 1> =
             "gradwire_daemon_rank_since_step_seconds", Seconds, [RANK];
         /// Time in which a local rank was blocked in a wait for a result: what communication adds

@@ -45,3 +45,12 @@ impl RankActivity {
         *total
     }
 }
+
+impl Drop for RankActivity {
+    /// The rank has left: its last value would look like one that makes no steps any more.
+    fn drop(&mut self) {
+        if let Some(gauge) = self.since_step.get() {
+            gauge.set(f64::NAN);
+        }
+    }
+}
