@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use gradwire_tests::launched::Launch;
+use gradwire_tests::launched::{Launch, processes::Role};
 use opentelemetry_proto::tonic::{
     collector::metrics::v1::{
         ExportMetricsServiceRequest, ExportMetricsServiceResponse,
@@ -11,6 +11,7 @@ use opentelemetry_proto::tonic::{
     common::v1::{KeyValue, any_value},
     metrics::v1::{metric::Data, number_data_point},
 };
+use rustix::process::Signal;
 use tokio::{net::TcpListener, runtime::Runtime, sync::mpsc, time::timeout};
 use tonic::{
     Request, Response, Status,
@@ -80,6 +81,32 @@ fn a_collector_is_sent_what_every_daemon_counts() {
     assert_eq!(hosts, ["127.0.0.1", "127.0.0.2"].map(ToOwned::to_owned).into());
     job.allow("end");
     job.finish().assert_code(0);
+}
+
+/// Who only reads metrics from time to time does not see why a job has ended.
+#[test]
+fn a_collector_is_sent_the_failure_that_ended_the_job() {
+    let runtime = Runtime::new().unwrap();
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+    let collector = format!("otlp.endpoint=http://{}", listener.local_addr().unwrap());
+    let (sender, mut received) = mpsc::unbounded_channel();
+    let service = MetricsServiceServer::new(Receiver(sender));
+    let server = Server::builder().add_service(service);
+    runtime.spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+
+    let launch = Launch::new().two_by_two().set(&collector).set("otlp.interval_ms=3600000");
+    let mut job = launch.rank(&["attach", "loop:1:1000", "until:end", "leave"]).start();
+    job.until_said("looped", 4);
+    job.signal(Role::Rank(2), Signal::KILL);
+    job.finish();
+    let mut failed = BTreeSet::new();
+    while let Ok(request) = received.try_recv() {
+        let (host, failures) = counted(&request, "gradwire_daemon_failures_total");
+        if failures >= 1.0 {
+            failed.insert(host);
+        }
+    }
+    assert!(failed.contains("127.0.0.2"), "{failed:?}");
 }
 
 #[test]

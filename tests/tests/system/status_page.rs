@@ -4,13 +4,15 @@
 use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
-    net::TcpStream,
+    net::{SocketAddr, TcpStream},
+    thread,
     time::Duration,
 };
 
 use gradwire_tests::launched::{Job, Launch, processes::Role};
 use rustix::process::Signal;
 use serde_json::Value;
+use socket2::{Domain, Socket, Type};
 
 use super::viewers::{checked, slow_rank_3};
 
@@ -44,7 +46,16 @@ impl Answer {
 }
 
 fn ask(address: &str, request: &str, headers: &[(&str, &str)]) -> TcpStream {
-    let mut stream = TcpStream::connect(address).unwrap();
+    let stream = TcpStream::connect(address).unwrap();
+    send(stream, address, request, headers)
+}
+
+fn send(
+    mut stream: TcpStream,
+    address: &str,
+    request: &str,
+    headers: &[(&str, &str)],
+) -> TcpStream {
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     let mut text = format!("{request} HTTP/1.1\r\n");
     if !headers.iter().any(|(name, _)| *name == "Host") {
@@ -76,7 +87,10 @@ struct Events {
 
 impl Events {
     fn open(address: &str) -> Self {
-        let stream = ask(address, "GET /api/v1/watch", &[]);
+        Self::of(ask(address, "GET /api/v1/watch", &[]))
+    }
+
+    fn of(stream: TcpStream) -> Self {
         let mut lines = BufReader::new(stream).lines();
         let first = lines.next().unwrap().unwrap();
         assert!(first.contains(" 200 "), "{first}");
@@ -231,6 +245,41 @@ fn there_is_a_limit_of_viewers() {
     for viewer in viewers {
         assert_eq!(viewer.last().unwrap().0, "end");
     }
+    job.finish().assert_code(0);
+}
+
+/// A viewer for which the system keeps little, on both sides.
+fn narrow(address: &str) -> TcpStream {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.set_recv_buffer_size(2048).unwrap();
+    socket.set_tcp_mss(536).unwrap();
+    socket.connect(&address.parse::<SocketAddr>().unwrap().into()).unwrap();
+    send(socket.into(), address, "GET /api/v1/watch", &[])
+}
+
+#[test]
+fn viewers_that_do_not_read_are_disconnected_and_told_why() {
+    let mut job = slow_rank_3();
+    let page = pages(&job).remove(0);
+    let events = Events::open(&page);
+    let good = thread::spawn(|| events.last().map(|(name, _)| name));
+    let slow: Vec<_> = (0..31).map(|_| narrow(&page)).collect();
+    job.wait_for("all places taken", || (get(&page, "/api/v1/watch").code == 429).then_some(()));
+    job.wait_for("places that are free again", || {
+        let stream = ask(&page, "GET /api/v1/watch", &[]);
+        let first = BufReader::new(stream).lines().next()?.ok()?;
+        first.contains(" 200 ").then_some(())
+    });
+    for stream in slow {
+        // The server may have closed it meanwhile, because it took nothing.
+        if let Some((name, reason)) = Events::of(stream).last()
+            && name == "end"
+        {
+            assert!(reason.contains("does not read"), "BOUND: {reason}");
+        }
+    }
+    job.allow("end");
+    assert_eq!(good.join().unwrap().as_deref(), Some("end"));
     job.finish().assert_code(0);
 }
 
