@@ -67,13 +67,18 @@ def arguments() -> argparse.Namespace:
         "--only", default="", metavar="REGEX", help="only scenarios with such a name"
     )
     parser.add_argument(
+        "--add",
+        action="store_true",
+        help="for --overhead: add rounds to those in the folder, so that a run may be divided",
+    )
+    parser.add_argument(
         "--list", action="store_true", help="show the scenarios' names, and measure nothing"
     )
     parser.add_argument(
         "--out", type=Path, default=install.ROOT / "bench-results", help="the folder for results"
     )
     chosen = parser.parse_args()
-    if chosen.rounds < MIN_ROUNDS:
+    if chosen.rounds < MIN_ROUNDS and not chosen.add:
         parser.error(
             f"--rounds {chosen.rounds}: with less than {MIN_ROUNDS} no figure differs from noise"
         )
@@ -214,7 +219,10 @@ def main() -> int:
     try:
         if chosen.overhead:
             with tempfile.TemporaryDirectory(prefix="gwb") as folder:
-                return overhead.main(chosen.base, chosen.rounds, chosen.out, Path(folder))
+                choice = overhead.Choice(
+                    chosen.base, chosen.rounds, chosen.only, chosen.add, chosen.out
+                )
+                return overhead.main(choice, Path(folder))
         planned = scenarios(chosen)
         if chosen.list:
             print("\n".join(f"{scenario.name:12} {scenario.title}" for scenario in planned))

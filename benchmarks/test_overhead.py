@@ -1,8 +1,24 @@
 """Tests what overhead.py makes of its runs."""
 
+import json
+import tempfile
 import unittest
+from pathlib import Path
 
-from overhead import NEW, OLD, WATCHED, Rows, Use, as_markdown, judge
+from overhead import (
+    DATA,
+    NEW,
+    OLD,
+    TRACED,
+    WATCHED,
+    Rows,
+    Use,
+    as_markdown,
+    before,
+    judge,
+    resources_as_markdown,
+)
+from shell import Trouble
 
 QUIET = {
     "foreign_load_median": 0.0,
@@ -40,6 +56,37 @@ class Overhead(unittest.TestCase):
         text = as_markdown(rows, "v0", QUIET)
         row = "| coordinator, 256 nodes | new | +1.5% ± 0.0% | ≤ +2% | met | +0.0% |  |  |"
         self.assertIn(row, text)
+
+    def test_a_trace_of_small_tensors_has_no_goal(self) -> None:
+        """Checks that others have one."""
+        rows = Rows()
+        for load in ("4 B", "1 MiB"):
+            rows.add(load, OLD, Use(10, 100))
+            rows.add(load, TRACED, Use(10, 104))
+        text = as_markdown(rows, "v0", QUIET)
+        self.assertIn("| 4 B | traced | +4.0% ± 0.0% | – | – | +0.0% |", text)
+        self.assertIn("| 1 MiB | traced | +4.0% ± 0.0% | ≤ +5% | met | +0.0% |", text)
+
+    def test_rounds_are_added_to_earlier_ones(self) -> None:
+        """Checks that they are read as they were written, and not with another base."""
+        with tempfile.TemporaryDirectory() as folder:
+            data = Path(folder) / DATA
+            self.assertEqual(before(data, "v0"), (Rows(), {}))
+            use = Use(1.0, 2.0, 3.0, 4.0)
+            runs = [{"work": "4 B", "variant": OLD, "runs": [vars(use)]}]
+            data.write_text(json.dumps({"base": "v0", "rows": runs, "resources": {}}))
+            rows, _ = before(data, "v0")
+            self.assertEqual(rows.uses, {("4 B", OLD): [use]})
+            with self.assertRaisesRegex(Trouble, "is about v0, not v1"):
+                before(data, "v1")
+
+    def test_resources_of_both_releases_are_told(self) -> None:
+        """Checks a row of each."""
+        row = {"process": "daemon", "host": "a", "idle_share": 0.001, "private_bytes": {"end": 0}}
+        row |= {"cpu_us": 80.0, "waits": 1.0, "faults": 0.0, "calls": None}
+        text = resources_as_markdown({OLD: [row], NEW: [row | {"calls": 7.0}]})
+        expected = "| daemon on a | new | 0.10% | 0.0 MiB | 80 µs | 1.00 | 0.00 | 7.0 |"
+        self.assertIn(expected, text)
 
     def test_what_noise_could_be_is_no_verdict(self) -> None:
         """Checks all three verdicts."""
