@@ -6,9 +6,7 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
-import sys
-import textwrap
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,53 +16,13 @@ import pytest
 from browsing import PATIENCE, Browser
 from deployed import ROOT
 from launching import LAUNCHER, LIMIT, running, until
+from slow_job import NAME, job
 
 playwright = pytest.importorskip("playwright.sync_api")
 axe = pytest.importorskip("axe_playwright_python.base")
 
 # Screenshots of the last run are kept here.
 SHOTS = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "status-page"
-
-# Rank 3 needs 50 ms longer for each step. A name that is markup must stay text.
-NAME = "<b id=markup>gradient</b>"
-PROGRAM = f"""
-    import os, time
-    from pathlib import Path
-    import gradwire as gw, numpy as np
-    gw.init()
-    folder = Path(os.environ["TEST_FOLDER"])
-    (folder / f"pid{{gw.rank()}}").write_text(str(os.getpid()))
-    if gw.rank() == 0:
-        (folder / "new").write_text(os.environ["GRADWIRE_COORDINATOR_METRICS"])
-        (folder / "new").rename(folder / "coordinator")
-    end = time.monotonic() + {LIMIT}
-    while True:
-        time.sleep(0.05 if gw.rank() == 3 else 0)
-        gw.allreduce(np.ones(100_000, np.float32), name="{NAME}")
-        gw.mark_step()
-        ends = (folder / "end").exists() or time.monotonic() > end
-        if gw.allreduce(np.array([float(ends)]), name="ends")[0] > 0:
-            break
-    gw.shutdown()
-"""
-
-
-@contextlib.contextmanager
-def job(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A job of two nodes with two ranks each; its launcher, and the port of its page."""
-    (folder / "program.py").write_text(textwrap.dedent(PROGRAM))
-    start = [LAUNCHER, "run", "-H", "127.0.0.1:2,127.0.0.2:2", *words]
-    # A loopback has no rate of its own.
-    start += ["--set", "network.rate_mbit=1000"]
-    start += ["--", sys.executable, str(folder / "program.py")]
-    with running(start, folder / "job.log", TEST_FOLDER=str(folder)) as launcher:
-
-        def address() -> str | None:
-            assert launcher.poll() is None, (folder / "job.log").read_text()
-            file = folder / "coordinator"
-            return file.read_text() if file.exists() else None
-
-        yield launcher, until("the job runs", address).rpartition(":")[2]
 
 
 @pytest.fixture
@@ -92,7 +50,6 @@ def shows(page: Any, selector: str, text: str | re.Pattern[str]) -> None:
 
 
 def test_the_page_names_the_straggler_and_the_failure(browser: Browser, tmp_path: Path) -> None:
-    SHOTS.mkdir(parents=True, exist_ok=True)
     with job(tmp_path) as (launcher, port):
         url = f"http://127.0.0.1:{port}/"
         pages = {}
@@ -137,6 +94,34 @@ def test_the_page_names_the_straggler_and_the_failure(browser: Browser, tmp_path
             assert violations(page) == [], (theme, width)
             page.screenshot(path=SHOTS / f"failed-{theme}-{width}.png", full_page=True)
         assert launcher.wait(LIMIT) != 0
+
+
+def test_the_page_is_readable_with_256_nodes(browser: Browser, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    words = [LAUNCHER, "bench", "negotiation", "--nodes", "256", "--iters", "1000000"]
+    words += ["--set", f"coordinator.metrics_listen=127.0.0.1:{port}"]
+    with running(words, tmp_path / "log") as bench:
+
+        def is_there() -> bool:
+            assert bench.poll() is None, (tmp_path / "log").read_text()
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", port)).close()
+                return True
+            return False
+
+        until("the coordinator shows its page", is_there)
+        for theme, width in [("light", 1200), ("dark", 400)]:
+            page = browser.open(f"http://127.0.0.1:{port}/", theme, width)
+            shows(page, "#summary", re.compile(r"Hosts\s*256"))
+            shows(page, "#busiest", "node")
+            shows(page, "#decisions", "the world is complete: 256 nodes")
+            assert page.locator("#hosts button").count() == 256
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            page.screenshot(path=SHOTS / f"256-{theme}-{width}.png", full_page=True)
+            # No list is as long as the job is large.
+            assert page.evaluate("document.documentElement.scrollHeight") < 10_000
+            assert violations(page) == [], (theme, width)
 
 
 def test_the_page_asks_for_the_token(browser: Browser, tmp_path: Path) -> None:
