@@ -5,7 +5,7 @@ use std::fmt::Write;
 use clap::Args;
 use gradwire_collectives::{
     Algorithm, Kind, MAX_LINE_MBIT, Schedule, Spec, Topology,
-    algorithms::{About, has_servers, in_short},
+    algorithms::{ALIASES, About, has_servers, in_short},
     generate,
     verify::{cross_tier_elements, verify},
 };
@@ -158,7 +158,10 @@ fn table(specs: &[Spec]) -> String {
         let about = algorithm.about();
         rows.push([algorithm.name().to_owned(), parameters(algorithm), about.when.to_owned()]);
     }
+    let aliases: Vec<String> =
+        ALIASES.iter().map(|(alias, of, _)| format!("{alias} is {of}")).collect();
     aligned(&rows)
+        + &format!("\nOther names: {}.\n", aliases.join(", "))
         + "\nOne in full: gradwire algorithms NAME. Counts on a cluster: --nodes N --racks R\n"
 }
 
@@ -167,6 +170,9 @@ fn in_full(spec: Spec) -> String {
     let About { idea, cost, when, source } = algorithm.about();
     let mut text = format!("{algorithm}: {idea}\n");
     // Writing to a string can't fail.
+    for (alias, _, what) in ALIASES.iter().filter(|(_, of, _)| *of == algorithm) {
+        let _ = writeln!(text, "  also    {alias}: {what}");
+    }
     for (what, value) in [("for", when), ("cost", cost), ("source", source)] {
         let _ = writeln!(text, "  {what:<7} {value}");
     }
@@ -329,6 +335,20 @@ mod tests {
         for wrong in ["", "0", "2,0", "-1", "2,", "x", "2x", "2x0", "2x2,2", "1x1x1x1x1x1x1x1x1"] {
             assert!(wrong.parse::<Racks>().is_err(), "{wrong}");
         }
+    }
+
+    /// Who looks a name of the literature up finds it.
+    #[test]
+    fn other_names_lead_to_the_same() {
+        for (alias, of, _) in ALIASES {
+            let text = show(&options(Some(alias), None, None)).unwrap();
+            assert!(text.starts_with(&format!("{of}: ")), "{text}");
+            assert!(text.contains(&format!("also    {alias}: ")), "{text}");
+        }
+        let text = show(&options(Some("ParameterHub"), Some(32), Some("4"))).unwrap();
+        assert_eq!(row(&text, "parameterhub")[1..], ["4", "1984", "1.94", "6.00"]);
+        let text = show(&options(Some("blink"), Some(8), None)).unwrap();
+        assert_eq!(row(&text, "blink")[1..], ["2", "112", "1.75", "0.00"]);
     }
 
     #[test]

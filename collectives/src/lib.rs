@@ -13,6 +13,7 @@
 //! - [`schedule`]: the language
 //! - [`layout`]: where the elements of a step are, in its message and in the piece
 //! - [`execution`]: how a participant runs its schedule
+//! - [`links`]: the rates of lines and links between participants
 //! - [`topology`]: who takes part, and in which groups of which tiers
 //! - [`algorithms`]: one file each; most are a choice of one tree per block
 //! - [`rules`]: which algorithms a user allows, for which collective and size
@@ -26,6 +27,7 @@ pub mod algorithms;
 pub mod cost;
 pub mod execution;
 pub mod layout;
+pub mod links;
 pub mod rules;
 pub mod schedule;
 pub mod select;
@@ -37,8 +39,9 @@ pub use algorithms::{
 };
 pub use cost::{CostModel, LinkCost, Pipeline, price, price_in_pipeline};
 pub use execution::{Plan, Progress, SendQueue};
+pub use links::{Links, MAX_LINE_MBIT, MAX_LINKED};
 pub use rules::{Rules, RulesError};
 pub use schedule::{Action, Block, Schedule, Step};
 pub use select::{Choice, select};
-pub use topology::{MAX_LINE_MBIT, Topology};
+pub use topology::Topology;
 pub use verify::{Report, VerifyError, verify};

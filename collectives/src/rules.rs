@@ -401,6 +401,12 @@ impl Rules {
         (if self.is_plain() { 0 } else { rule }, fitting)
     }
 
+    /// Whether a list names this algorithm.
+    pub fn names(&self, algorithm: Algorithm) -> bool {
+        let has_it = |specs: &[Spec]| specs.iter().any(|spec| spec.algorithm() == algorithm);
+        self.rules.iter().any(|rule| matches!(&rule.list, List::Named(specs) if has_it(specs)))
+    }
+
     /// Whether there is anything to choose among so many nodes: it is not one spec for everything.
     pub fn is_choice(&self, nodes: u32) -> bool {
         !self.is_plain() || self.forced(1, nodes).is_none()

@@ -10,6 +10,8 @@ use std::{cmp::Ordering, collections::BTreeMap, iter};
 
 use gradwire_proto::MAX_TIERS;
 
+use crate::links::{Links, MAX_LINE_MBIT};
+
 /// The participants, and the groups that they are in.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Topology {
@@ -22,10 +24,9 @@ pub struct Topology {
     /// The rate of each participant's line in the largest unit in which all are whole numbers;
     /// empty if all are equal, or if they are not known.
     lines: Vec<u32>,
+    /// The rates of all that connects them, if they are known.
+    links: Option<Links>,
 }
-
-/// The fastest line, in Mbit/s, so that sums of products of rates stay exact (BOUND).
-pub const MAX_LINE_MBIT: u32 = 10_000_000;
 
 impl Topology {
     /// `participants` in one rack.
@@ -35,7 +36,7 @@ impl Topology {
 
     /// The rack of each participant, and no tier above them.
     pub fn from_racks(racks: Vec<u32>) -> Self {
-        Self { tiers: vec![racks], servers: 0, lines: Vec::new() }
+        Self { tiers: vec![racks], servers: 0, lines: Vec::new(), links: None }
     }
 
     /// The group of each participant in each tier, the racks first. Tiers that say nothing are left
@@ -79,7 +80,7 @@ impl Topology {
                 before = groups;
             }
         }
-        Self { tiers: kept, servers: 0, lines: Vec::new() }
+        Self { tiers: kept, servers: 0, lines: Vec::new(), links: None }
     }
 
     /// Some of the participants, in this order.
@@ -97,8 +98,9 @@ impl Topology {
             "servers are not the last ones of {participants:?}"
         );
         let lines = if self.lines.is_empty() { Vec::new() } else { of(&self.lines) };
-        let part = Self { servers, ..Self::of_nested(self.tiers.iter().map(of).collect()) };
-        part.with_lines(&lines)
+        let links = self.links.as_ref().map(|links| links.part(&participants));
+        let tiers = Self::of_nested(self.tiers.iter().map(of).collect());
+        Self { servers, links, ..tiers }.with_lines(&lines)
     }
 
     /// The same with the last so many participants as servers: nodes without ranks, which
@@ -127,6 +129,18 @@ impl Topology {
         let differ = is_given && bounded().any(|rate| Some(rate) != bounded().next());
         let lines = if differ { bounded().map(|rate| rate / unit).collect() } else { Vec::new() };
         Self { lines, ..self }
+    }
+
+    /// The same with these rates of lines and links, if they are those of as many participants.
+    #[must_use]
+    pub fn with_links(self, links: Option<Links>) -> Self {
+        let links = links.filter(|links| links.participants() == self.participants());
+        Self { links, ..self }
+    }
+
+    /// The rates of lines and links, if they are known.
+    pub fn links(&self) -> Option<&Links> {
+        self.links.as_ref()
     }
 
     /// The same without servers.

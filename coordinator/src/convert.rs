@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use gradwire_collectives::Links;
 use gradwire_proto::{
     Failure, MAX_CONTROL_MESSAGE, MAX_REPORT, NodeId, Priority, ProcessSetId, Rank, Request,
     Sequence, TensorId, WireError,
@@ -338,6 +339,9 @@ pub fn execute(execute: Execute) -> Vec<pb::CoordinatorMessage> {
     for part in execute.specs.into_iter().map(spec) {
         splitter.room_for(part.encoded_len()).specs.push(part);
     }
+    if let Some(part) = execute.links.as_ref().map(links) {
+        splitter.room_for(part.encoded_len()).links = Some(part);
+    }
     for part in execute.failures.into_iter().map(tensor_failure) {
         splitter.room_for(part.encoded_len()).failures.push(part);
     }
@@ -357,6 +361,14 @@ pub fn execute(execute: Execute) -> Vec<pb::CoordinatorMessage> {
         splitter.room_for(size_of::<u32>()).evicted.push(id);
     }
     splitter.finish().into_iter().map(|part| message(Message::Execute(part))).collect()
+}
+
+fn links(links: &Links) -> pb::Links {
+    pb::Links {
+        line_mbit: links.lines().to_vec(),
+        uplink_mbit: links.uplink(),
+        pair_mbit: links.pairs().to_vec(),
+    }
 }
 
 /// Wraps one message.
@@ -448,17 +460,20 @@ mod tests {
             sets_removed: vec![SetRemoved { set: ProcessSetId(2), tensor: tensor() }],
             evicted: vec![TensorId(u32::MAX)],
             probes: Vec::new(),
+            links: Links::new(vec![1000; 3], 0, vec![1, 2, 3]),
         });
         assert!(messages.len() > 4, "{}", messages.len());
         let (mut ids, mut sequences) = (Vec::new(), Vec::new());
         for part in &messages {
-            let ids_come = !part.registrations.is_empty() || !part.specs.is_empty();
+            let ids_come =
+                !part.registrations.is_empty() || !part.specs.is_empty() || part.links.is_some();
             assert!(!ids_come || sequences.is_empty(), "ids come first");
             ids.extend(part.registrations.iter().map(|r| r.id));
             sequences.extend(part.operations.iter().map(|o| o.sequence));
         }
         assert!(ids.into_iter().eq(0..9000));
         assert_eq!(sequences, [1, 2, 3]);
+        assert_eq!(messages.iter().filter_map(|part| part.links.as_ref()).count(), 1);
         let specs: Vec<_> = messages.iter().flat_map(|part| &part.specs).collect();
         assert_eq!((specs.len(), &specs[0].text[..]), (1, "double-tree"));
         let (first, last) = (messages.first().unwrap(), messages.last().unwrap());

@@ -172,6 +172,23 @@ impl Algorithm {
                 "Jiang et al., \"A Unified Architecture for Accelerating Distributed DNN Training \
                  in Heterogeneous GPU/CPU Clusters\", OSDI 2020",
             ),
+            Self::Parameterhub => (
+                "the servers of each rack, or else its nodes, own shares; one rack's owner of each \
+                 adds up those of all racks",
+                "4α + max(1, (w+2(r−1)/r)/k)·S·β for k servers in each rack of w others; 2rα with \
+                 across=ring",
+                "hosts to spare in each rack, slow links between racks",
+                "Luo et al., \"Parameter Hub: a Rack-Scale Parameter Server for Distributed Deep \
+                 Neural Network Training\", SoCC 2018",
+            ),
+            Self::Blink => (
+                "spanning trees, packed such that no line, uplink or link is busy for longer than \
+                 it has to be",
+                "2hα + T, h links to the farthest and T for the busiest link",
+                "links of different rates",
+                "Wang et al., \"Blink: Fast and Generic Collectives for Distributed ML\", MLSys \
+                 2020",
+            ),
         };
         About { idea, cost, when, source }
     }

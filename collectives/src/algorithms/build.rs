@@ -255,6 +255,43 @@ fn up_and_down(me: u32, blocks: usize, place: impl Fn(u32) -> Place) -> Builder 
     builder
 }
 
+/// The same with servers in the trees: they add nothing of their own, so they keep the first block
+/// that they get, and they publish nothing.
+pub(super) fn reduce_and_return_over_servers(
+    topology: &Topology,
+    me: u32,
+    blocks: Vec<Block>,
+    place: impl Fn(u32) -> Place,
+) -> Schedule {
+    let (participants, servers) = (topology.participants(), topology.servers());
+    let builder = if me < topology.contributors() {
+        up_and_down(me, blocks.len(), place)
+    } else {
+        let mut builder = Builder::new(blocks.len());
+        for block in 0..blocks.len() as u32 {
+            let Place { parent, mut children } = place(block);
+            children.sort_by_key(|link| (link.up, link.peer));
+            for (at, link) in children.iter().enumerate() {
+                let takes = match at {
+                    0 => Action::copy(link.peer),
+                    _ => Action::reduce(link.peer, link.peer < me),
+                };
+                builder.add(link.up, takes, block);
+            }
+            if let Some(link) = parent {
+                builder.add(link.up, Action::send(link.peer), block);
+                builder.add(link.down, Action::copy(link.peer), block);
+            }
+            children.sort_by_key(|link| (link.down, link.peer));
+            for link in &children {
+                builder.add(link.down, Action::send(link.peer), block);
+            }
+        }
+        builder
+    };
+    Schedule { servers, ..builder.finish(participants, me, blocks) }
+}
+
 /// A reduction to one participant: each block goes up its tree. The trees of all blocks have the
 /// same root, which alone publishes.
 pub(super) fn reduce_up(

@@ -71,7 +71,9 @@ fn trees(spec: &Spec, reduces: bool, topology: &Topology) -> Trees {
         algorithm if reduces && algorithm.is_canonical() => Trees::Aligned,
         Algorithm::Ring | Algorithm::MultiRing | Algorithm::Chain => Trees::Ring,
         Algorithm::Direct | Algorithm::Linear | Algorithm::Servers => Trees::Direct,
-        Algorithm::Hierarchical | Algorithm::LeaderRing => Trees::Racks(Tiers::new(topology)),
+        Algorithm::Hierarchical | Algorithm::LeaderRing | Algorithm::Parameterhub => {
+            Trees::Racks(Tiers::new(topology))
+        }
         Algorithm::Bcube => Trees::Circulant(Circle::plain(topology, radix(spec))),
         Algorithm::Circulant
         | Algorithm::KNomial
@@ -86,7 +88,8 @@ fn trees(spec: &Spec, reduces: bool, topology: &Topology) -> Trees {
         | Algorithm::Hips
         | Algorithm::Bine
         | Algorithm::CirculantBlocks
-        | Algorithm::Mesh => circulant(),
+        | Algorithm::Mesh
+        | Algorithm::Blink => circulant(),
     }
 }
 

@@ -26,7 +26,7 @@ use crate::{
 
 /// Large pieces are cut into blocks of about this many elements, so that the phases of different
 /// blocks overlap and unequal racks share nearly evenly.
-const BLOCK: u64 = 1 << 15;
+pub(super) const BLOCK: u64 = 1 << 15;
 /// To or from one participant they are smaller: the last block to leave the root is handed on to a
 /// whole rack, the first to reach it is reduced there before.
 const ROOTED_BLOCK: u64 = 1 << 13;
@@ -36,7 +36,7 @@ const MAX_BLOCKS: u64 = 256;
 
 /// The blocks of a piece, of about `block` elements: a multiple of what the largest rack needs to
 /// share out evenly, `homes` times over.
-fn blocks(largest: u32, homes: u32, block: u64, count: u64) -> Vec<Block> {
+pub(super) fn blocks(largest: u32, homes: u32, block: u64, count: u64) -> Vec<Block> {
     let round = u64::from(largest) * u64::from(homes);
     let rounds = (count / (round * block)).clamp(1, (MAX_BLOCKS / round).max(1));
     split(count, (round * rounds).min(count.div_ceil(MIN_BLOCK)))

@@ -22,6 +22,8 @@
 //! | [`bine`] | bine | racks that are not known |
 //! | [`circulant_blocks`] | circulant-blocks | large broadcasts |
 //! | [`servers`] | servers | hosts without ranks to spare |
+//! | [`hub`] | parameterhub | such hosts in each rack |
+//! | [`blink`] | blink | links of different rates |
 //!
 //! Where each block has roles of its own, as in an allgather, all participants are roots of trees:
 //! [`exchange`].
@@ -33,12 +35,14 @@
 
 pub mod aligned;
 pub mod bine;
+pub mod blink;
 pub mod circulant;
 pub mod circulant_blocks;
 pub mod double_tree;
 pub mod exchange;
 pub mod grid;
 pub mod hierarchical;
+pub mod hub;
 pub mod late;
 pub mod leaders;
 pub mod moved;
@@ -54,6 +58,7 @@ mod build;
 mod colours;
 mod kind;
 mod name;
+mod packing;
 mod shape;
 mod spec;
 mod tiers;
@@ -61,7 +66,7 @@ mod tiers;
 pub use self::{
     about::{About, in_short},
     kind::{Kind, Roles, Section},
-    name::{Algorithm, Parameter, Values},
+    name::{ALIASES, Algorithm, Parameter, Values},
     spec::{MAX_SPEC, Spec, SpecError},
 };
 
@@ -78,7 +83,8 @@ use crate::{
 
 /// Whether the servers of a topology take part in a piece of this kind by a spec.
 pub fn has_servers(kind: Kind, spec: &Spec) -> bool {
-    kind == Kind::Allreduce && spec.algorithm() == Algorithm::Servers
+    let takes_them = matches!(spec.algorithm(), Algorithm::Servers | Algorithm::Parameterhub);
+    kind == Kind::Allreduce && takes_them
 }
 
 /// The schedule of participant `me` for a piece of `count` elements. Deterministic; every
@@ -198,11 +204,17 @@ fn allreduce(spec: &Spec, topology: &Topology, me: u32, count: u64) -> Schedule 
         Algorithm::Mesh => grid::allreduce(spec, Along::Line, topology, me, count),
         Algorithm::LeaderRing => leaders::allreduce(topology, me, count),
         Algorithm::Servers => servers::allreduce(topology, segments, me, count),
+        Algorithm::Parameterhub => hub::allreduce(topology, across(spec), me, count),
+        Algorithm::Blink => blink::allreduce(topology, spec.number("trees"), me, count),
     }
 }
 
 fn along(spec: &Spec) -> Along {
     if spec.number("along") == 0 { Along::Direct } else { Along::Ring }
+}
+
+fn across(spec: &Spec) -> Along {
+    if spec.number("across") == 0 { Along::Direct } else { Along::Ring }
 }
 
 /// The trees of an algorithm where all have the same root: a broadcast goes down them, and a
@@ -222,16 +234,19 @@ enum Trees {
     CirculantBlocks(u32),
     /// Between neighbours on a grid.
     Mesh,
+    /// So many at most, packed on the rates of links.
+    Packed(u32),
 }
 
 fn trees_of(spec: &Spec) -> Trees {
     match spec.algorithm() {
         Algorithm::Ring | Algorithm::MultiRing | Algorithm::Chain => Trees::Chain,
         Algorithm::DoubleTree => Trees::Two,
-        Algorithm::Hierarchical | Algorithm::LeaderRing => Trees::Racks,
+        Algorithm::Hierarchical | Algorithm::LeaderRing | Algorithm::Parameterhub => Trees::Racks,
         Algorithm::Linear | Algorithm::Direct | Algorithm::Servers => Trees::Star,
         Algorithm::Bine => Trees::Bine,
         Algorithm::Mesh => Trees::Mesh,
+        Algorithm::Blink => Trees::Packed(spec.number("trees")),
         Algorithm::CirculantBlocks => Trees::CirculantBlocks(spec.number("blocks")),
         Algorithm::KNomial => Trees::KNomial(spec.number("radix")),
         Algorithm::RecursiveDoubling
@@ -257,6 +272,7 @@ fn rooted(spec: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> R
         Trees::KNomial(radix) => trees::k_nomial((radix, segments), topology, root, me, count),
         Trees::Bine => bine::rooted(topology, root, me, count),
         Trees::Mesh => grid::rooted(spec, topology, root, me, count),
+        Trees::Packed(most) => blink::rooted(topology, most, root, me, count),
         Trees::CirculantBlocks(blocks) => {
             circulant_blocks::rooted(topology, blocks, root, me, count)
         }
@@ -268,8 +284,8 @@ pub(crate) fn shape(kind: Kind, spec: &Spec, topology: &Topology) -> Shape {
     let cluster = Cluster::new(topology);
     match kind {
         Kind::Allreduce => in_segments(spec, kind, allreduce_shape(spec, topology, &cluster)),
-        Kind::Broadcast { .. } => in_segments(spec, kind, down(spec, topology, &cluster)),
-        Kind::Reduce { .. } => in_segments(spec, kind, up(spec, topology, &cluster)),
+        Kind::Broadcast { root } => in_segments(spec, kind, down(spec, topology, root, &cluster)),
+        Kind::Reduce { root } => in_segments(spec, kind, up(spec, topology, root, &cluster)),
         Kind::Move { from, to } if from == to => Shape { blocks: 1.0, ..Shape::default() },
         Kind::Move { from, to } => moved::shape(topology, from, to),
         Kind::Allgather
@@ -317,7 +333,9 @@ fn allreduce_shape(spec: &Spec, topology: &Topology, cluster: &Cluster) -> Shape
         | Algorithm::KNomial
         | Algorithm::Chain
         | Algorithm::CirculantBlocks => {
-            shape::there_and_back(up(spec, topology, cluster), down(spec, topology, cluster))
+            let root = topology.order()[0];
+            let down = down(spec, topology, root, cluster);
+            shape::there_and_back(up(spec, topology, root, cluster), down)
         }
         Algorithm::Torus | Algorithm::Blueconnect => {
             grid::shape(spec, Along::Ring, topology, cluster)
@@ -326,11 +344,13 @@ fn allreduce_shape(spec: &Spec, topology: &Topology, cluster: &Cluster) -> Shape
         Algorithm::Mesh => grid::shape(spec, Along::Line, topology, cluster),
         Algorithm::LeaderRing => leaders::shape(cluster),
         Algorithm::Servers => servers::shape(topology, spec.segments(), cluster),
+        Algorithm::Parameterhub => hub::shape(topology, across(spec), cluster),
+        Algorithm::Blink => blink::shape(topology, spec.number("trees"), cluster),
     }
 }
 
 /// A broadcast.
-fn down(spec: &Spec, topology: &Topology, cluster: &Cluster) -> Shape {
+fn down(spec: &Spec, topology: &Topology, root: u32, cluster: &Cluster) -> Shape {
     match trees_of(spec) {
         Trees::Chain => ring::down(cluster),
         Trees::Two => double_tree::down(cluster),
@@ -339,17 +359,18 @@ fn down(spec: &Spec, topology: &Topology, cluster: &Cluster) -> Shape {
         Trees::KNomial(radix) => trees::k_nomial_down(cluster, radix),
         Trees::Bine => bine::down(cluster),
         Trees::Mesh => grid::down(spec, topology, cluster),
+        Trees::Packed(most) => blink::down(topology, root, most, cluster),
         Trees::CirculantBlocks(blocks) => circulant_blocks::down(cluster, blocks),
     }
 }
 
 /// The way of a broadcast backwards, with a reduction of every chunk at every hop. What a node has
 /// to send of its own is ready from the beginning, and goes before what it passes on.
-fn up(spec: &Spec, topology: &Topology, cluster: &Cluster) -> Shape {
+fn up(spec: &Spec, topology: &Topology, root: u32, cluster: &Cluster) -> Shape {
     if spec.algorithm().is_canonical() {
         return aligned::up(cluster);
     }
-    let down = Shape { streamed: 1.0, ..down(spec, topology, cluster) };
+    let down = Shape { streamed: 1.0, ..down(spec, topology, root, cluster) };
     match trees_of(spec) {
         Trees::Two => Shape { line: double_tree::line_up(cluster), ..down },
         Trees::Racks => Shape { line: hierarchical::line_up(cluster), ..down },
@@ -358,6 +379,7 @@ fn up(spec: &Spec, topology: &Topology, cluster: &Cluster) -> Shape {
         | Trees::KNomial(_)
         | Trees::Bine
         | Trees::CirculantBlocks(_)
-        | Trees::Mesh => down,
+        | Trees::Mesh
+        | Trees::Packed(_) => down,
     }
 }

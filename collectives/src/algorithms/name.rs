@@ -112,7 +112,22 @@ pub enum Algorithm {
     Mesh,
     /// All with owners, of which some are nodes without ranks; direct where there are none.
     Servers,
+    /// Owners in each rack, nodes without ranks if it has any, and one of them for all racks.
+    Parameterhub,
+    /// Trees that are packed on the rates of links.
+    Blink,
 }
+
+/// Other names that the literature has for some of them, and why they are the same here.
+pub const ALIASES: [(&str, Algorithm, &str); 7] = [
+    ("rat", Algorithm::Hierarchical, "RAT's trees over any number of tiers"),
+    ("plink", Algorithm::Hierarchical, "PLink's two levels, with racks from labels"),
+    ("byteps", Algorithm::Servers, "BytePS's split between nodes and servers"),
+    ("phub", Algorithm::Parameterhub, "short for ParameterHub"),
+    ("parameter-server", Algorithm::Direct, "a parameter server on each node"),
+    ("2d-torus", Algorithm::Torus, "its name in the paper"),
+    ("2d-mesh", Algorithm::Mesh, "its name in the paper"),
+];
 
 const RADIX: Parameter = Parameter {
     name: "radix",
@@ -159,10 +174,26 @@ const ALONG: Parameter = Parameter {
     about: "how data goes along a dimension",
     values: Values::Word(&["direct", "ring"]),
 };
+const ACROSS: Parameter = Parameter {
+    name: "across",
+    about: "how data goes between the owners of a share in all racks",
+    values: Values::Word(&["direct", "ring"]),
+};
+const TREES: Parameter = Parameter {
+    name: "trees",
+    about: "how many trees at most share the piece",
+    values: Values::Number { least: 1, most: 128, usual: 64 },
+};
 
 impl Algorithm {
     /// All of them.
     pub const ALL: &[Self] = Self::VARIANTS;
+
+    /// The one that is called so, also by another name of [`ALIASES`].
+    pub fn named(name: &str) -> Option<Self> {
+        let alias = ALIASES.iter().find(|(alias, ..)| *alias == name);
+        name.parse().ok().or(alias.map(|&(_, algorithm, _)| algorithm))
+    }
 
     /// The name that people read and write.
     pub fn name(self) -> &'static str {
@@ -197,6 +228,8 @@ impl Algorithm {
             Self::Torus | Self::Mesh => &[TWO],
             Self::Blueconnect => &[ANY],
             Self::Hips => &[ALONG, ANY],
+            Self::Parameterhub => &[ACROSS],
+            Self::Blink => &[TREES],
             Self::RecursiveDoubling
             | Self::Hierarchical
             | Self::Direct

@@ -139,6 +139,16 @@ fn owned(topology: &Topology, least: u32, count: u64) -> Vec<Owned> {
     blocks
 }
 
+/// With one participant besides the servers, or without elements.
+pub(super) fn alone(topology: &Topology, me: u32, count: u64) -> Schedule {
+    let mut alone = build::alone(topology.participants(), me, count, Roles::default());
+    alone.servers = topology.servers();
+    if me >= topology.contributors() {
+        alone.steps.clear();
+    }
+    alone
+}
+
 pub(super) fn allreduce(topology: &Topology, segments: u32, me: u32, count: u64) -> Schedule {
     let (contributors, all) = (topology.contributors(), topology.participants());
     if !topology.has_shares() {
@@ -146,12 +156,7 @@ pub(super) fn allreduce(topology: &Topology, segments: u32, me: u32, count: u64)
     }
     let is_server = me >= contributors;
     if contributors == 1 || count == 0 {
-        let mut alone = build::alone(all, me, count, Roles::default());
-        alone.servers = topology.servers();
-        if is_server {
-            alone.steps.clear();
-        }
-        return alone;
+        return alone(topology, me, count);
     }
     let owned = owned(topology, segments, count);
     let mut builder = Builder::new(owned.len());

@@ -9,7 +9,7 @@
 //! A parameter that is not given has its usual value, and is left out where a spec is printed: two
 //! specs are the same if they print the same.
 
-use std::{fmt, str::FromStr};
+use std::fmt;
 
 use super::name::{Algorithm, Parameter, Values};
 
@@ -122,7 +122,8 @@ impl Spec {
         self.algorithm
     }
 
-    /// Reads a spec. Case doesn't matter, `_` stands for `-`, and spaces may be anywhere between.
+    /// Reads a spec; the algorithm may have another name of [`ALIASES`](super::ALIASES). Case
+    /// doesn't matter, `_` stands for `-`, and spaces may be anywhere between.
     ///
     /// # Errors
     /// [`SpecError`] says what is wrong and what is accepted.
@@ -134,8 +135,8 @@ impl Spec {
             None => (&plain[..], None),
             Some((name, rest)) => (name, Some(rest.strip_suffix(')').ok_or_else(form)?)),
         };
-        let unknown = |_| SpecError::Unknown { given: cut(name) };
-        let algorithm = Algorithm::from_str(name).map_err(unknown)?;
+        let unknown = || SpecError::Unknown { given: cut(name) };
+        let algorithm = Algorithm::named(name).ok_or_else(unknown)?;
         let mut spec = Self::usual(algorithm);
         let mut given = [false; PARAMETERS];
         for one in parameters.iter().flat_map(|all| all.split(',')) {
@@ -280,6 +281,9 @@ mod tests {
             ("Circulant( radix = 4 )", "circulant(radix=4)"),
             ("k-nomial(radix=64)", "k-nomial(radix=64)"),
             ("torus(dims=4x8)", "torus(dims=4x8)"),
+            ("2D-torus(dims=4x8)", "torus(dims=4x8)"),
+            ("PLink", "hierarchical"),
+            ("PHub(across=ring)", "parameterhub(across=ring)"),
             ("blueconnect(dims=2x3x4x5)", "blueconnect(dims=2x3x4x5)"),
         ] {
             assert_eq!(parsed(text), printed, "{text}");

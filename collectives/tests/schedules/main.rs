@@ -4,6 +4,7 @@
 mod costs;
 mod exchanges;
 mod interpret;
+mod packed;
 mod servers;
 mod tiers;
 
@@ -45,6 +46,8 @@ fn specs() -> Vec<Spec> {
         "binomial(segments=5)",
         "double-tree(segments=20)",
         "hips(along=ring)",
+        "parameterhub(across=ring)",
+        "blink(trees=3)",
     ];
     let others = others.iter().map(|text| Spec::parse(text).unwrap());
     Algorithm::ALL.iter().map(|algorithm| Spec::usual(*algorithm)).chain(others).collect()

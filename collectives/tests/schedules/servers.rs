@@ -2,9 +2,10 @@
 
 use super::*;
 
-/// With its usual parameters, and with more segments.
-fn specs() -> [Spec; 2] {
-    ["servers", "servers(segments=3)"].map(|text| Spec::parse(text).unwrap())
+/// All that have servers, also with other parameters.
+fn specs() -> [Spec; 4] {
+    ["servers", "servers(segments=3)", "parameterhub", "parameterhub(across=ring)"]
+        .map(|text| Spec::parse(text).unwrap())
 }
 
 fn with_servers(contributors: u32, servers: u32) -> Topology {
@@ -126,6 +127,30 @@ fn a_server_in_each_rack_is_near_its_rack() {
     let crossing = verify::cross_rack_elements(&schedules, &topology) as f64;
     // Each of 8 owners has (8−2)/76 of the piece and each server 14/76; half of all is elsewhere.
     assert!((crossing / f64::from(1 << 20) - 8.0).abs() < 1e-3, "{crossing}");
+}
+
+/// ParameterHub with one and with several servers in each of four racks of eight, and without: the
+/// chain is 4 messages or 2 + 2(r−1), what crosses between racks is the least there is, and nodes
+/// send the piece once where servers are enough.
+#[test]
+fn hubs_cross_racks_once() {
+    let count = 64 * 32 * 30;
+    for (servers, busiest) in [(0, 1.9375), (1, 9.5), (2, 4.75), (12, 1.0)] {
+        let racks = (0..32).map(|node| node / 8).chain((0..4 * servers).map(|one| one % 4));
+        let topology = Topology::from_racks(racks.collect()).with_servers(4 * servers);
+        for (text, chain) in [("parameterhub", 4), ("parameterhub(across=ring)", 8)] {
+            let spec = Spec::parse(text).unwrap();
+            let schedules = all(Kind::Allreduce, spec, &topology, count);
+            let report = proven(Kind::Allreduce, spec, &topology, &schedules);
+            assert_eq!(report.longest_chain, chain, "{text}, {servers} servers in each rack");
+            let crossing = verify::cross_rack_elements(&schedules, &topology);
+            assert_eq!(crossing, 6 * count, "{text}, {servers} servers in each rack");
+            let sent = report.most_elements_sent as f64 / count as f64;
+            assert!((sent - busiest).abs() < 0.3, "{text}, {servers}: {sent}, not {busiest}");
+        }
+    }
+    let one_rack = with_servers(8, 2);
+    assert_eq!(prove(Kind::Allreduce, Algorithm::Parameterhub, &one_rack, count).longest_chain, 2);
 }
 
 proptest! {

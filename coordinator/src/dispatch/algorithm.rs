@@ -8,7 +8,8 @@ use std::{
 };
 
 use gradwire_collectives::{
-    Algorithm, CostModel, Kind, Pipeline, Rules, Spec, Topology, algorithms::has_servers, select,
+    Algorithm, CostModel, Kind, Links, Pipeline, Rules, Spec, Topology, algorithms::has_servers,
+    select,
 };
 use gradwire_proto::{Collective, NodeId, Route, SpecId};
 
@@ -174,6 +175,11 @@ impl Chooser {
     /// Chooses by these costs from now on. Choices that were made stay.
     pub(crate) fn set_cost(&mut self, cost: CostModel) {
         self.policy.cost = cost;
+    }
+
+    /// Chooses by these rates of links from now on.
+    pub(crate) fn set_links(&mut self, links: Links) {
+        self.topology = self.topology.clone().with_links(Some(links));
     }
 
     /// The costs by which algorithms are chosen.

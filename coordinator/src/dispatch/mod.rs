@@ -5,6 +5,7 @@
 //! - `algorithm`: how a piece is reduced or moved
 //! - `decision`: which algorithm that is, for one class of pieces
 //! - `observed`: how long that has taken
+//! - `rates`: the rates of links, for algorithms that distribute load by them
 //!
 //! [`Dispatch`] owns all tensors that ranks have agreed on and that are not done.
 
@@ -14,11 +15,12 @@ mod algorithm;
 mod decision;
 mod observed;
 mod queue;
+mod rates;
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use fixedbitset::FixedBitSet;
-use gradwire_collectives::{CostModel, Topology};
+use gradwire_collectives::{Algorithm, CostModel, Links, Topology};
 use gradwire_proto::{Compression, NodeId, ProcessSetId, Sequence, convert::TensorRef};
 
 use self::{
@@ -30,6 +32,7 @@ use crate::model::{
     EngineConfig,
     command::{KnownSpec, Operation, Segment},
     learned::Learned,
+    network::Network,
     process_set::ProcessSet,
     round::{Progress, Round, Slot},
     status::ChoiceStatus,
@@ -55,20 +58,24 @@ pub(crate) struct Dispatch {
     /// The reasons of choices that measured times have changed, for the next answer.
     corrections: Vec<String>,
     nodes: usize,
+    /// The rate of each node's line in Mbit/s, 0 if it is not known, until links are sent.
+    lines: Option<Vec<u32>>,
     lanes: u32,
     max_piece_bytes: u64,
     compression: Compression,
 }
 
 impl Dispatch {
-    /// The dispatch for these nodes, the servers last.
-    pub(crate) fn new(nodes: Topology, config: &EngineConfig) -> Self {
+    /// The dispatch for these nodes, the servers last, and the rates of their lines in Mbit/s.
+    pub(crate) fn new(nodes: Topology, lines: Vec<u32>, config: &EngineConfig) -> Self {
+        let links_matter = config.rules.names(Algorithm::Blink);
         Self {
             queue: Queue::default(),
             flight: Flight::new(config.credit_pieces as usize),
             nodes: nodes.participants() as usize,
             chooser: Chooser::new(nodes, config),
             corrections: Vec::new(),
+            lines: Some(lines).filter(|_| links_matter),
             lanes: config.lanes,
             max_piece_bytes: config.piece_bytes,
             compression: config.compression,
@@ -174,6 +181,15 @@ impl Dispatch {
     /// The size of the next pieces, so that what waits is divided between all lanes.
     pub(crate) fn piece_bytes(&self) -> u64 {
         self.queue.fair_piece(self.lanes, self.max_piece_bytes)
+    }
+
+    /// The rates of links that have to be sent to the nodes before the first operation, by what was
+    /// measured of them. Only once, and only if some algorithm may need them.
+    pub(crate) fn take_links(&mut self, network: Option<&Network>) -> Option<Links> {
+        let lines = self.lines.take()?;
+        let links = rates::links(lines, self.chooser.cost(), network)?;
+        self.chooser.set_links(links.clone());
+        Some(links)
     }
 
     /// The specs of operations that have to be sent to the nodes first.

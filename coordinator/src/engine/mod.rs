@@ -56,7 +56,7 @@ impl Engine {
         Self {
             membership: Membership::new(Arc::clone(&config)),
             agreement: Agreement::new(&Members::default(), &config),
-            dispatch: Dispatch::new(Topology::flat(0), &config),
+            dispatch: Dispatch::new(Topology::flat(0), Vec::new(), &config),
             probing: Probing::none(),
             network: None,
             stall: Stall::new(config.stall_warning),
@@ -137,7 +137,7 @@ impl Engine {
         let topology = Topology::from_labels(&racks);
         let nodes = topology.clone().with_servers(self.config.servers).with_lines(&lines);
         self.agreement = Agreement::new(members, &self.config);
-        self.dispatch = Dispatch::new(nodes, &self.config);
+        self.dispatch = Dispatch::new(nodes, lines, &self.config);
         if self.config.probe {
             self.probing = Probing::new(topology, self.config.lanes);
         }
@@ -261,6 +261,9 @@ impl Engine {
         let mut execute = self.agreement.take_answer();
         let mut choices = Vec::new();
         let measured = self.probe(&mut execute, now);
+        if self.probing.is_over() && self.dispatch.queued() > 0 {
+            execute.links = self.dispatch.take_links(self.network.as_ref());
+        }
         let piece_bytes = self.dispatch.piece_bytes();
         let Self { agreement, dispatch, probing, .. } = self;
         while probing.is_over()

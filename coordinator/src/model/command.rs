@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
-use gradwire_collectives::{Spec, algorithms::probe::Pattern};
+use gradwire_collectives::{Links, Spec, algorithms::probe::Pattern};
 use gradwire_proto::{
     Agreed, Compression, Ending, Epoch, Failure, NodeId, Priority, ProcessSetId, Rank, Request,
     Sequence, SpecId, TensorId, TensorName, convert::TensorRef,
@@ -197,6 +197,8 @@ pub struct Execute {
     pub evicted: Vec<TensorId>,
     /// To be run before the operations.
     pub probes: Vec<Probe>,
+    /// The rates by which load is distributed, from now on.
+    pub links: Option<Links>,
 }
 
 impl Execute {
@@ -212,6 +214,7 @@ impl Execute {
             sets_removed,
             evicted,
             probes,
+            links,
         } = self;
         sets_created.is_empty()
             && registrations.is_empty()
@@ -222,6 +225,7 @@ impl Execute {
             && sets_removed.is_empty()
             && evicted.is_empty()
             && probes.is_empty()
+            && links.is_none()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, time::Duration};
 
-use gradwire_collectives::{CostModel, Rules, RulesError};
+use gradwire_collectives::{Algorithm, CostModel, Rules, RulesError};
 use gradwire_proto::{Compression, Epoch, JobId, MAX_LANES, Rank, beat::Limits};
 use gradwire_settings::{ProbeEnabled, Settings, variables::VariableError};
 
@@ -123,7 +123,9 @@ impl EngineConfig {
             max_pending: MAX_PENDING.max(negotiation.max_tensors),
             probe: nodes > 1
                 && match settings.probe.enabled {
-                    ProbeEnabled::Auto => rules.is_choice(with_ranks),
+                    ProbeEnabled::Auto => {
+                        rules.is_choice(with_ranks) || rules.names(Algorithm::Blink)
+                    }
                     ProbeEnabled::True => true,
                     ProbeEnabled::False => false,
                 },

@@ -148,6 +148,10 @@ impl Dispatch for Dispatcher {
                 operations.probe(&probes);
                 Ok(())
             }
+            Instruction::Links(links) => {
+                operations.set_links(links);
+                Ok(())
+            }
             Instruction::Start(operation) => {
                 self.request_allocations(operations.start(operation)?);
                 Ok(())

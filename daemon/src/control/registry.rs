@@ -8,9 +8,12 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use gradwire_collectives::algorithms::{
-    Algorithm, MAX_SPEC, Spec,
-    probe::{Pattern, UnknownPattern},
+use gradwire_collectives::{
+    Links,
+    algorithms::{
+        Algorithm, MAX_SPEC, Spec,
+        probe::{Pattern, UnknownPattern},
+    },
 };
 use gradwire_proto::{
     Agreed, Failure, NO_PART, NodeId, Priority, ProcessSetId, Rank, Request, Route, Sequence,
@@ -375,6 +378,14 @@ impl Registry {
             && (rounds_once || members.nodes.len() == 1)
     }
 
+    /// The rates of all nodes (TRUST).
+    fn links(&self, wire: pb::Links) -> Result<Links, WireError> {
+        let links = Links::new(wire.line_mbit, wire.uplink_mbit, wire.pair_mbit);
+        let nodes = self.world.nodes.len();
+        let refused = || invalid("links", format!("they are not those of {nodes} nodes"));
+        links.filter(|links| links.participants() as usize == nodes).ok_or_else(refused)
+    }
+
     /// The probe, or none where this node takes no part in it.
     fn probe(&self, wire: pb::Probe) -> Result<Option<Probe>, WireError> {
         let pattern: Pattern = wire
@@ -416,6 +427,9 @@ impl Registry {
         }
         for spec in &wire.specs {
             self.register_spec(spec)?;
+        }
+        if let Some(links) = wire.links {
+            instructions.push(Instruction::Links(self.links(links)?));
         }
         let probes = wire.probes.into_iter().filter_map(|probe| self.probe(probe).transpose());
         let probes: Vec<Probe> = probes.collect::<Result<_, _>>()?;

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use gradwire_collectives::algorithms::{Kind, Spec, has_servers, probe::Pattern};
+use gradwire_collectives::{
+    Links,
+    algorithms::{Kind, Spec, has_servers, probe::Pattern},
+};
 use gradwire_proto::{Failure, NodeId, ProcessSetId, Rank, Request, Route, Sequence};
 
 use super::{agreement::Agreement, members::Members, tensor::TensorKey};
@@ -82,6 +85,8 @@ pub(crate) enum Instruction {
     },
     /// They run at the same time.
     Probe(Vec<Probe>),
+    /// By which load is distributed from now on.
+    Links(Links),
     Start(Operation),
     Fail {
         tensor: TensorKey,

@@ -19,6 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gradwire_collectives::Links;
 use gradwire_kernels::Store;
 use gradwire_proto::{Failure, NodeId, Sequence, TensorName};
 use gradwire_trace::{Event, Kind, Recorder};
@@ -110,6 +111,11 @@ impl OperationManager {
         }
         self.pending.admit(piece, &wanted, |order| self.send(sequence, order));
         Ok(wanted)
+    }
+
+    /// Distributes load by these rates from now on.
+    pub(crate) fn set_links(&self, links: Links) {
+        self.builder.plans.set_links(links);
     }
 
     /// Starts to measure. What can't be measured is left out. Probes at the same time begin at the

@@ -3,6 +3,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use gradwire_collectives::{
+    Links,
     algorithms::{self, Kind, Roles, Section, Spec},
     execution::Plan,
     layout,
@@ -54,7 +55,7 @@ pub(super) struct Plans {
     alone: Arc<[NodeId]>,
     idle: Arc<Plan>,
     /// The topology of all nodes of the job.
-    topology: Topology,
+    topology: Mutex<Topology>,
     planned: Mutex<HashMap<Key, Planned>>,
 }
 
@@ -81,9 +82,16 @@ impl Plans {
             me,
             alone: Arc::from([me]),
             idle: Arc::new(Plan::new(&empty, 1)),
-            topology,
+            topology: Mutex::new(topology),
             planned: Mutex::new(HashMap::new()),
         }
+    }
+
+    /// Schedules are made by these rates of links from now on.
+    pub(super) fn set_links(&self, links: Links) {
+        let mut topology = self.topology.lock();
+        *topology = topology.clone().with_links(Some(links));
+        self.planned.lock().clear();
     }
 
     /// The schedule of this node for a piece of these sections that goes by `route` between
@@ -118,12 +126,12 @@ impl Plans {
     }
 
     fn planned(&self, key: Key, me: u32) -> Planned {
-        let mut planned = self.planned.lock();
-        if let Some(planned) = planned.get(&key) {
+        if let Some(planned) = self.planned.lock().get(&key) {
             return planned.clone();
         }
-        let topology = self.topology.part(key.nodes.iter().map(|node| node.0));
+        let topology = self.topology.lock().part(key.nodes.iter().map(|node| node.0));
         let new = schedule(&key, &topology, me);
+        let mut planned = self.planned.lock();
         // A training step repeats itself. If shapes change all the time, no schedule is better to
         // keep than another. Those of exchanges, which change most, don't drive out the others.
         let sections: usize = planned.keys().map(|key| key.sections.len()).sum();

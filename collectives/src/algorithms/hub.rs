@@ -1,0 +1,178 @@
+//! ParameterHub: a parameter server in each rack, and one of them for all racks (Luo et al.,
+//! "Parameter Hub: a Rack-Scale Parameter Server for Distributed Deep Neural Network Training",
+//! SoCC 2018).
+//!
+//! In each rack the servers own a share of the piece each, or the nodes with ranks where the rack
+//! has no server. Everybody sends the owners of its rack their shares. The owners of a share in all
+//! racks send it to that of its home rack, either directly or from rack to rack (the paper's ring),
+//! and the result goes back the same way. Homes take turns. So 2(r−1) times the piece crosses
+//! between r racks, and who has servers in its rack sends the piece once. Servers in racks without
+//! ranks have nothing to do.
+//!
+//! Without servers and with direct exchange it is the same as
+//! [`hierarchical`](super::hierarchical) with one tier, in another order.
+
+use super::{
+    build::{self, Link, Place},
+    grid::Along,
+    hierarchical, servers,
+    shape::{Cluster, Shape},
+};
+use crate::{schedule::Schedule, topology::Topology};
+
+/// The racks that have ranks.
+struct Racks {
+    contributors: u32,
+    all: u32,
+    /// Of each rack who owns shares.
+    owners: Vec<Vec<u32>>,
+    /// Of each participant; of those who take no part one that is not there.
+    of: Vec<usize>,
+    along: Along,
+}
+
+impl Racks {
+    fn new(topology: &Topology, along: Along) -> Self {
+        let (contributors, all) = (topology.contributors(), topology.participants());
+        let (mut owners, mut of) = (Vec::new(), vec![usize::MAX; all as usize]);
+        for members in topology.members() {
+            let (own, servers): (Vec<u32>, Vec<u32>) =
+                members.iter().partition(|&&member| member < contributors);
+            if own.is_empty() {
+                continue;
+            }
+            members.iter().for_each(|&member| of[member as usize] = owners.len());
+            owners.push(if servers.is_empty() { own } else { servers });
+        }
+        Self { contributors, all, owners, of, along }
+    }
+
+    fn most_owners(&self) -> u32 {
+        self.owners.iter().map(Vec::len).max().unwrap_or(1) as u32
+    }
+
+    /// The owner of a block in a rack, and how many racks that one is away from the block's home.
+    fn owner(&self, rack: usize, block: u32) -> (u32, u32) {
+        let racks = self.owners.len() as u32;
+        let owners = &self.owners[rack];
+        let home = block % racks;
+        let owner = owners[(block / racks) as usize % owners.len()];
+        (owner, (home + racks - rack as u32) % racks)
+    }
+
+    /// The link between the owners of two racks, seen from either end; `away`: how far the one that
+    /// is farther from home is from it.
+    fn across(&self, away: u32, peer: u32) -> Link {
+        let (racks, start) = (self.owners.len() as u32, self.all);
+        match self.along {
+            // Those who are farthest begin.
+            Along::Ring => Link { peer, up: start + racks - 1 - away, down: start + racks + away },
+            Along::Direct | Along::Line => {
+                Link { peer, up: start + away, down: start + 2 * racks - away }
+            }
+        }
+    }
+
+    /// Where a participant stands in the tree of a block; nowhere if it takes no part.
+    fn place(&self, me: u32, block: u32) -> Place {
+        let rack = self.of[me as usize];
+        let Some(owners) = self.owners.get(rack) else { return Place::default() };
+        let racks = self.owners.len();
+        let (owner, away) = self.owner(rack, block);
+        let inside = |member: u32, peer: u32| Link {
+            peer,
+            up: (owner + self.all - member) % self.all,
+            down: self.all + 2 * racks as u32 + (member + self.all - owner) % self.all,
+        };
+        if me != owner {
+            let takes_part = me < self.contributors;
+            return Place { parent: takes_part.then(|| inside(me, owner)), children: Vec::new() };
+        }
+        debug_assert!(owners.contains(&me), "{me} owns a block of another rack");
+        let members = (0..self.contributors).filter(|&one| self.of[one as usize] == rack);
+        let members = members.filter(|&one| one != me).map(|one| inside(one, one));
+        let others = (0..racks).map(|other| self.owner(other, block));
+        let nearest = |wanted: u32| {
+            let mut others = others.clone();
+            others.find(move |&(_, away)| away == wanted)
+        };
+        let (parent, children): (Option<u32>, Vec<(u32, u32)>) = match self.along {
+            Along::Ring => (
+                away.checked_sub(1).and_then(nearest).map(|(peer, _)| peer),
+                nearest(away + 1).into_iter().collect(),
+            ),
+            Along::Direct | Along::Line if away == 0 => {
+                (None, others.clone().filter(|&(_, away)| away > 0).collect())
+            }
+            Along::Direct | Along::Line => (nearest(0).map(|(peer, _)| peer), Vec::new()),
+        };
+        let below = children.into_iter().map(|(peer, away)| self.across(away, peer));
+        Place {
+            parent: parent.map(|peer| self.across(away, peer)),
+            children: members.chain(below).collect(),
+        }
+    }
+}
+
+pub(super) fn allreduce(topology: &Topology, along: Along, me: u32, count: u64) -> Schedule {
+    if topology.contributors() == 1 || count == 0 {
+        return servers::alone(topology, me, count);
+    }
+    let racks = Racks::new(topology, along);
+    let homes = racks.owners.len() as u32;
+    let blocks = hierarchical::blocks(racks.most_owners(), homes, hierarchical::BLOCK, count);
+    build::reduce_and_return_over_servers(topology, me, blocks, |block| racks.place(me, block))
+}
+
+/// The cost of an allreduce: 4α, and what the busiest owner sends; 2rα around the racks.
+pub(super) fn shape(topology: &Topology, along: Along, cluster: &Cluster) -> Shape {
+    let racks = Racks::new(topology, along);
+    let many = racks.owners.len() as f64;
+    let (mut line, mut reduced, mut messages, mut uplink) = (0.0f64, 0.0f64, 0.0f64, 0.0f64);
+    let all_members = topology.members();
+    let slowest = (0..racks.all).map(|one| topology.line(one)).min().unwrap_or(1);
+    for (rack, owners) in racks.owners.iter().enumerate() {
+        let own = (0..racks.contributors).filter(|&one| racks.of[one as usize] == rack);
+        let members = own.count() as f64;
+        let size = all_members.iter().find(|members| members.contains(&owners[0]));
+        let share = 1.0 / owners.len() as f64;
+        // Up to the home or on from it, and as much the other way.
+        let across = 2.0 * (many - 1.0) / many;
+        for &owner in owners {
+            let is_server = owner >= racks.contributors;
+            let (kept, inside) = if is_server { (0.0, members) } else { (share, members - 1.0) };
+            let sent = (1.0 - kept) * f64::from(u8::from(!is_server)) + share * (inside + across);
+            line = line.max(sent * f64::from(slowest) / f64::from(topology.line(owner)));
+            reduced = reduced.max(share * (inside + across / 2.0));
+            messages = messages.max(2.0 * (inside + many - 1.0));
+        }
+        // Who owns nothing sends the piece.
+        line = line.max(if owners[0] >= racks.contributors { 1.0 } else { 0.0 });
+        uplink = uplink.max(across / size.map_or(1.0, |members| members.len() as f64));
+    }
+    let across = match along {
+        _ if many < 2.0 => 0.0,
+        Along::Ring => 2.0 * (many - 1.0),
+        Along::Direct | Along::Line => 2.0,
+    };
+    let inside = racks.owners.iter().enumerate().any(|(rack, owners)| {
+        let own = (0..racks.contributors).filter(|&one| racks.of[one as usize] == rack);
+        owners[0] >= racks.contributors || own.count() > 1
+    });
+    let inside = if inside { 2.0 } else { 0.0 };
+    let has_servers = topology.servers() > 0;
+    let blocks = many * f64::from(racks.most_owners());
+    let shape = Shape {
+        hops_in: inside,
+        hops_across: across,
+        line,
+        senders: cluster.largest as u32,
+        uplink: if many > 1.0 { uplink } else { 0.0 },
+        reduced,
+        messages: messages * blocks / f64::from(racks.most_owners()),
+        blocks,
+        first: if has_servers { blocks } else { 0.0 },
+        ..Shape::default()
+    };
+    shape.at_once(inside + across)
+}

@@ -1,0 +1,535 @@
+//! Spanning trees, each for a part of the piece, packed such that no line, uplink or link is busy
+//! for longer than it has to be (Wang et al., "Blink: Fast and Generic Collectives for Distributed
+//! ML", MLSys 2020).
+//!
+//! The piece is in small equal *units*. Each gets the tree whose links are cheapest just then; the
+//! price of what a link uses grows steeply with its load, as in the approximation by multiplicative
+//! weights that Blink has. Then units are taken out and routed again as long as there is time for
+//! it. Trees with few units are left out where that costs little: a tree is a block, and each block
+//! has its own messages. All of it is sums, products and comparisons in one order, so all nodes
+//! find the same trees (SAME).
+//!
+//! What an allreduce sends up a tree comes down again, so a link of its trees has the same load in
+//! both directions, and any participant may be the root. The trees of a broadcast have one root
+//! and are used in one direction, those of a reduction to one participant are the same backwards.
+
+use std::collections::BTreeMap;
+
+use crate::topology::Topology;
+
+/// A number of units for as many participants: a multiple of it, and more where there are few.
+fn units_for(nodes: usize) -> usize {
+    let least = if nodes <= 8 { 256 } else { 64 };
+    nodes * usize::div_ceil(least, nodes)
+}
+
+/// How many links are looked at in all passes but the first one: some hundred microseconds.
+const LOOKS: usize = 1 << 17;
+
+/// The most passes in which units are routed again.
+const MAX_PASSES: usize = 6;
+
+/// How many times as much as its uplink the lines of a rack carry, if that is not known.
+const OVERSUBSCRIBED: f64 = 3.0;
+
+/// A tree with less than half of the mean is left out if the busiest link gets at most so many
+/// times as busy.
+const BEARABLE: f64 = 1.05;
+
+/// A spanning tree and how many units it carries.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Tree {
+    pub(super) root: u32,
+    /// The parent of each participant; of the root itself.
+    pub(super) parents: Vec<u32>,
+    pub(super) units: u32,
+}
+
+/// Trees that share a piece, those with most units first.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Packing {
+    pub(super) trees: Vec<Tree>,
+    /// How long the busiest line or link is busy, as a multiple of the time that one with the usual
+    /// rate takes for the piece.
+    pub(super) busy: f64,
+    /// What leaves or enters a rack, divided by its nodes; the largest, in pieces.
+    pub(super) uplink: f64,
+}
+
+/// What limits the rates, as multiples of the usual one. Infinite where there is no limit.
+struct Network {
+    nodes: usize,
+    lines: Vec<f64>,
+    racks: Vec<usize>,
+    uplinks: Vec<f64>,
+    /// Of each participant with each.
+    pairs: Vec<f64>,
+}
+
+impl Network {
+    fn new(topology: &Topology) -> Self {
+        let nodes = topology.participants() as usize;
+        let racks = topology.members();
+        let mut rack_of = vec![0; nodes];
+        for (rack, members) in racks.iter().enumerate() {
+            members.iter().for_each(|&member| rack_of[member as usize] = rack);
+        }
+        let all = 0..nodes as u32;
+        let Some(links) = topology.links() else {
+            let lines: Vec<f64> = all.map(|one| topology.line(one).into()).collect();
+            let slowest = lines.iter().copied().fold(f64::INFINITY, f64::min);
+            let uplink = |rack: &Vec<u32>| slowest * rack.len() as f64 / OVERSUBSCRIBED;
+            let uplinks = racks.iter().map(uplink).collect();
+            return Self { nodes, racks: rack_of, uplinks, pairs: Vec::new(), lines }.in_usual();
+        };
+        let limit = |rate: u32| if rate == 0 { f64::INFINITY } else { f64::from(rate) };
+        let share = limit(links.uplink());
+        let pairs = if links.pairs().is_empty() {
+            Vec::new()
+        } else {
+            let row = |a: u32| {
+                all.clone().map(move |b| if a == b { 0.0 } else { limit(links.pair(a, b)) })
+            };
+            all.clone().flat_map(row).collect()
+        };
+        Self {
+            nodes,
+            lines: links.lines().iter().map(|&rate| rate.into()).collect(),
+            racks: rack_of,
+            uplinks: racks.iter().map(|members| share * members.len() as f64).collect(),
+            pairs,
+        }
+        .in_usual()
+    }
+
+    /// The rate of a pair by itself.
+    fn rate(&self, a: usize, b: usize) -> f64 {
+        let pair = self.pairs.get(a * self.nodes + b).copied().unwrap_or(f64::INFINITY);
+        self.lines[a].min(self.lines[b]).min(pair)
+    }
+
+    /// The same as multiples of the median of all pairs in a rack, or of all if none is in one.
+    fn in_usual(mut self) -> Self {
+        let pairs = || (0..self.nodes).flat_map(|a| (0..a).map(move |b| (a, b)));
+        let inside = |&(a, b): &(usize, usize)| self.racks[a] == self.racks[b];
+        let mut rates: Vec<f64> = pairs().filter(inside).map(|(a, b)| self.rate(a, b)).collect();
+        if rates.is_empty() {
+            rates = pairs().map(|(a, b)| self.rate(a, b)).collect();
+        }
+        rates.sort_by(f64::total_cmp);
+        let usual = rates.get(rates.len() / 2).copied().unwrap_or(1.0);
+        let all = self.lines.iter_mut().chain(&mut self.uplinks).chain(&mut self.pairs);
+        all.for_each(|rate| *rate /= usual);
+        self
+    }
+}
+
+/// How many units go over each thing in one direction.
+struct Loads<'a> {
+    network: &'a Network,
+    /// Whether trees are used in both directions.
+    both: bool,
+    lines: Vec<f64>,
+    /// Out of each rack, and into it.
+    up: Vec<f64>,
+    down: Vec<f64>,
+    pairs: Vec<f64>,
+}
+
+/// The price of one unit more: the derivative of the sum of all loads to the power of eight, which
+/// is least where the largest of them nearly is.
+fn price(load: f64, rate: f64) -> f64 {
+    if rate == f64::INFINITY {
+        return 0.0;
+    }
+    let busy = (load + 1.0) / rate;
+    let squared = busy * busy;
+    squared * squared * squared * busy / rate
+}
+
+impl<'a> Loads<'a> {
+    fn new(network: &'a Network, both: bool) -> Self {
+        let racks = network.uplinks.len();
+        Self {
+            network,
+            both,
+            lines: vec![0.0; network.nodes],
+            up: vec![0.0; racks],
+            down: vec![0.0; racks],
+            pairs: vec![0.0; network.pairs.len()],
+        }
+    }
+
+    /// Adds so many units on all links of a tree.
+    fn add(&mut self, root: usize, parents: &[usize], units: f64) {
+        let Network { nodes, racks, .. } = self.network;
+        for (child, &parent) in parents.iter().enumerate().filter(|(child, _)| *child != root) {
+            self.lines[parent] += units;
+            let (above, below) = (racks[parent], racks[child]);
+            if above != below {
+                self.up[above] += units;
+                self.down[below] += units;
+            }
+            if !self.pairs.is_empty() {
+                self.pairs[parent * nodes + child] += units;
+            }
+            if self.both {
+                self.lines[child] += units;
+                if above != below {
+                    self.up[below] += units;
+                    self.down[above] += units;
+                }
+                if !self.pairs.is_empty() {
+                    self.pairs[child * nodes + parent] += units;
+                }
+            }
+        }
+    }
+
+    /// The tree whose links are cheapest, from a root if there is one: Prim's algorithm. Where links
+    /// have one root it is only nearly the cheapest.
+    fn cheapest(&self, root: Option<usize>) -> (usize, Vec<usize>) {
+        let Network { nodes, ref lines, ref racks, ref uplinks, ref pairs } = *self.network;
+        let of = |loads: &[f64], rates: &[f64]| -> Vec<f64> {
+            loads.iter().zip(rates).map(|(&load, &rate)| price(load, rate)).collect()
+        };
+        let lines = of(&self.lines, lines);
+        // Others share uplinks, and a tree may cross many times: so they count more than lines do.
+        let crossing = |loads: &[f64]| {
+            let loads: Vec<f64> = loads.iter().map(|load| 4.0 * load + nodes as f64).collect();
+            of(&loads, uplinks)
+        };
+        let (up, down) = (crossing(&self.up), crossing(&self.down));
+        let cheapest = (0..nodes).min_by(|&a, &b| lines[a].total_cmp(&lines[b])).unwrap_or(0);
+        let root = root.unwrap_or(cheapest);
+        let mut parents = vec![root; nodes];
+        let mut best = vec![f64::INFINITY; nodes];
+        let mut left: Vec<usize> = (0..nodes).filter(|&node| node != root).collect();
+        let mut last = root;
+        while !left.is_empty() {
+            let mut nearest = 0;
+            for (at, &node) in left.iter().enumerate() {
+                let (above, below) = (racks[last], racks[node]);
+                let mut cost = lines[last];
+                if self.both {
+                    cost += lines[node];
+                }
+                if above != below {
+                    cost += up[above] + down[below];
+                }
+                if let Some(&rate) = pairs.get(last * nodes + node) {
+                    cost += price(self.pairs[last * nodes + node], rate);
+                }
+                if cost < best[node] {
+                    best[node] = cost;
+                    parents[node] = last;
+                }
+                if best[node] < best[left[nearest]] {
+                    nearest = at;
+                }
+            }
+            // The order of the rest stays, so of equal ones the first comes first.
+            last = left.remove(nearest);
+        }
+        (root, parents)
+    }
+
+    /// How long the busiest is busy with all units; those that come in over a line, too.
+    fn busy(&self, units: f64) -> f64 {
+        let Network { lines, uplinks, pairs, .. } = self.network;
+        let of = |loads: &[f64], rates: &[f64]| {
+            loads.iter().zip(rates).map(|(load, rate)| load / rate).fold(0.0, f64::max)
+        };
+        let loads = of(&self.lines, lines)
+            .max(of(&self.up, uplinks))
+            .max(of(&self.down, uplinks))
+            .max(of(&self.pairs, pairs));
+        // Each gets all of the piece, if it only comes down.
+        let into = if self.both { 0.0 } else { 1.0 };
+        lines.iter().fold(loads / units, |busy, rate| busy.max(into / rate))
+    }
+
+    /// What leaves or enters a rack, divided by its nodes.
+    fn uplink(&self, units: f64) -> f64 {
+        let mut members = vec![0.0; self.up.len()];
+        self.network.racks.iter().for_each(|&rack| members[rack] += 1.0);
+        let of = |loads: &[f64]| {
+            loads.iter().zip(&members).map(|(load, members)| load / members).fold(0.0, f64::max)
+        };
+        of(&self.up).max(of(&self.down)) / units
+    }
+}
+
+/// The tree with these links and the root from which the farthest is nearest.
+fn centred(parents: &[usize], root: usize) -> (u32, Vec<u32>) {
+    let nodes = parents.len();
+    let mut links = vec![Vec::new(); nodes];
+    for (child, &parent) in parents.iter().enumerate().filter(|(child, _)| *child != root) {
+        links[child].push(parent);
+        links[parent].push(child);
+    }
+    // The middle of the longest way is the centre: the last one found from anywhere is its end.
+    let search = |from: usize| {
+        let mut above = vec![from; nodes];
+        let mut order = vec![from];
+        let mut at = 0;
+        while at < order.len() {
+            let node = order[at];
+            let before = above[node];
+            for &next in links[node].iter().filter(|&&next| next != before) {
+                above[next] = node;
+                order.push(next);
+            }
+            at += 1;
+        }
+        (order[nodes - 1], above)
+    };
+    let (end, _) = search(root);
+    let (mut other, above) = search(end);
+    let mut way = vec![other];
+    while other != end {
+        other = above[other];
+        way.push(other);
+    }
+    let centre = way[way.len() / 2];
+    let (_, above) = search(centre);
+    (centre as u32, above.into_iter().map(|parent| parent as u32).collect())
+}
+
+/// Packs at most `most` trees among the participants of a topology, all from `root` if there is
+/// one.
+pub(super) fn pack(topology: &Topology, root: Option<u32>, most: u32) -> Packing {
+    let network = Network::new(topology);
+    let nodes = network.nodes;
+    let units = units_for(nodes);
+    let root = root.map(|root| root as usize);
+    let mut loads = Loads::new(&network, root.is_none());
+    let mut routed: Vec<(usize, Vec<usize>)> = Vec::with_capacity(units);
+    for _ in 0..units {
+        let tree = loads.cheapest(root);
+        loads.add(tree.0, &tree.1, 1.0);
+        routed.push(tree);
+    }
+    let mut best = (f64::INFINITY, Vec::new());
+    let least = usize::from(root.is_some());
+    let passes = MAX_PASSES.min(LOOKS / (units * nodes * nodes)).max(least);
+    for pass in 0..=passes {
+        // The first ones did not know of the others. They are routed again in any case.
+        let again = if pass == 0 { units / 8 } else { units };
+        for old in &mut routed[..again] {
+            loads.add(old.0, &old.1, -1.0);
+            *old = loads.cheapest(root);
+            loads.add(old.0, &old.1, 1.0);
+        }
+        let busy = loads.busy(units as f64);
+        if busy < best.0 {
+            best = (busy, routed.clone());
+        }
+    }
+    let mut counted: BTreeMap<(u32, Vec<u32>), u32> = BTreeMap::new();
+    for (from, parents) in &best.1 {
+        let tree = match root {
+            None => centred(parents, *from),
+            Some(root) => {
+                (root as u32, parents.iter().map(|&parent| parent as u32).collect::<Vec<u32>>())
+            }
+        };
+        *counted.entry(tree).or_default() += 1;
+    }
+    let trees = counted.into_iter().map(|((root, parents), units)| Tree { root, parents, units });
+    let mut trees: Vec<Tree> = trees.collect();
+    trees.sort_by_key(|tree| std::cmp::Reverse(tree.units));
+    thinned(&network, trees, most as usize, root.is_none(), best.0 * BEARABLE)
+}
+
+/// Leaves out trees with few units.
+fn thinned(
+    network: &Network,
+    mut trees: Vec<Tree>,
+    most: usize,
+    both: bool,
+    bearable: f64,
+) -> Packing {
+    let mut loads = Loads::new(network, both);
+    let add = |loads: &mut Loads<'_>, tree: &Tree, sign: f64| {
+        let parents: Vec<usize> = tree.parents.iter().map(|&parent| parent as usize).collect();
+        loads.add(tree.root as usize, &parents, sign * f64::from(tree.units));
+    };
+    let mut units = 0;
+    for tree in &trees {
+        units += tree.units;
+        add(&mut loads, tree, 1.0);
+    }
+    while trees.len() > 1 {
+        let last = &trees[trees.len() - 1];
+        let left = units - last.units;
+        add(&mut loads, last, -1.0);
+        let is_small = 2 * last.units * (trees.len() as u32) < units;
+        let goes = trees.len() > most || (is_small && loads.busy(left.into()) <= bearable);
+        if !goes {
+            add(&mut loads, last, 1.0);
+            break;
+        }
+        units = left;
+        trees.pop();
+    }
+    Packing { busy: loads.busy(units.into()), uplink: loads.uplink(units.into()), trees }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::{RngExt, SeedableRng};
+    use rand_xoshiro::SplitMix64;
+
+    use super::*;
+    use crate::links::Links;
+
+    fn linked(pairs: Vec<u32>, line: u32, nodes: u32) -> Topology {
+        let links = Links::new(vec![line; nodes as usize], 0, pairs).unwrap();
+        Topology::flat(nodes).with_links(Some(links))
+    }
+
+    /// All ways to divide participants into groups, as the group of each.
+    fn partitions(nodes: usize) -> Vec<Vec<usize>> {
+        let mut all = vec![vec![0]];
+        for _ in 1..nodes {
+            let longer = |groups: Vec<usize>| {
+                let next = groups.iter().max().unwrap() + 1;
+                (0..=next)
+                    .map(move |group| groups.iter().copied().chain([group]).collect::<Vec<usize>>())
+            };
+            all = all.into_iter().flat_map(longer).collect();
+        }
+        all
+    }
+
+    fn rate(topology: &Topology, a: usize, b: usize) -> f64 {
+        f64::from(topology.links().unwrap().pair(a as u32, b as u32))
+    }
+
+    /// The median of a network's pairs, by which `busy` is counted.
+    fn usual(topology: &Topology) -> f64 {
+        let nodes = topology.participants() as usize;
+        let mut all: Vec<f64> = Vec::new();
+        for a in 0..nodes {
+            all.extend((0..a).map(|b| rate(topology, a, b)));
+        }
+        all.sort_by(f64::total_cmp);
+        all[all.len() / 2]
+    }
+
+    fn random_pairs(nodes: u32, random: &mut SplitMix64) -> Vec<u32> {
+        let many = nodes * (nodes - 1) / 2;
+        (0..many).map(|_| [1, 100, 300, 1000, 1700][random.random_range(0..5)]).collect()
+    }
+
+    /// Where links are the limit, the rate is near the least that any partition of the participants
+    /// allows (Nash-Williams and Tutte: what is between its groups, by their number less one).
+    #[test]
+    fn trees_reach_what_partitions_allow() {
+        let mut random = SplitMix64::seed_from_u64(5);
+        for nodes in 2..=6u32 {
+            for _ in 0..40 {
+                let topology = linked(random_pairs(nodes, &mut random), 1_000_000, nodes);
+                let many = nodes as usize;
+                let allowed = partitions(many).into_iter().filter_map(|groups| {
+                    let number = groups.iter().max().unwrap() + 1;
+                    let mut between = 0.0;
+                    for a in 0..many {
+                        let others = (0..a).filter(|&b| groups[a] != groups[b]);
+                        between += others.map(|b| rate(&topology, a, b)).sum::<f64>();
+                    }
+                    (number > 1).then(|| between / (number - 1) as f64)
+                });
+                let allowed = allowed.fold(f64::INFINITY, f64::min);
+                let reached = usual(&topology) / pack(&topology, None, 128).busy;
+                assert!(reached <= allowed * 1.000_001, "{reached} of {allowed}");
+                assert!(reached >= 0.85 * allowed, "{reached} of {allowed}: {topology:?}");
+            }
+        }
+    }
+
+    /// From one root it is the least cut between it and another (Edmonds).
+    #[test]
+    fn broadcasts_reach_what_cuts_allow() {
+        let mut random = SplitMix64::seed_from_u64(6);
+        for nodes in 2..=8u32 {
+            for _ in 0..20 {
+                let topology = linked(random_pairs(nodes, &mut random), 1_000_000, nodes);
+                let root = random.random_range(0..nodes);
+                let cuts = (0..1u32 << nodes).filter(|set| set & (1 << root) != 0);
+                let cut = |set: u32| {
+                    let inside = (0..nodes).filter(move |node| set & (1 << node) != 0);
+                    let outside = move || (0..nodes).filter(move |node| set & (1 << node) == 0);
+                    inside
+                        .flat_map(|a| outside().map(move |b| (a, b)))
+                        .map(|(a, b)| rate(&topology, a as usize, b as usize))
+                        .sum::<f64>()
+                };
+                let allowed = cuts.map(cut).filter(|&cut| cut > 0.0).fold(f64::INFINITY, f64::min);
+                let reached = usual(&topology) / pack(&topology, Some(root), 128).busy;
+                assert!(reached <= allowed * 1.000_001, "{reached} of {allowed}");
+                assert!(reached >= 0.75 * allowed, "{reached} of {allowed}: {topology:?}");
+            }
+        }
+    }
+
+    /// Behind a switch each participant is the centre of a star, and nobody sends more than in a
+    /// ring.
+    #[test]
+    fn equal_lines_get_stars() {
+        for nodes in [2, 3, 4, 8, 16, 64] {
+            let packing = pack(&Topology::flat(nodes), None, 128);
+            let least = 2.0 * f64::from(nodes - 1) / f64::from(nodes);
+            assert!(packing.busy <= 1.001 * least, "{nodes}: {} of {least}", packing.busy);
+            let is_star = |tree: &Tree| tree.parents.iter().all(|&parent| parent == tree.root);
+            assert!(packing.trees.iter().all(is_star), "{packing:?}");
+            let down = pack(&Topology::flat(nodes), Some(nodes / 2), 128);
+            assert!(down.busy <= if nodes < 32 { 1.1 } else { 1.5 }, "{nodes}: {}", down.busy);
+        }
+    }
+
+    /// Who has a faster line is the centre of more.
+    #[test]
+    fn faster_lines_carry_more() {
+        for (rates, least) in [
+            (vec![1, 1, 1, 3], 1.0),
+            (vec![1; 8], 1.75),
+            (vec![1, 1, 1, 1, 1, 1, 1, 2], 112.0 / 72.0),
+            (vec![2, 2, 2, 4, 4, 4], 10.0 / 9.0),
+        ] {
+            let topology = Topology::flat(rates.len() as u32).with_lines(&rates);
+            let busy = pack(&topology, None, 128).busy;
+            assert!((busy / least - 1.0).abs() < 0.08, "{rates:?}: {busy}, not {least}");
+        }
+    }
+
+    /// No more than has to leaves a rack, whatever uplinks carry, also where that is not known.
+    #[test]
+    fn uplinks_are_crossed_as_rarely_as_can_be() {
+        let racks = Topology::from_racks((0..32).map(|node| node / 8).collect());
+        let with = |share| Links::new(vec![900; 32], share, Vec::new());
+        for share in [10, 25, 50, 100, 300] {
+            let topology = racks.clone().with_links(with(share));
+            let packing = pack(&topology, None, 128);
+            assert!(packing.uplink <= 1.02 * 1.5 / 8.0, "{share}: {}", packing.uplink);
+            let least = 1.9375f64.max(1.5 / (f64::from(share) * 8.0 / 900.0));
+            assert!(packing.busy <= 1.05 * least, "{share}: {} of {least}", packing.busy);
+            let down = pack(&topology, Some(3), 128);
+            assert!(down.uplink <= 1.1 / 8.0, "{share}: {}", down.uplink);
+        }
+        let packing = pack(&racks, None, 128);
+        assert!(packing.uplink <= 1.02 * 1.5 / 8.0, "{}", packing.uplink);
+    }
+
+    #[test]
+    fn fewer_trees_are_possible() {
+        let topology = Topology::flat(8);
+        for most in [1, 2, 5, 8] {
+            assert_eq!(pack(&topology, None, most).trees.len(), most as usize);
+        }
+        let mut random = SplitMix64::seed_from_u64(9);
+        let topology = linked(random_pairs(9, &mut random), 1000, 9);
+        assert_eq!(pack(&topology, None, 64), pack(&topology.clone(), None, 64), "SAME");
+    }
+}
