@@ -158,8 +158,7 @@ fn table(specs: &[Spec]) -> String {
         let about = algorithm.about();
         rows.push([algorithm.name().to_owned(), parameters(algorithm), about.when.to_owned()]);
     }
-    let aliases: Vec<String> =
-        ALIASES.iter().map(|(alias, of, _)| format!("{alias} is {of}")).collect();
+    let aliases: Vec<&str> = ALIASES.iter().map(|(alias, ..)| *alias).collect();
     aligned(&rows)
         + &format!("\nOther names: {}.\n", aliases.join(", "))
         + "\nOne in full: gradwire algorithms NAME. Counts on a cluster: --nodes N --racks R\n"

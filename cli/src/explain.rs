@@ -61,7 +61,11 @@ struct Row {
 pub fn of_job(status: &StatusResponse, json: bool) -> String {
     if json {
         let choices: Vec<Value> = status.choices.iter().map(observed_as_json).collect();
-        return format!("{:#}\n", json!({ "job": status.job, "choices": choices }));
+        let sizes = status.sizes.as_ref().map(sizes_as_json);
+        let all = json!({
+            "job": status.job, "choices": choices, "sizes": sizes, "advice": status.advice,
+        });
+        return format!("{all:#}\n");
     }
     let head = [
         "collective",
@@ -81,8 +85,47 @@ pub fn of_job(status: &StatusResponse, json: bool) -> String {
         "Choices of job {}: bytes and pieces up to these. Times are per piece; observed are\n\
          those that were alone or in a full pipeline: mean ± standard deviation (how many).\n\n{}",
         printable(&status.job),
-        aligned(&table)
+        aligned(&table) + &sizes_as_text(status)
     )
+}
+
+/// How large pieces and chunks are, and what should be set at the next start.
+pub(crate) fn sizes_as_text(status: &StatusResponse) -> String {
+    let mut text = String::new();
+    if let Some(sizes) = &status.sizes {
+        let observed = match sizes.observed {
+            0 => String::new(),
+            count => {
+                let (mean, spread) = (time(sizes.mean_seconds), time(sizes.spread_seconds));
+                format!("; a MiB took {mean} ± {spread} ({count})")
+            }
+        };
+        text += &format!(
+            "\nPieces: up to {} KiB, {} in flight, chunks of {} KiB{observed}; version {}: {}\n",
+            sizes.piece_bytes >> 10,
+            sizes.credit_pieces,
+            sizes.chunk_bytes >> 10,
+            sizes.version,
+            printable(&sizes.reason)
+        );
+    }
+    for advice in &status.advice {
+        text += &format!("For the next start: {}\n", printable(advice));
+    }
+    text
+}
+
+fn sizes_as_json(sizes: &pb::Sizes) -> Value {
+    json!({
+        "piece_bytes": sizes.piece_bytes,
+        "credit_pieces": sizes.credit_pieces,
+        "chunk_bytes": sizes.chunk_bytes,
+        "reason": sizes.reason,
+        "version": sizes.version,
+        "observed": sizes.observed,
+        "mean_seconds_per_mib": sizes.mean_seconds,
+        "spread_seconds_per_mib": sizes.spread_seconds,
+    })
 }
 
 fn observed_as_text(choice: &pb::Choice) -> [String; 10] {
@@ -311,7 +354,26 @@ mod tests {
             )
         );
         assert!(text.ends_with("12          1.00 ms\n"), "{text}");
+        let sizes = pb::Sizes {
+            piece_bytes: 2 << 20,
+            credit_pieces: 16,
+            chunk_bytes: 65536,
+            reason: "faster".into(),
+            version: 2,
+            observed: 30,
+            mean_seconds: 1e-3,
+            spread_seconds: 1e-4,
+        };
+        let advice = vec!["data.lanes=1: one is enough".to_owned()];
+        let status = StatusResponse { sizes: Some(sizes), advice, ..status };
+        let text = of_job(&status, false);
+        let pieces = "\nPieces: up to 2048 KiB, 16 in flight, chunks of 64 KiB; a MiB took 1.00 ms \
+                      ± 100 µs (30); version 2: faster\n\
+                      For the next start: data.lanes=1: one is enough\n";
+        assert!(text.ends_with(pieces), "{text}");
         let json: Value = serde_json::from_str(&of_job(&status, true)).unwrap();
+        assert_eq!(json["sizes"]["credit_pieces"], 16);
+        assert_eq!(json["advice"][0], "data.lanes=1: one is enough");
         assert_eq!(json["choices"][0]["mean_seconds"], 5e-3);
         assert_eq!(json["choices"][1]["runner_up"], Value::Null);
     }

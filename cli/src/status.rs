@@ -23,7 +23,7 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-use crate::cluster::printable;
+use crate::{cluster::printable, explain};
 
 /// How long the coordinator may take to answer (WAIT).
 pub(crate) const ANSWER: Duration = Duration::from_secs(5);
@@ -232,6 +232,9 @@ pub fn show(status: &StatusResponse, shares: &Shares) -> String {
         let (links, seconds) = (network.links.len(), network.took_seconds);
         let cut = if network.complete { "" } else { ", as far as there was time" };
         line(format!("network: links measured: {links}, in {seconds:.3} s{cut}"));
+    }
+    for text in explain::sizes_as_text(status).lines().filter(|text| !text.is_empty()) {
+        line(text.to_owned());
     }
     if let Some(failure) = &status.failure {
         line(format!("failure: {}", Failure::from(failure.clone())));

@@ -190,7 +190,11 @@ pub struct RulesError {
 }
 
 fn place(rule: usize, at: usize) -> String {
-    if rule == 0 { String::new() } else { format!("rule {rule}, character {at}: ") }
+    match (rule, at) {
+        (0, 1) => String::new(),
+        (0, at) => format!("character {at}: "),
+        (rule, at) => format!("rule {rule}, character {at}: "),
+    }
 }
 
 /// What is wrong with a rule.
@@ -219,6 +223,12 @@ pub enum RuleReason {
     Overlap {
         /// The earlier rule.
         with: usize,
+    },
+    /// A collective or a range, and no list.
+    #[error("{given:?} has no list; a rule is COLLECTIVE:RANGE=LIST")]
+    NoList {
+        /// The text.
+        given: String,
     },
     /// Some are excluded and some are named.
     #[error("a list either names what to choose from, or with ^ what not to choose")]
@@ -459,6 +469,9 @@ fn listed(list: &str, collective: Option<Chosen>) -> Result<List, (&str, RuleRea
     let (mut named, mut excluded) = (Vec::new(), Vec::new());
     for item in items(list) {
         let name = item.strip_prefix('^');
+        if item.contains(':') {
+            return Err((item, RuleReason::NoList { given: cut(item) }));
+        }
         let spec = Spec::parse(name.unwrap_or(item)).map_err(|error| (item, error.into()))?;
         if name.is_none() {
             named.push(spec);

@@ -255,6 +255,7 @@ fn operation(operation: Operation) -> pb::Operation {
         segments: segments.collect(),
         absent: numbers(&operation.absent),
         quantized: operation.quantized,
+        chunk_bytes: operation.chunk.unwrap_or(0) as u32,
     }
 }
 
@@ -340,7 +341,8 @@ pub fn execute(execute: Execute) -> Vec<pb::CoordinatorMessage> {
         splitter.room_for(part.encoded_len()).specs.push(part);
     }
     if let Some(part) = execute.links.as_ref().map(links) {
-        splitter.room_for(part.encoded_len()).links = Some(part);
+        let bytes = part.encoded_len();
+        splitter.room_for(bytes).links = Some(part);
     }
     for part in execute.failures.into_iter().map(tensor_failure) {
         splitter.room_for(part.encoded_len()).failures.push(part);
@@ -412,6 +414,7 @@ mod tests {
             segments,
             absent: (0..100_000).map(Rank).collect(),
             quantized: true,
+            chunk: Some(4 << 20),
         }
     }
 

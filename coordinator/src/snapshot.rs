@@ -11,7 +11,7 @@ use crate::{
         command::{Node, RankWait},
         network::Network,
         report::Reported,
-        status::{ChoiceStatus, OperationStatus},
+        status::{ChoiceStatus, OperationStatus, SizesStatus},
     },
 };
 
@@ -63,6 +63,8 @@ pub(crate) fn snapshot(job: &str, snapshot: Snapshot) -> pb::StatusResponse {
         decisions: decisions.into_iter().map(entry).collect(),
         events: events.into_iter().map(entry).collect(),
         page: String::new(),
+        sizes: Some(sizes(status.sizes)),
+        advice: status.advice,
     }
 }
 
@@ -144,6 +146,19 @@ fn costs(cost: &CostModel) -> pb::Costs {
         burst_loss: cost.burst_loss,
         free_fan_in: cost.free_fan_in,
         incast_loss: cost.incast_loss,
+    }
+}
+
+fn sizes(status: SizesStatus) -> pb::Sizes {
+    pb::Sizes {
+        piece_bytes: status.sizes.piece,
+        credit_pieces: status.sizes.credit,
+        chunk_bytes: status.sizes.chunk,
+        reason: status.reason,
+        version: status.version,
+        observed: status.observed,
+        mean_seconds: status.mean,
+        spread_seconds: status.spread,
     }
 }
 

@@ -20,7 +20,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::model::{
     command::Node,
-    learned::{Learned, Time},
+    learned::{Learned, Memory, Sizes, Time},
 };
 
 /// The largest file (BOUND).
@@ -28,6 +28,9 @@ const MAX_FILE: u64 = 1 << 20;
 
 /// The version of the file's format.
 const FORMAT: u32 = 1;
+
+/// The most sizes of pieces that a file has.
+const MAX_SIZES: usize = 64;
 
 /// The largest exponent of a size, and the most pieces of a pipeline, that a file may have.
 const MAX_SIZE: u32 = 40;
@@ -54,6 +57,18 @@ struct Content {
     format: u32,
     cluster: String,
     classes: Vec<Class>,
+    /// How large pieces and chunks were.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    sizes: Vec<Sized>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Sized {
+    piece_bytes: u64,
+    credit: u32,
+    chunk_bytes: u64,
+    permille: u32,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -71,6 +86,9 @@ struct Class {
     /// The rates of their lines, if they differ.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     lines: Vec<u32>,
+    /// Whether partial results travel in eight bits.
+    #[serde(default, skip_serializing_if = "is_false")]
+    quantized: bool,
     bytes_log2: u32,
     pieces: u32,
     times: Vec<Line>,
@@ -116,21 +134,23 @@ impl Tuning {
 
 impl TuningFile {
     /// What earlier jobs have measured; nothing if there is no file, or one that can't be used.
-    pub(crate) fn read(&self) -> Vec<Learned> {
+    pub(crate) fn read(&self) -> Memory {
         match self.content() {
             Ok(learned) => learned,
             Err(why) => {
                 let file = self.path.display();
                 tracing::warn!(%file, why, "measured times of earlier jobs are not used");
-                Vec::new()
+                Memory::default()
             }
         }
     }
 
-    fn content(&self) -> Result<Vec<Learned>, String> {
+    fn content(&self) -> Result<Memory, String> {
         let file = match fs::File::open(&self.path) {
             Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(Memory::default());
+            }
             Err(error) => return Err(error.to_string()),
         };
         let mut text = String::new();
@@ -145,31 +165,43 @@ impl TuningFile {
         if content.cluster != self.cluster {
             return Err("it is of another cluster".to_owned());
         }
-        content.classes.into_iter().map(|class| class.checked(self.nodes)).collect()
+        let classes = content.classes.into_iter().map(|class| class.checked(self.nodes));
+        let sizes = content.sizes.into_iter().map(Sized::checked);
+        Ok(Memory {
+            classes: classes.collect::<Result<_, _>>()?,
+            sizes: sizes.collect::<Result<_, _>>()?,
+        })
     }
 
     /// Replaces the file. A failure is one warning.
-    pub(crate) fn write(&self, learned: &[Learned]) {
+    pub(crate) fn write(&self, learned: &Memory) {
         if let Err(error) = self.replace(learned) {
             let file = self.path.display();
             tracing::warn!(%file, %error, "the measured times are not kept");
         }
     }
 
-    fn replace(&self, learned: &[Learned]) -> io::Result<()> {
-        let mut content =
-            Content { format: FORMAT, cluster: self.cluster.clone(), classes: Vec::new() };
+    fn replace(&self, memory: &Memory) -> io::Result<()> {
+        let old = self.content().unwrap_or_default();
+        let sizes = if memory.sizes.is_empty() { &old.sizes } else { &memory.sizes };
+        let mut content = Content {
+            format: FORMAT,
+            cluster: self.cluster.clone(),
+            classes: Vec::new(),
+            sizes: sizes.iter().take(MAX_SIZES).map(Sized::of).collect(),
+        };
+        let learned = &memory.classes;
         let empty = serde_json::to_string(&content)?.len() as u64;
         let mut left = MAX_FILE.saturating_sub(empty);
         // What this job has not met stays.
         let is_met = |old: &Learned| {
             let is_same = |new: &Learned| {
-                (&new.topology, new.kind, new.size, new.pieces)
-                    == (&old.topology, old.kind, old.size, old.pieces)
+                (&new.topology, new.kind, new.quantized, new.size, new.pieces)
+                    == (&old.topology, old.kind, old.quantized, old.size, old.pieces)
             };
             learned.iter().any(is_same)
         };
-        let mut others = self.content().unwrap_or_default();
+        let mut others = old.classes;
         others.retain(|old| !is_met(old));
         for class in learned.iter().chain(&others).filter_map(Class::of) {
             let bytes = serde_json::to_string(&class)?.len() as u64 + 1;
@@ -186,6 +218,27 @@ impl TuningFile {
         file.write_all(serde_json::to_string(&content)?.as_bytes())?;
         file.persist(&self.path)?;
         Ok(())
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_false(is_so: &bool) -> bool {
+    !*is_so
+}
+
+impl Sized {
+    fn of(time: &Time<Sizes>) -> Self {
+        let Sizes { piece, credit, chunk } = time.spec;
+        Self { piece_bytes: piece, credit, chunk_bytes: chunk, permille: time.permille }
+    }
+
+    fn checked(self) -> Result<Time<Sizes>, String> {
+        let Self { piece_bytes: piece, credit, chunk_bytes: chunk, permille } = self;
+        let sizes = Sizes { piece, credit, chunk };
+        if permille == 0 || !sizes.are_possible() {
+            return Err("sizes of pieces in it are not possible".to_owned());
+        }
+        Ok(Time { spec: sizes, permille })
     }
 }
 
@@ -207,6 +260,7 @@ impl Class {
             tiers: learned.topology.tiers()[1..].to_vec(),
             servers: learned.topology.servers(),
             lines: learned.topology.lines().to_vec(),
+            quantized: learned.quantized,
             bytes_log2: learned.size,
             pieces: learned.pieces,
             times: learned.times.iter().map(line).collect(),
@@ -215,7 +269,7 @@ impl Class {
 
     fn checked(self, nodes: u32) -> Result<Learned, String> {
         let Self { collective, root, racks, tiers, servers, lines, .. } = self;
-        let Self { bytes_log2: size, pieces, times, .. } = self;
+        let Self { quantized, bytes_log2: size, pieces, times, .. } = self;
         let participants = (racks.len() as u32).saturating_sub(servers);
         let kind = Kind::named(&collective, root);
         let fits = (2..=nodes).contains(&participants)
@@ -238,7 +292,7 @@ impl Class {
             Ok(Time { spec, permille: line.permille })
         };
         let times = times.into_iter().map(time).collect::<Result<_, String>>()?;
-        Ok(Learned { topology, kind, size, pieces, times })
+        Ok(Learned { topology, kind, quantized, size, pieces, times })
     }
 }
 
@@ -276,11 +330,16 @@ mod tests {
         settings
     }
 
+    fn of(classes: Vec<Learned>) -> Memory {
+        Memory { classes, sizes: Vec::new() }
+    }
+
     fn learned(size: u32) -> Learned {
         let time = |algorithm: Algorithm, permille| Time { spec: algorithm.into(), permille };
         Learned {
             topology: Topology::flat(2),
             kind: Kind::Broadcast { root: 1 },
+            quantized: false,
             size,
             pieces: 4,
             times: vec![time(Algorithm::Ring, 1250), time(Algorithm::Direct, 1000)],
@@ -294,13 +353,14 @@ mod tests {
         let tuning = Tuning::of(&settings(&deep)).unwrap();
         let nodes = [node("a"), node("b")];
         let file = tuning.file(&nodes);
-        assert_eq!(file.content(), Ok(Vec::new()), "no file, no times, no complaint");
-        let all = vec![learned(10), learned(22)];
-        file.write(&all);
-        assert_eq!(file.content(), Ok(all.clone()));
+        assert_eq!(file.content(), Ok(Memory::default()), "no file, no times, no complaint");
+        let quantized = Learned { quantized: true, ..learned(23) };
+        let all = vec![learned(10), quantized];
+        file.write(&of(all.clone()));
+        assert_eq!(file.content(), Ok(of(all.clone())));
         // A job that met other pieces keeps these.
-        file.write(&[learned(12)]);
-        let mut read = file.content().unwrap();
+        file.write(&of(vec![learned(12)]));
+        let mut read = file.content().unwrap().classes;
         read.sort_by_key(|class| class.size);
         assert_eq!(read, [all[0].clone(), learned(12), all[1].clone()]);
         let other_slots = Node { slots: 3, ..node("b") };
@@ -325,12 +385,12 @@ mod tests {
         let file = Tuning::of(&settings(directory.path())).unwrap().file(&nodes);
         let with = |topology| vec![Learned { topology, ..learned(10) }];
         let racks = with(Topology::from_racks(vec![0, 1, 2]));
-        file.write(&racks);
+        file.write(&of(racks.clone()));
         let text = fs::read_to_string(&file.path).unwrap();
         assert!(!text.contains("tiers"), "a job without them writes what it has always written");
         let tiers = with(Topology::from_labels(&["p/1", "p/2", "q/1"]));
-        file.write(&tiers);
-        let mut read = file.content().unwrap();
+        file.write(&of(tiers.clone()));
+        let mut read = file.content().unwrap().classes;
         read.sort_by(|a, b| a.topology.cmp(&b.topology));
         assert_eq!(read, [racks, tiers].concat());
         let good = fs::read_to_string(&file.path).unwrap();
@@ -349,8 +409,8 @@ mod tests {
         let file = Tuning::of(&settings(directory.path())).unwrap().file(&nodes);
         let topology = Topology::flat(3).with_servers(1);
         let learned = vec![Learned { topology, ..learned(10) }];
-        file.write(&learned);
-        assert_eq!(file.content().unwrap(), learned);
+        file.write(&of(learned.clone()));
+        assert_eq!(file.content().unwrap().classes, learned);
         let good = fs::read_to_string(&file.path).unwrap();
         assert!(good.contains("\"servers\":1"), "{good}");
         for servers in [2, 3, u32::MAX] {
@@ -377,7 +437,11 @@ mod tests {
     fn a_damaged_file_is_ignored_whatever_is_wrong_with_it() {
         let directory = tempfile::tempdir().unwrap();
         let file = Tuning::of(&settings(directory.path())).unwrap().file(&[node("a"), node("b")]);
-        file.write(&[learned(10)]);
+        let sizes = Sizes { piece: 1 << 20, credit: 8, chunk: 65536 };
+        let sizes = vec![Time { spec: sizes, permille: 1234 }];
+        let memory = Memory { classes: vec![learned(10)], sizes };
+        file.write(&memory);
+        assert_eq!(file.content(), Ok(memory));
         let good = fs::read_to_string(&file.path).unwrap();
         assert!(file.content().is_ok());
         let cases = [
@@ -386,6 +450,8 @@ mod tests {
             (good.replace("\"format\":1", "\"format\":2"), "its format is 2"),
             (good.replace("\"direct\"", "\"zonk\""), "no algorithm \"zonk\""),
             (good.replace("1250", "0"), "a time in it is not possible"),
+            (good.replace("1234", "0"), "sizes of pieces in it are not possible"),
+            (good.replace("65536", "1"), "sizes of pieces in it are not possible"),
             (good.replace("1250", "-1"), "invalid value"),
             (good.replace("1250", "1e300"), "invalid type"),
             (good.replace("[0,0]", "[0,2]"), "a class of pieces in it is not possible"),
@@ -400,7 +466,7 @@ mod tests {
             fs::write(&file.path, &text).unwrap();
             let error = file.content().unwrap_err();
             assert!(error.contains(why), "{error}");
-            assert_eq!(file.read(), Vec::new());
+            assert_eq!(file.read(), Memory::default());
         }
         fs::write(&file.path, [0xff, 0xfe]).unwrap();
         assert!(file.content().is_err());
@@ -408,7 +474,7 @@ mod tests {
         fs::create_dir(&file.path).unwrap();
         assert!(file.content().is_err());
         // Nor does the end of the job fail.
-        file.write(&[learned(10)]);
+        file.write(&of(vec![learned(10)]));
     }
 
     #[test]
@@ -417,9 +483,9 @@ mod tests {
         let nodes: Vec<Node> = (0..64).map(|n| node(&format!("host-{n}"))).collect();
         let file = Tuning::of(&settings(directory.path())).unwrap().file(&nodes);
         let large = Learned { topology: Topology::flat(64), ..learned(10) };
-        file.write(&vec![large; 20_000]);
+        file.write(&of(vec![large; 20_000]));
         assert!(fs::metadata(&file.path).unwrap().len() <= MAX_FILE);
-        let read = file.content().unwrap().len();
+        let read = file.content().unwrap().classes.len();
         assert!(read > 1_000, "{read}");
     }
 }

@@ -87,8 +87,14 @@ impl Script {
             .set(format!("data.compression={compression}"))
             // The reference does not know what earlier tensors of the same name have lost.
             .set("data.feedback_max_bytes=0")
-            .set(format!("data.streams={streams}"));
-        let plan = if compression.is_quantized() {
+            .set(format!("data.streams={streams}"))
+            .set(format!("tuning.enabled={}", dice.one_in(2)));
+        let is_strict = compression == Compression::None && dice.one_in(4);
+        let plan = if is_strict {
+            let algorithms = ["auto", "recursive-doubling", "rabenseifner,halving-doubling"];
+            plan.set("negotiation.strict=true")
+                .set(format!("negotiation.algorithm={}", dice.pick(&algorithms)))
+        } else if compression.is_quantized() {
             // Others are refused.
             plan.set(format!(
                 "negotiation.algorithm={}",

@@ -7,14 +7,14 @@
 //! have slow uplinks, each tree crosses into a rack once. Where the links between participants
 //! have rates of their own, as in an overlay or across sites, trees go around those that are slow.
 //!
-//! In the broadcast each tree has the root, and in the reduction to one participant, too.
+//! In the broadcast each tree has the root, and in the reduction to one participant, too. Where no
+//! rates are known both go along a chain, which keeps no line busy for longer than it has to be.
 
 use super::{
     build::{self, Link, Place, Rooted},
     packing::{self, Packing, Tree},
-    servers,
+    ring, servers,
     shape::{Cluster, Shape},
-    trees,
 };
 use crate::{
     links::MAX_LINKED,
@@ -22,18 +22,15 @@ use crate::{
     topology::Topology,
 };
 
-/// Small pieces aren't cut below this many elements: each block is a message for everybody.
-const MIN_BLOCK: u64 = 512;
-
 /// Whether there are so few participants that trees are packed (BOUND). Else an allreduce is one
-/// with owners, which knows the rates of lines, and other trees are binomial.
+/// with owners, which knows the rates of lines, and other trees are chains.
 fn packs(topology: &Topology) -> bool {
     topology.participants() <= MAX_LINKED
 }
 
 /// The blocks of a piece and the tree of each. A small piece has only the trees that carry most.
 fn shared(trees: &[Tree], count: u64) -> (Vec<Block>, Vec<&Tree>) {
-    let many = (count / MIN_BLOCK).clamp(1, trees.len() as u64) as usize;
+    let many = (count / GRAIN).clamp(1, trees.len() as u64) as usize;
     let trees = &trees[..many];
     let units: u64 = trees.iter().map(|tree| u64::from(tree.units)).sum();
     let grains = u128::from(count.div_ceil(GRAIN));
@@ -96,18 +93,18 @@ pub(super) fn allreduce(topology: &Topology, most: u32, me: u32, count: u64) -> 
     if !packs(topology) {
         return servers::allreduce(topology, 1, me, count);
     }
-    let Packing { trees, .. } = packing::pack(topology, None, most);
-    let (blocks, places) = placed(&trees, me, count);
+    let packing = packing::packed(topology, None, most);
+    let (blocks, places) = placed(&packing.trees, me, count);
     let place = |block: u32| places[block as usize].clone();
     build::reduce_and_return(topology.participants(), me, blocks, place)
 }
 
 pub(super) fn rooted(topology: &Topology, most: u32, root: u32, me: u32, count: u64) -> Rooted {
-    if !packs(topology) {
-        return trees::k_nomial((2, 1), topology, root, me, count);
+    if !packs(topology) || topology.links().is_none() {
+        return ring::rooted(topology, 1, root, me, count);
     }
-    let Packing { trees, .. } = packing::pack(topology, Some(root), most);
-    let (blocks, places) = placed(&trees, me, count);
+    let packing = packing::packed(topology, Some(root), most);
+    let (blocks, places) = placed(&packing.trees, me, count);
     Rooted::new(blocks, move |block| places[block as usize].clone())
 }
 
@@ -149,7 +146,9 @@ fn of_packing(topology: &Topology, cluster: &Cluster, packing: &Packing) -> Shap
         reduced: largest(reduced),
         messages: largest(messages),
         blocks: packing.trees.len() as f64,
-        least_block: 4.0 * MIN_BLOCK as f64,
+        least_block: 4.0 * GRAIN as f64,
+        // The root of a single block gets it from its children and sends it to them.
+        least_messages: 2.0 * f64::from(most.senders),
         ..most
     }
 }
@@ -159,7 +158,7 @@ pub(super) fn shape(topology: &Topology, most: u32, cluster: &Cluster) -> Shape 
     if !packs(topology) {
         return servers::shape(topology, 1, cluster);
     }
-    let one_way = of_packing(topology, cluster, &packing::pack(topology, None, most));
+    let one_way = of_packing(topology, cluster, &packing::packed(topology, None, most));
     let hops = 2.0 * (one_way.hops_in + one_way.hops_across);
     Shape { hops_in: 2.0 * one_way.hops_in, hops_across: 2.0 * one_way.hops_across, ..one_way }
         .at_once(hops)
@@ -167,9 +166,9 @@ pub(super) fn shape(topology: &Topology, most: u32, cluster: &Cluster) -> Shape 
 
 /// The cost of a broadcast: hα + T.
 pub(super) fn down(topology: &Topology, root: u32, most: u32, cluster: &Cluster) -> Shape {
-    if !packs(topology) {
-        return trees::k_nomial_down(cluster, 2);
+    if !packs(topology) || topology.links().is_none() {
+        return ring::down(cluster);
     }
-    let shape = of_packing(topology, cluster, &packing::pack(topology, Some(root), most));
+    let shape = of_packing(topology, cluster, &packing::packed(topology, Some(root), most));
     Shape { reduced: 0.0, senders: 0, fill: shape.hops_in + shape.hops_across, ..shape }
 }

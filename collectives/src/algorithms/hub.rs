@@ -144,7 +144,7 @@ pub(super) fn shape(topology: &Topology, along: Along, cluster: &Cluster) -> Sha
             let sent = (1.0 - kept) * f64::from(u8::from(!is_server)) + share * (inside + across);
             line = line.max(sent * f64::from(slowest) / f64::from(topology.line(owner)));
             reduced = reduced.max(share * (inside + across / 2.0));
-            messages = messages.max(2.0 * (inside + many - 1.0));
+            messages = messages.max(2.0 * (many * inside + many - 1.0));
         }
         // Who owns nothing sends the piece.
         line = line.max(if owners[0] >= racks.contributors { 1.0 } else { 0.0 });
@@ -169,7 +169,7 @@ pub(super) fn shape(topology: &Topology, along: Along, cluster: &Cluster) -> Sha
         senders: cluster.largest as u32,
         uplink: if many > 1.0 { uplink } else { 0.0 },
         reduced,
-        messages: messages * blocks / f64::from(racks.most_owners()),
+        messages,
         blocks,
         first: if has_servers { blocks } else { 0.0 },
         ..Shape::default()

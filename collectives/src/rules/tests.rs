@@ -155,6 +155,8 @@ fn a_mistake_is_named_with_its_place() {
     for (text, said) in [
         ("rng", "there is no algorithm \"rng\"; use one of ring, recursive-doubling"),
         ("", "there is no algorithm \"\""),
+        ("allreduce:0-64K", "\"allreduce:0-64K\" has no list; a rule is COLLECTIVE:RANGE=LIST"),
+        ("ring,chain(radix)", "character 6: \"chain(radix)\" is not of the form"),
         ("allreduce:0-64K=rng", "rule 1, character 17: there is no algorithm \"rng\""),
         ("ring; broadcast=chain; 5-=", "rule 2, character 7: its range overlaps that of rule 1"),
         ("broadcast=chain;", "rule 2, character 17: there is no algorithm \"\""),

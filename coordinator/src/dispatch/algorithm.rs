@@ -13,7 +13,7 @@ use gradwire_collectives::{
 };
 use gradwire_proto::{Collective, NodeId, Route, SpecId};
 
-use super::decision::Decision;
+use super::{FILLS, decision::Decision};
 use crate::model::{
     EngineConfig,
     command::KnownSpec,
@@ -40,7 +40,7 @@ struct Class {
 }
 
 /// A class without its rule: what jobs measure does not depend on rules.
-type Measured = (Topology, Kind, u32, u32);
+type Measured = (Topology, Kind, bool, u32, u32);
 
 /// What an algorithm is chosen for.
 #[derive(Debug, Clone, Copy)]
@@ -55,10 +55,6 @@ pub(crate) struct Work {
 
 /// A pipeline of more pieces than this counts as endless.
 const LONG_PIPELINE: u64 = 64;
-
-/// How often a pipeline is filled to measure a candidate. The first filling starts among operations
-/// of the chosen one, and the last one ends among them, so neither is measured.
-const FILLS: u32 = 4;
 
 /// The id of a decision, as long as it is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -118,10 +114,10 @@ pub(crate) struct Chooser {
     unannounced: Vec<KnownSpec>,
 }
 
-/// `None` for what is not kept for later jobs: pieces that are quantized take other times.
-fn measured(class: &Class) -> Option<Measured> {
+/// Nor do they keep the rates of links, which are measured each time.
+fn measured(class: &Class) -> Measured {
     let Class { topology, kind, quantized, size, pieces, .. } = class;
-    (!quantized).then(|| (topology.clone(), *kind, *size, *pieces))
+    (topology.clone().with_links(None), *kind, *quantized, *size, *pieces)
 }
 
 impl Policy {
@@ -180,6 +176,21 @@ impl Chooser {
     /// Chooses by these rates of links from now on.
     pub(crate) fn set_links(&mut self, links: Links) {
         self.topology = self.topology.clone().with_links(Some(links));
+    }
+
+    /// How many nodes have ranks.
+    pub(crate) fn nodes(&self) -> u32 {
+        self.topology.contributors()
+    }
+
+    /// Whether no candidate is left to be tried.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.made.values().all(|made| made.decision.is_settled())
+    }
+
+    /// So many operations use all of the credit from now on.
+    pub(crate) fn set_credit(&mut self, credit: u32) {
+        self.policy.credit = credit;
     }
 
     /// The costs by which algorithms are chosen.
@@ -242,8 +253,7 @@ impl Chooser {
                 self.last.0 += 1;
                 self.classes.insert(self.last, free.key().clone());
                 let (rule, mut decision) = self.policy.decide(free.key());
-                let measured = measured(free.key());
-                if let Some(times) = measured.and_then(|class| self.remembered.get(&class)) {
+                if let Some(times) = self.remembered.get(&measured(free.key())) {
                     decision.remember(times);
                 }
                 let reason = in_words(free.key(), &decision);
@@ -277,12 +287,14 @@ impl Chooser {
 
     /// What earlier jobs have measured corrects the decisions, also those that are made already.
     pub(crate) fn remember(&mut self, learned: &[Learned]) {
-        for Learned { topology, kind, size, pieces, times } in learned.iter().take(MAX_CHOICES) {
-            self.remembered.insert((topology.clone(), *kind, *size, *pieces), times.clone());
+        for Learned { topology, kind, quantized, size, pieces, times } in
+            learned.iter().take(MAX_CHOICES)
+        {
+            let class = (topology.clone(), *kind, *quantized, *size, *pieces);
+            self.remembered.insert(class, times.clone());
         }
         for (class, made) in &mut self.made {
-            let measured = measured(class);
-            if let Some(times) = measured.and_then(|class| self.remembered.get(&class)) {
+            if let Some(times) = self.remembered.get(&measured(class)) {
                 made.decision.remember(times);
             }
         }
@@ -292,7 +304,7 @@ impl Chooser {
     fn measured(&self) -> BTreeMap<Measured, Vec<Time>> {
         let mut all = self.remembered.clone();
         for (class, made) in &self.made {
-            let (Some(class), times) = (measured(class), made.decision.times()) else { continue };
+            let (class, times) = (measured(class), made.decision.times());
             if !times.is_empty() && (all.len() < MAX_CHOICES || all.contains_key(&class)) {
                 all.insert(class, times);
             }
@@ -303,9 +315,10 @@ impl Chooser {
     /// What this job and earlier ones have measured.
     pub(crate) fn learned(&self) -> Vec<Learned> {
         let learned = self.measured().into_iter();
-        let learned = learned.map(|((topology, kind, size, pieces), times)| Learned {
+        let learned = learned.map(|((topology, kind, quantized, size, pieces), times)| Learned {
             topology,
             kind,
+            quantized,
             size,
             pieces,
             times,
@@ -378,7 +391,7 @@ mod tests {
                 let Chosen { spec, id, .. } = chooser.choose(work, &both, pieces);
                 let mut nodes = FixedBitSet::with_capacity(2);
                 nodes.insert_range(..);
-                let sequence = flight.start(nodes, Vec::new(), id, now);
+                let sequence = flight.start(nodes, Vec::new(), (id, 0, None), now);
                 started.push_back((sequence, spec.spec.algorithm()));
             }
             let (sequence, algorithm) = started.pop_front().unwrap();

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, time::Duration};
 use fixedbitset::FixedBitSet;
 use gradwire_proto::{NodeId, Sequence};
 
-use super::algorithm::ChoiceId;
+use super::{algorithm::ChoiceId, sizes::Sized};
 use crate::model::round::Slot;
 
 /// One operation that some node has not done.
@@ -23,6 +23,10 @@ pub(crate) struct Flying {
     pub(crate) since: Duration,
     /// The choice of its algorithm, if there was one.
     choice: Option<ChoiceId>,
+    /// The number of its sizes.
+    sizes: usize,
+    /// What it says of them.
+    sized: Option<Sized>,
     /// How many operations were in flight when it started, including it; `None` if some of them
     /// were another choice.
     in_flight: Option<usize>,
@@ -34,6 +38,10 @@ pub(crate) struct Completed {
     /// Its tensors, ascending.
     pub(crate) slots: Vec<Slot>,
     pub(crate) choice: Option<ChoiceId>,
+    /// The number of its sizes.
+    pub(crate) sizes: usize,
+    /// What its time says of sizes.
+    pub(crate) sized: Option<Sized>,
     /// When it started.
     pub(crate) since: Duration,
     /// How many were in flight when it started, including it; `None` if a different number was in
@@ -52,8 +60,8 @@ impl Flying {
 #[derive(Debug)]
 pub(crate) struct Flight {
     flying: BTreeMap<Sequence, Flying>,
-    /// How many of them there are of each choice.
-    choices: BTreeMap<Option<ChoiceId>, usize>,
+    /// How many of them there are of each choice and of each number of sizes.
+    choices: BTreeMap<(Option<ChoiceId>, usize), usize>,
     credit: usize,
     /// The last number that was given.
     last: Sequence,
@@ -65,6 +73,11 @@ impl Flight {
     pub(crate) fn new(credit: usize) -> Self {
         let (flying, choices) = (BTreeMap::new(), BTreeMap::new());
         Self { flying, choices, credit, last: Sequence(0), started: 0, done: 0 }
+    }
+
+    /// So many operations may be in flight from now on.
+    pub(crate) fn set_credit(&mut self, credit: usize) {
+        self.credit = credit;
     }
 
     /// Whether one more operation may start.
@@ -84,20 +97,21 @@ impl Flight {
         &mut self,
         nodes: FixedBitSet,
         mut slots: Vec<Slot>,
-        choice: Option<ChoiceId>,
+        (choice, sizes, sized): (Option<ChoiceId>, usize, Option<Sized>),
         now: Duration,
     ) -> Sequence {
         slots.sort_unstable();
         self.started += 1;
         let sequence = self.number();
-        *self.choices.entry(choice).or_default() += 1;
+        *self.choices.entry((choice, sizes)).or_default() += 1;
         let in_flight = self.is_uniform().then(|| self.flying.len() + 1);
-        let flying = Flying { nodes, slots, since: now, choice, in_flight };
+        let flying = Flying { nodes, slots, since: now, choice, sizes, sized, in_flight };
         self.flying.insert(sequence, flying);
         sequence
     }
 
-    /// Whether all operations in flight are of one choice: one kind, size and algorithm.
+    /// Whether all operations in flight are of one choice, one kind, size and algorithm, and have
+    /// the same sizes of pieces and chunks.
     fn is_uniform(&self) -> bool {
         self.choices.len() == 1
     }
@@ -120,15 +134,15 @@ impl Flight {
         self.done += 1;
         let now_flying = self.is_uniform().then_some(self.flying.len());
         let flying = self.flying.remove(&sequence).ok_or(())?;
-        let Flying { slots, since, choice, in_flight, .. } = flying;
-        if let Some(of_choice) = self.choices.get_mut(&choice) {
+        let Flying { slots, since, choice, sizes, sized, in_flight, .. } = flying;
+        if let Some(of_choice) = self.choices.get_mut(&(choice, sizes)) {
             *of_choice -= 1;
             if *of_choice == 0 {
-                self.choices.remove(&choice);
+                self.choices.remove(&(choice, sizes));
             }
         }
         let in_flight = in_flight.filter(|_| in_flight == now_flying).map(|flying| flying as u32);
-        Ok(Some(Completed { slots, choice, since, in_flight }))
+        Ok(Some(Completed { slots, choice, sizes, sized, since, in_flight }))
     }
 
     /// Whether a tensor is in an operation that a node has not done.

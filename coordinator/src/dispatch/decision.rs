@@ -1,5 +1,5 @@
-//! The algorithm of the pieces of one class: first the cheapest by the cost model, then the
-//! fastest by the clock.
+//! What is used for the pieces of one class, such as an algorithm: first the cheapest by the cost
+//! model, then the fastest by the clock.
 //!
 //! - Exploration: one operation in [`PERIOD`] runs with another candidate, until each has been
 //!   measured [`SAMPLES`] times. In a pipeline it is a run of operations, because a time says
@@ -12,7 +12,7 @@
 //!
 //! Each change has a version and a reason. The module depends on nothing but its arguments.
 
-use std::time::Duration;
+use std::{fmt::Display, time::Duration};
 
 use gradwire_collectives::{Choice, Spec};
 
@@ -42,8 +42,8 @@ const HYSTERESIS: f64 = 0.05;
 const MAX_RATIO: f64 = 3.0;
 
 #[derive(Debug)]
-struct Candidate {
-    spec: Spec,
+struct Candidate<S> {
+    spec: S,
     predicted: f64,
     /// The runs that explored it.
     runs: u64,
@@ -52,7 +52,7 @@ struct Candidate {
     relative: Vec<f64>,
 }
 
-impl Candidate {
+impl<S> Candidate<S> {
     fn is_measured(&self) -> bool {
         self.relative.len() >= SAMPLES
     }
@@ -72,9 +72,9 @@ impl Candidate {
 
 /// The choice for one class of pieces, and the times of its candidates.
 #[derive(Debug)]
-pub(crate) struct Decision {
+pub(crate) struct Decision<S = Spec> {
     /// In the order of the predictions.
-    candidates: Vec<Candidate>,
+    candidates: Vec<Candidate<S>>,
     chosen: usize,
     version: u32,
     reason: String,
@@ -93,6 +93,20 @@ impl Decision {
     /// runs of `run` operations.
     pub(crate) fn new(choice: Choice, run: u32, may_explore: bool) -> Self {
         let Choice { spec, predicted_seconds, others, reason } = choice;
+        let all = std::iter::once((spec, predicted_seconds)).chain(others);
+        Self::among(all, reason, run, may_explore)
+    }
+}
+
+impl<S: Copy + PartialEq + Display> Decision<S> {
+    /// The first of these candidates, with the time that is predicted for each; as
+    /// [`Decision::new`] otherwise.
+    pub(crate) fn among(
+        candidates: impl IntoIterator<Item = (S, f64)>,
+        reason: String,
+        run: u32,
+        may_explore: bool,
+    ) -> Self {
         let candidate = |(spec, predicted)| Candidate {
             spec,
             predicted,
@@ -100,8 +114,7 @@ impl Decision {
             observed: Observed::default(),
             relative: Vec::new(),
         };
-        let all = std::iter::once((spec, predicted_seconds)).chain(others);
-        let candidates: Vec<Candidate> = all.map(candidate).collect();
+        let candidates: Vec<Candidate<S>> = candidates.into_iter().map(candidate).collect();
         let may_explore = may_explore && candidates.len() > 1;
         Self {
             candidates,
@@ -117,7 +130,7 @@ impl Decision {
     }
 
     /// What earlier jobs have measured. It may change the choice.
-    pub(crate) fn remember(&mut self, times: &[Time]) {
+    pub(crate) fn remember(&mut self, times: &[Time<S>]) {
         let of = |spec| times.iter().find(|time| time.spec == spec);
         let Some(chosen) = of(self.spec()) else { return };
         for candidate in &mut self.candidates {
@@ -135,7 +148,7 @@ impl Decision {
     }
 
     /// What was measured: the chosen one, and the others that were measured often enough.
-    pub(crate) fn times(&self) -> Vec<Time> {
+    pub(crate) fn times(&self) -> Vec<Time<S>> {
         let is_chosen = |index| index == self.chosen;
         let measured = self.candidates.iter().enumerate();
         let measured = measured.filter(|(index, one)| is_chosen(*index) || one.is_measured());
@@ -144,18 +157,23 @@ impl Decision {
             let relative = if is_chosen(index) { 1.0 } else { one.median().max(1.0) };
             Time { spec: one.spec, permille: (relative * 1e3).round() as u32 }
         });
-        let times: Vec<Time> = times.collect();
+        let times: Vec<Time<S>> = times.collect();
         if times.len() > 1 { times } else { Vec::new() }
     }
 
     /// The candidate of the next operation, and its spec.
-    pub(crate) fn next(&mut self) -> (usize, Spec) {
+    pub(crate) fn next(&mut self) -> (usize, S) {
+        self.next_if(|| true)
+    }
+
+    /// The same, but a run to measure a candidate begins only if that is possible just now.
+    pub(crate) fn next_if(&mut self, is_possible: impl FnOnce() -> bool) -> (usize, S) {
         let (turn, at) = (self.operations / self.run, self.operations % self.run);
         self.operations += 1;
         if at == 0 {
             self.exploring = None;
             self.of_run = 0;
-            if self.may_explore && turn % PERIOD == PERIOD - 1 {
+            if self.may_explore && turn % PERIOD == PERIOD - 1 && is_possible() {
                 self.exploring = self.to_explore();
             }
         }
@@ -165,6 +183,34 @@ impl Decision {
         (index, candidate.spec)
     }
 
+    /// Whether nothing is left to measure.
+    pub(crate) fn is_settled(&self) -> bool {
+        !self.may_explore || self.to_explore().is_none()
+    }
+
+    /// A candidate.
+    pub(crate) fn of(&self, candidate: usize) -> Option<S> {
+        self.candidates.get(candidate).map(|one| one.spec)
+    }
+
+    /// The index of the chosen one.
+    pub(crate) fn chosen(&self) -> usize {
+        self.chosen
+    }
+
+    /// Adds candidates that are not there yet, at most up to as many in all; the same is predicted
+    /// for each as for the chosen one.
+    pub(crate) fn add(&mut self, specs: impl IntoIterator<Item = S>, most: usize) {
+        for spec in specs {
+            let is_new = self.candidates.iter().all(|known| known.spec != spec);
+            if is_new && self.candidates.len() < most {
+                let (predicted, runs) = (self.predicted(), 0);
+                let (observed, relative) = (Observed::default(), Vec::new());
+                self.candidates.push(Candidate { spec, predicted, runs, observed, relative });
+            }
+        }
+    }
+
     /// The candidate to measure next: one after the other, so that each has [`PERIOD`]. `None` if
     /// all are measured, or as long as there is nothing to compare with.
     fn to_explore(&self) -> Option<usize> {
@@ -172,7 +218,7 @@ impl Decision {
             return None;
         }
         let bearable = MAX_RATIO * self.candidates[self.chosen].predicted;
-        let is_open = |(index, candidate): &(usize, &Candidate)| {
+        let is_open = |(index, candidate): &(usize, &Candidate<S>)| {
             *index != self.chosen
                 && candidate.predicted <= bearable
                 && !candidate.is_measured()
@@ -223,7 +269,7 @@ impl Decision {
         }
     }
 
-    pub(crate) fn spec(&self) -> Spec {
+    pub(crate) fn spec(&self) -> S {
         self.candidates[self.chosen].spec
     }
 
@@ -233,7 +279,7 @@ impl Decision {
     }
 
     /// The cheapest other candidate by the model, and its seconds.
-    pub(crate) fn runner_up(&self) -> Option<(Spec, f64)> {
+    pub(crate) fn runner_up(&self) -> Option<(S, f64)> {
         let mut all = self.candidates.iter().enumerate();
         let (_, other) = all.find(|(index, _)| *index != self.chosen)?;
         Some((other.spec, other.predicted))

@@ -5,10 +5,13 @@
 //! - `algorithm`: how a piece is reduced or moved
 //! - `decision`: which algorithm that is, for one class of pieces
 //! - `observed`: how long that has taken
+//! - `sizes`: how large pieces and chunks are, and how many are in flight
+//! - `advice`: what to set at the next start
 //! - `rates`: the rates of links, for algorithms that distribute load by them
 //!
 //! [`Dispatch`] owns all tensors that ranks have agreed on and that are not done.
 
+pub(crate) mod advice;
 pub(crate) mod credit;
 
 mod algorithm;
@@ -16,28 +19,36 @@ mod decision;
 mod observed;
 mod queue;
 mod rates;
+mod sizes;
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use fixedbitset::FixedBitSet;
 use gradwire_collectives::{Algorithm, CostModel, Links, Topology};
-use gradwire_proto::{Compression, NodeId, ProcessSetId, Sequence, convert::TensorRef};
+use gradwire_proto::{
+    Collective, Compression, NodeId, ProcessSetId, Route, Sequence, convert::TensorRef,
+};
 
 use self::{
     algorithm::{Chooser, Chosen, Work},
     credit::{Completed, Flight},
     queue::{Cut, Piece, Queue},
+    sizes::Tuner,
 };
 use crate::model::{
     EngineConfig,
     command::{KnownSpec, Operation, Segment},
-    learned::Learned,
+    learned::Memory,
     network::Network,
     process_set::ProcessSet,
     round::{Progress, Round, Slot},
-    status::ChoiceStatus,
+    status::{ChoiceStatus, SizesStatus},
     violation::Violation,
 };
+
+/// How often a pipeline is filled to measure a candidate. The first filling starts among operations
+/// of the chosen one, and the last one ends among them, so neither is measured.
+const FILLS: u32 = 4;
 
 /// One operation to send out.
 #[derive(Debug)]
@@ -61,7 +72,9 @@ pub(crate) struct Dispatch {
     /// The rate of each node's line in Mbit/s, 0 if it is not known, until links are sent.
     lines: Option<Vec<u32>>,
     lanes: u32,
-    max_piece_bytes: u64,
+    sizes: Tuner,
+    /// The bytes of chunks that the nodes have without being told.
+    chunk_bytes: u64,
     compression: Compression,
 }
 
@@ -77,7 +90,8 @@ impl Dispatch {
             corrections: Vec::new(),
             lines: Some(lines).filter(|_| links_matter),
             lanes: config.lanes,
-            max_piece_bytes: config.piece_bytes,
+            sizes: Tuner::new(config),
+            chunk_bytes: config.chunk_bytes,
             compression: config.compression,
         }
     }
@@ -148,10 +162,22 @@ impl Dispatch {
                 let what = "which it was not doing";
                 Violation::Protocol(format!("says that it has done operation {sequence}, {what}"))
             })?;
-            let Some(Completed { slots, choice, since, in_flight }) = completed else { continue };
-            if let (Some(choice), Some(in_flight)) = (choice, in_flight) {
-                let taken = now.saturating_sub(since);
+            let Some(Completed { slots, choice, sizes, sized, since, in_flight }) = completed
+            else {
+                continue;
+            };
+            let taken = now.saturating_sub(since);
+            // What is tried with other sizes says nothing of algorithms.
+            if let (Some(choice), Some(in_flight)) = (choice, in_flight)
+                && self.sizes.is_chosen(sizes)
+            {
                 self.corrections.extend(self.chooser.observe(choice, taken, in_flight));
+            }
+            if let (Some(sized), Some(in_flight)) = (sized, in_flight)
+                && let Some(reason) = self.sizes.observe(sized, taken, in_flight)
+            {
+                self.corrections.push(reason);
+                self.chooser.set_credit(self.sizes.chosen().credit);
             }
             slots.into_iter().for_each(&mut finished);
         }
@@ -159,13 +185,22 @@ impl Dispatch {
     }
 
     /// What earlier jobs have measured corrects the choices.
-    pub(crate) fn remember(&mut self, learned: &[Learned]) {
-        self.chooser.remember(learned);
+    pub(crate) fn remember(&mut self, memory: &Memory) {
+        self.chooser.remember(&memory.classes);
+        if let Some(reason) = self.sizes.remember(&memory.sizes) {
+            self.corrections.push(reason);
+            self.chooser.set_credit(self.sizes.chosen().credit);
+        }
     }
 
     /// What this job and earlier ones have measured.
-    pub(crate) fn learned(&self) -> Vec<Learned> {
-        self.chooser.learned()
+    pub(crate) fn learned(&self) -> Memory {
+        Memory { classes: self.chooser.learned(), sizes: self.sizes.times() }
+    }
+
+    /// How large pieces and chunks are.
+    pub(crate) fn sizes(&self) -> SizesStatus {
+        self.sizes.status()
     }
 
     /// The choices of algorithms, and the times of their operations.
@@ -178,9 +213,9 @@ impl Dispatch {
         std::mem::take(&mut self.corrections)
     }
 
-    /// The size of the next pieces, so that what waits is divided between all lanes.
+    /// The share of each lane in what waits: the next pieces are at most as large.
     pub(crate) fn piece_bytes(&self) -> u64 {
-        self.queue.fair_piece(self.lanes, self.max_piece_bytes)
+        self.queue.fair_piece(self.lanes, u64::MAX)
     }
 
     /// The rates of links that have to be sent to the nodes before the first operation, by what was
@@ -205,9 +240,12 @@ impl Dispatch {
         now: Duration,
         set: impl Fn(ProcessSetId) -> Option<&'a ProcessSet>,
     ) -> Option<Sent> {
+        let sizes = self.sizes.next();
+        self.flight.set_credit(sizes.credit as usize);
         if !self.flight.has_credit() {
             return None;
         }
+        let piece_bytes = piece_bytes.min(sizes.piece);
         let piece = self.queue.cut(piece_bytes)?;
         // This operation, those in flight, and those that wait.
         let pipeline = self.flight.len() as u64 + 1 + self.queue.pieces(piece_bytes);
@@ -226,7 +264,16 @@ impl Dispatch {
         nodes.extend(participants.iter().map(|node| node.index()));
         nodes.extend(servers.map(|node| node as usize));
         let slots = cuts.iter().map(|cut| cut.round.slot).collect();
-        let sequence = self.flight.start(nodes, slots, id, now);
+        // Those of one kind take the same time for a byte, and most bytes are of this one.
+        let is_common = kind.route == Route::All
+            && !kind.quantized
+            && kind.collective == Collective::Allreduce
+            && participants.len() as u32 == self.chooser.nodes();
+        let sized = if is_common { self.sizes.sized(bytes) } else { None };
+        let chosen = (id, self.sizes.candidate(), sized);
+        let sequence = self.flight.start(nodes, slots, chosen, now);
+        let chooser = &self.chooser;
+        self.sizes.started(|| chooser.is_settled());
         let segment = |cut: &Cut| {
             let by_name = matches!(cut.round.tensor, TensorRef::Name(_));
             Segment {
@@ -245,6 +292,7 @@ impl Dispatch {
             segments: cuts.iter().map(segment).collect(),
             absent: Arc::clone(&kind.absent),
             quantized: kind.quantized,
+            chunk: Some(sizes.chunk).filter(|&chunk| chunk != self.chunk_bytes),
         };
         Some(Sent { operation, cuts, choice: reason })
     }

@@ -17,13 +17,13 @@ use gradwire_proto::{Failure, FailureKind, NodeId, ProcessSetId, Rank, Sequence}
 use self::stall::Stall;
 use crate::{
     agreement::{Agreement, Last},
-    dispatch::{Dispatch, credit::Flying},
+    dispatch::{Dispatch, advice::advice, credit::Flying},
     membership::{Membership, members::Members},
     model::{
         Command, EngineConfig, Event, Output, Phase, Status,
         command::{Execute, Negotiated, Severity},
         event::{Announcement, Latest},
-        learned::Learned,
+        learned::Memory,
         network::Network,
         round::Round,
         status::{Counts, MAX_NAMES, MAX_OPERATIONS, OperationStatus},
@@ -356,7 +356,7 @@ impl Engine {
     }
 
     /// What this job and earlier ones have measured.
-    pub fn learned(&self) -> Vec<Learned> {
+    pub fn learned(&self) -> Memory {
         self.dispatch.learned()
     }
 
@@ -401,6 +401,8 @@ impl Engine {
             pending: self.agreement.pending_status(now),
             operations: self.operations(now),
             choices: self.dispatch.choices(),
+            sizes: self.dispatch.sizes(),
+            advice: self.network.as_ref().map_or_else(Vec::new, |it| advice(&self.config, it)),
             network: self.network.clone(),
             cost: *self.dispatch.cost(),
             counts: self.counts(),

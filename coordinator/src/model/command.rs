@@ -120,6 +120,8 @@ pub struct Operation {
     pub absent: Arc<[Rank]>,
     /// Whether partial results travel in the job's eight-bit format.
     pub quantized: bool,
+    /// The bytes of its chunks; none: as many as each node is set to.
+    pub chunk: Option<u64>,
 }
 
 /// A process set that exists from now on. The tensor, of set 0, is the request for it, which is

@@ -57,6 +57,10 @@ pub struct EngineConfig {
     pub piece_bytes: u64,
     /// The most operations in flight, at least 1.
     pub credit_pieces: u32,
+    /// The bytes of a chunk, unless measured times say otherwise.
+    pub chunk_bytes: u64,
+    /// Connections of each data thread to each peer, as the settings say it here.
+    pub streams: u32,
     /// The most tensors that get an id; further ones travel by name.
     pub max_tensors: u32,
     /// The most tensors that are known at once; a job with more is ended.
@@ -119,6 +123,8 @@ impl EngineConfig {
             stall_warning: negotiation.stall_warning,
             piece_bytes: negotiation.piece_bytes,
             credit_pieces: negotiation.credit_pieces,
+            chunk_bytes: settings.data.chunk_bytes,
+            streams: settings.data.streams,
             max_tensors: negotiation.max_tensors,
             max_pending: MAX_PENDING.max(negotiation.max_tensors),
             probe: nodes > 1

@@ -6,7 +6,7 @@ use gradwire_proto::{
     Failure, NodeId, Priority, ProcessSetId, Rank, Request, Sequence, TensorId, convert::TensorRef,
 };
 
-use super::learned::Learned;
+use super::learned::Memory;
 
 /// One stream to the coordinator. The runtime numbers streams in the order in which they arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -168,7 +168,7 @@ pub enum Event {
         time: Duration,
     },
     /// What earlier jobs on this cluster have measured.
-    Recalled(Vec<Learned>),
+    Recalled(Memory),
     /// The user ends the job.
     Cancel {
         /// The reason, for the failure's text.

@@ -1,6 +1,53 @@
 //! Times that jobs have measured, as the next job on the same cluster gets them.
 
+use std::fmt;
+
 use gradwire_collectives::{Kind, Spec, Topology};
+
+/// What jobs have measured.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Memory {
+    /// The times of algorithms.
+    pub classes: Vec<Learned>,
+    /// The times of sizes, per byte.
+    pub sizes: Vec<Time<Sizes>>,
+}
+
+impl Memory {
+    /// Whether nothing was measured.
+    pub fn is_empty(&self) -> bool {
+        self.classes.is_empty() && self.sizes.is_empty()
+    }
+}
+
+/// How large pieces and chunks are, and how many pieces are in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sizes {
+    /// The most bytes of a piece.
+    pub piece: u64,
+    /// The most operations in flight.
+    pub credit: u32,
+    /// The bytes of a chunk.
+    pub chunk: u64,
+}
+
+impl Sizes {
+    /// Whether settings may be so.
+    pub fn are_possible(&self) -> bool {
+        (64 << 10..=64 << 20).contains(&self.piece)
+            && (1..=1024).contains(&self.credit)
+            && (4 << 10..=4 << 20).contains(&self.chunk)
+            && self.chunk <= self.piece
+    }
+}
+
+impl fmt::Display for Sizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { piece, credit, chunk } = self;
+        let kib = |bytes: &u64| bytes / 1024;
+        write!(f, "pieces of {} KiB, {credit} in flight, chunks of {} KiB", kib(piece), kib(chunk))
+    }
+}
 
 /// The times of the algorithms for one class of pieces.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -9,6 +56,8 @@ pub struct Learned {
     pub topology: Topology,
     /// What the pieces do.
     pub kind: Kind,
+    /// Whether partial results travel in eight bits.
+    pub quantized: bool,
     /// The power of two that the bytes of such a piece do not exceed.
     pub size: u32,
     /// The number of pieces that follow each other, rounded up to a power of two.
@@ -17,11 +66,11 @@ pub struct Learned {
     pub times: Vec<Time>,
 }
 
-/// How long pieces take with one algorithm.
+/// How long pieces take with one algorithm, or with other sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Time {
-    /// The algorithm.
-    pub spec: Spec,
-    /// Its time in thousandths of that of the algorithm that was chosen in the end.
+pub struct Time<S = Spec> {
+    /// What was used.
+    pub spec: S,
+    /// Its time in thousandths of the time of what was chosen in the end.
     pub permille: u32,
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use gradwire_collectives::{CostModel, Spec};
 use gradwire_proto::{Epoch, Failure, NodeId, ProcessSetId, Rank, Sequence, TensorName};
 
-use super::{command::Node, network::Network};
+use super::{command::Node, learned::Sizes, network::Network};
 
 /// The most tensors that one status lists.
 pub(crate) const MAX_PENDING: usize = 100;
@@ -129,6 +129,23 @@ pub struct ChoiceStatus {
     pub spread: f64,
 }
 
+/// How large pieces and chunks are, and how long they have taken.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SizesStatus {
+    /// What is used.
+    pub sizes: Sizes,
+    /// Why.
+    pub reason: String,
+    /// From 1, and one more whenever measured times have changed it.
+    pub version: u32,
+    /// The number of operations in pipelines that used all of the credit.
+    pub observed: u64,
+    /// The mean seconds per MiB of these.
+    pub mean: f64,
+    /// Their standard deviation.
+    pub spread: f64,
+}
+
 /// Counts for the metrics; cheap to take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
@@ -171,6 +188,10 @@ pub struct Status {
     pub operations: Vec<OperationStatus>,
     /// The algorithms of at most 256 kinds of pieces.
     pub choices: Vec<ChoiceStatus>,
+    /// How large pieces and chunks are.
+    pub sizes: SizesStatus,
+    /// Settings that should be faster at the next start, each with its reason.
+    pub advice: Vec<String>,
     /// What was measured of the links between nodes, once it is.
     pub network: Option<Network>,
     /// The costs with which algorithms are chosen.

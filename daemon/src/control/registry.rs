@@ -6,7 +6,7 @@
 //! agreed has to fit the ranks that take part. That it also is what the local ranks asked for is
 //! checked against the queue, where that is known.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, ops::RangeInclusive, sync::Arc, time::Duration};
 
 use gradwire_collectives::{
     Links,
@@ -30,6 +30,9 @@ use crate::model::{
 
 /// Shorter waits of local ranks for each other are not reported.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+
+/// The bytes that a chunk may have.
+const CHUNKS: RangeInclusive<u32> = 4 << 10..=4 << 20;
 
 /// Specs that have ids (BOUND). A coordinator chooses among a few.
 const MAX_SPECS: usize = 1024;
@@ -358,7 +361,13 @@ impl Registry {
         if quantized && !self.is_quantized(route, &request, &spec, &members) {
             return Err(invalid("quantized", "it is no allreduce that this job may quantize"));
         }
-        let operation = Operation { sequence, request, spec, route, members, segments, quantized };
+        let chunk = match wire.chunk_bytes {
+            0 => None,
+            bytes if CHUNKS.contains(&bytes) => Some(u64::from(bytes)),
+            bytes => return Err(invalid("chunk_bytes", format!("{bytes} bytes are not possible"))),
+        };
+        let operation =
+            Operation { sequence, request, spec, route, members, segments, quantized, chunk };
         Ok(takes_part.then_some(operation))
     }
 

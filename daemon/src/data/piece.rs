@@ -109,6 +109,8 @@ pub(crate) struct Piece {
     pub(crate) nodes: Arc<[NodeId]>,
     /// When the coordinator's order was received.
     pub(crate) ordered: Instant,
+    /// The bytes of its chunks; none: as many as the lane is set to.
+    pub(crate) chunk: Option<u64>,
     /// Where its bytes are counted when it is published.
     pub(crate) moved: Option<&'static Counter>,
 }

@@ -84,9 +84,15 @@ impl Running {
         self.staging.bytes()
     }
 
+    /// The most bytes of its chunks; `usual` unless the coordinator has ordered others.
+    fn chunk(&self, usual: u64) -> u64 {
+        self.piece.chunk.unwrap_or(usual)
+    }
+
     /// Gives a connection the next chunk of a sending step, if there is one. Call
     /// [`Running::sent`] when it has been sent.
-    pub(crate) fn hand_out(&mut self, step: u32, limit: u64) -> HandedOut {
+    pub(crate) fn hand_out(&mut self, step: u32, usual: u64) -> HandedOut {
+        let limit = self.chunk(usual);
         let Self { piece, progress, .. } = self;
         let chunk = progress.hand_out(&piece.plan, step, limit);
         HandedOut { chunk, is_all: progress.is_handed_out(&piece.plan, step) }
@@ -101,8 +107,8 @@ impl Running {
 
     /// Does the next chunk of local reduction that others wait for. Returns false when there is
     /// none.
-    pub(super) fn reduce_some(&mut self, chunk: u64, meter: &mut Meter) -> bool {
-        let next = self.progress.next_local(&self.piece.plan, chunk);
+    pub(super) fn reduce_some(&mut self, usual: u64, meter: &mut Meter) -> bool {
+        let next = self.progress.next_local(&self.piece.plan, self.chunk(usual));
         let Some(Chunk { step, offset, bytes }) = next else { return false };
         self.reduce_local(step, offset, bytes, None);
         let now = meter.spent_on(Doing::Reduce, self.piece.sequence, bytes, None);
@@ -202,9 +208,9 @@ impl Running {
     }
 
     /// The nodes that the piece waits for: those that have yet to send, and those to which a ready
-    /// chunk has not been sent. `chunk` is the size of a chunk.
-    pub(crate) fn waits_for(&self, chunk: u64) -> Vec<NodeId> {
-        let plan = &self.piece.plan;
+    /// chunk has not been sent. `usual` is the size of a chunk, unless another was ordered.
+    pub(crate) fn waits_for(&self, usual: u64) -> Vec<NodeId> {
+        let (plan, chunk) = (&self.piece.plan, self.chunk(usual));
         let is_ready = |step: u32| {
             let begun = self.progress.begun(step).prefix();
             begun > self.progress.done(step)

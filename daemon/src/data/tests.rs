@@ -337,6 +337,7 @@ fn piece(
         nodes: participants.into_iter().map(NodeId).collect(),
         ordered: Instant::now(),
         moved: None,
+        chunk: None,
     }
 }
 

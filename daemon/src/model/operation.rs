@@ -44,6 +44,8 @@ pub(crate) struct Operation {
     pub(crate) segments: Vec<OperationSegment>,
     /// Whether partial results travel in the job's eight-bit format.
     pub(crate) quantized: bool,
+    /// The bytes of its chunks; none: as many as this node is set to.
+    pub(crate) chunk: Option<u64>,
 }
 
 impl Operation {

@@ -97,7 +97,8 @@ impl Builder {
         operation: Operation,
     ) -> Result<(Piece, Vec<AllocationRequest>), Failure> {
         let nodes = operation.nodes().clone();
-        let Operation { sequence, request, spec, route, members, segments, quantized } = operation;
+        let Operation { sequence, request, spec, route, members, segments, quantized, chunk } =
+            operation;
         let element = request.dtype.size() as u64;
         let wire = self.wire(&request, quantized);
         let mut wanted = Vec::new();
@@ -171,6 +172,7 @@ impl Builder {
             moved: Some(metrics::moved(request.collective, algorithm)),
             nodes,
             ordered: now,
+            chunk,
         };
         Ok((piece, wanted))
     }

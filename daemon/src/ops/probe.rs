@@ -35,5 +35,6 @@ pub(super) fn piece(me: NodeId, probe: &Probe, ordered: Instant) -> Option<Piece
         nodes: Arc::clone(nodes),
         ordered,
         moved: None,
+        chunk: None,
     })
 }

@@ -239,6 +239,7 @@ fn orders(agreed: &Agreed, members: &[Rank], absent: &[Rank], cut: u64) -> pb::E
             segments,
             absent: absent.iter().map(|rank| rank.0).collect(),
             quantized: false,
+            chunk_bytes: 0,
         }
     };
     pb::Execute { operations: (3..).zip(pieces).map(operation).collect(), ..Default::default() }

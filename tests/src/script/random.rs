@@ -34,7 +34,8 @@ pub(super) fn plan(dice: &mut Dice) -> Plan {
         .set(format!("negotiation.credit_pieces={}", 1 + dice.below(8)))
         .set(format!("data.lanes={}", 1 + dice.below(3)))
         .set(format!("data.chunk_bytes={chunk}"));
-    let racks: Vec<&str> = slots.iter().map(|_| dice.pick(&["a", "b", ""])).collect();
+    let labels = dice.pick(&[["a", "b", ""], ["p/a", "p/b", "q/a"]]);
+    let racks: Vec<&str> = slots.iter().map(|_| dice.pick(&labels)).collect();
     if racks.iter().all(|rack| !rack.is_empty()) || algorithm == "hierarchical" {
         return plan.racks(&racks);
     }

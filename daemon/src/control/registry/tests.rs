@@ -80,6 +80,7 @@ fn operation(request: &Request, segments: Vec<pb::Segment>) -> pb::Operation {
         segments,
         absent: Vec::new(),
         quantized: false,
+        chunk_bytes: 0,
     }
 }
 
@@ -261,6 +262,38 @@ fn specs_are_refused_unless_they_are_known_and_new() {
         registry.instructions(specs(&[(id, "circulant(radix=4)")])).unwrap();
     }
     assert!(registry.instructions(specs(&[(9999, "ring")])).is_err(), "BOUND");
+}
+
+/// TRUST: rates are those of all nodes, and chunks have a size that settings may have.
+#[test]
+fn rates_and_chunks_are_checked() {
+    let links = |line_mbit: &[u32], pair_mbit: &[u32]| pb::Execute {
+        links: Some(pb::Links {
+            line_mbit: line_mbit.to_vec(),
+            uplink_mbit: 0,
+            pair_mbit: pair_mbit.to_vec(),
+        }),
+        ..Default::default()
+    };
+    let mut registry = registry();
+    for (lines, pairs) in [(&[1, 1][..], &[][..]), (&[1, 0, 1], &[]), (&[1, 1, 1], &[1, 2])] {
+        let error = registry.instructions(links(lines, pairs)).unwrap_err().to_string();
+        assert!(error.contains("not those of 3 nodes"), "{error}");
+    }
+    let known = registry.instructions(links(&[1, 1, 2], &[0, 5, 1])).unwrap();
+    assert!(matches!(&known[..], [Instruction::Links(links)] if links.pair(2, 0) == 5));
+    registry.instructions(execute(vec![registration(7, all(&request(8)))])).unwrap();
+    let of = |chunk_bytes| pb::Operation {
+        chunk_bytes,
+        ..operation(&request(0), vec![segment(id(7), 0, 0, 8)])
+    };
+    for (bytes, chunk) in [(0, None), (4 << 10, Some(4 << 10)), (4 << 20, Some(4 << 20))] {
+        assert_eq!(order(&mut registry, of(bytes)).unwrap().unwrap().chunk, chunk);
+    }
+    for bytes in [1, 4095, (4 << 20) + 1, u32::MAX] {
+        let refused = refusal(&mut registry, of(bytes));
+        assert!(refused.contains("chunk_bytes") && refused.contains("not possible"), "{refused}");
+    }
 }
 
 /// TRUST: the factors of a grid are those of the nodes that take part.

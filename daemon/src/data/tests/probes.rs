@@ -22,6 +22,7 @@ fn probe(sequence: u64, pattern: Pattern, nodes: &[u32], node: u32) -> Piece {
         nodes: nodes.iter().copied().map(NodeId).collect(),
         ordered: Instant::now(),
         moved: None,
+        chunk: None,
     }
 }
 

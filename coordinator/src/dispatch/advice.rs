@@ -1,0 +1,99 @@
+//! Settings that nodes have from their start on, and that should be faster at the next one. Pure.
+
+use crate::model::{EngineConfig, network::Network};
+
+/// The most data threads and connections that settings allow.
+const MAX_LANES: u32 = gradwire_proto::MAX_LANES;
+const MAX_STREAMS: u32 = 16;
+
+/// Lanes that together move at most so many times as much as one are not needed.
+const USELESS: f64 = 1.15;
+
+/// Lanes of which each moves at least this part of what one alone does leave room for more.
+const USEFUL: f64 = 0.8;
+
+/// A lane that moves at most this part of what the processor reduces waits for its connection.
+const IDLE: f64 = 0.25;
+
+/// The middle one.
+fn median(mut rates: Vec<f64>) -> Option<f64> {
+    rates.sort_by(f64::total_cmp);
+    rates.get(rates.len() / 2).copied()
+}
+
+/// What should be set at the next start, each with its reason.
+pub(crate) fn advice(config: &EngineConfig, network: &Network) -> Vec<String> {
+    let (lanes, streams) = (config.lanes, config.streams);
+    let links = || network.links.iter();
+    let one = median(links().map(|link| link.lane_rate).collect());
+    let all = median(links().map(|link| link.rate).collect());
+    let Some((one, all)) = one.zip(all).filter(|(one, all)| *one > 0.0 && *all > 0.0) else {
+        return Vec::new();
+    };
+    let ratio = all / one;
+    let measured = format!("{lanes} lanes move {ratio:.2} times as much as one");
+    let mut advice = Vec::new();
+    if lanes > 1 && ratio < USELESS {
+        advice.push(format!("data.lanes=1: {measured}, so one is enough"));
+    }
+    let is_limit = lanes == 1 || ratio > USEFUL * f64::from(lanes);
+    let waits = one * network.cost.reduce_per_byte < IDLE;
+    if lanes > 1 && is_limit && waits && streams < MAX_STREAMS {
+        let more = (2 * streams).min(MAX_STREAMS);
+        advice.push(format!(
+            "data.streams={more}: {measured}, and the processor is idle, so connections are the \
+             limit"
+        ));
+    } else if lanes > 1 && is_limit && lanes < MAX_LANES {
+        let more = (2 * lanes).min(MAX_LANES);
+        advice.push(format!("data.lanes={more}: {measured}, so more may move more"));
+    }
+    advice
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use gradwire_collectives::CostModel;
+    use gradwire_proto::{JobId, NodeId};
+    use gradwire_settings::Settings;
+
+    use super::*;
+    use crate::model::network::LinkMeasured;
+
+    /// What is recommended with two lanes, for a lane and all of them, in GB/s.
+    fn advised(lane_rate: f64, rate: f64) -> Vec<String> {
+        let settings = Settings::default();
+        let config = EngineConfig::new(JobId::new("job").unwrap(), 2, 0, &settings).unwrap();
+        let config = EngineConfig { lanes: 2, streams: 1, ..config };
+        let link = LinkMeasured {
+            from: NodeId(0),
+            to: NodeId(1),
+            latency: 1e-4,
+            lane_rate: lane_rate * 1e9,
+            rate: rate * 1e9,
+        };
+        let network = Network {
+            took: Duration::ZERO,
+            is_complete: true,
+            links: vec![link; 3],
+            cost: CostModel::default(),
+        };
+        advice(&config, &network)
+    }
+
+    #[test]
+    fn lanes_and_streams_are_recommended_with_a_reason() {
+        let of = |lane_rate, rate| {
+            let all = advised(lane_rate, rate);
+            assert!(all.len() <= 1, "{all:?}");
+            all.into_iter().next().unwrap_or_default()
+        };
+        assert!(of(3.0, 3.1).starts_with("data.lanes=1: 2 lanes move 1.03 times"));
+        assert!(of(0.6, 1.2).starts_with("data.streams=2: 2 lanes move 2.00 times"));
+        assert!(of(3.0, 5.8).starts_with("data.lanes=4: 2 lanes move 1.93 times"));
+        assert_eq!(of(3.0, 4.2), "", "between: as it is");
+        assert_eq!(of(0.0, 0.0), "", "nothing was measured");
+    }
+}
