@@ -83,6 +83,11 @@ impl Accumulation {
         self.done == 0
     }
 
+    /// Whether the next pass makes a step due.
+    pub fn completes(&self) -> bool {
+        self.done + 1 >= self.every.get()
+    }
+
     /// Notes a backward pass.
     pub fn passed(&mut self) -> Due {
         self.done += 1;
@@ -127,10 +132,11 @@ mod tests {
     fn a_step_is_due_after_so_many_passes() {
         let mut three = Accumulation::new(NonZeroU32::new(3).unwrap());
         for _ in 0..2 {
-            assert!(three.starts());
+            assert!(three.starts() && !three.completes());
             assert_eq!(three.passed(), Due::Nothing);
-            assert!(!three.starts());
+            assert!(!three.starts() && !three.completes());
             assert_eq!(three.passed(), Due::Nothing);
+            assert!(three.completes());
             assert_eq!(three.passed(), Due::Step);
         }
         assert!(!three.step_now());

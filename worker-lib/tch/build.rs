@@ -1,9 +1,29 @@
-//! Lets tests and examples find libtorch at run time: the folder that torch-sys linked against
-//! becomes part of their library search path.
+//! Builds the shim over libtorch, and lets tests and examples find libtorch at run time: the folder
+//! that torch-sys linked against becomes part of their library search path.
+
+use std::{env, path::PathBuf};
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    if let Ok(folder) = std::env::var("DEP_TCH_LIBTORCH_LIB") {
-        println!("cargo::rustc-link-arg=-Wl,-rpath={folder}");
-    }
+    println!("cargo::rerun-if-changed=src/shim.cpp");
+    let Ok(libraries) = env::var("DEP_TCH_LIBTORCH_LIB") else {
+        return; // torch-sys is built without libtorch, for its documentation only
+    };
+    println!("cargo::rustc-link-arg=-Wl,-rpath={libraries}");
+    // As torch-sys finds them: beside the libraries, unless a variable says where.
+    println!("cargo::rerun-if-env-changed=LIBTORCH_INCLUDE");
+    println!("cargo::rerun-if-env-changed=LIBTORCH_CXX11_ABI");
+    let above = PathBuf::from(&libraries).join("..");
+    let root = env::var("LIBTORCH_INCLUDE").map_or(above, PathBuf::from);
+    let abi = env::var("LIBTORCH_CXX11_ABI").unwrap_or_else(|_| "1".into());
+    cc::Build::new()
+        .cpp(true)
+        .std("c++17")
+        .pic(true)
+        .warnings(false)
+        .include(root.join("include"))
+        .include(root.join("include/torch/csrc/api/include"))
+        .define("_GLIBCXX_USE_CXX11_ABI", abi.as_str())
+        .file("src/shim.cpp")
+        .compile("gradwire_shim");
 }

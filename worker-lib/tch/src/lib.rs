@@ -1,13 +1,15 @@
 //! Distributed training with tch: [`DistributedOptimizer`] around one of its optimizers, and
 //! [`broadcast_parameters`].
 //!
-//! Gradients are copied into shared memory after the backward pass and back after the exchange.
-//! They do not live there, because libtorch lets a program keep a gradient for longer than any
-//! optimizer, and tch can't tie its memory to ours; and because autograd hands over fresh gradients
-//! for nothing, but adds to those that are in a given place, which takes two reads and a write on
-//! top of clearing them: as much traffic as the two copies. (100 MB of f32 on one core: backward
-//! pass and copies 54 ms, clearing and backward pass in place 56 ms.) While one gradient is copied
-//! the ones before it are already under way.
+//! Gradients live in shared memory. The exchange of each starts in the backward pass, as soon as
+//! the pass has computed it, so most of it takes place while the pass goes on. tch has no hooks for
+//! that; a small part of this crate is C++ (`shim.cpp`).
+//!
+//! A fresh gradient is copied to its place once: autograd hands over fresh gradients for nothing,
+//! but adds to those that are in a given place, which takes two reads and a write on top of
+//! clearing them. (100 MB of f32 on one core: backward pass and copies out and back 54 ms, clearing
+//! and backward pass in place 56 ms.) The result is not copied: its place is the parameter's
+//! gradient.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), gradwire_tch::Error> {
@@ -33,11 +35,12 @@
 use std::{
     collections::HashMap,
     num::NonZeroU32,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use gradwire_worker::{
-    AllreduceOptions, BroadcastOptions, GradwireError, ReduceOp, Session, TensorName,
+    BroadcastOptions, GradwireError, ReduceOp, Session,
     optimizer::{Accumulation, Due, PlanError, plan},
 };
 use tch::{
@@ -45,8 +48,11 @@ use tch::{
     nn::{Optimizer, VarStore},
 };
 
+mod gradient;
 mod mirror;
+mod shim;
 
+use gradient::{Common, Gradient};
 use mirror::{Exchange, Mirror};
 
 /// Why a call failed.
@@ -61,6 +67,12 @@ pub enum Error {
     /// libtorch refused something.
     #[error("libtorch: {0}")]
     Torch(#[from] TchError),
+    /// A thread of the backward pass panicked while it started an exchange.
+    #[error("the exchange of '{name}' panicked: make a new optimizer")]
+    Panicked {
+        /// The name of the exchange.
+        name: String,
+    },
 }
 
 /// What this crate's calls return.
@@ -84,23 +96,13 @@ impl Default for OptimizerOptions {
     }
 }
 
-#[derive(Debug)]
-struct Slot {
-    variable: Tensor,
-    name: TensorName,
-    priority: i32,
-    /// `None` while in flight, and after a failure.
-    memory: Option<Mirror>,
-}
-
 /// A tch optimizer whose steps use the gradients of all ranks. All ranks must make the same steps.
 #[derive(Debug)]
 pub struct DistributedOptimizer {
-    session: Session,
+    common: Arc<Common>,
     inner: Optimizer,
     /// Front layers first.
-    slots: Vec<Slot>,
-    op: ReduceOp,
+    gradients: Vec<Gradient>,
     accumulation: Accumulation,
 }
 
@@ -118,29 +120,45 @@ impl DistributedOptimizer {
     ) -> Result<Self> {
         let named = trainable(parameters);
         let plan = plan(&options.prefix, named.iter().map(|(name, _)| name.as_str()))?;
-        let slots = named
+        let common = Arc::new(Common { session: session.clone(), op: options.op });
+        let gradients = named
             .into_iter()
             .zip(plan)
-            .map(|((name, variable), planned)| {
-                let memory = Some(Mirror::new(session, &name, &variable)?);
-                Ok(Slot { variable, name: planned.name, priority: planned.priority, memory })
+            .map(|((parameter, variable), planned)| {
+                let name = planned.name.as_str();
+                Gradient::new(common.clone(), &parameter, name, planned.priority, variable)
             })
             .collect::<Result<_>>()?;
         let accumulation = Accumulation::new(options.accumulate);
-        Ok(Self { session: session.clone(), inner, slots, op: options.op, accumulation })
+        Ok(Self { common, inner, gradients, accumulation })
     }
 
     /// Computes the loss's gradients and, if a step is due, exchanges them and steps. Returns
     /// whether it stepped. Gradients are cleared before the first pass after a step; several passes
-    /// add up, as they do without ranks.
+    /// add up, as they do without ranks, and the last of them starts the exchanges.
+    ///
+    /// A parameter that the passes did not use contributes zeros, and so does one that is frozen
+    /// here (`set_requires_grad(false)`), which keeps its values. Freeze parameters on all ranks.
     ///
     /// # Errors
-    /// What libtorch says, or a failed exchange, with the gradient's name; no step was made then.
+    /// What libtorch says, or a failed exchange, with the gradient's name; no step was made then,
+    /// and the passes before it don't count.
     pub fn backward_step(&mut self, loss: &Tensor) -> Result<bool> {
         if self.accumulation.starts() {
             self.inner.zero_grad();
         }
-        loss.f_backward()?;
+        if self.accumulation.completes() {
+            self.gradients.iter_mut().try_for_each(Gradient::arm)?;
+            if let Err(error) = loss.f_backward() {
+                // Some exchanges may be under way.
+                let end = Instant::now() + AFTER_FAILURE;
+                self.gradients.iter().for_each(|gradient| gradient.abandon(end));
+                self.accumulation.step_now();
+                return Err(error.into());
+            }
+        } else {
+            loss.f_backward()?;
+        }
         match self.accumulation.passed() {
             Due::Nothing => Ok(false),
             Due::Step => self.exchange_and_step().map(|()| true),
@@ -167,19 +185,25 @@ impl DistributedOptimizer {
 
     /// The session whose ranks step together.
     pub fn session(&self) -> &Session {
-        &self.session
+        &self.common.session
     }
 
     fn exchange_and_step(&mut self) -> Result<()> {
-        let Self { session, slots, op, .. } = self;
-        let started = start_all(slots.iter_mut(), |slot| slot.start(session, *op));
-        started.finish(slots.iter_mut(), |slot, memory| {
-            memory.store(&mut slot.variable.f_grad()?)?;
-            slot.memory = Some(memory);
-            Ok(())
-        })?;
+        let mut failure = self.gradients.iter().try_for_each(Gradient::start).err();
+        let mut end = Instant::now() + AFTER_FAILURE;
+        for gradient in &self.gradients {
+            if failure.is_some() {
+                gradient.abandon(end);
+            } else if let Err(error) = gradient.finish() {
+                failure = Some(error);
+                end = Instant::now() + AFTER_FAILURE;
+            }
+        }
+        if let Some(error) = failure {
+            return Err(error);
+        }
         self.inner.step();
-        session.mark_step();
+        self.common.session.mark_step();
         Ok(())
     }
 }
@@ -235,24 +259,6 @@ impl Started {
             end = result.is_err().then(|| Instant::now() + AFTER_FAILURE);
         }
         result
-    }
-}
-
-impl Slot {
-    fn start(&mut self, session: &Session, op: ReduceOp) -> Result<Exchange> {
-        let mut memory = match self.memory.take() {
-            Some(memory) => memory,
-            None => Mirror::new(session, self.name.as_str(), &self.variable)?,
-        };
-        let mut gradient = self.variable.f_grad()?;
-        if !gradient.defined() {
-            // The pass did not use this parameter. Other ranks' may have, and all must submit.
-            (&self.variable * 0.0).sum(self.variable.kind()).f_backward()?;
-            gradient = self.variable.f_grad()?;
-        }
-        memory.load(&gradient)?;
-        let options = AllreduceOptions::named(self.name.as_str()).op(op).priority(self.priority);
-        memory.exchange(|buffer| session.allreduce_async(buffer, options))
     }
 }
 

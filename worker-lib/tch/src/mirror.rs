@@ -44,6 +44,23 @@ fn dtype(kind: Kind) -> Option<DType> {
     })
 }
 
+/// Shared memory of the size and the element type of `like`, which is called `name` in errors.
+///
+/// # Errors
+/// An element type that is not exchanged, or no memory.
+pub(crate) fn buffer_like(session: &Session, name: &str, like: &Tensor) -> Result<Buffer> {
+    let kind = like.kind();
+    let dtype = dtype(kind).ok_or_else(|| {
+        GradwireError::Invalid(format!(
+            "tensor '{name}' has elements of kind {kind:?}, which are not exchanged: gradwire has \
+             no such element type; convert it first"
+        ))
+    })?;
+    let dims: Vec<u64> = like.size().iter().map(|d| d.unsigned_abs()).collect();
+    let shape = Shape::new(&dims).map_err(GradwireError::from)?;
+    Ok(session.buffer(dtype, shape)?)
+}
+
 impl Mirror {
     /// Memory for a tensor like `like`, which is called `name` in errors.
     ///
@@ -51,15 +68,7 @@ impl Mirror {
     /// An element type that is not exchanged, or no memory.
     pub(crate) fn new(session: &Session, name: &str, like: &Tensor) -> Result<Self> {
         let (kind, size) = (like.kind(), like.size());
-        let dtype = dtype(kind).ok_or_else(|| {
-            GradwireError::Invalid(format!(
-                "tensor '{name}' has elements of kind {kind:?}, which are not exchanged: gradwire \
-                 has no such element type; convert it first"
-            ))
-        })?;
-        let dims: Vec<u64> = size.iter().map(|d| d.unsigned_abs()).collect();
-        let shape = Shape::new(&dims).map_err(GradwireError::from)?;
-        let buffer = session.buffer(dtype, shape)?;
+        let buffer = buffer_like(session, name, like)?;
         // SAFETY: the memory is as long as the shape says and aligned for every element type. The
         // view is private and used for copying only, so no other tensor shares its storage. Copies
         // are made by methods of `Mirror` alone, which owns the buffer: the memory is there, and no

@@ -4,7 +4,9 @@ use std::{num::NonZeroU32, time::Duration};
 
 use gradwire_tch::{DistributedOptimizer, Error, OptimizerOptions, broadcast_parameters};
 use gradwire_tests::cluster::{Cluster, Plan};
-use gradwire_worker::{BroadcastOptions, DType, GradwireError, ReduceOp, Session, Shape};
+use gradwire_worker::{
+    AllreduceOptions, BroadcastOptions, DType, GradwireError, ReduceOp, Session, Shape,
+};
 use tch::{
     Device, Kind, Tensor,
     nn::{self, Init, OptimizerConfig},
@@ -207,4 +209,243 @@ fn elements_that_are_not_exchanged_are_named() {
         let error = broadcast_parameters(session, &with("half", &half), 0).unwrap_err().to_string();
         assert!(error.contains("'half'") && error.contains("ComplexHalf"), "{error}");
     });
+}
+
+/// What a step changes, by the way without hooks: a backward pass, one exchange after the other,
+/// and the optimizer's arithmetic.
+fn step_by_hand(session: &Session, store: &nn::VarStore, loss: &Tensor) {
+    loss.backward();
+    let mut all: Vec<_> = store.variables().into_iter().collect();
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    for (name, mut variable) in all.into_iter().filter(|(_, variable)| variable.requires_grad()) {
+        let flat: Vec<f32> = Vec::try_from(variable.grad().flatten(0, -1)).unwrap();
+        let mut memory = session.tensor(&flat, &[flat.len()]).unwrap();
+        let options = AllreduceOptions::named(format!("by hand.{name}")).op(ReduceOp::Average);
+        session.allreduce(&mut memory, options).unwrap();
+        let mean = Tensor::from_slice(memory.as_slice()).view(variable.size().as_slice());
+        variable.zero_grad();
+        let _ = tch::no_grad(|| variable.f_sub_(&(mean * RATE)).unwrap());
+    }
+}
+
+/// Layers, whose first one is used twice and whose last one in odd steps only.
+struct Layers {
+    store: nn::VarStore,
+    layers: Vec<Tensor>,
+}
+
+impl Layers {
+    fn new() -> Self {
+        let store = nn::VarStore::new(Device::Cpu);
+        let sizes = [[40, 40], [40, 300], [300, 5]];
+        let layers = (1..).zip(&sizes).map(|(at, size)| {
+            let values = (Tensor::arange(size[0] * size[1], DENSE) * at).sin() * 0.1;
+            store.root().var_copy(&format!("layer{at}"), &values.view(*size))
+        });
+        let layers = layers.collect();
+        Self { store, layers }
+    }
+
+    fn loss(&self, step: i64, rank: u32) -> Tensor {
+        let counted = Tensor::arange(320, DENSE).view([8, 40]);
+        let given = (counted * (step + 1) + f64::from(rank) * 0.37).sin();
+        let hidden = given.matmul(&self.layers[0]).tanh().matmul(&self.layers[0]);
+        let hidden = hidden.tanh().matmul(&self.layers[1]);
+        let out = if step % 2 == 1 { hidden.matmul(&self.layers[2]) } else { hidden };
+        out.square().mean(Kind::Float)
+    }
+
+    fn bits(&self) -> Vec<u32> {
+        let flat =
+            self.layers.iter().flat_map(|layer| Vec::try_from(layer.flatten(0, -1)).unwrap());
+        flat.map(f32::to_bits).collect()
+    }
+}
+
+const DENSE: (Kind, Device) = (Kind::Float, Device::Cpu);
+
+#[test]
+fn the_bits_are_those_of_exchanges_after_the_pass() {
+    ranks(&[1, 1], |session| {
+        let (ours, by_hand) = (Layers::new(), Layers::new());
+        let inner = nn::Sgd::default().build(&ours.store, RATE).unwrap();
+        let mut optimizer =
+            DistributedOptimizer::new(session, inner, &ours.store, Default::default()).unwrap();
+        for step in 0..6 {
+            optimizer.backward_step(&ours.loss(step, session.rank())).unwrap();
+            let mut loss = by_hand.loss(step, session.rank());
+            if step % 2 == 0 {
+                loss += (&by_hand.layers[2] * 0.0).sum(Kind::Float);
+            }
+            step_by_hand(session, &by_hand.store, &loss);
+            assert_eq!(ours.bits(), by_hand.bits(), "step {step}");
+        }
+    });
+}
+
+#[test]
+fn a_gradient_that_the_program_keeps_stays_as_it_is() {
+    ranks(&[1, 1], |session| {
+        let (store, first, second) = parameters(1.0);
+        let mut optimizer = wrap(session, &store, 1);
+        let mut step = |factor: f64| {
+            let loss = (first.sum(Kind::Float) + second.sum(Kind::Float)) * factor;
+            optimizer.backward_step(&loss).unwrap();
+            // A tensor, and another one over the same memory.
+            (first.grad(), second.grad().detach())
+        };
+        let kept: Vec<_> = (1..=4).map(|factor| step(f64::from(factor))).collect();
+        drop(optimizer);
+        let _ = session.zeros::<f32>(&[1 << 16]).unwrap();
+        for (factor, (one, other)) in (1..=4).zip(&kept) {
+            assert_eq!(values(one), [2.0 * f64::from(factor); 6]);
+            assert_eq!(values(other), [2.0 * f64::from(factor); 3]);
+        }
+    });
+}
+
+#[test]
+fn a_dropped_optimizer_exchanges_nothing() {
+    ranks(&[1, 1], |session| {
+        let (store, first, second) = parameters(0.0);
+        let loss = || first.sum(Kind::Float) + second.sum(Kind::Float);
+        let early = loss();
+        let mut optimizer = wrap(session, &store, 1);
+        optimizer.backward_step(&loss()).unwrap();
+        // A graph that outlives the optimizer.
+        let late = loss();
+        drop(optimizer);
+        let _ = first.grad().zero_();
+        if session.rank() == 0 {
+            late.backward();
+            assert_eq!(values(&first.grad()), [1.0; 6]);
+            early.backward();
+        }
+        // The names are free again.
+        let mut optimizer = wrap(session, &store, 1);
+        optimizer.backward_step(&loss()).unwrap();
+        assert_eq!(values(&first), [-RATE * 4.0; 6]);
+        assert_eq!(values(&second), [-RATE * 4.0; 3]);
+    });
+}
+
+#[test]
+fn two_optimizers_may_have_the_same_parameters() {
+    ranks(&[1, 1], |session| {
+        let (store, first, _) = parameters(0.0);
+        let made = |prefix: &str| {
+            let inner = nn::Sgd::default().build(&store, RATE).unwrap();
+            let prefix = prefix.into();
+            let options = OptimizerOptions { op: ReduceOp::Sum, prefix, ..Default::default() };
+            DistributedOptimizer::new(session, inner, &store, options).unwrap()
+        };
+        let (mut one, mut two) = (made("one."), made("two."));
+        for step in 1..=3 {
+            one.backward_step(&first.sum(Kind::Float)).unwrap();
+            two.backward_step(&(first.sum(Kind::Float) * 3.0)).unwrap();
+            assert_eq!(values(&first), [-RATE * 8.0 * f64::from(step); 6]);
+        }
+    });
+}
+
+#[test]
+fn a_frozen_parameter_keeps_its_values() {
+    ranks(&[1, 1], |session| {
+        let (store, first, second) = parameters(1.0);
+        let mut optimizer = wrap(session, &store, 1);
+        let mut step = || {
+            let loss = first.sum(Kind::Float) + second.sum(Kind::Float);
+            optimizer.backward_step(&loss).unwrap();
+            (values(&first)[0], values(&second)[0])
+        };
+        assert_eq!(step(), (1.0 - 2.0 * RATE, 1.0 - 2.0 * RATE));
+        let _ = second.set_requires_grad(false);
+        assert_eq!(step(), (1.0 - 4.0 * RATE, 1.0 - 2.0 * RATE));
+        assert!(!second.grad().defined());
+        let _ = second.set_requires_grad(true);
+        assert_eq!(step(), (1.0 - 6.0 * RATE, 1.0 - 4.0 * RATE));
+    });
+}
+
+#[test]
+fn parameters_may_get_another_element_type() {
+    ranks(&[1, 1], |session| {
+        let (mut store, first, second) = parameters(1.0);
+        let mut optimizer = wrap(session, &store, 1);
+        optimizer.backward_step(&(first.sum(Kind::Float) + second.sum(Kind::Float))).unwrap();
+        store.double();
+        optimizer.backward_step(&(first.sum(Kind::Double) + second.sum(Kind::Double))).unwrap();
+        assert_eq!((first.kind(), first.grad().kind()), (Kind::Double, Kind::Double));
+        assert_eq!(values(&first), [1.0 - 4.0 * RATE; 6]);
+    });
+}
+
+#[test]
+fn a_pass_that_fails_in_the_middle_can_be_repeated() {
+    ranks(&[1, 1], |session| {
+        let (store, first, second) = parameters(0.0);
+        let mut optimizer = wrap(session, &store, 2);
+        for _ in 0..2 {
+            let good = || first.exp().sum(Kind::Float) + second.sum(Kind::Float);
+            assert!(!optimizer.backward_step(&good()).unwrap());
+            let exp = first.exp();
+            let loss = exp.sum(Kind::Float) + second.sum(Kind::Float);
+            // The pass finds out when it has exchanged the second gradient.
+            let _ = exp.detach().f_add_scalar_(1.0).unwrap();
+            let error = optimizer.backward_step(&loss).unwrap_err();
+            assert!(error.to_string().contains("inplace operation"), "{error}");
+            assert_eq!(values(&second), [0.0; 3]);
+            assert!(!optimizer.step().unwrap(), "the passes don't count");
+        }
+        for pass in 0..2 {
+            let loss = first.sum(Kind::Float) + second.sum(Kind::Float);
+            assert_eq!(optimizer.backward_step(&loss).unwrap(), pass == 1);
+        }
+        assert_eq!((values(&first)[0], values(&second)[0]), (-RATE * 4.0, -RATE * 4.0));
+    });
+}
+
+/// The backward pass of rank 0 never gets to its end, and yet rank 1 has its gradient: nothing that
+/// comes after the pass has sent it.
+#[test]
+fn an_exchange_begins_in_the_backward_pass() {
+    ranks(&[1, 1], |session| {
+        if session.rank() == 1 {
+            let mut memory = session.tensor(&[5.0_f32; 3], &[3]).unwrap();
+            let options = AllreduceOptions::named("gradient.deep.second").op(ReduceOp::Sum);
+            session.allreduce(&mut memory, options).unwrap();
+            assert_eq!(memory.as_slice(), [12.0; 3]);
+        } else {
+            let (store, first, second) = parameters(0.0);
+            let mut optimizer = wrap(session, &store, 1);
+            let exp = first.exp();
+            let loss = exp.sum(Kind::Float) + (&second * 7.0).sum(Kind::Float);
+            let _ = exp.detach().f_add_scalar_(1.0).unwrap();
+            optimizer.backward_step(&loss).unwrap_err();
+        }
+    });
+}
+
+#[test]
+fn a_session_that_has_failed_is_reported_by_the_step() {
+    let cluster = Cluster::start(&Plan::nodes(&[1, 1])).unwrap();
+    let ended = cluster.ranks(|session| {
+        let (store, first, second) = parameters(1.0);
+        let mut optimizer = wrap(session, &store, 1);
+        if session.rank() == 1 {
+            session.abort("no more data");
+            return;
+        }
+        let loss = || first.sum(Kind::Float) + second.sum(Kind::Float);
+        for _ in 0..2 {
+            let error = optimizer.backward_step(&loss()).unwrap_err();
+            assert!(error.to_string().contains("no more data"), "{error}");
+            assert_eq!(values(&first), [1.0; 6]);
+        }
+        // The tensors are this process's own: reading and computing go on.
+        optimizer.inner_mut().zero_grad();
+        loss().backward();
+        assert_eq!(values(&second.grad()), [1.0; 3]);
+    });
+    ended.unwrap();
 }

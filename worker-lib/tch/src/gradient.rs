@@ -1,0 +1,274 @@
+//! One parameter's gradient: it lives in shared memory, and its exchange starts in the backward
+//! pass.
+//!
+//! libtorch drops gradients before a pass, and autograd makes new ones: a pass into given memory
+//! would have to clear it and to add to it. So the hook of a parameter copies a fresh gradient into
+//! its place in shared memory, while it is still in the caches, makes the place the parameter's
+//! gradient, and starts the exchange. The result is then where the optimizer reads it.
+//!
+//! ```text
+//! idle -- arm --> armed -- the hook, or finish for a gradient without a pass --> in flight
+//!   └---------------------------------- finish ------------------------------------┘
+//! ```
+//!
+//! A program may keep a gradient for longer than the optimizer lives, so its tensor keeps the
+//! memory in use. If somebody has it when the next exchange starts, the gradient gets another
+//! place, and what the program has kept stays as it is.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard},
+    time::Instant,
+};
+
+use gradwire_worker::{AllreduceOptions, GradwireError, Handle, ReduceOp, Session, SharedBuffer};
+use tch::{Device, Tensor, no_grad};
+
+use crate::{
+    Error, Result,
+    mirror::buffer_like,
+    shim::{Hook, is_alone, set_gradient, tensor_over},
+};
+
+/// What all gradients of an optimizer have in common.
+#[derive(Debug)]
+pub(crate) struct Common {
+    pub(crate) session: Session,
+    pub(crate) op: ReduceOp,
+}
+
+/// A parameter with the place of its gradient.
+#[derive(Debug)]
+pub(crate) struct Gradient {
+    shared: Arc<Shared>,
+    /// `None` while the parameter is frozen.
+    hook: Option<Hook>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    common: Arc<Common>,
+    name: String,
+    priority: i32,
+    /// Held by the thread of the backward pass while it starts the exchange, and by the optimizer
+    /// before and after the pass.
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    variable: Tensor,
+    /// Whether the next backward pass is the last before a step.
+    armed: bool,
+    /// A second pass has changed the gradient while it was exchanged.
+    again: bool,
+    /// `None` while in flight, and after a failure.
+    place: Option<Place>,
+    flight: Option<Result<Flight>>,
+}
+
+/// Shared memory for a gradient.
+#[derive(Debug)]
+struct Place {
+    memory: SharedBuffer,
+    /// Over the memory, and keeps it in use. While it is the parameter's gradient, autograd and the
+    /// program use it, too.
+    view: Tensor,
+}
+
+/// An exchange under way. The daemon reads and writes the memory meanwhile.
+#[derive(Debug)]
+struct Flight {
+    handle: Handle<SharedBuffer>,
+    view: Tensor,
+    /// Whether the parameter's gradient is elsewhere and gets a copy of the result: on a GPU, for
+    /// example.
+    copied_back: bool,
+}
+
+impl Gradient {
+    /// Takes memory for a gradient, which is exchanged as `name`, and watches it.
+    ///
+    /// # Errors
+    /// An element type that is not exchanged, or no memory.
+    pub(crate) fn new(
+        common: Arc<Common>,
+        parameter: &str,
+        name: &str,
+        priority: i32,
+        variable: Tensor,
+    ) -> Result<Self> {
+        let place = Some(Place::new(&common.session, parameter, &variable)?);
+        let state = State { variable, armed: false, again: false, place, flight: None };
+        let state = Mutex::new(state);
+        let shared = Arc::new(Shared { common, name: name.to_owned(), priority, state });
+        let mut gradient = Self { shared, hook: None };
+        gradient.watch()?;
+        Ok(gradient)
+    }
+
+    /// Sees to it that the parameter has a hook, if it takes gradients.
+    fn watch(&mut self) -> Result<()> {
+        let state = self.shared.lock()?;
+        if !state.variable.requires_grad() {
+            self.hook = None;
+        } else if !self.hook.as_ref().is_some_and(|hook| hook.sees(&state.variable)) {
+            // A graph that outlives the optimizer keeps the hook; it must not keep the session.
+            let shared = Arc::downgrade(&self.shared);
+            let ready = move || shared.upgrade().iter().for_each(|shared| shared.ready());
+            self.hook = Some(Hook::new(&state.variable, ready)?);
+        }
+        Ok(())
+    }
+
+    /// From now on a backward pass starts the exchange.
+    ///
+    /// # Errors
+    /// What libtorch says.
+    pub(crate) fn arm(&mut self) -> Result<()> {
+        self.watch()?;
+        self.shared.lock()?.armed = true;
+        Ok(())
+    }
+
+    /// Starts the exchange, unless the backward pass has done it: of zeros, if it has not reached
+    /// the parameter. Other ranks' may have, and all must submit.
+    pub(crate) fn start(&self) -> Result<()> {
+        let mut state = self.shared.lock()?;
+        state.armed = false;
+        if state.flight.is_none() {
+            let started = self.shared.start(&mut state);
+            state.flight = Some(started);
+        }
+        if matches!(state.flight, Some(Err(_))) {
+            return state.flight.take().map_or(Ok(()), |failed| failed.map(drop));
+        }
+        Ok(())
+    }
+
+    /// Waits for the exchange, after which the result is the parameter's gradient.
+    ///
+    /// # Errors
+    /// Why the exchange failed, or was not started.
+    pub(crate) fn finish(&self) -> Result<()> {
+        let mut state = self.shared.lock()?;
+        let (again, flight) = (std::mem::take(&mut state.again), state.flight.take());
+        let Some(flight) = flight.transpose()? else { return Ok(()) };
+        let memory = match flight.handle.wait() {
+            Ok(memory) => memory,
+            Err(error) => {
+                // What a failed exchange leaves is no gradient.
+                set_gradient(&state.variable, None)?;
+                return Err(error.into());
+            }
+        };
+        if flight.copied_back {
+            let mut gradient = state.variable.f_grad()?;
+            no_grad(|| gradient.f_copy_(&flight.view))?;
+        }
+        state.place = Some(Place { memory, view: flight.view });
+        if again {
+            return Err(GradwireError::Invalid(format!(
+                "'{}' was computed again while it was exchanged: two backward passes ran at the \
+                 same time; let them end one after the other",
+                self.shared.name
+            ))
+            .into());
+        }
+        Ok(())
+    }
+
+    /// Waits for the end of an exchange whose result is not needed, until `end`. If it has not
+    /// ended then, or has failed, its memory is no longer the parameter's gradient.
+    pub(crate) fn abandon(&self, end: Instant) {
+        let Ok(mut state) = self.shared.lock() else { return };
+        (state.armed, state.again) = (false, false);
+        let Some(Ok(flight)) = state.flight.take() else { return };
+        let within = end.saturating_duration_since(Instant::now());
+        match flight.handle.wait_deadline(within) {
+            Ok(memory) => state.place = Some(Place { memory, view: flight.view }),
+            // The failure that came first is the one that is reported.
+            Err(_) => drop(set_gradient(&state.variable, None)),
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> Result<MutexGuard<'_, State>> {
+        self.state.lock().map_err(|_| Error::Panicked { name: self.name.clone() })
+    }
+
+    /// The hook: a backward pass has added to the gradient.
+    fn ready(&self) {
+        // Who learns of a panic is the optimizer.
+        let Ok(mut state) = self.state.lock() else { return };
+        if state.flight.is_some() {
+            state.again = true;
+        } else if state.armed {
+            let started = self.start(&mut state);
+            state.flight = Some(started);
+        }
+    }
+
+    fn start(&self, state: &mut State) -> Result<Flight> {
+        let gradient = state.variable.f_grad()?;
+        let (place, copied_back) = self.load(state.place.take(), &state.variable, &gradient)?;
+        let options =
+            AllreduceOptions::named(self.name.as_str()).op(self.common.op).priority(self.priority);
+        let handle = self.common.session.allreduce_async(place.memory, options)?;
+        Ok(Flight { handle, view: place.view, copied_back })
+    }
+
+    /// Puts what this rank contributes into a place; returns whether the result must be copied
+    /// back.
+    fn load(
+        &self,
+        place: Option<Place>,
+        variable: &Tensor,
+        gradient: &Tensor,
+    ) -> Result<(Place, bool)> {
+        let mut place = match place.filter(|place| place.fits(variable)) {
+            Some(place) if place.holds(gradient) => return Ok((place, false)),
+            Some(place) if is_alone(&place.view) => place,
+            _ => Place::new(&self.common.session, &self.name, variable)?,
+        };
+        if gradient.defined() {
+            no_grad(|| place.view.f_copy_(gradient))?;
+            place.memory.mark_copied();
+        } else {
+            let _ = no_grad(|| place.view.f_zero_())?;
+            if !variable.requires_grad() {
+                return Ok((place, false)); // frozen: it keeps its values, without a gradient
+            }
+        }
+        let near = variable.device() == Device::Cpu;
+        if near {
+            set_gradient(variable, Some(&place.view))?;
+        } else if !gradient.defined() {
+            set_gradient(variable, Some(&no_grad(|| variable.f_zeros_like())?))?;
+        }
+        Ok((place, !near))
+    }
+}
+
+impl Place {
+    fn new(session: &Session, name: &str, like: &Tensor) -> Result<Self> {
+        let memory = buffer_like(session, name, like)?.into_shared();
+        let view = tensor_over(memory.clone(), like)?;
+        Ok(Self { memory, view })
+    }
+
+    /// Whether a gradient of this parameter has room in it.
+    fn fits(&self, variable: &Tensor) -> bool {
+        (self.view.kind(), self.view.size()) == (variable.kind(), variable.size())
+    }
+
+    /// Whether a gradient is this memory.
+    fn holds(&self, gradient: &Tensor) -> bool {
+        gradient.defined()
+            && gradient.device() == Device::Cpu
+            && !gradient.is_sparse()
+            && gradient.data_ptr() == self.view.data_ptr()
+            && gradient.is_contiguous()
+            && (gradient.kind(), gradient.size()) == (self.view.kind(), self.view.size())
+    }
+}

@@ -1,0 +1,103 @@
+// What tch does not expose of libtorch: hooks on gradients, and tensors that own memory of others.
+//
+// No exception leaves this file: each function returns its text, which gradwire_forget frees, or
+// null.
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/node.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <memory>
+
+namespace {
+
+using Node = c10::intrusive_ptr<torch::autograd::Node>;
+using Call = void (*)(void *);
+
+// Is called when a backward pass has added to a gradient, and owns its context.
+class Ready final : public torch::autograd::FunctionPostHook {
+public:
+  Ready(void *context, Call run, Call drop) : context_(context, drop), run_(run) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list &outputs,
+                                            const torch::autograd::variable_list &) override {
+    run_(context_.get());
+    return outputs;
+  }
+
+private:
+  std::unique_ptr<void, Call> context_;
+  Call run_;
+};
+
+template <typename F> char *guarded(F &&body) noexcept {
+  try {
+    body();
+    return nullptr;
+  } catch (const std::exception &error) {
+    return strdup(error.what());
+  } catch (...) {
+    return strdup("an exception that is no std::exception");
+  }
+}
+
+} // namespace
+
+extern "C" {
+
+void gradwire_forget(char *text) { free(text); }
+
+// Calls `run(context)` after each backward pass that has added to the parameter's gradient, and
+// `drop(context)` in the end. `watch` keeps the node of autograd that has the hook.
+char *gradwire_watch(const at::Tensor *parameter, void *context, Call run, Call drop,
+                     void **watch) {
+  return guarded([&] {
+    auto hook = std::make_unique<Ready>(context, run, drop);
+    auto node = std::make_unique<Node>(torch::autograd::impl::grad_accumulator(*parameter));
+    TORCH_CHECK(*node, "the parameter takes no gradients");
+    (*node)->add_post_hook(std::move(hook));
+    *watch = node.release();
+  });
+}
+
+void gradwire_unwatch(void *watch) { delete static_cast<Node *>(watch); }
+
+// Whether the parameter's gradients still come from the node that has the hook.
+bool gradwire_is_watched(const at::Tensor *parameter, const void *watch) {
+  bool same = false;
+  char *text = guarded([&] {
+    same = torch::autograd::impl::try_get_grad_accumulator(*parameter) ==
+           *static_cast<const Node *>(watch);
+  });
+  free(text);
+  return same;
+}
+
+// A contiguous tensor of the processor over `data`, with the shape and the element type of `like`.
+// `drop(owner)` is called when nothing uses the memory.
+char *gradwire_tensor(void *data, const at::Tensor *like, void *owner, Call drop,
+                      at::Tensor **made) {
+  return guarded([&] {
+    std::shared_ptr<void> kept(owner, drop);
+    auto options = at::TensorOptions().dtype(like->scalar_type());
+    *made = new at::Tensor(at::from_blob(data, like->sizes(), [kept](void *) {}, options));
+  });
+}
+
+// Makes a tensor the parameter's gradient; null stands for none.
+char *gradwire_set_gradient(const at::Tensor *parameter, const at::Tensor *gradient) {
+  return guarded([&] {
+    parameter->mutable_grad() = gradient == nullptr ? at::Tensor() : *gradient;
+  });
+}
+
+// Whether nobody else has this tensor, or another one over its memory.
+bool gradwire_is_alone(const at::Tensor *tensor) {
+  return tensor->use_count() == 1 && tensor->storage().use_count() == 1;
+}
+}
