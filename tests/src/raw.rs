@@ -335,7 +335,7 @@ impl RawWorker {
         loop {
             match self.socket.receive()?.context("the daemon has gone without a word")?.0 {
                 Reply::Aborted(failure) => return Ok(failure.into()),
-                Reply::TensorFailed(_) | Reply::Allocate(_) => {}
+                Reply::TensorFailed(_) | Reply::Allocate(_) | Reply::SegmentAdded(_) => {}
                 other => bail!("the end was due, {other:?} came"),
             }
         }

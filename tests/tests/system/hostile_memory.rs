@@ -7,6 +7,7 @@ use std::{
     os::fd::AsFd,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     thread,
+    time::{Duration, Instant},
 };
 
 use gradwire_daemon::Ending;
@@ -184,6 +185,48 @@ fn more_submissions_than_it_may_have() {
             raw.control.answered();
         }
     });
+}
+
+/// It drops the memory of a tensor that is in flight. The daemon's pages stay until the end.
+#[test]
+fn memory_that_is_dropped_while_it_is_used() {
+    let ten = || Request::allreduce(DType::F32, Shape::new(&[10]).unwrap(), ReduceOp::Sum);
+    for seed in 0..4u64 {
+        println!("seed {seed}");
+        let cause = end_of_job(|_, raw| {
+            let mut dice = Dice::of(&[seed]);
+            for ticket in 1..40 {
+                // The other ranks ask for the same.
+                raw.submit(&submission(ticket, "w", ten())).unwrap();
+                thread::sleep(Duration::from_micros(dice.below(2000)));
+                let gone = pb::DropSegment { segment: 0 };
+                if raw.socket.say(ToDaemon::DropSegment(gone), &[]).is_err() {
+                    return None;
+                }
+                let (_segment, fd) =
+                    Segment::create("gradwire-test", SEGMENT, HugePages::Never).unwrap();
+                let add = pb::AddSegment { segment: 0, bytes: SEGMENT };
+                if raw.socket.say(ToDaemon::AddSegment(add), &[fd.as_fd()]).is_err() {
+                    return None;
+                }
+                // None comes where the daemon has refused that, which ends the job.
+                let until = Instant::now() + Duration::from_secs(2);
+                let mut completed = None;
+                while completed.is_none() && Instant::now() < until {
+                    completed = raw.control.pop_completion().unwrap();
+                    thread::yield_now();
+                }
+                if completed.is_none() {
+                    break;
+                }
+            }
+            let gone = pb::DropSegment { segment: 7 };
+            let _ = raw.socket.say(ToDaemon::DropSegment(gone), &[]);
+            None
+        });
+        // Where it has dropped the memory before the daemon has read of it, that is the cause.
+        assert_eq!((cause.kind, cause.rank), (FailureKind::Protocol, Some(Rank(1))), "{cause}");
+    }
 }
 
 #[test]
