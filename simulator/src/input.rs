@@ -3,16 +3,17 @@
 //! The file of `gradwire probe --out` is one, too.
 
 mod faults;
+mod file;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    ops::Range,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use gradwire_collectives::{Kind, Spec, Topology};
-use serde::Deserialize;
 use toml::Spanned;
 
+pub use self::file::InputError;
+use self::file::{
+    ANY, File, JobPart, MEGABITS, MICRO, MILLI, MOST, NetworkPart, POSITIVE, Reader, TcpPart,
+};
 use crate::{
     config::{Control, Processor, Tcp, Transport},
     engine::Setup,
@@ -27,23 +28,6 @@ pub const MAX_HOSTS: usize = 4096;
 
 /// The most pieces (BOUND).
 const MAX_PIECES: f64 = 65_536.0;
-
-const MEGABITS: f64 = 1e6 / 8.0;
-const MICRO: f64 = 1e-6;
-const MILLI: f64 = 1e-3;
-
-/// The largest number of any unit.
-const MOST: f64 = 1e12;
-
-/// What is wrong with an input.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("line {line}: {what}")]
-pub struct InputError {
-    /// The line, counted from 1.
-    pub line: usize,
-    /// The key, and what is accepted.
-    pub what: String,
-}
 
 /// What to simulate.
 #[derive(Debug, Clone)]
@@ -63,166 +47,6 @@ pub struct Input {
     /// How many of the hosts are servers, the last ones.
     pub servers: u32,
 }
-
-type Number = Option<Spanned<f64>>;
-type Text = Option<Spanned<String>>;
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    #[serde(default)]
-    network: NetworkPart,
-    #[serde(default, rename = "host")]
-    hosts: Vec<HostPart>,
-    #[serde(default, rename = "link")]
-    links: Vec<LinkPart>,
-    #[serde(default, rename = "tier")]
-    tiers: Vec<TierPart>,
-    #[serde(default)]
-    job: JobPart,
-    tcp: Option<TcpPart>,
-    #[serde(default, rename = "fault")]
-    faults: Vec<Spanned<FaultPart>>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct NetworkPart {
-    latency_us: Number,
-    rate_mbit: Number,
-    rack_latency_us: Number,
-    rack_rate_mbit: Number,
-    reduce_mb_per_s: Number,
-    chunk_bytes: Number,
-    message_ns: Number,
-    burst_loss_percent: Number,
-    free_senders: Number,
-    sender_loss_percent: Number,
-    lane_rate_mbit: Number,
-    publish_mb_per_s: Number,
-    operation_us: Number,
-    connection_mbit: Number,
-    ecmp: Text,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct HostPart {
-    name: Spanned<String>,
-    #[serde(default)]
-    rack: Text,
-    line_mbit: Number,
-    slowness: Number,
-    count: Number,
-    #[serde(default)]
-    server: bool,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct LinkPart {
-    from: Spanned<String>,
-    to: Spanned<String>,
-    latency_us: Number,
-    lane_rate_mbit: Number,
-    rate_mbit: Number,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct TierPart {
-    links: Number,
-    rate_mbit: Spanned<f64>,
-    latency_us: Number,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct JobPart {
-    collective: Text,
-    bytes: Number,
-    pieces: Number,
-    specs: Option<Vec<Spanned<String>>>,
-    chunk_bytes: Number,
-    lanes: Number,
-    streams: Number,
-    socket_bytes: Number,
-    credit_pieces: Number,
-    limit_s: Number,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct TcpPart {
-    window_bytes: Number,
-    buffer_bytes: Number,
-    timeout_ms: Number,
-    round_trip_us: Number,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct FaultPart {
-    kind: Spanned<String>,
-    host: Text,
-    rack: Text,
-    link: Number,
-    hosts: Number,
-    every_ms: Number,
-    factor: Number,
-    times: Number,
-    loss_percent: Number,
-    from_ms: Number,
-    until_ms: Number,
-}
-
-/// Reads values, and says where one is wrong.
-struct Reader<'a>(&'a str);
-
-impl Reader<'_> {
-    fn error(&self, span: Range<usize>, what: String) -> InputError {
-        let before = self.0.get(..span.start).unwrap_or(self.0);
-        InputError { line: before.matches('\n').count() + 1, what }
-    }
-
-    /// A number of this range, or what it usually is.
-    fn number(
-        &self,
-        value: &Number,
-        key: &str,
-        (least, most): (f64, f64),
-        usual: f64,
-    ) -> Result<f64, InputError> {
-        let Some(value) = value else { return Ok(usual) };
-        let number = *value.get_ref();
-        if number.is_finite() && (least..=most).contains(&number) {
-            return Ok(number);
-        }
-        let what = format!("{key} is {number}: it must be from {least} to {most}");
-        Err(self.error(value.span(), what))
-    }
-
-    fn whole(
-        &self,
-        value: &Number,
-        key: &str,
-        range: (f64, f64),
-        usual: f64,
-    ) -> Result<f64, InputError> {
-        let number = self.number(value, key, range, usual)?;
-        match value {
-            Some(value) if number.fract() != 0.0 => {
-                let what = format!("{key} is {number}: it must be a whole number");
-                Err(self.error(value.span(), what))
-            }
-            _ => Ok(number),
-        }
-    }
-}
-
-/// From the smallest rate or time that counts to the largest.
-const POSITIVE: (f64, f64) = (1e-3, MOST);
-const ANY: (f64, f64) = (0.0, MOST);
 
 /// Reads an input.
 ///

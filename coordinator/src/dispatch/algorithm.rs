@@ -13,7 +13,7 @@ use gradwire_collectives::{
 };
 use gradwire_proto::{Collective, NodeId, Route, SpecId};
 
-use super::{FILLS, decision::Decision};
+use super::decision::{Decision, FILLS};
 use crate::model::{
     EngineConfig,
     command::KnownSpec,

@@ -23,6 +23,10 @@ use crate::model::learned::Time;
 /// the same tensor of each training step.
 const PERIOD: u64 = 53;
 
+/// How often a pipeline is filled to measure a candidate. The first filling starts among operations
+/// of the chosen one, and the last one ends among them, so neither is measured.
+pub(super) const FILLS: u32 = 4;
+
 /// How often a candidate is measured.
 const SAMPLES: usize = 30;
 

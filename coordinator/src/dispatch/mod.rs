@@ -46,10 +46,6 @@ use crate::model::{
     violation::Violation,
 };
 
-/// How often a pipeline is filled to measure a candidate. The first filling starts among operations
-/// of the chosen one, and the last one ends among them, so neither is measured.
-const FILLS: u32 = 4;
-
 /// One operation to send out.
 #[derive(Debug)]
 pub(crate) struct Sent {

@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use super::{FILLS, decision::Decision};
+use super::decision::{Decision, FILLS};
 use crate::model::{
     EngineConfig,
     config::MIN_PIECE_BYTES,

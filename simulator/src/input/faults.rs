@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use toml::Spanned;
 
-use super::{ANY, FaultPart, File, InputError, MILLI, Number, POSITIVE, Reader, Text};
+use super::file::{ANY, FaultPart, File, InputError, MILLI, Number, POSITIVE, Reader, Text};
 use crate::{
     fault::{Effect, Fault, Target},
     network::Network,

@@ -8,7 +8,7 @@
 
 use gradwire_collectives::{Algorithm, Kind, Spec, Topology};
 
-use super::{gigabits, one_lane, spec};
+use super::setting::{gigabits, one_lane, spec};
 use crate::{
     config::{Control, Transport},
     engine::{Setup, run as run_on},

@@ -7,11 +7,12 @@
 
 use gradwire_collectives::{Algorithm, Kind, Spec, Topology};
 
-use super::{allreduce, gigabits, milliseconds, one_lane, spec};
+use super::setting::{allreduce, gigabits, milliseconds, one_lane, spec};
 use crate::{
     config::{Tcp, Transport},
     engine::Setup,
     fault::{Effect, Fault},
+    job::Operation,
     network::{Ecmp, Network},
     table::{Chart, Check, Results, Table},
 };
@@ -212,7 +213,7 @@ pub fn under_faults(hosts: u32, milliseconds: u32, draws: u64) -> [f64; 4] {
         let draws = if hosts > 0 { draws } else { 1 };
         let all = (0..draws).map(|seed| {
             let setup = with_faults(in_racks, fault, 1 + seed);
-            let operation = super::Operation::new(Kind::Allreduce, spec, BYTES, 64);
+            let operation = Operation::new(Kind::Allreduce, spec, BYTES, 64);
             let operations = vec![std::sync::Arc::new(operation)];
             let mut job = crate::job::InOrder::new(operations, crate::config::Control::default());
             crate::engine::run(&setup, &mut job).seconds

@@ -3,7 +3,7 @@
 
 use gradwire_collectives::{Algorithm, Kind, Topology};
 
-use super::{allreduce, flat, gigabits, milliseconds, spec};
+use super::setting::{allreduce, flat, gigabits, milliseconds, spec};
 use crate::{
     job::Operation,
     plain::{self, Costs},

@@ -1,0 +1,183 @@
+//! What an input may say, as its file has it, and how values are read from it.
+
+use std::ops::Range;
+
+use serde::Deserialize;
+use toml::Spanned;
+
+pub(super) const MEGABITS: f64 = 1e6 / 8.0;
+pub(super) const MICRO: f64 = 1e-6;
+pub(super) const MILLI: f64 = 1e-3;
+
+/// The largest number of any unit.
+pub(super) const MOST: f64 = 1e12;
+
+/// What is wrong with an input.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {what}")]
+pub struct InputError {
+    /// The line, counted from 1.
+    pub line: usize,
+    /// The key, and what is accepted.
+    pub what: String,
+}
+
+pub(super) type Number = Option<Spanned<f64>>;
+pub(super) type Text = Option<Spanned<String>>;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct File {
+    #[serde(default)]
+    pub(super) network: NetworkPart,
+    #[serde(default, rename = "host")]
+    pub(super) hosts: Vec<HostPart>,
+    #[serde(default, rename = "link")]
+    pub(super) links: Vec<LinkPart>,
+    #[serde(default, rename = "tier")]
+    pub(super) tiers: Vec<TierPart>,
+    #[serde(default)]
+    pub(super) job: JobPart,
+    pub(super) tcp: Option<TcpPart>,
+    #[serde(default, rename = "fault")]
+    pub(super) faults: Vec<Spanned<FaultPart>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct NetworkPart {
+    pub(super) latency_us: Number,
+    pub(super) rate_mbit: Number,
+    pub(super) rack_latency_us: Number,
+    pub(super) rack_rate_mbit: Number,
+    pub(super) reduce_mb_per_s: Number,
+    pub(super) chunk_bytes: Number,
+    pub(super) message_ns: Number,
+    pub(super) burst_loss_percent: Number,
+    pub(super) free_senders: Number,
+    pub(super) sender_loss_percent: Number,
+    pub(super) lane_rate_mbit: Number,
+    pub(super) publish_mb_per_s: Number,
+    pub(super) operation_us: Number,
+    pub(super) connection_mbit: Number,
+    pub(super) ecmp: Text,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct HostPart {
+    pub(super) name: Spanned<String>,
+    #[serde(default)]
+    pub(super) rack: Text,
+    pub(super) line_mbit: Number,
+    pub(super) slowness: Number,
+    pub(super) count: Number,
+    #[serde(default)]
+    pub(super) server: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct LinkPart {
+    pub(super) from: Spanned<String>,
+    pub(super) to: Spanned<String>,
+    pub(super) latency_us: Number,
+    pub(super) lane_rate_mbit: Number,
+    pub(super) rate_mbit: Number,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TierPart {
+    pub(super) links: Number,
+    pub(super) rate_mbit: Spanned<f64>,
+    pub(super) latency_us: Number,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct JobPart {
+    pub(super) collective: Text,
+    pub(super) bytes: Number,
+    pub(super) pieces: Number,
+    pub(super) specs: Option<Vec<Spanned<String>>>,
+    pub(super) chunk_bytes: Number,
+    pub(super) lanes: Number,
+    pub(super) streams: Number,
+    pub(super) socket_bytes: Number,
+    pub(super) credit_pieces: Number,
+    pub(super) limit_s: Number,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct TcpPart {
+    pub(super) window_bytes: Number,
+    pub(super) buffer_bytes: Number,
+    pub(super) timeout_ms: Number,
+    pub(super) round_trip_us: Number,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct FaultPart {
+    pub(super) kind: Spanned<String>,
+    pub(super) host: Text,
+    pub(super) rack: Text,
+    pub(super) link: Number,
+    pub(super) hosts: Number,
+    pub(super) every_ms: Number,
+    pub(super) factor: Number,
+    pub(super) times: Number,
+    pub(super) loss_percent: Number,
+    pub(super) from_ms: Number,
+    pub(super) until_ms: Number,
+}
+
+/// Reads values, and says where one is wrong.
+pub(super) struct Reader<'a>(pub(super) &'a str);
+
+impl Reader<'_> {
+    pub(super) fn error(&self, span: Range<usize>, what: String) -> InputError {
+        let before = self.0.get(..span.start).unwrap_or(self.0);
+        InputError { line: before.matches('\n').count() + 1, what }
+    }
+
+    /// A number of this range, or what it usually is.
+    pub(super) fn number(
+        &self,
+        value: &Number,
+        key: &str,
+        (least, most): (f64, f64),
+        usual: f64,
+    ) -> Result<f64, InputError> {
+        let Some(value) = value else { return Ok(usual) };
+        let number = *value.get_ref();
+        if number.is_finite() && (least..=most).contains(&number) {
+            return Ok(number);
+        }
+        let what = format!("{key} is {number}: it must be from {least} to {most}");
+        Err(self.error(value.span(), what))
+    }
+
+    pub(super) fn whole(
+        &self,
+        value: &Number,
+        key: &str,
+        range: (f64, f64),
+        usual: f64,
+    ) -> Result<f64, InputError> {
+        let number = self.number(value, key, range, usual)?;
+        match value {
+            Some(value) if number.fract() != 0.0 => {
+                let what = format!("{key} is {number}: it must be a whole number");
+                Err(self.error(value.span(), what))
+            }
+            _ => Ok(number),
+        }
+    }
+}
+
+/// From the smallest rate or time that counts to the largest.
+pub(super) const POSITIVE: (f64, f64) = (1e-3, MOST);
+pub(super) const ANY: (f64, f64) = (0.0, MOST);
