@@ -96,11 +96,12 @@ fn begin(node: &Arc<Node>) {
 
 fn start(node: &Arc<Node>) -> io::Result<()> {
     let liveness = node.liveness.clone();
+    let (clock_ns, monotonic_ns) = time::beside(|| liveness.clock().now_ns());
     let sender = Sender {
         node: Arc::downgrade(node),
         tracer: node.tracer.clone(),
         sending: node.sending.clone(),
-        shift_ns: i128::from(liveness.clock().now_ns()) - i128::from(time::now_ns()),
+        shift_ns: i128::from(clock_ns) - i128::from(monotonic_ns),
         liveness,
         sampled: None,
         wanted: None,
