@@ -192,7 +192,8 @@ fn links(trace: &[Found], by_id: &BTreeMap<&[u8], &Found>) {
             assert_eq!(link.trace_id, found.span.trace_id);
             let from = by_id[&link.span_id[..]];
             let (left, (_, arrived)) = (from.times().0, found.times());
-            assert!(left <= arrived + error, "{found:?} is before {from:?}");
+            let before = left.saturating_sub(arrived);
+            assert!(before <= error, "by {before} of {error} ns: {found:?} is before {from:?}");
             if found.is("piece") {
                 assert!(from.is("submit"));
             } else {

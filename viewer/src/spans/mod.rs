@@ -158,7 +158,7 @@ async fn collect(inspection: &Inspection, every: u64, mut outbox: Outbox) {
                 next = parts.recv() => Some(next),
                 _ = ticks.tick(), if steps.is_open() => None,
             };
-            steps.note_missing(joiner.lost(), joiner.error_ns());
+            steps.note_missing(joiner.lost(), joiner.error_ns(), began.elapsed());
             for step in steps.finish(began.elapsed()) {
                 outbox.send(&step, &origin);
             }

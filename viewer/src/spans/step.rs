@@ -6,7 +6,7 @@
 //! So a tensor that is moved while the next step has begun elsewhere is not torn apart.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
     time::Duration,
 };
 
@@ -27,6 +27,12 @@ const OTHERS: Duration = Duration::from_secs(10);
 
 /// The longest step. Daemons give up sooner.
 const LONGEST: Duration = Duration::from_secs(700);
+
+/// How long before the news of a step something of it may come.
+const AHEAD: Duration = Duration::from_secs(2);
+
+/// The most changes of the error of the clocks that are remembered (BOUND).
+const MAX_ERRORS: usize = 256;
 
 /// The most slices that wait for the end of their step (BOUND).
 pub(super) const MAX_HELD: usize = 1 << 16;
@@ -74,6 +80,8 @@ struct Open {
     ended: BTreeMap<u32, (u64, u64)>,
     /// When a rank began or ended it last.
     changed: Duration,
+    /// The most by which times of two nodes were wrong towards each other since it began.
+    error_ns: u64,
 }
 
 /// Collects the steps that are sampled.
@@ -89,7 +97,9 @@ pub(super) struct Steps {
     /// What was missing when the last step was given away, and now.
     told: Lost,
     lost: Lost,
-    error_ns: u64,
+    /// By how much times of two nodes may have been wrong towards each other lately, and since
+    /// when.
+    errors: VecDeque<(Duration, u64)>,
 }
 
 impl Steps {
@@ -104,7 +114,7 @@ impl Steps {
             parts: BTreeMap::new(),
             told: Lost::default(),
             lost: Lost::default(),
-            error_ns: 0,
+            errors: VecDeque::new(),
         }
     }
 
@@ -159,8 +169,23 @@ impl Steps {
     }
 
     /// What is missing so far, and how well the clocks agree.
-    pub(super) fn note_missing(&mut self, lost: Lost, error_ns: u64) {
-        (self.lost, self.error_ns) = (lost, error_ns);
+    pub(super) fn note_missing(&mut self, lost: Lost, error_ns: u64, now: Duration) {
+        self.lost = lost;
+        if self.errors.back().is_none_or(|(_, last_ns)| *last_ns != error_ns) {
+            self.errors.push_back((now, error_ns));
+        }
+        // One holds until the next one. Of several nodes of a step, one may send long before the
+        // other says that the step has begun.
+        let is_old = |since: &Duration| now.saturating_sub(*since) > AHEAD;
+        while self.errors.len() > MAX_ERRORS
+            || self.errors.get(1).is_some_and(|(since, _)| is_old(since))
+        {
+            self.errors.pop_front();
+        }
+        let worst_ns = self.errors.iter().map(|(_, error_ns)| *error_ns).max().unwrap_or_default();
+        for open in self.open.values_mut() {
+            open.error_ns = open.error_ns.max(worst_ns);
+        }
     }
 
     /// Whether there are steps that are not whole yet.
@@ -202,10 +227,11 @@ impl Steps {
             self.open.iter().filter(|(_, open)| is_over(open)).map(|(step, _)| *step).collect();
         let mut steps = Vec::new();
         for number in over {
-            let Some(Open { begun, ended, .. }) = self.open.remove(&number) else { continue };
+            let Some(open) = self.open.remove(&number) else { continue };
+            let Open { begun, ended, error_ns, .. } = open;
             // A step that a rank has begun and not ended is not whole.
             if !ended.is_empty() && ended.len() == begun.len() {
-                steps.push(self.whole(number, &ended));
+                steps.push(Sampled { error_ns, ..self.whole(number, &ended) });
             }
         }
         self.forget();
@@ -252,7 +278,7 @@ impl Steps {
         };
         self.told = self.lost;
         let left_out = std::mem::take(&mut self.left_out);
-        Sampled { number, ranks, nodes, parts, lost, left_out, error_ns: self.error_ns }
+        Sampled { number, ranks, nodes, parts, lost, left_out, error_ns: 0 }
     }
 
     /// Takes what nodes have done for these operations.

@@ -251,6 +251,31 @@ fn a_step_that_is_not_whole_is_left_out() {
     assert!(!steps.is_open());
 }
 
+/// What a node has sent while its clock was hardly known stays as wrong as it was then.
+#[test]
+fn a_step_tells_the_worst_error_of_the_clocks_while_it_went_on() {
+    let (mut joiner, mut steps, _) = job(100);
+    let errors = [(0, 900_000), (40, 70_000), (60, 50), (3_000, 50)];
+    let note = |steps: &mut Steps, joiner: &Joiner, until: u64| {
+        for (ms, error_ns) in errors.into_iter().filter(|(ms, _)| *ms <= until) {
+            steps.note_missing(joiner.lost(), error_ns, at(ms));
+        }
+    };
+    note(&mut steps, &joiner, 60);
+    for (node, at_ns) in [(0, 10_000), (1, 10_500)] {
+        add(&mut joiner, &mut steps, batch(node, life(0, 100, at_ns)), 70);
+    }
+    steps.note_missing(joiner.lost(), 50, at(80));
+    assert_eq!(steps.finish(at(400))[0].error_ns, 900_000);
+    // Long after, nothing of that is left.
+    note(&mut steps, &joiner, 3_000);
+    for (node, at_ns) in [(0, 1 << 30), (1, 1 << 30)] {
+        add(&mut joiner, &mut steps, batch(node, life(0, 200, at_ns)), 3_010);
+    }
+    steps.note_missing(joiner.lost(), 50, at(3_020));
+    assert_eq!(steps.finish(at(3_400))[0].error_ns, 50);
+}
+
 #[test]
 fn what_is_held_is_bounded_and_messages_are_cut() {
     let (mut joiner, mut steps, origin) = job(100);

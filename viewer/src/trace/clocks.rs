@@ -22,6 +22,9 @@ struct Clock {
     offsets: VecDeque<(u64, i64)>,
     /// The latest of its times that was asked for.
     latest_ns: u64,
+    /// Until when the offset approaches the estimate in use, and by how much it may be wrong until
+    /// then.
+    approaches: Option<(u64, u64)>,
 }
 
 impl Clock {
@@ -38,11 +41,21 @@ impl Clock {
         }
     }
 
+    /// By how much its latest time may be wrong.
+    fn error_ns(&self) -> u64 {
+        match self.approaches {
+            Some((until_ns, worst_ns)) if self.latest_ns < until_ns => worst_ns,
+            _ => self.error_ns,
+        }
+    }
+
     /// Approaches another estimate from the latest time on.
     fn approach(&mut self, ahead_ns: i64, error_ns: u64) {
         let (now_ns, was_ns) = (self.latest_ns, self.ahead_at(self.latest_ns));
         self.offsets.retain(|(since_ns, _)| *since_ns < now_ns);
         let takes_ns = ahead_ns.abs_diff(was_ns).saturating_mul(2).max(1);
+        let worst_ns = self.error_ns().max(error_ns);
+        self.approaches = Some((now_ns.saturating_add(takes_ns), worst_ns));
         self.offsets.push_back((now_ns, was_ns));
         self.offsets.push_back((now_ns.saturating_add(takes_ns), ahead_ns));
         while self.offsets.len() > MAX_CHANGES {
@@ -72,7 +85,8 @@ impl Clocks {
         let ahead_ns = ahead_ns.clamp(-(1 << 61), 1 << 61);
         match self.nodes.get_mut(&node) {
             None => {
-                let clock = Clock { ahead_ns, error_ns, offsets: VecDeque::new(), latest_ns: 0 };
+                let (offsets, approaches) = (VecDeque::new(), None);
+                let clock = Clock { ahead_ns, error_ns, offsets, latest_ns: 0, approaches };
                 self.nodes.insert(node, clock);
             }
             Some(clock) => {
@@ -110,9 +124,9 @@ impl Clocks {
         self.newest_ns
     }
 
-    /// The most by which times of two nodes may be wrong towards each other.
+    /// The most by which the latest times of two nodes may be wrong towards each other.
     pub(super) fn error_ns(&self) -> u64 {
-        let mut errors: Vec<u64> = self.nodes.values().map(|clock| clock.error_ns).collect();
+        let mut errors: Vec<u64> = self.nodes.values().map(Clock::error_ns).collect();
         errors.sort_unstable();
         errors.iter().rev().take(2).sum()
     }
@@ -133,6 +147,7 @@ mod tests {
             assert_eq!(clocks.set(0, same.0, same.1), None, "{same:?}");
         }
         assert!(clocks.set(0, 1040, 49).is_some());
+        assert_eq!(clocks.error_ns(), 100, "its offset does not jump");
         for (at_ns, expected) in [(4000, 3000), (5000, 4000), (5040, 4020), (5080, 4040)] {
             assert_eq!(clocks.common(0, at_ns), expected, "{at_ns}");
         }
