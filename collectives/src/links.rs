@@ -1,7 +1,11 @@
 //! The rates of lines, uplinks and links between participants, for algorithms that distribute load
 //! by them (`blink`). All nodes of a job have the same ones (SAME): the coordinator sends them.
 
-use std::{cmp::Ordering, sync::Arc};
+use std::{
+    cmp::Ordering,
+    hash::{Hash, Hasher},
+    sync::Arc,
+};
 
 /// The fastest line, in Mbit/s, so that sums of products of rates stay exact (BOUND).
 pub const MAX_LINE_MBIT: u32 = 10_000_000;
@@ -11,7 +15,7 @@ pub const MAX_LINKED: u32 = 128;
 
 /// Rates in Mbit/s, the same in both directions. They are shared, and cheap to clone and to
 /// compare with themselves.
-#[derive(Debug, Clone, Hash)]
+#[derive(Debug, Clone)]
 pub struct Links(Arc<Rates>);
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -109,6 +113,12 @@ impl PartialEq for Links {
 }
 
 impl Eq for Links {}
+
+impl Hash for Links {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
 
 #[cfg(test)]
 mod tests {
