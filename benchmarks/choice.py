@@ -211,8 +211,10 @@ def main() -> None:
     parser.add_argument("gradwire", type=Path, help="the program")
     parser.add_argument("--quick", action="store_true", help="4 and 8 nodes at 1 Gbit/s alone")
     parser.add_argument(
-        "--only", default="", help="the places whose names contain one of these texts, such as "
-        "'4 nodes, 1;in 2 racks' [all]"
+        "--only",
+        default="",
+        help="the places whose names contain one of these texts, such as "
+        "'4 nodes, 1;in 2 racks' [all]",
     )
     parser.add_argument("--rounds", type=int, default=3, help="[%(default)s]")
     parser.add_argument("--largest", type=int, default=4096, help="in KiB [%(default)s]")

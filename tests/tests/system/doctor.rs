@@ -177,14 +177,14 @@ fn an_agent_that_answers_no_more_is_a_failure() {
     }
 }
 
-/// It is stopped when it has dialled the three others, and the first one for the coordinator and for
-/// heartbeats. It costs the time of one round, not of all.
+/// It is stopped after its last dial: that of three others, and of the first one for the
+/// coordinator and for heartbeats. It costs the time of one round, not of all.
 #[test]
 fn an_agent_that_freezes_is_lost_once() {
     let freeze = "exec 3<&0; export RUN=\"$*\"; \
                   sh -c 'echo $$; exec $RUN' <&3 | { read -r pid; while IFS= read -r line; do \
-                  echo \"$line\"; case $line in *dialled*) n=$((n + 1)); [ $n = 5 ] && kill -STOP $pid ;; \
-                  esac; done; }; \
+                  echo \"$line\"; case $line in *dialled*) n=$((n + 1)); \
+                  [ $n = 5 ] && kill -STOP $pid ;; esac; done; }; \
                   exit";
     let launch = Launch::new().doctor().hosts("node-3,node-4,node-5,node-6");
     let found = checked(launch.ssh(&ssh_with(freeze)).words(&["--json"]));
