@@ -87,6 +87,11 @@ if {under_way} and hvd.rank() == 1:
     handle = hvd.allreduce_async_(tensor, name="lost", op=hvd.Sum)
     time.sleep(0.2)
 hvd.barrier()
+# The other rank may not have left the barrier yet.
+mark = os.path.join(os.path.dirname(os.path.abspath(__file__)), "through")
+open(mark + str(hvd.rank()), "w").close()
+while not all(os.path.exists(mark + str(rank)) for rank in range(hvd.size())):
+    time.sleep(0.01)
 os.kill(daemon, signal.{signal})
 def over():
     # A signal is sent before it acts.
