@@ -247,7 +247,7 @@ fn a_line_that_is_cut_in_one_direction_is_reported_on_both_sides() {
         let Some(pair) = Pair::new() else { return };
         let mut job = begun(pair.launch(), &["loop:100000:100000"]);
         job.allow("go");
-        job.until_said("looping", 8);
+        job.until_said("looping", 4);
         let fault = now_us();
         pair.cut_towards(towards);
         let report = job.finish();
@@ -282,7 +282,7 @@ fn a_coordinator_whose_port_is_blocked_later_is_reported_on_both_sides() {
     let launch = launch.set("heartbeat.timeout_ms=2000");
     let mut job = begun(launch, &["loop:100000:100000"]);
     job.allow("go");
-    job.until_said("looping", 8);
+    job.until_said("looping", 4);
     let fault = now_us();
     pair.swallow_ports(0, &[29_999]);
     let report = job.finish();
