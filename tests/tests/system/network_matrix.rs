@@ -246,8 +246,7 @@ fn a_line_that_is_cut_in_one_direction_is_reported_on_both_sides() {
     for towards in [0, 1] {
         let Some(pair) = Pair::new() else { return };
         let mut job = begun(pair.launch(), &["loop:100000:100000"]);
-        job.allow("go");
-        job.until_said("looping", 4);
+        until_busy(&mut job, &pair, &[0, 1]);
         let fault = now_us();
         pair.cut_towards(towards);
         let report = job.finish();
@@ -281,8 +280,7 @@ fn a_coordinator_whose_port_is_blocked_later_is_reported_on_both_sides() {
     // A stream may be silent for longer than a node: its system may need the time to send again.
     let launch = launch.set("heartbeat.timeout_ms=2000");
     let mut job = begun(launch, &["loop:100000:100000"]);
-    job.allow("go");
-    job.until_said("looping", 4);
+    until_busy(&mut job, &pair, &[0, 1]);
     let fault = now_us();
     pair.swallow_ports(0, &[29_999]);
     let report = job.finish();
