@@ -4,7 +4,7 @@
 //! - `clocks`: the clocks of the nodes
 //! - [`join`]: from the events of nodes to slices and arrows
 //! - `chrome`: one event of a file in the Trace Event Format
-//! - [`file`]: from slices and arrows to such a file
+//! - [`file`](mod@file): from slices and arrows to such a file
 //!
 //! [`crate::spans`] makes spans of the same slices.
 
