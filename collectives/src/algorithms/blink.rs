@@ -1,5 +1,5 @@
 //! Blink: a spanning tree for each block, packed on the rates of lines, uplinks and links (Wang et
-//! al., "Blink: Fast and Generic Collectives for Distributed ML", MLSys 2020). [`packing`] finds
+//! al., "Blink: Fast and Generic Collectives for Distributed ML", MLSys 2020). `packing` finds
 //! the trees and how much of the piece each gets.
 //!
 //! Behind a switch, where only lines are a limit, the trees are stars: each participant reduces a

@@ -10,7 +10,7 @@
 //! ranks have nothing to do.
 //!
 //! Without servers and with direct exchange it is the same as
-//! [`hierarchical`](super::hierarchical) with one tier, in another order.
+//! `hierarchical` with one tier, in another order.
 
 use super::{
     build::{self, Link, Place},
