@@ -6,6 +6,7 @@
 
 mod bad_input;
 mod collectives;
+mod collector;
 mod composites;
 mod compression;
 mod conformance;

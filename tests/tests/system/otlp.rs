@@ -1,35 +1,16 @@
 //! The daemons of a job send their metrics to a collector, by OpenTelemetry's protocol.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
 use gradwire_tests::launched::{Launch, processes::Role};
 use opentelemetry_proto::tonic::{
-    collector::metrics::v1::{
-        ExportMetricsServiceRequest, ExportMetricsServiceResponse,
-        metrics_service_server::{MetricsService, MetricsServiceServer},
-    },
+    collector::metrics::v1::ExportMetricsServiceRequest,
     common::v1::{KeyValue, any_value},
     metrics::v1::{metric::Data, number_data_point},
 };
 use rustix::process::Signal;
-use tokio::{net::TcpListener, runtime::Runtime, sync::mpsc, time::timeout};
-use tonic::{
-    Request, Response, Status,
-    transport::{Server, server::TcpIncoming},
-};
 
-struct Receiver(mpsc::UnboundedSender<ExportMetricsServiceRequest>);
-
-#[tonic::async_trait]
-impl MetricsService for Receiver {
-    async fn export(
-        &self,
-        request: Request<ExportMetricsServiceRequest>,
-    ) -> Result<Response<ExportMetricsServiceResponse>, Status> {
-        let _ = self.0.send(request.into_inner());
-        Ok(Response::new(ExportMetricsServiceResponse::default()))
-    }
-}
+use crate::collector::Collector;
 
 fn attribute<'a>(attributes: &'a [KeyValue], name: &str) -> &'a str {
     let found = attributes.iter().find(|attribute| attribute.key == name).unwrap();
@@ -56,24 +37,15 @@ fn counted(request: &ExportMetricsServiceRequest, counter: &str) -> (String, f64
 
 #[test]
 fn a_collector_is_sent_what_every_daemon_counts() {
-    let runtime = Runtime::new().unwrap();
-    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
-    let collector = format!("otlp.endpoint=http://{}", listener.local_addr().unwrap());
-    let (sender, mut received) = mpsc::unbounded_channel();
-    let service = MetricsServiceServer::new(Receiver(sender));
-    let server = Server::builder().add_service(service);
-    runtime.spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
-
-    let launch = Launch::new().two_by_two().set(&collector).set("otlp.interval_ms=100");
+    let mut collector = Collector::new();
+    let launch = Launch::new().two_by_two().set(&collector.setting).set("otlp.interval_ms=100");
     let mut job = launch.rank(&["attach", "loop:1:1000", "until:end", "leave"]).start();
     job.until_said("looped", 4);
     // Every rank's steps arrive, also while the job waits.
     let mut hosts = BTreeSet::new();
     while hosts.len() < 2 {
-        let request = runtime.block_on(async {
-            timeout(Duration::from_secs(60), received.recv()).await.unwrap().unwrap()
-        });
-        let (host, operations) = counted(&request, "gradwire_daemon_operations_total");
+        let (host, operations) =
+            counted(&collector.next_metrics(), "gradwire_daemon_operations_total");
         if operations >= 1.0 {
             hosts.insert(host);
         }
@@ -86,21 +58,14 @@ fn a_collector_is_sent_what_every_daemon_counts() {
 /// Who only reads metrics from time to time does not see why a job has ended.
 #[test]
 fn a_collector_is_sent_the_failure_that_ended_the_job() {
-    let runtime = Runtime::new().unwrap();
-    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
-    let collector = format!("otlp.endpoint=http://{}", listener.local_addr().unwrap());
-    let (sender, mut received) = mpsc::unbounded_channel();
-    let service = MetricsServiceServer::new(Receiver(sender));
-    let server = Server::builder().add_service(service);
-    runtime.spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
-
-    let launch = Launch::new().two_by_two().set(&collector).set("otlp.interval_ms=3600000");
+    let mut collector = Collector::new();
+    let launch = Launch::new().two_by_two().set(&collector.setting).set("otlp.interval_ms=3600000");
     let mut job = launch.rank(&["attach", "loop:1:1000", "until:end", "leave"]).start();
     job.until_said("looped", 4);
     job.signal(Role::Rank(2), Signal::KILL);
     job.finish();
     let mut failed = BTreeSet::new();
-    while let Ok(request) = received.try_recv() {
+    for request in collector.metrics() {
         let (host, failures) = counted(&request, "gradwire_daemon_failures_total");
         if failures >= 1.0 {
             failed.insert(host);

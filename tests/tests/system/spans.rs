@@ -7,85 +7,21 @@ use std::{
 
 use gradwire_tests::launched::{Launch, Report};
 use opentelemetry_proto::tonic::{
-    collector::{
-        metrics::v1::{
-            ExportMetricsServiceRequest, ExportMetricsServiceResponse,
-            metrics_service_server::{MetricsService, MetricsServiceServer},
-        },
-        trace::v1::{
-            ExportTraceServiceRequest, ExportTraceServiceResponse,
-            trace_service_server::{TraceService, TraceServiceServer},
-        },
-    },
     common::v1::{KeyValue, any_value::Value},
     trace::v1::Span,
 };
-use tokio::{net::TcpListener, runtime::Runtime, sync::mpsc};
-use tonic::{
-    Request, Response, Status,
-    transport::{Server, server::TcpIncoming},
-};
 
-const LIMIT: Duration = Duration::from_secs(60);
+use crate::collector::{Collector, LIMIT};
 
-#[derive(Clone)]
-struct Receiver(mpsc::UnboundedSender<ExportTraceServiceRequest>);
-
-#[tonic::async_trait]
-impl TraceService for Receiver {
-    async fn export(
-        &self,
-        request: Request<ExportTraceServiceRequest>,
-    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        let _ = self.0.send(request.into_inner());
-        Ok(Response::new(ExportTraceServiceResponse::default()))
+/// All that has come, once the job is over.
+fn spans(mut collector: Collector) -> Vec<Found> {
+    let mut spans = Vec::new();
+    for resource in collector.spans().into_iter().flat_map(|request| request.resource_spans) {
+        let attributes = resource.resource.unwrap().attributes;
+        let all = resource.scope_spans.into_iter().flat_map(|scope| scope.spans);
+        spans.extend(all.map(|span| Found { resource: attributes.clone(), span }));
     }
-}
-
-#[tonic::async_trait]
-impl MetricsService for Receiver {
-    async fn export(
-        &self,
-        _: Request<ExportMetricsServiceRequest>,
-    ) -> Result<Response<ExportMetricsServiceResponse>, Status> {
-        Ok(Response::new(ExportMetricsServiceResponse::default()))
-    }
-}
-
-/// A collector for as long as a job runs.
-struct Collector {
-    _runtime: Runtime,
-    setting: String,
-    received: mpsc::UnboundedReceiver<ExportTraceServiceRequest>,
-}
-
-impl Collector {
-    /// One that takes spans, and metrics if `all`.
-    fn new(all: bool) -> Self {
-        let runtime = Runtime::new().unwrap();
-        let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
-        let setting = format!("otlp.endpoint=http://{}", listener.local_addr().unwrap());
-        let (sender, received) = mpsc::unbounded_channel();
-        let receiver = Receiver(sender);
-        let metrics = MetricsServiceServer::new(receiver.clone());
-        let traces = all.then(|| TraceServiceServer::new(receiver));
-        let server = Server::builder().add_service(metrics).add_optional_service(traces);
-        runtime.spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
-        Self { _runtime: runtime, setting, received }
-    }
-
-    /// All that has come, once the job is over.
-    fn spans(mut self) -> Vec<Found> {
-        let mut spans = Vec::new();
-        while let Ok(request) = self.received.try_recv() {
-            for resource in request.resource_spans {
-                let attributes = resource.resource.unwrap().attributes;
-                let all = resource.scope_spans.into_iter().flat_map(|scope| scope.spans);
-                spans.extend(all.map(|span| Found { resource: attributes.clone(), span }));
-            }
-        }
-        spans
-    }
+    spans
 }
 
 /// A span, and whose it is.
@@ -228,13 +164,13 @@ fn complaints(report: &Report) -> usize {
 
 #[test]
 fn one_step_in_every_so_many_is_a_trace_of_all_ranks() {
-    let (collector, began_ns) = (Collector::new(true), now_ns());
+    let (collector, began_ns) = (Collector::new(), now_ns());
     let launch = Launch::new().two_by_two().words(&["--verbose"]).set(&collector.setting);
     let launch = launch.set(&sampled(4)).set("data.lanes=2").set("negotiation.piece_bytes=256KiB");
     let report = launch.rank(&steps(14)).run();
     report.assert_code(0);
     assert_eq!(complaints(&report), 0, "{}", report.all());
-    let traces = by_step(collector.spans());
+    let traces = by_step(spans(collector));
     assert_eq!(traces.keys().copied().collect::<Vec<_>>(), [4, 8, 12]);
     for (step, trace) in &traces {
         let kinds = check(trace, 4, &["127.0.0.1", "127.0.0.2"], began_ns);
@@ -270,10 +206,10 @@ fn one_step_in_every_so_many_is_a_trace_of_all_ranks() {
 /// A short job ends right after its last step. Nobody knows when the first one began.
 #[test]
 fn every_step_may_be_sampled_and_the_job_may_be_short() {
-    let (collector, began_ns) = (Collector::new(true), now_ns());
+    let (collector, began_ns) = (Collector::new(), now_ns());
     let launch = Launch::new().two_by_two().set(&collector.setting).set(&sampled(1));
     launch.rank(&steps(4)).run().assert_code(0);
-    let traces = by_step(collector.spans());
+    let traces = by_step(spans(collector));
     assert_eq!(traces.keys().copied().collect::<Vec<_>>(), [2, 3, 4]);
     for trace in traces.values() {
         check(trace, 4, &["127.0.0.1", "127.0.0.2"], began_ns);
@@ -283,11 +219,11 @@ fn every_step_may_be_sampled_and_the_job_may_be_short() {
 /// Servers have no ranks that could tell them of a step.
 #[test]
 fn servers_take_part_in_the_trace() {
-    let (collector, began_ns) = (Collector::new(true), now_ns());
+    let (collector, began_ns) = (Collector::new(), now_ns());
     let launch = Launch::new().two_by_two().words(&["--servers", "127.0.0.3"]);
     let launch = launch.set("negotiation.algorithm=servers").set(&collector.setting);
     launch.set(&sampled(3)).rank(&steps(4)).run().assert_code(0);
-    let traces = by_step(collector.spans());
+    let traces = by_step(spans(collector));
     assert_eq!(traces.keys().copied().collect::<Vec<_>>(), [3]);
     check(&traces[&3], 4, &["127.0.0.1", "127.0.0.2"], began_ns);
     let nodes = traces[&3].iter().filter(|found| found.is("node"));
@@ -297,12 +233,12 @@ fn servers_take_part_in_the_trace() {
 
 #[test]
 fn a_job_without_sampled_steps_sends_no_spans() {
-    let collector = Collector::new(true);
+    let collector = Collector::new();
     for setting in [sampled(0), sampled(5)] {
         let launch = Launch::new().ranks(2).set(&collector.setting).set(&setting);
         launch.rank(&steps(4)).run().assert_code(0);
     }
-    assert_eq!(collector.spans().len(), 0);
+    assert_eq!(spans(collector).len(), 0);
 }
 
 #[test]
@@ -319,13 +255,14 @@ fn a_collector_that_is_away_costs_one_line_for_metrics_and_spans() {
 
 #[test]
 fn a_collector_without_spans_costs_one_line_and_gets_metrics() {
-    let collector = Collector::new(false);
+    let mut collector = Collector::of_metrics();
     let launch = Launch::new().ranks(2).words(&["--verbose"]).set(&collector.setting);
     let launch = launch.set("otlp.interval_ms=100").set(&sampled(1));
     let report = launch.rank(&steps(20)).run();
     report.assert_code(0);
     assert_eq!(complaints(&report), 1, "{}", report.all());
     assert!(report.all().contains("spans can't be sent"), "{}", report.all());
+    assert!(!collector.metrics().is_empty());
 }
 
 /// It accepts connections and never answers.
@@ -342,7 +279,7 @@ fn a_collector_that_hangs_holds_up_nobody() {
 /// Between steps that are sampled the threads of a trace have ended.
 #[test]
 fn nobody_records_between_the_steps() {
-    let collector = Collector::new(true);
+    let collector = Collector::new();
     let step = ["loop:1:1000", "mark:1"];
     let all = [&["attach"], &step.repeat(6)[..], &["say:done", "until:go"], &step.repeat(6)];
     let end: [&str; 3] = ["say:again", "until:end", "leave"];
@@ -360,7 +297,7 @@ fn nobody_records_between_the_steps() {
     job.allow("go");
     job.allow("end");
     job.finish().assert_code(0);
-    assert_eq!(by_step(collector.spans()).into_keys().collect::<Vec<_>>(), [4, 8, 12]);
+    assert_eq!(by_step(spans(collector)).into_keys().collect::<Vec<_>>(), [4, 8, 12]);
 }
 
 fn daemon(job: &gradwire_tests::launched::Job, node: usize) -> u32 {
