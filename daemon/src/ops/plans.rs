@@ -54,9 +54,17 @@ pub(super) struct Plans {
     me: NodeId,
     alone: Arc<[NodeId]>,
     idle: Arc<Plan>,
+    planned: Mutex<Made>,
+}
+
+/// The schedules, and what they are made for.
+#[derive(Debug)]
+struct Made {
     /// The topology of all nodes of the job.
-    topology: Mutex<Topology>,
-    planned: Mutex<HashMap<Key, Planned>>,
+    topology: Topology,
+    /// How often the topology has changed.
+    changes: u64,
+    by_key: HashMap<Key, Planned>,
 }
 
 /// Where sections are that follow each other, and their end.
@@ -82,16 +90,15 @@ impl Plans {
             me,
             alone: Arc::from([me]),
             idle: Arc::new(Plan::new(&empty, 1)),
-            topology: Mutex::new(topology),
-            planned: Mutex::new(HashMap::new()),
+            planned: Mutex::new(Made { topology, changes: 0, by_key: HashMap::new() }),
         }
     }
 
-    /// Schedules are made by these rates of links from now on.
+    /// Makes schedules by these rates of links from now on.
     pub(super) fn set_links(&self, links: Links) {
-        let mut topology = self.topology.lock();
-        *topology = topology.clone().with_links(Some(links));
-        self.planned.lock().clear();
+        let mut made = self.planned.lock();
+        let topology = made.topology.clone().with_links(Some(links));
+        made.change(topology);
     }
 
     /// The schedule of this node for a piece of these sections that goes by `route` between
@@ -126,12 +133,34 @@ impl Plans {
     }
 
     fn planned(&self, key: Key, me: u32) -> Planned {
-        if let Some(planned) = self.planned.lock().get(&key) {
+        let made = self.planned.lock();
+        if let Some(planned) = made.by_key.get(&key) {
             return planned.clone();
         }
-        let topology = self.topology.lock().part(key.nodes.iter().map(|node| node.0));
+        let topology = made.topology.part(key.nodes.iter().map(|node| node.0));
+        let changes = made.changes;
+        drop(made);
         let new = schedule(&key, &topology, me);
-        let mut planned = self.planned.lock();
+        self.planned.lock().keep(key, &new, changes);
+        new
+    }
+}
+
+impl Made {
+    /// From now on schedules are for another topology.
+    fn change(&mut self, topology: Topology) {
+        self.topology = topology;
+        self.changes += 1;
+        self.by_key.clear();
+    }
+
+    /// Keeps a schedule for reuse, made for the topology after so many changes. One for an earlier
+    /// topology is not what later operations need.
+    fn keep(&mut self, key: Key, new: &Planned, changes: u64) {
+        if changes != self.changes {
+            return;
+        }
+        let planned = &mut self.by_key;
         // A training step repeats itself. If shapes change all the time, no schedule is better to
         // keep than another. Those of exchanges, which change most, don't drive out the others.
         let sections: usize = planned.keys().map(|key| key.sections.len()).sum();
@@ -143,7 +172,6 @@ impl Plans {
             planned.clear();
         }
         planned.insert(key, new.clone());
-        new
     }
 }
 
@@ -196,6 +224,33 @@ mod tests {
         assert!(!Arc::ptr_eq(&all, &others), "who takes part is a part of the key");
         let root = of(&plans, Route::From(NodeId(4)), &[1, 3, 4]).unwrap().0;
         assert!(!Arc::ptr_eq(&all, &root));
+    }
+
+    /// SAME: schedules are not made under the lock, so the topology may change meanwhile.
+    #[test]
+    fn a_schedule_for_earlier_links_is_not_kept() {
+        let plans = plans(3);
+        let slow_line = |node: usize| {
+            let mut lines = vec![1000; 5];
+            lines[node] = 10;
+            Links::new(lines, 0, Vec::new()).unwrap()
+        };
+        plans.set_links(slow_line(4));
+        let sections = || vec![Section { roles: Roles::default(), count: 10_000 }];
+        let all = nodes(&[0, 1, 2, 3, 4]);
+        let by_rates =
+            || plans.of(Route::All, &all, Algorithm::Blink.into(), sections(), 4).unwrap().plan;
+        let old = by_rates();
+        let (key, planned) = {
+            let made = plans.planned.lock();
+            let (key, planned) = made.by_key.iter().next().unwrap();
+            (key.clone(), planned.clone())
+        };
+        plans.set_links(slow_line(0));
+        plans.planned.lock().keep(key, &planned, 1);
+        let new = by_rates();
+        assert!(!Arc::ptr_eq(&new, &old), "it is made by the new rates");
+        assert!(Arc::ptr_eq(&new, &by_rates()), "and kept");
     }
 
     #[test]
