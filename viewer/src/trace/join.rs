@@ -456,18 +456,20 @@ impl Joiner {
         if is_first {
             known.push(peer);
         }
+        // Arrows arrive just before the end of a slice. It may begin before its cause: a lane that
+        // looks for something to do can be stopped in between, and the slice has this time too. At
+        // the end itself, Perfetto would take what comes next.
+        let by_ns = at_ns.saturating_add(duration_ns.saturating_sub(1));
         for (rank, ticket) in arrows {
             let arrow = Arrow::Submitted { rank, ticket, operation: sequence };
-            self.found.push(Found::To(arrow, track, at_ns));
+            self.found.push(Found::To(arrow, track, by_ns));
         }
         if is_first && kind == Kind::Send {
-            // It leaves with the beginning of the slice, and arrives just before the end of the
-            // other one: at the end, Perfetto would take what comes next.
+            // It leaves with the beginning of the slice.
             let arrow = Arrow::Message { operation: sequence, from: node, to: peer };
             self.found.push(Found::From(arrow, track, at_ns));
         } else if is_first {
             let arrow = Arrow::Message { operation: sequence, from: peer, to: node };
-            let by_ns = at_ns.saturating_add(duration_ns.saturating_sub(1));
             self.found.push(Found::To(arrow, track, by_ns));
         }
     }

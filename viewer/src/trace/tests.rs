@@ -91,6 +91,18 @@ fn a_tensor_is_followed_from_rank_to_rank() {
     assert_eq!(one("f", "message")["id"], arrow_id("p7.1.0"));
 }
 
+/// A lane that was stopped before it saw the order has a slice that begins before the submission.
+#[test]
+fn an_arrow_arrives_after_it_left() {
+    let mut life = life();
+    for event in life.iter_mut().filter(|event| event.kind == Kind::Reduce as u32) {
+        (event.at_ns, event.duration_ns) = (200, 3_300);
+    }
+    let (all, _) = written(vec![batch(0, life)]);
+    let at = |phase: &str| named(&all, phase, "submitted")[0]["ts"].as_f64();
+    assert_eq!((at("s"), at("f")), (Some(1.0), Some(3.499)));
+}
+
 /// Perfetto drops what is before 0.
 #[test]
 fn no_time_is_before_0() {
