@@ -26,6 +26,10 @@ const PERCENT: f64 = 100.0;
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterFile {
+    /// The hosts by number, from 0, in the order in which a ring visits them, as far as racks stay
+    /// together; empty: in their order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub order: Vec<u32>,
     /// What links, reductions and messages cost.
     #[serde(default)]
     pub network: Network,
@@ -92,6 +96,9 @@ pub struct Network {
     pub lane_rate_mbit: f64,
     pub publish_mb_per_s: f64,
     pub operation_us: f64,
+    pub queue_bytes: u64,
+    pub overflow_us: f64,
+    pub rack_paths: u32,
 }
 
 impl Default for Network {
@@ -136,12 +143,15 @@ impl From<&CostModel> for Network {
             lane_rate_mbit: rounded(mbit(cost.lane_per_byte)),
             publish_mb_per_s: rounded(megabytes(cost.publish_per_byte)),
             operation_us: rounded(cost.operation / MICRO),
+            queue_bytes: cost.queue,
+            overflow_us: rounded(cost.overflow / MICRO),
+            rack_paths: cost.paths,
         }
     }
 }
 
 impl Network {
-    /// The cost model.
+    /// The cost model, with the usual numbers of data threads and of connections.
     ///
     /// # Errors
     /// The name of a key and what it may be, if its value is out of range (TRUST).
@@ -160,6 +170,7 @@ impl Network {
             ("lane_rate_mbit", self.lane_rate_mbit),
             ("publish_mb_per_s", self.publish_mb_per_s),
             ("operation_us", self.operation_us),
+            ("overflow_us", self.overflow_us),
         ];
         let is_number = |value: f64| value.is_finite() && value < 1e12;
         if let Some((key, value)) =
@@ -172,9 +183,11 @@ impl Network {
         {
             return Err(format!("network.{key} is {value}: it must be at least 0"));
         }
-        for (key, value) in
-            [("chunk_bytes", self.chunk_bytes), ("free_senders", self.free_senders.into())]
-        {
+        for (key, value) in [
+            ("chunk_bytes", self.chunk_bytes),
+            ("free_senders", self.free_senders.into()),
+            ("rack_paths", self.rack_paths.into()),
+        ] {
             if value == 0 {
                 return Err(format!("network.{key} is 0: it must be more than 0"));
             }
@@ -197,6 +210,10 @@ impl Network {
             burst_loss: self.burst_loss_percent / PERCENT,
             free_fan_in: self.free_senders,
             incast_loss: self.sender_loss_percent / PERCENT,
+            queue: self.queue_bytes,
+            overflow: self.overflow_us * MICRO,
+            paths: self.rack_paths,
+            ..CostModel::default()
         })
     }
 }
@@ -215,6 +232,11 @@ fn cost_of(costs: &pb::Costs) -> CostModel {
         burst_loss: costs.burst_loss,
         free_fan_in: costs.free_fan_in,
         incast_loss: costs.incast_loss,
+        queue: costs.queue,
+        overflow: costs.overflow,
+        paths: costs.paths.max(1),
+        connections: costs.connections,
+        ..CostModel::default()
     }
 }
 
@@ -232,9 +254,10 @@ impl ClusterFile {
             lane_rate_mbit: rounded(link.lane_bytes_per_second * 8.0 / MEGA),
             rate_mbit: rounded(link.bytes_per_second * 8.0 / MEGA),
         });
-        let host = |node: &pb::NodeStatus| Host {
+        let found = |at: usize| status.network.as_ref()?.racks.get(at);
+        let host = |(at, node): (usize, &pb::NodeStatus)| Host {
             name: node.host.clone(),
-            rack: node.rack.clone(),
+            rack: found(at).map_or(node.rack.clone(), |rack| format!("found{rack}")),
             line_mbit: node.line_mbit,
             server: node.slots == 0,
         };
@@ -246,7 +269,8 @@ impl ClusterFile {
                 .as_ref()
                 .map(Network::from)
                 .unwrap_or_default(),
-            hosts: status.nodes.iter().map(host).collect(),
+            order: status.network.iter().flat_map(|network| network.order.clone()).collect(),
+            hosts: status.nodes.iter().enumerate().map(host).collect(),
             links: links.collect(),
         }
     }
@@ -300,6 +324,13 @@ impl ClusterFile {
         if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(format!("there are two hosts {:?}", pair[0]));
         }
+        if file.arranged().is_none() {
+            let what = format!(
+                "order must have each number from 0 to {} once, or be left out",
+                names.len() - 1
+            );
+            return Err(what);
+        }
         for link in &file.links {
             for end in [&link.from, &link.to] {
                 if names.binary_search(&end.as_str()).is_err() {
@@ -310,8 +341,16 @@ impl ClusterFile {
         Ok(file)
     }
 
-    /// The hosts in their racks.
+    /// The hosts in their racks and their order.
     pub fn topology(&self) -> Topology {
+        self.arranged().unwrap_or_else(|| self.labelled())
+    }
+
+    fn arranged(&self) -> Option<Topology> {
+        self.labelled().arranged(&[], &self.order)
+    }
+
+    fn labelled(&self) -> Topology {
         let labels: Vec<&str> = self.hosts.iter().map(|host| host.rack.as_str()).collect();
         let servers = self.hosts.iter().filter(|host| host.server).count();
         let lines: Vec<u32> = self.hosts.iter().map(|host| host.line_mbit).collect();
@@ -333,6 +372,7 @@ mod tests {
         };
         let cost = CostModel { operation: 1.5e-4, lane_per_byte: 1e-9, ..CostModel::default() };
         ClusterFile {
+            order: vec![1, 0],
             network: Network::from(&cost),
             hosts: vec![host("a", 1000), host("b", 4000)],
             links: vec![Link {
@@ -352,6 +392,9 @@ mod tests {
         assert_eq!(ClusterFile::parse(&text), Ok(written.clone()), "{text}");
         assert!(text.contains("latency_us = 12.5"), "{text}");
         assert_eq!(written.topology().lines(), [1, 4]);
+        assert_eq!(written.topology().order(), [1, 0]);
+        let twice = text.replace("order = [", "order = [1, ");
+        assert!(ClusterFile::parse(&twice).unwrap_err().contains("each number from 0 to 1 once"));
         let cost = written.network.cost().unwrap();
         for (read, was) in [
             (cost.in_rack.per_byte, CostModel::default().in_rack.per_byte),

@@ -61,9 +61,11 @@ struct Row {
 pub fn of_job(status: &StatusResponse, json: bool) -> String {
     if json {
         let choices: Vec<Value> = status.choices.iter().map(observed_as_json).collect();
+        let arrangement = arrangement(status);
         let sizes = status.sizes.as_ref().map(sizes_as_json);
         let all = json!({
-            "job": status.job, "choices": choices, "sizes": sizes, "advice": status.advice,
+            "job": status.job, "arrangement": arrangement, "choices": choices, "sizes": sizes,
+            "advice": status.advice,
         });
         return format!("{all:#}\n");
     }
@@ -81,9 +83,12 @@ pub fn of_job(status: &StatusResponse, json: bool) -> String {
     ];
     let mut table = vec![head.map(str::to_owned)];
     table.extend(status.choices.iter().map(observed_as_text));
+    let arranged = arrangement(status).map(|why| format!("Arranged by the links: {why}.\n\n"));
+    let arranged = arranged.unwrap_or_default();
     format!(
-        "Choices of job {}: bytes and pieces up to these. Times are per piece; observed are\n\
-         those that were alone or in a full pipeline: mean ± standard deviation (how many).\n\n{}",
+        "{arranged}Choices of job {}: bytes and pieces up to these. Times are per piece; observed \
+         are\nthose that were alone or in a full pipeline: mean ± standard deviation (how \
+         many).\n\n{}",
         printable(&status.job),
         aligned(&table) + &sizes_as_text(status)
     )
@@ -126,6 +131,12 @@ fn sizes_as_json(sizes: &pb::Sizes) -> Value {
         "mean_seconds_per_mib": sizes.mean_seconds,
         "spread_seconds_per_mib": sizes.spread_seconds,
     })
+}
+
+/// Why nodes are in other racks, or in another order, than their labels and numbers say.
+fn arrangement(status: &StatusResponse) -> Option<String> {
+    let why = status.network.as_ref().map(|network| printable(&network.arrangement));
+    why.filter(|why| !why.is_empty())
 }
 
 fn observed_as_text(choice: &pb::Choice) -> [String; 10] {
@@ -354,6 +365,10 @@ mod tests {
             )
         );
         assert!(text.ends_with("12          1.00 ms\n"), "{text}");
+        let network = pb::Network { arrangement: "2 racks".into(), ..pb::Network::default() };
+        let arranged = StatusResponse { network: Some(network), ..status.clone() };
+        let text = of_job(&arranged, false);
+        assert!(text.starts_with("Arranged by the links: 2 racks.\n\nChoices"), "{text}");
         let sizes = pb::Sizes {
             piece_bytes: 2 << 20,
             credit_pieces: 16,
@@ -374,6 +389,7 @@ mod tests {
         let json: Value = serde_json::from_str(&of_job(&status, true)).unwrap();
         assert_eq!(json["sizes"]["credit_pieces"], 16);
         assert_eq!(json["advice"][0], "data.lanes=1: one is enough");
+        assert_eq!(json["arrangement"], Value::Null);
         assert_eq!(json["choices"][0]["mean_seconds"], 5e-3);
         assert_eq!(json["choices"][1]["runner_up"], Value::Null);
     }

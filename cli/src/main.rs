@@ -24,6 +24,7 @@ use gradwire_cli::{
     cluster_file::ClusterFile,
     coordinator, doctor, explain, find, probe, show, status, top, trace,
 };
+use gradwire_collectives::CostModel;
 use gradwire_doctor::findings::Status;
 use gradwire_launcher::{
     agent,
@@ -75,7 +76,9 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
                 (Some(path), _) => {
                     let file = ClusterFile::read(&path)?;
                     let cost = file.network.cost().map_err(CommandError::usage)?;
-                    (file.topology(), cost, settings()?)
+                    let settings = settings()?;
+                    let CostModel { connections, lanes, .. } = settings.cost_model();
+                    (file.topology(), CostModel { connections, lanes, ..cost }, settings)
                 }
                 (None, Some(nodes)) => {
                     let settings = settings()?;

@@ -232,6 +232,9 @@ pub fn show(status: &StatusResponse, shares: &Shares) -> String {
         let (links, seconds) = (network.links.len(), network.took_seconds);
         let cut = if network.complete { "" } else { ", as far as there was time" };
         line(format!("network: links measured: {links}, in {seconds:.3} s{cut}"));
+        if !network.arrangement.is_empty() {
+            line(format!("network: {}", network.arrangement));
+        }
     }
     for text in explain::sizes_as_text(status).lines().filter(|text| !text.is_empty()) {
         line(text.to_owned());
@@ -392,6 +395,8 @@ mod tests {
                 complete: false,
                 links: vec![Link::default()],
                 costs: None,
+                arrangement: "links show 2 racks".into(),
+                ..Network::default()
             }),
             costs: None,
             ..StatusResponse::default()
@@ -401,6 +406,7 @@ mod tests {
             "job j1 (0.1.0), epoch 1, running: 2 of 2 nodes\n\
              operations: 5 started, 4 done\n\
              network: links measured: 1, in 0.250 s, as far as there was time\n\
+             network: links show 2 racks\n\
              host n1: ranks 2-3, rack r1, silent for 12 ms, left: 3\n\
              all ranks, joined: 3\n\
              process set 4: ranks 0, 2\n\

@@ -10,6 +10,9 @@
 //! - the rate of one data thread, which is the limit of a piece that is alone
 //! - a loss of goodput when several send to one at once (incast): their bursts meet in the last
 //!   queue before it. Without it the model would never choose a ring, which wins by not doing that.
+//!   If they are more than the queue holds, it takes the time until they are sent again.
+//! - between racks with several paths, the collisions of connections on one of them (ECMP)
+//! - where lines have different rates, the slowest one: most algorithms give all the same to do
 //!
 //! What all algorithms have in common is counted, too, so that predicted times can be compared with
 //! measured ones: the order of the coordinator, and the result's way to the ranks.
@@ -126,13 +129,25 @@ fn cost(model: &CostModel, topology: &Topology, kind: Kind, spec: Spec, bytes: u
     let chunk = fill * (inside.per_byte + shape.streamed * model.reduce_per_byte);
     let hops =
         shape.hops_in * inside.latency + shape.hops_across * across.latency + shape.fill * chunk;
-    let line = size * shape.line * inside.per_byte * model.incast(shape.senders);
-    let uplink = size * shape.uplink * across.per_byte;
+    let slowest = topology.slowest();
+    let line = size * shape.line * slowest * inside.per_byte;
+    let in_rows = line * model.incast(shape.senders.max(shape.partners));
+    let line = line * model.incast(shape.senders);
+    let uplink = size * shape.uplink * across.per_byte * model.collisions(shape.crossing);
+    let overflow = model.overflow(size * shape.burst, shape.senders);
     let messages = (shape.messages * blocks / shape.blocks).max(shape.least_messages);
     let messages = messages + shape.hops_in + shape.hops_across;
     let processor = size * shape.reduced * model.reduce_per_byte + messages * model.per_message;
-    let lane = size * shape.line * model.lane_per_byte;
+    let lane = size * shape.line * slowest * model.lane_per_byte;
     let first = (shape.first / blocks).min(1.0);
-    let alone = besides + hops + line.max(uplink).max(lane) * (1.0 + first) + processor;
-    Cost { alone, busy: line.max(uplink).max(processor) }
+    let transfer = if shape.in_rounds {
+        let inside = 1.0 - (shape.uplink / shape.line).min(1.0);
+        line.max(lane) * inside + uplink
+    } else {
+        line.max(uplink).max(lane)
+    };
+    let alone = besides + hops + transfer * (1.0 + first) + overflow + processor;
+    // Lanes share the pieces.
+    let lanes = lane / f64::from(model.lanes.max(1));
+    Cost { alone, busy: in_rows.max(uplink).max(lanes).max(processor) }
 }

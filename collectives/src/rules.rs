@@ -30,13 +30,14 @@ use crate::{
     topology::Topology,
 };
 
-/// What is chosen from where no rule says otherwise. The first four have been compared with
-/// measured times. The linear one is for small pieces to or from one participant.
-const CANDIDATES: [Algorithm; 5] = [
+/// What is chosen from where no rule says otherwise. They have been compared with measured times.
+/// The linear one is for small pieces to or from one participant.
+const CANDIDATES: [Algorithm; 6] = [
     Algorithm::Ring,
     Algorithm::RecursiveDoubling,
     Algorithm::DoubleTree,
     Algorithm::Hierarchical,
+    Algorithm::Circulant,
     Algorithm::Linear,
 ];
 

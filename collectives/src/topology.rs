@@ -4,7 +4,8 @@
 //! ones, and so on: each of these levels is a *tier*. Tier 1 is the racks, tier 2 the groups of
 //! racks. Inside a group links are at least as fast as between groups of its tier.
 //!
-//! Where the lines of participants have different rates, these are known, too.
+//! Where the lines of participants have different rates, these are known, too. So is the order in
+//! which those of a group are visited, where another one than that of their numbers is better.
 
 use std::{cmp::Ordering, collections::BTreeMap, iter};
 
@@ -26,6 +27,9 @@ pub struct Topology {
     lines: Vec<u32>,
     /// The rates of all that connects them, if they are known.
     links: Option<Links>,
+    /// The place of each participant in the order in which they are visited; empty if that is the
+    /// order of their numbers.
+    places: Vec<u32>,
 }
 
 impl Topology {
@@ -36,7 +40,7 @@ impl Topology {
 
     /// The rack of each participant, and no tier above them.
     pub fn from_racks(racks: Vec<u32>) -> Self {
-        Self { tiers: vec![racks], servers: 0, lines: Vec::new(), links: None }
+        Self { tiers: vec![racks], servers: 0, lines: Vec::new(), links: None, places: Vec::new() }
     }
 
     /// The group of each participant in each tier, the racks first. Tiers that say nothing are left
@@ -80,7 +84,7 @@ impl Topology {
                 before = groups;
             }
         }
-        Self { tiers: kept, servers: 0, lines: Vec::new(), links: None }
+        Self { tiers: kept, servers: 0, lines: Vec::new(), links: None, places: Vec::new() }
     }
 
     /// Some of the participants, in this order.
@@ -98,9 +102,45 @@ impl Topology {
             "servers are not the last ones of {participants:?}"
         );
         let lines = if self.lines.is_empty() { Vec::new() } else { of(&self.lines) };
+        let places = if self.places.is_empty() { Vec::new() } else { of(&self.places) };
         let links = self.links.as_ref().map(|links| links.part(&participants));
-        let tiers = Self::of_nested(self.tiers.iter().map(of).collect());
-        Self { servers, links, ..tiers }.with_lines(&lines)
+        let part = Self { servers, links, ..Self::of_nested(self.tiers.iter().map(of).collect()) };
+        Self { places: ranked(&places), ..part.with_lines(&lines) }
+    }
+
+    /// The same with other racks, if `racks` names that of each participant, and no tier above
+    /// them; empty leaves all tiers as they are. Participants are visited in this order, as far as
+    /// that keeps groups together; empty is the order of their numbers. `None` if there are racks
+    /// of another number of participants, or if the order does not name each of them once.
+    pub fn arranged(self, racks: &[u32], order: &[u32]) -> Option<Self> {
+        let participants = self.participants() as usize;
+        let fits = |list: &[u32]| list.is_empty() || list.len() == participants;
+        if !fits(racks) || !fits(order) {
+            return None;
+        }
+        let tiers = if racks.is_empty() { self.tiers } else { vec![racks.to_vec()] };
+        if order.is_empty() {
+            return Some(Self { tiers, places: Vec::new(), ..self });
+        }
+        let mut places = vec![u32::MAX; participants];
+        for (place, &participant) in (0..).zip(order) {
+            *places.get_mut(participant as usize).filter(|place| **place == u32::MAX)? = place;
+        }
+        // Groups are numbered in the order in which they are visited.
+        let renumbered = |tier: Vec<u32>| {
+            let visited = numbered(order.iter().map(|&participant| tier[participant as usize]));
+            places.iter().map(|&place| visited[place as usize]).collect()
+        };
+        let tiers = tiers.into_iter().map(renumbered).collect();
+        Some(Self { tiers, places: ranked(&places), ..self })
+    }
+
+    /// The same in the order of the numbers, with groups numbered in that order, too: an equal one
+    /// for all orders and numbers of groups.
+    #[must_use]
+    pub fn unordered(self) -> Self {
+        let tiers = self.tiers.into_iter().map(|tier| numbered(tier.into_iter())).collect();
+        Self { tiers, places: Vec::new(), ..self }
     }
 
     /// The same with the last so many participants as servers: nodes without ranks, which
@@ -169,6 +209,16 @@ impl Topology {
         &self.lines
     }
 
+    /// How many times as long as on a usual line a byte takes on the slowest one. The usual line is
+    /// the middle one, of two middle ones the faster.
+    pub(crate) fn slowest(&self) -> f64 {
+        let mut lines = self.lines.clone();
+        lines.sort_unstable();
+        let usual = lines.get(lines.len() / 2);
+        let slowest = lines.first().zip(usual);
+        slowest.map_or(1.0, |(&slowest, &usual)| f64::from(usual) / f64::from(slowest))
+    }
+
     /// Whether it matters who owns how much: there are servers, or lines of different rates.
     pub fn has_shares(&self) -> bool {
         self.servers > 0 || !self.has_equal_lines()
@@ -204,7 +254,10 @@ impl Topology {
 
     /// By the outermost group first.
     fn compare(&self, a: usize, b: usize) -> Ordering {
-        let of = |participant: usize| self.tiers.iter().rev().map(move |tier| tier[participant]);
+        let of = |participant: usize| {
+            let place = self.places.get(participant).copied();
+            self.tiers.iter().rev().map(move |tier| tier[participant]).chain(place)
+        };
         of(a).cmp(of(b))
     }
 
@@ -253,8 +306,18 @@ fn greatest_common_divisor(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
+/// The place of each number among all of them, from 0; empty if they ascend.
+fn ranked(numbers: &[u32]) -> Vec<u32> {
+    if numbers.is_sorted() {
+        return Vec::new();
+    }
+    let mut sorted = numbers.to_vec();
+    sorted.sort_unstable();
+    numbers.iter().map(|number| sorted.partition_point(|other| other < number) as u32).collect()
+}
+
 /// A number for each name, in order of appearance.
-fn numbered<'a>(names: impl Iterator<Item = &'a str>) -> Vec<u32> {
+fn numbered<T: Ord>(names: impl Iterator<Item = T>) -> Vec<u32> {
     let mut numbers = BTreeMap::new();
     let number = |name| {
         let next = numbers.len() as u32;
@@ -337,6 +400,41 @@ mod tests {
         assert_eq!(lines(&[25, 25, 100]).part([0, 1]), Topology::flat(2));
         assert_eq!(lines(&[10, 20, 40]).part([1, 2]).lines(), [1, 2]);
         assert_eq!(lines(&[10, 20, 40]).without_servers().lines(), [1, 2]);
+    }
+
+    #[test]
+    fn an_order_keeps_groups_together() {
+        let flat = || Topology::flat(4);
+        let order = |topology: Topology, order: &[u32]| topology.arranged(&[], order).unwrap();
+        assert_eq!(order(flat(), &[2, 0, 3, 1]).order(), [2, 0, 3, 1]);
+        assert_eq!(order(flat(), &[0, 1, 2, 3]), flat());
+        assert_eq!(order(flat(), &[]), flat());
+        // Of some of them the order is the same, and what ascends is no order.
+        let some = order(flat(), &[2, 0, 3, 1]).part([0, 2, 3]);
+        assert_eq!(some.order(), [1, 0, 2]);
+        assert_eq!(order(flat(), &[2, 0, 3, 1]).part([0, 1]), Topology::flat(2));
+        assert_eq!(order(flat(), &[2, 0, 3, 1]).unordered(), flat());
+        let racks = order(Topology::from_labels(&["a", "b", "a", "b"]), &[3, 0, 1, 2]);
+        assert_eq!(racks.order(), [3, 1, 0, 2]);
+        assert_eq!(racks.members(), [vec![3, 1], vec![0, 2]]);
+        assert_eq!(racks.unordered(), Topology::from_racks(vec![0, 1, 0, 1]));
+    }
+
+    #[test]
+    fn racks_may_be_others_than_the_labels() {
+        let found = Topology::flat(4).with_servers(1).arranged(&[0, 1, 0, 1], &[]).unwrap();
+        assert_eq!(found, Topology::from_racks(vec![0, 1, 0, 1]).with_servers(1));
+        let found = found.arranged(&[5, 5, 7, 7], &[3, 2, 1, 0]).unwrap();
+        assert_eq!(found.order(), [3, 2, 1, 0]);
+        for (racks, order) in [
+            (&[0, 1][..], &[][..]),
+            (&[], &[0, 1, 2]),
+            (&[], &[0, 1, 2, 2]),
+            (&[], &[0, 1, 2, 4]),
+            (&[0; 5], &[0, 1, 2, 3]),
+        ] {
+            assert_eq!(Topology::flat(4).arranged(racks, order), None, "{racks:?} {order:?}");
+        }
     }
 
     #[test]

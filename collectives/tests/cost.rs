@@ -1,8 +1,8 @@
 //! The closed forms of the cost model against the schedules themselves.
 
 use gradwire_collectives::{
-    Action, Algorithm, Block, Choice, CostModel, Kind, Pipeline, Rules, Schedule, Spec, Step,
-    Topology, cost::critical_path, generate, price, price_in_pipeline, select,
+    Action, Algorithm, Block, Choice, CostModel, Kind, LinkCost, Pipeline, Rules, Schedule, Spec,
+    Step, Topology, cost::critical_path, generate, price, price_in_pipeline, select,
 };
 
 fn all(kind: Kind, algorithm: Spec, topology: &Topology, count: u64) -> Vec<Schedule> {
@@ -328,4 +328,62 @@ fn servers_are_chosen_where_they_help() {
     let broadcast = Kind::Broadcast { root: 0 };
     let choice = choose(&model, &with(4, 4), broadcast, 4 << 20, Pipeline::ALONE);
     assert!(choice.others.iter().all(|(spec, _)| spec.algorithm() != Algorithm::Servers));
+}
+
+/// What does not fit into the queue of a line is sent by fewer at once.
+#[test]
+fn queues_that_overflow_are_avoided() {
+    let usual = CostModel::default();
+    let model = CostModel { queue: 512 << 10, overflow: 20e-3, ..usual };
+    let flat = Topology::flat(8);
+    let longer = |algorithm: Algorithm, bytes| {
+        let price = |model| price(model, &flat, Kind::Allreduce, algorithm, bytes);
+        price(&model) - price(&usual)
+    };
+    for algorithm in [Algorithm::Direct, Algorithm::Hierarchical] {
+        assert_eq!(longer(algorithm, 256 << 10), 0.0);
+        assert!((longer(algorithm, 4 << 20) / model.overflow - 1.0).abs() < 1e-6);
+    }
+    for algorithm in [Algorithm::Ring, Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling] {
+        assert_eq!(longer(algorithm, 64 << 20), 0.0, "nobody has two senders");
+    }
+    let chosen = |model| {
+        let choice = choose(model, &flat, Kind::Allreduce, 4 << 20, Pipeline::ALONE);
+        (choice.spec.algorithm(), choice.reason)
+    };
+    assert_eq!(chosen(&usual).0, Algorithm::Hierarchical);
+    assert_ne!(chosen(&model).0, Algorithm::Hierarchical, "{}", chosen(&model).1);
+}
+
+/// The fewer connections cross, the more of them share a path, and never more than all.
+#[test]
+fn few_connections_collide_on_the_paths_between_racks() {
+    let topology = Topology::from_racks((0..32).map(|node| node / 8).collect());
+    let longer = |paths, connections, algorithm: Algorithm| {
+        // So slow that the uplinks are what takes longest.
+        let cross_rack = LinkCost { latency: 60e-6, per_byte: 8.0 / 0.5e9 };
+        let model = |paths| CostModel { paths, connections, cross_rack, ..CostModel::default() };
+        let price = |model| price(&model, &topology, Kind::Allreduce, algorithm, 64 << 20);
+        price(model(paths)) / price(model(1))
+    };
+    assert_eq!(longer(1, 2, Algorithm::Ring), 1.0);
+    assert!(longer(8, 2, Algorithm::Ring) > longer(8, 2, Algorithm::Hierarchical));
+    assert!(longer(8, 2, Algorithm::Hierarchical) > longer(8, 16, Algorithm::Hierarchical));
+    assert!(longer(8, 1, Algorithm::Ring) <= 8.0 && longer(8, 64, Algorithm::Ring) >= 1.0);
+}
+
+/// The slowest line is what the others wait for, unless it has less to do.
+#[test]
+fn slow_lines_take_as_long_as_they_do() {
+    let model = without_incast();
+    let lines = |mbit: &[u32]| Topology::flat(4).with_lines(mbit);
+    let price = |topology: &Topology, algorithm: Algorithm| {
+        price(&model, topology, Kind::Allreduce, algorithm, 256 << 20)
+    };
+    let (equal, slow) = (lines(&[1000; 4]), lines(&[1000, 1000, 250, 1000]));
+    for algorithm in [Algorithm::Ring, Algorithm::Direct, Algorithm::Binomial] {
+        let ratio = price(&slow, algorithm) / price(&equal, algorithm);
+        assert!((3.0..=4.01).contains(&ratio), "{algorithm}: {ratio}");
+    }
+    assert!(price(&slow, Algorithm::Servers) < price(&slow, Algorithm::Ring));
 }

@@ -18,6 +18,7 @@ use crate::model::{
         TensorFailure, World,
     },
     event::{Announcement, Join, Latest, Submitted},
+    network::Arrangement,
     report::{PeerReport, RankReport, Report},
 };
 
@@ -105,6 +106,7 @@ pub fn incoming(connection: ConnectionId, wire: pb::NodeMessage) -> Result<Incom
             connection,
             sequence: Sequence(probed.sequence),
             time: Duration::from_nanos(probed.nanoseconds),
+            retransmits: probed.retransmits,
         },
         Message::Forgotten(forgotten) => {
             Event::Forgotten { connection, ids: forgotten.ids.into_iter().map(TensorId).collect() }
@@ -327,10 +329,16 @@ impl Splitter {
     }
 }
 
-/// One answer as messages that each fit the limit. First the parts that others need: process sets
-/// and registrations. Last the parts that need all others: sets and ids that go.
+/// One answer as messages that each fit the limit. First the parts that others need: the
+/// arrangement, process sets and registrations. Last the parts that need all others: sets and ids
+/// that go.
 pub fn execute(execute: Execute) -> Vec<pb::CoordinatorMessage> {
     let mut splitter = Splitter::default();
+    if let Some(Arrangement { racks, order, .. }) = execute.arrangement {
+        let part = pb::Arrangement { racks, order };
+        let bytes = part.encoded_len();
+        splitter.room_for(bytes).arrangement = Some(part);
+    }
     for part in execute.sets_created.into_iter().map(set_created) {
         splitter.room_for(part.encoded_len()).sets_created.push(part);
     }
@@ -464,6 +472,11 @@ mod tests {
             evicted: vec![TensorId(u32::MAX)],
             probes: Vec::new(),
             links: Links::new(vec![1000; 3], 0, vec![1, 2, 3]),
+            arrangement: Some(Arrangement {
+                racks: vec![0; 4096],
+                order: (0..4096).rev().collect(),
+                reason: "the links".to_owned(),
+            }),
         });
         assert!(messages.len() > 4, "{}", messages.len());
         let (mut ids, mut sequences) = (Vec::new(), Vec::new());
@@ -480,6 +493,9 @@ mod tests {
         let specs: Vec<_> = messages.iter().flat_map(|part| &part.specs).collect();
         assert_eq!((specs.len(), &specs[0].text[..]), (1, "double-tree"));
         let (first, last) = (messages.first().unwrap(), messages.last().unwrap());
+        let arranged = first.arrangement.as_ref().expect("it comes before the operations");
+        assert_eq!((arranged.racks.len(), arranged.order[0]), (4096, 4095));
+        assert!(messages[1..].iter().all(|part| part.arrangement.is_none()));
         assert_eq!(
             (first.sets_created[0].process_set, &first.sets_created[0].ranks[..]),
             (1, &[7][..])

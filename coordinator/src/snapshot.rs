@@ -9,7 +9,7 @@ use crate::{
     inbox::Snapshot,
     model::{
         command::{Node, RankWait},
-        network::Network,
+        network::{Arrangement, Network},
         report::Reported,
         status::{ChoiceStatus, OperationStatus, SizesStatus},
     },
@@ -116,6 +116,8 @@ fn entry(entry: Entry) -> pb::Entry {
 }
 
 fn network(network: Network) -> pb::Network {
+    let none = Arrangement { racks: Vec::new(), order: Vec::new(), reason: String::new() };
+    let arranged = network.arrangement.unwrap_or(none);
     let links = network.links.iter().map(|link| pb::Link {
         from: link.from.0,
         to: link.to.0,
@@ -128,6 +130,9 @@ fn network(network: Network) -> pb::Network {
         complete: network.is_complete,
         links: links.collect(),
         costs: Some(costs(&network.cost)),
+        racks: arranged.racks,
+        order: arranged.order,
+        arrangement: arranged.reason,
     }
 }
 
@@ -146,6 +151,10 @@ fn costs(cost: &CostModel) -> pb::Costs {
         burst_loss: cost.burst_loss,
         free_fan_in: cost.free_fan_in,
         incast_loss: cost.incast_loss,
+        queue: cost.queue,
+        overflow: cost.overflow,
+        paths: cost.paths,
+        connections: cost.connections,
     }
 }
 

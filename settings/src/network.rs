@@ -10,7 +10,7 @@ const MEGA: f64 = 1e6;
 impl Settings {
     /// What links, reductions and messages cost.
     pub fn cost_model(&self) -> CostModel {
-        let network = &self.network;
+        let (network, data) = (&self.network, &self.data);
         let per_byte = |mbit: u32| BITS / (f64::from(mbit) * MEGA);
         CostModel {
             in_rack: LinkCost {
@@ -34,10 +34,15 @@ impl Settings {
                 1.0 / (f64::from(network.publish_mb) * MEGA)
             },
             operation: network.operation.as_secs_f64(),
-            chunk: network.chunk_bytes,
+            chunk: network.chunk_bytes.min(data.chunk_bytes),
             burst_loss: f64::from(network.burst_loss) / 100.0,
             free_fan_in: network.free_senders,
             incast_loss: f64::from(network.sender_loss) / 100.0,
+            queue: network.queue_bytes,
+            overflow: network.overflow.as_secs_f64(),
+            paths: network.rack_paths,
+            connections: data.lanes * data.streams,
+            lanes: data.lanes,
         }
     }
 }
@@ -61,11 +66,16 @@ mod tests {
                 model.chunk as f64,
                 model.burst_loss,
                 f64::from(model.free_fan_in),
+                f64::from(model.paths),
+                f64::from(model.connections),
+                f64::from(model.lanes),
                 model.incast_loss,
                 // Zeros can't be divided.
                 1.0 + model.lane_per_byte,
                 1.0 + model.publish_per_byte,
                 1.0 + model.operation,
+                1.0 + model.queue as f64,
+                1.0 + model.overflow,
             ]
         };
         for (ours, theirs) in numbers(ours).into_iter().zip(numbers(theirs)) {

@@ -355,6 +355,16 @@ settings! {
         /// The part of the rate that is lost for each sender beyond network.free_senders.
         sender_loss: u32 =
             "network.sender_loss_percent", Kind::Number { min: 0, max: 1000 }, "3", "percent";
+        /// How many bytes several nodes may send to one at once before the queue of its line
+        /// overflows. 0: any number.
+        queue_bytes: u64 =
+            "network.queue_bytes", Kind::Bytes { min: 0, max: GIB }, "0", "bytes";
+        /// How much longer it takes if that queue overflows, until what was lost is sent again.
+        overflow: Duration =
+            "network.overflow_us", Kind::Number { min: 0, max: 10_000_000 }, "0", "us";
+        /// Paths of one cost out of a rack, among which connections are divided by chance (ECMP).
+        rack_paths: u32 =
+            "network.rack_paths", Kind::Number { min: 1, max: 4096 }, "1", "paths";
         /// How fast one data thread sends and receives; a piece that is alone has one. 0: as fast
         /// as the line.
         lane_rate_mbit: u32 =
@@ -413,7 +423,7 @@ settings! {
         /// The most shared memory of one worker; 0: what the machine has.
         arena_max_bytes: u64 =
             "worker.arena_max_bytes", Kind::Bytes { min: 0, max: 1024 * GIB }, "0", "bytes";
-        /// The most segments of one worker. Adopted tensors take at most half of them.
+        /// The most segments of one worker.
         max_segments: u32 =
             "worker.max_segments", Kind::Number { min: 1, max: 65_536 }, "1024", "segments";
         /// Whether the memory of a CPU tensor of PyTorch moves into shared memory when it is

@@ -64,7 +64,7 @@ pub fn parse(text: &str) -> Result<Input, InputError> {
     })?;
     let (hosts, labels, servers) = hosts(&reader, &file)?;
     let topology = Topology::from_labels(&labels);
-    let topology = topology.with_servers(servers);
+    let topology = ordered(&reader, &file, topology.with_servers(servers))?;
     let mut network = network(&reader, &file, hosts, topology)?;
     pairs(&reader, &file, &mut network)?;
     let NetworkPart { reduce_mb_per_s, message_ns, lane_rate_mbit, .. } = &file.network;
@@ -126,6 +126,9 @@ fn unused(reader: &Reader<'_>, part: &NetworkPart) -> Result<(), InputError> {
         (&part.burst_loss_percent, "network.burst_loss_percent"),
         (&part.free_senders, "network.free_senders"),
         (&part.sender_loss_percent, "network.sender_loss_percent"),
+        (&part.queue_bytes, "network.queue_bytes"),
+        (&part.overflow_us, "network.overflow_us"),
+        (&part.rack_paths, "network.rack_paths"),
     ] {
         reader.number(value, key, ANY, 0.0)?;
     }
@@ -172,6 +175,16 @@ fn hosts(reader: &Reader<'_>, file: &File) -> Result<(Vec<Host>, Vec<String>, u3
         return Err(InputError { line: 1, what: what.to_owned() });
     }
     Ok((hosts, labels, servers))
+}
+
+/// The hosts in the order of the file.
+fn ordered(reader: &Reader<'_>, file: &File, topology: Topology) -> Result<Topology, InputError> {
+    let Some(order) = &file.order else { return Ok(topology) };
+    let last = topology.participants() - 1;
+    topology.arranged(&[], order.get_ref()).ok_or_else(|| {
+        let what = format!("order must have each number from 0 to {last} once, or be left out");
+        reader.error(order.span(), what)
+    })
 }
 
 fn network(

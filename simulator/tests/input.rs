@@ -139,6 +139,10 @@ fn each_mistake_is_named_with_its_line() {
             "must be more than fault.from_ms",
         ),
         (format!("{hosts}[[link]]\nfrom = \"a\"\nto = \"c\""), 7, "there is no host \"c\""),
+        (format!("order = [0]\n{hosts}"), 1, "order must have each number from 0 to 1 once"),
+        (format!("order = [1, 1]\n{hosts}"), 1, "order must have each number from 0 to 1 once"),
+        (format!("order = [0, 2]\n{hosts}"), 1, "order must have each number from 0 to 1 once"),
+        (format!("order = [-1, 0]\n{hosts}"), 1, "expected u32"),
         ("[[host]\n".to_owned(), 1, ""),
     ] {
         let error = parse(&text).unwrap_err();
@@ -152,13 +156,16 @@ fn each_mistake_is_named_with_its_line() {
 /// The file of `gradwire probe` has what `gradwire explain` reads.
 #[test]
 fn a_measured_cluster_is_an_input() {
-    let text = "[network]\nlatency_us = 12.5\nrate_mbit = 940\nrack_latency_us = 30.0\n\
-                rack_rate_mbit = 235.0\nreduce_mb_per_s = 5000.0\nchunk_bytes = 131072\n\
-                message_ns = 3000.0\nburst_loss_percent = 7.0\nfree_senders = 8\n\
-                sender_loss_percent = 3.0\nlane_rate_mbit = 900.0\npublish_mb_per_s = 9000.0\n\
-                operation_us = 150.0\n[[host]]\nname = \"a\"\nrack = \"r1\"\n[[host]]\n\
-                name = \"b\"\nrack = \"r2\"\nline_mbit = 1000\n[job]\nspecs = [\"ring\"]";
+    let text = "order = [1, 0]\n[network]\nlatency_us = 12.5\nrate_mbit = 940\n\
+                rack_latency_us = 30.0\nrack_rate_mbit = 235.0\nreduce_mb_per_s = 5000.0\n\
+                chunk_bytes = 131072\nmessage_ns = 3000.0\nburst_loss_percent = 7.0\n\
+                free_senders = 8\nsender_loss_percent = 3.0\nlane_rate_mbit = 900.0\n\
+                publish_mb_per_s = 9000.0\noperation_us = 150.0\nqueue_bytes = 774144\n\
+                overflow_us = 4616.0\nrack_paths = 1\n[[host]]\nname = \"a\"\nrack = \"r1\"\n\
+                [[host]]\nname = \"b\"\nrack = \"r2\"\nline_mbit = 1000\n[job]\n\
+                specs = [\"ring\"]";
     let input = parse(text).unwrap();
+    assert_eq!(input.setup.network.topology.order(), [1, 0]);
     assert!((input.control.order + input.control.done - 150e-6).abs() < 1e-12);
     // Racks of one host have a quarter of its rate.
     let least = 64.0 * 1.048576e6 * 8.0 / 235e6;

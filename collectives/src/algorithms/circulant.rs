@@ -226,6 +226,10 @@ fn shape(cluster: &Cluster, radix: u32, over_racks: bool) -> Shape {
     Shape {
         line: 2.0 * share,
         senders: (messages / all) as u32,
+        partners: messages as u32,
+        in_rounds: in_racks && cluster.racks > 1.0,
+        // In the first round of a phase all but a share for each of the others.
+        burst: 1.0 - 1.0 / f64::from(radix).min(cluster.nodes).max(1.0),
         // Without a thought of racks every message may cross.
         uplink: match cluster.racks > 1.0 {
             true if in_racks => cluster.least_uplink(),
@@ -250,5 +254,6 @@ pub(super) fn shape_plain(cluster: &Cluster, radix: u32) -> Shape {
 pub(super) fn shape_direct(cluster: &Cluster) -> Shape {
     let outside = (cluster.nodes - cluster.smallest) / cluster.nodes;
     let uplink = if cluster.racks > 1.0 { 2.0 * outside } else { 0.0 };
-    Shape { uplink, ..shape_plain(cluster, cluster.nodes as u32) }
+    let crossing = cluster.largest * (cluster.nodes - cluster.largest);
+    Shape { uplink, crossing, ..shape_plain(cluster, cluster.nodes as u32) }
 }

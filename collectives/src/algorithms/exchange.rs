@@ -382,8 +382,14 @@ pub(super) fn shape(kind: Kind, spec: &Spec, topology: &Topology, cluster: &Clus
             // What is passed on lies apart in memory, and takes a frame for each place.
             let messages = half.messages.max(nodes - 1.0);
             let outside = (nodes - cluster.smallest) / nodes;
-            let uplink = if cluster.racks > 1.0 { outside.max(half.uplink) / nodes } else { 0.0 };
-            Shape { line: sends / nodes, uplink, messages, blocks: nodes * nodes, ..half }
+            let uplink = match &trees {
+                _ if cluster.racks <= 1.0 => 0.0,
+                // Each link of a ring carries half of all pairs, also those that are one rack's.
+                Trees::Ring => cluster.uplink(cluster.others() / (2.0 * nodes)),
+                _ => outside.max(half.uplink) / nodes,
+            };
+            let burst = half.burst / nodes;
+            Shape { line: sends / nodes, burst, uplink, messages, blocks: nodes * nodes, ..half }
         }
         // All that the root gets or has crosses its line.
         Kind::Gather { .. } | Kind::Scatter { .. } => Shape {
@@ -393,6 +399,7 @@ pub(super) fn shape(kind: Kind, spec: &Spec, topology: &Topology, cluster: &Clus
                 _ => half.fill,
             },
             line: cluster.share(),
+            senders: if matches!(kind, Kind::Scatter { .. }) { 1 } else { half.senders },
             uplink: cluster.uplink((nodes - cluster.largest) / nodes),
             messages: match kind {
                 Kind::Gather { .. } => half.hops_in + half.hops_across,

@@ -184,6 +184,7 @@ pub(super) fn shape(spec: &Spec, along: Along, topology: &Topology, cluster: &Cl
             Along::Ring | Along::Direct => 2.0 * share,
         },
         senders,
+        burst: 1.0 - 1.0 / (f64::from(senders) + 1.0),
         uplink: match cluster.racks > 1.0 {
             true if aligned => cluster.least_uplink(),
             true => 1.0,

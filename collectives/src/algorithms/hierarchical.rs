@@ -182,6 +182,8 @@ pub(super) fn shape(cluster: &Cluster) -> Shape {
     Shape {
         line: 2.0 * direct,
         senders: (widest - 1.0) as u32,
+        burst: direct.min((widest - 1.0) / widest),
+        crossing: cluster.largest * (cluster.racks - 1.0),
         uplink: cluster.least_uplink(),
         reduced: direct,
         messages: 2.0 * (cluster.racks * largest - 1.0),

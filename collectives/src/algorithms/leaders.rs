@@ -54,6 +54,8 @@ pub(super) fn shape(cluster: &Cluster) -> Shape {
     Shape {
         line: 1.5 * (largest - 1.0) + ring,
         senders: (largest - 1.0) as u32,
+        burst: largest - 1.0,
+        crossing: if racks > 1.0 { 2.0 } else { 0.0 },
         // One node of each rack.
         uplink: cluster.uplink(ring).max(ring / smallest),
         reduced: largest - 1.0 + ring / 2.0,

@@ -374,7 +374,7 @@ fn up(spec: &Spec, topology: &Topology, root: u32, cluster: &Cluster) -> Shape {
     match trees_of(spec) {
         Trees::Two => Shape { line: double_tree::line_up(cluster), ..down },
         Trees::Racks => Shape { line: hierarchical::line_up(cluster), ..down },
-        Trees::Star => Shape { senders: cluster.others() as u32, ..down },
+        Trees::Star => Shape { senders: cluster.others() as u32, burst: cluster.others(), ..down },
         Trees::Chain
         | Trees::KNomial(_)
         | Trees::Bine

@@ -198,6 +198,7 @@ pub(super) fn shape(cluster: &Cluster, partners: Partners, fold: Fold) -> Shape 
             false => 0.0,
         },
         reduced: share + reduced,
+        partners: rounds as u32,
         messages: 2.0 * rounds + hops,
         blocks: 2.0,
         ..cluster

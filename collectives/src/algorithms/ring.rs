@@ -168,6 +168,8 @@ pub(super) fn shape(cluster: &Cluster, rings: u32) -> Shape {
         reduced: share,
         messages: 2.0 * cluster.others() * f64::from(rings),
         blocks: cluster.nodes * f64::from(rings),
+        // Of each ring two links leave a rack.
+        crossing: if cluster.racks > 1.0 { 2.0 * f64::from(rings) } else { 0.0 },
         // Uplinks have something to carry from the beginning, too.
         ..cluster.hops(2.0 * cluster.others(), 2.0 * (cluster.racks - 1.0)).at_once(0.0)
     }

@@ -228,6 +228,7 @@ pub(super) fn shape(topology: &Topology, segments: u32, cluster: &Cluster) -> Sh
     Shape {
         line: parts.line,
         senders: n as u32,
+        burst: ((n - 1.0) * own).max(n * server),
         uplink,
         reduced: (n - 1.0) * own.max(server),
         messages: sends * segments,

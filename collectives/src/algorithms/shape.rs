@@ -14,12 +14,22 @@ pub(crate) struct Shape {
     /// hops of a chain or a tree, where each waits for the one before, and none where what comes in
     /// goes out behind what a participant has of its own ([`Self::at_once`]).
     pub(crate) fill: f64,
-    /// Sent or received by the busiest participant, in units of the piece.
+    /// Sent or received by the busiest participant, in units of the piece; where lines have
+    /// different rates, by that with the slowest one.
     pub(crate) line: f64,
     /// Of these, received when everybody sends at once.
     pub(crate) senders: u32,
+    /// Senders to one if pieces follow each other, which are then in different rounds; 0: as above.
+    pub(crate) partners: u32,
+    /// What comes from these senders at once, in units of the piece.
+    pub(crate) burst: f64,
     /// What leaves or enters a rack, divided by its nodes; the largest, in units of the piece.
     pub(crate) uplink: f64,
+    /// Whether rounds inside racks and between them follow each other, so that the lines wait while
+    /// the uplinks are busy. Otherwise chunks overlap.
+    pub(crate) in_rounds: bool,
+    /// Pairs of nodes of different racks that exchange at the same time, of those of one rack.
+    pub(crate) crossing: f64,
     /// Reduced by the busiest participant, in units of the piece.
     pub(crate) reduced: f64,
     /// Reduced of a chunk at each hop, where that is all that isn't hidden behind the line.
@@ -110,6 +120,8 @@ impl Cluster {
         Shape {
             hops_in: hops - across,
             hops_across: across,
+            // By all nodes of a rack, each with one of another rack.
+            crossing: if self.racks > 1.0 { self.largest } else { 0.0 },
             fill: hops,
             blocks: 1.0,
             ..Shape::default()

@@ -41,6 +41,18 @@ pub struct CostModel {
     pub free_fan_in: u32,
     /// Goodput lost for each further sender, as a fraction. Default 0.03.
     pub incast_loss: f64,
+    /// How many bytes several may send to one at once. More overflows the queue of its line, and
+    /// what is lost is sent again. Default 0: any number.
+    pub queue: u64,
+    /// Seconds that it takes longer if the queue overflows. Default 0.
+    pub overflow: f64,
+    /// Paths of one cost out of a rack, among which connections are divided by chance (ECMP).
+    /// Default 1.
+    pub paths: u32,
+    /// The connections between two nodes. Default 2.
+    pub connections: u32,
+    /// The data threads among which pieces are divided. Default 2.
+    pub lanes: u32,
 }
 
 impl Default for CostModel {
@@ -57,6 +69,11 @@ impl Default for CostModel {
             burst_loss: 0.07,
             free_fan_in: 8,
             incast_loss: 0.03,
+            queue: 0,
+            overflow: 0.0,
+            paths: 1,
+            connections: 2,
+            lanes: 2,
         }
     }
 }
@@ -66,5 +83,22 @@ impl CostModel {
     pub(crate) fn incast(&self, senders: u32) -> f64 {
         let bursts = self.burst_loss * (1.0 - 1.0 / f64::from(senders.max(1)));
         1.0 + bursts + self.incast_loss * f64::from(senders.saturating_sub(self.free_fan_in))
+    }
+
+    /// How many seconds longer it takes if so many bytes come from `senders` at once, of which one
+    /// share is sent on meanwhile.
+    pub fn overflow(&self, bytes: f64, senders: u32) -> f64 {
+        let waiting = bytes * (1.0 - 1.0 / f64::from(senders.max(1)));
+        if self.queue > 0 && waiting > self.queue as f64 { self.overflow } else { 0.0 }
+    }
+
+    /// By how much the busiest path out of a rack has more than its share, if so many pairs of
+    /// nodes use all of them: about what balls in bins do (Raab & Steger, 1998), and at most all.
+    pub(crate) fn collisions(&self, pairs: f64) -> f64 {
+        let (paths, flows) = (f64::from(self.paths), pairs * f64::from(self.connections));
+        if self.paths <= 1 || flows <= 0.0 {
+            return 1.0;
+        }
+        (1.0 + (2.0 * paths * paths.ln() / flows).sqrt()).min(paths)
     }
 }

@@ -49,8 +49,8 @@ fn what_is_printed_is_read_again() {
 #[test]
 fn a_rule_is_for_its_collective_and_its_range() {
     let text = "allreduce:0-64K=ring; 64K-1M=^ring,^linear; broadcast=chain";
-    let usual = "ring,recursive-doubling,double-tree,hierarchical,linear";
-    let some = "recursive-doubling,double-tree,hierarchical";
+    let usual = "ring,recursive-doubling,double-tree,hierarchical,circulant,linear";
+    let some = "recursive-doubling,double-tree,hierarchical,circulant";
     for (kind, bytes, rule, specs) in [
         (Kind::Allreduce, 0, 1, "ring"),
         (Kind::Allreduce, 65_536, 1, "ring"),
@@ -89,7 +89,7 @@ fn what_does_not_fit_is_left_out() {
 #[test]
 fn strict_rules_allow_one_order_of_additions() {
     let canonical = "recursive-doubling,halving-doubling,rabenseifner";
-    let usual = "ring,recursive-doubling,double-tree,hierarchical,linear";
+    let usual = "ring,recursive-doubling,double-tree,hierarchical,circulant,linear";
     let reduce = Kind::Reduce { root: 1 };
     for (text, kind, rule, specs) in [
         ("auto", Kind::Allreduce, 0, canonical),
@@ -101,7 +101,7 @@ fn strict_rules_allow_one_order_of_additions() {
         ("^recursive-doubling", reduce, 0, "halving-doubling,rabenseifner"),
         ("64K-=auto; 0-64K=^rabenseifner", reduce, 2, "recursive-doubling,halving-doubling"),
         (usual, Kind::Allreduce, 0, "recursive-doubling"),
-        ("^ring", BROADCAST, 0, "recursive-doubling,double-tree,hierarchical,linear"),
+        ("^ring", BROADCAST, 0, "recursive-doubling,double-tree,hierarchical,circulant,linear"),
         ("ring,rabenseifner", reduce, 0, "rabenseifner"),
         ("ring,rabenseifner", BROADCAST, 0, "ring,rabenseifner"),
         ("broadcast=chain", BROADCAST, 1, "chain"),
@@ -174,7 +174,10 @@ fn a_mistake_is_named_with_its_place() {
         ("allreduce=ring; 8-=ring", "its range overlaps that of rule 1"),
         ("broadcast=ring,^chain", "character 16: a list either names"),
         ("^ring(way=around)", "^ takes an algorithm without parameters"),
-        ("^ring,^recursive-doubling,^double-tree,^hierarchical,^linear", "nothing is left of"),
+        (
+            "^ring,^recursive-doubling,^double-tree,^hierarchical,^circulant,^linear",
+            "nothing is left of",
+        ),
         ("allreduce=circulant(radix=1)", "radix is a number from 2 to"),
         ("allreduce=ring,auto", "there is no algorithm \"auto\""),
         ("é=ring", "rule 1, character 1: \"é\" is no collective"),

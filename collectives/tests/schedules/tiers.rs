@@ -5,7 +5,7 @@ use gradwire_collectives::{
     Algorithm, Kind, Schedule, Spec, Topology,
     verify::{cross_rack_elements, cross_tier_elements},
 };
-use proptest::prelude::{Strategy, prop, prop_oneof};
+use proptest::prelude::{Just, Strategy, prop, prop_oneof};
 
 use crate::{all, prove, proven};
 
@@ -54,8 +54,15 @@ fn in_tiers(nodes: u32) -> Vec<Topology> {
     ]
 }
 
-/// Any racks, without tiers above them or with paths of different lengths.
+/// Any racks, without tiers above them or with paths of different lengths, in any order.
 pub(crate) fn any(nodes: usize) -> impl Strategy<Value = Topology> {
+    let numbers: Vec<u32> = (0..nodes as u32).collect();
+    let order = prop_oneof![Just(Vec::new()), Just(numbers).prop_shuffle()];
+    let arranged = |(topology, order): (Topology, Vec<u32>)| topology.arranged(&[], &order);
+    (grouped(nodes), order).prop_map(move |it| arranged(it).expect("an order of all nodes"))
+}
+
+fn grouped(nodes: usize) -> impl Strategy<Value = Topology> {
     let paths = prop::collection::vec(prop::collection::vec(0..3u8, 0..=3), nodes);
     prop_oneof![
         prop::collection::vec(0..6u32, nodes).prop_map(Topology::from_racks),

@@ -78,6 +78,7 @@ mod tests {
             took: Duration::ZERO,
             is_complete: true,
             links: vec![link; 3],
+            arrangement: None,
             cost: CostModel::default(),
         };
         advice(&config, &network)

@@ -18,6 +18,7 @@ use crate::model::{
     EngineConfig,
     command::KnownSpec,
     learned::{Learned, Time},
+    network::Arrangement,
     status::{ChoiceStatus, MAX_CHOICES as SHOWN},
 };
 
@@ -114,10 +115,10 @@ pub(crate) struct Chooser {
     unannounced: Vec<KnownSpec>,
 }
 
-/// Nor do they keep the rates of links, which are measured each time.
+/// Jobs keep neither the rates of links nor the order of nodes: each measures them anew.
 fn measured(class: &Class) -> Measured {
     let Class { topology, kind, quantized, size, pieces, .. } = class;
-    (topology.clone().with_links(None), *kind, *quantized, *size, *pieces)
+    (topology.clone().with_links(None).unordered(), *kind, *quantized, *size, *pieces)
 }
 
 impl Policy {
@@ -191,6 +192,16 @@ impl Chooser {
     /// So many operations use all of the credit from now on.
     pub(crate) fn set_credit(&mut self, credit: u32) {
         self.policy.credit = credit;
+    }
+
+    /// Nodes are in these racks and this order from now on, before the first choice. Returns
+    /// whether they are of these nodes.
+    pub(crate) fn arrange(&mut self, Arrangement { racks, order, .. }: &Arrangement) -> bool {
+        let arranged = self.topology.clone().arranged(racks, order);
+        arranged.is_some_and(|topology| {
+            self.topology = topology;
+            true
+        })
     }
 
     /// The costs by which algorithms are chosen.

@@ -39,7 +39,7 @@ use crate::model::{
     EngineConfig,
     command::{KnownSpec, Operation, Segment},
     learned::Memory,
-    network::Network,
+    network::{Arrangement, Network},
     process_set::ProcessSet,
     round::{Progress, Round, Slot},
     status::{ChoiceStatus, SizesStatus},
@@ -110,6 +110,12 @@ impl Dispatch {
     /// Chooses by these costs from now on.
     pub(crate) fn set_cost(&mut self, cost: CostModel) {
         self.chooser.set_cost(cost);
+    }
+
+    /// Nodes are in these racks and this order from now on, before the first choice. Returns
+    /// whether they are of these nodes.
+    pub(crate) fn arrange(&mut self, arrangement: &Arrangement) -> bool {
+        self.chooser.arrange(arrangement)
     }
 
     /// The costs by which algorithms are chosen.

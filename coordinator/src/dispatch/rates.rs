@@ -69,6 +69,7 @@ mod tests {
             took: Duration::ZERO,
             is_complete: true,
             links: vec![link(0, 1, 125e6), link(1, 2, 250e6)],
+            arrangement: None,
             cost,
         };
         let measured = links(vec![0, 40_000, 0], &cost, Some(&network)).unwrap();

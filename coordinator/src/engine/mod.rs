@@ -30,7 +30,7 @@ use crate::{
         text,
         violation::Violation,
     },
-    probe::{Probing, without_set},
+    probe::{Done, May, Probing, without_set},
 };
 
 /// How many tensors a failure names.
@@ -139,7 +139,10 @@ impl Engine {
         self.agreement = Agreement::new(members, &self.config);
         self.dispatch = Dispatch::new(nodes, lines, &self.config);
         if self.config.probe {
-            self.probing = Probing::new(topology, self.config.lanes);
+            let may_find_racks =
+                self.config.may_arrange && racks.iter().all(|rack| rack.is_empty());
+            let may = May { find_racks: may_find_racks, order: self.config.may_arrange };
+            self.probing = Probing::new(topology, self.config.lanes, may);
         }
     }
 
@@ -160,7 +163,9 @@ impl Engine {
                 let agreement = &mut self.agreement;
                 self.dispatch.done(node, &sequences, now, |slot| agreement.finished(slot))
             }
-            Event::Probed { sequence, time, .. } => self.probing.done(node, sequence, time, now),
+            Event::Probed { sequence, time, retransmits, .. } => {
+                self.probing.done(node, sequence, Done { time, retransmits }, now)
+            }
             Event::Forgotten { ids, .. } => self.agreement.forgotten(node, &ids),
             Event::Left { ranks, absent, .. } => {
                 let agreement = &self.agreement;
@@ -310,11 +315,15 @@ impl Engine {
             return last.filter(|_| !execute.probes.is_empty());
         };
         dispatch.set_cost(without_set(network.cost, self.config.cost));
+        let arrangement = network.arrangement.clone();
+        execute.arrangement = arrangement.filter(|arranged| dispatch.arrange(arranged));
+        let why = execute.arrangement.iter().map(|arranged| format!("; {}", arranged.reason));
+        let why: String = why.collect();
         let took = network.took.as_secs_f64();
         let links = text::count(network.links.len(), "link");
         let cut = if network.is_complete { "" } else { ", as far as there was time" };
         self.network = Some(network);
-        Some(format!("{links} measured in {took:.3} s{cut}"))
+        Some(format!("{links} measured in {took:.3} s{cut}{why}"))
     }
 
     /// What was decided with an answer, besides that what was ready goes out.

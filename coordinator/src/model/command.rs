@@ -8,7 +8,7 @@ use gradwire_proto::{
     Sequence, SpecId, TensorId, TensorName, convert::TensorRef,
 };
 
-use super::event::ConnectionId;
+use super::{event::ConnectionId, network::Arrangement};
 
 /// A node of the world, as every node knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -201,6 +201,8 @@ pub struct Execute {
     pub probes: Vec<Probe>,
     /// The rates by which load is distributed, from now on.
     pub links: Option<Links>,
+    /// To be applied before the operations.
+    pub arrangement: Option<Arrangement>,
 }
 
 impl Execute {
@@ -217,8 +219,10 @@ impl Execute {
             evicted,
             probes,
             links,
+            arrangement,
         } = self;
-        sets_created.is_empty()
+        arrangement.is_none()
+            && sets_created.is_empty()
             && registrations.is_empty()
             && specs.is_empty()
             && operations.is_empty()

@@ -73,6 +73,9 @@ pub struct EngineConfig {
     pub cost: CostModel,
     /// Whether the links between nodes are measured before the first operation.
     pub probe: bool,
+    /// Whether what was measured may decide the racks of nodes without labels, and the order of
+    /// nodes in a ring. Not where each run has to add up in the same order.
+    pub may_arrange: bool,
     /// Whether other algorithms than the cheapest by the cost model are tried now and then, so that
     /// measured times can correct it.
     pub may_explore: bool,
@@ -137,6 +140,7 @@ impl EngineConfig {
                 },
             rules,
             cost: settings.cost_model(),
+            may_arrange: !negotiation.strict,
             may_explore: settings.tuning.enabled && !negotiation.strict,
         })
     }

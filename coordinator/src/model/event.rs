@@ -124,6 +124,8 @@ pub enum Event {
         sequence: Sequence,
         /// The time that it took there.
         time: Duration,
+        /// The packets that the node had sent again before.
+        retransmits: u64,
     },
     /// A node has read that ids are not valid any more, and no longer uses them.
     Forgotten {

@@ -20,6 +20,19 @@ pub struct LinkMeasured {
     pub rate: f64,
 }
 
+/// How nodes are arranged, where what was measured makes another arrangement clear than their
+/// labels and numbers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Arrangement {
+    /// The rack of each node; empty: as they are labelled.
+    pub racks: Vec<u32>,
+    /// All nodes in the order in which a ring visits them, as far as racks stay together; empty: by
+    /// number.
+    pub order: Vec<u32>,
+    /// Why.
+    pub reason: String,
+}
+
 /// What was measured of all nodes, and the costs that follow from it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Network {
@@ -29,6 +42,8 @@ pub struct Network {
     pub is_complete: bool,
     /// By number of the nodes.
     pub links: Vec<LinkMeasured>,
+    /// What follows from the links for the arrangement of nodes, if something does.
+    pub arrangement: Option<Arrangement>,
     /// What follows from all measurements.
     pub cost: CostModel,
 }

@@ -1,6 +1,9 @@
 //! From measured times to the costs of the model. Pure arithmetic.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use gradwire_collectives::{CostModel, LinkCost, Topology, algorithms::probe::Pattern};
 use gradwire_proto::NodeId;
@@ -28,6 +31,18 @@ pub(super) struct Sample {
     /// Seconds from order to report, without those on the slowest node; none if some node has not
     /// reported.
     pub(super) besides: Option<f64>,
+    /// How many packets of its nodes were lost and sent again, if they have said it.
+    pub(super) lost: Option<u64>,
+}
+
+impl Sample {
+    /// The two nodes that it is of, the smaller first, unless they shared an uplink with others.
+    fn pair(&self) -> Option<(NodeId, NodeId)> {
+        match self.nodes[..] {
+            [a, b] if !self.is_shared => Some((a.min(b), a.max(b))),
+            _ => None,
+        }
+    }
 }
 
 /// What is known of a link; `None` where nothing was measured.
@@ -58,10 +73,12 @@ fn at_best(time: f64, besides: f64) -> f64 {
 
 /// What is known of the link between two nodes.
 pub(super) fn link(samples: &[Sample], a: NodeId, b: NodeId) -> LinkTimes {
-    let of = |sample: &&Sample| {
-        sample.nodes.len() == 2 && sample.nodes.contains(&a) && !sample.is_shared
-    };
-    let here: Vec<&Sample> = samples.iter().filter(of).filter(|s| s.nodes.contains(&b)).collect();
+    let of = |sample: &&Sample| sample.pair() == Some((a.min(b), a.max(b)));
+    times(&samples.iter().filter(of).collect::<Vec<_>>())
+}
+
+/// What is known of a link from the samples of its two nodes.
+fn times(here: &[&Sample]) -> LinkTimes {
     // Nothing makes a round trip too short, and a busy processor makes it too long.
     let latency = least(here.iter().filter_map(|sample| match sample.pattern {
         Pattern::RoundTrips(count) => Some(sample.time / f64::from(2 * count)),
@@ -144,25 +161,80 @@ fn per_message(samples: &[Sample]) -> Option<f64> {
     (many > few && more > 0.0).then(|| more / f64::from(many - few))
 }
 
-/// The part of the rate that is lost where several send to one, of all but the share of one.
-fn burst_loss(samples: &[Sample]) -> Option<f64> {
+/// What several nodes sent to one at once.
+#[derive(Debug, Clone, Copy)]
+struct Gathered {
+    senders: f64,
+    /// Of all of them.
+    bytes: f64,
+    time: f64,
+    /// Whether packets were lost.
+    is_lossy: bool,
+}
+
+fn gathered(samples: &[Sample]) -> Vec<Gathered> {
     let gathers = samples.iter().filter_map(|sample| match sample.pattern {
         Pattern::Gather(bytes) => {
             let senders = sample.nodes.len() as f64 - 1.0;
-            Some((senders, sample.time / (bytes as f64 * senders)))
+            let is_lossy = sample.lost.is_some_and(|lost| lost > 0);
+            Some(Gathered { senders, bytes: bytes as f64 * senders, time: sample.time, is_lossy })
         }
         _ => None,
     });
-    let gathers: Vec<(f64, f64)> = gathers.collect();
-    let of = |count: f64| {
-        let times = gathers.iter().filter(|(senders, _)| *senders == count);
-        median(times.map(|(_, per_byte)| *per_byte))
-    };
-    let one = of(1.0)?;
-    let losses = [2.0, 4.0, 8.0].into_iter().filter_map(|senders: f64| {
-        Some(((of(senders)? / one - 1.0) / (1.0 - 1.0 / senders)).clamp(0.0, 1.0))
+    gathers.collect()
+}
+
+/// The part of the rate that is lost where several send to one, of all but the share of one, as
+/// long as no packet is lost.
+fn burst_loss(gathered: &[Gathered]) -> Option<f64> {
+    let alone = || gathered.iter().filter(|one| one.senders == 1.0);
+    let usual = alone().map(|one| one.bytes).reduce(f64::min)?;
+    let one = median(alone().map(|one| one.time / one.bytes))?;
+    // Small transfers take longer for other reasons.
+    let several = gathered.iter().filter(|all| {
+        all.senders > 1.0 && !all.is_lossy && (0.5..=2.0).contains(&(all.bytes / usual))
     });
-    median(losses)
+    median(several.map(|all| {
+        let lost = all.time / all.bytes / one - 1.0;
+        (lost / (1.0 - 1.0 / all.senders)).clamp(0.0, 1.0)
+    }))
+}
+
+/// Transfers from several to one that lost packets took longer at least by this part.
+const OVERFLOWED: f64 = 0.25;
+
+/// How many bytes several could send to one without loss, and how many seconds it took longer
+/// where that were too many. `None` if nothing was lost.
+fn overflow(gathered: &[Gathered], per_byte: f64, burst_loss: f64) -> Option<(u64, f64)> {
+    // While they come in, one share goes out.
+    let waiting = |all: &Gathered| all.bytes * (1.0 - 1.0 / all.senders);
+    let longer = |all: &Gathered| {
+        let usual = all.bytes * per_byte * (1.0 + burst_loss * (1.0 - 1.0 / all.senders));
+        (all.time - usual, usual)
+    };
+    let overflows = |all: &&Gathered| {
+        let (longer, usual) = longer(all);
+        all.is_lossy && longer > OVERFLOWED * usual
+    };
+    let several = || gathered.iter().filter(|all| all.senders > 1.0);
+    let least = least(several().filter(overflows).map(waiting))?;
+    let fits = several().map(waiting).filter(|bytes| *bytes < least);
+    let queue = fits.fold(least / 2.0, f64::max);
+    Some((queue as u64, median(several().filter(overflows).map(|all| longer(all).0))?))
+}
+
+/// What was measured of each link.
+pub(super) fn measured(samples: &[Sample]) -> Vec<LinkMeasured> {
+    let mut pairs: BTreeMap<(NodeId, NodeId), Vec<&Sample>> = BTreeMap::new();
+    for sample in samples {
+        sample.pair().into_iter().for_each(|pair| pairs.entry(pair).or_default().push(sample));
+    }
+    let links = pairs.into_iter().filter_map(|((from, to), here)| {
+        let LinkTimes { latency, lane_per_byte, per_byte } = times(&here);
+        let (lane_rate, rate) = (1.0 / lane_per_byte?, 1.0 / per_byte?);
+        Some(LinkMeasured { from, to, latency: latency?, lane_rate, rate })
+    });
+    links.collect()
 }
 
 /// The costs that follow from samples, and what was measured of each link.
@@ -172,20 +244,7 @@ pub(super) fn fit(
     took: Duration,
     is_complete: bool,
 ) -> Network {
-    let pairs: BTreeSet<(NodeId, NodeId)> = samples
-        .iter()
-        .filter(|sample| sample.nodes.len() == 2)
-        .map(|sample| (sample.nodes[0], sample.nodes[1]))
-        .map(|(a, b)| (a.min(b), a.max(b)))
-        .collect();
-    let links: Vec<LinkMeasured> = pairs
-        .into_iter()
-        .filter_map(|(from, to)| {
-            let LinkTimes { latency, lane_per_byte, per_byte } = link(samples, from, to);
-            let (lane_rate, rate) = (1.0 / lane_per_byte?, 1.0 / per_byte?);
-            Some(LinkMeasured { from, to, latency: latency?, lane_rate, rate })
-        })
-        .collect();
+    let links = measured(samples);
     let usual = CostModel::default();
     // A message costs the processors on both ends less than its way takes.
     let shortest = least(links.iter().map(|link| link.latency)).unwrap_or(f64::MAX);
@@ -233,6 +292,9 @@ pub(super) fn fit(
     };
     let reduced = |pattern| if let Pattern::Reduce(bytes) = pattern { Some(bytes) } else { None };
     let copied = |pattern| if let Pattern::Copy(bytes) = pattern { Some(bytes) } else { None };
+    let gathered = gathered(samples);
+    let burst_loss = burst_loss(&gathered).unwrap_or(usual.burst_loss);
+    let (queue, overflow) = overflow(&gathered, line.max(lane), burst_loss).unwrap_or_default();
     let cost = CostModel {
         in_rack,
         cross_rack,
@@ -241,10 +303,12 @@ pub(super) fn fit(
         lane_per_byte: if lane > SLOWER * line { lane } else { 0.0 },
         publish_per_byte: in_memory(copied).unwrap_or(usual.publish_per_byte),
         operation: median(samples.iter().filter_map(|sample| sample.besides)).unwrap_or(0.0),
-        burst_loss: burst_loss(samples).unwrap_or(usual.burst_loss),
+        burst_loss,
+        queue,
+        overflow,
         ..usual
     };
-    Network { took, is_complete, links, cost }
+    Network { took, is_complete, links, arrangement: None, cost }
 }
 
 /// Measured costs, but for those that were set to something else than their default.
@@ -271,8 +335,14 @@ pub(crate) fn without_set(measured: CostModel, set: CostModel) -> CostModel {
         ),
         operation: pick(measured.operation, set.operation, usual.operation),
         burst_loss: pick(measured.burst_loss, set.burst_loss, usual.burst_loss),
+        // A queue of the one and the time of the other would not fit.
+        queue: if set.queue > 0 { set.queue } else { measured.queue },
+        overflow: if set.queue > 0 { set.overflow } else { measured.overflow },
         chunk: set.chunk,
         free_fan_in: set.free_fan_in,
         incast_loss: set.incast_loss,
+        paths: set.paths,
+        connections: set.connections,
+        lanes: set.lanes,
     }
 }

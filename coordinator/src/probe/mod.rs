@@ -2,12 +2,14 @@
 //! the network that is there.
 //!
 //! - `steps`: what is measured, one thing after the other, and between which nodes at a time
+//! - `arrange`: which nodes are near each other, where links show it and no label says it
 //! - `fit`: from times to costs
 //!
 //! [`Probing`] sends out one step after the other, and the next one when all nodes have done the
 //! last. It is over after [`LIMIT`], whatever has been measured until then, and never fails the
 //! job: a link that is not measured counts like the others.
 
+mod arrange;
 mod fit;
 mod steps;
 
@@ -21,10 +23,15 @@ use gradwire_proto::{NodeId, Sequence};
 
 pub(crate) use self::fit::without_set;
 use self::{
-    fit::{Sample, fit},
-    steps::{Step, steps},
+    arrange::arrange,
+    fit::{Sample, fit, measured},
+    steps::{Step, between_many, between_pairs, once_more},
 };
-use crate::model::{command::Probe, network::Network, violation::Violation};
+use crate::model::{
+    command::Probe,
+    network::{Arrangement, Network},
+    violation::Violation,
+};
 
 /// How long operations wait for the probe.
 const LIMIT: Duration = Duration::from_secs(1);
@@ -36,15 +43,47 @@ const STEP_LIMIT: Duration = Duration::from_millis(300);
 /// The most groups whose times are logged.
 const NAMED_GROUPS: usize = 4;
 
+/// What may follow from the links besides costs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct May {
+    /// Racks: no node has a label.
+    pub(crate) find_racks: bool,
+    /// The order of nodes in a ring.
+    pub(crate) order: bool,
+}
+
+/// What a node reports of a probe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Done {
+    /// How long it took.
+    pub(crate) time: Duration,
+    /// How many packets the node had sent again before.
+    pub(crate) retransmits: u64,
+}
+
+/// What is measured now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Pairs,
+    /// The pairs once more, because nodes look as if they were in racks, or in a bad order. A
+    /// machine that is busy for a while makes links slow that are not.
+    OnceMore,
+    /// What several nodes do at the same time, and what a node does by itself.
+    Rest,
+}
+
 /// The probes of one step, which run at the same time, one on each of some lanes.
 #[derive(Debug)]
 struct Flying {
     pattern: Pattern,
     groups: Vec<Vec<NodeId>>,
     is_shared: bool,
+    counts: bool,
     since: Duration,
     /// What the nodes have reported of each probe.
     times: BTreeMap<Sequence, BTreeMap<NodeId, Duration>>,
+    /// The packets that each node had sent again before.
+    retransmits: BTreeMap<NodeId, u64>,
 }
 
 impl Flying {
@@ -68,7 +107,7 @@ impl Flying {
         let longest = self.times.values().flat_map(BTreeMap::values).max();
         let besides = now.saturating_sub(self.since).saturating_sub(*longest.unwrap_or(&now));
         let besides = self.is_done().then_some(besides.as_secs_f64());
-        let done = self.groups.iter().filter(|group| self.has_done(group));
+        let done = self.groups.iter().filter(|group| self.counts && self.has_done(group));
         let sample = |group: &Vec<NodeId>| {
             let times: Vec<f64> = group.iter().map(|node| self.time(*node).as_secs_f64()).collect();
             Sample {
@@ -78,16 +117,21 @@ impl Flying {
                 is_shared: self.is_shared,
                 time: seconds(self.pattern, &times).max(SHORTEST),
                 besides,
+                lost: None,
             }
         };
         done.map(sample).collect()
     }
 
     /// A node has run one of the probes. Returns whether it was doing that.
-    fn done(&mut self, node: NodeId, sequence: Sequence, time: Duration) -> bool {
+    fn done(&mut self, node: NodeId, sequence: Sequence, done: Done) -> bool {
         let is_in_it = self.groups.iter().any(|group| group.contains(&node));
         let times = self.times.get_mut(&sequence).filter(|_| is_in_it);
-        times.is_some_and(|times| times.insert(node, time).is_none())
+        let is_new = times.is_some_and(|times| times.insert(node, done.time).is_none());
+        if is_new {
+            self.retransmits.entry(node).or_insert(done.retransmits);
+        }
+        is_new
     }
 }
 
@@ -115,6 +159,9 @@ fn seconds(pattern: Pattern, times: &[f64]) -> f64 {
 pub(crate) struct Probing {
     topology: Topology,
     lanes: u32,
+    may: May,
+    stage: Stage,
+    arrangement: Option<Arrangement>,
     left: VecDeque<Step>,
     began: Option<Duration>,
     /// The step that is under way.
@@ -124,29 +171,36 @@ pub(crate) struct Probing {
     samples: Vec<Sample>,
     /// How many of them are of the last step.
     last: usize,
+    /// The packets that each node had sent again before that.
+    retransmits: BTreeMap<NodeId, u64>,
     is_over: bool,
 }
 
 impl Probing {
     /// A measurement of the links between the nodes of a topology, with so many lanes.
-    pub(crate) fn new(topology: Topology, lanes: u32) -> Self {
-        let left = steps(&topology, lanes).into();
+    pub(crate) fn new(topology: Topology, lanes: u32, may: May) -> Self {
+        let left = between_pairs(&topology, lanes).into();
         Self {
             topology,
             lanes,
+            may,
+            stage: Stage::Pairs,
+            arrangement: None,
             left,
             began: None,
             flying: None,
             late: Vec::new(),
             samples: Vec::new(),
             last: 0,
+            retransmits: BTreeMap::new(),
             is_over: false,
         }
     }
 
     /// No measurement.
     pub(crate) fn none() -> Self {
-        let mut none = Self::new(Topology::flat(1), 1);
+        let may = May { find_racks: false, order: false };
+        let mut none = Self::new(Topology::flat(1), 1, may);
         none.is_over = true;
         none
     }
@@ -166,6 +220,8 @@ impl Probing {
     fn end_step(&mut self, now: Duration) {
         let Some(flying) = self.flying.take() else { return };
         let samples = flying.samples(now);
+        self.lost(&flying.retransmits);
+        self.retransmits.clone_from(&flying.retransmits);
         self.last = samples.len();
         self.samples.extend(samples);
         if !flying.is_done() {
@@ -173,19 +229,57 @@ impl Probing {
         }
     }
 
+    /// What nodes say before a step tells what was lost in the step before it.
+    fn lost(&mut self, now: &BTreeMap<NodeId, u64>) {
+        let first = self.samples.len().saturating_sub(self.last);
+        for sample in &mut self.samples[first..] {
+            let known = sample.nodes.iter().filter_map(|node| {
+                let before = self.retransmits.get(node)?;
+                Some(now.get(node)?.saturating_sub(*before))
+            });
+            // Any number may be reported (TRUST).
+            sample.lost = known.reduce(u64::saturating_add);
+        }
+    }
+
     /// The next step, without groups that have not done an earlier one.
     fn next_step(&mut self) -> Option<Step> {
-        let Self { left, late, .. } = self;
-        let is_late = |group: &Vec<NodeId>| {
-            late.iter().any(|step| step.groups.contains(group) && !step.has_done(group))
-        };
         loop {
-            let mut step = left.pop_front()?;
+            let Some(mut step) = self.left.pop_front() else {
+                self.next_stage()?;
+                continue;
+            };
+            let is_late = |group: &Vec<NodeId>| {
+                let of = |step: &&Flying| step.groups.contains(group);
+                self.late.iter().filter(of).any(|step| !step.has_done(group))
+            };
             step.groups.retain(|group| !is_late(group));
             if !step.groups.is_empty() {
                 return Some(step);
             }
         }
+    }
+
+    /// What is measured after all steps of a stage; `None` after the last one.
+    fn next_stage(&mut self) -> Option<()> {
+        let is_first = self.stage == Stage::Pairs;
+        self.arrangement = match self.stage {
+            Stage::Rest => return None,
+            _ if !self.may.order => None,
+            _ => arrange(&self.topology, !self.may.find_racks, &measured(&self.samples)),
+        };
+        if is_first && self.arrangement.is_some() {
+            self.stage = Stage::OnceMore;
+            self.left = once_more(&self.topology, self.lanes).into();
+            return Some(());
+        }
+        if let Some(Arrangement { racks, order, .. }) = &self.arrangement {
+            let arranged = self.topology.clone().arranged(racks, order);
+            self.topology = arranged.unwrap_or_else(|| self.topology.clone());
+        }
+        self.stage = Stage::Rest;
+        self.left = between_many(&self.topology, self.lanes).into();
+        Some(())
     }
 
     /// The probes to send out now; each gets its number from `number`.
@@ -206,7 +300,7 @@ impl Probing {
         }
         let Some(step) = self.next_step() else { return Vec::new() };
         let pattern = step.pattern(&self.samples);
-        let lanes = if step.is_on_all_lanes { self.lanes } else { 1 };
+        let lanes = step.lanes;
         let probes = (0..lanes).map(|_| {
             let groups = step.groups.clone();
             Probe { sequence: number(), pattern, groups }
@@ -216,8 +310,10 @@ impl Probing {
             pattern,
             groups: step.groups,
             is_shared: step.is_shared,
+            counts: step.counts,
             since: now,
             times: probes.iter().map(|probe| (probe.sequence, BTreeMap::new())).collect(),
+            retransmits: BTreeMap::new(),
         });
         probes
     }
@@ -227,11 +323,11 @@ impl Probing {
         &mut self,
         node: NodeId,
         sequence: Sequence,
-        time: Duration,
+        done: Done,
         now: Duration,
     ) -> Result<(), Violation> {
         let mut steps = self.flying.iter_mut().chain(&mut self.late);
-        if !steps.any(|step| step.done(node, sequence, time)) {
+        if !steps.any(|step| step.done(node, sequence, done)) {
             let what = "which it was not doing";
             let what = format!("says that it has done probe {sequence}, {what}");
             return Err(Violation::Protocol(what));
@@ -258,7 +354,8 @@ impl Probing {
     /// deadline.
     pub(crate) fn finish(&mut self, now: Duration) -> Option<Network> {
         let began = self.began.filter(|_| !self.is_over)?;
-        let is_through = self.left.is_empty() && self.flying.is_none();
+        let is_last = self.stage == Stage::Rest || self.topology.participants() < 2;
+        let is_through = is_last && self.left.is_empty() && self.flying.is_none();
         if !is_through && now < began + LIMIT {
             return None;
         }
@@ -268,7 +365,9 @@ impl Probing {
         let took = now.saturating_sub(began);
         let samples = std::mem::take(&mut self.samples);
         self.left.clear();
-        Some(fit(&self.topology, &samples, took, is_complete))
+        // What was not looked at once more is not clear.
+        let arrangement = self.arrangement.take().filter(|_| self.stage == Stage::Rest);
+        Some(Network { arrangement, ..fit(&self.topology, &samples, took, is_complete) })
     }
 }
 

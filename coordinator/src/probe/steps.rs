@@ -20,6 +20,11 @@ const SMALL: u64 = 64 << 10;
 /// no more memory than for such pieces.
 const LARGE: u64 = 2 << 20;
 
+/// What several nodes send to one at once, all together, to see whether the queue of its line
+/// overflows; as far as that takes no longer than [`BURST_TIME`] seconds.
+const BURSTS: [u64; 5] = [256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20];
+const BURST_TIME: f64 = 0.035;
+
 /// Bytes that are reduced, which are in the cache as those that have just been received.
 const REDUCED: u64 = 256 << 10;
 
@@ -46,7 +51,10 @@ pub(super) enum What {
     /// An exchange that takes some milliseconds.
     Large,
     Messages(u32),
+    /// Several send to one for some milliseconds.
     Gather,
+    /// Several send so many bytes to one, all together.
+    Burst(u64),
 }
 
 /// One thing to measure, by groups of nodes that do it at the same time.
@@ -54,10 +62,12 @@ pub(super) enum What {
 pub(super) struct Step {
     pub(super) what: What,
     pub(super) groups: Vec<Vec<NodeId>>,
-    /// Whether each lane runs one at the same time.
-    pub(super) is_on_all_lanes: bool,
+    /// How many lanes run it at the same time, and share the bytes.
+    pub(super) lanes: u32,
     /// Whether as many nodes as possible cross from rack to rack at the same time.
     pub(super) is_shared: bool,
+    /// Whether its times count. It may only use up what lines let through at once.
+    pub(super) counts: bool,
     /// How many seconds a transfer should take.
     time: f64,
 }
@@ -70,9 +80,15 @@ impl Step {
         let latency = || links().filter_map(|link| link.latency).fold(0.0, f64::max);
         let expected = |group: &Vec<NodeId>| expected_per_byte(samples, group[0], group[1]);
         let per_byte = || self.groups.iter().map(expected).fold(0.0, f64::max);
-        let bytes = || {
-            let bytes = self.time / per_byte().max(1e-12);
+        let senders = || self.groups[0].len() as u64 - 1;
+        let bytes = |seconds: f64| {
+            let bytes = seconds / per_byte().max(1e-12) / f64::from(self.lanes);
             (bytes.clamp(SMALL as f64, LARGE as f64) as u64) & !0xfff
+        };
+        // Of each sender, so that it takes no longer than it may.
+        let burst = |all: u64| {
+            let most = (BURST_TIME / per_byte().max(1e-12)) as u64;
+            Pattern::Gather((all.min(most) / senders()).max(4096))
         };
         match self.what {
             What::Reduce => Pattern::Reduce(REDUCED),
@@ -83,12 +99,10 @@ impl Step {
                 Pattern::RoundTrips(trips.clamp(1.0, MAX_TRIPS) as u32)
             }
             What::Small => Pattern::Exchange(SMALL),
-            What::Large => Pattern::Exchange(bytes()),
+            What::Large => Pattern::Exchange(bytes(self.time)),
             What::Messages(count) => Pattern::Messages(count),
-            What::Gather => {
-                let senders = self.groups[0].len() as u64 - 1;
-                Pattern::Gather((bytes() / senders).max(4096))
-            }
+            What::Gather => Pattern::Gather((bytes(self.time) / senders()).max(4096)),
+            What::Burst(all) => burst(all),
         }
     }
 }
@@ -138,57 +152,100 @@ fn across(topology: &Topology) -> Vec<Vec<NodeId>> {
     both.collect()
 }
 
-/// All that is measured between the nodes of a topology.
-pub(super) fn steps(topology: &Topology, lanes: u32) -> Vec<Step> {
-    let nodes = topology.participants();
-    if nodes < 2 {
+/// Each node by itself.
+fn each(topology: &Topology) -> Vec<Vec<NodeId>> {
+    (0..topology.participants()).map(|node| vec![NodeId(node)]).collect()
+}
+
+/// How often things are measured, and how long a transfer takes.
+struct Plan {
+    repeats: usize,
+    time: f64,
+}
+
+impl Plan {
+    /// All transfers between pairs take less than half of the time. Where there is time, they are
+    /// repeated: the first one on a connection is slower.
+    fn new(rounds: usize, lanes: u32) -> Self {
+        let of_pair = |repeats: usize| repeats + 1 + if lanes > 1 { repeats } else { 0 };
+        let repeats: usize = (40 / (rounds * of_pair(1) + 6)).clamp(1, 4);
+        let time = (0.4_f64 / (rounds * of_pair(repeats)).max(1) as f64).clamp(0.002, 0.015);
+        Self { repeats, time }
+    }
+
+    fn step(&self, what: What, groups: &[Vec<NodeId>], lanes: u32) -> Step {
+        let groups = groups.iter().step_by(groups.len().div_ceil(MAX_GROUPS).max(1));
+        let groups = groups.cloned().collect();
+        Step { what, groups, lanes, is_shared: false, counts: true, time: self.time }
+    }
+}
+
+/// All that is measured between pairs of the nodes of a topology.
+pub(super) fn between_pairs(topology: &Topology, lanes: u32) -> Vec<Step> {
+    if topology.participants() < 2 {
         return Vec::new();
     }
     let rounds = rounds(topology);
-    // All transfers together take half of the time. Where there is time, they are repeated: the
-    // first one on a connection is slower.
-    let several = lanes > 1;
-    let transfers = rounds.len() * (1 + usize::from(several)) + 6;
-    let repeats = (40 / transfers).clamp(1, 4);
-    let time = (0.5 / (transfers * repeats) as f64).clamp(0.002, 0.015);
-    let step = |what, groups: &[Vec<NodeId>], is_on_all_lanes| Step {
-        what,
-        groups: groups.iter().step_by(groups.len().div_ceil(MAX_GROUPS)).cloned().collect(),
-        is_on_all_lanes,
-        is_shared: false,
-        time,
-    };
-    let each: Vec<_> = (0..nodes).map(|node| vec![NodeId(node)]).collect();
-    let mut steps = Vec::new();
-    steps.push(step(What::Reduce, &each, false));
-    steps.push(step(What::Copy, &each, false));
+    let plan = Plan::new(rounds.len(), lanes);
+    let each = each(topology);
+    let mut steps = [What::Reduce, What::Copy].map(|what| plan.step(what, &each, 1)).to_vec();
     for pairs in &rounds {
-        steps.push(step(What::FirstTrip, pairs, false));
-        steps.push(step(What::FirstTrip, pairs, false));
-        (0..repeats).for_each(|_| steps.push(step(What::Trips, pairs, false)));
-        (0..repeats).for_each(|_| steps.push(step(What::Small, pairs, false)));
+        let mut add = |times: usize, what, lanes| {
+            steps.extend((0..times).map(|_| plan.step(what, pairs, lanes)));
+        };
+        add(2, What::FirstTrip, 1);
+        add(plan.repeats, What::Trips, 1);
+        add(plan.repeats, What::Small, 1);
         // The first one uses up what a line lets through at once.
-        (0..=repeats).for_each(|_| steps.push(step(What::Large, pairs, false)));
-        if several {
-            (0..repeats).for_each(|_| steps.push(step(What::Large, pairs, true)));
+        add(plan.repeats + 1, What::Large, 1);
+        if lanes > 1 {
+            add(plan.repeats, What::Large, lanes);
         }
     }
+    steps
+}
+
+/// What makes a difference between pairs, a second time.
+pub(super) fn once_more(topology: &Topology, lanes: u32) -> Vec<Step> {
+    let rounds = rounds(topology);
+    let plan = Plan::new(rounds.len(), lanes);
+    let again = |pairs: &Vec<Vec<NodeId>>| {
+        let large = plan.step(What::Large, pairs, lanes);
+        let first = Step { counts: false, ..large.clone() };
+        [plan.step(What::Trips, pairs, 1), first, large]
+    };
+    rounds.iter().flat_map(again).collect()
+}
+
+/// All that is measured of nodes by themselves, and of many at the same time.
+pub(super) fn between_many(topology: &Topology, lanes: u32) -> Vec<Step> {
+    let rounds = rounds(topology);
+    let plan = Plan::new(rounds.len(), lanes);
+    let mut steps = Vec::new();
+    let mut add = |times: usize, what, groups: &[Vec<NodeId>]| {
+        steps.extend((0..times).map(|_| plan.step(what, groups, 1)));
+    };
     let first = &rounds[0][..1];
-    for count in MESSAGES {
-        (0..repeats).for_each(|_| steps.push(step(What::Messages(count), first, false)));
+    MESSAGES.into_iter().for_each(|count| add(plan.repeats, What::Messages(count), first));
+    let order: Vec<NodeId> = topology.order().into_iter().map(NodeId).collect();
+    let others = order.len() - 1;
+    let group = |senders: usize| [order[..=senders].to_vec()];
+    let senders = [1, 2, 4, 8].map(|senders: usize| senders.min(others));
+    let mut different: Vec<usize> = senders.into_iter().filter(|_| others > 1).collect();
+    different.dedup();
+    for &senders in &different {
+        add(plan.repeats, What::Gather, &group(senders));
+    }
+    if let Some(&most) = different.last() {
+        BURSTS.into_iter().for_each(|all| add(2, What::Burst(all), &group(most)));
     }
     let across = across(topology);
     if !across.is_empty() {
-        let shared = Step { is_shared: true, ..step(What::Large, &across, true) };
-        steps.extend(std::iter::repeat_n(shared, repeats));
+        let shared = Step { is_shared: true, ..plan.step(What::Large, &across, lanes) };
+        steps.extend(std::iter::repeat_n(shared, plan.repeats));
     }
-    let order: Vec<NodeId> = topology.order().into_iter().map(NodeId).collect();
-    for senders in [1, 2, 4, 8] {
-        if order.len() > senders && order.len() > 2 {
-            let group = [order[..=senders].to_vec()];
-            (0..repeats).for_each(|_| steps.push(step(What::Gather, &group, false)));
-        }
-    }
+    // Once more, because all nodes report with it what was lost before.
+    steps.push(plan.step(What::Reduce, &each(topology), 1));
     steps
 }
 
@@ -207,7 +264,9 @@ mod tests {
     fn pairs_of_a_round_have_no_node_in_common() {
         for nodes in 2..=40 {
             for size in [1, 2, 3, 8, 40] {
-                for step in steps(&racks(nodes, size), 2) {
+                let topology = racks(nodes, size);
+                let steps = [between_pairs, once_more, between_many];
+                for step in steps.into_iter().flat_map(|steps| steps(&topology, 2)) {
                     let all: Vec<NodeId> = step.groups.iter().flatten().copied().collect();
                     let different: BTreeSet<NodeId> = all.iter().copied().collect();
                     assert_eq!(all.len(), different.len(), "{nodes} {size} {step:?}");
@@ -236,6 +295,6 @@ mod tests {
 
     #[test]
     fn a_node_that_is_alone_measures_nothing() {
-        assert!(steps(&Topology::flat(1), 2).is_empty());
+        assert!(between_pairs(&Topology::flat(1), 2).is_empty());
     }
 }

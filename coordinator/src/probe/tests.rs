@@ -6,6 +6,12 @@ use super::*;
 
 const MICRO: f64 = 1e-6;
 
+const MAY: May = May { find_racks: true, order: true };
+
+fn took(time: Duration) -> Done {
+    Done { time, retransmits: 0 }
+}
+
 /// A network that takes as long as the model says.
 struct Simulated {
     topology: Topology,
@@ -15,9 +21,26 @@ struct Simulated {
     uplink_per_byte: f64,
     /// How many bytes the line of a node lets through at once, after it had nothing to do.
     burst: f64,
+    /// Whether nobody has said in which racks nodes are.
+    is_unlabelled: bool,
+    /// Links that are slower than others by these factors.
+    slow: Vec<(u32, u32, f64)>,
 }
 
 impl Simulated {
+    /// Nodes with labels and two lanes, and no uplinks that they share.
+    fn new(topology: Topology, cost: CostModel) -> Self {
+        Self {
+            topology,
+            cost,
+            lanes: 2,
+            uplink_per_byte: 0.0,
+            burst: 0.0,
+            is_unlabelled: false,
+            slow: Vec::new(),
+        }
+    }
+
     /// The time of a group, if each of so many lanes runs the probe, and so many bytes of all lanes
     /// take none.
     fn seconds(&self, probe: &Probe, group: &[NodeId], lanes: f64, tokens: f64) -> f64 {
@@ -37,13 +60,16 @@ impl Simulated {
                 // Each rack has a share of the pairs that cross.
                 let pairs = (2.0 * crossing / racks).max(1.0);
                 let uplink = if across { lanes * pairs * self.uplink_per_byte } else { 0.0 };
-                hop + bytes * line.max(uplink).max(cost.lane_per_byte)
+                let slow = self.slow.iter().filter(|(a, b, _)| group == [NodeId(*a), NodeId(*b)]);
+                let slow: f64 = slow.map(|(.., factor)| factor).product();
+                hop + slow * bytes * line.max(uplink).max(cost.lane_per_byte)
             }
             Pattern::Gather(bytes) => {
                 let senders = group.len() as f64 - 1.0;
                 let loss = 1.0 + cost.burst_loss * (1.0 - 1.0 / senders);
                 let slowest = cost.in_rack.per_byte.max(cost.lane_per_byte);
-                bytes as f64 * senders * slowest * loss
+                let all = bytes as f64 * senders;
+                all * slowest * loss + cost.overflow(all, senders as u32)
             }
             Pattern::Reduce(bytes) => bytes as f64 * cost.reduce_per_byte,
             Pattern::Copy(bytes) => bytes as f64 * cost.publish_per_byte,
@@ -52,7 +78,14 @@ impl Simulated {
 
     /// Runs the probe, and returns its result and the time that it took.
     fn measure(&self) -> Network {
-        let mut probing = Probing::new(self.topology.clone(), self.lanes);
+        let may = May { find_racks: self.is_unlabelled, order: true };
+        let known = if self.is_unlabelled {
+            Topology::flat(self.topology.participants())
+        } else {
+            self.topology.clone()
+        };
+        let mut probing = Probing::new(known, self.lanes, may);
+        let mut retransmits = 0;
         let mut number = 0;
         let mut now = Duration::from_secs(5);
         // Of each node, when its line was last in use.
@@ -104,8 +137,16 @@ impl Simulated {
             }
             now += Duration::from_secs_f64(longest + self.cost.operation);
             for (node, sequence, time) in done {
-                probing.done(node, sequence, time, now).unwrap();
+                probing.done(node, sequence, Done { time, retransmits }, now).unwrap();
             }
+            let is_lossy = |probe: &Probe| match probe.pattern {
+                Pattern::Gather(bytes) => {
+                    let senders = probe.groups[0].len() as u32 - 1;
+                    self.cost.overflow((bytes * u64::from(senders)) as f64, senders) > 0.0
+                }
+                _ => false,
+            };
+            retransmits += u64::from(probes.iter().any(is_lossy));
         }
     }
 }
@@ -147,7 +188,7 @@ fn costs_are_found_again() {
         let cost = data_centre();
         // So that each of the nodes gets its share if all of them cross.
         let uplink_per_byte = cost.cross_rack.per_byte / f64::from(size);
-        let network = Simulated { topology, cost, lanes: 2, uplink_per_byte, burst: 0.0 };
+        let network = Simulated { uplink_per_byte, ..Simulated::new(topology, cost) };
         let measured = network.measure();
         assert!(measured.is_complete, "{nodes} nodes: {:?}", measured.took);
         assert!(measured.took < LIMIT, "{nodes} nodes: {:?}", measured.took);
@@ -165,6 +206,75 @@ fn costs_are_found_again() {
     }
 }
 
+/// The queue of a line overflows: it is found to within the steps of the sizes that are tried.
+#[test]
+fn queues_that_overflow_are_found() {
+    for (nodes, queue) in [(4, 400_000), (8, 900_000), (9, 1_500_000)] {
+        let in_rack = LinkCost { latency: 30.0 * MICRO, per_byte: 8.0 / 1e9 };
+        let cost =
+            CostModel { in_rack, lane_per_byte: 0.0, queue, overflow: 0.03, ..data_centre() };
+        let measured = Simulated::new(Topology::flat(nodes), cost).measure().cost;
+        assert!((queue / 2..=queue).contains(&measured.queue), "{nodes}: {}", measured.queue);
+        close(measured.overflow, cost.overflow, "overflow");
+        let none = CostModel { queue: 0, ..cost };
+        let measured = Simulated::new(Topology::flat(nodes), none).measure().cost;
+        assert_eq!((measured.queue, measured.overflow), (0, 0.0));
+    }
+}
+
+/// Racks that nobody has named, also those whose nodes have no neighbouring numbers.
+#[test]
+fn racks_are_found_where_links_show_them() {
+    let cost = data_centre();
+    for (racks, share) in [
+        (vec![0, 0, 1, 1], 2.0),
+        (vec![0, 0, 0, 0, 1, 1, 1, 1], 4.0),
+        (vec![0, 1, 0, 1, 0, 1, 0, 1], 4.0),
+        (vec![0, 1, 1, 2, 0, 1, 2, 2], 3.0),
+        ((0..32).map(|node| node / 8).collect(), 8.0),
+    ] {
+        let topology = Topology::from_racks(racks.clone());
+        let uplink_per_byte = cost.cross_rack.per_byte / share;
+        let network =
+            Simulated { uplink_per_byte, is_unlabelled: true, ..Simulated::new(topology, cost) };
+        let measured = network.measure();
+        let arranged = measured.arrangement.expect("racks differ clearly");
+        assert_eq!(arranged.racks, racks, "{}", arranged.reason);
+        assert!(arranged.reason.contains("no node has a rack label"), "{}", arranged.reason);
+        close(measured.cost.cross_rack.latency, cost.cross_rack.latency, "between racks");
+        let labelled = Simulated { is_unlabelled: false, ..network };
+        assert_eq!(labelled.measure().arrangement, None, "labels count");
+    }
+    // What is nothing but slow is no rack.
+    for slow in [vec![], vec![(0, 1, 9.0)], vec![(0, 1, 5.0), (0, 2, 5.0), (0, 3, 5.0)]] {
+        let topology = Topology::flat(4);
+        let network = Simulated { slow, is_unlabelled: true, ..Simulated::new(topology, cost) };
+        let racks = network.measure().arrangement.map(|arranged| arranged.racks);
+        assert!(racks.unwrap_or_default().is_empty());
+    }
+}
+
+/// A ring goes around a slow link, inside racks too, and through what it can't go around.
+#[test]
+fn rings_avoid_slow_links() {
+    let cost = CostModel { lane_per_byte: 0.0, ..data_centre() };
+    let slow = vec![(1, 2, 4.0), (4, 5, 3.0)];
+    for topology in [Topology::flat(6), Topology::from_racks(vec![0, 0, 0, 1, 1, 1])] {
+        let network = Simulated { slow: slow.clone(), ..Simulated::new(topology.clone(), cost) };
+        let arranged = network.measure().arrangement.expect("slow links are known");
+        assert!(arranged.racks.is_empty() && arranged.reason.contains("a ring in the order"));
+        let order = topology.clone().arranged(&[], &arranged.order).unwrap().order();
+        let crosses = order
+            .iter()
+            .zip(order.iter().cycle().skip(1))
+            .any(|(&a, &b)| slow.iter().any(|(from, to, _)| (a.min(b), a.max(b)) == (*from, *to)));
+        assert!(!crosses, "{order:?}");
+    }
+    let everywhere = (1..6).map(|node| (0, node, 4.0)).collect();
+    let network = Simulated { slow: everywhere, ..Simulated::new(Topology::flat(6), cost) };
+    assert_eq!(network.measure().arrangement, None);
+}
+
 /// Slow lines take the same few milliseconds for each transfer, down to where one packet does not.
 #[test]
 fn any_line_is_measured_within_the_limit() {
@@ -172,14 +282,7 @@ fn any_line_is_measured_within_the_limit() {
         let per_byte = 8.0 / (mbit * 1e6);
         let in_rack = LinkCost { latency: 100.0 * MICRO, per_byte };
         let cost = CostModel { in_rack, lane_per_byte: 0.0, ..data_centre() };
-        let network = Simulated {
-            topology: Topology::flat(8),
-            cost,
-            lanes: 2,
-            uplink_per_byte: 0.0,
-            burst: 0.0,
-        };
-        let measured = network.measure();
+        let measured = Simulated::new(Topology::flat(8), cost).measure();
         close(measured.cost.in_rack.per_byte, per_byte, "rate");
         assert_eq!(measured.cost.lane_per_byte, 0.0);
         // The last step may end after the limit.
@@ -197,8 +300,8 @@ fn a_burst_is_not_taken_for_the_rate() {
             let cost = CostModel { in_rack, lane_per_byte: 0.0, ..data_centre() };
             let burst = f64::max(256e3, 1e-3 / per_byte);
             let topology = Topology::flat(nodes);
-            let measured =
-                Simulated { topology, cost, lanes, uplink_per_byte: 0.0, burst }.measure();
+            let network = Simulated { lanes, burst, ..Simulated::new(topology, cost) };
+            let measured = network.measure();
             let ratio = measured.cost.in_rack.per_byte / per_byte;
             let what = format!("{nodes} nodes, {lanes} lanes, {mbit} Mbit/s: {ratio}");
             assert!((0.8..1.1).contains(&ratio), "{what}");
@@ -215,8 +318,7 @@ fn far_nodes_are_measured_within_the_limit() {
         for nodes in [2, 3] {
             let cost = CostModel { in_rack, lane_per_byte: 0.0, ..data_centre() };
             let topology = Topology::flat(nodes);
-            let network = Simulated { topology, cost, lanes: 2, uplink_per_byte: 0.0, burst: 0.0 };
-            let measured = network.measure();
+            let measured = Simulated::new(topology, cost).measure();
             close(measured.cost.in_rack.latency, in_rack.latency, "latency");
             assert!(measured.took < 2 * LIMIT, "{milliseconds} ms: {:?}", measured.took);
         }
@@ -234,7 +336,7 @@ fn numbers() -> impl FnMut() -> Sequence {
 /// A node that never answers delays the job by the limit, and no longer.
 #[test]
 fn it_is_over_at_the_limit_and_late_answers_are_no_violation() {
-    let mut probing = Probing::new(Topology::flat(2), 1);
+    let mut probing = Probing::new(Topology::flat(2), 1, MAY);
     let second = Duration::from_secs(1);
     let probes = probing.next(second, numbers());
     assert_eq!(probes.len(), 1);
@@ -249,7 +351,7 @@ fn it_is_over_at_the_limit_and_late_answers_are_no_violation() {
     assert!(probing.next(3 * second, numbers()).is_empty());
     let late = |node, sequence| (NodeId(node), sequence, second, 4 * second);
     for (node, sequence, time, now) in [0, 1].map(|node| late(node, probes[0].sequence)) {
-        probing.done(node, sequence, time, now).unwrap();
+        probing.done(node, sequence, took(time), now).unwrap();
     }
 }
 
@@ -257,7 +359,7 @@ fn it_is_over_at_the_limit_and_late_answers_are_no_violation() {
 /// reported.
 #[test]
 fn a_link_that_is_silent_is_left_out() {
-    let mut probing = Probing::new(Topology::flat(4), 1);
+    let mut probing = Probing::new(Topology::flat(4), 1, MAY);
     let (mut now, mut number) = (Duration::ZERO, numbers());
     let silent = [NodeId(1), NodeId(2)];
     let mut waited = 0;
@@ -269,7 +371,7 @@ fn a_link_that_is_silent_is_left_out() {
                 }
                 for node in group {
                     let time = Duration::from_micros(100);
-                    probing.done(*node, probe.sequence, time, now + time).unwrap();
+                    probing.done(*node, probe.sequence, took(time), now + time).unwrap();
                 }
             }
         }
@@ -293,11 +395,11 @@ fn a_link_that_is_silent_is_left_out() {
 /// TRUST: a node may report anything.
 #[test]
 fn who_reports_what_it_was_not_doing_is_at_fault() {
-    let mut probing = Probing::new(Topology::flat(2), 1);
+    let mut probing = Probing::new(Topology::flat(2), 1, MAY);
     let probes = probing.next(Duration::ZERO, numbers());
     let first = probes[0].sequence;
     let mut report = |node, sequence| {
-        probing.done(NodeId(node), sequence, Duration::MAX, Duration::ZERO).is_ok()
+        probing.done(NodeId(node), sequence, took(Duration::MAX), Duration::ZERO).is_ok()
     };
     assert!(!report(2, first), "who is not in it");
     assert!(!report(0, Sequence(99)), "what there is not");
@@ -316,4 +418,11 @@ fn what_was_set_stays() {
     assert_eq!(merged.in_rack.latency, data_centre().in_rack.latency);
     assert_eq!(merged.operation, data_centre().operation);
     assert_eq!(merged.burst_loss, data_centre().burst_loss);
+    let measured = CostModel { queue: 5, overflow: 0.5, ..data_centre() };
+    assert_eq!(without_set(measured, set).queue, 5);
+    let queue = CostModel { queue: 7, ..set };
+    assert_eq!(
+        (without_set(measured, queue).queue, without_set(measured, queue).overflow),
+        (7, 0.0)
+    );
 }

@@ -271,7 +271,7 @@ impl Scenario {
             "probed" => {
                 let (sequence, taken) = rest.split_once(' ').ok_or("probed NUMBER TIME")?;
                 let (sequence, time) = (Sequence(number(sequence)?), time(taken)?);
-                Event::Probed { connection, sequence, time }
+                Event::Probed { connection, sequence, time, retransmits: 0 }
             }
             "forgotten" => Event::Forgotten {
                 connection,

@@ -109,6 +109,9 @@ fn execute(text: &mut String, execute: &Execute) {
         let (what, priority) = (agreed(&r.agreed), r.priority);
         let _ = writeln!(text, "register #{} = {name} {what} prio={priority}", r.id);
     }
+    if let Some(arranged) = &execute.arrangement {
+        let _ = writeln!(text, "arrange racks {:?} order {:?}", arranged.racks, arranged.order);
+    }
     for p in &execute.probes {
         let group = |group: &Vec<NodeId>| {
             let nodes: Vec<String> = group.iter().map(|node| node.0.to_string()).collect();

@@ -209,9 +209,9 @@ impl Session<'_> {
                     }
                 }
                 Outgoing::Done(sequence) => done.sequences.push(sequence.0),
-                Outgoing::Probed(sequence, time) => {
+                Outgoing::Probed { sequence, time, retransmits } => {
                     let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-                    let probed = pb::Probed { sequence: sequence.0, nanoseconds };
+                    let probed = pb::Probed { sequence: sequence.0, nanoseconds, retransmits };
                     rest.push(node_message::Message::Probed(probed));
                 }
                 Outgoing::Forgotten(ids) => {

@@ -1,6 +1,6 @@
 //! Executes the orders of the coordinator.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use gradwire_proto::{Collective, Failure, FailureKind, ProcessSetId, Rank, Request};
 use gradwire_telemetry::on_scrape;
@@ -133,7 +133,7 @@ impl Dispatch for Dispatcher {
     }
 
     fn execute(&mut self, instruction: Instruction) -> Result<(), Failure> {
-        let Some(Running { queue, operations, .. }) = self.node.running() else {
+        let Some(Running { queue, operations, paths, .. }) = self.node.running() else {
             return Err(protocol("the coordinator ordered operations before it formed the world"));
         };
         match instruction {
@@ -144,7 +144,12 @@ impl Dispatch for Dispatcher {
                 let done = self.done(queue, &tensor, Collective::AddProcessSet, ranks, set);
                 if made { done } else { Err(protocol(format!("there are two process sets {set}"))) }
             }
+            Instruction::Arrange(topology) => {
+                operations.arrange(topology);
+                Ok(())
+            }
             Instruction::Probe(probes) => {
+                self.node.retransmits.store(paths.retransmits(), Ordering::Relaxed);
                 operations.probe(&probes);
                 Ok(())
             }

@@ -1,7 +1,10 @@
 //! What all threads of the daemon share, and how the events of lanes are handled ([`LaneEvents`]).
 
 use std::{
-    sync::{Arc, OnceLock, Weak},
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -73,6 +76,8 @@ pub(crate) struct Node {
     pub(crate) recorder: Recorder,
     pub(crate) sending: Arc<Sending>,
     pub(crate) liveness: Arc<Liveness>,
+    /// The packets that had been sent again when the last probes were ordered.
+    pub(crate) retransmits: AtomicU64,
     running: OnceLock<Running>,
 }
 
@@ -90,6 +95,7 @@ impl Node {
             tracer,
             sending: Arc::default(),
             liveness: Arc::new(Liveness::new()),
+            retransmits: AtomicU64::new(0),
             running: OnceLock::new(),
         })
     }
@@ -461,7 +467,8 @@ impl LaneEvents for Weak<Node> {
 
     fn measured(&self, sequence: Sequence, time: Duration) {
         let Some(node) = self.upgrade() else { return };
-        node.job.send(Outgoing::Probed(sequence, time));
+        let retransmits = node.retransmits.load(Ordering::Relaxed);
+        node.job.send(Outgoing::Probed { sequence, time, retransmits });
     }
 
     fn failed(&self, failure: Failure) {

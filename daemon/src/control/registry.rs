@@ -9,7 +9,7 @@
 use std::{collections::HashMap, ops::RangeInclusive, sync::Arc, time::Duration};
 
 use gradwire_collectives::{
-    Links,
+    Links, Topology,
     algorithms::{
         Algorithm, MAX_SPEC, Spec,
         probe::{Pattern, UnknownPattern},
@@ -395,6 +395,20 @@ impl Registry {
         links.filter(|links| links.participants() as usize == nodes).ok_or_else(refused)
     }
 
+    /// All nodes in other racks, or in another order (TRUST).
+    fn arranged(&self, wire: &pb::Arrangement) -> Result<Topology, WireError> {
+        let nodes = self.world.nodes.len();
+        self.world.topology().arranged(&wire.racks, &wire.order).ok_or_else(|| {
+            let (racks, order) = (wire.racks.len(), wire.order.len());
+            let reason = format!(
+                "racks of {racks} nodes and an order of {order}, where there are {nodes}: both are \
+                 of all nodes or empty, and an order has each number from 0 to {} once",
+                nodes - 1
+            );
+            invalid("arrangement", reason)
+        })
+    }
+
     /// The probe, or none where this node takes no part in it.
     fn probe(&self, wire: pb::Probe) -> Result<Option<Probe>, WireError> {
         let pattern: Pattern = wire
@@ -428,6 +442,9 @@ impl Registry {
         wire: pb::Execute,
     ) -> Result<Vec<Instruction>, WireError> {
         let mut instructions = Vec::with_capacity(wire.operations.len() + wire.failures.len());
+        if let Some(arrangement) = wire.arrangement {
+            instructions.push(Instruction::Arrange(self.arranged(&arrangement)?));
+        }
         for created in wire.sets_created {
             instructions.push(self.create_set(created)?);
         }

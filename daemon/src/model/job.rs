@@ -31,8 +31,8 @@ pub(crate) enum Outgoing {
     Joined(Vec<Announced>),
     /// An operation is complete here.
     Done(Sequence),
-    /// A probe has taken this time here.
-    Probed(Sequence, Duration),
+    /// A probe has taken this time here. Before it, so many packets had been sent again.
+    Probed { sequence: Sequence, time: Duration, retransmits: u64 },
     /// The registry has forgotten these ids: no later message uses them.
     Forgotten(Vec<TensorId>),
     /// This node can't go on.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use gradwire_collectives::{
-    Links,
+    Links, Topology,
     algorithms::{Kind, Spec, has_servers, probe::Pattern},
 };
 use gradwire_proto::{Failure, NodeId, ProcessSetId, Rank, Request, Route, Sequence};
@@ -85,6 +85,8 @@ pub(crate) enum Instruction {
         members: Arc<Members>,
         tensor: TensorKey,
     },
+    /// Schedules are for all nodes in these racks and this order from now on.
+    Arrange(Topology),
     /// They run at the same time.
     Probe(Vec<Probe>),
     /// By which load is distributed from now on.

@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
+use gradwire_collectives::Topology;
 use gradwire_proto::{Compression, Epoch, MAX_LANES, NodeId, Rank, WireError, pb};
 
 /// One node of the world.
@@ -42,6 +43,14 @@ impl World {
     pub(crate) fn servers(&self) -> impl ExactSizeIterator<Item = NodeId> + use<> {
         let first = self.nodes.partition_point(|node| node.slots > 0) as u32;
         (first..self.nodes.len() as u32).map(NodeId)
+    }
+
+    /// All nodes as they are labelled, by number.
+    pub(crate) fn topology(&self) -> Topology {
+        let racks: Vec<&str> = self.nodes.iter().map(|node| node.rack.as_str()).collect();
+        let lines: Vec<u32> = self.nodes.iter().map(|node| node.line_mbit).collect();
+        let topology = Topology::from_labels(&racks).with_servers(self.servers().len() as u32);
+        topology.with_lines(&lines)
     }
 
     /// Whether this node is a server.

@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_collectives::Links;
+use gradwire_collectives::{Links, Topology};
 use gradwire_kernels::Store;
 use gradwire_proto::{Failure, NodeId, Sequence, TensorName};
 use gradwire_trace::{Event, Kind, Recorder};
@@ -116,6 +116,11 @@ impl OperationManager {
     /// Distributes load by these rates from now on.
     pub(crate) fn set_links(&self, links: Links) {
         self.builder.plans.set_links(links);
+    }
+
+    /// Makes schedules for all nodes in these racks and this order from now on.
+    pub(crate) fn arrange(&self, topology: Topology) {
+        self.builder.plans.arrange(topology);
     }
 
     /// Starts to measure. What can't be measured is left out. Probes at the same time begin at the

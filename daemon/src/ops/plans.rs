@@ -80,10 +80,7 @@ fn in_order(sections: &[Section]) -> (Arc<[u64]>, u64) {
 impl Plans {
     pub(super) fn new(world: &World) -> Self {
         let me = world.node;
-        let racks: Vec<&str> = world.nodes.iter().map(|n| n.rack.as_str()).collect();
-        let lines: Vec<u32> = world.nodes.iter().map(|node| node.line_mbit).collect();
-        let topology = Topology::from_labels(&racks).with_servers(world.servers().len() as u32);
-        let topology = topology.with_lines(&lines);
+        let topology = world.topology();
         let empty =
             Schedule { participants: 1, servers: 0, me: 0, blocks: Vec::new(), steps: Vec::new() };
         Self {
@@ -99,6 +96,14 @@ impl Plans {
         let mut made = self.planned.lock();
         let topology = made.topology.clone().with_links(Some(links));
         made.change(topology);
+    }
+
+    /// Makes schedules for all nodes in these racks and this order from now on. The rates of links
+    /// stay.
+    pub(super) fn arrange(&self, topology: Topology) {
+        let mut made = self.planned.lock();
+        let links = made.topology.links().cloned();
+        made.change(topology.with_links(links));
     }
 
     /// The schedule of this node for a piece of these sections that goes by `route` between
@@ -224,6 +229,37 @@ mod tests {
         assert!(!Arc::ptr_eq(&all, &others), "who takes part is a part of the key");
         let root = of(&plans, Route::From(NodeId(4)), &[1, 3, 4]).unwrap().0;
         assert!(!Arc::ptr_eq(&all, &root));
+    }
+
+    /// SAME: schedules follow the arrangement, also those of some of the nodes.
+    #[test]
+    fn schedules_follow_the_arrangement() {
+        let plans = plans(3);
+        let neighbours = |set: &[u32]| {
+            let (plan, nodes) = of(&plans, Route::All, set).unwrap();
+            let mut peers: Vec<u32> = plan.peers.iter().map(|&peer| nodes[peer as usize]).collect();
+            peers.sort_unstable();
+            peers
+        };
+        let all = [0, 1, 2, 3, 4];
+        let arrange = |racks: &[u32], order: &[u32]| {
+            plans.arrange(Topology::flat(5).arranged(racks, order).unwrap());
+        };
+        assert_eq!(neighbours(&all), [2, 4]);
+        assert_eq!(neighbours(&[0, 1, 2, 3]), [0, 2]);
+        arrange(&[], &[3, 0, 1, 2, 4]);
+        assert_eq!(neighbours(&all), [0, 4]);
+        assert_eq!(neighbours(&[1, 2, 3, 4]), [1, 4]);
+        // Nodes of one rack are neighbours.
+        arrange(&[0, 1, 0, 1, 0], &all);
+        assert_eq!(neighbours(&all), [0, 1]);
+        // Rates of links leave the arrangement, and are left by it.
+        let links = Links::new(vec![1000; 5], 0, Vec::new());
+        plans.set_links(links.clone().unwrap());
+        assert_eq!(neighbours(&all), [0, 1]);
+        arrange(&[], &[]);
+        assert_eq!(neighbours(&all), [2, 4]);
+        assert_eq!(plans.planned.lock().topology.links(), links.as_ref());
     }
 
     /// SAME: schedules are not made under the lock, so the topology may change meanwhile.

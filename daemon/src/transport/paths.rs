@@ -82,6 +82,14 @@ impl Paths {
 }
 
 impl Paths {
+    /// The packets that all connections which exist have sent again.
+    pub(crate) fn retransmits(&self) -> u64 {
+        let sockets: Vec<Weak<DataSocket>> = self.sockets.lock().clone();
+        let sockets = sockets.iter().filter_map(Weak::upgrade);
+        let paths = sockets.filter_map(|socket| gradwire_net::path(&socket.socket).ok());
+        paths.map(|path| u64::from(path.retransmits)).sum()
+    }
+
     /// Bytes per second of the line of this host, if that is known.
     pub(crate) fn line_rate(&self) -> Option<u64> {
         self.line.rate()

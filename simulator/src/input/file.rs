@@ -28,6 +28,9 @@ pub(super) type Text = Option<Spanned<String>>;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct File {
+    /// The hosts by number, from 0, in the order in which a ring visits them, as far as racks stay
+    /// together; empty: in their order.
+    pub(super) order: Option<Spanned<Vec<u32>>>,
     #[serde(default)]
     pub(super) network: NetworkPart,
     #[serde(default, rename = "host")]
@@ -59,6 +62,9 @@ pub(super) struct NetworkPart {
     pub(super) lane_rate_mbit: Number,
     pub(super) publish_mb_per_s: Number,
     pub(super) operation_us: Number,
+    pub(super) queue_bytes: Number,
+    pub(super) overflow_us: Number,
+    pub(super) rack_paths: Number,
     pub(super) connection_mbit: Number,
     pub(super) ecmp: Text,
 }

@@ -264,6 +264,41 @@ fn specs_are_refused_unless_they_are_known_and_new() {
     assert!(registry.instructions(specs(&[(9999, "ring")])).is_err(), "BOUND");
 }
 
+/// TRUST: an arrangement is of all nodes.
+#[test]
+fn arrangements_are_checked() {
+    let arrange = |racks: &[u32], order: &[u32]| pb::Execute {
+        arrangement: Some(pb::Arrangement { racks: racks.to_vec(), order: order.to_vec() }),
+        ..Default::default()
+    };
+    let mut registry = registry();
+    for (racks, order) in [
+        (&[0, 1][..], &[][..]),
+        (&[0; 4], &[0, 1, 2]),
+        (&[], &[0, 1]),
+        (&[], &[0, 1, 2, 0]),
+        (&[], &[0, 1, 1]),
+        (&[0, 0, 1], &[0, 1, 3]),
+        (&[], &[2, 1, u32::MAX]),
+    ] {
+        let error = registry.instructions(arrange(racks, order)).unwrap_err().to_string();
+        let (racks, order) = (racks.len(), order.len());
+        let said = format!("racks of {racks} nodes and an order of {order}, where there are 3");
+        assert!(error.contains("arrangement") && error.contains(&said), "{error}");
+        assert!(error.contains("each number from 0 to 2 once"), "{error}");
+    }
+    // It comes before the operations of the same message. Racks may have any numbers.
+    registry.instructions(execute(vec![registration(7, all(&request(8)))])).unwrap();
+    let started = operation(&request(0), vec![segment(id(7), 0, 0, 8)]);
+    let both = pb::Execute { operations: vec![started], ..arrange(&[u32::MAX, 9, 9], &[2, 0, 1]) };
+    let known = registry.instructions(both).unwrap();
+    let [Instruction::Arrange(topology), Instruction::Start(_)] = &known[..] else {
+        panic!("{known:?}")
+    };
+    assert_eq!(topology.order(), [2, 1, 0]);
+    assert!(topology.same_rack(1, 2) && !topology.same_rack(0, 1));
+}
+
 /// TRUST: rates are those of all nodes, and chunks have a size that settings may have.
 #[test]
 fn rates_and_chunks_are_checked() {
