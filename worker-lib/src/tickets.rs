@@ -206,7 +206,8 @@ impl<K, R> Tickets<K, R> {
 
     /// How many operations are in flight.
     pub(crate) fn in_flight(&self) -> usize {
-        self.names.len()
+        // What has not ended before the table was closed has failed.
+        if self.closed { 0 } else { self.names.len() }
     }
 }
 
@@ -295,7 +296,7 @@ mod tests {
         let dropped = tickets.open(key("dropped"), &request(), false, memory.clone()).unwrap();
         tickets.abandon(dropped);
         let in_flight = tickets.close();
-        assert!(tickets.is_closed());
+        assert!(tickets.is_closed() && tickets.in_flight() == 0);
         assert!(in_flight.len() == 1 && Arc::ptr_eq(&in_flight[0], &memory));
         drop(in_flight);
         assert_eq!(Arc::strong_count(&memory), 2);
