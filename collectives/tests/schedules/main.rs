@@ -12,6 +12,7 @@ use std::{
     collections::HashMap,
     hash::{Hash, Hasher},
     iter::once,
+    ops::RangeInclusive,
 };
 
 use gradwire_collectives::{
@@ -141,6 +142,9 @@ const COUNTS: [u64; 5] = [0, 1, 1001, 64 * 64, (4 << 20) + 3];
 /// with one thing in turn, and with few nodes.
 const FEW: u32 = 24;
 
+/// Up to so many nodes every spec is proven in every layout.
+const FULL: u32 = 64;
+
 fn in_turn<T: Copy>(spec: Spec, nodes: u32, layout: u32, all: &[T]) -> Vec<T> {
     let one = (nodes + layout) as usize % all.len();
     let is_chosen = [
@@ -163,9 +167,40 @@ fn in_turn<T: Copy>(spec: Spec, nodes: u32, layout: u32, all: &[T]) -> Vec<T> {
     }
 }
 
-/// Every number of nodes from 65 to 130 with some specs, and every spec with one in six of these
-/// numbers, each with another layout and another choice of `each`.
-fn many(each: u32) -> impl Iterator<Item = (Spec, Topology, usize)> {
+/// Numbers of nodes, in parts that take about as long: a test for each. No proof is for several
+/// numbers, so nothing is proven twice.
+macro_rules! in_parts {
+    ($(#[$about:meta])* $name:ident, $prove:expr) => {
+        $(#[$about])*
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn up_to_24_nodes() {
+                $prove(1..=FEW);
+            }
+
+            #[test]
+            fn up_to_48_nodes() {
+                $prove(FEW + 1..=48);
+            }
+
+            #[test]
+            fn up_to_64_nodes() {
+                $prove(49..=FULL);
+            }
+
+            #[test]
+            fn up_to_130_nodes() {
+                $prove(FULL + 1..=130);
+            }
+        }
+    };
+}
+
+/// The numbers above 64 with some specs, and every spec with one in six of them, each with another
+/// layout and another choice of `each`.
+fn many(nodes: RangeInclusive<u32>, each: u32) -> impl Iterator<Item = (Spec, Topology, usize)> {
     let in_turn = move |nodes: u32| {
         let specs = (0..).zip(specs()).filter(move |(place, _)| (nodes + place).is_multiple_of(6));
         specs.map(move |(place, spec): (u32, Spec)| {
@@ -174,17 +209,15 @@ fn many(each: u32) -> impl Iterator<Item = (Spec, Topology, usize)> {
             (spec, topology, ((turn / 7 + turn) % each) as usize)
         })
     };
-    (65..=130).flat_map(in_turn)
+    nodes.filter(|nodes| *nodes > FULL).flat_map(in_turn)
 }
 
-/// ONE, SAME, WAIT: proven for every number of nodes, not only powers of two.
-#[test]
-fn every_allreduce_is_proven() {
+fn prove_allreduces(nodes: RangeInclusive<u32>) {
     let mut proofs = Proofs::default();
-    for (spec, topology, turn) in many(COUNTS.len() as u32) {
+    for (spec, topology, turn) in many(nodes.clone(), COUNTS.len() as u32) {
         proofs.prove(Kind::Allreduce, spec, &topology, COUNTS[turn]);
     }
-    for nodes in 1..=64 {
+    for nodes in nodes.filter(|nodes| *nodes <= FULL) {
         for (layout, topology) in (0..).zip(layouts(nodes)) {
             for algorithm in specs() {
                 for count in in_turn(algorithm, nodes, layout, &COUNTS) {
@@ -193,6 +226,11 @@ fn every_allreduce_is_proven() {
             }
         }
     }
+}
+
+in_parts! {
+    /// ONE, SAME, WAIT: proven for every number of nodes, not only powers of two.
+    every_allreduce_is_proven, prove_allreduces
 }
 
 /// ONE, SAME, WAIT: also where one node may be late. Its contributions are the last that each owner
@@ -228,13 +266,13 @@ fn some(nodes: u32) -> Vec<u32> {
     some
 }
 
-fn prove_rooted(kind: fn(u32) -> Kind, counts: &[u64]) {
+fn prove_rooted(nodes: RangeInclusive<u32>, kind: fn(u32) -> Kind, counts: &[u64]) {
     let mut proofs = Proofs::default();
-    for (spec, topology, turn) in many(counts.len() as u32) {
+    for (spec, topology, turn) in many(nodes.clone(), counts.len() as u32) {
         let roots = some(topology.participants());
         proofs.prove(kind(roots[turn % 3]), spec, &topology, counts[turn]);
     }
-    for nodes in 1..=64 {
+    for nodes in nodes.filter(|nodes| *nodes <= FULL) {
         for (layout, topology) in (0..).zip(layouts(nodes)) {
             for algorithm in specs() {
                 for root in in_turn(algorithm, nodes, layout, &some(nodes)) {
@@ -247,17 +285,16 @@ fn prove_rooted(kind: fn(u32) -> Kind, counts: &[u64]) {
     }
 }
 
-/// ONE, WAIT: the same for broadcasts, with some nodes as roots.
-#[test]
-fn every_broadcast_is_proven() {
-    prove_rooted(|root| Kind::Broadcast { root }, &COUNTS);
+in_parts! {
+    /// ONE, WAIT: the same for broadcasts, with some nodes as roots.
+    every_broadcast_is_proven, |nodes| prove_rooted(nodes, |root| Kind::Broadcast { root }, &COUNTS)
 }
 
-/// ONE, WAIT: and for reductions to one node. Their blocks are those of the broadcasts, so there
-/// are fewer sizes.
-#[test]
-fn every_reduction_to_one_is_proven() {
-    prove_rooted(|root| Kind::Reduce { root }, &[0, 1001, (4 << 20) + 3]);
+in_parts! {
+    /// ONE, WAIT: and for reductions to one node. Their blocks are those of the broadcasts, so
+    /// there are fewer sizes.
+    every_reduction_to_one_is_proven,
+    |nodes| prove_rooted(nodes, |root| Kind::Reduce { root }, &[0, 1001, (4 << 20) + 3])
 }
 
 /// ONE, WAIT: and for moves, which are the same for all algorithms.
