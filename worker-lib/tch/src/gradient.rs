@@ -272,3 +272,103 @@ impl Place {
             && (gradient.kind(), gradient.size()) == (self.view.kind(), self.view.size())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, time::Duration};
+
+    use gradwire_tests::cluster::{Cluster, Plan};
+    use tch::{
+        Kind,
+        nn::{self, Init, OptimizerConfig},
+    };
+
+    use super::*;
+    use crate::{DistributedOptimizer, OptimizerOptions};
+
+    /// The backward pass of one rank waits in the middle until the other rank has the result of the
+    /// last layer's exchange. It would wait for ever if the exchange began after the pass.
+    #[test]
+    fn an_exchange_ends_while_the_backward_pass_goes_on() {
+        let (has_result, result) = mpsc::channel();
+        let (has_result, result) = (Mutex::new(has_result), Arc::new(Mutex::new(result)));
+        let cluster = Cluster::start(&Plan::nodes(&[1, 1])).unwrap();
+        let ended = cluster.ranks(move |session| {
+            let options = |name: &str| AllreduceOptions::named(name).op(ReduceOp::Sum);
+            if session.rank() == 1 {
+                for name in ["gradient.last", "gradient.front"] {
+                    let mut memory = session.tensor(&[5.0_f32; 3], &[3]).unwrap();
+                    session.allreduce(&mut memory, options(name).priority(1)).unwrap();
+                    has_result.lock().unwrap().send(memory.as_slice().to_vec()).unwrap();
+                }
+                return;
+            }
+            let store = nn::VarStore::new(Device::Cpu);
+            let front = store.root().var("front", &[3], Init::Const(1.0));
+            let last = store.root().var("last", &[3], Init::Const(1.0));
+            let inner = nn::Sgd::default().build(&store, 1.0).unwrap();
+            let with = OptimizerOptions { op: ReduceOp::Sum, ..Default::default() };
+            let mut optimizer = DistributedOptimizer::new(session, inner, &store, with).unwrap();
+            let (said, heard) = mpsc::channel();
+            let said = Mutex::new(said);
+            let result = result.clone();
+            let in_the_pass = Hook::new(&front, move || {
+                let got = result.lock().unwrap().recv_timeout(Duration::from_secs(60));
+                said.lock().unwrap().send(got).unwrap();
+            });
+            let loss = ((&front * 2.0).tanh() + 1.0).dot(&(&last * 3.0));
+            optimizer.backward_step(&loss).unwrap();
+            let got = heard.try_recv().unwrap().expect("an exchange during the backward pass");
+            let expected = 3.0 * (2.0_f32.tanh() + 1.0) + 5.0;
+            assert!((got[0] - expected).abs() < 1e-5, "{got:?} {expected}");
+            drop(in_the_pass);
+        });
+        ended.unwrap();
+        cluster.finish().unwrap();
+    }
+
+    #[test]
+    fn a_hook_ends_with_its_parameter_and_a_panic_ends_in_it() {
+        let store = nn::VarStore::new(Device::Cpu);
+        let variable = store.root().var("x", &[2], Init::Const(1.0));
+        let kept = Arc::new(());
+        let (calls, inside) = (Arc::new(Mutex::new(0)), kept.clone());
+        let count = calls.clone();
+        let hook = Hook::new(&variable, move || {
+            let _ = &inside;
+            let mut count = count.lock().unwrap();
+            *count += 1;
+            panic!("on purpose");
+        });
+        let hook = hook.unwrap();
+        assert!(hook.sees(&variable));
+        (&variable * 2.0 + &variable).sum(Kind::Float).backward();
+        assert!(calls.lock().is_err(), "it ran and panicked");
+        assert_eq!(Arc::strong_count(&kept), 2);
+        drop(hook);
+        assert_eq!(Arc::strong_count(&kept), 1);
+        variable.sum(Kind::Float).backward();
+        let constant = Tensor::zeros([2], (Kind::Float, Device::Cpu));
+        assert!(Hook::new(&constant, || {}).is_err());
+    }
+
+    /// A parameter is frozen and thawed while the program keeps the loss of an earlier step.
+    #[test]
+    fn a_hook_that_was_dropped_is_not_called_by_a_graph_that_has_it() {
+        let store = nn::VarStore::new(Device::Cpu);
+        let variable = store.root().var("x", &[2], Init::Const(1.0));
+        let (told, calls) = mpsc::channel();
+        let [first, second] = ["first", "second"].map(|name| {
+            let told = Mutex::new(told.clone());
+            move || told.lock().unwrap().send(name).unwrap()
+        });
+        let hook = Hook::new(&variable, first).unwrap();
+        let kept = variable.sum(Kind::Float);
+        drop(hook);
+        let hook = Hook::new(&variable, second).unwrap();
+        assert!(hook.sees(&variable));
+        variable.sum(Kind::Float).backward();
+        kept.backward();
+        assert_eq!(calls.try_iter().collect::<Vec<_>>(), ["second"; 2]);
+    }
+}

@@ -5,6 +5,7 @@ use std::{
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     ptr::{self, NonNull},
+    sync::Arc,
 };
 
 use gradwire_worker::SharedBuffer;
@@ -60,10 +61,13 @@ type Watcher = Box<dyn Fn() + Send + Sync>;
 /// of that pass.
 pub(crate) struct Hook {
     watch: NonNull<c_void>,
+    /// The function knows it weakly.
+    _alive: Arc<()>,
 }
 
 impl Hook {
-    /// Registers a function. A panic of it ends there.
+    /// Registers a function. A panic of it ends there. It is not called after the hook was dropped,
+    /// although a graph that is still alive keeps it: another hook may be there by then.
     ///
     /// # Errors
     /// A tensor that takes no gradients.
@@ -71,6 +75,13 @@ impl Hook {
         parameter: &Tensor,
         watcher: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self> {
+        let alive = Arc::new(());
+        let hook = Arc::downgrade(&alive);
+        let watcher = move || {
+            if hook.strong_count() > 0 {
+                watcher();
+            }
+        };
         let context = Box::into_raw(Box::new(Box::new(watcher) as Watcher));
         let mut watch = ptr::null_mut();
         // SAFETY: the parameter lives during the call. The context is given to the shim, which
@@ -82,7 +93,7 @@ impl Hook {
         };
         checked(text)?;
         NonNull::new(watch)
-            .map(|watch| Self { watch })
+            .map(|watch| Self { watch, _alive: alive })
             .ok_or_else(|| TchError::Torch("the hook was not registered".into()))
     }
 
