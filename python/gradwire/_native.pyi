@@ -555,6 +555,11 @@ class Session:
         Notes that the program has made a step, for the metrics.
         """
     @property
+    def may_adopt(self, /) -> bool:
+        """
+        Whether the memory of another tensor may be adopted now.
+        """
+    @property
     def nodes(self, /) -> list[tuple[str, int, int]]:
         """
         The nodes in the order of their ranks: host, first rank, number of ranks.

@@ -247,6 +247,12 @@ impl Session {
         self.inner.adopt_max_bytes().unwrap_or(0)
     }
 
+    /// Whether the memory of another tensor may be adopted now.
+    #[getter]
+    fn may_adopt(&self) -> bool {
+        self.inner.may_adopt()
+    }
+
     /// Returns the process set of all ranks.
     ///
     /// Returns:

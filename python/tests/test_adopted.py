@@ -214,6 +214,31 @@ print("MOVED", sum(map(adopted, tensors)), flush=True)
     assert done.returncode == 0 and done.stdout.count("MOVED 50") == 2, done.stdout
 
 
+def test_adopted_tensors_leave_segments_for_others(job: Job) -> None:
+    """BOUND: the arena has to grow after them."""
+    done = job(
+        START
+        + """
+tensors = [torch.zeros(N // 4) for _ in range(20)]
+def turn():
+    for at, tensor in enumerate(tensors):
+        hvd.allreduce_(tensor, name=f"t{at}", op=hvd.Sum)
+for _ in range(3):
+    turn()
+print("MOVED", sum(map(adopted, tensors)), flush=True)
+hvd.allreduce_(torch.zeros(20_000_000), name="large", op=hvd.Sum)
+# Those that are left take the places of those that have ended.
+del tensors[:4]
+turn()
+print("LATER", sum(map(adopted, tensors)), flush=True)
+""",
+        GRADWIRE_WORKER__MAX_SEGMENTS="16",
+    )
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("MOVED 8") == done.stdout.count("LATER 8") == 2, done.stdout
+    assert done.stdout.count("half of the memory segments") == 2, done.stdout
+
+
 def test_a_pytorch_without_the_function_copies(job: Job) -> None:
     done = job(
         START

@@ -423,7 +423,7 @@ settings! {
         /// The most shared memory of one worker; 0: what the machine has.
         arena_max_bytes: u64 =
             "worker.arena_max_bytes", Kind::Bytes { min: 0, max: 1024 * GIB }, "0", "bytes";
-        /// The most segments of one worker.
+        /// The most segments of one worker. Adopted tensors take at most half of them.
         max_segments: u32 =
             "worker.max_segments", Kind::Number { min: 1, max: 65_536 }, "1024", "segments";
         /// Whether the memory of a CPU tensor of PyTorch moves into shared memory when it is

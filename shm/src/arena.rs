@@ -53,15 +53,19 @@ pub struct ArenaConfig {
     pub segment_bytes: u64,
     /// The most bytes of all segments together (BOUND). `None`: what the machine has.
     pub max_bytes: Option<u64>,
+    /// The most adopted segments at a time (BOUND). The numbers of all segments are limited, and
+    /// the arena needs some to grow.
+    pub max_adopted: u32,
     /// Whether the segments use huge pages.
     pub huge: HugePages,
 }
 
 impl ArenaConfig {
-    /// Segments of up to 64 MiB, as many as the machine has memory for, huge pages where the
-    /// kernel offers them.
+    /// Segments of up to 64 MiB, as many as the machine has memory for, 512 adopted ones, huge
+    /// pages where the kernel offers them.
     pub fn new(job: JobId) -> Self {
-        Self { job, segment_bytes: 64 << 20, max_bytes: None, huge: HugePages::default() }
+        let (segment_bytes, huge) = (64 << 20, HugePages::default());
+        Self { job, segment_bytes, max_bytes: None, max_adopted: 512, huge }
     }
 
     /// The size of the segment that is made for a block of `block` bytes, when all segments
@@ -102,6 +106,12 @@ pub enum ArenaError {
         used: u64,
         /// The limit, in bytes.
         max: u64,
+    },
+    /// There are as many adopted segments as there may be.
+    #[error("{max} segments are adopted, which is the most; raise worker.max_segments")]
+    Adopted {
+        /// The limit.
+        max: u32,
     },
     /// There is no memory for a further segment.
     #[error(transparent)]
@@ -297,7 +307,10 @@ impl Arena {
     /// [`ArenaError`] if it is not such a mapping, or if its memory can't be made or handed over.
     pub fn adopt(&self, start: usize, bytes: u64, fd: RawFd) -> Result<ArenaBlock, ArenaError> {
         let _growing = self.0.growing.lock();
-        let ArenaConfig { job, huge, .. } = &self.0.config;
+        let ArenaConfig { job, huge, max_adopted, .. } = &self.0.config;
+        if !self.may_adopt() {
+            return Err(ArenaError::Adopted { max: *max_adopted });
+        }
         let id = self.0.state().next();
         let name = format!("gradwire-{job}-{}-adopted-{id}", std::process::id());
         let Adopted { segment, reserve, mapped, fd } =
@@ -315,6 +328,11 @@ impl Arena {
         drop(state);
         let (arena, copied) = (Arc::clone(&self.0), AtomicBool::new(false));
         Ok(ArenaBlock { arena, segment: id, offset: 0, bytes, taken: None, pointer, copied })
+    }
+
+    /// Whether there may be another adopted segment.
+    pub fn may_adopt(&self) -> bool {
+        self.stats().adopted < self.0.config.max_adopted
     }
 
     /// Where `bytes` bytes from `pointer` lie, if all of them are in one segment of this arena.

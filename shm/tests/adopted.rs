@@ -194,3 +194,26 @@ fn other_memory_is_refused() {
     assert!(arena.adopt(start, u64::MAX, array.fd.as_raw_fd()).is_err());
     assert!(array.adopt(&arena).is_ok());
 }
+
+/// BOUND: adopted segments leave numbers for the arena itself.
+#[test]
+fn the_number_of_adopted_segments_is_limited() {
+    let (register, release) = (Box::new(|_, _: &Segment, _| Ok(())), Box::new(drop));
+    let job = JobId::new("shm-test-adopted").unwrap();
+    let config = ArenaConfig { huge: HugePages::Never, max_adopted: 2, ..ArenaConfig::new(job) };
+    let arena = Arena::new(config, register, release);
+    let arrays = [1, 2, 3].map(Array::new);
+    let first = arrays[0].adopt(&arena).unwrap();
+    assert!(arena.may_adopt());
+    let second = arrays[1].adopt(&arena).unwrap();
+    assert!(!arena.may_adopt());
+    let refused = arrays[2].adopt(&arena).unwrap_err();
+    assert!(matches!(refused, ArenaError::Adopted { max: 2 }), "{refused}");
+    assert_eq!(arrays[2].get(0), 3);
+    let plain = arena.allocate(100).unwrap();
+    drop(first);
+    assert!(arena.may_adopt());
+    let third = arrays[2].adopt(&arena).unwrap();
+    drop((second, third, plain));
+    assert_eq!(arena.stats().adopted, 0);
+}

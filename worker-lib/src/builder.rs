@@ -190,6 +190,7 @@ fn arena(shared: &Arc<Shared>, job: JobId, tuning: &Tuning) -> Arena {
     let mut config = ArenaConfig::new(job);
     config.segment_bytes = tuning.worker.arena_segment_bytes;
     config.max_bytes = Some(tuning.worker.arena_max_bytes).filter(|&max| max > 0);
+    config.max_adopted = tuning.worker.max_segments / 2;
     config.huge = match tuning.worker.huge_pages {
         HugePages::Never => segment::HugePages::Never,
         HugePages::Advise => segment::HugePages::Advise,

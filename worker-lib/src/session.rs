@@ -234,7 +234,8 @@ impl Session {
     ///
     /// # Errors
     /// [`GradwireError`] if it is no such mapping, if there is no memory, or if the daemon does not
-    /// take it. The memory is usable all the same.
+    /// take it; or if there are too many ([`Session::may_adopt`]). The memory is usable all the
+    /// same.
     pub fn adopt(&self, start: usize, bytes: u64, fd: RawFd) -> Result<SharedBuffer> {
         self.check_process()?;
         self.0.shared.check()?;
@@ -251,6 +252,12 @@ impl Session {
     /// The most bytes of one tensor that may be adopted; `None` if none may (`worker.adopt`).
     pub fn adopt_max_bytes(&self) -> Option<u64> {
         self.0.limits.adopt_bytes
+    }
+
+    /// Whether memory may be adopted now. There are at most half of `worker.max_segments` adopted
+    /// buffers at a time.
+    pub fn may_adopt(&self) -> bool {
+        self.0.limits.adopt_bytes.is_some() && self.0.arena.may_adopt()
     }
 
     /// Leaves the job: notifies the daemon and waits for its answer. Operations in flight fail on

@@ -85,7 +85,7 @@ def as_tensor(buffer: _native.Buffer) -> torch.Tensor:
     """Returns a tensor on the same memory."""
     name = buffer.dtype
     if buffer.nbytes == 0:
-        return torch.empty(buffer.shape, dtype=_DTYPES[name])
+        return torch.empty(buffer.shape, dtype=_DTYPES[name], device="cpu")
     # Passes the capsule: from_dlpack(buffer) would ask for versions and devices first.
     if name in _PLAIN:
         tensor: torch.Tensor = from_dlpack(buffer.__dlpack__())

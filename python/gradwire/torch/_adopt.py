@@ -250,6 +250,8 @@ def sweep() -> None:
 def _may_move(entry: _Storage, storage: torch.UntypedStorage, session: _native.Session) -> bool:
     if entry.refused or entry.ranges or not 0 < storage.nbytes() <= session.adopt_max_bytes:
         return False
+    if not _numbers_left(session):
+        return False
     if entry.moved:  # in an earlier session
         return (storage.data_ptr(), storage.nbytes()) == (entry.address, entry.nbytes)
     if not _is_ordinary(storage):
@@ -322,6 +324,19 @@ def _descriptors_left() -> bool:
         "descriptors",
         f"{moved} tensors have moved into shared memory, each with a file descriptor, and the "
         f"limit is {limit}: further ones are copied. Raise it (ulimit -n)",
+    )
+    return False
+
+
+def _numbers_left(session: _native.Session) -> bool:
+    """Returns whether the session takes another storage: all of them, half of its segments."""
+    if session.may_adopt:
+        return True
+    _warn(
+        "segments",
+        "half of the memory segments that a rank may have are tensors that have moved into shared "
+        "memory: further ones are copied. Raise worker.max_segments "
+        "(GRADWIRE_WORKER__MAX_SEGMENTS)",
     )
     return False
 
