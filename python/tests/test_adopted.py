@@ -17,7 +17,7 @@ import gradwire.torch as hvd
 from gradwire.torch import _adopt
 from gradwire.torch._adopt import is_shared as adopted
 
-_adopt.LOOK_PAUSE = 0.0
+_adopt.LOOK_PAUSE, _adopt.LOCK_SECONDS = 0.0, 60.0
 N = 200_000
 
 def fresh():

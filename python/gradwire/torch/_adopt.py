@@ -6,10 +6,11 @@ memory: it puts sealed memory that the daemon shares at the same addresses. PyTo
 the storage ends, as always. Nothing of the tensor changes but its address.
 
 Which storages move is decided here. A storage moves when it is exchanged in place a second time,
-because then it will likely be exchanged again. It never moves while an operation on it is under
-way: that could be about to write to the old addresses. Memory of which somebody else may have the
-address is left where it is: NumPy's, pinned, mapped or shared memory, and parameters, of which a
-forked child may have its own copy.
+because then it will likely be exchanged again. It moves in an operation that exchanges all of it:
+nobody else may use the tensors of such an operation, but another thread may compute on the rest of
+their storage. It never moves while an operation on it is under way: that could be about to write to
+the old addresses. Memory of which somebody else may have the address is left where it is: NumPy's,
+pinned, mapped or shared memory, and parameters, of which a forked child may have its own copy.
 """
 
 from __future__ import annotations
@@ -42,9 +43,11 @@ _MAX_KNOWN = 1 << 14
 _LOOK_EVERY = 64
 # The pause after a look for parameters, as a multiple of its time.
 LOOK_PAUSE = 20.0
-# Where PyTorch makes its files, and how long another rank may take to move a storage there.
+# Where PyTorch makes its files, how long another rank may take to move a storage there, and the
+# pause after one that took longer.
 _FOLDER = "/dev/shm"
-_LOCK_SECONDS = 1.0
+LOCK_SECONDS = 1.0
+LOCK_PAUSE = 20.0
 
 _log = logging.getLogger("gradwire")
 
@@ -131,8 +134,8 @@ _ended: deque[int] = deque()
 # The storages of parameters when they were last looked for; those with a lower number were known.
 _parameters: set[int] = set()
 _looked = 0
-# When the next look may begin.
-_look_from = 0.0
+# When the next look may begin, and when the next storage may move.
+_look_from = _move_from = 0.0
 _warned: set[str] = set()
 # In a forked child, what its parent knew.
 _of_parent: list[dict[int, _Storage]] = []
@@ -162,10 +165,11 @@ def use(tensor: torch.Tensor, element: str) -> Use:
         if entry is None:
             return COPIED
         shared = entry.is_shared(storage, session)
-        if not shared and entry.again and 2 * nbytes >= storage.nbytes():
+        if not shared and entry.again and nbytes == storage.nbytes():
             shared = _may_move(entry, storage, session) and _move(entry, storage, session)
         entry.again = True
-        free = all(end <= used[0] or used[1] <= start for start, end in entry.ranges)
+        # A copy, because other threads end their uses meanwhile.
+        free = all(end <= used[0] or used[1] <= start for start, end in tuple(entry.ranges))
         result = _StorageUse(entry, used)
         if shared and free and entry.buffer is not None:
             whole = entry.buffer.view(first, "u8", [nbytes])
@@ -250,7 +254,7 @@ def sweep() -> None:
 def _may_move(entry: _Storage, storage: torch.UntypedStorage, session: _native.Session) -> bool:
     if entry.refused or entry.ranges or not 0 < storage.nbytes() <= session.adopt_max_bytes:
         return False
-    if not _numbers_left(session):
+    if time.monotonic() < _move_from or not _numbers_left(session):
         return False
     if entry.moved:  # in an earlier session
         return (storage.data_ptr(), storage.nbytes()) == (entry.address, entry.nbytes)
@@ -276,7 +280,7 @@ def _is_ordinary(storage: torch.UntypedStorage) -> bool:
 @functools.cache
 def _has_numpy() -> bool:
     try:
-        torch.zeros(1).numpy()
+        torch.zeros(1, device="cpu").numpy()
     except RuntimeError:
         return False
     return True
@@ -373,6 +377,7 @@ def _fits(nbytes: int) -> bool:
 
 def _move(entry: _Storage, storage: torch.UntypedStorage, session: _native.Session) -> bool:
     """Makes a storage shared memory of the session; returns whether it is."""
+    global _move_from
     try:
         with _alone():
             # Another rank may have taken the space meanwhile.
@@ -385,6 +390,7 @@ def _move(entry: _Storage, storage: torch.UntypedStorage, session: _native.Sessi
             # The file takes no space in the folder from here on.
             buffer = session.adopt(storage.data_ptr(), storage.nbytes(), fd)
     except BlockingIOError:
+        _move_from = time.monotonic() + LOCK_PAUSE
         return False
     except (GradwireError, RuntimeError, OSError) as error:
         entry.refused = True
@@ -400,7 +406,7 @@ def _keep_size(storage: torch.UntypedStorage) -> None:
     A shared storage has no allocator. PyTorch itself refuses it only for a storage of which NumPy
     has once had a view.
     """
-    torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
 
 
 @contextlib.contextmanager
@@ -408,7 +414,7 @@ def _alone() -> Iterator[None]:
     """One rank of a node after the other: each needs free space in the folder."""
     folder = os.open(_FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        until = time.monotonic() + _LOCK_SECONDS
+        until = time.monotonic() + LOCK_SECONDS
         while True:
             try:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -419,6 +425,8 @@ def _alone() -> Iterator[None]:
                 time.sleep(0.001)
         yield
     finally:
+        # Explicitly: a child that another thread forks meanwhile has the descriptor, too.
+        fcntl.flock(folder, fcntl.LOCK_UN)
         os.close(folder)
 
 

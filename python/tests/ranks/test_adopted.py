@@ -28,8 +28,9 @@ _numbers = iter(range(1 << 30))
 
 @pytest.fixture(autouse=True)
 def _look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests make new tensors more often than programs do."""
+    """The tests make new tensors more often than programs do, and other jobs move theirs."""
     monkeypatch.setattr(_adopt, "LOOK_PAUSE", 0.0)
+    monkeypatch.setattr(_adopt, "LOCK_SECONDS", 60.0)
 
 
 def fresh(elements: int = N, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -119,17 +120,52 @@ def test_offsets_and_parts() -> None:
     most, tail = whole[16 : 16 + 3 * N // 2], whole[-N // 2 :]
     for _ in range(3):
         exchange(most)
+    # Another thread may compute on the rest.
+    assert not adopted(whole)
+    exchange(whole)
     assert adopted(whole)
     whole[:16] = 7
-    # A part, also a small one, is exchanged where it is.
+    # A part is exchanged where it is.
+    copied = hvd.stats()["copied_bytes"]
     exchange(tail)
     exchange(most)
+    assert hvd.stats()["copied_bytes"] == copied
     assert (whole[:16] == 7).all() and adopted(whole)
-    # A storage of which only a small part is exchanged stays.
-    large = torch.zeros(10 * N)
-    for _ in range(3):
-        exchange(large[:N])
-    assert not adopted(large)
+
+
+def test_another_thread_computes_on_the_rest_of_a_storage() -> None:
+    added: list[int] = []
+
+    def add(rest: torch.Tensor, stop: threading.Event) -> None:
+        times = 0
+        while not stop.is_set():
+            rest.add_(1)
+            times += 1
+        added.append(times)
+
+    for turn in range(10):
+        whole, stop = torch.zeros(20 * N), threading.Event()
+        part, rest = whole[: 10 * N], whole[10 * N :]
+        thread = threading.Thread(target=add, args=(rest, stop))
+        thread.start()
+        for _ in range(3):
+            exchange(part)
+        stop.set()
+        thread.join()
+        assert (rest == added[turn]).all(), turn
+
+
+def test_a_default_device() -> None:
+    tensor = torch.zeros(N)
+    with torch.device("meta"):
+        for _ in range(3):
+            hvd.allreduce_(tensor, name="device", op=hvd.Sum)
+    assert adopted(tensor)
+    with pytest.raises(RuntimeError, match="resiz"):
+        tensor.resize_(3 * N)
+    empty = torch.zeros(0)
+    with torch.device("meta"):
+        assert hvd.allreduce(empty, name="empty").device == empty.device
 
 
 def test_strides_are_copied() -> None:
@@ -324,6 +360,47 @@ def test_a_forked_child_shares_it() -> None:
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
     assert tensor[0] == -1.0 and parameter.data[0] != -1.0
+    exchange(tensor)
+    assert adopted(tensor)
+
+
+def test_a_child_that_is_forked_during_a_move_does_not_keep_the_lock() -> None:
+    go_on, parent = os.pipe()
+    with _adopt._alone():
+        child = os.fork()
+        if child == 0:
+            try:
+                os.close(parent)
+                os.read(go_on, 1)
+            finally:
+                os._exit(0)
+    os.close(go_on)
+    try:
+        with _adopt._alone():
+            pass
+    finally:
+        os.close(parent)
+        os.waitpid(child, 0)
+
+
+def test_a_lock_that_somebody_keeps_costs_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = 0
+
+    def taken(file: int, operation: int) -> None:
+        nonlocal tried
+        if operation != _adopt.fcntl.LOCK_UN:
+            tried += 1
+            raise BlockingIOError
+
+    tensor = torch.zeros(N)
+    with monkeypatch.context() as patch:
+        patch.setattr(_adopt, "LOCK_SECONDS", 0.0)
+        patch.setattr(_adopt, "LOCK_PAUSE", 3600.0)
+        patch.setattr(_adopt, "_move_from", 0.0)
+        patch.setattr(_adopt.fcntl, "flock", taken)
+        for _ in range(5):
+            exchange(tensor)
+        assert tried == 1 and not adopted(tensor)
     exchange(tensor)
     assert adopted(tensor)
 
