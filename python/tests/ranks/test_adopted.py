@@ -31,6 +31,9 @@ def _look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests make new tensors more often than programs do, and other jobs move theirs."""
     monkeypatch.setattr(_adopt, "LOOK_PAUSE", 0.0)
     monkeypatch.setattr(_adopt, "LOCK_SECONDS", 60.0)
+    # Tests of other files may have begun a pause.
+    monkeypatch.setattr(_adopt, "_look_from", 0.0)
+    monkeypatch.setattr(_adopt, "_move_from", 0.0)
 
 
 def fresh(elements: int = N, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -146,7 +149,7 @@ def test_another_thread_computes_on_the_rest_of_a_storage() -> None:
     for turn in range(10):
         whole, stop = torch.zeros(20 * N), threading.Event()
         part, rest = whole[: 10 * N], whole[10 * N :]
-        thread = threading.Thread(target=add, args=(rest, stop))
+        thread = threading.Thread(target=add, args=(rest, stop), daemon=True)
         thread.start()
         for _ in range(3):
             exchange(part)

@@ -25,6 +25,9 @@ def _look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests make new tensors more often than programs do, and other jobs move theirs."""
     monkeypatch.setattr(_adopt, "LOOK_PAUSE", 0.0)
     monkeypatch.setattr(_adopt, "LOCK_SECONDS", 60.0)
+    # Tests of other files may have begun a pause.
+    monkeypatch.setattr(_adopt, "_look_from", 0.0)
+    monkeypatch.setattr(_adopt, "_move_from", 0.0)
 
 
 def fresh(elements: int = N) -> torch.Tensor:
