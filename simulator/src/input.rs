@@ -58,13 +58,10 @@ pub fn parse(text: &str) -> Result<Input, InputError> {
         let what = format!("the file has {} bytes; at most {MAX_BYTES} are read", text.len());
         return Err(InputError { line: 1, what });
     }
-    let file: File = toml::from_str(text).map_err(|error| {
-        let what = error.message().replace('\n', "; ");
-        reader.error(error.span().unwrap_or_default(), what)
-    })?;
-    let (hosts, labels, servers) = hosts(&reader, &file)?;
-    let topology = Topology::from_labels(&labels);
-    let topology = ordered(&reader, &file, topology.with_servers(servers))?;
+    let file: File = toml::from_str(text).map_err(|error| reader.refused(&error))?;
+    let (hosts, labels, topology) = hosts(&reader, &file)?;
+    let servers = topology.servers();
+    let topology = ordered(&reader, &file, topology)?;
     let mut network = network(&reader, &file, hosts, topology)?;
     pairs(&reader, &file, &mut network)?;
     let NetworkPart { reduce_mb_per_s, message_ns, lane_rate_mbit, .. } = &file.network;
@@ -111,6 +108,10 @@ pub fn parse(text: &str) -> Result<Input, InputError> {
     let credit = reader.whole(&job.credit_pieces, "job.credit_pieces", (1.0, 1024.0), 8.0)?;
     let control = Control { order: half, done: half, credit: credit as u32 };
     let bytes = reader.whole(&job.bytes, "job.bytes", (4.0, 1e12), f64::from(64u32 << 20))?;
+    if let Some(given) = job.bytes.as_ref().filter(|_| bytes % 4.0 != 0.0) {
+        let what = format!("job.bytes is {bytes}: elements have 4 bytes, so it must be a multiple");
+        return Err(reader.error(given.span(), what));
+    }
     let pieces = reader.whole(&job.pieces, "job.pieces", (1.0, MAX_PIECES), 1.0)?;
     let participants = setup.network.hosts.len() as u32;
     let kind = kind(&reader, job)?;
@@ -135,17 +136,27 @@ fn unused(reader: &Reader<'_>, part: &NetworkPart) -> Result<(), InputError> {
     Ok(())
 }
 
-/// The hosts, the label of each, and how many are servers.
-fn hosts(reader: &Reader<'_>, file: &File) -> Result<(Vec<Host>, Vec<String>, u32), InputError> {
+/// The hosts, the label of each, and where they are.
+fn hosts(
+    reader: &Reader<'_>,
+    file: &File,
+) -> Result<(Vec<Host>, Vec<String>, Topology), InputError> {
     let rate = &file.network.rate_mbit;
     let rate = reader.number(rate, "network.rate_mbit", POSITIVE, 25_000.0)?;
     let (mut hosts, mut labels, mut servers) = (Vec::new(), Vec::new(), 0);
+    // By these daemons divide the work, as far as all are known.
+    let mut known_lines = Vec::new();
     let mut names = BTreeSet::new();
     for part in &file.hosts {
         let count = reader.whole(&part.count, "host.count", (1.0, MAX_HOSTS as f64), 1.0)?;
         let line = reader.number(&part.line_mbit, "host.line_mbit", ANY, 0.0)?;
+        let known_line = line as u32;
         let line = if line > 0.0 { line } else { rate } * MEGABITS;
         let slowness = reader.number(&part.slowness, "host.slowness", (1e-3, 1e6), 1.0)?;
+        if part.name.get_ref().is_empty() {
+            let what = "host.name is empty: it must have a character at least".to_owned();
+            return Err(reader.error(part.name.span(), what));
+        }
         if !part.server && servers > 0 {
             let what = "hosts with server = true come after all others".to_owned();
             return Err(reader.error(part.name.span(), what));
@@ -165,6 +176,7 @@ fn hosts(reader: &Reader<'_>, file: &File) -> Result<(Vec<Host>, Vec<String>, u3
             }
             let rack = part.rack.as_ref().map_or("", |rack| rack.get_ref());
             labels.push(rack.to_owned());
+            known_lines.push(known_line);
             servers += u32::from(part.server);
             hosts.push(Host { name, egress: line, ingress: line, slowness });
         }
@@ -174,7 +186,8 @@ fn hosts(reader: &Reader<'_>, file: &File) -> Result<(Vec<Host>, Vec<String>, u3
                     no server";
         return Err(InputError { line: 1, what: what.to_owned() });
     }
-    Ok((hosts, labels, servers))
+    let topology = Topology::from_labels(&labels).with_servers(servers).with_lines(&known_lines);
+    Ok((hosts, labels, topology))
 }
 
 /// The hosts in the order of the file.
@@ -224,7 +237,7 @@ fn network(
         let span = file.tiers.last().map_or(0..0, |part| part.rate_mbit.span());
         let (given, there) = (tiers.len(), if racks == 1 { 0 } else { topology.tiers().len() });
         let what = format!(
-            "there are {given} sections [[tier]], and the racks of the hosts have {there} tiers"
+            "there are {given} sections [[tier]], and the racks of the hosts have {there} levels"
         );
         return Err(reader.error(span, what));
     }
@@ -255,6 +268,13 @@ fn pairs(reader: &Reader<'_>, file: &File, network: &mut Network) -> Result<(), 
             })
         };
         let (from, to) = (place(&part.from)?, place(&part.to)?);
+        if from == to {
+            let what = format!(
+                "link.to is {:?}, as link.from is: it must be another host",
+                part.to.get_ref()
+            );
+            return Err(reader.error(part.to.span(), what));
+        }
         let usual = network.latency / MICRO;
         let latency = reader.number(&part.latency_us, "link.latency_us", ANY, usual)? * MICRO;
         let cap = reader.number(&part.lane_rate_mbit, "link.lane_rate_mbit", POSITIVE, MOST)?;

@@ -1,7 +1,9 @@
 //! Results as tables and charts, with the bounds that they have to keep.
 
+use serde::Serialize;
+
 /// Rows of text under a head.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Table {
     /// What it shows; also the name of its file.
     pub title: String,
@@ -23,14 +25,6 @@ impl Table {
         self.rows.push(row.into_iter().collect());
     }
 
-    /// As a table of Markdown.
-    pub fn to_markdown(&self) -> String {
-        let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
-        let rule = format!("|{}\n", "---|".repeat(self.head.len()));
-        let rows: String = self.rows.iter().map(|row| line(row)).collect();
-        format!("{}{rule}{rows}", line(&self.head))
-    }
-
     /// As comma-separated values (RFC 4180).
     pub fn to_csv(&self) -> String {
         let cell = |text: &String| {
@@ -46,7 +40,7 @@ impl Table {
 }
 
 /// Lines over a horizontal axis.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Chart {
     /// What it shows; also the name of its file.
     pub title: String,
@@ -61,7 +55,7 @@ pub struct Chart {
 }
 
 /// A value and where it has to be.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Check {
     /// What is compared.
     pub what: String,

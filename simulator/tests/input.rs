@@ -108,8 +108,21 @@ fn each_mistake_is_named_with_its_line() {
         (format!("{hosts}[network]\nrate_mbit = -3"), 6, "network.rate_mbit is -3"),
         (format!("{hosts}[network]\nrate_mbit = inf"), 6, "network.rate_mbit is inf"),
         (format!("{hosts}[network]\nlatency_us = nan"), 6, "network.latency_us is NaN"),
+        (
+            format!("{hosts}[network]\nrate_mbit = \"fast\""),
+            6,
+            "network.rate_mbit: invalid type: string \"fast\", expected a number",
+        ),
+        (format!("{hosts}[job]\nspecs = \"ring\""), 6, "job.specs: invalid type: string"),
+        (format!("{hosts}[job]\nlanes = 1\nlanes = 1"), 7, "job.lanes: duplicate key"),
+        (format!("{hosts}[job]\n[network]\n[job]"), 7, "job: duplicate key"),
+        ("host = 3".to_owned(), 1, "host: invalid type: integer `3`, expected a list"),
+        (format!("{hosts}[[host]]\ncount = 4"), 5, "missing field `name`"),
+        (format!("{hosts}[[host]]\nname = \"\""), 6, "host.name is empty"),
+        (format!("{hosts}[job]\nbytes = 7"), 6, "job.bytes is 7: elements have 4 bytes"),
+        (format!("{hosts}[[link]]\nfrom = \"a\"\nto = \"a\""), 7, "it must be another host"),
         (format!("{hosts}[network]\necmp = \"spray\""), 6, "must be \"ideal\" or \"hash\""),
-        (format!("{hosts}[[tier]]\nrate_mbit = 10"), 6, "the racks of the hosts have 0 tiers"),
+        (format!("{hosts}[[tier]]\nrate_mbit = 10"), 6, "the racks of the hosts have 0 levels"),
         (
             "[[host]]\nname = \"a\"\nrack = \"x\"\n[[host]]\nname = \"b\"\nrack = \"y\"\n\
              [[tier]]\nlinks = 0\nrate_mbit = 10"
@@ -171,6 +184,20 @@ fn a_measured_cluster_is_an_input() {
     let least = 64.0 * 1.048576e6 * 8.0 / 235e6;
     let seconds = seconds(&input);
     assert!(seconds > least && seconds < 1.2 * least, "{seconds} {least}");
+}
+
+/// As daemons do it: lines that are not all known count as equal.
+#[test]
+fn faster_lines_have_larger_shares() {
+    let hosts = |line: &str| {
+        format!("[[host]]\nname = \"a\"\nline_mbit = 1000\n[[host]]\nname = \"b\"\n{line}")
+    };
+    let lines = |line: &str| {
+        let input = parse(&hosts(line)).unwrap();
+        input.setup.network.topology.lines().to_vec()
+    };
+    assert_eq!(lines("line_mbit = 3000"), [1, 3]);
+    assert!(lines("").is_empty() && lines("line_mbit = 1000").is_empty());
 }
 
 proptest! {

@@ -149,6 +149,29 @@ impl Reader<'_> {
         InputError { line: before.matches('\n').count() + 1, what }
     }
 
+    /// What the parser refuses. Of a value it does not say which one.
+    pub(super) fn refused(&self, error: &toml::de::Error) -> InputError {
+        let said = error.message().replace('\n', "; ").replace("expected f64", "expected a number");
+        let said = said.replace("expected a sequence", "expected a list");
+        let error = self.error(error.span().unwrap_or_default(), said);
+        let of_a_value = ["invalid type", "invalid value", "duplicate key"];
+        if !of_a_value.iter().any(|kind| error.what.starts_with(kind)) {
+            return error;
+        }
+        InputError { what: format!("{}: {}", self.key(error.line), error.what), ..error }
+    }
+
+    /// The key that a line sets, with its section.
+    fn key(&self, line: usize) -> String {
+        let section = |line: &&str| line.trim().starts_with('[');
+        let lines: Vec<&str> = self.0.lines().take(line).collect();
+        let section = lines.iter().rev().copied().find(section).unwrap_or_default();
+        let section = section.trim().trim_start_matches('[').split(']').next();
+        let key = lines.last().and_then(|line| line.split_once('=')).map(|(key, _)| key.trim());
+        let named = section.into_iter().chain(key).filter(|name| !name.is_empty());
+        named.collect::<Vec<_>>().join(".")
+    }
+
     /// A number of this range, or what it usually is.
     pub(super) fn number(
         &self,
