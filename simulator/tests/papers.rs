@@ -48,19 +48,19 @@ fn oversubscribed_racks_slow_servers_down_as_fair_sharing_says() {
 }
 
 /// The cells of the grid that have bounds.
-fn hosts_stop(cells: &[(u32, u32)], draws: u64) {
+fn hosts_stop(cells: &[(u32, u32, u64)]) {
     let mut results = Results::default();
-    let extent = rat::Extent { cells: cells.to_vec(), draws, ..rat::Extent::default() };
+    let extent = rat::Extent { cells: cells.to_vec(), ..rat::Extent::default() };
     rat::faults(&extent, &mut results);
     all_hold(&results);
 }
 
 #[test]
 fn hosts_that_stop_delay_a_ring_as_published() {
-    hosts_stop(&[(8, 20), (12, 20)], 10);
+    hosts_stop(&[(8, 20, 10), (12, 20, 10)]);
 }
 
 #[test]
 fn hosts_that_stop_delay_a_ring_most_if_they_are_many() {
-    hosts_stop(&[(24, 50)], 20);
+    hosts_stop(&[(24, 50, 20)]);
 }
