@@ -6,7 +6,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use gradwire_bench::args::Measurement;
 use gradwire_launcher::args::{JobOptions, SettingsOptions};
 
-use crate::{algorithms, doctor, explain, probe, status, trace};
+use crate::{algorithms, doctor, explain, probe, simulate::Simulate, status, trace};
 
 /// Gradient synchronisation for distributed training.
 #[derive(Debug, Parser)]
@@ -36,6 +36,9 @@ pub enum Command {
     Doctor(doctor::Options),
     /// Measure the links between hosts, as every job does when it starts.
     Probe(probe::Options),
+    /// Simulate a cluster that a file describes, or published results.
+    #[command(subcommand)]
+    Simulate(Simulate),
     /// Show what a running coordinator knows.
     Status(status::Options),
     /// Watch a running job: hosts, ranks, links, stragglers, decisions.

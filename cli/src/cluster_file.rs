@@ -1,8 +1,13 @@
 //! The file that describes a measured cluster: `gradwire probe --out` writes it, and
-//! `gradwire explain --cluster` reads it. It is TOML: what the links cost, the hosts, and what was
-//! measured of each link.
+//! `gradwire explain --cluster` and `gradwire simulate run` read it. It is TOML: what the links
+//! cost, the hosts, and what was measured of each link.
 
-use std::{io::Read, path::Path};
+use std::{
+    fmt,
+    fs::File,
+    io::{self, Read},
+    path::Path,
+};
 
 use gradwire_collectives::{CostModel, LinkCost, Topology};
 use gradwire_launcher::error::CommandError;
@@ -218,6 +223,29 @@ impl Network {
     }
 }
 
+/// The error for a file that describes no cluster.
+pub(crate) fn refused(path: &Path, what: impl fmt::Display) -> CommandError {
+    CommandError::usage(format!("cluster file {}: {what}", path.display()))
+}
+
+/// The text of a file that describes a cluster (BOUND).
+///
+/// # Errors
+/// [`CommandError`] if it can't be read, is too large or is not UTF-8.
+pub fn read_text(path: &Path) -> Result<String, CommandError> {
+    let failed = |error: io::Error| {
+        refused(path, error).hint("gradwire probe --out FILE writes such a file")
+    };
+    let file = File::open(path).map_err(failed)?;
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > MAX_BYTES {
+        let what = format!("it has more than {MAX_BYTES} bytes, which is the most that is read");
+        return Err(refused(path, what));
+    }
+    String::from_utf8(bytes).map_err(|_| refused(path, "it is not UTF-8").hint("save it as UTF-8"))
+}
+
 /// The cost model of a coordinator's answer.
 fn cost_of(costs: &pb::Costs) -> CostModel {
     CostModel {
@@ -281,7 +309,10 @@ impl ClusterFile {
     /// [`CommandError`] if it can't be written as TOML, which is a defect.
     pub fn to_toml(&self) -> Result<String, CommandError> {
         let text = toml::to_string(self).map_err(CommandError::failed)?;
-        Ok(format!("# Written by gradwire probe. gradwire explain --cluster reads it.\n{text}"))
+        Ok(format!(
+            "# Written by gradwire probe. gradwire explain --cluster and gradwire simulate run \
+             read it.\n{text}"
+        ))
     }
 
     /// Reads a file.
@@ -289,16 +320,7 @@ impl ClusterFile {
     /// # Errors
     /// [`CommandError`] with the file, the place and what is accepted.
     pub fn read(path: &Path) -> Result<Self, CommandError> {
-        let name = path.display();
-        let refused = |what: String| CommandError::usage(format!("cluster file {name}: {what}"));
-        let file = std::fs::File::open(path).map_err(|error| refused(error.to_string()))?;
-        let mut text = String::new();
-        let read = file.take(MAX_BYTES + 1).read_to_string(&mut text);
-        read.map_err(|error| refused(error.to_string()))?;
-        if text.len() as u64 > MAX_BYTES {
-            return Err(refused(format!("it has more than {MAX_BYTES} bytes")));
-        }
-        Self::parse(&text).map_err(refused)
+        Self::parse(&read_text(path)?).map_err(|what| refused(path, what))
     }
 
     fn parse(text: &str) -> Result<Self, String> {

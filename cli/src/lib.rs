@@ -10,6 +10,7 @@
 //! - [`find`]: finds the jobs of this host
 //! - [`doctor`]: `gradwire doctor`
 //! - [`probe`]: `gradwire probe`
+//! - [`simulate`]: `gradwire simulate`
 //! - [`show`]: `gradwire config show`
 //! - [`status`]: `gradwire status`
 //! - [`top`]: `gradwire top`
@@ -28,6 +29,7 @@ pub mod explain;
 pub mod find;
 pub mod probe;
 pub mod show;
+pub mod simulate;
 pub mod status;
 pub mod top;
 pub mod trace;

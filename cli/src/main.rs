@@ -22,7 +22,7 @@ use gradwire_cli::{
     args::{Cli, Command, Config, Run, normalise},
     cluster,
     cluster_file::ClusterFile,
-    coordinator, doctor, explain, find, probe, show, status, top, trace,
+    coordinator, doctor, explain, find, probe, show, simulate, status, top, trace,
 };
 use gradwire_collectives::CostModel;
 use gradwire_doctor::findings::Status;
@@ -120,6 +120,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
             let plan = Plan::new(nodes, ITSELF.to_owned(), options.words()?, &loaded)?;
             start(plan, &loaded, &options.at, Files::default(), true)
         }
+        Command::Simulate(command) => simulate::simulate(&command, print),
         Command::Status(status::Options { address, json, watch }) => {
             let address = find::coordinator(address.as_deref())?;
             block_on(status::run(&address, json, watch))??;

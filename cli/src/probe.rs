@@ -22,7 +22,8 @@ pub struct Options {
     /// Where it runs.
     #[command(flatten)]
     pub at: JobOptions,
-    /// Also write the result to a file, on the first host; gradwire explain --cluster reads it.
+    /// Also write the result to a file, on the first host; gradwire explain --cluster and gradwire
+    /// simulate run read it.
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
     /// As JSON.

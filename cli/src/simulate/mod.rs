@@ -1,0 +1,42 @@
+//! `gradwire simulate`: how long operations take on a cluster that a file describes, and published
+//! results, simulated again.
+
+mod output;
+mod paper;
+mod run;
+
+use std::process::ExitCode;
+
+use clap::Subcommand;
+use gradwire_launcher::error::CommandError;
+
+pub use self::{paper::PaperOptions, run::RunOptions};
+
+/// What to simulate.
+#[derive(Debug, Subcommand)]
+pub enum Simulate {
+    /// Simulate a cluster, and a job on it, that a file describes.
+    Run(RunOptions),
+    /// Simulate published results, and show them next to the published figures. The exit code is 1
+    /// if one is out of its bounds.
+    Paper(PaperOptions),
+}
+
+/// Simulates, prints, and writes the files of `--out`. Returns the exit code: 1 if a result is out
+/// of its bounds.
+///
+/// # Errors
+/// [`CommandError`] with the file, the line and what is accepted, or with what can't be written.
+pub fn simulate(
+    command: &Simulate,
+    print: impl FnOnce(&str) -> Result<ExitCode, CommandError>,
+) -> Result<ExitCode, CommandError> {
+    let output = match command {
+        Simulate::Run(options) => run::run(options)?,
+        Simulate::Paper(options) => paper::paper(options)?,
+    };
+    // What was simulated is printed even if a disk is full.
+    print(&output.text)?;
+    output.write()?;
+    Ok(ExitCode::from(u8::from(!output.holds)))
+}

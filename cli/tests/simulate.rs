@@ -1,0 +1,319 @@
+//! `gradwire simulate`: what it prints and writes, and what it refuses before it starts.
+
+mod common;
+
+use std::{collections::BTreeMap, fs};
+
+use common::{Output, Place};
+use gradwire_cli::cluster_file::ClusterFile;
+use serde_json::Value;
+
+/// Eight hosts with lines of 10 Gbit/s.
+const FLAT: &str = "[network]\nlatency_us = 1\nrate_mbit = 10000\n[[host]]\nname = \"a\"\n\
+                    count = 8\n[job]\nbytes = 67108864\nspecs = [\"ring\", \"direct\"]\n";
+
+fn example(name: &str) -> String {
+    format!("{}/../examples/clusters/{name}.toml", env!("CARGO_MANIFEST_DIR"))
+}
+
+fn simulate(place: &Place, words: &[&str]) -> Output {
+    place.run(&[&["simulate"], words].concat())
+}
+
+/// What `gradwire simulate` prints, and all files that it writes.
+fn results(place: &Place, words: &[&str], out: &str) -> (String, BTreeMap<String, String>) {
+    let output = simulate(place, &[words, &["--out", out]].concat());
+    assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""), "{output:?}");
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(place.path().join(out)).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        files.insert(name, fs::read_to_string(&path).unwrap());
+    }
+    (output.stdout, files)
+}
+
+fn json(files: &BTreeMap<String, String>) -> Value {
+    serde_json::from_str(&files["result.json"]).unwrap()
+}
+
+/// The rows of a file of comma-separated values, in which quotes are around what has a comma.
+fn csv<'a>(files: &'a BTreeMap<String, String>, name: &str) -> Vec<BTreeMap<&'a str, &'a str>> {
+    let cells = |line: &'a str| -> Vec<&'a str> {
+        let mut quoted = false;
+        let mut ends = |c: char| {
+            quoted ^= c == '"';
+            c == ',' && !quoted
+        };
+        line.split(&mut ends).map(|cell| cell.trim_matches('"')).collect()
+    };
+    let mut lines = files[name].lines();
+    let head = cells(lines.next().unwrap());
+    let row = |line: &'a str| {
+        let cells = cells(line);
+        assert_eq!(cells.len(), head.len(), "{name}: {line}");
+        head.iter().copied().zip(cells).collect()
+    };
+    lines.map(row).collect()
+}
+
+fn number(text: &str) -> f64 {
+    text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+/// The figures of a run: those that are printed and those in the files agree, bytes that are sent
+/// arrive, and no line is faster than it is.
+fn check(stdout: &str, files: &BTreeMap<String, String>, pieces: usize) {
+    let json = json(files);
+    let hosts = json["hosts"].as_u64().unwrap() as usize;
+    let bytes = json["bytes"].as_f64().unwrap() * pieces as f64;
+    assert_eq!(json["pieces"], pieces);
+    let (operations, links) = (csv(files, "operations.csv"), csv(files, "links.csv"));
+    let (over_time, paths) = (csv(files, "links-over-time.csv"), csv(files, "critical-paths.csv"));
+    for run in json["runs"].as_array().unwrap() {
+        let algorithm = run["algorithm"].as_str().unwrap();
+        let seconds = run["seconds"].as_f64().unwrap();
+        let line = stdout.lines().find(|line| line.starts_with(&format!("{algorithm} "))).unwrap();
+        let rate = format!("{:.3}", bytes / seconds / 1e9);
+        assert!(line.split_whitespace().any(|word| word == rate), "no {rate} in {line}");
+        assert!(stdout.contains(&format!("Critical path of {algorithm}, ")), "{stdout}");
+
+        let of = |rows: &[BTreeMap<&str, &str>], column: &str| -> Vec<f64> {
+            let mine = rows.iter().filter(|row| row["algorithm"] == algorithm);
+            mine.map(|row| number(row[column])).collect()
+        };
+        let last = |values: Vec<f64>| values.into_iter().fold(0.0, f64::max);
+        let published = of(&operations, "published_s");
+        assert_eq!(published.len(), hosts * pieces, "{algorithm}");
+        assert!((last(published) - seconds).abs() < 1e-8, "{algorithm}");
+        assert!((last(of(&paths, "end_s")) - seconds).abs() < 0.1 * seconds, "{algorithm}");
+        let parts = of(&links, "utilisation");
+        assert!(parts.iter().all(|part| (0.0..=1.0001).contains(part)), "{algorithm}: {parts:?}");
+        let parts = of(&over_time, "utilisation");
+        assert!(parts.iter().all(|part| (0.0..=1.001).contains(part)), "{algorithm}: {parts:?}");
+
+        let sum = |what: &str| -> f64 {
+            run[what].as_object().unwrap().values().map(|bytes| bytes.as_f64().unwrap()).sum()
+        };
+        let (sent, received) = (sum("sent_bytes"), sum("received_bytes"));
+        let least = 2.0 * (hosts - 1) as f64 * bytes;
+        assert!(
+            sent == received && sent >= 0.999 * least,
+            "{algorithm}: {sent} {received} {least}"
+        );
+        let way = |way: &str| -> f64 {
+            let rows = links.iter().filter(|row| row["algorithm"] == algorithm);
+            let rows = rows.filter(|row| row["link"].ends_with(way));
+            rows.map(|row| number(row["bytes"])).sum()
+        };
+        let (out, into) = (way(" out"), way(" in"));
+        assert!((out / into - 1.0).abs() < 1e-6 && out >= sent, "{algorithm}: {out} {into} {sent}");
+    }
+}
+
+#[test]
+fn each_example_runs_and_its_figures_agree() {
+    for (name, pieces, algorithms) in
+        [("rack", 16, 5), ("oversubscribed", 1, 4), ("stragglers", 4, 4)]
+    {
+        let place = Place::new();
+        let (stdout, files) = results(&place, &["run", &example(name)], "out");
+        assert_eq!(json(&files)["runs"].as_array().unwrap().len(), algorithms, "{stdout}");
+        check(&stdout, &files, pieces);
+    }
+}
+
+/// Lines that are busy all the time carry 2(N−1)/N of the piece each way.
+#[test]
+fn times_are_those_of_the_closed_form() {
+    let place = Place::new();
+    fs::write(place.path().join("flat.toml"), FLAT).unwrap();
+    let (stdout, files) = results(&place, &["run", "flat.toml"], "out");
+    check(&stdout, &files, 1);
+    let expected = 2.0 * 7.0 / 8.0 * 67_108_864.0 / (10e9 / 8.0);
+    for run in json(&files)["runs"].as_array().unwrap() {
+        let ratio = run["seconds"].as_f64().unwrap() / expected;
+        assert!((1.0..1.05).contains(&ratio), "{}: {ratio}", run["algorithm"]);
+    }
+    assert!(
+        stdout.starts_with("allreduce, 1 piece of 67108864 bytes, on 8 nodes in 1 rack; seed 0.")
+    );
+}
+
+#[test]
+fn the_same_seed_gives_the_same_bytes() {
+    let place = Place::new();
+    let file = example("stragglers");
+    let run = |seed, out| results(&place, &["run", &file, "--seed", seed], out);
+    let (first, again, other) = (run("3", "a/1"), run("3", "a/2"), run("4", "a/3"));
+    assert!(first == again, "{first:?}\n{again:?}");
+    assert_ne!(first.1["operations.csv"], other.1["operations.csv"]);
+}
+
+/// Without algorithms, those run that the cost model chooses among; --spec comes before the file.
+#[test]
+fn algorithms_come_from_the_command_or_the_file_or_the_cost_model() {
+    let place = Place::new();
+    let flat = place.path().join("flat.toml");
+    let algorithms = |words: &[&str]| -> Vec<String> {
+        let (_, files) = results(&place, &[&["run", "flat.toml"], words].concat(), "out");
+        let name = |run: &Value| run["algorithm"].as_str().unwrap().to_owned();
+        json(&files)["runs"].as_array().unwrap().iter().map(name).collect()
+    };
+    fs::write(&flat, FLAT).unwrap();
+    assert_eq!(algorithms(&[]), ["ring", "direct"]);
+    let given =
+        ["--spec", "torus(dims=2x4)", "--spec", "HALVING-doubling", "--spec", "torus(dims=2x4)"];
+    assert_eq!(algorithms(&given), ["torus(dims=2x4)", "halving-doubling"]);
+    fs::write(&flat, FLAT.replace("specs = ", "# ")).unwrap();
+    let all = algorithms(&[]);
+    assert!(all.len() > 2 && all.contains(&"ring".to_owned()), "{all:?}");
+    fs::write(&flat, format!("{FLAT}[[host]]\nname = \"s\"\nserver = true\n")).unwrap();
+    assert_eq!(algorithms(&["--spec", "servers", "--spec", "ring"]), ["servers", "ring"]);
+}
+
+/// A job that can't end says who waits, and has no time.
+#[test]
+fn a_dead_line_is_no_result() {
+    let place = Place::new();
+    let fault = "[[fault]]\nkind = \"slow\"\nhost = \"a3\"\nfrom_ms = 5\n";
+    fs::write(place.path().join("flat.toml"), format!("{FLAT}{fault}")).unwrap();
+    let (stdout, files) = results(&place, &["run", "flat.toml"], "out");
+    assert!(stdout.contains("0 of 1 pieces: nothing moves any more after "), "{stdout}");
+    for run in json(&files)["runs"].as_array().unwrap() {
+        assert!(run["seconds"].is_null() && run["operations"] == Value::Array(Vec::new()));
+        assert!(run["standstill"].as_str().unwrap().contains("hosts wait"), "{run}");
+    }
+}
+
+/// The file of `gradwire probe` needs no change.
+#[test]
+fn a_measured_cluster_is_simulated() {
+    let place = Place::new();
+    let text = "[[host]]\nname = \"a\"\nrack = \"r1\"\nline_mbit = 10000\n[[host]]\nname = \"b\"\n\
+                rack = \"r2\"\n[[link]]\nfrom = \"a\"\nto = \"b\"\nlatency_us = 12.5\n\
+                lane_rate_mbit = 9000.0\nrate_mbit = 9400.0\n";
+    let (flat, measured) = (place.path().join("flat.toml"), place.path().join("measured.toml"));
+    fs::write(&flat, text).unwrap();
+    let file = ClusterFile::read(&flat).unwrap();
+    fs::write(&measured, file.to_toml().unwrap()).unwrap();
+    assert!(fs::metadata(&measured).unwrap().len() > fs::metadata(&flat).unwrap().len());
+    let (stdout, files) = results(&place, &["run", "measured.toml"], "out");
+    assert!(json(&files)["runs"][0]["seconds"].as_f64().unwrap() > 0.0, "{stdout}");
+}
+
+#[test]
+fn wrong_input_is_refused_in_one_line() {
+    let place = Place::new();
+    let path = |name: &str| place.path().join(name);
+    fs::write(path("flat.toml"), FLAT).unwrap();
+    fs::write(path("large.toml"), "#".repeat(5 << 20)).unwrap();
+    fs::write(path("binary.toml"), b"\xff\xfe").unwrap();
+    fs::write(path("key.toml"), FLAT.replace("rate_mbit", "rate_mbits")).unwrap();
+    fs::write(path("zero.toml"), FLAT.replace("10000", "0")).unwrap();
+    fs::write(path("negative.toml"), FLAT.replace("10000", "-5")).unwrap();
+    fs::write(path("nan.toml"), FLAT.replace("10000", "nan")).unwrap();
+    fs::write(path("spec.toml"), FLAT.replace("direct", "dirct")).unwrap();
+    fs::write(path("many.toml"), FLAT.replace("count = 8", "count = 4097")).unwrap();
+    fs::write(path("escape.toml"), FLAT.replace("latency_us", "\"\\u001b[31m\"")).unwrap();
+    let cases: &[(&[&str], &str, &str)] = &[
+        (&["none.toml"], "cluster file none.toml: No such file", "gradwire probe --out FILE"),
+        (&["."], "cluster file .: Is a directory", "gradwire probe --out FILE"),
+        (
+            &["large.toml"],
+            "cluster file large.toml: it has more than 4194304 bytes",
+            "most that is",
+        ),
+        (&["binary.toml"], "cluster file binary.toml: it is not UTF-8", "save it as UTF-8"),
+        (
+            &["key.toml"],
+            "cluster file key.toml: line 3: unknown field `rate_mbits`",
+            "expected one of `latency_us`, `rate_mbit`",
+        ),
+        (
+            &["zero.toml"],
+            "cluster file zero.toml: line 3: network.rate_mbit is 0",
+            "it must be from 0.001",
+        ),
+        (
+            &["negative.toml"],
+            "cluster file negative.toml: line 3: network.rate_mbit is -5",
+            "0.001",
+        ),
+        (&["nan.toml"], "cluster file nan.toml: line 3: network.rate_mbit is NaN", "0.001"),
+        (
+            &["spec.toml"],
+            "cluster file spec.toml: line 9: job.specs: there is no algorithm \"dirct\"",
+            "",
+        ),
+        (&["many.toml"], "cluster file many.toml: line 6: host.count is 4097", "1 to 4096"),
+        (&["escape.toml"], "cluster file escape.toml: line 2: unknown field `[31m`", "expected"),
+        (&["flat.toml", "--spec", "rign"], "invalid value 'rign' for '--spec <SPEC>'", "ring"),
+        (
+            &["flat.toml", "--spec", "torus(dims=2x3)"],
+            "--spec: torus(dims=2x3) is for 6 nodes, and there are 8",
+            "hint: ",
+        ),
+        (&["flat.toml", "--memory", "lots"], "invalid value 'lots' for '--memory", "such as 64K"),
+        (&["flat.toml", "--memory", "0"], "invalid value '0' for '--memory", "from 1 byte"),
+        (&["flat.toml", "--memory", "10K"], "ring would need about ", "--memory is 10240\nhint: "),
+        (&["flat.toml", "--seed", "-1"], "unexpected argument '-1'", "--help"),
+    ];
+    for (words, expected, remedy) in cases {
+        let output = simulate(&place, &[&["run"], *words, &["--out", "out"]].concat());
+        assert_eq!((output.code, output.stdout.as_str()), (Some(2), ""), "{output:?}");
+        assert!(output.stderr.starts_with(&format!("error: {expected}")), "{output:?}");
+        assert!(output.stderr.contains(remedy) && !output.stderr.contains('\u{1b}'), "{output:?}");
+        assert!(!path("out").exists(), "{words:?}");
+    }
+    let output = simulate(&place, &["paper", "gpt"]);
+    assert_eq!((output.code, output.stdout.as_str()), (Some(2), ""), "{output:?}");
+    let said = "error: invalid value 'gpt' for '<PAPER>'\n  [possible values: formulas, ring, ";
+    assert!(output.stderr.starts_with(said), "{output:?}");
+}
+
+/// What can't be written is found before anything is simulated: these would take hours.
+#[test]
+fn a_directory_that_can_not_be_written_is_found_first() {
+    let place = Place::new();
+    let long = FLAT.replace("bytes = 67108864", "bytes = 1e12\npieces = 1000\nchunk_bytes = 4096");
+    fs::write(place.path().join("long.toml"), long).unwrap();
+    fs::write(place.path().join("file"), "").unwrap();
+    fs::create_dir_all(place.path().join("taken/result.json")).unwrap();
+    for (out, expected) in [
+        ("file", "--out: file: File exists"),
+        ("file/in", "--out: file/in: Not a directory"),
+        // There is nothing in /proc that could be made.
+        ("/proc/gradwire", "--out: /proc/gradwire: "),
+        ("/proc/self", "--out: /proc/self/result.json: "),
+        ("taken", "--out: taken/result.json: Is a directory"),
+    ] {
+        for words in [&["run", "long.toml"], &["paper", "rat"]] {
+            let output = simulate(&place, &[&words[..], &["--out", out]].concat());
+            assert_eq!((output.code, output.stdout.as_str()), (Some(2), ""), "{output:?}");
+            assert!(output.stderr.starts_with(&format!("error: {expected}")), "{output:?}");
+            assert!(output.stderr.contains("\nhint: name a directory that you"), "{output:?}");
+        }
+    }
+}
+
+#[test]
+fn a_paper_is_shown_next_to_its_figures() {
+    let place = Place::new();
+    let (stdout, files) = results(&place, &["paper", "ring"], "made/here");
+    let json = json(&files);
+    let checks = json["checks"].as_array().unwrap();
+    assert_eq!(json["out_of_bounds"], Value::Array(Vec::new()));
+    let end = format!("{0} of {0} checked results are within their bounds.\n", checks.len());
+    assert!(checks.len() >= 9 && stdout.ends_with(&end), "{stdout}");
+    let rows = csv(&files, "master-and-ring.csv");
+    assert!(rows.len() >= 5);
+    for row in rows {
+        let hosts = number(row["N"]);
+        assert!((number(row["busiest of a ring, × K"]) - 2.0 * (1.0 - 1.0 / hosts)).abs() < 1e-3);
+        let ratio = number(row["ring on shared links, ms"]) / number(row["2(N−1)/N·K/B, ms"]);
+        assert!((ratio - 1.0).abs() < 0.02, "{row:?}");
+        assert!(stdout.lines().any(|line| line.starts_with(&format!("{hosts} "))), "{stdout}");
+    }
+    assert_eq!(csv(&files, "silent-host.csv")[0]["j"], "1");
+}
