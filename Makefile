@@ -22,7 +22,7 @@ BUILT = $(or $(CARGO_TARGET_DIR),target)/$(if $(filter dev,$(PROFILE)),debug,$(P
 HOST := $(shell rustc -vV | sed -n 's/^host: //p')
 
 .PHONY: demo demo-rust test wheel python-test python-oldest nightly bench bench-choice bench-torch lint stubs \
-    generated-stubs docs metrics-docs dashboards deploy-test soak sanitize clean
+    generated-stubs docs metrics-docs simulator-docs dashboards deploy-test soak sanitize clean
 
 demo: ## a small PyTorch network trains on four ranks of two nodes, all on this machine
 	@# PyTorch is fetched while Gradwire is built.
@@ -42,6 +42,7 @@ test: ## every test, on a fresh machine too
 	cd benchmarks && python3 -m unittest discover .
 	cd scripts && python3 -m unittest discover .
 	$(MAKE) deploy-test
+	scripts/simulator_docs.py --check --without rat --without byteps $(or $(CARGO_TARGET_DIR),target)/debug/gradwire
 ifeq ($(NEXTEST),yes)
 	$(TORCH) $(CARGO) nextest run --workspace --test-threads $(AT_ONCE)
 else
@@ -71,6 +72,10 @@ metrics-docs: ## docs/metrics.md, from telemetry/src/catalog.rs
 	@mkdir -p target
 	$(CARGO) run --quiet -p gradwire-telemetry --example metrics_reference > target/metrics.md
 	cp target/metrics.md docs/metrics.md
+
+simulator-docs: ## the tables of the simulator in docs, from what it prints: minutes
+	$(CARGO) build -p gradwire-cli
+	scripts/simulator_docs.py $(or $(CARGO_TARGET_DIR),target)/debug/gradwire
 
 dashboards: ## the dashboards for Grafana in deploy/grafana/dashboards, from the scripts beside them
 	python3 python/make_venv.py
