@@ -1,10 +1,11 @@
-//! What the system knows about a TCP connection, and an option that no safe library sets. Linux
-//! only.
+//! What the system knows about a TCP connection, an option that no safe library sets, and sending
+//! from memory that others may change. Linux only.
 //!
 //! It decides nothing: its users decide how long a connection may stand still.
 
 use std::{
     io,
+    marker::PhantomData,
     os::fd::{AsFd, AsRawFd},
     time::Duration,
 };
@@ -90,6 +91,64 @@ pub fn path(socket: &impl AsFd) -> io::Result<Path> {
     })
 }
 
+/// Bytes to send, which others may change meanwhile: those of a slice, or of shared memory. Only the
+/// system reads them.
+#[derive(Debug, Clone, Copy)]
+pub struct Bytes<'a> {
+    start: *const u8,
+    length: usize,
+    memory: PhantomData<&'a [u8]>,
+}
+
+impl<'a> From<&'a [u8]> for Bytes<'a> {
+    fn from(slice: &'a [u8]) -> Self {
+        Self { start: slice.as_ptr(), length: slice.len(), memory: PhantomData }
+    }
+}
+
+impl Bytes<'_> {
+    /// Those at an address.
+    ///
+    /// # Safety
+    /// The memory stays mapped and readable for the lifetime, whatever others write to it.
+    pub unsafe fn at(start: *const u8, length: usize) -> Self {
+        Self { start, length, memory: PhantomData }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+}
+
+/// Writes a header and a payload to a socket, with one system call. Returns how many bytes were
+/// written. A peer that has gone is an error, and no signal.
+///
+/// # Errors
+/// Those of `sendmsg(2)`.
+pub fn send(socket: &impl AsFd, header: &[u8], payload: Bytes<'_>) -> io::Result<usize> {
+    let part = |start: *const u8, length| libc::iovec {
+        iov_base: start.cast_mut().cast(),
+        iov_len: length,
+    };
+    let mut parts = [part(header.as_ptr(), header.len()), part(payload.start, payload.length)];
+    // SAFETY: all of its fields are numbers and pointers, for which zero is valid.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = parts.as_mut_ptr();
+    message.msg_iovlen = parts.len();
+    // SAFETY: `message` and its two parts live until the call returns. The system only reads them:
+    // a slice, and memory that `Bytes` promises to stay readable.
+    let written = unsafe {
+        libc::sendmsg(socket.as_fd().as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL)
+    };
+    usize::try_from(written).map_err(|_| io::Error::last_os_error())
+}
+
 #[cfg(test)]
 mod tests {
     use std::{
@@ -144,6 +203,37 @@ mod tests {
         assert!(after.packets > before.packets, "{before:?} {after:?}");
         assert!(after.round_trip > Duration::ZERO, "{after:?}");
         assert!(after.retransmits < after.packets, "{after:?}");
+    }
+
+    #[test]
+    fn a_header_and_its_payload_are_sent_together() {
+        let (here, mut there) = pair();
+        let payload: Vec<u8> = (0..200).collect();
+        for (header, payload) in
+            [(&b"head"[..], &payload[..]), (&b""[..], &payload[7..]), (b"x", b"")]
+        {
+            let bytes = Bytes::from(payload);
+            assert_eq!((bytes.len(), bytes.is_empty()), (payload.len(), payload.is_empty()));
+            let wanted = [header, payload].concat();
+            assert_eq!(send(&here, header, bytes).unwrap(), wanted.len());
+            let mut read = vec![0; wanted.len()];
+            there.read_exact(&mut read).unwrap();
+            assert_eq!(read, wanted);
+        }
+        here.set_nonblocking(true).unwrap();
+        let full = loop {
+            match send(&here, b"", Bytes::from(&[7; 1 << 16][..])) {
+                Ok(written) => assert!(written <= 1 << 16),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+        drop(there);
+        let gone = (0..5000).find_map(|_| {
+            sleep(Duration::from_millis(1));
+            send(&here, b"x", Bytes::from(&[][..])).err().filter(|e| e.kind() != full.kind())
+        });
+        assert!(gone.is_some(), "no error and no signal");
     }
 
     #[test]

@@ -70,6 +70,9 @@ pub struct PlannedStep {
     pub(super) awaits: Vec<u32>,
     /// The local reduction that this receiving step does in its own pass.
     pub fused: Option<u32>,
+    /// The local reduction whose result only this sending step uses. So it may send the input
+    /// instead, if there is only one and nothing is computed on it.
+    pub(super) only_user_of: Option<u32>,
 }
 
 impl PlannedStep {
@@ -97,6 +100,17 @@ impl PlannedStep {
             }
         }
         place.unwrap_or_default()
+    }
+
+    /// Where all its bytes are in the piece: the longest ranges without a gap, in the order of the
+    /// message. What is sent at once is within one of them.
+    pub fn places(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            let place = self.beginning(at..self.bytes);
+            at += place.len() as u64;
+            (!place.is_empty()).then_some(place)
+        })
     }
 
     /// The earlier steps that it waits for, in whole or byte by byte.
@@ -171,10 +185,23 @@ impl Plan {
                 }
             }
             let bytes = own.iter().map(|stretch| stretch.count).sum();
-            steps.push(PlannedStep { work, bytes, parts, ends, follows, awaits, fused: None });
+            let (fused, only_user_of) = (None, None);
+            steps.push(PlannedStep {
+                work,
+                bytes,
+                parts,
+                ends,
+                follows,
+                awaits,
+                fused,
+                only_user_of,
+            });
             stretches.push(own);
         }
         fuse_first_hops(&mut steps, schedule);
+        for (step, reduction) in only_users(schedule) {
+            steps[step as usize].only_user_of = Some(reduction);
+        }
         peers.sort_unstable();
         peers.dedup();
         Self { steps, element, receives, peers }
@@ -198,6 +225,12 @@ impl Plan {
             Work::Send { peer, .. } => Some((index as u32, peer)),
             _ => None,
         })
+    }
+
+    /// Each sending step that is the only user of a local reduction, with that reduction.
+    pub fn only_users(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        let steps = (0..).zip(&self.steps);
+        steps.filter_map(|(step, planned)| planned.only_user_of.map(|earlier| (step, earlier)))
     }
 
     /// The step that receives this message of this peer, if the schedule has one.
@@ -255,4 +288,43 @@ fn fuse_first_hops(steps: &mut [PlannedStep], schedule: &Schedule) {
             steps[index].work = Work::Reduce { lazily: true };
         }
     }
+}
+
+/// The sending steps that are the only users of a local reduction of the same blocks in the same
+/// order, with that reduction: whatever else follows replaces the blocks before anybody reads them.
+fn only_users(schedule: &Schedule) -> Vec<(u32, u32)> {
+    /// What has become of a local reduction.
+    #[derive(Clone, Copy, PartialEq)]
+    enum Use {
+        None,
+        SentBy(u32),
+        Other,
+    }
+    let mut uses = vec![Use::None; schedule.steps.len()];
+    // The local reduction whose result each block has.
+    let mut reduced: Vec<Option<u32>> = vec![None; schedule.blocks.len()];
+    for (index, step) in (0..).zip(&schedule.steps) {
+        for block in step.blocks() {
+            let holds = &mut reduced[block as usize];
+            if step.action == Action::ReduceLocal {
+                *holds = Some(index);
+                continue;
+            }
+            let Some(reduction) = *holds else { continue };
+            let found = &mut uses[reduction as usize];
+            match step.action {
+                Action::Send { .. } if matches!(*found, Use::None) => *found = Use::SentBy(index),
+                Action::Send { .. } if *found == Use::SentBy(index) => {}
+                Action::RecvCopy { .. } => *holds = None,
+                _ => *found = Use::Other,
+            }
+        }
+    }
+    let same =
+        |a: u32, b: u32| schedule.steps[a as usize].ranges == schedule.steps[b as usize].ranges;
+    let found = (0..).zip(uses).filter_map(|(reduction, found)| match found {
+        Use::SentBy(step) if same(reduction, step) => Some((step, reduction)),
+        _ => None,
+    });
+    found.collect()
 }

@@ -70,6 +70,32 @@ fn the_first_hop_is_fused_and_the_first_send_is_not() {
     assert_eq!(plan.peers, [1]);
 }
 
+/// Only a sending step whose blocks nobody else reads may send something else than the buffer.
+#[test]
+fn the_only_user_of_a_local_reduction_is_known() {
+    let users = |plan: &Plan| plan.only_users().collect::<Vec<_>>();
+    assert_eq!(users(&ring()), [(1, 0)]);
+    assert_eq!(users(&pairs()), [], "another step adds to some of its blocks");
+    let two = |second: Action, after: u32| {
+        let steps = vec![
+            step(Action::ReduceLocal, 0..2, &[]),
+            step(send(1, 0), 0..2, &[0]),
+            step(second, 1..2, &[after]),
+        ];
+        users(&planned(3, 2, steps, 4))
+    };
+    assert_eq!(two(copy(1, 0), 1), [(1, 0)]);
+    for (second, after) in [(send(2, 0), 0), (reduce(2, 0), 1), (Action::Publish, 0)] {
+        assert_eq!(two(second, after), [], "{second:?}");
+    }
+    // Messages in another order have other offsets.
+    let backwards = Step { action: send(1, 0), ranges: vec![1..2, 0..1], after: vec![0] };
+    let plan = planned(2, 2, vec![step(Action::ReduceLocal, 0..2, &[]), backwards], 4);
+    assert_eq!(users(&plan), []);
+    let places = |step: usize| plan.steps[step].places().collect::<Vec<_>>();
+    assert_eq!((places(0), places(1)), (vec![0..32], vec![16..32, 0..16]));
+}
+
 #[test]
 fn a_message_of_several_places_is_followed_byte_by_byte() {
     let plan = pairs();

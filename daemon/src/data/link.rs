@@ -6,6 +6,7 @@
 use std::{sync::Arc, time::Instant};
 
 use gradwire_collectives::execution::{self, SendQueue, Work};
+use gradwire_net::Bytes;
 use gradwire_proto::{NodeId, Sequence};
 
 use super::{
@@ -38,7 +39,7 @@ struct Departures<'a> {
 }
 
 impl Source for Departures<'_> {
-    fn payload(&self, chunk: &Chunk, from: u64) -> &[u8] {
+    fn payload(&self, chunk: &Chunk, from: u64) -> Bytes<'_> {
         let piece = self.pieces.get(&Sequence(chunk.header.sequence));
         let piece = piece.expect("a piece outlives its transfers");
         let length = u64::from(chunk.header.length) - from;

@@ -5,7 +5,7 @@ use std::{ops::Range, sync::Arc, time::Instant};
 
 use gradwire_collectives::execution::Plan;
 use gradwire_kernels::{Combine, Finish, Form, Quantized, Store};
-use gradwire_proto::{NodeId, Sequence, TensorName, compression::GROUP_BYTES};
+use gradwire_proto::{DType, NodeId, Sequence, TensorName, compression::GROUP_BYTES};
 use gradwire_telemetry::Counter;
 
 use super::feedback::Errors;
@@ -185,6 +185,22 @@ impl Piece {
         self.segments_of(ranks(range.start)..ranks(range.end), |segment, at, bytes| {
             act(segment, at, wire_bytes(bytes.start)..wire_bytes(bytes.end));
         });
+    }
+
+    /// The input that these bytes in wire form are as they are: those of a tensor to which one local
+    /// rank contributes, if nothing is computed on them.
+    pub(super) fn input(&self, range: Range<usize>) -> Option<Part<'_>> {
+        // Any value but zero is true, and is sent as one.
+        let is_kept = self.prescale == 1.0 && self.combine.dtype != DType::Bool;
+        if self.wire != Wire::Ranks || !is_kept {
+            return None;
+        }
+        let (start, end) = (range.start as u64, range.end as u64);
+        let at = self.segments.partition_point(|s| s.start + s.bytes <= start);
+        let segment = self.segments.get(at)?;
+        let is_within = segment.start <= start && end <= segment.start + segment.bytes;
+        let is_alone = segment.sources.len() == 1;
+        (is_within && is_alone).then(|| segment.sources(start - segment.start).pop())?
     }
 
     /// Reduces and publishes without staging, for a piece that concerns no other node. It works in

@@ -8,6 +8,7 @@ use std::{collections::BTreeMap, ops::Range, time::Instant};
 
 use gradwire_collectives::execution::{Chunk, HandedOut, Progress, StepPart, Work};
 use gradwire_kernels::Store;
+use gradwire_net::Bytes;
 use gradwire_proto::{NodeId, Sequence};
 
 use super::{
@@ -15,6 +16,7 @@ use super::{
     piece::Piece,
     staging::Staging,
 };
+use crate::model::memory;
 
 /// The pieces that a lane has started.
 pub(crate) type Pieces = BTreeMap<Sequence, Running>;
@@ -54,14 +56,26 @@ pub(crate) struct Running {
     pub(crate) progress: Progress,
     pub(crate) last_progress: Instant,
     staging: Staging,
+    /// Whether each step sends inputs as they are, which then are not copied into the buffer. Only
+    /// for steps that are the one user of these values: so all nodes get what that step sent, even
+    /// if a rank changes its input meanwhile (SAME).
+    sends_input: Vec<bool>,
 }
 
 impl Running {
     /// Starts a piece with the buffer of an earlier one.
     pub(crate) fn new(piece: Piece, buffer: Vec<u8>) -> Self {
         let staging = Staging::new(&piece, buffer);
-        let progress = Progress::new(&piece.plan);
-        Self { piece, progress, last_progress: Instant::now(), staging }
+        let mut progress = Progress::new(&piece.plan);
+        let mut sends_input = vec![false; piece.plan.steps.len()];
+        for (step, reduction) in piece.plan.only_users() {
+            let planned = &piece.plan.steps[step as usize];
+            if planned.places().all(|place| piece.input(place).is_some()) {
+                sends_input[step as usize] = true;
+                progress.advance(&piece.plan, reduction, 0..planned.bytes);
+            }
+        }
+        Self { piece, progress, last_progress: Instant::now(), staging, sends_input }
     }
 
     /// Returns the piece and its buffer.
@@ -187,8 +201,14 @@ impl Running {
     }
 
     /// The bytes to send for a sending step. Call [`Running::sent`] when they have been sent.
-    pub(crate) fn outgoing(&self, step: u32, offset: u64, bytes: u64) -> &[u8] {
-        self.staging.block(self.range(step, offset, bytes))
+    pub(crate) fn outgoing(&self, step: u32, offset: u64, bytes: u64) -> Bytes<'_> {
+        let range = self.range(step, offset, bytes);
+        if self.sends_input[step as usize]
+            && let Some(input) = self.piece.input(range.clone())
+        {
+            return memory::outgoing(input, bytes);
+        }
+        Bytes::from(self.staging.block(range))
     }
 
     /// A chunk that was handed out has been sent.

@@ -1,6 +1,7 @@
 //! Real lanes over real sockets: several nodes in one process, each with its own lanes and
 //! workers' segments, run the same pieces. Only the control plane is missing.
 
+mod inputs;
 mod links;
 mod peer;
 mod probes;

@@ -11,6 +11,7 @@ use std::{
 };
 
 use gradwire_kernels::{self as kernels, Combine, Finish, Form, Store};
+use gradwire_net::Bytes;
 use gradwire_proto::{DType, ReduceOp};
 use gradwire_shm::{control::Place, segment::Segment};
 use parking_lot::RwLock;
@@ -133,6 +134,13 @@ impl Span {
 
 /// A part of a worker's tensor: the span, and the first byte.
 pub(crate) type Part<'a> = (&'a Span, u64);
+
+/// Bytes of a worker's tensor, to be sent as they are.
+pub(crate) fn outgoing((span, offset): Part<'_>, bytes: u64) -> Bytes<'_> {
+    let start = span.at(offset, bytes).cast_const();
+    // SAFETY: `bytes` of the span follow (checked by `at`), and they stay mapped while it lives.
+    unsafe { Bytes::at(start, bytes as usize) }
+}
 
 fn count(combine: Combine, bytes: usize) -> usize {
     debug_assert!(bytes.is_multiple_of(combine.dtype.size()));

@@ -5,11 +5,12 @@
 //! the socket is full or empty. So it is not tried again before the next event.
 
 use std::{
-    io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write},
+    io::{self, ErrorKind, IoSliceMut, Read},
     sync::Arc,
     time::Instant,
 };
 
+use gradwire_net::Bytes;
 use mio::{event::Event, net::TcpStream};
 use socket2::SockRef;
 
@@ -55,7 +56,7 @@ pub(crate) struct Chunk {
 /// Where the payload of outgoing frames comes from.
 pub(crate) trait Source {
     /// The bytes of a chunk, starting from its byte `from`.
-    fn payload(&self, chunk: &Chunk, from: u64) -> &[u8];
+    fn payload(&self, chunk: &Chunk, from: u64) -> Bytes<'_>;
     /// A part of a chunk has been written to the socket.
     fn progressed(&mut self, chunk: &Chunk);
     /// All of a chunk has been written to the socket.
@@ -252,10 +253,10 @@ impl Stream {
         let Some(out) = &mut self.outgoing else { return Turn::Idle };
         let header = &out.header[out.header_sent..];
         let payload = out.payload.as_ref();
-        let payload = payload.map_or(&[][..], |(chunk, sent)| source.payload(chunk, *sent));
+        let nothing = Bytes::from(&[][..]);
+        let payload = payload.map_or(nothing, |(chunk, sent)| source.payload(chunk, *sent));
         let wanted = header.len() + payload.len();
-        let parts = [IoSlice::new(header), IoSlice::new(payload)];
-        let written = match (&self.socket.socket).write_vectored(&parts) {
+        let written = match gradwire_net::send(&self.socket.socket, header, payload) {
             Ok(written) => written,
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 self.writable = false;
