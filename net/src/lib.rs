@@ -91,8 +91,8 @@ pub fn path(socket: &impl AsFd) -> io::Result<Path> {
     })
 }
 
-/// Bytes to send, which others may change meanwhile: those of a slice, or of shared memory. Only the
-/// system reads them.
+/// Bytes to send, which others may change meanwhile: those of a slice, or of shared memory. Only
+/// the system reads them.
 #[derive(Debug, Clone, Copy)]
 pub struct Bytes<'a> {
     start: *const u8,

@@ -187,8 +187,8 @@ impl Piece {
         });
     }
 
-    /// The input that these bytes in wire form are as they are: those of a tensor to which one local
-    /// rank contributes, if nothing is computed on them.
+    /// The input that these bytes in wire form are as they are: that of a tensor to which one local
+    /// rank contributes, if nothing is computed on it.
     pub(super) fn input(&self, range: Range<usize>) -> Option<Part<'_>> {
         // Any value but zero is true, and is sent as one.
         let is_kept = self.prescale == 1.0 && self.combine.dtype != DType::Bool;
