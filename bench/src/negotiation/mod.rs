@@ -40,6 +40,11 @@ use crate::process::Usage;
 /// The largest number of threads for simulated nodes: more than the coordinator could keep busy.
 const MAX_THREADS: usize = 8;
 
+/// How long simulated nodes may be silent, unless one of these is set: they share a few threads,
+/// which may have no core for seconds on a busy machine, and no node is lost then.
+const PATIENCE: [(&str, &str); 2] =
+    [("GRADWIRE_HEARTBEAT__TIMEOUT_MS", "60000"), ("GRADWIRE_JOB__TIMEOUT_MS", "120000")];
+
 /// Measures each number of nodes.
 ///
 /// # Errors
@@ -87,8 +92,11 @@ async fn measure(
     };
     let nodes = (0..count).map(node).collect();
     let plan = plan::Plan::new(nodes, ITSELF.to_owned(), Vec::new(), settings)?;
-    let service =
-        Service::start(&plan.daemon_variables(0, Ipv4Addr::LOCALHOST.into(), None)).await?;
+    let mut variables = plan.daemon_variables(0, Ipv4Addr::LOCALHOST.into(), None);
+    if !PATIENCE.iter().any(|(name, _)| variables.contains_key(*name)) {
+        variables.extend(PATIENCE.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    }
+    let service = Service::start(&variables).await?;
     let job = Arc::new(Job {
         id: plan.job,
         secret: plan.secret,
