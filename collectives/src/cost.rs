@@ -81,6 +81,20 @@ pub fn price(
     cost(model, topology, kind, spec.into(), bytes).alone
 }
 
+/// Seconds for which a piece keeps the busiest line, uplink or processor busy.
+///
+/// # Panics
+/// As [`price`].
+pub fn busy(
+    model: &CostModel,
+    topology: &Topology,
+    kind: Kind,
+    spec: impl Into<Spec>,
+    bytes: u64,
+) -> f64 {
+    cost(model, topology, kind, spec.into(), bytes).busy
+}
+
 /// Seconds per piece of a pipeline: the time that all pieces take together, divided by their
 /// number.
 ///

@@ -12,6 +12,8 @@
 //! - [`fault`]: what goes wrong, and when
 //! - [`network`]: hosts and links
 //! - [`job`]: operations, and who orders them
+//! - [`training`]: training steps, ordered by the coordinator's engine
+//! - [`priced`]: runs operations by the cost model alone
 //! - `flows`: connections as flows of chunks
 //! - `lane`: the data thread of a daemon
 //! - `path`: the way that took longest
@@ -36,7 +38,9 @@ pub mod network;
 pub mod paper;
 mod path;
 pub mod plain;
+pub mod priced;
 pub mod report;
 pub mod table;
+pub mod training;
 
 pub use engine::{Setup, run};
