@@ -1,7 +1,7 @@
 //! Where the elements of a step are: in its message and in the piece. The executor and the
 //! interpreter both need it, to follow earlier steps byte by byte.
 
-use crate::schedule::{Block, Schedule, Step};
+use crate::schedule::{Block, Schedule, StepView};
 
 /// Elements that follow each other in a step's message and in the piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,23 +26,25 @@ impl Stretch {
 pub fn compacted(mut schedule: Schedule) -> Schedule {
     let counts: Vec<u64> = schedule.blocks.iter().map(|block| block.count).collect();
     let mut is_placed = vec![false; counts.len()];
-    schedule.blocks.fill(Block::default());
+    let mut blocks = vec![Block::default(); counts.len()];
     let mut offset = 0;
-    let is_message =
-        |step: &&Step| step.action.sends_to().is_some() || step.action.receives_from().is_some();
+    let is_message = |step: &StepView<'_>| {
+        step.action.sends_to().is_some() || step.action.receives_from().is_some()
+    };
     let messages = schedule.steps.iter().filter(is_message);
-    for block in messages.chain(&schedule.steps).flat_map(Step::blocks) {
+    for block in messages.chain(&schedule.steps).flat_map(|step| step.blocks()) {
         let at = block as usize;
         if !std::mem::replace(&mut is_placed[at], true) {
-            schedule.blocks[at] = Block { offset, count: counts[at] };
+            blocks[at] = Block { offset, count: counts[at] };
             offset += counts[at];
         }
     }
+    schedule.blocks = blocks.into();
     schedule
 }
 
 /// The stretches of a step, in the order of its message: one for each block that is not empty.
-pub fn stretches(schedule: &Schedule, step: &Step) -> Vec<Stretch> {
+pub fn stretches(schedule: &Schedule, step: &StepView<'_>) -> Vec<Stretch> {
     let mut at = 0;
     let all = step.blocks().map(|block| {
         let block = schedule.blocks[block as usize];
@@ -121,7 +123,7 @@ pub fn part(all: &[Stretch], from: u64, to: u64) -> impl Iterator<Item = Stretch
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schedule::Action;
+    use crate::schedule::{Action, Steps};
 
     fn schedule() -> Schedule {
         let counts = [10, 0, 5, 7, 3];
@@ -133,11 +135,11 @@ mod tests {
                 Block { offset: offset - count, count }
             })
             .collect();
-        Schedule { participants: 1, servers: 0, me: 0, blocks, steps: Vec::new() }
+        Schedule { blocks, ..Schedule::empty(1, 0) }
     }
 
     fn of(ranges: &[std::ops::Range<u32>]) -> Vec<Stretch> {
-        let step = Step { action: Action::Publish, ranges: ranges.to_vec(), after: Vec::new() };
+        let step = StepView { action: Action::Publish, ranges, after: &[] };
         stretches(&schedule(), &step)
     }
 
@@ -157,21 +159,15 @@ mod tests {
 
     #[test]
     fn what_is_not_touched_takes_no_room() {
-        let step = |action: Action, ranges: &[std::ops::Range<u32>]| Step {
-            action,
-            ranges: ranges.to_vec(),
-            after: Vec::new(),
-        };
-        let steps = vec![
-            step(Action::ReduceLocal, &[0..1, 2..3]),
-            step(Action::send(1), &[3..4, 0..1]),
-            step(Action::Publish, &[2..3]),
-        ];
+        let mut steps = Steps::default();
+        steps.push(Action::ReduceLocal, [0..1, 2..3], []);
+        steps.push(Action::send(1), [3..4, 0..1], []);
+        steps.push(Action::Publish, [2..3], []);
         let small = compacted(Schedule { steps, ..schedule() });
         let of = |offset, count| Block { offset, count };
         let blocks = [of(7, 10), of(0, 0), of(17, 5), of(0, 7), of(0, 0)];
-        assert_eq!(small.blocks, blocks);
-        let message = stretches(&small, &small.steps[1]);
+        assert_eq!(*small.blocks, blocks);
+        let message = stretches(&small, &small.steps.at(1));
         assert_eq!(joined(&message), [stretch(0, 0, 17)]);
     }
 

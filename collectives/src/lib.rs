@@ -41,7 +41,7 @@ pub use cost::{CostModel, LinkCost, Pipeline, price, price_in_pipeline};
 pub use execution::{Plan, Progress, SendQueue};
 pub use links::{Links, MAX_LINE_MBIT, MAX_LINKED};
 pub use rules::{Rules, RulesError};
-pub use schedule::{Action, Block, Schedule, Step};
+pub use schedule::{Action, Block, Schedule, Step, StepView, Steps};
 pub use select::{Choice, select};
 pub use topology::Topology;
 pub use verify::{Report, VerifyError, verify};

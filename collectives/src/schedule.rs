@@ -4,12 +4,12 @@
 //! A *participant* is a node (one daemon), numbered from 0; a *block* is a range of the piece's
 //! elements; `work[block]` is the participant's scratch for it. Every participant's schedule is
 //! made from the same arguments, so all know the same blocks. A step covers one block or many: a
-//! list of ranges of blocks ([`Step::ranges`]). What it sends or receives is one message, the bytes
-//! of its blocks in the order of that list.
+//! list of ranges of blocks ([`StepView::ranges`]). What it sends or receives is one message, the
+//! bytes of its blocks in the order of that list.
 //!
 //! # What a dependency means
 //!
-//! [`Step::after`] names earlier steps of the same participant.
+//! [`StepView::after`] names earlier steps of the same participant.
 //!
 //! - A dependency on a step that **shares blocks** with this one may be followed byte by byte: of
 //!   the blocks that both cover, the later step may use every byte that the earlier step is done
@@ -31,7 +31,7 @@
 //! the network has to buffer at least one chunk of each message under way (recursive doubling
 //! sends both ways at once and reads after it has sent).
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 /// A range of the piece. Blocks tile the piece in order; [`Schedule::blocks`] holds no empty block
 /// but the one block of an empty piece.
@@ -116,22 +116,22 @@ impl Action {
     }
 }
 
-/// One step and what must come before it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Step {
+/// One step and what must come before it, as [`Steps`] shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct StepView<'a> {
     /// What to do.
     pub action: Action,
     /// With which blocks: ranges of indices of [`Schedule::blocks`], none empty, no block twice.
     /// A message holds them in this order.
-    pub ranges: Vec<Range<u32>>,
+    pub ranges: &'a [Range<u32>],
     /// Indices of earlier steps of the same participant; see the module's text for what a
     /// dependency means.
-    pub after: Vec<u32>,
+    pub after: &'a [u32],
 }
 
-impl Step {
+impl<'a> StepView<'a> {
     /// The blocks that the step covers, in order.
-    pub fn blocks(&self) -> impl Iterator<Item = u32> + '_ {
+    pub fn blocks(&self) -> impl Iterator<Item = u32> + use<'a> {
         self.ranges.iter().cloned().flatten()
     }
 
@@ -141,11 +141,120 @@ impl Step {
     }
 
     /// Whether both steps cover some block.
-    pub fn shares_blocks(&self, other: &Self) -> bool {
+    pub fn shares_blocks(&self, other: &StepView<'_>) -> bool {
         let meets = |a: &Range<u32>, b: &Range<u32>| a.start < b.end && b.start < a.end;
         self.ranges.iter().any(|a| other.ranges.iter().any(|b| meets(a, b)))
     }
 }
+
+/// A step as it is kept. Its lists are in the pools of [`Steps`], after those of the step before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Step {
+    action: Action,
+    /// The ends of its lists.
+    ranges: u32,
+    after: u32,
+}
+
+/// The steps of one participant, in order. There are many of them: a ring of 4,096 has 24,572. So
+/// a step is small, and the ranges and dependencies of all are two lists.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Steps {
+    list: Vec<Step>,
+    ranges: Vec<Range<u32>>,
+    after: Vec<u32>,
+}
+
+impl Steps {
+    /// Room for so many steps.
+    pub(crate) fn with_capacity(steps: usize, ranges: usize, after: usize) -> Self {
+        Self {
+            list: Vec::with_capacity(steps),
+            ranges: Vec::with_capacity(ranges),
+            after: Vec::with_capacity(after),
+        }
+    }
+
+    /// Adds a step; see [`StepView`] for what its lists mean.
+    ///
+    /// # Panics
+    /// If all lists together have more than `u32::MAX` entries.
+    pub fn push(
+        &mut self,
+        action: Action,
+        ranges: impl IntoIterator<Item = Range<u32>>,
+        after: impl IntoIterator<Item = u32>,
+    ) {
+        self.ranges.extend(ranges);
+        self.after.extend(after);
+        let end = |len: usize| u32::try_from(len).expect("more entries than a schedule may have");
+        let (ranges, after) = (end(self.ranges.len()), end(self.after.len()));
+        self.list.push(Step { action, ranges, after });
+    }
+
+    /// How many steps there are.
+    pub fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// One of the steps.
+    ///
+    /// # Panics
+    /// If there is no such step.
+    pub fn at(&self, index: usize) -> StepView<'_> {
+        let step = self.list[index];
+        let before = index.checked_sub(1).map(|before| self.list[before]);
+        let (ranges, after) = before.map_or((0, 0), |before| (before.ranges, before.after));
+        StepView {
+            action: step.action,
+            ranges: &self.ranges[ranges as usize..step.ranges as usize],
+            after: &self.after[after as usize..step.after as usize],
+        }
+    }
+
+    /// All of them, in order.
+    pub fn iter(&self) -> Iter<'_> {
+        Iter { steps: self, next: 0 }
+    }
+}
+
+impl<'a> IntoIterator for &'a Steps {
+    type Item = StepView<'a>;
+    type IntoIter = Iter<'a>;
+
+    fn into_iter(self) -> Iter<'a> {
+        self.iter()
+    }
+}
+
+/// Goes through the steps of a participant.
+#[derive(Debug, Clone)]
+pub struct Iter<'a> {
+    steps: &'a Steps,
+    next: usize,
+}
+
+impl<'a> Iterator for Iter<'a> {
+    type Item = StepView<'a>;
+
+    fn next(&mut self) -> Option<StepView<'a>> {
+        let step = (self.next < self.steps.len()).then(|| self.steps.at(self.next))?;
+        self.next += 1;
+        Some(step)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = self.steps.len() - self.next;
+        (left, Some(left))
+    }
+}
+
+impl ExactSizeIterator for Iter<'_> {}
 
 /// What one participant does for one piece.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -156,22 +265,31 @@ pub struct Schedule {
     pub servers: u32,
     /// Whose schedule this is.
     pub me: u32,
-    /// The blocks, the same for everybody.
-    pub blocks: Vec<Block>,
+    /// The blocks, the same for everybody. Schedules of several participants may share them.
+    pub blocks: Arc<[Block]>,
     /// The steps, dependencies before dependents. None for a participant that has no part in it,
     /// like all others in a move from one to another.
-    pub steps: Vec<Step>,
+    pub steps: Steps,
 }
 
 impl Schedule {
+    /// A schedule without blocks and steps.
+    pub fn empty(participants: u32, me: u32) -> Self {
+        Self { participants, servers: 0, me, blocks: Arc::default(), steps: Steps::default() }
+    }
+
     /// Whether a participant is a server.
     pub fn is_server(&self, participant: u32) -> bool {
         participant >= self.participants - self.servers
     }
 
     /// How many elements a step covers.
-    pub fn elements(&self, step: &Step) -> u64 {
-        step.blocks().map(|block| self.blocks[block as usize].count).sum()
+    pub fn elements(&self, step: StepView<'_>) -> u64 {
+        let counts = |range: &Range<u32>| -> u64 {
+            let blocks = &self.blocks[range.start as usize..range.end as usize];
+            blocks.iter().map(|block| block.count).sum()
+        };
+        step.ranges.iter().map(counts).sum()
     }
 }
 
@@ -198,6 +316,24 @@ pub(crate) fn split(count: u64, wanted: u64) -> Vec<Block> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Thousands of participants have thousands of steps each.
+    #[test]
+    fn steps_are_small() {
+        assert!(size_of::<Step>() <= 24, "{}", size_of::<Step>());
+    }
+
+    #[test]
+    fn steps_have_their_own_lists() {
+        let mut steps = Steps::default();
+        steps.push(Action::ReduceLocal, [3..4, 0..2], []);
+        steps.push(Action::send(1), [0..1], [0]);
+        steps.push(Action::Publish, [], [0, 1]);
+        let lists = steps.iter().map(|step| (step.ranges.to_vec(), step.after.to_vec()));
+        let expected = [(vec![3..4, 0..2], vec![]), (vec![0..1], vec![0]), (vec![], vec![0, 1])];
+        assert_eq!(lists.collect::<Vec<_>>(), expected);
+        assert!(steps.at(0).shares_blocks(&steps.at(1)) && !steps.at(2).covers(0));
+    }
 
     #[test]
     fn blocks_tile_the_piece_and_none_is_empty() {

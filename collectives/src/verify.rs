@@ -24,7 +24,7 @@ mod symbols;
 
 use crate::{
     algorithms::{Kind, Roles, Section},
-    schedule::{Action, Block, Schedule, Step},
+    schedule::{Action, Block, Schedule, Steps},
     topology::Topology,
 };
 
@@ -201,21 +201,22 @@ fn no_race(schedule: &Schedule) -> Result<(), VerifyError> {
 /// Whether what one step does to a block comes before what another one does to it. Dependencies
 /// lead from one to the other, and each of them holds for the block: it waits for the end of a
 /// step, or both steps cover the block.
-fn comes_first(steps: &[Step], block: u32, first: usize, second: usize) -> bool {
+fn comes_first(steps: &Steps, block: u32, first: usize, second: usize) -> bool {
     // Both cover the block. Most dependencies are direct, and need no search.
-    if steps[second].after.contains(&(first as u32)) {
+    if steps.at(second).after.contains(&(first as u32)) {
         return true;
     }
     let mut seen = vec![false; second - first + 1];
     let mut open = vec![second];
     while let Some(at) = open.pop() {
-        for &before in &steps[at].after {
+        for &before in steps.at(at).after {
             let before = before as usize;
             if before < first || seen[before - first] {
                 continue;
             }
-            let both_cover = steps[before].covers(block) && steps[at].covers(block);
-            if both_cover || !steps[before].shares_blocks(&steps[at]) {
+            let (earlier, later) = (steps.at(before), steps.at(at));
+            let both_cover = earlier.covers(block) && later.covers(block);
+            if both_cover || !earlier.shares_blocks(&later) {
                 if before == first {
                     return true;
                 }

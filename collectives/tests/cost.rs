@@ -2,7 +2,7 @@
 
 use gradwire_collectives::{
     Action, Algorithm, Block, Choice, CostModel, Kind, LinkCost, Pipeline, Rules, Schedule, Spec,
-    Step, Topology, cost::critical_path, generate, price, price_in_pipeline, select,
+    Topology, cost::critical_path, generate, price, price_in_pipeline, select,
 };
 
 fn all(kind: Kind, algorithm: Spec, topology: &Topology, count: u64) -> Vec<Schedule> {
@@ -183,14 +183,18 @@ fn in_pipeline(schedule: &Schedule, pipeline: Pipeline) -> Schedule {
         let all = schedule.steps.iter().filter_map(|step| way(&step.action));
         all.filter(|(peer, _)| *peer == with).count() as u32
     };
-    let mut all = Schedule { blocks: Vec::new(), steps: Vec::new(), ..*schedule };
+    let mut all_blocks = Vec::new();
+    let mut all = Schedule {
+        servers: schedule.servers,
+        ..Schedule::empty(schedule.participants, schedule.me)
+    };
     // Of each piece, its steps.
     let mut pieces: Vec<std::ops::Range<u32>> = Vec::new();
     for piece in 0..pipeline.pieces {
         let first = all.steps.len() as u32;
         let moved =
             |block: &Block| Block { offset: block.offset + u64::from(piece) * count, ..*block };
-        all.blocks.extend(schedule.blocks.iter().map(moved));
+        all_blocks.extend(schedule.blocks.iter().map(moved));
         for step in &schedule.steps {
             let mut action = step.action;
             match &mut action {
@@ -205,15 +209,16 @@ fn in_pipeline(schedule: &Schedule, pipeline: Pipeline) -> Schedule {
             let moved = |range: &std::ops::Range<u32>| {
                 range.start + piece * blocks..range.end + piece * blocks
             };
-            let ranges = step.ranges.iter().map(moved).collect();
+            let ranges = step.ranges.iter().map(moved);
             let mut after: Vec<u32> = step.after.iter().map(|earlier| first + earlier).collect();
             if after.is_empty() && piece >= pipeline.in_flight {
                 after.extend(pieces[(piece - pipeline.in_flight) as usize].clone());
             }
-            all.steps.push(Step { action, ranges, after });
+            all.steps.push(action, ranges, after);
         }
         pieces.push(first..all.steps.len() as u32);
     }
+    all.blocks = all_blocks.into();
     all
 }
 

@@ -1,7 +1,7 @@
 //! How much memory a run will need.
 
 use gradwire_collectives::{
-    Schedule, Step,
+    Schedule,
     algorithms::{generate, generate_sections},
 };
 
@@ -37,8 +37,7 @@ pub fn needed(setup: &Setup, operation: &Operation, pieces: u32) -> u64 {
     };
     let one = |me: u32| {
         let schedule = of(me);
-        let blocks: u64 =
-            schedule.steps.iter().map(|step: &Step| step.blocks().count() as u64).sum();
+        let blocks: u64 = schedule.steps.iter().map(|step| step.blocks().count() as u64).sum();
         let mut peers: Vec<u32> = schedule
             .steps
             .iter()

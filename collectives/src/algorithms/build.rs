@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, ops::Range};
 
 use super::kind::Roles;
 use crate::{
-    schedule::{Action, Block, Schedule, Step},
+    schedule::{Action, Block, Schedule, Steps},
     topology::Topology,
 };
 
@@ -53,57 +53,89 @@ impl Rooted {
 #[derive(Debug)]
 pub(super) struct Builder {
     drafts: Vec<Draft>,
+    /// The ranges and the dependencies of all drafts, those of each together.
+    ranges: Vec<Range<u32>>,
+    after: Vec<u32>,
     touched: Vec<Touched>,
+    /// Each step that has read a block since it was written, with the entry of the one before.
+    readers: Vec<(u32, u32)>,
 }
 
 #[derive(Debug)]
 struct Draft {
     time: u32,
     action: Action,
-    ranges: Vec<Range<u32>>,
-    after: Vec<usize>,
+    ranges: Range<u32>,
+    after: Range<u32>,
 }
 
+/// No step, or no entry.
+const NONE: u32 = u32::MAX;
+
 /// The steps that the next one with a block may have to wait for.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Copy)]
 struct Touched {
-    written_by: Option<usize>,
-    read_since_by: Vec<usize>,
+    written_by: u32,
+    /// The last entry of those that have read it since.
+    read_by: u32,
 }
 
 impl Builder {
     /// For steps of as many blocks.
     pub(super) fn new(blocks: usize) -> Self {
-        Self { drafts: Vec::new(), touched: vec![Touched::default(); blocks] }
+        Self {
+            drafts: Vec::new(),
+            ranges: Vec::new(),
+            after: Vec::new(),
+            touched: vec![Touched { written_by: NONE, read_by: NONE }; blocks],
+            readers: Vec::new(),
+        }
     }
 
     /// Adds a step of one block. `time` must not be smaller than that of any step before it that
     /// touches the block.
     pub(super) fn add(&mut self, time: u32, action: Action, block: u32) {
-        self.add_ranges(time, action, vec![block..block + 1]);
+        self.add_ranges(time, action, [block..block + 1]);
     }
 
     /// Adds a step of several blocks; `time` as in [`Builder::add`]. The message number of `action`
     /// is set later.
-    pub(super) fn add_ranges(&mut self, time: u32, action: Action, ranges: Vec<Range<u32>>) {
-        let added = self.drafts.len();
-        let mut after = Vec::new();
-        for block in ranges.iter().cloned().flatten() {
-            let Touched { written_by, read_since_by } = &mut self.touched[block as usize];
+    pub(super) fn add_ranges(
+        &mut self,
+        time: u32,
+        action: Action,
+        ranges: impl IntoIterator<Item = Range<u32>>,
+    ) {
+        let added = self.drafts.len() as u32;
+        let (first_range, first_after) = (self.ranges.len(), self.after.len());
+        self.ranges.extend(ranges);
+        for block in self.ranges[first_range..].iter().cloned().flatten() {
+            let touched = &mut self.touched[block as usize];
+            let Touched { written_by, read_by } = *touched;
             if !action.writes() {
-                after.extend(*written_by);
-                read_since_by.push(added);
+                wait_for(&mut self.after, first_after, written_by);
+                touched.read_by = self.readers.len() as u32;
+                self.readers.push((added, read_by));
                 continue;
             }
-            if read_since_by.is_empty() {
-                after.extend(*written_by);
+            if read_by == NONE {
+                wait_for(&mut self.after, first_after, written_by);
             }
-            after.append(read_since_by);
-            *written_by = Some(added);
+            let mut next = read_by;
+            while next != NONE {
+                let (reader, before) = self.readers[next as usize];
+                wait_for(&mut self.after, first_after, reader);
+                next = before;
+            }
+            *touched = Touched { written_by: added, read_by: NONE };
         }
-        after.sort_unstable();
-        after.dedup();
-        debug_assert!(after.iter().all(|&a| self.drafts[a].time <= time), "time runs backwards");
+        sort_from(&mut self.after, first_after);
+        let ranges = first_range as u32..self.ranges.len() as u32;
+        let after = first_after as u32..self.after.len() as u32;
+        debug_assert!(
+            self.after[first_after..].iter().all(|&a| self.drafts[a as usize].time <= time),
+            "time runs backwards"
+        );
         self.drafts.push(Draft { time, action, ranges, after });
     }
 
@@ -116,8 +148,8 @@ impl Builder {
     ) {
         let blocks = self.touched.len() as u32;
         let cut = |range: Range<u32>| range.start..range.end.min(blocks);
-        let there: Vec<_> = ranges.into_iter().map(cut).filter(|range| !range.is_empty()).collect();
-        if !there.is_empty() {
+        let mut there = ranges.into_iter().map(cut).filter(|range| !range.is_empty()).peekable();
+        if there.peek().is_some() {
             self.add_ranges(time, action, there);
         }
     }
@@ -125,10 +157,16 @@ impl Builder {
     /// Makes one step of those that do the same at the same time, each with other blocks: one
     /// message instead of one for each block. What is sent at a time must not come in at that time.
     pub(super) fn merged(self) -> Self {
-        let mut merged: Vec<Draft> = Vec::new();
+        struct Merged {
+            time: u32,
+            action: Action,
+            ranges: Vec<Range<u32>>,
+            after: Vec<u32>,
+        }
+        let mut merged: Vec<Merged> = Vec::new();
         let mut found: BTreeMap<(u32, Action), usize> = BTreeMap::new();
         let mut place = Vec::with_capacity(self.drafts.len());
-        for Draft { time, action, ranges, after } in self.drafts {
+        for Draft { time, action, ranges, after } in &self.drafts {
             // At one time first what the rest may need.
             let order = match action {
                 Action::ReduceLocal => 0,
@@ -137,54 +175,88 @@ impl Builder {
                 Action::Publish => 3,
             };
             let time = 4 * time + order;
-            let at = *found.entry((time, action)).or_insert_with(|| {
-                merged.push(Draft { time, action, ranges: Vec::new(), after: Vec::new() });
+            let at = *found.entry((time, *action)).or_insert_with(|| {
+                let (ranges, after) = (Vec::new(), Vec::new());
+                merged.push(Merged { time, action: *action, ranges, after });
                 merged.len() - 1
             });
-            place.push(at);
-            merged[at].ranges.extend(ranges);
-            merged[at].after.extend(after.iter().map(|&after| place[after]));
+            place.push(at as u32);
+            let into = &mut merged[at];
+            into.ranges.extend_from_slice(&self.ranges[in_pool(ranges)]);
+            into.after
+                .extend(self.after[in_pool(after)].iter().map(|&after| place[after as usize]));
         }
-        for draft in &mut merged {
-            draft.ranges = joined(std::mem::take(&mut draft.ranges));
-            draft.after.sort_unstable();
-            draft.after.dedup();
+        let (mut drafts, mut all_ranges, mut all_after) = (Vec::new(), Vec::new(), Vec::new());
+        for Merged { time, action, ranges, after } in merged {
+            let (first_range, first_after) = (all_ranges.len() as u32, all_after.len());
+            all_ranges.extend(joined(ranges));
+            all_after.extend(after);
+            sort_from(&mut all_after, first_after);
+            let ranges = first_range..all_ranges.len() as u32;
+            let after = first_after as u32..all_after.len() as u32;
+            drafts.push(Draft { time, action, ranges, after });
         }
-        Self { drafts: merged, touched: self.touched }
+        Self { drafts, ranges: all_ranges, after: all_after, ..self }
     }
 
     /// The schedule: steps by (time, block), messages numbered in that order.
-    pub(super) fn finish(mut self, participants: u32, me: u32, blocks: Vec<Block>) -> Schedule {
-        let mut order: Vec<usize> = (0..self.drafts.len()).collect();
-        // Stable, so steps of one block at one time stay as they were added.
-        order.sort_by_key(|&i| {
-            let draft = &self.drafts[i];
-            (draft.time, draft.ranges.first().map(|range| range.start))
-        });
+    pub(super) fn finish(self, participants: u32, me: u32, blocks: Vec<Block>) -> Schedule {
+        let Self { drafts, ranges, after, .. } = self;
+        // Steps of one block at one time stay as they were added.
+        let first = |draft: &Draft| ranges.get(draft.ranges.start as usize).map(|one| one.start);
+        let mut order: Vec<_> =
+            (0..).zip(&drafts).map(|(i, draft)| (draft.time, first(draft), i)).collect();
+        order.sort_unstable();
         let mut place = vec![0u32; order.len()];
-        for (at, &i) in (0..).zip(&order) {
-            place[i] = at;
+        for (at, &(.., i)) in (0..).zip(&order) {
+            place[i as usize] = at;
         }
         let mut sent = vec![0u32; participants as usize];
         let mut received = vec![0u32; participants as usize];
-        let steps = order
-            .iter()
-            .map(|&i| {
-                let draft = &mut self.drafts[i];
-                match &mut draft.action {
-                    Action::Send { peer, message } => next(&mut sent, *peer, message),
-                    Action::RecvReduce { peer, message, .. }
-                    | Action::RecvCopy { peer, message } => {
-                        next(&mut received, *peer, message);
-                    }
-                    Action::ReduceLocal | Action::Publish => {}
+        let mut steps = Steps::with_capacity(drafts.len(), ranges.len(), after.len());
+        for (.., i) in order {
+            let draft = &drafts[i as usize];
+            let mut action = draft.action;
+            match &mut action {
+                Action::Send { peer, message } => next(&mut sent, *peer, message),
+                Action::RecvReduce { peer, message, .. } | Action::RecvCopy { peer, message } => {
+                    next(&mut received, *peer, message);
                 }
-                let after = draft.after.iter().map(|&a| place[a]).collect();
-                Step { action: draft.action, ranges: std::mem::take(&mut draft.ranges), after }
-            })
-            .collect();
-        Schedule { participants, servers: 0, me, blocks, steps }
+                Action::ReduceLocal | Action::Publish => {}
+            }
+            let its_ranges = ranges[in_pool(&draft.ranges)].iter().cloned();
+            let its_after = after[in_pool(&draft.after)].iter().map(|&a| place[a as usize]);
+            steps.push(action, its_ranges, its_after);
+        }
+        Schedule { participants, servers: 0, me, blocks: blocks.into(), steps }
     }
+}
+
+fn in_pool(range: &Range<u32>) -> Range<usize> {
+    range.start as usize..range.end as usize
+}
+
+/// Adds a step to the list that begins at `first`. Neighbouring blocks often wait for the same one.
+fn wait_for(after: &mut Vec<u32>, first: usize, step: u32) {
+    if step != NONE && after[first..].last() != Some(&step) {
+        after.push(step);
+    }
+}
+
+/// Sorts the list that begins at `first`, and leaves each entry in it once.
+fn sort_from(list: &mut Vec<u32>, first: usize) {
+    if list[first..].is_sorted_by(|a, b| a < b) {
+        return;
+    }
+    list[first..].sort_unstable();
+    let mut kept = first;
+    for at in first..list.len() {
+        if at == first || list[at] != list[kept - 1] {
+            list[kept] = list[at];
+            kept += 1;
+        }
+    }
+    list.truncate(kept);
 }
 
 /// In ascending order, and what follows each other as one.

@@ -110,9 +110,7 @@ impl Pattern {
             Self::Messages(count) => messages(count, me),
             Self::Exchange(bytes) => direct(Kind::Allgather, bytes),
             Self::Gather(bytes) => direct(Kind::Gather { root: 0 }, bytes),
-            Self::Reduce(_) | Self::Copy(_) => {
-                Schedule { participants, servers: 0, me, blocks: Vec::new(), steps: Vec::new() }
-            }
+            Self::Reduce(_) | Self::Copy(_) => Schedule::empty(participants, me),
         }
     }
 }

@@ -29,7 +29,7 @@ use super::{
     shape::{Cluster, Shape},
 };
 use crate::{
-    schedule::{Action, Block, GRAIN, Schedule, split},
+    schedule::{Action, Block, GRAIN, Schedule, Steps, split},
     topology::Topology,
 };
 
@@ -144,7 +144,7 @@ pub(super) fn alone(topology: &Topology, me: u32, count: u64) -> Schedule {
     let mut alone = build::alone(topology.participants(), me, count, Roles::default());
     alone.servers = topology.servers();
     if me >= topology.contributors() {
-        alone.steps.clear();
+        alone.steps = Steps::default();
     }
     alone
 }

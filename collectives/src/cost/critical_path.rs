@@ -68,8 +68,8 @@ pub fn critical_path(
         let (participant, step) = graph.step(node);
         let schedule = &schedules[participant];
         let from = begin(&graph, schedules, &times, &lines.arrivals, node);
-        let action = schedule.steps[step].action;
-        let bytes = (schedule.elements(&schedule.steps[step]) * element_bytes) as f64;
+        let action = schedule.steps.at(step).action;
+        let bytes = (schedule.elements(schedule.steps.at(step)) * element_bytes) as f64;
         times[node] = lines.take(node, participant, action, bytes, from);
         end = end.max(times[node].last);
         for &next in graph.successors(node) {
@@ -94,10 +94,10 @@ fn begin(
     let (participant, step) = graph.step(node);
     let steps = &schedules[participant].steps;
     let mut from = Times::default();
-    for &before in &steps[step].after {
+    for &before in steps.at(step).after {
         let done = times[graph.node(participant, before as usize)];
         // A step of the same blocks is followed chunk by chunk.
-        let follows = steps[before as usize].shares_blocks(&steps[step]);
+        let follows = steps.at(before as usize).shares_blocks(&steps.at(step));
         from.first = from.first.max(if follows { done.first } else { done.last });
         from.last = from.last.max(done.last);
     }

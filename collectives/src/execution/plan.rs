@@ -5,12 +5,12 @@
 //! that arrives is reduced and sent on while its rest is still on the way. A step that waits for a
 //! step of other blocks waits for its end.
 
-use std::{collections::HashMap, ops::Range};
+use std::{ops::Range, sync::Arc};
 
 use super::rounding::{self, Unrounded};
 use crate::{
-    layout::{self, Follow, Stretch},
-    schedule::{Action, Schedule, Step},
+    layout::{Follow, Stretch},
+    schedule::{Action, Block, Schedule, StepView},
 };
 
 /// What a step does with its blocks.
@@ -62,8 +62,6 @@ pub struct PlannedStep {
     pub bytes: u64,
     /// Their positions, in order.
     pub(super) parts: Vec<StepPart>,
-    /// The ends of its blocks in the message, ascending.
-    ends: Vec<u64>,
     /// Earlier steps that share bytes with this one, and how far it may follow each of them.
     pub(super) follows: Vec<(u32, Follow)>,
     /// Earlier steps of other blocks, which must have ended.
@@ -118,12 +116,6 @@ impl PlannedStep {
         let followed = self.follows.iter().map(|&(earlier, _)| earlier);
         followed.chain(self.awaits.iter().copied())
     }
-
-    /// Whether a block ends at this byte. The sender may have it and the next one in different
-    /// places, so that it can't send both at once.
-    pub fn breaks_at(&self, byte: u64) -> bool {
-        self.ends.binary_search(&byte).is_ok()
-    }
 }
 
 /// A schedule for one participant, prepared for execution.
@@ -133,8 +125,10 @@ pub struct Plan {
     pub steps: Vec<PlannedStep>,
     /// Bytes that are not separated: those of an element.
     pub element: u64,
-    /// The step that each message of a peer belongs to.
-    receives: HashMap<(u32, u32), u32>,
+    /// Each message that it receives, by peer and number, with the step that receives it.
+    receives: Vec<(u32, u32, u32)>,
+    /// The blocks in the order of the piece, the same for all participants where that is possible.
+    blocks: Arc<[Block]>,
     /// Participants that this one sends to or receives from, ascending.
     pub peers: Vec<u32>,
 }
@@ -142,11 +136,13 @@ pub struct Plan {
 impl Plan {
     /// Prepares a schedule over elements of `element` bytes.
     pub fn new(schedule: &Schedule, element: u64) -> Self {
-        let mut receives = HashMap::new();
+        let mut receives = Vec::new();
         let mut peers = Vec::new();
         let mut steps: Vec<PlannedStep> = Vec::with_capacity(schedule.steps.len());
-        let mut stretches: Vec<Vec<Stretch>> = Vec::with_capacity(schedule.steps.len());
-        let unrounded = rounding::unrounded(schedule);
+        // Of all steps, where their bytes are, and the end of each one's.
+        let mut stretches: Vec<Stretch> = Vec::with_capacity(schedule.steps.len());
+        let mut ends: Vec<usize> = Vec::with_capacity(schedule.steps.len());
+        let marks = rounding::unrounded(schedule);
         for (index, step) in schedule.steps.iter().enumerate() {
             let work = match step.action {
                 Action::ReduceLocal => Work::Reduce { lazily: false },
@@ -157,46 +153,37 @@ impl Plan {
                 }
                 Action::RecvReduce { peer, message, theirs_first } => {
                     peers.push(peer);
-                    receives.insert((peer, message), index as u32);
+                    receives.push((peer, message, index as u32));
                     Work::Combine { theirs_first }
                 }
                 Action::RecvCopy { peer, message } => {
                     peers.push(peer);
-                    receives.insert((peer, message), index as u32);
+                    receives.push((peer, message, index as u32));
                     Work::Copy
                 }
             };
-            let own: Vec<Stretch> = layout::stretches(schedule, step)
-                .into_iter()
-                .map(|s| Stretch {
-                    at: s.at * element,
-                    offset: s.offset * element,
-                    count: s.count * element,
-                })
-                .collect();
-            let parts = parts(schedule, step, &own, &unrounded[index]);
-            let ends = own.iter().map(|stretch| stretch.at + stretch.count).collect();
-            let own = layout::joined(&own);
+            let parts = parts(schedule, step, element, marks.of(index));
+            let first = stretches.len();
+            for part in &parts {
+                let StepPart { at, start: offset, bytes: count, .. } = *part;
+                match stretches[first..].last_mut() {
+                    Some(last) if last.offset + last.count == offset => last.count += count,
+                    _ => stretches.push(Stretch { at, offset, count }),
+                }
+            }
+            let (before, own) = stretches.split_at(first);
             let (mut follows, mut awaits) = (Vec::new(), Vec::new());
-            for &earlier in &step.after {
-                match Follow::new(&own, &stretches[earlier as usize]) {
+            for &earlier in step.after {
+                let earlier_first = (earlier as usize).checked_sub(1).map_or(0, |one| ends[one]);
+                match Follow::new(own, &before[earlier_first..ends[earlier as usize]]) {
                     Some(follow) => follows.push((earlier, follow)),
                     None => awaits.push(earlier),
                 }
             }
-            let bytes = own.iter().map(|stretch| stretch.count).sum();
+            ends.push(stretches.len());
+            let bytes = parts.iter().map(|part| part.bytes).sum();
             let (fused, only_user_of) = (None, None);
-            steps.push(PlannedStep {
-                work,
-                bytes,
-                parts,
-                ends,
-                follows,
-                awaits,
-                fused,
-                only_user_of,
-            });
-            stretches.push(own);
+            steps.push(PlannedStep { work, bytes, parts, follows, awaits, fused, only_user_of });
         }
         fuse_first_hops(&mut steps, schedule);
         for (step, reduction) in only_users(schedule) {
@@ -204,7 +191,27 @@ impl Plan {
         }
         peers.sort_unstable();
         peers.dedup();
-        Self { steps, element, receives, peers }
+        receives.sort_unstable();
+        let mut blocks = schedule.blocks.clone();
+        if !blocks.is_sorted_by_key(|block| block.offset) {
+            let mut sorted = blocks.to_vec();
+            sorted.sort_unstable_by_key(|block| block.offset);
+            blocks = sorted.into();
+        }
+        Self { steps, element, receives, blocks, peers }
+    }
+
+    /// Whether a block ends at this byte of a step's message. The sender may have it and the next
+    /// one in different places, so that it can't send both at once.
+    pub fn breaks_at(&self, step: u32, byte: u64) -> bool {
+        let Some(last) = byte.checked_sub(1) else { return false };
+        let Some(part) = self.steps[step as usize].parts(last..byte).next() else { return false };
+        let end = part.start + 1;
+        let behind = self.blocks.partition_point(|block| block.offset * self.element < end);
+        let ends =
+            |block: &Block| block.count > 0 && (block.offset + block.count) * self.element == end;
+        // Empty blocks may lie between.
+        self.blocks[..behind].iter().rev().find(|block| block.count > 0).is_some_and(ends)
     }
 
     /// Whether some sums are kept unrounded, which takes memory.
@@ -216,7 +223,7 @@ impl Plan {
 
     /// Every receiving step with its peer, in no particular order.
     pub fn receivers(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
-        self.receives.iter().map(|(&(peer, _), &step)| (step, peer))
+        self.receives.iter().map(|&(peer, _, step)| (step, peer))
     }
 
     /// Every sending step with its peer, in the order of the schedule.
@@ -235,34 +242,31 @@ impl Plan {
 
     /// The step that receives this message of this peer, if the schedule has one.
     pub fn receiving(&self, peer: u32, message: u32) -> Option<u32> {
-        self.receives.get(&(peer, message)).copied()
+        let found = self.receives.binary_search_by_key(&(peer, message), |&(p, m, _)| (p, m));
+        found.ok().map(|at| self.receives[at].2)
     }
 }
 
-/// The parts of a step whose blocks, but for empty ones, are `stretches`, and their values marked.
+/// The parts of a step, with the marks of its values.
 fn parts(
     schedule: &Schedule,
-    step: &Step,
-    stretches: &[Stretch],
-    unrounded: &[Unrounded],
+    step: StepView<'_>,
+    element: u64,
+    marks: &[Unrounded],
 ) -> Vec<StepPart> {
-    let is_empty = |block: u32| schedule.blocks[block as usize].count == 0;
-    let marks = step.blocks().zip(unrounded).filter(|(block, _)| !is_empty(*block));
     let mut parts: Vec<StepPart> = Vec::new();
-    for (stretch, (_, &unrounded)) in stretches.iter().zip(marks) {
+    let mut at = 0;
+    for (block, &unrounded) in step.blocks().zip(marks) {
+        let Block { offset, count } = schedule.blocks[block as usize];
+        let (start, bytes) = (offset * element, count * element);
         match parts.last_mut() {
-            Some(last)
-                if last.start + last.bytes == stretch.offset && last.unrounded == unrounded =>
-            {
-                last.bytes += stretch.count;
+            _ if count == 0 => {}
+            Some(last) if last.start + last.bytes == start && last.unrounded == unrounded => {
+                last.bytes += bytes;
             }
-            _ => parts.push(StepPart {
-                at: stretch.at,
-                start: stretch.offset,
-                bytes: stretch.count,
-                unrounded,
-            }),
+            _ => parts.push(StepPart { at, start, bytes, unrounded }),
         }
+        at += bytes;
     }
     parts
 }
@@ -270,16 +274,18 @@ fn parts(
 /// If only one receiving step waits for a local reduction of the same blocks, that step does it, in
 /// one pass over the inputs and the received bytes. The sum is not written to memory in between.
 fn fuse_first_hops(steps: &mut [PlannedStep], schedule: &Schedule) {
-    let mut wanted_by: Vec<Vec<u32>> = vec![Vec::new(); steps.len()];
+    // How many steps want each one, and the last of them.
+    let mut wanted_by = vec![(0u32, 0u32); steps.len()];
     for (index, step) in (0..).zip(&schedule.steps) {
-        for &earlier in &step.after {
-            wanted_by[earlier as usize].push(index);
+        for &earlier in step.after {
+            let (count, last) = &mut wanted_by[earlier as usize];
+            (*count, *last) = (*count + 1, index);
         }
     }
     for index in 0..steps.len() {
         let Work::Reduce { .. } = steps[index].work else { continue };
-        let [only] = wanted_by[index][..] else { continue };
-        let is_same = schedule.steps[index].ranges == schedule.steps[only as usize].ranges;
+        let (1, only) = wanted_by[index] else { continue };
+        let is_same = schedule.steps.at(index).ranges == schedule.steps.at(only as usize).ranges;
         let follower = &mut steps[only as usize];
         let fits = matches!(follower.work, Work::Combine { .. }) && follower.fused.is_none();
         if is_same && fits {
@@ -320,8 +326,9 @@ fn only_users(schedule: &Schedule) -> Vec<(u32, u32)> {
             }
         }
     }
-    let same =
-        |a: u32, b: u32| schedule.steps[a as usize].ranges == schedule.steps[b as usize].ranges;
+    let same = |a: u32, b: u32| {
+        schedule.steps.at(a as usize).ranges == schedule.steps.at(b as usize).ranges
+    };
     let found = (0..).zip(uses).filter_map(|(reduction, found)| match found {
         Use::SentBy(step) if same(reduction, step) => Some((step, reduction)),
         _ => None,

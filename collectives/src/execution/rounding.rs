@@ -1,6 +1,6 @@
 //! Which sums are rounded, where partial results travel in a type that rounds.
 
-use crate::schedule::{Action, Schedule, Step};
+use crate::schedule::{Action, Schedule};
 
 /// Which of a step's values are sums that are still added to, and are not rounded for that reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -11,31 +11,51 @@ pub struct Unrounded {
     pub after: bool,
 }
 
+/// The marks of all blocks of all steps.
+#[derive(Debug)]
+pub(super) struct Marks {
+    all: Vec<Unrounded>,
+    /// Where those of each step begin, and the end.
+    first: Vec<usize>,
+}
+
+impl Marks {
+    /// Those of a step, one for each of its blocks.
+    pub(super) fn of(&self, step: usize) -> &[Unrounded] {
+        &self.all[self.first[step]..self.first[step + 1]]
+    }
+}
+
 /// Marks sums that are only added to, for each block of each step. What is sent is rounded before,
 /// on both ends (SAME). Two nodes that exchange their sums must both continue with what the other
 /// one receives.
-pub(super) fn unrounded(schedule: &Schedule) -> Vec<Vec<Unrounded>> {
-    let none = |step: &Step| vec![Unrounded::default(); step.blocks().count()];
-    let mut marks: Vec<Vec<Unrounded>> = schedule.steps.iter().map(none).collect();
-    // For each block, the step that added to it last and its position there, if nothing of it was
-    // sent since.
-    let mut unsent: Vec<Option<(usize, usize)>> = vec![None; schedule.blocks.len()];
-    for (index, step) in schedule.steps.iter().enumerate() {
-        for (place, block) in step.blocks().enumerate() {
+pub(super) fn unrounded(schedule: &Schedule) -> Marks {
+    let mut first = Vec::with_capacity(schedule.steps.len() + 1);
+    first.push(0);
+    let mut end = 0;
+    first.extend(schedule.steps.iter().map(|step| {
+        end += step.ranges.iter().map(|range| range.len()).sum::<usize>();
+        end
+    }));
+    let mut all = vec![Unrounded::default(); end];
+    // For each block, the mark of the step that added to it last, if nothing of it was sent since.
+    let mut unsent: Vec<Option<usize>> = vec![None; schedule.blocks.len()];
+    for (step, &first) in schedule.steps.iter().zip(&first) {
+        for (mark, block) in (first..).zip(step.blocks()) {
             let unsent = &mut unsent[block as usize];
             match step.action {
                 Action::RecvReduce { .. } => {
-                    if let Some((earlier, at)) = unsent.replace((index, place)) {
-                        marks[earlier][at].after = true;
-                        marks[index][place].before = true;
+                    if let Some(earlier) = unsent.replace(mark) {
+                        all[earlier].after = true;
+                        all[mark].before = true;
                     }
                 }
-                Action::ReduceLocal => *unsent = Some((index, place)),
+                Action::ReduceLocal => *unsent = Some(mark),
                 // What was received is rounded, and replaces the block.
                 Action::RecvCopy { .. } | Action::Send { .. } => *unsent = None,
                 Action::Publish => {}
             }
         }
     }
-    marks
+    Marks { all, first }
 }

@@ -3,12 +3,15 @@ use std::ops::Range;
 use super::{rounding::unrounded, *};
 use crate::{
     algorithms::{self, Algorithm, Kind},
-    schedule::{Action, Block, Schedule, Step},
+    schedule::{Action, Block, Schedule},
     topology::Topology,
 };
 
+/// A step: what it does, with which blocks, and after which steps.
+type Step = (Action, Vec<Range<u32>>, Vec<u32>);
+
 fn step(action: Action, blocks: Range<u32>, after: &[u32]) -> Step {
-    Step { action, ranges: vec![blocks], after: after.to_vec() }
+    (action, vec![blocks], after.to_vec())
 }
 
 fn send(peer: u32, message: u32) -> Action {
@@ -26,7 +29,11 @@ fn copy(peer: u32, message: u32) -> Action {
 /// The plan of participant 0, in blocks of four elements of `element` bytes.
 fn planned(participants: u32, blocks: u64, steps: Vec<Step>, element: u64) -> Plan {
     let blocks = (0..blocks).map(|at| Block { offset: 4 * at, count: 4 }).collect();
-    Plan::new(&Schedule { participants, servers: 0, me: 0, blocks, steps }, element)
+    let mut schedule = Schedule { blocks, ..Schedule::empty(participants, 0) };
+    for (action, ranges, after) in steps {
+        schedule.steps.push(action, ranges, after);
+    }
+    Plan::new(&schedule, element)
 }
 
 /// Participant 0 of a ring of two: it sends block 0 and receives block 1, and then the reverse.
@@ -46,8 +53,7 @@ fn ring() -> Plan {
 
 /// The same in two messages of two blocks each, the last block first.
 fn pairs() -> Plan {
-    let wrapped =
-        |action, after: &[u32]| Step { action, ranges: vec![3..4, 0..1], after: after.to_vec() };
+    let wrapped = |action, after: &[u32]| (action, vec![3..4, 0..1], after.to_vec());
     let steps = vec![
         step(Action::ReduceLocal, 0..4, &[]),
         wrapped(send(1, 0), &[0]),
@@ -89,7 +95,7 @@ fn the_only_user_of_a_local_reduction_is_known() {
         assert_eq!(two(second, after), [], "{second:?}");
     }
     // Messages in another order have other offsets.
-    let backwards = Step { action: send(1, 0), ranges: vec![1..2, 0..1], after: vec![0] };
+    let backwards = (send(1, 0), vec![1..2, 0..1], vec![0]);
     let plan = planned(2, 2, vec![step(Action::ReduceLocal, 0..2, &[]), backwards], 4);
     assert_eq!(users(&plan), []);
     let places = |step: usize| plan.steps[step].places().collect::<Vec<_>>();
@@ -117,17 +123,18 @@ fn a_message_of_several_places_is_followed_byte_by_byte() {
 
 #[test]
 fn a_chunk_ends_where_its_place_does() {
-    let sent = &pairs().steps[1];
+    let plan = pairs();
+    let sent = &plan.steps[1];
     assert_eq!(sent.beginning(0..32), 48..64);
     assert_eq!(sent.beginning(4..10), 52..58);
     assert_eq!(sent.beginning(16..32), 0..16);
     assert_eq!(sent.beginning(32..32), 0..0);
-    let breaks: Vec<u64> = (0..=32).filter(|&byte| sent.breaks_at(byte)).collect();
+    let breaks: Vec<u64> = (0..=32).filter(|&byte| plan.breaks_at(1, byte)).collect();
     assert_eq!(breaks, [16, 32]);
     let parts: Vec<_> = sent.parts(12..20).map(|p| (p.at, p.start, p.bytes)).collect();
     assert_eq!(parts, [(12, 60, 4), (16, 0, 4)]);
     // Two adjacent blocks are one place.
-    assert_eq!(pairs().steps[2].beginning(0..32), 16..48);
+    assert_eq!(plan.steps[2].beginning(0..32), 16..48);
 }
 
 /// The marks of each step, before and after. All blocks of a step have the same marks.
@@ -180,10 +187,11 @@ fn algorithms_that_round_once_do() {
             for me in 0..nodes as u32 {
                 let all = algorithms::generate(Kind::Allreduce, algorithm, &topology, me, 4096);
                 let mut rounded = vec![0; all.blocks.len()];
-                for (step, marks) in all.steps.iter().zip(unrounded(&all)) {
+                let marks = unrounded(&all);
+                for (at, step) in all.steps.iter().enumerate() {
                     let computes =
                         matches!(step.action, Action::ReduceLocal | Action::RecvReduce { .. });
-                    for (block, mark) in step.blocks().zip(marks) {
+                    for (block, mark) in step.blocks().zip(marks.of(at)) {
                         rounded[block as usize] += u32::from(computes && !mark.after);
                     }
                 }

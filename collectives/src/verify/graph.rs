@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, ops::Range};
 
 use super::error::VerifyError;
-use crate::schedule::{Schedule, Step};
+use crate::schedule::{Schedule, StepView};
 
 /// The graph. Its nodes are the steps, participant after participant.
 #[derive(Debug)]
@@ -73,8 +73,8 @@ impl Graph {
 
     /// Connects each send with its receive: same pair, same number, same blocks in the same order.
     fn pair(&mut self, schedules: &[Schedule]) -> Result<(), VerifyError> {
-        let unpaired = |participant: u32, at: usize, step: &Step, missing| {
-            let Step { action, .. } = step;
+        let unpaired = |participant: u32, at: usize, step: &StepView<'_>, missing| {
+            let action = step.action;
             let (peer, message) = action.sends_to().or(action.receives_from()).unwrap_or_default();
             let (at, block) = (at as u32, first_block(step));
             VerifyError::Unpaired { participant, step: at, block, peer, message, missing }
@@ -85,7 +85,7 @@ impl Graph {
             for (at, step) in schedule.steps.iter().enumerate() {
                 if let Some((peer, found)) = step.action.sends_to() {
                     let to = sends.entry(peer).or_default();
-                    numbered(schedule.me, at, step, peer, to.len(), found)?;
+                    numbered(schedule.me, at, &step, peer, to.len(), found)?;
                     to.push(at);
                 }
             }
@@ -96,13 +96,13 @@ impl Graph {
             for (at, step) in schedule.steps.iter().enumerate() {
                 let Some((peer, found)) = step.action.receives_from() else { continue };
                 let expected = next.entry(peer).or_default();
-                numbered(schedule.me, at, step, peer, *expected, found)?;
+                numbered(schedule.me, at, &step, peer, *expected, found)?;
                 let from_peer = sends[peer as usize].get(&schedule.me);
                 let send = from_peer
                     .and_then(|s| s.get(*expected))
-                    .filter(|&&send| schedules[peer as usize].steps[send].ranges == step.ranges);
+                    .filter(|&&send| schedules[peer as usize].steps.at(send).ranges == step.ranges);
                 let Some(&send) = send else {
-                    return Err(unpaired(schedule.me, at, step, "send"));
+                    return Err(unpaired(schedule.me, at, &step, "send"));
                 };
                 *expected += 1;
                 received += 1;
@@ -121,7 +121,7 @@ impl Graph {
             for (at, step) in schedule.steps.iter().enumerate() {
                 let node = self.node(schedule.me as usize, at);
                 if step.action.sends_to().is_some() && !taken[node] {
-                    return Err(unpaired(schedule.me, at, step, "receive"));
+                    return Err(unpaired(schedule.me, at, &step, "receive"));
                 }
             }
         }
@@ -183,7 +183,7 @@ impl Graph {
         }
         let node = self.on_a_cycle(&waiting);
         let (participant, step) = self.step(node);
-        let block = first_block(&schedules[participant].steps[step]);
+        let block = first_block(&schedules[participant].steps.at(step));
         Err(VerifyError::Cycle { participant: participant as u32, step: step as u32, block })
     }
 
@@ -226,7 +226,7 @@ fn form(at: u32, schedule: &Schedule, all: &[Schedule]) -> Result<(), VerifyErro
         return Err(VerifyError::Servers { participant: me, servers });
     }
     let mut end = 0u64;
-    for (block, range) in (0..).zip(blocks) {
+    for (block, range) in (0..).zip(&**blocks) {
         let tiles = range.offset == end && all[0].blocks.get(block as usize) == Some(range);
         end = match end.checked_add(range.count) {
             Some(end) if tiles => end,
@@ -237,12 +237,12 @@ fn form(at: u32, schedule: &Schedule, all: &[Schedule]) -> Result<(), VerifyErro
         return Err(VerifyError::Blocks { participant: me, block: blocks.len() as u32 });
     }
     let mut covered_by = vec![None; blocks.len()];
-    for (step, Step { action, ranges, after }) in (0..).zip(steps) {
+    for (step, StepView { action, ranges, after }) in (0..).zip(steps) {
         let peer = action.sends_to().or(action.receives_from()).map(|(peer, _)| peer);
         let peer_fits = peer.is_none_or(|peer| peer < participants && peer != me);
         let is_there = |range: &Range<u32>| !range.is_empty() && range.end as usize <= blocks.len();
         if !peer_fits || ranges.is_empty() || !ranges.iter().all(is_there) {
-            return Err(VerifyError::Names { participant: me, step, action: *action });
+            return Err(VerifyError::Names { participant: me, step, action });
         }
         for block in ranges.iter().cloned().flatten() {
             if covered_by[block as usize].replace(step) == Some(step) {
@@ -260,7 +260,7 @@ fn form(at: u32, schedule: &Schedule, all: &[Schedule]) -> Result<(), VerifyErro
 fn numbered(
     participant: u32,
     at: usize,
-    step: &Step,
+    step: &StepView<'_>,
     peer: u32,
     expected: usize,
     found: u32,
@@ -273,6 +273,6 @@ fn numbered(
 }
 
 /// The first block of a step, for errors.
-fn first_block(step: &Step) -> u32 {
+fn first_block(step: &StepView<'_>) -> u32 {
     step.blocks().next().unwrap_or_default()
 }

@@ -236,7 +236,7 @@ pub(super) fn run(
     for &node in order {
         let (participant, at) = graph.step(node);
         let schedule = &schedules[participant];
-        let step = &schedule.steps[at];
+        let step = schedule.steps.at(at);
         let from = graph.sender(node).map(|sender| starts[sender]);
         starts[node] = sent.len();
         for (nth, block) in step.blocks().enumerate() {

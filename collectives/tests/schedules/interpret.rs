@@ -6,7 +6,7 @@
 //! depend on it (SAME). The arithmetic is that of `gradwire_kernels`.
 
 use gradwire_collectives::{
-    Action, Schedule, Section, Step,
+    Action, Schedule, Section, StepView,
     layout::{self, Follow, Stretch},
     verify::{Graph, VerifyError, verify_sections},
 };
@@ -96,7 +96,7 @@ pub(crate) fn run(
             .map(|node| {
                 let (participant, step) = graph.step(node);
                 let schedule = &schedules[participant];
-                layout::joined(&layout::stretches(schedule, &schedule.steps[step]))
+                layout::joined(&layout::stretches(schedule, &schedule.steps.at(step)))
             })
             .collect(),
         messages: vec![Vec::new(); graph.steps()],
@@ -142,9 +142,9 @@ struct Memory<'a> {
 }
 
 impl Memory<'_> {
-    fn step(&self, node: usize) -> &Step {
+    fn step(&self, node: usize) -> StepView<'_> {
         let (participant, step) = self.graph.step(node);
-        &self.schedules[participant].steps[step]
+        self.schedules[participant].steps.at(step)
     }
 
     fn length(&self, node: usize) -> usize {

@@ -360,7 +360,7 @@ fn reductions_mirror_broadcasts() {
 fn trivial_pieces_still_complete() {
     for algorithm in specs() {
         let alone = generate(Kind::Allreduce, algorithm, &Topology::flat(1), 0, 10);
-        assert_eq!(alone.blocks, [Block { offset: 0, count: 10 }]);
+        assert_eq!(*alone.blocks, [Block { offset: 0, count: 10 }]);
         assert_eq!(alone.steps.len(), 2);
         let empty = generate(Kind::Allreduce, algorithm, &Topology::flat(9), 4, 0);
         assert_eq!(empty.steps.len(), 1);

@@ -118,9 +118,9 @@ impl<'a> Network<'a> {
         for (node, schedule) in schedules.iter().enumerate() {
             for (at, step) in schedule.steps.iter().enumerate() {
                 let id = graph.node(node, at);
-                for &before in &step.after {
+                for &before in step.after {
                     let earlier = graph.node(node, before as usize);
-                    if !schedule.steps[before as usize].shares_blocks(step) {
+                    if !schedule.steps.at(before as usize).shares_blocks(&step) {
                         for one in of_step[id].clone() {
                             after_all[earlier].push(one);
                             chunks[one].waits_for += 1;

@@ -136,7 +136,8 @@ impl Sink for Arrivals<'_> {
         let element = piece.piece.wire_element() as u64;
         let bytes = offset..offset.saturating_add(length.into());
         let fits = bytes.end <= block
-            && (u64::from(length) >= self.inbound.least || planned.breaks_at(bytes.end))
+            && (u64::from(length) >= self.inbound.least
+                || piece.piece.plan.breaks_at(step, bytes.end))
             && offset.is_multiple_of(element)
             && bytes.end.is_multiple_of(element)
             && piece.progress.begun(step).accepts(bytes.clone());

@@ -81,8 +81,7 @@ impl Plans {
     pub(super) fn new(world: &World) -> Self {
         let me = world.node;
         let topology = world.topology();
-        let empty =
-            Schedule { participants: 1, servers: 0, me: 0, blocks: Vec::new(), steps: Vec::new() };
+        let empty = Schedule::empty(1, 0);
         Self {
             me,
             alone: Arc::from([me]),
