@@ -20,15 +20,29 @@ fn simulate(place: &Place, words: &[&str]) -> Output {
     place.run(&[&["simulate"], words].concat())
 }
 
-/// What `gradwire simulate` prints, and all files that it writes.
+/// What `gradwire simulate` prints, and all files that it writes; those of pixels as text, too.
 fn results(place: &Place, words: &[&str], out: &str) -> (String, BTreeMap<String, String>) {
+    results_with(0, place, words, out)
+}
+
+fn results_with(
+    code: i32,
+    place: &Place,
+    words: &[&str],
+    out: &str,
+) -> (String, BTreeMap<String, String>) {
     let output = simulate(place, &[words, &["--out", out]].concat());
-    assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""), "{output:?}");
+    assert_eq!((output.code, output.stderr.as_str()), (Some(code), ""), "{output:?}");
     let mut files = BTreeMap::new();
     for entry in fs::read_dir(place.path().join(out)).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        files.insert(name, fs::read_to_string(&path).unwrap());
+        let bytes = fs::read(&path).unwrap();
+        if name.ends_with(".svg") || name.ends_with(".png") {
+            assert!(bytes.len() <= 200_000, "{name} has {} bytes", bytes.len());
+        }
+        let text = String::from_utf8(bytes).unwrap_or_else(|error| format!("{error:?}"));
+        files.insert(name, text);
     }
     (output.stdout, files)
 }
@@ -120,6 +134,11 @@ fn each_example_runs_and_its_figures_agree() {
         let (stdout, files) = results(&place, &["run", &example(name)], "out");
         assert_eq!(json(&files)["runs"].as_array().unwrap().len(), algorithms, "{stdout}");
         check(&stdout, &files, pieces);
+        assert!(files.contains_key("operations.png"), "{:?}", files.keys());
+        for run in json(&files)["runs"].as_array().unwrap() {
+            let algorithm = run["algorithm"].as_str().unwrap();
+            assert!(files["operations.svg"].contains(algorithm), "{algorithm} is not drawn");
+        }
     }
 }
 
@@ -172,13 +191,13 @@ fn algorithms_come_from_the_command_or_the_file_or_the_cost_model() {
     assert_eq!(algorithms(&["--spec", "servers", "--spec", "ring"]), ["servers", "ring"]);
 }
 
-/// A job that can't end says who waits, and has no time.
+/// A job that can't end says who waits, and has no time. That is no success.
 #[test]
 fn a_dead_line_is_no_result() {
     let place = Place::new();
     let fault = "[[fault]]\nkind = \"slow\"\nhost = \"a3\"\nfrom_ms = 5\n";
     fs::write(place.path().join("flat.toml"), format!("{FLAT}{fault}")).unwrap();
-    let (stdout, files) = results(&place, &["run", "flat.toml"], "out");
+    let (stdout, files) = results_with(1, &place, &["run", "flat.toml"], "out");
     assert!(stdout.contains("0 of 1 pieces: nothing moves any more after "), "{stdout}");
     for run in json(&files)["runs"].as_array().unwrap() {
         assert!(run["seconds"].is_null() && run["operations"] == Value::Array(Vec::new()));
@@ -316,4 +335,9 @@ fn a_paper_is_shown_next_to_its_figures() {
         assert!(stdout.lines().any(|line| line.starts_with(&format!("{hosts} "))), "{stdout}");
     }
     assert_eq!(csv(&files, "silent-host.csv")[0]["j"], "1");
+    for chart in json["charts"].as_array().unwrap() {
+        let title = chart["title"].as_str().unwrap();
+        assert!(files[&format!("{title}.svg")].contains(title), "{title}");
+        assert!(files.contains_key(&format!("{title}.png")), "{title}");
+    }
 }

@@ -3,6 +3,7 @@
 
 mod output;
 mod paper;
+mod plot;
 mod run;
 
 use std::process::ExitCode;
@@ -15,7 +16,8 @@ pub use self::{paper::PaperOptions, run::RunOptions};
 /// What to simulate.
 #[derive(Debug, Subcommand)]
 pub enum Simulate {
-    /// Simulate a cluster, and a job on it, that a file describes.
+    /// Simulate a cluster, and a job on it, that a file describes. The exit code is 1 if the job
+    /// can't end.
     Run(RunOptions),
     /// Simulate published results, and show them next to the published figures. The exit code is 1
     /// if one is out of its bounds.
@@ -23,7 +25,7 @@ pub enum Simulate {
 }
 
 /// Simulates, prints, and writes the files of `--out`. Returns the exit code: 1 if a result is out
-/// of its bounds.
+/// of its bounds, or if a job can't end.
 ///
 /// # Errors
 /// [`CommandError`] with the file, the line and what is accepted, or with what can't be written.

@@ -7,9 +7,10 @@ use std::{
 };
 
 use gradwire_launcher::error::CommandError;
-use gradwire_simulator::table::Table;
+use gradwire_simulator::table::{Chart, Table};
 use serde_json::Value;
 
+use super::plot;
 use crate::cluster::aligned;
 
 /// The file with all figures.
@@ -43,9 +44,11 @@ pub(super) struct Output {
     pub(super) text: String,
     /// What is written as comma-separated values.
     pub(super) tables: Vec<Table>,
+    /// What is drawn as SVG and PNG.
+    pub(super) charts: Vec<Chart>,
     /// All figures.
     pub(super) json: Value,
-    /// Whether all results are within their bounds.
+    /// Whether all results are within their bounds, and all jobs have ended.
     pub(super) holds: bool,
     /// Where to write.
     pub(super) directory: Directory,
@@ -54,13 +57,19 @@ pub(super) struct Output {
 impl Output {
     pub(super) fn write(&self) -> Result<(), CommandError> {
         let Directory(Some(directory)) = &self.directory else { return Ok(()) };
-        let json = (RESULT.to_owned(), format!("{:#}\n", self.json));
-        let csv = |table: &Table| (format!("{}.csv", table.title), table.to_csv());
-        for (name, text) in self.tables.iter().map(csv).chain([json]) {
+        let write = |name: String, bytes: &[u8]| {
             let path = directory.join(name);
-            fs::write(&path, text).map_err(|error| {
+            fs::write(&path, bytes).map_err(|error| {
                 CommandError::failed(format!("{} can't be written: {error}", path.display()))
-            })?;
+            })
+        };
+        write(RESULT.to_owned(), format!("{:#}\n", self.json).as_bytes())?;
+        for table in &self.tables {
+            write(format!("{}.csv", table.title), table.to_csv().as_bytes())?;
+        }
+        for chart in &self.charts {
+            write(format!("{}.svg", chart.title), plot::svg(chart)?.as_bytes())?;
+            write(format!("{}.png", chart.title), &plot::png(chart)?)?;
         }
         Ok(())
     }

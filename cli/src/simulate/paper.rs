@@ -17,7 +17,8 @@ use super::output::{Directory, Output, as_text};
 pub struct PaperOptions {
     /// Which one.
     pub paper: Name,
-    /// Also write each table as CSV to DIR, and all figures with their bounds as result.json.
+    /// Also write each table as CSV to DIR, each chart as SVG and PNG, and all figures with their
+    /// bounds as result.json.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 }
@@ -57,7 +58,8 @@ pub(super) fn paper(options: &PaperOptions) -> Result<Output, CommandError> {
 fn output(results: Results, directory: Directory) -> Output {
     let (text, json) = (text(&results), as_json(&results));
     let holds = results.failures().next().is_none();
-    Output { text, tables: results.tables, json, holds, directory }
+    let Results { tables, charts, .. } = results;
+    Output { text, tables, charts, json, holds, directory }
 }
 
 fn text(results: &Results) -> String {

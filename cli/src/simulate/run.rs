@@ -14,7 +14,7 @@ use gradwire_simulator::{
     memory,
     report::{Hop, Outcome},
     run as simulate,
-    table::Table,
+    table::{Chart, Table},
 };
 use serde_json::{Value, json};
 
@@ -29,6 +29,9 @@ const SHOWN: usize = 8;
 
 /// Of the links, the busiest ones: so many are written over time (BOUND).
 const OVER_TIME: usize = 256;
+
+/// Points of a line of the chart (BOUND).
+const SHARES: usize = 200;
 
 /// Bytes of a row of a table, while it is kept to be written.
 const ROW: u64 = 320;
@@ -46,7 +49,8 @@ pub struct RunOptions {
     /// What chance decides is the same for the same seed.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
-    /// Also write times, links and critical paths as CSV to DIR, and all figures as result.json.
+    /// Also write times, links and critical paths as CSV to DIR, a chart of the times as SVG and
+    /// PNG, and all figures as result.json.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// The most memory, with K, M or G: a run that would need more is refused before it starts.
@@ -70,14 +74,17 @@ pub(super) fn run(options: &RunOptions) -> Result<Output, CommandError> {
 
     let mut rows =
         vec![["algorithm", "time", "per piece", "GB/s", "senders", "note"].map(str::to_owned)];
-    let (mut paths, mut tables, mut all) = (String::new(), Tables::new(), Vec::new());
+    let (mut paths, mut tables) = (String::new(), Tables::new());
+    let (mut times, mut all, mut has_ended) = (Vec::new(), Vec::new(), true);
     for Run { spec, operation } in &runs {
         let operations = vec![operation.clone(); input.pieces as usize];
         let outcome = simulate(&setup, &mut InOrder::new(operations, input.control));
         rows.push(row(&input, spec, &outcome));
+        has_ended &= outcome.standstill.is_none();
         paths.push_str(&critical_path(&input, spec, &outcome.critical_path));
         if options.out.is_some() {
             tables.add(&input, spec, &outcome);
+            times.push((spec.to_string(), published(&outcome)));
             all.push(as_json(&input, spec, &outcome));
         }
     }
@@ -91,7 +98,14 @@ pub(super) fn run(options: &RunOptions) -> Result<Output, CommandError> {
         "runs": all,
     });
     let text = format!("{}\n{}{paths}", head(&input, options.seed), aligned(&rows));
-    Ok(Output { text, tables: tables.all(), json, holds: true, directory })
+    let charts = vec![Chart {
+        title: "operations".to_owned(),
+        x: "ms".to_owned(),
+        y: "operations that hosts have published, %".to_owned(),
+        logarithmic: [false, false],
+        lines: times,
+    }];
+    Ok(Output { text, tables: tables.all(), charts, json, holds: has_ended, directory })
 }
 
 /// By those algorithms that were asked for, or those that the cost model chooses among.
@@ -202,6 +216,18 @@ fn critical_path(input: &Input, spec: &Spec, path: &[Hop]) -> String {
         (all, _) => format!("the last {SHOWN} of {all} steps"),
     };
     format!("\nCritical path of {spec}, {which}:\n{}", aligned(&rows))
+}
+
+/// How much of all operations hosts have published, in percent, and when, in milliseconds.
+fn published(outcome: &Outcome) -> Vec<(f64, f64)> {
+    let mut times: Vec<f64> =
+        outcome.done.iter().flat_map(|done| &done.nodes).map(|&(_, time)| time * 1e3).collect();
+    times.sort_by(f64::total_cmp);
+    let last = times.len().saturating_sub(1);
+    let shown = times.len().min(SHARES);
+    let at = |share: usize| if shown > 1 { share * last / (shown - 1) } else { last };
+    let point = |at: usize| (times[at], (at + 1) as f64 / times.len() as f64 * 100.0);
+    (0..shown).map(|share| point(at(share))).collect()
 }
 
 /// Every line and link: name, number, rate.
