@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeSet,
     io::{Read, Write},
-    net::{SocketAddr, TcpStream},
+    net::{SocketAddr, TcpStream, ToSocketAddrs},
     thread,
     time::{Duration, Instant},
 };
@@ -122,12 +122,14 @@ fn on_this_host() -> Result<String, CommandError> {
 /// # Errors
 /// [`CommandError`] if no daemon answers there.
 pub fn coordinator_by(metrics: &str) -> Result<String, CommandError> {
-    let answer = metrics.parse().ok().and_then(|daemon| ask(daemon, Instant::now() + ANSWER));
+    let end = Instant::now() + ANSWER;
+    // A browser shows the page of a host by its name, too.
+    let found = metrics.to_socket_addrs().into_iter().flatten().find_map(|daemon| ask(daemon, end));
     let none = || {
         let what = format!("no daemon answers at '{}'", printable(metrics));
         CommandError::failed(what).hint(NAME_IT)
     };
-    answer.map(|address| address.to_string()).ok_or_else(none)
+    found.map(|address| address.to_string()).ok_or_else(none)
 }
 
 /// Asks the daemon at an address, if there is one.

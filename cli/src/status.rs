@@ -95,7 +95,8 @@ pub(crate) fn refused(address: &str, status: &Status) -> CommandError {
         }
         _ => {
             let what = format!("what answers at {address} is no coordinator: {cause}");
-            CommandError::failed(what).hint(WHERE)
+            CommandError::failed(what)
+                .hint(format!("if that is the page of a job, name http://{address}/; {WHERE}"))
         }
     }
 }

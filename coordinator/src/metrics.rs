@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
-use gradwire_telemetry::{Counter, Histogram, TimeCounter, catalog::COORDINATOR};
+use gradwire_telemetry::{
+    Counter, Histogram, TimeCounter,
+    catalog::{COORDINATOR, host_label, rank_label},
+};
 
 use crate::model::{
     command::{Measures, Negotiated, RankWait, Waits},
@@ -32,15 +35,6 @@ pub(crate) fn counts(counts: &Counts, epoch: u64) {
     metrics.operations.absolute(counts.started);
 }
 
-/// From this rank on, ranks share one series (BOUND).
-const MANY_RANKS: u32 = 1024;
-
-/// From this node on, nodes share one series (BOUND).
-const MANY_NODES: usize = 64;
-
-/// The value of a label that stands for all others.
-const OTHER: &str = "other";
-
 /// The handles of one rank.
 #[derive(Debug)]
 struct RankMetrics {
@@ -66,8 +60,8 @@ pub(crate) struct WaitMetrics {
 impl WaitMetrics {
     /// For the nodes of the world, by number.
     pub(crate) fn new<'a>(hosts: impl Iterator<Item = &'a str>) -> Self {
-        let name = |(at, host): (usize, &'a str)| if at < MANY_NODES { host } else { OTHER };
-        let nodes = hosts.enumerate().map(|each| COORDINATOR.node_lag.series([name(each)]));
+        let node = |(at, host)| COORDINATOR.node_lag.series([host_label(at, host)]);
+        let nodes = hosts.enumerate().map(node);
         Self { nodes: nodes.collect(), ranks: BTreeMap::new() }
     }
 
@@ -83,11 +77,8 @@ impl WaitMetrics {
             }
         }
         for (rank, RankWait { time, tensors }) in &waits.ranks {
-            let shown = rank.0.min(MANY_RANKS);
-            let metrics = self.ranks.entry(shown).or_insert_with(|| match shown {
-                MANY_RANKS => RankMetrics::new(OTHER),
-                rank => RankMetrics::new(&rank.to_string()),
-            });
+            let new = || RankMetrics::new(&rank_label(rank.0));
+            let metrics = self.ranks.entry(rank.0).or_insert_with(new);
             metrics.last.increment(*tensors);
             metrics.lag.add(*time);
         }

@@ -12,7 +12,10 @@ use std::{
 use gradwire_collectives::algorithms::Algorithm;
 use gradwire_proto::{Collective, FailureKind, Rank, clock::Measured};
 use gradwire_shm::control::{Origin, Progress};
-use gradwire_telemetry::{Counter, Gauge, Histogram, TimeCounter, catalog::DAEMON};
+use gradwire_telemetry::{
+    Counter, Gauge, Histogram, TimeCounter,
+    catalog::{DAEMON, host_label, rank_label},
+};
 
 /// Shows every metric whose labels are known. Call this once the recorder is installed.
 pub fn start() {
@@ -130,9 +133,6 @@ pub(crate) fn workers(attached: usize, shared_bytes: u64) {
     DAEMON.shared_memory.set(shared_bytes as f64);
 }
 
-/// From this rank on, ranks share one series (BOUND).
-const MANY_RANKS: u32 = 1024;
-
 /// What one local rank does with its time.
 #[derive(Debug)]
 pub(crate) struct RankMetrics {
@@ -143,7 +143,7 @@ pub(crate) struct RankMetrics {
 
 impl RankMetrics {
     pub(crate) fn new(rank: Rank) -> Self {
-        let (rank, daemon) = (rank_label(rank), &*DAEMON);
+        let (rank, daemon) = (rank_label(rank.0), &*DAEMON);
         Self {
             steps: daemon.rank_steps.series([&rank]),
             blocked: daemon.rank_blocked.series([&rank]),
@@ -159,12 +159,13 @@ impl RankMetrics {
 
     /// The time since the last step of a rank that makes steps.
     pub(crate) fn since_step(rank: Rank) -> Gauge {
-        DAEMON.rank_since_step.series([&rank_label(rank)])
+        DAEMON.rank_since_step.series([&rank_label(rank.0)])
     }
-}
 
-fn rank_label(rank: Rank) -> String {
-    if rank.0 < MANY_RANKS { rank.to_string() } else { OTHER.to_owned() }
+    /// The time per step of a rank that makes steps.
+    pub(crate) fn step(rank: Rank) -> Gauge {
+        DAEMON.rank_step.series([&rank_label(rank.0)])
+    }
 }
 
 /// The pieces that all lanes exchange now.
@@ -256,17 +257,6 @@ impl LaneActivity {
     }
 }
 
-/// From this node on, peers share one series (BOUND).
-const MANY_PEERS: usize = 64;
-
-/// The value of a label that stands for all others.
-const OTHER: &str = "other";
-
-/// The label of the node with this number.
-pub(crate) fn peer_label(node: usize, host: &str) -> &str {
-    if node < MANY_PEERS { host } else { OTHER }
-}
-
 /// The bytes exchanged with one peer.
 #[derive(Debug)]
 pub(crate) struct PeerTraffic {
@@ -279,7 +269,7 @@ pub(crate) struct PeerTraffic {
 impl PeerTraffic {
     /// For the node with this number.
     pub(crate) fn new(node: usize, host: &str) -> Self {
-        let host = peer_label(node, host);
+        let host = host_label(node, host);
         Self {
             sent: DAEMON.sent.series([host]),
             received: DAEMON.received.series([host]),

@@ -15,7 +15,10 @@ use std::{
 };
 
 use procfs::process::Process;
-use rustix::process::geteuid;
+use rustix::{
+    fs::{Access, access},
+    process::geteuid,
+};
 use serde::{Deserialize, Serialize};
 
 /// The most files that are read (BOUND).
@@ -151,11 +154,20 @@ fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// Where the files of this user are, if any job of theirs runs.
 pub fn folder() -> PathBuf {
     let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    // After `su` the variable may name the folder of another user.
-    let is_mine = |path: &PathBuf| fs::metadata(path).is_ok_and(|at| at.uid() == user());
+    folder_in(runtime, &env::temp_dir())
+}
+
+/// The same, with these places of the environment.
+fn folder_in(runtime: Option<PathBuf>, temporary: &Path) -> PathBuf {
+    // After `su` the variable may name the folder of another user, and in a container one that is
+    // not there or can't be written.
+    let is_mine = |path: &PathBuf| {
+        fs::metadata(path).is_ok_and(|at| at.is_dir() && at.uid() == user())
+            && access(path, Access::WRITE_OK | Access::EXEC_OK).is_ok()
+    };
     match runtime.filter(|path| path.is_absolute() && is_mine(path)) {
         Some(runtime) => runtime.join("gradwire"),
-        None => env::temp_dir().join(format!("gradwire-{}", user())),
+        None => temporary.join(format!("gradwire-{}", user())),
     }
 }
 
@@ -280,6 +292,28 @@ mod tests {
         let mut left: Vec<_> = left.collect();
         left.sort();
         assert_eq!(left, ["c.json", "d.json"]);
+    }
+
+    #[test]
+    fn a_folder_of_the_environment_that_is_no_good_is_not_used() {
+        let place = tempfile::tempdir().unwrap();
+        let file = place.path().join("file");
+        fs::write(&file, "").unwrap();
+        let temporary = Path::new("/temporary");
+        let fallback = temporary.join(format!("gradwire-{}", user()));
+        let good = place.path().to_owned();
+        assert_eq!(folder_in(Some(good.clone()), temporary), good.join("gradwire"));
+        let mut bad = vec![PathBuf::new(), "relative".into(), "/none".into(), file];
+        if user() != 0 {
+            // Root can write everywhere.
+            let closed = place.path().join("closed");
+            DirBuilder::new().mode(0o500).create(&closed).unwrap();
+            bad.push(closed);
+        }
+        for bad in bad {
+            assert_eq!(folder_in(Some(bad.clone()), temporary), fallback, "{}", bad.display());
+        }
+        assert_eq!(folder_in(None, temporary), fallback);
     }
 
     #[test]

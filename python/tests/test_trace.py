@@ -111,6 +111,7 @@ def test_wrong_words(tmp_path: Path, job: tuple[subprocess.Popen[bytes], str]) -
         (["--steps", "x"], "x"),
         (["--seconds", "0"], "more than 0"),
         (["--seconds", "nan"], "more than 0"),
+        (["--seconds", "-1"], "more than 0"),
         (["--seconds", "1", "--steps", "1..2"], "cannot be used with"),
         (["--max-mib", "0"], "0"),
     ):

@@ -122,6 +122,25 @@ pub const THREAD: Label = Label {
              for threads of other names",
 };
 
+/// The value of a label that stands for all others.
+pub const OTHER: &str = "other";
+
+/// So many nodes have series of their own; further ones share one (BOUND).
+const NODES: usize = 64;
+
+/// So many ranks have series of their own; further ones share one (BOUND).
+const RANKS: u32 = 1024;
+
+/// The value of [`PEER_HOST`] or [`NODE_HOST`] for the node with this number.
+pub fn host_label(node: usize, host: &str) -> &str {
+    if node < NODES { host } else { OTHER }
+}
+
+/// The value of [`RANK`] for this rank.
+pub fn rank_label(rank: u32) -> String {
+    if rank < RANKS { rank.to_string() } else { OTHER.to_owned() }
+}
+
 /// What is running.
 pub const SERVICE: Label = Label { name: "service", values: "`gradwired` or `coordinator`" };
 
@@ -160,6 +179,8 @@ metrics! {
         /// Time since the last step of a local rank. NaN once it has left.
         rank_since_step: Family<Gauge, 1> =
             "gradwire_daemon_rank_since_step_seconds", Seconds, [RANK];
+        /// Time per step of a local rank, over its last steps. NaN once it has left.
+        rank_step: Family<Gauge, 1> = "gradwire_daemon_rank_step_seconds", Seconds, [RANK];
         /// Time in which a local rank was blocked in a wait for a result: what communication adds
         /// to its steps.
         rank_blocked: Family<TimeCounter, 1> =
@@ -339,6 +360,14 @@ mod tests {
             "version" => 1,
             other => panic!("how many values has {other}?"),
         }
+    }
+
+    #[test]
+    fn beyond_64_nodes_or_1024_ranks_there_is_one_series() {
+        assert_eq!([63, 64, 65].map(|node| host_label(node, "h")), ["h", OTHER, OTHER], "BOUND");
+        assert_eq!([1023, 1024, u32::MAX].map(rank_label), ["1023", OTHER, OTHER], "BOUND");
+        assert!(PEER_HOST.values.contains("65th") && NODE_HOST.values.contains("65th"));
+        assert!(RANK.values.contains("1024"));
     }
 
     /// BOUND: a daemon with 8 ranks and 8 peers that hosts the coordinator shows few enough series.

@@ -9,13 +9,13 @@ use procfs::{
     process::{LimitValue, Process, Stat},
 };
 
-use crate::{TimeCounter, catalog::PROCESS};
+use crate::{
+    TimeCounter,
+    catalog::{OTHER, PROCESS},
+};
 
 /// The threads of Gradwire have names that begin with this. There are few of them (BOUND).
 const OURS: &str = "gw-";
-
-/// The value of a label that stands for all others.
-const OTHER: &str = "other";
 
 /// A thread: its number may be used again, but not at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -134,7 +134,10 @@ function showHost(job) {
     table.tabIndex = 0;
     table.setAttribute("role", "group");
     table.setAttribute("aria-label", "Ranks of the host");
-    place.append(make("h3"), make("p", "legend"), table);
+    // A screen reader is told which host it is, and not every figure twice per second.
+    const head = make("h3");
+    head.setAttribute("aria-live", "polite");
+    place.append(head, make("p", "legend"), table);
   }
   const { report } = node;
   setText(place.children[0], `Host ${node.host}`);

@@ -186,6 +186,8 @@ impl Access {
     /// [`Refusal::ForeignHost`].
     pub fn check_host(&self, host: Option<&str>) -> Result<(), Refusal> {
         let authority: Option<Authority> = host.and_then(|host| host.parse().ok());
+        // A host has no user.
+        let authority = authority.filter(|authority| !authority.as_str().contains('@'));
         let is_own = authority.is_some_and(|authority| {
             let name = authority.host().trim_end_matches('.').to_ascii_lowercase();
             let address = name.trim_start_matches('[').trim_end_matches(']');
@@ -220,7 +222,13 @@ mod tests {
         ] {
             assert_eq!(access.check(Some(own), None), Ok(()), "{own}");
         }
-        for foreign in ["evil.example:9401", "node1.evil.example", "127.0.0.1.evil.example", ""] {
+        for foreign in [
+            "evil.example:9401",
+            "node1.evil.example",
+            "127.0.0.1.evil.example",
+            "evil.example@127.0.0.1",
+            "",
+        ] {
             assert_eq!(access.check(Some(foreign), None), Err(Refusal::ForeignHost), "{foreign}");
         }
         assert_eq!(access.check(None, None), Err(Refusal::ForeignHost));

@@ -31,7 +31,26 @@ pub struct Board {
 struct Newest {
     lags: Lags,
     uptime: u64,
+    phase: String,
     json: Option<Arc<str>>,
+}
+
+impl Newest {
+    fn json(&mut self, snapshot: &StatusResponse) -> Arc<str> {
+        let Self { lags, uptime, phase, json } = self;
+        // How the job ended is new, even if it did so within the millisecond of the one before.
+        let is_known = snapshot.uptime_ms < *uptime
+            || snapshot.uptime_ms == *uptime && snapshot.phase == *phase;
+        match json {
+            Some(json) if is_known => json.clone(),
+            _ => {
+                *uptime = snapshot.uptime_ms;
+                phase.clone_from(&snapshot.phase);
+                let shares = lags.add(snapshot);
+                json.insert(text(snapshot, &shares)).clone()
+            }
+        }
+    }
 }
 
 impl Board {
@@ -51,16 +70,7 @@ impl Board {
 
     /// A snapshot that somebody watches, or a newer one.
     pub fn json(&self, snapshot: &StatusResponse) -> Arc<str> {
-        let mut newest = self.newest.lock();
-        let Newest { lags, uptime, json } = &mut *newest;
-        match json {
-            Some(json) if snapshot.uptime_ms <= *uptime => json.clone(),
-            _ => {
-                *uptime = snapshot.uptime_ms;
-                let shares = lags.add(snapshot);
-                json.insert(text(snapshot, &shares)).clone()
-            }
-        }
+        self.newest.lock().json(snapshot)
     }
 
     /// What is to be seen now; `None` once the job is over.
@@ -80,4 +90,24 @@ impl Board {
 
 fn text(status: &StatusResponse, shares: &Shares) -> Arc<str> {
     json::of(status, shares).to_string().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use gradwire_tests::sample;
+
+    use super::*;
+
+    #[test]
+    fn all_who_watch_get_the_newest_snapshot_and_how_the_job_ended() {
+        let mut newest = Newest::default();
+        let running = newest.json(&sample::status(5000));
+        assert!(Arc::ptr_eq(&newest.json(&sample::status(5000)), &running));
+        // One that reads late gets what the others have.
+        assert!(Arc::ptr_eq(&newest.json(&sample::status(4500)), &running));
+        let last = StatusResponse { phase: "failed".to_owned(), ..sample::status(5000) };
+        let ended = newest.json(&last);
+        assert!(ended.contains("\"phase\":\"failed\""), "{ended}");
+        assert!(Arc::ptr_eq(&newest.json(&last), &ended));
+    }
 }

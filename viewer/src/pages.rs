@@ -75,6 +75,7 @@ pub fn router(inspection: Arc<Inspection>, access: Access) -> Router {
         .route("/api/v1/watch", get(watch))
         .route("/api/v1/schema", get(async || ([(CONTENT_TYPE, JSON)], SCHEMA)))
         .route("/api/{*path}", get(unknown))
+        .method_not_allowed_fallback(not_allowed)
         // Only for these paths: others may ask for metrics by any name.
         .route_layer(from_fn_with_state(access.clone(), guarded))
         .with_state(Arc::new(Board::new(inspection)));
@@ -169,6 +170,11 @@ async fn unknown() -> Response {
     let paths = PATHS.map(|(path, _)| path).join(", ");
     let hint = format!("there are {paths}");
     error(StatusCode::NOT_FOUND, "this interface has no such path", &hint)
+}
+
+async fn not_allowed() -> Response {
+    let hint = "use GET: nothing here changes the job";
+    error(StatusCode::METHOD_NOT_ALLOWED, "this method is not answered", hint)
 }
 
 async fn status(State(board): State<Arc<Board>>) -> Response {

@@ -13,6 +13,9 @@ use gradwire_proto::pb::{NodeReport, NodeStatus, RankReport, StatusResponse};
 /// The time over which waits for ranks are compared.
 const WINDOW: Duration = Duration::from_secs(10);
 
+/// What is older tells nothing of now: nobody has watched meanwhile.
+const TOO_OLD: Duration = Duration::from_secs(15);
+
 /// The most snapshots of that time (BOUND); the coordinator sends two per second.
 const MAX_SNAPSHOTS: usize = 64;
 
@@ -34,14 +37,17 @@ pub struct Lags {
 
 impl Lags {
     /// Adds a snapshot. Returns the shares of the last seconds; after the first one, those since
-    /// the job began.
+    /// the job began, and after one that came late, those since the one before.
     pub fn add(&mut self, status: &StatusResponse) -> Shares {
         let uptime = status.uptime_ms as f64 / 1e3;
         let lags: BTreeMap<u32, f64> = status.lags.iter().map(|it| (it.rank, it.seconds)).collect();
-        let is_old = |first: Option<&(f64, _)>| {
-            first.is_some_and(|(at, _)| uptime - at >= WINDOW.as_secs_f64())
+        let is_older = |than: Duration, at: Option<&(f64, _)>| {
+            at.is_some_and(|(at, _)| uptime - at >= than.as_secs_f64())
         };
-        while self.snapshots.len() >= MAX_SNAPSHOTS || is_old(self.snapshots.get(1)) {
+        while self.snapshots.len() >= MAX_SNAPSHOTS
+            || is_older(WINDOW, self.snapshots.get(1))
+            || self.snapshots.len() > 1 && is_older(TOO_OLD, self.snapshots.front())
+        {
             self.snapshots.pop_front();
         }
         let (began, before) = self.snapshots.front().cloned().unwrap_or_default();
@@ -182,6 +188,20 @@ mod tests {
         }
         assert_eq!(straggler(&shares), None, "{shares:?}");
         assert!(lags.snapshots.len() <= MAX_SNAPSHOTS, "BOUND");
+        // Nobody has watched for ten minutes. Then others wait for rank 3 again: that is seen soon,
+        // although it was no straggler on average.
+        let lag = |seconds: f64, uptime_ms| {
+            let mut status = status(uptime_ms);
+            status
+                .lags
+                .iter_mut()
+                .filter(|lag| lag.rank == 3)
+                .for_each(|lag| lag.seconds = seconds);
+            status
+        };
+        lags.add(&lag(4.0, 630_000));
+        let now = (1..=4).map(|at| lags.add(&lag(4.0 + 0.4 * at as f64, 630_000 + 500 * at)));
+        assert_eq!(straggler(&now.last().unwrap()).map(|(rank, _)| rank), Some(3));
         // Two that are equally slow are no stragglers.
         assert_eq!(straggler(&[(0, 0.4), (1, 0.4)].into()), None);
         assert_eq!(straggler(&[(0, 0.05)].into()), None);

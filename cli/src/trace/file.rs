@@ -2,7 +2,7 @@
 //! line.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, TryLockError},
     io::{ErrorKind, Write as _},
     path::{Path, PathBuf},
 };
@@ -22,8 +22,9 @@ pub(super) struct TraceFile {
 }
 
 impl TraceFile {
-    /// A file of so many mebibytes at most (BOUND). An older one stays as it is until something is
-    /// written, and a new one that nothing was written to is removed: an error costs nobody a file.
+    /// A file of so many mebibytes at most (BOUND), for one trace at a time. An older one stays as
+    /// it is until something is written, and a new one that nothing was written to is removed: an
+    /// error costs nobody a file.
     pub(super) fn open(path: &Path, max_mib: u64) -> Result<Self, CommandError> {
         let name = path.display().to_string();
         let mut options = File::options();
@@ -38,6 +39,12 @@ impl TraceFile {
             CommandError::failed(format!("{name} can't be written: {error}"))
                 .hint("name another file")
         })?;
+        // Some file systems have no locks; and several may write to a device.
+        let is_file = file.metadata().is_ok_and(|file| file.is_file());
+        if is_file && matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
+            let what = format!("{name} can't be written: another trace is written to it");
+            return Err(CommandError::failed(what).hint("name another file"));
+        }
         let (path, left) = (path.to_owned(), max_mib << 20);
         Ok(Self { path, name, file, left, is_full: false, is_new, has_begun: false })
     }
@@ -106,5 +113,20 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), "[\n]\n");
         let error = TraceFile::open(folder.path(), 1).unwrap_err();
         assert!(error.what.contains("Is a directory"), "{error:?}");
+    }
+
+    #[test]
+    fn two_traces_do_not_mix_in_one_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.json");
+        let mut first = TraceFile::open(&path, 1).unwrap();
+        first.write("[\n").unwrap();
+        let error = TraceFile::open(&path, 1).unwrap_err();
+        assert!(error.what.contains("another trace is written to it"), "{error:?}");
+        first.end("]\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "[\n]\n");
+        drop(first);
+        drop(TraceFile::open(&path, 1).unwrap());
+        let _several = [(); 2].map(|()| TraceFile::open(Path::new("/dev/null"), 1).unwrap());
     }
 }

@@ -64,7 +64,7 @@ pub struct Options {
     #[arg(long, value_name = "FIRST..LAST", conflicts_with = "seconds")]
     pub steps: Option<Steps>,
     /// Trace for so long. Without this and --steps: until Ctrl-C, or until the job ends.
-    #[arg(long, value_parser = seconds)]
+    #[arg(long, value_parser = seconds, allow_negative_numbers = true)]
     pub seconds: Option<Duration>,
     /// End the trace when the file has this size.
     #[arg(long, value_name = "MIB", default_value_t = 1024,
@@ -223,8 +223,13 @@ async fn follow(
             }
         };
     };
-    let summary = traced.end(file, window.has_begun())?;
+    let summary = traced.end(file)?;
     match ended {
+        Ok(why) if !window.has_begun() => {
+            let what = format!("the first step was not reached{why}");
+            Err(CommandError::failed(what)
+                .hint(format!("{name} has no steps: use earlier ones, or --seconds")))
+        }
         Ok(why) => Ok(format!("{name}: {summary}{why}")),
         Err(status) => {
             let why = status.message();
@@ -290,7 +295,7 @@ impl Traced {
         Ok(())
     }
 
-    fn end(&mut self, file: &mut TraceFile, has_begun: bool) -> Result<String, CommandError> {
+    fn end(&mut self, file: &mut TraceFile) -> Result<String, CommandError> {
         self.text.clear();
         self.trace.end(&mut self.text);
         file.end(&self.text)?;
@@ -300,9 +305,6 @@ impl Traced {
             count(self.hosts as u64, "host"),
             self.trace.error_ns() as f64 / 1e6
         );
-        if !has_begun {
-            summary.push_str(", the first step was not reached");
-        }
         if lost.events > 0 {
             summary.push_str(&format!(", {} were lost: nodes had no time", lost.events));
         }

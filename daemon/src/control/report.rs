@@ -10,7 +10,7 @@ use gradwire_proto::pb;
 use procfs::process::Process;
 
 use super::node::{Node, Running};
-use crate::metrics;
+use crate::{metrics, workers::activity::Total};
 
 /// The time between two reports, unless heartbeats are rarer.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -27,21 +27,11 @@ const MAX_RANKS: usize = 32;
 /// The most peers of a report, those with which the node exchanges most (BOUND).
 const MAX_PEERS: usize = 24;
 
-/// Counters of a rank.
-#[derive(Debug, Clone, Copy, Default)]
-struct RankCounts {
-    steps: u64,
-    blocked: Duration,
-    last_step: Option<Instant>,
-    /// Seconds per step when it last made some.
-    step_seconds: f32,
-}
-
 /// Counters of the node at one moment.
 #[derive(Debug, Clone)]
 struct Counts {
     at: Instant,
-    ranks: Vec<RankCounts>,
+    ranks: Vec<Total>,
     /// Bytes sent to each node and received from it.
     traffic: Vec<(u64, u64)>,
 }
@@ -67,7 +57,7 @@ impl Reporter {
         self.made = self.made.wrapping_add(1);
         let counts = counts(node, running, now);
         let before = self.before.replace(counts)?;
-        let counts = self.before.as_mut()?;
+        let counts = self.before.as_ref()?;
         let stalled = running.queue.overdue(now, node.config.stall_warning);
         let workers = node.workers.all();
         let statm = Process::myself().and_then(|me| me.statm());
@@ -88,29 +78,26 @@ fn number(count: usize) -> u32 {
 }
 
 fn counts(node: &Node, running: &Running, now: Instant) -> Counts {
-    let mut ranks = vec![RankCounts::default(); (node.config.slots as usize).min(MAX_RANKS)];
+    let mut ranks = vec![Total::default(); (node.config.slots as usize).min(MAX_RANKS)];
     for worker in node.workers.all() {
-        let Some(rank) = ranks.get_mut(worker.local_rank as usize) else { continue };
-        let total = worker.activity.look();
-        rank.steps = total.steps;
-        rank.blocked = total.blocked;
-        rank.last_step = total.since_step.and_then(|since| now.checked_sub(since));
+        if let Some(rank) = ranks.get_mut(worker.local_rank as usize) {
+            *rank = worker.activity.look();
+        }
     }
     let traffic = running.traffic.iter().map(metrics::PeerTraffic::bytes).collect();
     Counts { at: now, ranks, traffic }
 }
 
-/// What has changed between two moments. Notes in `now` what the next call needs.
-fn rates(before: &Counts, now: &mut Counts) -> pb::Report {
+/// What has changed between two moments.
+fn rates(before: &Counts, now: &Counts) -> pb::Report {
     let passed = now.at.saturating_duration_since(before.at).as_secs_f64().max(1e-3);
     let mut report = pb::Report::default();
-    for (index, rank) in now.ranks.iter_mut().enumerate() {
+    for (index, rank) in now.ranks.iter().enumerate() {
         let last = before.ranks.get(index).copied().unwrap_or_default();
-        rank.step_seconds = step_seconds(&last, rank);
         let blocked = rank.blocked.saturating_sub(last.blocked).as_secs_f64();
         let since = rank.last_step.map(|at| now.at.saturating_duration_since(at).as_secs_f32());
         report.rank_steps.push(u32::try_from(rank.steps).unwrap_or(u32::MAX));
-        report.rank_step_seconds.push(rank.step_seconds);
+        report.rank_step_seconds.push(rank.step.unwrap_or_default().as_secs_f32());
         report.rank_exposed.push((blocked / passed).min(1.0) as f32);
         report.rank_since_step_seconds.push(since.unwrap_or_default());
     }
@@ -132,18 +119,6 @@ fn rates(before: &Counts, now: &mut Counts) -> pb::Report {
     report
 }
 
-/// Seconds per step. A rank may need many reports for one step; until its next one, what was
-/// measured last counts.
-fn step_seconds(before: &RankCounts, now: &RankCounts) -> f32 {
-    let made = now.steps.saturating_sub(before.steps);
-    match (before.last_step, now.last_step) {
-        (Some(first), Some(last)) if made > 0 => {
-            (last.saturating_duration_since(first).as_secs_f64() / made as f64) as f32
-        }
-        _ => before.step_seconds,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use gradwire_proto::MAX_REPORT;
@@ -152,7 +127,7 @@ mod tests {
     use super::*;
 
     fn counts(at: Instant, ranks: usize, traffic: &[(u64, u64)]) -> Counts {
-        Counts { at, ranks: vec![RankCounts::default(); ranks], traffic: traffic.to_vec() }
+        Counts { at, ranks: vec![Total::default(); ranks], traffic: traffic.to_vec() }
     }
 
     #[test]
@@ -160,20 +135,20 @@ mod tests {
         let began = Instant::now();
         let after = |ms| began + Duration::from_millis(ms);
         let mut before = counts(began, 2, &[(0, 0), (1000, 500)]);
-        before.ranks[0] = RankCounts {
+        before.ranks[0] = Total {
             steps: 10,
             blocked: Duration::from_secs(1),
             last_step: Some(began),
-            step_seconds: 7.0,
+            step: None,
         };
         let mut now = counts(after(2000), 2, &[(0, 0), (5000, 2500)]);
-        now.ranks[0] = RankCounts {
+        now.ranks[0] = Total {
             steps: 14,
             blocked: Duration::from_millis(1500),
             last_step: Some(after(1800)),
-            step_seconds: 0.0,
+            step: Some(Duration::from_millis(450)),
         };
-        let report = rates(&before, &mut now);
+        let report = rates(&before, &now);
         assert_eq!(report.rank_steps, [14, 0]);
         assert_eq!(report.rank_step_seconds, [0.45, 0.0]);
         assert_eq!(report.rank_exposed, [0.25, 0.0]);
@@ -182,8 +157,8 @@ mod tests {
         assert_eq!(report.sent_bytes_per_second, [2000.0]);
         assert_eq!(report.received_bytes_per_second, [1000.0]);
         // No step for a while: the last ones count.
-        let mut later = Counts { at: after(3000), ..now.clone() };
-        assert_eq!(rates(&now, &mut later).rank_step_seconds, [0.45, 0.0]);
+        let later = Counts { at: after(3000), ..now.clone() };
+        assert_eq!(rates(&now, &later).rank_step_seconds, [0.45, 0.0]);
     }
 
     /// BOUND: whatever the counters are.
@@ -195,11 +170,11 @@ mod tests {
         let mut now = counts(later, MAX_RANKS, &[(u64::MAX, u64::MAX); 300]);
         before.ranks.iter_mut().for_each(|rank| rank.last_step = Some(began));
         now.ranks.iter_mut().for_each(|rank| {
-            *rank = RankCounts {
+            *rank = Total {
                 steps: u64::MAX,
                 blocked: Duration::MAX,
                 last_step: Some(later),
-                step_seconds: 1.0,
+                step: Some(Duration::MAX),
             };
         });
         let report = pb::Report {
@@ -209,7 +184,7 @@ mod tests {
             pieces_in_flight: u32::MAX,
             queued_tensors: u32::MAX,
             stalled_tensors: u32::MAX,
-            ..rates(&before, &mut now)
+            ..rates(&before, &now)
         };
         assert_eq!((report.rank_steps.len(), report.peers.len()), (MAX_RANKS, MAX_PEERS));
         let bytes = report.encoded_len();

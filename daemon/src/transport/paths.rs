@@ -14,12 +14,12 @@ use std::{
 };
 
 use gradwire_proto::NodeId;
-use gradwire_telemetry::Collect;
+use gradwire_telemetry::{Collect, catalog::host_label};
 use mio::net::TcpStream;
 use parking_lot::Mutex;
 
 use super::line::Line;
-use crate::metrics::{self, PathMetrics, peer_label};
+use crate::metrics::{self, PathMetrics};
 
 /// The packets of a connection that have been counted, as the system counts them.
 #[derive(Debug, Default)]
@@ -72,7 +72,7 @@ impl Paths {
 
     /// The socket of a new connection with a peer, which scrapes see from now on.
     pub(crate) fn watch(&self, peer: NodeId, socket: TcpStream) -> Arc<DataSocket> {
-        let path = PathMetrics::new(peer_label(peer.index(), &self.hosts[peer.index()]));
+        let path = PathMetrics::new(host_label(peer.index(), &self.hosts[peer.index()]));
         let socket = Arc::new(DataSocket { socket, path, counted: Mutex::default() });
         let mut sockets = self.sockets.lock();
         sockets.retain(|socket| socket.strong_count() > 0);

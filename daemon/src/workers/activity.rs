@@ -1,6 +1,9 @@
 //! What a local rank does with its time, for metrics and reports. It is read when somebody looks.
 
-use std::sync::OnceLock;
+use std::{
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
 
 use gradwire_proto::Rank;
 use gradwire_shm::control::{Activity, Progress};
@@ -15,42 +18,96 @@ pub(crate) struct RankActivity {
     rank: Rank,
     activity: Activity,
     metrics: RankMetrics,
-    /// Shown from the first step on.
+    /// Shown from the first step on, and from the second one on.
     since_step: OnceLock<Gauge>,
-    total: Mutex<Progress>,
+    step: OnceLock<Gauge>,
+    total: Mutex<Total>,
+}
+
+/// What a local rank has done since it is here.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Total {
+    /// Steps of the program.
+    pub(crate) steps: u64,
+    /// Time in which some thread was blocked in a wait.
+    pub(crate) blocked: Duration,
+    /// When it made its last step.
+    pub(crate) last_step: Option<Instant>,
+    /// The time per step, over its last steps. Until the next one, what was measured last counts.
+    pub(crate) step: Option<Duration>,
+}
+
+impl Total {
+    /// Adds what was seen at some moment.
+    fn add(&mut self, progress: &Progress, now: Instant) {
+        let last_step = progress.since_step.and_then(|since| now.checked_sub(since));
+        let made = u32::try_from(progress.steps).unwrap_or(u32::MAX);
+        if let (Some(before), Some(last), 1..) = (self.last_step, last_step, made) {
+            self.step = Some(last.saturating_duration_since(before) / made);
+        }
+        self.steps += progress.steps;
+        self.blocked += progress.blocked;
+        self.last_step = last_step;
+    }
 }
 
 impl RankActivity {
     pub(crate) fn new(rank: Rank, activity: Activity) -> Self {
         let metrics = RankMetrics::new(rank);
-        Self { rank, activity, metrics, since_step: OnceLock::new(), total: Mutex::default() }
+        let (since_step, step, total) = Default::default();
+        Self { rank, activity, metrics, since_step, step, total }
     }
 
     /// Adds what is new to the metrics, and returns what there is in total.
-    pub(crate) fn look(&self) -> Progress {
+    pub(crate) fn look(&self) -> Total {
         let mut total = self.total.lock();
         let progress = self.activity.look();
         self.metrics.add(&progress);
+        total.add(&progress, Instant::now());
         if let Some(since) = progress.since_step {
             let gauge = self.since_step.get_or_init(|| RankMetrics::since_step(self.rank));
             gauge.set(since.as_secs_f64());
         }
-        let Progress { steps, blocked, in_flight, since_step } = progress;
-        *total = Progress {
-            steps: total.steps + steps,
-            blocked: total.blocked + blocked,
-            in_flight: total.in_flight + in_flight,
-            since_step,
-        };
+        if let Some(step) = total.step {
+            let gauge = self.step.get_or_init(|| RankMetrics::step(self.rank));
+            gauge.set(step.as_secs_f64());
+        }
         *total
     }
 }
 
 impl Drop for RankActivity {
-    /// The rank has left: its last value would look like one that makes no steps any more.
+    /// The rank has left: its last values would look like those of one that makes no steps any
+    /// more.
     fn drop(&mut self) {
-        if let Some(gauge) = self.since_step.get() {
+        for gauge in [&self.since_step, &self.step].into_iter().filter_map(OnceLock::get) {
             gauge.set(f64::NAN);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_per_step_is_that_of_the_last_steps() {
+        let began = Instant::now();
+        let ms = Duration::from_millis;
+        let mut total = Total::default();
+        // How many steps were new, how long ago the last one was, and when somebody looked.
+        for (steps, since, at, step) in [
+            (0, None, 0, None),
+            (3, Some(200), 1000, None),
+            (4, Some(0), 2000, Some(300)),
+            (0, Some(1000), 3000, Some(300)),
+            (1, Some(100), 4000, Some(1900)),
+        ] {
+            let since_step = since.map(ms);
+            let progress = Progress { steps, since_step, blocked: ms(10), ..Progress::default() };
+            total.add(&progress, began + ms(at));
+            assert_eq!(total.step, step.map(ms), "at {at} ms");
+        }
+        assert_eq!((total.steps, total.blocked), (8, ms(50)));
     }
 }

@@ -39,6 +39,7 @@ impl MetricsFile {
         made.and_then(|()| file.write(&[])).map_err(|error| {
             let at = file.path.display();
             CommandError::failed(format!("--metrics-sd: {at} can't be written: {error}"))
+                .hint("name a folder in which you may make files; it is made if there is none")
         })?;
         Ok(file)
     }
@@ -127,7 +128,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
-        let error = MetricsFile::create(&file, "j1").unwrap_err().to_string();
+        let error = MetricsFile::create(&file, "j1").unwrap_err();
+        assert!(error.hint.contains("name a folder"), "{error}");
+        let error = error.to_string();
         assert!(error.contains("--metrics-sd: ") && error.contains("gradwire-j1"), "{error}");
     }
 

@@ -162,6 +162,14 @@ fn the_page_and_its_interface_show_the_job_and_change_nothing() {
         (status["straggler"] == 3).then_some(status)
     });
     assert_eq!(status["page"], format!("http://{first}/"));
+    // Every step takes as long as that of rank 3, which computes for 50 ms.
+    let of_steps = |line: &&str| line.starts_with("gradwire_daemon_rank_step_seconds{");
+    let seconds = |line: &str| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap();
+    job.wait_for("the times of steps", || {
+        let metrics = get(&first, "/metrics").body;
+        let steps: Vec<f64> = metrics.lines().filter(of_steps).map(seconds).collect();
+        (steps.len() == 2 && steps.iter().all(|seconds| *seconds >= 0.05)).then_some(())
+    });
     let schema: Value = get(&first, "/api/v1/schema").json();
     assert!(schema["properties"]["straggler"].is_object());
     for path in get(&first, "/api/v1/").json()["paths"].as_object().unwrap().keys() {
@@ -177,7 +185,9 @@ fn the_page_and_its_interface_show_the_job_and_change_nothing() {
     // Nothing but GET, no other path, no other host's name.
     for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"] {
         for path in ["/", "/api/v1/status", "/api/v1/watch"] {
-            assert_eq!(answer(&first, &format!("{method} {path}"), &[]).code, 405, "{path}");
+            let refused = answer(&first, &format!("{method} {path}"), &[]);
+            assert_eq!(refused.code, 405, "{path}");
+            assert!(refused.error().1.contains("use GET"), "{refused:?}");
         }
     }
     let none = get(&first, "/api/v2/status");
