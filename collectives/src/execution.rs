@@ -14,7 +14,7 @@ pub mod ranges;
 pub mod rounding;
 
 pub use plan::{Plan, PlannedStep, StepPart, Work};
-pub use progress::{Chunk, MIN_PAYLOAD, Progress};
+pub use progress::{Chunk, MIN_PAYLOAD, Progress, whole};
 pub use queue::{HandedOut, SendQueue};
 pub use ranges::Ranges;
 pub use rounding::Unrounded;

@@ -1,6 +1,8 @@
 //! Where the elements of a step are: in its message and in the piece. The executor and the
 //! interpreter both need it, to follow earlier steps byte by byte.
 
+use std::iter;
+
 use crate::schedule::{Block, Schedule, StepView};
 
 /// Elements that follow each other in a step's message and in the piece.
@@ -77,33 +79,50 @@ struct Shared {
     count: u64,
 }
 
+impl Shared {
+    /// What two stretches have in common, if that is anything.
+    fn new(later: Stretch, earlier: Stretch) -> Option<Self> {
+        let from = later.offset.max(earlier.offset);
+        let to = (later.offset + later.count).min(earlier.offset + earlier.count);
+        (from < to).then(|| Self {
+            at: later.at + (from - later.offset),
+            earlier_at: earlier.at + (from - earlier.offset),
+            count: to - from,
+        })
+    }
+}
+
 /// How far a step may follow an earlier one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Follow(Vec<Shared>);
+pub struct Follow {
+    first: Shared,
+    /// Seldom any.
+    rest: Vec<Shared>,
+}
 
 impl Follow {
     /// Of two steps by their stretches. None if they share nothing.
     pub fn new(later: &[Stretch], earlier: &[Stretch]) -> Option<Self> {
+        if let ([later], [earlier]) = (later, earlier) {
+            let first = Shared::new(*later, *earlier)?;
+            return Some(Self { first, rest: Vec::new() });
+        }
         let mut shared = Vec::new();
         for later in later {
             for earlier in earlier {
-                let from = later.offset.max(earlier.offset);
-                let to = (later.offset + later.count).min(earlier.offset + earlier.count);
-                if from < to {
-                    let (at, earlier_at) =
-                        (later.at + (from - later.offset), earlier.at + (from - earlier.offset));
-                    shared.push(Shared { at, earlier_at, count: to - from });
-                }
+                shared.extend(Shared::new(*later, *earlier));
             }
         }
         shared.sort_by_key(|shared| shared.at);
-        (!shared.is_empty()).then_some(Self(shared))
+        let mut shared = shared.into_iter();
+        Some(Self { first: shared.next()?, rest: shared.collect() })
     }
 
     /// How many elements from its message's beginning on the later step may go, of `count`, when
     /// the earlier one is done with its first `done`.
     pub fn limit(&self, done: u64, count: u64) -> u64 {
-        let missing = self.0.iter().find(|shared| shared.earlier_at + shared.count > done);
+        let mut all = iter::once(&self.first).chain(&self.rest);
+        let missing = all.find(|shared| shared.earlier_at + shared.count > done);
         missing.map_or(count, |shared| shared.at + done.saturating_sub(shared.earlier_at))
     }
 }

@@ -35,7 +35,8 @@ pub mod topology;
 pub mod verify;
 
 pub use algorithms::{
-    Algorithm, Kind, Roles, Section, Spec, SpecError, generate, generate_sections,
+    Algorithm, Kind, Roles, Section, Spec, SpecError, Symmetry, generate, generate_sections,
+    symmetry,
 };
 pub use cost::{CostModel, LinkCost, Pipeline, price, price_in_pipeline};
 pub use execution::{Plan, Progress, SendQueue};
@@ -44,4 +45,4 @@ pub use rules::{Rules, RulesError};
 pub use schedule::{Action, Block, Schedule, Step, StepView, Steps};
 pub use select::{Choice, select};
 pub use topology::Topology;
-pub use verify::{Report, VerifyError, verify};
+pub use verify::{Graph, Report, VerifyError, verify};

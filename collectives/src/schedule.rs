@@ -278,6 +278,13 @@ impl Schedule {
         Self { participants, servers: 0, me, blocks: Arc::default(), steps: Steps::default() }
     }
 
+    /// Holds the same blocks as another schedule together with it, if they are the same.
+    pub fn share_blocks(&mut self, others: &Arc<[Block]>) {
+        if self.blocks == *others {
+            self.blocks = others.clone();
+        }
+    }
+
     /// Whether a participant is a server.
     pub fn is_server(&self, participant: u32) -> bool {
         participant >= self.participants - self.servers

@@ -31,7 +31,8 @@
 //! The reduction to one participant of those with a canonical order of additions
 //! ([`Algorithm::is_canonical`]) is [`aligned`]. A move from one participant to another has no
 //! choice: [`moved`], whatever the algorithm. Nobody can ask for [`late`](mod@late). What measures
-//! links is [`probe`]. What people ask for is a [`Spec`]: an algorithm with its parameters.
+//! links is [`probe`]. Which participants do the same is [`symmetry`](mod@symmetry). What people
+//! ask for is a [`Spec`]: an algorithm with its parameters.
 
 pub mod aligned;
 pub mod bine;
@@ -51,6 +52,7 @@ pub mod probe;
 pub mod recursive_doubling;
 pub mod ring;
 pub mod servers;
+pub mod symmetry;
 pub mod trees;
 
 mod about;
@@ -68,6 +70,7 @@ pub use self::{
     kind::{Kind, Roles, Section},
     name::{ALIASES, Algorithm, Parameter, Values},
     spec::{MAX_SPEC, Spec, SpecError},
+    symmetry::{Symmetry, symmetry},
 };
 
 pub(crate) use self::shape::{Cluster, Shape};

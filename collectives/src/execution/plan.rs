@@ -88,6 +88,12 @@ impl PlannedStep {
     /// The position of a range of bytes in the piece. It is that of the whole range if it is in one
     /// place, otherwise that of its beginning.
     pub fn beginning(&self, bytes: Range<u64>) -> Range<usize> {
+        if let [part] = &self.parts[..] {
+            let (from, to) = (bytes.start.max(part.at), bytes.end.min(part.at + part.bytes));
+            let start = part.start + (from - part.at);
+            let is_empty = from >= to;
+            return if is_empty { 0..0 } else { start as usize..(start + (to - from)) as usize };
+        }
         let mut place: Option<Range<usize>> = None;
         for part in self.parts(bytes) {
             let next = part.start as usize..(part.start + part.bytes) as usize;
@@ -125,8 +131,10 @@ pub struct Plan {
     pub steps: Vec<PlannedStep>,
     /// Bytes that are not separated: those of an element.
     pub element: u64,
-    /// Each message that it receives, by peer and number, with the step that receives it.
+    /// The peer and the number of each message that it receives, with the step, by both.
     receives: Vec<(u32, u32, u32)>,
+    /// Where those of each of the peers begin, and the end.
+    first_receives: Vec<usize>,
     /// The blocks in the order of the piece, the same for all participants where that is possible.
     blocks: Arc<[Block]>,
     /// Participants that this one sends to or receives from, ascending.
@@ -192,13 +200,17 @@ impl Plan {
         peers.sort_unstable();
         peers.dedup();
         receives.sort_unstable();
+        let mut first_receives = Vec::with_capacity(peers.len() + 1);
+        first_receives
+            .extend(peers.iter().map(|&peer| receives.partition_point(|&(p, ..)| p < peer)));
+        first_receives.push(receives.len());
         let mut blocks = schedule.blocks.clone();
         if !blocks.is_sorted_by_key(|block| block.offset) {
             let mut sorted = blocks.to_vec();
             sorted.sort_unstable_by_key(|block| block.offset);
             blocks = sorted.into();
         }
-        Self { steps, element, receives, blocks, peers }
+        Self { steps, element, receives, first_receives, blocks, peers }
     }
 
     /// Whether a block ends at this byte of a step's message. The sender may have it and the next
@@ -242,8 +254,11 @@ impl Plan {
 
     /// The step that receives this message of this peer, if the schedule has one.
     pub fn receiving(&self, peer: u32, message: u32) -> Option<u32> {
-        let found = self.receives.binary_search_by_key(&(peer, message), |&(p, m, _)| (p, m));
-        found.ok().map(|at| self.receives[at].2)
+        let place = self.peers.binary_search(&peer).ok()?;
+        let of_peer = &self.receives[self.first_receives[place]..self.first_receives[place + 1]];
+        // They are numbered from 0 on.
+        let &(_, number, step) = of_peer.get(message as usize)?;
+        (number == message).then_some(step)
     }
 }
 

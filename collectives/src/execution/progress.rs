@@ -14,7 +14,7 @@ pub const MIN_PAYLOAD: u64 = 4 << 10;
 
 /// A chunk of whole elements, or groups, of so many bytes each: at most `limit`, unless that would
 /// be less than a frame has at least.
-fn whole(limit: u64, element: u64) -> u64 {
+pub fn whole(limit: u64, element: u64) -> u64 {
     let most = limit - limit % element;
     if most < limit.min(MIN_PAYLOAD) { most + element } else { most }
 }
@@ -73,8 +73,11 @@ impl Progress {
         if !planned.awaits.iter().all(ended) {
             return 0;
         }
-        let limit =
-            |(earlier, follow): &(u32, Follow)| follow.limit(self.done(*earlier), planned.bytes);
+        let limit = |(earlier, follow): &(u32, Follow)| {
+            let done = self.done(*earlier);
+            let is_all = done == plan.steps[*earlier as usize].bytes;
+            if is_all { planned.bytes } else { follow.limit(done, planned.bytes) }
+        };
         planned.follows.iter().map(limit).min().unwrap_or(planned.bytes)
     }
 

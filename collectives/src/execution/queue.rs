@@ -25,6 +25,16 @@ impl SendQueue {
         self.0.push_back((sequence, step));
     }
 
+    /// Notes again a step that was taken out because it had nothing ready, at its old place: if
+    /// pieces start in the order of their numbers, and steps are noted in that of the schedule,
+    /// steps are in the order of both. For who knows which steps may have something ready, that is
+    /// the same as to leave all of them in.
+    pub fn put_back(&mut self, sequence: Sequence, step: u32) {
+        if let Err(place) = self.0.binary_search(&(sequence, step)) {
+            self.0.insert(place, (sequence, step));
+        }
+    }
+
     /// Whether nothing is left to hand out.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -84,5 +94,23 @@ mod tests {
         assert_eq!(order[..6], expected);
         assert_eq!(order[6], None);
         assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn what_is_put_back_has_its_old_place() {
+        let mut queue = SendQueue::default();
+        let steps = [(1, 0), (1, 3), (2, 0)].map(|(sequence, step)| (Sequence(sequence), step));
+        steps.iter().for_each(|&(sequence, step)| queue.push(sequence, step));
+        let nothing = |_, _| HandedOut { chunk: None, is_all: true };
+        assert!(queue.next_chunk(nothing).is_none() && queue.is_empty());
+        for at in [2, 0, 1, 1] {
+            queue.put_back(steps[at].0, steps[at].1);
+        }
+        let mut order = Vec::new();
+        let _ = queue.next_chunk(|sequence, step| {
+            order.push((sequence, step));
+            HandedOut { chunk: None, is_all: true }
+        });
+        assert_eq!(order, steps);
     }
 }

@@ -1,0 +1,222 @@
+//! Participants that do the same: one of each class stands for all of them.
+//!
+//! Participants have places in an order, and a place has *digits*, as a number has. If all of a
+//! class add the same to some of the digits of everybody's place, without a carry, each finds
+//! itself where another one was, with the schedule of that one: with the same steps on blocks of
+//! the same size, and peers that are as far away. So the schedule of the one whose such digits are
+//! all 0 is enough. A ring has one digit; RAT's members take turns in the same way in each rack.
+//!
+//! What a network makes of it is another question: whether links are as alike as participants.
+//! Whoever collapses a run has to check that ([`Symmetry::generators`]).
+
+use super::{Algorithm, Kind, Spec, circulant::Circle, tiers::Tiers};
+use crate::{
+    schedule::{Schedule, StepView},
+    topology::Topology,
+};
+
+/// A digit of a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Digit {
+    size: u32,
+    /// Whether participants that differ in it only are alike.
+    is_free: bool,
+}
+
+/// Which participants do the same.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Symmetry {
+    /// The participant at each place.
+    order: Vec<u32>,
+    /// The place of each participant.
+    place: Vec<u32>,
+    /// From the one that changes the fastest.
+    digits: Vec<Digit>,
+}
+
+impl Symmetry {
+    fn new(order: Vec<u32>, digits: &[(u32, bool)]) -> Self {
+        let mut place = vec![0; order.len()];
+        for (at, &participant) in (0..).zip(&order) {
+            place[participant as usize] = at;
+        }
+        let digits = digits.iter().map(|&(size, is_free)| Digit { size, is_free }).collect();
+        Self { order, place, digits }
+    }
+
+    /// Adds or subtracts the free digits of places, and leaves the others.
+    fn moved(&self, participant: u32, by: u32, add: impl Fn(u32, u32, u32) -> u32) -> u32 {
+        let (mut from, mut by) = (self.place[participant as usize], self.place[by as usize]);
+        let (mut place, mut unit) = (0, 1);
+        for &Digit { size, is_free } in &self.digits {
+            let digit = from % size;
+            place += unit * if is_free { add(digit, by % size, size) } else { digit };
+            (from, by, unit) = (from / size, by / size, unit * size);
+        }
+        self.order[place as usize]
+    }
+
+    /// How many participants each class has.
+    pub fn class_size(&self) -> u32 {
+        self.digits.iter().filter(|digit| digit.is_free).map(|digit| digit.size).product()
+    }
+
+    /// One participant of each class, ascending by place.
+    pub fn representatives(&self) -> Vec<u32> {
+        self.order.iter().copied().filter(|&one| self.representative(one) == one).collect()
+    }
+
+    /// Who stands for a participant.
+    pub fn representative(&self, participant: u32) -> u32 {
+        self.seen_from(participant, participant)
+    }
+
+    /// Who is to the representative of `me` what `participant` is to `me`.
+    pub fn seen_from(&self, me: u32, participant: u32) -> u32 {
+        self.moved(participant, me, |digit, by, size| (digit + size - by) % size)
+    }
+
+    /// The other way round: who is to `me` what `participant` is to the representative of `me`.
+    pub fn seen_by(&self, me: u32, participant: u32) -> u32 {
+        self.moved(participant, me, |digit, by, size| (digit + by) % size)
+    }
+
+    /// For each free digit, the participant that everybody becomes when 1 is added to it. If a
+    /// network is the same after each of these exchanges, so it is after all of them.
+    pub fn generators(&self) -> Vec<Vec<u32>> {
+        let mut unit = 1;
+        let mut all = Vec::new();
+        for &Digit { size, is_free } in &self.digits {
+            if is_free && size > 1 {
+                let by = self.order[unit as usize];
+                all.push((0..self.order.len() as u32).map(|one| self.seen_by(by, one)).collect());
+            }
+            unit *= size;
+        }
+        all
+    }
+
+    /// Whether it holds for a piece, of which `schedule` is that of any participant: blocks are
+    /// alike, everybody has as many of them, and none of the chunks of at most `chunk` elements
+    /// has parts of several blocks. A message that goes around the end of the piece is cut there.
+    pub fn holds(&self, schedule: &Schedule, chunk: u64) -> bool {
+        let blocks = &schedule.blocks;
+        let count = blocks.first().map_or(0, |block| block.count);
+        let is_even = blocks.iter().all(|block| block.count == count);
+        let is_one = |step: StepView<'_>| step.blocks().nth(1).is_none();
+        let mut messages = schedule.steps.iter().filter(|step| step.action.sends_to().is_some());
+        is_even
+            && blocks.len().is_multiple_of(self.order.len())
+            && (count.is_multiple_of(chunk.max(1)) || messages.all(is_one))
+    }
+}
+
+/// Which participants do the same by a spec, the largest classes first; none if that is not known
+/// of any. It depends on the piece whether that [holds](Symmetry::holds). Also, to reduce what the
+/// ranks of a node contribute must take no time: in which order that is done differs.
+pub fn symmetry(kind: Kind, spec: &Spec, topology: &Topology) -> Vec<Symmetry> {
+    let nodes = topology.participants();
+    if kind != Kind::Allreduce || nodes < 2 || topology.has_shares() {
+        return Vec::new();
+    }
+    let tiers = Tiers::new(topology);
+    let sizes = tiers.regular();
+    // Of a tier that is not regular nothing is known.
+    let several = (1..=tiers.top()).filter(|&level| tiers.most(level) > 1).count();
+    let is_regular = sizes.len() == several;
+    let order = || topology.order();
+    let around = || Symmetry::new(order(), &[(nodes, true)]);
+    // By whole groups of the outermost tier.
+    let outermost = || {
+        let groups = tiers.count(tiers.top() - 1);
+        let is_even = nodes.is_multiple_of(groups) && groups > 1 && groups < nodes;
+        let digits = [(nodes / groups, false), (groups, true)];
+        is_even.then(|| Symmetry::new(order(), &digits))
+    };
+    let all_digits = || {
+        let digits: Vec<_> = sizes.iter().map(|&size| (size, true)).collect();
+        is_regular.then(|| Symmetry::new(order(), &digits))
+    };
+    // Members of a rack are alike. Racks are not: of the blocks that racks send each other at one
+    // time, the first is that of the first rack.
+    let in_racks = || match sizes[..] {
+        [members, racks] if is_regular => {
+            Some(Symmetry::new(order(), &[(members, true), (racks, false)]))
+        }
+        _ => None,
+    };
+    match spec.algorithm() {
+        Algorithm::Ring => [around()].into_iter().chain(outermost()).collect(),
+        Algorithm::Circulant => {
+            let circle = Circle::over_racks(topology, spec.number("radix"));
+            vec![Symmetry::new(circle.order, &[(nodes, true)])]
+        }
+        Algorithm::Bcube => [around()].into_iter().chain(outermost()).collect(),
+        Algorithm::Direct | Algorithm::Servers => {
+            [around()].into_iter().chain(all_digits()).collect()
+        }
+        Algorithm::Hierarchical if sizes.len() <= 1 && is_regular => vec![around()],
+        Algorithm::Hierarchical => in_racks().into_iter().collect(),
+        _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        algorithms::generate,
+        schedule::{Action, Schedule},
+    };
+
+    /// What a schedule does, in no particular order: with whom, seen from the one that stands for
+    /// it, which message, and how much.
+    fn seen(schedule: &Schedule, symmetry: &Symmetry) -> Vec<(Action, u64, usize)> {
+        let from = |peer: u32| symmetry.seen_from(schedule.me, peer);
+        let action = |action: Action| match action {
+            Action::Send { peer, message } => Action::Send { peer: from(peer), message },
+            Action::RecvCopy { peer, message } => Action::RecvCopy { peer: from(peer), message },
+            // The order of operands depends on numbers.
+            Action::RecvReduce { peer, message, .. } => {
+                Action::RecvReduce { peer: from(peer), message, theirs_first: false }
+            }
+            other => other,
+        };
+        let steps = schedule.steps.iter();
+        let mut all: Vec<_> = steps
+            .map(|step| (action(step.action), schedule.elements(step), step.after.len()))
+            .collect();
+        all.sort_unstable();
+        all
+    }
+
+    #[test]
+    fn all_of_a_class_do_the_same() {
+        for (nodes, size) in [(2, 2), (5, 5), (12, 12), (12, 4), (16, 2), (16, 8), (30, 5), (64, 8)]
+        {
+            let topology = Topology::from_racks((0..nodes).map(|node| node / size).collect());
+            for &algorithm in Algorithm::ALL {
+                let spec = Spec::usual(algorithm);
+                for symmetry in symmetry(Kind::Allreduce, &spec, &topology) {
+                    let count = 512 * u64::from(nodes);
+                    let of = |me| generate(Kind::Allreduce, spec, &topology, me, count);
+                    assert!(symmetry.holds(&of(0), 64), "{spec}");
+                    assert!(
+                        !symmetry.holds(&generate(Kind::Allreduce, spec, &topology, 0, 65), 64)
+                    );
+                    let stand: Vec<u32> = symmetry.representatives();
+                    assert_eq!(stand.len() as u32 * symmetry.class_size(), nodes, "{spec}");
+                    for me in 0..nodes {
+                        let other = symmetry.representative(me);
+                        assert!(stand.contains(&other));
+                        assert_eq!(seen(&of(me), &symmetry), seen(&of(other), &symmetry), "{spec}");
+                        for peer in 0..nodes {
+                            let there = symmetry.seen_from(me, peer);
+                            assert_eq!(symmetry.seen_by(me, there), peer);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
