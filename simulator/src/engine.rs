@@ -1,173 +1,45 @@
 //! Runs operations on a network: events in the order of time.
 
 mod faults;
+mod finish;
+mod state;
 mod tcp;
 mod transfer;
 
 use std::{
-    cmp::{Ordering, Reverse},
+    cmp::Reverse,
     collections::{BTreeMap, BinaryHeap, HashMap},
     sync::Arc,
 };
 
 use gradwire_collectives::{
-    Topology,
-    execution::{Chunk, Progress, Work},
+    Block, Topology,
+    execution::{Progress, Work},
     generate, generate_sections, layout,
 };
 use gradwire_proto::Sequence;
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
+use self::state::{About, At, Event, HostState, Ordered, Todo};
+pub use crate::setup::Setup;
 use crate::{
-    config::{Processor, Tcp, Transport},
-    fair::FlowId,
-    fault::Fault,
+    collapse::Collapse,
     flows::{Flows, Transfer},
     job::{Content, Director, Operation, Order},
-    lane::{Frame, Lane, Planned, Running},
-    network::{Links, Network},
+    lane::{Frame, Lane, Planned, Plans, Running},
+    network::Links,
     path::Record,
-    report::{Done, Outcome, Usage},
+    report::{Outcome, Usage},
 };
-
-/// What is simulated, and how.
-#[derive(Debug, Clone)]
-pub struct Setup {
-    /// The hosts and links.
-    pub network: Network,
-    /// How daemons move bytes.
-    pub transport: Transport,
-    /// What their processors take.
-    pub processor: Processor,
-    /// What TCP does besides.
-    pub tcp: Option<Tcp>,
-    /// What goes wrong.
-    pub faults: Vec<Fault>,
-    /// For everything that chance decides.
-    pub seed: u64,
-    /// The most simulated seconds.
-    pub limit: f64,
-    /// Whether the use of links over time and the critical path are recorded.
-    pub details: bool,
-}
-
-impl Setup {
-    /// A network on which only the links are a limit.
-    pub fn new(network: Network) -> Self {
-        Self {
-            network,
-            transport: Transport::default(),
-            processor: Processor::default(),
-            tcp: None,
-            faults: Vec::new(),
-            seed: 0,
-            limit: 3600.0,
-            details: false,
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Event {
-    Start(u64),
-    Arrive {
-        from: u32,
-        to: u32,
-        lane: u32,
-        transfer: Transfer,
-    },
-    Reduced {
-        lane: usize,
-        sequence: u64,
-        chunk: Chunk,
-    },
-    Published {
-        host: u32,
-        lane: usize,
-        sequence: u64,
-    },
-    Begin(usize),
-    End(usize),
-    Redraw(usize),
-    /// TCP sends again.
-    Again(FlowId),
-    /// TCP's window has grown.
-    Grow(FlowId),
-    Wake,
-}
-
-#[derive(Debug)]
-struct At(f64, u64, Event);
-
-impl PartialEq for At {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for At {}
-
-impl PartialOrd for At {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for At {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.0.total_cmp(&other.0).then(self.1.cmp(&other.1))
-    }
-}
-
-/// Something that may go on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Todo {
-    Link(usize, u32),
-    Held(usize),
-    Reduce(usize),
-}
-
-/// What is known of a connection besides its chunks.
-#[derive(Debug)]
-struct About {
-    from: u32,
-    to: u32,
-    lane: u32,
-    latency: f64,
-    /// Without faults and TCP.
-    cap: f64,
-    /// TCP's window as a rate.
-    window: f64,
-    /// When it has sent last.
-    used: f64,
-    retries: u32,
-    /// The number of the pair of hosts.
-    pair: usize,
-}
-
-#[derive(Debug, Clone, Copy, Default)]
-struct HostState {
-    is_paused: bool,
-    has_left: bool,
-    line: f64,
-    slowness: f64,
-}
-
-/// An operation that was ordered.
-#[derive(Debug)]
-struct Ordered {
-    operation: Arc<Operation>,
-    plans: Arc<Vec<Arc<Planned>>>,
-    at: f64,
-    done: Vec<(u32, f64)>,
-}
 
 /// A run.
 #[derive(Debug)]
 pub(crate) struct Engine<'a, D> {
     setup: &'a Setup,
     director: &'a mut D,
+    /// Which hosts stand for all, if some do.
+    collapse: Option<Collapse>,
     links: Links,
     flows: Flows,
     about: Vec<About>,
@@ -182,7 +54,7 @@ pub(crate) struct Engine<'a, D> {
     count: u64,
     now: f64,
     todo: Vec<Todo>,
-    plans: HashMap<Operation, Arc<Vec<Arc<Planned>>>>,
+    plans: HashMap<Operation, Arc<Plans>>,
     ordered: BTreeMap<u64, Ordered>,
     unfinished: u64,
     random: Xoshiro256PlusPlus,
@@ -195,25 +67,38 @@ pub fn run(setup: &Setup, director: &mut impl Director) -> Outcome {
     Engine::new(setup, director).run()
 }
 
+/// The plan of a participant of an operation, with the blocks of those before it. `topology` is
+/// that of the participants.
+fn plan_of(
+    operation: &Operation,
+    topology: &Topology,
+    me: u32,
+    blocks: &mut Arc<[Block]>,
+) -> Planned {
+    let mut schedule = match &operation.content {
+        Content::Kind(kind, count) => generate(*kind, operation.spec, topology, me, *count),
+        Content::Sections(sections) => {
+            layout::compacted(generate_sections(sections, operation.spec, topology, me))
+        }
+    };
+    schedule.share_blocks(blocks);
+    *blocks = schedule.blocks.clone();
+    Planned::new(&schedule, operation.element)
+}
+
 /// The plans of all participants of an operation.
 pub(crate) fn plans_of(operation: &Operation, topology: &Topology) -> Vec<Arc<Planned>> {
     let topology = topology.part(operation.hosts.iter().copied());
-    let plan = |me: u32| {
-        let schedule = match &operation.content {
-            Content::Kind(kind, count) => generate(*kind, operation.spec, &topology, me, *count),
-            Content::Sections(sections) => {
-                layout::compacted(generate_sections(sections, operation.spec, &topology, me))
-            }
-        };
-        Arc::new(Planned::new(&schedule, operation.element))
-    };
-    (0..topology.participants()).map(plan).collect()
+    let mut blocks = Arc::default();
+    let mut plan = |me| Arc::new(plan_of(operation, &topology, me, &mut blocks));
+    (0..topology.participants()).map(&mut plan).collect()
 }
 
 impl<'a, D: Director> Engine<'a, D> {
     fn new(setup: &'a Setup, director: &'a mut D) -> Self {
         let mut flows = Flows::default();
         let links = setup.network.add_to(&mut flows.fair);
+        let collapse = Collapse::new(setup, &director.operations(), &links);
         let hosts = setup.network.hosts.len();
         let mut lanes = Vec::new();
         for host in &setup.network.hosts {
@@ -234,6 +119,7 @@ impl<'a, D: Director> Engine<'a, D> {
         let mut engine = Self {
             setup,
             director,
+            collapse,
             links,
             flows,
             about: Vec::new(),
@@ -302,65 +188,9 @@ impl<'a, D: Director> Engine<'a, D> {
         self.finish()
     }
 
-    fn finish(self) -> Outcome {
-        let mut outcome = self.outcome;
-        let senders = self.senders.iter().map(|&(_, most)| most).collect();
-        let finished = |(&sequence, ordered): (&u64, &Ordered)| {
-            let is_done = ordered.done.len() == ordered.operation.hosts.len();
-            let Ordered { at, ref done, .. } = *ordered;
-            is_done.then(|| Done { sequence, ordered: at, nodes: done.clone() })
-        };
-        outcome.done = self.ordered.iter().filter_map(finished).collect();
-        outcome.seconds = outcome.done.iter().map(Done::end).fold(0.0, f64::max);
-        outcome.senders = senders;
-        outcome.usage = self.flows.usage;
-        if let Some(record) = self.record {
-            let last = outcome.done.iter().max_by(|a, b| a.end().total_cmp(&b.end()));
-            let path = last.and_then(|done| {
-                let ordered = self.ordered.get(&done.sequence)?;
-                Some(record.path(done, &ordered.operation.hosts, &ordered.plans))
-            });
-            outcome.critical_path = path.unwrap_or_default();
-        }
-        outcome
-    }
-
-    /// Says who waits for whom.
-    fn stands_still(&mut self, next: f64) {
-        let name = |host: u32| &self.setup.network.hosts[host as usize].name;
-        let mut waits: Vec<String> = Vec::new();
-        for ordered in self.ordered.values() {
-            let missing = ordered.operation.hosts.iter();
-            let done = |host: &u32| ordered.done.iter().any(|(one, _)| one == host);
-            waits.extend(missing.filter(|host| !done(host)).map(|&host| name(host).clone()));
-        }
-        waits.sort_unstable();
-        waits.dedup();
-        let stuck = self
-            .about
-            .iter()
-            .zip(0..)
-            .filter(|&(_, id)| !self.flows.is_empty(id))
-            .map(|(about, _)| format!("{} to {}", name(about.from), name(about.to)));
-        let stuck: Vec<String> = stuck.take(3).collect();
-        let what = if next.is_infinite() { "nothing moves any more" } else { "it is not done" };
-        let stuck =
-            if stuck.is_empty() { String::new() } else { format!(": {}", stuck.join(", ")) };
-        self.outcome.standstill = Some(format!(
-            "{what} after {:.3} s{stuck}; {} of {} hosts wait",
-            if next.is_infinite() { self.now } else { self.setup.limit },
-            waits.len(),
-            self.setup.network.hosts.len(),
-        ));
-    }
-
     fn orders(&mut self) {
         for Order { sequence, operation, at } in self.director.orders(self.now) {
-            let plans = self
-                .plans
-                .entry((*operation).clone())
-                .or_insert_with(|| Arc::new(plans_of(&operation, &self.setup.network.topology)));
-            let plans = plans.clone();
+            let plans = self.plans(&operation);
             self.unfinished += 1;
             self.ordered.insert(sequence, Ordered { operation, plans, at, done: Vec::new() });
             self.at(at.max(self.now), Event::Start(sequence));
@@ -368,6 +198,25 @@ impl<'a, D: Director> Engine<'a, D> {
         if let Some(wake) = self.director.wake() {
             self.at(wake.max(self.now), Event::Wake);
         }
+    }
+
+    /// The plans of an operation, each made from a schedule that nobody keeps; only those of hosts
+    /// that stand for all, if some do.
+    fn plans(&mut self, operation: &Operation) -> Arc<Plans> {
+        if let Some(plans) = self.plans.get(operation) {
+            return plans.clone();
+        }
+        let topology = self.setup.network.topology.part(operation.hosts.iter().copied());
+        let mut plans = Plans::new(topology.participants());
+        let mut blocks = Arc::default();
+        let mut add = |me| plans.set(me, plan_of(operation, &topology, me, &mut blocks));
+        match &self.collapse {
+            Some(collapse) => collapse.hosts().iter().copied().for_each(&mut add),
+            None => (0..topology.participants()).for_each(&mut add),
+        }
+        let plans = Arc::new(plans);
+        self.plans.insert(operation.clone(), plans.clone());
+        plans
     }
 
     fn handle(&mut self, event: Event) {
@@ -417,9 +266,9 @@ impl<'a, D: Director> Engine<'a, D> {
         let ordered = &self.ordered[&sequence];
         let (operation, plans) = (ordered.operation.clone(), ordered.plans.clone());
         let number = (sequence % u64::from(self.setup.transport.lanes)) as u32;
-        for (me, &host) in operation.hosts.iter().enumerate() {
+        for (me, &host) in (0..).zip(&*operation.hosts) {
+            let Some(planned) = plans.of(me).cloned() else { continue };
             let lane = self.lane(host, number);
-            let planned = plans[me].clone();
             if operation.hosts.len() == 1 || planned.plan.steps.is_empty() {
                 self.publish(lane, sequence, operation.bytes());
                 continue;
@@ -454,7 +303,7 @@ impl<'a, D: Director> Engine<'a, D> {
             for todo in std::mem::take(&mut self.todo) {
                 match todo {
                     Todo::Link(lane, peer) => self.send(lane, peer),
-                    Todo::Held(lane) => self.take_held(lane),
+                    Todo::Held(lane, sequence, step) => self.take_held(lane, sequence, step),
                     Todo::Reduce(lane) => self.reduce(lane),
                 }
             }
@@ -465,7 +314,8 @@ impl<'a, D: Director> Engine<'a, D> {
     fn advance(&mut self, lane: usize, sequence: u64, step: u32, offset: u64, bytes: u64) {
         let host = self.host(lane);
         let now = self.now;
-        let Some(running) = self.lanes[lane].pieces.get_mut(&sequence) else { return };
+        let one = &mut self.lanes[lane];
+        let Some(running) = one.pieces.get_mut(&sequence) else { return };
         let planned = running.planned.clone();
         running.progress.advance(&planned.plan, step, offset..offset + bytes);
         if let Some(record) = &mut self.record {
@@ -473,8 +323,15 @@ impl<'a, D: Director> Engine<'a, D> {
         }
         for &later in planned.waiting(step) {
             let todo = match planned.plan.steps[later as usize].work {
-                Work::Send { peer, .. } => Todo::Link(lane, running.hosts[peer as usize]),
-                Work::Combine { .. } | Work::Copy => Todo::Held(lane),
+                Work::Send { peer, .. } => {
+                    let peer = running.hosts[peer as usize];
+                    if let Some(link) = one.links.get_mut(&peer) {
+                        link.queue.put_back(Sequence(sequence), later);
+                    }
+                    Todo::Link(lane, peer)
+                }
+                Work::Combine { .. } | Work::Copy if one.held.is_empty() => continue,
+                Work::Combine { .. } | Work::Copy => Todo::Held(lane, sequence, later),
                 Work::Reduce { .. } => Todo::Reduce(lane),
                 Work::Publish => continue,
             };
@@ -525,9 +382,12 @@ impl<'a, D: Director> Engine<'a, D> {
     }
 
     fn published(&mut self, host: u32, sequence: u64) {
-        self.director.done(host, sequence, self.now);
         let Some(ordered) = self.ordered.get_mut(&sequence) else { return };
-        ordered.done.push((host, self.now));
+        let alike = self.collapse.as_ref().map(|collapse| collapse.class(host));
+        for host in alike.unwrap_or_else(|| vec![host]) {
+            self.director.done(host, sequence, self.now);
+            ordered.done.push((host, self.now));
+        }
         if ordered.done.len() == ordered.operation.hosts.len() {
             self.unfinished -= 1;
         }

@@ -2,8 +2,10 @@
 //!
 //! All flows grow at one rate until a resource is full; its flows keep their rate, and the others
 //! grow on. A flow uses each of its resources with a weight: what it takes of it for one byte.
-//! When something changes, only the flows are computed again that share a resource with it, or
-//! share one with those, and so on.
+//! When something changes, as few flows as possible are computed again. Rates are fair if each flow
+//! has its cap, or a *bottleneck*: a resource that is full, and on which no other flow is faster.
+//! So first only the flows that have changed are computed, with what the others leave. Those for
+//! which that is no longer true are computed with them, until it is true for all.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -15,6 +17,12 @@ pub type FlowId = u32;
 
 /// Levels that differ by less are one: flows that are alike end together.
 const SAME: f64 = 1e-9;
+
+/// A rate that would change by less, as rounding changes it, stays.
+const ROUNDING: f64 = 1e-12;
+
+/// After so many attempts with a few flows, all that are connected are computed at once.
+const ATTEMPTS: usize = 12;
 
 /// A resource of a flow, and what the flow takes of it for one byte.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,6 +46,8 @@ struct Resource {
     /// The active flows, and which of their places this is.
     flows: Vec<(FlowId, u32)>,
     is_touched: bool,
+    /// The fastest rate, if it is full; infinite if it is not.
+    full_at: f64,
     /// Scratch of one computation.
     seen: u64,
     left: f64,
@@ -59,8 +69,18 @@ struct Flow {
     cap: f64,
     rate: f64,
     is_active: bool,
+    /// Scratch of one computation: whether the flow is in it, its rate, and what limits that.
     seen: u64,
     is_settled: bool,
+    next: f64,
+    limit: Option<ResourceId>,
+}
+
+impl Flow {
+    /// The rate, as far as a computation has come.
+    fn rate_in(&self, round: u64) -> f64 {
+        if self.seen == round { self.next } else { self.rate }
+    }
 }
 
 /// A heap's entry: a resource, or a flow with a cap.
@@ -76,6 +96,8 @@ pub struct Fair {
     resources: Vec<Resource>,
     flows: Vec<Flow>,
     touched: Vec<ResourceId>,
+    /// Flows that have started, or have another cap or weight.
+    changed: Vec<FlowId>,
     round: u64,
     component: (Vec<FlowId>, Vec<ResourceId>),
     heap: BinaryHeap<Reverse<(u64, Limit)>>,
@@ -89,7 +111,8 @@ fn key(level: f64) -> u64 {
 impl Fair {
     /// Adds a resource.
     pub fn add_resource(&mut self, capacity: f64) -> ResourceId {
-        self.resources.push(Resource { capacity, ..Resource::default() });
+        let full_at = if capacity > 0.0 { f64::INFINITY } else { 0.0 };
+        self.resources.push(Resource { capacity, full_at, ..Resource::default() });
         self.resources.len() as u32 - 1
     }
 
@@ -97,8 +120,16 @@ impl Fair {
     /// the sum of the weights.
     pub fn add_flow(&mut self, uses: &[Use], cap: f64) -> FlowId {
         let places = uses.iter().map(|&used| Place { used, at: 0 }).collect();
-        let (rate, is_active, seen, is_settled) = (0.0, false, 0, false);
-        self.flows.push(Flow { places, cap, rate, is_active, seen, is_settled });
+        self.flows.push(Flow {
+            places,
+            cap,
+            rate: 0.0,
+            is_active: false,
+            seen: 0,
+            is_settled: false,
+            next: 0.0,
+            limit: None,
+        });
         self.flows.len() as u32 - 1
     }
 
@@ -159,6 +190,7 @@ impl Fair {
         if one.cap != cap {
             one.cap = cap;
             if one.is_active {
+                self.changed.push(flow);
                 self.touch_all(flow);
             }
         }
@@ -172,6 +204,7 @@ impl Fair {
             used.weight = weight;
             let resource = used.resource;
             if one.is_active {
+                self.changed.push(flow);
                 self.touch(resource);
             }
         }
@@ -181,6 +214,7 @@ impl Fair {
     pub fn start(&mut self, flow: FlowId) {
         debug_assert!(!self.flows[flow as usize].is_active);
         self.flows[flow as usize].is_active = true;
+        self.changed.push(flow);
         for place in 0..self.flows[flow as usize].places.len() {
             let resource = self.flows[flow as usize].places[place].used.resource;
             let flows = &mut self.resources[resource as usize].flows;
@@ -214,18 +248,81 @@ impl Fair {
     /// Computes the rates again that may have changed. Calls `changed(flow, before, now)` for each
     /// that has.
     pub fn compute(&mut self, mut changed: impl FnMut(FlowId, f64, f64)) {
-        self.collect();
+        self.begin();
+        for attempt in 1.. {
+            self.solve();
+            if !self.extend() {
+                break;
+            }
+            if attempt == ATTEMPTS {
+                self.connect();
+            }
+        }
+        for &id in &self.component.0 {
+            let flow = &mut self.flows[id as usize];
+            if (flow.next - flow.rate).abs() > ROUNDING * flow.rate {
+                changed(id, flow.rate, flow.next);
+                flow.rate = flow.next;
+            }
+        }
+    }
+
+    /// What has changed.
+    fn begin(&mut self) {
+        self.round += 1;
+        self.component.0.clear();
+        self.component.1.clear();
+        while let Some(id) = self.touched.pop() {
+            self.resources[id as usize].is_touched = false;
+            self.add_resource_to_component(id);
+        }
+        while let Some(id) = self.changed.pop() {
+            if self.flows[id as usize].is_active {
+                self.add_flow_to_component(id);
+            }
+        }
+    }
+
+    fn add_resource_to_component(&mut self, id: ResourceId) {
+        let seen = &mut self.resources[id as usize].seen;
+        if std::mem::replace(seen, self.round) != self.round {
+            self.component.1.push(id);
+        }
+    }
+
+    fn add_flow_to_component(&mut self, id: FlowId) {
+        let flow = &mut self.flows[id as usize];
+        if std::mem::replace(&mut flow.seen, self.round) == self.round {
+            return;
+        }
+        flow.next = flow.rate;
+        self.component.0.push(id);
+        for place in 0..self.flows[id as usize].places.len() {
+            let resource = self.flows[id as usize].places[place].used.resource;
+            self.add_resource_to_component(resource);
+        }
+    }
+
+    /// Computes the rates of the component with what all others leave.
+    fn solve(&mut self) {
         self.heap.clear();
-        let Self { resources, flows, component, heap, .. } = self;
+        let Self { resources, flows, component, heap, round, .. } = self;
         for &id in &component.1 {
             let one = &mut resources[id as usize];
-            one.left = one.capacity;
-            one.growing = one.flows.len() as u32;
-            let weight = |&(flow, place): &(FlowId, u32)| {
-                flows[flow as usize].places[place as usize].used.weight
-            };
-            one.weights = one.flows.iter().map(weight).sum();
-            heap.push(Reverse((key(one.level()), Limit::Resource(id))));
+            (one.left, one.weights, one.growing) = (one.capacity, 0.0, 0);
+            for &(flow, place) in &one.flows {
+                let flow = &flows[flow as usize];
+                let weight = flow.places[place as usize].used.weight;
+                if flow.seen == *round {
+                    one.weights += weight;
+                    one.growing += 1;
+                } else {
+                    one.left -= weight * flow.rate;
+                }
+            }
+            if one.growing > 0 {
+                heap.push(Reverse((key(one.level()), Limit::Resource(id))));
+            }
         }
         for &id in &component.0 {
             let flow = &mut flows[id as usize];
@@ -234,7 +331,7 @@ impl Fair {
                 heap.push(Reverse((key(flow.cap), Limit::Flow(id))));
             }
         }
-        let mut settle = |resources: &mut Vec<Resource>, flow: &mut Flow, id: FlowId, rate: f64| {
+        let settle = |resources: &mut Vec<Resource>, flow: &mut Flow, rate: f64, limit| {
             flow.is_settled = true;
             for Place { used, .. } in &flow.places {
                 let one = &mut resources[used.resource as usize];
@@ -242,10 +339,8 @@ impl Fair {
                 one.weights -= used.weight;
                 one.growing -= 1;
             }
-            if flow.rate != rate {
-                changed(id, flow.rate, rate);
-                flow.rate = rate;
-            }
+            flow.next = rate;
+            flow.limit = limit;
         };
         while let Some(Reverse((at, limit))) = heap.pop() {
             match limit {
@@ -253,7 +348,7 @@ impl Fair {
                     let flow = &mut flows[id as usize];
                     let cap = flow.cap;
                     if !flow.is_settled {
-                        settle(resources, flow, id, cap);
+                        settle(resources, flow, cap, None);
                     }
                 }
                 Limit::Resource(id) => {
@@ -267,11 +362,11 @@ impl Fair {
                         continue;
                     }
                     for place in 0..resources[id as usize].flows.len() {
-                        let (id, _) = resources[id as usize].flows[place];
-                        let flow = &mut flows[id as usize];
-                        if !flow.is_settled {
+                        let (flow, _) = resources[id as usize].flows[place];
+                        let flow = &mut flows[flow as usize];
+                        if flow.seen == *round && !flow.is_settled {
                             let rate = level.min(flow.cap);
-                            settle(resources, flow, id, rate);
+                            settle(resources, flow, rate, Some(id));
                         }
                     }
                 }
@@ -279,34 +374,83 @@ impl Fair {
         }
     }
 
-    /// All flows and resources that are connected with what was touched.
-    fn collect(&mut self) {
-        self.round += 1;
-        let Self { resources, flows, touched, round, component, .. } = self;
-        component.0.clear();
-        component.1.clear();
-        for id in touched.drain(..) {
-            resources[id as usize].is_touched = false;
-            if std::mem::replace(&mut resources[id as usize].seen, *round) != *round {
-                component.1.push(id);
+    /// Adds the flows to the component that have neither their cap nor a bottleneck any more.
+    /// Returns whether there are any.
+    fn extend(&mut self) -> bool {
+        let (flows_before, resources_before) = (self.component.0.len(), self.component.1.len());
+        for at in 0..resources_before {
+            let id = self.component.1[at];
+            let (used, fastest) = self.use_of(id);
+            let one = &mut self.resources[id as usize];
+            let is_full = used >= one.capacity * (1.0 - SAME);
+            let full_at = if is_full { fastest } else { f64::INFINITY };
+            let before = std::mem::replace(&mut one.full_at, full_at);
+            let is_too_full = used > one.capacity * (1.0 + SAME);
+            // What is not full leaves its flows without a bottleneck, and what is full at a lower
+            // rate is none for the faster ones.
+            one.is_touched = is_too_full
+                || (full_at - before).abs() > SAME * before
+                || full_at.is_infinite() != before.is_infinite();
+        }
+        for at in 0..resources_before {
+            let id = self.component.1[at] as usize;
+            if !std::mem::take(&mut self.resources[id].is_touched) {
+                continue;
+            }
+            let capacity = self.resources[id].capacity * (1.0 + SAME);
+            let is_too_full = self.use_of(id as u32).0 > capacity;
+            for place in 0..self.resources[id].flows.len() {
+                let (flow, _) = self.resources[id].flows[place];
+                let is_other = self.flows[flow as usize].seen != self.round;
+                if is_other && (is_too_full || !self.is_limited(flow)) {
+                    self.add_flow_to_component(flow);
+                }
             }
         }
+        // A limit that faster flows of others fill is none.
+        for at in 0..flows_before {
+            let id = self.component.0[at];
+            let Some(limit) = self.flows[id as usize].limit.filter(|_| !self.is_limited(id)) else {
+                continue;
+            };
+            let rate = self.flows[id as usize].next * (1.0 + SAME);
+            for place in 0..self.resources[limit as usize].flows.len() {
+                let (flow, _) = self.resources[limit as usize].flows[place];
+                let other = &self.flows[flow as usize];
+                if other.seen != self.round && other.rate > rate {
+                    self.add_flow_to_component(flow);
+                }
+            }
+        }
+        self.component.0.len() > flows_before
+    }
+
+    /// How much of a resource is in use, and the fastest rate of its flows.
+    fn use_of(&self, id: ResourceId) -> (f64, f64) {
+        let flows = self.resources[id as usize].flows.iter();
+        flows.fold((0.0, 0.0), |(used, fastest), &(flow, place)| {
+            let flow = &self.flows[flow as usize];
+            let rate = flow.rate_in(self.round);
+            (used + rate * flow.places[place as usize].used.weight, rate.max(fastest))
+        })
+    }
+
+    /// Whether a flow has its cap, or a bottleneck.
+    fn is_limited(&self, id: FlowId) -> bool {
+        let flow = &self.flows[id as usize];
+        let full_at = |place: &Place| self.resources[place.used.resource as usize].full_at;
+        let least = flow.places.iter().map(full_at).fold(flow.cap, f64::min);
+        flow.rate_in(self.round) >= least * (1.0 - SAME)
+    }
+
+    /// Adds all flows and resources that are connected with the component.
+    fn connect(&mut self) {
         let mut next = 0;
-        while let Some(&id) = component.1.get(next) {
+        while let Some(&id) = self.component.1.get(next) {
             next += 1;
-            for at in 0..resources[id as usize].flows.len() {
-                let (flow, _) = resources[id as usize].flows[at];
-                let one = &mut flows[flow as usize];
-                if std::mem::replace(&mut one.seen, *round) == *round {
-                    continue;
-                }
-                component.0.push(flow);
-                for Place { used, .. } in &one.places {
-                    let resource = &mut resources[used.resource as usize];
-                    if std::mem::replace(&mut resource.seen, *round) != *round {
-                        component.1.push(used.resource);
-                    }
-                }
+            for at in 0..self.resources[id as usize].flows.len() {
+                let (flow, _) = self.resources[id as usize].flows[at];
+                self.add_flow_to_component(flow);
             }
         }
     }

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 
 use crate::{
+    earliest::Earliest,
     fair::{Fair, FlowId, Use},
     report::Usage,
 };
@@ -16,9 +17,6 @@ const TOGETHER: f64 = 1e-6;
 
 /// The part of a chunk that may be carried over.
 const SMALL_PART: f64 = 1e-3;
-
-/// Flows of which the earliest end is known together.
-const GROUP: usize = 64;
 
 /// A chunk on its way.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -52,8 +50,10 @@ struct Connection {
 pub(crate) struct Flows {
     pub(crate) fair: Fair,
     all: Vec<Connection>,
-    /// The earliest end in each group, and whether it has to be computed again.
-    earliest: Vec<(f64, bool)>,
+    /// When the first chunk of each will have gone.
+    earliest: Earliest,
+    /// Scratch: the changes of one computation of rates.
+    changes: Vec<(FlowId, f64, f64)>,
     pub(crate) usage: Usage,
     /// Bytes of each chunk's header.
     pub(crate) header: u64,
@@ -63,15 +63,13 @@ impl Flows {
     pub(crate) fn add(&mut self, uses: &[Use], cap: f64) -> FlowId {
         let id = self.fair.add_flow(uses, cap);
         self.all.push(Connection { finish: f64::INFINITY, ..Connection::default() });
-        if self.all.len() > self.earliest.len() * GROUP {
-            self.earliest.push((f64::INFINITY, false));
-        }
+        self.earliest.grow(self.all.len());
         id
     }
 
     fn changed(&mut self, id: FlowId, finish: f64) {
         self.all[id as usize].finish = finish;
-        self.earliest[id as usize / GROUP].1 = true;
+        self.earliest.set(id as usize, finish);
     }
 
     /// Bytes that wait, the first chunk in full.
@@ -138,50 +136,32 @@ impl Flows {
         if !self.fair.is_stale() {
             return;
         }
-        let mut changes = Vec::new();
+        let mut changes = std::mem::take(&mut self.changes);
         self.fair.compute(|id, before, rate| changes.push((id, before, rate)));
-        for (id, before, rate) in changes {
+        for (id, before, rate) in changes.drain(..) {
             self.settle(id, before, now);
             let left = self.all[id as usize].remaining;
             let finish = if left <= 0.0 { now } else { now + left / rate };
             self.changed(id, finish);
         }
+        self.changes = changes;
     }
 
     /// When the next chunk will have gone.
-    pub(crate) fn next(&mut self) -> f64 {
-        let mut next = f64::INFINITY;
-        for (group, (earliest, is_stale)) in self.earliest.iter_mut().enumerate() {
-            if std::mem::take(is_stale) {
-                let end = ((group + 1) * GROUP).min(self.all.len());
-                let finishes = self.all[group * GROUP..end].iter().map(|one| one.finish);
-                *earliest = finishes.fold(f64::INFINITY, f64::min);
-            }
-            next = next.min(*earliest);
-        }
-        next
+    pub(crate) fn next(&self) -> f64 {
+        self.earliest.first()
     }
 
     /// The connections whose chunk has gone now, or will have in no time, in ascending order.
     pub(crate) fn ended(&self, now: f64, ended: &mut Vec<FlowId>) {
         ended.clear();
-        for (group, &(earliest, _)) in self.earliest.iter().enumerate() {
-            if earliest > now + TOGETHER {
-                continue;
-            }
-            let end = ((group + 1) * GROUP).min(self.all.len());
-            for id in group * GROUP..end {
-                let one = &self.all[id];
-                let Some(first) = one.fifo.front() else { continue };
-                if one.finish > now + TOGETHER {
-                    continue;
-                }
-                let left = self.fair.rate(id as u32) * (one.finish - now);
-                if one.finish <= now || left <= SMALL_PART * first.bytes as f64 {
-                    ended.push(id as u32);
-                }
-            }
-        }
+        self.earliest.until(now + TOGETHER, ended);
+        ended.retain(|&id| {
+            let one = &self.all[id as usize];
+            let Some(first) = one.fifo.front() else { return false };
+            let left = self.fair.rate(id) * (one.finish - now);
+            one.finish <= now || left <= SMALL_PART * first.bytes as f64
+        });
     }
 
     /// Takes the chunk of a connection that has ended, with the time at which it has gone. Call

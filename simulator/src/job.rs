@@ -70,6 +70,12 @@ pub trait Director {
     /// A host has published an operation.
     fn done(&mut self, host: u32, sequence: u64, now: f64);
 
+    /// All operations that it will order, if it knows them before: where all hosts do the same in
+    /// each of them, one stands for all.
+    fn operations(&self) -> Vec<Arc<Operation>> {
+        Vec::new()
+    }
+
     /// Whether it will give no more orders when all that it has given are done.
     fn is_over(&self) -> bool;
 }
@@ -132,6 +138,10 @@ impl Director for InOrder {
                 self.returned.push(now + self.control.done);
             }
         }
+    }
+
+    fn operations(&self) -> Vec<Arc<Operation>> {
+        self.operations.clone()
     }
 
     fn is_over(&self) -> bool {

@@ -15,19 +15,31 @@ use crate::fair::{FlowId, ResourceId};
 #[derive(Debug)]
 pub(crate) struct Planned {
     pub(crate) plan: Plan,
-    waiting: Vec<Vec<u32>>,
+    waiting: Vec<u32>,
+    /// Where those of each step begin, and the end.
+    first_waiting: Vec<u32>,
 }
 
 impl Planned {
     pub(crate) fn new(schedule: &Schedule, element: u64) -> Self {
         let plan = Plan::new(schedule, element);
-        let mut waiting = vec![Vec::new(); plan.steps.len()];
+        let mut next = vec![0u32; plan.steps.len() + 1];
+        for earlier in plan.steps.iter().flat_map(|step| step.earlier()) {
+            next[earlier as usize + 1] += 1;
+        }
+        for step in 1..next.len() {
+            next[step] += next[step - 1];
+        }
+        let first_waiting = next.clone();
+        let mut waiting = vec![0; next[plan.steps.len()] as usize];
         for (later, step) in (0..).zip(&plan.steps) {
             for earlier in step.earlier() {
-                waiting[earlier as usize].push(later);
+                let place = &mut next[earlier as usize];
+                waiting[*place as usize] = later;
+                *place += 1;
             }
         }
-        Self { plan, waiting }
+        Self { plan, waiting, first_waiting }
     }
 
     /// The number of the message that a receiving step receives from a participant.
@@ -40,7 +52,8 @@ impl Planned {
 
     /// The steps that may go on when this one has.
     pub(crate) fn waiting(&self, step: u32) -> &[u32] {
-        &self.waiting[step as usize]
+        let [first, end] = [step, step + 1].map(|step| self.first_waiting[step as usize] as usize);
+        &self.waiting[first..end]
     }
 
     /// Whether the step that receives a message reduces what comes.
@@ -48,6 +61,24 @@ impl Planned {
         let step = self.plan.receiving(participant, message);
         let work = step.map(|step| self.plan.steps[step as usize].work);
         matches!(work, Some(Work::Combine { .. }))
+    }
+}
+
+/// The plans of the participants of an operation, of those that are simulated.
+#[derive(Debug)]
+pub(crate) struct Plans(Vec<Option<Arc<Planned>>>);
+
+impl Plans {
+    pub(crate) fn new(participants: u32) -> Self {
+        Self(vec![None; participants as usize])
+    }
+
+    pub(crate) fn set(&mut self, participant: u32, planned: Planned) {
+        self.0[participant as usize] = Some(Arc::new(planned));
+    }
+
+    pub(crate) fn of(&self, participant: u32) -> Option<&Arc<Planned>> {
+        self.0.get(participant as usize)?.as_ref()
     }
 }
 
@@ -86,8 +117,8 @@ pub(crate) struct Lane {
     pub(crate) links: BTreeMap<u32, Link>,
     /// Frames of pieces that have not started here.
     pub(crate) early: BTreeMap<u64, Vec<Frame>>,
-    /// Frames whose step may not receive them yet, with the step.
-    pub(crate) held: Vec<(Frame, u32)>,
+    /// Frames whose step may not receive them yet, by piece and step.
+    pub(crate) held: BTreeMap<(u64, u32), Vec<Frame>>,
     /// Its processor, if that is a limit.
     pub(crate) processor: Option<ResourceId>,
     /// Until when it does nothing else than to reduce or to publish.

@@ -12,8 +12,11 @@
 //! - [`fault`]: what goes wrong, and when
 //! - [`network`]: hosts and links
 //! - [`job`]: operations, and who orders them
+//! - [`setup`]: what is simulated, and how
+//! - `collapse`: whether a host stands for others
 //! - [`training`]: training steps, ordered by the coordinator's engine
 //! - [`priced`]: runs operations by the cost model alone
+//! - `earliest`: the earliest of many times
 //! - `flows`: connections as flows of chunks
 //! - `lane`: the data thread of a daemon
 //! - `path`: the way that took longest
@@ -25,7 +28,9 @@
 //! - [`paper`]: published results, simulated again
 #![forbid(unsafe_code)]
 
+mod collapse;
 pub mod config;
+mod earliest;
 pub mod engine;
 pub mod fair;
 pub mod fault;
@@ -40,6 +45,7 @@ mod path;
 pub mod plain;
 pub mod priced;
 pub mod report;
+pub mod setup;
 pub mod table;
 pub mod training;
 

@@ -1,23 +1,29 @@
 //! How much memory a run will need.
 
+use std::sync::Arc;
+
 use gradwire_collectives::{
     Schedule,
     algorithms::{generate, generate_sections},
 };
 
 use crate::{
-    engine::Setup,
+    collapse::classes,
     job::{Content, Operation},
+    setup::Setup,
 };
 
 /// Bytes of a step that is planned, with its progress and what waits for it.
-const STEP: u64 = 400;
+const STEP: u64 = 560;
 
-/// Of each block of a step.
-const BLOCK: u64 = 48;
+/// Of each block, which all share.
+const BLOCK: u64 = 16;
 
 /// Of a connection, with what is on its way.
 const CONNECTION: u64 = 512;
+
+/// Of a host for which another one stands.
+const HOST: u64 = 1024;
 
 /// Of a recorded step.
 const RECORDED: u64 = 24;
@@ -37,7 +43,6 @@ pub fn needed(setup: &Setup, operation: &Operation, pieces: u32) -> u64 {
     };
     let one = |me: u32| {
         let schedule = of(me);
-        let blocks: u64 = schedule.steps.iter().map(|step| step.blocks().count() as u64).sum();
         let mut peers: Vec<u32> = schedule
             .steps
             .iter()
@@ -49,9 +54,15 @@ pub fn needed(setup: &Setup, operation: &Operation, pieces: u32) -> u64 {
         let steps = schedule.steps.len() as u64;
         let recorded = if setup.details { steps * RECORDED * u64::from(pieces) } else { 0 };
         let streams = u64::from(setup.transport.lanes * setup.transport.streams);
-        // The blocks themselves live only while the plan is made.
-        steps * STEP + blocks * BLOCK + recorded + peers.len() as u64 * streams * CONNECTION
+        let shared = schedule.blocks.len() as u64 * BLOCK;
+        let each = steps * STEP + recorded + peers.len() as u64 * streams * CONNECTION;
+        (each, shared)
     };
-    let each = [0, hosts / 2, hosts - 1].map(one).into_iter().max().unwrap_or(0);
-    each * u64::from(hosts)
+    if let Some(symmetry) = classes(setup, &[Arc::new(operation.clone())]) {
+        let simulated = symmetry.representatives();
+        let (each, shared) = simulated.first().map_or((0, 0), |&first| one(first));
+        return each * simulated.len() as u64 + shared + u64::from(hosts) * HOST;
+    }
+    let (each, shared) = [0, hosts / 2, hosts - 1].map(one).into_iter().max().unwrap_or((0, 0));
+    each * u64::from(hosts) + shared
 }

@@ -1,11 +1,11 @@
 //! The way that took longest, from the last step back to the first.
 
-use std::{collections::HashMap, sync::Arc};
+use std::collections::HashMap;
 
-use gradwire_collectives::execution::Work;
+use gradwire_collectives::{Symmetry, execution::Work};
 
 use crate::{
-    lane::Planned,
+    lane::Plans,
     report::{Done, Hop},
 };
 
@@ -38,35 +38,46 @@ impl Record {
         }
     }
 
-    /// The way of an operation: each step with the one that it waited for last.
-    pub(crate) fn path(&self, done: &Done, hosts: &[u32], plans: &[Arc<Planned>]) -> Vec<Hop> {
+    /// The way of an operation: each step with the one that it waited for last. Where some hosts
+    /// stood for others, `symmetry` says which.
+    pub(crate) fn path(
+        &self,
+        done: &Done,
+        hosts: &[u32],
+        plans: &Plans,
+        symmetry: Option<&Symmetry>,
+    ) -> Vec<Hop> {
         let last = done.nodes.iter().max_by(|a, b| a.1.total_cmp(&b.1));
         let Some(&(host, _)) = last else { return Vec::new() };
+        let stands = |host: u32| symmetry.map_or(host, |all| all.representative(host));
+        let place = |host: u32| hosts.binary_search(&host).unwrap_or_default() as u32;
         let mut hops = Vec::new();
-        let mut next = self.latest(done.sequence, host);
+        let mut next = self.latest(done.sequence, stands(host)).map(|(step, at)| (host, step, at));
         while let Some((host, step, at)) = next {
-            let place = hosts.binary_search(&host).unwrap_or_default();
-            let planned = &plans[place].plan.steps[step as usize];
-            let from = self.ended(done.sequence, host, step).from;
-            let bytes = planned.bytes;
-            hops.push(Hop { host, sequence: done.sequence, step, from, bytes, end: at });
-            let sender = from.and_then(|from| {
-                let from_place = hosts.binary_search(&from).ok()?;
-                let message = plans[place].message(step, from_place as u32)?;
-                let theirs = &plans[from_place].plan;
+            // `me` has done it for `host`.
+            let me = stands(host);
+            let Some(planned) = plans.of(place(me)) else { break };
+            let from = self.ended(done.sequence, me, step).from;
+            let sender = from.map(|from| symmetry.map_or(from, |all| all.seen_by(host, from)));
+            let bytes = planned.plan.steps[step as usize].bytes;
+            hops.push(Hop { host, sequence: done.sequence, step, from: sender, bytes, end: at });
+            let sent = from.zip(sender).and_then(|(from, sender)| {
+                let message = planned.message(step, place(from))?;
+                let its = stands(sender);
+                let to = place(symmetry.map_or(me, |all| all.seen_from(sender, host)));
+                let theirs = &plans.of(place(its))?.plan;
                 let sends = |&(step, peer): &(u32, u32)| {
                     let work = theirs.steps[step as usize].work;
-                    peer == place as u32
-                        && matches!(work, Work::Send { message: its, .. } if its == message)
+                    peer == to && matches!(work, Work::Send { message: its, .. } if its == message)
                 };
                 let (step, _) = theirs.senders().find(sends)?;
-                Some((from, step, self.ended(done.sequence, from, step).at))
+                Some((sender, step, self.ended(done.sequence, its, step).at))
             });
-            let earlier = planned
+            let earlier = planned.plan.steps[step as usize]
                 .earlier()
-                .map(|earlier| (host, earlier, self.ended(done.sequence, host, earlier).at));
+                .map(|earlier| (host, earlier, self.ended(done.sequence, me, earlier).at));
             // Dependencies and messages have no cycle, so this ends.
-            next = earlier.chain(sender).max_by(|a, b| a.2.total_cmp(&b.2));
+            next = earlier.chain(sent).max_by(|a, b| a.2.total_cmp(&b.2));
         }
         hops.reverse();
         hops
@@ -77,9 +88,9 @@ impl Record {
         steps.map_or(Ended::default(), |steps| steps[step as usize])
     }
 
-    fn latest(&self, sequence: u64, host: u32) -> Option<(u32, u32, f64)> {
+    fn latest(&self, sequence: u64, host: u32) -> Option<(u32, f64)> {
         let steps = self.steps.get(&(sequence, host))?;
-        let all = (0..).zip(steps).map(|(step, ended)| (host, step, ended.at));
-        all.max_by(|a, b| a.2.total_cmp(&b.2))
+        let all = (0..).zip(steps).map(|(step, ended)| (step, ended.at));
+        all.max_by(|a, b| a.1.total_cmp(&b.1))
     }
 }

@@ -52,6 +52,14 @@ impl Usage {
         }
     }
 
+    /// What was used of a resource was used of another one, too.
+    pub(crate) fn copy(&mut self, from: ResourceId, to: ResourceId) {
+        self.totals[to as usize] = self.totals[from as usize];
+        if !self.bins.is_empty() {
+            self.bins[to as usize] = self.bins[from as usize].clone();
+        }
+    }
+
     /// All that was used of a resource.
     pub fn total(&self, resource: ResourceId) -> f64 {
         self.totals[resource as usize]
@@ -119,6 +127,8 @@ pub struct Outcome {
     /// The way that took longest, from the beginning to the end, of the last operation, if that was
     /// recorded.
     pub critical_path: Vec<Hop>,
+    /// How many hosts were simulated; the others have done the same as one of these.
+    pub simulated_hosts: u32,
     /// How many chunks have moved.
     pub chunks: u64,
     /// How often TCP has waited for its timer.

@@ -2,7 +2,10 @@
 
 use rand::RngExt;
 
-use super::{Engine, Event, HostState};
+use super::{
+    Engine,
+    state::{Event, HostState},
+};
 use crate::{
     fault::{Effect, Target},
     job::Director,

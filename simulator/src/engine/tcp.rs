@@ -2,7 +2,10 @@
 
 use rand::RngExt;
 
-use super::{About, Engine, Event};
+use super::{
+    Engine,
+    state::{About, Event},
+};
 use crate::{fair::FlowId, fault::lossy_rate, job::Director};
 
 impl<D: Director> Engine<'_, D> {
@@ -12,7 +15,8 @@ impl<D: Director> Engine<'_, D> {
         let active = &mut self.pairs[pair].1;
         *active += 1;
         if *active == 1 {
-            let (now, most) = &mut self.senders[to as usize];
+            let receiver = self.receiver(to);
+            let (now, most) = &mut self.senders[receiver];
             *now += 1;
             *most = (*most).max(*now);
         }

@@ -3,7 +3,10 @@
 use gradwire_collectives::execution::{Chunk, HandedOut, Work};
 use gradwire_proto::Sequence;
 
-use super::{About, Engine, Event, Ordered};
+use super::{
+    Engine,
+    state::{About, Event, Ordered},
+};
 use crate::{
     config::{Processor, Transport},
     fair::{FlowId, Use},
@@ -36,6 +39,9 @@ impl<D: Director> Engine<'_, D> {
             }
             if let Some(resource) = self.lanes[self.lane(peer, number)].processor {
                 uses.push(Use { resource, weight: 0.0 });
+            }
+            if let Some(collapse) = &self.collapse {
+                collapse.stand_in(&mut uses);
             }
             let flow = self.flows.add(&uses, cap);
             let window = if self.setup.tcp.is_some() { 0.0 } else { f64::INFINITY };
@@ -81,7 +87,9 @@ impl<D: Director> Engine<'_, D> {
                 };
                 let Running { planned, progress, .. } = running;
                 let chunk = progress.hand_out(&planned.plan, step, limit);
-                HandedOut { chunk, is_all: progress.is_handed_out(&planned.plan, step) }
+                // One that has nothing ready is put back when it may have.
+                let is_all = chunk.is_none() || progress.is_handed_out(&planned.plan, step);
+                HandedOut { chunk, is_all }
             });
             let Some((Sequence(sequence), Chunk { step, offset, bytes })) = next else { return };
             link.first = (at + 1) % count;
@@ -114,7 +122,8 @@ impl<D: Director> Engine<'_, D> {
         let About { from, to, .. } = self.about[flow as usize];
         let Ordered { operation, plans, .. } = &self.ordered[&sequence];
         let place = |host: u32| operation.hosts.binary_search(&host).unwrap_or_default();
-        let reduces = plans[place(to)].reduces(place(from) as u32, message);
+        let receiver = plans.of(place(to) as u32);
+        let reduces = receiver.is_some_and(|plan| plan.reduces(place(from) as u32, message));
         let each = frame / bytes as f64;
         let receive = receive + each + if reduces { reduce } else { 0.0 };
         let last = self.flows.fair.uses(flow).count() - 1;
@@ -129,7 +138,14 @@ impl<D: Director> Engine<'_, D> {
         self.about[flow as usize].used = self.now;
         self.outcome.chunks += 1;
         self.outcome.sent[from as usize] += self.with_header(transfer.bytes);
-        self.at(gone + latency, Event::Arrive { from, to, lane: number, transfer });
+        let arrive = match &self.collapse {
+            // Another host sends the same to the one that stands for the receiver.
+            Some(collapse) => (collapse.seen_from(to, from), collapse.representative(to)),
+            None => (from, to),
+        };
+        let (from_there, to_there) = arrive;
+        let arrive = Event::Arrive { from: from_there, to: to_there, lane: number, transfer };
+        self.at(gone + latency, arrive);
         let lane = self.lane(from, number);
         if !transfer.is_sent {
             let Transfer { sequence, step, offset, bytes, .. } = transfer;
@@ -142,7 +158,8 @@ impl<D: Director> Engine<'_, D> {
             let active = &mut self.pairs[pair].1;
             *active -= 1;
             if *active == 0 {
-                self.senders[to as usize].0 -= 1;
+                let receiver = self.receiver(to);
+                self.senders[receiver].0 -= 1;
             }
         } else {
             self.weigh(flow);
@@ -173,7 +190,7 @@ impl<D: Director> Engine<'_, D> {
         let Some(running) = self.lanes[lane].pieces.get(&sequence) else { return };
         let Running { planned, progress, .. } = running;
         if !progress.takes(&planned.plan, step, offset, bytes) {
-            self.lanes[lane].held.push((frame, step));
+            self.lanes[lane].held.entry((sequence, step)).or_default().push(frame);
             return;
         }
         let fused = planned.plan.steps[step as usize].fused;
@@ -187,9 +204,14 @@ impl<D: Director> Engine<'_, D> {
         self.advance(lane, sequence, step, offset, bytes);
     }
 
-    pub(super) fn take_held(&mut self, lane: usize) {
-        for (frame, step) in std::mem::take(&mut self.lanes[lane].held) {
+    pub(super) fn take_held(&mut self, lane: usize, sequence: u64, step: u32) {
+        for frame in self.lanes[lane].held.remove(&(sequence, step)).unwrap_or_default() {
             self.receive(lane, frame, step);
         }
+    }
+
+    /// The number of the host that is counted as the receiver of what goes to a host.
+    pub(super) fn receiver(&self, host: u32) -> usize {
+        self.collapse.as_ref().map_or(host, |collapse| collapse.representative(host)) as usize
     }
 }

@@ -1,0 +1,103 @@
+//! What an engine knows of events, connections, hosts and operations.
+
+use std::{cmp::Ordering, sync::Arc};
+
+use gradwire_collectives::execution::Chunk;
+
+use crate::{fair::FlowId, flows::Transfer, job::Operation, lane::Plans};
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Event {
+    Start(u64),
+    Arrive {
+        from: u32,
+        to: u32,
+        lane: u32,
+        transfer: Transfer,
+    },
+    Reduced {
+        lane: usize,
+        sequence: u64,
+        chunk: Chunk,
+    },
+    Published {
+        host: u32,
+        lane: usize,
+        sequence: u64,
+    },
+    Begin(usize),
+    End(usize),
+    Redraw(usize),
+    /// TCP sends again.
+    Again(FlowId),
+    /// TCP's window has grown.
+    Grow(FlowId),
+    Wake,
+}
+
+#[derive(Debug)]
+pub(super) struct At(pub(super) f64, pub(super) u64, pub(super) Event);
+
+impl PartialEq for At {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for At {}
+
+impl PartialOrd for At {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for At {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.total_cmp(&other.0).then(self.1.cmp(&other.1))
+    }
+}
+
+/// Something that may go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Todo {
+    Link(usize, u32),
+    /// Frames of a step.
+    Held(usize, u64, u32),
+    Reduce(usize),
+}
+
+/// What is known of a connection besides its chunks.
+#[derive(Debug)]
+pub(super) struct About {
+    pub(super) from: u32,
+    pub(super) to: u32,
+    pub(super) lane: u32,
+    pub(super) latency: f64,
+    /// Without faults and TCP.
+    pub(super) cap: f64,
+    /// TCP's window as a rate.
+    pub(super) window: f64,
+    /// When it has sent last.
+    pub(super) used: f64,
+    pub(super) retries: u32,
+    /// The number of the pair of hosts.
+    pub(super) pair: usize,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct HostState {
+    pub(super) is_paused: bool,
+    pub(super) has_left: bool,
+    pub(super) line: f64,
+    pub(super) slowness: f64,
+}
+
+/// An operation that was ordered.
+#[derive(Debug)]
+pub(super) struct Ordered {
+    pub(super) operation: Arc<Operation>,
+    pub(super) plans: Arc<Plans>,
+    pub(super) at: f64,
+    pub(super) done: Vec<(u32, f64)>,
+}
