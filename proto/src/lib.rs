@@ -47,7 +47,7 @@ pub use types::{
 };
 
 /// The version of the messages of this crate. Two sides with different numbers can't talk.
-pub const PROTOCOL: u32 = 9;
+pub const PROTOCOL: u32 = 10;
 
 /// What a node sends first on its connection to the coordinator, before HTTP/2. So the coordinator
 /// knows connections of nodes from those of viewers without reading more of them.

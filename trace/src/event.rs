@@ -1,6 +1,9 @@
-//! What a record says.
+//! What a record says, and how it travels.
 
 use crate::ring::WORDS;
+
+/// Bytes of an event that travels.
+pub const BYTES: usize = 8 * WORDS;
 
 /// What has happened. The numbers are those of the wire: they stay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -105,6 +108,22 @@ impl Event {
         let (other, name) = ((tags >> 32) as u32 & 0xff_ffff, tags as u32);
         Some(Self { kind, at_ns, duration_ns, subject, other, name, bytes })
     }
+
+    /// Adds it to those that travel: [`BYTES`], the words of its record in little-endian order.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        for word in self.encode() {
+            out.extend_from_slice(&word.to_le_bytes());
+        }
+    }
+
+    /// Those that have travelled. What is none is left out (TRUST).
+    pub fn read(bytes: &[u8]) -> impl Iterator<Item = Self> + '_ {
+        let (records, _) = bytes.as_chunks::<BYTES>();
+        records.iter().filter_map(|record| {
+            let (words, _) = record.as_chunks::<8>();
+            Self::decode(std::array::from_fn(|word| u64::from_le_bytes(words[word])))
+        })
+    }
 }
 
 #[cfg(test)]
@@ -128,5 +147,22 @@ mod tests {
         }
         assert_eq!(Event::decode([0; WORDS]), None, "TRUST");
         assert_eq!(Event::decode([u64::MAX; WORDS]), None, "TRUST");
+    }
+
+    #[test]
+    fn events_travel() {
+        let events: Vec<Event> = (0..Kind::ALL.len())
+            .map(|number| Event { other: 3, ..Event::new(Kind::ALL[number], 1 << number, 7) })
+            .collect();
+        let mut bytes = Vec::new();
+        for event in &events {
+            event.write(&mut bytes);
+            // Of no kind.
+            bytes.extend([0xff; BYTES]);
+        }
+        assert_eq!(bytes.len(), events.len() * 2 * BYTES);
+        bytes.extend([1; BYTES - 1]);
+        assert_eq!(Event::read(&bytes).collect::<Vec<_>>(), events, "TRUST");
+        assert_eq!(Event::read(&[]).count(), 0);
     }
 }

@@ -39,7 +39,7 @@ use self::{
 use crate::status::{self, ANSWER, connect, refused};
 
 /// How long the events that belong to a trace may take to arrive after it has ended: nodes look
-/// for what is new a hundred times per second.
+/// for what is new twenty times per second.
 const LATE: Duration = Duration::from_millis(300);
 
 /// Said where steps are waited for that may never come.

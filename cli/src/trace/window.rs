@@ -7,7 +7,7 @@ use std::{
 
 use gradwire_launcher::error::CommandError;
 use gradwire_proto::pb::{StatusResponse, TraceBatch};
-use gradwire_trace::Kind;
+use gradwire_trace::{Event, Kind};
 use gradwire_viewer::view;
 
 /// How many batches are kept while the first step is not reached (BOUND). They may have events of
@@ -76,12 +76,15 @@ impl Window {
     /// Takes a batch, and returns those that may have something that is wanted.
     pub(super) fn admit(&mut self, batch: TraceBatch) -> Vec<TraceBatch> {
         let Some(Steps { first, last }) = self.steps.clone() else { return vec![batch] };
-        for event in batch.events.iter().filter(|event| event.kind == Kind::Step as u32) {
-            let at_ns = event.at_ns.saturating_add_signed(batch.ahead_ns.saturating_neg());
-            self.ranks.insert((batch.node, event.track), (event.subject, at_ns));
-            if event.subject + 1 >= first {
-                let begin_ns = self.begin_ns.get_or_insert(at_ns);
-                *begin_ns = (*begin_ns).min(at_ns);
+        for track in &batch.tracks {
+            let events = Event::read(&track.events);
+            for event in events.filter(|event| event.kind == Kind::Step) {
+                let at_ns = event.at_ns.saturating_add_signed(batch.ahead_ns.saturating_neg());
+                self.ranks.insert((batch.node, track.track), (event.subject, at_ns));
+                if event.subject.saturating_add(1) >= first {
+                    let begin_ns = self.begin_ns.get_or_insert(at_ns);
+                    *begin_ns = (*begin_ns).min(at_ns);
+                }
             }
         }
         let done = self.ranks.values().filter(|(step, _)| *step >= last);
@@ -118,21 +121,17 @@ impl Window {
 
 #[cfg(test)]
 mod tests {
-    use gradwire_proto::pb::TraceEvent;
+    use gradwire_proto::pb::TraceTrack;
     use gradwire_tests::sample;
 
     use super::*;
 
     fn batch(node: u32, track: u32, step: u64, at_ns: u64) -> TraceBatch {
-        let event = TraceEvent {
-            kind: Kind::Step as u32,
-            track,
-            at_ns,
-            subject: step,
-            ..TraceEvent::default()
-        };
+        let mut events = Vec::new();
+        Event::new(Kind::Step, at_ns, step).write(&mut events);
+        let tracks = vec![TraceTrack { track, events }];
         // Its clock is 1000 ns ahead.
-        TraceBatch { node, ahead_ns: 1000, events: vec![event], ..TraceBatch::default() }
+        TraceBatch { node, ahead_ns: 1000, tracks, ..TraceBatch::default() }
     }
 
     #[test]

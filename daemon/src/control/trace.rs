@@ -14,9 +14,9 @@ use std::{
 
 use gradwire_proto::{
     clock::Measured,
-    pb::{TraceBatch, TraceEvent, TraceName},
+    pb::{TraceBatch, TraceName, TraceTrack},
 };
-use gradwire_trace::{Event, Kind, Tracer, Track, time};
+use gradwire_trace::{Event, Kind, Tracer, Track, event, time};
 use prost::Message;
 
 use super::{liveness::Liveness, node::Node, sending::Sending};
@@ -29,13 +29,23 @@ use crate::{
 /// when it records.
 const SIGN: Duration = Duration::from_millis(250);
 
-/// How often the rings are read.
-const LOOK: Duration = Duration::from_millis(10);
+/// How often the rings are read, so that few batches have many events: each batch wakes up the
+/// thread of the control stream, the coordinator and all readers.
+const LOOK: Duration = Duration::from_millis(50);
 
-/// The most events of a batch: 50 bytes each and no more than half of what a batch may have.
-const BATCH: usize = 512;
+/// How often they are read while a rank's ring fills fast, or a step is sampled. That may be shorter
+/// than [`LOOK`], and such rings have no more than 4,096 events.
+const SHORT_LOOK: Duration = Duration::from_millis(10);
 
-/// The most bytes of names in a batch; one more name fits in any case.
+/// How many new events of a rank are many.
+const MANY: usize = 512;
+
+/// The most events of a thread in a batch, and the most bytes of all events in one. Both fit into
+/// what a batch may have.
+const BATCH: usize = 1_400;
+const BATCH_BYTES: usize = BATCH * event::BYTES;
+
+/// The most bytes of names in a batch, which has no events then; one more name fits in any case.
 const NAME_BYTES: usize = 16 << 10;
 
 /// The most bytes per second that all nodes together send.
@@ -107,8 +117,10 @@ fn start(node: &Arc<Node>) -> io::Result<()> {
         wanted: None,
         stepped: Instant::now(),
         lost: 0,
-        events: Vec::new(),
+        tracks: Vec::new(),
+        most: Most::default(),
         told: None,
+        free: Instant::now(),
     };
     thread::Builder::new().name("gw-trace".into()).spawn(move || sender.run()).map(drop)
 }
@@ -122,15 +134,25 @@ struct Sender {
     shift_ns: i128,
     /// Events that were lost and not reported yet.
     lost: u64,
-    /// Those of this look.
-    events: Vec<TraceEvent>,
-    /// When this node last sent a batch.
+    /// What this look has found.
+    tracks: Vec<TraceTrack>,
+    most: Most,
+    /// When this node last sent a batch, and from when on it may send the next one.
     told: Option<Instant>,
+    free: Instant,
     /// When a rank was last seen in a step that is sampled, when somebody last wanted what this
     /// node does, and when a rank last ended a step.
     sampled: Option<Instant>,
     wanted: Option<Instant>,
     stepped: Instant,
+}
+
+/// The most that a look has found.
+#[derive(Debug, Default)]
+struct Most {
+    /// Of one track.
+    events: usize,
+    of_rank: usize,
 }
 
 impl Sender {
@@ -142,7 +164,7 @@ impl Sender {
             let number = self.sending.looks.fetch_add(1, SeqCst) + 1;
             let is_on = self.goes_on(&node);
             self.look(&node, is_on);
-            let is_full = self.events.len() >= BATCH;
+            let is_full = self.most.events >= BATCH;
             // Times that others can't place are of no use yet. They stay in their rings.
             if let Some(measured) = self.liveness.ahead() {
                 self.send(&node, measured);
@@ -155,7 +177,8 @@ impl Sender {
             }
             drop(node);
             if !is_full {
-                sleep(LOOK);
+                let is_short = self.most.of_rank >= MANY || self.sampled.is_some_and(is_recent);
+                self.sending.pause(if is_short { SHORT_LOOK } else { LOOK });
             }
         }
         self.sending.is_running.store(false, SeqCst);
@@ -175,11 +198,10 @@ impl Sender {
         if self.sending.is_asked.load(SeqCst) {
             self.wanted = now;
         }
-        let is_recent = |at: Option<Instant>| at.is_some_and(|at| at.elapsed() < TRAIL);
-        if !is_recent(self.sampled) {
+        if !self.sampled.is_some_and(is_recent) {
             self.sending.samples.store(false, SeqCst);
         }
-        if is_recent(self.wanted) {
+        if self.wanted.is_some_and(is_recent) {
             return true;
         }
         self.tracer.turn(false);
@@ -199,37 +221,36 @@ impl Sender {
 
     /// Reads what is new.
     fn look(&mut self, node: &Node, is_on: bool) {
+        self.most = Most::default();
         if self.liveness.ahead().is_none() {
             node.workers.all().iter().for_each(|worker| worker.trace.turn(is_on));
             return;
         }
-        let Self { events, shift_ns, lost, stepped, .. } = self;
+        let Self { tracks, most, shift_ns, lost, stepped, .. } = self;
         let shifted =
             |at_ns: u64| u64::try_from((i128::from(at_ns) + *shift_ns).max(0)).unwrap_or(u64::MAX);
+        // The events of a track come one after the other.
         let mut take = |track: Track, event: Event| {
             let track = match track {
                 Track::Control => 0,
                 Track::Lane(lane) => 2 * lane + 1,
                 Track::Rank(local) => 2 * local + 2,
             };
-            let Event { kind, at_ns, duration_ns, subject, other, name, bytes } = event;
-            let (kind, at_ns) = (kind as u32, shifted(at_ns));
-            events.push(TraceEvent {
-                kind,
-                track,
-                at_ns,
-                duration_ns,
-                subject,
-                other,
-                name,
-                bytes,
-            });
+            if tracks.last().is_none_or(|last| last.track != track) {
+                tracks.push(TraceTrack { track, events: Vec::new() });
+            }
+            if let Some(last) = tracks.last_mut() {
+                Event { at_ns: shifted(event.at_ns), ..event }.write(&mut last.events);
+                most.events = most.events.max(last.events.len() / event::BYTES);
+            }
         };
         // Ranks first: what the daemon does for a submission comes after it.
         for worker in node.workers.all() {
             worker.trace.turn(is_on);
             let now = time::now_ns();
+            let mut count = 0;
             *lost += worker.trace.read(BATCH, |event| {
+                count += 1;
                 let end_ns = event.at_ns.saturating_add(event.duration_ns);
                 if event.kind == Kind::Step {
                     *stepped = Instant::now();
@@ -238,6 +259,7 @@ impl Sender {
                     take(Track::Rank(worker.local_rank), event);
                 }
             });
+            most.of_rank = most.of_rank.max(count);
         }
         *lost += self.tracer.read(BATCH, &mut take);
     }
@@ -245,33 +267,42 @@ impl Sender {
     /// Sends what was read, one batch after the other.
     fn send(&mut self, node: &Node, measured: Measured) {
         let Some(world) = node.job.world() else { return };
-        let mut events = std::mem::take(&mut self.events).into_iter();
+        let mut tracks = std::mem::take(&mut self.tracks).into_iter().peekable();
         loop {
             // The names of what was read are there by now. They go first.
             let names = self.tracer.names().take(NAME_BYTES);
-            let count = if names.is_empty() { BATCH } else { 0 };
+            let mut left = if names.is_empty() { BATCH_BYTES } else { 0 };
+            let fitting = std::iter::from_fn(|| {
+                let track = tracks.next_if(|track| track.events.len() <= left)?;
+                left -= track.events.len();
+                Some(track)
+            });
             let batch = TraceBatch {
                 node: world.node.0,
                 ahead_ns: measured.offset_ns,
                 ahead_error_ns: u64::try_from(measured.error.as_nanos()).unwrap_or(u64::MAX),
                 lost: std::mem::take(&mut self.lost),
+                tracks: fitting.collect(),
                 names: names.into_iter().map(|(number, name)| TraceName { number, name }).collect(),
-                events: events.by_ref().take(count).collect(),
             };
-            let is_empty = batch.events.is_empty() && batch.names.is_empty() && batch.lost == 0;
+            let is_empty = batch.tracks.is_empty() && batch.names.is_empty() && batch.lost == 0;
             if is_empty && self.told.is_some_and(|told| told.elapsed() < SIGN) {
                 return;
             }
-            self.told = Some(Instant::now());
+            sleep(self.free.saturating_duration_since(Instant::now()).min(SENDING));
+            let now = Instant::now();
+            self.told = Some(now);
             let bytes = batch.encode_to_vec();
-            let began = Instant::now();
             let pause = bytes.len() as f64 * world.nodes.len() as f64 / TOTAL_RATE;
-            let (underway, arrived) = Underway::new();
+            self.free = now + Duration::from_secs_f64(pause);
+            let (underway, departed) = Underway::new();
             node.job.send(Outgoing::Trace(bytes, underway));
-            sleep(Duration::from_secs_f64(pause).min(SENDING));
-            while !arrived.is_sent() && began.elapsed() < SENDING {
-                sleep(Duration::from_millis(1));
-            }
+            departed.wait(SENDING);
         }
     }
+}
+
+/// Whether something has just been, so that threads may still do something for it.
+fn is_recent(at: Instant) -> bool {
+    at.elapsed() < TRAIL
 }

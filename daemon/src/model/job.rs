@@ -5,7 +5,10 @@
 //! (TELL).
 
 use std::{
-    sync::{Arc, Weak},
+    sync::{
+        Arc,
+        mpsc::{Receiver, Sender, channel},
+    },
     time::Duration,
 };
 
@@ -49,24 +52,24 @@ pub(crate) enum Outgoing {
 
 /// Goes with a message, and is dropped once that has been sent.
 #[derive(Debug)]
-pub(crate) struct Underway(#[expect(dead_code, reason = "it counts by being there")] Arc<()>);
+pub(crate) struct Underway(#[expect(dead_code, reason = "it counts by being there")] Sender<()>);
 
 /// Whether a message is still on its way to the stream.
 #[derive(Debug)]
-pub(crate) struct Departed(Weak<()>);
+pub(crate) struct Departed(Receiver<()>);
 
 impl Underway {
     pub(crate) fn new() -> (Self, Departed) {
-        let underway = Arc::new(());
-        let departed = Departed(Arc::downgrade(&underway));
-        (Self(underway), departed)
+        let (underway, departed) = channel();
+        (Self(underway), Departed(departed))
     }
 }
 
 impl Departed {
-    /// Whether the message has been sent, or dropped.
-    pub(crate) fn is_sent(&self) -> bool {
-        self.0.strong_count() == 0
+    /// Waits until the message has been sent, or dropped, at most so long (WAIT).
+    pub(crate) fn wait(&self, limit: Duration) {
+        // Nothing is ever received: it ends with the sender.
+        let _ = self.0.recv_timeout(limit);
     }
 }
 

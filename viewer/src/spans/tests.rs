@@ -1,6 +1,6 @@
 use std::{collections::BTreeMap, time::Duration};
 
-use gradwire_proto::pb::{TraceBatch, TraceEvent, TraceName};
+use gradwire_proto::pb::TraceBatch;
 use gradwire_telemetry::otlp::number_attribute;
 use gradwire_tests::sample;
 use gradwire_trace::Kind;
@@ -13,55 +13,45 @@ use super::{
 use crate::trace::{
     found::{Slice, What},
     join::Joiner,
+    recorded::{self, CONTROL, LANE_0, Recorded, recorded},
 };
-
-const CONTROL: u32 = 0;
-const LANE_0: u32 = 1;
-
-fn event(kind: Kind, track: u32, at_ns: u64, duration_ns: u64, subject: u64) -> TraceEvent {
-    let kind = kind as u32;
-    TraceEvent { kind, track, at_ns, duration_ns, subject, ..TraceEvent::default() }
-}
 
 /// What a rank with this local number, which begins the step at this time, and its node record of a
 /// step with one tensor. Two nodes exchange operation 7 of the step.
-fn life(local: u32, step: u64, at_ns: u64) -> Vec<TraceEvent> {
+fn life(local: u32, step: u64, at_ns: u64) -> Vec<Recorded> {
     let (track, peer, operation) = (2 * local + 2, 0, 10 * step);
-    let order = event(Kind::Order, CONTROL, at_ns + 2_000, 1_000, operation);
-    let moved = |kind, after, took| TraceEvent {
-        other: peer,
-        bytes: 64,
-        ..event(kind, LANE_0, at_ns + after, took, operation)
+    let order = recorded(Kind::Order, CONTROL, at_ns + 2_000, 1_000, operation);
+    let moved = |kind, after, took| {
+        recorded(kind, LANE_0, at_ns + after, took, operation).other(peer).bytes(64)
     };
     vec![
-        event(Kind::Step, track, at_ns, 0, step - 1),
-        event(Kind::Submit, track, at_ns + 1_000, 500, step),
-        event(Kind::Wait, track, at_ns + 4_000, 4_000, step),
-        TraceEvent { name: 1, ..event(Kind::Read, CONTROL, at_ns + 1_700, 0, step) },
-        TraceEvent { name: 1, ..event(Kind::Gather, CONTROL, at_ns + 1_700, 301, 0) },
-        TraceEvent { name: 1, bytes: step, ..order },
-        event(Kind::Queue, LANE_0, at_ns + 3_000, 100, operation),
+        recorded(Kind::Step, track, at_ns, 0, step - 1),
+        recorded(Kind::Submit, track, at_ns + 1_000, 500, step),
+        recorded(Kind::Wait, track, at_ns + 4_000, 4_000, step),
+        recorded(Kind::Read, CONTROL, at_ns + 1_700, 0, step).name(1),
+        recorded(Kind::Gather, CONTROL, at_ns + 1_700, 301, 0).name(1),
+        order.name(1).bytes(step),
+        recorded(Kind::Queue, LANE_0, at_ns + 3_000, 100, operation),
         moved(Kind::Reduce, 3_100, 400),
         moved(Kind::Send, 3_500, 300),
         moved(Kind::Receive, 4_000, 900),
-        event(Kind::Publish, LANE_0, at_ns + 5_000, 600, operation),
-        event(Kind::Piece, CONTROL, at_ns + 3_000, 2_500, operation),
-        event(Kind::Complete, CONTROL, at_ns + 5_400, 0, step),
-        event(Kind::Step, track, at_ns + 9_000, 0, step),
+        recorded(Kind::Publish, LANE_0, at_ns + 5_000, 600, operation),
+        recorded(Kind::Piece, CONTROL, at_ns + 3_000, 2_500, operation),
+        recorded(Kind::Complete, CONTROL, at_ns + 5_400, 0, step),
+        recorded(Kind::Step, track, at_ns + 9_000, 0, step),
     ]
 }
 
 /// A batch of a node, whose events are about its peer and its first rank.
-fn batch(node: u32, mut events: Vec<TraceEvent>) -> TraceBatch {
-    for event in &mut events {
-        match Kind::of(event.kind as u8) {
-            Some(Kind::Send | Kind::Receive) => event.other = 1 - node,
-            Some(Kind::Read | Kind::Complete | Kind::Order) => event.other = 2 * node,
+fn batch(node: u32, mut events: Vec<Recorded>) -> TraceBatch {
+    for Recorded { event, .. } in &mut events {
+        match event.kind {
+            Kind::Send | Kind::Receive => event.other = 1 - node,
+            Kind::Read | Kind::Complete | Kind::Order => event.other = 2 * node,
             _ => {}
         }
     }
-    let names = vec![TraceName { number: 1, name: "grad".to_owned() }];
-    TraceBatch { node, ahead_error_ns: 50, names, events, ..TraceBatch::default() }
+    recorded::batch(node, "grad", &events)
 }
 
 /// The job of the sample with one rank for each of its nodes.
@@ -175,10 +165,10 @@ fn a_step_is_one_trace_of_all_ranks() {
 /// What a rank records is in order, and so is what its daemon does; between the two is none.
 #[test]
 fn the_order_of_batches_changes_nothing() {
-    let names = |merge: &dyn Fn(Vec<TraceEvent>, Vec<TraceEvent>) -> Vec<TraceEvent>| {
+    let names = |merge: &dyn Fn(Vec<Recorded>, Vec<Recorded>) -> Vec<Recorded>| {
         let (mut joiner, mut steps, origin) = job(100);
         for (node, at_ns) in [(1, 10_500), (0, 10_000)] {
-            let is_of_rank = |event: &TraceEvent| event.track == 2;
+            let is_of_rank = |event: &Recorded| event.track == 2;
             let (rank, daemon) = life(0, 100, at_ns).into_iter().partition(is_of_rank);
             for event in merge(rank, daemon) {
                 add(&mut joiner, &mut steps, batch(node, vec![event]), 5);
@@ -214,7 +204,7 @@ fn each_step_has_what_is_its_own_if_all_are_sampled() {
         }
     }
     for node in [0, 1] {
-        let end = event(Kind::Step, 2, 70_000, 0, 5);
+        let end = recorded(Kind::Step, 2, 70_000, 0, 5);
         add(&mut joiner, &mut steps, batch(node, vec![end]), 6);
     }
     let whole = steps.finish(at(400));
@@ -247,7 +237,7 @@ fn a_step_that_is_not_whole_is_left_out() {
     let whole = steps.finish(at(31_000));
     assert_eq!((whole.len(), whole[0].ranks.len()), (1, 1));
     // Of a step whose beginning is not known, nothing is told.
-    add(&mut joiner, &mut steps, batch(0, vec![event(Kind::Step, 2, 1 << 30, 0, 300)]), 40_000);
+    add(&mut joiner, &mut steps, batch(0, vec![recorded(Kind::Step, 2, 1 << 30, 0, 300)]), 40_000);
     assert!(!steps.is_open());
 }
 
@@ -279,15 +269,15 @@ fn a_step_tells_the_worst_error_of_the_clocks_while_it_went_on() {
 #[test]
 fn what_is_held_is_bounded_and_messages_are_cut() {
     let (mut joiner, mut steps, origin) = job(100);
-    let begin = event(Kind::Step, 2, 1_000, 0, 99);
+    let begin = recorded(Kind::Step, 2, 1_000, 0, 99);
     add(&mut joiner, &mut steps, batch(0, vec![begin]), 0);
     let submits = (0..MAX_HELD as u64 + 10).map(|ticket| {
-        let submit = event(Kind::Submit, 2, 2_000 + ticket, 1, ticket);
-        let read = TraceEvent { name: 1, ..event(Kind::Read, CONTROL, 2_000, 0, ticket) };
+        let submit = recorded(Kind::Submit, 2, 2_000 + ticket, 1, ticket);
+        let read = recorded(Kind::Read, CONTROL, 2_000, 0, ticket).name(1);
         vec![submit, read]
     });
     add(&mut joiner, &mut steps, batch(0, submits.flatten().collect()), 0);
-    let end = event(Kind::Step, 2, 1 << 30, 0, 100);
+    let end = recorded(Kind::Step, 2, 1 << 30, 0, 100);
     add(&mut joiner, &mut steps, batch(0, vec![end]), 0);
     let whole = steps.end();
     let slices: Vec<&Slice> = whole[0].ranks[&0].slices.iter().collect();

@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use gradwire_proto::pb::{StatusResponse, TraceBatch, TraceEvent};
-use gradwire_trace::Kind;
+use gradwire_proto::pb::{StatusResponse, TraceBatch};
+use gradwire_trace::{Event, Kind};
 
 use super::{
     clocks::Clocks,
@@ -186,17 +186,18 @@ impl Joiner {
         self.lost.events += batch.lost;
         let names = batch.names.into_iter().map(|named| ((node, named.number), named.name));
         self.names.extend(names);
-        for event in batch.events {
+        for (track, event) in batch
+            .tracks
+            .iter()
+            .flat_map(|track| Event::read(&track.events).map(move |event| (track.track, event)))
+        {
             let at_ns = self.clocks.common(node, event.at_ns);
             let end_ns = event.at_ns.saturating_add(event.duration_ns);
             let end_ns = self.clocks.common(node, end_ns);
-            let kind = u8::try_from(event.kind).ok().and_then(Kind::of);
-            if let Some(kind) = kind {
-                let event = TraceEvent { at_ns, duration_ns: end_ns - at_ns, ..event };
-                // A step tells where it begins and ends, whether that is wanted or not.
-                if kind == Kind::Step || wanted(at_ns, end_ns) {
-                    self.event(node, kind, &event, &wanted);
-                }
+            // A step tells where it begins and ends, whether that is wanted or not.
+            if event.kind == Kind::Step || wanted(at_ns, end_ns) {
+                let event = Event { at_ns, duration_ns: end_ns - at_ns, ..event };
+                self.event(node, track, &event, &wanted);
             }
         }
         if batch.lost > 0 {
@@ -205,21 +206,15 @@ impl Joiner {
         }
     }
 
-    fn event(
-        &mut self,
-        node: u32,
-        kind: Kind,
-        event: &TraceEvent,
-        wanted: &impl Fn(u64, u64) -> bool,
-    ) {
-        let control = Track::Control { node };
+    fn event(&mut self, node: u32, track: u32, event: &Event, wanted: &impl Fn(u64, u64) -> bool) {
+        let (control, kind) = (Track::Control { node }, event.kind);
         match kind {
             Kind::Submit | Kind::Wait | Kind::Step => {
-                let Some(rank) = self.rank_of(node, event.track) else { return };
+                let Some(rank) = self.rank_of(node, track) else { return };
                 if kind == Kind::Step {
                     self.step(rank, event, wanted);
                 } else {
-                    self.own(rank, kind, event);
+                    self.own(rank, event);
                 }
             }
             Kind::Read | Kind::Complete => {
@@ -245,7 +240,7 @@ impl Joiner {
                 self.slice(Slice { operation, bytes: event.bytes, ..slice });
             }
             Kind::Reduce | Kind::Send | Kind::Receive | Kind::Publish => {
-                self.lane(node, kind, event);
+                self.lane(node, track, event);
             }
         }
     }
@@ -282,7 +277,7 @@ impl Joiner {
         self.found.push(Found::Slice(slice));
     }
 
-    fn step(&mut self, rank: u32, event: &TraceEvent, wanted: &impl Fn(u64, u64) -> bool) {
+    fn step(&mut self, rank: u32, event: &Event, wanted: &impl Fn(u64, u64) -> bool) {
         let (number, at_ns) = (event.subject, event.at_ns);
         self.found.push(Found::Stepped { rank, step: number, at_ns });
         let before = self.steps.insert(rank, (number, at_ns));
@@ -298,8 +293,8 @@ impl Joiner {
     }
 
     /// What a rank has recorded of a submission of its own.
-    fn own(&mut self, rank: u32, kind: Kind, event: &TraceEvent) {
-        let TraceEvent { at_ns, duration_ns, subject: ticket, other: thread, .. } = *event;
+    fn own(&mut self, rank: u32, event: &Event) {
+        let Event { kind, at_ns, duration_ns, subject: ticket, other: thread, .. } = *event;
         let track = Track::Thread { rank, thread };
         if kind == Kind::Wait {
             let before = self.waited.insert((rank, thread), at_ns.saturating_add(duration_ns));
@@ -381,8 +376,8 @@ impl Joiner {
         self.found.push(Found::From(arrow, track, at_ns));
     }
 
-    fn order(&mut self, node: u32, control: Track, event: &TraceEvent) {
-        let TraceEvent { subject: sequence, at_ns, duration_ns, name: number, .. } = *event;
+    fn order(&mut self, node: u32, control: Track, event: &Event) {
+        let Event { subject: sequence, at_ns, duration_ns, name: number, .. } = *event;
         let ordered_ns = at_ns.saturating_add(duration_ns);
         let name = self.name(node, number);
         let round = self.rounds.get(&(node, number));
@@ -427,9 +422,8 @@ impl Joiner {
         self.join(rank, ticket);
     }
 
-    fn lane(&mut self, node: u32, kind: Kind, event: &TraceEvent) {
-        let TraceEvent { track, at_ns, duration_ns, subject: sequence, other: peer, bytes, .. } =
-            *event;
+    fn lane(&mut self, node: u32, track: u32, event: &Event) {
+        let Event { kind, at_ns, duration_ns, subject: sequence, other: peer, bytes, .. } = *event;
         // A small piece of one node is done at once, by the thread that has its order.
         let lane = track.checked_sub(1).map(|track| track / 2);
         if track.is_multiple_of(2) && lane.is_some() {

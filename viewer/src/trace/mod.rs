@@ -14,4 +14,6 @@ pub mod file;
 pub mod found;
 pub mod join;
 #[cfg(test)]
+pub(crate) mod recorded;
+#[cfg(test)]
 mod tests;

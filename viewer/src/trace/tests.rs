@@ -1,27 +1,19 @@
 use std::collections::BTreeMap;
 
-use gradwire_proto::pb::{TraceBatch, TraceEvent, TraceName};
+use gradwire_proto::pb::{TraceBatch, TraceTrack};
 use gradwire_tests::sample;
-use gradwire_trace::Kind;
+use gradwire_trace::{Kind, event::BYTES};
 use serde_json::Value;
 
 use super::{
     chrome::arrow_id,
     file::Trace,
     join::{Lost, MAX_KNOWN},
+    recorded::{self, CONTROL, LANE_0, Recorded, recorded},
 };
 
-const LANE_0: u32 = 1;
-const CONTROL_TRACK: u32 = 0;
-
-fn event(kind: Kind, track: u32, at_ns: u64, duration_ns: u64, subject: u64) -> TraceEvent {
-    let kind = kind as u32;
-    TraceEvent { kind, track, at_ns, duration_ns, subject, ..TraceEvent::default() }
-}
-
-fn batch(node: u32, events: Vec<TraceEvent>) -> TraceBatch {
-    let names = vec![TraceName { number: 1, name: "grad/\"0\"<b>".to_owned() }];
-    TraceBatch { node, ahead_error_ns: 50, names, events, ..TraceBatch::default() }
+fn batch(node: u32, events: Vec<Recorded>) -> TraceBatch {
+    recorded::batch(node, "grad/\"0\"<b>", &events)
 }
 
 /// What is written, as JSON without the line that tells about the job's end.
@@ -42,21 +34,21 @@ fn named<'a>(all: &'a [Value], phase: &str, name: &str) -> Vec<&'a Value> {
 }
 
 /// A tensor of rank 0, from its submission to its end, on node 0 with a peer.
-fn life() -> Vec<TraceEvent> {
-    let order = event(Kind::Order, CONTROL_TRACK, 2_000, 1_000, 7);
+fn life() -> Vec<Recorded> {
+    let order = recorded(Kind::Order, CONTROL, 2_000, 1_000, 7);
     vec![
-        event(Kind::Submit, 2, 1_000, 500, 42),
-        event(Kind::Wait, 2, 4_000, 6_000, 42),
-        TraceEvent { name: 1, ..event(Kind::Read, CONTROL_TRACK, 1_700, 0, 42) },
-        TraceEvent { name: 1, ..event(Kind::Gather, CONTROL_TRACK, 1_700, 300, 0) },
-        TraceEvent { name: 1, bytes: 42, ..order },
-        event(Kind::Queue, LANE_0, 3_000, 100, 7),
-        TraceEvent { bytes: 64, ..event(Kind::Reduce, LANE_0, 3_100, 400, 7) },
-        TraceEvent { other: 1, bytes: 64, ..event(Kind::Send, LANE_0, 3_500, 300, 7) },
-        TraceEvent { other: 1, bytes: 64, ..event(Kind::Receive, LANE_0, 4_000, 900, 7) },
-        event(Kind::Publish, LANE_0, 5_000, 500, 7),
-        event(Kind::Piece, CONTROL_TRACK, 3_000, 2_500, 7),
-        event(Kind::Complete, CONTROL_TRACK, 5_400, 0, 42),
+        recorded(Kind::Submit, 2, 1_000, 500, 42),
+        recorded(Kind::Wait, 2, 4_000, 6_000, 42),
+        recorded(Kind::Read, CONTROL, 1_700, 0, 42).name(1),
+        recorded(Kind::Gather, CONTROL, 1_700, 300, 0).name(1),
+        order.name(1).bytes(42),
+        recorded(Kind::Queue, LANE_0, 3_000, 100, 7),
+        recorded(Kind::Reduce, LANE_0, 3_100, 400, 7).bytes(64),
+        recorded(Kind::Send, LANE_0, 3_500, 300, 7).other(1).bytes(64),
+        recorded(Kind::Receive, LANE_0, 4_000, 900, 7).other(1).bytes(64),
+        recorded(Kind::Publish, LANE_0, 5_000, 500, 7),
+        recorded(Kind::Piece, CONTROL, 3_000, 2_500, 7),
+        recorded(Kind::Complete, CONTROL, 5_400, 0, 42),
     ]
 }
 
@@ -95,8 +87,10 @@ fn a_tensor_is_followed_from_rank_to_rank() {
 #[test]
 fn an_arrow_arrives_after_it_left() {
     let mut life = life();
-    for event in life.iter_mut().filter(|event| event.kind == Kind::Reduce as u32) {
-        (event.at_ns, event.duration_ns) = (200, 3_300);
+    for Recorded { event, .. } in &mut life {
+        if event.kind == Kind::Reduce {
+            (event.at_ns, event.duration_ns) = (200, 3_300);
+        }
     }
     let (all, _) = written(vec![batch(0, life)]);
     let at = |phase: &str| named(&all, phase, "submitted")[0]["ts"].as_f64();
@@ -108,7 +102,7 @@ fn an_arrow_arrives_after_it_left() {
 fn no_time_is_before_0() {
     let second = 1_000_000_000;
     let wait =
-        |at: u64, took: u64, ticket| event(Kind::Wait, 2, at * second, took * second, ticket);
+        |at: u64, took: u64, ticket| recorded(Kind::Wait, 2, at * second, took * second, ticket);
     let (all, _) = written(vec![batch(0, vec![wait(10, 1, 1), wait(2, 3, 2), wait(6, 5, 3)])]);
     let waits = all.iter().filter(|line| line["name"].as_str().unwrap().starts_with("wait"));
     let times: Vec<_> = waits.map(|line| (line["ts"].as_f64(), line["dur"].as_f64())).collect();
@@ -120,7 +114,7 @@ fn no_time_is_before_0() {
 #[test]
 fn the_order_of_events_changes_nothing_but_titles() {
     let mut life = life();
-    let count = |events: Vec<TraceEvent>| {
+    let count = |events: Vec<Recorded>| {
         let mut kinds = BTreeMap::new();
         // The names of operations are known only once they are ordered.
         for line in written(vec![batch(0, events)]).0 {
@@ -142,11 +136,11 @@ fn the_order_of_events_changes_nothing_but_titles() {
 
 #[test]
 fn slices_of_a_rank_nest_and_computing_is_what_is_between_waits() {
-    let wait = |at_ns, ticket| event(Kind::Wait, 2, at_ns, 1_000, ticket);
-    let read = |ticket| TraceEvent { name: 1, ..event(Kind::Read, 0, 100, 0, ticket) };
-    let done = |ticket, at_ns| event(Kind::Complete, 0, at_ns, 0, ticket);
+    let wait = |at_ns, ticket| recorded(Kind::Wait, 2, at_ns, 1_000, ticket);
+    let read = |ticket| recorded(Kind::Read, 0, 100, 0, ticket).name(1);
+    let done = |ticket, at_ns| recorded(Kind::Complete, 0, at_ns, 0, ticket);
     let mut events = vec![read(1), read(2), done(1, 1_500), done(2, 5_100)];
-    events.extend([wait(1_000, 1), event(Kind::Submit, 2, 3_000, 200, 2), wait(5_000, 2)]);
+    events.extend([wait(1_000, 1), recorded(Kind::Submit, 2, 3_000, 200, 2), wait(5_000, 2)]);
     let (all, _) = written(vec![batch(0, events)]);
     let compute = named(&all, "X", "compute");
     assert_eq!(compute.len(), 1);
@@ -167,11 +161,8 @@ fn slices_of_a_rank_nest_and_computing_is_what_is_between_waits() {
 
 #[test]
 fn a_tensor_in_several_pieces_negotiates_once_and_then_waits_for_credit() {
-    let order = |sequence, took_ns, rank| TraceEvent {
-        name: 1,
-        other: rank,
-        bytes: 9,
-        ..event(Kind::Order, CONTROL_TRACK, 1_000, took_ns, sequence)
+    let order = |sequence, took_ns, rank| {
+        recorded(Kind::Order, CONTROL, 1_000, took_ns, sequence).name(1).other(rank).bytes(9)
     };
     let events = vec![order(3, 500, 0), order(3, 500, 1), order(4, 900, 0), order(4, 900, 1)];
     let (all, _) = written(vec![batch(0, events)]);
@@ -182,7 +173,7 @@ fn a_tensor_in_several_pieces_negotiates_once_and_then_waits_for_credit() {
 
 #[test]
 fn steps_have_a_track_of_their_own() {
-    let step = |number, at_ns| event(Kind::Step, 4, at_ns, 0, number);
+    let step = |number, at_ns| recorded(Kind::Step, 4, at_ns, 0, number);
     let (all, _) = written(vec![batch(0, vec![step(8, 1_000), step(9, 4_000)])]);
     let slices = named(&all, "X", "step 9");
     assert_eq!((&slices[0]["pid"], &slices[0]["dur"]), (&100_001.into(), &Value::from(3.0)));
@@ -193,16 +184,17 @@ fn steps_have_a_track_of_their_own() {
 
 #[test]
 fn what_is_lost_is_told_and_nonsense_is_left_out() {
-    let mut bad = batch(0, Vec::new());
-    bad.events = vec![
-        TraceEvent { kind: 99, ..TraceEvent::default() },
+    let events = vec![
         // A rank of another node.
-        event(Kind::Wait, 2 * 9 + 2, 1, 1, 1),
-        TraceEvent { other: 3, ..event(Kind::Complete, 0, 1, 0, 1) },
+        recorded(Kind::Wait, 2 * 9 + 2, 1, 1, 1),
+        recorded(Kind::Complete, 0, 1, 0, 1).other(3),
         // A time that can't be.
-        event(Kind::Reduce, LANE_0, u64::MAX, u64::MAX, u64::MAX),
-        event(Kind::Send, LANE_0, 0, u64::MAX, 0),
+        recorded(Kind::Reduce, LANE_0, u64::MAX, u64::MAX, u64::MAX),
+        recorded(Kind::Send, LANE_0, 0, u64::MAX, 0),
     ];
+    let mut bad = batch(0, events);
+    // Of no kind, and half a record.
+    bad.tracks.push(TraceTrack { track: LANE_0, events: vec![99; BYTES + BYTES / 2] });
     bad.lost = 12;
     let (all, lost) = written(vec![bad, batch(77, life())]);
     assert_eq!(lost.events, 12);
@@ -217,11 +209,9 @@ fn what_is_remembered_is_bounded() {
     let status = sample::status(0);
     let (mut trace, mut out) = (Trace::new(&status), String::new());
     for ticket in 0..MAX_KNOWN as u64 + 100 {
-        let order = event(Kind::Order, 0, ticket, 0, ticket);
-        let events = vec![
-            event(Kind::Submit, 2, ticket, 1, ticket),
-            TraceEvent { bytes: ticket + (1 << 40), ..order },
-        ];
+        let order = recorded(Kind::Order, 0, ticket, 0, ticket);
+        let events =
+            vec![recorded(Kind::Submit, 2, ticket, 1, ticket), order.bytes(ticket + (1 << 40))];
         trace.add(batch(0, events), |_, _| true, &mut out);
         out.clear();
     }
