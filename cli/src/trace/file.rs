@@ -59,7 +59,7 @@ impl TraceFile {
     }
 
     /// Writes lines, if they fit.
-    pub(super) fn write(&mut self, lines: &str) -> Result<(), CommandError> {
+    pub(super) fn write(&mut self, lines: &[u8]) -> Result<(), CommandError> {
         let bytes = lines.len() as u64;
         if self.is_full || bytes > self.left {
             self.is_full = true;
@@ -70,16 +70,16 @@ impl TraceFile {
     }
 
     /// Writes the last lines in any case.
-    pub(super) fn end(&mut self, lines: &str) -> Result<(), CommandError> {
+    pub(super) fn end(&mut self, lines: &[u8]) -> Result<(), CommandError> {
         self.put(lines)
     }
 
-    fn put(&mut self, lines: &str) -> Result<(), CommandError> {
+    fn put(&mut self, lines: &[u8]) -> Result<(), CommandError> {
         // A pipe or a device has no length.
         let is_file = || self.file.metadata().is_ok_and(|file| file.is_file());
         let begun = if !self.has_begun && is_file() { self.file.set_len(0) } else { Ok(()) };
         self.has_begun = true;
-        begun.and_then(|()| self.file.write_all(lines.as_bytes())).map_err(|error| {
+        begun.and_then(|()| self.file.write_all(lines)).map_err(|error| {
             let what = format!("{} can't be written: {error}", self.name);
             CommandError::failed(what).hint("it has what was traced until then")
         })
@@ -107,8 +107,8 @@ mod tests {
         fs::write(&path, "an older and longer file").unwrap();
         let mut file = TraceFile::open(&path, 1).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "an older and longer file");
-        file.write("[\n").unwrap();
-        file.end("]\n").unwrap();
+        file.write(b"[\n").unwrap();
+        file.end(b"]\n").unwrap();
         drop(file);
         assert_eq!(fs::read_to_string(&path).unwrap(), "[\n]\n");
         let error = TraceFile::open(folder.path(), 1).unwrap_err();

@@ -260,13 +260,13 @@ struct Traced {
     hosts: usize,
     /// The nodes from which something has come.
     recording: BTreeSet<u32>,
-    text: String,
+    text: Vec<u8>,
 }
 
 impl Traced {
     fn begin(status: &StatusResponse, file: &mut TraceFile) -> Result<Self, CommandError> {
         let trace = Trace::new(status);
-        let mut text = String::new();
+        let mut text = Vec::new();
         trace.begin(status, &mut text);
         file.write(&text)?;
         Ok(Self { trace, hosts: status.nodes.len(), recording: BTreeSet::new(), text })

@@ -1,7 +1,11 @@
 //! One event of a file in the Trace Event Format.
 
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::{
+    borrow::Cow,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+};
 
+use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 /// The id of an arrow in the file. Perfetto understands hexadecimal numbers alone.
@@ -18,33 +22,82 @@ pub(super) struct Place {
     pub(super) tid: u64,
 }
 
-/// A line of the file. Times are in nanoseconds until it is written, then in microseconds.
-#[derive(Debug, Clone)]
-pub(super) struct Line {
-    event: Value,
-    /// When, and how long; `None` for what has no time.
-    at_ns: Option<u64>,
-    duration_ns: Option<u64>,
-    base_ns: u64,
+/// What a viewer shows about a line.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(super) enum Facts<'a> {
+    Submission {
+        rank: u32,
+        ticket: Option<u64>,
+        tensor: &'a str,
+    },
+    Moved {
+        operation: Option<u64>,
+        bytes: u64,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        peer: Option<&'a str>,
+    },
+    Other(Value),
 }
 
-impl Line {
-    fn new(phase: &str, name: &str, pid: u64) -> Self {
-        let event = json!({ "ph": phase, "name": name, "pid": pid });
-        Self { event, at_ns: None, duration_ns: None, base_ns: 0 }
+/// A line of the file: an event with the names that the format has for its fields.
+#[derive(Debug, Serialize)]
+pub(super) struct Line<'a> {
+    ph: &'static str,
+    name: Cow<'a, str>,
+    pid: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tid: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cat: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id2: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bp: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    s: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    args: Option<Facts<'a>>,
+    #[serde(rename = "ts", skip_serializing_if = "Option::is_none")]
+    at: Option<Nanoseconds>,
+    #[serde(rename = "dur", skip_serializing_if = "Option::is_none")]
+    duration: Option<Nanoseconds>,
+}
+
+/// A time, which the format has in microseconds. As a float it is exact: a trace of a day has 14
+/// digits, and the shortest text of a float is right for 15.
+#[derive(Debug, Clone, Copy)]
+struct Nanoseconds(u64);
+
+impl Serialize for Nanoseconds {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_f64(self.0 as f64 / 1e3)
+    }
+}
+
+impl<'a> Line<'a> {
+    fn new(ph: &'static str, name: impl Into<Cow<'a, str>>, pid: u64) -> Self {
+        let (tid, cat, id, id2, bp, s) = (None, None, None, None, None, None);
+        let (args, at, duration) = (None, None, None);
+        Self { ph, name: name.into(), pid, tid, cat, id, id2, bp, s, args, at, duration }
     }
 
-    fn timed(phase: &str, name: &str, category: &str, place: Place, at_ns: u64) -> Self {
-        let mut line = Self::new(phase, name, place.pid);
-        line.event["cat"] = category.into();
-        line.event["tid"] = place.tid.into();
-        line.at_ns = Some(at_ns);
-        line
+    fn timed(
+        ph: &'static str,
+        name: impl Into<Cow<'a, str>>,
+        category: &'static str,
+        place: Place,
+        at_ns: u64,
+    ) -> Self {
+        let line = Self::new(ph, name, place.pid);
+        Self { cat: Some(category), tid: Some(place.tid), at: Some(Nanoseconds(at_ns)), ..line }
     }
 
     /// Facts about a process, or about the job (0).
-    pub(super) fn about(name: &str, pid: u64, facts: Value) -> Self {
-        Self::new("M", name, pid).with(facts)
+    pub(super) fn about(name: &'static str, pid: u64, facts: Value) -> Self {
+        Self::new("M", name, pid).with(Facts::Other(facts))
     }
 
     /// The name of a process.
@@ -54,81 +107,96 @@ impl Line {
 
     /// The name of a thread.
     pub(super) fn thread(place: Place, name: &str) -> Self {
-        let mut line = Self::about("thread_name", place.pid, json!({ "name": name }));
-        line.event["tid"] = place.tid.into();
-        line
+        let line = Self::about("thread_name", place.pid, json!({ "name": name }));
+        Self { tid: Some(place.tid), ..line }
     }
 
     /// Something that took a while.
     pub(super) fn slice(
-        name: &str,
-        category: &str,
+        name: impl Into<Cow<'a, str>>,
+        category: &'static str,
         place: Place,
         at_ns: u64,
         duration_ns: u64,
     ) -> Self {
         let line = Self::timed("X", name, category, place, at_ns);
-        Self { duration_ns: Some(duration_ns), ..line }
+        Self { duration: Some(Nanoseconds(duration_ns)), ..line }
     }
 
     /// The beginning (`b`) or the end (`e`) of something beside which other things go on.
     pub(super) fn overlapping(
-        phase: &str,
-        name: &str,
-        category: &str,
+        phase: &'static str,
+        name: &'a str,
+        category: &'static str,
         place: Place,
         id: u64,
         at_ns: u64,
     ) -> Self {
-        let mut line = Self::timed(phase, name, category, place, at_ns);
-        line.event["id2"] = json!({ "local": format!("{id:#x}") });
-        line
+        let id2 = Some(json!({ "local": format!("{id:#x}") }));
+        Self { id2, ..Self::timed(phase, name, category, place, at_ns) }
     }
 
     /// The beginning (`s`) or the end (`f`) of an arrow between slices.
-    pub(super) fn arrow(phase: &str, name: &str, place: Place, id: &str, at_ns: u64) -> Self {
-        let mut line = Self::timed(phase, name, "arrow", place, at_ns);
-        line.event["id"] = arrow_id(id).into();
-        if phase == "f" {
-            // It ends at the slice around that time, not at the next one.
-            line.event["bp"] = "e".into();
-        }
-        line
+    pub(super) fn arrow(
+        phase: &'static str,
+        name: &'static str,
+        place: Place,
+        id: &str,
+        at_ns: u64,
+    ) -> Self {
+        // It ends at the slice around that time, not at the next one.
+        let bp = (phase == "f").then_some("e");
+        Self { id: Some(arrow_id(id)), bp, ..Self::timed(phase, name, "arrow", place, at_ns) }
     }
 
     /// Something that happened at one moment, for a whole process.
-    pub(super) fn instant(name: &str, place: Place, at_ns: u64) -> Self {
-        let mut line = Self::timed("i", name, "gradwire", place, at_ns);
-        line.event["s"] = "p".into();
-        line
+    pub(super) fn instant(name: &'a str, place: Place, at_ns: u64) -> Self {
+        Self { s: Some("p"), ..Self::timed("i", name, "gradwire", place, at_ns) }
     }
 
     /// With these facts.
-    pub(super) fn with(mut self, facts: Value) -> Self {
-        self.event["args"] = facts;
-        self
+    pub(super) fn with(self, facts: Facts<'a>) -> Self {
+        Self { args: Some(facts), ..self }
     }
 
-    /// With times since this one.
-    pub(super) fn at(&self, base_ns: u64) -> Self {
-        Self { base_ns, ..self.clone() }
+    /// With times since this one. What began before is cut off there.
+    pub(super) fn since(self, base_ns: u64) -> Self {
+        let missing_ns = self.at.map_or(0, |at| base_ns.saturating_sub(at.0));
+        let at = self.at.map(|at| Nanoseconds(at.0.saturating_sub(base_ns)));
+        let duration =
+            self.duration.map(|duration| Nanoseconds(duration.0.saturating_sub(missing_ns)));
+        Self { at, duration, ..self }
     }
 
-    /// Writes it, with a comma and an end of line. What began before 0 is cut off there.
-    pub(super) fn write(&self, out: &mut String) {
-        let mut text = self.event.to_string();
-        // Numbers with three decimals, which a float could not tell exactly.
-        let mut put = |name: &str, ns: u64| {
-            text.pop();
-            text.push_str(&format!(",\"{name}\":{}.{:03}}}", ns / 1000, ns % 1000));
-        };
-        if let Some(at_ns) = self.at_ns {
-            put("ts", at_ns.saturating_sub(self.base_ns));
-            if let Some(duration_ns) = self.duration_ns {
-                put("dur", duration_ns.saturating_sub(self.base_ns.saturating_sub(at_ns)));
-            }
+    /// Writes it, with a comma and an end of line.
+    pub(super) fn write(&self, out: &mut Vec<u8>) {
+        serde_json::to_writer(&mut *out, self).expect("memory takes all, and all keys are texts");
+        out.extend_from_slice(b",\n");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_their_nanoseconds() {
+        let place = Place { pid: 1, tid: 2 };
+        for ns in [0, 1, 999, 1_000, 1_001, 123_456_789, 86_400_000_000_001, 604_799_999_999_999] {
+            let mut out = Vec::new();
+            Line::slice("s", "c", place, ns + 5, ns).since(5).write(&mut out);
+            let text = String::from_utf8(out).unwrap();
+            let us = format!("{}.{:03}", ns / 1000, ns % 1000);
+            let us = us.trim_end_matches('0');
+            let us = if us.ends_with('.') { format!("{us}0") } else { us.to_owned() };
+            assert!(text.contains(&format!("\"ts\":{us},\"dur\":{us}}}")), "{ns}: {text}");
         }
-        out.push_str(&text);
-        out.push_str(",\n");
+    }
+
+    #[test]
+    fn what_began_before_is_cut_off() {
+        let place = Place { pid: 1, tid: 2 };
+        let line = Line::slice("s", "c", place, 3_000, 5_000).since(4_000);
+        assert_eq!((line.at.unwrap().0, line.duration.unwrap().0), (0, 4_000));
     }
 }

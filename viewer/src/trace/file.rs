@@ -4,10 +4,10 @@
 use std::collections::HashSet;
 
 use gradwire_proto::pb::{StatusResponse, TraceBatch};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{
-    chrome::{Line, Place},
+    chrome::{Facts, Line, Place},
     found::{Arrow, Found, Slice, Track, What},
     join::{Joiner, Lost, MAX_KNOWN},
 };
@@ -19,7 +19,7 @@ const FIRST_RANK: u64 = 100_000;
 const CONTROL: u64 = 0;
 const STEPS: u64 = 1_000;
 
-/// The text of a file, piece by piece.
+/// The text of a file, in UTF-8, piece by piece.
 #[derive(Debug)]
 pub struct Trace {
     joiner: Joiner,
@@ -38,8 +38,8 @@ impl Trace {
     }
 
     /// What the file begins with.
-    pub fn begin(&self, status: &StatusResponse, out: &mut String) {
-        out.push_str("[\n");
+    pub fn begin(&self, status: &StatusResponse, out: &mut Vec<u8>) {
+        out.extend_from_slice(b"[\n");
         let about = json!({ "job": status.job, "gradwire": status.version });
         Line::about("gradwire_job", 0, about).write(out);
         for (node, host) in (1..).zip(self.joiner.hosts()) {
@@ -54,21 +54,22 @@ impl Trace {
 
     /// Adds a batch. Of what makes no sense nothing is written (TRUST). `wanted` decides by the
     /// beginning and the end of an event, in nanoseconds of the coordinator's clock.
-    pub fn add(&mut self, batch: TraceBatch, wanted: impl Fn(u64, u64) -> bool, out: &mut String) {
+    pub fn add(&mut self, batch: TraceBatch, wanted: impl Fn(u64, u64) -> bool, out: &mut Vec<u8>) {
         self.joiner.add(batch, wanted);
         self.write_found(out);
     }
 
     /// What the file ends with. What is left was never joined with what belongs to it.
-    pub fn end(&mut self, out: &mut String) {
+    pub fn end(&mut self, out: &mut Vec<u8>) {
         self.joiner.end();
         self.write_found(out);
         let Lost { events, batches } = self.joiner.lost();
         let about = json!({ "lost_events": events, "lost_batches": batches });
         Line::about("gradwire_end", 0, about).write(out);
         // No comma after the last one.
-        out.truncate(out.trim_end_matches([',', '\n']).len());
-        out.push_str("\n]\n");
+        let end = out.iter().rposition(|byte| !b",\n".contains(byte));
+        out.truncate(end.map_or(0, |last| last + 1));
+        out.extend_from_slice(b"\n]\n");
     }
 
     /// Batches did not come.
@@ -96,7 +97,7 @@ impl Trace {
         &self.joiner
     }
 
-    fn write_found(&mut self, out: &mut String) {
+    fn write_found(&mut self, out: &mut Vec<u8>) {
         for found in self.joiner.take() {
             match found {
                 Found::Slice(slice) => self.slice(&slice, out),
@@ -111,14 +112,14 @@ impl Trace {
                 Found::Lost { node, events, at_ns } => {
                     let place = place(Track::Control { node });
                     let what = format!("lost {events} events");
-                    Line::instant(&what, place, at_ns).at(self.joiner.base_ns()).write(out);
+                    Line::instant(&what, place, at_ns).since(self.joiner.base_ns()).write(out);
                 }
                 Found::Stepped { .. } | Found::Part { .. } => {}
             }
         }
     }
 
-    fn slice(&mut self, slice: &Slice, out: &mut String) {
+    fn slice(&mut self, slice: &Slice, out: &mut Vec<u8>) {
         let Slice { what, track, title, at_ns, duration_ns, .. } = slice;
         let (place, name) = (place(*track), what.name());
         let name = match (what, title.as_str()) {
@@ -138,39 +139,44 @@ impl Trace {
             self.count += 1;
             for (phase, at_ns) in [("b", *at_ns), ("e", slice.end_ns())] {
                 let line = Line::overlapping(phase, &name, category, place, self.count, at_ns);
-                self.write(&line, out);
+                self.write(line, out);
             }
             return;
         }
         self.name(*track, place, out);
-        let line = Line::slice(&name, category, place, *at_ns, *duration_ns);
-        let line = match self.about(slice) {
-            Some(about) => line.with(about),
-            None => line,
-        };
-        self.write(&line, out);
+        let base_ns = self.joiner.base_ns();
+        let line = Line::slice(&name, category, place, *at_ns, *duration_ns).since(base_ns);
+        match self.about(slice) {
+            Some(about) => line.with(about).write(out),
+            None => line.write(out),
+        }
+        self.written += 1;
     }
 
     /// The facts about a slice that a viewer shows.
-    fn about(&self, slice: &Slice) -> Option<Value> {
+    fn about<'a>(&'a self, slice: &'a Slice) -> Option<Facts<'a>> {
         let Slice { track, what, title, ticket, operation, peer, bytes, .. } = slice;
         match (track, what) {
             (Track::Thread { rank, .. }, What::Submit | What::Wait) => {
-                Some(json!({ "rank": rank, "ticket": ticket, "tensor": title }))
+                Some(Facts::Submission { rank: *rank, ticket: *ticket, tensor: title })
             }
             (Track::Lane { .. } | Track::Control { .. }, _) => {
-                let mut about = json!({ "operation": operation, "bytes": bytes });
                 let host = peer.and_then(|peer| self.joiner.hosts().get(peer as usize));
-                if let Some(host) = host {
-                    about["peer"] = Value::from(host.name.as_str());
-                }
-                Some(about)
+                let peer = host.map(|host| host.name.as_str());
+                Some(Facts::Moved { operation: *operation, bytes: *bytes, peer })
             }
             _ => None,
         }
     }
 
-    fn arrow(&mut self, phase: &str, arrow: Arrow, track: Track, at_ns: u64, out: &mut String) {
+    fn arrow(
+        &mut self,
+        phase: &'static str,
+        arrow: Arrow,
+        track: Track,
+        at_ns: u64,
+        out: &mut Vec<u8>,
+    ) {
         let (name, id) = match arrow {
             Arrow::Submitted { rank, ticket, operation } => {
                 ("submitted", format!("r{rank}.{ticket}.{operation}"))
@@ -179,11 +185,11 @@ impl Trace {
                 ("message", format!("p{operation}.{from}.{to}"))
             }
         };
-        self.write(&Line::arrow(phase, name, place(track), &id, at_ns), out);
+        self.write(Line::arrow(phase, name, place(track), &id, at_ns), out);
     }
 
     /// A track gets its name when it is used first.
-    fn name(&mut self, track: Track, place: Place, out: &mut String) {
+    fn name(&mut self, track: Track, place: Place, out: &mut Vec<u8>) {
         let name = match track {
             // The file begins with their names.
             Track::Steps { .. } => return,
@@ -196,9 +202,9 @@ impl Trace {
         }
     }
 
-    fn write(&mut self, line: &Line, out: &mut String) {
+    fn write(&mut self, line: Line<'_>, out: &mut Vec<u8>) {
         self.written += 1;
-        line.at(self.joiner.base_ns()).write(out);
+        line.since(self.joiner.base_ns()).write(out);
     }
 }
 

@@ -19,13 +19,13 @@ fn batch(node: u32, events: Vec<Recorded>) -> TraceBatch {
 /// What is written, as JSON without the line that tells about the job's end.
 fn written(batches: Vec<TraceBatch>) -> (Vec<Value>, Lost) {
     let status = sample::status(0);
-    let (mut trace, mut out) = (Trace::new(&status), String::new());
+    let (mut trace, mut out) = (Trace::new(&status), Vec::new());
     trace.begin(&status, &mut out);
     for batch in batches {
         trace.add(batch, |_, _| true, &mut out);
     }
     trace.end(&mut out);
-    let all: Vec<Value> = serde_json::from_str(&out).expect("it is JSON");
+    let all: Vec<Value> = serde_json::from_slice(&out).expect("it is JSON");
     (all, trace.lost())
 }
 
@@ -207,7 +207,7 @@ fn what_is_lost_is_told_and_nonsense_is_left_out() {
 #[test]
 fn what_is_remembered_is_bounded() {
     let status = sample::status(0);
-    let (mut trace, mut out) = (Trace::new(&status), String::new());
+    let (mut trace, mut out) = (Trace::new(&status), Vec::new());
     for ticket in 0..MAX_KNOWN as u64 + 100 {
         let order = recorded(Kind::Order, 0, ticket, 0, ticket);
         let events =
