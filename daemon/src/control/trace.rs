@@ -33,8 +33,8 @@ const SIGN: Duration = Duration::from_millis(250);
 /// thread of the control stream, the coordinator and all readers.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// How often they are read while a rank's ring fills fast, or a step is sampled. That may be shorter
-/// than [`LOOK`], and such rings have no more than 4,096 events.
+/// How often they are read while a rank's ring fills fast, which has no more than 4,096 events, or
+/// while a step is sampled, which may be shorter than [`LOOK`].
 const SHORT_LOOK: Duration = Duration::from_millis(10);
 
 /// How many new events of a rank are many.
