@@ -289,7 +289,7 @@ impl Bench {
         match self {
             Self::Barrier { .. } | Self::Resources(_) => Ok(()),
             Self::Sweep(collective) => collective.parts().1.sizes().map(drop),
-            Self::Model { shapes, .. } => shapes::load(shapes).map(drop),
+            Self::Model { shapes, .. } => shapes::load("--shapes", shapes).map(drop),
         }
     }
 

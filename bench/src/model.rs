@@ -31,7 +31,7 @@ pub fn run(
     (network, compute_ms): (&str, f64),
     report: &mut Report,
 ) -> Result<(), CommandError> {
-    let gradients = shapes::load(network)?;
+    let gradients = shapes::load("--shapes", network)?;
     let row = with_type!(data.dtype, steps(session, op, data, &gradients, compute_ms))?;
     report.row(row)
 }

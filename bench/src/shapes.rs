@@ -42,21 +42,21 @@ type Known = (&'static str, fn() -> Vec<Gradient>);
 const KNOWN: [Known; 4] =
     [("resnet50", resnet50), ("vgg16", vgg16), ("bert-large", bert_large), ("gpt2", gpt2)];
 
-/// The gradients of a known network or of a file, front layer first.
+/// The gradients of a known network or of a file, front layer first. `option` is how it was named.
 ///
 /// # Errors
-/// [`CommandError`] with the file, the line and what is wrong.
-pub fn load(name: &str) -> Result<Vec<Gradient>, CommandError> {
+/// [`CommandError`] with the option, the file, the line and what is wrong.
+pub fn load(option: &str, name: &str) -> Result<Vec<Gradient>, CommandError> {
     if let Some((_, network)) = KNOWN.iter().find(|(known, _)| *known == name) {
         return Ok(network());
     }
     let text = std::fs::read_to_string(Path::new(name)).map_err(|error| {
         let known: Vec<_> = KNOWN.iter().map(|(known, _)| *known).collect();
-        CommandError::usage(format!("--shapes {name}: {error}"))
+        CommandError::usage(format!("{option} {name}: {error}"))
             .hint(format!("it must be {} or a file that exists", known.join(", ")))
     })?;
     parse(&text).map_err(|wrong| {
-        CommandError::usage(format!("--shapes {name} {wrong}"))
+        CommandError::usage(format!("{option} {name} {wrong}"))
             .hint("a line is `name dim dim …`, front layer first; # begins a comment")
     })
 }
@@ -228,7 +228,7 @@ mod tests {
             ("bert-large", 391, 335_141_888),
             ("gpt2", 148, 124_439_808),
         ] {
-            let gradients = load(name).unwrap();
+            let gradients = load("--shapes", name).unwrap();
             let all: u64 = gradients.iter().map(Gradient::elements).sum();
             assert_eq!((gradients.len(), all), (tensors, parameters), "{name}");
             let names: BTreeSet<_> = gradients.iter().map(|gradient| &gradient.name).collect();
@@ -251,7 +251,7 @@ mod tests {
             let error = parse(text).unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
-        let error = load("no/such/file").unwrap_err();
+        let error = load("--shapes", "no/such/file").unwrap_err();
         assert!(error.hint.contains("resnet50") && error.what.contains("no/such/file"), "{error}");
     }
 }

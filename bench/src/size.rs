@@ -28,7 +28,8 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     bytes.ok_or_else(|| "must be from 1 byte to 2^56 bytes".to_owned())
 }
 
-/// Parses the rate of a line as `tc` does: `100Mbit`, `1Gbit`, `2.5Gbit`, in powers of 1000.
+/// Parses the rate of a line as `tc` does: `100Mbit`, `1Gbit`, `2.5Gbit`, in powers of 1000. `25g`
+/// means the same as `25Gbit`.
 ///
 /// # Errors
 /// What is wrong, and what is allowed.
@@ -36,9 +37,9 @@ pub fn parse_rate(text: &str) -> Result<Rate, String> {
     const WRONG: &str = "not a rate: a number of kbit, Mbit or Gbit, such as 10Gbit";
     let (digits, unit) = split(text);
     let unit = match unit.to_ascii_lowercase().as_str() {
-        "kbit" => 1e3,
-        "mbit" => 1e6,
-        "gbit" => 1e9,
+        "k" | "kbit" => 1e3,
+        "m" | "mbit" => 1e6,
+        "g" | "gbit" => 1e9,
         _ => return Err(WRONG.to_owned()),
     };
     let bits = digits.parse::<f64>().map_err(|_| WRONG.to_owned())? * unit;
@@ -104,6 +105,7 @@ mod tests {
     fn a_rate_is_bits_in_a_second() {
         assert_eq!(parse_rate("1Gbit").unwrap().seconds(125e6), 1.0);
         assert_eq!(parse_rate("2.5gbit").unwrap().bits_per_second, 2.5e9);
+        assert_eq!(parse_rate("25g"), parse_rate("25000M"));
         for text in ["1", "Gbit", "1GB", "0Gbit", "1.2.3Mbit", "9999999999Gbit"] {
             assert!(parse_rate(text).is_err(), "{text}");
         }

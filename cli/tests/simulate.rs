@@ -341,3 +341,132 @@ fn a_paper_is_shown_next_to_its_figures() {
         assert!(files.contains_key(&format!("{title}.png")), "{title}");
     }
 }
+
+/// A model of a few layers: 12 MB.
+const MODEL: &str = "front 1000 1000\nmiddle 500 1000\nnorm 1000\nback 1500 1000\n";
+
+const PLAN: [&str; 9] =
+    ["plan", "--model", "model", "--nodes", "2..48", "--link", "10g", "--racks", "3"];
+
+fn planned(place: &Place, more: &[&str], out: &str) -> (String, BTreeMap<String, String>) {
+    fs::write(place.path().join("model"), MODEL).unwrap();
+    results(place, &[&PLAN, more].concat(), out)
+}
+
+/// Every size has a row with the time of each algorithm, and the table, the files and the charts
+/// agree.
+#[test]
+fn a_plan_has_a_time_of_each_algorithm_at_each_size() {
+    let place = Place::new();
+    let more = ["--oversubscription", "2", "--compute-ms", "20", "--spec", "ring"];
+    let (stdout, files) = planned(&place, &[&more[..], &["--spec", "circulant"]].concat(), "out");
+    let json = json(&files);
+    assert_eq!((&json["gradients"], &json["bytes"]), (&4.into(), &12_004_000.into()));
+    let rows = csv(&files, "plan.csv");
+    let sizes = json["sizes"].as_array().unwrap();
+    let nodes: Vec<u64> = sizes.iter().map(|size| size["nodes"].as_u64().unwrap()).collect();
+    assert_eq!(nodes, [2, 4, 8, 16, 32, 48]);
+    let racks: Vec<u64> = sizes.iter().map(|size| size["racks"].as_u64().unwrap()).collect();
+    assert_eq!(racks, [1, 1, 1, 1, 2, 3]);
+    for (size, nodes) in sizes.iter().zip(nodes) {
+        let line = stdout.lines().find(|line| line.starts_with(&format!("{nodes} "))).unwrap();
+        assert!(line.contains("simulated"), "{line}");
+        let steps = size["steps"].as_array().unwrap();
+        let names: Vec<&str> =
+            steps.iter().map(|step| step["algorithm"].as_str().unwrap()).collect();
+        assert_eq!(names, ["auto", "ring", "circulant"]);
+        for step in steps {
+            let seconds = step["seconds"].as_f64().unwrap();
+            let efficiency = step["efficiency"].as_f64().unwrap();
+            assert!(
+                efficiency <= 1.0 && (efficiency * seconds / 0.02 - 1.0).abs() < 1e-9,
+                "{step}"
+            );
+            assert!(line.contains(&format!("{:.2} ms {:.1} %", seconds * 1e3, efficiency * 1e2)));
+            let row = rows.iter().find(|row| {
+                row["nodes"] == nodes.to_string() && row["algorithm"] == step["algorithm"]
+            });
+            assert!((number(row.unwrap()["step_s"]) - seconds).abs() < 1e-8, "{step}");
+        }
+    }
+    assert_eq!(rows.len(), 6 * 3);
+    for name in ["plan-step", "plan-efficiency"] {
+        assert!(files[&format!("{name}.svg")].contains("circulant"), "{name}");
+        assert!(files.contains_key(&format!("{name}.png")), "{name}");
+    }
+    assert!(stdout.contains("The best algorithm is "), "{stdout}");
+}
+
+#[test]
+fn the_same_plan_gives_the_same_bytes() {
+    let place = Place::new();
+    let more =
+        |seed| ["--oversubscription", "8", "--spines", "4", "--seed", seed, "--spec", "ring"];
+    let plan = |seed, out| planned(&place, &more(seed), out);
+    let (first, again, other) = (plan("3", "1"), plan("3", "2"), plan("4", "3"));
+    assert!(first == again, "{}\n{}", first.0, again.0);
+    assert_ne!(first.1["plan.csv"], other.1["plan.csv"]);
+}
+
+/// What is too large to be simulated is priced, and says so. A single node waits for none.
+#[test]
+fn large_sizes_are_priced() {
+    let place = Place::new();
+    for (nodes, method) in [("1..2", "simulated"), ("2049..4096", "priced")] {
+        fs::write(place.path().join("model"), MODEL).unwrap();
+        let words = ["plan", "--model", "model", "--link", "100Gbit", "--nodes", nodes];
+        let (stdout, files) = results(&place, &[&words[..], &["--spec", "ring"]].concat(), "out");
+        let json = json(&files);
+        let sizes = json["sizes"].as_array().unwrap();
+        assert_eq!(sizes.len(), 2);
+        assert!(sizes.iter().all(|size| size["method"] == method), "{stdout}");
+        assert!(stdout.contains(method), "{stdout}");
+        if method == "simulated" {
+            assert!(sizes[0]["steps"][1]["efficiency"].as_f64().unwrap() > 0.99, "{stdout}");
+        }
+    }
+}
+
+#[test]
+fn a_wrong_plan_is_refused_in_one_line() {
+    let place = Place::new();
+    let path = |name: &str| place.path().join(name);
+    fs::write(path("model"), MODEL).unwrap();
+    fs::write(path("twice"), "a 2\na 3").unwrap();
+    fs::write(path("huge"), "a 1000000 1000000").unwrap();
+    fs::write(path("file"), "").unwrap();
+    let cases: &[(&[&str], &str, &str)] = &[
+        (&["--model", "resnet51"], "--model resnet51: No such file", "bert-large, gpt2 or a file"),
+        (&["--model", "twice"], "--model twice line 2: 'a' is given twice", "front layer first"),
+        (&["--model", "huge"], "the steps have ", "a smaller model"),
+        (&["--nodes", "8..2"], "invalid value '8..2' for '--nodes <FROM..TO>': 8 is more", ""),
+        (&["--nodes", "0..2"], "invalid value '0..2' for '--nodes", "1 to 4096 nodes"),
+        (&["--nodes", "8..4097"], "invalid value '8..4097' for '--nodes", "1 to 4096 nodes"),
+        (&["--nodes", "many"], "invalid value 'many' for '--nodes", "such as 8..2048"),
+        (&["--link", "fast"], "invalid value 'fast' for '--link <RATE>': not a rate", "10Gbit"),
+        (&["--link", "0g"], "invalid value '0g' for '--link", "from 1kbit"),
+        (&["--racks", "0"], "invalid value '0' for '--racks", "give their number"),
+        (&["--racks", "49"], "48 nodes can't be in 49 racks", "hint: "),
+        (&["--racks", "2x4"], "--racks: racks in groups", "the number of racks"),
+        (&["--oversubscription", "0.5"], "invalid value '0.5' for '--over", "from 1 to 1000"),
+        (&["--oversubscription", "nan"], "invalid value 'nan' for '--over", "from 1 to 1000"),
+        (&["--compute-ms", "0"], "invalid value '0' for '--compute-ms", "milliseconds"),
+        (&["--spec", "rign"], "invalid value 'rign' for '--spec <SPEC>'", "ring"),
+        (&["--spec", "torus(dims=3x5)"], "--spec: torus(dims=3x5) is for none of", "factors"),
+        (&["--spines", "0"], "invalid value '0' for '--spines", ""),
+        (&["--out", "file"], "--out: file: File exists", "name a directory"),
+        (&["--out", "/proc/gradwire"], "--out: /proc/gradwire: ", "name a directory"),
+    ];
+    for (words, expected, remedy) in cases {
+        // The option of the case instead of the usual one.
+        let mut all = vec!["plan"];
+        let has = |option: &str| words[0] == option;
+        let pairs = PLAN[1..].chunks(2).filter(|pair| !has(pair[0]));
+        all.extend(pairs.flatten());
+        all.extend(*words);
+        let output = simulate(&place, &all);
+        assert_eq!((output.code, output.stdout.as_str()), (Some(2), ""), "{words:?} {output:?}");
+        assert!(output.stderr.starts_with(&format!("error: {expected}")), "{output:?}");
+        assert!(output.stderr.contains(remedy), "{output:?}");
+    }
+}

@@ -29,10 +29,9 @@
 //! does meanwhile. In a chain or a tree it waits until a chunk has come in, h·(α + chunk·β). In a
 //! ring or an exchange, where all have something to send from the beginning, it is busy and the
 //! chunks are among its bytes: h·α (the pipeline fill of an algorithm's shape).
-//! [`critical_path`] computes the same from the schedules themselves, step by step; the closed
-//! forms of [`price`] are tested against it and cost microseconds for any number of nodes.
+//! The closed forms cost microseconds for any number of nodes. They are tested against the
+//! simulator, which runs the schedules themselves.
 
-mod critical_path;
 mod model;
 
 use crate::{
@@ -40,7 +39,6 @@ use crate::{
     topology::Topology,
 };
 
-pub use critical_path::critical_path;
 pub use model::{CostModel, LinkCost};
 
 /// Pieces of one size that follow each other, several of them in flight.

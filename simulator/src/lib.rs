@@ -21,6 +21,7 @@
 //! - `lane`: the data thread of a daemon
 //! - `path`: the way that took longest
 //! - [`engine`]: runs operations, event by event
+//! - [`plan`]: training steps on a cluster as it grows
 //! - [`memory`]: how much a run will need
 //! - [`plain`]: the model of the papers' formulas
 //! - [`input`]: what to simulate, as TOML
@@ -43,6 +44,7 @@ pub mod network;
 pub mod paper;
 mod path;
 pub mod plain;
+pub mod plan;
 pub mod priced;
 pub mod report;
 pub mod setup;

@@ -50,7 +50,7 @@ impl Negotiation {
     /// # Errors
     /// [`CommandError`] if there are no tensors, or fewer than messages.
     pub fn tensors(&self) -> Result<Vec<Gradient>, CommandError> {
-        let tensors = shapes::load(&self.shapes)?;
+        let tensors = shapes::load("--shapes", &self.shapes)?;
         if self.ready as usize > tensors.len() {
             let what = format!(
                 "--ready {} is more than the {} tensors of {}",

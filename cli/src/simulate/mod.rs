@@ -1,8 +1,9 @@
-//! `gradwire simulate`: how long operations take on a cluster that a file describes, and published
-//! results, simulated again.
+//! `gradwire simulate`: how long operations take on a cluster that a file describes, published
+//! results, simulated again, and how a model's training step scales.
 
 mod output;
 mod paper;
+mod plan;
 mod plot;
 mod run;
 
@@ -11,7 +12,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use gradwire_launcher::error::CommandError;
 
-pub use self::{paper::PaperOptions, run::RunOptions};
+pub use self::{paper::PaperOptions, plan::PlanOptions, run::RunOptions};
 
 /// What to simulate.
 #[derive(Debug, Subcommand)]
@@ -22,6 +23,9 @@ pub enum Simulate {
     /// Simulate published results, and show them next to the published figures. The exit code is 1
     /// if one is out of its bounds.
     Paper(PaperOptions),
+    /// Show how long a training step takes on a cluster as it grows, by each algorithm. Takes up to
+    /// two minutes.
+    Plan(PlanOptions),
 }
 
 /// Simulates, prints, and writes the files of `--out`. Returns the exit code: 1 if a result is out
@@ -36,6 +40,7 @@ pub fn simulate(
     let output = match command {
         Simulate::Run(options) => run::run(options)?,
         Simulate::Paper(options) => paper::paper(options)?,
+        Simulate::Plan(options) => plan::plan(options)?,
     };
     // What was simulated is printed even if a disk is full.
     print(&output.text)?;
