@@ -120,10 +120,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("t.json");
         let mut first = TraceFile::open(&path, 1).unwrap();
-        first.write("[\n").unwrap();
+        first.write(b"[\n").unwrap();
         let error = TraceFile::open(&path, 1).unwrap_err();
         assert!(error.what.contains("another trace is written to it"), "{error:?}");
-        first.end("]\n").unwrap();
+        first.end(b"]\n").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "[\n]\n");
         drop(first);
         drop(TraceFile::open(&path, 1).unwrap());
