@@ -34,7 +34,7 @@
 //!  896     8        worker       records of what it does, written so far
 //!  4096    1 MiB    worker       submission ring: records (see below)
 //!  +1 MiB  96 KiB   daemon       completion ring: ticket u64, 0 u64, aux u64
-//!  +96 KiB 4 MiB    worker       ring of what it does (see `gradwire_trace::ring`)
+//!  +96 KiB 192 KiB  worker       ring of what it does (see `gradwire_trace::ring`)
 //! ```
 //!
 //! A submission is a record of 8-byte words, at most [`MAX_RECORD_WORDS`] of them: 176 for the

@@ -8,7 +8,7 @@ use std::sync::{
     },
 };
 
-use gradwire_trace::{ring::Ring, tracer::RING_BYTES};
+use gradwire_trace::ring::{Ring, SLOT_WORDS};
 
 use super::{
     error::{ControlError, LAYOUT_VERSION},
@@ -56,8 +56,8 @@ const TRACE: u64 = COMPLETIONS + COMPLETION_RING_WORDS as u64 * 8;
 
 const SUBMISSION_RING_WORDS: usize = SUBMISSION_RING_BYTES as usize / 8;
 const COMPLETION_RING_WORDS: usize = MAX_IN_FLIGHT as usize * COMPLETION_WORDS;
-/// The memory that is never written to is never there.
-const TRACE_WORDS: usize = RING_BYTES / 8;
+/// 48 bytes each.
+const TRACE_WORDS: usize = 4096 * SLOT_WORDS;
 
 /// A mapped control page of the right size. Cheap to clone.
 #[derive(Debug, Clone)]
