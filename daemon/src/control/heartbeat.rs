@@ -105,7 +105,8 @@ fn check_silence(node: &Node, liveness: &Liveness, world: &World) {
         ),
     };
     let failure = Failure::new(FailureKind::CoordinatorLost, what).hint(hint);
-    node.job.end(Ending::Failed(failure));
+    // Where the coordinator still hears of this, it is told which host does not hear it (TELL).
+    node.job.end(Ending::Failed(failure.host(node.config.host.clone())));
 }
 
 /// Heartbeats as datagrams.
