@@ -1,5 +1,5 @@
-//! Every algorithm, run on data in a random order: everybody who should gets the result, and all get
-//! the same bits.
+//! Every algorithm, run on data in a random order: everybody who should gets the result, and all
+//! get the same bits.
 
 use gradwire_collectives::{Kind, Roles, Schedule, Section, Spec, Topology, generate_sections};
 use gradwire_kernels::{Combine, Finish};
