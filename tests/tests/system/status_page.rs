@@ -274,12 +274,23 @@ fn viewers_that_do_not_read_are_disconnected_and_told_why() {
     let events = Events::open(&page);
     let good = thread::spawn(|| events.last().map(|(name, _)| name));
     let slow: Vec<_> = (0..31).map(|_| narrow(&page)).collect();
-    job.wait_for("all places taken", || (get(&page, "/api/v1/watch").code == 429).then_some(()));
-    job.wait_for("places that are free again", || {
-        let stream = ask(&page, "GET /api/v1/watch", &[]);
-        let first = BufReader::new(stream).lines().next()?.ok()?;
-        first.contains(" 200 ").then_some(())
+    // Each may have to wait until the server has heard of those before.
+    let watch = || {
+        let mut stream = BufReader::new(ask(&page, "GET /api/v1/watch", &[]));
+        let mut first = String::new();
+        stream.read_line(&mut first).is_ok().then_some((stream, first))
+    };
+    job.wait_for("all places taken", || watch()?.1.contains(" 429 ").then_some(()));
+    // One that is not disconnected yet would become a good one as soon as it is read.
+    let mut others = Vec::new();
+    job.wait_for("all places free again", || {
+        let (stream, first) = watch()?;
+        if first.contains(" 200 ") {
+            others.push(stream);
+        }
+        (others.len() == slow.len()).then_some(())
     });
+    drop(others);
     for stream in slow {
         // The server may have closed it meanwhile, because it took nothing.
         if let Some((name, reason)) = Events::of(stream).last()

@@ -2,6 +2,7 @@
 
 use std::{
     fs::{self, Permissions},
+    net::{TcpListener, UdpSocket},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -35,7 +36,7 @@ fn settings_that_a_host_does_not_fulfil_are_named() {
 
 #[test]
 fn a_port_that_another_program_has_is_named() {
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     let launch = Launch::new().doctor().words(&["--json"]);
     let launch = launch.set(&format!("data.listen=127.0.0.1:{port}"));
@@ -44,7 +45,12 @@ fn a_port_that_another_program_has_is_named() {
     let launch = Launch::new().doctor().words(&["--json"]);
     let found = checked(launch.set(&format!("metrics.listen=127.0.0.1:{port}")));
     found.assert("ports", "localhost", "fail", &["metrics.listen"]);
-    let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    // Free for TCP, and below the ports that connections of other tests get by chance.
+    let taken = (20_000..30_000).find_map(|port| {
+        let udp = UdpSocket::bind(("127.0.0.1", port)).ok()?;
+        TcpListener::bind(("127.0.0.1", port)).is_ok().then_some(udp)
+    });
+    let taken = taken.unwrap();
     let address = taken.local_addr().unwrap();
     let launch = Launch::new().doctor().words(&["--json"]);
     let found = checked(launch.set(&format!("coordinator.listen={address}")));
