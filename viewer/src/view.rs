@@ -155,9 +155,14 @@ pub fn bytes(bytes: f64) -> String {
     format!("{value:.digits$} {}", UNITS[unit])
 }
 
-/// So many of something: `1 node`, `2 nodes`.
+/// So many of something: `1 node`, `2 nodes`, `2 batches`.
 pub fn count(number: u64, of: &str) -> String {
-    format!("{number} {of}{}", if number == 1 { "" } else { "s" })
+    let ending = match number {
+        1 => "",
+        _ if of.ends_with("ch") => "es",
+        _ => "s",
+    };
+    format!("{number} {of}{ending}")
 }
 
 /// A share in whole percent.
@@ -170,6 +175,13 @@ mod tests {
     use gradwire_tests::sample::status;
 
     use super::*;
+
+    #[test]
+    fn words_agree_with_their_number() {
+        let said = [(1, "host"), (0, "host"), (1, "batch"), (87, "batch")];
+        let said = said.map(|(number, of)| count(number, of));
+        assert_eq!(said, ["1 host", "0 hosts", "1 batch", "87 batches"]);
+    }
 
     #[test]
     fn the_straggler_is_who_is_waited_for_now() {
