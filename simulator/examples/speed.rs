@@ -42,10 +42,13 @@ fn simulate(setup: &Setup, spec: &str, bytes: u64) {
     assert_eq!(outcome.standstill, None);
 }
 
-fn main() {
+fn main() -> Result<(), String> {
     let mut arguments = std::env::args().skip(1);
     let case = arguments.next().unwrap_or_else(|| "faults".to_owned());
-    let nodes: u32 = arguments.next().and_then(|text| text.parse().ok()).unwrap_or(4096);
+    let nodes = arguments.next().map_or(Ok(4096), |text| {
+        let nodes = text.parse().ok().filter(|nodes| (1..=4096).contains(nodes));
+        nodes.ok_or(format!("NODES is a number from 1 to 4096, not {text:?}"))
+    })?;
     if case == "faults" {
         let begin = Instant::now();
         let topology = Topology::from_racks((0..64).map(|host| host / 32).collect());
@@ -63,12 +66,13 @@ fn main() {
             }
         }
         println!("all: {:.2} s", begin.elapsed().as_secs_f64());
-        return;
+        return Ok(());
     }
     let (spec, is_slow) = match case.strip_prefix("slow:") {
         Some(spec) => (spec, true),
         None => (&case[..], false),
     };
+    Spec::parse(spec).map_err(|error| error.to_string())?;
     let size = if spec == "rat" { nodes.isqrt().max(1) } else { nodes };
     let topology = Topology::from_racks((0..nodes).map(|host| host / size).collect());
     let mut network = Network::even(topology, RATE, 5e-6);
@@ -81,4 +85,5 @@ fn main() {
         setup.faults.push(Fault::lasting(slow));
     }
     simulate(&setup, spec, BYTES);
+    Ok(())
 }
