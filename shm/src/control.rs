@@ -1,7 +1,7 @@
 //! The control page: how a worker asks and how the daemon answers, without a system call unless
 //! somebody sleeps.
 //!
-//! # Layout, version 6
+//! # Layout, version 7
 //!
 //! One sealed memfd, little endian. Words that different sides write are on cache lines of their
 //! own, in pairs of 64 bytes because processors fetch two.
@@ -34,7 +34,8 @@
 //!  896     8        worker       records of what it does, written so far
 //!  4096    1 MiB    worker       submission ring: records (see below)
 //!  +1 MiB  96 KiB   daemon       completion ring: ticket u64, 0 u64, aux u64
-//!  +96 KiB 192 KiB  worker       ring of what it does (see `gradwire_trace::ring`)
+//!  +96 KiB 4 MiB    worker       ring of what it does (see `gradwire_trace::ring`); there once the
+//!                                daemon has filled it, before it asks for the first record
 //! ```
 //!
 //! A submission is a record of 8-byte words, at most [`MAX_RECORD_WORDS`] of them: 176 for the

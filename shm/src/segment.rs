@@ -4,7 +4,8 @@
 //! everything that can fail is made to fail earlier:
 //!
 //! - the maker first checks whether there is memory, so that the out-of-memory killer does not act;
-//!   then it fills every page: too little memory is a [`SegmentError`], never a later SIGBUS;
+//!   then it fills every page: too little memory is a [`SegmentError`], never a later SIGBUS. Pages
+//!   at the end that may never be needed are left out; they are filled before their first use;
 //! - it seals the memory against shrinking and growing;
 //! - the daemon checks those seals, maps the memory, and adds the seal against future writes. That
 //!   seal also refuses to punch holes, so from then on no page can be taken away (TRUST). Then the
@@ -15,6 +16,7 @@
 use std::{
     ffi::c_void,
     fmt,
+    ops::Range,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     ptr::{self, NonNull},
     sync::atomic::{AtomicU32, AtomicU64},
@@ -81,6 +83,17 @@ impl Segment {
         bytes: u64,
         huge: HugePages,
     ) -> Result<(Self, OwnedFd), SegmentError> {
+        Self::create_partly(name, bytes, u64::MAX, huge)
+    }
+
+    /// As [`create`](Self::create), but of all pages only those with the first `filled` bytes are
+    /// reserved. Nobody may use the others before [`fill`](Self::fill).
+    pub(crate) fn create_partly(
+        name: &str,
+        bytes: u64,
+        filled: u64,
+        huge: HugePages,
+    ) -> Result<(Self, OwnedFd), SegmentError> {
         let page = huge.page();
         let bytes = bytes
             .checked_next_multiple_of(page)
@@ -97,7 +110,7 @@ impl Segment {
             available::check_huge(bytes)?;
             flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
         } else {
-            available::check(bytes, bytes)?;
+            available::check(bytes, bytes.min(filled))?;
         }
         let failed = |step| move |errno| SegmentError::system(step, bytes, errno);
         let fd = rustix::fs::memfd_create(name, flags).map_err(failed("create a memfd"))?;
@@ -108,7 +121,7 @@ impl Segment {
         if huge == HugePages::Advise {
             segment.advise_huge();
         }
-        segment.fill(fd.as_fd())?;
+        segment.fill_first(fd.as_fd(), filled)?;
         Ok((segment, fd))
     }
 
@@ -117,6 +130,16 @@ impl Segment {
     /// # Errors
     /// [`SegmentError`] if it is not sealed, too large, opened before, or can't be filled.
     pub fn open(fd: OwnedFd, max_bytes: u64) -> Result<Self, SegmentError> {
+        Self::open_partly(fd, max_bytes, u64::MAX)
+    }
+
+    /// As [`open`](Self::open), but of all pages only those with the first `filled` bytes are
+    /// there. Nobody may use the others before [`fill`](Self::fill).
+    pub(crate) fn open_partly(
+        fd: OwnedFd,
+        max_bytes: u64,
+        filled: u64,
+    ) -> Result<Self, SegmentError> {
         // Only memory has seals, so this also refuses every other kind of file.
         let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|errno| SegmentError::Unsealed {
             found: format!("it has no seals ({errno})"),
@@ -141,8 +164,8 @@ impl Segment {
         // Pages that the worker promised and did not fill are filled here, and count as the
         // daemon's.
         let there = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
-        available::check(bytes, bytes.saturating_sub(there))?;
-        segment.fill(fd.as_fd())?;
+        available::check(bytes, bytes.min(filled).saturating_sub(there))?;
+        segment.fill_first(fd.as_fd(), filled)?;
         Ok(segment)
     }
 
@@ -173,20 +196,42 @@ impl Segment {
         };
     }
 
-    /// Makes every page exist, so that no later access needs a new one.
-    fn fill(&self, fd: BorrowedFd<'_>) -> Result<(), SegmentError> {
-        let filled = rustix::io::retry_on_intr(|| {
-            // SAFETY: the range is exactly our mapping; filling keeps what is there.
-            unsafe {
-                rustix::mm::madvise(self.pointer(), self.bytes as usize, Advice::LinuxPopulateWrite)
-            }
-        });
-        match filled {
-            // Kernels before 5.14 can't do this. Reserving is enough; the first touch is slower.
+    /// Makes the first pages exist, so that no later access needs a new one.
+    fn fill_first(&self, fd: BorrowedFd<'_>, filled: u64) -> Result<(), SegmentError> {
+        match self.populate(0..filled.min(self.bytes)) {
+            // Kernels before 5.14 can't do this. Reserving all is enough; the first touch is slower.
             Err(Errno::INVAL) => rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, self.bytes),
             other => other,
         }
         .map_err(|errno| SegmentError::system("reserve pages", self.bytes, errno))
+    }
+
+    /// Makes the pages from `offset` on exist, too.
+    ///
+    /// # Errors
+    /// [`SegmentError`] if there is no memory for them.
+    pub(crate) fn fill(&self, offset: u64) -> Result<(), SegmentError> {
+        let missing = self.bytes.saturating_sub(offset);
+        available::check(missing, missing)?;
+        match self.populate(offset..self.bytes) {
+            // `fill_first` has reserved all.
+            Err(Errno::INVAL) => Ok(()),
+            other => other,
+        }
+        .map_err(|errno| SegmentError::system("reserve pages", missing, errno))
+    }
+
+    /// Fills the pages with these bytes.
+    fn populate(&self, bytes: Range<u64>) -> rustix::io::Result<()> {
+        // The kernel wants whole pages.
+        let begin = bytes.start - bytes.start % rustix::param::page_size() as u64;
+        let length = bytes.end.saturating_sub(begin);
+        let start = self.range(begin, length).ok_or(Errno::FAULT)?.cast::<c_void>();
+        rustix::io::retry_on_intr(|| {
+            // SAFETY: `range` has checked that all of it is our mapping; filling keeps what is
+            // there.
+            unsafe { rustix::mm::madvise(start, length as usize, Advice::LinuxPopulateWrite) }
+        })
     }
 
     fn pointer(&self) -> *mut c_void {

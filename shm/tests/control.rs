@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    os::fd::{AsFd, BorrowedFd},
     sync::Mutex,
     thread,
     time::{Duration, Instant},
@@ -11,7 +12,7 @@ use gradwire_shm::control::{
     Completion, CompletionWriter, DaemonControl, Doorbell, Heartbeats, Progress, SubmissionReader,
     SubmitError, WorkerControl,
 };
-use gradwire_trace::Kind;
+use gradwire_trace::{Kind, ring::SLOT_WORDS, tracer::RING_BYTES};
 
 mod common;
 
@@ -107,7 +108,7 @@ fn a_rank_records_the_steps_that_are_sampled() {
             worker.record(Kind::Submit, began, ticket);
         }
     };
-    trace.sample(3);
+    trace.sample(3).unwrap();
     for step in 1..=7 {
         submit(step);
         assert_eq!(trace.is_sampled(), step % 3 == 0, "step {step}");
@@ -118,12 +119,12 @@ fn a_rank_records_the_steps_that_are_sampled() {
     assert_eq!(read(), [sampled(3), sampled(6)].concat());
     // Somebody traces the job meanwhile: nothing of the step is lost.
     worker.mark_step();
-    trace.turn(true);
+    trace.turn(true).unwrap();
     submit(9);
     worker.mark_step();
     assert!(!trace.is_sampled());
     submit(10);
-    trace.turn(false);
+    trace.turn(false).unwrap();
     submit(11);
     worker.mark_step();
     assert_eq!(read(), [&sampled(9)[..], &[(Kind::Submit, 10)]].concat());
@@ -135,9 +136,31 @@ fn a_rank_records_the_steps_that_are_sampled() {
     worker.mark_step();
     assert_eq!(read(), [step(11)]);
     // Without samples, what was recorded before a trace is not a part of it.
-    trace.sample(0);
+    trace.sample(0).unwrap();
     (0..4).for_each(|_| worker.mark_step());
     assert!(read().is_empty() && worker.traced().is_none());
+}
+
+/// A ring of megabytes takes memory only where somebody wants what is in it.
+#[test]
+fn what_a_rank_records_takes_memory_once_it_is_asked_for() {
+    let taken = |fd: BorrowedFd<'_>| rustix::fs::fstat(fd).unwrap().st_blocks * 512;
+    let ring = RING_BYTES as i64;
+    let (worker, fd) = WorkerControl::create("gradwire-test-ring").unwrap();
+    let file = fd.try_clone().unwrap();
+    let DaemonControl { trace, .. } = DaemonControl::open(fd).unwrap();
+    let before = taken(file.as_fd());
+    assert!(before < ring, "{before}");
+    trace.turn(true).unwrap();
+    assert!(taken(file.as_fd()) >= before + ring - 4096, "{before}");
+    // All of it is used: no event is lost until it is full.
+    let events = RING_BYTES / 8 / SLOT_WORDS;
+    for number in 0..=events as u64 {
+        worker.record(Kind::Submit, worker.traced().unwrap(), number);
+    }
+    let mut subjects = Vec::new();
+    assert_eq!(trace.read(usize::MAX, |event| subjects.push(event.subject)), 1);
+    assert!(subjects.iter().copied().eq(1..=events as u64));
 }
 
 #[test]

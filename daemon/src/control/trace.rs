@@ -33,12 +33,8 @@ const SIGN: Duration = Duration::from_millis(250);
 /// thread of the control stream, the coordinator and all readers.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// How often they are read while a rank's ring fills fast, which has no more than 4,096 events, or
-/// while a step is sampled, which may be shorter than [`LOOK`].
+/// How often they are read while a step is sampled, which may be shorter than [`LOOK`].
 const SHORT_LOOK: Duration = Duration::from_millis(10);
-
-/// How many new events of a rank are many.
-const MANY: usize = 512;
 
 /// The most events of a thread in a batch, and the most bytes of all events in one. Both fit into
 /// what a batch may have.
@@ -118,7 +114,7 @@ fn start(node: &Arc<Node>) -> io::Result<()> {
         stepped: Instant::now(),
         lost: 0,
         tracks: Vec::new(),
-        most: Most::default(),
+        most: 0,
         told: None,
         free: Instant::now(),
     };
@@ -134,9 +130,9 @@ struct Sender {
     shift_ns: i128,
     /// Events that were lost and not reported yet.
     lost: u64,
-    /// What this look has found.
+    /// What this look has found, and the most events of one track.
     tracks: Vec<TraceTrack>,
-    most: Most,
+    most: usize,
     /// When this node last sent a batch, and from when on it may send the next one.
     told: Option<Instant>,
     free: Instant,
@@ -145,14 +141,6 @@ struct Sender {
     sampled: Option<Instant>,
     wanted: Option<Instant>,
     stepped: Instant,
-}
-
-/// The most that a look has found.
-#[derive(Debug, Default)]
-struct Most {
-    /// Of one track.
-    events: usize,
-    of_rank: usize,
 }
 
 impl Sender {
@@ -164,7 +152,7 @@ impl Sender {
             let number = self.sending.looks.fetch_add(1, SeqCst) + 1;
             let is_on = self.goes_on(&node);
             self.look(&node, is_on);
-            let is_full = self.most.events >= BATCH;
+            let is_full = self.most >= BATCH;
             // Times that others can't place are of no use yet. They stay in their rings.
             if let Some(measured) = self.liveness.ahead() {
                 self.send(&node, measured);
@@ -177,8 +165,8 @@ impl Sender {
             }
             drop(node);
             if !is_full {
-                let is_short = self.most.of_rank >= MANY || self.sampled.is_some_and(is_recent);
-                self.sending.pause(if is_short { SHORT_LOOK } else { LOOK });
+                let is_sampled = self.sampled.is_some_and(is_recent);
+                self.sending.pause(if is_sampled { SHORT_LOOK } else { LOOK });
             }
         }
         self.sending.is_running.store(false, SeqCst);
@@ -221,9 +209,9 @@ impl Sender {
 
     /// Reads what is new.
     fn look(&mut self, node: &Node, is_on: bool) {
-        self.most = Most::default();
+        self.most = 0;
         if self.liveness.ahead().is_none() {
-            node.workers.all().iter().for_each(|worker| worker.trace.turn(is_on));
+            node.workers.all().iter().for_each(|worker| turn(worker, is_on));
             return;
         }
         let Self { tracks, most, shift_ns, lost, stepped, .. } = self;
@@ -241,16 +229,14 @@ impl Sender {
             }
             if let Some(last) = tracks.last_mut() {
                 Event { at_ns: shifted(event.at_ns), ..event }.write(&mut last.events);
-                most.events = most.events.max(last.events.len() / event::BYTES);
+                *most = (*most).max(last.events.len() / event::BYTES);
             }
         };
         // Ranks first: what the daemon does for a submission comes after it.
         for worker in node.workers.all() {
-            worker.trace.turn(is_on);
+            turn(&worker, is_on);
             let now = time::now_ns();
-            let mut count = 0;
             *lost += worker.trace.read(BATCH, |event| {
-                count += 1;
                 let end_ns = event.at_ns.saturating_add(event.duration_ns);
                 if event.kind == Kind::Step {
                     *stepped = Instant::now();
@@ -259,7 +245,6 @@ impl Sender {
                     take(Track::Rank(worker.local_rank), event);
                 }
             });
-            most.of_rank = most.of_rank.max(count);
         }
         *lost += self.tracer.read(BATCH, &mut take);
     }
@@ -299,6 +284,13 @@ impl Sender {
             node.job.send(Outgoing::Trace(bytes, underway));
             departed.wait(SENDING);
         }
+    }
+}
+
+/// The worker is to record, or no longer.
+fn turn(worker: &Worker, is_on: bool) {
+    if let Err(error) = worker.trace.turn(is_on) {
+        tracing::warn!(rank = %worker.rank, %error, "what this rank does is missing in the trace");
     }
 }
 

@@ -318,12 +318,14 @@ impl Session {
         let DaemonControl { submissions: reader, completions, heartbeats, activity, trace } =
             DaemonControl::open(fd)
                 .map_err(|error| refusal(format!("its control page is not usable: {error}")))?;
-        trace.sample(self.node.config.sample_steps);
         let world = self.world()?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let doorbell = eventfd(0, flags).map_err(|error| no_descriptor(&error.into()))?;
         let local_rank = attach.local_rank;
         let rank = Rank(world.me().first_rank.0 + local_rank);
+        if let Err(error) = trace.sample(self.node.config.sample_steps) {
+            tracing::warn!(%rank, %error, "the steps of this rank are not sampled");
+        }
         let worker = Arc::new(Worker {
             local_rank,
             rank,

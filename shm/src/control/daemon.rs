@@ -19,7 +19,7 @@ use super::{
     submission::{Completion, MAX_IN_FLIGHT, Submission},
     trace::RankTrace,
 };
-use crate::{ring::PushError, segment::Segment};
+use crate::ring::PushError;
 
 /// A worker's control page, for the daemon, as parts that live in different threads.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl DaemonControl {
     /// # Errors
     /// [`ControlError`] if it is not a control page of this version.
     pub fn open(fd: OwnedFd) -> Result<Self, ControlError> {
-        let page = Page::check(Segment::open(fd, Page::whole_pages())?)?;
+        let page = Page::open(fd)?;
         let in_flight = Arc::new(InFlight::default());
         let submissions = SubmissionReader {
             page: page.clone(),

@@ -5,7 +5,7 @@ use gradwire_proto::WireError;
 use crate::{ring::Nonsense, segment::SegmentError};
 
 /// The version of the layout. Two sides with different numbers can't share a page.
-pub const LAYOUT_VERSION: u32 = 6;
+pub const LAYOUT_VERSION: u32 = 7;
 
 /// Why a submission was not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,14 +1,17 @@
 //! The places in the control page. The diagram is in the parent module.
 
-use std::sync::{
-    Arc,
-    atomic::{
-        AtomicU32, AtomicU64,
-        Ordering::{Acquire, Relaxed, Release},
+use std::{
+    os::fd::OwnedFd,
+    sync::{
+        Arc,
+        atomic::{
+            AtomicU32, AtomicU64,
+            Ordering::{Acquire, Relaxed, Release},
+        },
     },
 };
 
-use gradwire_trace::ring::{Ring, SLOT_WORDS};
+use gradwire_trace::{ring::Ring, tracer::RING_BYTES};
 
 use super::{
     error::{ControlError, LAYOUT_VERSION},
@@ -17,7 +20,7 @@ use super::{
 use crate::{
     backing::Shared,
     ring::{COMPLETION_WORDS, CompletionRing, SubmissionRing},
-    segment::Segment,
+    segment::{HugePages, Segment, SegmentError},
 };
 
 /// Bytes of the submission ring.
@@ -56,8 +59,8 @@ const TRACE: u64 = COMPLETIONS + COMPLETION_RING_WORDS as u64 * 8;
 
 const SUBMISSION_RING_WORDS: usize = SUBMISSION_RING_BYTES as usize / 8;
 const COMPLETION_RING_WORDS: usize = MAX_IN_FLIGHT as usize * COMPLETION_WORDS;
-/// 48 bytes each.
-const TRACE_WORDS: usize = 4096 * SLOT_WORDS;
+/// As many as for a thread of a daemon. Filled when the rank is to record for the first time.
+const TRACE_WORDS: usize = RING_BYTES / 8;
 
 /// A mapped control page of the right size. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -79,11 +82,7 @@ impl Page {
         Ok(page)
     }
 
-    /// Checks a page that another process has laid out, and opens it (TRUST).
-    ///
-    /// # Errors
-    /// [`ControlError`] with what is wrong.
-    pub(super) fn check(segment: Segment) -> Result<Self, ControlError> {
+    fn check(segment: Segment) -> Result<Self, ControlError> {
         let page = Self::sized(segment)?;
         let version = page.flag(VERSION_AT).load(Acquire);
         let magic = page.cell(0).load(Relaxed);
@@ -109,8 +108,32 @@ impl Page {
         Ok(Self(Arc::new(segment)))
     }
 
+    /// Makes the memory of a new page.
+    ///
+    /// # Errors
+    /// [`SegmentError`] if there is none.
+    pub(super) fn make(name: &str) -> Result<(Segment, OwnedFd), SegmentError> {
+        Segment::create_partly(name, Self::whole_pages(), TRACE, HugePages::Never)
+    }
+
+    /// Opens and checks the page that another process has made (TRUST).
+    ///
+    /// # Errors
+    /// [`ControlError`] with what is wrong.
+    pub(super) fn open(fd: OwnedFd) -> Result<Self, ControlError> {
+        Self::check(Segment::open_partly(fd, Self::whole_pages(), TRACE)?)
+    }
+
+    /// Fills the memory of the ring of what the worker does. Neither side may use it before.
+    ///
+    /// # Errors
+    /// [`SegmentError`] if there is not enough.
+    pub(super) fn fill_trace(&self) -> Result<(), SegmentError> {
+        self.0.fill(TRACE)
+    }
+
     /// The bytes that a control page takes on this machine.
-    pub(super) fn whole_pages() -> u64 {
+    fn whole_pages() -> u64 {
         CONTROL_BYTES.next_multiple_of(rustix::param::page_size() as u64)
     }
 
@@ -180,7 +203,7 @@ impl Page {
         self.cell(SAMPLE_STEPS)
     }
 
-    /// What the worker records.
+    /// What the worker records, once [`fill_trace`](Self::fill_trace) has made room for it.
     pub(super) fn trace(&self) -> Ring<'_> {
         Ring::new(self.cell(TRACE_HEAD), self.cells(TRACE, TRACE_WORDS))
     }

@@ -11,6 +11,7 @@ use gradwire_trace::{Event, Kind, ring::Reader, time::now_ns};
 use parking_lot::Mutex;
 
 use super::page::Page;
+use crate::segment::SegmentError;
 
 /// A reason to record: the daemon asks for it.
 const ASKED: u32 = 1;
@@ -42,6 +43,30 @@ struct State {
     is_asked: bool,
     /// Whether it also does so by itself.
     samples: bool,
+    room: Room,
+}
+
+/// Whether there is memory for what the rank records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Room {
+    /// It was not needed yet.
+    #[default]
+    Unasked,
+    Filled,
+    /// There was none, so the rank does not record this time.
+    Refused,
+}
+
+impl State {
+    /// Makes room for what the rank records, if there is none yet. Returns whether there is.
+    fn fill(&mut self, page: &Page) -> Result<bool, SegmentError> {
+        if self.room == Room::Unasked {
+            self.room = Room::Refused;
+            page.fill_trace()?;
+            self.room = Room::Filled;
+        }
+        Ok(self.room == Room::Filled)
+    }
 }
 
 impl RankTrace {
@@ -50,9 +75,17 @@ impl RankTrace {
     }
 
     /// The rank is to record each step whose number is a multiple of this one; none if it is 0.
-    pub fn sample(&self, steps: u64) {
-        self.state.lock().samples = steps > 0;
+    ///
+    /// # Errors
+    /// [`SegmentError`] if there is no memory for what it records; it records nothing then.
+    pub fn sample(&self, steps: u64) -> Result<(), SegmentError> {
+        let mut state = self.state.lock();
+        if steps > 0 && !state.fill(&self.page)? {
+            return Ok(());
+        }
+        state.samples = steps > 0;
         self.page.sample_steps().store(steps, Relaxed);
+        Ok(())
     }
 
     /// Whether the rank records because of the step that it is in.
@@ -66,27 +99,40 @@ impl RankTrace {
     }
 
     /// The rank is to record from now on, or no longer.
-    pub fn turn(&self, on: bool) {
+    ///
+    /// # Errors
+    /// [`SegmentError`], once, if there is no memory for what it records; it records nothing then.
+    pub fn turn(&self, on: bool) -> Result<(), SegmentError> {
         let mut state = self.state.lock();
         if on == state.is_asked {
-            return;
+            return Ok(());
         }
         state.is_asked = on;
         if !on {
             self.page.tracing().fetch_and(!ASKED, Release);
-            return;
+            if state.room == Room::Refused {
+                state.room = Room::Unasked;
+            }
+            return Ok(());
+        }
+        if !state.fill(&self.page)? {
+            return Ok(());
         }
         // A step that is sampled has begun before its daemon knows.
         if !state.samples {
             state.reader.skip(&self.page.trace());
         }
         self.page.tracing().fetch_or(ASKED, Release);
+        Ok(())
     }
 
     /// Calls `take` with what was recorded since the last call, at most `limit` events. Returns how
     /// many were lost.
     pub fn read(&self, limit: usize, mut take: impl FnMut(Event)) -> u64 {
         let mut state = self.state.lock();
+        if state.room != Room::Filled {
+            return 0;
+        }
         state.reader.read(&self.page.trace(), limit, |record| {
             if let Some(event) = Event::decode(record).filter(|event| event.kind.is_of_rank()) {
                 take(event);

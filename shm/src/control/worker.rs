@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     ring::{ANY, Nonsense, PushError},
-    segment::{HugePages, Segment, SegmentError},
+    segment::SegmentError,
 };
 
 /// The worker's side: submits, waits, sends heartbeats. Any number of threads may use it at once.
@@ -52,7 +52,7 @@ impl WorkerControl {
     /// # Errors
     /// [`SegmentError`] if there is no memory for it.
     pub fn create(name: &str) -> Result<(Self, OwnedFd), SegmentError> {
-        let (segment, fd) = Segment::create(name, Page::whole_pages(), HugePages::Never)?;
+        let (segment, fd) = Page::make(name)?;
         let bytes = segment.bytes();
         let page = Page::format(segment).map_err(|error| match error {
             ControlError::Segment(error) => error,
