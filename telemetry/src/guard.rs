@@ -1,23 +1,25 @@
 //! Connections that are neither many nor idle (BOUND, WAIT). A client that opens connections and
-//! says nothing, or asks and never reads, must not use up the descriptors of the service. One that
-//! reads what it is sent may stay: somebody watches.
+//! says nothing, or asks and never reads, must not use up the descriptors of the service, nor keep
+//! others waiting. One that reads what it is sent may stay: somebody watches.
 
 use std::{
     io::{self, ErrorKind},
     net::SocketAddr,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Weak},
     task::{Context, Poll, ready},
     time::Duration,
 };
 
 use axum::serve::Listener;
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, Sleep, sleep},
+    time::{Instant, Sleep, sleep, timeout_at},
 };
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 /// The most connections at a time. Others wait in the queue of the system.
 const CONNECTIONS: usize = 64;
@@ -26,16 +28,50 @@ const CONNECTIONS: usize = 64;
 /// makes another one.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Accepts a limited number of connections.
+/// How long a connection must have taken nothing to make room for another one.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// Accepts a limited number of connections. Where there are too many, the one that has been idle
+/// for the longest time goes.
 pub(crate) struct Guard {
     listener: TcpListener,
     free: Arc<Semaphore>,
+    open: Vec<Weak<Seat>>,
     patience: Duration,
+}
+
+/// What the guard knows of a connection.
+struct Seat {
+    /// When it last took a byte of an answer, or came.
+    used: Mutex<Instant>,
+    /// Another one needs the room.
+    evict: CancellationToken,
 }
 
 impl Guard {
     pub(crate) fn new(listener: TcpListener) -> Self {
-        Self { listener, free: Arc::new(Semaphore::new(CONNECTIONS)), patience: PATIENCE }
+        let free = Arc::new(Semaphore::new(CONNECTIONS));
+        Self { listener, free, open: Vec::new(), patience: PATIENCE }
+    }
+
+    /// Waits until there is room for one more connection, and makes some. The semaphore is never
+    /// closed.
+    async fn room(&mut self) -> Option<OwnedSemaphorePermit> {
+        loop {
+            self.open.retain(|seat| seat.strong_count() > 0);
+            let oldest =
+                self.open.iter().filter_map(Weak::upgrade).min_by_key(|it| *it.used.lock());
+            let due =
+                oldest.as_ref().map_or_else(Instant::now, |oldest| *oldest.used.lock() + IDLE);
+            if let Ok(permit) = timeout_at(due, self.free.clone().acquire_owned()).await {
+                return permit.ok();
+            }
+            // It may have taken something meanwhile.
+            if let Some(oldest) = oldest.filter(|oldest| oldest.used.lock().elapsed() >= IDLE) {
+                *oldest.used.lock() = Instant::now();
+                oldest.evict.cancel();
+            }
+        }
     }
 }
 
@@ -44,12 +80,15 @@ impl Listener for Guard {
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Guarded, SocketAddr) {
-        // The semaphore is never closed.
-        let permit = self.free.clone().acquire_owned().await.ok();
         // The listener of axum waits where the system has no descriptor left.
         let (stream, address) = Listener::accept(&mut self.listener).await;
+        let permit = self.room().await;
+        let seat =
+            Arc::new(Seat { used: Mutex::new(Instant::now()), evict: CancellationToken::new() });
+        self.open.push(Arc::downgrade(&seat));
         let end = Box::pin(sleep(self.patience));
-        (Guarded { stream, end, patience: self.patience, _permit: permit }, address)
+        let evicted = Box::pin(seat.evict.clone().cancelled_owned());
+        (Guarded { stream, end, evicted, seat, patience: self.patience, _permit: permit }, address)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -61,16 +100,19 @@ impl Listener for Guard {
 pub(crate) struct Guarded {
     stream: TcpStream,
     end: Pin<Box<Sleep>>,
+    evicted: Pin<Box<WaitForCancellationFutureOwned>>,
+    seat: Arc<Seat>,
     patience: Duration,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Guarded {
-    /// Its stream, as long as there is time.
+    /// Its stream, as long as there is time and room.
     fn poll(&mut self, context: &mut Context<'_>) -> io::Result<Pin<&mut TcpStream>> {
-        match self.end.as_mut().poll(context) {
-            Poll::Ready(()) => Err(ErrorKind::TimedOut.into()),
-            Poll::Pending => Ok(Pin::new(&mut self.stream)),
+        let is_over = self.end.as_mut().poll(context).is_ready();
+        match is_over || self.evicted.as_mut().poll(context).is_ready() {
+            true => Err(ErrorKind::TimedOut.into()),
+            false => Ok(Pin::new(&mut self.stream)),
         }
     }
 }
@@ -92,8 +134,10 @@ impl AsyncWrite for Guarded {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let written = ready!(self.poll(context)?.poll_write(context, bytes))?;
-        let end = Instant::now() + self.patience;
+        let now = Instant::now();
+        let end = now + self.patience;
         self.end.as_mut().reset(end);
+        *self.seat.used.lock() = now;
         Poll::Ready(Ok(written))
     }
 
@@ -140,6 +184,41 @@ mod tests {
             let read = timeout(LONG, client.read(&mut [0; 64])).await.unwrap();
             assert_eq!(read.unwrap_or(0), 0);
         }
+        server.abort();
+    }
+
+    /// A client that comes while as many as possible are there, and say nothing, is served at once
+    /// and not once their patience is over. One that takes what it is sent stays.
+    #[tokio::test]
+    async fn the_longest_idle_connection_makes_room() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let guard = Guard { patience: 10 * LONG, ..Guard::new(listener) };
+        let router = Router::new().route("/", get(|| std::future::ready("here")));
+        let server = tokio::spawn(async move { axum::serve(guard, router).await });
+        let mut regular = TcpStream::connect(address).await.unwrap();
+        let mut ask = async || {
+            regular.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+            let mut answer = Vec::new();
+            while !answer.ends_with(b"here") {
+                assert!(timeout(LONG, regular.read_buf(&mut answer)).await.unwrap().unwrap() > 0);
+            }
+        };
+        ask().await;
+        let mut idle = Vec::new();
+        for _ in 1..CONNECTIONS {
+            idle.push(TcpStream::connect(address).await.unwrap());
+        }
+        for _ in 0..3 {
+            // Longer idle than the regular one.
+            ask().await;
+            let mut client = TcpStream::connect(address).await.unwrap();
+            client.write_all(b"GET / HTTP/1.0\r\n\r\n").await.unwrap();
+            let mut answer = String::new();
+            timeout(LONG, client.read_to_string(&mut answer)).await.unwrap().unwrap();
+            assert!(answer.ends_with("here"), "{answer}");
+        }
+        ask().await;
         server.abort();
     }
 }
