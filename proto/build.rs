@@ -2,6 +2,8 @@
 
 use std::{env, error::Error, fs, path::PathBuf};
 
+use tonic_build::manual::{Builder, Method, Service};
+
 fn main() -> Result<(), Box<dyn Error>> {
     // tonic-prost-build does not say what it read: without this line every touched file would
     // generate the code again.
@@ -12,5 +14,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     fs::write(out.join("descriptors.bin"), prost::Message::encode_to_vec(&descriptors))?;
     tonic_prost_build::configure().compile_fds(descriptors)?;
+
+    // The same service once more, for messages that many nodes share.
+    let session = Method::builder()
+        .name("session")
+        .route_name("Session")
+        .input_type("crate::pb::NodeMessage")
+        .output_type("std::sync::Arc<crate::broadcast::Broadcast>")
+        .codec_path("crate::broadcast::BroadcastCodec")
+        .client_streaming()
+        .server_streaming()
+        .build();
+    let service = Service::builder().name("Coordinator").package("gradwire.v1").method(session);
+    Builder::new().build_client(false).compile(&[service.build()]);
     Ok(())
 }

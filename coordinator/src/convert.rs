@@ -1,12 +1,13 @@
 //! Between the messages of `gradwire.v1` and the engine's types. What comes in is checked here,
 //! once (TRUST); what goes out is cut to messages that a node accepts.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use gradwire_collectives::Links;
 use gradwire_proto::{
     Failure, MAX_CONTROL_MESSAGE, MAX_REPORT, NodeId, Priority, ProcessSetId, Rank, Request,
     Sequence, TensorId, WireError,
+    broadcast::Broadcast,
     pb::{self, coordinator_message::Message},
 };
 use prost::Message as _;
@@ -332,7 +333,7 @@ impl Splitter {
 /// One answer as messages that each fit the limit. First the parts that others need: the
 /// arrangement, process sets and registrations. Last the parts that need all others: sets and ids
 /// that go.
-pub fn execute(execute: Execute) -> Vec<pb::CoordinatorMessage> {
+pub fn execute(execute: Execute) -> Vec<Arc<Broadcast>> {
     let mut splitter = Splitter::default();
     if let Some(Arrangement { racks, order, .. }) = execute.arrangement {
         let part = pb::Arrangement { racks, order };
@@ -382,14 +383,12 @@ fn links(links: &Links) -> pb::Links {
 }
 
 /// Wraps one message.
-pub fn message(message: Message) -> pb::CoordinatorMessage {
-    pb::CoordinatorMessage { message: Some(message) }
+pub fn message(message: Message) -> Arc<Broadcast> {
+    Broadcast::new(pb::CoordinatorMessage { message: Some(message) })
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use gradwire_collectives::Algorithm;
     use gradwire_proto::{
         Agreed, Collective, DType, FailureKind, ReduceOp, Shape, SpecId, TensorName,
@@ -404,10 +403,12 @@ mod tests {
 
     fn executes(execute: Execute) -> Vec<pb::Execute> {
         let messages = super::execute(execute).into_iter();
-        let part = |message: pb::CoordinatorMessage| {
+        let part = |message: Arc<Broadcast>| {
             let bytes = message.encoded_len();
             assert!(bytes <= MAX_CONTROL_MESSAGE, "BOUND: {bytes}");
-            let Some(Message::Execute(part)) = message.message else { panic!("an answer") };
+            let Some(Message::Execute(part)) = message.into_message().message else {
+                panic!("an answer")
+            };
             part
         };
         messages.map(part).collect()

@@ -6,9 +6,9 @@ use std::{io, sync::Arc, time::Duration};
 
 use gradwire_proto::{
     FILE_DESCRIPTOR_SET, MAX_CONTROL_MESSAGE,
+    broadcast::server::{Coordinator, CoordinatorServer},
     pb::{
         self,
-        coordinator_server::{Coordinator, CoordinatorServer},
         inspect_server::{Inspect, InspectServer},
     },
 };

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_proto::{Rank, pb};
+use gradwire_proto::{Rank, broadcast::Broadcast};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
@@ -27,7 +27,7 @@ pub(crate) const OUTBOX: usize = 1024;
 pub(crate) const OVER: &str = "the job is over";
 
 /// The queue of messages to one node.
-pub(crate) type Outbox = mpsc::Sender<Result<pb::CoordinatorMessage, tonic::Status>>;
+pub(crate) type Outbox = mpsc::Sender<Result<Arc<Broadcast>, tonic::Status>>;
 
 /// A stream that wants to join, as its session hands it over.
 #[derive(Debug)]

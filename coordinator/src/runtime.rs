@@ -9,6 +9,7 @@ use gradwire_proto::{
     Ending, Failure, JobId, NodeId, Secret,
     auth::Claim,
     beat::Suspension,
+    broadcast::Broadcast,
     clock::{Clock, nanoseconds},
     pb::{self, coordinator_message::Message},
 };
@@ -17,7 +18,6 @@ use gradwire_telemetry::{
     Rate, Target,
     catalog::{HOST, JOB},
 };
-use prost::Message as _;
 use tokio::{
     sync::{mpsc, oneshot, watch},
     time::{Instant, sleep_until, timeout},
@@ -394,7 +394,7 @@ impl Runtime {
             self.happened(format!("a tensor has failed: {}", failed.failure));
         }
         let messages = convert::execute(execute);
-        let bytes: usize = messages.iter().map(pb::CoordinatorMessage::encoded_len).sum();
+        let bytes: usize = messages.iter().map(|message| message.encoded_len()).sum();
         metrics::sent(bytes * self.nodes.len());
         self.send(&messages, |_, session| session.node.is_some())
     }
@@ -402,7 +402,7 @@ impl Runtime {
     /// Puts messages into the queues of some nodes. Returns those whose queue is full.
     fn send(
         &mut self,
-        messages: &[pb::CoordinatorMessage],
+        messages: &[Arc<Broadcast>],
         to: impl Fn(ConnectionId, &Session) -> bool,
     ) -> Vec<ConnectionId> {
         let mut overrun = Vec::new();
@@ -411,7 +411,7 @@ impl Runtime {
                 continue;
             }
             let full = messages.iter().any(|message| {
-                let sent = node.peer.outbox.try_send(Ok(message.clone()));
+                let sent = node.peer.outbox.try_send(Ok(Arc::clone(message)));
                 matches!(sent, Err(mpsc::error::TrySendError::Full(_)))
             });
             if full {

@@ -14,6 +14,7 @@ use std::{
 use gradwire_proto::{
     PROTOCOL, Secret, VERSION,
     auth::{self, Claim},
+    broadcast::Broadcast,
     pb::{self, coordinator_message::Message},
 };
 use parking_lot::Mutex;
@@ -58,7 +59,7 @@ pub struct SessionAcceptor {
 }
 
 /// The coordinator's messages to one node.
-pub type SessionStream = ReceiverStream<Result<pb::CoordinatorMessage, Status>>;
+pub type SessionStream = ReceiverStream<Result<Arc<Broadcast>, Status>>;
 
 impl SessionAcceptor {
     pub(crate) fn new(context: SessionContext) -> Self {

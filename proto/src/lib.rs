@@ -19,10 +19,12 @@
 //! - [`auth`]: proofs of the job's secret
 //! - [`beat`]: heartbeats as datagrams
 //! - [`clock`]: round trips and clock offsets, from heartbeats
+//! - [`broadcast`]: a message for many nodes, encoded once
 
 pub mod agreed;
 pub mod auth;
 pub mod beat;
+pub mod broadcast;
 pub mod clock;
 pub mod compression;
 pub mod convert;

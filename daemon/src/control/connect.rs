@@ -11,6 +11,7 @@ use gradwire_coordinator::SessionAcceptor;
 use gradwire_proto::{
     Failure, FailureKind, JobId, MAX_CONTROL_MESSAGE, NODE_PREFACE, PROTOCOL, Secret, VERSION,
     auth::{self, Claim},
+    broadcast::Broadcast,
     pb::{self, coordinator_client::CoordinatorClient},
 };
 use hyper_util::rt::TokioIo;
@@ -156,7 +157,7 @@ pub(super) async fn open(
         let messages = acceptor
             .accept(ReceiverStream::new(receiver).map(Ok))
             .map_err(|status| from_status(&status, introduction.coordinator))?;
-        return Ok((sender, Box::pin(messages)));
+        return Ok((sender, Box::pin(messages.map(|shared| shared.map(Broadcast::into_message)))));
     }
     let deadline = Instant::now() + introduction.start_timeout;
     let mut client = connect(introduction).await?;
