@@ -199,7 +199,7 @@ impl Segment {
     /// Makes the first pages exist, so that no later access needs a new one.
     fn fill_first(&self, fd: BorrowedFd<'_>, filled: u64) -> Result<(), SegmentError> {
         match self.populate(0..filled.min(self.bytes)) {
-            // Kernels before 5.14 can't do this. Reserving all is enough; the first touch is slower.
+            // Kernels before 5.14 can't do this. Reserving all is enough; a first touch is slower.
             Err(Errno::INVAL) => rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, self.bytes),
             other => other,
         }
