@@ -16,6 +16,7 @@ use crate::pb;
 
 /// The service `gradwire.v1.Coordinator` with such messages. On the wire it is the same as
 /// [`pb::coordinator_server`].
+#[expect(clippy::default_constructed_unit_structs, reason = "generated for any codec")]
 mod generated {
     tonic::include_proto!("gradwire.v1.Coordinator");
 }
