@@ -10,6 +10,9 @@ use gradwire_proto::NodeId;
 
 use crate::model::network::{LinkMeasured, Network};
 
+/// What the first transfer between two nodes moves.
+pub(super) const SMALL: u64 = 64 << 10;
+
 /// A lane counts as slower than the line from this ratio on; less is noise.
 const SLOWER: f64 = 1.05;
 
@@ -28,6 +31,8 @@ pub(super) struct Sample {
     pub(super) is_shared: bool,
     /// Seconds that it took.
     pub(super) time: f64,
+    /// Seconds from its order until all of its nodes had reported it.
+    pub(super) whole: f64,
     /// Seconds from order to report, without those on the slowest node; none if some node has not
     /// reported.
     pub(super) besides: Option<f64>,
@@ -74,21 +79,60 @@ fn at_best(time: f64, besides: f64) -> f64 {
 /// What is known of the link between two nodes.
 pub(super) fn link(samples: &[Sample], a: NodeId, b: NodeId) -> LinkTimes {
     let of = |sample: &&Sample| sample.pair() == Some((a.min(b), a.max(b)));
-    times(&samples.iter().filter(of).collect::<Vec<_>>())
+    times(&samples.iter().filter(of).collect::<Vec<_>>(), false)
 }
 
-/// What is known of a link from the samples of its two nodes.
-fn times(here: &[&Sample]) -> LinkTimes {
+/// A line lets bursts through if small transfers are faster than large ones by this ratio.
+const BURSTS: f64 = 1.2;
+
+/// All lines do if one of so many links shows it.
+const SHOW: usize = 4;
+
+/// Whether the line between two nodes lets through at once what it has saved up, as those that are
+/// shaped with a token bucket. Then it saves up while its nodes wait for their orders, too, so the
+/// whole time of a transfer counts.
+fn saves_up(here: &[&Sample], trip: f64) -> bool {
+    let exchanges = || {
+        here.iter().filter_map(|sample| match sample.pattern {
+            Pattern::Exchange(bytes) if sample.lanes == 1 => Some((bytes, sample)),
+            _ => None,
+        })
+    };
+    let Some(small) = exchanges().map(|(bytes, _)| bytes).min() else { return false };
+    let few = exchanges().filter(|(bytes, _)| *bytes == small);
+    let few = least(few.map(|(bytes, sample)| at_best(sample.time, trip / 2.0) / bytes as f64));
+    let many = exchanges().filter(|(bytes, _)| *bytes >= 2 * small);
+    let many = median(many.map(|(bytes, sample)| sample.time / bytes as f64));
+    few.zip(many).is_some_and(|(few, many)| BURSTS * few < many)
+}
+
+/// Whether lines save up: so many of the links show it that it holds for all of them. On those that
+/// do not, small transfers were late.
+fn all_save_up(pairs: &BTreeMap<(NodeId, NodeId), Vec<&Sample>>) -> bool {
+    let some = pairs.values().filter(|here| saves_up(here, 0.0)).count();
+    some > 0 && some * SHOW >= pairs.len()
+}
+
+/// What is known of a link from the samples of its two nodes, if lines are known to save up or not.
+fn times(here: &[&Sample], all_save_up: bool) -> LinkTimes {
     // Nothing makes a round trip too short, and a busy processor makes it too long.
     let latency = least(here.iter().filter_map(|sample| match sample.pattern {
         Pattern::RoundTrips(count) => Some(sample.time / f64::from(2 * count)),
         _ => None,
     }));
     let trip = 2.0 * latency.unwrap_or(0.0);
+    let saves_up = all_save_up || saves_up(here, trip);
+    let small = here.iter().filter_map(|sample| match sample.pattern {
+        Pattern::Exchange(bytes) if sample.lanes == 1 => Some(bytes),
+        _ => None,
+    });
+    let small = small.min().unwrap_or(0);
     let exchanges = |several: bool| {
         here.iter().filter_map(move |sample| match sample.pattern {
             Pattern::Exchange(bytes) if (sample.lanes > 1) == several => {
-                Some((bytes, sample.time, sample.lanes))
+                let is_whole = saves_up && (several || bytes >= 2 * small);
+                let time = if is_whole { sample.whole } else { sample.time };
+                Some((bytes, time, sample.lanes))
             }
             _ => None,
         })
@@ -134,15 +178,25 @@ fn times(here: &[&Sample]) -> LinkTimes {
 }
 
 /// The seconds per byte that a transfer between two nodes should be made for: those of the link,
-/// or more if one of the nodes has no link that is as fast. 0 if nothing is known.
+/// or more if one of the nodes has no link that is as fast. 0 if nothing is known. What small
+/// transfers say counts only until there was a large one: a line may let them through at once.
 pub(super) fn expected_per_byte(samples: &[Sample], a: NodeId, b: NodeId) -> f64 {
+    let is_large = |sample: &&Sample| match sample.pattern {
+        Pattern::Exchange(bytes) => bytes >= 2 * SMALL,
+        _ => false,
+    };
     let fastest = |node: NodeId| {
-        let pairs = samples.iter().filter(|sample| sample.nodes.len() == 2);
-        let others: BTreeSet<NodeId> = pairs
-            .filter(|sample| sample.nodes.contains(&node))
-            .flat_map(|sample| sample.nodes.iter().copied().filter(|other| *other != node))
-            .collect();
-        least(others.into_iter().filter_map(|other| link(samples, node, other).lane_per_byte))
+        let pairs =
+            || samples.iter().filter(|one| one.nodes.len() == 2 && one.nodes.contains(&node));
+        let others = |large: bool| -> BTreeSet<NodeId> {
+            let counting = pairs().filter(|sample| !large || is_large(sample));
+            counting
+                .flat_map(|sample| sample.nodes.iter().copied().filter(|other| *other != node))
+                .collect()
+        };
+        let large = others(true);
+        let counting = if large.is_empty() { others(false) } else { large };
+        least(counting.into_iter().filter_map(|other| link(samples, node, other).lane_per_byte))
     };
     let known = [fastest(a), fastest(b), link(samples, a, b).lane_per_byte];
     known.into_iter().flatten().fold(0.0, f64::max)
@@ -223,14 +277,21 @@ fn overflow(gathered: &[Gathered], per_byte: f64, burst_loss: f64) -> Option<(u6
     Some((queue as u64, median(several().filter(overflows).map(|all| longer(all).0))?))
 }
 
-/// What was measured of each link.
-pub(super) fn measured(samples: &[Sample]) -> Vec<LinkMeasured> {
+/// The samples of each two nodes.
+fn by_pair(samples: &[Sample]) -> BTreeMap<(NodeId, NodeId), Vec<&Sample>> {
     let mut pairs: BTreeMap<(NodeId, NodeId), Vec<&Sample>> = BTreeMap::new();
     for sample in samples {
         sample.pair().into_iter().for_each(|pair| pairs.entry(pair).or_default().push(sample));
     }
+    pairs
+}
+
+/// What was measured of each link.
+pub(super) fn measured(samples: &[Sample]) -> Vec<LinkMeasured> {
+    let pairs = by_pair(samples);
+    let all_save_up = all_save_up(&pairs);
     let links = pairs.into_iter().filter_map(|((from, to), here)| {
-        let LinkTimes { latency, lane_per_byte, per_byte } = times(&here);
+        let LinkTimes { latency, lane_per_byte, per_byte } = times(&here, all_save_up);
         let (lane_rate, rate) = (1.0 / lane_per_byte?, 1.0 / per_byte?);
         Some(LinkMeasured { from, to, latency: latency?, lane_rate, rate })
     });
@@ -264,14 +325,16 @@ pub(super) fn fit(
     let in_rack = inside.or(across).unwrap_or(usual.in_rack);
     let members = topology.members();
     let mut cross_rack = across.or(inside).unwrap_or(usual.cross_rack);
+    let saves_up = all_save_up(&by_pair(samples));
     let shared = samples.iter().filter(|sample| sample.is_shared).filter_map(|sample| {
         let Pattern::Exchange(bytes) = sample.pattern else { return None };
+        let time = if saves_up { sample.whole } else { sample.time };
         // Of racks of different sizes not all nodes of the larger one cross.
         let (a, b) = (sample.nodes[0].0, sample.nodes[1].0);
         let size = |of| members.iter().find(|rack| rack.contains(&of)).map_or(1, Vec::len);
         let (larger, pairs) = (size(a).max(size(b)), size(a).min(size(b)));
         let unused = larger as f64 / pairs as f64;
-        Some(unused * sample.time / (bytes * u64::from(sample.lanes)) as f64)
+        Some(unused * time / (bytes * u64::from(sample.lanes)) as f64)
     });
     if let Some(per_byte) = median(shared) {
         cross_rack.per_byte = per_byte;

@@ -84,6 +84,8 @@ struct Flying {
     times: BTreeMap<Sequence, BTreeMap<NodeId, Duration>>,
     /// The packets that each node had sent again before.
     retransmits: BTreeMap<NodeId, u64>,
+    /// When each node has reported its last probe.
+    reported: BTreeMap<NodeId, Duration>,
 }
 
 impl Flying {
@@ -102,6 +104,12 @@ impl Flying {
         times.copied().max().unwrap_or_default()
     }
 
+    /// The seconds from the order until all of a group had reported.
+    fn whole(&self, group: &[NodeId]) -> f64 {
+        let reported = group.iter().filter_map(|node| self.reported.get(node)).max();
+        reported.map_or(0.0, |&at| at.saturating_sub(self.since).as_secs_f64())
+    }
+
     /// What follows from the times of the groups that have done it.
     fn samples(&self, now: Duration) -> Vec<Sample> {
         let longest = self.times.values().flat_map(BTreeMap::values).max();
@@ -116,6 +124,7 @@ impl Flying {
                 lanes: self.times.len() as u32,
                 is_shared: self.is_shared,
                 time: seconds(self.pattern, &times).max(SHORTEST),
+                whole: self.whole(group).max(SHORTEST),
                 besides,
                 lost: None,
             }
@@ -124,12 +133,13 @@ impl Flying {
     }
 
     /// A node has run one of the probes. Returns whether it was doing that.
-    fn done(&mut self, node: NodeId, sequence: Sequence, done: Done) -> bool {
+    fn done(&mut self, node: NodeId, sequence: Sequence, done: Done, now: Duration) -> bool {
         let is_in_it = self.groups.iter().any(|group| group.contains(&node));
         let times = self.times.get_mut(&sequence).filter(|_| is_in_it);
         let is_new = times.is_some_and(|times| times.insert(node, done.time).is_none());
         if is_new {
             self.retransmits.entry(node).or_insert(done.retransmits);
+            self.reported.insert(node, now);
         }
         is_new
     }
@@ -314,6 +324,7 @@ impl Probing {
             since: now,
             times: probes.iter().map(|probe| (probe.sequence, BTreeMap::new())).collect(),
             retransmits: BTreeMap::new(),
+            reported: BTreeMap::new(),
         });
         probes
     }
@@ -327,7 +338,7 @@ impl Probing {
         now: Duration,
     ) -> Result<(), Violation> {
         let mut steps = self.flying.iter_mut().chain(&mut self.late);
-        if !steps.any(|step| step.done(node, sequence, done)) {
+        if !steps.any(|step| step.done(node, sequence, done, now)) {
             let what = "which it was not doing";
             let what = format!("says that it has done probe {sequence}, {what}");
             return Err(Violation::Protocol(what));

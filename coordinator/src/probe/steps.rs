@@ -5,16 +5,13 @@
 use gradwire_collectives::{Topology, algorithms::probe::Pattern};
 use gradwire_proto::NodeId;
 
-use super::fit::{Sample, expected_per_byte, link};
+use super::fit::{SMALL, Sample, expected_per_byte, link};
 
 /// Up to so many nodes all pairs are measured; of more, log₂ N + 1 pairs of each node.
 const ALL_PAIRS: u32 = 8;
 
 /// The most groups of a step. Of very many nodes some are measured, for the others.
 const MAX_GROUPS: usize = 128;
-
-/// What the first transfer between two nodes moves.
-const SMALL: u64 = 64 << 10;
 
 /// The most that a node sends in one probe: half of a piece of the usual size, so that lanes need
 /// no more memory than for such pieces.
