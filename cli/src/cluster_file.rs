@@ -14,6 +14,8 @@ use gradwire_launcher::error::CommandError;
 use gradwire_proto::pb;
 use serde::{Deserialize, Serialize};
 
+use crate::probe_calls::Calls;
+
 /// The largest file that is read (BOUND).
 const MAX_BYTES: u64 = 4 << 20;
 
@@ -44,6 +46,28 @@ pub struct ClusterFile {
     /// What was measured of each link.
     #[serde(default, rename = "link", skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<Link>,
+    /// How daemons ran when it was measured, for the simulator.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job: Option<Job>,
+}
+
+/// How daemons run, and what a call takes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Job {
+    /// Microseconds that a call takes besides what it moves, from its submission until the rank
+    /// goes on.
+    pub call_us: f64,
+    /// `data.lanes`
+    pub lanes: u32,
+    /// `data.streams`
+    pub streams: u32,
+    /// `data.chunk_bytes`
+    pub chunk_bytes: u64,
+    /// `negotiation.credit_pieces`
+    pub credit_pieces: u32,
+    /// `negotiation.piece_bytes`
+    pub piece_bytes: u64,
 }
 
 /// A host.
@@ -104,6 +128,15 @@ pub struct Network {
     pub queue_bytes: u64,
     pub overflow_us: f64,
     pub rack_paths: u32,
+    /// What a line lets through at once after it had nothing to do, and at which rate; 0: nothing.
+    #[serde(skip_serializing_if = "is_none")]
+    pub burst_bytes: f64,
+    #[serde(skip_serializing_if = "is_none")]
+    pub burst_mbit: f64,
+}
+
+fn is_none(number: &f64) -> bool {
+    *number == 0.0
 }
 
 impl Default for Network {
@@ -151,6 +184,8 @@ impl From<&CostModel> for Network {
             queue_bytes: cost.queue,
             overflow_us: rounded(cost.overflow / MICRO),
             rack_paths: cost.paths,
+            burst_bytes: 0.0,
+            burst_mbit: 0.0,
         }
     }
 }
@@ -176,6 +211,8 @@ impl Network {
             ("publish_mb_per_s", self.publish_mb_per_s),
             ("operation_us", self.operation_us),
             ("overflow_us", self.overflow_us),
+            ("burst_bytes", self.burst_bytes),
+            ("burst_mbit", self.burst_mbit),
         ];
         let is_number = |value: f64| value.is_finite() && value < 1e12;
         if let Some((key, value)) =
@@ -300,7 +337,46 @@ impl ClusterFile {
             order: status.network.iter().flat_map(|network| network.order.clone()).collect(),
             hosts: status.nodes.iter().enumerate().map(host).collect(),
             links: links.collect(),
+            job: None,
         }
+    }
+
+    /// With what ranks have measured, of daemons with so many data threads and connections of each
+    /// of them with each peer.
+    #[must_use]
+    pub(crate) fn with_calls(
+        mut self,
+        calls: &Calls,
+        lanes: u32,
+        streams: u32,
+        status: &pb::StatusResponse,
+    ) -> Self {
+        if let Some(burst) = calls.burst() {
+            self.network.burst_bytes = rounded(burst.bytes);
+            self.network.burst_mbit = rounded(burst.rate * 8.0 / MEGA);
+            // One data thread has moved that: it is not slower, even if lines are.
+            if self.network.lane_rate_mbit > 0.0 {
+                let fast = self.network.burst_mbit;
+                self.network.lane_rate_mbit = self.network.lane_rate_mbit.max(fast);
+            }
+            // What follows it is what lines can do. Of different lines daemons would make different
+            // use.
+            let line = (burst.line * 8.0 / MEGA).round().max(1.0) as u32;
+            let usual = self.hosts.first().map_or(0, |host| host.line_mbit);
+            if self.hosts.iter().all(|host| host.line_mbit == usual) && (usual == 0 || line < usual)
+            {
+                self.hosts.iter_mut().for_each(|host| host.line_mbit = line);
+            }
+        }
+        self.job = status.sizes.as_ref().map(|sizes| Job {
+            call_us: rounded(calls.barrier / MICRO),
+            lanes,
+            streams,
+            chunk_bytes: sizes.chunk_bytes,
+            credit_pieces: sizes.credit_pieces,
+            piece_bytes: sizes.piece_bytes,
+        });
+        self
     }
 
     /// The text of the file.
@@ -404,6 +480,14 @@ mod tests {
                 lane_rate_mbit: 900.0,
                 rate_mbit: 940.0,
             }],
+            job: Some(Job {
+                call_us: 312.5,
+                lanes: 2,
+                streams: 1,
+                chunk_bytes: 262_144,
+                credit_pieces: 8,
+                piece_bytes: 4 << 20,
+            }),
         }
     }
 
@@ -413,6 +497,8 @@ mod tests {
         let text = written.to_toml().unwrap();
         assert_eq!(ClusterFile::parse(&text), Ok(written.clone()), "{text}");
         assert!(text.contains("latency_us = 12.5"), "{text}");
+        assert!(text.contains("[job]\ncall_us = 312.5\nlanes = 2"), "{text}");
+        assert!(!text.contains("burst_b"), "{text}");
         assert_eq!(written.topology().lines(), [1, 4]);
         assert_eq!(written.topology().order(), [1, 0]);
         let twice = text.replace("order = [", "order = [1, ");

@@ -28,6 +28,7 @@ pub mod doctor;
 pub mod explain;
 pub mod find;
 pub mod probe;
+mod probe_calls;
 pub mod show;
 pub mod simulate;
 pub mod status;

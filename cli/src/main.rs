@@ -117,7 +117,8 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
             let (loaded, mut hosts) = prepare(&options.at, &["probe.enabled=true".to_owned()])?;
             options.spread(&mut hosts)?;
             let nodes = Plan::nodes(&hosts, None)?;
-            let plan = Plan::new(nodes, ITSELF.to_owned(), options.words()?, &loaded)?;
+            let plan =
+                Plan::new(nodes, ITSELF.to_owned(), options.words(&loaded.settings)?, &loaded)?;
             start(plan, &loaded, &options.at, Files::default(), true)
         }
         Command::Simulate(command) => simulate::simulate(&command, print),

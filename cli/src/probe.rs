@@ -9,11 +9,13 @@ use std::{collections::HashMap, fs, path::PathBuf};
 use clap::Args;
 use gradwire_launcher::{args::JobOptions, error::CommandError, launch::hosts::Host};
 use gradwire_proto::pb::StatusResponse;
+use gradwire_settings::Settings;
 use gradwire_worker::Session;
 
 use crate::{
     cluster::{aligned, printable},
     cluster_file::{ClusterFile, Link},
+    probe_calls::{self, Calls},
 };
 
 /// The hosts, and what to do with the result.
@@ -32,15 +34,23 @@ pub struct Options {
     /// This process is one of the ranks.
     #[arg(long, hide = true)]
     pub started: bool,
+    /// Data threads of the daemons, for the ranks.
+    #[arg(long, hide = true, default_value_t = 0)]
+    pub lanes: u32,
+    /// Connections of each data thread with each peer, for the ranks.
+    #[arg(long, hide = true, default_value_t = 0)]
+    pub streams: u32,
 }
 
 impl Options {
-    /// What the ranks of the job are started with.
+    /// What the ranks of a job with these settings are started with.
     ///
     /// # Errors
     /// [`CommandError`] if the file's name is not UTF-8 and so can't be passed on.
-    pub fn words(&self) -> Result<Vec<String>, CommandError> {
+    pub fn words(&self, settings: &Settings) -> Result<Vec<String>, CommandError> {
         let mut words = vec!["probe".to_owned(), "--started".to_owned()];
+        words.extend(["--lanes".to_owned(), settings.data.lanes.to_string()]);
+        words.extend(["--streams".to_owned(), settings.data.streams.to_string()]);
         if self.json {
             words.push("--json".to_owned());
         }
@@ -88,9 +98,10 @@ pub fn rank(
     let session = Session::from_env().map_err(CommandError::failed)?;
     // Operations begin when the links are measured.
     session.barrier().map_err(CommandError::failed)?;
+    let calls = probe_calls::measure(&session)?;
     let shown = if session.rank() == 0 {
         let metrics = environment.get("GRADWIRE_COORDINATOR_METRICS").map_or("", String::as_str);
-        ask(metrics).and_then(|status| show(options, &status))
+        ask(metrics).and_then(|status| show(options, &status, &calls))
     } else {
         Ok(String::new())
     };
@@ -99,13 +110,14 @@ pub fn rank(
     shown
 }
 
-fn show(options: &Options, status: &StatusResponse) -> Result<String, CommandError> {
+fn show(options: &Options, status: &StatusResponse, calls: &Calls) -> Result<String, CommandError> {
     let network = status.network.as_ref().filter(|network| !network.links.is_empty());
     let network = network.ok_or_else(|| {
         CommandError::failed("no link could be measured in the time there is")
             .hint("can the hosts reach each other's ports? is a round trip more than 50 ms?")
     })?;
-    let file = ClusterFile::of_job(status);
+    let (lanes, streams) = (options.lanes, options.streams);
+    let file = ClusterFile::of_job(status).with_calls(calls, lanes, streams, status);
     if !network.complete {
         eprintln!("gradwire probe: there was not time for everything");
     }
@@ -133,10 +145,18 @@ fn as_text(file: &ClusterFile, seconds: f64) -> Result<String, CommandError> {
     };
     let table: Vec<_> = std::iter::once(head).chain(file.links.iter().map(row)).collect();
     let costs = toml::to_string(&file.network).map_err(CommandError::failed)?;
-    let costs: String = costs.lines().map(|line| format!("network.{line}\n")).collect();
+    // Nothing is chosen by bursts.
+    let costs = costs.lines().filter(|line| !line.starts_with("burst_b"));
+    let costs: String = costs.map(|line| format!("network.{line}\n")).collect();
+    let call = file.job.as_ref().map_or(0.0, |job| job.call_us);
+    let burst = match file.network.burst_bytes {
+        0.0 => String::new(),
+        bytes => format!("\nA line that has rested lets {bytes} bytes through at once."),
+    };
     Ok(format!(
         "{} between {} hosts measured in {:.2} s. Rates are in each direction at once.\n\n\
-         {}\nFrom that follows for the choice of algorithms:\n\n{costs}",
+         {}\nA call takes {call} µs besides what it moves.{burst}\n\nFrom that follows for the \
+         choice of algorithms:\n\n{costs}",
         if file.links.len() == 1 {
             "1 link".to_owned()
         } else {

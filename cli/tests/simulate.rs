@@ -470,3 +470,88 @@ fn a_wrong_plan_is_refused_in_one_line() {
         assert!(output.stderr.contains(remedy), "{output:?}");
     }
 }
+
+/// Options instead of what the file says, and calls one after the other.
+#[test]
+fn the_work_may_be_given() {
+    let place = Place::new();
+    fs::write(place.path().join("flat.toml"), FLAT).unwrap();
+    let words = ["run", "flat.toml", "--spec", "ring"];
+    let run = |more: &[&str]| {
+        let (stdout, files) = results(&place, &[&words, more].concat(), "out");
+        (stdout, json(&files))
+    };
+    let seconds = |json: &Value| json["runs"][0]["seconds"].as_f64().unwrap();
+    let (_, whole) = run(&[]);
+    let (stdout, other) = run(&["--bytes", "1M", "--pieces", "3", "--collective", "reducescatter"]);
+    assert!(stdout.starts_with("reducescatter, 3 pieces of 1048576 bytes, on 8 nodes"), "{stdout}");
+    assert_eq!((other["pieces"].as_u64(), other["bytes"].as_u64()), (Some(3), Some(1 << 20)));
+    assert!(seconds(&other) < seconds(&whole) / 10.0, "{other}");
+    let (stdout, calls) = run(&["--calls", "4"]);
+    assert!(stdout.contains("Times are medians of 4 calls, one after the other."), "{stdout}");
+    assert_eq!(calls["runs"][0]["calls_s"].as_array().unwrap().len(), 4);
+    assert!((seconds(&calls) / seconds(&whole) - 1.0).abs() < 1e-6, "{calls}");
+}
+
+/// A step of a model on the cluster of a file: the coordinator chooses, and is bound to each
+/// algorithm. What it costs besides is added once.
+#[test]
+fn a_step_runs_on_a_described_cluster() {
+    let place = Place::new();
+    fs::write(place.path().join("model"), MODEL).unwrap();
+    let more = "piece_bytes = 65536\ncredit_pieces = 3\ncall_us = 700\n";
+    for (name, file) in [("flat.toml", FLAT.to_owned()), ("late.toml", format!("{FLAT}{more}"))] {
+        fs::write(place.path().join(name), file).unwrap();
+    }
+    let run = |file: &str, more: &[&str]| {
+        let words = ["run", file, "--model", "model", "--spec", "ring", "--spec", "direct"];
+        let (stdout, files) = results(&place, &[&words, more].concat(), "out");
+        (stdout, json(&files))
+    };
+    let (stdout, json) = run("flat.toml", &[]);
+    assert!(stdout.starts_with("A step of model: "), "{stdout}");
+    let of = |json: &Value, at: usize, key: &str| json["runs"][at][key].clone();
+    let names: Vec<Value> = (0..3).map(|at| of(&json, at, "algorithm")).collect();
+    assert_eq!(names, ["auto", "ring", "direct"]);
+    assert_eq!(of(&json, 1, "most_bytes_by"), "ring");
+    let seconds = |json: &Value| of(json, 1, "seconds").as_f64().unwrap();
+    let (_, same) = run("flat.toml", &["--calls", "3"]);
+    assert!((seconds(&same) / seconds(&json) - 1.0).abs() < 1e-6, "{same}");
+    assert_eq!(of(&same, 1, "operations"), of(&json, 1, "operations"));
+    let (_, late) = run("late.toml", &["--compute-ms", "5"]);
+    let computing = seconds(&late) - 5e-3 - 700e-6;
+    assert!(computing > 0.0 && computing < seconds(&json), "{late} {json}");
+    assert!(of(&late, 1, "operations").as_u64() >= of(&json, 1, "operations").as_u64(), "{late}");
+}
+
+#[test]
+fn wrong_work_is_refused() {
+    let place = Place::new();
+    let path = |name: &str| place.path().join(name);
+    fs::write(path("flat.toml"), FLAT).unwrap();
+    fs::write(path("model"), MODEL).unwrap();
+    let servers = format!("{FLAT}[[host]]\nname = \"s\"\nserver = true\n");
+    fs::write(path("servers.toml"), servers).unwrap();
+    let cases: &[(&[&str], &str)] = &[
+        (&["flat.toml", "--bytes", "3"], "invalid value '3' for '--bytes <BYTES>': must be a mul"),
+        (&["flat.toml", "--bytes", "2000G"], "invalid value '2000G' for '--bytes"),
+        (&["flat.toml", "--pieces", "0"], "invalid value '0' for '--pieces"),
+        (&["flat.toml", "--calls", "0"], "invalid value '0' for '--calls"),
+        (&["flat.toml", "--collective", "barrier"], "invalid value 'barrier' for '--collective"),
+        (&["flat.toml", "--model", "resnet51"], "--model resnet51: No such file"),
+        (&["flat.toml", "--model", "model", "--bytes", "4"], "the argument '--model <MODEL|FILE>'"),
+        (&["flat.toml", "--compute-ms", "3"], "the following required arguments were not provided"),
+        (&["flat.toml", "--model", "model", "--compute-ms", "-1"], ""),
+        (&["flat.toml", "--model", "model", "--spec", "torus(dims=3x5)"], "--spec: "),
+        (
+            &["flat.toml", "--model", "model", "--memory", "1K"],
+            "--model: the step would need up to",
+        ),
+        (&["servers.toml", "--model", "model"], "--model: the file has servers"),
+    ];
+    for (words, expected) in cases {
+        let output = simulate(&place, &[&["run"], *words].concat());
+        assert_eq!((output.code, output.stdout.as_str()), (Some(2), ""), "{words:?} {output:?}");
+        assert!(output.stderr.starts_with(&format!("error: {expected}")), "{output:?}");
+    }
+}

@@ -45,7 +45,7 @@ fn simulate(setup: &Setup, spec: &str, bytes: u64) {
 fn main() -> Result<(), String> {
     let mut arguments = std::env::args().skip(1);
     let case = arguments.next().unwrap_or_else(|| "faults".to_owned());
-    let nodes = arguments.next().map_or(Ok(4096), |text| {
+    let nodes: u32 = arguments.next().map_or(Ok(4096), |text| {
         let nodes = text.parse().ok().filter(|nodes| (1..=4096).contains(nodes));
         nodes.ok_or(format!("NODES is a number from 1 to 4096, not {text:?}"))
     })?;

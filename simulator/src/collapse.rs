@@ -48,12 +48,13 @@ pub(crate) fn classes(setup: &Setup, operations: &[Arc<Operation>]) -> Option<Sy
 /// Whether hosts and links are alike, and nothing depends on chance or on an order.
 fn is_even(setup: &Setup) -> bool {
     let Setup { network, processor, tcp, faults, .. } = setup;
-    let Network { hosts, tiers, pairs, ecmp, .. } = network;
+    let Network { hosts, tiers, pairs, ecmp, burst, .. } = network;
     let Some(first) = hosts.first() else { return false };
     let about = |host: &crate::network::Host| (host.egress, host.ingress, host.slowness);
     hosts.iter().all(|host| about(host) == about(first))
         && (*ecmp == Ecmp::Ideal || tiers.iter().all(|tier| tier.links == 1))
         && pairs.is_empty()
+        && *burst == 0.0
         && faults.is_empty()
         && tcp.is_none()
         && !processor.is_limit()

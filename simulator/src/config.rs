@@ -52,10 +52,13 @@ impl Processor {
     }
 }
 
-/// What the coordinator adds.
+/// What ranks and the coordinator add.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Control {
-    /// Seconds from ready to the order.
+    /// Seconds that a call takes besides its operations: until the coordinator knows that it can
+    /// begin, and from the last result until the ranks go on.
+    pub call: f64,
+    /// Seconds from the coordinator's order until hosts have it.
     pub order: f64,
     /// Seconds from done to the next credit.
     pub done: f64,
@@ -65,7 +68,7 @@ pub struct Control {
 
 impl Default for Control {
     fn default() -> Self {
-        Self { order: 0.0, done: 0.0, credit: 8 }
+        Self { call: 0.0, order: 0.0, done: 0.0, credit: 8 }
     }
 }
 

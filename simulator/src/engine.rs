@@ -24,6 +24,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use self::state::{About, At, Event, HostState, Ordered, Todo};
 pub use crate::setup::Setup;
 use crate::{
+    buckets::Buckets,
     collapse::Collapse,
     flows::{Flows, Transfer},
     job::{Content, Director, Operation, Order},
@@ -99,6 +100,9 @@ impl<'a, D: Director> Engine<'a, D> {
         let mut flows = Flows::default();
         let links = setup.network.add_to(&mut flows.fair);
         let collapse = Collapse::new(setup, &director.operations(), &links);
+        let network = &setup.network;
+        flows.buckets =
+            Buckets::new(links.all(), network.burst, network.burst_rate, &mut flows.fair);
         let hosts = setup.network.hosts.len();
         let mut lanes = Vec::new();
         for host in &setup.network.hosts {
@@ -273,7 +277,15 @@ impl<'a, D: Director> Engine<'a, D> {
                 self.publish(lane, sequence, operation.bytes());
                 continue;
             }
-            let (progress, hosts) = (Progress::new(&planned.plan), operation.hosts.clone());
+            let (mut progress, hosts) = (Progress::new(&planned.plan), operation.hosts.clone());
+            // As daemons do it where a node has one rank: what only a sending step needs is sent
+            // from where it is.
+            if self.setup.processor.local > 0.0 {
+                for (step, reduction) in planned.plan.only_users() {
+                    let bytes = planned.plan.steps[step as usize].bytes;
+                    progress.advance(&planned.plan, reduction, 0..bytes);
+                }
+            }
             for (step, peer) in planned.plan.senders() {
                 let link = self.lanes[lane].links.entry(hosts[peer as usize]).or_default();
                 link.queue.push(Sequence(sequence), step);

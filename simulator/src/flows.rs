@@ -7,8 +7,9 @@
 use std::collections::VecDeque;
 
 use crate::{
+    buckets::Buckets,
     earliest::Earliest,
-    fair::{Fair, FlowId, Use},
+    fair::{Fair, FlowId, ResourceId, Use},
     report::Usage,
 };
 
@@ -49,6 +50,8 @@ struct Connection {
 #[derive(Debug, Default)]
 pub(crate) struct Flows {
     pub(crate) fair: Fair,
+    /// The lines that let bursts through.
+    pub(crate) buckets: Buckets,
     all: Vec<Connection>,
     /// When the first chunk of each will have gone.
     earliest: Earliest,
@@ -133,6 +136,7 @@ impl Flows {
 
     /// Computes the rates that may have changed.
     pub(crate) fn compute(&mut self, now: f64) {
+        self.buckets.settle(&mut self.fair, now);
         if !self.fair.is_stale() {
             return;
         }
@@ -145,11 +149,17 @@ impl Flows {
             self.changed(id, finish);
         }
         self.changes = changes;
+        self.buckets.note(&self.fair);
     }
 
-    /// When the next chunk will have gone.
+    /// Changes the rate of a line or link.
+    pub(crate) fn set_rate(&mut self, line: ResourceId, rate: f64) {
+        self.buckets.set_rate(line, rate, &mut self.fair);
+    }
+
+    /// When the next chunk will have gone, or a line will let no more through at once.
     pub(crate) fn next(&self) -> f64 {
-        self.earliest.first()
+        self.earliest.first().min(self.buckets.next())
     }
 
     /// The connections whose chunk has gone now, or will have in no time, in ascending order.

@@ -2,12 +2,13 @@
 //!
 //! The file of `gradwire probe --out` is one, too.
 
+mod cost;
 mod faults;
 mod file;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gradwire_collectives::{Kind, Spec, Topology};
+use gradwire_collectives::{CostModel, Kind, Spec, Topology};
 use toml::Spanned;
 
 pub use self::file::InputError;
@@ -29,19 +30,29 @@ pub const MAX_HOSTS: usize = 4096;
 /// The most pieces (BOUND).
 const MAX_PIECES: f64 = 65_536.0;
 
+/// How fast bursts usually are.
+const BURST_MBIT: f64 = 25_000.0;
+
+/// A link is slower than the lines of its hosts from this ratio on; less is noise.
+const MUCH_SLOWER: f64 = 2.0;
+
 /// What to simulate.
 #[derive(Debug, Clone)]
 pub struct Input {
     /// The network, and how daemons behave.
     pub setup: Setup,
-    /// What the coordinator adds.
+    /// What ranks and the coordinator add.
     pub control: Control,
+    /// By what the coordinator chooses.
+    pub cost: CostModel,
     /// What runs.
     pub kind: Kind,
     /// Bytes of a piece.
     pub bytes: u64,
     /// How many pieces.
     pub pieces: u32,
+    /// The most bytes of a piece that the coordinator cuts.
+    pub piece_bytes: u64,
     /// By which algorithms, one run for each.
     pub specs: Vec<Spec>,
     /// How many of the hosts are servers, the last ones.
@@ -63,8 +74,9 @@ pub fn parse(text: &str) -> Result<Input, InputError> {
     let servers = topology.servers();
     let topology = ordered(&reader, &file, topology)?;
     let mut network = network(&reader, &file, hosts, topology)?;
-    pairs(&reader, &file, &mut network)?;
-    let NetworkPart { reduce_mb_per_s, message_ns, lane_rate_mbit, .. } = &file.network;
+    let frame = reader.number(&file.network.message_ns, "network.message_ns", ANY, 0.0)? * 1e-9;
+    pairs(&reader, &file, frame, &mut network)?;
+    let NetworkPart { reduce_mb_per_s, lane_rate_mbit, .. } = &file.network;
     let per_byte = |value: f64| if value > 0.0 { 1.0 / value } else { 0.0 };
     let reduce = reader.number(reduce_mb_per_s, "network.reduce_mb_per_s", POSITIVE, MOST)?;
     let reduce = if reduce_mb_per_s.is_some() { per_byte(reduce * 1e6) } else { 0.0 };
@@ -72,9 +84,7 @@ pub fn parse(text: &str) -> Result<Input, InputError> {
     let lane = per_byte(lane * MEGABITS) / 2.0;
     let publish = &file.network.publish_mb_per_s;
     let publish = reader.number(publish, "network.publish_mb_per_s", ANY, 0.0)?;
-    let frame = reader.number(message_ns, "network.message_ns", ANY, 0.0)? * 1e-9;
     let operation = reader.number(&file.network.operation_us, "network.operation_us", ANY, 0.0)?;
-    unused(&reader, &file.network)?;
     let job = &file.job;
     let usual = Transport::default();
     let chunk = (4096.0, f64::from(4u32 << 20));
@@ -83,14 +93,16 @@ pub fn parse(text: &str) -> Result<Input, InputError> {
     let lanes = reader.whole(&job.lanes, "job.lanes", (1.0, 16.0), f64::from(usual.lanes))?;
     let streams =
         reader.whole(&job.streams, "job.streams", (1.0, 16.0), f64::from(usual.streams))?;
+    let transport = Transport {
+        chunk: chunk as u64,
+        lanes: lanes as u32,
+        streams: streams as u32,
+        socket: socket as u64,
+        header: usual.header,
+    };
+    let cost = cost::cost(&reader, &file, &network.topology, &network.tiers, &transport)?;
     let setup = Setup {
-        transport: Transport {
-            chunk: chunk as u64,
-            lanes: lanes as u32,
-            streams: streams as u32,
-            socket: socket as u64,
-            header: usual.header,
-        },
+        transport,
         processor: Processor {
             send: lane,
             receive: lane,
@@ -106,7 +118,10 @@ pub fn parse(text: &str) -> Result<Input, InputError> {
     };
     let half = operation * MICRO / 2.0;
     let credit = reader.whole(&job.credit_pieces, "job.credit_pieces", (1.0, 1024.0), 8.0)?;
-    let control = Control { order: half, done: half, credit: credit as u32 };
+    // An announcement takes as long as an order.
+    let call = reader.number(&job.call_us, "job.call_us", ANY, 2.0 * half / MICRO)? * MICRO;
+    let call = (call - half).max(0.0);
+    let control = Control { call, order: half, done: half, credit: credit as u32 };
     let bytes = reader.whole(&job.bytes, "job.bytes", (4.0, 1e12), f64::from(64u32 << 20))?;
     if let Some(given) = job.bytes.as_ref().filter(|_| bytes % 4.0 != 0.0) {
         let what = format!("job.bytes is {bytes}: elements have 4 bytes, so it must be a multiple");
@@ -116,24 +131,11 @@ pub fn parse(text: &str) -> Result<Input, InputError> {
     let participants = setup.network.hosts.len() as u32;
     let kind = kind(&reader, job)?;
     let specs = specs(&reader, job, participants - servers)?;
+    let piece_bytes = (65_536.0, f64::from(64u32 << 20));
+    let usual = f64::from(4u32 << 20);
+    let piece_bytes = reader.whole(&job.piece_bytes, "job.piece_bytes", piece_bytes, usual)? as u64;
     let (bytes, pieces) = (bytes as u64, pieces as u32);
-    Ok(Input { setup, control, kind, bytes, pieces, specs, servers })
-}
-
-/// Keys of the cost model that have no meaning here still have to be numbers.
-fn unused(reader: &Reader<'_>, part: &NetworkPart) -> Result<(), InputError> {
-    for (value, key) in [
-        (&part.chunk_bytes, "network.chunk_bytes"),
-        (&part.burst_loss_percent, "network.burst_loss_percent"),
-        (&part.free_senders, "network.free_senders"),
-        (&part.sender_loss_percent, "network.sender_loss_percent"),
-        (&part.queue_bytes, "network.queue_bytes"),
-        (&part.overflow_us, "network.overflow_us"),
-        (&part.rack_paths, "network.rack_paths"),
-    ] {
-        reader.number(value, key, ANY, 0.0)?;
-    }
-    Ok(())
+    Ok(Input { setup, control, cost, kind, bytes, pieces, piece_bytes, specs, servers })
 }
 
 /// The hosts, the label of each, and where they are.
@@ -252,14 +254,39 @@ fn network(
         reader.number(share, "network.rack_rate_mbit", POSITIVE, 0.0)?;
     }
     let connection = connection * MEGABITS;
-    Ok(Network { hosts, topology, latency, connection, tiers, ecmp, pairs: BTreeMap::new() })
+    let burst = reader.number(&part.burst_bytes, "network.burst_bytes", ANY, 0.0)?;
+    let burst_rate = reader.number(&part.burst_mbit, "network.burst_mbit", POSITIVE, BURST_MBIT)?;
+    Ok(Network {
+        hosts,
+        topology,
+        latency,
+        connection,
+        tiers,
+        ecmp,
+        pairs: BTreeMap::new(),
+        burst,
+        burst_rate: burst_rate * MEGABITS,
+    })
 }
 
-/// What was measured between two hosts holds in both directions.
-fn pairs(reader: &Reader<'_>, file: &File, network: &mut Network) -> Result<(), InputError> {
+/// What was measured between two hosts holds in both directions. A message takes `frame` of its
+/// latency on the processors, which is counted there.
+///
+/// Where the rates of links were measured, a line is as fast as the middle one of those that it has
+/// within its rack: what its interface could do says less. And a link has a cap of its own only if
+/// it is much slower than the lines of both hosts. What a data thread can do is the processor's
+/// matter, and links between racks share the links of these.
+fn pairs(
+    reader: &Reader<'_>,
+    file: &File,
+    frame: f64,
+    network: &mut Network,
+) -> Result<(), InputError> {
     let places: BTreeMap<&str, u32> =
         network.hosts.iter().map(|host| host.name.as_str()).zip(0..).collect();
     let mut pairs = BTreeMap::new();
+    let mut measured: Vec<Vec<f64>> = vec![Vec::new(); network.hosts.len()];
+    let mut slow: Vec<(u32, u32, f64)> = Vec::new();
     for part in &file.links {
         let place = |name: &Spanned<String>| {
             places.get(name.get_ref().as_str()).copied().ok_or_else(|| {
@@ -278,12 +305,38 @@ fn pairs(reader: &Reader<'_>, file: &File, network: &mut Network) -> Result<(), 
         let usual = network.latency / MICRO;
         let latency = reader.number(&part.latency_us, "link.latency_us", ANY, usual)? * MICRO;
         let cap = reader.number(&part.lane_rate_mbit, "link.lane_rate_mbit", POSITIVE, MOST)?;
-        reader.number(&part.rate_mbit, "link.rate_mbit", POSITIVE, MOST)?;
-        let pair = Pair { latency, cap: cap * MEGABITS };
+        let rate = reader.number(&part.rate_mbit, "link.rate_mbit", POSITIVE, 0.0)? * MEGABITS;
+        if rate > 0.0 {
+            slow.push((from, to, rate));
+            if network.topology.same_rack(from, to) {
+                measured[from as usize].push(rate);
+                measured[to as usize].push(rate);
+            }
+        }
+        let latency = if part.latency_us.is_some() { (latency - frame).max(0.0) } else { latency };
+        let cap = cap * MEGABITS;
+        let pair = Pair { latency, cap };
         pairs.insert((from, to), pair);
         pairs.entry((to, from)).or_insert(pair);
     }
     drop(places);
+    let has_rates = !slow.is_empty();
+    for (host, mut rates) in network.hosts.iter_mut().zip(measured) {
+        rates.sort_by(f64::total_cmp);
+        let rate = rates.get(rates.len() / 2).copied().unwrap_or(f64::INFINITY);
+        host.egress = host.egress.min(rate);
+        host.ingress = host.ingress.min(rate);
+    }
+    let line = |host: u32| network.hosts[host as usize].egress;
+    slow.retain(|&(from, to, rate)| {
+        network.topology.same_rack(from, to) && rate * MUCH_SLOWER < line(from).min(line(to))
+    });
+    for (ends, pair) in &mut pairs {
+        let is_slow = |&(a, b, _): &(u32, u32, f64)| *ends == (a, b) || *ends == (b, a);
+        if has_rates && !slow.iter().any(is_slow) {
+            pair.cap = f64::INFINITY;
+        }
+    }
     network.pairs = pairs;
     Ok(())
 }

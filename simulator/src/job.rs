@@ -80,10 +80,17 @@ pub trait Director {
     fn is_over(&self) -> bool;
 }
 
-/// Operations in a given order, so many at a time.
+/// Operations in a given order, so many at a time: those of a call, or of several, each of which
+/// begins when the one before has ended.
 #[derive(Debug)]
 pub struct InOrder {
     operations: Vec<Arc<Operation>>,
+    /// How many of them are a call.
+    each: usize,
+    /// When the coordinator knows that the call has begun, and when the calls before have ended.
+    ready: f64,
+    ended: Vec<f64>,
+    done: usize,
     next: usize,
     in_flight: BTreeSet<u64>,
     missing: Vec<usize>,
@@ -95,9 +102,38 @@ pub struct InOrder {
 impl InOrder {
     /// These operations, all of them ready in the beginning.
     pub fn new(operations: Vec<Arc<Operation>>, control: crate::config::Control) -> Self {
+        Self::calls(operations, 1, control)
+    }
+
+    /// So many calls of these operations.
+    pub fn calls(
+        operations: Vec<Arc<Operation>>,
+        calls: u32,
+        control: crate::config::Control,
+    ) -> Self {
+        let each = operations.len();
+        let operations: Vec<_> = (0..calls).flat_map(|_| operations.iter().cloned()).collect();
         let missing = operations.iter().map(|operation| operation.hosts.len()).collect();
         let (in_flight, returned) = (BTreeSet::new(), Vec::new());
-        Self { operations, next: 0, in_flight, missing, returned, control }
+        let (ready, ended) = (control.call, Vec::new());
+        Self {
+            operations,
+            each,
+            ready,
+            ended,
+            done: 0,
+            next: 0,
+            in_flight,
+            missing,
+            returned,
+            control,
+        }
+    }
+
+    /// Seconds that each call has taken.
+    pub fn taken(&self) -> Vec<f64> {
+        let before = std::iter::once(&0.0).chain(&self.ended);
+        self.ended.iter().zip(before).map(|(end, before)| end - before).collect()
     }
 
     /// Those that have not been done by all.
@@ -113,13 +149,15 @@ impl Director for InOrder {
         let mut orders = Vec::new();
         while let Some(operation) = self.operations.get(self.next) {
             let busy = self.in_flight.len() + self.returned.len();
-            if busy >= self.control.credit.max(1) as usize {
+            if busy >= self.control.credit.max(1) as usize
+                || self.next / self.each > self.ended.len()
+            {
                 break;
             }
             let sequence = self.next as u64;
             self.next += 1;
             self.in_flight.insert(sequence);
-            let at = now + self.control.order;
+            let at = now.max(self.ready) + self.control.order;
             orders.push(Order { sequence, operation: operation.clone(), at });
         }
         orders
@@ -136,6 +174,11 @@ impl Director for InOrder {
             self.in_flight.remove(&sequence);
             if self.control.done > 0.0 {
                 self.returned.push(now + self.control.done);
+            }
+            self.done += 1;
+            if self.done.is_multiple_of(self.each) {
+                self.ended.push(now);
+                self.ready = now + self.control.call;
             }
         }
     }

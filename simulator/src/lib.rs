@@ -16,6 +16,7 @@
 //! - `collapse`: whether a host stands for others
 //! - [`training`]: training steps, ordered by the coordinator's engine
 //! - [`priced`]: runs operations by the cost model alone
+//! - `buckets`: lines that let bursts through
 //! - `earliest`: the earliest of many times
 //! - `flows`: connections as flows of chunks
 //! - `lane`: the data thread of a daemon
@@ -29,6 +30,7 @@
 //! - [`paper`]: published results, simulated again
 #![forbid(unsafe_code)]
 
+mod buckets;
 mod collapse;
 pub mod config;
 mod earliest;

@@ -74,6 +74,10 @@ pub struct Network {
     pub ecmp: Ecmp,
     /// Connections of which more is known.
     pub pairs: BTreeMap<(u32, u32), Pair>,
+    /// Bytes that each line and link lets through at once after it had nothing to do.
+    pub burst: f64,
+    /// Bytes per second of a line meanwhile.
+    pub burst_rate: f64,
 }
 
 /// A way from a host to another one.
@@ -100,6 +104,14 @@ pub struct Links {
     pub down: Vec<Vec<Vec<ResourceId>>>,
     /// The group of each host in each tier, as an index of the above.
     groups: Vec<Vec<u32>>,
+}
+
+impl Links {
+    /// All lines and links.
+    pub(crate) fn all(&self) -> impl Iterator<Item = ResourceId> + '_ {
+        let tiers = self.up.iter().chain(&self.down).flatten().flatten();
+        self.egress.iter().chain(&self.ingress).chain(tiers).copied()
+    }
 }
 
 /// A hash of what a connection is; the same for the same seed.
@@ -133,6 +145,8 @@ impl Network {
             tiers: Vec::new(),
             ecmp: Ecmp::Ideal,
             pairs: BTreeMap::new(),
+            burst: 0.0,
+            burst_rate: 0.0,
         }
     }
 

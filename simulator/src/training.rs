@@ -2,8 +2,8 @@
 //! all nodes wait for all of them.
 //!
 //! What goes out when, in which pieces and by which algorithm is decided by the coordinator's own
-//! [`Engine`], on simulated time. It hears of each gradient when it is ready, and of each operation
-//! when a node has published it, `Control::done` later.
+//! [`Engine`], on simulated time. It hears of each gradient `Control::call` after it is ready, and
+//! of each operation `Control::done` after a node has published it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -178,13 +178,13 @@ impl Training {
         self.failure.as_deref()
     }
 
-    /// When the next gradient is ready.
+    /// When the coordinator hears of the next gradient.
     fn due(&self) -> Option<f64> {
         if self.steps == 0 || self.ready == self.tensors.len() {
             return None;
         }
         let part = (self.ready + 1) as f64 / self.tensors.len() as f64;
-        Some(self.begun + self.compute * part)
+        Some(self.begun + self.control.call + self.compute * part)
     }
 
     /// Tells the engine what hosts have done. Those of a finished step come before the next one, as

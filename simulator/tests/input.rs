@@ -98,6 +98,48 @@ fn all_keys_are_read() {
     assert!(seconds(&input) > 0.0);
 }
 
+/// What a probe has written: lines are as fast as was measured and not as their interfaces say, a
+/// message's processor time is not counted twice, and what the coordinator knows is there.
+#[test]
+fn a_measured_cluster_is_as_it_was_measured() {
+    let host = |name: &str, rack: &str| {
+        format!("[[host]]\nname = \"{name}\"\nrack = \"{rack}\"\nline_mbit = 10000\n")
+    };
+    let link = |from: &str, to: &str, rate: u32| {
+        format!(
+            "[[link]]\nfrom = \"{from}\"\nto = \"{to}\"\nlatency_us = 9\nlane_rate_mbit = 700\n\
+             rate_mbit = {rate}\n"
+        )
+    };
+    let hosts = [host("a", "r"), host("b", "r"), host("c", "r"), host("d", "s")].concat();
+    // The link of a and c is slow, and d is behind an uplink.
+    let links =
+        [link("a", "b", 960), link("b", "c", 940), link("a", "c", 100), link("a", "d", 250)];
+    let text = format!(
+        "{hosts}{}[network]\nrate_mbit = 950\nrack_rate_mbit = 240\nmessage_ns = 2000\n\
+         operation_us = 200\nburst_bytes = 262144\n[job]\ncall_us = 350\nlanes = 3\n",
+        links.concat()
+    );
+    let input = parse(&text).unwrap();
+    let network = &input.setup.network;
+    let megabits = |rate: f64| rate * 8.0 / 1e6;
+    assert!((megabits(network.hosts[1].egress) - 960.0).abs() < 1e-6);
+    assert!((megabits(network.hosts[3].ingress) - 10_000.0).abs() < 1e-6);
+    assert!((megabits(network.pairs[&(0, 2)].cap) - 700.0).abs() < 1e-6);
+    for pair in [(0, 1), (2, 1), (0, 3)] {
+        assert_eq!(network.pairs[&pair].cap, f64::INFINITY, "{pair:?}");
+    }
+    assert!((network.pairs[&(1, 0)].latency - 7e-6).abs() < 1e-12);
+    assert_eq!(network.burst, 262_144.0);
+    assert!((input.control.call - 250e-6).abs() < 1e-12, "{:?}", input.control);
+    assert!((input.control.order - 100e-6).abs() < 1e-12, "{:?}", input.control);
+    assert_eq!((input.cost.lanes, input.cost.connections), (3, 3));
+    assert!((input.cost.cross_rack.per_byte * 240e6 / 8.0 - 1.0).abs() < 1e-9);
+    // An announcement takes as long as an order, where nothing else is known.
+    let unknown = parse(&text.replace("call_us = 350\n", "")).unwrap();
+    assert!((unknown.control.call - 100e-6).abs() < 1e-12, "{:?}", unknown.control);
+}
+
 #[test]
 fn each_mistake_is_named_with_its_line() {
     let hosts = "[[host]]\nname = \"a\"\n[[host]]\nname = \"b\"\n";
@@ -112,6 +154,16 @@ fn each_mistake_is_named_with_its_line() {
             format!("{hosts}[network]\nrate_mbit = \"fast\""),
             6,
             "network.rate_mbit: invalid type: string \"fast\", expected a number",
+        ),
+        (format!("{hosts}[network]\nburst_bytes = -1"), 6, "network.burst_bytes is -1"),
+        (format!("{hosts}[network]\nburst_mbit = 0"), 6, "network.burst_mbit is 0"),
+        (format!("{hosts}[network]\nqueue_bytes = 0.5"), 6, "must be a whole number"),
+        (format!("{hosts}[network]\nfree_senders = 0"), 6, "network.free_senders is 0"),
+        (format!("{hosts}[job]\ncall_us = nan"), 6, "job.call_us is NaN"),
+        (
+            format!("{hosts}[job]\npiece_bytes = 1"),
+            6,
+            "job.piece_bytes is 1: it must be from 65536",
         ),
         (format!("{hosts}[job]\nspecs = \"ring\""), 6, "job.specs: invalid type: string"),
         (format!("{hosts}[job]\nlanes = 1\nlanes = 1"), 7, "job.lanes: duplicate key"),

@@ -108,7 +108,7 @@ fn all_steps_take_as_long() {
     for ids in [262_144, 2] {
         let topology = Topology::flat(4);
         let config = EngineConfig { max_tensors: ids, ..config(4, "circulant") };
-        let control = Control { order: 20e-6, done: 30e-6, credit: 8 };
+        let control = Control { call: 0.0, order: 20e-6, done: 30e-6, credit: 8 };
         let mut training = Training::new(&model, 3, &topology, config, control).unwrap();
         run(&setup(topology), &mut training);
         assert_eq!((training.failure(), bytes(&training)), (None, 3 * model.bytes()));
@@ -122,7 +122,7 @@ fn all_steps_take_as_long() {
 fn the_coordinator_takes_its_time() {
     let model = model(&[1 << 20; 8], 0.0);
     let time = |order, done, credit| {
-        let control = Control { order, done, credit };
+        let control = Control { call: 0.0, order, done, credit };
         let topology = Topology::flat(2);
         let config = EngineConfig { credit_pieces: credit, ..config(2, "ring") };
         let mut training = Training::new(&model, 1, &topology, config, control).unwrap();

@@ -6,6 +6,7 @@ mod paper;
 mod plan;
 mod plot;
 mod run;
+mod step;
 
 use std::process::ExitCode;
 

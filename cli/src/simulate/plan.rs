@@ -88,7 +88,7 @@ fn parse_nodes(text: &str) -> Result<[u32; 2], String> {
     Ok([first, last])
 }
 
-fn number(text: &str, least: f64, most: f64, unit: &str) -> Result<f64, String> {
+pub(super) fn number(text: &str, least: f64, most: f64, unit: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number| (least..=most).contains(number));
     number.ok_or_else(|| format!("must be from {least} to {most}{unit}"))
 }
@@ -101,18 +101,23 @@ fn parse_compute(text: &str) -> Result<f64, String> {
     number(text, 0.001, 3_600_000.0, " milliseconds")
 }
 
-/// What is simulated.
-fn planned(options: &PlanOptions) -> Result<Plan, CommandError> {
-    let gradients = shapes::load("--model", &options.model)?;
+/// A model that `--model` names, with so many milliseconds of computing.
+pub(super) fn model(name: &str, compute_ms: f64) -> Result<Model, CommandError> {
+    let gradients = shapes::load("--model", name)?;
     let names = gradients.iter().map(|gradient| gradient.name.as_str());
     let planned = optimizer::plan("", names)
-        .map_err(|error| CommandError::usage(format!("--model {}: {error}", options.model)))?;
+        .map_err(|error| CommandError::usage(format!("--model {name}: {error}")))?;
     let gradients = gradients.iter().zip(planned).map(|(gradient, planned)| Gradient {
         name: planned.name,
         elements: gradient.elements(),
         priority: Priority(planned.priority),
     });
-    let model = Model { gradients: gradients.collect(), compute: options.compute_ms / 1e3 };
+    Ok(Model { gradients: gradients.collect(), compute: compute_ms / 1e3 })
+}
+
+/// What is simulated.
+fn planned(options: &PlanOptions) -> Result<Plan, CommandError> {
+    let model = model(&options.model, options.compute_ms)?;
     let [first, last] = options.nodes;
     let cluster = cluster::topology(last, 0, options.racks.as_ref())?;
     if cluster.tiers().len() > 1 {

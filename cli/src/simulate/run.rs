@@ -18,9 +18,13 @@ use gradwire_simulator::{
 };
 use serde_json::{Value, json};
 
-use super::output::{Directory, Output};
+use super::{
+    output::{Directory, Output},
+    plan::number,
+    step,
+};
 use crate::{
-    cluster::{aligned, in_words, printable},
+    cluster::{Collective, aligned, in_words, printable},
     cluster_file::{read_text, refused},
 };
 
@@ -33,6 +37,9 @@ const OVER_TIME: usize = 256;
 /// Points of a line of the chart (BOUND).
 const SHARES: usize = 200;
 
+/// The most bytes of a piece.
+const MAX_BYTES: u64 = 1_000_000_000_000;
+
 /// Bytes of a row of a table, while it is kept to be written.
 const ROW: u64 = 320;
 
@@ -42,6 +49,29 @@ pub struct RunOptions {
     /// The file, in TOML; also one that gradwire probe --out has written.
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
+    /// A collective instead of that of the file.
+    #[arg(long, value_enum)]
+    pub collective: Option<Collective>,
+    /// Bytes of a piece instead of those of the file, with K, M or G.
+    #[arg(long, value_name = "BYTES", value_parser = parse_piece)]
+    pub bytes: Option<u64>,
+    /// How many pieces, instead of those of the file.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub pieces: Option<u32>,
+    /// How many calls follow each other, each of all pieces. The time is the median of the calls.
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub calls: u32,
+    /// A training step instead of pieces: resnet50, vgg16, bert-large, gpt2, or a file with `name
+    /// dim dim …` in each line, front layer first. The coordinator cuts and orders its gradients.
+    /// It chooses the algorithm (auto), and is then bound to each --spec.
+    #[arg(long, value_name = "MODEL|FILE", conflicts_with_all = ["collective", "bytes", "pieces"])]
+    pub model: Option<String>,
+    /// How long a node computes in the step, in milliseconds. Gradients become ready one after the
+    /// other in that time, last layer first. 0: all at once.
+    #[arg(long, value_name = "MS", default_value_t = 0.0, requires = "model",
+          value_parser = parse_compute)]
+    pub compute_ms: f64,
     /// An algorithm, such as circulant(radix=4), instead of those of the file. It may be given
     /// several times. Without any, those among which the cost model chooses.
     #[arg(long = "spec", value_name = "SPEC", value_parser = Spec::parse)]
@@ -58,6 +88,20 @@ pub struct RunOptions {
     pub memory: u64,
 }
 
+fn parse_piece(text: &str) -> Result<u64, String> {
+    let bytes = parse_bytes(text)?;
+    if !(4..=MAX_BYTES).contains(&bytes) || !bytes.is_multiple_of(4) {
+        return Err(format!(
+            "must be a multiple of 4, an element's bytes, and at most {MAX_BYTES}"
+        ));
+    }
+    Ok(bytes)
+}
+
+fn parse_compute(text: &str) -> Result<f64, String> {
+    number(text, 0.0, 3_600_000.0, " milliseconds")
+}
+
 /// What is simulated by one algorithm.
 struct Run {
     spec: Spec,
@@ -65,8 +109,14 @@ struct Run {
 }
 
 pub(super) fn run(options: &RunOptions) -> Result<Output, CommandError> {
-    let input = input::parse(&read_text(&options.file)?)
+    let mut input = input::parse(&read_text(&options.file)?)
         .map_err(|error| refused(&options.file, printable(&error.to_string())))?;
+    input.kind = options.collective.map_or(input.kind, Collective::kind);
+    input.bytes = options.bytes.unwrap_or(input.bytes);
+    input.pieces = options.pieces.unwrap_or(input.pieces);
+    if let Some(model) = &options.model {
+        return step::step(options, model, &input);
+    }
     let setup = Setup { seed: options.seed, details: true, ..input.setup.clone() };
     let runs = runs(options, &input)?;
     check_memory(options, &input, &setup, &runs)?;
@@ -78,26 +128,29 @@ pub(super) fn run(options: &RunOptions) -> Result<Output, CommandError> {
     let (mut times, mut all, mut has_ended) = (Vec::new(), Vec::new(), true);
     for Run { spec, operation } in &runs {
         let operations = vec![operation.clone(); input.pieces as usize];
-        let outcome = simulate(&setup, &mut InOrder::new(operations, input.control));
-        rows.push(row(&input, spec, &outcome));
+        let mut calls = InOrder::calls(operations, options.calls, input.control);
+        let outcome = simulate(&setup, &mut calls);
+        let taken = calls.taken();
+        rows.push(row(&input, options.calls, spec, &outcome, median(&taken)));
         has_ended &= outcome.standstill.is_none();
         paths.push_str(&critical_path(&input, spec, &outcome.critical_path));
         if options.out.is_some() {
             tables.add(&input, spec, &outcome);
             times.push((spec.to_string(), published(&outcome)));
-            all.push(as_json(&input, spec, &outcome));
+            all.push(as_json(&input, spec, &outcome, &taken));
         }
     }
     let json = json!({
         "collective": input.kind.name(),
         "bytes": input.bytes,
         "pieces": input.pieces,
+        "calls": options.calls,
         "hosts": input.setup.network.hosts.len(),
         "servers": input.servers,
         "seed": options.seed,
         "runs": all,
     });
-    let text = format!("{}\n{}{paths}", head(&input, options.seed), aligned(&rows));
+    let text = format!("{}\n{}{paths}", head(&input, options), aligned(&rows));
     let charts = vec![Chart {
         title: "operations".to_owned(),
         x: "ms".to_owned(),
@@ -143,9 +196,14 @@ fn check_memory(
     runs: &[Run],
 ) -> Result<(), CommandError> {
     let hosts = setup.network.hosts.len() as u64;
-    let rows = if options.out.is_some() { u64::from(input.pieces) * hosts } else { 0 };
+    let rows = if options.out.is_some() {
+        u64::from(input.pieces) * u64::from(options.calls) * hosts
+    } else {
+        0
+    };
     for Run { spec, operation } in runs {
-        let needed = memory::needed(setup, operation, input.pieces);
+        let pieces = input.pieces.saturating_mul(options.calls);
+        let needed = memory::needed(setup, operation, pieces);
         let needed = needed.saturating_add(rows * ROW * runs.len() as u64);
         if needed > options.memory {
             let what = format!(
@@ -160,34 +218,54 @@ fn check_memory(
     Ok(())
 }
 
-fn head(input: &Input, seed: u64) -> String {
+fn head(input: &Input, options: &RunOptions) -> String {
     let pieces = match input.pieces {
         1 => "1 piece".to_owned(),
         pieces => format!("{pieces} pieces"),
     };
+    let calls = match options.calls {
+        1 => String::new(),
+        calls => format!("Times are medians of {calls} calls, one after the other. "),
+    };
     format!(
-        "{}, {pieces} of {} bytes, on {}; seed {seed}.\nGB/s: bytes of the pieces by the time. \
+        "{}, {pieces} of {} bytes, on {}; seed {}.\n{calls}GB/s: bytes of the pieces by the time. \
          Senders: the most hosts that send to one at a time.\n",
         input.kind.name(),
         input.bytes,
         in_words(&input.setup.network.topology),
+        options.seed,
     )
 }
 
-fn row(input: &Input, spec: &Spec, outcome: &Outcome) -> [String; 6] {
-    let Outcome { seconds, standstill, timeouts, .. } = outcome;
+/// The middle one; of two middle ones the later.
+pub(super) fn median(times: &[f64]) -> Option<f64> {
+    let mut times = times.to_vec();
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied()
+}
+
+fn row(
+    input: &Input,
+    calls: u32,
+    spec: &Spec,
+    outcome: &Outcome,
+    seconds: Option<f64>,
+) -> [String; 6] {
+    let Outcome { standstill, timeouts, .. } = outcome;
+    let seconds = seconds.unwrap_or(0.0);
     let bytes = input.bytes as f64 * f64::from(input.pieces);
+    let pieces = input.pieces * calls;
     let [whole, each, rate] = match standstill {
         Some(_) => ["–"; 3].map(str::to_owned),
         None => [
-            time(*seconds),
+            time(seconds),
             time(seconds / f64::from(input.pieces)),
-            if *seconds > 0.0 { format!("{:.3}", bytes / seconds / 1e9) } else { "–".to_owned() },
+            if seconds > 0.0 { format!("{:.3}", bytes / seconds / 1e9) } else { "–".to_owned() },
         ],
     };
     let note = match (standstill, timeouts) {
         (Some(why), _) => {
-            format!("{} of {} pieces: {}", outcome.done.len(), input.pieces, printable(why))
+            format!("{} of {pieces} pieces: {}", outcome.done.len(), printable(why))
         }
         (None, 0) => String::new(),
         (None, 1) => "TCP waited for its timer once".to_owned(),
@@ -343,7 +421,7 @@ fn share(bytes: f64, most: f64) -> String {
 }
 
 /// What a run has shown. The seconds are null if it has no end.
-fn as_json(input: &Input, spec: &Spec, outcome: &Outcome) -> Value {
+fn as_json(input: &Input, spec: &Spec, outcome: &Outcome, taken: &[f64]) -> Value {
     let operations = outcome.done.iter().map(|done| {
         json!({ "operation": done.sequence, "ordered_s": done.ordered, "published_s": done.end() })
     });
@@ -353,7 +431,8 @@ fn as_json(input: &Input, spec: &Spec, outcome: &Outcome) -> Value {
     };
     json!({
         "algorithm": spec.to_string(),
-        "seconds": outcome.standstill.is_none().then_some(outcome.seconds),
+        "seconds": median(taken).filter(|_| outcome.standstill.is_none()),
+        "calls_s": taken,
         "standstill": outcome.standstill.as_deref().map(printable),
         "most_senders": outcome.most_senders(),
         "timeouts": outcome.timeouts,

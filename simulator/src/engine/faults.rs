@@ -64,8 +64,8 @@ impl<D: Director> Engine<'_, D> {
         let part = |stops: bool| if stops { 0.0 } else { line };
         let (egress, ingress) =
             (self.links.egress[host as usize], self.links.ingress[host as usize]);
-        self.flows.fair.set_capacity(egress, about.egress * part(is_paused || has_left));
-        self.flows.fair.set_capacity(ingress, about.ingress * part(has_left));
+        self.flows.set_rate(egress, about.egress * part(is_paused || has_left));
+        self.flows.set_rate(ingress, about.ingress * part(has_left));
     }
 
     fn slow(&mut self, target: Target, factor: f64) {
@@ -91,7 +91,7 @@ impl<D: Director> Engine<'_, D> {
                             _ => factor,
                         };
                         if is_meant {
-                            self.flows.fair.set_capacity(resource, each * part);
+                            self.flows.set_rate(resource, each * part);
                         }
                     }
                 }

@@ -66,6 +66,8 @@ pub(super) struct NetworkPart {
     pub(super) overflow_us: Number,
     pub(super) rack_paths: Number,
     pub(super) connection_mbit: Number,
+    pub(super) burst_bytes: Number,
+    pub(super) burst_mbit: Number,
     pub(super) ecmp: Text,
 }
 
@@ -112,6 +114,8 @@ pub(super) struct JobPart {
     pub(super) streams: Number,
     pub(super) socket_bytes: Number,
     pub(super) credit_pieces: Number,
+    pub(super) piece_bytes: Number,
+    pub(super) call_us: Number,
     pub(super) limit_s: Number,
 }
 
