@@ -18,51 +18,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from net import Network, network
-from plan import GBIT, Scenario
-from shell import Process, Trouble, call, run_job, say
+from places import PLACES, Place, allreduces, is_wanted, site
+from shell import Trouble, call, say
 
 AUTO = "auto"
 KIB = 1 << 10
-SECONDS = 300
 # What is different for collectives of which each node has a share: others have the same messages.
 EXCHANGES = ("direct", "circulant", "circulant(radix=4)", "hierarchical", "ring")
 COLLECTIVES = ("allreduce", "allgather", "reducescatter", "alltoall")
-
-
-@dataclass(frozen=True)
-class Place:
-    """Nodes, their racks, and the rate of each node's link. An uplink has a quarter of the rate of
-    the nodes of its rack together."""
-
-    nodes: int
-    rate: float
-    racks: int = 1
-
-    @property
-    def name(self) -> str:
-        """Returns its name in tables."""
-        racks = f" in {self.racks} racks" if self.racks > 1 else ""
-        return f"{self.nodes} nodes{racks}, {self.rate:g} Gbit/s"
-
-    @property
-    def scenario(self) -> Scenario:
-        """Returns the links."""
-        rate = int(self.rate * GBIT)
-        return Scenario(self.name, self.name, self.nodes, 1, (), rate=rate, racks=self.racks)
-
-
-PLACES = (
-    Place(2, 0.2),
-    Place(4, 0.2),
-    Place(8, 0.2),
-    Place(2, 1),
-    Place(4, 1),
-    Place(8, 1),
-    Place(2, 10),
-    Place(4, 1, racks=2),
-    Place(8, 1, racks=2),
-)
 
 
 @dataclass
@@ -131,12 +94,6 @@ def as_markdown(cells: list[Cell]) -> str:
     return "\n".join(lines)
 
 
-def is_wanted(name: str, only: str) -> bool:
-    """Returns whether a name contains one of some texts, which `;` separates; without texts it
-    does."""
-    return any(text.strip() in name for text in only.split(";"))
-
-
 def _size(size: int) -> str:
     return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
 
@@ -149,36 +106,27 @@ def algorithms(gradwire: Path, collective: str, nodes: int) -> list[str]:
     """Returns what runs a collective differently between so many nodes."""
     if collective != "allreduce":
         return [*EXCHANGES, AUTO]
-    words = [str(gradwire), "algorithms", "--nodes", str(nodes), "--json"]
-    found = json.loads(call(words))
-    return [row["algorithm"] for row in found["schedules"]] + [AUTO]
+    return [*allreduces(gradwire, nodes), AUTO]
 
 
 def measure(
     place: Place, collectives: list[str], sizes: list[int], rounds: int, gradwire: Path
 ) -> Iterator[Cell]:
     """Measures all algorithms between some nodes, in turn."""
-    with network(place.scenario, True) as net, tempfile.TemporaryDirectory() as folder:
-        hosts = Path(folder) / "hosts"
-        hosts.write_text(_hosts(place, net))
-        at = ["--hostfile", str(hosts), "--set", f"launch.ssh={net.remote_shell}"]
-        at += ["--set", f"launch.remote_gradwire={gradwire}"]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        site(place, gradwire, Path(folder)) as here,
+    ):
         for collective in collectives:
             cells = {size: Cell(place.name, collective, size) for size in sizes}
             names = algorithms(gradwire, collective, place.nodes)
             for turn in range(rounds):
                 say(f"{place.name}: {collective}, round {turn + 1} of {rounds}")
-                cluster = Path(folder) / "cluster.toml"
-                words = [str(gradwire), "probe", "--out", str(cluster), *at]
-                run_job([Process(net.nodes[0].inside(words))], SECONDS)
+                cluster = here.probe()
                 for name in names:
-                    answer = Path(folder) / "answer.json"
-                    words = [str(gradwire), "bench", collective, *at]
-                    words += ["-b", str(sizes[0]), "-e", str(sizes[-1]), "-f", "16"]
-                    words += ["-w", "3", "-i", "15", "--json", str(answer)]
-                    words += ["--set", f"negotiation.algorithm={name}"]
-                    run_job([Process(net.nodes[0].inside(words))], SECONDS)
-                    for row in json.loads(answer.read_text())["rows"]:
+                    words = [collective, "-b", str(sizes[0]), "-e", str(sizes[-1]), "-f", "16"]
+                    words += ["-w", "3", "-i", "15", "--set", f"negotiation.algorithm={name}"]
+                    for row in here.bench(*words):
                         cell = min(cells.values(), key=lambda cell: abs(cell.size - row["bytes"]))
                         cell.times.setdefault(name, []).append(row["median_us"] / 1e6)
                     # A call gives the size of what each rank has. In an alltoall that is its own
@@ -197,12 +145,6 @@ def predictions(gradwire: Path, cluster: Path, collective: str, name: str) -> di
     rows = json.loads(call([*words, "--set", f"negotiation.algorithm={name}"]))["choices"]
     alone = (row for row in rows if row["collective"] == collective and row["pieces"] == 1)
     return {row["bytes"]: row["predicted_seconds"] for row in alone}
-
-
-def _hosts(place: Place, net: Network) -> str:
-    racks = (at * place.racks // place.nodes for at in range(place.nodes))
-    lines = zip(net.nodes, racks, strict=True)
-    return "".join(f"{node.address} slots=1 rack=r{rack}\n" for node, rack in lines)
 
 
 def main() -> None:

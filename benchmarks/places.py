@@ -1,0 +1,110 @@
+"""Where algorithms are compared: nodes on slow links, and what the program needs to run on them.
+
+The rates are so low that the lines are the limit and not the processors. Eight nodes at 10 Gbit/s
+would measure the processors.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from net import Network, Node, network
+from plan import GBIT, Scenario
+from shell import Process, call, run_job
+
+# How long one run of the program may take.
+SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Place:
+    """Nodes, their racks, and the rate of each node's link. An uplink has a quarter of the rate of
+    the nodes of its rack together."""
+
+    nodes: int
+    rate: float
+    racks: int = 1
+
+    @property
+    def name(self) -> str:
+        """Returns its name in tables."""
+        racks = f" in {self.racks} racks" if self.racks > 1 else ""
+        return f"{self.nodes} nodes{racks}, {self.rate:g} Gbit/s"
+
+    @property
+    def scenario(self) -> Scenario:
+        """Returns the links."""
+        rate = int(self.rate * GBIT)
+        return Scenario(self.name, self.name, self.nodes, 1, (), rate=rate, racks=self.racks)
+
+
+PLACES = (
+    Place(2, 0.2),
+    Place(4, 0.2),
+    Place(8, 0.2),
+    Place(2, 1),
+    Place(4, 1),
+    Place(8, 1),
+    Place(2, 10),
+    Place(4, 1, racks=2),
+    Place(8, 1, racks=2),
+)
+
+
+def is_wanted(name: str, only: str) -> bool:
+    """Returns whether a name contains one of some texts, which `;` separates; without texts it
+    does."""
+    return any(text.strip() in name for text in only.split(";"))
+
+
+@dataclass
+class Site:
+    """A place while its links exist, and a folder for files."""
+
+    net: Network
+    folder: Path
+    gradwire: Path
+    at: list[str] = field(default_factory=list)
+
+    def run(self, *words: str) -> None:
+        """Runs the program on the first node, for a job of one rank per node."""
+        own = [str(self.gradwire), *words, *self.at]
+        run_job([Process(self.net.nodes[0].inside(own))], SECONDS)
+
+    def probe(self) -> Path:
+        """Measures the links. Returns the file that describes them."""
+        cluster = self.folder / "cluster.toml"
+        self.run("probe", "--out", str(cluster))
+        return cluster
+
+    def bench(self, *words: str) -> list[dict[str, float]]:
+        """Measures a collective. Returns the rows of its table."""
+        answer = self.folder / "answer.json"
+        self.run("bench", *words, "--json", str(answer))
+        return list(json.loads(answer.read_text())["rows"])
+
+
+@contextmanager
+def site(place: Place, gradwire: Path, folder: Path) -> Iterator[Site]:
+    """Makes the links of a place, which exist as long as the block runs."""
+    with network(place.scenario, True) as net:
+        hosts = folder / "hosts"
+        hosts.write_text(hosts_text(place, net.nodes))
+        at = ["--hostfile", str(hosts), "--set", f"launch.ssh={net.remote_shell}"]
+        at += ["--set", f"launch.remote_gradwire={gradwire}"]
+        yield Site(net, folder, gradwire, at)
+
+
+def hosts_text(place: Place, nodes: list[Node]) -> str:
+    """Returns the file of hosts, with their racks."""
+    racks = (at * place.racks // place.nodes for at in range(place.nodes))
+    lines = zip(nodes, racks, strict=True)
+    return "".join(f"{node.address} slots=1 rack=r{rack}\n" for node, rack in lines)
+
+
+def allreduces(gradwire: Path, nodes: int) -> list[str]:
+    """Returns every algorithm for an allreduce between so many nodes."""
+    words = [str(gradwire), "algorithms", "--nodes", str(nodes), "--json"]
+    return [row["algorithm"] for row in json.loads(call(words))["schedules"]]
