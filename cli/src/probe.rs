@@ -35,10 +35,10 @@ pub struct Options {
     #[arg(long, hide = true)]
     pub started: bool,
     /// Data threads of the daemons, for the ranks.
-    #[arg(long, hide = true, default_value_t = 0)]
+    #[arg(long, hide = true, default_value_t = Settings::default().data.lanes)]
     pub lanes: u32,
     /// Connections of each data thread with each peer, for the ranks.
-    #[arg(long, hide = true, default_value_t = 0)]
+    #[arg(long, hide = true, default_value_t = Settings::default().data.streams)]
     pub streams: u32,
 }
 

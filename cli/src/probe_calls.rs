@@ -31,6 +31,9 @@ const SIZES: [usize; 3] = [64, 64 << 10, 2 << 20];
 /// So many of the longest follow each other to show what a line can do without a rest.
 const ROW: usize = 3;
 
+/// If one of the first two sizes takes more seconds, long ones would take too long.
+const SLOW: f64 = 0.02;
+
 /// What saves less than this part of the time that the line needs is noise.
 const NOISE: f64 = 0.05;
 
@@ -84,18 +87,28 @@ pub(crate) fn measure(session: &Session) -> Result<Calls, CommandError> {
     }
     let mut own = Vec::new();
     for (bytes, row) in SIZES.into_iter().map(|bytes| (bytes, 1)).chain([(SIZES[2], ROW)]) {
+        // All ranks know how long the short ones took, and decide alike.
+        let is_long = bytes == SIZES[2];
+        let is_slow = is_long && gathered(session, &own[..2])?.iter().any(|time| *time > SLOW);
+        let often = if is_slow { 0 } else { OFTEN };
         let times: Result<Vec<f64>, _> =
-            (0..OFTEN).map(|_| exchange(session, bytes, row)).collect();
+            (0..often).map(|_| exchange(session, bytes, row)).collect();
         own.push(median(times?));
     }
-    let own = session.tensor(&own, &[own.len()]).map_err(CommandError::failed)?;
-    let all = session.allgather(&own, AllgatherOptions::default()).map_err(CommandError::failed)?;
+    let all = gathered(session, &own)?;
     let of_rank = |times: &[f64]| match *times {
         [empty, short, long, row] => Messages { alone: [empty, short, long], row },
         _ => Messages::default(),
     };
-    let messages = all.tensor.as_slice().chunks(SIZES.len() + 1).take(2).map(of_rank).collect();
+    let messages = all.chunks(SIZES.len() + 1).take(2).map(of_rank).collect();
     Ok(Calls { barrier: median(barriers.split_off(BARRIERS)), messages })
+}
+
+/// What all ranks have measured, one after the other.
+fn gathered(session: &Session, own: &[f64]) -> Result<Vec<f64>, CommandError> {
+    let own = session.tensor(own, &[own.len()]).map_err(CommandError::failed)?;
+    let all = session.allgather(&own, AllgatherOptions::default()).map_err(CommandError::failed)?;
+    Ok(all.tensor.as_slice().to_vec())
 }
 
 /// The first two ranks exchange so many messages, after a pause. More ranks would wait for credit
