@@ -21,7 +21,7 @@ PROFILE ?= release
 BUILT = $(or $(CARGO_TARGET_DIR),target)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 HOST := $(shell rustc -vV | sed -n 's/^host: //p')
 
-.PHONY: demo demo-rust test wheel python-test python-oldest nightly bench bench-choice simulate-check bench-torch lint stubs \
+.PHONY: demo demo-rust test wheel python-test python-oldest nightly bench bench-choice bench-cycles simulate-check bench-torch lint stubs \
     generated-stubs docs metrics-docs simulator-docs dashboards deploy-test soak sanitize clean
 
 demo: ## a small PyTorch network trains on four ranks of two nodes, all on this machine
@@ -123,6 +123,10 @@ bench-choice: ## how good the choice of algorithms is, on slow links of namespac
 simulate-check: ## how well the simulator tells times, on the same links: hours; BENCH_ARGS=--quick for five minutes, "--only '4 nodes, 1' --json FILE" for a part
 	$(CARGO) build --release -p gradwire-cli -p gradwire-daemon
 	benchmarks/simulate_check.py $(or $(CARGO_TARGET_DIR),target)/release/gradwire $(BENCH_ARGS)
+
+bench-cycles: ## what a byte between nodes costs the processor, by what the lanes do: two minutes
+	$(CARGO) build --release -p gradwire-cli -p gradwire-daemon
+	benchmarks/cycles.py $(or $(CARGO_TARGET_DIR),target)/release/gradwire $(BENCH_ARGS)
 
 bench-torch: wheel ## a step of ResNet-50 in PyTorch, with Gradwire and with DDP over Gloo in turn
 	python3 python/make_venv.py

@@ -234,7 +234,7 @@ impl Mesh {
         let mut attempts = JoinSet::new();
         let mut delay = ATTEMPT_DELAY;
         loop {
-            attempts.spawn(connect(from, address));
+            attempts.spawn(connect(from, address, self.config.congestion_control.clone()));
             tokio::select! {
                 Some(first) = attempts.join_next() => return first?,
                 () = sleep(delay) => delay *= 2,
@@ -244,6 +244,10 @@ impl Mesh {
 
     /// Accepts until cancelled.
     pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener) {
+        // What it accepts inherits this. `prepare` reports what is not to be had.
+        let is_loopback = listener.local_addr().is_ok_and(|own| own.ip().is_loopback());
+        let chosen = &self.config.congestion_control;
+        let _ = choose_congestion_control(&SockRef::from(&listener), chosen, is_loopback);
         let mut handshakes = VecDeque::new();
         // Peers with smaller numbers may all dial at once, each with as many connections as it
         // chooses.
@@ -364,26 +368,8 @@ impl Mesh {
         let (interval, probes) = probes(self.config.limit);
         let keepalive = TcpKeepalive::new().with_time(interval).with_interval(interval);
         socket.set_tcp_keepalive(&keepalive.with_retries(probes))?;
-        let chosen = self.config.congestion_control.as_str();
-        if !chosen.is_empty() {
-            socket.set_tcp_congestion(chosen.as_bytes()).map_err(|error| {
-                let text = format!("data.congestion_control={chosen:?} is not to be had: {error}");
-                io::Error::new(error.kind(), text)
-            })?;
-        } else {
-            let instead: &[&str] = if stream.peer_addr()?.ip().is_loopback() {
-                // A paced sender (bbr) leaves a loopback idle half of the time.
-                &["reno"]
-            } else if socket.tcp_congestion()?.starts_with(b"bbr") {
-                // Each connection of bbr takes the line for its own, and loss does not tell it
-                // otherwise: what several nodes send to one keeps overflowing the queue.
-                &["cubic", "reno"]
-            } else {
-                &[]
-            };
-            // Every kernel has reno. Where none is allowed, nothing changes.
-            let _ = instead.iter().any(|name| socket.set_tcp_congestion(name.as_bytes()).is_ok());
-        }
+        let is_loopback = stream.peer_addr()?.ip().is_loopback();
+        choose_congestion_control(&socket, &self.config.congestion_control, is_loopback)?;
         let size = self.initial.unwrap_or(self.config.socket_buffer);
         if size > 0 {
             socket.set_send_buffer_size(size)?;
@@ -427,12 +413,52 @@ fn rejection(error: &HandshakeError) -> Rejection {
 }
 
 /// One connection. Only the kernels take part, so the time is the shortest round trip.
-async fn connect(from: SocketAddr, to: SocketAddr) -> io::Result<(TcpStream, Duration)> {
+async fn connect(
+    from: SocketAddr,
+    to: SocketAddr,
+    congestion_control: String,
+) -> io::Result<(TcpStream, Duration)> {
     let socket = if to.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket.bind(from)?;
+    // `prepare` reports what is not to be had.
+    let is_loopback = to.ip().is_loopback();
+    let _ = choose_congestion_control(&SockRef::from(&socket), &congestion_control, is_loopback);
     let began = Instant::now();
     let stream = socket.connect(to).await?;
     Ok((stream, began.elapsed()))
+}
+
+/// Sets the congestion control of a socket to the one of the setting; if that is empty, to the
+/// system's, but reno on loopback, and no bbr. Done before the socket is connected, so that bbr has
+/// never begun there: the pacing that it begins stays, whatever is chosen later, and slows a fast
+/// line down.
+///
+/// # Errors
+/// If the system does not have or not allow what the setting says.
+fn choose_congestion_control(
+    socket: &SockRef<'_>,
+    chosen: &str,
+    is_loopback: bool,
+) -> io::Result<()> {
+    if !chosen.is_empty() {
+        return socket.set_tcp_congestion(chosen.as_bytes()).map_err(|error| {
+            let text = format!("data.congestion_control={chosen:?} is not to be had: {error}");
+            io::Error::new(error.kind(), text)
+        });
+    }
+    let instead: &[&str] = if is_loopback {
+        // A paced sender (bbr) leaves a loopback idle half of the time.
+        &["reno"]
+    } else if socket.tcp_congestion()?.starts_with(b"bbr") {
+        // Each connection of bbr takes the line for its own, and loss does not tell it otherwise:
+        // what several nodes send to one keeps overflowing the queue.
+        &["cubic", "reno"]
+    } else {
+        &[]
+    };
+    // Every kernel has reno. Where none is allowed, nothing changes.
+    let _ = instead.iter().any(|name| socket.set_tcp_congestion(name.as_bytes()).is_ok());
+    Ok(())
 }
 
 /// Whether the system grants sockets buffers of our first size. It is tried on another socket,
