@@ -1,6 +1,7 @@
 //! `gradwire simulate`: how long operations take on a cluster that a file describes, published
 //! results, simulated again, and how a model's training step scales.
 
+mod options;
 mod output;
 mod paper;
 mod plan;
@@ -13,7 +14,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use gradwire_launcher::error::CommandError;
 
-pub use self::{paper::PaperOptions, plan::PlanOptions, run::RunOptions};
+pub use self::{options::RunOptions, paper::PaperOptions, plan::PlanOptions};
 
 /// What to simulate.
 #[derive(Debug, Subcommand)]
@@ -39,7 +40,13 @@ pub fn simulate(
     print: impl FnOnce(&str) -> Result<ExitCode, CommandError>,
 ) -> Result<ExitCode, CommandError> {
     let output = match command {
-        Simulate::Run(options) => run::run(options)?,
+        Simulate::Run(options) => {
+            let input = options.read()?;
+            match &options.model {
+                Some(model) => step::step(options, model, &input)?,
+                None => run::run(options, &input)?,
+            }
+        }
         Simulate::Paper(options) => paper::paper(options)?,
         Simulate::Plan(options) => plan::plan(options)?,
     };

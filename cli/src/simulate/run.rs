@@ -1,15 +1,13 @@
 //! `gradwire simulate run`.
 
-use std::{path::PathBuf, sync::Arc};
+use std::sync::Arc;
 
-use clap::Args;
-use gradwire_bench::size::parse_bytes;
 use gradwire_collectives::{Rules, Spec, algorithms::has_servers, select::time};
 use gradwire_launcher::error::CommandError;
 use gradwire_simulator::{
     Setup,
     fair::{Fair, ResourceId},
-    input::{self, Input},
+    input::Input,
     job::{InOrder, Operation},
     memory,
     report::{Hop, Outcome},
@@ -19,14 +17,10 @@ use gradwire_simulator::{
 use serde_json::{Value, json};
 
 use super::{
+    options::{RunOptions, median},
     output::{Directory, Output},
-    plan::number,
-    step,
 };
-use crate::{
-    cluster::{Collective, aligned, in_words, printable},
-    cluster_file::{read_text, refused},
-};
+use crate::cluster::{aligned, in_words, printable};
 
 /// Steps of a critical path that are printed.
 const SHOWN: usize = 8;
@@ -37,70 +31,8 @@ const OVER_TIME: usize = 256;
 /// Points of a line of the chart (BOUND).
 const SHARES: usize = 200;
 
-/// The most bytes of a piece.
-const MAX_BYTES: u64 = 1_000_000_000_000;
-
 /// Bytes of a row of a table, while it is kept to be written.
 const ROW: u64 = 320;
-
-/// A cluster, what runs on it, and what goes wrong.
-#[derive(Debug, Args)]
-pub struct RunOptions {
-    /// The file, in TOML; also one that gradwire probe --out has written.
-    #[arg(value_name = "FILE")]
-    pub file: PathBuf,
-    /// A collective instead of that of the file.
-    #[arg(long, value_enum)]
-    pub collective: Option<Collective>,
-    /// Bytes of a piece instead of those of the file, with K, M or G.
-    #[arg(long, value_name = "BYTES", value_parser = parse_piece)]
-    pub bytes: Option<u64>,
-    /// How many pieces, instead of those of the file.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    pub pieces: Option<u32>,
-    /// How many calls follow each other, each of all pieces. The time is the median of the calls.
-    #[arg(long, value_name = "N", default_value_t = 1,
-          value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub calls: u32,
-    /// A training step instead of pieces: resnet50, vgg16, bert-large, gpt2, or a file with `name
-    /// dim dim …` in each line, front layer first. The coordinator cuts and orders its gradients.
-    /// It chooses the algorithm (auto), and is then bound to each --spec.
-    #[arg(long, value_name = "MODEL|FILE", conflicts_with_all = ["collective", "bytes", "pieces"])]
-    pub model: Option<String>,
-    /// How long a node computes in the step, in milliseconds. Gradients become ready one after the
-    /// other in that time, last layer first. 0: all at once.
-    #[arg(long, value_name = "MS", default_value_t = 0.0, requires = "model",
-          value_parser = parse_compute)]
-    pub compute_ms: f64,
-    /// An algorithm, such as circulant(radix=4), instead of those of the file. It may be given
-    /// several times. Without any, those among which the cost model chooses.
-    #[arg(long = "spec", value_name = "SPEC", value_parser = Spec::parse)]
-    pub specs: Vec<Spec>,
-    /// What chance decides is the same for the same seed.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub seed: u64,
-    /// Also write times, links and critical paths as CSV to DIR, a chart of the times as SVG and
-    /// PNG, and all figures as result.json.
-    #[arg(long, value_name = "DIR")]
-    pub out: Option<PathBuf>,
-    /// The most memory, with K, M or G: a run that would need more is refused before it starts.
-    #[arg(long, value_name = "BYTES", default_value = "4G", value_parser = parse_bytes)]
-    pub memory: u64,
-}
-
-fn parse_piece(text: &str) -> Result<u64, String> {
-    let bytes = parse_bytes(text)?;
-    if !(4..=MAX_BYTES).contains(&bytes) || !bytes.is_multiple_of(4) {
-        return Err(format!(
-            "must be a multiple of 4, an element's bytes, and at most {MAX_BYTES}"
-        ));
-    }
-    Ok(bytes)
-}
-
-fn parse_compute(text: &str) -> Result<f64, String> {
-    number(text, 0.0, 3_600_000.0, " milliseconds")
-}
 
 /// What is simulated by one algorithm.
 struct Run {
@@ -108,18 +40,10 @@ struct Run {
     operation: Arc<Operation>,
 }
 
-pub(super) fn run(options: &RunOptions) -> Result<Output, CommandError> {
-    let mut input = input::parse(&read_text(&options.file)?)
-        .map_err(|error| refused(&options.file, printable(&error.to_string())))?;
-    input.kind = options.collective.map_or(input.kind, Collective::kind);
-    input.bytes = options.bytes.unwrap_or(input.bytes);
-    input.pieces = options.pieces.unwrap_or(input.pieces);
-    if let Some(model) = &options.model {
-        return step::step(options, model, &input);
-    }
+pub(super) fn run(options: &RunOptions, input: &Input) -> Result<Output, CommandError> {
     let setup = Setup { seed: options.seed, details: true, ..input.setup.clone() };
-    let runs = runs(options, &input)?;
-    check_memory(options, &input, &setup, &runs)?;
+    let runs = runs(options, input)?;
+    check_memory(options, input, &setup, &runs)?;
     let directory = Directory::new(options.out.as_deref())?;
 
     let mut rows =
@@ -131,13 +55,13 @@ pub(super) fn run(options: &RunOptions) -> Result<Output, CommandError> {
         let mut calls = InOrder::calls(operations, options.calls, input.control);
         let outcome = simulate(&setup, &mut calls);
         let taken = calls.taken();
-        rows.push(row(&input, options.calls, spec, &outcome, median(&taken)));
+        rows.push(row(input, options.calls, spec, &outcome, median(&taken)));
         has_ended &= outcome.standstill.is_none();
-        paths.push_str(&critical_path(&input, spec, &outcome.critical_path));
+        paths.push_str(&critical_path(input, spec, &outcome.critical_path));
         if options.out.is_some() {
-            tables.add(&input, spec, &outcome);
+            tables.add(input, spec, &outcome);
             times.push((spec.to_string(), published(&outcome)));
-            all.push(as_json(&input, spec, &outcome, &taken));
+            all.push(as_json(input, spec, &outcome, &taken));
         }
     }
     let json = json!({
@@ -150,7 +74,7 @@ pub(super) fn run(options: &RunOptions) -> Result<Output, CommandError> {
         "seed": options.seed,
         "runs": all,
     });
-    let text = format!("{}\n{}{paths}", head(&input, options), aligned(&rows));
+    let text = format!("{}\n{}{paths}", head(input, options), aligned(&rows));
     let charts = vec![Chart {
         title: "operations".to_owned(),
         x: "ms".to_owned(),
@@ -235,13 +159,6 @@ fn head(input: &Input, options: &RunOptions) -> String {
         in_words(&input.setup.network.topology),
         options.seed,
     )
-}
-
-/// The middle one; of two middle ones the later.
-pub(super) fn median(times: &[f64]) -> Option<f64> {
-    let mut times = times.to_vec();
-    times.sort_by(f64::total_cmp);
-    times.get(times.len() / 2).copied()
 }
 
 fn row(

@@ -16,9 +16,9 @@ use gradwire_simulator::{
 use serde_json::json;
 
 use super::{
+    options::{RunOptions, median},
     output::{Directory, Output},
     plan,
-    run::{RunOptions, median},
 };
 use crate::cluster::{aligned, in_words, printable};
 
