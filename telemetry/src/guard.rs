@@ -57,12 +57,13 @@ impl Guard {
     /// Waits until there is room for one more connection, and makes some. The semaphore is never
     /// closed.
     async fn room(&mut self) -> Option<OwnedSemaphorePermit> {
+        let mut earliest = Instant::now();
         loop {
             self.open.retain(|seat| seat.strong_count() > 0);
-            let oldest =
-                self.open.iter().filter_map(Weak::upgrade).min_by_key(|it| *it.used.lock());
-            let due =
-                oldest.as_ref().map_or_else(Instant::now, |oldest| *oldest.used.lock() + IDLE);
+            let seats = self.open.iter().filter_map(Weak::upgrade);
+            let oldest = seats.min_by_key(|seat| *seat.used.lock());
+            let idle_at = oldest.as_ref().map_or(earliest, |oldest| *oldest.used.lock() + IDLE);
+            let due = idle_at.max(earliest);
             if let Ok(permit) = timeout_at(due, self.free.clone().acquire_owned()).await {
                 return permit.ok();
             }
@@ -70,6 +71,8 @@ impl Guard {
             if let Some(oldest) = oldest.filter(|oldest| oldest.used.lock().elapsed() >= IDLE) {
                 *oldest.used.lock() = Instant::now();
                 oldest.evict.cancel();
+                // One goes for one that comes: this one has time to leave.
+                earliest = Instant::now() + IDLE;
             }
         }
     }
@@ -219,6 +222,9 @@ mod tests {
             assert!(answer.ends_with("here"), "{answer}");
         }
         ask().await;
+        // One had to go, and no more: those that came had left again before the next one.
+        let gone = idle.iter().filter(|client| client.try_read(&mut [0; 1]).is_ok()).count();
+        assert_eq!(gone, 1);
         server.abort();
     }
 }
