@@ -90,21 +90,21 @@ impl Way {
     pub fn unreachable(
         &self,
         code: Option<i32>,
-        said: &VecDeque<String>,
+        stderr: &VecDeque<String>,
         strange: Option<String>,
     ) -> (String, String) {
         let host = &self.host;
         // An agent that can't begin prints an error as every command does.
-        let own = said.iter().find_map(|line| line.strip_prefix("hint: "));
-        let lines = said.iter().filter(|line| !line.starts_with("hint: "));
+        let own = stderr.iter().find_map(|line| line.strip_prefix("hint: "));
+        let lines = stderr.iter().filter(|line| !line.starts_with("hint: "));
         let lines = lines.map(|line| line.strip_prefix("error: ").unwrap_or(line).trim());
-        let said = lines.collect::<Vec<_>>().join("; ");
+        let text = lines.collect::<Vec<_>>().join("; ");
         let program = &self.program[0];
-        let how = match (strange, said.as_str(), code) {
+        let how = match (strange, text.as_str(), code) {
             (Some(strange), ..) => strange,
             (None, "", Some(code)) => format!("{program} ended with exit code {code}"),
             (None, "", None) => format!("{program} was killed"),
-            (None, said, _) => said.to_owned(),
+            (None, text, _) => text.to_owned(),
         };
         let hint = match (own, code) {
             (Some(hint), _) => hint.to_owned(),

@@ -41,8 +41,8 @@ pub enum Claim<'a> {
     DataDialler { challenge: &'a [u8], hello: &'a [u8] },
     /// The accepting side of a data connection; `hello` holds the dialler's nonce.
     DataAcceptor { challenge: &'a [u8], hello: &'a [u8] },
-    /// A node or the coordinator is alive; `said` is the part of the message before the proof.
-    Beat { job: &'a str, said: &'a [u8] },
+    /// A node or the coordinator is alive; `body` is the part of the message before the proof.
+    Beat { job: &'a str, body: &'a [u8] },
 }
 
 impl Claim<'_> {
@@ -95,10 +95,10 @@ impl Claim<'_> {
                 take(challenge);
                 take(hello);
             }
-            Self::Beat { job, said } => {
+            Self::Beat { job, body } => {
                 take(b"gradwire beat");
                 take(job.as_bytes());
-                take(said);
+                take(body);
             }
         }
     }

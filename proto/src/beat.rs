@@ -67,8 +67,8 @@ impl Beat {
     /// The datagram, with the proof of `job`'s secret.
     pub fn encode(&self, job: &JobId, secret: &Secret) -> [u8; BEAT_BYTES] {
         let mut bytes = self.unproven();
-        let (said, proof) = bytes.split_at_mut(BEAT_BYTES - PROOF_BYTES);
-        proof.copy_from_slice(&secret.prove(&Claim::Beat { job: job.as_str(), said }));
+        let (body, proof) = bytes.split_at_mut(BEAT_BYTES - PROOF_BYTES);
+        proof.copy_from_slice(&secret.prove(&Claim::Beat { job: job.as_str(), body }));
         bytes
     }
 
@@ -84,10 +84,10 @@ impl Beat {
         let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| bytes[at + i]));
         let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
         let beat = Self { side, node: NodeId(word(8)), epoch, count: long(24) };
-        let (said, proof) = bytes.split_at(BEAT_BYTES - PROOF_BYTES);
-        let is_said = beat.unproven()[..said.len()] == *said;
-        let claim = Claim::Beat { job: job.as_str(), said };
-        (is_said && secret.verify(&claim, proof)).then_some(beat)
+        let (body, proof) = bytes.split_at(BEAT_BYTES - PROOF_BYTES);
+        let is_canonical = beat.unproven()[..body.len()] == *body;
+        let claim = Claim::Beat { job: job.as_str(), body };
+        (is_canonical && secret.verify(&claim, proof)).then_some(beat)
     }
 }
 

@@ -143,7 +143,7 @@ fn a_measured_cluster_is_as_it_was_measured() {
 #[test]
 fn each_mistake_is_named_with_its_line() {
     let hosts = "[[host]]\nname = \"a\"\n[[host]]\nname = \"b\"\n";
-    for (text, line, said) in [
+    for (text, line, expected) in [
         (String::new(), 1, "must be a section [[host]]"),
         (format!("{hosts}[network]\nrate_mbits = 1"), 6, "unknown field `rate_mbits`, expected"),
         (format!("{hosts}[network]\nrate_mbit = 0"), 6, "network.rate_mbit is 0: it must be from"),
@@ -211,7 +211,7 @@ fn each_mistake_is_named_with_its_line() {
         ("[[host]\n".to_owned(), 1, ""),
     ] {
         let error = parse(&text).unwrap_err();
-        assert!(error.what.contains(said), "{text}\n{error}");
+        assert!(error.what.contains(expected), "{text}\n{error}");
         assert!(error.line == line && !error.what.contains('\n'), "{text}\n{error}");
     }
     let error = parse(&"#".repeat((4 << 20) + 1)).unwrap_err();

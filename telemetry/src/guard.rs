@@ -26,7 +26,7 @@ const CONNECTIONS: usize = 64;
 
 /// How long a connection may exist without taking a byte of an answer. A scraper that comes again
 /// makes another one.
-const PATIENCE: Duration = Duration::from_secs(30);
+const IDLE_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long a connection must have taken nothing to make room for another one.
 const IDLE: Duration = Duration::from_secs(1);
@@ -36,12 +36,12 @@ const IDLE: Duration = Duration::from_secs(1);
 pub(crate) struct Guard {
     listener: TcpListener,
     free: Arc<Semaphore>,
-    open: Vec<Weak<Seat>>,
-    patience: Duration,
+    open: Vec<Weak<Shared>>,
+    idle_limit: Duration,
 }
 
 /// What the guard knows of a connection.
-struct Seat {
+struct Shared {
     /// When it last took a byte of an answer, or came.
     used: Mutex<Instant>,
     /// Another one needs the room.
@@ -51,7 +51,7 @@ struct Seat {
 impl Guard {
     pub(crate) fn new(listener: TcpListener) -> Self {
         let free = Arc::new(Semaphore::new(CONNECTIONS));
-        Self { listener, free, open: Vec::new(), patience: PATIENCE }
+        Self { listener, free, open: Vec::new(), idle_limit: IDLE_LIMIT }
     }
 
     /// Waits until there is room for one more connection, and makes some. The semaphore is never
@@ -59,9 +59,9 @@ impl Guard {
     async fn room(&mut self) -> Option<OwnedSemaphorePermit> {
         let mut earliest = Instant::now();
         loop {
-            self.open.retain(|seat| seat.strong_count() > 0);
-            let seats = self.open.iter().filter_map(Weak::upgrade);
-            let oldest = seats.min_by_key(|seat| *seat.used.lock());
+            self.open.retain(|shared| shared.strong_count() > 0);
+            let others = self.open.iter().filter_map(Weak::upgrade);
+            let oldest = others.min_by_key(|shared| *shared.used.lock());
             let idle_at = oldest.as_ref().map_or(earliest, |oldest| *oldest.used.lock() + IDLE);
             let due = idle_at.max(earliest);
             if let Ok(permit) = timeout_at(due, self.free.clone().acquire_owned()).await {
@@ -86,12 +86,15 @@ impl Listener for Guard {
         // The listener of axum waits where the system has no descriptor left.
         let (stream, address) = Listener::accept(&mut self.listener).await;
         let permit = self.room().await;
-        let seat =
-            Arc::new(Seat { used: Mutex::new(Instant::now()), evict: CancellationToken::new() });
-        self.open.push(Arc::downgrade(&seat));
-        let end = Box::pin(sleep(self.patience));
-        let evicted = Box::pin(seat.evict.clone().cancelled_owned());
-        (Guarded { stream, end, evicted, seat, patience: self.patience, _permit: permit }, address)
+        let shared =
+            Arc::new(Shared { used: Mutex::new(Instant::now()), evict: CancellationToken::new() });
+        self.open.push(Arc::downgrade(&shared));
+        let end = Box::pin(sleep(self.idle_limit));
+        let evicted = Box::pin(shared.evict.clone().cancelled_owned());
+        (
+            Guarded { stream, end, evicted, shared, idle_limit: self.idle_limit, _permit: permit },
+            address,
+        )
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -104,8 +107,8 @@ pub(crate) struct Guarded {
     stream: TcpStream,
     end: Pin<Box<Sleep>>,
     evicted: Pin<Box<WaitForCancellationFutureOwned>>,
-    seat: Arc<Seat>,
-    patience: Duration,
+    shared: Arc<Shared>,
+    idle_limit: Duration,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -138,9 +141,9 @@ impl AsyncWrite for Guarded {
     ) -> Poll<io::Result<usize>> {
         let written = ready!(self.poll(context)?.poll_write(context, bytes))?;
         let now = Instant::now();
-        let end = now + self.patience;
+        let end = now + self.idle_limit;
         self.end.as_mut().reset(end);
-        *self.seat.used.lock() = now;
+        *self.shared.used.lock() = now;
         Poll::Ready(Ok(written))
     }
 
@@ -170,7 +173,7 @@ mod tests {
     async fn silent_clients_make_room() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let guard = Guard { patience: Duration::from_millis(200), ..Guard::new(listener) };
+        let guard = Guard { idle_limit: Duration::from_millis(200), ..Guard::new(listener) };
         let router = Router::new().route("/", get(|| std::future::ready("here")));
         let server = tokio::spawn(async move { axum::serve(guard, router).await });
         let mut silent = Vec::new();
@@ -191,12 +194,12 @@ mod tests {
     }
 
     /// A client that comes while as many as possible are there, and say nothing, is served at once
-    /// and not once their patience is over. One that takes what it is sent stays.
+    /// and not once their limit is over. One that takes what it is sent stays.
     #[tokio::test]
     async fn the_longest_idle_connection_makes_room() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let guard = Guard { patience: 10 * LONG, ..Guard::new(listener) };
+        let guard = Guard { idle_limit: 10 * LONG, ..Guard::new(listener) };
         let router = Router::new().route("/", get(|| std::future::ready("here")));
         let server = tokio::spawn(async move { axum::serve(guard, router).await });
         let mut regular = TcpStream::connect(address).await.unwrap();

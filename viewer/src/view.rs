@@ -178,9 +178,9 @@ mod tests {
 
     #[test]
     fn words_agree_with_their_number() {
-        let said = [(1, "host"), (0, "host"), (1, "batch"), (87, "batch")];
-        let said = said.map(|(number, of)| count(number, of));
-        assert_eq!(said, ["1 host", "0 hosts", "1 batch", "87 batches"]);
+        let texts = [(1, "host"), (0, "host"), (1, "batch"), (87, "batch")];
+        let texts = texts.map(|(number, of)| count(number, of));
+        assert_eq!(texts, ["1 host", "0 hosts", "1 batch", "87 batches"]);
     }
 
     #[test]

@@ -299,7 +299,7 @@ mod tests {
     /// TRUST: a text without meaning is refused with what is accepted.
     #[test]
     fn what_is_no_spec_is_refused_with_what_is_accepted() {
-        for (text, said) in [
+        for (text, expected) in [
             ("rign", "recursive-doubling"),
             ("", "there is no algorithm \"\""),
             ("ring(", "is not of the form"),
@@ -318,7 +318,7 @@ mod tests {
             ("blueconnect(dims=2x2x2x2x2)", "2 to 4 numbers"),
         ] {
             let error = parsed(text);
-            assert!(error.starts_with("error: ") && error.contains(said), "{text}: {error}");
+            assert!(error.starts_with("error: ") && error.contains(expected), "{text}: {error}");
         }
         let long = "x".repeat(10_000);
         assert!(parsed(&long).len() < 1000);

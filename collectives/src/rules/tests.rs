@@ -152,7 +152,7 @@ fn quantized_rules_have_algorithms_that_round_once() {
 /// TRUST: a mistake is named with its rule, its place and what is accepted.
 #[test]
 fn a_mistake_is_named_with_its_place() {
-    for (text, said) in [
+    for (text, expected) in [
         ("rng", "there is no algorithm \"rng\"; use one of ring, recursive-doubling"),
         ("", "there is no algorithm \"\""),
         ("allreduce:0-64K", "\"allreduce:0-64K\" has no list; a rule is COLLECTIVE:RANGE=LIST"),
@@ -184,7 +184,7 @@ fn a_mistake_is_named_with_its_place() {
         ("(=)", "there is no algorithm"),
     ] {
         let error = parsed(text);
-        assert!(error.starts_with("error: ") && error.contains(said), "{text}: {error}");
+        assert!(error.starts_with("error: ") && error.contains(expected), "{text}: {error}");
     }
     // As printed, each rule names its collective.
     let specs = "recursive-doubling,double-tree,hierarchical,linear";

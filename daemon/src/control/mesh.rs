@@ -195,7 +195,7 @@ impl Mesh {
         totals: Totals,
     ) -> Result<(TcpStream, u32, Duration), String> {
         let deadline = Instant::now() + self.config.connect_timeout;
-        let mut patience = FIRST_HANDSHAKE;
+        let mut limit = FIRST_HANDSHAKE;
         loop {
             // The peer takes the attempt with the largest number, so they do not overlap from here.
             let number = self.dialled().attempt(id);
@@ -205,9 +205,9 @@ impl Mesh {
                 self.set_receive_buffer(&stream, round_trip);
                 let attempt = Attempt { number, totals };
                 let shake = handshake::dial(&mut stream, &self.identity, id, attempt);
-                let Ok(shaken) = timeout(patience, shake).await else {
-                    let why = format!("no answer to the handshake in {patience:?}");
-                    patience *= 2;
+                let Ok(shaken) = timeout(limit, shake).await else {
+                    let why = format!("no answer to the handshake in {limit:?}");
+                    limit *= 2;
                     return Err(why);
                 };
                 shaken.map_err(|error| error.to_string())?;

@@ -115,7 +115,7 @@ fn start(node: &Arc<Node>) -> io::Result<()> {
         lost: 0,
         tracks: Vec::new(),
         most: 0,
-        told: None,
+        last_sent: None,
         free: Instant::now(),
     };
     thread::Builder::new().name("gw-trace".into()).spawn(move || sender.run()).map(drop)
@@ -134,7 +134,7 @@ struct Sender {
     tracks: Vec<TraceTrack>,
     most: usize,
     /// When this node last sent a batch, and from when on it may send the next one.
-    told: Option<Instant>,
+    last_sent: Option<Instant>,
     free: Instant,
     /// When a rank was last seen in a step that is sampled, when somebody last wanted what this
     /// node does, and when a rank last ended a step.
@@ -271,12 +271,12 @@ impl Sender {
                 names: names.into_iter().map(|(number, name)| TraceName { number, name }).collect(),
             };
             let is_empty = batch.tracks.is_empty() && batch.names.is_empty() && batch.lost == 0;
-            if is_empty && self.told.is_some_and(|told| told.elapsed() < SIGN) {
+            if is_empty && self.last_sent.is_some_and(|sent| sent.elapsed() < SIGN) {
                 return;
             }
             sleep(self.free.saturating_duration_since(Instant::now()).min(SENDING));
             let now = Instant::now();
-            self.told = Some(now);
+            self.last_sent = Some(now);
             let bytes = batch.encode_to_vec();
             let pause = bytes.len() as f64 * world.nodes.len() as f64 / TOTAL_RATE;
             self.free = now + Duration::from_secs_f64(pause);

@@ -430,8 +430,8 @@ fn who_is_late_is_waited_for() {
 /// for that, and its lane does not count it as late. It is published when there is memory.
 #[test]
 fn a_piece_without_room_keeps_nobody_waiting() {
-    let patience = Duration::from_millis(300);
-    let cluster = Cluster::new(2, 1, 4096, patience);
+    let limit = Duration::from_millis(300);
+    let cluster = Cluster::new(2, 1, 4096, limit);
     cluster.connect(2, None);
     let topology = Topology::flat(2);
     let jobs = [0, 1].map(|i| Job::new(&i.to_string(), 2, 1, 5000, Way { source: Some(0), ..SUM }));
@@ -447,7 +447,7 @@ fn a_piece_without_room_keeps_nobody_waiting() {
     for node in [0, 0, 1] {
         assert!(matches!(cluster.wait_for(node), Event::Finished));
     }
-    let early = cluster.events[1].recv_timeout(3 * patience);
+    let early = cluster.events[1].recv_timeout(3 * limit);
     assert!(early.is_err(), "{early:?}");
     let before: Vec<f32> = (0..5000).map(|i| value(1, i)).collect();
     assert!(jobs[0].buffers[1][0].read() == before, "INPUT");

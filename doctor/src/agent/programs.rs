@@ -59,8 +59,8 @@ async fn ask(program: &Path, args: &[&str], path: &OsStr) -> Result<String, Stri
     if output.status.success() {
         return Ok(text(&output.stdout));
     }
-    let said: String = text(&output.stderr);
-    let last = said.lines().last().unwrap_or_default();
+    let printed: String = text(&output.stderr);
+    let last = printed.lines().last().unwrap_or_default();
     Err(format!("{shown} failed ({}): {last}", output.status))
 }
 

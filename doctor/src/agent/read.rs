@@ -176,8 +176,8 @@ fn gpus() -> Gpus {
     });
     let built_in = folders("/sys/bus/pci/devices").filter(|entry| {
         let says = |file, start| {
-            let said = fs::read_to_string(entry.path().join(file)).unwrap_or_default();
-            said.starts_with(start)
+            let content = fs::read_to_string(entry.path().join(file)).unwrap_or_default();
+            content.starts_with(start)
         };
         says("vendor", NVIDIA) && says("class", DISPLAY)
     });

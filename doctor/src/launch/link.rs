@@ -40,7 +40,7 @@ pub(super) struct Link {
     child: Reached,
     orders: Option<ChildStdin>,
     reports: Reader<ChildStdout>,
-    said: JoinHandle<VecDeque<String>>,
+    printed: JoinHandle<VecDeque<String>>,
     /// Why it does not answer any more.
     pub(super) lost: Option<String>,
 }
@@ -53,9 +53,9 @@ impl Link {
         let Some(stdout) = stdout else {
             return Err(refused(("the agent has no output".to_owned(), String::new())));
         };
-        let said = tokio::spawn(overhear(child.0.stderr.take()));
+        let printed = tokio::spawn(overhear(child.0.stderr.take()));
         let reports = Reader::new(stdout);
-        Ok(Self { number, way, child, orders: stdin, reports, said, lost: None })
+        Ok(Self { number, way, child, orders: stdin, reports, printed, lost: None })
     }
 
     /// Gives an order; an agent that does not read it is found at its missing answer.
@@ -109,11 +109,12 @@ impl Link {
 
     async fn why_unreachable(&mut self) -> Refused {
         let status = timeout(END, self.child.0.wait()).await.ok().and_then(Result::ok);
-        let said = timeout(END, &mut self.said).await.ok().and_then(Result::ok).unwrap_or_default();
+        let printed =
+            timeout(END, &mut self.printed).await.ok().and_then(Result::ok).unwrap_or_default();
         // A release before `gradwire doctor` says that it does not know the command.
-        let is_version = said.iter().any(|line| line.contains(AGENT));
+        let is_version = printed.iter().any(|line| line.contains(AGENT));
         let code = status.and_then(|status| status.code());
-        let (what, hint) = self.way.unreachable(code, &said, None);
+        let (what, hint) = self.way.unreachable(code, &printed, None);
         let hint =
             if is_version { "install the same release on every host".to_owned() } else { hint };
         Refused { is_version, what, hint }

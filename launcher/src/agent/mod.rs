@@ -126,10 +126,10 @@ where
 }
 
 /// Waits until the last report is written, for as long as the launcher reads: it may leave us
-/// waiting for `patience` between two parts (WAIT).
-async fn all_written(mut writer: JoinHandle<()>, moved: &AtomicU64, patience: Duration) {
+/// waiting for `limit` between two parts (WAIT).
+async fn all_written(mut writer: JoinHandle<()>, moved: &AtomicU64, limit: Duration) {
     let mut seen = moved.load(Relaxed);
-    while timeout(patience, &mut writer).await.is_err() {
+    while timeout(limit, &mut writer).await.is_err() {
         let now = moved.load(Relaxed);
         if std::mem::replace(&mut seen, now) == now {
             return;

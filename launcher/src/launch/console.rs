@@ -27,7 +27,7 @@ use gradwire_proto::launch::{LineEnd, Stream, Text};
 const QUEUE: usize = 1024;
 
 /// How long output may wait for a reader that takes none of it (WAIT).
-const PATIENCE: Duration = Duration::from_secs(300);
+const READER_LIMIT: Duration = Duration::from_secs(300);
 
 /// Where a line comes from.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -240,7 +240,7 @@ impl Reading {
         if seen != self.seen {
             (self.seen, self.since) = (seen, Instant::now());
         }
-        self.is_behind() && self.since.elapsed() < PATIENCE
+        self.is_behind() && self.since.elapsed() < READER_LIMIT
     }
 }
 

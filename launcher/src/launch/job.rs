@@ -494,8 +494,8 @@ impl Job {
                 }
                 if (0..self.plan.size()).all(|rank| self.has_ended(rank)) {
                     self.phase = Phase::Leaving;
-                    let patience = if self.failure.is_some() { self.limits.grace } else { LEAVE };
-                    self.deadline = Some(now + patience);
+                    let limit = if self.failure.is_some() { self.limits.grace } else { LEAVE };
+                    self.deadline = Some(now + limit);
                     self.advance(now);
                 }
             }

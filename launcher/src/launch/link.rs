@@ -156,15 +156,15 @@ impl Link {
             Ok(Ok(status)) => Some(status),
             _ => None,
         };
-        let said = timeout(END, noise).await.ok().and_then(Result::ok).unwrap_or_default();
+        let stderr = timeout(END, noise).await.ok().and_then(Result::ok).unwrap_or_default();
         let at = self.shared.born.elapsed();
         let node = self.target.node;
         let event = if self.offset.is_none() {
             let code = status.and_then(|status| status.code());
-            let (what, hint) = self.target.way.unreachable(code, &said, strange);
+            let (what, hint) = self.target.way.unreachable(code, &stderr, strange);
             Event::Refused { node, what, hint }
         } else {
-            let what = strange.or_else(|| said.back().cloned()).unwrap_or_else(|| match status {
+            let what = strange.or_else(|| stderr.back().cloned()).unwrap_or_else(|| match status {
                 Some(status) => ProcessEnd::from(status).to_string(),
                 None => "its agent says nothing any more".to_owned(),
             });

@@ -155,9 +155,9 @@ impl Reader<'_> {
 
     /// What the parser refuses. Of a value it does not say which one.
     pub(super) fn refused(&self, error: &toml::de::Error) -> InputError {
-        let said = error.message().replace('\n', "; ").replace("expected f64", "expected a number");
-        let said = said.replace("expected a sequence", "expected a list");
-        let error = self.error(error.span().unwrap_or_default(), said);
+        let text = error.message().replace('\n', "; ").replace("expected f64", "expected a number");
+        let text = text.replace("expected a sequence", "expected a list");
+        let error = self.error(error.span().unwrap_or_default(), text);
         let of_a_value = ["invalid type", "invalid value", "duplicate key"];
         if !of_a_value.iter().any(|kind| error.what.starts_with(kind)) {
             return error;

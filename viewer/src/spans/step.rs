@@ -95,7 +95,7 @@ pub(super) struct Steps {
     left_out: u64,
     parts: BTreeMap<u64, Vec<(u32, u64)>>,
     /// What was missing when the last step was given away, and now.
-    told: Lost,
+    reported: Lost,
     lost: Lost,
     /// By how much times of two nodes may have been wrong towards each other lately, and since
     /// when.
@@ -112,7 +112,7 @@ impl Steps {
             newest_ns: 0,
             left_out: 0,
             parts: BTreeMap::new(),
-            told: Lost::default(),
+            reported: Lost::default(),
             lost: Lost::default(),
             errors: VecDeque::new(),
         }
@@ -273,10 +273,10 @@ impl Steps {
             step.compute();
         }
         let lost = Lost {
-            events: self.lost.events - self.told.events,
-            batches: self.lost.batches - self.told.batches,
+            events: self.lost.events - self.reported.events,
+            batches: self.lost.batches - self.reported.batches,
         };
-        self.told = self.lost;
+        self.reported = self.lost;
         let left_out = std::mem::take(&mut self.left_out);
         Sampled { number, ranks, nodes, parts, lost, left_out, error_ns: 0 }
     }

@@ -248,14 +248,14 @@ fn segments_outside_of_the_agreement_are_refused() {
 #[test]
 fn specs_are_refused_unless_they_are_known_and_new() {
     let mut registry = registry();
-    for (id, text, said) in [
+    for (id, text, expected) in [
         (2, "rign", "there is no algorithm"),
         (2, "circulant(radix=1)", "radix is a number"),
         (2, &"x".repeat(1000), "longer than"),
         (RING, "double-tree", "id 1 already stands for ring"),
     ] {
         let error = registry.instructions(specs(&[(id, text)])).unwrap_err().to_string();
-        assert!(error.contains("spec") && error.contains(said), "{error}");
+        assert!(error.contains("spec") && error.contains(expected), "{error}");
     }
     let mut registry = self::registry();
     for id in 2..=MAX_SPECS as u32 {
@@ -283,8 +283,8 @@ fn arrangements_are_checked() {
     ] {
         let error = registry.instructions(arrange(racks, order)).unwrap_err().to_string();
         let (racks, order) = (racks.len(), order.len());
-        let said = format!("racks of {racks} nodes and an order of {order}, where there are 3");
-        assert!(error.contains("arrangement") && error.contains(&said), "{error}");
+        let expected = format!("racks of {racks} nodes and an order of {order}, where there are 3");
+        assert!(error.contains("arrangement") && error.contains(&expected), "{error}");
         assert!(error.contains("each number from 0 to 2 once"), "{error}");
     }
     // It comes before the operations of the same message. Racks may have any numbers.
