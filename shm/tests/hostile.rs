@@ -20,7 +20,7 @@ use gradwire_shm::{
         SubmitError, WorkerControl,
     },
     ring::{MAX_RECORD_WORDS, Nonsense},
-    segment::{HugePages, Segment, SegmentError},
+    segment::{HugePages, Segment},
 };
 use proptest::prelude::*;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -208,9 +208,17 @@ fn what_is_not_a_control_page_is_refused() {
     let error = DaemonControl::open(other(4096)).unwrap_err();
     assert!(matches!(error, ControlError::Size { bytes: 4096, .. }), "{error}");
     let error = DaemonControl::open(other(CONTROL_BYTES + 4096)).unwrap_err();
-    assert!(matches!(error, ControlError::Segment(SegmentError::OutOfRange { .. })), "{error}");
+    assert!(matches!(error, ControlError::Size { .. }), "{error}");
+    assert!(error.to_string().contains("install the same release"), "{error}");
     let error = DaemonControl::open(other(CONTROL_BYTES)).unwrap_err();
     assert!(matches!(error, ControlError::Magic { magic: 0 }), "{error}");
+    // A page of another release is called that, whatever its size is.
+    let fd = other(CONTROL_BYTES / 2);
+    let words = Words::map(&fd);
+    words.set(0, u64::from_le_bytes(*b"GRADWIRE"));
+    words.set(1, 3);
+    let error = DaemonControl::open(fd).unwrap_err();
+    assert!(matches!(error, ControlError::Version { found: 3, .. }), "{error}");
 
     let cases: &[(usize, u64, &str)] = &[
         (1, 0, "layout version 0"),

@@ -62,7 +62,7 @@ const COMPLETION_RING_WORDS: usize = MAX_IN_FLIGHT as usize * COMPLETION_WORDS;
 /// As many as for a thread of a daemon. Filled when the rank is to record for the first time.
 const TRACE_WORDS: usize = RING_BYTES / 8;
 
-/// A mapped control page of the right size. Cheap to clone.
+/// A mapped control page. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(super) struct Page(Arc<Segment>);
 
@@ -72,7 +72,8 @@ impl Page {
     /// # Errors
     /// [`ControlError::Size`] if the memory is too small.
     pub(super) fn format(segment: Segment) -> Result<Self, ControlError> {
-        let page = Self::sized(segment)?;
+        let page = Self(Arc::new(segment));
+        page.check_size()?;
         page.flag(PID_AT).store(std::process::id(), Relaxed);
         page.flag(SUBMISSION_WORDS_AT).store(SUBMISSION_RING_WORDS as u32, Relaxed);
         page.flag(COMPLETION_ENTRIES_AT).store(MAX_IN_FLIGHT, Relaxed);
@@ -83,14 +84,17 @@ impl Page {
     }
 
     fn check(segment: Segment) -> Result<Self, ControlError> {
-        let page = Self::sized(segment)?;
-        let version = page.flag(VERSION_AT).load(Acquire);
-        let magic = page.cell(0).load(Relaxed);
+        let page = Self(Arc::new(segment));
+        let has_header = page.0.bytes() >= SUBMISSIONS;
+        let version = if has_header { page.flag(VERSION_AT).load(Acquire) } else { 0 };
+        let magic = if has_header { page.cell(0).load(Relaxed) } else { 0 };
+        // Another version may have another size, too.
+        if magic == MAGIC && version != LAYOUT_VERSION {
+            return Err(ControlError::Version { found: version, expected: LAYOUT_VERSION });
+        }
+        page.check_size()?;
         if magic != MAGIC {
             return Err(ControlError::Magic { magic });
-        }
-        if version != LAYOUT_VERSION {
-            return Err(ControlError::Version { found: version, expected: LAYOUT_VERSION });
         }
         let submission_words = page.flag(SUBMISSION_WORDS_AT).load(Relaxed);
         let completions = page.flag(COMPLETION_ENTRIES_AT).load(Relaxed);
@@ -100,12 +104,9 @@ impl Page {
         Ok(page)
     }
 
-    fn sized(segment: Segment) -> Result<Self, ControlError> {
-        let expected = Self::whole_pages();
-        if segment.bytes() != expected {
-            return Err(ControlError::Size { bytes: segment.bytes(), expected });
-        }
-        Ok(Self(Arc::new(segment)))
+    fn check_size(&self) -> Result<(), ControlError> {
+        let (bytes, expected) = (self.0.bytes(), Self::whole_pages());
+        if bytes == expected { Ok(()) } else { Err(ControlError::Size { bytes, expected }) }
     }
 
     /// Makes the memory of a new page.
@@ -121,7 +122,13 @@ impl Page {
     /// # Errors
     /// [`ControlError`] with what is wrong.
     pub(super) fn open(fd: OwnedFd) -> Result<Self, ControlError> {
-        Self::check(Segment::open_partly(fd, Self::whole_pages(), TRACE)?)
+        let expected = Self::whole_pages();
+        match Segment::open_partly(fd, expected, TRACE) {
+            Err(SegmentError::OutOfRange { bytes, .. }) => {
+                Err(ControlError::Size { bytes, expected })
+            }
+            segment => Self::check(segment?),
+        }
     }
 
     /// Fills the memory of the ring of what the worker does. Neither side may use it before.
