@@ -88,8 +88,20 @@ class NumpyAdapter:
         array = as_numpy(array)
         _module().copyto(self._memory(buffer, array.dtype), array, casting="no")
 
+    def check_writable(self, array: Any) -> None:
+        """Raises InvalidRequest if a result can't be written to an array."""
+        own = as_numpy(array)
+        if own is not array and not hasattr(array, "__dlpack__"):
+            raise InvalidRequest(
+                f"{type(array).__name__} objects can't be changed in place: give a NumPy array",
+                kind="invalid",
+            )
+        if not own.flags.writeable:
+            raise InvalidRequest("this array can't be written to", kind="invalid")
+
     def use(self, array: Any) -> Use:
         """Begins an operation in place. The use has a buffer if the array is of ``empty``."""
+        self.check_writable(array)
         buffer = _shared(array) if isinstance(array, _module().ndarray) else None
         return COPIED if buffer is None else Use(buffer)
 
@@ -115,12 +127,6 @@ class NumpyAdapter:
     def store(self, buffer: _native.Buffer, into: Any) -> None:
         """Copies shared memory to an array of the same size."""
         array = as_numpy(into)
-        if array is not into and not hasattr(into, "__dlpack__"):
-            raise InvalidRequest(
-                f"a {type(into).__name__} can't be changed in place: give an array", kind="invalid"
-            )
-        if not array.flags.writeable:
-            raise InvalidRequest("this array can't be written to", kind="invalid")
         _module().copyto(array, self._memory(buffer, array.dtype), casting="no")
 
 

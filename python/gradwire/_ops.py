@@ -146,8 +146,11 @@ def poll(handle: Handle[Any]) -> bool:
 
     Returns:
         True if the operation has ended.
+
+    Raises:
+        InvalidRequest: It is no handle.
     """
-    return handle.poll()
+    return _handle(handle).poll()
 
 
 def synchronize(handle: Handle[Result]) -> Result:
@@ -166,7 +169,15 @@ def synchronize(handle: Handle[Result]) -> Result:
         PeerLost: A rank or a node that takes part has ended or does not answer.
         GradwireError: The operation failed for another reason.
     """
-    return handle.wait()
+    return _handle(handle).wait()
+
+
+def _handle(handle: Handle[Result]) -> Handle[Result]:
+    if not isinstance(handle, Handle):
+        raise InvalidRequest(
+            f"{handle!r} is no handle: give what an _async function has returned", kind="invalid"
+        )
+    return handle
 
 
 class Adapter(Protocol[Array]):
@@ -178,8 +189,15 @@ class Adapter(Protocol[Array]):
     def load(self, array: Array, buffer: _native.Buffer) -> None:
         """Copies an array to shared memory of the same size."""
 
+    def check_writable(self, array: Array) -> None:
+        """Raises InvalidRequest if a result can't be written to an array."""
+
     def use(self, array: Array) -> Use:
-        """Begins an operation in place. The use has a buffer if the array is shared memory."""
+        """Begins an operation in place. The use has a buffer if the array is shared memory.
+
+        Raises:
+            InvalidRequest: The result can't be written to the array.
+        """
 
     def written(self, array: Array) -> None:
         """Notes that an operation has written to an array that is shared memory."""
@@ -343,7 +361,11 @@ class Collectives(Generic[Array]):
     ) -> Handle[Array]:
         """Starts a broadcast."""
         root_rank = whole_number("root_rank", root_rank)
+        # The root has the elements already.
+        is_written = in_place and session().rank != root_rank
         buffer = self.place(array)
+        if is_written:
+            self.adapter.check_writable(array)
         handle = session().broadcast(
             buffer,
             root_rank,
@@ -353,9 +375,7 @@ class Collectives(Generic[Array]):
         if not in_place:
             return Handle(handle, self._view(array))
         back = self._back([array])
-        # The root has the elements already.
-        at_root = session().rank == root_rank
-        return Handle(handle, lambda result: array if at_root else back(result)[0])
+        return Handle(handle, lambda result: back(result)[0] if is_written else array)
 
     def allgather(
         self,

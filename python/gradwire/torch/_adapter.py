@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.utils.dlpack import from_dlpack
 
@@ -40,16 +42,21 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _PLAIN = {"f32", "f64", "f16", "bf16", "i8", "u8", "i16", "i32", "i64"}
 
 
+def check_is_tensor(tensor: Any) -> None:
+    """Raises InvalidRequest if something is no tensor."""
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidRequest(
+            f"a torch.Tensor is needed, not {type(tensor).__name__}", kind="invalid"
+        )
+
+
 def describe(tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
     """Returns the element type and the dimensions of a tensor.
 
     Raises:
         InvalidRequest: It can't be exchanged.
     """
-    if not isinstance(tensor, torch.Tensor):
-        raise InvalidRequest(
-            f"a torch.Tensor is needed, not {type(tensor).__name__}", kind="invalid"
-        )
+    check_is_tensor(tensor)
     if tensor.layout != torch.strided:
         raise InvalidRequest(
             f"a tensor of layout {tensor.layout} can't be exchanged as it is: use "
@@ -108,9 +115,22 @@ class TorchAdapter:
         else:
             as_tensor(buffer).copy_(array.detach())
 
+    def check_writable(self, array: torch.Tensor) -> None:
+        """Raises InvalidRequest if elements of a tensor share memory, as after ``expand``."""
+        if not array.is_contiguous() and any(
+            size > 1 and stride == 0 for size, stride in zip(array.shape, array.stride())
+        ):
+            raise InvalidRequest(
+                "elements of this tensor share memory, so it can't be changed in place: give a "
+                "clone() of it",
+                kind="invalid",
+            )
+
     def use(self, array: torch.Tensor) -> Use:
         """Begins an operation in place. The use has a buffer if the tensor is shared memory."""
-        return _adopt.use(array, describe(array)[0])
+        element = describe(array)[0]
+        self.check_writable(array)
+        return _adopt.use(array, element)
 
     def written(self, array: torch.Tensor) -> None:
         """Notes that an operation has written to a tensor that is shared memory."""

@@ -15,7 +15,7 @@ import torch
 from gradwire._arguments import factor, whole_number
 from gradwire._ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from gradwire._world import ProcessSet, global_process_set, members, rank
-from gradwire.torch._adapter import collectives
+from gradwire.torch._adapter import check_is_tensor, collectives
 
 
 def _backward_name(name: str | None) -> str | None:
@@ -84,6 +84,8 @@ class GroupedAllreduce(torch.autograd.Function):
         )
         ctx.arguments = (name, op, before * after, process_set)
         ctx.had = None
+        for tensor in tensors:
+            check_is_tensor(tensor)
         scales = all(tensor.is_floating_point() for tensor in tensors) or before == after == 1.0
         if op not in (Min, Max) or not scales:
             return tuple(

@@ -83,6 +83,9 @@ class NoneCompressor(Compressor):
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.dtype | None]:
+    # What is no tensor is refused by the operation that follows.
+    if not isinstance(tensor, torch.Tensor):
+        return tensor, None
     wider = tensor.dtype.is_floating_point and tensor.dtype.itemsize > dtype.itemsize
     return (tensor.to(dtype), tensor.dtype) if wider else (tensor, None)
 

@@ -374,6 +374,12 @@ def DistributedOptimizer(
     """
     if not is_initialized():
         session()  # raises, and says what to do
+    if not hasattr(optimizer, "param_groups"):
+        raise ValueError(f"optimizer={optimizer!r}: it must be an optimizer of PyTorch")
+    if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
+        raise ValueError(f"compression={compression!r}: it must be one of hvd.Compression")
+    if not isinstance(process_set, ProcessSet):
+        raise ValueError(f"process_set={process_set!r}: it must be a ProcessSet")
     op = reduce_op(op)
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor goes with op=Average only")

@@ -9,7 +9,7 @@ import torch
 from gradwire._errors import InvalidRequest
 from gradwire._ops import Average, Handle, ReduceOp, Sum, reduce_op
 from gradwire._world import ProcessSet, global_process_set
-from gradwire.torch._adapter import collectives
+from gradwire.torch._adapter import check_is_tensor, collectives
 
 
 class SparseHandle(Handle[torch.Tensor]):
@@ -102,6 +102,7 @@ def sparse_allreduce_async(
     op = reduce_op(op)
     if op not in (Average, Sum):
         raise InvalidRequest(f"sparse tensors have no {op!r}: use Average or Sum", kind="invalid")
+    check_is_tensor(tensor)
     if not tensor.is_sparse:
         raise InvalidRequest("sparse_allreduce_async needs a sparse COO tensor", kind="invalid")
     tensor = tensor.detach().coalesce()

@@ -117,6 +117,79 @@ def test_numbers_that_are_none_in_pytorch() -> None:
     assert hvd.broadcast(torch.ones(2), torch.tensor(0)).tolist() == [1.0, 1.0]
 
 
+def test_what_is_no_tensor() -> None:
+    """Checks the error of each function that takes a tensor, with and without options."""
+    torch = pytest.importorskip("torch")
+    import gradwire.torch as hvd
+
+    one = [
+        hvd.allreduce,
+        hvd.allreduce_,
+        hvd.allreduce_async,
+        hvd.allgather,
+        hvd.alltoall,
+        hvd.reducescatter,
+        hvd.sparse_allreduce_async,
+        lambda odd: hvd.allreduce(odd, op=hvd.Max),
+        lambda odd: hvd.allreduce(odd, prescale_factor=2.0),
+        lambda odd: hvd.allreduce(odd, compression=hvd.Compression.fp16),
+        lambda odd: hvd.broadcast(odd, 0),
+        lambda odd: hvd.broadcast_(odd, 0),
+    ]
+    several = [hvd.grouped_allreduce, hvd.grouped_allreduce_, hvd.grouped_allgather]
+    for odd in (None, "x", [1.0], np.ones(2)):
+        for call in one:
+            with pytest.raises(gw.InvalidRequest, match="a torch.Tensor is needed, not "):
+                call(odd)
+        for call in several:
+            with pytest.raises(gw.InvalidRequest, match="a torch.Tensor is needed, not "):
+                call([torch.ones(2), odd])
+    for odd in (None, 5, "x"):
+        for call in (hvd.synchronize, hvd.poll, gw.synchronize, gw.poll):
+            with pytest.raises(gw.InvalidRequest, match="is no handle"):
+                call(odd)
+
+
+def test_what_can_not_be_written_to() -> None:
+    """Checks that an operation in place is refused before it starts, and not when it has ended."""
+    torch = pytest.importorskip("torch")
+    import gradwire.torch as hvd
+
+    fixed = np.ones(2)
+    fixed.flags.writeable = False
+    array = [([1.0, 2.0], "list objects"), (np.float32(1), "float32"), (fixed, "written to")]
+    tensor = [(torch.ones(1).expand(4), "share memory"), (torch.ones(3, 1).expand(3, 2), "clone")]
+    for module, cases in ((gw, array), (hvd, tensor)):
+        for odd, text in cases:
+            for call in (module.allreduce_, module.allreduce_async_):
+                with pytest.raises(gw.InvalidRequest, match=text):
+                    call(odd)
+            # The root is not written to: it is rank 0, and may give what can only be read.
+            if gw.rank() > 0:
+                with pytest.raises(gw.InvalidRequest, match=text):
+                    module.broadcast_(odd, 0)
+    # No rank has started anything, so the next calls belong together.
+    assert gw.allreduce(np.ones(1), op=gw.Sum)[0] == gw.size()
+    mine = np.full(2, gw.rank())
+    mine.flags.writeable = gw.rank() != 0
+    assert gw.broadcast_(mine, 0).tolist() == [0, 0]
+    assert hvd.allreduce_(torch.ones(3, 1).expand(3, 1)).tolist() == [[1.0]] * 3
+    assert hvd.allreduce_(torch.ones(2, 3).t()).tolist() == [[1.0, 1.0]] * 3
+
+
+def test_options_of_the_optimizer() -> None:
+    torch = pytest.importorskip("torch")
+    import gradwire.torch as hvd
+
+    model = torch.nn.Linear(2, 2)
+    for odd in (None, 5, "x"):
+        with pytest.raises(ValueError, match="must be an optimizer of PyTorch"):
+            hvd.DistributedOptimizer(odd)
+    for name, odd in (("compression", "fp16"), ("process_set", 3)):
+        with pytest.raises(ValueError, match=f"^{name}={odd!r}: it must be "):
+            hvd.DistributedOptimizer(torch.optim.SGD(model.parameters()), **{name: odd})
+
+
 def test_a_name_is_in_flight_once() -> None:
     if alone():
         pytest.skip("alone it is done at once")
