@@ -139,10 +139,10 @@ def test_what_is_no_tensor() -> None:
     several = [hvd.grouped_allreduce, hvd.grouped_allreduce_, hvd.grouped_allgather]
     for odd in (None, "x", [1.0], np.ones(2)):
         for call in one:
-            with pytest.raises(gw.InvalidRequest, match="a torch.Tensor is needed, not "):
+            with pytest.raises(gw.InvalidRequest, match="is needed, not "):
                 call(odd)
         for call in several:
-            with pytest.raises(gw.InvalidRequest, match="a torch.Tensor is needed, not "):
+            with pytest.raises(gw.InvalidRequest, match="is needed, not "):
                 call([torch.ones(2), odd])
     for odd in (None, 5, "x"):
         for call in (hvd.synchronize, hvd.poll, gw.synchronize, gw.poll):

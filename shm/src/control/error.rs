@@ -103,8 +103,8 @@ pub enum ControlError {
     Segment(#[from] SegmentError),
     /// It does not have the size of a control page.
     #[error(
-        "a control page of this daemon has {expected} bytes, this one has {bytes}; install the same \
-         release of Gradwire in the training environment and on the node"
+        "a control page of this daemon has {expected} bytes, this one has {bytes}; install the \
+         same release of Gradwire in the training environment and on the node"
     )]
     Size {
         /// The size it has.
