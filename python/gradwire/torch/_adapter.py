@@ -38,6 +38,8 @@ for _name, _ours in {
     if hasattr(torch, _name):
         _NAMES[getattr(torch, _name)] = _ours
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+# PyTorch's number for a tensor with several elements in one place.
+_OVERLAPS = 1
 # The element types that every release of PyTorch takes through DLPack.
 _PLAIN = {"f32", "f64", "f16", "bf16", "i8", "u8", "i16", "i32", "i64"}
 
@@ -75,6 +77,18 @@ def describe(tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
             kind="invalid",
         )
     return name, tuple(tensor.shape)
+
+
+def check_no_overlap(tensor: torch.Tensor) -> None:
+    """Raises InvalidRequest if several elements of a tensor are in one place, as after expand."""
+    # A contiguous tensor is not expanded.
+    if not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == _OVERLAPS:
+        raise InvalidRequest(
+            f"a result can't be written to a tensor of shape {list(tensor.shape)} and strides "
+            f"{list(tensor.stride())}: several of its elements are in one place. Give a "
+            "clone() of it",
+            kind="invalid",
+        )
 
 
 def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -116,15 +130,8 @@ class TorchAdapter:
             as_tensor(buffer).copy_(array.detach())
 
     def check_writable(self, array: torch.Tensor) -> None:
-        """Raises InvalidRequest if elements of a tensor share memory, as after ``expand``."""
-        if not array.is_contiguous() and any(
-            size > 1 and stride == 0 for size, stride in zip(array.shape, array.stride())
-        ):
-            raise InvalidRequest(
-                "elements of this tensor share memory, so it can't be changed in place: give a "
-                "clone() of it",
-                kind="invalid",
-            )
+        """Raises InvalidRequest if a result can't be written to a tensor."""
+        check_no_overlap(array)
 
     def use(self, array: torch.Tensor) -> Use:
         """Begins an operation in place. The use has a buffer if the tensor is shared memory."""

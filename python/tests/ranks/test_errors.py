@@ -158,7 +158,7 @@ def test_what_can_not_be_written_to() -> None:
     fixed = np.ones(2)
     fixed.flags.writeable = False
     array = [([1.0, 2.0], "list objects"), (np.float32(1), "float32"), (fixed, "written to")]
-    tensor = [(torch.ones(1).expand(4), "share memory"), (torch.ones(3, 1).expand(3, 2), "clone")]
+    tensor = [(torch.ones(1).expand(4), "in one place"), (torch.ones(3, 1).expand(3, 2), "clone")]
     for module, cases in ((gw, array), (hvd, tensor)):
         for odd, text in cases:
             for call in (module.allreduce_, module.allreduce_async_):

@@ -16,12 +16,10 @@ from gradwire._errors import InvalidRequest
 from gradwire._uses import COPIED, Use
 from gradwire._world import session
 from gradwire.torch import _adopt, _cuda
-from gradwire.torch._adapter import as_tensor, describe
+from gradwire.torch._adapter import as_tensor, check_is_tensor, check_no_overlap, describe
 
 _BYTES = "u8"
 _AS_IT_IS = contextlib.nullcontext()
-# PyTorch's number for a tensor with several elements in one place.
-_OVERLAPS = 1
 
 
 def element(tensor: torch.Tensor, moved: bool = False) -> tuple[str, int]:
@@ -30,10 +28,7 @@ def element(tensor: torch.Tensor, moved: bool = False) -> tuple[str, int]:
     Raises:
         InvalidRequest: The tensor can't be exchanged.
     """
-    if not isinstance(tensor, torch.Tensor):
-        raise InvalidRequest(
-            f"a torch.Tensor is needed, not {type(tensor).__name__}", kind="invalid"
-        )
+    check_is_tensor(tensor)
     try:
         return describe(tensor)[0], tensor.numel()
     except InvalidRequest:
@@ -50,14 +45,7 @@ def check_writable(tensors: Sequence[torch.Tensor]) -> None:
     """
     for tensor in tensors:
         element(tensor, moved=True)
-        # A contiguous tensor is not expanded.
-        if not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == _OVERLAPS:
-            raise InvalidRequest(
-                f"a result can't be written to a tensor of shape {list(tensor.shape)} and strides "
-                f"{list(tensor.stride())}: several of its elements are in one place. Give a "
-                "clone() of it",
-                kind="invalid",
-            )
+        check_no_overlap(tensor)
 
 
 def allocate(tensors: Sequence[torch.Tensor], moved: bool = False) -> _native.Buffer:
