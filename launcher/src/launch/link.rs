@@ -16,14 +16,15 @@ use std::{
 
 use gradwire_proto::{
     MAX_CONTROL_MESSAGE,
+    beat::Suspension,
     launch::{Begin, LineEnd, Order, ProcessEnd, Report, Role, Stream, Text, to_line},
 };
 use tokio::{
-    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    io::{AsyncBufReadExt, AsyncRead, AsyncWriteExt, BufReader},
     process::{ChildStderr, ChildStdin, ChildStdout},
     sync::mpsc,
     task::JoinSet,
-    time::{MissedTickBehavior, interval, timeout},
+    time::{self, MissedTickBehavior, interval, sleep, timeout},
 };
 
 use super::{
@@ -32,19 +33,24 @@ use super::{
     places,
 };
 use crate::{
-    messages::Reader,
+    messages::{MessageError, Reader},
     reach::{Reached, Way},
 };
 
-/// How often an agent receives a sign of life; it gives us up after [`SILENCE`].
+/// How often an agent receives a sign of life, which it answers; both give the other up after
+/// [`SILENCE`].
 const PING: Duration = Duration::from_secs(5);
 
-/// After how much silence a remote agent ends everything: a broken network sends no goodbye. A
-/// launcher that is suspended is silent too.
+/// After how much silence a remote agent ends everything, and a host is lost: a broken network
+/// sends no goodbye, and neither does an agent that is stopped. A launcher that is suspended is
+/// silent too.
 pub const SILENCE: Duration = Duration::from_secs(60);
 
 /// How long an agent whose output has ended may take to end too.
 const END: Duration = Duration::from_secs(2);
+
+/// What is said of a host that was lost by [`SILENCE`].
+const SILENT: &str = "its agent gives no sign of life";
 
 /// How many lines of a process's standard error are kept for the report.
 const TAIL: usize = 10;
@@ -177,7 +183,17 @@ impl Link {
     async fn read(&mut self, stdout: ChildStdout) -> Option<String> {
         let mut reports = Reader::new(stdout);
         let mut tails: BTreeMap<Role, VecDeque<String>> = BTreeMap::new();
-        while let Some(report) = reports.next::<Report>().await {
+        loop {
+            // How long the first answer may take is the job's to decide.
+            let next = match self.offset {
+                Some(_) => next(&mut reports).await,
+                None => reports.next().await.map(Next::Report),
+            };
+            let report = match next {
+                Some(Next::Report(report)) => report,
+                Some(Next::Silence) => return Some(SILENT.to_owned()),
+                None => return None,
+            };
             let report = match report {
                 Ok(report) => report,
                 // A login may print a greeting before the agent speaks.
@@ -201,7 +217,6 @@ impl Link {
                 }
             }
         }
-        None
     }
 
     async fn output(&mut self, role: Role, stream: Stream, text: Text, end: LineEnd) {
@@ -282,6 +297,37 @@ impl Link {
     }
 }
 
+/// What comes from an agent.
+#[derive(Debug)]
+enum Next {
+    Report(Result<Report, MessageError>),
+    /// Nothing for [`SILENCE`].
+    Silence,
+}
+
+/// The next report of an agent that answers signs of life, or none at the end (WAIT). Only the time
+/// counts in which the launcher waits for it, and none in which it is suspended itself.
+async fn next<R: AsyncRead + Unpin>(reports: &mut Reader<R>) -> Option<Next> {
+    let now = || time::Instant::now().into_std();
+    let mut begun = now();
+    let mut suspension = Suspension::new(begun);
+    loop {
+        tokio::select! {
+            biased;
+            report = reports.next() => return report.map(Next::Report),
+            // Often, so that only a suspended process checks seldom.
+            () = sleep(PING) => {}
+        }
+        let now = now();
+        if suspension.check(now, SILENCE).is_some() {
+            begun = now;
+        }
+        if now - begun >= SILENCE {
+            return Some(Next::Silence);
+        }
+    }
+}
+
 /// Keeps the last lines; what a progress bar draws over is no line.
 fn keep(tail: &mut VecDeque<String>, text: &Text, end: LineEnd) {
     if end == LineEnd::Return || text.as_bytes().iter().all(u8::is_ascii_whitespace) {
@@ -314,7 +360,38 @@ async fn overhear(stderr: Option<ChildStderr>, host: String, shared: Shared) -> 
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::duplex;
+
     use super::*;
+
+    /// WAIT: an agent that is stopped says nothing, and its end is not seen either.
+    #[tokio::test(start_paused = true)]
+    async fn an_agent_without_a_sign_of_life_is_not_waited_for() {
+        let (mut agent, launcher) = duplex(1024);
+        let mut reports = Reader::new(launcher);
+        // One that answers each sign of life may be silent otherwise.
+        let answers = tokio::spawn(async move {
+            for at_us in 0..100 {
+                sleep(PING).await;
+                agent.write_all(to_line(&Report::Clock { at_us }).as_bytes()).await.unwrap();
+            }
+            agent
+        });
+        for at in 0..100 {
+            let report = next(&mut reports).await;
+            assert!(
+                matches!(report, Some(Next::Report(Ok(Report::Clock { at_us }))) if at_us == at),
+                "{report:?}"
+            );
+        }
+        let agent = answers.await.unwrap();
+        let begun = time::Instant::now();
+        let report = next(&mut reports).await;
+        assert!(matches!(report, Some(Next::Silence)), "{report:?}");
+        assert_eq!(begun.elapsed().as_secs(), SILENCE.as_secs());
+        drop(agent);
+        assert!(next(&mut reports).await.is_none());
+    }
 
     #[test]
     fn the_last_lines_are_kept_short_and_few() {
