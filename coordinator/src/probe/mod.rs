@@ -98,6 +98,11 @@ impl Flying {
         self.groups.iter().all(|group| self.has_done(group))
     }
 
+    /// Whether it keeps lines busy: more than single packets travel.
+    fn moves(&self) -> bool {
+        matches!(self.pattern, Pattern::Exchange(_) | Pattern::Gather(_) | Pattern::Messages(_))
+    }
+
     /// How long a node took for its probes of this step: until the last one was done.
     fn time(&self, node: NodeId) -> Duration {
         let times = self.times.values().filter_map(|times| times.get(&node));
@@ -252,7 +257,8 @@ impl Probing {
         }
     }
 
-    /// The next step, without groups that have not done an earlier one.
+    /// The next step, without groups that have not done an earlier one, and without nodes whose
+    /// lines are still busy with one: more bytes would wait there, and operations behind them.
     fn next_step(&mut self) -> Option<Step> {
         loop {
             let Some(mut step) = self.left.pop_front() else {
@@ -260,8 +266,11 @@ impl Probing {
                 continue;
             };
             let is_late = |group: &Vec<NodeId>| {
-                let of = |step: &&Flying| step.groups.contains(group);
-                self.late.iter().filter(of).any(|step| !step.has_done(group))
+                let waits_for = |step: &Flying, late: &Vec<NodeId>| {
+                    let is_busy = step.moves() && late.iter().any(|node| group.contains(node));
+                    (late == group || is_busy) && !step.has_done(late)
+                };
+                self.late.iter().any(|step| step.groups.iter().any(|late| waits_for(step, late)))
             };
             step.groups.retain(|group| !is_late(group));
             if !step.groups.is_empty() {

@@ -17,6 +17,10 @@ const MAX_GROUPS: usize = 128;
 /// no more memory than for such pieces.
 const LARGE: u64 = 2 << 20;
 
+/// How much more than before a transfer may move. A line that lets a little through at once says
+/// nothing of more: what it is sent would keep it busy for seconds, and operations behind that.
+const GROWTH: u64 = 4;
+
 /// What several nodes send to one at once, all together, to see whether the queue of its line
 /// overflows; as far as that takes no longer than [`BURST_TIME`] seconds.
 const BURSTS: [u64; 5] = [256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20];
@@ -78,14 +82,17 @@ impl Step {
         let expected = |group: &Vec<NodeId>| expected_per_byte(samples, group[0], group[1]);
         let per_byte = || self.groups.iter().map(expected).fold(0.0, f64::max);
         let senders = || self.groups[0].len() as u64 - 1;
+        // Of all lanes and all senders together.
+        let most = GROWTH * self.moved(samples).max(SMALL);
+        let lanes = u64::from(self.lanes);
         let bytes = |seconds: f64| {
             let bytes = seconds / per_byte().max(1e-12) / f64::from(self.lanes);
-            (bytes.clamp(SMALL as f64, LARGE as f64) as u64) & !0xfff
+            (bytes.clamp(SMALL as f64, LARGE as f64) as u64).min(most / lanes) & !0xfff
         };
         // Of each sender, so that it takes no longer than it may.
         let burst = |all: u64| {
-            let most = (BURST_TIME / per_byte().max(1e-12)) as u64;
-            Pattern::Gather((all.min(most) / senders()).max(4096))
+            let fitting = (BURST_TIME / per_byte().max(1e-12)) as u64;
+            Pattern::Gather((all.min(fitting).min(most) / senders()).max(4096))
         };
         match self.what {
             What::Reduce => Pattern::Reduce(REDUCED),
@@ -101,6 +108,21 @@ impl Step {
             What::Gather => Pattern::Gather((bytes(self.time) / senders()).max(4096)),
             What::Burst(all) => burst(all),
         }
+    }
+}
+
+impl Step {
+    /// The most bytes that each of its nodes has moved in one transfer, in time.
+    fn moved(&self, samples: &[Sample]) -> u64 {
+        let by = |node: &NodeId| {
+            let own = samples.iter().filter(|sample| sample.nodes.contains(node));
+            let moved = own.filter_map(|sample| match sample.pattern {
+                Pattern::Exchange(bytes) => Some(bytes * u64::from(sample.lanes)),
+                _ => None,
+            });
+            moved.max().unwrap_or(0)
+        };
+        self.groups.iter().flatten().map(by).min().unwrap_or(0)
     }
 }
 

@@ -426,6 +426,62 @@ fn a_link_that_is_silent_is_left_out() {
     assert!(cost.in_rack.per_byte < CostModel::default().in_rack.per_byte, "{cost:?}");
 }
 
+/// A line that lets a burst through at once looks fast, and is not. The probe leaves little in its
+/// queue, or operations wait behind that for seconds.
+#[test]
+fn a_slow_line_that_looks_fast_is_not_filled() {
+    const BURST: f64 = 256e3;
+    for (nodes, mbit) in [(2, 1.0), (3, 2.0), (4, 1.0), (4, 2.0), (8, 2.0), (12, 2.0)] {
+        let mut probing = Probing::new(Topology::flat(nodes), 2, MAY);
+        let rate = mbit * 1e6 / 8.0;
+        let (mut now, mut number) = (Duration::ZERO, numbers());
+        // Of each node, when its line has sent all that it was given, and how much it may send at
+        // once.
+        let mut lines = vec![(0.0, BURST); nodes as usize];
+        let mut reports: Vec<(Duration, NodeId, Sequence, Duration)> = Vec::new();
+        loop {
+            for probe in probing.next(now, &mut number) {
+                for group in &probe.groups {
+                    let sent = |at: usize| match probe.pattern {
+                        Pattern::Exchange(bytes) => bytes as f64,
+                        Pattern::Gather(bytes) if at > 0 => bytes as f64,
+                        Pattern::Messages(count) if at == 0 => f64::from(count) * 100.0,
+                        _ => 0.0,
+                    };
+                    let begin = now.as_secs_f64();
+                    let mut end = begin + 200e-6;
+                    for (at, node) in group.iter().enumerate() {
+                        let (free, tokens) = &mut lines[node.0 as usize];
+                        let saved = (*tokens + (begin - *free).max(0.0) * rate).min(BURST);
+                        let waiting = (sent(at) - saved).max(0.0);
+                        *tokens = (saved - sent(at)).max(0.0);
+                        *free = begin.max(*free) + waiting / rate;
+                        end = end.max(*free);
+                    }
+                    let took = Duration::from_secs_f64(end - begin);
+                    reports
+                        .extend(group.iter().map(|node| (now + took, *node, probe.sequence, took)));
+                }
+            }
+            if probing.finish(now).is_some() {
+                break;
+            }
+            reports.sort_by_key(|(at, ..)| std::cmp::Reverse(*at));
+            let due = probing.deadline().unwrap();
+            match reports.pop_if(|(at, ..)| *at <= due) {
+                Some((at, node, sequence, time)) => {
+                    now = at;
+                    probing.done(node, sequence, took(time), now).unwrap();
+                }
+                None => now = due,
+            }
+        }
+        let busy = lines.iter().map(|(free, _)| free - now.as_secs_f64()).fold(0.0, f64::max);
+        // Less than data.connect_timeout_ms: a connection is made behind it.
+        assert!(busy < 2.5, "{nodes} nodes, {mbit} Mbit/s: {busy} s after {now:?}");
+    }
+}
+
 /// TRUST: a node may report anything.
 #[test]
 fn who_reports_what_it_was_not_doing_is_at_fault() {
