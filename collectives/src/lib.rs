@@ -2,11 +2,10 @@
 //!
 //! An algorithm is a pure function from the shape of the cluster to a [`Schedule`]: for each
 //! participant an ordered list of steps with their dependencies. The executor of the daemon runs a
-//! schedule. The verifier proves it: the tests do that for every algorithm, for 1 to 64 nodes and
-//! racks of all shapes, and for some of those up to 130. An interpreter runs it in memory, in the
-//! tests. The cost model prices the algorithm, and its closed formulas are tested against the
-//! schedules. A new algorithm is one file. This crate does no I/O, reads no clock and starts no
-//! thread.
+//! schedule. The verifier proves it: the tests do that for every algorithm, for 1 to 130 nodes and
+//! racks of all shapes. An interpreter runs it in memory, in the tests. The cost model prices the
+//! algorithm, and its closed formulas are tested against the schedules. A new algorithm is one
+//! file. This crate does no I/O, reads no clock and starts no thread.
 //!
 //! The modules, lowest first; each imports only from those above it in this list:
 //!

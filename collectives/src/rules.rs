@@ -299,15 +299,22 @@ impl Rules {
     /// Whether all specs can run among so many nodes.
     ///
     /// # Errors
-    /// [`RulesError`] names the first one that can't, without its place in the text.
+    /// [`RulesError`] names the first one that can't, with its place in the rules as they are
+    /// printed.
     pub fn fits(&self, nodes: u32) -> Result<(), RulesError> {
-        let named = |rule: &Rule| match &rule.list {
-            List::Named(specs) => specs.clone(),
-            List::Auto | List::Without(_) => Vec::new(),
-        };
-        let mut specs = self.rules.iter().flat_map(named);
-        let refused = |error: SpecError| RulesError { rule: 0, at: 1, reason: error.into() };
-        specs.try_for_each(|spec| spec.fits(nodes)).map_err(refused)
+        let text = self.to_string();
+        for ((number, rule), part) in (1..).zip(&self.rules).zip(text.split(';')) {
+            let List::Named(specs) = &rule.list else { continue };
+            for spec in specs {
+                let refused = |error: SpecError| {
+                    let before = part.find(&spec.to_string()).unwrap_or(0);
+                    let rule = if self.is_plain() { 0 } else { number };
+                    RulesError { rule, at: position(&text, &part[before..]), reason: error.into() }
+                };
+                spec.fits(nodes).map_err(refused)?;
+            }
+        }
+        Ok(())
     }
 
     /// The same rules, but where something is reduced only algorithms with the canonical order of

@@ -17,6 +17,14 @@ pub struct About {
     pub source: &'static str,
 }
 
+impl About {
+    /// Who published it, where and when, without titles.
+    pub fn paper(&self) -> String {
+        let parts = self.source.split('"').step_by(2).map(|part| part.trim_matches([',', ' ']));
+        parts.collect::<Vec<_>>().join(", ").replace(", ;", ";")
+    }
+}
+
 impl Algorithm {
     /// What people want to know of it.
     pub fn about(self) -> About {
@@ -208,5 +216,22 @@ pub fn in_short(name: &str, values: Values) -> String {
         Values::Word(words) => format!("{name}={}", words.join(" or ")),
         Values::Factors(2) => format!("{name}=AxB"),
         Values::Factors(most) => format!("{name}=AxBx… (2–{most})"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn papers_are_named_in_short() {
+        let of = |algorithm: Algorithm| algorithm.about().paper();
+        assert_eq!(of(Algorithm::Swing), "De Sensi et al., NSDI 2024");
+        assert_eq!(of(Algorithm::Circulant), "Träff, 2024 (arXiv:2410.14234); Bruck et al., 1997");
+        for &algorithm in Algorithm::ALL {
+            let paper = of(algorithm);
+            let has_year = paper.chars().any(|c| c.is_ascii_digit());
+            assert!(has_year && !paper.contains(['"', '\n']) && paper.len() < 90, "{paper}");
+        }
     }
 }

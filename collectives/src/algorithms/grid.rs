@@ -4,7 +4,9 @@
 //!
 //! Nobody sends more than 2(M−1)/M of the piece, but for `mesh`, and a message has all blocks that
 //! take a link at a time. The first dimension is the members of a rack where racks are of one size.
-//! So between racks goes what is left after it: 2(r−1) times the piece, the least there is.
+//! So between racks goes what is left after it: 2(r−1) times the piece, the least there is. With
+//! any number of dimensions the next ones are the racks of a group, and so on: so it is at every
+//! tier.
 //!
 //! | | dimensions | along each |
 //! |---|---|---|
@@ -22,8 +24,10 @@
 
 use super::{
     build::{self, Link, Place, Rooted},
+    name::{Algorithm, FACTORS},
     shape::{Cluster, Shape},
     spec::Spec,
+    tiers::Tiers,
     trees,
 };
 use crate::{
@@ -48,10 +52,13 @@ fn dimensions(spec: &Spec, topology: &Topology) -> Vec<u32> {
     if let Some(factors) = spec.factors().filter(|_| spec.fits(nodes).is_ok()) {
         return factors.to_vec();
     }
-    let racks = topology.members();
-    let (many, size) = (racks.len() as u32, racks[0].len());
-    if many > 1 && size > 1 && racks.iter().all(|rack| rack.len() == size) {
-        return vec![size as u32, many];
+    // The members of a rack, the racks of a group and so on, as far as they are of one size.
+    let mut sizes = Tiers::new(topology).regular();
+    if sizes.len() > 1 {
+        let has_any = matches!(spec.algorithm(), Algorithm::Blueconnect | Algorithm::Hips);
+        let beyond = sizes.split_off(if has_any { sizes.len().min(FACTORS) } else { 2 } - 1);
+        sizes.push(beyond.iter().product());
+        return sizes;
     }
     // The two most equal factors; a prime number has one.
     let smaller = (1..=nodes.isqrt()).rev().find(|factor| nodes.is_multiple_of(*factor));
@@ -174,9 +181,13 @@ pub(super) fn shape(spec: &Spec, along: Along, topology: &Topology, cluster: &Cl
     let aligned = cluster.is_even() && f64::from(sizes[0]) == cluster.largest;
     // Between racks goes what has been reduced along the first dimension. By direct exchange that
     // is all at once; along a ring each share waits for those of its own hops only.
+    let (links_across, dims_across) = match &sizes[..] {
+        [inside, beyond @ ..] if aligned => (links - f64::from(inside - 1), beyond.len() as f64),
+        _ => (cluster.racks - 1.0, 1.0),
+    };
     let (across, waiting) = match along {
-        Along::Ring | Along::Line => (cluster.racks - 1.0, cluster.racks - 1.0),
-        Along::Direct => (1.0, hops),
+        Along::Ring | Along::Line => (links_across, links_across),
+        Along::Direct => (dims_across, hops),
     };
     Shape {
         line: match along {

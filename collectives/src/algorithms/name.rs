@@ -4,6 +4,9 @@ use std::fmt;
 
 use strum::VariantArray;
 
+/// The most factors of a parameter: as many as 4,096 nodes have.
+pub(super) const FACTORS: usize = 12;
+
 /// A parameter of an algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parameter {
@@ -167,7 +170,7 @@ const TWO: Parameter = Parameter {
 const ANY: Parameter = Parameter {
     name: "dims",
     about: "the sizes of the dimensions, the nearest first",
-    values: Values::Factors(4),
+    values: Values::Factors(FACTORS),
 };
 const ALONG: Parameter = Parameter {
     name: "along",

@@ -11,16 +11,13 @@
 
 use std::fmt;
 
-use super::name::{Algorithm, Parameter, Values};
+use super::name::{Algorithm, FACTORS, Parameter, Values};
 
 /// The longest text of a spec, in bytes (BOUND).
 pub const MAX_SPEC: usize = 80;
 
 /// The most parameters of an algorithm.
 const PARAMETERS: usize = 2;
-
-/// The most factors of a parameter.
-const FACTORS: usize = 4;
 
 /// An algorithm with its parameters.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -76,7 +73,7 @@ pub enum SpecError {
         values: Values,
     },
     /// The factors are those of another number of nodes.
-    #[error("{spec} is for {product} nodes, and there are {nodes}")]
+    #[error("{spec} is for {product} nodes, and there are {nodes}; {}", other(spec, *nodes))]
     Nodes {
         /// The spec.
         spec: Spec,
@@ -98,6 +95,17 @@ fn accepted(algorithm: Algorithm) -> String {
             let names: Vec<&str> = all.iter().map(|parameter| parameter.name).collect();
             format!("it has {}", names.join(" and "))
         }
+    }
+}
+
+/// What to write instead of factors that are those of another number of nodes.
+fn other(spec: &Spec, nodes: u32) -> String {
+    let usual = Spec::usual(spec.algorithm);
+    match (2..=nodes.isqrt()).rev().find(|factor| nodes.is_multiple_of(*factor)) {
+        Some(smaller) => {
+            format!("use dims whose product is {nodes}, such as {}x{smaller}", nodes / smaller)
+        }
+        None => format!("{nodes} has no two factors: use {usual} without dims"),
     }
 }
 
@@ -192,7 +200,8 @@ impl Spec {
     pub fn fits(&self, nodes: u32) -> Result<(), SpecError> {
         match self.factors() {
             Some(factors) => {
-                let product = factors.iter().map(|&factor| u64::from(factor)).product();
+                let times = |product: u64, &factor: &u32| product.saturating_mul(factor.into());
+                let product = factors.iter().fold(1, times);
                 let error = SpecError::Nodes { spec: *self, product, nodes };
                 if product == u64::from(nodes) { Ok(()) } else { Err(error) }
             }
@@ -315,7 +324,7 @@ mod tests {
             ("torus(dims=4)", "two numbers from 2 on"),
             ("torus(dims=2x2x2)", "two numbers from 2 on"),
             ("blueconnect(dims=1x4)", "dims=1x4 is not possible"),
-            ("blueconnect(dims=2x2x2x2x2)", "2 to 4 numbers"),
+            ("blueconnect(dims=2x2x2x2x2x2x2x2x2x2x2x2x2)", "2 to 12 numbers"),
         ] {
             let error = parsed(text);
             assert!(error.starts_with("error: ") && error.contains(expected), "{text}: {error}");
@@ -330,7 +339,16 @@ mod tests {
         let torus = Spec::parse("torus(dims=2x4)").unwrap();
         assert_eq!(torus.fits(8), Ok(()));
         let error = torus.fits(6).unwrap_err().to_string();
-        assert_eq!(error, "torus(dims=2x4) is for 8 nodes, and there are 6");
+        let said = "torus(dims=2x4) is for 8 nodes, and there are 6; use dims whose product is 6, \
+                    such as 3x2";
+        assert_eq!(error, said);
+        let error = torus.fits(7).unwrap_err().to_string();
+        assert!(error.ends_with("7 has no two factors: use torus without dims"), "{error}");
         assert_eq!(Spec::parse("torus").unwrap().fits(7), Ok(()));
+        // BOUND: a product that is no number of nodes at all.
+        let huge = Spec::parse("blueconnect(dims=65536x65536x65536x65536)").unwrap();
+        assert!((0..=4096).all(|nodes| huge.fits(nodes).is_err()));
+        let many = Spec::parse("hips(dims=2x2x2x2x2x2x2x2x2x2x2x2)").unwrap();
+        assert_eq!(many.fits(4096), Ok(()));
     }
 }

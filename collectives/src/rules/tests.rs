@@ -74,7 +74,16 @@ fn what_does_not_fit_is_left_out() {
     let rules = rules.unwrap();
     assert_eq!(rules.fits(8), Ok(()));
     let error = rules.fits(6).unwrap_err().to_string();
-    assert_eq!(error, "torus(dims=2x4) is for 8 nodes, and there are 6");
+    let said = "rule 1, character 11: torus(dims=2x4) is for 8 nodes, and there are 6; use dims \
+                whose product is 6, such as 3x2";
+    assert_eq!(error, said);
+    let second = Rules::parse("allreduce:0-64K=ring;64K-=ring,torus(dims=3x3)").unwrap();
+    let error = second.fits(8).unwrap_err();
+    let (before, _) =
+        second.to_string().split_once("torus").map(|(a, b)| (a.len(), b.len())).unwrap();
+    assert_eq!((error.rule, error.at), (2, before + 1), "{error} in {second}");
+    let single = Rules::parse("ring,torus(dims=3x3)").unwrap().fits(8).unwrap_err().to_string();
+    assert!(single.starts_with("character 6: torus(dims=3x3) is for 9 nodes"), "{single}");
     assert_eq!(
         rules.allowed(Kind::Allreduce, 1, &Topology::flat(6)),
         (1, vec![Algorithm::Ring.into()])

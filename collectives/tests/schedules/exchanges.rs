@@ -45,6 +45,30 @@ fn every_exchange_is_proven() {
     }
 }
 
+/// ONE, SAME, WAIT: with more nodes each of them in another layout and with another collective.
+#[test]
+fn exchanges_of_many_nodes_are_proven() {
+    let mut proofs = Proofs::default();
+    for nodes in 65..=130u32 {
+        let (layouts, root) = (layouts(nodes), nodes / 3);
+        for (place, spec) in (0..).zip(exchanges()) {
+            let turn: usize = nodes as usize + place;
+            let kinds = [
+                Kind::Allgather,
+                Kind::Gather { root },
+                Kind::Scatter { root },
+                Kind::ReduceScatter,
+            ];
+            let topology = &layouts[turn % layouts.len()];
+            proofs.prove(kinds[turn / layouts.len() % kinds.len()], spec, topology, 100_003);
+        }
+    }
+    // Of an alltoall there is a block for each pair.
+    for (nodes, spec) in [65u32, 84, 96, 101, 113, 120, 130].into_iter().zip(exchanges()) {
+        proofs.prove(Kind::Alltoall, spec, &Topology::flat(nodes), 100_003);
+    }
+}
+
 /// What is promised of exchanges: how many messages follow from each other, how many each
 /// participant sends, and how much.
 #[test]

@@ -1,8 +1,9 @@
-//! Every algorithm, proven and run: for 1 to 64 participants in racks of all shapes and in tiers
-//! above them, and for some of those up to 130.
+//! Every algorithm, proven and run: for 1 to 130 participants, up to 64 of them in racks of all
+//! shapes and in tiers above them.
 
 mod costs;
 mod exchanges;
+mod grids;
 mod interpret;
 mod packed;
 mod results;
@@ -200,15 +201,15 @@ macro_rules! in_parts {
     };
 }
 
-/// The numbers above 64 with some specs, and every spec with one in six of them, each with another
-/// layout and another choice of `each`.
+/// Every spec with every number above 64, each time with another layout and another choice of
+/// `each`.
 fn many(nodes: RangeInclusive<u32>, each: u32) -> impl Iterator<Item = (Spec, Topology, usize)> {
     let in_turn = move |nodes: u32| {
-        let specs = (0..).zip(specs()).filter(move |(place, _)| (nodes + place).is_multiple_of(6));
-        specs.map(move |(place, spec): (u32, Spec)| {
-            let turn = (nodes + place) / 6;
-            let topology = layouts(nodes).swap_remove((turn % 7) as usize);
-            (spec, topology, ((turn / 7 + turn) % each) as usize)
+        let all = layouts(nodes);
+        (0..).zip(specs()).map(move |(place, spec): (u32, Spec)| {
+            let turn = nodes + place;
+            let topology = all[turn as usize % all.len()].clone();
+            (spec, topology, ((turn / all.len() as u32 + turn) % each) as usize)
         })
     };
     nodes.filter(|nodes| *nodes > FULL).flat_map(in_turn)

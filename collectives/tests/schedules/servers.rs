@@ -28,6 +28,24 @@ fn servers_reduce_for_the_others() {
     }
 }
 
+/// ONE, SAME: for every number of nodes up to 130, none to as many servers as others, in racks of
+/// all shapes and in tiers above them.
+#[test]
+fn servers_of_any_number_are_anywhere() {
+    let mut proofs = Proofs::default();
+    for nodes in 2..=130u32 {
+        let layouts = layouts(nodes);
+        let half = nodes / 2;
+        for (place, servers) in [0, 1, half / 2, half].into_iter().enumerate() {
+            for (at, spec) in specs().into_iter().enumerate() {
+                let turn = nodes as usize + place + 5 * at;
+                let topology = layouts[turn % layouts.len()].clone().with_servers(servers);
+                proofs.prove(Kind::Allreduce, spec, &topology, COUNTS[turn % COUNTS.len()]);
+            }
+        }
+    }
+}
+
 /// The busiest node sends 2n(n−1)/(n²+kn−2k) times the piece (BytePS), of which no block is smaller
 /// than a cache line.
 #[test]

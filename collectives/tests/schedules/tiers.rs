@@ -163,7 +163,8 @@ fn hierarchical_crosses_every_tier_as_rarely_as_can_be() {
     }
 }
 
-/// The same of the circulant on regular trees. A ring crosses out of each group once.
+/// The same of the circulant on regular trees, and of grids with a dimension for each tier. A ring
+/// crosses out of each group once.
 #[test]
 fn circulants_and_rings_keep_groups_together() {
     for topology in REGULAR.into_iter().map(regular) {
@@ -178,6 +179,11 @@ fn circulants_and_rings_keep_groups_together() {
                 let schedules = all(kind, spec, &topology, count);
                 assert_eq!(crossing(&schedules, &topology, count), least, "{kind:?} {topology:?}");
             }
+        }
+        for spec in ["blueconnect", "hips", "hips(along=ring)"] {
+            let spec = Spec::parse(spec).unwrap();
+            let schedules = all(Kind::Allreduce, spec, &topology, count);
+            assert_eq!(crossing(&schedules, &topology, count), doubled(&least), "{topology:?}");
         }
         for kind in [Kind::Broadcast { root: nodes / 2 }, Kind::Reduce { root: nodes / 2 }] {
             let schedules = all(kind, Algorithm::Ring, &topology, count);
