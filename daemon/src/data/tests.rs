@@ -2,6 +2,7 @@
 //! workers' segments, run the same pieces. Only the control plane is missing.
 
 mod inputs;
+mod interpreted;
 mod links;
 mod peer;
 mod probes;
@@ -18,7 +19,7 @@ use std::{
 };
 
 use gradwire_collectives::{
-    algorithms::{self, Algorithm, Kind},
+    algorithms::{self, Algorithm, Kind, Spec},
     execution::Plan,
     topology::Topology,
 };
@@ -290,7 +291,7 @@ fn piece(
     jobs: &[&Job],
     node: u32,
     nodes: u32,
-    algorithm: Algorithm,
+    spec: impl Into<Spec>,
     topology: &Topology,
 ) -> Piece {
     let count = jobs.iter().map(|job| job.count).sum();
@@ -302,7 +303,7 @@ fn piece(
         other => other,
     };
     let topology = topology.part(participants.iter().copied());
-    let schedule = algorithms::generate(kind, algorithm, &topology, at(node), count);
+    let schedule = algorithms::generate(kind, spec, &topology, at(node), count);
     let mut start = 0;
     let segments = jobs
         .iter()
