@@ -239,8 +239,12 @@ impl JobReport {
                 .flat_map(|cause| cause.lines(false))
                 .collect(),
             (first, Some(failure)) if !first.explains(failure) => failure_lines(failure),
-            // With an exit code of its own a daemon ends because of what it has reported.
-            (Cause::Ended { role: Role::Daemon, end: ProcessEnd::Code(_), .. }, Some(failure)) => {
+            // With an exit code of its own a daemon ends because of what it has reported. Of one
+            // that was killed the others know what it was there for, and the tensors in progress.
+            (Cause::Ended { role: Role::Daemon, host, end, .. }, Some(failure))
+                if matches!(end, ProcessEnd::Code(_))
+                    || (failure.rank.is_none() && failure.host == *host) =>
+            {
                 let mut lines = first.lines(others_ran);
                 lines.extend(failure_lines(failure));
                 lines
@@ -408,6 +412,23 @@ mod tests {
                 .starts_with("gradwire: the daemon on host 127.0.0.2 (pid 123) was killed")
         );
         assert_eq!(report.code, 1);
+    }
+
+    /// TELL: what the others say of the host tells that it was a server, and the tensors.
+    #[test]
+    fn of_a_daemon_that_was_killed_the_others_know_more() {
+        let killed = ended(Role::Daemon, ProcessEnd::Signal(9), 1000);
+        let what = "the daemon of node 2 (a server) is lost: its stream broke; in progress: 'w'";
+        let of = |host: &str| Failure::new(FailureKind::NodeLost, what).host(host).tensor("w");
+        let lines = |failure: &Failure| {
+            JobReport::new(std::slice::from_ref(&killed), Some(failure), true).lines
+        };
+        let shown = lines(&of("127.0.0.2"));
+        assert!(shown[0].contains("the daemon on host 127.0.0.2 (pid 123) was killed"));
+        let last = format!("gradwire: the job failed: host 127.0.0.2, tensor 'w': {what}");
+        assert_eq!(shown.last(), Some(&last));
+        // Of another host it says nothing of this one.
+        assert_eq!(lines(&of("127.0.0.3")).len(), shown.len() - 1);
     }
 
     #[test]
