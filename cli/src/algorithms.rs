@@ -152,16 +152,32 @@ fn parameters(algorithm: Algorithm) -> String {
     all.map(|parameter| in_short(parameter.name, parameter.values)).collect::<Vec<_>>().join("; ")
 }
 
+/// What the costs are in.
+const SYMBOLS: &str = "M nodes, S bytes, α for a message, β for a byte sent,\nγ for a byte \
+                       reduced; r racks of w nodes, l tiers of groups.";
+
 fn table(specs: &[Spec]) -> String {
-    let mut rows = vec![["algorithm".to_owned(), "parameters".to_owned(), "for".to_owned()]];
-    for algorithm in specs.iter().map(Spec::algorithm) {
-        let about = algorithm.about();
-        rows.push([algorithm.name().to_owned(), parameters(algorithm), about.when.to_owned()]);
-    }
+    let rows = |head: &[&str], of: fn(Algorithm, &About) -> Vec<String>| {
+        let row = |algorithm: Algorithm| {
+            let name = algorithm.name().to_owned();
+            std::iter::once(name).chain(of(algorithm, &algorithm.about())).collect()
+        };
+        let head = head.iter().map(|&word| word.to_owned()).collect();
+        let rows = specs.iter().map(Spec::algorithm).map(row);
+        let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
+        aligned(&rows)
+    };
+    let uses = rows(&["algorithm", "parameters", "for"], |algorithm, about| {
+        vec![parameters(algorithm), about.when.to_owned()]
+    });
+    let costs = rows(&["algorithm", "cost"], |_, about| vec![about.cost.to_owned()]);
+    let papers = rows(&["algorithm", "paper"], |_, about| vec![about.paper()]);
     let aliases: Vec<&str> = ALIASES.iter().map(|(alias, ..)| *alias).collect();
-    aligned(&rows)
-        + &format!("\nOther names: {}.\n", aliases.join(", "))
-        + "\nOne in full: gradwire algorithms NAME. Counts on a cluster: --nodes N --racks R\n"
+    format!(
+        "{uses}\nThe cost is that of an allreduce: {SYMBOLS}\n\n{costs}\n{papers}\nOther names: \
+         {}.\n\nOne in full: gradwire algorithms NAME. Counts on a cluster: --nodes N --racks R\n",
+        aliases.join(", ")
+    )
 }
 
 fn in_full(spec: Spec) -> String {
@@ -179,10 +195,10 @@ fn in_full(spec: Spec) -> String {
         let short = in_short(parameter.name, parameter.values);
         let _ = writeln!(text, "  {short}: {}", parameter.about);
     }
-    text + "The cost is that of an allreduce: M nodes, S bytes, α for a message, β for a byte\n\
-            sent, γ for a byte reduced; r racks of w nodes, l tiers of groups.\n\
-            To use it: --set negotiation.algorithm="
-        + &format!("\"{spec}\"\n")
+    text + &format!(
+        "The cost is that of an allreduce: {SYMBOLS}\nTo use it: --set \
+         negotiation.algorithm=\"{spec}\"\n"
+    )
 }
 
 fn counts(counted: &[Counted], collective: Collective, topology: &Topology) -> String {
@@ -359,7 +375,11 @@ mod tests {
         let json = Options { json: true, ..options(None, None, None) };
         let json: Value = serde_json::from_str(&show(&json).unwrap()).unwrap();
         for (at, algorithm) in Algorithm::ALL.iter().enumerate() {
-            row(&text, algorithm.name());
+            let rows = text.lines().filter(|line| line.starts_with(&format!("{algorithm} ")));
+            let rows: Vec<&str> = rows.collect();
+            let about = algorithm.about();
+            assert_eq!(rows.len(), 3, "parameters, cost and paper of {algorithm}: {text}");
+            assert!(rows[1].ends_with(about.cost) && rows[2].ends_with(&about.paper()), "{text}");
             assert_eq!(json["algorithms"][at]["name"], algorithm.name());
             assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
         }

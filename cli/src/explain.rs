@@ -88,10 +88,25 @@ pub fn of_job(status: &StatusResponse, json: bool) -> String {
     format!(
         "{arranged}Choices of job {}: bytes and pieces up to these. Times are per piece; observed \
          are\nthose that were alone or in a full pipeline: mean ± standard deviation (how \
-         many).\n\n{}",
+         many).\n\n{}{}{}",
         printable(&status.job),
-        aligned(&table) + &sizes_as_text(status)
+        aligned(&table),
+        reasons_as_text(&status.choices),
+        sizes_as_text(status)
     )
+}
+
+/// Why each choice was made, in the order of the table.
+fn reasons_as_text(choices: &[pb::Choice]) -> String {
+    let reason = |choice: &pb::Choice| {
+        let pb::Choice { nodes, bytes, pieces, version, .. } = choice;
+        let (collective, why) = (printable(&choice.collective), printable(&choice.reason));
+        format!("{collective} {nodes} {bytes} {pieces}, version {version}: {why}\n")
+    };
+    match choices {
+        [] => String::new(),
+        _ => "\nWhy:\n".to_owned() + &choices.iter().map(reason).collect::<String>(),
+    }
 }
 
 /// How large pieces and chunks are, and what should be set at the next start.
@@ -364,7 +379,9 @@ mod tests {
                 "ring       3        12          1.00 ms    5.00 ms ± 500 µs (10)  linear"
             )
         );
-        assert!(text.ends_with("12          1.00 ms\n"), "{text}");
+        let why = "allreduce 2 4096 1, version 3: why\n";
+        let end = format!("12          1.00 ms\n\nWhy:\n{why}{why}");
+        assert!(text.ends_with(&end), "{text}");
         let network = pb::Network { arrangement: "2 racks".into(), ..pb::Network::default() };
         let arranged = StatusResponse { network: Some(network), ..status.clone() };
         let text = of_job(&arranged, false);
