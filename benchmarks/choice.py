@@ -3,140 +3,228 @@
 
 The nodes are network namespaces of this machine with one rank each. The rates are so low that the
 lines are the limit and not the processors. The links are measured by the probe, as in every job.
-The regret of a size is how much longer `auto` takes than the fastest algorithm. The error of a
-prediction is by how much the time of a call differs from what the cost model predicts for it after
-the probe. Every system is measured in several rounds, all algorithms in turn, and the median of the
-rounds counts.
+
+1. A look at every algorithm, once. Those that are near the fastest one of some size, and those
+   among which `auto` chooses, are measured.
+2. A job learns (`tuning.directory`), with as many calls as there is time for.
+3. In several rounds all of them run in turn, and `auto` without and with what was learned. The
+   median of the rounds counts.
+
+Calls follow each other without a pause. `cells.py` says what is made of the times.
 """
 
 import argparse
 import json
-import statistics
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from places import PLACES, Place, allreduces, is_wanted, site
+from cells import AUTO, CHOOSERS, LEARNED, Cell, Learning, as_markdown
+from places import PLACES, Place, Site, allreduces, is_wanted, site
 from shell import Trouble, call, say
 
-AUTO = "auto"
 KIB = 1 << 10
 # What is different for collectives of which each node has a share: others have the same messages.
 EXCHANGES = ("direct", "circulant", "circulant(radix=4)", "hierarchical", "ring")
 COLLECTIVES = ("allreduce", "allgather", "reducescatter", "alltoall")
+# Calls of each size in a look and in a round, after some that do not count.
+LOOK, ROUND, WARMUP = 15, 50, 10
+# What took more than so many times as long as the fastest algorithm is not measured again.
+NEAR = 1.3
+# Calls of each size by which a job learns, and how many seconds that may take.
+LEARN, LEARN_SECONDS = 8000, 25.0
+NEVER = 1_000_000
+
+# A row of `gradwire explain --json`.
+Choice = dict[str, Any]
 
 
 @dataclass
-class Cell:
-    """The times of one collective and size in seconds: by algorithm, and of each round."""
+class Part:
+    """A collective between some nodes: its cells, the rounds that were measured, and the files that
+    a job has learned, by their names."""
 
-    place: str
-    collective: str
-    size: int
-    times: dict[str, list[float]] = field(default_factory=dict)
-    predicted: dict[str, list[float]] = field(default_factory=dict)
+    cells: list[Cell]
+    rounds: int = 0
+    learned: dict[str, str] | None = None
 
-    def typical(self, algorithm: str) -> float:
-        """Returns the median of the rounds."""
-        return statistics.median(self.times[algorithm])
 
-    def error(self, algorithm: str) -> float:
-        """Returns by how much the prediction differs from the time, as a share of the time."""
-        return abs(statistics.median(self.predicted[algorithm]) / self.typical(algorithm) - 1)
+@dataclass
+class Record:
+    """What was measured so far, by place and collective."""
+
+    parts: dict[str, Part] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path | None) -> "Record":
+        """Reads a record; an empty one if there is no file."""
+        if path is None or not path.exists():
+            return cls()
+        try:
+            return cls({key: _part(part) for key, part in json.loads(path.read_text()).items()})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Trouble(f"{path} is no record of this program ({error!r}); remove it") from error
+
+    def write(self, path: Path | None) -> None:
+        """Writes it, so that an interrupted run keeps what it has measured."""
+        if path is not None:
+            new = path.with_name(path.name + ".new")
+            everything = {key: asdict(part) for key, part in self.parts.items()}
+            new.write_text(json.dumps(everything, indent=1))
+            new.replace(path)
 
     @property
-    def best(self) -> str:
-        """Returns the fastest algorithm."""
-        named = [name for name in self.times if name != AUTO]
-        return min(named, key=self.typical)
-
-    @property
-    def regret(self) -> float:
-        """Returns how much longer the choice takes than the best, as a share; never less than 0.
-
-        A choice that was measured to be faster than all others is one of them.
-        """
-        return max(0.0, self.typical(AUTO) / self.typical(self.best) - 1)
+    def cells(self) -> list[Cell]:
+        """Returns all cells of which a round was measured."""
+        return [cell for part in self.parts.values() if part.rounds for cell in part.cells]
 
 
-def mean_regret(cells: list[Cell]) -> float:
-    """Returns the mean of all cells."""
-    return statistics.fmean(cell.regret for cell in cells)
-
-
-def errors(cells: list[Cell]) -> list[float]:
-    """Returns the errors of all predictions."""
-    return [cell.error(name) for cell in cells for name in cell.predicted]
-
-
-def as_markdown(cells: list[Cell]) -> str:
-    """Returns a table of all cells, and the mean regret of each collective."""
-    lines = [
-        "| links | collective | size | `auto` | fastest | | regret |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for cell in cells:
-        lines.append(
-            f"| {cell.place} | {cell.collective} | {_size(cell.size)} "
-            f"| {_time(cell.typical(AUTO))} | `{cell.best}` | {_time(cell.typical(cell.best))} "
-            f"| {cell.regret:.0%} |"
-        )
-    lines.append("")
-    for collective in dict.fromkeys(cell.collective for cell in cells):
-        own = [cell for cell in cells if cell.collective == collective]
-        worst = max(cell.regret for cell in own)
-        line = f"- {collective}: mean regret {mean_regret(own):.1%}, worst {worst:.0%}"
-        if wrong := errors(own):
-            line += f"; predictions: median error {statistics.median(wrong):.0%}"
-        lines.append(line)
-    return "\n".join(lines)
-
-
-def _size(size: int) -> str:
-    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
+def _part(found: dict[str, Any]) -> Part:
+    cells = []
+    for cell in found["cells"]:
+        learning = cell.pop("learning")
+        cells.append(Cell(**cell, learning=Learning(**learning) if learning else None))
+    return Part(cells, found["rounds"], found["learned"])
 
 
 def algorithms(gradwire: Path, collective: str, nodes: int) -> list[str]:
     """Returns what runs a collective differently between so many nodes."""
-    if collective != "allreduce":
-        return [*EXCHANGES, AUTO]
-    return [*allreduces(gradwire, nodes), AUTO]
+    return list(EXCHANGES) if collective != "allreduce" else allreduces(gradwire, nodes)
 
 
-def measure(
-    place: Place, collectives: list[str], sizes: list[int], rounds: int, gradwire: Path
-) -> Iterator[Cell]:
-    """Measures all algorithms between some nodes, in turn."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        site(place, gradwire, Path(folder)) as here,
-    ):
-        for collective in collectives:
-            cells = {size: Cell(place.name, collective, size) for size in sizes}
-            names = algorithms(gradwire, collective, place.nodes)
-            for turn in range(rounds):
-                say(f"{place.name}: {collective}, round {turn + 1} of {rounds}")
-                cluster = here.probe()
-                for name in names:
-                    words = [collective, "-b", str(sizes[0]), "-e", str(sizes[-1]), "-f", "16"]
-                    words += ["-w", "3", "-i", "15", "--set", f"negotiation.algorithm={name}"]
-                    for row in here.bench(*words):
-                        cell = min(cells.values(), key=lambda cell: abs(cell.size - row["bytes"]))
-                        cell.times.setdefault(name, []).append(row["median_us"] / 1e6)
-                    # A call gives the size of what each rank has. In an alltoall that is its own
-                    # part of the piece.
-                    ranks = place.nodes if collective == "alltoall" else 1
-                    found = predictions(gradwire, cluster, collective, name)
-                    for cell in cells.values():
-                        if seconds := found.get(cell.size * ranks):
-                            cell.predicted.setdefault(name, []).append(seconds)
-            yield from cells.values()
+@dataclass
+class Bench:
+    """Runs a collective at a place."""
+
+    here: Site
+    place: Place
+    gradwire: Path
+    collective: str
+    part: Part
+    near: float
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Returns a cell for each size."""
+        return self.part.cells
+
+    def piece(self, cell: Cell) -> int:
+        """Returns the bytes of a piece. A call gives the size of what each rank has; in an alltoall
+        that is its own part of the piece."""
+        return cell.size * (self.place.nodes if self.collective == "alltoall" else 1)
+
+    def run(
+        self, name: str, calls: int, sizes: list[int], *settings: str
+    ) -> tuple[dict[int, float], dict[int, Choice]]:
+        """Runs calls of some sizes. Returns the seconds of each, and what the coordinator knew of
+        them at the end."""
+        words = [self.collective, "-b", str(sizes[0]), "-e", str(sizes[-1]), "-f", "16"]
+        words += ["-w", str(WARMUP), "-i", str(calls), "-c", str(NEVER)]
+        words += ["--set", f"negotiation.algorithm={name}"]
+        for setting in settings:
+            words += ["--set", setting]
+        rows, choices = self.here.watched_bench(*words)
+        times: dict[int, float] = {}
+        for row in rows:
+            times[min(sizes, key=lambda size: abs(size - row["bytes"]))] = row["median_us"] / 1e6
+        known: dict[int, Choice] = {}
+        for cell in self.cells:
+            for choice in choices:
+                # Lanes share what waits, so a call may be several pieces.
+                bytes_of_all = choice["bytes"] * choice["pieces"]
+                if choice["collective"] == self.collective and bytes_of_all == self.piece(cell):
+                    before = known.get(cell.size)
+                    if not before or choice["operations"] > before["operations"]:
+                        known[cell.size] = choice
+        return times, known
+
+    def look(self, names: list[str]) -> None:
+        """Runs every algorithm once."""
+        sizes = [cell.size for cell in self.cells]
+        for name in [*names, AUTO]:
+            say(f"{self.place.name}: {self.collective}, a look at {name}")
+            times, known = self.run(name, LOOK, sizes)
+            for cell in self.cells:
+                cell.looks[name] = times[cell.size]
+                # What `auto` chooses from is measured in any case.
+                if name == AUTO and cell.size in known:
+                    for one in known[cell.size]["candidates"]:
+                        cell.times.setdefault(one["algorithm"], [])
+
+    def learn(self, calls: int, seconds: float, directory: Path) -> None:
+        """Lets jobs learn, one for each size."""
+        directory.mkdir()
+        for cell in self.cells:
+            often = max(WARMUP, min(calls, int(seconds / cell.looks[AUTO])))
+            what = f"{often} calls of {cell.size} bytes to learn"
+            say(f"{self.place.name}: {self.collective}, {what}")
+            _, known = self.run(AUTO, often, [cell.size], *tuning(directory))
+            if choice := known.get(cell.size):
+                pieces = choice["pieces"]
+                cell.expected = {
+                    one["algorithm"]: one["expected_seconds"] * pieces
+                    for one in choice["candidates"]
+                }
+                cell.learning = learning(choice)
+        self.part.learned = {file.name: file.read_text() for file in directory.glob("*.json")}
+
+    def names(self) -> list[str]:
+        """Returns what is measured."""
+        near = self.near
+        wanted = {name for cell in self.cells for name in cell.contenders(near) | cell.times.keys()}
+        wanted -= set(CHOOSERS)
+        return [*(name for name in self.cells[0].looks if name in wanted), *CHOOSERS]
+
+    def round(self, turn: int) -> None:
+        """Runs what is measured, once."""
+        cluster = self.here.probe()
+        names = self.names()
+        # Nothing is always the first one.
+        start = turn * len(names) // 3 % len(names)
+        for name in [*names[start:], *names[:start]]:
+            with tempfile.TemporaryDirectory() as folder:
+                settings: tuple[str, ...] = ()
+                if name == LEARNED:
+                    for file, text in (self.part.learned or {}).items():
+                        Path(folder, file).write_text(text)
+                    settings = tuning(Path(folder))
+                own = AUTO if name in CHOOSERS else name
+                times, known = self.run(own, ROUND, [cell.size for cell in self.cells], *settings)
+            found = predictions(self.gradwire, cluster, self.collective, own)
+            for cell in self.cells:
+                cell.times.setdefault(name, []).append(times[cell.size])
+                if choice := known.get(cell.size):
+                    seconds = choice["expected_seconds"] * choice["pieces"]
+                    cell.operations.setdefault(name, []).append(seconds)
+                    if name in CHOOSERS:
+                        cell.chosen.setdefault(name, []).append(choice["algorithm"])
+                if seconds := found.get(self.piece(cell)):
+                    cell.predicted.setdefault(name, []).append(seconds)
+        self.part.rounds += 1
+
+
+def tuning(directory: Path) -> tuple[str, str]:
+    """Returns the settings with which a job learns."""
+    return "tuning.enabled=true", f"tuning.directory={directory}"
+
+
+def learning(choice: Choice) -> Learning:
+    """Returns what a job has tried, by what it says of a size."""
+    usual, operations = choice["expected_seconds"], choice["operations"]
+    candidates = choice["candidates"]
+    longer = sum(one["tried"] * max(0.0, one["expected_seconds"] - usual) for one in candidates)
+    return Learning(
+        operations,
+        sum(one["tried"] for one in candidates),
+        longer / (operations * usual) if operations and usual else 0.0,
+        choice["algorithm"],
+        choice["version"],
+    )
 
 
 def predictions(gradwire: Path, cluster: Path, collective: str, name: str) -> dict[int, float]:
@@ -145,6 +233,16 @@ def predictions(gradwire: Path, cluster: Path, collective: str, name: str) -> di
     rows = json.loads(call([*words, "--set", f"negotiation.algorithm={name}"]))["choices"]
     alone = (row for row in rows if row["collective"] == collective and row["pieces"] == 1)
     return {row["bytes"]: row["predicted_seconds"] for row in alone}
+
+
+@contextmanager
+def empty_folder() -> Iterator[Path]:
+    """Makes the name of a folder that does not exist yet."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        yield folder / "tuning"
+    finally:
+        shutil.rmtree(folder)
 
 
 def main() -> None:
@@ -161,7 +259,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="[%(default)s]")
     parser.add_argument("--largest", type=int, default=4096, help="in KiB [%(default)s]")
     parser.add_argument("--collectives", default=",".join(COLLECTIVES), help="[%(default)s]")
-    parser.add_argument("--json", type=Path, help="a file for all times")
+    parser.add_argument(
+        "--learn", type=int, default=LEARN, help="calls of each size to learn from [%(default)s]"
+    )
+    parser.add_argument(
+        "--learn-seconds", type=float, default=LEARN_SECONDS, help="at most [%(default)s]"
+    )
+    parser.add_argument(
+        "--near",
+        type=float,
+        default=NEAR,
+        help="measure what took at most so many times as long as the fastest [%(default)s]",
+    )
+    parser.add_argument(
+        "--json", type=Path, help="a file for all times; what it has is not measured again"
+    )
     options = parser.parse_args()
     sizes = [size for size in (4 * KIB << shift for shift in range(0, 20, 4))]
     sizes = [size for size in sizes if size <= options.largest * KIB]
@@ -169,17 +281,38 @@ def main() -> None:
     places = [place for place in places if is_wanted(place.name, options.only)]
     if not places:
         sys.exit(f"bench: no place's name contains {options.only!r}")
-    cells: list[Cell] = []
     try:
+        record = Record.read(options.json)
         for place in places:
-            collectives = options.collectives.split(",")
-            cells += measure(place, collectives, sizes, options.rounds, options.gradwire.resolve())
-            # After each place, so that an interrupted run keeps what it has measured.
-            if options.json:
-                options.json.write_text(json.dumps([vars(cell) for cell in cells], indent=1))
+            for collective in options.collectives.split(","):
+                measure(place, collective, sizes, record, options)
     except Trouble as trouble:
         sys.exit(f"bench: {trouble}")
-    print(as_markdown(cells))
+    print(as_markdown(record.cells))
+
+
+def measure(
+    place: Place, collective: str, sizes: list[int], record: Record, options: argparse.Namespace
+) -> None:
+    """Measures a collective at a place, as far as that was not done."""
+    gradwire = options.gradwire.resolve()
+    empty = Part([Cell(place.name, collective, size) for size in sizes])
+    part = record.parts.setdefault(f"{place.name}; {collective}", empty)
+    if part.rounds >= options.rounds:
+        return
+    with tempfile.TemporaryDirectory() as folder, site(place, gradwire, Path(folder)) as here:
+        bench = Bench(here, place, gradwire, collective, part, options.near)
+        if not part.cells[0].looks:
+            bench.look(algorithms(gradwire, collective, place.nodes))
+            record.write(options.json)
+        if part.learned is None:
+            with empty_folder() as directory:
+                bench.learn(options.learn, options.learn_seconds, directory)
+            record.write(options.json)
+        while part.rounds < options.rounds:
+            say(f"{place.name}: {collective}, round {part.rounds + 1} of {options.rounds}")
+            bench.round(part.rounds)
+            record.write(options.json)
 
 
 if __name__ == "__main__":

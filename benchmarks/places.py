@@ -5,17 +5,21 @@ would measure the processors.
 """
 
 import json
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from net import Network, Node, network
 from plan import GBIT, Scenario
-from shell import Process, call, run_job
+from shell import Process, call, end, run_job
 
 # How long one run of the program may take.
 SECONDS = 300
+
+COORDINATOR_PORT = 29400
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,26 @@ class Site:
         cluster = self.folder / "cluster.toml"
         self.run("probe", "--out", str(cluster))
         return cluster
+
+    def watched_bench(self, *words: str) -> tuple[list[dict[str, float]], list[dict[str, Any]]]:
+        """Measures a collective. Returns the rows of its table, and what the coordinator said last
+        of its choices (`gradwire explain --json`)."""
+        said = self.folder / "said.json"
+        said.unlink(missing_ok=True)
+        node = self.net.nodes[0]
+        address = f"{node.address}:{COORDINATOR_PORT}"
+        loop = 'while :; do "$0" explain --json "$1" >"$2.new" && mv "$2.new" "$2"; sleep 0.2; done'
+        words = (*words, "--set", f"coordinator.listen={address}")
+        watch = node.inside(["sh", "-c", loop, str(self.gradwire), address, str(said)])
+        # It fails as long as there is no job.
+        with subprocess.Popen(
+            watch, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        ) as watcher:
+            try:
+                rows = self.bench(*words)
+            finally:
+                end([watcher])
+        return rows, list(json.loads(said.read_text())["choices"]) if said.exists() else []
 
     def bench(self, *words: str) -> list[dict[str, float]]:
         """Measures a collective. Returns the rows of its table."""

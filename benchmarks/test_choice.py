@@ -1,41 +1,132 @@
 """Tests what choice.py makes of its times."""
 
+import json
+import tempfile
 import unittest
+from pathlib import Path
+from typing import Any
 
-from choice import AUTO, Cell, as_markdown, errors, mean_regret
+from cells import AUTO, LEARNED, Cell, Learning, as_markdown, mean, summary
+from choice import Part, Record, learning
+from shell import Trouble
 
 
 def cell(auto: list[float], ring: list[float], direct: list[float]) -> Cell:
     """Returns a cell with the times of two algorithms."""
-    return Cell("2 nodes", "alltoall", 1 << 20, {"ring": ring, "direct": direct, AUTO: auto})
+    times = {"ring": ring, "direct": direct, AUTO: auto}
+    return Cell("2 nodes", "alltoall", 1 << 20, times)
 
 
-class Choice(unittest.TestCase):
+class Regret(unittest.TestCase):
     """The regret of choices."""
 
     def test_the_regret_is_against_the_fastest(self) -> None:
         """Checks that single slow rounds do not count."""
         own = cell([3.0, 3.0, 90.0], [2.0, 50.0, 2.0], [4.0, 4.0, 4.0])
-        self.assertEqual((own.best, own.regret), ("ring", 0.5))
+        self.assertEqual((own.best, own.regret()), ("ring", 0.5))
+        self.assertIsNone(own.regret(LEARNED))
 
     def test_there_is_no_negative_regret(self) -> None:
         """Checks that noise in favour of the choice does not hide a bad one."""
         lucky = cell([1.0], [2.0], [4.0])
-        self.assertEqual(lucky.regret, 0.0)
-        self.assertEqual(mean_regret([lucky, cell([3.0], [2.0], [4.0])]), 0.25)
+        self.assertEqual(lucky.regret(), 0.0)
+        cells = [lucky, cell([3.0], [2.0], [4.0])]
+        self.assertEqual(mean(one.regret() for one in cells), 0.25)
+        self.assertIsNone(mean([None]))
 
-    def test_all_cells_are_in_the_table(self) -> None:
-        """Checks the columns."""
-        text = as_markdown([cell([0.003], [0.002], [0.004])])
-        self.assertIn("| 2 nodes | alltoall | 1 MiB | 3 ms | `ring` | 2 ms | 50% |", text)
-        self.assertIn("- alltoall: mean regret 50.0%, worst 50%", text)
+    def test_noise_is_told_from_what_the_choice_costs(self) -> None:
+        """Checks that what was chosen counts by its own name."""
+        own = cell([5.0], [2.0], [4.0])
+        own.times[LEARNED] = [2.2]
+        own.chosen = {AUTO: ["direct"], LEARNED: ["ring"]}
+        self.assertEqual((own.regret(AUTO), own.cost_of_choice(AUTO)), (1.5, 1.0))
+        self.assertEqual(own.cost_of_choice(LEARNED), 0.0)
+        self.assertEqual([round(share, 3) for share in own.noise()], [0.25, 0.1])
+        # What differs from round to round has no one time; a mean of choices has a cost.
+        own.chosen = {AUTO: ["direct", "ring"], LEARNED: ["chain"]}
+        self.assertEqual((own.noise(), own.cost_of_choice(AUTO)), ([], 0.5))
+        self.assertIsNone(own.cost_of_choice(LEARNED))
+
+    def test_what_is_near_the_fastest_is_measured(self) -> None:
+        """Checks who is left after the look."""
+        own = Cell("2 nodes", "alltoall", 4096, looks={"ring": 1.0, "direct": 1.2, "chain": 1.4})
+        self.assertEqual(own.contenders(1.3), {"ring", "direct"})
+
+
+class Errors(unittest.TestCase):
+    """The errors of predictions."""
 
     def test_the_error_is_a_share_of_the_time(self) -> None:
-        """Checks that only what was predicted counts."""
+        """Checks that only what was predicted and measured counts."""
         own = cell([3.0], [2.0, 2.0, 9.0], [4.0])
-        own.predicted = {"ring": [1.0, 1.5, 1.5], "direct": [5.0]}
-        self.assertEqual(errors([own]), [0.25, 0.25])
-        self.assertIn("predictions: median error 25%", as_markdown([own]))
+        own.predicted = {"ring": [1.0, 1.5, 1.5], "direct": [5.0], AUTO: [9.0], "chain": [1.0]}
+        own.operations = {"ring": [1.2, 1.2, 1.0]}
+        own.expected = {"ring": 1.5}
+        self.assertEqual(own.errors("calls"), [0.25, 0.25])
+        self.assertEqual(own.errors("operations"), [0.25, 0.25], "one by its call")
+        self.assertEqual(own.errors(LEARNED), [0.25])
+
+
+class Learned(unittest.TestCase):
+    """What jobs say that they have learned."""
+
+    def test_the_cost_of_tries_is_what_they_took_longer(self) -> None:
+        """Checks shares of operations and of time."""
+
+        def candidate(name: str, expected: float, tried: int) -> dict[str, Any]:
+            return {"algorithm": name, "expected_seconds": expected, "tried": tried}
+
+        choice = {
+            "algorithm": "ring",
+            "version": 2,
+            "operations": 1000,
+            "expected_seconds": 1e-3,
+            "candidates": [
+                candidate("direct", 3e-3, 10),
+                candidate("ring", 1e-3, 10),
+                candidate("linear", 0.9e-3, 0),
+            ],
+        }
+        found = learning(choice)
+        self.assertEqual((found.operations, found.tried), (1000, 20))
+        self.assertAlmostEqual(found.cost, 0.02)
+        self.assertEqual((found.spec, found.version), ("ring", 2))
+        self.assertEqual(learning({**choice, "operations": 0}).cost, 0.0)
+
+
+class Tables(unittest.TestCase):
+    """What is printed."""
+
+    def test_all_cells_are_in_the_tables(self) -> None:
+        """Checks the columns."""
+        own = cell([0.003], [0.002], [0.004])
+        own.chosen = {AUTO: ["direct"]}
+        own.learning = Learning(1000, 20, 0.015, "ring", 2)
+        text = as_markdown([own])
+        row = "| 2 nodes | alltoall | 1 MiB | `ring` | 2 ms | `direct` | 3 ms | 50% | – | – | – |"
+        self.assertIn(row, text)
+        self.assertIn("| 2 nodes | alltoall | 50% | 100% | – | – | 25% |", text)
+        self.assertIn("| 2 nodes | 1 MiB | – | – | – |", text)
+        self.assertIn("| 2 nodes | alltoall | 1 MiB | 1000 | 2.0% | 1.5% | 1 | `ring` |", text)
+        other = Cell("3 nodes", "alltoall", 4096, {"ring": [1.0], AUTO: [1.0]})
+        self.assertEqual(len(summary([own, own, other])), 4)
+
+    def test_a_record_is_read_as_it_was_written(self) -> None:
+        """Checks that nothing has to be measured twice."""
+        own = cell([3.0], [2.0], [4.0])
+        own.learning = Learning(1, 2, 3.0, "ring", 2)
+        unmeasured = Part([Cell("3 nodes", "alltoall", 4096)])
+        record = Record({"a": Part([own], 1, {"x.json": "{}"}), "b": unmeasured})
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "record.json")
+            self.assertEqual(Record.read(file), Record())
+            record.write(file)
+            self.assertEqual(Record.read(file), record)
+            self.assertEqual(Record.read(file).cells, [own])
+            file.write_text(json.dumps([1]))
+            with self.assertRaisesRegex(Trouble, "remove it"):
+                Record.read(file)
+        Record.read(None).write(None)
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ pub fn of_job(status: &StatusResponse, json: bool) -> String {
     let arranged = arranged.unwrap_or_default();
     format!(
         "{arranged}Choices of job {}: bytes and pieces up to these. Times are per piece; observed \
-         are\nthose that were alone or in a full pipeline: mean ± standard deviation (how \
+         are\nthose that were alone, a burst or in a full pipeline: mean ± standard deviation (how \
          many).\n\n{}{}{}",
         printable(&status.job),
         aligned(&table),
@@ -182,6 +182,14 @@ fn observed_as_text(choice: &pb::Choice) -> [String; 10] {
 
 fn observed_as_json(choice: &pb::Choice) -> Value {
     let runner_up = Some(&choice.runner_up).filter(|spec| !spec.is_empty());
+    let candidate = |one: &pb::Candidate| {
+        json!({
+            "algorithm": one.spec,
+            "predicted_seconds": one.predicted_seconds,
+            "expected_seconds": one.expected_seconds,
+            "tried": one.tried,
+        })
+    };
     json!({
         "collective": choice.collective,
         "nodes": choice.nodes,
@@ -189,6 +197,8 @@ fn observed_as_json(choice: &pb::Choice) -> Value {
         "pieces": choice.pieces,
         "algorithm": choice.spec,
         "predicted_seconds": choice.predicted_seconds,
+        "expected_seconds": choice.expected_seconds,
+        "candidates": choice.candidates.iter().map(candidate).collect::<Vec<_>>(),
         "runner_up": runner_up,
         "runner_up_seconds": runner_up.map(|_| choice.runner_up_seconds),
         "rule": choice.rule,
@@ -357,6 +367,8 @@ mod tests {
             rule: 0,
             spec: "ring".into(),
             predicted_seconds: 1e-3,
+            expected_seconds: 5e-3,
+            candidates: vec![pb::Candidate { spec: "ring".into(), ..pb::Candidate::default() }],
             runner_up: "linear".into(),
             runner_up_seconds: 2e-3,
             reason: "why".into(),
@@ -404,6 +416,8 @@ mod tests {
                       For the next start: data.lanes=1: one is enough\n";
         assert!(text.ends_with(pieces), "{text}");
         let json: Value = serde_json::from_str(&of_job(&status, true)).unwrap();
+        assert_eq!(json["choices"][0]["expected_seconds"], 5e-3);
+        assert_eq!(json["choices"][0]["candidates"][0]["algorithm"], "ring");
         assert_eq!(json["sizes"]["credit_pieces"], 16);
         assert_eq!(json["advice"][0], "data.lanes=1: one is enough");
         assert_eq!(json["arrangement"], Value::Null);

@@ -11,7 +11,7 @@ use crate::{
         command::{Node, RankWait},
         network::{Arrangement, Network},
         report::Reported,
-        status::{ChoiceStatus, OperationStatus, SizesStatus},
+        status::{CandidateStatus, ChoiceStatus, OperationStatus, SizesStatus},
     },
 };
 
@@ -171,6 +171,15 @@ fn sizes(status: SizesStatus) -> pb::Sizes {
     }
 }
 
+fn candidate(status: &CandidateStatus) -> pb::Candidate {
+    pb::Candidate {
+        spec: status.spec.to_string(),
+        predicted_seconds: status.predicted,
+        expected_seconds: status.expected,
+        tried: status.tried,
+    }
+}
+
 fn choice(status: ChoiceStatus) -> pb::Choice {
     pb::Choice {
         collective: status.collective.to_owned(),
@@ -180,6 +189,8 @@ fn choice(status: ChoiceStatus) -> pb::Choice {
         rule: status.rule,
         spec: status.spec.to_string(),
         predicted_seconds: status.predicted,
+        expected_seconds: status.expected,
+        candidates: status.candidates.iter().map(candidate).collect(),
         runner_up: status.runner_up.map(|(spec, _)| spec.to_string()).unwrap_or_default(),
         runner_up_seconds: status.runner_up.map(|(_, seconds)| seconds).unwrap_or_default(),
         reason: status.reason,

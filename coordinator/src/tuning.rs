@@ -36,6 +36,9 @@ const MAX_SIZES: usize = 64;
 const MAX_SIZE: u32 = 40;
 const MAX_PIECES: u32 = 1 << 16;
 
+/// The longest time of a piece that a file may have: a day.
+const MAX_MICROS: u64 = 24 * 3600 * 1_000_000;
+
 /// Where the times of a job are kept, and the settings that they depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Tuning {
@@ -92,6 +95,9 @@ struct Class {
     bytes_log2: u32,
     pieces: u32,
     times: Vec<Line>,
+    /// The microseconds that a time of 1000 stands for, if they are known.
+    #[serde(default, skip_serializing_if = "is_none")]
+    micros: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -243,6 +249,11 @@ impl Sized {
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_none(number: &u64) -> bool {
+    *number == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
 fn is_zero(number: &u32) -> bool {
     *number == 0
 }
@@ -264,12 +275,13 @@ impl Class {
             bytes_log2: learned.size,
             pieces: learned.pieces,
             times: learned.times.iter().map(line).collect(),
+            micros: learned.micros,
         })
     }
 
     fn checked(self, nodes: u32) -> Result<Learned, String> {
         let Self { collective, root, racks, tiers, servers, lines, .. } = self;
-        let Self { quantized, bytes_log2: size, pieces, times, .. } = self;
+        let Self { quantized, bytes_log2: size, pieces, times, micros, .. } = self;
         let participants = (racks.len() as u32).saturating_sub(servers);
         let kind = Kind::named(&collective, root);
         let fits = (2..=nodes).contains(&participants)
@@ -278,7 +290,8 @@ impl Class {
             && root < participants
             && (lines.is_empty() || lines.len() == racks.len())
             && size <= MAX_SIZE
-            && (1..=MAX_PIECES).contains(&pieces);
+            && (1..=MAX_PIECES).contains(&pieces)
+            && micros <= MAX_MICROS;
         let topology = Topology::from_tiers(std::iter::once(racks).chain(tiers).collect());
         let Some((kind, topology)) = kind.zip(topology).filter(|_| fits) else {
             return Err("a class of pieces in it is not possible".to_owned());
@@ -292,7 +305,7 @@ impl Class {
             Ok(Time { spec, permille: line.permille })
         };
         let times = times.into_iter().map(time).collect::<Result<_, String>>()?;
-        Ok(Learned { topology, kind, quantized, size, pieces, times })
+        Ok(Learned { topology, kind, quantized, size, pieces, times, micros })
     }
 }
 
@@ -343,6 +356,7 @@ mod tests {
             size,
             pieces: 4,
             times: vec![time(Algorithm::Ring, 1250), time(Algorithm::Direct, 1000)],
+            micros: 321,
         }
     }
 
@@ -460,6 +474,8 @@ mod tests {
             (good.replace("\"bytes_log2\":10", "\"bytes_log2\":64"), "a class of pieces in it"),
             (good.replace("\"pieces\":4", "\"pieces\":0"), "a class of pieces in it"),
             (good.replace("\"pieces\"", "\"parts\""), "unknown field"),
+            (good.replace("\"micros\":321", "\"micros\":86400000001"), "a class of pieces in it"),
+            (good.replace("\"micros\":321", "\"micros\":-1"), "invalid value"),
             (good.clone() + &" ".repeat(1 << 20), "more than 1048576 bytes"),
         ];
         for (text, why) in cases {

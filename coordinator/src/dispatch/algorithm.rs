@@ -13,13 +13,13 @@ use gradwire_collectives::{
 };
 use gradwire_proto::{Collective, NodeId, Route, SpecId};
 
-use super::decision::{Decision, FILLS};
+use super::decision::{Decision, FILLS, Known};
 use crate::model::{
     EngineConfig,
     command::KnownSpec,
     learned::{Learned, Time},
     network::Arrangement,
-    status::{ChoiceStatus, MAX_CHOICES as SHOWN},
+    status::{CandidateStatus, ChoiceStatus, MAX_CANDIDATES, MAX_CHOICES as SHOWN},
 };
 
 /// The most choices that are kept (BOUND).
@@ -42,6 +42,9 @@ struct Class {
 
 /// A class without its rule: what jobs measure does not depend on rules.
 type Measured = (Topology, Kind, bool, u32, u32);
+
+/// What was measured of a class: times, and the microseconds that 1000 stands for (0: not known).
+type Times = (Vec<Time>, u64);
 
 /// What an algorithm is chosen for.
 #[derive(Debug, Clone, Copy)]
@@ -109,7 +112,7 @@ pub(crate) struct Chooser {
     classes: BTreeMap<DecisionId, Class>,
     last: DecisionId,
     /// The times of earlier jobs.
-    remembered: BTreeMap<Measured, Vec<Time>>,
+    remembered: BTreeMap<Measured, Times>,
     ids: BTreeMap<Spec, SpecId>,
     /// Specs that have not been sent to the nodes yet.
     unannounced: Vec<KnownSpec>,
@@ -137,6 +140,11 @@ impl Policy {
         let run = if pieces > 1 { FILLS * in_flight } else { 1 };
         (rule, Decision::new(choice, run, self.may_explore))
     }
+}
+
+/// Tells a decision what earlier jobs have measured.
+fn recall(decision: &mut Decision, (times, micros): &Times) {
+    decision.remember(times, (*micros > 0).then_some(*micros as f64 * 1e-6));
 }
 
 /// A decision and its reason, for the log.
@@ -265,7 +273,7 @@ impl Chooser {
                 self.classes.insert(self.last, free.key().clone());
                 let (rule, mut decision) = self.policy.decide(free.key());
                 if let Some(times) = self.remembered.get(&measured(free.key())) {
-                    decision.remember(times);
+                    recall(&mut decision, times);
                 }
                 let reason = in_words(free.key(), &decision);
                 (free.insert(Made { id: self.last, rule, decision }), Some(reason))
@@ -291,33 +299,53 @@ impl Chooser {
         if in_flight != pieces.min(self.policy.credit) {
             return None;
         }
+        self.count(id, time / in_flight.max(1))
+    }
+
+    /// So many pieces that started together have taken this time. It counts if they were a whole
+    /// pipeline. Returns the reason if that changes the decision.
+    pub(crate) fn observe_burst(
+        &mut self,
+        id: ChoiceId,
+        time: Duration,
+        count: u32,
+    ) -> Option<String> {
+        let Class { pieces, .. } = *self.classes.get(&id.decision)?;
+        if count.next_power_of_two() != pieces {
+            return None;
+        }
+        self.count(id, time / count.max(1))
+    }
+
+    fn count(&mut self, id: ChoiceId, time: Duration) -> Option<String> {
+        let class = self.classes.get(&id.decision)?;
         let Made { decision, .. } = self.made.get_mut(class)?;
-        let has_changed = decision.observe(id.candidate, time / in_flight.max(1));
-        has_changed.then(|| in_words(class, decision))
+        decision.observe(id.candidate, time).then(|| in_words(class, decision))
     }
 
     /// What earlier jobs have measured corrects the decisions, also those that are made already.
     pub(crate) fn remember(&mut self, learned: &[Learned]) {
-        for Learned { topology, kind, quantized, size, pieces, times } in
+        for Learned { topology, kind, quantized, size, pieces, times, micros } in
             learned.iter().take(MAX_CHOICES)
         {
             let class = (topology.clone(), *kind, *quantized, *size, *pieces);
-            self.remembered.insert(class, times.clone());
+            self.remembered.insert(class, (times.clone(), *micros));
         }
         for (class, made) in &mut self.made {
             if let Some(times) = self.remembered.get(&measured(class)) {
-                made.decision.remember(times);
+                recall(&mut made.decision, times);
             }
         }
     }
 
     /// The times of this job and of earlier ones, at most [`MAX_CHOICES`].
-    fn measured(&self) -> BTreeMap<Measured, Vec<Time>> {
+    fn measured(&self) -> BTreeMap<Measured, Times> {
         let mut all = self.remembered.clone();
         for (class, made) in &self.made {
             let (class, times) = (measured(class), made.decision.times());
             if !times.is_empty() && (all.len() < MAX_CHOICES || all.contains_key(&class)) {
-                all.insert(class, times);
+                let micros = made.decision.seconds().unwrap_or(0.0) * 1e6;
+                all.insert(class, (times, micros.round() as u64));
             }
         }
         all
@@ -326,13 +354,9 @@ impl Chooser {
     /// What this job and earlier ones have measured.
     pub(crate) fn learned(&self) -> Vec<Learned> {
         let learned = self.measured().into_iter();
-        let learned = learned.map(|((topology, kind, quantized, size, pieces), times)| Learned {
-            topology,
-            kind,
-            quantized,
-            size,
-            pieces,
-            times,
+        let learned = learned.map(|(class, (times, micros))| {
+            let (topology, kind, quantized, size, pieces) = class;
+            Learned { topology, kind, quantized, size, pieces, times, micros }
         });
         learned.collect()
     }
@@ -347,6 +371,12 @@ impl Chooser {
             let Class { topology, kind, quantized, size, pieces, .. } = class;
             let format = if *quantized { "quantized; " } else { "" };
             let observed = decision.observed();
+            let candidate = |Known { spec, predicted, expected, tried }| CandidateStatus {
+                spec,
+                predicted,
+                expected,
+                tried,
+            };
             ChoiceStatus {
                 collective: kind.name(),
                 nodes: topology.contributors(),
@@ -355,6 +385,8 @@ impl Chooser {
                 rule: *rule as u32,
                 spec: decision.spec(),
                 predicted: decision.predicted(),
+                expected: decision.expected(),
+                candidates: decision.candidates().take(MAX_CANDIDATES).map(candidate).collect(),
                 runner_up: decision.runner_up(),
                 reason: format!("{format}{}", decision.reason()),
                 version: decision.version(),
@@ -417,6 +449,53 @@ mod tests {
         let mut status = chooser.status();
         assert_eq!(status.len(), 1);
         status.remove(0)
+    }
+
+    /// The choice after many bursts of pieces of 1 MiB that all start together.
+    fn choice_in_bursts(fast: Algorithm, pieces: u64) -> ChoiceStatus {
+        let mut settings = Settings::default();
+        settings.tuning.enabled = true;
+        settings.negotiation.algorithm = Rules::parse("ring,recursive-doubling").unwrap();
+        let config = EngineConfig::new(JobId::new("job").unwrap(), 2, 0, &settings).unwrap();
+        let mut chooser = Chooser::new(Topology::flat(2), &config);
+        let mut flight = Flight::new(config.credit_pieces as usize);
+        let both = [NodeId(0), NodeId(1)];
+        let (route, collective) = (Route::All, Collective::Allreduce);
+        let work = Work { route, collective, bytes: 1 << 20, quantized: false };
+        let mut now = Duration::ZERO;
+        for _ in 0..20_000 {
+            let mut started = Vec::new();
+            for _ in 0..pieces {
+                let Chosen { spec, id, .. } = chooser.choose(work, &both, pieces);
+                let mut nodes = FixedBitSet::with_capacity(2);
+                nodes.insert_range(..);
+                let sequence = flight.start(nodes, Vec::new(), (id, 0, None), now);
+                started.push((sequence, spec.spec.algorithm()));
+            }
+            for (sequence, algorithm) in started {
+                now += Duration::from_millis(if algorithm == fast { 1 } else { 2 });
+                assert!(flight.done(both[1], sequence).unwrap().is_none());
+                let completed = flight.done(both[0], sequence).unwrap().unwrap();
+                if let Some((choice, burst)) = completed.choice.zip(completed.burst) {
+                    chooser.observe_burst(choice, now - burst.since, burst.count);
+                }
+            }
+            now += Duration::from_millis(5);
+        }
+        chooser.status().remove(0)
+    }
+
+    /// A tensor of a few pieces does not use up the credit, and is learned all the same.
+    #[test]
+    fn the_fastest_of_a_burst_is_found() {
+        for pieces in [2, 3, 6, 8] {
+            for fast in [Algorithm::Ring, Algorithm::RecursiveDoubling] {
+                let choice = choice_in_bursts(fast, pieces);
+                assert_eq!(choice.spec, fast.into(), "{pieces} pieces: {choice:?}");
+                assert!((choice.expected - 1e-3).abs() < 1e-5, "{pieces} pieces: {choice:?}");
+                assert!(choice.observed > 10_000, "{pieces} pieces: {choice:?}");
+            }
+        }
     }
 
     /// Also in pipelines, where a time counts only if all in flight have the same algorithm.

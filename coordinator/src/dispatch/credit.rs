@@ -47,6 +47,18 @@ pub(crate) struct Completed {
     /// How many were in flight when it started, including it; `None` if a different number was in
     /// flight when it ended, or some of another choice.
     pub(crate) in_flight: Option<u32>,
+    /// The operations that ended with it, if they were several of one choice that all started
+    /// together.
+    pub(crate) burst: Option<Burst>,
+}
+
+/// Operations that started when none was in flight, and before one of them was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Burst {
+    /// When the first one started.
+    pub(crate) since: Duration,
+    /// How many they are.
+    pub(crate) count: u32,
 }
 
 impl Flying {
@@ -62,6 +74,8 @@ pub(crate) struct Flight {
     flying: BTreeMap<Sequence, Flying>,
     /// How many of them there are of each choice and of each number of sizes.
     choices: BTreeMap<(Option<ChoiceId>, usize), usize>,
+    /// Those in flight, if all started together and are of one choice.
+    burst: Option<Burst>,
     credit: usize,
     /// The last number that was given.
     last: Sequence,
@@ -72,7 +86,7 @@ pub(crate) struct Flight {
 impl Flight {
     pub(crate) fn new(credit: usize) -> Self {
         let (flying, choices) = (BTreeMap::new(), BTreeMap::new());
-        Self { flying, choices, credit, last: Sequence(0), started: 0, done: 0 }
+        Self { flying, choices, burst: None, credit, last: Sequence(0), started: 0, done: 0 }
     }
 
     /// So many operations may be in flight from now on.
@@ -105,6 +119,16 @@ impl Flight {
         let sequence = self.number();
         *self.choices.entry((choice, sizes)).or_default() += 1;
         let in_flight = self.is_uniform().then(|| self.flying.len() + 1);
+        let before = if self.flying.is_empty() {
+            Some(Burst { since: now, count: 0 })
+        } else {
+            // One that starts after others were done does not belong to them.
+            let is_whole = |burst: &Burst| burst.count as usize == self.flying.len();
+            self.burst.filter(is_whole)
+        };
+        self.burst = before
+            .filter(|_| in_flight.is_some())
+            .map(|Burst { since, count }| Burst { since, count: count + 1 });
         let flying = Flying { nodes, slots, since: now, choice, sizes, sized, in_flight };
         self.flying.insert(sequence, flying);
         sequence
@@ -142,7 +166,9 @@ impl Flight {
             }
         }
         let in_flight = in_flight.filter(|_| in_flight == now_flying).map(|flying| flying as u32);
-        Ok(Some(Completed { slots, choice, sizes, sized, since, in_flight }))
+        let is_last = self.flying.is_empty();
+        let burst = self.burst.filter(|burst| is_last && burst.count > 1);
+        Ok(Some(Completed { slots, choice, sizes, sized, since, in_flight, burst }))
     }
 
     /// Whether a tensor is in an operation that a node has not done.

@@ -3,12 +3,18 @@
 //!
 //! - Exploration: one operation in [`PERIOD`] runs with another candidate, until each has been
 //!   measured [`SAMPLES`] times. In a pipeline it is a run of operations, because a time says
-//!   something of a candidate only if the others in flight use it, too. Candidates of more than
-//!   [`MAX_RATIO`] times the predicted time are not tried.
+//!   something of a candidate only if the others in flight use it, too. One that is clearly slower
+//!   is done with after [`FEW`] times. Candidates that should take more than [`MAX_RATIO`] times as
+//!   long are not tried.
 //! - Comparison: each time counts relative to what the chosen one takes just then. So a machine or
 //!   line that is slower for a while, or a model that is wrong for all, changes nothing.
 //! - Correction: a candidate replaces the chosen one if its median is smaller by [`HYSTERESIS`] and
-//!   most of its times are smaller. There are at most as many changes as candidates.
+//!   most of its times are smaller, after [`FEW`] times if nearly all are. There are at most as
+//!   many changes as candidates.
+//! - Expectation: what a candidate should take ([`Decision::expected`]) is what was measured of it.
+//!   Of one that was not, it is the prediction, corrected by what the model was wrong about for the
+//!   chosen one. What the model leaves out, such as what ranks need to submit and to wake up, is
+//!   the same for all candidates of a class. So what looks much slower may be worth a try.
 //!
 //! Each change has a version and a reason. The module depends on nothing but its arguments.
 
@@ -30,6 +36,14 @@ pub(super) const FILLS: u32 = 4;
 /// How often a candidate is measured.
 const SAMPLES: usize = 30;
 
+/// Times that differ by less are equal.
+const EQUAL: f64 = 0.01;
+
+/// How often at least. If one of so many times (or more) in [`CLEAR`] is on the other side at most,
+/// more times are not needed: by chance alone that happens to one candidate in a hundred.
+const FEW: usize = 10;
+const CLEAR: usize = 8;
+
 /// The most runs that explore a candidate whose times can't be compared.
 const MAX_RUNS: u64 = 100;
 
@@ -39,10 +53,13 @@ const OF_A_RUN: usize = 5;
 /// Nothing is compared with the chosen one before it has been measured so often.
 const BASELINE: u64 = 10;
 
+/// So many times of a candidate say what it takes.
+const KNOWN: usize = 5;
+
 /// The part by which another candidate has to be faster.
 const HYSTERESIS: f64 = 0.05;
 
-/// The candidates that are explored are predicted to take at most so many times as long.
+/// The candidates that are explored should take at most so many times as long.
 const MAX_RATIO: f64 = 3.0;
 
 #[derive(Debug)]
@@ -57,8 +74,16 @@ struct Candidate<S> {
 }
 
 impl<S> Candidate<S> {
+    /// Whether no more times are needed.
     fn is_measured(&self) -> bool {
-        self.relative.len() >= SAMPLES
+        self.relative.len() >= SAMPLES || self.is_clearly(|relative| relative > 1.0 + EQUAL)
+    }
+
+    /// Whether nearly all times are on one side.
+    fn is_clearly(&self, is_so: impl Fn(f64) -> bool) -> bool {
+        let all = self.relative.len();
+        let others = self.relative.iter().filter(|relative| !is_so(**relative)).count();
+        all >= FEW && others * CLEAR <= all
     }
 
     fn median(&self) -> f64 {
@@ -70,7 +95,8 @@ impl<S> Candidate<S> {
     /// Whether it should replace the chosen one.
     fn is_faster(&self) -> bool {
         let faster = self.relative.iter().filter(|relative| **relative < 1.0).count();
-        self.is_measured() && 3 * faster >= 2 * SAMPLES && self.median() < 1.0 - HYSTERESIS
+        let all = self.relative.len() >= SAMPLES && 3 * faster >= 2 * SAMPLES;
+        (all || self.is_clearly(|relative| relative < 1.0)) && self.median() < 1.0 - HYSTERESIS
     }
 }
 
@@ -90,6 +116,29 @@ pub(crate) struct Decision<S = Spec> {
     exploring: Option<usize>,
     /// How many times of this run have counted.
     of_run: usize,
+    /// The seconds that the chosen one took in earlier jobs.
+    remembered: Option<f64>,
+}
+
+/// What is known of a candidate.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Known<S> {
+    pub(crate) spec: S,
+    /// The seconds that the model predicts, and those that it should take by all that is known.
+    pub(crate) predicted: f64,
+    pub(crate) expected: f64,
+    /// The operations that ran with it to measure it.
+    pub(crate) tried: u64,
+}
+
+/// A prediction, corrected by what was observed of something else: what it took longer than
+/// predicted is the same for all, and if it took less, the rates were wrong.
+fn corrected(predicted: f64, of_other: f64, observed: f64) -> f64 {
+    if observed >= of_other || of_other <= 0.0 {
+        predicted + (observed - of_other)
+    } else {
+        predicted * (observed / of_other)
+    }
 }
 
 impl Decision {
@@ -130,25 +179,78 @@ impl<S: Copy + PartialEq + Display> Decision<S> {
             may_explore,
             exploring: None,
             of_run: 0,
+            remembered: None,
         }
     }
 
-    /// What earlier jobs have measured. It may change the choice.
-    pub(crate) fn remember(&mut self, times: &[Time<S>]) {
+    /// What earlier jobs have measured, and the seconds that a time of 1000 stands for, if they are
+    /// known. It may change the choice.
+    pub(crate) fn remember(&mut self, times: &[Time<S>], seconds: Option<f64>) {
         let of = |spec| times.iter().find(|time| time.spec == spec);
-        let Some(chosen) = of(self.spec()) else { return };
+        let known = self.candidates.iter().enumerate();
+        let known = known.filter_map(|(at, one)| Some((at, of(one.spec)?.permille)));
+        let Some((best, least)) = known.clone().min_by_key(|(_, permille)| *permille) else {
+            return;
+        };
+        let before = of(self.spec()).map(|time| time.permille);
+        // What was measured counts more than what the model says of one that was not; but a single
+        // one was compared with nothing.
+        let Some(permille) = before.or_else(|| (known.count() > 1).then_some(least)) else {
+            return;
+        };
+        if before.is_none() {
+            self.chosen = best;
+            self.version += 1;
+            self.reason = format!(
+                "{} was the fastest of those measured in earlier jobs (version {})",
+                self.candidates[best].spec, self.version
+            );
+        }
         for candidate in &mut self.candidates {
             let Some(time) = of(candidate.spec).filter(|_| candidate.relative.is_empty()) else {
                 continue;
             };
-            let relative = f64::from(time.permille) / f64::from(chosen.permille);
+            let relative = f64::from(time.permille) / f64::from(permille);
             candidate.relative = vec![relative; SAMPLES];
         }
+        self.remembered = seconds.map(|seconds| seconds * f64::from(permille) / 1e3);
         let measured = (0..self.candidates.len()).filter(|&at| self.candidates[at].is_faster());
         let median = |at: &usize| self.candidates[*at].median();
         if let Some(best) = measured.min_by(|a, b| median(a).total_cmp(&median(b))) {
             self.change_to(best, "in earlier jobs");
         }
+    }
+
+    /// The seconds of the chosen one: of the last times here, or else in earlier jobs.
+    pub(crate) fn seconds(&self) -> Option<f64> {
+        let observed = self.observed();
+        if observed.count() >= BASELINE { Some(observed.median()) } else { self.remembered }
+    }
+
+    /// The seconds that a candidate should take, by all that is known.
+    fn expected_of(&self, one: &Candidate<S>) -> f64 {
+        let chosen = &self.candidates[self.chosen];
+        match self.seconds() {
+            None => one.predicted,
+            Some(now) if one.spec == chosen.spec => now,
+            Some(now) if one.relative.len() >= KNOWN => one.median() * now,
+            Some(now) => corrected(one.predicted, chosen.predicted, now),
+        }
+    }
+
+    /// The seconds that the chosen one should take, by all that is known.
+    pub(crate) fn expected(&self) -> f64 {
+        self.expected_of(&self.candidates[self.chosen])
+    }
+
+    /// All candidates.
+    pub(crate) fn candidates(&self) -> impl Iterator<Item = Known<S>> {
+        self.candidates.iter().map(|one| Known {
+            spec: one.spec,
+            predicted: one.predicted,
+            expected: self.expected_of(one),
+            tried: one.runs * self.run,
+        })
     }
 
     /// What was measured: the chosen one, and the others that were measured often enough.
@@ -221,10 +323,10 @@ impl<S: Copy + PartialEq + Display> Decision<S> {
         if self.candidates[self.chosen].observed.count() < BASELINE {
             return None;
         }
-        let bearable = MAX_RATIO * self.candidates[self.chosen].predicted;
+        let bearable = MAX_RATIO * self.expected();
         let is_open = |(index, candidate): &(usize, &Candidate<S>)| {
             *index != self.chosen
-                && candidate.predicted <= bearable
+                && self.expected_of(candidate) <= bearable
                 && !candidate.is_measured()
                 && candidate.runs < MAX_RUNS
         };
@@ -267,6 +369,7 @@ impl<S: Copy + PartialEq + Display> Decision<S> {
             self.candidates[old].spec,
             self.version,
         );
+        self.remembered = self.remembered.map(|seconds| seconds * relative);
         self.candidates[old].relative = vec![1.0; SAMPLES];
         for candidate in &mut self.candidates {
             candidate.relative.iter_mut().for_each(|part| *part /= relative);
@@ -282,11 +385,11 @@ impl<S: Copy + PartialEq + Display> Decision<S> {
         self.candidates[self.chosen].predicted
     }
 
-    /// The cheapest other candidate by the model, and its seconds.
+    /// The other candidate that should take least, and its seconds.
     pub(crate) fn runner_up(&self) -> Option<(S, f64)> {
-        let mut all = self.candidates.iter().enumerate();
-        let (_, other) = all.find(|(index, _)| *index != self.chosen)?;
-        Some((other.spec, other.predicted))
+        let others = self.candidates.iter().enumerate().filter(|(at, _)| *at != self.chosen);
+        let others = others.map(|(_, one)| (one.spec, self.expected_of(one)));
+        others.min_by(|a, b| a.1.total_cmp(&b.1))
     }
 
     /// The times of the chosen one.
@@ -310,172 +413,4 @@ impl<S: Copy + PartialEq + Display> Decision<S> {
 }
 
 #[cfg(test)]
-mod tests {
-    use gradwire_collectives::Algorithm;
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn choice(predicted: &[f64]) -> Choice {
-        let specs = Algorithm::ALL.iter().map(|&known| Spec::usual(known));
-        let mut all: Vec<(Spec, f64)> = specs.zip(predicted.iter().copied()).collect();
-        let (spec, predicted_seconds) = all.remove(0);
-        Choice { spec, predicted_seconds, others: all, reason: "by the model".to_owned() }
-    }
-
-    fn choice_of(index: usize) -> Spec {
-        Spec::usual(Algorithm::ALL[index])
-    }
-
-    fn seconds(seconds: f64) -> Duration {
-        Duration::from_secs_f64(seconds)
-    }
-
-    /// Runs operations whose candidates take these times; returns how many explored.
-    fn play(decision: &mut Decision, operations: u64, times: &[f64]) -> u64 {
-        let mut explored = 0;
-        for _ in 0..operations {
-            let before = decision.spec();
-            let (index, spec) = decision.next();
-            explored += u64::from(spec != before);
-            decision.observe(index, seconds(times[index]));
-        }
-        explored
-    }
-
-    #[test]
-    fn the_fastest_is_found_whatever_the_model_says() {
-        let mut decision = Decision::new(choice(&[1.0, 1.5, 2.0]), 1, true);
-        assert_eq!((decision.version(), decision.reason()), (1, "by the model"));
-        play(&mut decision, 20_000, &[8e-3, 5e-3, 4e-3]);
-        assert_eq!(decision.spec(), Spec::usual(Algorithm::ALL[2]));
-        let (reason, version) = (decision.reason(), decision.version());
-        assert!((2..=3).contains(&version), "{version}");
-        assert!(reason.contains("50 % of the time") || reason.contains("80 % of"), "{reason}");
-        assert!(reason.ends_with(&format!("measured here (version {version})")), "{reason}");
-        assert_eq!(decision.runner_up(), Some((Spec::usual(Algorithm::ALL[0]), 1.0)));
-        assert_eq!(decision.operations(), 20_000);
-    }
-
-    #[test]
-    fn exploration_is_rare_and_ends() {
-        for run in [1, 16] {
-            let mut decision = Decision::new(choice(&[1.0, 1.5, 2.0]), run, true);
-            let times = [1e-3, 1e-3, 1e-3];
-            let mut explored = 0;
-            for operations in 1..=30_000u64 {
-                explored += play(&mut decision, 1, &times);
-                let most = operations / 50 + u64::from(run);
-                assert!(explored <= most, "{explored} of {operations}");
-            }
-            // Of a long run only a few times count.
-            let runs = 2 * SAMPLES / OF_A_RUN.min(run as usize);
-            assert_eq!(explored, runs as u64 * u64::from(run));
-            assert_eq!(decision.version(), 1, "nothing is faster");
-            assert_eq!(play(&mut decision, 5_000, &times), 0);
-        }
-    }
-
-    #[test]
-    fn what_is_fixed_or_hopeless_is_not_explored() {
-        let mut fixed = Decision::new(choice(&[1.0, 1.1]), 1, false);
-        assert_eq!(play(&mut fixed, 1_000, &[2e-3, 1e-3]), 0);
-        let mut only = Decision::new(choice(&[1.0]), 1, true);
-        assert_eq!(play(&mut only, 1_000, &[2e-3]), 0);
-        let mut hopeless = Decision::new(choice(&[1.0, 3.1]), 1, true);
-        assert_eq!(play(&mut hopeless, 1_000, &[2e-3, 1e-3]), 0);
-        // Without times of the chosen one there is nothing to compare with.
-        let mut mixed = Decision::new(choice(&[1.0, 1.1]), 1, true);
-        assert!((0..10_000).all(|_| mixed.next().0 == 0));
-        // Times that can't be compared are not observed, and do not keep it exploring.
-        let mut mixed = Decision::new(choice(&[1.0, 1.1]), 1, true);
-        let mut explored = 0;
-        for _ in 0..100_000 {
-            match mixed.next() {
-                (0, _) => assert!(!mixed.observe(0, seconds(1e-3))),
-                _ => explored += 1,
-            }
-        }
-        assert_eq!(explored, MAX_RUNS);
-    }
-
-    #[test]
-    fn outliers_and_small_differences_change_nothing() {
-        let mut decision = Decision::new(choice(&[1.0, 1.1]), 1, true);
-        for operation in 0..10_000u64 {
-            let (index, _) = decision.next();
-            let hiccup = if index == 0 && operation % 9 == 0 { 0.2 } else { 0.0 };
-            decision.observe(index, seconds([1e-3, 0.96e-3][index] + hiccup));
-        }
-        assert_eq!(decision.version(), 1, "{}", decision.reason());
-    }
-
-    /// A machine that others use, too: times rise and fall for all alike.
-    #[test]
-    fn times_are_compared_with_those_of_the_same_moment() {
-        for (times, versions) in [([1e-3, 1e-3, 1e-3], 1..=1), ([2e-3, 1e-3, 2e-3], 2..=2)] {
-            let mut decision = Decision::new(choice(&[1.0, 1.1, 1.2]), 1, true);
-            for operation in 0..50_000u32 {
-                let load = 2.0 + (f64::from(operation) / 700.0).sin();
-                let (index, _) = decision.next();
-                decision.observe(index, seconds(times[index] * load));
-            }
-            assert!(versions.contains(&decision.version()), "{}", decision.reason());
-        }
-    }
-
-    /// A step of four tensors, of which one is small: each candidate meets all of them.
-    #[test]
-    fn tensors_of_different_size_do_not_mislead() {
-        let mut decision = Decision::new(choice(&[1.0, 1.1, 1.2, 1.3, 1.4]), 1, true);
-        for operation in 0..100_000 {
-            let (index, _) = decision.next();
-            let size = if operation % 4 == 3 { 0.5 } else { 1.0 };
-            decision.observe(index, seconds(1e-3 * size * [1.0, 1.2, 1.2, 1.2, 1.2][index]));
-        }
-        assert_eq!(decision.version(), 1, "{}", decision.reason());
-    }
-
-    #[test]
-    fn the_next_job_begins_where_this_one_ended() {
-        let times = [3e-3, 1e-3, 2e-3];
-        let mut first = Decision::new(choice(&[1.0, 1.5, 2.0]), 1, true);
-        play(&mut first, 10_000, &times);
-        let learned = first.times();
-        let known = |index: usize, permille| Time { spec: choice_of(index), permille };
-        assert_eq!(learned, [known(0, 3000), known(1, 1000), known(2, 2000)]);
-        let mut next = Decision::new(choice(&[1.0, 1.5, 2.0]), 1, true);
-        next.remember(&learned);
-        assert_eq!((next.version(), next.spec()), (2, first.spec()));
-        assert!(next.reason().contains("33 % of the time of"), "{}", next.reason());
-        assert!(next.reason().contains("in earlier jobs"), "{}", next.reason());
-        assert_eq!(play(&mut next, 1_000, &times), 0, "everything is known");
-        assert_eq!(next.times(), learned);
-        // Too few to compare are not kept, and what is unknown here changes nothing.
-        let mut short = Decision::new(choice(&[1.0, 1.5]), 1, true);
-        play(&mut short, 9, &times);
-        assert_eq!(short.times(), []);
-        let mut other = Decision::new(choice(&[1.0]), 1, true);
-        other.remember(&learned);
-        assert_eq!((other.version(), other.spec()), (1, choice_of(0)));
-    }
-
-    proptest! {
-        #[test]
-        fn no_choice_is_slower_than_what_was_measured(
-            times in prop::collection::vec(1e-5..1e-2f64, 2..6),
-            predicted in prop::collection::vec(1.0..2.9f64, 6),
-            run in 1u32..20,
-        ) {
-            let mut predicted: Vec<f64> = predicted[..times.len()].to_vec();
-            predicted.sort_by(f64::total_cmp);
-            let mut decision = Decision::new(choice(&predicted), run, true);
-            play(&mut decision, 40_000, &times);
-            let least = times.iter().copied().fold(f64::MAX, f64::min);
-            let index = (0..times.len()).find(|&index| choice_of(index) == decision.spec());
-            let chosen = times[index.unwrap()];
-            prop_assert!(chosen * 0.94 <= least, "{} of {:?}", chosen, times);
-            prop_assert!(decision.version() <= times.len() as u32);
-        }
-    }
-}
+mod tests;

@@ -31,7 +31,7 @@ use gradwire_proto::{
 
 use self::{
     algorithm::{Chooser, Chosen, Work},
-    credit::{Completed, Flight},
+    credit::{Burst, Completed, Flight},
     queue::{Cut, Piece, Queue},
     sizes::Tuner,
 };
@@ -164,16 +164,17 @@ impl Dispatch {
                 let what = "which it was not doing";
                 Violation::Protocol(format!("says that it has done operation {sequence}, {what}"))
             })?;
-            let Some(Completed { slots, choice, sizes, sized, since, in_flight }) = completed
-            else {
-                continue;
-            };
+            let Some(completed) = completed else { continue };
+            let Completed { slots, choice, sizes, sized, since, in_flight, burst } = completed;
             let taken = now.saturating_sub(since);
             // What is tried with other sizes says nothing of algorithms.
-            if let (Some(choice), Some(in_flight)) = (choice, in_flight)
-                && self.sizes.is_chosen(sizes)
-            {
-                self.corrections.extend(self.chooser.observe(choice, taken, in_flight));
+            if let Some(choice) = choice.filter(|_| self.sizes.is_chosen(sizes)) {
+                let changed = if let Some(Burst { since, count }) = burst {
+                    self.chooser.observe_burst(choice, now.saturating_sub(since), count)
+                } else {
+                    in_flight.and_then(|all| self.chooser.observe(choice, taken, all))
+                };
+                self.corrections.extend(changed);
             }
             if let (Some(sized), Some(in_flight)) = (sized, in_flight)
                 && let Some(reason) = self.sizes.observe(sized, taken, in_flight)

@@ -1,5 +1,5 @@
 //! How long operations have taken, as mean and spread. Only times that the cost model predicts are
-//! counted: of a piece that was alone, or of one among as many as the credit allows.
+//! counted: of a piece that was alone, of a burst, or of one among as many as the credit allows.
 
 use std::time::Duration;
 

@@ -140,7 +140,7 @@ impl Tuner {
         let times: Vec<Time<Sizes>> = times.iter().filter(fits).copied().collect();
         self.decision.add(times.iter().map(|time| time.spec), MAX_CANDIDATES);
         let before = self.decision.version();
-        self.decision.remember(&times);
+        self.decision.remember(&times, None);
         (self.decision.version() > before).then(|| self.changed())
     }
 

@@ -64,6 +64,8 @@ pub struct Learned {
     pub pieces: u32,
     /// One for each algorithm that was measured.
     pub times: Vec<Time>,
+    /// The microseconds that a time of 1000 stands for; 0: not known.
+    pub micros: u64,
 }
 
 /// How long pieces take with one algorithm, or with other sizes.

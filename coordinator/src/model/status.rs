@@ -16,6 +16,9 @@ pub(crate) const MAX_SETS: usize = 100;
 /// The most choices of algorithms that one status lists.
 pub(crate) const MAX_CHOICES: usize = 256;
 
+/// The most candidates of a choice that one status lists.
+pub(crate) const MAX_CANDIDATES: usize = 32;
+
 /// The most operations in flight that one status lists.
 pub(crate) const MAX_OPERATIONS: usize = 32;
 
@@ -112,7 +115,11 @@ pub struct ChoiceStatus {
     pub spec: Spec,
     /// Seconds per piece that the cost model predicts for `bytes`.
     pub predicted: f64,
-    /// The next best algorithm, and its seconds per piece.
+    /// Seconds per piece that it should take, by measured times where there are any.
+    pub expected: f64,
+    /// At most [`MAX_CANDIDATES`] algorithms among which it was chosen, in the order of the model.
+    pub candidates: Vec<CandidateStatus>,
+    /// The next best algorithm by what it should take, and that.
     pub runner_up: Option<(Spec, f64)>,
     /// Why it was chosen.
     pub reason: String,
@@ -121,12 +128,25 @@ pub struct ChoiceStatus {
     /// The number of operations, of all versions and of exploration.
     pub operations: u64,
     /// The number of those with `spec` that were alone, or in a pipeline of it that used all of
-    /// the credit.
+    /// the credit, and of whole bursts of it.
     pub observed: u64,
     /// The mean seconds per piece of these.
     pub mean: f64,
     /// Their standard deviation.
     pub spread: f64,
+}
+
+/// An algorithm that may be chosen.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CandidateStatus {
+    /// The algorithm.
+    pub spec: Spec,
+    /// Seconds per piece that the cost model predicts.
+    pub predicted: f64,
+    /// Seconds per piece that it should take, by measured times where there are any.
+    pub expected: f64,
+    /// The number of operations that ran with it to measure it.
+    pub tried: u64,
 }
 
 /// How large pieces and chunks are, and how long they have taken.
