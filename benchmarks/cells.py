@@ -3,8 +3,9 @@
 The *regret* is how much longer a chooser (`auto` from its start, and `auto` after learning) takes
 than the fastest algorithm. It has two parts. What the choice costs is how much longer the chosen
 algorithm takes *when it is asked for by name*. The rest is noise: the same algorithm took another
-time in another job. How much that is shows by how far a chooser's time is from the time of what it
-chose, which sends the same messages.
+time in another job. Two figures tell how much noise there is. The *floor* is the regret of
+algorithms that send the same messages as the fastest one: among many that are alike the fastest is
+so by luck. The other one is by how much a chooser's time differs from that of what it chose.
 """
 
 import statistics
@@ -14,6 +15,8 @@ from dataclasses import dataclass, field
 AUTO = "auto"
 LEARNED = "after learning"
 CHOOSERS = (AUTO, LEARNED)
+# Predictions that differ by less are of the same messages.
+SAME = 1e-4
 
 
 @dataclass
@@ -84,6 +87,16 @@ class Cell:
                 found.append(abs(self.typical(chooser) / self.typical(chosen[0]) - 1))
         return found
 
+    def floor(self) -> float | None:
+        """Returns how much longer than the fastest those algorithms take on average for which the
+        same is predicted, because they send the same messages: a regret that is noise alone."""
+        said = {name: statistics.median(times) for name, times in self.predicted.items()}
+        if (best := said.get(self.best)) is None:
+            return None
+        others = said.keys() & self.times.keys() - {self.best, *CHOOSERS}
+        same = [name for name in others if abs(said[name] / best - 1) < SAME]
+        return mean(self.typical(name) / self.typical(self.best) - 1 for name in same)
+
     def errors(self, of: str) -> list[float]:
         """Returns by how much predictions differ from times, as shares: of "calls" or "operations"
         after the probe, or of operations "after learning". Where a fixed algorithm runs a call as
@@ -129,8 +142,9 @@ def as_markdown(cells: list[Cell]) -> str:
 def summary(cells: list[Cell]) -> list[str]:
     """Returns a table of the mean regret of each place and collective."""
     lines = [
-        "| links | collective | regret | of the choice | after learning | of the choice | noise |",
-        "|---|---|--:|--:|--:|--:|--:|",
+        "| links | collective | regret | of the choice | after learning | of the choice | floor "
+        "| noise |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
     ]
     for place, collective in dict.fromkeys((cell.place, cell.collective) for cell in cells):
         own = [cell for cell in cells if (cell.place, cell.collective) == (place, collective)]
@@ -138,6 +152,7 @@ def summary(cells: list[Cell]) -> list[str]:
         for chooser in CHOOSERS:
             row.append(_share(mean(cell.regret(chooser) for cell in own)))
             row.append(_share(mean(cell.cost_of_choice(chooser) for cell in own)))
+        row.append(_share(mean(cell.floor() for cell in own)))
         noise = [share for cell in own for share in cell.noise()]
         row.append(_share(mean(noise)))
         lines.append(f"| {place} | {collective} | {' | '.join(row)} |")

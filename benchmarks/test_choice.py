@@ -47,6 +47,16 @@ class Regret(unittest.TestCase):
         self.assertEqual((own.noise(), own.cost_of_choice(AUTO)), ([], 0.5))
         self.assertIsNone(own.cost_of_choice(LEARNED))
 
+    def test_the_floor_is_the_regret_of_the_same_messages(self) -> None:
+        """Checks that only what is predicted alike counts."""
+        own = cell([5.0], [2.0], [3.0])
+        self.assertIsNone(own.floor())
+        own.times["chain"] = [9.0]
+        own.predicted = {"ring": [1.0], "direct": [1.0], "chain": [1.1], AUTO: [1.0]}
+        self.assertEqual(own.floor(), 0.5)
+        own.predicted["direct"] = [1.1]
+        self.assertIsNone(own.floor())
+
     def test_what_is_near_the_fastest_is_measured(self) -> None:
         """Checks who is left after the look."""
         own = Cell("2 nodes", "alltoall", 4096, looks={"ring": 1.0, "direct": 1.2, "chain": 1.4})
@@ -105,7 +115,7 @@ class Tables(unittest.TestCase):
         text = as_markdown([own])
         row = "| 2 nodes | alltoall | 1 MiB | `ring` | 2 ms | `direct` | 3 ms | 50% | – | – | – |"
         self.assertIn(row, text)
-        self.assertIn("| 2 nodes | alltoall | 50% | 100% | – | – | 25% |", text)
+        self.assertIn("| 2 nodes | alltoall | 50% | 100% | – | – | – | 25% |", text)
         self.assertIn("| 2 nodes | 1 MiB | – | – | – |", text)
         self.assertIn("| 2 nodes | alltoall | 1 MiB | 1000 | 2.0% | 1.5% | 1 | `ring` |", text)
         other = Cell("3 nodes", "alltoall", 4096, {"ring": [1.0], AUTO: [1.0]})

@@ -76,7 +76,9 @@ struct Candidate<S> {
 impl<S> Candidate<S> {
     /// Whether no more times are needed.
     fn is_measured(&self) -> bool {
-        self.relative.len() >= SAMPLES || self.is_clearly(|relative| relative > 1.0 + EQUAL)
+        let is_hopeless = self.relative.len() >= KNOWN && self.median() > MAX_RATIO;
+        let is_slower = self.is_clearly(|relative| relative > 1.0 + EQUAL);
+        self.relative.len() >= SAMPLES || is_hopeless || is_slower
     }
 
     /// Whether nearly all times are on one side.

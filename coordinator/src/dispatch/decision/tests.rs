@@ -110,6 +110,10 @@ fn what_is_clear_is_decided_soon() {
         assert_eq!((explored, decision.version()), (FEW as u64, version));
         assert!(decision.is_settled());
     }
+    // What is hopeless needs fewer, and is known to the next job.
+    let mut decision = Decision::new(choice(&[1.0, 1.1]), 1, true);
+    assert_eq!(play(&mut decision, 20_000, &[1e-3, 4e-3]), KNOWN as u64);
+    assert!(decision.is_settled() && decision.times().len() == 2);
     // One outlier among them makes no difference.
     let mut decision = Decision::new(choice(&[1.0, 1.1]), 1, true);
     let mut explored = 0;
@@ -205,7 +209,7 @@ fn the_next_job_begins_where_this_one_ended() {
     assert_eq!((next.version(), next.spec()), (2, choice_of(1)));
     assert!(next.reason().contains("fastest of those measured in earlier jobs"));
     // The candidates in the order of the model.
-    let explored = play(&mut next, 5_000, &[4e-3, 3e-3, 1e-3, 2e-3]);
+    let explored = play(&mut next, 5_000, &[2.5e-3, 3e-3, 1e-3, 2e-3]);
     assert_eq!((explored, next.spec()), (FEW as u64, choice_of(1)), "what is not known is tried");
     // A single one was compared with nothing.
     let mut next = Decision::new(choice(&[1.0, 1.5]), 1, true);
