@@ -64,6 +64,20 @@ class Buffer:
         """
         The address of the first byte. Views of the same memory have the same address.
         """
+    def copy_from(self, /, address: SupportsIndex) -> None:
+        """
+        Fills the memory from ordinary memory.
+
+        Args:
+            address: Where as many bytes as the memory has can be read.
+        """
+    def copy_to(self, /, address: SupportsIndex) -> None:
+        """
+        Copies the memory to ordinary memory.
+
+        Args:
+            address: Where as many bytes as the memory has can be written.
+        """
     @property
     def dtype(self, /) -> str:
         """

@@ -1,15 +1,20 @@
-//! DLPack: memory for other libraries, in a capsule. This module and `at_exit` are the only ones of
-//! this crate with `unsafe`.
+//! DLPack: memory for other libraries, in a capsule; and copies from and to their memory. This
+//! module and `at_exit` are the only ones of this crate with `unsafe`.
 //!
 //! A capsule holds a pointer to a structure whose layout the DLPack standard fixes. A consumer
 //! renames the capsule and calls the structure's deleter when it is done; a capsule without a
 //! consumer does so itself. The structure keeps the shared memory allocated until then. This module
 //! never creates a reference to the memory: Python and the daemon access it through pointers.
 
-use std::ffi::{CStr, c_void};
+use std::{
+    ffi::{CStr, c_void},
+    ptr,
+};
 
 use gradwire_worker::{DType, SharedBuffer};
 use pyo3::{ffi, prelude::*};
+
+use crate::buffer::Buffer;
 
 const UNVERSIONED: &CStr = c"dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
@@ -112,7 +117,7 @@ pub(crate) fn capsule(
         let managed = ManagedVersioned {
             major: 1,
             minor: 1,
-            context: std::ptr::null_mut(),
+            context: ptr::null_mut(),
             deleter: Some(delete_versioned),
             flags: 0,
             tensor,
@@ -130,7 +135,7 @@ pub(crate) fn capsule(
         })
     } else {
         let managed =
-            Managed { tensor, context: std::ptr::null_mut(), deleter: Some(delete_unversioned) };
+            Managed { tensor, context: ptr::null_mut(), deleter: Some(delete_unversioned) };
         let export = Box::into_raw(Box::new(Export { managed, kept: (shape, strides, memory) }));
         // SAFETY: as above.
         let managed = unsafe {
@@ -167,14 +172,41 @@ pub(crate) fn write(memory: &SharedBuffer, bytes: &[u8]) {
     let count = bytes.len().min(memory.byte_len() as usize);
     // SAFETY: the memory is at least `count` bytes long and mapped while `memory` lives; nobody has
     // a reference to it, and `bytes` is Python's own.
-    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.as_ptr(), count) };
+    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), memory.as_ptr(), count) };
+}
+
+/// Copies between shared and ordinary memory, without an array around either: for a small tensor
+/// that is most of the time of its exchange.
+#[pymethods]
+impl Buffer {
+    /// Fills the memory from ordinary memory.
+    ///
+    /// Args:
+    ///     address: Where as many bytes as the memory has can be read.
+    fn copy_from(&self, address: usize) {
+        let from = ptr::with_exposed_provenance::<u8>(address);
+        // SAFETY: as in `write`; the caller vouches for the bytes at the address, as it does for
+        // those of a capsule. The interpreter's lock is held, so its other threads don't free them.
+        unsafe { ptr::copy(from, self.memory.as_ptr(), self.memory.byte_len() as usize) };
+        self.memory.mark_copied();
+    }
+
+    /// Copies the memory to ordinary memory.
+    ///
+    /// Args:
+    ///     address: Where as many bytes as the memory has can be written.
+    fn copy_to(&self, address: usize) {
+        let to = ptr::with_exposed_provenance_mut::<u8>(address);
+        // SAFETY: as above.
+        unsafe { ptr::copy(self.memory.as_ptr(), to, self.memory.byte_len() as usize) };
+    }
 }
 
 /// Copies the beginning of the memory; as much as `into` takes.
 pub(crate) fn read(memory: &SharedBuffer, into: &mut [u8]) {
     let count = into.len().min(memory.byte_len() as usize);
     // SAFETY: as above; `into` is borrowed mutably.
-    unsafe { std::ptr::copy_nonoverlapping(memory.as_ptr(), into.as_mut_ptr(), count) };
+    unsafe { ptr::copy_nonoverlapping(memory.as_ptr(), into.as_mut_ptr(), count) };
 }
 
 /// # Safety
@@ -203,7 +235,7 @@ unsafe fn untaken(capsule: *mut ffi::PyObject, name: &CStr) -> *mut c_void {
         if ffi::PyCapsule_IsValid(capsule, name.as_ptr()) == 1 {
             ffi::PyCapsule_GetPointer(capsule, name.as_ptr())
         } else {
-            std::ptr::null_mut()
+            ptr::null_mut()
         }
     }
 }

@@ -79,6 +79,35 @@ def describe(tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
     return name, tuple(tensor.shape)
 
 
+def address_of_small(tensor: torch.Tensor, element: str | None = None) -> int:
+    """Returns the address of a small tensor that has its elements in their order, without gaps.
+
+    A tensor so small is copied by its address: PyTorch's own copy takes longer to begin than it
+    takes to copy. The address is valid until the next call that may change the tensor.
+
+    Args:
+        tensor: Any tensor.
+        element: The element type that it must have; None for any that is known.
+
+    Returns:
+        The address; 0 if it is not such a tensor.
+    """
+    if type(tensor) is not torch.Tensor or not tensor.is_cpu or tensor.layout != torch.strided:
+        return 0
+    name, width = _NAMES.get(tensor.dtype), tensor.element_size()
+    nbytes = tensor.numel() * width
+    if name is None or name != (element or name) or not 0 < nbytes < _adopt.MIN_BYTES:
+        return 0
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        return 0
+    try:
+        # The program may have taken the memory away from the tensor, by resizing its storage.
+        end = int(tensor.storage_offset()) * width + nbytes
+        return tensor.data_ptr() if end <= tensor.untyped_storage().nbytes() else 0
+    except RuntimeError:
+        return 0  # a tensor without memory of its own, such as one of functorch
+
+
 def check_no_overlap(tensor: torch.Tensor) -> None:
     """Raises InvalidRequest if several elements of a tensor are in one place, as after expand."""
     # A contiguous tensor is not expanded.

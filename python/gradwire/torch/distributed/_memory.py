@@ -16,7 +16,13 @@ from gradwire._errors import InvalidRequest
 from gradwire._uses import COPIED, Use
 from gradwire._world import session
 from gradwire.torch import _adopt, _cuda
-from gradwire.torch._adapter import as_tensor, check_is_tensor, check_no_overlap, describe
+from gradwire.torch._adapter import (
+    address_of_small,
+    as_tensor,
+    check_is_tensor,
+    check_no_overlap,
+    describe,
+)
 
 _BYTES = "u8"
 _AS_IT_IS = contextlib.nullcontext()
@@ -119,6 +125,28 @@ def load_one(tensor: torch.Tensor) -> tuple[_native.Buffer, torch.Tensor]:
     memory = as_tensor(buffer).view(tensor.shape)
     _copy_in(buffer, memory, tensor)
     return buffer, memory
+
+
+def load_small(tensor: torch.Tensor) -> _native.Buffer | None:
+    """Copies a tensor to shared memory, as a row, if that can be done by its address alone."""
+    address = address_of_small(tensor)
+    if address == 0:
+        return None
+    buffer = session().buffer(describe(tensor)[0], [tensor.numel()])
+    buffer.copy_from(address)
+    return buffer
+
+
+def store_small(buffer: _native.Buffer, tensor: torch.Tensor) -> None:
+    """Copies what ``load_small`` has made back, as ``store_one`` does.
+
+    The program may have given the tensor other memory meanwhile.
+    """
+    address = address_of_small(tensor, buffer.dtype)
+    if address and buffer.nbytes == tensor.nbytes:
+        buffer.copy_to(address)
+    else:
+        store_one(buffer, as_tensor(buffer).view(tensor.shape), tensor)
 
 
 def _copy_in(buffer: _native.Buffer, part: torch.Tensor, tensor: torch.Tensor) -> None:

@@ -20,6 +20,10 @@ from gradwire.torch.distributed._work import Work, keep_for_a_while
 _SMALL = 16
 
 
+def _is_one_number(tensors: list[torch.Tensor]) -> bool:
+    return len(tensors) == 1 and tensors[0].untyped_storage().nbytes() <= _SMALL
+
+
 class Reductions(Group):
     """allreduce, reduce, reduce_scatter, and their forms for one tensor and for several."""
 
@@ -67,6 +71,10 @@ class Reductions(Group):
         reduction = Reduction(given.op)
         if any(tensor.is_sparse for tensor in tensors):
             return self._allreduce_sparse(tensors, reduction, given.timeout)
+        if len(tensors) == 1 and reduction.factor is None:
+            small = _memory.load_small(tensors[0])
+            if small is not None:
+                return self._allreduce_small(small, what, tensors, reduction, given.timeout)
         buffers, places, uses = [], [], []
         for tensor in tensors:
             # A contribution with a factor is prepared in a copy.
@@ -88,8 +96,28 @@ class Reductions(Group):
                 use.end()
 
         work = self._work(what, handle, finish, tensors, given.timeout, tensors)
-        alone = len(tensors) == 1 and tensors[0].untyped_storage().nbytes() <= _SMALL
-        return keep_for_a_while(work) if alone else work
+        return keep_for_a_while(work) if _is_one_number(tensors) else work
+
+    def _allreduce_small(
+        self,
+        buffer: _native.Buffer,
+        what: str,
+        tensors: list[torch.Tensor],
+        reduction: Reduction,
+        timeout: timedelta,
+    ) -> Work:
+        """Reduces one tensor, of which ``buffer`` has a copy.
+
+        The exchange of a small tensor takes as little time as this function.
+        """
+        [tensor] = tensors
+        handle = self._begin(session().allreduce, [buffer], reduction.name)
+
+        def finish(_: list[Any]) -> None:
+            _memory.store_small(buffer, tensor)
+
+        work = self._work(what, handle, finish, tensors, timeout)
+        return keep_for_a_while(work) if _is_one_number(tensors) else work
 
     def _allreduce_sparse(
         self, tensors: list[torch.Tensor], reduction: Reduction, timeout: timedelta

@@ -301,6 +301,61 @@ def test_sparse_tensors_of_odd_shapes(shape: tuple[int, ...]) -> None:
         assert torch.equal(tensor.to_dense(), torch.stack(parts).sum(0))
 
 
+@pytest.mark.parametrize("elements", [5, 900])
+def test_a_small_tensor_that_gets_other_memory_meanwhile(elements: int) -> None:
+    """The result is in the memory that the tensor has when somebody waits, whichever that is."""
+    expected = total() + size()
+
+    def grow(tensor: torch.Tensor) -> None:
+        tensor.untyped_storage().resize_(1 << 20)
+
+    def replace(tensor: torch.Tensor) -> None:
+        tensor.data = torch.zeros(elements)
+
+    def replace_by_columns(tensor: torch.Tensor) -> None:
+        tensor.data = torch.zeros(elements, 2)[:, 1]
+
+    def replace_by_another_type(tensor: torch.Tensor) -> None:
+        tensor.data = torch.zeros(elements, dtype=torch.float64)
+
+    def share(tensor: torch.Tensor) -> None:
+        tensor.share_memory_()
+
+    for change in (grow, replace, replace_by_columns, replace_by_another_type, share):
+        tensor = torch.full((elements,), rank() + 1.0)
+        before = tensor[:]
+        work = dist.all_reduce(tensor, async_op=True)
+        change(tensor)
+        work.wait()
+        assert (tensor == expected).all(), change.__name__
+        assert (before == (rank() + 1.0)).all() or (before == expected).all()
+        del work, before
+
+
+def test_small_tensors_of_any_layout() -> None:
+    whole, expected = torch.zeros(40), total() + size()
+    cases = {
+        "a part": whole[7:19],
+        "columns": whole.view(4, 10)[:, 3],
+        "transposed": whole.view(4, 10).t(),
+        "a negative": torch.zeros(5, dtype=torch.complex64).conj().imag,
+        "a leaf": torch.zeros(5, requires_grad=True),
+        "a parameter": torch.nn.Parameter(torch.zeros(5)),
+        "nothing": torch.zeros(0),
+        "a number": torch.zeros(()),
+    }
+    for name, tensor in cases.items():
+        whole.fill_(-1.0)
+        with torch.no_grad():
+            tensor.fill_(rank() + 1.0)
+            version, address = tensor._version, tensor.data_ptr()
+            dist.all_reduce(tensor)
+        assert (tensor == expected).all(), name
+        assert (tensor._version, tensor.data_ptr()) == (version, address), name
+        if name == "a part":
+            assert (whole[:7] == -1.0).all() and (whole[19:] == -1.0).all()
+
+
 def test_tensors_that_hold_no_result() -> None:
     """Such results are refused before anything is started; an input may be expanded."""
     wide = torch.ones(1).expand(4)
@@ -308,7 +363,7 @@ def test_tensors_that_hold_no_result() -> None:
         lambda: dist.all_reduce(wide),
         lambda: dist.all_gather([wide] * size(), torch.ones(4)),
         lambda: dist.reduce_scatter_tensor(wide, torch.ones(4 * size())),
-        lambda: dist.all_to_all_single(torch.ones(1).expand(size()), torch.ones(size())),
+        lambda: dist.all_to_all_single(torch.ones(1).expand(2 * size()), torch.ones(2 * size())),
     ]:
         with pytest.raises(ValueError, match="in one place"):
             call()
