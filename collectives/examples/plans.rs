@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use gradwire_collectives::{Kind, Plan, Spec, Topology, generate};
+use gradwire_collectives::{Algorithm, Kind, Plan, Spec, Topology, generate};
 
 /// Elements of f32 in a piece of 4 MiB, of 97 MiB.
 const SIZES: [u64; 2] = [1 << 20, 97 << 18];
@@ -15,9 +15,12 @@ fn main() {
         "{nodes} nodes\n{:22} {:>9} {:>7} {:>10} {:>10}",
         "", "bytes", "steps", "least", "mean"
     );
-    for text in ["ring", "circulant", "halving-doubling", "rat", "direct", "double-tree"] {
+    let others = ["ring(way=around)", "multi-ring(rings=16)", "circulant(radix=8)"];
+    let all = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).chain(others);
+    for text in all {
         let spec = Spec::parse(text).expect("an algorithm");
-        let topology = if text == "rat" { racks(16.min(nodes)) } else { racks(nodes) };
+        let in_racks = ["hierarchical", "leader-ring", "blueconnect", "hips", "parameterhub"];
+        let topology = if in_racks.contains(&text) { racks(16.min(nodes)) } else { racks(nodes) };
         for count in SIZES {
             let (mut least, mut sum, mut steps) = (f64::INFINITY, 0.0, 0);
             let runs = 200;

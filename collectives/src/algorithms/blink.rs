@@ -91,7 +91,7 @@ fn placed(trees: &[Tree], me: u32, count: u64) -> (Vec<Block>, Vec<Place>) {
 
 pub(super) fn allreduce(topology: &Topology, most: u32, me: u32, count: u64) -> Schedule {
     if !packs(topology) {
-        return servers::allreduce(topology, 1, me, count);
+        return servers::allreduce(topology, servers::Wanted::USUAL, me, count);
     }
     let packing = packing::packed(topology, None, most);
     let (blocks, places) = placed(&packing.trees, me, count);
@@ -156,7 +156,7 @@ fn of_packing(topology: &Topology, cluster: &Cluster, packing: &Packing) -> Shap
 /// The cost of an allreduce: 2hα + T, h links to the farthest and T for the busiest line.
 pub(super) fn shape(topology: &Topology, most: u32, cluster: &Cluster) -> Shape {
     if !packs(topology) {
-        return servers::shape(topology, 1, cluster);
+        return servers::shape(topology, servers::Wanted::USUAL, cluster);
     }
     let one_way = of_packing(topology, cluster, &packing::packed(topology, None, most));
     let hops = 2.0 * (one_way.hops_in + one_way.hops_across);

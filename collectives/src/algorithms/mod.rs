@@ -78,6 +78,7 @@ use self::{
     build::Rooted,
     grid::Along,
     pairs::{Fold, Partners},
+    servers::Wanted,
 };
 use crate::{
     schedule::{GRAIN, Schedule},
@@ -206,7 +207,7 @@ fn allreduce(spec: &Spec, topology: &Topology, me: u32, count: u64) -> Schedule 
         Algorithm::Hips => grid::allreduce(spec, along(spec), topology, me, count),
         Algorithm::Mesh => grid::allreduce(spec, Along::Line, topology, me, count),
         Algorithm::LeaderRing => leaders::allreduce(topology, me, count),
-        Algorithm::Servers => servers::allreduce(topology, segments, me, count),
+        Algorithm::Servers => servers::allreduce(topology, Wanted::of(spec), me, count),
         Algorithm::Parameterhub => hub::allreduce(topology, across(spec), me, count),
         Algorithm::Blink => blink::allreduce(topology, spec.number("trees"), me, count),
     }
@@ -346,7 +347,7 @@ fn allreduce_shape(spec: &Spec, topology: &Topology, cluster: &Cluster) -> Shape
         Algorithm::Hips => grid::shape(spec, along(spec), topology, cluster),
         Algorithm::Mesh => grid::shape(spec, Along::Line, topology, cluster),
         Algorithm::LeaderRing => leaders::shape(cluster),
-        Algorithm::Servers => servers::shape(topology, spec.segments(), cluster),
+        Algorithm::Servers => servers::shape(topology, Wanted::of(spec), cluster),
         Algorithm::Parameterhub => hub::shape(topology, across(spec), cluster),
         Algorithm::Blink => blink::shape(topology, spec.number("trees"), cluster),
     }

@@ -182,6 +182,16 @@ const ACROSS: Parameter = Parameter {
     about: "how data goes between the owners of a share in all racks",
     values: Values::Word(&["direct", "ring"]),
 };
+const SERVERS: Parameter = Parameter {
+    name: "servers",
+    about: "how many servers at most own a part, the first ones",
+    values: Values::Number { least: 0, most: 4096, usual: 4096 },
+};
+const WEIGHTS: Parameter = Parameter {
+    name: "weights",
+    about: "whether who has a faster line owns more",
+    values: Values::Word(&["lines", "equal"]),
+};
 const TREES: Parameter = Parameter {
     name: "trees",
     about: "how many trees at most share the piece",
@@ -224,9 +234,8 @@ impl Algorithm {
             Self::MultiRing => &[RINGS, SEGMENTS],
             Self::Circulant | Self::Bcube => &[RADIX],
             Self::KNomial => &[DEGREE, SEGMENTS],
-            Self::DoubleTree | Self::Linear | Self::Binomial | Self::Chain | Self::Servers => {
-                &[SEGMENTS]
-            }
+            Self::DoubleTree | Self::Linear | Self::Binomial | Self::Chain => &[SEGMENTS],
+            Self::Servers => &[SEGMENTS, SERVERS, WEIGHTS],
             Self::CirculantBlocks => &[BLOCKS],
             Self::Torus | Self::Mesh => &[TWO],
             Self::Blueconnect => &[ANY],

@@ -10,7 +10,8 @@
 //! without servers, as much as the ring, and once with as many servers as participants. More of
 //! them only share what servers do.
 //!
-//! Where lines have different rates, who has a faster one owns more.
+//! Where lines have different rates, who has a faster one owns more; with `weights=equal` that is
+//! not so. With `servers=K` only the first K of them own a part.
 //!
 //! A server sends only what has come from everybody. So that it begins early, blocks are cut into
 //! segments, and everybody sends the first segment of each owner before the second one: then a
@@ -27,6 +28,7 @@ use super::{
     circulant,
     kind::Roles,
     shape::{Cluster, Shape},
+    spec::Spec,
 };
 use crate::{
     schedule::{Action, Block, GRAIN, Schedule, Steps, split},
@@ -51,11 +53,36 @@ struct Parts {
     line: f64,
 }
 
+/// What a spec says of the owners and of the blocks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted {
+    segments: u32,
+    /// The most servers that own a part, the first ones.
+    servers: u32,
+    /// Whether lines count as equal.
+    equal: bool,
+}
+
+impl Wanted {
+    /// All servers, as much as their lines carry, in as many blocks as their size decides.
+    pub(super) const USUAL: Self = Self { segments: 1, servers: u32::MAX, equal: false };
+
+    pub(super) fn of(spec: &Spec) -> Self {
+        let (servers, equal) = (spec.number("servers"), spec.number("weights") == 1);
+        Self { segments: spec.segments(), servers, equal }
+    }
+}
+
 impl Parts {
-    fn new(topology: &Topology) -> Self {
+    fn new(topology: &Topology, wanted: Wanted) -> Self {
         let n = u128::from(topology.contributors());
-        let rates = (0..topology.participants()).map(|owner| u128::from(topology.line(owner)));
-        let rates: Vec<u128> = rates.collect();
+        let end = topology.contributors().saturating_add(wanted.servers);
+        let rate = |owner| match owner {
+            idle if idle >= end => 0,
+            _ if wanted.equal => 1,
+            owner => u128::from(topology.line(owner)),
+        };
+        let rates: Vec<u128> = (0..topology.participants()).map(rate).collect();
         let (own, servers) = rates.split_at(n as usize);
         let (sum, slowest) = (own.iter().sum::<u128>(), own.iter().min().copied().unwrap_or(1));
         let served: u128 = servers.iter().sum();
@@ -114,10 +141,10 @@ struct Owned {
     block: Block,
 }
 
-/// The blocks with their owners, `least` of each at least. A small piece has none for some.
-fn owned(topology: &Topology, least: u32, count: u64) -> Vec<Owned> {
-    let parts = Parts::new(topology);
-    let segments = segments(parts.owners(), least);
+/// The blocks with their owners. A small piece has none for some.
+fn owned(topology: &Topology, wanted: Wanted, count: u64) -> Vec<Owned> {
+    let parts = Parts::new(topology, wanted);
+    let segments = segments(parts.owners(), wanted.segments);
     let grains = count.div_ceil(GRAIN);
     let (mut before, mut offset) = (0, 0);
     let mut blocks = Vec::with_capacity(topology.participants() as usize);
@@ -149,7 +176,7 @@ pub(super) fn alone(topology: &Topology, me: u32, count: u64) -> Schedule {
     alone
 }
 
-pub(super) fn allreduce(topology: &Topology, segments: u32, me: u32, count: u64) -> Schedule {
+pub(super) fn allreduce(topology: &Topology, wanted: Wanted, me: u32, count: u64) -> Schedule {
     let (contributors, all) = (topology.contributors(), topology.participants());
     if !topology.has_shares() {
         return circulant::direct(topology, me, count);
@@ -158,7 +185,7 @@ pub(super) fn allreduce(topology: &Topology, segments: u32, me: u32, count: u64)
     if contributors == 1 || count == 0 {
         return alone(topology, me, count);
     }
-    let owned = owned(topology, segments, count);
+    let owned = owned(topology, wanted, count);
     let mut builder = Builder::new(owned.len());
     // Everybody begins with another owner. Both ends of a message agree on its time: the segment,
     // and how far it goes around the circle of all.
@@ -201,11 +228,11 @@ pub(super) fn allreduce(topology: &Topology, segments: u32, me: u32, count: u64)
 
 /// The cost of an allreduce of n participants and k servers: 2α + 2n(n−1)/(n² + kn − 2k)·S·β, and
 /// as much of 2(n−1)²/(n² + kn − 2k)·S·γ, for k < n.
-pub(super) fn shape(topology: &Topology, segments: u32, cluster: &Cluster) -> Shape {
+pub(super) fn shape(topology: &Topology, wanted: Wanted, cluster: &Cluster) -> Shape {
     if !topology.has_shares() {
         return circulant::shape_direct(cluster);
     }
-    let parts = Parts::new(topology);
+    let parts = Parts::new(topology, wanted);
     let largest = |owners: Range<u32>| owners.map(|one| parts.share(one)).fold(0.0, f64::max);
     let own = largest(0..topology.contributors());
     let server = largest(topology.contributors()..topology.participants());
@@ -222,7 +249,7 @@ pub(super) fn shape(topology: &Topology, segments: u32, cluster: &Cluster) -> Sh
         0.0
     };
     let owning = parts.owners();
-    let segments = *self::segments(owning, segments).end() as f64;
+    let segments = *self::segments(owning, wanted.segments).end() as f64;
     let owners = owning as f64;
     let sends = n.max(owners - 1.0 + if own > 0.0 { n - 1.0 } else { 0.0 });
     Shape {

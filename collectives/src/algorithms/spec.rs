@@ -17,7 +17,7 @@ use super::name::{Algorithm, FACTORS, Parameter, Values};
 pub const MAX_SPEC: usize = 80;
 
 /// The most parameters of an algorithm.
-const PARAMETERS: usize = 2;
+const PARAMETERS: usize = 3;
 
 /// An algorithm with its parameters.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

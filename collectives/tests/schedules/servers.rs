@@ -3,9 +3,16 @@
 use super::*;
 
 /// All that have servers, also with other parameters.
-fn specs() -> [Spec; 4] {
-    ["servers", "servers(segments=3)", "parameterhub", "parameterhub(across=ring)"]
-        .map(|text| Spec::parse(text).unwrap())
+fn specs() -> [Spec; 6] {
+    let all = [
+        "servers",
+        "servers(segments=3)",
+        "servers(servers=1)",
+        "servers(segments=2,servers=0,weights=equal)",
+        "parameterhub",
+        "parameterhub(across=ring)",
+    ];
+    all.map(|text| Spec::parse(text).unwrap())
 }
 
 fn with_servers(contributors: u32, servers: u32) -> Topology {
@@ -71,6 +78,36 @@ fn servers_take_load_from_the_others() {
     }
     // More of them share what servers do.
     assert_eq!(busiest(4, 12).most_elements_sent, count);
+}
+
+/// `servers=K`: as if there were no others. `weights=equal`: as if all lines were equal.
+#[test]
+fn servers_and_weights_are_what_is_asked_for() {
+    let count = 64 << 20;
+    let sent = |text: &str, topology: &Topology| {
+        let spec = Spec::parse(text).unwrap();
+        let schedules = all(Kind::Allreduce, spec, topology, count);
+        proven(Kind::Allreduce, spec, topology, &schedules);
+        let of = |schedule: &Schedule| {
+            let sends = schedule.steps.iter().filter(|step| step.action.sends_to().is_some());
+            sends.map(|step| schedule.elements(step)).sum()
+        };
+        schedules.iter().map(of).collect::<Vec<u64>>()
+    };
+    for n in [2, 5, 8] {
+        for used in 0..=4 {
+            let found = sent(&format!("servers(servers={used})"), &with_servers(n, 4));
+            let (busy, idle) = found.split_at((n + used) as usize);
+            // Blocks are whole cache lines.
+            for (sent, alone) in busy.iter().zip(sent("servers", &with_servers(n, used))) {
+                assert!(sent.abs_diff(alone) <= 1024, "{n} and {used}: {sent}, {alone}");
+            }
+            assert!(idle.iter().all(|&sent| sent == 0), "{n} and {used}: {idle:?}");
+        }
+    }
+    let lines = with_servers(4, 1).with_lines(&[1, 2, 3, 4, 5]);
+    assert_eq!(sent("servers(weights=equal)", &lines), sent("servers", &with_servers(4, 1)));
+    assert_ne!(sent("servers", &lines), sent("servers", &with_servers(4, 1)));
 }
 
 /// When the last line is done, in pieces by the common unit of rates: by trying times. At each, no
