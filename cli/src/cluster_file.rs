@@ -1,6 +1,7 @@
-//! The file that describes a measured cluster: `gradwire probe --out` writes it, and
-//! `gradwire explain --cluster` and `gradwire simulate run` read it. It is TOML: what the links
-//! cost, the hosts, and what was measured of each link.
+//! The file that describes a cluster. `gradwire probe --out` writes it as TOML: what the links
+//! cost, the hosts, and what was measured of each link. `gradwire explain --cluster` and
+//! `gradwire simulate run` read it, and every other description of a cluster, by the simulator's
+//! parser.
 
 use std::{
     fmt,
@@ -9,51 +10,40 @@ use std::{
     path::Path,
 };
 
-use gradwire_collectives::{CostModel, LinkCost, Topology};
+use gradwire_collectives::{CostModel, LinkCost};
 use gradwire_launcher::error::CommandError;
 use gradwire_proto::pb;
-use serde::{Deserialize, Serialize};
+use gradwire_simulator::input::{self, Input};
+use serde::Serialize;
 
-use crate::probe_calls::Calls;
-
-/// The largest file that is read (BOUND).
-const MAX_BYTES: u64 = 4 << 20;
-
-/// The most hosts.
-const MAX_HOSTS: usize = 4096;
-
-/// The smallest rate, so that times are numbers.
-const LEAST: f64 = 1e-3;
+use crate::{cluster::printable, probe_calls::Calls};
 
 const MICRO: f64 = 1e-6;
 const MEGA: f64 = 1e6;
 const PERCENT: f64 = 100.0;
 
 /// A cluster with its costs.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct ClusterFile {
     /// The hosts by number, from 0, in the order in which a ring visits them, as far as racks stay
     /// together; empty: in their order.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub order: Vec<u32>,
     /// What links, reductions and messages cost.
-    #[serde(default)]
     pub network: Network,
     /// The hosts, in the order of their ranks, the servers last.
-    #[serde(default, rename = "host")]
+    #[serde(rename = "host")]
     pub hosts: Vec<Host>,
     /// What was measured of each link.
-    #[serde(default, rename = "link", skip_serializing_if = "Vec::is_empty")]
+    #[serde(rename = "link", skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<Link>,
     /// How daemons ran when it was measured, for the simulator.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<Job>,
 }
 
 /// How daemons run, and what a call takes.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Job {
     /// Microseconds that a call takes besides what it moves, from its submission until the rank
     /// goes on.
@@ -71,19 +61,18 @@ pub struct Job {
 }
 
 /// A host.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Host {
     /// Its name.
     pub name: String,
     /// Its rack.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub rack: String,
     /// The rate of its line in Mbit/s; 0 if it is not known.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_zero")]
     pub line_mbit: u32,
     /// Whether it has no ranks and reduces for the others.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub server: bool,
 }
 
@@ -92,8 +81,7 @@ fn is_zero(number: &u32) -> bool {
 }
 
 /// What was measured between two hosts.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Link {
     /// A host.
     pub from: String,
@@ -108,8 +96,7 @@ pub struct Link {
 }
 
 /// The settings `network.*`, with fractions.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[expect(missing_docs, reason = "gradwire config show --explain has the same names")]
 pub struct Network {
     pub latency_us: f64,
@@ -155,11 +142,6 @@ fn megabytes(per_byte: f64) -> f64 {
     mbit(per_byte) / 8.0
 }
 
-/// The inverse of [`mbit`].
-fn per_byte(mbit: f64) -> f64 {
-    if mbit > 0.0 { 8.0 / (mbit * MEGA) } else { 0.0 }
-}
-
 /// Four digits are more than what measurements are worth.
 fn rounded(value: f64) -> f64 {
     format!("{value:.3e}").parse().unwrap_or(value)
@@ -190,94 +172,30 @@ impl From<&CostModel> for Network {
     }
 }
 
-impl Network {
-    /// The cost model, with the usual numbers of data threads and of connections.
-    ///
-    /// # Errors
-    /// The name of a key and what it may be, if its value is out of range (TRUST).
-    pub fn cost(&self) -> Result<CostModel, String> {
-        let positive = [
-            ("rate_mbit", self.rate_mbit),
-            ("rack_rate_mbit", self.rack_rate_mbit),
-            ("reduce_mb_per_s", self.reduce_mb_per_s),
-        ];
-        let others = [
-            ("latency_us", self.latency_us),
-            ("rack_latency_us", self.rack_latency_us),
-            ("message_ns", self.message_ns),
-            ("burst_loss_percent", self.burst_loss_percent),
-            ("sender_loss_percent", self.sender_loss_percent),
-            ("lane_rate_mbit", self.lane_rate_mbit),
-            ("publish_mb_per_s", self.publish_mb_per_s),
-            ("operation_us", self.operation_us),
-            ("overflow_us", self.overflow_us),
-            ("burst_bytes", self.burst_bytes),
-            ("burst_mbit", self.burst_mbit),
-        ];
-        let is_number = |value: f64| value.is_finite() && value < 1e12;
-        if let Some((key, value)) =
-            positive.into_iter().find(|(_, value)| !is_number(*value) || *value < LEAST)
-        {
-            return Err(format!("network.{key} is {value}: it must be at least {LEAST}"));
-        }
-        if let Some((key, value)) =
-            others.into_iter().find(|(_, value)| !is_number(*value) || *value < 0.0)
-        {
-            return Err(format!("network.{key} is {value}: it must be at least 0"));
-        }
-        for (key, value) in [
-            ("chunk_bytes", self.chunk_bytes),
-            ("free_senders", self.free_senders.into()),
-            ("rack_paths", self.rack_paths.into()),
-        ] {
-            if value == 0 {
-                return Err(format!("network.{key} is 0: it must be more than 0"));
-            }
-        }
-        Ok(CostModel {
-            in_rack: LinkCost {
-                latency: self.latency_us * MICRO,
-                per_byte: per_byte(self.rate_mbit),
-            },
-            cross_rack: LinkCost {
-                latency: self.rack_latency_us * MICRO,
-                per_byte: per_byte(self.rack_rate_mbit),
-            },
-            reduce_per_byte: per_byte(self.reduce_mb_per_s * 8.0),
-            per_message: self.message_ns / 1e9,
-            lane_per_byte: per_byte(self.lane_rate_mbit),
-            publish_per_byte: per_byte(self.publish_mb_per_s * 8.0),
-            operation: self.operation_us * MICRO,
-            chunk: self.chunk_bytes,
-            burst_loss: self.burst_loss_percent / PERCENT,
-            free_fan_in: self.free_senders,
-            incast_loss: self.sender_loss_percent / PERCENT,
-            queue: self.queue_bytes,
-            overflow: self.overflow_us * MICRO,
-            paths: self.rack_paths,
-            ..CostModel::default()
-        })
-    }
-}
-
 /// The error for a file that describes no cluster.
-pub(crate) fn refused(path: &Path, what: impl fmt::Display) -> CommandError {
+fn refused(path: &Path, what: impl fmt::Display) -> CommandError {
     CommandError::usage(format!("cluster file {}: {what}", path.display()))
 }
 
-/// The text of a file that describes a cluster (BOUND).
+/// Reads a description of a cluster (BOUND, TRUST).
 ///
 /// # Errors
-/// [`CommandError`] if it can't be read, is too large or is not UTF-8.
-pub fn read_text(path: &Path) -> Result<String, CommandError> {
+/// [`CommandError`] with the file, the line, the key and what is accepted, or why it can't be read.
+pub fn read(path: &Path) -> Result<Input, CommandError> {
+    let text = read_text(path)?;
+    input::parse(&text).map_err(|error| refused(path, printable(&error.to_string())))
+}
+
+fn read_text(path: &Path) -> Result<String, CommandError> {
     let failed = |error: io::Error| {
         refused(path, error).hint("gradwire probe --out FILE writes such a file")
     };
     let file = File::open(path).map_err(failed)?;
     let mut bytes = Vec::new();
-    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() as u64 > MAX_BYTES {
-        let what = format!("it has more than {MAX_BYTES} bytes, which is the most that is read");
+    file.take(input::MAX_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() > input::MAX_BYTES {
+        let what =
+            format!("it has more than {} bytes, which is the most that is read", input::MAX_BYTES);
         return Err(refused(path, what));
     }
     String::from_utf8(bytes).map_err(|_| refused(path, "it is not UTF-8").hint("save it as UTF-8"))
@@ -390,70 +308,6 @@ impl ClusterFile {
              read it.\n{text}"
         ))
     }
-
-    /// Reads a file.
-    ///
-    /// # Errors
-    /// [`CommandError`] with the file, the place and what is accepted.
-    pub fn read(path: &Path) -> Result<Self, CommandError> {
-        Self::parse(&read_text(path)?).map_err(|what| refused(path, what))
-    }
-
-    fn parse(text: &str) -> Result<Self, String> {
-        let file: Self = toml::from_str(text).map_err(|error| {
-            let at = error.span().map_or(0, |span| span.start);
-            let line = text.get(..at).map_or(1, |before| before.matches('\n').count() + 1);
-            format!("line {line}: {}", error.message().replace('\n', "; "))
-        })?;
-        file.network.cost()?;
-        if file.hosts.is_empty() || file.hosts.len() > MAX_HOSTS {
-            let what = "it must have a section [[host]] with a name for each host";
-            return Err(format!("{what}, 1 to {MAX_HOSTS}; it has {}", file.hosts.len()));
-        }
-        if file.hosts[0].server || !file.hosts.is_sorted_by_key(|host| host.server) {
-            return Err(
-                "hosts with server = true come after all others, of which there has to be \
-                        one"
-                .to_owned(),
-            );
-        }
-        let mut names: Vec<&str> = file.hosts.iter().map(|host| host.name.as_str()).collect();
-        names.sort_unstable();
-        if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(format!("there are two hosts {:?}", pair[0]));
-        }
-        if file.arranged().is_none() {
-            let what = format!(
-                "order must have each number from 0 to {} once, or be left out",
-                names.len() - 1
-            );
-            return Err(what);
-        }
-        for link in &file.links {
-            for end in [&link.from, &link.to] {
-                if names.binary_search(&end.as_str()).is_err() {
-                    return Err(format!("a link names {end:?}, which is not one of the hosts"));
-                }
-            }
-        }
-        Ok(file)
-    }
-
-    /// The hosts in their racks and their order.
-    pub fn topology(&self) -> Topology {
-        self.arranged().unwrap_or_else(|| self.labelled())
-    }
-
-    fn arranged(&self) -> Option<Topology> {
-        self.labelled().arranged(&[], &self.order)
-    }
-
-    fn labelled(&self) -> Topology {
-        let labels: Vec<&str> = self.hosts.iter().map(|host| host.rack.as_str()).collect();
-        let servers = self.hosts.iter().filter(|host| host.server).count();
-        let lines: Vec<u32> = self.hosts.iter().map(|host| host.line_mbit).collect();
-        Topology::from_labels(&labels).with_servers(servers as u32).with_lines(&lines)
-    }
 }
 
 #[cfg(test)]
@@ -495,15 +349,17 @@ mod tests {
     fn what_is_written_is_read() {
         let written = measured();
         let text = written.to_toml().unwrap();
-        assert_eq!(ClusterFile::parse(&text), Ok(written.clone()), "{text}");
+        let read = input::parse(&text).unwrap();
         assert!(text.contains("latency_us = 12.5"), "{text}");
         assert!(text.contains("[job]\ncall_us = 312.5\nlanes = 2"), "{text}");
         assert!(!text.contains("burst_b"), "{text}");
-        assert_eq!(written.topology().lines(), [1, 4]);
-        assert_eq!(written.topology().order(), [1, 0]);
-        let twice = text.replace("order = [", "order = [1, ");
-        assert!(ClusterFile::parse(&twice).unwrap_err().contains("each number from 0 to 1 once"));
-        let cost = written.network.cost().unwrap();
+        assert_eq!(read.setup.network.topology.lines(), [1, 4]);
+        assert_eq!(read.setup.network.topology.order(), [1, 0]);
+        assert_eq!((read.setup.transport.lanes, read.setup.transport.chunk), (2, 262_144));
+        // What the processors take of it is counted there.
+        let latency = read.setup.network.pairs[&(0, 1)].latency;
+        assert!((latency + read.cost.per_message - 12.5e-6).abs() < 1e-9, "{latency}");
+        let cost = read.cost;
         for (read, was) in [
             (cost.in_rack.per_byte, CostModel::default().in_rack.per_byte),
             (cost.operation, 1.5e-4),
@@ -524,48 +380,7 @@ mod tests {
         let nodes = vec![node("a", 1), node("b", 1), node("s", 0)];
         let status = pb::StatusResponse { nodes, ..pb::StatusResponse::default() };
         let text = ClusterFile::of_job(&status).to_toml().unwrap();
-        let topology = ClusterFile::parse(&text).unwrap().topology();
+        let topology = input::parse(&text).unwrap().setup.network.topology;
         assert_eq!((topology.contributors(), topology.servers()), (2, 1), "{text}");
-    }
-
-    /// What is left out is as usual.
-    #[test]
-    fn hosts_are_enough() {
-        let file =
-            ClusterFile::parse("[[host]]\nname = \"a\"\n[network]\nrate_mbit = 100").unwrap();
-        assert_eq!(file.network, Network { rate_mbit: 100.0, ..Network::default() });
-        assert_eq!(file.topology().participants(), 1);
-    }
-
-    #[test]
-    fn each_mistake_is_named_with_its_place() {
-        let host = "[[host]]\nname = \"a\"\n";
-        for (text, expected) in [
-            ("[network]\nrate_mbits = 1", "line 2: unknown field `rate_mbits`"),
-            ("[network\n", "line 1"),
-            ("[[host]]\nrack = \"r\"", "missing field `name`"),
-            ("", "it must have a section [[host]]"),
-            (&format!("{host}[network]\nrate_mbit = 0.0"), "network.rate_mbit is 0"),
-            (&format!("{host}[network]\nrate_mbit = nan"), "network.rate_mbit is NaN"),
-            (&format!("{host}[network]\nlatency_us = -1.0"), "network.latency_us is -1"),
-            (&format!("{host}[network]\nchunk_bytes = 0"), "network.chunk_bytes is 0"),
-            (&format!("{host}[network]\nlatency_us = \"x\""), "line 4: invalid type"),
-            (&format!("{host}{host}"), "there are two hosts \"a\""),
-            (&format!("{host}server = true"), "hosts with server = true come after all others"),
-            (
-                &format!("{host}[[host]]\nname=\"s\"\nserver=true\n[[host]]\nname=\"b\""),
-                "hosts with server = true come after all others",
-            ),
-            (
-                &format!(
-                    "{host}[[link]]\nfrom=\"a\"\nto=\"b\"\nlatency_us=1.0\nrate_mbit=1.0\n\
-                     lane_rate_mbit=1.0"
-                ),
-                "a link names \"b\"",
-            ),
-        ] {
-            let error = ClusterFile::parse(text).unwrap_err();
-            assert!(error.contains(expected) && !error.contains('\n'), "{text}: {error}");
-        }
     }
 }

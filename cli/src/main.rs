@@ -20,9 +20,8 @@ use gradwire_bench::{
 use gradwire_cli::{
     algorithms,
     args::{Cli, Command, Config, Run, normalise},
-    cluster,
-    cluster_file::ClusterFile,
-    coordinator, doctor, explain, find, probe, show, simulate, status, top, trace,
+    cluster, cluster_file, coordinator, doctor, explain, find, probe, show, simulate, status, top,
+    trace,
 };
 use gradwire_collectives::CostModel;
 use gradwire_doctor::findings::Status;
@@ -39,6 +38,7 @@ use gradwire_launcher::{
 };
 use gradwire_proto::launch::ITSELF;
 use gradwire_settings::{Layers, Loaded, Origin, Settings};
+use gradwire_simulator::input::Input;
 use gradwire_telemetry::{LogConfig, init_logging};
 use rustix::{
     io::Errno,
@@ -74,11 +74,11 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
             let settings = || load(&settings, &[]).map(|loaded| loaded.settings);
             let (topology, cost, settings) = match (cluster, nodes) {
                 (Some(path), _) => {
-                    let file = ClusterFile::read(&path)?;
-                    let cost = file.network.cost().map_err(CommandError::usage)?;
+                    let Input { setup, cost, .. } = cluster_file::read(&path)?;
                     let settings = settings()?;
                     let CostModel { connections, lanes, .. } = settings.cost_model();
-                    (file.topology(), CostModel { connections, lanes, ..cost }, settings)
+                    let cost = CostModel { connections, lanes, ..cost };
+                    (setup.network.topology, cost, settings)
                 }
                 (None, Some(nodes)) => {
                     let settings = settings()?;

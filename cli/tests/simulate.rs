@@ -5,7 +5,7 @@ mod common;
 use std::{collections::BTreeMap, fs};
 
 use common::{Output, Place};
-use gradwire_cli::cluster_file::ClusterFile;
+use gradwire_cli::cluster_file::{ClusterFile, Host, Link};
 use serde_json::Value;
 
 /// Eight hosts with lines of 10 Gbit/s.
@@ -209,16 +209,40 @@ fn a_dead_line_is_no_result() {
 #[test]
 fn a_measured_cluster_is_simulated() {
     let place = Place::new();
-    let text = "[[host]]\nname = \"a\"\nrack = \"r1\"\nline_mbit = 10000\n[[host]]\nname = \"b\"\n\
-                rack = \"r2\"\n[[link]]\nfrom = \"a\"\nto = \"b\"\nlatency_us = 12.5\n\
-                lane_rate_mbit = 9000.0\nrate_mbit = 9400.0\n";
-    let (flat, measured) = (place.path().join("flat.toml"), place.path().join("measured.toml"));
-    fs::write(&flat, text).unwrap();
-    let file = ClusterFile::read(&flat).unwrap();
-    fs::write(&measured, file.to_toml().unwrap()).unwrap();
-    assert!(fs::metadata(&measured).unwrap().len() > fs::metadata(&flat).unwrap().len());
+    let host = |name: &str, rack: &str, line_mbit| Host {
+        name: name.into(),
+        rack: rack.into(),
+        line_mbit,
+        server: false,
+    };
+    let link = Link {
+        from: "a".into(),
+        to: "b".into(),
+        latency_us: 12.5,
+        lane_rate_mbit: 9000.0,
+        rate_mbit: 9400.0,
+    };
+    let (hosts, links) = (vec![host("a", "r1", 10_000), host("b", "r2", 0)], vec![link]);
+    let file = ClusterFile { hosts, links, ..ClusterFile::default() };
+    fs::write(place.path().join("measured.toml"), file.to_toml().unwrap()).unwrap();
     let (stdout, files) = results(&place, &["run", "measured.toml"], "out");
     assert!(json(&files)["runs"][0]["seconds"].as_f64().unwrap() > 0.0, "{stdout}");
+}
+
+/// What is simulated can be explained, by the same file and with the same errors.
+#[test]
+fn a_described_cluster_is_explained() {
+    let place = Place::new();
+    for (name, nodes) in [("rack", 16), ("oversubscribed", 64), ("stragglers", 32)] {
+        let output = place.run(&["explain", "--cluster", &example(name)]);
+        assert_eq!(output.code, Some(0), "{output:?}");
+        assert!(output.stdout.contains(&format!("Choices on {nodes} nodes")), "{output:?}");
+    }
+    fs::write(place.path().join("zero.toml"), FLAT.replace("10000", "0")).unwrap();
+    let output = place.run(&["explain", "--cluster", "zero.toml"]);
+    assert_eq!(output.code, Some(2), "{output:?}");
+    let expected = "error: cluster file zero.toml: line 3: network.rate_mbit is 0";
+    assert!(output.stderr.starts_with(expected), "{output:?}");
 }
 
 #[test]

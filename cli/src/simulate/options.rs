@@ -6,13 +6,10 @@ use clap::Args;
 use gradwire_bench::size::parse_bytes;
 use gradwire_collectives::Spec;
 use gradwire_launcher::error::CommandError;
-use gradwire_simulator::input::{self, Input};
+use gradwire_simulator::input::Input;
 
 use super::plan::number;
-use crate::{
-    cluster::{Collective, printable},
-    cluster_file::{read_text, refused},
-};
+use crate::{cluster::Collective, cluster_file::read};
 
 /// The most bytes of a piece.
 const MAX_BYTES: u64 = 1_000_000_000_000;
@@ -82,8 +79,7 @@ impl RunOptions {
     /// # Errors
     /// [`CommandError`] with the file, the line and what is accepted.
     pub(super) fn read(&self) -> Result<Input, CommandError> {
-        let mut input = input::parse(&read_text(&self.file)?)
-            .map_err(|error| refused(&self.file, printable(&error.to_string())))?;
+        let mut input = read(&self.file)?;
         input.kind = self.collective.map_or(input.kind, Collective::kind);
         input.bytes = self.bytes.unwrap_or(input.bytes);
         input.pieces = self.pieces.unwrap_or(input.pieces);
