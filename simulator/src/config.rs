@@ -25,6 +25,11 @@ impl Transport {
     /// Whole messages on one connection, which are sent on when all of them has come.
     pub const WHOLE: Self =
         Self { chunk: u64::MAX / 4, lanes: 1, streams: 1, socket: 0, header: 0 };
+
+    /// Whether messages are whole, also those whose blocks do not follow each other in the piece.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.chunk >= Self::WHOLE.chunk
+    }
 }
 
 /// Seconds that a lane's processor takes. 0 everywhere: only links are a limit.

@@ -1,8 +1,11 @@
 //! What holds for every run: nothing is lost, no link is faster than it is, every schedule ends,
 //! and faults cost time.
 
+mod common;
+
 use std::sync::Arc;
 
+use common::{RATE, racks};
 use gradwire_collectives::{Algorithm, Kind, Spec, Topology};
 use gradwire_simulator::{
     Setup,
@@ -15,13 +18,6 @@ use gradwire_simulator::{
     run,
 };
 use proptest::prelude::*;
-
-/// Bytes per second of 10 Gbit/s.
-const RATE: f64 = 1.25e9;
-
-fn racks(hosts: u32, size: u32) -> Topology {
-    Topology::from_racks((0..hosts).map(|host| host / size).collect())
-}
 
 fn setup(topology: Topology) -> Setup {
     let is_one = topology.groups(1).len() == 1;

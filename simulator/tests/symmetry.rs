@@ -1,7 +1,10 @@
 //! Where one host stands for all that do the same, the result is that of all of them.
 
+mod common;
+
 use std::sync::Arc;
 
+use common::{RATE, racks};
 use gradwire_collectives::{Kind, Spec, Topology};
 use gradwire_simulator::{
     Setup,
@@ -13,12 +16,6 @@ use gradwire_simulator::{
     report::Outcome,
     run,
 };
-
-const RATE: f64 = 1.25e9;
-
-fn racks(hosts: u32, size: u32) -> Topology {
-    Topology::from_racks((0..hosts).map(|host| host / size).collect())
-}
 
 /// Uplinks at half the rate of what is in a rack, if there are several.
 fn setup(topology: Topology) -> Setup {
@@ -94,8 +91,6 @@ fn one_host_stands_for_all() {
             ["ring", "ring(way=around)", "ring(segments=4)", "direct", "rat", "bcube(radix=64)"]
         {
             for share in [256, 12 << 10, 52 * 256] {
-                // RAT's blocks are not smaller than that.
-                let share = if spec == "rat" { share.max(2048) } else { share };
                 let simulated = agree(&flat, spec, share * u64::from(hosts));
                 assert_eq!(simulated, 1, "{spec} on {hosts}, {share} bytes each");
             }
@@ -121,9 +116,14 @@ fn racks_are_alike_and_so_are_their_members() {
             ("circulant(radix=4)", 1),
             ("bcube", size),
             ("direct", 1),
-            ("rat", hosts / size),
+            ("rat", 1),
         ] {
             assert_eq!(agree(&racks, spec, share), simulated, "{spec} on {hosts} by {size}");
+        }
+        // Chunks have parts of several blocks, others in each rack.
+        for share in [256, 3 * 1024] {
+            let simulated = agree(&racks, "rat", share * u64::from(hosts));
+            assert_eq!(simulated, hosts / size, "{hosts} by {size}");
         }
     }
 }

@@ -154,42 +154,54 @@ impl Builder {
         }
     }
 
-    /// Makes one step of those that do the same at the same time, each with other blocks: one
+    /// Makes one step of those that do the same at the same time, each with another block: one
     /// message instead of one for each block. What is sent at a time must not come in at that time.
-    pub(super) fn merged(self) -> Self {
+    /// A message has its blocks in the order of `order(time, block)`.
+    ///
+    /// A local reduction is put together with others only if their next step is the same, too: a
+    /// step that receives can then do it in the same pass.
+    fn merged(self, order: impl Fn(u32, u32) -> u32) -> Self {
         struct Merged {
             time: u32,
             action: Action,
-            ranges: Vec<Range<u32>>,
+            /// Each block with its place in the message.
+            blocks: Vec<(u32, u32)>,
             after: Vec<u32>,
         }
         let mut merged: Vec<Merged> = Vec::new();
-        let mut found: BTreeMap<(u32, Action), usize> = BTreeMap::new();
+        let mut found: BTreeMap<(u32, Action, Option<Action>), usize> = BTreeMap::new();
         let mut place = Vec::with_capacity(self.drafts.len());
-        for Draft { time, action, ranges, after } in &self.drafts {
+        for (index, Draft { time, action, ranges, after }) in self.drafts.iter().enumerate() {
+            // The steps of a block follow each other.
+            let next = self.drafts.get(index + 1).filter(|_| *action == Action::ReduceLocal);
+            let next = next.map(|next| next.action);
+            let at_time = *time;
             // At one time first what the rest may need.
-            let order = match action {
+            let turn = match action {
                 Action::ReduceLocal => 0,
                 Action::Send { .. } => 1,
                 Action::RecvReduce { .. } | Action::RecvCopy { .. } => 2,
                 Action::Publish => 3,
             };
-            let time = 4 * time + order;
-            let at = *found.entry((time, *action)).or_insert_with(|| {
-                let (ranges, after) = (Vec::new(), Vec::new());
-                merged.push(Merged { time, action: *action, ranges, after });
+            let time = 4 * time + turn;
+            let at = *found.entry((time, *action, next)).or_insert_with(|| {
+                let (blocks, after) = (Vec::new(), Vec::new());
+                merged.push(Merged { time, action: *action, blocks, after });
                 merged.len() - 1
             });
             place.push(at as u32);
             let into = &mut merged[at];
-            into.ranges.extend_from_slice(&self.ranges[in_pool(ranges)]);
+            let blocks = self.ranges[in_pool(ranges)].iter().cloned().flatten();
+            into.blocks.extend(blocks.map(|block| (order(at_time, block), block)));
             into.after
                 .extend(self.after[in_pool(after)].iter().map(|&after| place[after as usize]));
         }
         let (mut drafts, mut all_ranges, mut all_after) = (Vec::new(), Vec::new(), Vec::new());
-        for Merged { time, action, ranges, after } in merged {
+        for Merged { time, action, mut blocks, after } in merged {
             let (first_range, first_after) = (all_ranges.len() as u32, all_after.len());
-            all_ranges.extend(joined(ranges));
+            blocks.sort_unstable();
+            let ranges = blocks.into_iter().map(|(_, block)| block..block + 1).collect();
+            all_ranges.extend(following(ranges));
             all_after.extend(after);
             sort_from(&mut all_after, first_after);
             let ranges = first_range..all_ranges.len() as u32;
@@ -262,6 +274,11 @@ fn sort_from(list: &mut Vec<u32>, first: usize) {
 /// In ascending order, and what follows each other as one.
 pub(super) fn joined(mut ranges: Vec<Range<u32>>) -> Vec<Range<u32>> {
     ranges.sort_unstable_by_key(|range| range.start);
+    following(ranges)
+}
+
+/// What follows each other as one.
+fn following(mut ranges: Vec<Range<u32>>) -> Vec<Range<u32>> {
     ranges.dedup_by(|next, range| {
         let follows = range.end == next.start;
         if follows {
@@ -308,7 +325,19 @@ pub(super) fn reduce_and_return_together(
     blocks: Vec<Block>,
     place: impl Fn(u32) -> Place,
 ) -> Schedule {
-    up_and_down(me, blocks.len(), place).merged().finish(participants, me, blocks)
+    reduce_and_return_in_order(participants, me, blocks, |_, block| block, place)
+}
+
+/// The same with the blocks of a message in the order of `order(time, block)`, on which both ends
+/// agree.
+pub(super) fn reduce_and_return_in_order(
+    participants: u32,
+    me: u32,
+    blocks: Vec<Block>,
+    order: impl Fn(u32, u32) -> u32,
+    place: impl Fn(u32) -> Place,
+) -> Schedule {
+    up_and_down(me, blocks.len(), place).merged(order).finish(participants, me, blocks)
 }
 
 fn up_and_down(me: u32, blocks: usize, place: impl Fn(u32) -> Place) -> Builder {

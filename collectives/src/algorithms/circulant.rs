@@ -173,7 +173,10 @@ fn allreduce(circle: &Circle, me: u32, count: u64) -> Schedule {
         builder.add_those_there(time, action, circle.blocks(at, distances));
     };
     let rounds = circle.rounds();
-    let last = 2 * rounds.len() as u32;
+    // The messages of a round go out in the order of their distances, so that each participant
+    // begins with another one, and so they come in. Each has a time of its own.
+    let most = rounds.iter().map(Vec::len).max().unwrap_or(1) as u32;
+    let round_takes = 2 * most;
     // What is sent first, what the first message adds to, and what is between them.
     let remain = circle.distances[0];
     let first = match &rounds[0][..] {
@@ -184,26 +187,28 @@ fn allreduce(circle: &Circle, me: u32, count: u64) -> Schedule {
     for part in sent.chain([0..first, first..remain]) {
         add(0, Action::ReduceLocal, place, part);
     }
-    for (time, messages) in (0..).zip(&rounds) {
-        for (distance, part) in messages {
+    let mut start = 0;
+    for messages in &rounds {
+        for (time, (distance, part)) in (start..).zip(messages) {
             add(time, Action::send(circle.after(place, *distance)), place, part.clone());
         }
-        for (distance, part) in messages {
+        for (time, (distance, part)) in (start + most..).zip(messages) {
             let from = circle.before(place, *distance);
             add(time, Action::reduce(from, from < me), place, 0..part.end - part.start);
         }
+        start += round_takes;
     }
-    for (round, messages) in rounds.iter().enumerate().rev() {
-        let time = last - 1 - round as u32;
-        for (distance, part) in messages {
+    for messages in rounds.iter().rev() {
+        for (time, (distance, part)) in (start..).zip(messages) {
             let to = circle.before(place, *distance);
             add(time, Action::send(to), place, 0..part.end - part.start);
         }
-        for (distance, part) in messages {
+        for (time, (distance, part)) in (start + most..).zip(messages) {
             add(time, Action::copy(circle.after(place, *distance)), place, part.clone());
         }
+        start += round_takes;
     }
-    builder.add_ranges(last, Action::Publish, vec![0..blocks.len() as u32]);
+    builder.add_ranges(start, Action::Publish, vec![0..blocks.len() as u32]);
     builder.finish(size, me, blocks)
 }
 

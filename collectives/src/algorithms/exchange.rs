@@ -176,7 +176,7 @@ impl Exchange {
                 let hop = tiers.parent(at, root);
                 hop.map_or(Hop { to: owner, time: 0 }, |hop| Hop {
                     to: hop.peer,
-                    time: tiers.before(hop.level) + hop.up(),
+                    time: tiers.before(hop.level) + hop.distance(),
                 })
             }
             Trees::Aligned => {

@@ -4,11 +4,11 @@
 //! In each rack every member owns some of the blocks and gets them from all others there. The
 //! owners of a block in the racks of a group send theirs to one of them, these of the groups of the
 //! next tier to one of these, and the last ones to the owner in the block's home rack. Then all
-//! goes back (`tiers`). With one tier, racks, the chain is 4 messages long whatever
-//! the size, and two more for each further tier. Nobody sends more than about 2(M−1)/M of the
-//! piece, and what crosses between the n groups of a tier is 2(n−1) times the piece, the least
-//! there is, at each tier. Groups may have any sizes; one rack is plain direct exchange, and so is
-//! a rack for each node.
+//! goes back (`tiers`). All blocks that go from one to another at a time are one message. With one
+//! tier, racks, the chain is 4 messages long whatever the size, and two more for each further tier.
+//! Nobody sends more than about 2(M−1)/M of the piece, and what crosses between the n groups of a
+//! tier is 2(n−1) times the piece, the least there is, at each tier. Groups may have any sizes; one
+//! rack is plain direct exchange, and so is a rack for each node.
 //!
 //! In the broadcast each block enters each rack and each group once, through a member of the
 //! block's own choice, and is handed on from there. In the reduction to one participant it leaves
@@ -20,7 +20,7 @@ use super::{
     tiers::{Hop, Root, Tiers},
 };
 use crate::{
-    schedule::{Block, Schedule, split},
+    schedule::{Block, GRAIN, Schedule, split},
     topology::Topology,
 };
 
@@ -30,16 +30,16 @@ pub(super) const BLOCK: u64 = 1 << 15;
 /// To or from one participant they are smaller: the last block to leave the root is handed on to a
 /// whole rack, the first to reach it is reduced there before.
 const ROOTED_BLOCK: u64 = 1 << 13;
-/// Small ones aren't cut below this: each block is a message for almost everybody.
-const MIN_BLOCK: u64 = 512;
+/// Where each block is a message for almost everybody, small ones aren't cut below this.
+pub(super) const MIN_BLOCK: u64 = 512;
 const MAX_BLOCKS: u64 = 256;
 
-/// The blocks of a piece, of about `block` elements: a multiple of what the largest rack needs to
-/// share out evenly, `homes` times over.
-pub(super) fn blocks(largest: u32, homes: u32, block: u64, count: u64) -> Vec<Block> {
+/// The blocks of a piece, of about `block` elements and no fewer than `least`: a multiple of what
+/// the largest rack needs to share out evenly, `homes` times over.
+pub(super) fn blocks(largest: u32, homes: u32, [least, block]: [u64; 2], count: u64) -> Vec<Block> {
     let round = u64::from(largest) * u64::from(homes);
     let rounds = (count / (round * block)).clamp(1, (MAX_BLOCKS / round).max(1));
-    split(count, (round * rounds).min(count.div_ceil(MIN_BLOCK)))
+    split(count, (round * rounds).min(count.div_ceil(least)))
 }
 
 pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
@@ -50,17 +50,38 @@ pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
     let turn = tiers.before(tiers.top() + 1);
     let link = |hop: Hop| Link {
         peer: tiers.order[hop.peer as usize],
-        up: tiers.before(hop.level) + hop.up(),
-        down: turn + tiers.after(hop.level) + hop.down(),
+        up: tiers.before(hop.level) + hop.distance(),
+        down: turn + tiers.after(hop.level) + hop.distance(),
     };
-    let blocks = blocks(tiers.most(1), racks, BLOCK, count);
-    build::reduce_and_return(topology.participants(), me, blocks, |block| {
+    let blocks = blocks(tiers.most(1), racks, [GRAIN, BLOCK], count);
+    let order = |time, block: u32| {
+        let (round, home) = (block / racks, block % racks);
+        round * racks + (home + racks - first_home(&tiers, at, turn, time)) % racks
+    };
+    build::reduce_and_return_in_order(topology.participants(), me, blocks, order, |block| {
         let root = tiers.root(block % racks, block / racks);
         Place {
             parent: tiers.parent(at, root).map(link),
             children: tiers.children(at, root).into_iter().map(link).collect(),
         }
     })
+}
+
+/// The rack whose blocks are first in a message that is sent or received at a time. On the way up
+/// what goes the farthest is first, on the way down what comes from nearby; and each group begins
+/// with another rack, so that no rack is everybody's first.
+fn first_home(tiers: &Tiers, at: u32, turn: u32, time: u32) -> u32 {
+    let levels = 1..=tiers.top();
+    let is_up = time < turn;
+    let level = if is_up {
+        levels.rev().find(|&level| tiers.before(level) <= time)
+    } else {
+        levels.into_iter().find(|&level| turn + tiers.after(level) <= time)
+    };
+    let level = level.unwrap_or(1);
+    let group = tiers.positions(level, tiers.group(level, at));
+    let first = if is_up { group.end % tiers.order.len() as u32 } else { group.start };
+    tiers.group(1, first)
 }
 
 /// Trees that all have one root, which sends to the other members of its rack, to the other racks
@@ -149,8 +170,8 @@ impl OneRoot {
         }
         let link = |hop: Hop| Link {
             peer: order(hop.peer),
-            up: start + tiers.before(hop.level) + hop.up(),
-            down: below(hop.level) + hop.down(),
+            up: start + tiers.before(hop.level) + hop.distance(),
+            down: below(hop.level) + hop.distance(),
         };
         let parent = tiers.parent(at, tree).map(|hop| {
             let first = tiers.positions(hop.level - 1, tiers.group(hop.level - 1, at));
@@ -164,7 +185,7 @@ pub(super) fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Roo
     let tiers = Tiers::new(topology);
     let (root, at) = (build::position(&tiers.order, root), build::position(&tiers.order, me));
     let trees = OneRoot::new(tiers, root);
-    let blocks = blocks(trees.largest(), 1, ROOTED_BLOCK, count);
+    let blocks = blocks(trees.largest(), 1, [MIN_BLOCK, ROOTED_BLOCK], count);
     Rooted::new(blocks, move |number| trees.place(at, number))
 }
 
@@ -178,6 +199,7 @@ pub(super) fn shape(cluster: &Cluster) -> Shape {
     let above = cluster.above.iter().map(|above| (above.parts - 1.0) / above.parts / above.nodes);
     let direct = (largest - 1.0) / largest + above.sum::<f64>();
     let hops = 2.0 * (levels + across);
+    let others: f64 = cluster.above.iter().map(|above| above.parts - 1.0).sum();
     let widest = cluster.above.iter().fold(largest, |most, above| most.max(above.parts));
     Shape {
         line: 2.0 * direct,
@@ -186,7 +208,7 @@ pub(super) fn shape(cluster: &Cluster) -> Shape {
         crossing: cluster.largest * (cluster.racks - 1.0),
         uplink: cluster.least_uplink(),
         reduced: direct,
-        messages: 2.0 * (cluster.racks * largest - 1.0),
+        messages: 2.0 * (largest - 1.0 + others),
         blocks: nodes,
         // What crosses has been reduced in the rack before, and is handed on there behind it.
         ..cluster.hops(hops, 2.0 * across).at_once(hops)

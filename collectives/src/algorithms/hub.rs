@@ -9,8 +9,8 @@
 //! between r racks, and who has servers in its rack sends the piece once. Servers in racks without
 //! ranks have nothing to do.
 //!
-//! Without servers and with direct exchange it is the same as
-//! `hierarchical` with one tier, in another order.
+//! Without servers and with direct exchange it is the same as `hierarchical` with one tier, in
+//! another order and with a message for each block.
 
 use super::{
     build::{self, Link, Place},
@@ -120,7 +120,8 @@ pub(super) fn allreduce(topology: &Topology, along: Along, me: u32, count: u64) 
     }
     let racks = Racks::new(topology, along);
     let homes = racks.owners.len() as u32;
-    let blocks = hierarchical::blocks(racks.most_owners(), homes, hierarchical::BLOCK, count);
+    let cut = [hierarchical::MIN_BLOCK, hierarchical::BLOCK];
+    let blocks = hierarchical::blocks(racks.most_owners(), homes, cut, count);
     build::reduce_and_return_over_servers(topology, me, blocks, |block| racks.place(me, block))
 }
 

@@ -32,6 +32,8 @@ pub struct Symmetry {
     place: Vec<u32>,
     /// From the one that changes the fastest.
     digits: Vec<Digit>,
+    /// Whether the messages of all that are alike have gaps at the same bytes.
+    has_same_gaps: bool,
 }
 
 impl Symmetry {
@@ -41,7 +43,7 @@ impl Symmetry {
             place[participant as usize] = at;
         }
         let digits = digits.iter().map(|&(size, is_free)| Digit { size, is_free }).collect();
-        Self { order, place, digits }
+        Self { order, place, digits, has_same_gaps: false }
     }
 
     /// Adds or subtracts the free digits of places, and leaves the others.
@@ -97,17 +99,18 @@ impl Symmetry {
     }
 
     /// Whether it holds for a piece, of which `schedule` is that of any participant: blocks are
-    /// alike, everybody has as many of them, and none of the chunks of at most `chunk` elements
-    /// has parts of several blocks. A message that goes around the end of the piece is cut there.
+    /// alike, everybody has as many of them, and chunks of at most `chunk` elements are, too. A
+    /// message that goes around the end of the piece is cut there: if that is not the same for all,
+    /// no chunk may have parts of several blocks.
     pub fn holds(&self, schedule: &Schedule, chunk: u64) -> bool {
         let blocks = &schedule.blocks;
         let count = blocks.first().map_or(0, |block| block.count);
         let is_even = blocks.iter().all(|block| block.count == count);
         let is_one = |step: StepView<'_>| step.blocks().nth(1).is_none();
         let mut messages = schedule.steps.iter().filter(|step| step.action.sends_to().is_some());
-        is_even
-            && blocks.len().is_multiple_of(self.order.len())
-            && (count.is_multiple_of(chunk.max(1)) || messages.all(is_one))
+        let is_cut_alike =
+            self.has_same_gaps || count.is_multiple_of(chunk.max(1)) || messages.all(is_one);
+        is_even && blocks.len().is_multiple_of(self.order.len()) && is_cut_alike
     }
 }
 
@@ -137,11 +140,12 @@ pub fn symmetry(kind: Kind, spec: &Spec, topology: &Topology) -> Vec<Symmetry> {
         let digits: Vec<_> = sizes.iter().map(|&size| (size, true)).collect();
         is_regular.then(|| Symmetry::new(order(), &digits))
     };
-    // Members of a rack are alike. Racks are not: of the blocks that racks send each other at one
-    // time, the first is that of the first rack.
+    // Racks begin with different blocks, so their messages have gaps at different bytes. Those of
+    // the members of a rack have them at the same.
     let in_racks = || match sizes[..] {
         [members, racks] if is_regular => {
-            Some(Symmetry::new(order(), &[(members, true), (racks, false)]))
+            let one = Symmetry::new(order(), &[(members, true), (racks, false)]);
+            Some(Symmetry { has_same_gaps: true, ..one })
         }
         _ => None,
     };
@@ -156,7 +160,7 @@ pub fn symmetry(kind: Kind, spec: &Spec, topology: &Topology) -> Vec<Symmetry> {
             [around()].into_iter().chain(all_digits()).collect()
         }
         Algorithm::Hierarchical if sizes.len() <= 1 && is_regular => vec![around()],
-        Algorithm::Hierarchical => in_racks().into_iter().collect(),
+        Algorithm::Hierarchical => all_digits().into_iter().chain(in_racks()).collect(),
         _ => Vec::new(),
     }
 }

@@ -58,14 +58,9 @@ pub(super) struct Hop {
 
 impl Hop {
     /// How far the aggregator is from the part, around a circle. With it as the time of a message,
-    /// nobody is everybody's first.
-    pub(super) fn up(&self) -> u32 {
+    /// nobody is everybody's first, neither on the way up nor on the way down.
+    pub(super) fn distance(&self) -> u32 {
         (self.to + self.parts - self.from) % self.parts
-    }
-
-    /// The same from the aggregator to the part.
-    pub(super) fn down(&self) -> u32 {
-        (self.from + self.parts - self.to) % self.parts
     }
 }
 

@@ -127,6 +127,18 @@ impl Progress {
         Some(Chunk { step, offset, bytes })
     }
 
+    /// Gives a connection all of a sending step at once, wherever its bytes are, when all of them
+    /// may go. No daemon does that; formulas assume it.
+    pub fn hand_out_whole(&mut self, plan: &Plan, step: u32) -> Option<Chunk> {
+        let bytes = plan.steps[step as usize].bytes;
+        let is_ready = bytes > 0 && self.begun(step).prefix() == 0;
+        if !is_ready || !self.takes(plan, step, 0, bytes) {
+            return None;
+        }
+        self.begin(step, 0..bytes);
+        Some(Chunk { step, offset: 0, bytes })
+    }
+
     /// Whether connections have been given all of a sending step.
     pub fn is_handed_out(&self, plan: &Plan, step: u32) -> bool {
         self.begun(step).prefix() == plan.steps[step as usize].bytes

@@ -69,6 +69,7 @@ impl<D: Director> Engine<'_, D> {
     pub(super) fn send(&mut self, lane: usize, peer: u32) {
         self.connect(lane, peer);
         let Transport { chunk: limit, socket, .. } = self.setup.transport;
+        let is_whole = self.setup.transport.is_whole();
         loop {
             let Lane { links, pieces, .. } = &mut self.lanes[lane];
             let Some(link) = links.get_mut(&peer) else { return };
@@ -86,7 +87,11 @@ impl<D: Director> Engine<'_, D> {
                     return HandedOut { chunk: None, is_all: true };
                 };
                 let Running { planned, progress, .. } = running;
-                let chunk = progress.hand_out(&planned.plan, step, limit);
+                let chunk = if is_whole {
+                    progress.hand_out_whole(&planned.plan, step)
+                } else {
+                    progress.hand_out(&planned.plan, step, limit)
+                };
                 // One that has nothing ready is put back when it may have.
                 let is_all = chunk.is_none() || progress.is_handed_out(&planned.plan, step);
                 HandedOut { chunk, is_all }
