@@ -33,6 +33,9 @@ const ROOTED_BLOCK: u64 = 1 << 13;
 /// Where each block is a message for almost everybody, small ones aren't cut below this.
 pub(super) const MIN_BLOCK: u64 = 512;
 const MAX_BLOCKS: u64 = 256;
+/// A piece of an allreduce with so many elements is shared by all. Smaller ones are shared by fewer
+/// owners: where nodes are few, a message costs more than what is saved.
+const SHARED: u64 = 4096;
 
 /// The blocks of a piece, of about `block` elements and no fewer than `least`: a multiple of what
 /// the largest rack needs to share out evenly, `homes` times over.
@@ -53,7 +56,8 @@ pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
         up: tiers.before(hop.level) + hop.distance(),
         down: turn + tiers.after(hop.level) + hop.distance(),
     };
-    let blocks = blocks(tiers.most(1), racks, [GRAIN, BLOCK], count);
+    let least = (SHARED / u64::from(topology.participants())).clamp(GRAIN, MIN_BLOCK);
+    let blocks = blocks(tiers.most(1), racks, [least, BLOCK], count);
     let order = |time, block: u32| {
         let (round, home) = (block / racks, block % racks);
         round * racks + (home + racks - first_home(&tiers, at, turn, time)) % racks
