@@ -34,6 +34,8 @@ fn thread_number() -> u32 {
 pub struct RankTrace {
     page: Page,
     state: Mutex<State>,
+    /// Makes room for what the rank records. A test has one that finds no memory.
+    fill: fn(&Page) -> Result<(), SegmentError>,
 }
 
 #[derive(Debug, Default)]
@@ -59,10 +61,13 @@ enum Room {
 
 impl State {
     /// Makes room for what the rank records, if there is none yet. Returns whether there is.
-    fn fill(&mut self, page: &Page) -> Result<bool, SegmentError> {
+    fn fill(
+        &mut self,
+        fill: impl FnOnce() -> Result<(), SegmentError>,
+    ) -> Result<bool, SegmentError> {
         if self.room == Room::Unasked {
             self.room = Room::Refused;
-            page.fill_trace()?;
+            fill()?;
             self.room = Room::Filled;
         }
         Ok(self.room == Room::Filled)
@@ -71,7 +76,7 @@ impl State {
 
 impl RankTrace {
     pub(super) fn new(page: Page) -> Self {
-        Self { page, state: Mutex::default() }
+        Self { page, state: Mutex::default(), fill: Page::fill_trace }
     }
 
     /// The rank is to record each step whose number is a multiple of this one; none if it is 0.
@@ -80,8 +85,16 @@ impl RankTrace {
     /// [`SegmentError`] if there is no memory for what it records; it records nothing then.
     pub fn sample(&self, steps: u64) -> Result<(), SegmentError> {
         let mut state = self.state.lock();
-        if steps > 0 && !state.fill(&self.page)? {
-            return Ok(());
+        if steps > 0 {
+            match state.fill(|| (self.fill)(&self.page)) {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                Err(error) => {
+                    // Whoever traces the job later asks again, and is told.
+                    state.room = Room::Unasked;
+                    return Err(error);
+                }
+            }
         }
         state.samples = steps > 0;
         self.page.sample_steps().store(steps, Relaxed);
@@ -115,7 +128,7 @@ impl RankTrace {
             }
             return Ok(());
         }
-        if !state.fill(&self.page)? {
+        if !state.fill(|| (self.fill)(&self.page))? {
             return Ok(());
         }
         // A step that is sampled has begun before its daemon knows.
@@ -168,5 +181,40 @@ pub(super) fn step(page: &Page, at_ns: u64, number: u64) {
         page.tracing().fetch_or(SAMPLED, Release);
     } else if was_sampled && !is_next {
         page.tracing().fetch_and(!SAMPLED, Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::{DaemonControl, WorkerControl};
+
+    /// Where there is no memory for what a rank records it records nothing, neither side touches
+    /// the ring, each request says so once, and the next one has what it needs.
+    #[test]
+    fn a_rank_without_memory_for_its_ring_records_nothing() {
+        let (worker, fd) = WorkerControl::create("gradwire-test-refused").unwrap();
+        let DaemonControl { mut trace, .. } = DaemonControl::open(fd).unwrap();
+        trace.fill = |_| Err(SegmentError::Size { bytes: 1 });
+        let is_silent = |trace: &RankTrace| {
+            (1..10).for_each(|_| worker.mark_step());
+            worker.traced().is_none()
+                && !trace.is_sampled()
+                && trace.read(usize::MAX, |_| panic!("an event")) == 0
+        };
+        assert!(trace.sample(3).is_err() && is_silent(&trace));
+        for _ in 0..2 {
+            assert!(trace.turn(true).is_err() && is_silent(&trace));
+            // The daemon asks again at each look, and nobody wants to read the same again.
+            assert!(trace.turn(true).is_ok() && is_silent(&trace));
+            assert!(trace.sample(3).is_ok() && is_silent(&trace));
+            assert!(trace.turn(false).is_ok() && is_silent(&trace));
+        }
+        trace.fill = Page::fill_trace;
+        trace.turn(true).unwrap();
+        worker.record(Kind::Submit, worker.traced().unwrap(), 7);
+        let mut subjects = Vec::new();
+        assert_eq!(trace.read(usize::MAX, |event| subjects.push(event.subject)), 0);
+        assert_eq!(subjects, [7]);
     }
 }
