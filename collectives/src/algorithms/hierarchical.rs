@@ -20,7 +20,7 @@ use super::{
     tiers::{Hop, Root, Tiers},
 };
 use crate::{
-    schedule::{Block, GRAIN, Schedule, split},
+    schedule::{Block, Schedule, split},
     topology::Topology,
 };
 
@@ -30,19 +30,17 @@ pub(super) const BLOCK: u64 = 1 << 15;
 /// To or from one participant they are smaller: the last block to leave the root is handed on to a
 /// whole rack, the first to reach it is reduced there before.
 const ROOTED_BLOCK: u64 = 1 << 13;
-/// Where each block is a message for almost everybody, small ones aren't cut below this.
-pub(super) const MIN_BLOCK: u64 = 512;
+/// Small ones aren't cut below this: each owner gets a message from almost everybody, and where
+/// messages are small, fewer of them save more than sharing does.
+const MIN_BLOCK: u64 = 512;
 const MAX_BLOCKS: u64 = 256;
-/// A piece of an allreduce with so many elements is shared by all. Smaller ones are shared by fewer
-/// owners: where nodes are few, a message costs more than what is saved.
-const SHARED: u64 = 4096;
 
-/// The blocks of a piece, of about `block` elements and no fewer than `least`: a multiple of what
-/// the largest rack needs to share out evenly, `homes` times over.
-pub(super) fn blocks(largest: u32, homes: u32, [least, block]: [u64; 2], count: u64) -> Vec<Block> {
+/// The blocks of a piece, of about `block` elements: a multiple of what the largest rack needs to
+/// share out evenly, `homes` times over.
+pub(super) fn blocks(largest: u32, homes: u32, block: u64, count: u64) -> Vec<Block> {
     let round = u64::from(largest) * u64::from(homes);
     let rounds = (count / (round * block)).clamp(1, (MAX_BLOCKS / round).max(1));
-    split(count, (round * rounds).min(count.div_ceil(least)))
+    split(count, (round * rounds).min(count.div_ceil(MIN_BLOCK)))
 }
 
 pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
@@ -56,8 +54,7 @@ pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
         up: tiers.before(hop.level) + hop.distance(),
         down: turn + tiers.after(hop.level) + hop.distance(),
     };
-    let least = (SHARED / u64::from(topology.participants())).clamp(GRAIN, MIN_BLOCK);
-    let blocks = blocks(tiers.most(1), racks, [least, BLOCK], count);
+    let blocks = blocks(tiers.most(1), racks, BLOCK, count);
     let order = |time, block: u32| {
         let (round, home) = (block / racks, block % racks);
         round * racks + (home + racks - first_home(&tiers, at, turn, time)) % racks
@@ -189,7 +186,7 @@ pub(super) fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Roo
     let tiers = Tiers::new(topology);
     let (root, at) = (build::position(&tiers.order, root), build::position(&tiers.order, me));
     let trees = OneRoot::new(tiers, root);
-    let blocks = blocks(trees.largest(), 1, [MIN_BLOCK, ROOTED_BLOCK], count);
+    let blocks = blocks(trees.largest(), 1, ROOTED_BLOCK, count);
     Rooted::new(blocks, move |number| trees.place(at, number))
 }
 

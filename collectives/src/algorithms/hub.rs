@@ -120,8 +120,7 @@ pub(super) fn allreduce(topology: &Topology, along: Along, me: u32, count: u64) 
     }
     let racks = Racks::new(topology, along);
     let homes = racks.owners.len() as u32;
-    let cut = [hierarchical::MIN_BLOCK, hierarchical::BLOCK];
-    let blocks = hierarchical::blocks(racks.most_owners(), homes, cut, count);
+    let blocks = hierarchical::blocks(racks.most_owners(), homes, hierarchical::BLOCK, count);
     build::reduce_and_return_over_servers(topology, me, blocks, |block| racks.place(me, block))
 }
 

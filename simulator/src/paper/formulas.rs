@@ -73,6 +73,8 @@ struct Formula {
     /// How many elements there are at least, so that there can be as many segments.
     segments: fn(u32, u64) -> u64,
     bound: Bound,
+    /// Whether the schedule is that of the formula for so many hosts and bytes.
+    applies: fn(u32, u64) -> bool,
 }
 
 /// How near the time has to be.
@@ -94,6 +96,7 @@ const USUAL: Formula = Formula {
     value: |_, _| 0.0,
     segments: |_, _| 0,
     bound: Bound::Near,
+    applies: |_, _| true,
 };
 
 fn is_power(hosts: u32) -> bool {
@@ -250,6 +253,8 @@ fn formulas() -> Vec<Formula> {
         },
         Formula {
             name: "RAT, two tiers (racks of m)",
+            // Blocks have 512 elements at least, so smaller pieces have fewer owners than hosts.
+            applies: |n, s| s >= 512 * u64::from(n),
             text: "4α + 2(m−1+N/m−1)o + 2S(N−1)/(NB)",
             spec: |n| factors(n).map(|_| "hierarchical".into()),
             overlaps: true,
@@ -428,7 +433,9 @@ pub fn run() -> Results {
                     milliseconds(time),
                     percent(check.deviation()),
                 ]);
-                checks.push(check);
+                if (formula.applies)(hosts, bytes) {
+                    checks.push(check);
+                }
             }
         }
     }
