@@ -117,7 +117,7 @@ pub struct ChoiceStatus {
     pub predicted: f64,
     /// Seconds per piece that it should take, by measured times where there are any.
     pub expected: f64,
-    /// At most [`MAX_CANDIDATES`] algorithms among which it was chosen, in the order of the model.
+    /// At most 32 algorithms among which it was chosen, in the order of the model.
     pub candidates: Vec<CandidateStatus>,
     /// The next best algorithm by what it should take, and that.
     pub runner_up: Option<(Spec, f64)>,
