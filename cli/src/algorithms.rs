@@ -157,24 +157,24 @@ const SYMBOLS: &str = "M nodes, S bytes, α for a message, β for a byte sent,\n
                        reduced; r racks of w nodes, l tiers of groups.";
 
 fn table(specs: &[Spec]) -> String {
-    let rows = |head: &[&str], of: fn(Algorithm, &About) -> Vec<String>| {
+    let rows = |head: [&str; 2], of: fn(Algorithm, &About) -> String| {
         let row = |algorithm: Algorithm| {
-            let name = algorithm.name().to_owned();
-            std::iter::once(name).chain(of(algorithm, &algorithm.about())).collect()
+            vec![algorithm.name().to_owned(), of(algorithm, &algorithm.about())]
         };
-        let head = head.iter().map(|&word| word.to_owned()).collect();
+        let head = head.map(str::to_owned).to_vec();
         let rows = specs.iter().map(Spec::algorithm).map(row);
+        // What has nothing in the second column is left out.
+        let rows = rows.filter(|row: &Vec<String>| !row[1].is_empty());
         let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
         aligned(&rows)
     };
-    let uses = rows(&["algorithm", "parameters", "for"], |algorithm, about| {
-        vec![parameters(algorithm), about.when.to_owned()]
-    });
-    let costs = rows(&["algorithm", "cost"], |_, about| vec![about.cost.to_owned()]);
-    let papers = rows(&["algorithm", "paper"], |_, about| vec![about.paper()]);
+    let uses = rows(["algorithm", "for"], |_, about| about.when.to_owned());
+    let parameters = rows(["algorithm", "parameters"], |algorithm, _| parameters(algorithm));
+    let costs = rows(["algorithm", "cost"], |_, about| about.cost.to_owned());
+    let papers = rows(["algorithm", "paper"], |_, about| about.paper());
     let aliases: Vec<&str> = ALIASES.iter().map(|(alias, ..)| *alias).collect();
     format!(
-        "{uses}\nThe cost is that of an allreduce: {SYMBOLS}\n\n{costs}\n{papers}\nOther names: \
+        "{uses}\n{parameters}\nThe cost is that of an allreduce: {SYMBOLS}\n\n{costs}\n{papers}\nOther names: \
          {}.\n\nOne in full: gradwire algorithms NAME. Counts on a cluster: --nodes N --racks R\n",
         aliases.join(", ")
     )
@@ -378,8 +378,11 @@ mod tests {
             let rows = text.lines().filter(|line| line.starts_with(&format!("{algorithm} ")));
             let rows: Vec<&str> = rows.collect();
             let about = algorithm.about();
-            assert_eq!(rows.len(), 3, "parameters, cost and paper of {algorithm}: {text}");
-            assert!(rows[1].ends_with(about.cost) && rows[2].ends_with(&about.paper()), "{text}");
+            let mut ends = vec![about.when.to_owned(), parameters(algorithm)];
+            ends.extend([about.cost.to_owned(), about.paper()]);
+            ends.retain(|end| !end.is_empty());
+            assert_eq!(rows.len(), ends.len(), "{algorithm}: {text}");
+            assert!(rows.iter().zip(&ends).all(|(row, end)| row.ends_with(end)), "{text}");
             assert_eq!(json["algorithms"][at]["name"], algorithm.name());
             assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
         }

@@ -8,7 +8,10 @@ use gradwire_collectives::{
     Choice, CostModel, Pipeline, Rules, RulesError, Topology, select, select::time,
 };
 use gradwire_launcher::{args::SettingsOptions, error::CommandError};
-use gradwire_proto::pb::{self, StatusResponse};
+use gradwire_proto::{
+    Compression, DType, ReduceOp, Request, Shape,
+    pb::{self, StatusResponse},
+};
 use gradwire_settings::Settings;
 use serde_json::{Value, json};
 
@@ -245,14 +248,21 @@ pub fn on_cluster(
     table.extend(rows.iter().map(Row::as_text));
     Ok(format!(
         "Choices on {}, by the costs of its links:\nfor a piece by itself, and for one of {MANY} \
-         that follow each other, {} in flight. Times are per piece.\n\n{}",
+         that follow each other, {} in flight. Times are per piece.{}\n\n{}",
         cluster::in_words(topology),
         settings.negotiation.credit_pieces,
+        match settings.data.compression.as_str() {
+            "none" => String::new(),
+            name => format!("\nPieces are of f32, and sums travel as {name}."),
+        },
         aligned(&table)
     ))
 }
 
 fn choose(topology: &Topology, cost: &CostModel, rules: &Rules, settings: &Settings) -> Vec<Row> {
+    // The settings have checked it.
+    let compression = settings.data.compression.parse().unwrap_or(Compression::None);
+    let quantized = rules.clone().quantized();
     let in_flight = settings.negotiation.credit_pieces;
     let most = settings.negotiation.piece_bytes;
     let sizes = std::iter::successors(Some(SMALLEST), |bytes| Some(bytes * 4));
@@ -262,15 +272,27 @@ fn choose(topology: &Topology, cost: &CostModel, rules: &Rules, settings: &Setti
         let kind = collective.kind();
         for pieces in [1, MANY] {
             for &bytes in &sizes {
-                let rule = rules.rule_for(kind, bytes);
+                let (wire_bytes, is_quantized) = on_the_wire(compression, collective, bytes);
+                let rules = if is_quantized { &quantized } else { rules };
+                let rule = rules.rule_for(kind, wire_bytes);
                 let (rule, allowed) = rules.allowed(kind, rule, topology);
                 let pipeline = Pipeline { pieces, in_flight: in_flight.min(pieces) };
-                let choice = select(kind, topology, bytes, pipeline, (rule, &allowed), cost);
+                let among = (rule, allowed.as_slice());
+                let choice = select(kind, topology, wire_bytes, pipeline, among, cost);
                 rows.push(Row { collective, bytes, pieces, rule, choice });
             }
         }
     }
     rows
+}
+
+/// The bytes of a piece of f32 between nodes, and whether it is quantized.
+fn on_the_wire(compression: Compression, collective: Collective, bytes: u64) -> (u64, bool) {
+    let Ok(named) = collective.to_string().parse() else { return (bytes, false) };
+    let request = Request::plain(named, DType::F32, Shape::default());
+    let quantized = compression.quantizes(named, DType::F32, ReduceOp::Sum, bytes);
+    let elements = bytes / DType::F32.size() as u64;
+    (compression.wire_bytes(&request, elements, quantized), quantized)
 }
 
 impl Row {
@@ -344,6 +366,29 @@ mod tests {
         assert_eq!(other["rule"], 2);
         assert_ne!(other["algorithm"], "ring");
         assert_eq!(chosen(rules, "reduce", 1024, 1)["rule"], 0);
+    }
+
+    /// As the coordinator does: the size between nodes, and only what can be quantized.
+    #[test]
+    fn a_format_between_nodes_changes_size_and_choice() {
+        let half = chosen(&["negotiation.piece_bytes=2MiB"], "allreduce", 2 << 20, 64);
+        let bf16 = |collective, bytes| chosen(&["data.compression=bf16"], collective, bytes, 64);
+        let whole = bf16("allreduce", 4 << 20);
+        assert_eq!(whole["predicted_seconds"], half["predicted_seconds"]);
+        assert_eq!(bf16("allgather", 4 << 20), chosen(&[], "allgather", 4 << 20, 64));
+        for bytes in [64 << 10, 1 << 20, 4 << 20] {
+            for pieces in [1, 64] {
+                let eight = chosen(&["data.compression=int8"], "allreduce", bytes, pieces);
+                let spec = eight["algorithm"].as_str().unwrap();
+                assert!(["direct", "hierarchical"].contains(&spec), "{eight}");
+                assert_ne!(eight, chosen(&[], "allreduce", bytes, pieces));
+            }
+        }
+        // Less than 64 KiB is not quantized.
+        let small = chosen(&["data.compression=int8"], "allreduce", 16 << 10, 1);
+        assert_eq!(small, chosen(&[], "allreduce", 16 << 10, 1));
+        let text = shown(8, Some("2"), &["data.compression=fp8"], false);
+        assert!(text.contains("\nPieces are of f32, and sums travel as fp8.\n"), "{text}");
     }
 
     #[test]

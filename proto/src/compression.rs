@@ -42,6 +42,15 @@ impl Compression {
         matches!(self, Self::Int8 | Self::Fp8)
     }
 
+    /// The bytes of so many elements of a request between nodes, in groups of eight bits if they are
+    /// `quantized`.
+    pub fn wire_bytes(self, request: &Request, elements: u64, quantized: bool) -> u64 {
+        if quantized {
+            return elements.div_ceil(GROUP as u64) * GROUP_BYTES as u64;
+        }
+        elements * self.between_nodes(request).size() as u64
+    }
+
     /// The wire type of a request's elements between nodes, where they are not quantized.
     pub fn between_nodes(self, request: &Request) -> DType {
         let Request { collective, dtype, reduce_op: op, prescale, postscale, .. } = *request;

@@ -183,6 +183,23 @@ impl Buffer {
         })
     }
 
+    /// Fills the memory from ordinary memory.
+    ///
+    /// Args:
+    ///     address: Where as many bytes as the memory has can be read.
+    fn copy_from(&self, address: usize) {
+        dlpack::copy_from(&self.memory, address);
+        self.memory.mark_copied();
+    }
+
+    /// Copies the memory to ordinary memory.
+    ///
+    /// Args:
+    ///     address: Where as many bytes as the memory has can be written.
+    fn copy_to(&self, address: usize) {
+        dlpack::copy_to(&self.memory, address);
+    }
+
     /// Exports the memory in place, by DLPack.
     ///
     /// Args:

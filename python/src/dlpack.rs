@@ -14,8 +14,6 @@ use std::{
 use gradwire_worker::{DType, SharedBuffer};
 use pyo3::{ffi, prelude::*};
 
-use crate::buffer::Buffer;
-
 const UNVERSIONED: &CStr = c"dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
 
@@ -175,31 +173,20 @@ pub(crate) fn write(memory: &SharedBuffer, bytes: &[u8]) {
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), memory.as_ptr(), count) };
 }
 
-/// Copies between shared and ordinary memory, without an array around either: for a small tensor
-/// that is most of the time of its exchange.
-#[pymethods]
-impl Buffer {
-    /// Fills the memory from ordinary memory.
-    ///
-    /// Args:
-    ///     address: Where as many bytes as the memory has can be read.
-    fn copy_from(&self, address: usize) {
-        let from = ptr::with_exposed_provenance::<u8>(address);
-        // SAFETY: as in `write`; the caller vouches for the bytes at the address, as it does for
-        // those of a capsule. The interpreter's lock is held, so its other threads don't free them.
-        unsafe { ptr::copy(from, self.memory.as_ptr(), self.memory.byte_len() as usize) };
-        self.memory.mark_copied();
-    }
+/// Fills the memory from ordinary memory, without an array around either: for a small tensor that is
+/// most of the time of its exchange. As many bytes as the memory has can be read at the address.
+pub(crate) fn copy_from(memory: &SharedBuffer, address: usize) {
+    let from = ptr::with_exposed_provenance::<u8>(address);
+    // SAFETY: as in `write`; the caller vouches for the bytes at the address, as it does for those
+    // of a capsule. The interpreter's lock is held, so its other threads don't free them.
+    unsafe { ptr::copy(from, memory.as_ptr(), memory.byte_len() as usize) };
+}
 
-    /// Copies the memory to ordinary memory.
-    ///
-    /// Args:
-    ///     address: Where as many bytes as the memory has can be written.
-    fn copy_to(&self, address: usize) {
-        let to = ptr::with_exposed_provenance_mut::<u8>(address);
-        // SAFETY: as above.
-        unsafe { ptr::copy(self.memory.as_ptr(), to, self.memory.byte_len() as usize) };
-    }
+/// Copies the memory to ordinary memory, where as many bytes as it has can be written.
+pub(crate) fn copy_to(memory: &SharedBuffer, address: usize) {
+    let to = ptr::with_exposed_provenance_mut::<u8>(address);
+    // SAFETY: as above.
+    unsafe { ptr::copy(memory.as_ptr(), to, memory.byte_len() as usize) };
 }
 
 /// Copies the beginning of the memory; as much as `into` takes.

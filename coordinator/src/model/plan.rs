@@ -9,9 +9,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use gradwire_proto::{
     Agreed, Collective, Compression, DType, Flow, NO_PART, NodeId, ProcessSetId, Rank, ReduceOp,
-    Request, Route, Shape,
-    agreed::pair,
-    compression::{GROUP, GROUP_BYTES},
+    Request, Route, Shape, agreed::pair,
 };
 
 use super::{lengths::Lengths, process_set::ProcessSet};
@@ -59,11 +57,7 @@ impl Kind {
     /// How many bytes `bytes` of the ranks' elements take between nodes.
     pub(crate) fn wire_bytes(&self, compression: Compression, bytes: u64) -> u64 {
         let elements = bytes / self.dtype.size() as u64;
-        if self.quantized {
-            return elements.div_ceil(GROUP as u64) * GROUP_BYTES as u64;
-        }
-        let wire = compression.between_nodes(&self.request());
-        elements * wire.size() as u64
+        compression.wire_bytes(&self.request(), elements, self.quantized)
     }
 
     /// The nodes that take part, ascending.
