@@ -378,7 +378,7 @@ mod tests {
             let rows = text.lines().filter(|line| line.starts_with(&format!("{algorithm} ")));
             let rows: Vec<&str> = rows.collect();
             let about = algorithm.about();
-            let mut ends = vec![about.when.to_owned(), parameters(algorithm)];
+            let mut ends = vec![about.when.to_owned(), parameters(*algorithm)];
             ends.extend([about.cost.to_owned(), about.paper()]);
             ends.retain(|end| !end.is_empty());
             assert_eq!(rows.len(), ends.len(), "{algorithm}: {text}");

@@ -173,8 +173,8 @@ pub(crate) fn write(memory: &SharedBuffer, bytes: &[u8]) {
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), memory.as_ptr(), count) };
 }
 
-/// Fills the memory from ordinary memory, without an array around either: for a small tensor that is
-/// most of the time of its exchange. As many bytes as the memory has can be read at the address.
+/// Fills the memory from ordinary memory, without an array around either: for a small tensor that
+/// is most of the time of its exchange. As many bytes as the memory has can be read at the address.
 pub(crate) fn copy_from(memory: &SharedBuffer, address: usize) {
     let from = ptr::with_exposed_provenance::<u8>(address);
     // SAFETY: as in `write`; the caller vouches for the bytes at the address, as it does for those
