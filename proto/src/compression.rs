@@ -42,8 +42,8 @@ impl Compression {
         matches!(self, Self::Int8 | Self::Fp8)
     }
 
-    /// The bytes of so many elements of a request between nodes, in groups of eight bits if they are
-    /// `quantized`.
+    /// The bytes of so many elements of a request between nodes, in groups of eight bits if they
+    /// are `quantized`.
     pub fn wire_bytes(self, request: &Request, elements: u64, quantized: bool) -> u64 {
         if quantized {
             return elements.div_ceil(GROUP as u64) * GROUP_BYTES as u64;
