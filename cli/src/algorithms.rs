@@ -174,8 +174,9 @@ fn table(specs: &[Spec]) -> String {
     let papers = rows(["algorithm", "paper"], |_, about| about.paper());
     let aliases: Vec<&str> = ALIASES.iter().map(|(alias, ..)| *alias).collect();
     format!(
-        "{uses}\n{parameters}\nThe cost is that of an allreduce: {SYMBOLS}\n\n{costs}\n{papers}\nOther names: \
-         {}.\n\nOne in full: gradwire algorithms NAME. Counts on a cluster: --nodes N --racks R\n",
+        "{uses}\n{parameters}\nThe cost is that of an allreduce: {SYMBOLS}\n\n{costs}\n{papers}\n\
+         Other names: {}.\n\nOne in full: gradwire algorithms NAME. Counts on a cluster: --nodes N \
+         --racks R\n",
         aliases.join(", ")
     )
 }
