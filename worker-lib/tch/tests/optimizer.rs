@@ -1,6 +1,6 @@
 //! The distributed optimizer and the broadcast of parameters, by the ranks of real jobs.
 
-use std::{num::NonZeroU32, time::Duration};
+use std::{num::NonZeroU32, sync::Barrier, time::Duration};
 
 use gradwire_tch::{DistributedOptimizer, Error, OptimizerOptions, broadcast_parameters};
 use gradwire_tests::cluster::{Cluster, Plan};
@@ -429,9 +429,12 @@ fn an_exchange_begins_in_the_backward_pass() {
 #[test]
 fn a_session_that_has_failed_is_reported_by_the_step() {
     let cluster = Cluster::start(&Plan::nodes(&[1, 1])).unwrap();
-    let ended = cluster.ranks(|session| {
+    // In a session that has failed, no optimizer can be made: both are made before it fails.
+    let made = Barrier::new(2);
+    let ended = cluster.ranks(move |session| {
         let (store, first, second) = parameters(1.0);
         let mut optimizer = wrap(session, &store, 1);
+        made.wait();
         if session.rank() == 1 {
             session.abort("no more data");
             return;
