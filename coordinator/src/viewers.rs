@@ -143,7 +143,8 @@ mod tests {
         (made, task)
     }
 
-    #[tokio::test]
+    // The clock is paused: it goes on when no task can, so a busy machine makes no difference.
+    #[tokio::test(start_paused = true)]
     async fn snapshots_are_made_while_somebody_watches() {
         let viewers = Arc::new(Viewers::default());
         let (made, _task) = serve(&viewers);
@@ -164,7 +165,7 @@ mod tests {
         viewers.add().unwrap().recv().await.unwrap().unwrap();
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn who_does_not_read_is_disconnected_and_others_are_not() {
         let viewers = Arc::new(Viewers::default());
         let (_, _task) = serve(&viewers);
