@@ -5,7 +5,7 @@ use std::fmt::Write;
 use clap::Args;
 use gradwire_collectives::{
     Algorithm, Kind, MAX_LINE_MBIT, Schedule, Spec, Topology,
-    algorithms::{ALIASES, About, has_servers, in_short},
+    algorithms::{ALIASES, About, CHUNK, has_servers, in_short},
     generate,
     verify::{cross_tier_elements, verify},
 };
@@ -173,10 +173,12 @@ fn table(specs: &[Spec]) -> String {
     let costs = rows(["algorithm", "cost"], |_, about| about.cost.to_owned());
     let papers = rows(["algorithm", "paper"], |_, about| about.paper());
     let aliases: Vec<&str> = ALIASES.iter().map(|(alias, ..)| *alias).collect();
+    let common = in_short(CHUNK.name, CHUNK.values);
     format!(
-        "{uses}\n{parameters}\nThe cost is that of an allreduce: {SYMBOLS}\n\n{costs}\n{papers}\n\
+        "{uses}\n{parameters}\nAll have {common}: {}.\n\nThe cost is that of an allreduce: {SYMBOLS}\n\n{costs}\n{papers}\n\
          Other names: {}.\n\nOne in full: gradwire algorithms NAME. Counts on a cluster: --nodes N \
          --racks R\n",
+        CHUNK.about,
         aliases.join(", ")
     )
 }
@@ -192,7 +194,7 @@ fn in_full(spec: Spec) -> String {
     for (what, value) in [("for", when), ("cost", cost), ("source", source)] {
         let _ = writeln!(text, "  {what:<7} {value}");
     }
-    for parameter in algorithm.parameters() {
+    for parameter in algorithm.parameters().iter().chain([&CHUNK]) {
         let short = in_short(parameter.name, parameter.values);
         let _ = writeln!(text, "  {short}: {}", parameter.about);
     }
@@ -229,6 +231,7 @@ fn described(specs: &[Spec]) -> Vec<Value> {
         let parameters: Vec<Value> = algorithm
             .parameters()
             .iter()
+            .chain([&CHUNK])
             .map(|parameter| {
                 json!({
                     "name": parameter.name,
@@ -372,6 +375,7 @@ mod tests {
         let text = show(&options(None, None, None)).unwrap();
         let one = show(&options(Some("circulant(radix=4)"), None, None)).unwrap();
         assert!(one.contains("radix=2 (2–64): among how many"), "{one}");
+        assert!([&text, &one].iter().all(|text| text.contains("chunk=BYTES (4K–4M)")), "{text}");
         assert!(one.contains("negotiation.algorithm=\"circulant(radix=4)\""), "{one}");
         let json = Options { json: true, ..options(None, None, None) };
         let json: Value = serde_json::from_str(&show(&json).unwrap()).unwrap();

@@ -137,10 +137,11 @@ fn cost(model: &CostModel, topology: &Topology, kind: Kind, spec: Spec, bytes: u
     // The least that is in a hop: what the pipeline has to fill with.
     let fits = if shape.least_block > 0.0 { size / shape.least_block } else { shape.blocks };
     let blocks = shape.blocks.min(fits.max(1.0));
-    let fill = (size / blocks).min(model.chunk as f64);
-    let chunk = fill * (inside.per_byte + shape.streamed * model.reduce_per_byte);
+    let chunk = spec.chunk().unwrap_or(model.chunk).min(model.chunk);
+    let fill = (size / blocks).min(chunk as f64);
+    let passes = fill * (inside.per_byte + shape.streamed * model.reduce_per_byte);
     let hops =
-        shape.hops_in * inside.latency + shape.hops_across * across.latency + shape.fill * chunk;
+        shape.hops_in * inside.latency + shape.hops_across * across.latency + shape.fill * passes;
     let slowest = topology.slowest();
     let line = size * shape.line * slowest * inside.per_byte;
     let in_rows = line * model.incast(shape.senders.max(shape.partners));

@@ -9,6 +9,7 @@
 //!
 //! The modules, lowest first; each imports only from those above it in this list:
 //!
+//! - `bytes`: sizes as people write them
 //! - [`schedule`]: the language
 //! - [`layout`]: where the elements of a step are, in its message and in the piece
 //! - [`execution`]: how a participant runs its schedule
@@ -32,6 +33,8 @@ pub mod schedule;
 pub mod select;
 pub mod topology;
 pub mod verify;
+
+mod bytes;
 
 pub use algorithms::{
     Algorithm, Kind, Roles, Section, Spec, SpecError, Symmetry, generate, generate_sections,

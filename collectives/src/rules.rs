@@ -27,6 +27,7 @@ use std::fmt::{self, Write};
 
 use crate::{
     algorithms::{Algorithm, Kind, Spec, SpecError},
+    bytes,
     topology::Topology,
 };
 
@@ -522,24 +523,9 @@ fn items(list: &str) -> impl Iterator<Item = &str> {
 /// `A-B` or `A-`.
 fn range(text: &str) -> Option<(u64, u64)> {
     let (above, up_to) = text.split_once('-')?;
-    let above = size(above)?;
-    let up_to = if up_to.trim().is_empty() { u64::MAX } else { size(up_to)? };
+    let above = bytes::parse(above)?;
+    let up_to = if up_to.trim().is_empty() { u64::MAX } else { bytes::parse(up_to)? };
     (above < up_to).then_some((above, up_to))
-}
-
-/// A number of bytes: `65536`, `64K` or `64KiB`.
-fn size(text: &str) -> Option<u64> {
-    let text = text.trim().to_ascii_lowercase();
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let shift = match &text[digits.len()..] {
-        "" => 0,
-        "k" | "kib" => 10,
-        "m" | "mib" => 20,
-        "g" | "gib" => 30,
-        _ => return None,
-    };
-    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-    is_number.then(|| digits.parse::<u64>().ok()?.checked_mul(1 << shift)).flatten()
 }
 
 /// Where a part of a text begins, in characters from 1.
@@ -562,9 +548,9 @@ impl fmt::Display for Rules {
             let mut head = rule.collective.map(|own| own.to_string()).unwrap_or_default();
             if (rule.above, rule.up_to) != (0, u64::MAX) {
                 head.push_str(if head.is_empty() { "" } else { ":" });
-                write!(head, "{}-", written(rule.above))?;
+                write!(head, "{}-", bytes::written(rule.above))?;
                 if rule.up_to < u64::MAX {
-                    head.push_str(&written(rule.up_to));
+                    head.push_str(&bytes::written(rule.up_to));
                 }
             }
             if !head.is_empty() {
@@ -582,17 +568,5 @@ impl fmt::Display for Rules {
             f.write_str(&specs.join(","))?;
         }
         Ok(())
-    }
-}
-
-/// Exact, in the largest unit that divides the number.
-fn written(bytes: u64) -> String {
-    let shift =
-        [30, 20, 10].into_iter().find(|&shift| bytes != 0 && bytes.is_multiple_of(1 << shift));
-    match shift {
-        Some(30) => format!("{}G", bytes >> 30),
-        Some(20) => format!("{}M", bytes >> 20),
-        Some(_) => format!("{}K", bytes >> 10),
-        None => bytes.to_string(),
     }
 }

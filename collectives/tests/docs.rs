@@ -2,7 +2,10 @@
 
 use std::{fs, path::Path};
 
-use gradwire_collectives::{Algorithm, algorithms::in_short};
+use gradwire_collectives::{
+    Algorithm,
+    algorithms::{CHUNK, in_short},
+};
 
 fn document() -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/algorithms.md");
@@ -12,6 +15,7 @@ fn document() -> String {
 #[test]
 fn each_algorithm_has_its_rows() {
     let document = document();
+    assert!(document.contains(&format!("`{}`", in_short(CHUNK.name, CHUNK.values))));
     for &algorithm in Algorithm::ALL {
         let about = algorithm.about();
         let parameters = algorithm.parameters().iter();

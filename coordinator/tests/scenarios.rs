@@ -90,6 +90,7 @@ scenarios! {
     priority,
     packing,
     credit,
+    chunks,
     probe,
     leaving,
     failures,

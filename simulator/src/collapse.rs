@@ -70,7 +70,8 @@ fn of_operation(setup: &Setup, operation: &Operation) -> Vec<Symmetry> {
     let mut all = symmetry(kind, &operation.spec, topology);
     if !all.is_empty() {
         let schedule = generate(kind, operation.spec, topology, 0, count);
-        let chunk = whole(setup.transport.chunk, operation.element) / operation.element;
+        let chunk = operation.spec.chunk().unwrap_or(setup.transport.chunk);
+        let chunk = whole(chunk, operation.element) / operation.element;
         all.retain(|one| one.holds(&schedule, chunk));
     }
     all

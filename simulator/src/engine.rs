@@ -270,6 +270,7 @@ impl<'a, D: Director> Engine<'a, D> {
         let ordered = &self.ordered[&sequence];
         let (operation, plans) = (ordered.operation.clone(), ordered.plans.clone());
         let number = (sequence % u64::from(self.setup.transport.lanes)) as u32;
+        let chunk = operation.spec.chunk().unwrap_or(self.setup.transport.chunk);
         for (me, &host) in (0..).zip(&*operation.hosts) {
             let Some(planned) = plans.of(me).cloned() else { continue };
             let lane = self.lane(host, number);
@@ -298,7 +299,8 @@ impl<'a, D: Director> Engine<'a, D> {
                 record.begin(sequence, host, planned.plan.steps.len());
             }
             let is_complete = progress.is_complete();
-            self.lanes[lane].pieces.insert(sequence, Running { planned, progress, hosts });
+            let running = Running { planned, progress, hosts, chunk };
+            self.lanes[lane].pieces.insert(sequence, running);
             if is_complete {
                 self.complete(lane, sequence);
             }
@@ -414,9 +416,9 @@ impl<'a, D: Director> Engine<'a, D> {
             if one.reduces {
                 return;
             }
-            let chunk = self.setup.transport.chunk;
             let next = one.pieces.iter_mut().find_map(|(&sequence, running)| {
-                let chunk = running.progress.next_local(&running.planned.plan, chunk)?;
+                let limit = running.chunk;
+                let chunk = running.progress.next_local(&running.planned.plan, limit)?;
                 Some((sequence, chunk))
             });
             let Some((sequence, chunk)) = next else { return };

@@ -89,6 +89,8 @@ pub(crate) struct Running {
     pub(crate) progress: Progress,
     /// The host of each participant.
     pub(crate) hosts: Arc<[u32]>,
+    /// The most bytes of its chunks.
+    pub(crate) chunk: u64,
 }
 
 /// A frame that has come.

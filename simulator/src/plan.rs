@@ -161,12 +161,11 @@ impl Plan {
     /// About how many chunks a step by an algorithm consists of.
     fn chunks(&self, topology: &Topology, spec: Spec) -> u64 {
         let piece = self.config.piece_bytes.min(self.model.bytes()).max(1);
+        let chunk = spec.chunk().unwrap_or(self.transport.chunk);
         let of = |me: u32| -> u64 {
             let schedule = generate(Kind::Allreduce, spec, topology, me, piece / 4);
             let sends = schedule.steps.iter().filter(|step| step.action.sends_to().is_some());
-            sends
-                .map(|send| (schedule.elements(send) * 4).div_ceil(self.transport.chunk).max(1))
-                .sum()
+            sends.map(|send| (schedule.elements(send) * 4).div_ceil(chunk).max(1)).sum()
         };
         let chunks: u64 = (0..topology.participants()).map(of).sum();
         chunks * self.model.bytes().div_ceil(piece)

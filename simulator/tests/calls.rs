@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gradwire_collectives::{Algorithm, Kind, Topology};
+use gradwire_collectives::{Algorithm, Kind, Spec, Topology};
 use gradwire_simulator::{
     Setup,
     config::{Control, Processor, Transport},
@@ -79,6 +79,30 @@ fn nothing_passes_a_dead_line_at_once() {
     let setup = Setup { faults: vec![dead], ..setup(BURST) };
     let all = taken(&setup, 200_000, 1, Control::default());
     close(all[0], 5.0);
+}
+
+/// A spec's own chunk is as good as one that daemons are set to. Only when a connection takes more
+/// is a little different: that depends on what daemons are set to.
+#[test]
+fn a_spec_has_chunks_of_its_own() {
+    let outcome = |spec: &str, chunk: u64| {
+        let topology = Topology::flat(8);
+        let transport = Transport { chunk, ..Transport::default() };
+        let network = Network::even(topology, RATE, 1e-3);
+        let setup = Setup { transport, ..Setup::new(network) };
+        let spec = Spec::parse(spec).unwrap();
+        let operation = Operation::new(Kind::Allreduce, spec, 1_000_000, 8);
+        let mut one = InOrder::new(vec![Arc::new(operation)], Control::default());
+        let outcome = run(&setup, &mut one);
+        (outcome.chunks, outcome.seconds)
+    };
+    for name in ["ring", "double-tree", "circulant"] {
+        let own = outcome(&format!("{name}(chunk=16K)"), 256 << 10);
+        let set = outcome(name, 16 << 10);
+        assert_eq!(own.0, set.0, "{name}");
+        assert!((own.1 / set.1 - 1.0).abs() < 0.05, "{name}: {} and {}", own.1, set.1);
+        assert!(own.0 > outcome(name, 256 << 10).0, "{name}");
+    }
 }
 
 /// With one rank what is only sent is sent from where it is, and is not copied before.

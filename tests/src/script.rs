@@ -101,7 +101,8 @@ impl Script {
                 dice.pick(&["auto", "direct", "hierarchical"])
             ))
         } else {
-            plan
+            let algorithms = ["auto", "ring(chunk=4K)", "circulant(radix=3,chunk=16K)", "servers"];
+            plan.set(format!("negotiation.algorithm={}", dice.pick(&algorithms)))
         };
         let size = plan.slots.iter().sum();
         let mut sets = vec![Set { ranks: (0..size).collect(), made: 0, removed: PHASES }];

@@ -2,6 +2,7 @@
 //! it, and docs/algorithms.md has the same tables.
 
 use super::name::{Algorithm, Values};
+use crate::bytes;
 
 /// What an algorithm does, what it costs, what it is for, and who published it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -216,6 +217,10 @@ pub fn in_short(name: &str, values: Values) -> String {
         Values::Word(words) => format!("{name}={}", words.join(" or ")),
         Values::Factors(2) => format!("{name}=AxB"),
         Values::Factors(most) => format!("{name}=AxBx… (2–{most})"),
+        Values::Bytes { least, most } => {
+            let [least, most] = [least, most].map(|bytes| bytes::written(bytes.into()));
+            format!("{name}=BYTES ({least}–{most})")
+        }
     }
 }
 

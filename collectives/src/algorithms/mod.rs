@@ -69,7 +69,7 @@ pub use self::{
     about::{About, in_short},
     kind::{Kind, Roles, Section},
     name::{ALIASES, Algorithm, Parameter, Values},
-    spec::{MAX_SPEC, Spec, SpecError},
+    spec::{CHUNK, MAX_SPEC, Spec, SpecError},
     symmetry::{Symmetry, symmetry},
 };
 

@@ -4,6 +4,8 @@ use std::fmt;
 
 use strum::VariantArray;
 
+use crate::bytes;
+
 /// The most factors of a parameter: as many as 4,096 nodes have.
 pub(super) const FACTORS: usize = 12;
 
@@ -35,6 +37,13 @@ pub enum Values {
     /// Numbers of at least 2 whose product is the number of nodes, such as `4x8`; at most as many.
     /// If it isn't given, the algorithm chooses them.
     Factors(usize),
+    /// A number of bytes, such as `64K`. If it isn't given, something else decides.
+    Bytes {
+        /// The smallest.
+        least: u32,
+        /// The largest.
+        most: u32,
+    },
 }
 
 impl fmt::Display for Values {
@@ -44,6 +53,10 @@ impl fmt::Display for Values {
             Self::Word(words) => f.write_str(&words.join(" or ")),
             Self::Factors(2) => write!(f, "two numbers from 2 on, such as 4x8"),
             Self::Factors(most) => write!(f, "2 to {most} numbers from 2 on, such as 4x8"),
+            Self::Bytes { least, most } => {
+                let [least, most] = [least, most].map(|&bytes| bytes::written(bytes.into()));
+                write!(f, "{least} to {most}")
+            }
         }
     }
 }

@@ -4,7 +4,10 @@
 //! ring
 //! circulant(radix=4)
 //! torus(dims=4x8)
+//! direct(chunk=64K)
 //! ```
+//!
+//! [`CHUNK`] is a parameter of every algorithm: the schedule is the same, but runs in other steps.
 //!
 //! A parameter that is not given has its usual value, and is left out where a spec is printed: two
 //! specs are the same if they print the same.
@@ -12,12 +15,20 @@
 use std::fmt;
 
 use super::name::{Algorithm, FACTORS, Parameter, Values};
+use crate::bytes;
 
 /// The longest text of a spec, in bytes (BOUND).
 pub const MAX_SPEC: usize = 80;
 
 /// The most parameters of an algorithm.
 const PARAMETERS: usize = 3;
+
+/// The parameter that every algorithm has besides its own.
+pub const CHUNK: Parameter = Parameter {
+    name: "chunk",
+    about: "how much is received, reduced and sent on at a time; as set or tuned if not given",
+    values: Values::Bytes { least: 4 << 10, most: 4 << 20 },
+};
 
 /// An algorithm with its parameters.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -27,6 +38,8 @@ pub struct Spec {
     numbers: [u32; PARAMETERS],
     /// 0 where there is none.
     factors: [u32; FACTORS],
+    /// In bytes; 0 if it isn't given.
+    chunk: u32,
 }
 
 /// Why a text is not a spec.
@@ -89,13 +102,9 @@ fn names() -> Vec<&'static str> {
 }
 
 fn accepted(algorithm: Algorithm) -> String {
-    match algorithm.parameters() {
-        [] => "it has none".to_owned(),
-        all => {
-            let names: Vec<&str> = all.iter().map(|parameter| parameter.name).collect();
-            format!("it has {}", names.join(" and "))
-        }
-    }
+    let all = algorithm.parameters().iter().chain([&CHUNK]);
+    let names: Vec<&str> = all.map(|parameter| parameter.name).collect();
+    format!("it has {}", names.join(" and "))
 }
 
 /// What to write instead of factors that are those of another number of nodes.
@@ -116,7 +125,8 @@ fn cut(text: &str) -> String {
 impl Spec {
     /// An algorithm with its usual parameters.
     pub fn usual(algorithm: Algorithm) -> Self {
-        let mut spec = Self { algorithm, numbers: [0; PARAMETERS], factors: [0; FACTORS] };
+        let (numbers, factors) = ([0; PARAMETERS], [0; FACTORS]);
+        let mut spec = Self { algorithm, numbers, factors, chunk: 0 };
         for (number, parameter) in spec.numbers.iter_mut().zip(algorithm.parameters()) {
             if let Values::Number { usual, .. } = parameter.values {
                 *number = usual;
@@ -128,6 +138,11 @@ impl Spec {
     /// The algorithm.
     pub fn algorithm(&self) -> Algorithm {
         self.algorithm
+    }
+
+    /// The bytes of its chunks, if they are given.
+    pub fn chunk(&self) -> Option<u64> {
+        (self.chunk > 0).then_some(self.chunk.into())
     }
 
     /// Reads a spec; the algorithm may have another name of [`ALIASES`](super::ALIASES). Case
@@ -146,14 +161,16 @@ impl Spec {
         let unknown = || SpecError::Unknown { given: cut(name) };
         let algorithm = Algorithm::named(name).ok_or_else(unknown)?;
         let mut spec = Self::usual(algorithm);
-        let mut given = [false; PARAMETERS];
+        // The last one is the chunk.
+        let mut given = [false; PARAMETERS + 1];
         for one in parameters.iter().flat_map(|all| all.split(',')) {
             let (name, value) = one.split_once('=').ok_or_else(form)?;
-            let all = algorithm.parameters();
-            let Some(at) = all.iter().position(|parameter| parameter.name == name) else {
+            let own = (0..).zip(algorithm.parameters());
+            let mut all = own.chain([(PARAMETERS, &CHUNK)]);
+            let Some((at, parameter)) = all.find(|(_, parameter)| parameter.name == name) else {
                 return Err(SpecError::Parameter { algorithm, given: cut(name) });
             };
-            let Parameter { name, values, .. } = all[at];
+            let Parameter { name, values, .. } = *parameter;
             if std::mem::replace(&mut given[at], true) {
                 return Err(SpecError::Twice { algorithm, name });
             }
@@ -188,6 +205,10 @@ impl Spec {
                     return None;
                 }
                 self.factors[..factors.len()].copy_from_slice(&factors);
+            }
+            Values::Bytes { least, most } => {
+                let bytes = u32::try_from(bytes::parse(value)?).ok()?;
+                self.chunk = (least..=most).contains(&bytes).then_some(bytes)?;
             }
         }
         Some(())
@@ -254,9 +275,10 @@ impl fmt::Display for Spec {
                     let factors: Vec<String> = factors.iter().map(u32::to_string).collect();
                     format!("{name}={}", factors.join("x"))
                 })),
-                Values::Number { .. } | Values::Word(_) => {}
+                Values::Number { .. } | Values::Word(_) | Values::Bytes { .. } => {}
             }
         }
+        given.extend(self.chunk().map(|chunk| format!("{}={}", CHUNK.name, bytes::written(chunk))));
         f.write_str(self.algorithm.name())?;
         if given.is_empty() { Ok(()) } else { write!(f, "({})", given.join(",")) }
     }
@@ -294,6 +316,9 @@ mod tests {
             ("PLink", "hierarchical"),
             ("PHub(across=ring)", "parameterhub(across=ring)"),
             ("blueconnect(dims=2x3x4x5)", "blueconnect(dims=2x3x4x5)"),
+            ("direct(chunk=65536)", "direct(chunk=64K)"),
+            ("Torus(Chunk=1 MiB, dims=2x2)", "torus(dims=2x2,chunk=1M)"),
+            ("servers(chunk=5000)", "servers(chunk=5000)"),
         ] {
             assert_eq!(parsed(text), printed, "{text}");
             assert_eq!(parsed(printed), printed);
@@ -318,8 +343,13 @@ mod tests {
             ("circulant(radix=+4)", "radix=+4 is not possible"),
             ("circulant(radix=4,radix=4)", "radix is given twice"),
             ("circulant(radix=99999999999)", "is not possible"),
-            ("ring(radix=4)", "ring has no parameter \"radix\"; it has way and segments"),
-            ("recursive-doubling(radix=4)", "it has none"),
+            ("ring(radix=4)", "ring has no parameter \"radix\"; it has way and segments and chunk"),
+            ("recursive-doubling(radix=4)", "it has chunk"),
+            ("direct(chunk=4095)", "chunk=4095 is not possible; chunk is 4K to 4M"),
+            ("direct(chunk=5M)", "chunk is 4K to 4M"),
+            ("direct(chunk=)", "chunk= is not possible"),
+            ("direct(chunk=64K,chunk=64K)", "chunk is given twice"),
+            ("direct(chunk=99999999999999999999G)", "is not possible"),
             ("ring(way=up)", "way is back or around"),
             ("torus(dims=4)", "two numbers from 2 on"),
             ("torus(dims=2x2x2)", "two numbers from 2 on"),

@@ -272,7 +272,10 @@ impl Dispatch {
             && !kind.quantized
             && kind.collective == Collective::Allreduce
             && participants.len() as u32 == self.chooser.nodes();
-        let sized = if is_common { self.sizes.sized(bytes) } else { None };
+        // With a chunk of its own it says nothing of other chunks.
+        let asked = spec.spec.chunk();
+        let takes_part = is_common && asked.is_none();
+        let sized = if takes_part { self.sizes.sized(bytes) } else { None };
         let chosen = (id, self.sizes.candidate(), sized);
         let sequence = self.flight.start(nodes, slots, chosen, now);
         let chooser = &self.chooser;
@@ -295,7 +298,7 @@ impl Dispatch {
             segments: cuts.iter().map(segment).collect(),
             absent: Arc::clone(&kind.absent),
             quantized: kind.quantized,
-            chunk: Some(sizes.chunk).filter(|&chunk| chunk != self.chunk_bytes),
+            chunk: asked.or(Some(sizes.chunk)).filter(|&chunk| chunk != self.chunk_bytes),
         };
         Some(Sent { operation, cuts, choice: reason })
     }

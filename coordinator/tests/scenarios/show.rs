@@ -85,7 +85,8 @@ fn operation(text: &mut String, o: &Operation) {
     };
     let what = request(&o.request);
     let on = segments.join(" ");
-    let _ = writeln!(text, "run {}: {} {what}{without} on {on}", o.sequence, o.spec.spec);
+    let chunk = o.chunk.map_or_else(String::new, |bytes| format!(" in chunks of {bytes}"));
+    let _ = writeln!(text, "run {}: {} {what}{without} on {on}{chunk}", o.sequence, o.spec.spec);
     let mut named: Vec<_> = o.segments.iter().filter(|s| s.agreed.is_some()).collect();
     named.dedup_by_key(|s| &s.tensor);
     for s in named {

@@ -86,11 +86,11 @@ impl<D: Director> Engine<'_, D> {
                 let Some(running) = pieces.get_mut(&sequence) else {
                     return HandedOut { chunk: None, is_all: true };
                 };
-                let Running { planned, progress, .. } = running;
+                let Running { planned, progress, chunk: limit, .. } = running;
                 let chunk = if is_whole {
                     progress.hand_out_whole(&planned.plan, step)
                 } else {
-                    progress.hand_out(&planned.plan, step, limit)
+                    progress.hand_out(&planned.plan, step, *limit)
                 };
                 // One that has nothing ready is put back when it may have.
                 let is_all = chunk.is_none() || progress.is_handed_out(&planned.plan, step);
