@@ -175,7 +175,8 @@ fn table(specs: &[Spec]) -> String {
     let aliases: Vec<&str> = ALIASES.iter().map(|(alias, ..)| *alias).collect();
     let common = in_short(CHUNK.name, CHUNK.values);
     format!(
-        "{uses}\n{parameters}\nAll have {common}: {}.\n\nThe cost is that of an allreduce: {SYMBOLS}\n\n{costs}\n{papers}\n\
+        "{uses}\n{parameters}\nAll have {common}: {}.\n\nThe cost is that of an allreduce: \
+         {SYMBOLS}\n\n{costs}\n{papers}\n\
          Other names: {}.\n\nOne in full: gradwire algorithms NAME. Counts on a cluster: --nodes N \
          --racks R\n",
         CHUNK.about,
