@@ -54,6 +54,8 @@ pub enum HostsError {
          for a server `host role=server rack=LABEL line=RATE`"
     )]
     Word { place: String, given: String },
+    #[error("{place}: {word} is given twice; '{given}' is the second one")]
+    Again { place: String, word: String, given: String },
     #[error(
         "{place}: '{given}' is not the rate of a line; it must be a number of Mbit/s from 1 to \
          {MAX_LINE_MBIT}, such as 25000 or 25G"
@@ -165,6 +167,13 @@ fn line_of(place: String, line: &str) -> Placed {
             Some(("role", "server")) if !is_server => is_server = true,
             Some(("rack", label)) if rack.is_none() => rack = Some(rack_of(&place, label)?),
             Some(("line", rate)) if line.is_none() => line = Some(line_mbit_of(&place, rate)?),
+            Some((word @ ("slots" | "rack" | "line"), again)) => {
+                return Err(HostsError::Again {
+                    place,
+                    word: word.to_owned(),
+                    given: shown(again),
+                });
+            }
             _ => return Err(HostsError::Word { place, given: shown(word) }),
         }
     }
@@ -309,9 +318,9 @@ mod tests {
         let cases = [
             ("a\nb slots=x\n", "hostfile h line 2: 'x' is not a slot count"),
             ("\n# c\na slot=2", "hostfile h line 3: 'slot=2' is not understood; a line is"),
-            ("a slots=2 slots=3", "hostfile h line 1: 'slots=3' is not understood"),
-            ("a rack=x rack=y", "hostfile h line 1: 'rack=y' is not understood"),
-            ("a line=1 line=2", "hostfile h line 1: 'line=2' is not understood"),
+            ("a slots=2 slots=3", "hostfile h line 1: slots is given twice; '3' is the second one"),
+            ("a rack=x rack=y", "hostfile h line 1: rack is given twice; 'y' is the second one"),
+            ("a line=1 line=2", "hostfile h line 1: line is given twice; '2' is the second one"),
             ("a line=", "hostfile h line 1: '' is not the rate of a line; it must be a number"),
             ("a line=0", "hostfile h line 1: '0' is not the rate of a line"),
             ("a line=25T", "hostfile h line 1: '25T' is not the rate of a line"),
