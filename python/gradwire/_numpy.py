@@ -46,6 +46,12 @@ def _module() -> Any:
 def as_numpy(array: Any) -> np.ndarray:
     """Returns a NumPy array on the same memory, or a new one with the values of a list."""
     np = _module()
+    if isinstance(array, np.ma.MaskedArray):
+        raise InvalidRequest(
+            "masked arrays can't be exchanged, because their masks would be lost: give what "
+            "filled() returns",
+            kind="invalid",
+        )
     if isinstance(array, np.ndarray):
         return array
     if hasattr(array, "__dlpack__"):

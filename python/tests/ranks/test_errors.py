@@ -18,6 +18,7 @@ def test_what_can_not_be_asked_for() -> None:
     cases = [
         (lambda: gw.allreduce(np.array(["text"])), "can't be exchanged"),
         (lambda: gw.allreduce(np.zeros(2, ">f4")), "can't be exchanged"),
+        (lambda: gw.allreduce(np.ma.array([1.0, 2.0], mask=[True, False])), "masks would be lost"),
         (lambda: gw.allreduce(np.zeros(2), op=17), "is no reduction"),
         (lambda: gw.allreduce(np.zeros(2), op="sum"), "give gradwire.Average, gradwire.Sum, "),
         (lambda: gw.broadcast(np.zeros(2), gw.size()), f"no rank {gw.size()}"),
