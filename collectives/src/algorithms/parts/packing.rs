@@ -38,22 +38,22 @@ const BEARABLE: f64 = 1.05;
 
 /// A spanning tree and how many units it carries.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Tree {
-    pub(super) root: u32,
+pub(crate) struct Tree {
+    pub(crate) root: u32,
     /// The parent of each participant; of the root itself.
-    pub(super) parents: Vec<u32>,
-    pub(super) units: u32,
+    pub(crate) parents: Vec<u32>,
+    pub(crate) units: u32,
 }
 
 /// Trees that share a piece, those with most units first.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Packing {
-    pub(super) trees: Vec<Tree>,
+pub(crate) struct Packing {
+    pub(crate) trees: Vec<Tree>,
     /// How long the busiest line or link is busy, as a multiple of the time that one with the usual
     /// rate takes for the piece.
-    pub(super) busy: f64,
+    pub(crate) busy: f64,
     /// What leaves or enters a rack, divided by its nodes; the largest, in pieces.
-    pub(super) uplink: f64,
+    pub(crate) uplink: f64,
 }
 
 /// What limits the rates, as multiples of the usual one. Infinite where there is no limit.
@@ -308,7 +308,7 @@ thread_local! {
 }
 
 /// The packing of [`pack`], which takes up to a millisecond, or what it was before.
-pub(super) fn packed(topology: &Topology, root: Option<u32>, most: u32) -> Rc<Packing> {
+pub(crate) fn packed(topology: &Topology, root: Option<u32>, most: u32) -> Rc<Packing> {
     LAST.with_borrow_mut(|last| {
         let is_it = |known: &(Key, Rc<Packing>)| {
             let (of, from, trees) = &known.0;
@@ -326,7 +326,7 @@ pub(super) fn packed(topology: &Topology, root: Option<u32>, most: u32) -> Rc<Pa
 
 /// Packs at most `most` trees among the participants of a topology, all from `root` if there is
 /// one.
-pub(super) fn pack(topology: &Topology, root: Option<u32>, most: u32) -> Packing {
+pub(crate) fn pack(topology: &Topology, root: Option<u32>, most: u32) -> Packing {
     let network = Network::new(topology);
     let nodes = network.nodes;
     let units = units_for(nodes);
