@@ -99,11 +99,7 @@ pub fn generate(
         | Kind::Gather { .. }
         | Kind::Scatter { .. }
         | Kind::ReduceScatter
-        | Kind::Alltoall => {
-            let sections = kind.sections(participants, count);
-            let trees = exchange_trees(&spec, kind.reduces(), topology);
-            exchange::exchange(&sections, trees, topology, me)
-        }
+        | Kind::Alltoall => by_sections(&kind.sections(participants, count), &spec, topology, me),
     }
 }
 
@@ -122,8 +118,12 @@ pub fn generate_sections(
     assert!(me < participants, "participant {me} is not one of {participants}");
     let stranger = sections.iter().find(|section| !section.roles.fits(participants));
     assert_eq!(stranger, None, "a section names one that is not of {participants} participants");
+    by_sections(sections, &spec.into(), topology, me)
+}
+
+fn by_sections(sections: &[Section], spec: &Spec, topology: &Topology, me: u32) -> Schedule {
     let reduces = sections.iter().any(|section| section.roles.reduces());
-    exchange::exchange(sections, exchange_trees(&spec.into(), reduces, topology), topology, me)
+    exchange::exchange(sections, exchange_trees(spec, reduces, topology), topology, me)
 }
 
 /// The schedule of participant `me` for an allreduce to which participant `late` comes late: see

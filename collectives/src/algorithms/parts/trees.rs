@@ -45,6 +45,22 @@ pub(crate) fn star(topology: &Topology, segments: u32, root: u32, me: u32, count
     })
 }
 
+/// The cost of a broadcast by a star: α + (M−1)·S·β.
+pub(crate) fn star_cost(cluster: &Cluster) -> Shape {
+    Shape {
+        line: cluster.others(),
+        uplink: cluster.uplink(cluster.nodes - cluster.largest),
+        messages: cluster.others(),
+        ..cluster.hops(1.0, 1.0)
+    }
+}
+
+/// The cost of a reduction to the root of a star: all send at once.
+pub(crate) fn star_cost_up(cluster: &Cluster) -> Shape {
+    let (senders, burst) = (cluster.others() as u32, cluster.others());
+    Shape { senders, burst, streamed: 1.0, ..star_cost(cluster) }
+}
+
 /// The tree of degree `radix`.
 pub(crate) fn k_nomial(
     (radix, segments): (u32, u32),
@@ -88,16 +104,6 @@ pub(crate) fn k_nomial(
     })
 }
 
-/// The cost of a broadcast by a star: α + (M−1)·S·β.
-pub(crate) fn star_cost(cluster: &Cluster) -> Shape {
-    Shape {
-        line: cluster.others(),
-        uplink: cluster.uplink(cluster.nodes - cluster.largest),
-        messages: cluster.others(),
-        ..cluster.hops(1.0, 1.0)
-    }
-}
-
 /// The cost of a broadcast by a tree of degree k: ⌈log_k M⌉(α + (k−1)·S·β).
 pub(crate) fn k_nomial_cost(cluster: &Cluster, radix: u32) -> Shape {
     let radix = f64::from(radix);
@@ -118,10 +124,4 @@ pub(crate) fn k_nomial_cost(cluster: &Cluster, radix: u32) -> Shape {
         ..cluster
             .hops(if radix == 2.0 { cluster.nodes.log2().floor() } else { rounds }, across.ceil())
     }
-}
-
-/// The cost of a reduction to the root of a star: all send at once.
-pub(crate) fn star_cost_up(cluster: &Cluster) -> Shape {
-    let (senders, burst) = (cluster.others() as u32, cluster.others());
-    Shape { senders, burst, streamed: 1.0, ..star_cost(cluster) }
 }
