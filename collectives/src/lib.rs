@@ -5,7 +5,8 @@
 //! schedule. The verifier proves it: the tests do that for every algorithm, for 1 to 130 nodes and
 //! racks of all shapes. An interpreter runs it in memory, in the tests. The cost model prices the
 //! algorithm, and its closed formulas are tested against the schedules. A new algorithm is one
-//! file. This crate does no I/O, reads no clock and starts no thread.
+//! file of the [catalog](algorithms::catalog). This crate does no I/O, reads no clock and starts no
+//! thread.
 //!
 //! The modules, lowest first; each imports only from those above it in this list:
 //!
@@ -15,7 +16,7 @@
 //! - [`execution`]: how a participant runs its schedule
 //! - [`links`]: the rates of lines and links between participants
 //! - [`topology`]: who takes part, and in which groups of which tiers
-//! - [`algorithms`]: one file each; most are a choice of one tree per block
+//! - [`algorithms`]: one file each in the catalog; most are a choice of one tree per block
 //! - [`rules`]: which algorithms a user allows, for which collective and size
 //! - [`verify`](mod@verify): the proof that every result holds every contribution exactly once
 //!   (ONE)

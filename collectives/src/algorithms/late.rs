@@ -6,7 +6,7 @@
 //! Nobody can ask for it: whoever plans a piece does not know who will be late. It is there to run
 //! the executor with a schedule in which a participant has a part of its own.
 
-use super::build::{self, Link, Place};
+use super::parts::build::{self, Link, Place};
 use crate::{
     schedule::{Schedule, split},
     topology::Topology,

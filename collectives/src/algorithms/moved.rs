@@ -5,9 +5,11 @@
 //! inside of a block the sender and the receiver follow each other chunk by chunk anyway.
 
 use super::{
-    build::{self, Builder},
     kind::Roles,
-    shape::Shape,
+    parts::{
+        build::{self, Builder},
+        shape::Shape,
+    },
 };
 use crate::{
     schedule::{Action, Schedule, split},

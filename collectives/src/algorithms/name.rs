@@ -1,4 +1,4 @@
-//! The algorithms by name, and what parameters each has.
+//! The algorithms by name, and what a parameter is.
 
 use std::fmt;
 
@@ -145,70 +145,11 @@ pub const ALIASES: [(&str, Algorithm, &str); 7] = [
     ("2d-mesh", Algorithm::Mesh, "its name in the paper"),
 ];
 
-const RADIX: Parameter = Parameter {
-    name: "radix",
-    about: "among how many each round shares out",
-    values: Values::Number { least: 2, most: 64, usual: 2 },
-};
-const BLOCKS: Parameter = Parameter {
-    name: "blocks",
-    about: "into how many blocks a piece is cut, if it is large enough",
-    values: Values::Number { least: 1, most: 256, usual: 16 },
-};
-const SEGMENTS: Parameter = Parameter {
+/// The parameter of all algorithms that cut what follows one path.
+pub(super) const SEGMENTS: Parameter = Parameter {
     name: "segments",
     about: "into how many segments at least what follows one path is cut; its size decides if 1",
     values: Values::Number { least: 1, most: 256, usual: 1 },
-};
-const DEGREE: Parameter = Parameter {
-    name: "radix",
-    about: "each participant sends to one less in a round",
-    values: Values::Number { least: 2, most: 64, usual: 4 },
-};
-const WAY: Parameter = Parameter {
-    name: "way",
-    about: "whether the result goes back the way it came, or on around",
-    values: Values::Word(&["back", "around"]),
-};
-const RINGS: Parameter = Parameter {
-    name: "rings",
-    about: "how many rings share the piece",
-    values: Values::Number { least: 1, most: 16, usual: 2 },
-};
-const TWO: Parameter = Parameter {
-    name: "dims",
-    about: "the sizes of the two dimensions, the nearest first",
-    values: Values::Factors(2),
-};
-const ANY: Parameter = Parameter {
-    name: "dims",
-    about: "the sizes of the dimensions, the nearest first",
-    values: Values::Factors(FACTORS),
-};
-const ALONG: Parameter = Parameter {
-    name: "along",
-    about: "how data goes along a dimension",
-    values: Values::Word(&["direct", "ring"]),
-};
-const ACROSS: Parameter = Parameter {
-    name: "across",
-    about: "how data goes between the owners of a share in all racks",
-    values: Values::Word(&["direct", "ring"]),
-};
-const SERVERS: Parameter = Parameter {
-    name: "servers",
-    about: "how many servers at most own a part, the first ones",
-    values: Values::Number { least: 0, most: 4096, usual: 4096 },
-};
-const WEIGHTS: Parameter = Parameter {
-    name: "weights",
-    about: "whether who has a faster line owns more",
-    values: Values::Word(&["lines", "equal"]),
-};
-const TREES: Parameter = Parameter {
-    name: "trees",
-    about: "how many trees at most share the piece",
-    values: Values::Number { least: 1, most: 128, usual: 64 },
 };
 
 impl Algorithm {
@@ -238,31 +179,5 @@ impl Algorithm {
     /// Whether it is one of [`Self::CANONICAL`].
     pub fn is_canonical(self) -> bool {
         Self::CANONICAL.contains(&self)
-    }
-
-    /// Its parameters.
-    pub fn parameters(self) -> &'static [Parameter] {
-        match self {
-            Self::Ring => &[WAY, SEGMENTS],
-            Self::MultiRing => &[RINGS, SEGMENTS],
-            Self::Circulant | Self::Bcube => &[RADIX],
-            Self::KNomial => &[DEGREE, SEGMENTS],
-            Self::DoubleTree | Self::Linear | Self::Binomial | Self::Chain => &[SEGMENTS],
-            Self::Servers => &[SEGMENTS, SERVERS, WEIGHTS],
-            Self::CirculantBlocks => &[BLOCKS],
-            Self::Torus | Self::Mesh => &[TWO],
-            Self::Blueconnect => &[ANY],
-            Self::Hips => &[ALONG, ANY],
-            Self::Parameterhub => &[ACROSS],
-            Self::Blink => &[TREES],
-            Self::RecursiveDoubling
-            | Self::Hierarchical
-            | Self::Direct
-            | Self::HalvingDoubling
-            | Self::Rabenseifner
-            | Self::Swing
-            | Self::LeaderRing
-            | Self::Bine => &[],
-        }
     }
 }

@@ -5,7 +5,7 @@
 
 use std::{fmt, str::FromStr};
 
-use super::{Algorithm, Kind, build::Builder, generate};
+use super::{Algorithm, Kind, generate, parts::build::Builder};
 use crate::{
     layout,
     schedule::{Action, Block, Schedule},

@@ -9,7 +9,7 @@
 //! What a network makes of it is another question: whether links are as alike as participants.
 //! Whoever collapses a run has to check that ([`Symmetry::generators`]).
 
-use super::{Algorithm, Kind, Spec, circulant::Circle, tiers::Tiers};
+use super::parts::tiers::Tiers;
 use crate::{
     schedule::{Schedule, StepView},
     topology::Topology,
@@ -37,6 +37,7 @@ pub struct Symmetry {
 }
 
 impl Symmetry {
+    /// Places in this order, and their digits with whether each is free.
     fn new(order: Vec<u32>, digits: &[(u32, bool)]) -> Self {
         let mut place = vec![0; order.len()];
         for (at, &participant) in (0..).zip(&order) {
@@ -44,6 +45,35 @@ impl Symmetry {
         }
         let digits = digits.iter().map(|&(size, is_free)| Digit { size, is_free }).collect();
         Self { order, place, digits, has_same_gaps: false }
+    }
+
+    /// Everybody, around a circle in this order.
+    pub(super) fn around(order: Vec<u32>) -> Self {
+        let nodes = order.len() as u32;
+        Self::new(order, &[(nodes, true)])
+    }
+
+    /// By whole groups of the outermost tier.
+    pub(super) fn of_outermost(topology: &Topology) -> Option<Self> {
+        let (nodes, tiers) = (topology.participants(), Tiers::new(topology));
+        let groups = tiers.count(tiers.top() - 1);
+        let is_even = nodes.is_multiple_of(groups) && groups > 1 && groups < nodes;
+        let digits = [(nodes / groups, false), (groups, true)];
+        is_even.then(|| Self::new(tiers.order, &digits))
+    }
+
+    /// In all tiers at once, if each has groups of one size.
+    pub(super) fn of_all_tiers(topology: &Topology) -> Option<Self> {
+        let digits: Vec<_> = regular(topology)?.into_iter().map(|size| (size, true)).collect();
+        Some(Self::new(topology.order(), &digits))
+    }
+
+    /// The members of racks. Racks begin with different blocks, so their messages have gaps at
+    /// different bytes. Those of the members of a rack have them at the same.
+    pub(super) fn in_racks(topology: &Topology) -> Option<Self> {
+        let [members, racks] = regular(topology)?[..] else { return None };
+        let one = Self::new(topology.order(), &[(members, true), (racks, false)]);
+        Some(Self { has_same_gaps: true, ..one })
     }
 
     /// Adds or subtracts the free digits of places, and leaves the others.
@@ -114,62 +144,20 @@ impl Symmetry {
     }
 }
 
-/// Which participants do the same by a spec, the largest classes first; none if that is not known
-/// of any. It depends on the piece whether that [holds](Symmetry::holds). Also, to reduce what the
-/// ranks of a node contribute must take no time: in which order that is done differs.
-pub fn symmetry(kind: Kind, spec: &Spec, topology: &Topology) -> Vec<Symmetry> {
-    let nodes = topology.participants();
-    if kind != Kind::Allreduce || nodes < 2 || topology.has_shares() {
-        return Vec::new();
-    }
+/// The sizes of the groups of all tiers that have several parts, the smallest first. Nothing if the
+/// groups of a tier are not of one size: of such a tier nothing is known.
+pub(super) fn regular(topology: &Topology) -> Option<Vec<u32>> {
     let tiers = Tiers::new(topology);
     let sizes = tiers.regular();
-    // Of a tier that is not regular nothing is known.
     let several = (1..=tiers.top()).filter(|&level| tiers.most(level) > 1).count();
-    let is_regular = sizes.len() == several;
-    let order = || topology.order();
-    let around = || Symmetry::new(order(), &[(nodes, true)]);
-    // By whole groups of the outermost tier.
-    let outermost = || {
-        let groups = tiers.count(tiers.top() - 1);
-        let is_even = nodes.is_multiple_of(groups) && groups > 1 && groups < nodes;
-        let digits = [(nodes / groups, false), (groups, true)];
-        is_even.then(|| Symmetry::new(order(), &digits))
-    };
-    let all_digits = || {
-        let digits: Vec<_> = sizes.iter().map(|&size| (size, true)).collect();
-        is_regular.then(|| Symmetry::new(order(), &digits))
-    };
-    // Racks begin with different blocks, so their messages have gaps at different bytes. Those of
-    // the members of a rack have them at the same.
-    let in_racks = || match sizes[..] {
-        [members, racks] if is_regular => {
-            let one = Symmetry::new(order(), &[(members, true), (racks, false)]);
-            Some(Symmetry { has_same_gaps: true, ..one })
-        }
-        _ => None,
-    };
-    match spec.algorithm() {
-        Algorithm::Ring => [around()].into_iter().chain(outermost()).collect(),
-        Algorithm::Circulant => {
-            let circle = Circle::over_racks(topology, spec.number("radix"));
-            vec![Symmetry::new(circle.order, &[(nodes, true)])]
-        }
-        Algorithm::Bcube => [around()].into_iter().chain(outermost()).collect(),
-        Algorithm::Direct | Algorithm::Servers => {
-            [around()].into_iter().chain(all_digits()).collect()
-        }
-        Algorithm::Hierarchical if sizes.len() <= 1 && is_regular => vec![around()],
-        Algorithm::Hierarchical => all_digits().into_iter().chain(in_racks()).collect(),
-        _ => Vec::new(),
-    }
+    (sizes.len() == several).then_some(sizes)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
-        algorithms::generate,
+        algorithms::{Algorithm, Kind, Spec, generate, symmetry},
         schedule::{Action, Schedule},
     };
 

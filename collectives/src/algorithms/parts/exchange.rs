@@ -22,18 +22,14 @@
 use std::{collections::BTreeMap, ops::Range};
 
 use super::{
-    Algorithm, Kind, Spec,
     aligned::Groups,
     build::{self, Builder, Link, Place},
-    circulant::{self, Circle},
-    hierarchical,
-    kind::{Roles, Section},
-    pairs::{self, Fold, Partners},
-    ring,
+    circle::Circle,
     shape::{Cluster, Shape},
     tiers::Tiers,
 };
 use crate::{
+    algorithms::kind::{Kind, Roles, Section},
     schedule::{Action, Block, Schedule},
     topology::Topology,
 };
@@ -49,7 +45,7 @@ struct Hop {
 
 /// A tree for each participant. Participants are given by their positions in an order of them.
 #[derive(Debug)]
-enum Trees {
+pub(crate) enum Trees {
     Ring,
     Direct,
     Circulant(Circle),
@@ -61,36 +57,6 @@ enum Trees {
 /// How far one number is after another one, around a circle of `n`.
 fn around(from: u32, to: u32, n: u32) -> u32 {
     (to % n + n - from % n) % n
-}
-
-/// Which trees an algorithm has.
-fn trees(spec: &Spec, reduces: bool, topology: &Topology) -> Trees {
-    let circulant = || Trees::Circulant(Circle::over_racks(topology, radix(spec)));
-    match spec.algorithm() {
-        // The order of additions is that of all other reductions by these.
-        algorithm if reduces && algorithm.is_canonical() => Trees::Aligned,
-        Algorithm::Ring | Algorithm::MultiRing | Algorithm::Chain => Trees::Ring,
-        Algorithm::Direct | Algorithm::Linear | Algorithm::Servers => Trees::Direct,
-        Algorithm::Hierarchical | Algorithm::LeaderRing | Algorithm::Parameterhub => {
-            Trees::Racks(Tiers::new(topology))
-        }
-        Algorithm::Bcube => Trees::Circulant(Circle::plain(topology, radix(spec))),
-        Algorithm::Circulant
-        | Algorithm::KNomial
-        | Algorithm::RecursiveDoubling
-        | Algorithm::DoubleTree
-        | Algorithm::HalvingDoubling
-        | Algorithm::Rabenseifner
-        | Algorithm::Swing
-        | Algorithm::Binomial
-        | Algorithm::Torus
-        | Algorithm::Blueconnect
-        | Algorithm::Hips
-        | Algorithm::Bine
-        | Algorithm::CirculantBlocks
-        | Algorithm::Mesh
-        | Algorithm::Blink => circulant(),
-    }
 }
 
 /// What one participant does with a block, and when.
@@ -302,9 +268,9 @@ fn local(turns: Vec<Turn>) -> Vec<Turn> {
 }
 
 /// The schedule for a piece of these sections. Each of them is one block.
-pub(super) fn exchange(
+pub(crate) fn exchange(
     sections: &[Section],
-    spec: &Spec,
+    trees: Trees,
     topology: &Topology,
     me: u32,
 ) -> Schedule {
@@ -316,8 +282,7 @@ pub(super) fn exchange(
             Block { offset: offset - section.count, count: section.count }
         })
         .collect();
-    let reduces = sections.iter().any(|section| section.roles.reduces());
-    let mut exchange = Exchange::new(trees(spec, reduces, topology), topology, me);
+    let mut exchange = Exchange::new(trees, topology, me);
     for (block, section) in (0..).zip(sections) {
         exchange.section(block, section.roles);
     }
@@ -329,26 +294,11 @@ pub(super) fn exchange(
     builder.finish(topology.participants(), me, blocks)
 }
 
-/// What a piece costs by these trees. An allgather is the second half of an allreduce, a
-/// reducescatter the first one. S/M of the piece are of each participant, S/M² in an alltoall.
-pub(super) fn shape(kind: Kind, spec: &Spec, topology: &Topology, cluster: &Cluster) -> Shape {
-    let trees = trees(spec, kind.reduces(), topology);
-    let all = match &trees {
-        Trees::Ring => ring::shape(cluster, 1),
-        Trees::Direct => circulant::shape_direct(cluster),
-        Trees::Racks(_) => hierarchical::shape(cluster),
-        Trees::Circulant(_) if spec.algorithm() == Algorithm::Bcube => {
-            circulant::shape_plain(cluster, spec.number("radix"))
-        }
-        Trees::Circulant(_) => circulant::shape_over_racks(cluster, radix(spec)),
-        Trees::Aligned => {
-            // What is folded goes to the one of a pair that owns it, and does not come back.
-            let all = pairs::shape(cluster, Partners::Near, Fold::Whole);
-            let most = cluster.share() + 0.5;
-            Shape { line: all.line.min(2.0 * most), reduced: all.reduced.min(most), ..all }
-        }
-    };
-    let hops = match &trees {
+/// What a piece costs by these trees, from what an allreduce along them costs. An allgather is the
+/// second half of an allreduce, a reducescatter the first one. S/M of the piece are of each
+/// participant, S/M² in an alltoall.
+pub(crate) fn cost(kind: Kind, trees: &Trees, all: Shape, cluster: &Cluster) -> Shape {
+    let hops = match trees {
         // Some numbers of participants have a round that no contribution needs.
         Trees::Circulant(circle) => circle.longest() / (all.hops_in + all.hops_across),
         _ => 0.5,
@@ -369,7 +319,7 @@ pub(super) fn shape(kind: Kind, spec: &Spec, topology: &Topology, cluster: &Clus
         Kind::ReduceScatter => Shape { reduced: all.reduced, ..half },
         Kind::Alltoall => {
             // How often an element is sent, on average.
-            let sends = match &trees {
+            let sends = match trees {
                 Trees::Ring => nodes / 2.0,
                 Trees::Circulant(circle) => circle.sends(),
                 Trees::Racks(_) => {
@@ -382,7 +332,7 @@ pub(super) fn shape(kind: Kind, spec: &Spec, topology: &Topology, cluster: &Clus
             // What is passed on lies apart in memory, and takes a frame for each place.
             let messages = half.messages.max(nodes - 1.0);
             let outside = (nodes - cluster.smallest) / nodes;
-            let uplink = match &trees {
+            let uplink = match trees {
                 _ if cluster.racks <= 1.0 => 0.0,
                 // Each link of a ring carries half of all pairs, also those that are one rack's.
                 Trees::Ring => cluster.uplink(cluster.others() / (2.0 * nodes)),
@@ -394,7 +344,7 @@ pub(super) fn shape(kind: Kind, spec: &Spec, topology: &Topology, cluster: &Clus
         // All that the root gets or has crosses its line.
         Kind::Gather { .. } | Kind::Scatter { .. } => Shape {
             // Around a ring, what goes to the root comes to it hop by hop, the farthest last.
-            fill: match (kind, &trees) {
+            fill: match (kind, trees) {
                 (Kind::Gather { .. }, Trees::Ring) => half.hops_in + half.hops_across,
                 _ => half.fill,
             },
@@ -408,12 +358,5 @@ pub(super) fn shape(kind: Kind, spec: &Spec, topology: &Topology, cluster: &Clus
             ..half
         },
         _ => half,
-    }
-}
-
-fn radix(spec: &Spec) -> u32 {
-    match spec.algorithm() {
-        Algorithm::Circulant | Algorithm::Bcube | Algorithm::KNomial => spec.number("radix"),
-        _ => 2,
     }
 }

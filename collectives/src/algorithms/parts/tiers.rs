@@ -26,30 +26,30 @@ struct Level {
 
 /// The groups of all tiers.
 #[derive(Debug)]
-pub(super) struct Tiers {
+pub(crate) struct Tiers {
     /// The participant at each position.
-    pub(super) order: Vec<u32>,
+    pub(crate) order: Vec<u32>,
     levels: Vec<Level>,
 }
 
 /// A tree: its root, and what its other aggregators are chosen by.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Root {
+pub(crate) struct Root {
     /// The position of the root.
-    pub(super) at: u32,
+    pub(crate) at: u32,
     /// Chooses the members of racks that are aggregators.
-    pub(super) number: u32,
+    pub(crate) number: u32,
     /// Chooses their racks.
-    pub(super) home: u32,
+    pub(crate) home: u32,
 }
 
 /// One message of a tree, from a part of a group to the group's aggregator.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Hop {
+pub(crate) struct Hop {
     /// The position at the other end.
-    pub(super) peer: u32,
+    pub(crate) peer: u32,
     /// The level of the group.
-    pub(super) level: usize,
+    pub(crate) level: usize,
     /// The places of the sending part and of the aggregator's among the parts, and their number.
     from: u32,
     to: u32,
@@ -59,13 +59,13 @@ pub(super) struct Hop {
 impl Hop {
     /// How far the aggregator is from the part, around a circle. With it as the time of a message,
     /// nobody is everybody's first, neither on the way up nor on the way down.
-    pub(super) fn distance(&self) -> u32 {
+    pub(crate) fn distance(&self) -> u32 {
         (self.to + self.parts - self.from) % self.parts
     }
 }
 
 impl Tiers {
-    pub(super) fn new(topology: &Topology) -> Self {
+    pub(crate) fn new(topology: &Topology) -> Self {
         let order = topology.order();
         let nodes = order.len() as u32;
         let every =
@@ -94,46 +94,46 @@ impl Tiers {
     }
 
     /// The last level, which has one group.
-    pub(super) fn top(&self) -> usize {
+    pub(crate) fn top(&self) -> usize {
         self.levels.len() - 1
     }
 
     /// How many groups a level has.
-    pub(super) fn count(&self, level: usize) -> u32 {
+    pub(crate) fn count(&self, level: usize) -> u32 {
         self.levels[level].starts.len() as u32 - 1
     }
 
     /// The most parts of a group of a level.
-    pub(super) fn most(&self, level: usize) -> u32 {
+    pub(crate) fn most(&self, level: usize) -> u32 {
         self.levels[level].most
     }
 
     /// The positions of a group.
-    pub(super) fn positions(&self, level: usize, group: u32) -> Range<u32> {
+    pub(crate) fn positions(&self, level: usize, group: u32) -> Range<u32> {
         let starts = &self.levels[level].starts;
         starts[group as usize]..starts[group as usize + 1]
     }
 
     /// The group of a position.
-    pub(super) fn group(&self, level: usize, at: u32) -> u32 {
+    pub(crate) fn group(&self, level: usize, at: u32) -> u32 {
         self.levels[level].of[at as usize]
     }
 
     /// The parts of a group: groups of the level before.
-    pub(super) fn parts(&self, level: usize, group: u32) -> Range<u32> {
+    pub(crate) fn parts(&self, level: usize, group: u32) -> Range<u32> {
         let Range { start, end } = self.positions(level, group);
         self.group(level - 1, start)..self.group(level - 1, end - 1) + 1
     }
 
     /// The tree of a member of a rack.
-    pub(super) fn root(&self, rack: u32, number: u32) -> Root {
+    pub(crate) fn root(&self, rack: u32, number: u32) -> Root {
         let members = self.positions(1, rack);
         Root { at: members.start + number % members.len() as u32, number, home: rack }
     }
 
     /// The aggregator of a group. In racks the members take turns, in larger groups the parts, so
     /// that over all roots everybody has about as much to do.
-    pub(super) fn aggregator(&self, mut level: usize, mut group: u32, root: Root) -> u32 {
+    pub(crate) fn aggregator(&self, mut level: usize, mut group: u32, root: Root) -> u32 {
         let members = self.most(1);
         while level > 0 {
             if self.group(level, root.at) == group {
@@ -161,7 +161,7 @@ impl Tiers {
     }
 
     /// Where what is at a position goes next on its way to the root; nowhere from the root.
-    pub(super) fn parent(&self, at: u32, root: Root) -> Option<Hop> {
+    pub(crate) fn parent(&self, at: u32, root: Root) -> Option<Hop> {
         let hop = |level| {
             let aggregator = self.aggregator(level, self.group(level, at), root);
             (aggregator != at).then(|| self.hop(level, (at, aggregator), aggregator))
@@ -170,7 +170,7 @@ impl Tiers {
     }
 
     /// From where it comes to a position.
-    pub(super) fn children(&self, at: u32, root: Root) -> Vec<Hop> {
+    pub(crate) fn children(&self, at: u32, root: Root) -> Vec<Hop> {
         let mut children = Vec::new();
         for level in 1..=self.top() {
             let group = self.group(level, at);
@@ -189,17 +189,17 @@ impl Tiers {
 
     /// When the messages of a level begin if those of the levels before it go first, or those of
     /// the levels after it.
-    pub(super) fn before(&self, level: usize) -> u32 {
+    pub(crate) fn before(&self, level: usize) -> u32 {
         (1..level).map(|below| self.most(below)).sum()
     }
 
-    pub(super) fn after(&self, level: usize) -> u32 {
+    pub(crate) fn after(&self, level: usize) -> u32 {
         (level + 1..=self.top()).map(|above| self.most(above)).sum()
     }
 
     /// The numbers of parts of regular groups, the smallest first; their product is the number of
     /// participants. Tiers whose groups are not all of one size are left out.
-    pub(super) fn regular(&self) -> Vec<u32> {
+    pub(crate) fn regular(&self) -> Vec<u32> {
         let mut sizes = vec![1];
         for level in 1..=self.top() {
             let size = self.positions(level, 0).len() as u32;

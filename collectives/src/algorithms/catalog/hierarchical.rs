@@ -4,25 +4,88 @@
 //! In each rack every member owns some of the blocks and gets them from all others there. The
 //! owners of a block in the racks of a group send theirs to one of them, these of the groups of the
 //! next tier to one of these, and the last ones to the owner in the block's home rack. Then all
-//! goes back (`tiers`). All blocks that go from one to another at a time are one message. With one
-//! tier, racks, the chain is 4 messages long whatever the size, and two more for each further tier.
-//! Nobody sends more than about 2(M−1)/M of the piece, and what crosses between the n groups of a
-//! tier is 2(n−1) times the piece, the least there is, at each tier. Groups may have any sizes; one
-//! rack is plain direct exchange, and so is a rack for each node.
+//! goes back ([`tiers`](crate::algorithms::parts::tiers)).
+//!
+//! All blocks that go from one to another at a time are one message. With one tier, racks, the
+//! chain is 4 messages long whatever the size, and two more for each further tier. Nobody sends
+//! more than about 2(M−1)/M of the piece, and what crosses between the n groups of a tier is 2(n−1)
+//! times the piece, the least there is, at each tier. Groups may have any sizes; one rack is plain
+//! direct exchange, and so is a rack for each node. Each node rounds each block at most once
+//! ([`Algorithm::ROUNDS_ONCE`](crate::Algorithm::ROUNDS_ONCE)).
 //!
 //! In the broadcast each block enters each rack and each group once, through a member of the
 //! block's own choice, and is handed on from there. In the reduction to one participant it leaves
 //! them once, from that member, who has reduced it there.
 
-use super::{
-    build::{self, Link, Place, Rooted},
-    shape::{Cluster, Shape},
-    tiers::{Hop, Root, Tiers},
-};
 use crate::{
+    algorithms::{
+        about::About,
+        definition::Definition,
+        parts::{
+            build::{self, Link, Place, Rooted},
+            exchange::Trees,
+            shape::{Cluster, Shape},
+            tiers::{Hop, Root, Tiers},
+        },
+        spec::Spec,
+        symmetry::{Symmetry, regular},
+    },
     schedule::{Block, Schedule, split},
     topology::Topology,
 };
+
+pub(super) struct Hierarchical;
+
+impl Definition for Hierarchical {
+    fn about(&self) -> About {
+        About {
+            idea: "each node owns a block; it is reduced inside racks first, then between them, \
+                   tier by tier",
+            cost: "2(l+1)α + 2(M−1)/M·S·β; 2α in one rack",
+            when: "racks behind slow links; few nodes",
+            source: "Wan et al., \"RAT – Resilient Allreduce Tree for Distributed Machine \
+                     Learning\", APNet 2020",
+        }
+    }
+
+    fn allreduce(&self, _: &Spec, topology: &Topology, me: u32, count: u64) -> Schedule {
+        allreduce(topology, me, count)
+    }
+
+    fn allreduce_cost(&self, _: &Spec, _: &Topology, cluster: &Cluster) -> Shape {
+        cost(cluster)
+    }
+
+    fn rooted(&self, _: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
+        rooted(topology, root, me, count)
+    }
+
+    fn broadcast_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
+        broadcast_cost(cluster)
+    }
+
+    fn reduce_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
+        reduce_cost(cluster)
+    }
+
+    fn exchange(&self, _: &Spec, topology: &Topology) -> Trees {
+        Trees::Racks(Tiers::new(topology))
+    }
+
+    fn exchange_cost(&self, _: &Spec, cluster: &Cluster) -> Shape {
+        cost(cluster)
+    }
+
+    fn symmetries(&self, _: &Spec, topology: &Topology) -> Vec<Symmetry> {
+        match regular(topology) {
+            Some(sizes) if sizes.len() <= 1 => vec![Symmetry::around(topology.order())],
+            _ => {
+                let all = Symmetry::of_all_tiers(topology).into_iter();
+                all.chain(Symmetry::in_racks(topology)).collect()
+            }
+        }
+    }
+}
 
 /// Large pieces are cut into blocks of about this many elements, so that the phases of different
 /// blocks overlap and unequal racks share nearly evenly.
@@ -43,7 +106,7 @@ pub(super) fn blocks(largest: u32, homes: u32, block: u64, count: u64) -> Vec<Bl
     split(count, (round * rounds).min(count.div_ceil(MIN_BLOCK)))
 }
 
-pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
+fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
     let tiers = Tiers::new(topology);
     let at = build::position(&tiers.order, me);
     let racks = tiers.count(1);
@@ -66,6 +129,32 @@ pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
             children: tiers.children(at, root).into_iter().map(link).collect(),
         }
     })
+}
+
+/// The cost of an allreduce: 2(l+1)α + 2(M−1)/M·S·β over l tiers with groups of one size.
+pub(super) fn cost(cluster: &Cluster) -> Shape {
+    let &Cluster { nodes, largest, .. } = cluster;
+    let levels = f64::from(u8::from(largest > 1.0));
+    let across = cluster.above.len() as f64;
+    // In racks of w: (w−1)/w of the piece to the owners, the same back; between the n parts of a
+    // group a share of it from each node of a part, all but its own n-th.
+    let above = cluster.above.iter().map(|above| (above.parts - 1.0) / above.parts / above.nodes);
+    let direct = (largest - 1.0) / largest + above.sum::<f64>();
+    let hops = 2.0 * (levels + across);
+    let others: f64 = cluster.above.iter().map(|above| above.parts - 1.0).sum();
+    let widest = cluster.above.iter().fold(largest, |most, above| most.max(above.parts));
+    Shape {
+        line: 2.0 * direct,
+        senders: (widest - 1.0) as u32,
+        burst: direct.min((widest - 1.0) / widest),
+        crossing: cluster.largest * (cluster.racks - 1.0),
+        uplink: cluster.least_uplink(),
+        reduced: direct,
+        messages: 2.0 * (largest - 1.0 + others),
+        blocks: nodes,
+        // What crosses has been reduced in the rack before, and is handed on there behind it.
+        ..cluster.hops(hops, 2.0 * across).at_once(hops)
+    }
 }
 
 /// The rack whose blocks are first in a message that is sent or received at a time. On the way up
@@ -190,32 +279,6 @@ pub(super) fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Roo
     Rooted::new(blocks, move |number| trees.place(at, number))
 }
 
-/// The cost of an allreduce: 2(l+1)α + 2(M−1)/M·S·β over l tiers with groups of one size.
-pub(super) fn shape(cluster: &Cluster) -> Shape {
-    let &Cluster { nodes, largest, .. } = cluster;
-    let levels = f64::from(u8::from(largest > 1.0));
-    let across = cluster.above.len() as f64;
-    // In racks of w: (w−1)/w of the piece to the owners, the same back; between the n parts of a
-    // group a share of it from each node of a part, all but its own n-th.
-    let above = cluster.above.iter().map(|above| (above.parts - 1.0) / above.parts / above.nodes);
-    let direct = (largest - 1.0) / largest + above.sum::<f64>();
-    let hops = 2.0 * (levels + across);
-    let others: f64 = cluster.above.iter().map(|above| above.parts - 1.0).sum();
-    let widest = cluster.above.iter().fold(largest, |most, above| most.max(above.parts));
-    Shape {
-        line: 2.0 * direct,
-        senders: (widest - 1.0) as u32,
-        burst: direct.min((widest - 1.0) / widest),
-        crossing: cluster.largest * (cluster.racks - 1.0),
-        uplink: cluster.least_uplink(),
-        reduced: direct,
-        messages: 2.0 * (largest - 1.0 + others),
-        blocks: nodes,
-        // What crosses has been reduced in the rack before, and is handed on there behind it.
-        ..cluster.hops(hops, 2.0 * across).at_once(hops)
-    }
-}
-
 /// To whom the root of a broadcast sends: the parts of each of its groups but its own, and one
 /// member of its rack.
 fn entries(cluster: &Cluster) -> f64 {
@@ -223,7 +286,7 @@ fn entries(cluster: &Cluster) -> f64 {
 }
 
 /// The cost of a broadcast: (l+1)α + r·S·β in r racks and no tier above them.
-pub(super) fn down(cluster: &Cluster) -> Shape {
+pub(super) fn broadcast_cost(cluster: &Cluster) -> Shape {
     let &Cluster { racks, largest, .. } = cluster;
     let entries = entries(cluster);
     let handing_on = largest > 2.0 || (racks > 1.0 && largest > 1.0);
@@ -240,11 +303,11 @@ pub(super) fn down(cluster: &Cluster) -> Shape {
     }
 }
 
-/// What the busiest participant sends or receives in a reduction to one.
-pub(super) fn line_up(cluster: &Cluster) -> f64 {
+/// The cost of a reduction to one participant: that of a broadcast, but for what is reduced first.
+pub(super) fn reduce_cost(cluster: &Cluster) -> Shape {
     let &Cluster { racks, largest, .. } = cluster;
     let wide = if racks > 1.0 { largest } else { largest - 1.0 };
     // With several tiers, what is near arrives while what is far is reduced.
     let first = if cluster.above.len() > 1 { 0.0 } else { (wide - 1.0) / wide };
-    entries(cluster) + first
+    Shape { line: entries(cluster) + first, streamed: 1.0, ..broadcast_cost(cluster) }
 }

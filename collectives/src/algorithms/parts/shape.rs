@@ -2,7 +2,7 @@
 //! generator; [`cost`](mod@crate::cost) makes seconds of them, by the α-β-γ model.
 
 use super::tiers::Tiers;
-use crate::topology::Topology;
+use crate::{schedule::GRAIN, topology::Topology};
 
 /// What a piece costs by an algorithm, in units of the piece and in messages.
 #[derive(Debug, Clone, Copy, Default)]
@@ -51,8 +51,13 @@ impl Shape {
     /// Of an algorithm in which all participants send from the beginning until the end. A hop costs
     /// its latency, but no chunk: the time of each chunk is among that of the line's bytes. Between
     /// racks the uplinks may wait for what is reduced inside of them, for `waiting` hops.
-    pub(super) fn at_once(self, waiting: f64) -> Self {
+    pub(crate) fn at_once(self, waiting: f64) -> Self {
         Self { fill: if self.hops_across > 0.0 { waiting } else { 0.0 }, ..self }
+    }
+
+    /// The same in more blocks, which have a message each: what is in a hop is smaller.
+    pub(crate) fn in_blocks(self, blocks: f64, messages: f64) -> Self {
+        Self { blocks, messages, least_block: 4.0 * GRAIN as f64, ..self }
     }
 }
 
@@ -104,18 +109,18 @@ impl Cluster {
     }
 
     /// What everybody has to send at least in a reduction to all owners.
-    pub(super) fn share(&self) -> f64 {
+    pub(crate) fn share(&self) -> f64 {
         self.others() / self.nodes
     }
 
     /// Whether all racks are of one size.
-    pub(super) fn is_even(&self) -> bool {
+    pub(crate) fn is_even(&self) -> bool {
         self.largest == self.smallest
     }
 
     /// `hops` in all that wait for each other, as many as possible of them inside racks but for
     /// `across`.
-    pub(super) fn hops(&self, hops: f64, across: f64) -> Shape {
+    pub(crate) fn hops(&self, hops: f64, across: f64) -> Shape {
         let across = if self.racks > 1.0 { across.min(hops) } else { 0.0 };
         Shape {
             hops_in: hops - across,
@@ -129,19 +134,19 @@ impl Cluster {
     }
 
     /// Traffic out of a rack per node, for `pieces` out of the smallest.
-    pub(super) fn uplink(&self, pieces: f64) -> f64 {
+    pub(crate) fn uplink(&self, pieces: f64) -> f64 {
         if self.racks > 1.0 { pieces / self.smallest } else { 0.0 }
     }
 
     /// The same where what crosses is the least there is.
-    pub(super) fn least_uplink(&self) -> f64 {
+    pub(crate) fn least_uplink(&self) -> f64 {
         self.uplink(2.0 * (self.racks - 1.0) / self.racks)
     }
 }
 
 /// How many rounds it takes to divide by `radix` down to 1, rounded up each time, and how many
 /// messages a participant sends in them.
-pub(super) fn rounds(number: f64, radix: u32) -> (f64, f64) {
+pub(crate) fn rounds(number: f64, radix: u32) -> (f64, f64) {
     let (mut number, mut rounds, mut messages) = (number as u32, 0, 0);
     while number > 1 {
         let part = number.div_ceil(radix);
@@ -154,7 +159,7 @@ pub(super) fn rounds(number: f64, radix: u32) -> (f64, f64) {
 
 /// An allreduce made of a reduction to one participant and a broadcast from it. Blocks come down
 /// while others go up, but the first and the last have one way to themselves.
-pub(super) fn there_and_back(up: Shape, down: Shape) -> Shape {
+pub(crate) fn there_and_back(up: Shape, down: Shape) -> Shape {
     Shape {
         hops_in: up.hops_in + down.hops_in,
         hops_across: up.hops_across + down.hops_across,

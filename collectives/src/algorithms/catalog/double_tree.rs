@@ -3,19 +3,108 @@
 //!
 //! Nobody has more than three peers per tree, nobody sends more than twice the piece, and the
 //! chain is 4⌈log2 M⌉ short. Blocks follow each other down and up the trees as in a pipeline, in
-//! rounds in which everybody sends and receives at most once (`colours`). For
-//! a broadcast or a reduction to one participant both trees are made over everybody but the root,
-//! and hang below it.
+//! rounds in which everybody sends and receives at most once
+//! ([`colours`](crate::algorithms::parts::colours)).
+//!
+//! For a broadcast or a reduction to one participant both trees are made over everybody but the
+//! root, and hang below it.
 
-use super::{
-    build::{self, Rooted},
-    colours::ColouredTrees,
-    shape::{Cluster, Shape},
-};
 use crate::{
+    algorithms::{
+        about::About,
+        definition::Definition,
+        kind::Kind,
+        name::{Parameter, SEGMENTS},
+        parts::{
+            build::{self, Rooted},
+            colours::ColouredTrees,
+            shape::{Cluster, Shape},
+        },
+        spec::Spec,
+    },
     schedule::{Schedule, split},
     topology::Topology,
 };
+
+pub(super) struct DoubleTree;
+
+impl Definition for DoubleTree {
+    fn about(&self) -> About {
+        About {
+            idea: "two binary trees carry half of the data each; a leaf of one is inside the other",
+            cost: "≤ 4⌈log₂ M⌉α + 2S·β",
+            when: "many nodes, middle sizes, few connections",
+            source: "Sanders, Speck & Träff, \"Two-tree algorithms for full bandwidth broadcast, \
+                     reduction and scan\", 2009",
+        }
+    }
+
+    fn parameters(&self) -> &'static [Parameter] {
+        &[SEGMENTS]
+    }
+
+    fn allreduce(&self, spec: &Spec, topology: &Topology, me: u32, count: u64) -> Schedule {
+        let order = topology.order();
+        let nodes = order.len() as u32;
+        let at = build::position(&order, me);
+        let trees = ColouredTrees::new(parents(nodes));
+        let blocks = split(count, blocks_for(spec.segments(), count));
+        build::reduce_and_return(nodes, me, blocks, |block| {
+            trees.place(block, at, |p| order[p as usize])
+        })
+    }
+
+    /// 4hα + 2S·β and less, h = ⌈log2 M⌉.
+    fn allreduce_cost(&self, _: &Spec, _: &Topology, cluster: &Cluster) -> Shape {
+        let height = cluster.nodes.log2().ceil();
+        let several = cluster.nodes > 2.0;
+        Shape {
+            line: if several { 2.0 } else { 1.0 },
+            uplink: cluster.uplink(2.0),
+            reduced: 1.0,
+            messages: if several { 8.0 } else { 4.0 },
+            blocks: 16.0,
+            ..cluster.hops(2.0 * height, 2.0 * cluster.racks.log2().ceil())
+        }
+    }
+
+    fn rooted(&self, spec: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
+        let order = build::order_from(topology, root);
+        let nodes = order.len() as u32;
+        let at = build::position(&order, me);
+        let trees = below_root(nodes);
+        Rooted::new(split(count, blocks_for(spec.segments(), count)), move |block| {
+            trees.place(block, at, |p| order[p as usize])
+        })
+    }
+
+    /// Half of that of an allreduce.
+    fn broadcast_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
+        Shape {
+            line: 1.0,
+            uplink: cluster.uplink(2.0),
+            messages: 4.0,
+            blocks: 16.0,
+            ..cluster.hops(cluster.others().log2().ceil() + 1.0, cluster.racks.log2().ceil())
+        }
+    }
+
+    fn reduce_cost(&self, spec: &Spec, topology: &Topology, root: u32, cluster: &Cluster) -> Shape {
+        let line = match cluster {
+            _ if cluster.nodes <= 2.0 => 1.0,
+            // A leaf of one tree is inside the other one; between racks it queues for more.
+            _ if cluster.racks > 1.0 => 2.2,
+            _ => 1.5,
+        };
+        Shape { line, streamed: 1.0, ..self.broadcast_cost(spec, topology, root, cluster) }
+    }
+
+    fn in_segments(&self, _: Kind, segments: f64, cost: Shape) -> Shape {
+        // There are as many in each tree.
+        let messages = cost.messages * (segments / 2.0).max(1.0);
+        cost.in_blocks(cost.blocks.max(2.0 * segments), messages)
+    }
+}
 
 /// About the best block for pipelining, k* = √(h·S / 2αB) blocks per tree, over the sizes that
 /// pieces have. Streaming inside of blocks makes the choice uncritical.
@@ -49,26 +138,6 @@ fn blocks_for(segments: u32, count: u64) -> u64 {
     count.div_ceil(BLOCK).clamp(2, MAX_BLOCKS).max(2 * u64::from(segments))
 }
 
-pub(super) fn allreduce(topology: &Topology, segments: u32, me: u32, count: u64) -> Schedule {
-    let order = topology.order();
-    let nodes = order.len() as u32;
-    let at = build::position(&order, me);
-    let trees = ColouredTrees::new(parents(nodes));
-    build::reduce_and_return(nodes, me, split(count, blocks_for(segments, count)), |block| {
-        trees.place(block, at, |p| order[p as usize])
-    })
-}
-
-pub(super) fn rooted(topology: &Topology, segments: u32, root: u32, me: u32, count: u64) -> Rooted {
-    let order = build::order_from(topology, root);
-    let nodes = order.len() as u32;
-    let at = build::position(&order, me);
-    let trees = below_root(nodes);
-    Rooted::new(split(count, blocks_for(segments, count)), move |block| {
-        trees.place(block, at, |p| order[p as usize])
-    })
-}
-
 /// Both trees with one root, which is position 0. The trees of the others move up by one, and hang
 /// below it.
 fn below_root(nodes: u32) -> ColouredTrees {
@@ -76,41 +145,6 @@ fn below_root(nodes: u32) -> ColouredTrees {
         let below = below.into_iter().map(|parent| Some(parent.map_or(0, |p| p + 1)));
         [None].into_iter().chain(below).collect()
     }))
-}
-
-/// The cost of an allreduce: 4hα + 2S·β and less, h = ⌈log2 M⌉.
-pub(super) fn shape(cluster: &Cluster) -> Shape {
-    let height = cluster.nodes.log2().ceil();
-    let several = cluster.nodes > 2.0;
-    Shape {
-        line: if several { 2.0 } else { 1.0 },
-        uplink: cluster.uplink(2.0),
-        reduced: 1.0,
-        messages: if several { 8.0 } else { 4.0 },
-        blocks: 16.0,
-        ..cluster.hops(2.0 * height, 2.0 * cluster.racks.log2().ceil())
-    }
-}
-
-/// The cost of a broadcast, half of that.
-pub(super) fn down(cluster: &Cluster) -> Shape {
-    Shape {
-        line: 1.0,
-        uplink: cluster.uplink(2.0),
-        messages: 4.0,
-        blocks: 16.0,
-        ..cluster.hops(cluster.others().log2().ceil() + 1.0, cluster.racks.log2().ceil())
-    }
-}
-
-/// What the busiest participant sends or receives in a reduction to one.
-pub(super) fn line_up(cluster: &Cluster) -> f64 {
-    match cluster {
-        _ if cluster.nodes <= 2.0 => 1.0,
-        // A leaf of one tree is inside the other one; between racks it queues for more.
-        _ if cluster.racks > 1.0 => 2.2,
-        _ => 1.5,
-    }
 }
 
 #[cfg(test)]

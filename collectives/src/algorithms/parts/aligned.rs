@@ -1,18 +1,20 @@
 //! A reduction to one participant that adds up in the canonical order, whoever gets the result.
 //!
-//! The canonical order is that of [recursive doubling](super::recursive_doubling). Where the number
-//! of participants M is not a power of two, the first 2(M − 2^⌊log2 M⌋) positions are added in
-//! pairs (2i, 2i + 1). What is left is added along a binary tree of aligned groups: pairs of
-//! numbers, then fours, and so on, the lower group on the left. In the tree of [`trees`] the order
+//! The canonical order is that of
+//! [recursive doubling](crate::algorithms::catalog::recursive_doubling). Where the number of
+//! participants M is not a power of two, the first 2(M − 2^⌊log2 M⌋) positions are added in pairs
+//! (2i, 2i + 1). What is left is added along a binary tree of aligned groups: pairs of numbers,
+//! then fours, and so on, the lower group on the left. In a binomial tree ([`trees`]) the order
 //! would depend on the root.
 //!
 //! Here each group has one participant that holds its sum: the root if it is in the group, or else
 //! the one whose place in the group is the root's place in its own. When two groups become one, the
 //! holder of one sends to the holder of the other. So with all participants as roots, for a share
-//! each, they halve what they add to as in [`pairs`](super::pairs).
+//! each, they halve what they add to as in [`doubling`].
 
 use super::{
     build::{self, Builder},
+    doubling::{self, Fold, Pairs},
     shape::{Cluster, Shape},
     trees,
 };
@@ -22,7 +24,7 @@ use crate::{
 };
 
 /// The participants of an aligned tree, by position.
-pub(super) struct Groups {
+pub(crate) struct Groups {
     rounds: u32,
     folded: u32,
     root: u32,
@@ -30,7 +32,7 @@ pub(super) struct Groups {
 
 impl Groups {
     /// The groups of so many positions, one of which is the root.
-    pub(super) fn new(nodes: u32, root: u32) -> Self {
+    pub(crate) fn new(nodes: u32, root: u32) -> Self {
         let rounds = nodes.ilog2();
         Self { rounds, folded: nodes - (1 << rounds), root }
     }
@@ -54,7 +56,7 @@ impl Groups {
     }
 
     /// To whom the sum of a position goes, and in which round. The position is not the root.
-    pub(super) fn next(&self, at: u32) -> (u32, u32) {
+    pub(crate) fn next(&self, at: u32) -> (u32, u32) {
         let number = self.number(at);
         let holder = |round| (self.holder(number, round), round);
         let others = (0..=self.rounds).map(holder).find(|(holder, _)| *holder != at);
@@ -76,7 +78,7 @@ impl Groups {
     }
 }
 
-pub(super) fn reduce(topology: &Topology, root: u32, me: u32, count: u64) -> Schedule {
+pub(crate) fn reduce(topology: &Topology, root: u32, me: u32, count: u64) -> Schedule {
     let order = topology.order();
     let nodes = order.len() as u32;
     let at = build::position(&order, me);
@@ -98,8 +100,8 @@ pub(super) fn reduce(topology: &Topology, root: u32, me: u32, count: u64) -> Sch
     builder.finish(nodes, me, blocks)
 }
 
-/// The cost: ⌈log2 M⌉(α + S·β + S·γ).
-pub(super) fn up(cluster: &Cluster) -> Shape {
+/// The cost of a reduction to one participant: ⌈log2 M⌉(α + S·β + S·γ).
+pub(crate) fn cost(cluster: &Cluster) -> Shape {
     let rounds = cluster.nodes.log2().ceil();
     let across = cluster.racks.log2().ceil();
     // Groups of other sizes than the racks cross their borders: up to three times as often, counted
@@ -112,4 +114,12 @@ pub(super) fn up(cluster: &Cluster) -> Shape {
         streamed: 1.0,
         ..cluster.hops(rounds, across)
     }
+}
+
+/// The cost of halving and doubling, as the two halves of an exchange with all participants as
+/// roots. What is folded goes to the one of a pair that owns it, and does not come back.
+pub(crate) fn exchange_cost(cluster: &Cluster) -> Shape {
+    let all = doubling::cost(cluster, &Pairs::DOUBLING, Fold::Whole);
+    let most = cluster.share() + 0.5;
+    Shape { line: all.line.min(2.0 * most), reduced: all.reduced.min(most), ..all }
 }

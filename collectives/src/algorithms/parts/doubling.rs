@@ -3,27 +3,15 @@
 //! half. Then the same goes back. log2 M rounds and (M−1)/M of the piece each way (Rabenseifner,
 //! 2004; Thakur, Rabenseifner & Gropp, 2005).
 //!
-//! Who the partners are makes the algorithm:
-//!
-//! - `halving-doubling`, `rabenseifner`: in round t the participant at distance 2^t, the nearest
-//!   first. So the last rounds cross between racks, with the few blocks that are left: in racks of
-//!   one size that is a power of two, 2(r−1) times the piece, the least there is. The blocks lie in
-//!   the order of the owners' numbers with their bits reversed, so each message is one range.
-//! - `swing`: at distances 1, 1, 3, 5, 11, 21, … in turns to either side, so that on a torus the
-//!   partners are nearer than at doubling distance (De Sensi, Bonato, Saam & Hoefler, NSDI 2024).
-//! - `bine`: with Swing's partners, and blocks in an order in which each message is one range
-//!   ([`bine`]).
+//! Who the partners are makes the algorithm (`Pairs`).
 //!
 //! Where M is not a power of two, the first 2(M − 2^⌊log2 M⌋) positions fold in pairs, of which one
-//! takes part. The other one gives it the whole piece, and gets the result at the end
-//! (`halving-doubling`, `swing`, `bine`). Or both reduce a half, and the one that takes part gets
-//! the other half back: two messages of half the size one after the other, but half the reducing
-//! (`rabenseifner`). The [circulant](super::circulant) needs no folding.
+//! takes part (`Fold`). The other one gets the result at the end. The [circle](super::circle)
+//! needs no folding.
 
 use std::ops::Range;
 
 use super::{
-    bine,
     build::{self, Builder},
     shape::{Cluster, Shape},
 };
@@ -32,66 +20,60 @@ use crate::{
     topology::Topology,
 };
 
-/// Who the partners are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Partners {
-    /// At doubling distance.
-    Near,
-    /// At Swing's distances.
-    Swing,
-    /// The same, of which each message is one range.
-    Bine,
+/// Who the partners are among 2^`rounds` numbers, and which block each number owns.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pairs {
+    /// The partner of a number in a round.
+    pub(crate) partner: fn(number: u32, round: u32, rounds: u32) -> u32,
+    /// The block that a number owns.
+    pub(crate) owned: fn(number: u32, rounds: u32) -> u32,
+    /// Whether the pairs of the first rounds are in one rack each, if racks have one size that is
+    /// a power of two.
+    pub(crate) fits_racks: bool,
 }
 
 /// What of a pair that folds is reduced where.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fold {
-    /// All of it by the one that takes part.
+pub(crate) enum Fold {
+    /// All of it by the one that takes part, which gets the whole piece from the other one.
     Whole,
-    /// A half by each.
+    /// A half by each, and the one that takes part gets the other half back: two messages of half
+    /// the size one after the other, but half the reducing.
     Halves,
 }
 
-impl Partners {
-    /// Of a number, in a round, among 2^`rounds`.
-    fn of(self, number: u32, round: u32, rounds: u32) -> u32 {
-        match self {
-            Self::Near => number ^ (1 << round),
-            Self::Swing | Self::Bine => {
-                // (1 − (−2)^(t+1)) / 3: 1, −1, 3, −5, 11, …
-                let distance = (1 - (-2i64).pow(round + 1)) / 3;
-                let distance = if number.is_multiple_of(2) { distance } else { -distance };
-                (i64::from(number) + distance).rem_euclid(1 << rounds) as u32
-            }
-        }
-    }
-
-    /// Which block a number owns.
-    fn owned(self, number: u32, rounds: u32) -> u32 {
-        match self {
-            Self::Near if rounds > 0 => number.reverse_bits() >> (32 - rounds),
-            Self::Near | Self::Swing => number,
-            Self::Bine => bine::owned(number, rounds),
-        }
-    }
+impl Pairs {
+    /// In round t the one at distance 2^t, the nearest first. So the last rounds cross between
+    /// racks, with the few blocks that are left: in racks of one size that is a power of two,
+    /// 2(r−1) times the piece, the least there is. The blocks lie in the order of the owners'
+    /// numbers with their bits reversed, so each message is one range.
+    pub(crate) const DOUBLING: Self = Self {
+        partner: |number, round, _| number ^ (1 << round),
+        owned: |number, rounds| match rounds {
+            0 => number,
+            rounds => number.reverse_bits() >> (32 - rounds),
+        },
+        fits_racks: true,
+    };
 
     /// The blocks that a number still adds to before a round: its own, and those that it will have
     /// sent to its partners and that they will have sent on.
-    fn blocks(self, number: u32, round: u32, rounds: u32) -> Vec<Range<u32>> {
+    fn blocks(&self, number: u32, round: u32, rounds: u32) -> Vec<Range<u32>> {
         let mut numbers = vec![number];
         for later in (round..rounds).rev() {
             let partners: Vec<u32> =
-                numbers.iter().map(|&number| self.of(number, later, rounds)).collect();
+                numbers.iter().map(|&number| (self.partner)(number, later, rounds)).collect();
             numbers.extend(partners);
         }
-        let owned = numbers.into_iter().map(|number| self.owned(number, rounds));
+        let owned = numbers.into_iter().map(|number| (self.owned)(number, rounds));
         build::joined(owned.map(|block| block..block + 1).collect())
     }
 }
 
-pub(super) fn allreduce(
+/// The schedule of `me` for an allreduce.
+pub(crate) fn allreduce(
     topology: &Topology,
-    partners: Partners,
+    pairs: &Pairs,
     fold: Fold,
     me: u32,
     count: u64,
@@ -136,8 +118,8 @@ pub(super) fn allreduce(
     // Numbers of those who take part, and back.
     let number = if is_folded { at / 2 } else { at - folded };
     let position = |number: u32| if number < folded { 2 * number } else { number + folded };
-    let owns = |number: u32, round: u32| partners.blocks(number, round, rounds);
-    let with = |round: u32| partners.of(number, round, rounds);
+    let owns = |number: u32, round: u32| pairs.blocks(number, round, rounds);
+    let with = |round: u32| (pairs.partner)(number, round, rounds);
     if is_folded {
         match fold {
             Fold::Whole => {
@@ -176,7 +158,7 @@ pub(super) fn allreduce(
 }
 
 /// The cost of an allreduce: 2⌊log2 M⌋α + 2(M−1)/M·S·β + (M−1)/M·S·γ, and what a fold takes.
-pub(super) fn shape(cluster: &Cluster, partners: Partners, fold: Fold) -> Shape {
+pub(crate) fn cost(cluster: &Cluster, pairs: &Pairs, fold: Fold) -> Shape {
     let rounds = cluster.nodes.log2().floor();
     let share = 1.0 - (-rounds).exp2();
     let is_folded = cluster.nodes.log2() > rounds;
@@ -187,7 +169,7 @@ pub(super) fn shape(cluster: &Cluster, partners: Partners, fold: Fold) -> Shape 
         Fold::Halves => (2.0, 0.5),
     };
     let line = if is_folded { 2.0 } else { 0.0 };
-    let aligned = cluster.is_even() && !is_folded && partners == Partners::Near;
+    let aligned = cluster.is_even() && !is_folded && pairs.fits_racks;
     let across = cluster.racks.log2().ceil();
     Shape {
         line: 2.0 * share + line,

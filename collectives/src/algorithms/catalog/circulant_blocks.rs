@@ -13,11 +13,52 @@
 //!
 //! Backwards it is a reduction to the root. An allreduce is a reduction and a broadcast.
 
-use super::{
-    build::{self, Link, Place, Rooted},
-    shape::{Cluster, Shape},
+use crate::{
+    algorithms::{
+        about::About,
+        definition::Definition,
+        name::{Parameter, Values},
+        parts::{
+            build::{self, Link, Place, Rooted},
+            shape::{Cluster, Shape},
+        },
+        spec::Spec,
+    },
+    schedule::split,
+    topology::Topology,
 };
-use crate::{schedule::split, topology::Topology};
+
+const BLOCKS: Parameter = Parameter {
+    name: "blocks",
+    about: "into how many blocks a piece is cut, if it is large enough",
+    values: Values::Number { least: 1, most: 256, usual: 16 },
+};
+
+pub(super) struct CirculantBlocks;
+
+impl Definition for CirculantBlocks {
+    fn about(&self) -> About {
+        About {
+            idea: "sends n blocks from one to all in the fewest rounds; before that, backwards",
+            cost: "2(n−1+⌈log₂ M⌉)(α + S/n·β), n blocks",
+            when: "large broadcasts, any number of nodes",
+            source: "Träff, \"Optimal Broadcast Schedules in Logarithmic Time\", 2024 \
+                     (arXiv:2407.18004)",
+        }
+    }
+
+    fn parameters(&self) -> &'static [Parameter] {
+        &[BLOCKS]
+    }
+
+    fn rooted(&self, spec: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
+        rooted(topology, spec.number("blocks"), root, me, count)
+    }
+
+    fn broadcast_cost(&self, spec: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
+        broadcast_cost(cluster, spec.number("blocks"))
+    }
+}
 
 /// Small pieces aren't cut below this many elements: each block is a message for everybody.
 const MIN_BLOCK: u64 = 512;
@@ -156,7 +197,7 @@ impl Search<'_> {
     }
 }
 
-pub(super) fn rooted(topology: &Topology, blocks: u32, root: u32, me: u32, count: u64) -> Rooted {
+fn rooted(topology: &Topology, blocks: u32, root: u32, me: u32, count: u64) -> Rooted {
     let order = build::order_from(topology, root);
     let at = build::position(&order, me);
     let blocks = split(count, u64::from(blocks).min(count.div_ceil(MIN_BLOCK)));
@@ -177,7 +218,7 @@ pub(super) fn rooted(topology: &Topology, blocks: u32, root: u32, me: u32, count
 }
 
 /// The cost of a broadcast of n blocks: (n−1+⌈log2 M⌉)(α + S/n·β).
-pub(super) fn down(cluster: &Cluster, blocks: u32) -> Shape {
+fn broadcast_cost(cluster: &Cluster, blocks: u32) -> Shape {
     let Skips(skips) = Skips::new(cluster.nodes as u32);
     let rounds = skips.len() as f64 - 1.0;
     // Of the messages of a round those cross that leave the rack.

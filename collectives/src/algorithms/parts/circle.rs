@@ -1,25 +1,13 @@
-//! Circulant: everybody owns one block. In each round the number of blocks that a participant still
-//! adds to falls to about one k-th: it sends the other parts of them fixed distances around the
-//! circle, and adds what comes from the other side to the first part. Then the same messages go
-//! back (Träff, "Optimal, Non-pipelined Reduce-scatter and Allreduce Algorithms", 2024,
-//! arXiv:2410.14234; of degree k as Bruck, Ho, Kipnis, Upfal & Weathersby, 1997, do it).
+//! Halving and doubling around a circle: everybody owns one block. In each round the number of
+//! blocks that a participant still adds to falls to about one k-th: it sends the other parts of
+//! them fixed distances around the circle, and adds what comes from the other side to the first
+//! part. Then the same messages go back (Träff, "Optimal, Non-pipelined Reduce-scatter and
+//! Allreduce Algorithms", 2024, arXiv:2410.14234; of degree k as Bruck, Ho, Kipnis, Upfal &
+//! Weathersby, 1997, do it).
 //!
 //! ⌈log_k M⌉ rounds of k−1 messages each way for any M, without folding, and (M−1)/M of the piece
 //! each way, the least there is: recursive halving and doubling for all numbers of participants.
 //! Each message is one, whatever the number of its blocks.
-//!
-//! - `circulant`: in racks of one size the numbers around the circle take turns over the racks, so
-//!   distances that are multiples of their number stay inside one. The first rounds halve inside
-//!   racks, and only the last ones, with the few blocks that are left, cross: 2(r−1) times the
-//!   piece between r racks, the least there is. Racks in turn take turns over the groups of the
-//!   next tier, and so on, so that is so at every tier. A tier whose groups are not of one size is
-//!   ignored.
-//! - `bcube`: the same without a thought of racks, as in Gloo's algorithm of that name.
-//! - `direct`: one round. Everybody sends to every owner what is its, and every owner to everybody:
-//!   a chain of two messages, but M−1 of them arrive at once (oneCCL's `nreduce`, and BytePS's
-//!   servers, one on each node).
-//!
-//! To or from one participant they are trees ([`trees`](super::trees)).
 
 use std::ops::Range;
 
@@ -29,15 +17,23 @@ use super::{
     tiers::Tiers,
 };
 use crate::{
+    algorithms::name::{Parameter, Values},
     schedule::{Action, Schedule, split},
     topology::Topology,
 };
 
+/// The parameter k.
+pub(crate) const RADIX: Parameter = Parameter {
+    name: "radix",
+    about: "among how many each round shares out",
+    values: Values::Number { least: 2, most: 64, usual: 2 },
+};
+
 /// Who is where on the circle, and at which distances messages go.
 #[derive(Debug)]
-pub(super) struct Circle {
+pub(crate) struct Circle {
     /// The participant at each place.
-    pub(super) order: Vec<u32>,
+    pub(crate) order: Vec<u32>,
     /// Decreasing; the last one is 1.
     distances: Vec<u32>,
 }
@@ -53,8 +49,11 @@ fn parts(mut number: u32, radix: u32) -> impl Iterator<Item = u32> {
 }
 
 impl Circle {
-    /// With as many messages inside racks as there can be.
-    pub(super) fn over_racks(topology: &Topology, radix: u32) -> Self {
+    /// With as many messages inside racks as there can be. In racks of one size the places take
+    /// turns over the racks, so distances that are multiples of their number stay inside one. Racks
+    /// in turn take turns over the groups of the next tier, and so on. A tier whose groups are not
+    /// of one size is ignored.
+    pub(crate) fn over_racks(topology: &Topology, radix: u32) -> Self {
         let tiers = Tiers::new(topology);
         let sizes = tiers.regular();
         // The part of the outermost group changes from place to place, the member the slowest.
@@ -77,7 +76,8 @@ impl Circle {
         Self { distances: distances.collect(), order }
     }
 
-    pub(super) fn plain(topology: &Topology, radix: u32) -> Self {
+    /// Without a thought of racks.
+    pub(crate) fn plain(topology: &Topology, radix: u32) -> Self {
         let order = topology.order();
         Self { distances: parts(order.len() as u32, radix).collect(), order }
     }
@@ -97,7 +97,7 @@ impl Circle {
     }
 
     /// Where the contribution of a place goes next on its way to another one, and in which round.
-    pub(super) fn next(&self, at: u32, owner: u32) -> (u32, u32) {
+    pub(crate) fn next(&self, at: u32, owner: u32) -> (u32, u32) {
         let far = (owner + self.size() - at) % self.size();
         let rounds = (0..).zip(&self.distances);
         let (round, distance) = rounds
@@ -108,14 +108,14 @@ impl Circle {
     }
 
     /// How many hops a contribution takes to each owner, on average.
-    pub(super) fn sends(&self) -> f64 {
+    pub(crate) fn sends(&self) -> f64 {
         let before = [self.size()].into_iter().chain(self.distances.iter().copied());
         let rounds = before.zip(&self.distances);
         rounds.map(|(many, &remain)| 1.0 - f64::from(remain) / f64::from(many)).sum()
     }
 
     /// How many hops the longest way to an owner has.
-    pub(super) fn longest(&self) -> f64 {
+    pub(crate) fn longest(&self) -> f64 {
         let hops = |far: u32| {
             let mut at = self.size() - far;
             let mut hops = 0u32;
@@ -152,19 +152,8 @@ impl Circle {
     }
 }
 
-pub(super) fn over_racks(topology: &Topology, radix: u32, me: u32, count: u64) -> Schedule {
-    allreduce(&Circle::over_racks(topology, radix), me, count)
-}
-
-pub(super) fn plain(topology: &Topology, radix: u32, me: u32, count: u64) -> Schedule {
-    allreduce(&Circle::plain(topology, radix), me, count)
-}
-
-pub(super) fn direct(topology: &Topology, me: u32, count: u64) -> Schedule {
-    plain(topology, topology.participants(), me, count)
-}
-
-fn allreduce(circle: &Circle, me: u32, count: u64) -> Schedule {
+/// The schedule of `me` for an allreduce around a circle.
+pub(crate) fn allreduce(circle: &Circle, me: u32, count: u64) -> Schedule {
     let size = circle.size();
     let place = build::position(&circle.order, me);
     let blocks = split(count, size.into());
@@ -213,7 +202,7 @@ fn allreduce(circle: &Circle, me: u32, count: u64) -> Schedule {
 }
 
 /// The cost of an allreduce: 2⌈log_k M⌉α + 2(M−1)/M·S·β + (M−1)/M·S·γ.
-fn shape(cluster: &Cluster, radix: u32, over_racks: bool) -> Shape {
+fn cost(cluster: &Cluster, radix: u32, over_racks: bool) -> Shape {
     let share = cluster.share();
     // Racks of different sizes are ignored.
     let in_racks = cluster.racks <= 1.0 || (over_racks && cluster.is_even());
@@ -248,17 +237,12 @@ fn shape(cluster: &Cluster, radix: u32, over_racks: bool) -> Shape {
     }
 }
 
-pub(super) fn shape_over_racks(cluster: &Cluster, radix: u32) -> Shape {
-    shape(cluster, radix, true)
+/// The cost on a circle over racks.
+pub(crate) fn cost_over_racks(cluster: &Cluster, radix: u32) -> Shape {
+    cost(cluster, radix, true)
 }
 
-pub(super) fn shape_plain(cluster: &Cluster, radix: u32) -> Shape {
-    shape(cluster, radix, false)
-}
-
-pub(super) fn shape_direct(cluster: &Cluster) -> Shape {
-    let outside = (cluster.nodes - cluster.smallest) / cluster.nodes;
-    let uplink = if cluster.racks > 1.0 { 2.0 * outside } else { 0.0 };
-    let crossing = cluster.largest * (cluster.nodes - cluster.largest);
-    Shape { uplink, crossing, ..shape_plain(cluster, cluster.nodes as u32) }
+/// The cost on a plain circle.
+pub(crate) fn plain_cost(cluster: &Cluster, radix: u32) -> Shape {
+    cost(cluster, radix, false)
 }

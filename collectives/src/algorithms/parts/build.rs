@@ -1,47 +1,47 @@
 //! From a choice of trees to a schedule.
 //!
 //! An algorithm says for each block where this participant stands in the block's tree
-//! ([`Place`]) and at what *time* each link is used. Times are logical: small numbers on which
+//! (`Place`) and at what *time* each link is used. Times are logical: small numbers on which
 //! both ends of a link agree, growing along every path. They order the list of steps, and as both
 //! ends order their messages by the same (time, block), both count the same messages.
 
 use std::{collections::BTreeMap, ops::Range};
 
-use super::kind::Roles;
 use crate::{
+    algorithms::kind::Roles,
     schedule::{Action, Block, Schedule, Steps},
     topology::Topology,
 };
 
 /// One link of a tree, seen from either end.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Link {
+pub(crate) struct Link {
     /// Who is at the other end.
-    pub(super) peer: u32,
+    pub(crate) peer: u32,
     /// When the reduction goes up this link.
-    pub(super) up: u32,
+    pub(crate) up: u32,
     /// When the result comes down this link.
-    pub(super) down: u32,
+    pub(crate) down: u32,
 }
 
 /// Where a participant stands in one block's tree.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Place {
+pub(crate) struct Place {
     /// The link to the parent; none at the root.
-    pub(super) parent: Option<Link>,
+    pub(crate) parent: Option<Link>,
     /// The links to the children.
-    pub(super) children: Vec<Link>,
+    pub(crate) children: Vec<Link>,
 }
 
 /// Trees that all have the same root: the blocks, and where a participant stands in each one's
 /// tree.
-pub(super) struct Rooted {
-    pub(super) blocks: Vec<Block>,
-    pub(super) place: Box<dyn Fn(u32) -> Place>,
+pub(crate) struct Rooted {
+    pub(crate) blocks: Vec<Block>,
+    pub(crate) place: Box<dyn Fn(u32) -> Place>,
 }
 
 impl Rooted {
-    pub(super) fn new(blocks: Vec<Block>, place: impl Fn(u32) -> Place + 'static) -> Self {
+    pub(crate) fn new(blocks: Vec<Block>, place: impl Fn(u32) -> Place + 'static) -> Self {
         Self { blocks, place: Box::new(place) }
     }
 }
@@ -51,7 +51,7 @@ impl Rooted {
 /// wrote it, and whoever writes one waits for those that have read it since, or else for the last
 /// that wrote it.
 #[derive(Debug)]
-pub(super) struct Builder {
+pub(crate) struct Builder {
     drafts: Vec<Draft>,
     /// The ranges and the dependencies of all drafts, those of each together.
     ranges: Vec<Range<u32>>,
@@ -82,7 +82,7 @@ struct Touched {
 
 impl Builder {
     /// For steps of as many blocks.
-    pub(super) fn new(blocks: usize) -> Self {
+    pub(crate) fn new(blocks: usize) -> Self {
         Self {
             drafts: Vec::new(),
             ranges: Vec::new(),
@@ -94,13 +94,13 @@ impl Builder {
 
     /// Adds a step of one block. `time` must not be smaller than that of any step before it that
     /// touches the block.
-    pub(super) fn add(&mut self, time: u32, action: Action, block: u32) {
+    pub(crate) fn add(&mut self, time: u32, action: Action, block: u32) {
         self.add_ranges(time, action, [block..block + 1]);
     }
 
     /// Adds a step of several blocks; `time` as in [`Builder::add`]. The message number of `action`
     /// is set later.
-    pub(super) fn add_ranges(
+    pub(crate) fn add_ranges(
         &mut self,
         time: u32,
         action: Action,
@@ -140,7 +140,7 @@ impl Builder {
     }
 
     /// The same for blocks of which a small piece has only the first ones; nothing if it has none.
-    pub(super) fn add_those_there(
+    pub(crate) fn add_those_there(
         &mut self,
         time: u32,
         action: Action,
@@ -212,7 +212,7 @@ impl Builder {
     }
 
     /// The schedule: steps by (time, block), messages numbered in that order.
-    pub(super) fn finish(self, participants: u32, me: u32, blocks: Vec<Block>) -> Schedule {
+    pub(crate) fn finish(self, participants: u32, me: u32, blocks: Vec<Block>) -> Schedule {
         let Self { drafts, ranges, after, .. } = self;
         // Steps of one block at one time stay as they were added.
         let first = |draft: &Draft| ranges.get(draft.ranges.start as usize).map(|one| one.start);
@@ -272,7 +272,7 @@ fn sort_from(list: &mut Vec<u32>, first: usize) {
 }
 
 /// In ascending order, and what follows each other as one.
-pub(super) fn joined(mut ranges: Vec<Range<u32>>) -> Vec<Range<u32>> {
+pub(crate) fn joined(mut ranges: Vec<Range<u32>>) -> Vec<Range<u32>> {
     ranges.sort_unstable_by_key(|range| range.start);
     following(ranges)
 }
@@ -297,7 +297,7 @@ fn next(counts: &mut [u32], peer: u32, message: &mut u32) {
 /// Without anybody to talk to, or without anything to say.
 ///
 /// Who gets a result publishes it, even an empty one; who gets none has nothing to do.
-pub(super) fn alone(participants: u32, me: u32, count: u64, roles: Roles) -> Schedule {
+pub(crate) fn alone(participants: u32, me: u32, count: u64, roles: Roles) -> Schedule {
     let mut builder = Builder::new(1);
     if count > 0 && roles.contributes(me) {
         builder.add(0, Action::ReduceLocal, 0);
@@ -309,7 +309,7 @@ pub(super) fn alone(participants: u32, me: u32, count: u64, roles: Roles) -> Sch
 }
 
 /// An allreduce: each block goes up its tree and comes down again.
-pub(super) fn reduce_and_return(
+pub(crate) fn reduce_and_return(
     participants: u32,
     me: u32,
     blocks: Vec<Block>,
@@ -319,7 +319,7 @@ pub(super) fn reduce_and_return(
 }
 
 /// The same with one message for all blocks that take a link at the same time.
-pub(super) fn reduce_and_return_together(
+pub(crate) fn reduce_and_return_together(
     participants: u32,
     me: u32,
     blocks: Vec<Block>,
@@ -330,7 +330,7 @@ pub(super) fn reduce_and_return_together(
 
 /// The same with the blocks of a message in the order of `order(time, block)`, on which both ends
 /// agree.
-pub(super) fn reduce_and_return_in_order(
+pub(crate) fn reduce_and_return_in_order(
     participants: u32,
     me: u32,
     blocks: Vec<Block>,
@@ -358,7 +358,7 @@ fn up_and_down(me: u32, blocks: usize, place: impl Fn(u32) -> Place) -> Builder 
 
 /// The same with servers in the trees: they add nothing of their own, so they keep the first block
 /// that they get, and they publish nothing.
-pub(super) fn reduce_and_return_over_servers(
+pub(crate) fn reduce_and_return_over_servers(
     topology: &Topology,
     me: u32,
     blocks: Vec<Block>,
@@ -395,7 +395,7 @@ pub(super) fn reduce_and_return_over_servers(
 
 /// A reduction to one participant: each block goes up its tree. The trees of all blocks have the
 /// same root, which alone publishes.
-pub(super) fn reduce_up(
+pub(crate) fn reduce_up(
     participants: u32,
     me: u32,
     blocks: Vec<Block>,
@@ -427,7 +427,7 @@ fn gather(builder: &mut Builder, me: u32, block: u32, place: &Place) -> u32 {
 }
 
 /// A broadcast: each block comes down its tree. The trees of all blocks have the same root.
-pub(super) fn send_down(
+pub(crate) fn send_down(
     participants: u32,
     me: u32,
     blocks: Vec<Block>,
@@ -460,13 +460,13 @@ fn hand_out(builder: &mut Builder, block: u32, now: u32, mut children: Vec<Link>
 }
 
 /// Where a participant is in an order of them.
-pub(super) fn position(order: &[u32], participant: u32) -> u32 {
+pub(crate) fn position(order: &[u32], participant: u32) -> u32 {
     (0..).zip(order).find(|&(_, &p)| p == participant).map_or(0, |(at, _)| at)
 }
 
 /// All participants, `root` first, then those of its rack, those of its group, and so on. Each
 /// group of each tier is together.
-pub(super) fn order_from(topology: &Topology, root: u32) -> Vec<u32> {
+pub(crate) fn order_from(topology: &Topology, root: u32) -> Vec<u32> {
     let mut order = topology.order();
     order.sort_by_key(|&p| (p != root, topology.distance(p, root)));
     order

@@ -1,5 +1,5 @@
 //! Blink: a spanning tree for each block, packed on the rates of lines, uplinks and links (Wang et
-//! al., "Blink: Fast and Generic Collectives for Distributed ML", MLSys 2020). `packing` finds
+//! al., "Blink: Fast and Generic Collectives for Distributed ML", MLSys 2020). [`packing`] finds
 //! the trees and how much of the piece each gets.
 //!
 //! Behind a switch, where only lines are a limit, the trees are stars: each participant reduces a
@@ -10,17 +10,70 @@
 //! In the broadcast each tree has the root, and in the reduction to one participant, too. Where no
 //! rates are known both go along a chain, which keeps no line busy for longer than it has to be.
 
-use super::{
-    build::{self, Link, Place, Rooted},
-    packing::{self, Packing, Tree},
-    ring, servers,
-    shape::{Cluster, Shape},
-};
+use super::{chain, servers};
 use crate::{
+    algorithms::{
+        about::About,
+        definition::Definition,
+        name::{Parameter, Values},
+        parts::{
+            build::{self, Link, Place, Rooted},
+            packing::{self, Packing, Tree},
+            shape::{Cluster, Shape},
+        },
+        spec::Spec,
+    },
     links::MAX_LINKED,
     schedule::{Block, GRAIN, Schedule},
     topology::Topology,
 };
+
+const TREES: Parameter = Parameter {
+    name: "trees",
+    about: "how many trees at most share the piece",
+    values: Values::Number { least: 1, most: 128, usual: 64 },
+};
+
+pub(super) struct Blink;
+
+impl Definition for Blink {
+    fn about(&self) -> About {
+        About {
+            idea: "spanning trees, packed such that no line, uplink or link is busy for longer \
+                   than it has to be",
+            cost: "2hα + T, h links to the farthest and T for the busiest link",
+            when: "links of different rates",
+            source: "Wang et al., \"Blink: Fast and Generic Collectives for Distributed ML\", \
+                     MLSys 2020",
+        }
+    }
+
+    fn parameters(&self) -> &'static [Parameter] {
+        &[TREES]
+    }
+
+    fn allreduce(&self, spec: &Spec, topology: &Topology, me: u32, count: u64) -> Schedule {
+        allreduce(topology, spec.number("trees"), me, count)
+    }
+
+    fn allreduce_cost(&self, spec: &Spec, topology: &Topology, cluster: &Cluster) -> Shape {
+        cost(topology, spec.number("trees"), cluster)
+    }
+
+    fn rooted(&self, spec: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
+        rooted(topology, spec.number("trees"), root, me, count)
+    }
+
+    fn broadcast_cost(
+        &self,
+        spec: &Spec,
+        topology: &Topology,
+        root: u32,
+        cluster: &Cluster,
+    ) -> Shape {
+        broadcast_cost(topology, root, spec.number("trees"), cluster)
+    }
+}
 
 /// Whether there are so few participants that trees are packed (BOUND). Else an allreduce is one
 /// with owners, which knows the rates of lines, and other trees are chains.
@@ -89,7 +142,7 @@ fn placed(trees: &[Tree], me: u32, count: u64) -> (Vec<Block>, Vec<Place>) {
     (blocks, trees.iter().zip(&depths).map(place).collect())
 }
 
-pub(super) fn allreduce(topology: &Topology, most: u32, me: u32, count: u64) -> Schedule {
+fn allreduce(topology: &Topology, most: u32, me: u32, count: u64) -> Schedule {
     if !packs(topology) {
         return servers::allreduce(topology, servers::Wanted::USUAL, me, count);
     }
@@ -99,9 +152,9 @@ pub(super) fn allreduce(topology: &Topology, most: u32, me: u32, count: u64) -> 
     build::reduce_and_return(topology.participants(), me, blocks, place)
 }
 
-pub(super) fn rooted(topology: &Topology, most: u32, root: u32, me: u32, count: u64) -> Rooted {
+fn rooted(topology: &Topology, most: u32, root: u32, me: u32, count: u64) -> Rooted {
     if !packs(topology) || topology.links().is_none() {
-        return ring::rooted(topology, 1, root, me, count);
+        return chain::rooted(topology, 1, root, me, count);
     }
     let packing = packing::packed(topology, Some(root), most);
     let (blocks, places) = placed(&packing.trees, me, count);
@@ -154,9 +207,9 @@ fn of_packing(topology: &Topology, cluster: &Cluster, packing: &Packing) -> Shap
 }
 
 /// The cost of an allreduce: 2hα + T, h links to the farthest and T for the busiest line.
-pub(super) fn shape(topology: &Topology, most: u32, cluster: &Cluster) -> Shape {
+fn cost(topology: &Topology, most: u32, cluster: &Cluster) -> Shape {
     if !packs(topology) {
-        return servers::shape(topology, servers::Wanted::USUAL, cluster);
+        return servers::cost(topology, servers::Wanted::USUAL, cluster);
     }
     let one_way = of_packing(topology, cluster, &packing::packed(topology, None, most));
     let hops = 2.0 * (one_way.hops_in + one_way.hops_across);
@@ -165,9 +218,9 @@ pub(super) fn shape(topology: &Topology, most: u32, cluster: &Cluster) -> Shape 
 }
 
 /// The cost of a broadcast: hα + T.
-pub(super) fn down(topology: &Topology, root: u32, most: u32, cluster: &Cluster) -> Shape {
+fn broadcast_cost(topology: &Topology, root: u32, most: u32, cluster: &Cluster) -> Shape {
     if !packs(topology) || topology.links().is_none() {
-        return ring::down(cluster);
+        return chain::cost(cluster);
     }
     let shape = of_packing(topology, cluster, &packing::packed(topology, Some(root), most));
     Shape { reduced: 0.0, senders: 0, fill: shape.hops_in + shape.hops_across, ..shape }

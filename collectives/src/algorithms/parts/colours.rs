@@ -9,8 +9,8 @@
 //! the next one follows two rounds later.
 //!
 //! A link takes part in at most two such pairs. So pairs form paths and cycles, and for the trees
-//! of [`double_tree`](super::double_tree) all cycles are even: a test shows it for up to 2048
-//! participants.
+//! of [`double_tree`](crate::algorithms::catalog::double_tree) all cycles are even: a test shows it
+//! for up to 2048 participants.
 
 use super::build::{Link, Place};
 
@@ -19,7 +19,7 @@ type Lower = (usize, u32);
 
 /// Two trees, given by parents, with a round for each link.
 #[derive(Debug)]
-pub(super) struct ColouredTrees {
+pub(crate) struct ColouredTrees {
     parents: [Vec<Option<u32>>; 2],
     children: [Vec<Vec<u32>>; 2],
     /// By tree and child: the round in which a block goes down the link, from 0 on.
@@ -31,7 +31,7 @@ pub(super) struct ColouredTrees {
 impl ColouredTrees {
     /// Trees over positions 0..n; in each exactly one has no parent, and following parents leads
     /// to it. Nobody has more than two children in both together.
-    pub(super) fn new(parents: [Vec<Option<u32>>; 2]) -> Self {
+    pub(crate) fn new(parents: [Vec<Option<u32>>; 2]) -> Self {
         let mut children = parents.each_ref().map(|parents| vec![Vec::new(); parents.len()]);
         for (parents, children) in parents.iter().zip(&mut children) {
             for (at, parent) in (0..).zip(parents) {
@@ -89,7 +89,7 @@ impl ColouredTrees {
 
     /// The place of position `at` in the tree of a block, which are in both trees in turns; `name`
     /// turns positions into participants. The reduction takes the rounds backwards.
-    pub(super) fn place(&self, block: u32, at: u32, name: impl Fn(u32) -> u32) -> Place {
+    pub(crate) fn place(&self, block: u32, at: u32, name: impl Fn(u32) -> u32) -> Place {
         let (tree, delay, last) = (block as usize % 2, block / 2 * 2, self.last);
         let link = |peer: u32, below: u32| {
             let round = self.rounds[tree][below as usize];
@@ -103,7 +103,7 @@ impl ColouredTrees {
 
     /// How long the longest path from the root of a tree is.
     #[cfg(test)]
-    pub(super) fn height(&self, tree: usize) -> u32 {
+    pub(crate) fn height(&self, tree: usize) -> u32 {
         let mut heights = vec![0; self.parents[tree].len()];
         let mut longest = 0;
         let root = self.parents[tree].iter().position(Option::is_none).unwrap_or(0);
@@ -121,7 +121,7 @@ impl ColouredTrees {
     /// Broadcasts so many blocks in each tree. Returns the number of rounds if nobody sends or
     /// receives twice in a round, or sends what it does not have.
     #[cfg(test)]
-    pub(super) fn broadcast(&self, blocks: u32) -> Option<u32> {
+    pub(crate) fn broadcast(&self, blocks: u32) -> Option<u32> {
         let nodes = self.parents[0].len();
         let mut rounds: Vec<Vec<(usize, u32, u32)>> = Vec::new();
         for tree in 0..2 {

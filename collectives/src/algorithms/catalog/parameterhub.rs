@@ -9,16 +9,97 @@
 //! between r racks, and who has servers in its rack sends the piece once. Servers in racks without
 //! ranks have nothing to do.
 //!
-//! Without servers and with direct exchange it is the same as `hierarchical` with one tier, in
+//! Without servers and with direct exchange it is the same as [`hierarchical`] with one tier, in
 //! another order and with a message for each block.
 
-use super::{
-    build::{self, Link, Place},
-    grid::Along,
-    hierarchical, servers,
-    shape::{Cluster, Shape},
+use super::{hierarchical, servers};
+use crate::{
+    algorithms::{
+        about::About,
+        definition::Definition,
+        name::{Parameter, Values},
+        parts::{
+            build::{self, Link, Place, Rooted},
+            exchange::Trees,
+            shape::{Cluster, Shape},
+            tiers::Tiers,
+        },
+        spec::Spec,
+    },
+    schedule::Schedule,
+    topology::Topology,
 };
-use crate::{schedule::Schedule, topology::Topology};
+
+const ACROSS: Parameter = Parameter {
+    name: "across",
+    about: "how data goes between the owners of a share in all racks",
+    values: Values::Word(&["direct", "ring"]),
+};
+
+/// How data goes between the owners of a share in all racks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Across {
+    Direct,
+    Ring,
+}
+
+impl Across {
+    fn of(spec: &Spec) -> Self {
+        if spec.number("across") == 0 { Self::Direct } else { Self::Ring }
+    }
+}
+
+pub(super) struct Parameterhub;
+
+impl Definition for Parameterhub {
+    fn about(&self) -> About {
+        About {
+            idea: "the servers of each rack, or else its nodes, own shares; one rack's owner of \
+                   each adds up those of all racks",
+            cost: "4α + max(1, (w+2(r−1)/r)/k)·S·β for k servers in each rack of w others; 2rα \
+                   with across=ring",
+            when: "hosts to spare in each rack, slow links between racks",
+            source: "Luo et al., \"Parameter Hub: a Rack-Scale Parameter Server for Distributed \
+                     Deep Neural Network Training\", SoCC 2018",
+        }
+    }
+
+    fn parameters(&self) -> &'static [Parameter] {
+        &[ACROSS]
+    }
+
+    fn allreduce(&self, spec: &Spec, topology: &Topology, me: u32, count: u64) -> Schedule {
+        allreduce(topology, Across::of(spec), me, count)
+    }
+
+    fn allreduce_cost(&self, spec: &Spec, topology: &Topology, cluster: &Cluster) -> Shape {
+        cost(topology, Across::of(spec), cluster)
+    }
+
+    fn rooted(&self, _: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
+        hierarchical::rooted(topology, root, me, count)
+    }
+
+    fn broadcast_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
+        hierarchical::broadcast_cost(cluster)
+    }
+
+    fn reduce_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
+        hierarchical::reduce_cost(cluster)
+    }
+
+    fn exchange(&self, _: &Spec, topology: &Topology) -> Trees {
+        Trees::Racks(Tiers::new(topology))
+    }
+
+    fn exchange_cost(&self, _: &Spec, cluster: &Cluster) -> Shape {
+        hierarchical::cost(cluster)
+    }
+
+    fn takes_servers(&self) -> bool {
+        true
+    }
+}
 
 /// The racks that have ranks.
 struct Racks {
@@ -28,11 +109,11 @@ struct Racks {
     owners: Vec<Vec<u32>>,
     /// Of each participant; of those who take no part one that is not there.
     of: Vec<usize>,
-    along: Along,
+    across: Across,
 }
 
 impl Racks {
-    fn new(topology: &Topology, along: Along) -> Self {
+    fn new(topology: &Topology, across: Across) -> Self {
         let (contributors, all) = (topology.contributors(), topology.participants());
         let (mut owners, mut of) = (Vec::new(), vec![usize::MAX; all as usize]);
         for members in topology.members() {
@@ -44,7 +125,7 @@ impl Racks {
             members.iter().for_each(|&member| of[member as usize] = owners.len());
             owners.push(if servers.is_empty() { own } else { servers });
         }
-        Self { contributors, all, owners, of, along }
+        Self { contributors, all, owners, of, across }
     }
 
     fn most_owners(&self) -> u32 {
@@ -62,14 +143,12 @@ impl Racks {
 
     /// The link between the owners of two racks, seen from either end; `away`: how far the one that
     /// is farther from home is from it.
-    fn across(&self, away: u32, peer: u32) -> Link {
+    fn between(&self, away: u32, peer: u32) -> Link {
         let (racks, start) = (self.owners.len() as u32, self.all);
-        match self.along {
+        match self.across {
             // Those who are farthest begin.
-            Along::Ring => Link { peer, up: start + racks - 1 - away, down: start + racks + away },
-            Along::Direct | Along::Line => {
-                Link { peer, up: start + away, down: start + 2 * racks - away }
-            }
+            Across::Ring => Link { peer, up: start + racks - 1 - away, down: start + racks + away },
+            Across::Direct => Link { peer, up: start + away, down: start + 2 * racks - away },
         }
     }
 
@@ -96,37 +175,37 @@ impl Racks {
             let mut others = others.clone();
             others.find(move |&(_, away)| away == wanted)
         };
-        let (parent, children): (Option<u32>, Vec<(u32, u32)>) = match self.along {
-            Along::Ring => (
+        let (parent, children): (Option<u32>, Vec<(u32, u32)>) = match self.across {
+            Across::Ring => (
                 away.checked_sub(1).and_then(nearest).map(|(peer, _)| peer),
                 nearest(away + 1).into_iter().collect(),
             ),
-            Along::Direct | Along::Line if away == 0 => {
+            Across::Direct if away == 0 => {
                 (None, others.clone().filter(|&(_, away)| away > 0).collect())
             }
-            Along::Direct | Along::Line => (nearest(0).map(|(peer, _)| peer), Vec::new()),
+            Across::Direct => (nearest(0).map(|(peer, _)| peer), Vec::new()),
         };
-        let below = children.into_iter().map(|(peer, away)| self.across(away, peer));
+        let below = children.into_iter().map(|(peer, away)| self.between(away, peer));
         Place {
-            parent: parent.map(|peer| self.across(away, peer)),
+            parent: parent.map(|peer| self.between(away, peer)),
             children: members.chain(below).collect(),
         }
     }
 }
 
-pub(super) fn allreduce(topology: &Topology, along: Along, me: u32, count: u64) -> Schedule {
+fn allreduce(topology: &Topology, across: Across, me: u32, count: u64) -> Schedule {
     if topology.contributors() == 1 || count == 0 {
         return servers::alone(topology, me, count);
     }
-    let racks = Racks::new(topology, along);
+    let racks = Racks::new(topology, across);
     let homes = racks.owners.len() as u32;
     let blocks = hierarchical::blocks(racks.most_owners(), homes, hierarchical::BLOCK, count);
     build::reduce_and_return_over_servers(topology, me, blocks, |block| racks.place(me, block))
 }
 
 /// The cost of an allreduce: 4α, and what the busiest owner sends; 2rα around the racks.
-pub(super) fn shape(topology: &Topology, along: Along, cluster: &Cluster) -> Shape {
-    let racks = Racks::new(topology, along);
+fn cost(topology: &Topology, across: Across, cluster: &Cluster) -> Shape {
+    let racks = Racks::new(topology, across);
     let many = racks.owners.len() as f64;
     let (mut line, mut reduced, mut messages, mut uplink) = (0.0f64, 0.0f64, 0.0f64, 0.0f64);
     let all_members = topology.members();
@@ -150,10 +229,10 @@ pub(super) fn shape(topology: &Topology, along: Along, cluster: &Cluster) -> Sha
         line = line.max(if owners[0] >= racks.contributors { 1.0 } else { 0.0 });
         uplink = uplink.max(across / size.map_or(1.0, |members| members.len() as f64));
     }
-    let across = match along {
+    let hops_across = match across {
         _ if many < 2.0 => 0.0,
-        Along::Ring => 2.0 * (many - 1.0),
-        Along::Direct | Along::Line => 2.0,
+        Across::Ring => 2.0 * (many - 1.0),
+        Across::Direct => 2.0,
     };
     let inside = racks.owners.iter().enumerate().any(|(rack, owners)| {
         let own = (0..racks.contributors).filter(|&one| racks.of[one as usize] == rack);
@@ -164,7 +243,7 @@ pub(super) fn shape(topology: &Topology, along: Along, cluster: &Cluster) -> Sha
     let blocks = many * f64::from(racks.most_owners());
     let shape = Shape {
         hops_in: inside,
-        hops_across: across,
+        hops_across,
         line,
         senders: cluster.largest as u32,
         uplink: if many > 1.0 { uplink } else { 0.0 },
@@ -174,5 +253,5 @@ pub(super) fn shape(topology: &Topology, along: Along, cluster: &Cluster) -> Sha
         first: if has_servers { blocks } else { 0.0 },
         ..Shape::default()
     };
-    shape.at_once(inside + across)
+    shape.at_once(inside + hops_across)
 }

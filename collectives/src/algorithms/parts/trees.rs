@@ -1,44 +1,30 @@
-//! Trees with one root for all blocks: everybody's contributions go up to it, and the result comes
-//! down again. Each allreduce is a reduction to the first participant and a broadcast from it.
+//! Trees that all have one root: everybody's contributions go up to it, or what it has comes down.
 //!
-//! - `linear`: all others are the root's children. Two messages one after the other, but the root
-//!   sends and receives M−1 times the piece: for few nodes, and as what others are compared with.
-//! - `k-nomial`: in each round everybody who has the block sends it to k−1 more; `binomial` with
-//!   k = 2. ⌈log_k M⌉ rounds of k−1 messages each way. The farthest go first, so each rack is
-//!   entered early and then served from inside (Thakur, Rabenseifner & Gropp, 2005; of degree k as
-//!   in MPICH and Open MPI).
-//! - `chain`: each participant has one child. M−1 messages one after the other, but nobody sends
-//!   more than once the piece each way, and blocks follow each other closely: for large pieces to
-//!   or from one participant. It is the ring's, [`ring::rooted`](super::ring).
+//! - A star: all others are the root's children. Two messages one after the other, but the root
+//!   sends and receives M−1 times the piece.
+//! - A tree of degree k: in each round everybody who has the block sends it to k−1 more, which is a
+//!   binomial tree for k = 2. ⌈log_k M⌉ rounds of k−1 messages each way. The farthest go first, so
+//!   each rack is entered early and then served from inside.
+//!
+//! A [chain](crate::algorithms::catalog::chain) and others have files of their own.
 
 use super::{
     build::{self, Link, Place, Rooted},
     shape::{Cluster, Shape},
 };
-use crate::{
-    schedule::{Schedule, split},
-    topology::Topology,
-};
+use crate::{schedule::split, topology::Topology};
 
 /// Above this many elements there are several blocks, so that they can use several streams.
 const BLOCK: u64 = 1 << 16;
 const MAX_BLOCKS: u64 = 16;
 
-pub(super) fn blocks_for(count: u64) -> u64 {
+/// How many blocks a piece has.
+pub(crate) fn blocks_for(count: u64) -> u64 {
     count.div_ceil(BLOCK).clamp(1, MAX_BLOCKS)
 }
 
-/// A reduction to the first participant, and a broadcast from it.
-pub(super) fn there_and_back(
-    topology: &Topology,
-    me: u32,
-    trees: impl Fn(u32) -> Rooted,
-) -> Schedule {
-    let Rooted { blocks, place } = trees(topology.order()[0]);
-    build::reduce_and_return(topology.participants(), me, blocks, place)
-}
-
-pub(super) fn linear(topology: &Topology, segments: u32, root: u32, me: u32, count: u64) -> Rooted {
+/// The star.
+pub(crate) fn star(topology: &Topology, segments: u32, root: u32, me: u32, count: u64) -> Rooted {
     let order = build::order_from(topology, root);
     let nodes = order.len() as u32;
     let at = build::position(&order, me);
@@ -59,8 +45,24 @@ pub(super) fn linear(topology: &Topology, segments: u32, root: u32, me: u32, cou
     })
 }
 
+/// The cost of a broadcast by a star: α + (M−1)·S·β.
+pub(crate) fn star_cost(cluster: &Cluster) -> Shape {
+    Shape {
+        line: cluster.others(),
+        uplink: cluster.uplink(cluster.nodes - cluster.largest),
+        messages: cluster.others(),
+        ..cluster.hops(1.0, 1.0)
+    }
+}
+
+/// The cost of a reduction to the root of a star: all send at once.
+pub(crate) fn star_cost_up(cluster: &Cluster) -> Shape {
+    let (senders, burst) = (cluster.others() as u32, cluster.others());
+    Shape { senders, burst, streamed: 1.0, ..star_cost(cluster) }
+}
+
 /// The tree of degree `radix`.
-pub(super) fn k_nomial(
+pub(crate) fn k_nomial(
     (radix, segments): (u32, u32),
     topology: &Topology,
     root: u32,
@@ -102,18 +104,8 @@ pub(super) fn k_nomial(
     })
 }
 
-/// The cost of a broadcast from the root to all: α + (M−1)·S·β.
-pub(super) fn linear_down(cluster: &Cluster) -> Shape {
-    Shape {
-        line: cluster.others(),
-        uplink: cluster.uplink(cluster.nodes - cluster.largest),
-        messages: cluster.others(),
-        ..cluster.hops(1.0, 1.0)
-    }
-}
-
-/// The cost of a broadcast: ⌈log_k M⌉(α + (k−1)·S·β).
-pub(super) fn k_nomial_down(cluster: &Cluster, radix: u32) -> Shape {
+/// The cost of a broadcast by a tree of degree k: ⌈log_k M⌉(α + (k−1)·S·β).
+pub(crate) fn k_nomial_cost(cluster: &Cluster, radix: u32) -> Shape {
     let radix = f64::from(radix);
     // The root has the most children: all positions with one digit.
     let mut children = 0.0;

@@ -7,21 +7,63 @@
 //! sides differ from it in low bits. To flip the lowest t + 1 bits, which are all 0 or all 1, is to
 //! go the distance (1 − (−2)^(t+1)) / 3 to one side or the other: 1, 1, 3, 5, 11, 21, …
 //!
-//! - The allreduce is that of [`pairs`](super::pairs) with partners at these distances, the nearest
-//!   first: they are Swing's. Here the blocks lie in the order in which they are halved, so each
-//!   message is one range (`owned`).
+//! - The allreduce is an exchange in pairs ([`doubling`]) with partners at these distances, the
+//!   nearest first: they are [Swing](swing)'s. Here the blocks lie in the order in which they are
+//!   halved, so each message is one range (`owned`).
 //! - To or from one participant it is a tree: in round t everybody who has the block sends it to
 //!   who differs in all bits but the highest t, the farthest first. Numbers count from the root
 //!   around the order of the racks, to both sides.
 //!
 //! Where M is not a power of two, the first 2(M − 2^⌊log2 M⌋) positions fold in pairs.
 
-use super::{
-    build::{self, Link, Place, Rooted},
-    shape::{Cluster, Shape},
-    trees,
+use super::swing;
+use crate::{
+    algorithms::{
+        about::About,
+        definition::Definition,
+        parts::{
+            build::{self, Link, Place, Rooted},
+            doubling::{self, Fold, Pairs},
+            shape::{Cluster, Shape},
+            trees,
+        },
+        spec::Spec,
+    },
+    schedule::{Schedule, split},
+    topology::Topology,
 };
-use crate::{schedule::split, topology::Topology};
+
+const PAIRS: Pairs = Pairs { partner: swing::partner, owned, fits_racks: false };
+
+pub(super) struct Bine;
+
+impl Definition for Bine {
+    fn about(&self) -> About {
+        About {
+            idea: "halving and doubling, or a tree, at distances 1, 1, 3, 5, 11, … to either side",
+            cost: "as halving-doubling",
+            when: "racks that are not known",
+            source: "De Sensi et al., \"Bine Trees: Enhancing Collective Operations by Optimizing \
+                     Communication Locality\", SC 2025",
+        }
+    }
+
+    fn allreduce(&self, _: &Spec, topology: &Topology, me: u32, count: u64) -> Schedule {
+        doubling::allreduce(topology, &PAIRS, Fold::Whole, me, count)
+    }
+
+    fn allreduce_cost(&self, _: &Spec, _: &Topology, cluster: &Cluster) -> Shape {
+        doubling::cost(cluster, &PAIRS, Fold::Whole)
+    }
+
+    fn rooted(&self, _: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
+        rooted(topology, root, me, count)
+    }
+
+    fn broadcast_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
+        broadcast_cost(cluster)
+    }
+}
 
 /// The bits with a negative weight.
 const NEGATIVE: u32 = 0xaaaa_aaaa;
@@ -39,7 +81,7 @@ fn number(negabinary: u32, bits: u32) -> u32 {
 /// Which block a number owns, of 2^`rounds`. Blocks that are sent together follow each other. In
 /// round t a pair differs in bit t of the Gray code of the negabinary number, which counts to the
 /// other side for even numbers; and what is sent first is halved first.
-pub(super) fn owned(number: u32, rounds: u32) -> u32 {
+fn owned(number: u32, rounds: u32) -> u32 {
     if rounds == 0 {
         return 0;
     }
@@ -113,7 +155,7 @@ impl BineTree {
     }
 }
 
-pub(super) fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
+fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
     let mut order = topology.order();
     let first = build::position(&order, root);
     order.rotate_left(first as usize);
@@ -133,7 +175,7 @@ pub(super) fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Roo
 }
 
 /// The cost of a broadcast: ⌈log2 M⌉(α + S·β).
-pub(super) fn down(cluster: &Cluster) -> Shape {
+fn broadcast_cost(cluster: &Cluster) -> Shape {
     let rounds = cluster.nodes.log2().ceil();
     let across = cluster.racks.log2().ceil();
     Shape {

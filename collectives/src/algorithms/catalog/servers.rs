@@ -18,22 +18,104 @@
 //! piece of q segments that is alone takes 1 + 1/q times as long as its line is busy, not twice as
 //! long.
 //!
-//! Without servers and with equal lines it is [`direct`](super::circulant). Only an allreduce has
+//! Without servers and with equal lines it is [`direct`]. Only an allreduce has
 //! servers.
 
 use std::ops::{Range, RangeInclusive};
 
-use super::{
-    build::{self, Builder},
-    circulant,
-    kind::Roles,
-    shape::{Cluster, Shape},
-    spec::Spec,
-};
+use super::direct;
 use crate::{
+    algorithms::{
+        about::About,
+        definition::Definition,
+        kind::{Kind, Roles},
+        name::{Parameter, SEGMENTS, Values},
+        parts::{
+            build::{self, Builder, Rooted},
+            exchange::Trees,
+            shape::{Cluster, Shape},
+            trees,
+        },
+        spec::Spec,
+        symmetry::Symmetry,
+    },
     schedule::{Action, Block, GRAIN, Schedule, Steps, split},
     topology::Topology,
 };
+
+const SERVERS: Parameter = Parameter {
+    name: "servers",
+    about: "how many servers at most own a part, the first ones",
+    values: Values::Number { least: 0, most: 4096, usual: 4096 },
+};
+
+const WEIGHTS: Parameter = Parameter {
+    name: "weights",
+    about: "whether who has a faster line owns more",
+    values: Values::Word(&["lines", "equal"]),
+};
+
+pub(super) struct Servers;
+
+impl Definition for Servers {
+    fn about(&self) -> About {
+        About {
+            idea: "nodes without ranks own blocks and reduce them, so many that all are equally \
+                   busy",
+            cost: "2α + 2n(n−1)/(n²+kn−2k)·S·β for k servers and n = M other nodes; k ≥ n: 2α + \
+                   S·β",
+            when: "hosts to spare, lines of different rates",
+            source: "Jiang et al., \"A Unified Architecture for Accelerating Distributed DNN \
+                     Training in Heterogeneous GPU/CPU Clusters\", OSDI 2020",
+        }
+    }
+
+    fn parameters(&self) -> &'static [Parameter] {
+        &[SEGMENTS, SERVERS, WEIGHTS]
+    }
+
+    fn allreduce(&self, spec: &Spec, topology: &Topology, me: u32, count: u64) -> Schedule {
+        allreduce(topology, Wanted::of(spec), me, count)
+    }
+
+    fn allreduce_cost(&self, spec: &Spec, topology: &Topology, cluster: &Cluster) -> Shape {
+        cost(topology, Wanted::of(spec), cluster)
+    }
+
+    fn rooted(&self, spec: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
+        trees::star(topology, spec.segments(), root, me, count)
+    }
+
+    fn broadcast_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
+        trees::star_cost(cluster)
+    }
+
+    fn reduce_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
+        trees::star_cost_up(cluster)
+    }
+
+    /// Costs count the segments that there are in any case.
+    fn in_segments(&self, _: Kind, _segments: f64, cost: Shape) -> Shape {
+        cost
+    }
+
+    fn exchange(&self, _: &Spec, _: &Topology) -> Trees {
+        Trees::Direct
+    }
+
+    fn exchange_cost(&self, _: &Spec, cluster: &Cluster) -> Shape {
+        direct::cost(cluster)
+    }
+
+    fn symmetries(&self, _: &Spec, topology: &Topology) -> Vec<Symmetry> {
+        let around = Symmetry::around(topology.order());
+        [around].into_iter().chain(Symmetry::of_all_tiers(topology)).collect()
+    }
+
+    fn takes_servers(&self) -> bool {
+        true
+    }
+}
 
 /// How much of the piece each owner has, as parts of all, so that no line is busy for longer than
 /// it has to be.
@@ -179,7 +261,7 @@ pub(super) fn alone(topology: &Topology, me: u32, count: u64) -> Schedule {
 pub(super) fn allreduce(topology: &Topology, wanted: Wanted, me: u32, count: u64) -> Schedule {
     let (contributors, all) = (topology.contributors(), topology.participants());
     if !topology.has_shares() {
-        return circulant::direct(topology, me, count);
+        return direct::allreduce(topology, me, count);
     }
     let is_server = me >= contributors;
     if contributors == 1 || count == 0 {
@@ -228,9 +310,9 @@ pub(super) fn allreduce(topology: &Topology, wanted: Wanted, me: u32, count: u64
 
 /// The cost of an allreduce of n participants and k servers: 2α + 2n(n−1)/(n² + kn − 2k)·S·β, and
 /// as much of 2(n−1)²/(n² + kn − 2k)·S·γ, for k < n.
-pub(super) fn shape(topology: &Topology, wanted: Wanted, cluster: &Cluster) -> Shape {
+pub(super) fn cost(topology: &Topology, wanted: Wanted, cluster: &Cluster) -> Shape {
     if !topology.has_shares() {
-        return circulant::shape_direct(cluster);
+        return direct::cost(cluster);
     }
     let parts = Parts::new(topology, wanted);
     let largest = |owners: Range<u32>| owners.map(|one| parts.share(one)).fold(0.0, f64::max);

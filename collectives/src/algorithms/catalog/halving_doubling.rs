@@ -1,0 +1,40 @@
+//! Halving-doubling: [exchange in pairs](crate::algorithms::parts::doubling) at doubling distance,
+//! the nearest first (Thakur, Rabenseifner & Gropp, 2005).
+//!
+//! Where M is not a power of two, one of each pair that folds reduces all of it. Additions are in
+//! the canonical order ([`Algorithm::CANONICAL`](crate::Algorithm::CANONICAL)).
+
+use crate::{
+    algorithms::{
+        about::{About, THAKUR},
+        definition::Definition,
+        parts::{
+            doubling::{self, Fold, Pairs},
+            shape::{Cluster, Shape},
+        },
+        spec::Spec,
+    },
+    schedule::Schedule,
+    topology::Topology,
+};
+
+pub(super) struct HalvingDoubling;
+
+impl Definition for HalvingDoubling {
+    fn about(&self) -> About {
+        About {
+            idea: "pairs halve what they still add to, the nearest last, and double what is done",
+            cost: "2⌊log₂ M⌋α + 2(M−1)/M·S·β; 2(α + S·β) + S·γ more if M is not a power of two",
+            when: "powers of two",
+            source: THAKUR,
+        }
+    }
+
+    fn allreduce(&self, _: &Spec, topology: &Topology, me: u32, count: u64) -> Schedule {
+        doubling::allreduce(topology, &Pairs::DOUBLING, Fold::Whole, me, count)
+    }
+
+    fn allreduce_cost(&self, _: &Spec, _: &Topology, cluster: &Cluster) -> Shape {
+        doubling::cost(cluster, &Pairs::DOUBLING, Fold::Whole)
+    }
+}

@@ -1,0 +1,112 @@
+//! Leader ring: the members of each rack send the whole piece to its first one, the leaders make a
+//! ring among each other, and each hands the result to its members (Jia et al., 2018,
+//! arXiv:1807.11205, within and between groups).
+//!
+//! Between r racks goes 2(r−1) times the piece, the least there is, in few connections. But a
+//! leader receives and sends the piece once for each of its members. To or from one participant it
+//! is the same as [`hierarchical`].
+
+use super::hierarchical;
+use crate::{
+    algorithms::{
+        about::About,
+        definition::Definition,
+        parts::{
+            build::{self, Link, Place, Rooted},
+            exchange::Trees,
+            shape::{Cluster, Shape},
+            tiers::Tiers,
+        },
+        spec::Spec,
+    },
+    schedule::{Schedule, split},
+    topology::Topology,
+};
+
+pub(super) struct LeaderRing;
+
+impl Definition for LeaderRing {
+    fn about(&self) -> About {
+        About {
+            idea: "a leader of each rack collects, a ring joins the leaders, and they hand out",
+            cost: "2rα + 2(w−1 + (r−1)/r)S·β",
+            when: "few connections between racks",
+            source: "Jia et al., \"Highly Scalable Deep Learning Training System with \
+                     Mixed-Precision\", 2018 (arXiv:1807.11205)",
+        }
+    }
+
+    fn allreduce(&self, _: &Spec, topology: &Topology, me: u32, count: u64) -> Schedule {
+        let racks = topology.members();
+        let many = racks.len() as u32;
+        let rack = racks.iter().position(|members| members.contains(&me)).unwrap_or(0);
+        let largest = racks.iter().map(Vec::len).max().unwrap_or(1) as u32;
+        let (leader, members) = (racks[rack][0], &racks[rack]);
+        // Up in the rack, around and back among the leaders, down in the rack.
+        let around = many - 1;
+        let inside = |peer, member: u32| Link {
+            peer,
+            up: member - 1,
+            down: largest + 2 * around + member - 1,
+        };
+        let blocks = split(count, many.into());
+        build::reduce_and_return_together(topology.participants(), me, blocks, |block| {
+            if me != leader {
+                let member = build::position(members, me);
+                return Place { parent: Some(inside(leader, member)), children: Vec::new() };
+            }
+            let mut children: Vec<Link> =
+                (1..).zip(&members[1..]).map(|(member, &peer)| inside(peer, member)).collect();
+            // The block sets out from the rack of its number and ends at the one before it.
+            let start = block % many;
+            let along = (rack as u32 + many - start) % many;
+            let link = |other: u32, below: u32| Link {
+                peer: racks[((other + start) % many) as usize][0],
+                up: largest + below,
+                down: largest + 2 * around - 1 - below,
+            };
+            children.extend(along.checked_sub(1).map(|child| link(child, child)));
+            let parent = (along + 1 < many).then(|| link(along + 1, along));
+            Place { parent, children }
+        })
+    }
+
+    /// 2rα + 2(w−1 + (r−1)/r)·S·β, for racks of w.
+    fn allreduce_cost(&self, _: &Spec, _: &Topology, cluster: &Cluster) -> Shape {
+        let &Cluster { racks, largest, smallest, .. } = cluster;
+        let ring = 2.0 * (racks - 1.0) / racks;
+        let inside = if largest > 1.0 { 2.0 } else { 0.0 };
+        Shape {
+            line: 1.5 * (largest - 1.0) + ring,
+            senders: (largest - 1.0) as u32,
+            burst: largest - 1.0,
+            crossing: if racks > 1.0 { 2.0 } else { 0.0 },
+            // One node of each rack.
+            uplink: cluster.uplink(ring).max(ring / smallest),
+            reduced: largest - 1.0 + ring / 2.0,
+            messages: 2.0 * (racks - 1.0) + largest - 1.0,
+            blocks: racks,
+            ..cluster.hops(inside + 2.0 * (racks - 1.0), 2.0 * (racks - 1.0))
+        }
+    }
+
+    fn rooted(&self, _: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
+        hierarchical::rooted(topology, root, me, count)
+    }
+
+    fn broadcast_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
+        hierarchical::broadcast_cost(cluster)
+    }
+
+    fn reduce_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
+        hierarchical::reduce_cost(cluster)
+    }
+
+    fn exchange(&self, _: &Spec, topology: &Topology) -> Trees {
+        Trees::Racks(Tiers::new(topology))
+    }
+
+    fn exchange_cost(&self, _: &Spec, cluster: &Cluster) -> Shape {
+        hierarchical::cost(cluster)
+    }
+}

@@ -1,0 +1,95 @@
+//! What an algorithm says of itself. Each has a file in the [catalog](super::catalog), in which all
+//! of it stands together: the idea and its paper, the parameters, the schedules and their costs.
+//!
+//! A method that generates a schedule or trees is followed by one for their cost: closed forms of
+//! the α-β-γ model, as a [`Shape`]. Most methods have a default, so an algorithm says only what is
+//! its own.
+
+use super::{
+    about::About,
+    kind::Kind,
+    name::Parameter,
+    parts::{
+        build::{self, Rooted},
+        circle::{self, Circle},
+        exchange::Trees,
+        shape::{self, Cluster, Shape},
+        trees,
+    },
+    spec::Spec,
+    symmetry::Symmetry,
+};
+use crate::{schedule::Schedule, topology::Topology};
+
+/// An algorithm. `spec` is always one of this algorithm.
+pub(super) trait Definition: Sync {
+    /// What people want to know of it.
+    fn about(&self) -> About;
+
+    /// Its parameters.
+    fn parameters(&self) -> &'static [Parameter] {
+        &[]
+    }
+
+    /// The schedule of `me` for an allreduce. The default is a reduction to the first participant
+    /// and a broadcast from it, along the trees of [`Self::rooted`].
+    fn allreduce(&self, spec: &Spec, topology: &Topology, me: u32, count: u64) -> Schedule {
+        let first = topology.order()[0];
+        let Rooted { blocks, place } = self.rooted(spec, topology, first, me, count);
+        build::reduce_and_return(topology.participants(), me, blocks, place)
+    }
+
+    /// The cost of an allreduce.
+    fn allreduce_cost(&self, spec: &Spec, topology: &Topology, cluster: &Cluster) -> Shape {
+        let first = topology.order()[0];
+        let down = self.broadcast_cost(spec, topology, first, cluster);
+        shape::there_and_back(self.reduce_cost(spec, topology, first, cluster), down)
+    }
+
+    /// The trees that all have one root: a broadcast goes down them, and a reduction to one
+    /// participant up. The default is a binomial tree.
+    fn rooted(&self, _: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
+        trees::k_nomial((2, 1), topology, root, me, count)
+    }
+
+    /// The cost of a broadcast.
+    fn broadcast_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
+        trees::k_nomial_cost(cluster, 2)
+    }
+
+    /// The cost of a reduction to one participant. The default is a broadcast backwards, with a
+    /// reduction of every chunk at every hop. What a node has to send of its own is ready from the
+    /// beginning, and goes before what it passes on.
+    fn reduce_cost(&self, spec: &Spec, topology: &Topology, root: u32, cluster: &Cluster) -> Shape {
+        Shape { streamed: 1.0, ..self.broadcast_cost(spec, topology, root, cluster) }
+    }
+
+    /// The trees of a piece in which each block has roles of its own, as in an allgather. The
+    /// default are those of the circulant with two at a time.
+    fn exchange(&self, _: &Spec, topology: &Topology) -> Trees {
+        Trees::Circulant(Circle::over_racks(topology, 2))
+    }
+
+    /// The cost of an allreduce along the trees of [`Self::exchange`], of which such a piece takes
+    /// a part.
+    fn exchange_cost(&self, _: &Spec, cluster: &Cluster) -> Shape {
+        circle::cost_over_racks(cluster, 2)
+    }
+
+    /// The cost of a piece with so many segments at least (the parameter `segments`), from the cost
+    /// without them.
+    fn in_segments(&self, _: Kind, segments: f64, cost: Shape) -> Shape {
+        cost.in_blocks(cost.blocks * segments, cost.messages * segments)
+    }
+
+    /// Which participants do the same in an allreduce without servers, the largest classes first;
+    /// none if that is not known of any.
+    fn symmetries(&self, _: &Spec, _: &Topology) -> Vec<Symmetry> {
+        Vec::new()
+    }
+
+    /// Whether servers take part in its allreduces.
+    fn takes_servers(&self) -> bool {
+        false
+    }
+}
