@@ -26,9 +26,9 @@ pub use crate::setup::Setup;
 use crate::{
     buckets::Buckets,
     collapse::Collapse,
-    flows::{Flows, Transfer},
+    flows::Flows,
     job::{Content, Director, Operation, Order},
-    lane::{Frame, Lane, Planned, Plans, Running},
+    lane::{Lane, Planned, Plans, Running},
     network::Links,
     path::Record,
     report::{Outcome, Usage},
@@ -55,6 +55,8 @@ pub(crate) struct Engine<'a, D> {
     count: u64,
     now: f64,
     todo: Vec<Todo>,
+    /// Scratch: what is being done of it.
+    doing: Vec<Todo>,
     plans: HashMap<Operation, Arc<Plans>>,
     ordered: BTreeMap<u64, Ordered>,
     unfinished: u64,
@@ -137,6 +139,7 @@ impl<'a, D: Director> Engine<'a, D> {
             count: 0,
             now: 0.0,
             todo: Vec::new(),
+            doing: Vec::new(),
             plans: HashMap::new(),
             ordered: BTreeMap::new(),
             unfinished: 0,
@@ -226,11 +229,7 @@ impl<'a, D: Director> Engine<'a, D> {
     fn handle(&mut self, event: Event) {
         match event {
             Event::Start(sequence) => self.start(sequence),
-            Event::Arrive { from, to, lane, transfer } => {
-                let Transfer { sequence, message, offset, bytes, .. } = transfer;
-                let lane = self.lane(to, lane);
-                self.arrived(lane, Frame { from, sequence, message, offset, bytes });
-            }
+            Event::Arrive(lane, frame) => self.arrived(lane as usize, frame),
             Event::Reduced { lane, sequence, chunk } => {
                 self.lanes[lane].reduces = false;
                 self.free(lane);
@@ -286,9 +285,15 @@ impl<'a, D: Director> Engine<'a, D> {
                     progress.advance(&planned.plan, reduction, 0..bytes);
                 }
             }
+            let progress = progress.with_noted_ends(&planned.plan);
+            let links = &mut self.lanes[lane].links;
+            for &peer in &planned.plan.peers {
+                links.place_or_default(hosts[peer as usize]);
+            }
             for (step, peer) in planned.plan.senders() {
-                let link = self.lanes[lane].links.entry(hosts[peer as usize]).or_default();
-                link.queue.push(Sequence(sequence), step);
+                if let Some(link) = links.get_mut(hosts[peer as usize]) {
+                    link.queue.push(Sequence(sequence), step);
+                }
             }
             let peers =
                 planned.plan.peers.iter().map(|&peer| Todo::Link(lane, hosts[peer as usize]));
@@ -312,13 +317,16 @@ impl<'a, D: Director> Engine<'a, D> {
     fn work(&mut self) {
         // The first that can go on goes on first.
         while !self.todo.is_empty() {
-            for todo in std::mem::take(&mut self.todo) {
+            let spare = std::mem::take(&mut self.doing);
+            let mut doing = std::mem::replace(&mut self.todo, spare);
+            for todo in doing.drain(..) {
                 match todo {
                     Todo::Link(lane, peer) => self.send(lane, peer),
                     Todo::Held(lane, sequence, step) => self.take_held(lane, sequence, step),
                     Todo::Reduce(lane) => self.reduce(lane),
                 }
             }
+            self.doing = doing;
         }
     }
 
@@ -326,23 +334,26 @@ impl<'a, D: Director> Engine<'a, D> {
     fn advance(&mut self, lane: usize, sequence: u64, step: u32, offset: u64, bytes: u64) {
         let host = self.host(lane);
         let now = self.now;
-        let one = &mut self.lanes[lane];
-        let Some(running) = one.pieces.get_mut(&sequence) else { return };
-        let planned = running.planned.clone();
-        running.progress.advance(&planned.plan, step, offset..offset + bytes);
+        let Lane { pieces, links, held, .. } = &mut self.lanes[lane];
+        let Some(Running { planned, progress, hosts }) = pieces.get_mut(sequence) else { return };
+        progress.advance(&planned.plan, step, offset..offset + bytes);
+        let has_ended = progress.done(step) == planned.plan.steps[step as usize].bytes;
         if let Some(record) = &mut self.record {
             record.advance(sequence, host, step, now);
         }
         for &later in planned.waiting(step) {
+            if has_ended && bytes > 0 {
+                progress.note_end(later);
+            }
             let todo = match planned.plan.steps[later as usize].work {
                 Work::Send { peer, .. } => {
-                    let peer = running.hosts[peer as usize];
-                    if let Some(link) = one.links.get_mut(&peer) {
+                    let peer = hosts[peer as usize];
+                    if let Some(link) = links.get_mut(peer) {
                         link.queue.put_back(Sequence(sequence), later);
                     }
                     Todo::Link(lane, peer)
                 }
-                Work::Combine { .. } | Work::Copy if one.held.is_empty() => continue,
+                Work::Combine { .. } | Work::Copy if held.is_empty() => continue,
                 Work::Combine { .. } | Work::Copy => Todo::Held(lane, sequence, later),
                 Work::Reduce { .. } => Todo::Reduce(lane),
                 Work::Publish => continue,
@@ -351,13 +362,13 @@ impl<'a, D: Director> Engine<'a, D> {
                 self.todo.push(todo);
             }
         }
-        if running.progress.is_complete() {
+        if progress.is_complete() {
             self.complete(lane, sequence);
         }
     }
 
     fn complete(&mut self, lane: usize, sequence: u64) {
-        let Some(running) = self.lanes[lane].pieces.remove(&sequence) else { return };
+        let Some(running) = self.lanes[lane].pieces.remove(sequence) else { return };
         let published = running.planned.plan.steps.iter();
         let bytes = published.filter(|step| step.work == Work::Publish).map(|step| step.bytes);
         let bytes = bytes.sum();
@@ -415,7 +426,7 @@ impl<'a, D: Director> Engine<'a, D> {
                 return;
             }
             let chunk = self.setup.transport.chunk;
-            let next = one.pieces.iter_mut().find_map(|(&sequence, running)| {
+            let next = one.pieces.iter_mut().find_map(|(sequence, running)| {
                 let chunk = running.progress.next_local(&running.planned.plan, chunk)?;
                 Some((sequence, chunk))
             });

@@ -9,7 +9,10 @@ use gradwire_collectives::{
     execution::{Plan, Progress, SendQueue, Work},
 };
 
-use crate::fair::{FlowId, ResourceId};
+use crate::{
+    fair::{FlowId, ResourceId},
+    few::Few,
+};
 
 /// A plan, and what waits for each of its steps.
 #[derive(Debug)]
@@ -96,7 +99,8 @@ pub(crate) struct Running {
 pub(crate) struct Frame {
     pub(crate) from: u32,
     pub(crate) sequence: u64,
-    pub(crate) message: u32,
+    /// The step that receives it.
+    pub(crate) step: u32,
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
 }
@@ -113,8 +117,9 @@ pub(crate) struct Link {
 /// A lane.
 #[derive(Debug, Default)]
 pub(crate) struct Lane {
-    pub(crate) pieces: BTreeMap<u64, Running>,
-    pub(crate) links: BTreeMap<u32, Link>,
+    pub(crate) pieces: Few<u64, Running>,
+    /// By peer.
+    pub(crate) links: Few<u32, Link>,
     /// Frames of pieces that have not started here.
     pub(crate) early: BTreeMap<u64, Vec<Frame>>,
     /// Frames whose step may not receive them yet, by piece and step.
