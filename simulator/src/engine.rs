@@ -1,6 +1,7 @@
 //! Runs operations on a network: events in the order of time.
 
 mod faults;
+mod fetch;
 mod finish;
 mod state;
 mod tcp;
@@ -33,6 +34,9 @@ use crate::{
     path::Record,
     report::{Outcome, Usage},
 };
+
+/// For so many events or chunks what they need is read from memory together.
+const AHEAD: usize = 16;
 
 /// A run.
 #[derive(Debug)]
@@ -167,7 +171,7 @@ impl<'a, D: Director> Engine<'a, D> {
 
     fn run(mut self) -> Outcome {
         self.orders();
-        let mut ended = Vec::new();
+        let (mut due, mut ended) = (Vec::new(), Vec::new());
         while self.unfinished > 0 || !self.director.is_over() {
             let event = self.events.peek().map_or(f64::INFINITY, |Reverse(at)| at.0);
             let finish = self.flows.next();
@@ -177,22 +181,41 @@ impl<'a, D: Director> Engine<'a, D> {
                 break;
             }
             self.now = self.now.max(next);
-            while let Some(Reverse(At(time, ..))) = self.events.peek()
-                && *time <= next
-            {
-                let Some(Reverse(At(_, _, event))) = self.events.pop() else { break };
-                self.handle(event);
-                self.work();
+            self.due(next, &mut due);
+            while !due.is_empty() {
+                for some in due.chunks(AHEAD) {
+                    self.fetch_receivers(some);
+                    for &event in some {
+                        self.handle(event);
+                        self.work();
+                    }
+                }
+                self.due(next, &mut due);
             }
             if finish <= next {
                 self.flows.ended(self.now, &mut ended);
-                for &flow in &ended {
-                    self.sent(flow);
+                for some in ended.chunks(AHEAD) {
+                    self.fetch_senders(some);
+                    for &flow in some {
+                        self.sent(flow);
+                    }
                 }
             }
             self.flows.compute(self.now);
         }
         self.finish()
+    }
+
+    /// Takes the events up to a time, which is that of the earliest. What these cause at that time
+    /// comes after all of them.
+    fn due(&mut self, until: f64, due: &mut Vec<Event>) {
+        due.clear();
+        while let Some(Reverse(At(time, ..))) = self.events.peek()
+            && *time <= until
+        {
+            let Some(Reverse(At(_, _, event))) = self.events.pop() else { break };
+            due.push(event);
+        }
     }
 
     fn orders(&mut self) {

@@ -33,6 +33,11 @@ impl<K: Ord + Copy, V> Few<K, V> {
         self.place(key).map(|place| &mut self.values[place])
     }
 
+    /// The value of the smallest key.
+    pub(crate) fn first(&self) -> Option<&V> {
+        self.values.first()
+    }
+
     /// Adds a value, in place of the one that the key had.
     pub(crate) fn insert(&mut self, key: K, value: V) {
         match self.keys.binary_search(&key) {
@@ -93,6 +98,7 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(few.get(key), map.get(&key));
+                prop_assert_eq!(few.first(), map.values().next());
                 prop_assert_eq!(few.get_mut(key), map.get_mut(&key));
                 let entries: Vec<(u32, u32)> =
                     few.iter_mut().map(|(key, value)| (key, *value)).collect();

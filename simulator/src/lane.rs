@@ -59,6 +59,11 @@ impl Planned {
         &self.waiting[first..end]
     }
 
+    /// Where the list of those begins that wait for a step.
+    pub(crate) fn first_waiting(&self, step: u32) -> u32 {
+        self.first_waiting[step as usize]
+    }
+
     /// Whether the step that receives a message reduces what comes.
     pub(crate) fn reduces(&self, participant: u32, message: u32) -> bool {
         let step = self.plan.receiving(participant, message);
