@@ -1,6 +1,7 @@
 //! Runs operations on a network: events in the order of time.
 
 mod faults;
+mod fetch;
 mod finish;
 mod state;
 mod tcp;
@@ -26,13 +27,16 @@ pub use crate::setup::Setup;
 use crate::{
     buckets::Buckets,
     collapse::Collapse,
-    flows::{Flows, Transfer},
+    flows::Flows,
     job::{Content, Director, Operation, Order},
-    lane::{Frame, Lane, Planned, Plans, Running},
+    lane::{Lane, Planned, Plans, Running},
     network::Links,
     path::Record,
     report::{Outcome, Usage},
 };
+
+/// For so many events or chunks what they need is read from memory together.
+const AHEAD: usize = 16;
 
 /// A run.
 #[derive(Debug)]
@@ -55,6 +59,8 @@ pub(crate) struct Engine<'a, D> {
     count: u64,
     now: f64,
     todo: Vec<Todo>,
+    /// Scratch: what is being done of it.
+    doing: Vec<Todo>,
     plans: HashMap<Operation, Arc<Plans>>,
     ordered: BTreeMap<u64, Ordered>,
     unfinished: u64,
@@ -137,6 +143,7 @@ impl<'a, D: Director> Engine<'a, D> {
             count: 0,
             now: 0.0,
             todo: Vec::new(),
+            doing: Vec::new(),
             plans: HashMap::new(),
             ordered: BTreeMap::new(),
             unfinished: 0,
@@ -164,7 +171,7 @@ impl<'a, D: Director> Engine<'a, D> {
 
     fn run(mut self) -> Outcome {
         self.orders();
-        let mut ended = Vec::new();
+        let (mut due, mut ended) = (Vec::new(), Vec::new());
         while self.unfinished > 0 || !self.director.is_over() {
             let event = self.events.peek().map_or(f64::INFINITY, |Reverse(at)| at.0);
             let finish = self.flows.next();
@@ -174,22 +181,41 @@ impl<'a, D: Director> Engine<'a, D> {
                 break;
             }
             self.now = self.now.max(next);
-            while let Some(Reverse(At(time, ..))) = self.events.peek()
-                && *time <= next
-            {
-                let Some(Reverse(At(_, _, event))) = self.events.pop() else { break };
-                self.handle(event);
-                self.work();
+            self.due(next, &mut due);
+            while !due.is_empty() {
+                for some in due.chunks(AHEAD) {
+                    self.fetch_receivers(some);
+                    for &event in some {
+                        self.handle(event);
+                        self.work();
+                    }
+                }
+                self.due(next, &mut due);
             }
             if finish <= next {
                 self.flows.ended(self.now, &mut ended);
-                for &flow in &ended {
-                    self.sent(flow);
+                for some in ended.chunks(AHEAD) {
+                    self.fetch_senders(some);
+                    for &flow in some {
+                        self.sent(flow);
+                    }
                 }
             }
             self.flows.compute(self.now);
         }
         self.finish()
+    }
+
+    /// Takes the events up to a time, which is that of the earliest. What these cause at that time
+    /// comes after all of them.
+    fn due(&mut self, until: f64, due: &mut Vec<Event>) {
+        due.clear();
+        while let Some(Reverse(At(time, ..))) = self.events.peek()
+            && *time <= until
+        {
+            let Some(Reverse(At(_, _, event))) = self.events.pop() else { break };
+            due.push(event);
+        }
     }
 
     fn orders(&mut self) {
@@ -226,11 +252,7 @@ impl<'a, D: Director> Engine<'a, D> {
     fn handle(&mut self, event: Event) {
         match event {
             Event::Start(sequence) => self.start(sequence),
-            Event::Arrive { from, to, lane, transfer } => {
-                let Transfer { sequence, message, offset, bytes, .. } = transfer;
-                let lane = self.lane(to, lane);
-                self.arrived(lane, Frame { from, sequence, message, offset, bytes });
-            }
+            Event::Arrive(lane, frame) => self.arrived(lane as usize, frame),
             Event::Reduced { lane, sequence, chunk } => {
                 self.lanes[lane].reduces = false;
                 self.free(lane);
@@ -287,9 +309,15 @@ impl<'a, D: Director> Engine<'a, D> {
                     progress.advance(&planned.plan, reduction, 0..bytes);
                 }
             }
+            let progress = progress.with_noted_ends(&planned.plan);
+            let links = &mut self.lanes[lane].links;
+            for &peer in &planned.plan.peers {
+                links.place_or_default(hosts[peer as usize]);
+            }
             for (step, peer) in planned.plan.senders() {
-                let link = self.lanes[lane].links.entry(hosts[peer as usize]).or_default();
-                link.queue.push(Sequence(sequence), step);
+                if let Some(link) = links.get_mut(hosts[peer as usize]) {
+                    link.queue.push(Sequence(sequence), step);
+                }
             }
             let peers =
                 planned.plan.peers.iter().map(|&peer| Todo::Link(lane, hosts[peer as usize]));
@@ -314,13 +342,16 @@ impl<'a, D: Director> Engine<'a, D> {
     fn work(&mut self) {
         // The first that can go on goes on first.
         while !self.todo.is_empty() {
-            for todo in std::mem::take(&mut self.todo) {
+            let spare = std::mem::take(&mut self.doing);
+            let mut doing = std::mem::replace(&mut self.todo, spare);
+            for todo in doing.drain(..) {
                 match todo {
                     Todo::Link(lane, peer) => self.send(lane, peer),
                     Todo::Held(lane, sequence, step) => self.take_held(lane, sequence, step),
                     Todo::Reduce(lane) => self.reduce(lane),
                 }
             }
+            self.doing = doing;
         }
     }
 
@@ -328,23 +359,28 @@ impl<'a, D: Director> Engine<'a, D> {
     fn advance(&mut self, lane: usize, sequence: u64, step: u32, offset: u64, bytes: u64) {
         let host = self.host(lane);
         let now = self.now;
-        let one = &mut self.lanes[lane];
-        let Some(running) = one.pieces.get_mut(&sequence) else { return };
-        let planned = running.planned.clone();
-        running.progress.advance(&planned.plan, step, offset..offset + bytes);
+        let Lane { pieces, links, held, .. } = &mut self.lanes[lane];
+        let Some(Running { planned, progress, hosts, .. }) = pieces.get_mut(sequence) else {
+            return;
+        };
+        progress.advance(&planned.plan, step, offset..offset + bytes);
+        let has_ended = progress.done(step) == planned.plan.steps[step as usize].bytes;
         if let Some(record) = &mut self.record {
             record.advance(sequence, host, step, now);
         }
         for &later in planned.waiting(step) {
+            if has_ended && bytes > 0 {
+                progress.note_end(later);
+            }
             let todo = match planned.plan.steps[later as usize].work {
                 Work::Send { peer, .. } => {
-                    let peer = running.hosts[peer as usize];
-                    if let Some(link) = one.links.get_mut(&peer) {
+                    let peer = hosts[peer as usize];
+                    if let Some(link) = links.get_mut(peer) {
                         link.queue.put_back(Sequence(sequence), later);
                     }
                     Todo::Link(lane, peer)
                 }
-                Work::Combine { .. } | Work::Copy if one.held.is_empty() => continue,
+                Work::Combine { .. } | Work::Copy if held.is_empty() => continue,
                 Work::Combine { .. } | Work::Copy => Todo::Held(lane, sequence, later),
                 Work::Reduce { .. } => Todo::Reduce(lane),
                 Work::Publish => continue,
@@ -353,13 +389,13 @@ impl<'a, D: Director> Engine<'a, D> {
                 self.todo.push(todo);
             }
         }
-        if running.progress.is_complete() {
+        if progress.is_complete() {
             self.complete(lane, sequence);
         }
     }
 
     fn complete(&mut self, lane: usize, sequence: u64) {
-        let Some(running) = self.lanes[lane].pieces.remove(&sequence) else { return };
+        let Some(running) = self.lanes[lane].pieces.remove(sequence) else { return };
         let published = running.planned.plan.steps.iter();
         let bytes = published.filter(|step| step.work == Work::Publish).map(|step| step.bytes);
         let bytes = bytes.sum();
@@ -416,7 +452,7 @@ impl<'a, D: Director> Engine<'a, D> {
             if one.reduces {
                 return;
             }
-            let next = one.pieces.iter_mut().find_map(|(&sequence, running)| {
+            let next = one.pieces.iter_mut().find_map(|(sequence, running)| {
                 let limit = running.chunk;
                 let chunk = running.progress.next_local(&running.planned.plan, limit)?;
                 Some((sequence, chunk))

@@ -238,9 +238,12 @@ fn network(
     if tiers.len() > topology.tiers().len() || (racks == 1 && !tiers.is_empty()) {
         let span = file.tiers.last().map_or(0..0, |part| part.rate_mbit.span());
         let (given, there) = (tiers.len(), if racks == 1 { 0 } else { topology.tiers().len() });
-        let what = format!(
-            "there are {given} sections [[tier]], and the racks of the hosts have {there} levels"
-        );
+        let sections = match given {
+            1 => "is 1 section".to_owned(),
+            _ => format!("are {given} sections"),
+        };
+        let levels = if there == 1 { "1 level".to_owned() } else { format!("{there} levels") };
+        let what = format!("there {sections} [[tier]], and the racks of the hosts have {levels}");
         return Err(reader.error(span, what));
     }
     let share = &part.rack_rate_mbit;

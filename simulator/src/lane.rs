@@ -9,7 +9,10 @@ use gradwire_collectives::{
     execution::{Plan, Progress, SendQueue, Work},
 };
 
-use crate::fair::{FlowId, ResourceId};
+use crate::{
+    fair::{FlowId, ResourceId},
+    few::Few,
+};
 
 /// A plan, and what waits for each of its steps.
 #[derive(Debug)]
@@ -56,6 +59,11 @@ impl Planned {
         &self.waiting[first..end]
     }
 
+    /// Where the list of those begins that wait for a step.
+    pub(crate) fn first_waiting(&self, step: u32) -> u32 {
+        self.first_waiting[step as usize]
+    }
+
     /// Whether the step that receives a message reduces what comes.
     pub(crate) fn reduces(&self, participant: u32, message: u32) -> bool {
         let step = self.plan.receiving(participant, message);
@@ -98,7 +106,8 @@ pub(crate) struct Running {
 pub(crate) struct Frame {
     pub(crate) from: u32,
     pub(crate) sequence: u64,
-    pub(crate) message: u32,
+    /// The step that receives it.
+    pub(crate) step: u32,
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
 }
@@ -115,8 +124,9 @@ pub(crate) struct Link {
 /// A lane.
 #[derive(Debug, Default)]
 pub(crate) struct Lane {
-    pub(crate) pieces: BTreeMap<u64, Running>,
-    pub(crate) links: BTreeMap<u32, Link>,
+    pub(crate) pieces: Few<u64, Running>,
+    /// By peer.
+    pub(crate) links: Few<u32, Link>,
     /// Frames of pieces that have not started here.
     pub(crate) early: BTreeMap<u64, Vec<Frame>>,
     /// Frames whose step may not receive them yet, by piece and step.

@@ -19,6 +19,7 @@
 //! - `buckets`: lines that let bursts through
 //! - `earliest`: the earliest of many times
 //! - `flows`: connections as flows of chunks
+//! - `few`: a map with few entries
 //! - `lane`: the data thread of a daemon
 //! - `path`: the way that took longest
 //! - [`engine`]: runs operations, event by event
@@ -37,6 +38,7 @@ mod earliest;
 pub mod engine;
 pub mod fair;
 pub mod fault;
+mod few;
 mod flows;
 pub mod input;
 pub mod job;

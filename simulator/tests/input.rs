@@ -174,7 +174,18 @@ fn each_mistake_is_named_with_its_line() {
         (format!("{hosts}[job]\nbytes = 7"), 6, "job.bytes is 7: elements have 4 bytes"),
         (format!("{hosts}[[link]]\nfrom = \"a\"\nto = \"a\""), 7, "it must be another host"),
         (format!("{hosts}[network]\necmp = \"spray\""), 6, "must be \"ideal\" or \"hash\""),
-        (format!("{hosts}[[tier]]\nrate_mbit = 10"), 6, "the racks of the hosts have 0 levels"),
+        (
+            format!("{hosts}[[tier]]\nrate_mbit = 10"),
+            6,
+            "there is 1 section [[tier]], and the racks of the hosts have 0 levels",
+        ),
+        (
+            "[[host]]\nname = \"a\"\nrack = \"x\"\n[[host]]\nname = \"b\"\nrack = \"y\"\n\
+             [[tier]]\nrate_mbit = 10\n[[tier]]\nrate_mbit = 10"
+                .to_owned(),
+            10,
+            "there are 2 sections [[tier]], and the racks of the hosts have 1 level",
+        ),
         (
             "[[host]]\nname = \"a\"\nrack = \"x\"\n[[host]]\nname = \"b\"\nrack = \"y\"\n\
              [[tier]]\nlinks = 0\nrate_mbit = 10"

@@ -1,6 +1,7 @@
 //! `gradwire simulate`: how long operations take on a cluster that a file describes, published
 //! results, simulated again, and how a model's training step scales.
 
+mod model;
 mod options;
 mod output;
 mod paper;

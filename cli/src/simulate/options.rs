@@ -8,7 +8,7 @@ use gradwire_collectives::Spec;
 use gradwire_launcher::error::CommandError;
 use gradwire_simulator::input::Input;
 
-use super::plan::number;
+use super::model::{COMPUTE, MODELS, parse_compute};
 use crate::{cluster::Collective, cluster_file::read};
 
 /// The most bytes of a piece.
@@ -33,15 +33,17 @@ pub struct RunOptions {
     #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub calls: u32,
-    /// A training step instead of pieces: resnet50, vgg16, bert-large, gpt2, or a file with `name
-    /// dim dim …` in each line, front layer first. The coordinator cuts and orders its gradients.
-    /// It chooses the algorithm (auto), and is then bound to each --spec.
-    #[arg(long, value_name = "MODEL|FILE", conflicts_with_all = ["collective", "bytes", "pieces"])]
+    /// The model of a training step that is simulated instead of pieces.
+    #[arg(long, value_name = "MODEL|FILE", conflicts_with_all = ["collective", "bytes", "pieces"],
+          help = format!(
+              "A training step instead of pieces: {MODELS}. The coordinator cuts and orders its \
+               gradients. It chooses the algorithm (auto), and is then bound to each --spec"
+          ))]
     pub model: Option<String>,
-    /// How long a node computes in the step, in milliseconds. Gradients become ready one after the
-    /// other in that time, last layer first. 0: all at once.
+    /// How long a node computes in the step, in milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 0.0, requires = "model",
-          value_parser = parse_compute)]
+          help = format!("{COMPUTE}. 0: all at once"),
+          value_parser = |text: &str| parse_compute(text, 0.0))]
     pub compute_ms: f64,
     /// An algorithm, such as circulant(radix=4), instead of those of the file. It may be given
     /// several times. Without any, those among which the cost model chooses.
@@ -67,10 +69,6 @@ fn parse_piece(text: &str) -> Result<u64, String> {
         ));
     }
     Ok(bytes)
-}
-
-fn parse_compute(text: &str) -> Result<f64, String> {
-    number(text, 0.0, 3_600_000.0, " milliseconds")
 }
 
 impl RunOptions {

@@ -3,26 +3,24 @@
 use std::{fmt::Write as _, path::PathBuf};
 
 use clap::Args;
-use gradwire_bench::{
-    shapes,
-    size::{Rate, parse_rate},
-};
+use gradwire_bench::size::{Rate, parse_rate};
 use gradwire_collectives::{Kind, Spec, Topology, select::time};
 use gradwire_coordinator::EngineConfig;
 use gradwire_launcher::error::CommandError;
-use gradwire_proto::{JobId, Priority};
+use gradwire_proto::JobId;
 use gradwire_settings::Settings;
 use gradwire_simulator::{
     config::Transport,
     input::MAX_HOSTS,
     plan::{Change, Method, Plan, Size, Step, changes, doubled},
     table::{Chart, Table},
-    training::{Gradient, Model},
 };
-use gradwire_worker::optimizer;
 use serde_json::{Value, json};
 
-use super::output::{Directory, Output, as_text};
+use super::{
+    model::{COMPUTE, MODELS, model, number, parse_compute},
+    output::{Directory, Output, as_text},
+};
 use crate::cluster::{self, Racks};
 
 /// So many chunks are simulated in all: less than a minute of one core.
@@ -35,9 +33,8 @@ const MOST: u64 = 60_000_000;
 /// A model, and a cluster as it grows.
 #[derive(Debug, Args)]
 pub struct PlanOptions {
-    /// resnet50, vgg16, bert-large, gpt2, or a file with `name dim dim …` in each line, front layer
-    /// first.
-    #[arg(long, value_name = "MODEL|FILE")]
+    /// The model whose training step is planned.
+    #[arg(long, value_name = "MODEL|FILE", help = MODELS)]
     pub model: String,
     /// The smallest and the largest number of nodes, such as 8..2048. Those between are twice as
     /// many each.
@@ -57,9 +54,9 @@ pub struct PlanOptions {
     /// rack are one link.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub spines: Option<u32>,
-    /// How long a node computes in each step, in milliseconds. Gradients become ready one after the
-    /// other in that time, last layer first.
-    #[arg(long, value_name = "MS", default_value_t = 300.0, value_parser = parse_compute)]
+    /// How long a node computes in each step, in milliseconds.
+    #[arg(long, value_name = "MS", default_value_t = 300.0, help = COMPUTE,
+          value_parser = |text: &str| parse_compute(text, 0.001))]
     pub compute_ms: f64,
     /// An algorithm to compare, such as circulant(radix=4). It may be given several times. Without
     /// any, those among which the coordinator chooses.
@@ -88,31 +85,8 @@ fn parse_nodes(text: &str) -> Result<[u32; 2], String> {
     Ok([first, last])
 }
 
-pub(super) fn number(text: &str, least: f64, most: f64, unit: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|number| (least..=most).contains(number));
-    number.ok_or_else(|| format!("must be from {least} to {most}{unit}"))
-}
-
 fn parse_oversubscription(text: &str) -> Result<f64, String> {
     number(text, 1.0, 1000.0, "")
-}
-
-fn parse_compute(text: &str) -> Result<f64, String> {
-    number(text, 0.001, 3_600_000.0, " milliseconds")
-}
-
-/// A model that `--model` names, with so many milliseconds of computing.
-pub(super) fn model(name: &str, compute_ms: f64) -> Result<Model, CommandError> {
-    let gradients = shapes::load("--model", name)?;
-    let names = gradients.iter().map(|gradient| gradient.name.as_str());
-    let planned = optimizer::plan("", names)
-        .map_err(|error| CommandError::usage(format!("--model {name}: {error}")))?;
-    let gradients = gradients.iter().zip(planned).map(|(gradient, planned)| Gradient {
-        name: planned.name,
-        elements: gradient.elements(),
-        priority: Priority(planned.priority),
-    });
-    Ok(Model { gradients: gradients.collect(), compute: compute_ms / 1e3 })
 }
 
 /// What is simulated.

@@ -16,9 +16,9 @@ use gradwire_simulator::{
 use serde_json::json;
 
 use super::{
+    model::model,
     options::{RunOptions, median},
     output::{Directory, Output},
-    plan,
 };
 use crate::cluster::{aligned, in_words, printable};
 
@@ -49,7 +49,7 @@ pub(super) fn step(
     for spec in &options.specs {
         spec.fits(hosts).map_err(|error| CommandError::usage(format!("--spec: {error}")))?;
     }
-    let model = plan::model(name, options.compute_ms)?;
+    let model = model(name, options.compute_ms)?;
     let setup = Setup { seed: options.seed, ..input.setup.clone() };
     check_memory(options, input, &setup, &model)?;
     let directory = Directory::new(options.out.as_deref())?;

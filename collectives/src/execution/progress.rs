@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{
-    plan::{Plan, Work},
+    plan::{Plan, PlannedStep, Work},
     ranges::Ranges,
 };
 use crate::layout::Follow;
@@ -36,6 +36,8 @@ pub struct Progress {
     done: Vec<Ranges>,
     /// The bytes of steps that connections are sending or receiving, or have sent or received.
     begun: Vec<Ranges>,
+    /// For each step, how many of those that it waits for have not ended, if that is noted.
+    awaited: Vec<u32>,
     /// Steps other than publishing that have not ended.
     unfinished: usize,
     /// Steps before this one have no local reduction left to do.
@@ -48,7 +50,18 @@ impl Progress {
         let unfinished =
             plan.steps.iter().filter(|s| s.bytes > 0 && s.work != Work::Publish).count();
         let none = vec![Ranges::default(); plan.steps.len()];
-        Self { done: none.clone(), begun: none, unfinished, next_local: 0 }
+        let awaited = Vec::new();
+        Self { done: none.clone(), begun: none, awaited, unfinished, next_local: 0 }
+    }
+
+    /// The same state for a caller who [notes](Self::note_end) ends. What a step waits for is then
+    /// looked at only until all of it has ended.
+    #[must_use]
+    pub fn with_noted_ends(mut self, plan: &Plan) -> Self {
+        let is_open = |&earlier: &u32| self.done(earlier) < plan.steps[earlier as usize].bytes;
+        let awaited = |step: &PlannedStep| step.earlier().filter(is_open).count() as u32;
+        self.awaited = plan.steps.iter().map(awaited).collect();
+        self
     }
 
     /// The bytes of a step that connections have begun.
@@ -66,9 +79,18 @@ impl Progress {
         self.done[step as usize].prefix()
     }
 
+    /// Notes that one of the steps that `later` waits for has ended. Whoever notes ends does so for
+    /// each of them once.
+    pub fn note_end(&mut self, later: u32) {
+        self.awaited[later as usize] -= 1;
+    }
+
     /// How far the step may go now, in bytes from the beginning of its message.
     pub fn allowed(&self, plan: &Plan, step: u32) -> u64 {
         let planned = &plan.steps[step as usize];
+        if self.awaited.get(step as usize) == Some(&0) {
+            return planned.bytes;
+        }
         let ended = |&earlier: &u32| self.done(earlier) == plan.steps[earlier as usize].bytes;
         if !planned.awaits.iter().all(ended) {
             return 0;

@@ -35,6 +35,11 @@ impl SendQueue {
         }
     }
 
+    /// The step that may be next.
+    pub fn first(&self) -> Option<(Sequence, u32)> {
+        self.0.front().copied()
+    }
+
     /// Whether nothing is left to hand out.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

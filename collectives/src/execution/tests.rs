@@ -76,6 +76,31 @@ fn the_first_hop_is_fused_and_the_first_send_is_not() {
     assert_eq!(plan.peers, [1]);
 }
 
+/// How far steps may go is the same where ends are noted and where they are looked for.
+#[test]
+fn noted_ends_change_nothing() {
+    for plan in [ring(), pairs()] {
+        let mut plain = Progress::new(&plan);
+        let mut noted = Progress::new(&plan).with_noted_ends(&plan);
+        let all = 0..plan.steps.len() as u32;
+        for step in all.clone() {
+            let bytes = plan.steps[step as usize].bytes;
+            for at in (0..bytes).step_by(4) {
+                plain.advance(&plan, step, at..at + 4);
+                noted.advance(&plan, step, at..at + 4);
+                let waits = |later: &u32| plan.steps[*later as usize].earlier().any(|e| e == step);
+                if at + 4 == bytes {
+                    all.clone().filter(waits).for_each(|later| noted.note_end(later));
+                }
+                for later in all.clone() {
+                    let [a, b] = [&plain, &noted].map(|progress| progress.allowed(&plan, later));
+                    assert_eq!(a, b, "step {later} after {at} bytes of {step}");
+                }
+            }
+        }
+    }
+}
+
 /// Only a sending step whose blocks nobody else reads may send something else than the buffer.
 #[test]
 fn the_only_user_of_a_local_reduction_is_known() {

@@ -4,17 +4,17 @@ use std::{cmp::Ordering, sync::Arc};
 
 use gradwire_collectives::execution::Chunk;
 
-use crate::{fair::FlowId, flows::Transfer, job::Operation, lane::Plans};
+use crate::{
+    fair::FlowId,
+    job::Operation,
+    lane::{Frame, Plans},
+};
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Event {
     Start(u64),
-    Arrive {
-        from: u32,
-        to: u32,
-        lane: u32,
-        transfer: Transfer,
-    },
+    /// A frame comes to a lane.
+    Arrive(u32, Frame),
     Reduced {
         lane: usize,
         sequence: u64,
@@ -83,6 +83,16 @@ pub(super) struct About {
     pub(super) retries: u32,
     /// The number of the pair of hosts.
     pub(super) pair: usize,
+    /// The last message of which it has sent something.
+    pub(super) last: Option<Receiver>,
+}
+
+/// The step that receives a message.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Receiver {
+    pub(super) sequence: u64,
+    pub(super) message: u32,
+    pub(super) step: u32,
 }
 
 #[derive(Debug, Clone, Copy, Default)]

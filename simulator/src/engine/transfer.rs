@@ -5,7 +5,7 @@ use gradwire_proto::Sequence;
 
 use super::{
     Engine,
-    state::{About, Event, Ordered},
+    state::{About, Event, Ordered, Receiver},
 };
 use crate::{
     config::{Processor, Transport},
@@ -17,13 +17,15 @@ use crate::{
 };
 
 impl<D: Director> Engine<'_, D> {
-    /// A connection's numbers, made when it is first needed.
-    fn connect(&mut self, lane: usize, peer: u32) {
+    /// The place of the link to a peer. Its connections are made when they are first needed.
+    fn connect(&mut self, lane: usize, peer: u32) -> usize {
+        let links = &mut self.lanes[lane].links;
+        let place = links.place_or_default(peer);
+        if !links.at_mut(place).flows.is_empty() {
+            return place;
+        }
         let (host, streams) = (self.host(lane), self.setup.transport.streams);
         let number = lane as u32 % self.setup.transport.lanes;
-        if !self.lanes[lane].links.entry(peer).or_default().flows.is_empty() {
-            return;
-        }
         let next = self.pairs.len();
         let pair = *self.pair_of.entry((host, peer)).or_insert(next);
         if pair == next {
@@ -57,22 +59,22 @@ impl<D: Director> Engine<'_, D> {
                 used,
                 retries,
                 pair,
+                last: None,
             });
             self.limit(flow);
-            if let Some(link) = self.lanes[lane].links.get_mut(&peer) {
-                link.flows.push(flow);
-            }
+            self.lanes[lane].links.at_mut(place).flows.push(flow);
         }
+        place
     }
 
     /// Gives the connections to a peer what they can take.
     pub(super) fn send(&mut self, lane: usize, peer: u32) {
-        self.connect(lane, peer);
+        let place = self.connect(lane, peer);
         let Transport { chunk: limit, socket, .. } = self.setup.transport;
         let is_whole = self.setup.transport.is_whole();
         loop {
             let Lane { links, pieces, .. } = &mut self.lanes[lane];
-            let Some(link) = links.get_mut(&peer) else { return };
+            let link = links.at_mut(place);
             let count = link.flows.len();
             let has_room = |&at: &usize| {
                 let flow = link.flows[at];
@@ -82,11 +84,15 @@ impl<D: Director> Engine<'_, D> {
             let Some(at) = (0..count).map(|i| (link.first + i) % count).find(has_room) else {
                 return;
             };
+            let mut message = 0;
             let next = link.queue.next_chunk(|Sequence(sequence), step| {
-                let Some(running) = pieces.get_mut(&sequence) else {
+                let Some(running) = pieces.get_mut(sequence) else {
                     return HandedOut { chunk: None, is_all: true };
                 };
                 let Running { planned, progress, chunk: limit, .. } = running;
+                if let Work::Send { message: its, .. } = planned.plan.steps[step as usize].work {
+                    message = its;
+                }
                 let chunk = if is_whole {
                     progress.hand_out_whole(&planned.plan, step)
                 } else {
@@ -99,8 +105,6 @@ impl<D: Director> Engine<'_, D> {
             let Some((Sequence(sequence), Chunk { step, offset, bytes })) = next else { return };
             link.first = (at + 1) % count;
             let flow = link.flows[at];
-            let work = pieces[&sequence].planned.plan.steps[step as usize].work;
-            let Work::Send { message, .. } = work else { continue };
             let is_sent = self.flows.waiting_bytes(flow) + bytes <= socket;
             let transfer = Transfer { sequence, step, message, offset, bytes, is_sent };
             if self.flows.push(flow, transfer, self.now) {
@@ -143,14 +147,17 @@ impl<D: Director> Engine<'_, D> {
         self.about[flow as usize].used = self.now;
         self.outcome.chunks += 1;
         self.outcome.sent[from as usize] += self.with_header(transfer.bytes);
-        let arrive = match &self.collapse {
+        let (from_there, to_there) = match &self.collapse {
             // Another host sends the same to the one that stands for the receiver.
             Some(collapse) => (collapse.seen_from(to, from), collapse.representative(to)),
             None => (from, to),
         };
-        let (from_there, to_there) = arrive;
-        let arrive = Event::Arrive { from: from_there, to: to_there, lane: number, transfer };
-        self.at(gone + latency, arrive);
+        if let Some(step) = self.receiving(flow, (from_there, to_there), &transfer) {
+            let Transfer { sequence, offset, bytes, .. } = transfer;
+            let frame = Frame { from: from_there, sequence, step, offset, bytes };
+            let lane = self.lane(to_there, number) as u32;
+            self.at(gone + latency, Event::Arrive(lane, frame));
+        }
         let lane = self.lane(from, number);
         if !transfer.is_sent {
             let Transfer { sequence, step, offset, bytes, .. } = transfer;
@@ -172,27 +179,43 @@ impl<D: Director> Engine<'_, D> {
         }
     }
 
+    /// The step that receives what a connection has sent. Most chunks are of the same message as
+    /// the one before.
+    fn receiving(
+        &mut self,
+        flow: FlowId,
+        (from, to): (u32, u32),
+        transfer: &Transfer,
+    ) -> Option<u32> {
+        let &Transfer { sequence, message, .. } = transfer;
+        let last = &mut self.about[flow as usize].last;
+        if let Some(last) = last.filter(|last| (last.sequence, last.message) == (sequence, message))
+        {
+            return Some(last.step);
+        }
+        let Ordered { operation, plans, .. } = &self.ordered[&sequence];
+        let place = |host: u32| operation.hosts.binary_search(&host).unwrap_or_default() as u32;
+        let step = plans.of(place(to)).and_then(|it| it.plan.receiving(place(from), message));
+        debug_assert!(step.is_some(), "a message without a receiver");
+        *last = step.map(|step| Receiver { sequence, message, step });
+        step
+    }
+
     pub(super) fn arrived(&mut self, lane: usize, frame: Frame) {
-        let Frame { from, sequence, message, .. } = frame;
         let one = &mut self.lanes[lane];
-        let Some(running) = one.pieces.get(&sequence) else {
-            one.early.entry(sequence).or_default().push(frame);
+        if one.pieces.place(frame.sequence).is_none() {
+            one.early.entry(frame.sequence).or_default().push(frame);
             return;
-        };
-        let participant = running.hosts.binary_search(&from).unwrap_or_default() as u32;
-        let Some(step) = running.planned.plan.receiving(participant, message) else {
-            debug_assert!(false, "a message without a receiver");
-            return;
-        };
+        }
         let to = self.host(lane);
         self.outcome.received[to as usize] += self.with_header(frame.bytes);
-        self.receive(lane, frame, step);
+        self.receive(lane, frame);
     }
 
     /// Takes a frame if its step may receive it, or keeps it.
-    fn receive(&mut self, lane: usize, frame: Frame, step: u32) {
-        let Frame { from, sequence, offset, bytes, .. } = frame;
-        let Some(running) = self.lanes[lane].pieces.get(&sequence) else { return };
+    fn receive(&mut self, lane: usize, frame: Frame) {
+        let Frame { from, sequence, step, offset, bytes } = frame;
+        let Some(running) = self.lanes[lane].pieces.get(sequence) else { return };
         let Running { planned, progress, .. } = running;
         if !progress.takes(&planned.plan, step, offset, bytes) {
             self.lanes[lane].held.entry((sequence, step)).or_default().push(frame);
@@ -211,7 +234,7 @@ impl<D: Director> Engine<'_, D> {
 
     pub(super) fn take_held(&mut self, lane: usize, sequence: u64, step: u32) {
         for frame in self.lanes[lane].held.remove(&(sequence, step)).unwrap_or_default() {
-            self.receive(lane, frame, step);
+            self.receive(lane, frame);
         }
     }
 
