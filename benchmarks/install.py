@@ -82,9 +82,11 @@ def _gradwire_python(tools: Tools) -> str:
 
 
 def _virtual_environment() -> None:
-    if not PYTHON.exists():
+    # One that was not finished has no pip.
+    words = [PYTHON, "-m", "pip", "--version"]
+    if not PYTHON.exists() or subprocess.run(words, capture_output=True).returncode != 0:
         say(f"making {VENV.relative_to(ROOT)}")
-        call([sys.executable, "-m", "venv", VENV], MINUTES)
+        call([sys.executable, "-m", "venv", "--clear", VENV], 10 * MINUTES)
 
 
 def _pip(module: str, *packages: str) -> None:

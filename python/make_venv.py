@@ -149,7 +149,9 @@ def main() -> None:
     present = (
         {word for word in stamp.read_text().split() if "==" in word} if stamp.exists() else set()
     )
-    if not python.exists():
+    # One that was not finished has no pip.
+    words = [str(python), "-m", "pip", "--version"]
+    if not python.exists() or subprocess.run(words, capture_output=True).returncode != 0:
         # On Debian this needs the package python3-venv, as the message says.
         call(sys.executable, "-m", "venv", given.folder)
         present = set()
