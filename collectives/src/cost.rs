@@ -144,7 +144,9 @@ fn cost(model: &CostModel, topology: &Topology, kind: Kind, spec: Spec, bytes: u
         shape.hops_in * inside.latency + shape.hops_across * across.latency + shape.fill * passes;
     let slowest = topology.slowest();
     let line = size * shape.line * slowest * inside.per_byte;
-    let in_rows = line * model.incast(shape.senders.max(shape.partners));
+    let in_rows = line
+        * model.incast(shape.senders.max(shape.partners))
+        * CostModel::unevenness(shape.partners, shape.senders);
     let line = line * model.incast(shape.senders);
     let uplink = size * shape.uplink * across.per_byte * model.collisions(shape.crossing);
     let overflow = model.overflow(size * shape.burst, shape.senders);

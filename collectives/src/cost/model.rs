@@ -9,6 +9,12 @@ pub struct LinkCost {
     pub per_byte: f64,
 }
 
+/// How much longer lines are busy where a participant sends to one after the other, as a fraction:
+/// pieces that are in different rounds meet at one receiver while another one waits. With 8 to 32
+/// nodes the simulator takes 12 to 21 % longer if one is sent to at a time, 7 to 10 % with three,
+/// 7 % with seven, and no longer if all are sent to at once or always the same.
+const UNEVEN: f64 = 0.17;
+
 /// What things cost. The defaults are those of a data centre's virtual machines on 25 Gb/s
 /// Ethernet with racks oversubscribed 3 to 1; where links have been measured, set them.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -83,6 +89,13 @@ impl CostModel {
     pub(crate) fn incast(&self, senders: u32) -> f64 {
         let bursts = self.burst_loss * (1.0 - 1.0 / f64::from(senders.max(1)));
         1.0 + bursts + self.incast_loss * f64::from(senders.saturating_sub(self.free_fan_in))
+    }
+
+    /// How much longer lines are busy if pieces follow each other and each participant sends to
+    /// `partners`, of which so many at a time; at least 1.
+    pub(crate) fn unevenness(partners: u32, at_a_time: u32) -> f64 {
+        let at_a_time = at_a_time.max(1);
+        if partners <= at_a_time { 1.0 } else { 1.0 + UNEVEN / f64::from(at_a_time).sqrt() }
     }
 
     /// How many seconds longer it takes if so many bytes come from `senders` at once, of which one
