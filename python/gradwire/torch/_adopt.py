@@ -41,8 +41,10 @@ MIN_BYTES = 64 << 10
 # How many storages are known at a time, and how often all of them are looked at.
 _MAX_KNOWN = 1 << 14
 _LOOK_EVERY = 64
-# The pause after a look for parameters, as a multiple of its time.
+# The pause after a look for parameters, as a multiple of its time. Programs make most of their
+# tensors in their first steps, so looks may be ahead of these pauses, by so many seconds.
 LOOK_PAUSE = 20.0
+LOOK_AHEAD = 10.0
 # Where PyTorch makes its files, how long another rank may take to move a storage there, and the
 # pause after one that took longer.
 _FOLDER = "/dev/shm"
@@ -290,18 +292,18 @@ def _is_parameter(entry: _Storage, storage: torch.UntypedStorage) -> bool | None
     """Returns whether a parameter is on a storage. The tensor may be a ``.data`` of it.
 
     To look at all objects takes tens of milliseconds. One look is enough for all storages that are
-    known by then. None: the last look was only a moment ago.
+    known by then. None: there were too many looks of late.
     """
     global _looked, _look_from
     if entry.number >= _looked or storage._cdata in _parameters:
         began = time.monotonic()
-        if began < _look_from:
+        if began < _look_from - LOOK_AHEAD:
             return None
         _looked = next(_numbers)
         _parameters.clear()
         _parameters.update(_storages_of_parameters())
         ended = time.monotonic()
-        _look_from = ended + LOOK_PAUSE * (ended - began)
+        _look_from = max(_look_from, ended) + LOOK_PAUSE * (ended - began)
     return storage._cdata in _parameters
 
 

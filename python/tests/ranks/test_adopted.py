@@ -61,6 +61,18 @@ def moved(elements: int = N, dtype: torch.dtype = torch.float32) -> torch.Tensor
     return tensor
 
 
+def test_looks_for_parameters_may_come_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tensors of the first steps do not wait for each other. Later ones do."""
+    monkeypatch.setattr(_adopt, "LOOK_PAUSE", 20.0)
+    monkeypatch.setattr(_adopt, "LOOK_AHEAD", 1e6)
+    assert all([adopted(exchange(exchange(torch.zeros(N)))) for _ in range(3)])
+    # The pauses of these looks have not passed.
+    monkeypatch.setattr(_adopt, "LOOK_PAUSE", 1e6)
+    assert adopted(exchange(exchange(torch.zeros(N))))
+    monkeypatch.setattr(_adopt, "LOOK_AHEAD", 0.0)
+    assert not adopted(exchange(exchange(torch.zeros(N))))
+
+
 def test_the_second_exchange_moves_it() -> None:
     tensor = torch.zeros(N)
     before, view = tensor.data_ptr(), tensor[10:20]
