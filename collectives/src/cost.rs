@@ -137,6 +137,7 @@ fn cost(model: &CostModel, topology: &Topology, kind: Kind, spec: Spec, bytes: u
     // The least that is in a hop: what the pipeline has to fill with.
     let fits = if shape.least_block > 0.0 { size / shape.least_block } else { shape.blocks };
     let blocks = shape.blocks.min(fits.max(1.0));
+    // Of a chunk that is larger than that the next hop does not wait for all.
     let chunk = spec.chunk().unwrap_or(model.chunk).min(model.chunk);
     let fill = (size / blocks).min(chunk as f64);
     let passes = fill * (inside.per_byte + shape.streamed * model.reduce_per_byte);

@@ -274,8 +274,8 @@ impl Dispatch {
             && participants.len() as u32 == self.chooser.nodes();
         // With a chunk of its own it says nothing of other chunks.
         let asked = spec.spec.chunk();
-        let takes_part = is_common && asked.is_none();
-        let sized = if takes_part { self.sizes.sized(bytes) } else { None };
+        let is_sample = is_common && asked.is_none();
+        let sized = if is_sample { self.sizes.sized(bytes) } else { None };
         let chosen = (id, self.sizes.candidate(), sized);
         let sequence = self.flight.start(nodes, slots, chosen, now);
         let chooser = &self.chooser;
