@@ -23,7 +23,6 @@ use gradwire_cli::{
     cluster, cluster_file, coordinator, doctor, explain, find, probe, show, simulate, status, top,
     trace,
 };
-use gradwire_collectives::CostModel;
 use gradwire_doctor::findings::Status;
 use gradwire_launcher::{
     agent,
@@ -76,8 +75,8 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
                 (Some(path), _) => {
                     let Input { setup, cost, .. } = cluster_file::read(&path)?;
                     let settings = settings()?;
-                    let CostModel { connections, lanes, .. } = settings.cost_model();
-                    let cost = CostModel { connections, lanes, ..cost };
+                    // As in a job: what is set counts more than what was measured.
+                    let cost = cost.replaced_by(settings.cost_model());
                     (setup.network.topology, cost, settings)
                 }
                 (None, Some(nodes)) => {

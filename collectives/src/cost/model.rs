@@ -114,4 +114,74 @@ impl CostModel {
         }
         (1.0 + (2.0 * paths * paths.ln() / flows).sqrt()).min(paths)
     }
+
+    /// These costs, but for those that were set to something else than their default, and for the
+    /// number of connections and data threads.
+    #[must_use]
+    pub fn replaced_by(self, set: Self) -> Self {
+        let usual = Self::default();
+        let pick = |own: f64, set: f64, usual: f64| {
+            let is_usual = (set - usual).abs() <= 1e-9 * usual.abs();
+            if is_usual { own } else { set }
+        };
+        let link = |own: LinkCost, set: LinkCost, usual: LinkCost| LinkCost {
+            latency: pick(own.latency, set.latency, usual.latency),
+            per_byte: pick(own.per_byte, set.per_byte, usual.per_byte),
+        };
+        Self {
+            in_rack: link(self.in_rack, set.in_rack, usual.in_rack),
+            cross_rack: link(self.cross_rack, set.cross_rack, usual.cross_rack),
+            reduce_per_byte: pick(self.reduce_per_byte, set.reduce_per_byte, usual.reduce_per_byte),
+            per_message: pick(self.per_message, set.per_message, usual.per_message),
+            lane_per_byte: pick(self.lane_per_byte, set.lane_per_byte, usual.lane_per_byte),
+            publish_per_byte: pick(
+                self.publish_per_byte,
+                set.publish_per_byte,
+                usual.publish_per_byte,
+            ),
+            operation: pick(self.operation, set.operation, usual.operation),
+            chunk: if set.chunk == usual.chunk { self.chunk } else { set.chunk },
+            burst_loss: pick(self.burst_loss, set.burst_loss, usual.burst_loss),
+            free_fan_in: match set.free_fan_in {
+                senders if senders == usual.free_fan_in => self.free_fan_in,
+                senders => senders,
+            },
+            incast_loss: pick(self.incast_loss, set.incast_loss, usual.incast_loss),
+            // A queue of the one and the time of the other would not fit.
+            queue: if set.queue > 0 { set.queue } else { self.queue },
+            overflow: if set.queue > 0 { set.overflow } else { self.overflow },
+            paths: if set.paths == usual.paths { self.paths } else { set.paths },
+            connections: set.connections,
+            lanes: set.lanes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_set_stays() {
+        let usual = CostModel::default();
+        let measured = CostModel {
+            in_rack: LinkCost { latency: 30e-6, per_byte: 8.0 / 10e9 },
+            operation: 2e-4,
+            burst_loss: 0.02,
+            queue: 5,
+            overflow: 0.5,
+            paths: 3,
+            ..usual
+        };
+        assert_eq!(measured.replaced_by(usual), measured);
+        let per_byte = 8.0 / 1e9;
+        let set = CostModel { in_rack: LinkCost { per_byte, ..usual.in_rack }, ..usual };
+        let in_rack = LinkCost { per_byte, ..measured.in_rack };
+        assert_eq!(measured.replaced_by(set), CostModel { in_rack, ..measured });
+        let found = measured.replaced_by(CostModel { queue: 7, ..usual });
+        assert_eq!((found.queue, found.overflow), (7, 0.0));
+        let set = CostModel { paths: 4, chunk: 4096, free_fan_in: 2, lanes: 1, ..usual };
+        let found = measured.replaced_by(set);
+        assert_eq!((found.paths, found.chunk, found.free_fan_in, found.lanes), (4, 4096, 2, 1));
+    }
 }

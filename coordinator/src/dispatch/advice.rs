@@ -27,24 +27,24 @@ pub(crate) fn advice(config: &EngineConfig, network: &Network) -> Vec<String> {
     let links = || network.links.iter();
     let one = median(links().map(|link| link.lane_rate).collect());
     let all = median(links().map(|link| link.rate).collect());
-    let Some((one, all)) = one.zip(all).filter(|(one, all)| *one > 0.0 && *all > 0.0) else {
-        return Vec::new();
-    };
+    // One lane is compared with nothing.
+    let both = one.zip(all).filter(|(one, all)| lanes > 1 && *one > 0.0 && *all > 0.0);
+    let Some((one, all)) = both else { return Vec::new() };
     let ratio = all / one;
     let measured = format!("{lanes} lanes move {ratio:.2} times as much as one");
     let mut advice = Vec::new();
-    if lanes > 1 && ratio < USELESS {
+    if ratio < USELESS {
         advice.push(format!("data.lanes=1: {measured}, so one is enough"));
     }
-    let is_limit = lanes == 1 || ratio > USEFUL * f64::from(lanes);
+    let is_limit = ratio > USEFUL * f64::from(lanes);
     let waits = one * network.cost.reduce_per_byte < IDLE;
-    if lanes > 1 && is_limit && waits && streams < MAX_STREAMS {
+    if is_limit && waits && streams < MAX_STREAMS {
         let more = (2 * streams).min(MAX_STREAMS);
         advice.push(format!(
             "data.streams={more}: {measured}, and the processor is idle, so connections are the \
              limit"
         ));
-    } else if lanes > 1 && is_limit && lanes < MAX_LANES {
+    } else if is_limit && lanes < MAX_LANES {
         let more = (2 * lanes).min(MAX_LANES);
         advice.push(format!("data.lanes={more}: {measured}, so more may move more"));
     }

@@ -11,7 +11,10 @@ use gradwire_collectives::{
     Algorithm, CostModel, Kind, Links, Pipeline, Rules, Spec, Topology, algorithms::has_servers,
     select,
 };
-use gradwire_proto::{Collective, NodeId, Route, SpecId};
+use gradwire_proto::{
+    Collective, NodeId, Route, SpecId,
+    compression::{GROUP, GROUP_BYTES},
+};
 
 use super::decision::{Decision, FILLS, Known};
 use crate::model::{
@@ -34,10 +37,26 @@ struct Class {
     quantized: bool,
     /// The number of the rule that applies.
     rule: usize,
-    /// The power of two that the bytes do not exceed.
+    /// The power of two that the bytes do not exceed; of quantized pieces, that the elements do
+    /// not exceed.
     size: u32,
     /// As many pieces of the pipeline at most, a power of two.
     pieces: u32,
+}
+
+/// The power of two that stands for so many bytes on the wire.
+fn size_of(bytes: u64, quantized: bool) -> u32 {
+    // A group has a scale, too, and would be above the power of two.
+    let units = if quantized { bytes.div_ceil(GROUP_BYTES as u64) * GROUP as u64 } else { bytes };
+    units.min(1 << 62).next_power_of_two().ilog2()
+}
+
+impl Class {
+    /// The most bytes of its pieces on the wire.
+    fn bytes(&self) -> u64 {
+        let units = 1u64 << self.size;
+        if self.quantized { units.div_ceil(GROUP as u64) * GROUP_BYTES as u64 } else { units }
+    }
 }
 
 /// A class without its rule: what jobs measure does not depend on rules.
@@ -56,6 +75,9 @@ pub(crate) struct Work {
     /// Whether partial results travel in eight bits.
     pub(crate) quantized: bool,
 }
+
+/// Classes that none of so many operations was of have ended, as broadcasts at the beginning.
+const RECENT: u64 = 4096;
 
 /// A pipeline of more pieces than this counts as endless.
 const LONG_PIPELINE: u64 = 64;
@@ -78,6 +100,8 @@ struct Made {
     /// The number of the rule that allowed it, counted from 1; 0 for none.
     rule: usize,
     decision: Decision,
+    /// The number of the last operation that it was made or used for.
+    used: u64,
 }
 
 /// The algorithm of a piece.
@@ -111,6 +135,8 @@ pub(crate) struct Chooser {
     made: BTreeMap<Class, Made>,
     classes: BTreeMap<DecisionId, Class>,
     last: DecisionId,
+    /// How many operations had a choice.
+    operations: u64,
     /// The times of earlier jobs.
     remembered: BTreeMap<Measured, Times>,
     ids: BTreeMap<Spec, SpecId>,
@@ -131,12 +157,12 @@ impl Policy {
 
     /// The cost model's decision for a class of pieces, and the number of the rule that applies.
     fn decide(&self, class: &Class) -> (usize, Decision) {
-        let Class { ref topology, kind, quantized, rule, size, pieces } = *class;
+        let Class { ref topology, kind, quantized, rule, pieces, .. } = *class;
         let in_flight = self.credit.min(pieces);
         let (rule, allowed) = self.rules(quantized).allowed(kind, rule, topology);
         let by = (rule, &allowed[..]);
         let pipeline = Pipeline { pieces, in_flight };
-        let choice = select(kind, topology, 1 << size, pipeline, by, &self.cost);
+        let choice = select(kind, topology, class.bytes(), pipeline, by, &self.cost);
         let run = if pieces > 1 { FILLS * in_flight } else { 1 };
         (rule, Decision::new(choice, run, self.may_explore))
     }
@@ -149,11 +175,11 @@ fn recall(decision: &mut Decision, (times, micros): &Times) {
 
 /// A decision and its reason, for the log.
 fn in_words(class: &Class, decision: &Decision) -> String {
-    let Class { size, pieces, quantized, .. } = *class;
+    let Class { pieces, quantized, .. } = *class;
     let format = if quantized { ", quantized" } else { "" };
     let among = if pieces > 1 { format!(", a pipeline of {pieces}") } else { String::new() };
     let (spec, reason) = (decision.spec(), decision.reason());
-    format!("{spec} for up to {} bytes{format}{among}: {reason}", 1u64 << size)
+    format!("{spec} for up to {} bytes{format}{among}: {reason}", class.bytes())
 }
 
 impl Chooser {
@@ -171,6 +197,7 @@ impl Chooser {
             made: BTreeMap::new(),
             classes: BTreeMap::new(),
             last: DecisionId(0),
+            operations: 0,
             remembered: BTreeMap::new(),
             ids: BTreeMap::new(),
             unannounced: Vec::new(),
@@ -192,9 +219,10 @@ impl Chooser {
         self.topology.contributors()
     }
 
-    /// Whether no candidate is left to be tried.
+    /// Whether no candidate is left to be tried for what operations do now.
     pub(crate) fn is_settled(&self) -> bool {
-        self.made.values().all(|made| made.decision.is_settled())
+        let is_recent = |made: &&Made| self.operations - made.used < RECENT;
+        self.made.values().filter(is_recent).all(|made| made.decision.is_settled())
     }
 
     /// So many operations use all of the credit from now on.
@@ -252,7 +280,7 @@ impl Chooser {
         };
         let servers = self.servers(kind);
         let topology = self.topology.part(participants.iter().map(|node| node.0).chain(servers));
-        let size = bytes.min(1 << 62).next_power_of_two().ilog2();
+        let size = size_of(bytes, quantized);
         let rules = self.policy.rules(quantized);
         let rule = rules.rule_for(kind, bytes);
         // A fixed choice does not depend on the class, and a move has only one way.
@@ -276,9 +304,11 @@ impl Chooser {
                     recall(&mut decision, times);
                 }
                 let reason = in_words(free.key(), &decision);
-                (free.insert(Made { id: self.last, rule, decision }), Some(reason))
+                (free.insert(Made { id: self.last, rule, decision, used: 0 }), Some(reason))
             }
         };
+        self.operations += 1;
+        made.used = self.operations;
         let (candidate, spec) = made.decision.next();
         let id = Some(ChoiceId { decision: made.id, candidate });
         let servers = if has_servers(kind, &spec) { self.servers(kind) } else { 0..0 };
@@ -368,7 +398,7 @@ impl Chooser {
         made.truncate(SHOWN);
         made.sort_by_key(|(class, _)| *class);
         let status = made.into_iter().map(|(class, Made { rule, decision, .. })| {
-            let Class { topology, kind, quantized, size, pieces, .. } = class;
+            let Class { topology, kind, quantized, pieces, .. } = class;
             let format = if *quantized { "quantized; " } else { "" };
             let observed = decision.observed();
             let candidate = |Known { spec, predicted, expected, tried }| CandidateStatus {
@@ -380,7 +410,7 @@ impl Chooser {
             ChoiceStatus {
                 collective: kind.name(),
                 nodes: topology.contributors(),
-                bytes: 1 << size,
+                bytes: class.bytes(),
                 pieces: *pieces,
                 rule: *rule as u32,
                 spec: decision.spec(),
@@ -483,6 +513,50 @@ mod tests {
             now += Duration::from_millis(5);
         }
         chooser.status().remove(0)
+    }
+
+    /// A full piece of f32 is priced as it is, and not as twice its bytes.
+    #[test]
+    fn quantized_pieces_have_classes_of_their_own_sizes() {
+        let groups = |bytes: u64| bytes / 4 / GROUP as u64 * GROUP_BYTES as u64;
+        for shift in [16, 20, 22] {
+            let wire = groups(1 << shift);
+            let class = |bytes| Class {
+                topology: Topology::flat(2),
+                kind: Kind::Allreduce,
+                quantized: true,
+                rule: 0,
+                size: size_of(bytes, true),
+                pieces: 1,
+            };
+            assert_eq!(class(wire).bytes(), wire);
+            assert_eq!(class(wire - GROUP_BYTES as u64).bytes(), wire);
+            assert_eq!(class(wire + 1).bytes(), 2 * wire);
+        }
+        assert_eq!((size_of(4096, false), size_of(4097, false)), (12, 13));
+    }
+
+    /// Sizes are tuned once no algorithm is to be tried, whatever was tried long ago.
+    #[test]
+    fn classes_that_do_not_occur_any_more_keep_nothing_back() {
+        let mut settings = Settings::default();
+        settings.tuning.enabled = true;
+        let config = EngineConfig::new(JobId::new("job").unwrap(), 2, 0, &settings).unwrap();
+        let mut chooser = Chooser::new(Topology::flat(2), &config);
+        let both = [NodeId(0), NodeId(1)];
+        let work =
+            |collective, bytes| Work { route: Route::All, collective, bytes, quantized: false };
+        // Too often to know nothing, and too rarely to know all.
+        for _ in 0..2 * 10 {
+            let Chosen { id, .. } = chooser.choose(work(Collective::Allreduce, 1 << 20), &both, 1);
+            chooser.observe(id.unwrap(), Duration::from_millis(1), 1);
+        }
+        assert!(!chooser.is_settled());
+        for _ in 0..RECENT {
+            // This one has nothing to compare with.
+            chooser.choose(work(Collective::Allreduce, 64), &both, 1);
+        }
+        assert!(chooser.is_settled());
     }
 
     /// A tensor of a few pieces does not use up the credit, and is learned all the same.

@@ -40,15 +40,16 @@ const SAMPLES: usize = 30;
 const EQUAL: f64 = 0.01;
 
 /// How often at least. If one of so many times (or more) in [`CLEAR`] is on the other side at most,
-/// more times are not needed: by chance alone that happens to one candidate in a hundred.
+/// more times are not needed: by chance alone that happens to one candidate in a hundred if they
+/// say something independently of each other, and to more where several are of one run.
 const FEW: usize = 10;
 const CLEAR: usize = 8;
 
 /// The most runs that explore a candidate whose times can't be compared.
 const MAX_RUNS: u64 = 100;
 
-/// The most times of one run that count: others show the same moment.
-const OF_A_RUN: usize = 5;
+/// The most times of one run that count: they show the same moment. So [`FEW`] show four moments.
+const OF_A_RUN: usize = 3;
 
 /// Nothing is compared with the chosen one before it has been measured so often.
 const BASELINE: u64 = 10;

@@ -5,8 +5,9 @@
 //! allreduces of all nodes, in pieces of full size that use up the credit and are all of one
 //! choice. Candidates are twice and half of each size, and around what has replaced the chosen one
 //! again. None has more bytes in flight than the settings allow: they bound the memory of nodes
-//! (BOUND). Nothing is tried as long as algorithms are, so both together are rare. All nodes get
-//! the sizes with each operation (ORD, SAME).
+//! (BOUND). None has more than twice the credit of the settings: a run to measure it would not fill
+//! that. Nothing is tried as long as algorithms are, so both together are rare. All nodes get the
+//! sizes with each operation (ORD, SAME).
 
 use std::time::Duration;
 
@@ -37,14 +38,27 @@ pub(crate) struct Sized {
 #[derive(Debug)]
 pub(super) struct Tuner {
     decision: Decision<Sizes>,
-    /// The most bytes in flight.
-    limit: u64,
+    limits: Limits,
     /// Those of the next operation.
     next: (usize, Sizes),
 }
 
-/// What is twice or half as large in one size, within `limit` bytes in flight.
-fn around(sizes: Sizes, limit: u64) -> impl Iterator<Item = Sizes> {
+/// What candidates may have in flight.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    bytes: u64,
+    credit: u32,
+}
+
+impl Limits {
+    fn allow(self, sizes: Sizes) -> bool {
+        let Sizes { piece, credit, .. } = sizes;
+        credit <= self.credit && piece.saturating_mul(credit.into()) <= self.bytes
+    }
+}
+
+/// What is twice or half as large in one size, within these limits.
+fn around(sizes: Sizes, limits: Limits) -> impl Iterator<Item = Sizes> {
     let Sizes { piece, credit, chunk } = sizes;
     let of = |piece, credit, chunk| Sizes { piece, credit, chunk };
     let all = [
@@ -57,8 +71,7 @@ fn around(sizes: Sizes, limit: u64) -> impl Iterator<Item = Sizes> {
         of(piece, credit.saturating_mul(2), chunk),
         of(piece * 2, credit, chunk),
     ];
-    let fits = move |sizes: &Sizes| sizes.piece.saturating_mul(sizes.credit.into()) <= limit;
-    all.into_iter().filter(move |sizes| sizes.are_possible() && fits(sizes))
+    all.into_iter().filter(move |sizes| sizes.are_possible() && limits.allow(*sizes))
 }
 
 impl Tuner {
@@ -66,13 +79,13 @@ impl Tuner {
     pub(super) fn new(config: &EngineConfig) -> Self {
         let &EngineConfig { piece_bytes, credit_pieces: credit, chunk_bytes, .. } = config;
         let sizes = Sizes { piece: piece_bytes, credit, chunk: chunk_bytes };
-        let limit = piece_bytes.saturating_mul(credit.into());
-        let all = std::iter::once(sizes).chain(around(sizes, limit)).map(|sizes| (sizes, 1.0));
-        // A candidate with twice the credit takes as many operations to fill it.
-        let run = FILLS.saturating_mul(credit.saturating_mul(2));
+        let bytes = piece_bytes.saturating_mul(credit.into());
+        let limits = Limits { bytes, credit: credit.saturating_mul(2) };
+        let all = std::iter::once(sizes).chain(around(sizes, limits)).map(|sizes| (sizes, 1.0));
+        let run = FILLS.saturating_mul(limits.credit);
         let reason = "as the settings say".to_owned();
         let decision = Decision::among(all, reason, run, config.may_explore);
-        Self { decision, limit, next: (0, sizes) }
+        Self { decision, limits, next: (0, sizes) }
     }
 
     /// Those of the next operation.
@@ -127,16 +140,13 @@ impl Tuner {
 
     fn changed(&mut self) -> String {
         let sizes = self.chosen();
-        self.decision.add(around(sizes, self.limit), MAX_CANDIDATES);
+        self.decision.add(around(sizes, self.limits), MAX_CANDIDATES);
         format!("sizes: {}", self.decision.reason())
     }
 
     /// What earlier jobs have measured. Returns the reason if that changes the sizes.
     pub(super) fn remember(&mut self, times: &[Time<Sizes>]) -> Option<String> {
-        let fits = |time: &&Time<Sizes>| {
-            let Sizes { piece, credit, .. } = time.spec;
-            piece.saturating_mul(credit.into()) <= self.limit
-        };
+        let fits = |time: &&Time<Sizes>| self.limits.allow(time.spec);
         let times: Vec<Time<Sizes>> = times.iter().filter(fits).copied().collect();
         self.decision.add(times.iter().map(|time| time.spec), MAX_CANDIDATES);
         let before = self.decision.version();
@@ -241,16 +251,21 @@ mod tests {
         }
     }
 
-    /// BOUND: memory is that of the settings.
+    /// BOUND: memory is that of the settings. And a run has to fill the credit, however small
+    /// pieces are.
     #[test]
-    fn no_sizes_need_more_memory() {
+    fn no_sizes_need_more_memory_or_a_longer_run() {
         let mut tuner = tuner(true);
-        let limit = tuner.limit;
+        let limits = tuner.limits;
+        for _ in 0..50 {
+            play(&mut tuner, 20_000, |sizes| sizes.piece as f64);
+            assert!(limits.allow(tuner.next()), "{:?}", tuner.next());
+        }
         let least = |sizes: Sizes| 1.0 / (sizes.piece as f64 * f64::from(sizes.credit));
         for _ in 0..50 {
             play(&mut tuner, 20_000, least);
             let Sizes { piece, credit, .. } = tuner.next();
-            assert!(piece * u64::from(credit) <= limit);
+            assert!(piece * u64::from(credit) <= limits.bytes && credit <= limits.credit);
         }
         let huge = Time { spec: Sizes { piece: 64 << 20, credit: 1024, chunk: 4096 }, permille: 1 };
         let now = Time { spec: tuner.chosen(), permille: 1000 };

@@ -30,7 +30,7 @@ use crate::{
         text,
         violation::Violation,
     },
-    probe::{Done, May, Probing, without_set},
+    probe::{Done, May, Probing},
 };
 
 /// How many tensors a failure names.
@@ -314,7 +314,7 @@ impl Engine {
         let Some(network) = probing.finish(now) else {
             return last.filter(|_| !execute.probes.is_empty());
         };
-        dispatch.set_cost(without_set(network.cost, self.config.cost));
+        dispatch.set_cost(network.cost.replaced_by(self.config.cost));
         let arrangement = network.arrangement.clone();
         execute.arrangement = arrangement.filter(|arranged| dispatch.arrange(arranged));
         let why = execute.arrangement.iter().map(|arranged| format!("; {}", arranged.reason));

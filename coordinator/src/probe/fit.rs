@@ -323,18 +323,18 @@ pub(super) fn fit(
     let (inside, across) = (class(false), class(true));
     // Where each node has a rack of its own, its line is what leaves the rack.
     let in_rack = inside.or(across).unwrap_or(usual.in_rack);
-    let members = topology.members();
     let mut cross_rack = across.or(inside).unwrap_or(usual.cross_rack);
     let saves_up = all_save_up(&by_pair(samples));
+    let crosses = |link: &&LinkMeasured| !topology.same_rack(link.from.0, link.to.0);
+    let far = links.iter().filter(crosses).map(|link| link.latency);
+    let far = median(far).unwrap_or(0.0);
     let shared = samples.iter().filter(|sample| sample.is_shared).filter_map(|sample| {
         let Pattern::Exchange(bytes) = sample.pattern else { return None };
+        // Of racks of different sizes all nodes of the smaller one cross. The model counts with it,
+        // too: it has the fewest shares.
         let time = if saves_up { sample.whole } else { sample.time };
-        // Of racks of different sizes not all nodes of the larger one cross.
-        let (a, b) = (sample.nodes[0].0, sample.nodes[1].0);
-        let size = |of| members.iter().find(|rack| rack.contains(&of)).map_or(1, Vec::len);
-        let (larger, pairs) = (size(a).max(size(b)), size(a).min(size(b)));
-        let unused = larger as f64 / pairs as f64;
-        Some(unused * time / (bytes * u64::from(sample.lanes)) as f64)
+        // Where only some nodes were measured before, transfers are short.
+        Some(at_best(time, far) / (bytes * u64::from(sample.lanes)) as f64)
     });
     if let Some(per_byte) = median(shared) {
         cross_rack.per_byte = per_byte;
@@ -372,40 +372,4 @@ pub(super) fn fit(
         ..usual
     };
     Network { took, is_complete, links, arrangement: None, cost }
-}
-
-/// Measured costs, but for those that were set to something else than their default.
-pub(crate) fn without_set(measured: CostModel, set: CostModel) -> CostModel {
-    let usual = CostModel::default();
-    let is_usual = |set: f64, usual: f64| (set - usual).abs() <= 1e-9 * usual.abs();
-    let pick = |measured: f64, set: f64, usual: f64| {
-        if is_usual(set, usual) { measured } else { set }
-    };
-    let link = |measured: LinkCost, set: LinkCost, usual: LinkCost| LinkCost {
-        latency: pick(measured.latency, set.latency, usual.latency),
-        per_byte: pick(measured.per_byte, set.per_byte, usual.per_byte),
-    };
-    CostModel {
-        in_rack: link(measured.in_rack, set.in_rack, usual.in_rack),
-        cross_rack: link(measured.cross_rack, set.cross_rack, usual.cross_rack),
-        reduce_per_byte: pick(measured.reduce_per_byte, set.reduce_per_byte, usual.reduce_per_byte),
-        per_message: pick(measured.per_message, set.per_message, usual.per_message),
-        lane_per_byte: pick(measured.lane_per_byte, set.lane_per_byte, usual.lane_per_byte),
-        publish_per_byte: pick(
-            measured.publish_per_byte,
-            set.publish_per_byte,
-            usual.publish_per_byte,
-        ),
-        operation: pick(measured.operation, set.operation, usual.operation),
-        burst_loss: pick(measured.burst_loss, set.burst_loss, usual.burst_loss),
-        // A queue of the one and the time of the other would not fit.
-        queue: if set.queue > 0 { set.queue } else { measured.queue },
-        overflow: if set.queue > 0 { set.overflow } else { measured.overflow },
-        chunk: set.chunk,
-        free_fan_in: set.free_fan_in,
-        incast_loss: set.incast_loss,
-        paths: set.paths,
-        connections: set.connections,
-        lanes: set.lanes,
-    }
 }

@@ -21,7 +21,6 @@ use std::{
 use gradwire_collectives::{Topology, algorithms::probe::Pattern};
 use gradwire_proto::{NodeId, Sequence};
 
-pub(crate) use self::fit::without_set;
 use self::{
     arrange::arrange,
     fit::{Sample, fit, measured},

@@ -10,7 +10,8 @@ use super::fit::{SMALL, Sample, expected_per_byte, link};
 /// Up to so many nodes all pairs are measured; of more, log₂ N + 1 pairs of each node.
 const ALL_PAIRS: u32 = 8;
 
-/// The most groups of a step. Of very many nodes some are measured, for the others.
+/// The most groups of a step whose groups have nothing to do with each other. Of very many nodes
+/// some are measured, for the others.
 const MAX_GROUPS: usize = 128;
 
 /// The most that a node sends in one probe: half of a piece of the usual size, so that lanes need
@@ -76,11 +77,11 @@ pub(super) struct Step {
 impl Step {
     /// What the nodes do, after these samples.
     pub(super) fn pattern(&self, samples: &[Sample]) -> Pattern {
-        let links = || self.groups.iter().map(|group| link(samples, group[0], group[1]));
+        let links = || some(&self.groups).map(|group| link(samples, group[0], group[1]));
         // The slowest of them decides.
         let latency = || links().filter_map(|link| link.latency).fold(0.0, f64::max);
         let expected = |group: &Vec<NodeId>| expected_per_byte(samples, group[0], group[1]);
-        let per_byte = || self.groups.iter().map(expected).fold(0.0, f64::max);
+        let per_byte = || some(&self.groups).map(expected).fold(0.0, f64::max);
         let senders = || self.groups[0].len() as u64 - 1;
         // Of all lanes and all senders together.
         let most = GROWTH * self.moved(samples).max(SMALL);
@@ -122,8 +123,13 @@ impl Step {
             });
             moved.max().unwrap_or(0)
         };
-        self.groups.iter().flatten().map(by).min().unwrap_or(0)
+        some(&self.groups).flatten().map(by).min().unwrap_or(0)
     }
+}
+
+/// At most [`MAX_GROUPS`] of these groups, from all of them alike.
+fn some(groups: &[Vec<NodeId>]) -> impl Iterator<Item = &Vec<NodeId>> {
+    groups.iter().step_by(groups.len().div_ceil(MAX_GROUPS).max(1))
 }
 
 /// Rounds of disjoint pairs. Up to [`ALL_PAIRS`] nodes each meets each other one; of more, each
@@ -193,8 +199,7 @@ impl Plan {
     }
 
     fn step(&self, what: What, groups: &[Vec<NodeId>], lanes: u32) -> Step {
-        let groups = groups.iter().step_by(groups.len().div_ceil(MAX_GROUPS).max(1));
-        let groups = groups.cloned().collect();
+        let groups = some(groups).cloned().collect();
         Step { what, groups, lanes, is_shared: false, counts: true, time: self.time }
     }
 }
@@ -260,7 +265,9 @@ pub(super) fn between_many(topology: &Topology, lanes: u32) -> Vec<Step> {
     }
     let across = across(topology);
     if !across.is_empty() {
-        let shared = Step { is_shared: true, ..plan.step(What::Large, &across, lanes) };
+        // All of them: what each has is a share.
+        let large = plan.step(What::Large, &across, lanes);
+        let shared = Step { is_shared: true, groups: across, ..large };
         steps.extend(std::iter::repeat_n(shared, plan.repeats));
     }
     // Once more, because all nodes report with it what was lost before.

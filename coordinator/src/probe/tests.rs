@@ -216,6 +216,30 @@ fn costs_are_found_again() {
     }
 }
 
+/// What the model counts with where racks differ is the share of each node of the smaller one.
+#[test]
+fn racks_of_different_sizes_share_what_the_smaller_one_has() {
+    let of_sizes = |sizes: &[u32]| {
+        let of = |(rack, size): (u32, &u32)| vec![rack; *size as usize];
+        Topology::from_racks((0..).zip(sizes).flat_map(of).collect())
+    };
+    // More pairs than groups of other steps.
+    for sizes in [[4, 1], [1, 4], [5, 3], [140, 134]] {
+        let smaller = f64::from(sizes[0].min(sizes[1]));
+        let factors: &[f64] = if sizes[0] > 100 { &[4.0] } else { &[1.0, 4.0] };
+        for oversubscription in factors {
+            let cost = data_centre();
+            let uplink_per_byte = oversubscription * cost.in_rack.per_byte / smaller;
+            let topology = of_sizes(&sizes);
+            let network = Simulated { uplink_per_byte, ..Simulated::new(topology, cost) };
+            let measured = network.measure().cost;
+            let lanes = f64::from(network.lanes);
+            let share = (uplink_per_byte * smaller).max(cost.lane_per_byte / lanes);
+            close(measured.cross_rack.per_byte, share, &format!("{sizes:?} {oversubscription}"));
+        }
+    }
+}
+
 /// The queue of a line overflows: it is found to within the steps of the sizes that are tried.
 #[test]
 fn queues_that_overflow_are_found() {
@@ -495,24 +519,4 @@ fn who_reports_what_it_was_not_doing_is_at_fault() {
     assert!(!report(0, Sequence(99)), "what there is not");
     assert!(report(0, first));
     assert!(!report(0, first), "twice");
-}
-
-#[test]
-fn what_was_set_stays() {
-    let set = CostModel {
-        in_rack: LinkCost { per_byte: 8.0 / 1e9, ..CostModel::default().in_rack },
-        ..CostModel::default()
-    };
-    let merged = without_set(data_centre(), set);
-    assert_eq!(merged.in_rack.per_byte, 8.0 / 1e9);
-    assert_eq!(merged.in_rack.latency, data_centre().in_rack.latency);
-    assert_eq!(merged.operation, data_centre().operation);
-    assert_eq!(merged.burst_loss, data_centre().burst_loss);
-    let measured = CostModel { queue: 5, overflow: 0.5, ..data_centre() };
-    assert_eq!(without_set(measured, set).queue, 5);
-    let queue = CostModel { queue: 7, ..set };
-    assert_eq!(
-        (without_set(measured, queue).queue, without_set(measured, queue).overflow),
-        (7, 0.0)
-    );
 }
