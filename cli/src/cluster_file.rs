@@ -4,23 +4,35 @@
 //! parser.
 
 use std::{
+    collections::HashMap,
     fmt,
     fs::File,
     io::{self, Read},
     path::Path,
 };
 
-use gradwire_collectives::{CostModel, LinkCost};
+use gradwire_collectives::{CostModel, Kind, LinkCost, Pipeline, Rules, Topology, select};
 use gradwire_launcher::error::CommandError;
 use gradwire_proto::pb;
 use gradwire_simulator::input::{self, Input};
 use serde::Serialize;
 
-use crate::{cluster::printable, probe_calls::Calls};
+use crate::{
+    cluster::printable,
+    probe_calls::{Calls, FEW_BYTES},
+};
 
 const MICRO: f64 = 1e-6;
 const MEGA: f64 = 1e6;
 const PERCENT: f64 = 100.0;
+
+/// A line that carries long calls at less than this part of what short transfers say is slow for
+/// another reason than that lines let something through at once.
+const SLOWER: f64 = 0.6;
+
+/// What short transfers say is less than what the line can do by this factor at most, if only other
+/// processes were in the way.
+const NOISE: f64 = 0.85;
 
 /// A cluster with its costs.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
@@ -37,6 +49,9 @@ pub struct ClusterFile {
     /// What was measured of each link.
     #[serde(rename = "link", skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<Link>,
+    /// The links between racks, for the simulator, if that was measured with long calls.
+    #[serde(rename = "tier", skip_serializing_if = "Vec::is_empty")]
+    pub tiers: Vec<Tier>,
     /// How daemons ran when it was measured, for the simulator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<Job>,
@@ -58,6 +73,15 @@ pub struct Job {
     pub credit_pieces: u32,
     /// `negotiation.piece_bytes`
     pub piece_bytes: u64,
+}
+
+/// What leads out of each rack.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Tier {
+    /// Its rate in Mbit/s.
+    pub rate_mbit: f64,
+    /// By how many microseconds it adds to the latency of the lines.
+    pub latency_us: f64,
 }
 
 /// A host.
@@ -255,8 +279,15 @@ impl ClusterFile {
             order: status.network.iter().flat_map(|network| network.order.clone()).collect(),
             hosts: status.nodes.iter().enumerate().map(host).collect(),
             links: links.collect(),
+            tiers: Vec::new(),
             job: None,
         }
+    }
+
+    /// The racks of the hosts.
+    pub(crate) fn topology(&self) -> Topology {
+        let labels: Vec<&str> = self.hosts.iter().map(|host| host.rack.as_str()).collect();
+        Topology::from_labels(&labels)
     }
 
     /// With what ranks have measured, of daemons with so many data threads and connections of each
@@ -277,17 +308,17 @@ impl ClusterFile {
                 let fast = self.network.burst_mbit;
                 self.network.lane_rate_mbit = self.network.lane_rate_mbit.max(fast);
             }
-            // What follows it is what lines can do. Of different lines daemons would make different
-            // use.
-            let line = (burst.line * 8.0 / MEGA).round().max(1.0) as u32;
-            let usual = self.hosts.first().map_or(0, |host| host.line_mbit);
-            if self.hosts.iter().all(|host| host.line_mbit == usual) && (usual == 0 || line < usual)
-            {
-                self.hosts.iter_mut().for_each(|host| host.line_mbit = line);
-            }
         }
+        if let Some(line) = calls.line().filter(|_| self.network.burst_bytes > 0.0) {
+            self.set_line(line * 8.0 / MEGA);
+        }
+        if let Some(share) = calls.uplink() {
+            self.set_uplinks(share * 8.0 / MEGA);
+        }
+        // What its messages take is counted with the operation.
+        let call = (calls.call - self.of_messages(status)).max(0.0);
         self.job = status.sizes.as_ref().map(|sizes| Job {
-            call_us: rounded(calls.barrier / MICRO),
+            call_us: rounded(call / MICRO),
             lanes,
             streams,
             chunk_bytes: sizes.chunk_bytes,
@@ -295,6 +326,71 @@ impl ClusterFile {
             piece_bytes: sizes.piece_bytes,
         });
         self
+    }
+
+    /// The seconds that the messages of a few bytes take by the cost model.
+    fn of_messages(&self, status: &pb::StatusResponse) -> f64 {
+        let Some(costs) = &status.costs else { return 0.0 };
+        let cost = CostModel { operation: 0.0, ..cost_of(costs) };
+        let (kind, topology, bytes) = (Kind::Allreduce, self.topology(), FEW_BYTES as u64);
+        let (rule, allowed) = Rules::default().allowed(kind, 0, &topology);
+        let alone = Pipeline { pieces: 1, in_flight: 1 };
+        select(kind, &topology, bytes, alone, (rule, &allowed), &cost).predicted_seconds
+    }
+
+    /// The racks with several hosts have links of this share of each host, in Mbit/s, if there is
+    /// one level of racks.
+    fn set_uplinks(&mut self, share: f64) {
+        let topology = self.topology();
+        let members = topology.members();
+        if topology.tiers().len() > 1 || members.len() < 2 {
+            return;
+        }
+        // Two racks were measured; the smaller one had all of its hosts at work.
+        let hosts = members.iter().take(2).map(Vec::len).min().unwrap_or(1);
+        let latency_us = (self.network.rack_latency_us - self.network.latency_us).max(0.0);
+        let rate_mbit = rounded(share * hosts as f64);
+        self.tiers = vec![Tier { rate_mbit, latency_us: rounded(latency_us) }];
+    }
+
+    /// What the line between two hosts can do, in Mbit/s, if lines let something through at once:
+    /// short transfers have shown up to two thirds more, or a bit less where other processes ran.
+    /// Lines that are slower stay as they are.
+    fn set_line(&mut self, rate: f64) {
+        let racks = self.topology();
+        let places: HashMap<&str, u32> =
+            self.hosts.iter().map(|host| host.name.as_str()).zip(0..).collect();
+        let place = |name: &str| places.get(name).copied();
+        let is_near = |link: &Link| match (place(&link.from), place(&link.to)) {
+            (Some(from), Some(to)) => racks.same_rack(from, to),
+            _ => false,
+        };
+        let near: Vec<bool> = self.links.iter().map(is_near).collect();
+        let of = |is_one: &dyn Fn(&Link) -> bool| {
+            let links = self.links.iter().zip(&near).filter(|(link, near)| **near && is_one(link));
+            let mut rates: Vec<f64> = links.map(|(link, _)| link.rate_mbit).collect();
+            rates.sort_by(f64::total_cmp);
+            rates.get(rates.len() / 2).copied()
+        };
+        // Otherwise the two are no example of the others.
+        if !of(&|_| true).is_some_and(|typical| (SLOWER * typical..).contains(&rate)) {
+            return;
+        }
+        let is_alike = |measured: f64| measured > NOISE * rate;
+        let ends_at = |host: &Host, link: &Link| link.from == host.name || link.to == host.name;
+        let alike: Vec<bool> = self
+            .hosts
+            .iter()
+            .map(|host| of(&|link| ends_at(host, link)).is_none_or(is_alike))
+            .collect();
+        let line = rate.round().max(1.0) as u32;
+        for (host, _) in self.hosts.iter_mut().zip(alike).filter(|(_, alike)| *alike) {
+            host.line_mbit = if host.line_mbit == 0 { line } else { host.line_mbit.min(line) };
+        }
+        let links = self.links.iter_mut().zip(near).filter(|(_, near)| *near);
+        for (link, _) in links.filter(|(link, _)| is_alike(link.rate_mbit)) {
+            link.rate_mbit = rounded(rate);
+        }
     }
 
     /// The text of the file.
@@ -313,6 +409,7 @@ impl ClusterFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::probe_calls::tests::calls;
 
     fn measured() -> ClusterFile {
         let (rack, server) = ("r1".to_owned(), false);
@@ -334,6 +431,7 @@ mod tests {
                 lane_rate_mbit: 900.0,
                 rate_mbit: 940.0,
             }],
+            tiers: Vec::new(),
             job: Some(Job {
                 call_us: 312.5,
                 lanes: 2,
@@ -368,6 +466,68 @@ mod tests {
         ] {
             assert!((read / was - 1.0).abs() < 1e-3, "{read} {was}");
         }
+    }
+
+    #[test]
+    fn long_calls_say_what_lines_can_do_that_let_something_through_at_once() {
+        let link = |from: &str, to: &str, rate_mbit| Link {
+            from: from.into(),
+            to: to.into(),
+            latency_us: 20.0,
+            lane_rate_mbit: 1200.0,
+            rate_mbit,
+        };
+        let host = |name: &str, rack: &str| Host {
+            name: name.into(),
+            rack: rack.into(),
+            line_mbit: 10_000,
+            server: false,
+        };
+        let file = ClusterFile {
+            hosts: vec![host("a", "r1"), host("b", "r1"), host("c", "r1"), host("d", "r2")],
+            // Noise, a burst, a link that is slow, and one between racks.
+            links: vec![
+                link("a", "b", 850.0),
+                link("a", "c", 1400.0),
+                link("b", "c", 200.0),
+                link("a", "d", 600.0),
+            ],
+            ..ClusterFile::default()
+        };
+        let sizes = Some(pb::Sizes { chunk_bytes: 262_144, ..pb::Sizes::default() });
+        let usual = CostModel::default();
+        let costs = Some(pb::Costs {
+            latency: usual.in_rack.latency,
+            per_byte: usual.in_rack.per_byte,
+            rack_latency: usual.cross_rack.latency,
+            rack_per_byte: usual.cross_rack.per_byte,
+            per_message: usual.per_message,
+            chunk: usual.chunk,
+            operation: 0.1,
+            ..pb::Costs::default()
+        });
+        let status = pb::StatusResponse { sizes, costs, ..pb::StatusResponse::default() };
+        let with = |burst| {
+            let calls = calls((120e6, burst), 30e6);
+            file.clone().with_calls(&calls, 2, 1, &status)
+        };
+        let rates = |file: &ClusterFile| -> Vec<f64> {
+            file.links.iter().map(|link| link.rate_mbit.round()).collect()
+        };
+        let found = with(262_144.0);
+        assert_eq!(rates(&found), [960.0, 960.0, 200.0, 600.0]);
+        assert!(found.hosts.iter().all(|host| host.line_mbit == 960), "{found:?}");
+        assert!((found.network.burst_bytes / 262_144.0 - 1.0).abs() < 0.1, "{found:?}");
+        // The rack of one host was measured with one pair. What the coordinator counts with stays.
+        assert_eq!(found.tiers, [Tier { rate_mbit: 240.0, latency_us: 20.0 }]);
+        assert_eq!(found.network.rack_rate_mbit, file.network.rack_rate_mbit);
+        // A call of a few bytes, without its messages.
+        let call = found.job.unwrap().call_us;
+        assert!((100.0..270.0).contains(&call), "{call}");
+        // Without a burst, what the coordinator has measured counts.
+        let found = with(0.0);
+        assert_eq!(rates(&found), [850.0, 1400.0, 200.0, 600.0]);
+        assert!(found.hosts.iter().all(|host| host.line_mbit == 10_000), "{found:?}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use gradwire_worker::Session;
 
 use crate::{
     cluster::{aligned, printable},
-    cluster_file::{ClusterFile, Link},
+    cluster_file::{ClusterFile, Link, Tier},
     probe_calls::{self, Calls},
 };
 
@@ -98,16 +98,16 @@ pub fn rank(
     let session = Session::from_env().map_err(CommandError::failed)?;
     // Operations begin when the links are measured.
     session.barrier().map_err(CommandError::failed)?;
-    let calls = probe_calls::measure(&session)?;
-    let shown = if session.rank() == 0 {
-        let metrics = environment.get("GRADWIRE_COORDINATOR_METRICS").map_or("", String::as_str);
-        ask(metrics).and_then(|status| show(options, &status, &calls))
-    } else {
-        Ok(String::new())
+    let status = (session.rank() == 0)
+        .then(|| ask(environment.get("GRADWIRE_COORDINATOR_METRICS").map_or("", String::as_str)));
+    let racks = match &status {
+        Some(Ok(status)) => ClusterFile::of_job(status).topology().racks().to_vec(),
+        _ => Vec::new(),
     };
+    let calls = probe_calls::measure(&session, &racks)?;
     // All have the same end, whatever becomes of the result.
     session.shutdown().map_err(CommandError::failed)?;
-    shown
+    status.map_or_else(|| Ok(String::new()), |status| show(options, &status?, &calls))
 }
 
 fn show(options: &Options, status: &StatusResponse, calls: &Calls) -> Result<String, CommandError> {
@@ -153,10 +153,12 @@ fn as_text(file: &ClusterFile, seconds: f64) -> Result<String, CommandError> {
         0.0 => String::new(),
         bytes => format!("\nA line that has rested lets {bytes} bytes through at once."),
     };
+    let uplink = |tier: &Tier| format!("\nA rack has {} Mbit/s to other racks.", tier.rate_mbit);
+    let uplinks: String = file.tiers.iter().map(uplink).collect();
     Ok(format!(
         "{} between {} hosts measured in {:.2} s. Rates are in each direction at once.\n\n\
-         {}\nA call takes {call} µs besides what it moves.{burst}\n\nFrom that follows for the \
-         choice of algorithms:\n\n{costs}",
+         {}\nA call takes {call} µs besides what it moves.{burst}{uplinks}\n\n\
+         From that follows for the choice of algorithms:\n\n{costs}",
         if file.links.len() == 1 {
             "1 link".to_owned()
         } else {

@@ -1,11 +1,13 @@
 //! What `gradwire probe` measures as a rank: what the coordinator's probe of links leaves out.
 //!
-//! - A call takes time besides its operations: ranks submit, nodes announce, and ranks wake up
-//!   again. A barrier moves no data, so it takes just that.
+//! - A call takes time besides what it moves: ranks submit, nodes announce, and data threads and
+//!   ranks wake up. A call that moves a few bytes takes nearly that alone. It has a name, as the
+//!   tensors of a training step: the coordinator knows it after the first one.
 //! - A line may let some bytes through at any rate after it had nothing to do, such as one that is
-//!   shaped with a token bucket. So a long message after a pause comes earlier than those that
-//!   follow it, and these show what the line can do, as the short transfers of the coordinator's
-//!   probe do not.
+//!   shaped with a token bucket. So a long call after a pause takes less than its part of a longer
+//!   one. The difference of both shows what the line can do, as the short transfers of the
+//!   coordinator's probe do not.
+//! - The same holds for the links between racks, while as many pairs as possible use them.
 
 use std::{
     thread,
@@ -13,50 +15,56 @@ use std::{
 };
 
 use gradwire_launcher::error::CommandError;
-use gradwire_worker::{AllgatherOptions, ReceiveOptions, SendOptions, Session, Tensor};
+use gradwire_worker::{AllgatherOptions, AllreduceOptions, BroadcastOptions, ProcessSet, Session};
 
-/// Barriers that are measured, after as many that are not.
-const BARRIERS: usize = 32;
+/// Short calls that are measured, after as many that are not: so many, or what there is time for.
+const CALLS: usize = 100;
+const SOME_CALLS: usize = 5;
+const CALLS_TIME: f64 = 0.3;
 
-/// How often each message is sent.
+/// How often each size is moved.
 const OFTEN: usize = 5;
 
-/// How long a line rests before a message.
+/// How long a line rests before a call.
 const REST: Duration = Duration::from_millis(60);
 
-/// The bytes of a message that says how long one takes besides its bytes, of one that most bursts
-/// let through, and of one that is longer than most bursts.
-const SIZES: [usize; 3] = [64, 64 << 10, 2 << 20];
+/// The bytes of a call that says how long one takes besides its bytes, of one that most bursts let
+/// through, of one that is longer than most bursts, and of one that shows by how much more it has
+/// what a line can do without a rest.
+const SIZES: [usize; 4] = [64, 64 << 10, 2 << 20, 6 << 20];
 
-/// So many of the longest follow each other to show what a line can do without a rest.
-const ROW: usize = 3;
+/// The bytes of a call that moves nearly nothing.
+pub(crate) const FEW_BYTES: usize = SIZES[0];
 
-/// If one of the first two sizes takes more seconds, long ones would take too long.
-const SLOW: f64 = 0.02;
+/// If each call of some size takes more seconds, longer ones would take too long; if one takes more
+/// than [`LONG`], the others would, too.
+const SLOW: [f64; 4] = [0.02, 0.02, 0.5, LONG];
+const LONG: f64 = 2.0;
 
 /// What saves less than this part of the time that the line needs is noise.
 const NOISE: f64 = 0.05;
 
-/// No message takes less than this.
-const MOMENT: f64 = 1e-6;
+/// No byte and no call takes less than this.
+const MOMENT: f64 = 1e-12;
 
-/// Medians in seconds.
+/// Between two racks no more pairs than this are measured at once. What the coordinator's probe has
+/// found counts for larger ones.
+const MAX_PAIRS: usize = 32;
+
+/// What ranks have measured, in seconds.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Calls {
-    /// Of a barrier.
-    pub(crate) barrier: f64,
-    /// Of the first two ranks, between them, both ways at once.
-    messages: Vec<Messages>,
+    /// An allreduce of [`FEW_BYTES`] by all ranks, one after the other.
+    pub(crate) call: f64,
+    /// Between two ranks of a rack.
+    near: Option<Sizes>,
+    /// Between two racks, by as many pairs as the smaller one has nodes.
+    across: Option<Sizes>,
 }
 
-/// Messages of a rank.
+/// Seconds of an allreduce of each size between two ranks, after a pause.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-struct Messages {
-    /// Of each size, after a pause.
-    alone: [f64; 3],
-    /// Several of the last size, after a pause.
-    row: f64,
-}
+struct Sizes([f64; 4]);
 
 /// What a line lets through at once.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -65,8 +73,38 @@ pub(crate) struct Burst {
     pub(crate) bytes: f64,
     /// At how many bytes per second.
     pub(crate) rate: f64,
-    /// At how many bytes per second the line goes on.
-    pub(crate) line: f64,
+}
+
+/// Who moves something at the same time.
+#[derive(Debug, Clone, PartialEq, Default)]
+struct Pairs {
+    /// Two ranks of a rack; of different ones if no rack has two.
+    near: Option<[u32; 2]>,
+    /// Of the first two racks, if one has several ranks.
+    across: Vec<[u32; 2]>,
+}
+
+impl Pairs {
+    /// The pairs of ranks with these racks.
+    fn of(racks: &[u32]) -> Self {
+        let members = |rack: u32| (0..).zip(racks).filter(move |(_, of)| **of == rack);
+        let of_rack = |rack: u32| members(rack).map(|(rank, _)| rank).collect::<Vec<u32>>();
+        let Some(&first) = racks.first() else { return Self::default() };
+        let two = |ranks: &[u32]| ranks.first_chunk::<2>().copied();
+        let near = racks.iter().find_map(|rack| two(&of_rack(*rack)));
+        let Some(near) = near else {
+            let near = two(&[0, 1]).filter(|_| racks.len() > 1);
+            return Self { near, ..Self::default() };
+        };
+        let (here, there) = match racks.iter().find(|rack| **rack != first) {
+            Some(second) => (of_rack(first), of_rack(*second)),
+            None => return Self { near: Some(near), ..Self::default() },
+        };
+        let across: Vec<[u32; 2]> =
+            here.iter().zip(&there).map(|(a, b)| [*a.min(b), *a.max(b)]).collect();
+        let across = if across.len() > MAX_PAIRS { Vec::new() } else { across };
+        Self { near: Some(near), across }
+    }
 }
 
 fn median(mut times: Vec<f64>) -> f64 {
@@ -74,34 +112,32 @@ fn median(mut times: Vec<f64>) -> f64 {
     times.get(times.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// Measures; all ranks take part.
+/// Measures; all ranks take part. `racks` has the rack of each rank, on rank 0.
 ///
 /// # Errors
 /// [`CommandError`] if the session fails.
-pub(crate) fn measure(session: &Session) -> Result<Calls, CommandError> {
-    let mut barriers = Vec::new();
-    for _ in 0..2 * BARRIERS {
-        let start = Instant::now();
-        session.barrier().map_err(CommandError::failed)?;
-        barriers.push(start.elapsed().as_secs_f64());
-    }
-    let mut own = Vec::new();
-    for (bytes, row) in SIZES.into_iter().map(|bytes| (bytes, 1)).chain([(SIZES[2], ROW)]) {
-        // All ranks know how long the short ones took, and decide alike.
-        let is_long = bytes == SIZES[2];
-        let is_slow = is_long && gathered(session, &own[..2])?.iter().any(|time| *time > SLOW);
-        let often = if is_slow { 0 } else { OFTEN };
-        let times: Result<Vec<f64>, _> =
-            (0..often).map(|_| exchange(session, bytes, row)).collect();
-        own.push(median(times?));
-    }
-    let all = gathered(session, &own)?;
-    let of_rank = |times: &[f64]| match *times {
-        [empty, short, long, row] => Messages { alone: [empty, short, long], row },
-        _ => Messages::default(),
-    };
-    let messages = all.chunks(SIZES.len() + 1).take(2).map(of_rank).collect();
-    Ok(Calls { barrier: median(barriers.split_off(BARRIERS)), messages })
+pub(crate) fn measure(session: &Session, racks: &[u32]) -> Result<Calls, CommandError> {
+    let pairs = Pairs::of(&told(session, racks)?);
+    // All ranks know the slowest one, and make as many calls.
+    let first = gathered(session, &[typical(session, SOME_CALLS)?])?;
+    let slowest = first.into_iter().fold(MOMENT, f64::max);
+    let calls = ((CALLS_TIME / slowest) as usize / 2).clamp(SOME_CALLS, CALLS);
+    let call = typical(session, calls)?;
+    let Some(near) = pairs.near else { return Ok(Calls { call, ..Calls::default() }) };
+    let of_pair = |pair: &[u32; 2]| session.add_process_set(pair).map_err(CommandError::failed);
+    let near = [of_pair(&near)?];
+    let across: Result<Vec<ProcessSet>, _> = pairs.across.iter().map(of_pair).collect();
+    Ok(Calls { call, near: sizes(session, &near)?, across: sizes(session, &across?)? })
+}
+
+/// What rank 0 knows of the racks.
+fn told(session: &Session, racks: &[u32]) -> Result<Vec<u32>, CommandError> {
+    let failed = CommandError::failed;
+    let known = |rank: usize| racks.get(rank).copied().unwrap_or(0) as i32;
+    let known: Vec<i32> = (0..session.size() as usize).map(known).collect();
+    let mut tensor = session.tensor(&known, &[known.len()]).map_err(failed)?;
+    session.broadcast(&mut tensor, BroadcastOptions::from_rank(0)).map_err(failed)?;
+    Ok(tensor.as_slice().iter().map(|rack| *rack as u32).collect())
 }
 
 /// What all ranks have measured, one after the other.
@@ -111,117 +147,191 @@ fn gathered(session: &Session, own: &[f64]) -> Result<Vec<f64>, CommandError> {
     Ok(all.tensor.as_slice().to_vec())
 }
 
-/// The first two ranks exchange so many messages, after a pause. More ranks would wait for credit
-/// and not for their lines. Returns how long that takes; 0 on other ranks, or if there is only one.
-fn exchange(session: &Session, bytes: usize, row: usize) -> Result<f64, CommandError> {
+/// The median seconds of a short call of all ranks, by so many of them after as many others.
+fn typical(session: &Session, calls: usize) -> Result<f64, CommandError> {
     let failed = CommandError::failed;
-    let peer = session.rank() ^ 1;
-    let tensor = || session.zeros::<u8>(&[bytes]);
-    let tensors: Result<Vec<Tensor<u8>>, _> = (0..2 * row).map(|_| tensor()).collect();
-    let mut tensors = tensors.map_err(failed)?.into_iter();
-    session.barrier().map_err(failed)?;
-    if peer >= session.size() || peer > 1 {
-        return Ok(0.0);
+    let mut tensor = session.zeros::<f64>(&[FEW_BYTES / 8]).map_err(failed)?;
+    let mut times = Vec::new();
+    for _ in 0..2 * calls {
+        let start = Instant::now();
+        session.allreduce(&mut tensor, AllreduceOptions::named("probe.call")).map_err(failed)?;
+        times.push(start.elapsed().as_secs_f64());
     }
+    Ok(median(times.split_off(calls)))
+}
+
+/// Measures all sizes between pairs, all of them at the same time. None if there are no pairs, or
+/// if they are so slow that it would take too long.
+fn sizes(session: &Session, pairs: &[ProcessSet]) -> Result<Option<Sizes>, CommandError> {
+    let mut found = [0.0; 4];
+    if pairs.is_empty() {
+        return Ok(None);
+    }
+    for (at, bytes) in SIZES.into_iter().enumerate() {
+        // Other processes make it only longer.
+        found[at] = f64::INFINITY;
+        for _ in 0..OFTEN {
+            let all = gathered(session, &[after_a_rest(session, pairs, bytes)?])?;
+            // Who begins earlier waits for the other one.
+            let of_pair = |pair: &ProcessSet| {
+                let both = pair.ranks().iter().map(|rank| all[*rank as usize]);
+                both.fold(f64::INFINITY, f64::min)
+            };
+            // What takes longest shares the line with all.
+            found[at] = pairs.iter().map(of_pair).fold(0.0, f64::max).min(found[at]);
+            // All ranks know the same, and decide alike.
+            if found[at] > LONG {
+                return Ok(None);
+            }
+        }
+        if found[at] > SLOW[at] {
+            return Ok(None);
+        }
+    }
+    Ok(Some(Sizes(found)))
+}
+
+/// Reduces so many bytes in each pair. Returns how long that takes; 0 on ranks of no pair.
+fn after_a_rest(
+    session: &Session,
+    pairs: &[ProcessSet],
+    bytes: usize,
+) -> Result<f64, CommandError> {
+    let failed = CommandError::failed;
+    let own = pairs.iter().find(|pair| pair.includes(session.rank()));
+    // Its memory is touched before. No compression changes what f64 moves.
+    let mut tensor = session.tensor(&vec![1.0f64; bytes / 8], &[bytes / 8]).map_err(failed)?;
+    session.barrier().map_err(failed)?;
+    let Some(pair) = own else { return Ok(0.0) };
     thread::sleep(REST);
     let start = Instant::now();
-    let mut handles = Vec::new();
-    for (tag, tensor) in (0..).zip(tensors.by_ref().take(row)) {
-        let options = ReceiveOptions::from_rank(peer).tag(tag);
-        handles.push(session.receive_into_async(tensor, options).map_err(failed)?);
-    }
-    for (tag, tensor) in (0..).zip(tensors) {
-        let options = SendOptions::to_rank(peer).tag(tag);
-        handles.push(session.send_async(tensor, options).map_err(failed)?);
-    }
-    for handle in handles {
-        handle.wait().map_err(failed)?;
-    }
+    let options = AllreduceOptions::named("probe.pair").process_set(pair);
+    session.allreduce(&mut tensor, options).map_err(failed)?;
     Ok(start.elapsed().as_secs_f64())
 }
 
-impl Messages {
+impl Sizes {
+    /// What a byte takes where the line has not rested.
+    fn per_byte(&self) -> f64 {
+        let [_, _, long, longest] = self.0;
+        ((longest - long) / (SIZES[3] - SIZES[2]) as f64).max(MOMENT)
+    }
+
     /// What a line lets through at once; none if that is not clear.
     fn burst(&self) -> Option<Burst> {
-        let [empty, short, long] = self.alone;
-        let [_, small, large] = SIZES.map(|bytes| bytes as f64);
-        // What one of them takes where the line has not rested.
-        let each = (self.row - long) / (ROW - 1) as f64;
-        let line = large / each.max(MOMENT);
-        let bytes = (each - (long - empty).max(0.0)) * line;
-        if long <= 0.0 || each <= MOMENT || bytes < NOISE * large {
+        let [empty, short, long, _] = self.0;
+        let [_, small, large, _] = SIZES.map(|bytes| bytes as f64);
+        let per_byte = self.per_byte();
+        let bytes = large - (long - empty).max(0.0) / per_byte;
+        if per_byte <= MOMENT || bytes < NOISE * large {
             return None;
         }
         // What takes no time at all is not infinitely fast.
-        let fast = small / (short - empty).max(small / line / 100.0);
-        Some(Burst { bytes: bytes.min(large), rate: fast.max(2.0 * line), line })
+        let fast = small / (short - empty).max(small * per_byte / 100.0);
+        Some(Burst { bytes: bytes.min(large), rate: fast.max(2.0 / per_byte) })
+    }
+
+    /// The bytes per second of a line that has not rested, if that is known.
+    fn line(&self) -> Option<f64> {
+        (self.per_byte() > MOMENT).then(|| 1.0 / self.per_byte())
     }
 }
 
 impl Calls {
-    /// What a line lets through at once, by the means of both ranks: who begins later measures as
-    /// much too short as the other one too long. None if that is not clear.
+    /// What a line lets through at once. None if that is not clear.
     pub(crate) fn burst(&self) -> Option<Burst> {
-        let count = self.messages.len().max(1) as f64;
-        let mean = |of: fn(&Messages) -> f64| self.messages.iter().map(of).sum::<f64>() / count;
-        let alone = [mean(|one| one.alone[0]), mean(|one| one.alone[1]), mean(|one| one.alone[2])];
-        Messages { alone, row: mean(|one| one.row) }.burst()
+        self.near.and_then(|near| near.burst())
+    }
+
+    /// The bytes per second of a line that has not rested, if that is known.
+    pub(crate) fn line(&self) -> Option<f64> {
+        self.near.and_then(|near| near.line())
+    }
+
+    /// The share of the link to other racks in bytes per second that each node of the smaller rack
+    /// has, if that is known.
+    pub(crate) fn uplink(&self) -> Option<f64> {
+        self.across.and_then(|across| across.line())
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    /// Messages on a line with a token bucket.
-    fn messages(rate: f64, burst: f64) -> Messages {
-        let (empty, fast) = (300e-6, 2e9);
+    const EMPTY: f64 = 300e-6;
+
+    /// Calls on a line with a token bucket.
+    fn sizes(rate: f64, burst: f64) -> Sizes {
         let seconds = |bytes: usize| {
             let at_once = (bytes as f64).min(burst);
-            empty + at_once / fast + (bytes as f64 - at_once) / rate
+            EMPTY + at_once / 2e9 + (bytes as f64 - at_once) / rate
         };
-        Messages { alone: SIZES.map(seconds), row: seconds(ROW * SIZES[2]) }
+        Sizes(SIZES.map(seconds))
+    }
+
+    /// The same, between two nodes of a rack and between racks of such nodes.
+    pub(crate) fn calls(line: (f64, f64), across: f64) -> Calls {
+        let near = Some(sizes(line.0, line.1));
+        Calls { call: 3e-4, near, across: Some(sizes(across, 0.0)) }
     }
 
     #[test]
     fn a_burst_is_found_again() {
         for (rate, burst) in [(25e6, 262_144.0), (125e6, 262_144.0), (125e6, 1e6), (25e6, 2e6)] {
-            let found = messages(rate, burst).burst().unwrap();
+            let calls = Calls { near: Some(sizes(rate, burst)), ..Calls::default() };
+            let found = calls.burst().unwrap();
             // What comes at once takes some time, too.
             assert!((found.bytes / burst - 1.0).abs() < 0.1, "{rate} {burst}: {found:?}");
             assert!((found.rate / 2e9 - 1.0).abs() < 0.3, "{rate} {burst}: {found:?}");
-            assert!((found.line / rate - 1.0).abs() < 0.01, "{rate} {burst}: {found:?}");
+            let line = calls.line().unwrap();
+            assert!((line / rate - 1.0).abs() < 0.01, "{rate} {burst}: {line}");
         }
     }
 
     #[test]
     fn a_line_without_one_has_none() {
         for rate in [25e6, 125e6, 3e9] {
-            let one = messages(rate, 0.0);
+            let one = sizes(rate, 0.0);
             assert_eq!(one.burst(), None);
             // Noise.
-            assert_eq!(Messages { row: 1.02 * one.row, ..one }.burst(), None);
-            assert_eq!(Messages { row: 0.1 * one.row, ..one }.burst(), None);
+            let [empty, short, long, longest] = one.0;
+            assert_eq!(Sizes([empty, short, long, 1.02 * longest]).burst(), None);
+            let wrong = Sizes([empty, short, long, 0.1 * longest]);
+            assert_eq!((wrong.burst(), wrong.line()), (None, None));
         }
-        assert_eq!(Messages::default().burst(), None);
-    }
-
-    #[test]
-    fn who_begins_later_does_not_matter() {
-        let one = messages(125e6, 3e5);
-        let shifted = |by: f64| {
-            let alone = [one.alone[0] + by / 2.0, one.alone[1] - by, one.alone[2] + by];
-            Messages { alone, row: one.row + by }
-        };
-        let messages = vec![shifted(4e-4), shifted(-4e-4)];
-        let found = Calls { barrier: 1e-3, messages }.burst().unwrap();
-        assert!((found.bytes / 3e5 - 1.0).abs() < 0.1, "{found:?}");
         assert_eq!(Calls::default().burst(), None);
     }
 
     #[test]
     fn no_time_is_no_infinite_rate() {
-        let found = Messages { alone: [1e-3; 3], row: 5e-3 }.burst().unwrap();
+        let found = Sizes([1e-3, 1e-3, 1e-3, 5e-3]).burst().unwrap();
         assert!(found.bytes > 0.0 && found.rate.is_finite(), "{found:?}");
+    }
+
+    #[test]
+    fn pairs_are_within_a_rack_and_between_two() {
+        let of = |racks: &[u32]| {
+            let Pairs { near, across } = Pairs::of(racks);
+            (near, across)
+        };
+        assert_eq!(of(&[]), (None, vec![]));
+        assert_eq!(of(&[0]), (None, vec![]));
+        assert_eq!(of(&[0, 0, 0]), (Some([0, 1]), vec![]));
+        // Where each has a rack of its own, its line is what leaves the rack.
+        assert_eq!(of(&[0, 1, 2]), (Some([0, 1]), vec![]));
+        assert_eq!(of(&[0, 0, 1, 1]), (Some([0, 1]), vec![[0, 2], [1, 3]]));
+        assert_eq!(of(&[1, 0, 0, 1, 0]), (Some([0, 3]), vec![[0, 1], [2, 3]]));
+        assert_eq!(of(&[3, 0, 0]), (Some([1, 2]), vec![[0, 1]]));
+        let large: Vec<u32> = (0..2 * MAX_PAIRS as u32 + 2).map(|rank| rank % 2).collect();
+        assert_eq!(of(&large), (Some([0, 2]), vec![]));
+    }
+
+    #[test]
+    fn a_node_has_its_share_of_the_link_to_other_racks() {
+        let calls = Calls { across: Some(sizes(25e6, 262_144.0)), ..Calls::default() };
+        let share = calls.uplink().unwrap();
+        assert!((share / 25e6 - 1.0).abs() < 0.01, "{share}");
+        assert_eq!(Calls::default().uplink(), None);
     }
 }

@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, fs, process::Command};
 
 use gradwire_tests::launched::{Launch, Report, network::Pair, programs};
 
-/// What was measured, by name, from the section of all links together.
-fn costs(launch: Launch) -> (BTreeMap<String, f64>, Report) {
+/// The file that was written, what it says of all links together, by name, and what was printed.
+fn measured(launch: Launch) -> (String, BTreeMap<String, f64>, Report) {
     let gradwire = programs::gradwire().display().to_string();
     let path = launch.folder().join("cluster.toml");
     let words = [gradwire.as_str(), "probe", "--started", "--out", "cluster.toml"];
@@ -23,18 +23,35 @@ fn costs(launch: Launch) -> (BTreeMap<String, f64>, Report) {
     let network = text.split("[[host]]").next().unwrap();
     let values = network.lines().filter_map(|line| line.split_once(" = "));
     let values = values.map(|(key, value)| (key.to_owned(), value.parse().unwrap()));
-    (values.collect(), report)
+    let values = values.collect();
+    (text, values, report)
 }
 
 #[test]
 fn links_are_measured_and_the_result_is_a_file() {
     let hosts = "127.0.0.1:1,127.0.0.2:1,127.0.0.3:1";
-    let (costs, report) = costs(Launch::new().hosts(hosts));
+    let (_, costs, report) = measured(Launch::new().hosts(hosts));
     for name in ["latency_us", "rate_mbit", "reduce_mb_per_s", "message_ns", "operation_us"] {
         assert!(costs[name] > 0.0, "{name} in {costs:?}");
     }
     let text = report.all();
     assert!(text.contains("links between 3 hosts measured in "), "{text}");
+}
+
+/// With racks of different sizes, sums that travel in half of their bytes, and a server.
+#[test]
+fn links_between_racks_are_measured() {
+    let launch = Launch::new();
+    let hosts = "127.0.0.1 rack=a\n127.0.0.2 rack=a\n127.0.0.3 rack=b\n127.0.0.4 role=server\n";
+    fs::write(launch.folder().join("hosts"), hosts).unwrap();
+    let launch = launch.words(&["--hostfile", "hosts"]).set("data.compression=bf16");
+    let (text, costs, report) = measured(launch);
+    assert!(costs["rack_rate_mbit"] > 0.0, "{costs:?}");
+    let tier = text.split("[[tier]]\nrate_mbit = ").nth(1).expect(&text);
+    let rate: f64 = tier.lines().next().unwrap().parse().unwrap();
+    assert!(rate > 0.0, "{text}");
+    let said = format!("A rack has {rate} Mbit/s to other racks.");
+    assert!(report.all().contains(&said), "{}", report.all());
 }
 
 /// The line is what limits the rate: no measurement is above it, but for what is on its way.
@@ -45,7 +62,7 @@ fn a_slow_line_is_measured_as_it_is() {
         return;
     }
     let launch = Launch::new().hosts("10.213.0.1:1,10.213.0.2:1").ssh(&pair.ssh());
-    let (costs, _) = costs(launch.in_network(pair.first()));
+    let (_, costs, _) = measured(launch.in_network(pair.first()));
     let rate = costs["rate_mbit"];
     assert!((30.0..110.0).contains(&rate), "{costs:?}");
 }
