@@ -221,7 +221,7 @@ def alltoall(
 
     Args:
         array: A NumPy array, or an object that supports DLPack. All ranks give the same dtype and
-            the same dimensions but the first. An array without dimensions counts as one row.
+            the same dimensions but the first, which there must be.
         splits: The number of rows for each rank, in rank order. They add up to at most the rows of
             the array. The default is the same number for each, which must divide the rows.
         name: Pairs the calls of different ranks: calls of one name belong together. Calls without a

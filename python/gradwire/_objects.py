@@ -82,13 +82,13 @@ def broadcast_object(
         settings = gw.broadcast_object(settings if gw.rank() == 0 else None)
         ```
     """
-    members: Sequence[int] = process_set.ranks
     root_rank = whole_number("root_rank", root_rank)
+    at_root = session().rank == root_rank  # before init() the process set of all ranks has none
+    members: Sequence[int] = process_set.ranks
     if root_rank not in members:
         raise InvalidRequest(
             f"the root, rank {root_rank}, is not a member of {process_set}", kind="invalid"
         )
-    at_root = session().rank == root_rank
     data = dumps(obj) if at_root else b""
     parts = exchange(data, "broadcast-object", name, process_set)
     # Members that have joined give no part; the root has not joined.

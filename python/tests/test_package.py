@@ -7,6 +7,8 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -115,3 +117,57 @@ def test_horovods_interface() -> None:
     for name in ("TorchState", "ObjectState", "ElasticSampler"):
         with pytest.raises(NotImplementedError, match=name):
             getattr(hvd.elastic, name)()
+
+
+def arguments(name: str, tensor: Any) -> tuple[Any, ...]:
+    """Returns right arguments for a public function."""
+    if name.startswith("grouped_"):
+        return ([tensor],)
+    if name in ("broadcast_parameters", "broadcast_optimizer_state", "DistributedOptimizer"):
+        import torch
+
+        parameters = [torch.nn.Parameter(tensor)]
+        given = parameters if name == "broadcast_parameters" else torch.optim.SGD(parameters, 0.1)
+        return (given,) if name == "DistributedOptimizer" else (given, 0)
+    if name == "ddp_hook":
+        lists = {"parameters": list, "gradients": list}
+        return None, SimpleNamespace(buffer=lambda: tensor, index=lambda: 0, **lists)
+    rooted = ("broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "reduce", "gather")
+    if name in (*rooted, "scatter", "send", "receive"):
+        return (tensor, 0)
+    if name in ("allgather", "allreduce", "alltoall", "reducescatter") or name.endswith(
+        ("_async", "_")
+    ):
+        return (tensor.to_sparse() if name.startswith("sparse_") else tensor,)
+    others = {
+        "abort": "why",
+        "add_process_set": [0],
+        "allgather_object": 1,
+        "broadcast_object": 1,
+        "empty": 1,
+        "start_timeline": "x",
+    }
+    return (others[name],) if name in others else ()
+
+
+# Before init() there is neither a handle nor a registered process set.
+NEED_MORE = {"remove_process_set", "synchronize"}
+
+
+def refuse_to_work(module: ModuleType, tensor: Any) -> None:
+    assert not module.is_initialized()
+    for name in set(module.__all__) - NEED_MORE:
+        function = getattr(module, name)
+        if inspect.isfunction(function) and "NotInitialized: " in (function.__doc__ or ""):
+            with pytest.raises(gradwire.NotInitialized, match=r"call init\(\) first"):
+                function(*arguments(name, tensor))
+                pytest.fail(f"{name} needs no init()")
+
+
+def test_functions_before_init() -> None:
+    refuse_to_work(gradwire, pytest.importorskip("numpy").ones(1, "float32"))
+
+
+def test_functions_before_init_in_pytorch() -> None:
+    torch = pytest.importorskip("torch")
+    refuse_to_work(pytest.importorskip("gradwire.torch"), torch.ones(1))

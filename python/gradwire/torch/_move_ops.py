@@ -273,7 +273,7 @@ def alltoall_async(
 
     Args:
         tensor: A dense tensor on any device. All ranks give the same dtype and the same dimensions
-            but the first. A tensor without dimensions counts as one row.
+            but the first, which there must be.
         splits: The number of rows for each rank, as ``alltoall`` takes them.
         name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
             name are paired by their order.
@@ -302,7 +302,7 @@ def alltoall(
 
     Args:
         tensor: A dense tensor on any device. All ranks give the same dtype and the same dimensions
-            but the first. A tensor without dimensions counts as one row.
+            but the first, which there must be.
         splits: The number of rows for each rank, in rank order: a list, or a tensor of whole
             numbers in one dimension. They add up to at most the rows of the tensor. The default is
             the same number for each, which must divide the rows.

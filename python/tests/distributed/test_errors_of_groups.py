@@ -236,3 +236,50 @@ dist.destroy_process_group()
         assert done.stdout.count(f"TOLD {name} InvalidRequest") == 2, done.stdout
     assert done.stdout.count("TOLD rows True") == 2, done.stdout
     assert done.stdout.count("WENT ON 2.0") == 2 and done.returncode == 0, done.stdout
+
+
+def test_sizes_that_differ(job: Job) -> None:
+    """Parts of one size and parts of several are reduced in different ways."""
+    done = job(
+        START
+        + """
+rank = start(timeout=timedelta(seconds=200))
+
+def scattered(sizes):
+    output = torch.empty(sizes[rank])
+    dist.reduce_scatter(output, [torch.ones(size) for size in sizes])
+    return output
+
+try:
+    if rank == 0:
+        dist.reduce_scatter(torch.empty(3), [torch.ones(4), torch.ones(4)])
+        print("SUCCESS", flush=True)
+except ValueError as error:
+    print("TOLD own", type(error).__name__, flush=True)
+print("SUM", scattered([4, 4]).tolist(), flush=True)
+print("SUM", scattered([3, 5])[:3].tolist(), flush=True)
+for name, sizes in {
+    "even": ([4, 4], [6, 6]),
+    "one way and the other": ([4, 4], [3, 5]),
+    "the first": ([4, 4], [4, 5]),
+    "turned": ([3, 5], [5, 3]),
+    "the last": ([3, 5], [3, 6]),
+}.items():
+    try:
+        scattered(sizes[rank])
+        print("SUCCESS", name, flush=True)
+    except RuntimeError as error:
+        print("TOLD", name, ":", type(error).__name__, "disagree" in str(error), flush=True)
+tensor = torch.ones(3)
+dist.all_reduce(tensor)
+print("WENT ON", tensor[0].item(), flush=True)
+dist.destroy_process_group()
+"""
+    )
+    assert "SUCCESS" not in done.stdout, done.stdout
+    assert done.stdout.count("TOLD own InvalidRequest") == 1, done.stdout
+    for name in ("even", "one way and the other", "the first", "turned", "the last"):
+        assert done.stdout.count(f"TOLD {name} : Disagreement True") == 2, done.stdout
+    assert done.stdout.count("SUM [2.0, 2.0, 2.0, 2.0]") == 2, done.stdout
+    assert done.stdout.count("SUM [2.0, 2.0, 2.0]") == 2, done.stdout
+    assert done.stdout.count("WENT ON 2.0") == 2 and done.returncode == 0, done.stdout

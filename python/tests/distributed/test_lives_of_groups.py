@@ -233,6 +233,37 @@ dist.barrier()
     assert "SUCCESS" not in done.stdout, done.stdout
 
 
+def test_ddps_hook_in_another_session(job: Job) -> None:
+    """Its buckets move to the memory of the new session, and are not copied from then on."""
+    done = job(
+        START
+        + """
+place = "file://" + os.environ["TEST_FOLDER"] + "/store"
+dist.init_process_group("gloo", init_method=place, rank=0, world_size=1)
+gw.init()
+model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4), gradient_as_bucket_view=True)
+model.register_comm_hook(gw.DdpHookState(), gw.ddp_hook)
+for step in range(12):
+    if step in (4, 8):
+        gw.shutdown()
+        gw.init()
+    model.zero_grad(set_to_none=step < 6)
+    before = gw.gradient_bytes_copied()
+    model(torch.full((1, 4), step + 1.0)).sum().backward()
+    assert (model.module.weight.grad == step + 1).all() and (model.module.bias.grad == 1).all()
+    print("STEP", step, "COPIED", gw.gradient_bytes_copied() - before, flush=True)
+dist.destroy_process_group()
+""",
+        ranks=None,
+    )
+    assert done.returncode == 0, done.stdout
+    # DDP makes new buckets after its first step. In another session it first has to drop its views
+    # of the last result, and the buckets move in the step after that.
+    for step in range(12):
+        copied = 80 if step in (0, 1, 4, 5, 8, 9) else 0
+        assert f"STEP {step} COPIED {copied}\n" in done.stdout, done.stdout
+
+
 @pytest.mark.parametrize("backend", ["gradwire", "cpu:gradwire,cuda:gradwire", "cpu:gradwire"])
 def test_ways_to_name_the_backend(job: Job, backend: str) -> None:
     """PyTorch's own checks are on, which ask every group for its sequence number."""

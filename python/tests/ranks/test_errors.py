@@ -29,6 +29,8 @@ def test_what_can_not_be_asked_for() -> None:
         (lambda: gw.alltoall(np.zeros(2 * gw.size()), [1] * (gw.size() + 1)), "splits"),
         (lambda: gw.allreduce(np.zeros(2), name="bad\nname"), "name"),
         (lambda: gw.reducescatter(np.float64(1)), "dimension"),
+        (lambda: gw.alltoall(np.float64(1)), "dimension"),
+        (lambda: gw.alltoall(np.float64(1), [1] + [0] * (gw.size() - 1)), "dimension"),
         (lambda: gw.add_process_set([]), "at least one rank"),
         (lambda: gw.allreduce(np.zeros(2), process_set=gw.ProcessSet([0])), "not registered"),
         (lambda: gw.allreduce(np.zeros(2), op=gw.Adasum, prescale_factor=2.0), "Adasum"),

@@ -13,19 +13,29 @@ seen. After that only DDP itself copies, from the gradients that autograd makes.
 notice: it has a tensor for each bucket and one for each parameter's part of it, and gives both to
 the hook, which puts other memory under them. Each time the hook checks that DDP has really used
 that memory, by the address of each parameter's gradient.
+
+A bucket's name has the number of its model, because several models may share a state and be in one
+backward pass. DDP does not tell a hook which model a bucket belongs to, and the order in which
+buckets become ready is no substitute: a rank that does not use some of the parameters has other
+buckets ready first. So models are numbered when the hook is registered with them, which the program
+does in the same order on all ranks, as it creates them. DDP's method to register a hook is replaced
+for that, and gives DDP a state of our own; with other hooks it does what it did.
 """
 
 # Without `from __future__ import annotations`: DDP reads the annotations of the hook.
+import functools
 import itertools
 from datetime import timedelta
 from typing import Any, Optional
 
 import torch
 from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
 
 from gradwire import _native
+from gradwire._errors import InvalidRequest
 from gradwire._ops import Average, ReduceOp
-from gradwire._world import ProcessSet, global_process_set, note_step
+from gradwire._world import ProcessSet, global_process_set, note_step, session
 from gradwire.torch._adapter import as_tensor, collectives
 from gradwire.torch._compression import Compression, Compressor, NoneCompressor
 from gradwire.torch._slots import copied
@@ -37,6 +47,9 @@ _PLACE = "_gradwire_place"
 
 class DdpHookState:
     """How ``ddp_hook`` exchanges gradients. All ranks create their states in the same order.
+
+    Several models may have the same state, if all ranks register the hook with them in the same
+    order. A hook of the program's own that calls ``ddp_hook`` needs a state for each model.
 
     Args:
         process_set: The ranks that exchange their gradients. The default is all ranks.
@@ -68,6 +81,16 @@ class DdpHookState:
             timeout,
         )
         self.name = f"ddp{next(self._states)}"
+        # The models that have it.
+        self._models = 0
+
+
+class _OfModel:
+    """The state of one model. DDP calls the hook with it."""
+
+    def __init__(self, state: DdpHookState) -> None:
+        self.state = state
+        self.name = f"{state.name}.{state._models}"
 
 
 class _Place:
@@ -83,6 +106,11 @@ class _Place:
     def of(bucket: GradBucket, gradients: torch.Tensor) -> Optional["_Place"]:
         """Returns the bucket's place, which may be new; None if the bucket can't have one."""
         known = getattr(gradients, _PLACE, None)
+        if known is not None and not session().owns(known.buffer):
+            # The session of the place has ended. The tensors keep its memory until they move again,
+            # which is in the next pass: DDP has views of the last result, and this pass ends them.
+            delattr(gradients, _PLACE)
+            known = None
         if known is not None:
             if gradients.data_ptr() != known.memory.data_ptr():
                 return None
@@ -163,6 +191,14 @@ def _store_on_gpu(
 _default: Optional[DdpHookState] = None  # noqa: UP045 - DDP needs real types
 
 
+def _state(given: Any) -> Any:
+    """Returns the state that was given, or the default one for None."""
+    global _default
+    if given is None:
+        given = _default = _default or DdpHookState()
+    return given
+
+
 def ddp_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Reduces a bucket of DDP's gradients over all ranks: a communication hook.
 
@@ -187,11 +223,13 @@ def ddp_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tenso
         model.register_comm_hook(hvd.DdpHookState(), hvd.ddp_hook)
         ```
     """
-    global _default
-    if state is None:
-        state = _default = _default or DdpHookState()
+    if isinstance(state, _OfModel):
+        model, state = state.name, state.state
+    else:  # a hook of the program's own calls this one
+        state = _state(state)
+        model = state.name
     gradients, compression = bucket.buffer(), state.compression
-    name = f"{state.name}.{bucket.index()}"
+    name = f"{model}.{bucket.index()}"
     small, ctx = compression.compress(gradients)
     place = _Place.of(bucket, gradients) if compression is NoneCompressor else None
     if place is not None:
@@ -222,3 +260,24 @@ def ddp_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tenso
         [gradients.device],
     )
     return work.get_future()
+
+
+_Ddp: Any = DistributedDataParallel
+_register = _Ddp.register_comm_hook
+
+
+@functools.wraps(_register)
+def _numbered_register(self: Any, state: Any, hook: Any) -> Any:
+    if hook is not ddp_hook:
+        return _register(self, state, hook)
+    state = _state(state)
+    if not isinstance(state, DdpHookState):
+        raise InvalidRequest(
+            f"ddp_hook takes a DdpHookState or None, not {type(state).__name__}", kind="invalid"
+        )
+    registered = _register(self, _OfModel(state), hook)
+    state._models += 1  # not if DDP has refused it, as it does with a second hook
+    return registered
+
+
+_Ddp.register_comm_hook = _numbered_register

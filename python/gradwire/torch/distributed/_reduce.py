@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from gradwire import _native
+from gradwire._errors import InvalidRequest
 from gradwire._staging import session
 from gradwire._uses import COPIED
 from gradwire.torch._adapter import as_tensor
@@ -223,6 +224,13 @@ class Reductions(Group):
             )
         [output], [mine] = outputs, inputs
         self._one_each("reduce_scatter", mine)
+        own = mine[self._rank]
+        if own.numel() != output.numel():
+            raise InvalidRequest(
+                f"reduce_scatter: the input for this rank has {own.numel()} elements, but the "
+                f"output has {output.numel()}",
+                kind="invalid",
+            )
         reduction = Reduction(given.op)
         if any(tensor.numel() != output.numel() for tensor in mine):
             return self._reduce_each(output, mine, reduction, given.timeout)
@@ -234,13 +242,22 @@ class Reductions(Group):
     def _reduce_each(
         self, output: torch.Tensor, mine: Tensors, reduction: Reduction, timeout: timedelta
     ) -> Work:
-        """Reduces parts of different sizes: one reduction to each rank, all at once."""
+        """Reduces parts of different sizes: one reduction to each rank, all at once.
+
+        The first one has the name of the call, as parts of one size have. So ranks with different
+        sizes meet there, whatever they are, and all get a table of them. The other reductions of
+        ranks that fail there are given up with the group.
+        """
         _memory.check_writable([output])
         buffers = [self._load([tensor], reduction) for tensor in mine]
         handles = self._start(
             lambda name: [
                 session().reduce(
-                    buffer, root, reduction.name, name=f"{name}.{member}", process_set=self._set
+                    buffer,
+                    root,
+                    reduction.name,
+                    name=f"{name}.{member}" if member > 0 else name,
+                    process_set=self._set,
                 )
                 for member, (buffer, root) in enumerate(zip(buffers, self._ranks))
             ]

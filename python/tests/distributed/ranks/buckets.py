@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import time
 from collections.abc import Callable
 
 import pytest
@@ -338,6 +340,88 @@ def test_models_that_share_a_state() -> None:
             model.zero_grad()
             model(rows(step, dist.get_rank()), 6).sum().backward()
             compare(model, expected(step, 6, [None] * 12))
+
+
+def of_one_shape() -> list[nn.Module]:
+    torch.manual_seed(5)
+    return [nn.Linear(8, 8), nn.Linear(8, 8)]
+
+
+def with_the_default_state(networks: list[nn.Module], view: bool) -> list[DistributedDataParallel]:
+    models = [
+        DistributedDataParallel(copy.deepcopy(network), gradient_as_bucket_view=view)
+        for network in networks
+    ]
+    for model in models:
+        model.register_comm_hook(None, gradwire.ddp_hook)
+    return models
+
+
+def in_one_pass(models: list[nn.Module], step: int, rank: int) -> torch.Tensor:
+    """Returns a loss for which one model's result is the other one's input."""
+    first, second = models
+    return second(first(rows(step, rank)[:, :8])).square().sum()
+
+
+def beside_each_other(models: list[nn.Module], step: int, rank: int) -> torch.Tensor:
+    """Returns a loss of both models. Their order in the backward pass is not that of all ranks."""
+    order = [0, 1] if rank % 2 == 0 else [1, 0]
+    x = rows(step, rank)[:, :8]
+    return torch.stack([models[at](x).square().sum() for at in order]).sum()
+
+
+def compare_with_all(
+    models: list[DistributedDataParallel],
+    networks: list[nn.Module],
+    loss: Callable[[list[nn.Module], int, int], torch.Tensor],
+    step: int,
+) -> None:
+    ranks = dist.get_world_size()
+    for rank in range(ranks):
+        (loss(networks, step, rank) / ranks).backward()
+    for model, network in zip(models, networks):
+        compare(model, grads(network))
+        network.zero_grad()
+
+
+@pytest.mark.parametrize("view", [True, False])
+def test_models_that_share_a_state_in_one_pass(view: bool) -> None:
+    """The other ranks have started the buckets of both models when the late one comes."""
+    networks = of_one_shape()
+    models = with_the_default_state(networks, view)
+    for step in range(4):
+        for model in models:
+            model.zero_grad()
+        loss = in_one_pass(list(models), step, dist.get_rank())
+        if dist.get_rank() == step % dist.get_world_size():
+            time.sleep(0.5)
+        loss.backward()
+        compare_with_all(models, networks, in_one_pass, step)
+
+
+@pytest.mark.parametrize("view", [True, False])
+def test_models_whose_buckets_are_ready_in_another_order(view: bool) -> None:
+    """Models of one shape that share a state are not taken for each other."""
+    for step in range(3):
+        # New ones each time: in its second pass DDP itself makes calls that need an order.
+        networks = of_one_shape()
+        models = with_the_default_state(networks, view)
+        beside_each_other(list(models), step, dist.get_rank()).backward()
+        compare_with_all(models, networks, beside_each_other, step)
+
+
+def test_a_second_hook_is_refused_and_not_counted() -> None:
+    models = with_the_default_state(of_one_shape(), True)
+    if dist.get_rank() == 0:
+        with pytest.raises(RuntimeError, match="once"):
+            models[0].register_comm_hook(None, gradwire.ddp_hook)
+    other = DistributedDataParallel(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="takes a DdpHookState or None"):
+        other.register_comm_hook(dist.group.WORLD, gradwire.ddp_hook)
+    networks = of_one_shape()
+    models = with_the_default_state(networks, True)
+    in_one_pass(list(models), 1, dist.get_rank()).backward()
+    compare_with_all(models, networks, in_one_pass, 1)
 
 
 def test_a_model_that_goes_gives_its_memory_back() -> None:

@@ -1,0 +1,67 @@
+"""Ranks that run out of data, in several process sets at once."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import gradwire.torch as hvd  # noqa: E402
+
+OPS = [hvd.Average, hvd.Sum, hvd.Min, hvd.Max]
+ROUNDS = 5
+MOST_BATCHES = 6
+
+
+def reduced(op: object, values: list[float]) -> float:
+    if op in (hvd.Min, hvd.Max):
+        return min(values) if op == hvd.Min else max(values)
+    return sum(values) / (len(values) if op == hvd.Average else 1)
+
+
+def train(
+    number: int, own: hvd.ProcessSet, left: dict[int, int], ops: list[hvd.ReduceOp], name: str
+) -> None:
+    """Makes this rank's calls in a process set, and joins it; ``left`` has each rank's batches."""
+    for at in range(left[hvd.rank()]):
+        value = {rank: 1.0 + rank + 10 * at + 100 * number for rank in own.ranks}
+        tensor = torch.full((3 + at,), value[hvd.rank()])
+        result = hvd.allreduce(tensor, name=f"{name}.{at}", op=ops[at], process_set=own)
+        # Those that have no more data do not count.
+        expected = reduced(ops[at], [value[rank] for rank in own.ranks if left[rank] > at])
+        torch.testing.assert_close(result, torch.full((3 + at,), expected))
+    assert hvd.join(process_set=own) in own.ranks
+
+
+def test_several_process_sets_have_uneven_data() -> None:
+    seed = hvd.broadcast_object(random.randrange(1 << 32), 0)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    everybody = range(hvd.size())
+    for turn in range(ROUNDS):
+        # A rank is in several of them, and none has the ranks of another one.
+        ranks = {tuple(sorted(draw.sample(everybody, draw.randint(1, hvd.size())))) for _ in "1234"}
+        some = sorted(ranks - {tuple(everybody)})
+        sets = [hvd.global_process_set, *(hvd.add_process_set(list(members)) for members in some)]
+        plans = [
+            (
+                number,
+                one,
+                {rank: draw.randrange(MOST_BATCHES) for rank in one.ranks},
+                [draw.choice(OPS) for _ in range(MOST_BATCHES)],
+                f"joins.{turn}.{number}",
+            )
+            for number, one in enumerate(sets)
+        ]
+        own = [plan for plan in plans if plan[1].included()]
+        with ThreadPoolExecutor(len(own)) as threads:
+            for future in [threads.submit(train, *plan) for plan in own]:
+                future.result()
+        for one in sets:
+            if one.included():
+                count = hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=one)
+                assert count.item() == len(one.ranks)
+        assert all(hvd.remove_process_set(one) for one in sets[1:])
