@@ -267,8 +267,12 @@ class Run:
             for parameter in self.net.parameters():
                 if parameter.grad is not None and not parameter.grad.is_sparse:
                     parameter.grad.data = parameter.grad.data.clone()
-        elif event == "read groups" or (event == "root reads groups" and self.rank == 0):
-            assert all(len(optimizer.param_groups) for optimizer in self.optimizers)
+        elif event == "read groups":
+            groups = [group for one in self.optimizers for group in one.param_groups]
+            assert all(isinstance(p, torch.Tensor) for group in groups for p in group["params"])
+        elif event == "root reads groups" and self.rank == 0:
+            groups = [group for one in self.optimizers for group in one.param_groups]
+            assert all(group["lr"] >= 0 and len(group["params"]) >= 0 for group in groups)
         elif event == "synchronize":
             self.synchronized()
         elif event == "look at gradients" and self.synchronized():

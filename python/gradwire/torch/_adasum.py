@@ -14,7 +14,7 @@ import torch
 
 from gradwire import _native, _world
 from gradwire._ops import Adasum, ReduceOp
-from gradwire._world import ProcessSet
+from gradwire._world import ProcessSet, native_set
 from gradwire.torch import _agreement
 from gradwire.torch._adapter import collectives
 from gradwire.torch._agreement import Agreement
@@ -106,6 +106,7 @@ class DistributedAdasum(Wrapped):
             self._session = native
             for agreement in self._agreements:
                 agreement.forget()
+        native_set(self.process_set)  # raises if it is not registered
         return self.process_set.included() is not False
 
     def _share_infinities(self, found: dict[torch.device, torch.Tensor]) -> None:

@@ -25,6 +25,7 @@ FROZEN = 1 << 2  # it does not
 DENSE = 1 << 3  # its gradients are exchanged as dense ones
 SPARSE = 1 << 4  # this rank's gradient is sparse, and was not exchanged before
 ALWAYS_SPARSE = 1 << 5  # its gradients are exchanged as sparse ones
+WRITTEN = 1 << 6  # the program has written to the result of the last exchange
 _SPARSE_DIM = 8  # the first of eight bits, one of which is the number of sparse dimensions
 _MARK = 16  # sixteen bits of the layout, and sixteen of its complement
 

@@ -14,6 +14,7 @@ from gradwire._world import ProcessSet, global_process_set, rank
 from gradwire.torch._adapter import dense_strides
 from gradwire.torch._handles import wait_for_all
 from gradwire.torch._move_ops import broadcast_async_
+from gradwire.torch._parameters import without_waiting
 
 
 def broadcast_parameters(
@@ -173,7 +174,11 @@ def _keep_types(optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> None
     diverge.
     """
     numbers = [number for group in given["param_groups"] for number in group["params"]]
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = [
+        parameter
+        for group in optimizer.param_groups
+        for parameter in without_waiting(group["params"])
+    ]
     for number, parameter in zip(numbers, parameters):
         if parameter in optimizer.state and number in given["state"]:
             optimizer.state[parameter] = _of_type(

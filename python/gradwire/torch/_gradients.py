@@ -90,7 +90,9 @@ class Exchange:
         # A backward pass has added to a gradient since the last exchange.
         self.fired = False
         self._agreement = Agreement(f"{prefix}agreement", process_set, len(named) + 1)
+        # The session, and the process set as it was registered there.
         self._session: _native.Session | None = None
+        self._registered: _native.ProcessSet | None = None
         self._takes_part = False
 
     @property
@@ -120,14 +122,18 @@ class Exchange:
     # The session
 
     def takes_part(self) -> bool:
-        """Returns whether there are ranks to exchange with; forgets a session that has ended."""
-        native = _world.session()
-        if native is not self._session:
-            self._begin(native)
+        """Returns whether there are ranks to exchange with; forgets a session that has ended.
+
+        A process set may be registered later than the optimizer is made, and again in each session.
+        Until then there are none, and ``finish`` raises.
+        """
+        native, registered = _world.session(), self.process_set._native
+        if native is not self._session or registered is not self._registered:
+            self._begin(native, registered)
         return self._takes_part
 
-    def _begin(self, native: _native.Session) -> None:
-        self._session = native
+    def _begin(self, native: _native.Session, registered: _native.ProcessSet | None) -> None:
+        self._session, self._registered = native, registered
         self._agreement.forget()
         for slot in self.slots.values():
             slot.place = None
@@ -135,7 +141,7 @@ class Exchange:
         member = self.process_set is global_process_set or self.process_set.included()
         # A rank that is not a member steps with its own gradients.
         self._takes_part = bool(member) and members(self.process_set) > 1
-        if self._takes_part:
+        if self._takes_part or member is None:
             self.watch()
 
     def watch(self) -> None:
@@ -170,7 +176,8 @@ class Exchange:
     def _before(self, slot: Slot, gradient: torch.Tensor) -> None:
         """Is called before a backward pass adds to a gradient; a sum must not be added up twice."""
         if (
-            not slot.fired
+            slot.content is Content.COMMON
+            and not slot.fired
             and self.takes_part()
             and slot.current_content(self.exchanged) is Content.COMMON
         ):
@@ -223,6 +230,7 @@ class Exchange:
                 [slot] = slots
                 gradient = slot.sparse_gradient(contents[0])
                 slot.note_content(contents[0])
+                slot.sent = slot.parameter.grad
                 slot.sparse = sparse_allreduce_async(
                     gradient, f"{self.prefix}{slot.name}", self.op, self.process_set
                 )
@@ -258,7 +266,16 @@ class Exchange:
         """Returns this rank's word on a gradient."""
         word = _agreement.LEARNS if slot.parameter.requires_grad else _agreement.FROZEN
         gradient = slot.parameter.grad
-        if slot in self.submitted or slot.current_content(self.exchanged) is Content.OWN:
+        used = slot in self.submitted
+        if not used:
+            content = slot.current_content(self.exchanged)
+            # The program may have written to the last result without a trace. The average of a
+            # result that is the same on all ranks is that result; a sum is not.
+            again = self.op == Average and not self.exchanged
+            used = content is Content.OWN or (again and content is Content.COMMON)
+            if content is Content.OWN and slot.content is Content.COMMON and not slot.fired:
+                word |= _agreement.WRITTEN
+        if used:
             word |= _agreement.USED
             if slot.kind is None:
                 sparse = gradient is not None and gradient.is_sparse
@@ -279,6 +296,7 @@ class Exchange:
         parameter that no rank used stays as it is.
         """
         if not self.takes_part():
+            native_set(self.process_set)  # raises if it is not registered
             return
         self.watch()  # some may require gradients only now
         try:
@@ -293,6 +311,9 @@ class Exchange:
                     dense = word & _agreement.DENSE and not word & _agreement.ALWAYS_SPARSE
                     slot.kind = Kind.DENSE if dense else Kind.SPARSE
                     slot.sparse_dim = 0 if dense else _agreement.sparse_dim_of(word)
+                if word & _agreement.WRITTEN and not slot.fired and not self.exchanged:
+                    # Here it may have got the value that it had.
+                    slot.note_content(Content.OWN)
             for request in self._requests:
                 if any(
                     words[slot] & _agreement.USED for slot in request
@@ -328,6 +349,7 @@ class Exchange:
                         slot.store(self.compression)
         for slot in self.submitted:
             if slot.sparse is not None and waiting.wait(slot.sparse):
+                changed += [slot] if slot.changed else []
                 with torch.no_grad():
                     slot.store(self.compression)
         waiting.check()
@@ -364,8 +386,9 @@ class Exchange:
         self.submitted.clear()
         self.exchanged = self.fired = False
         for slot in self.slots.values():
+            slot.computed = slot.fired
             slot.delay, slot.fired, slot.in_flight = self.passes, False, False
-            slot.sparse = slot.compressed = slot.base = None
+            slot.sparse = slot.sent = slot.compressed = slot.base = None
 
     def loss(self, loss: Any) -> Any:
         """Returns a closure's loss, reduced as its gradients are, if it is a number."""
@@ -383,7 +406,7 @@ class Exchange:
     def copy(self, prefix: str, parameters: Sequence[torch.Tensor]) -> Exchange:
         """Returns an exchange for copies of the parameters, under names of its own."""
         twins = dict(zip(self.slots, parameters))
-        made = Exchange(
+        return Exchange(
             [(slot.name, twins[parameter]) for parameter, slot in self.slots.items()],
             [[twins[slot.parameter] for slot in group] for group in self.groups],
             prefix=prefix,
@@ -394,8 +417,6 @@ class Exchange:
             sparse_as_dense=self.sparse_as_dense,
             process_set=self.process_set,
         )
-        made.takes_part()
-        return made
 
     def set_passes(self, passes: int) -> None:
         """Changes the number of backward passes that are added up."""
@@ -407,10 +428,10 @@ class Exchange:
 
     # Around the step, and around what clears gradients
 
-    def hide(self) -> None:
+    def hide(self, look: bool = True) -> None:
         """Removes the zeros that stand for no gradient, so a step leaves such parameters alone."""
         for slot in self.slots.values():
-            if slot.absent and slot.current_content(self.exchanged) is Content.NOTHING:
+            if slot.absent and slot.current_content(self.exchanged, look) is Content.NOTHING:
                 slot.parameter.grad = None
 
     def show(self) -> None:
@@ -425,20 +446,23 @@ class Exchange:
         self.exchanged = False
         for slot in self.slots.values():
             slot.note_content(slot.content)
+            if self.op == Sum and slot.content is Content.COMMON and not slot.computed:
+                slot.keep()
 
     def cleared(self, clear: Callable[[], None]) -> None:
         """Clears the gradients with ``clear``; those in shared memory stay there, as zeros."""
         if _world.is_rank() and self.takes_part():
             self.watch()
         kept = [slot for slot in self.slots.values() if slot.stays_in_place]
-        self.hide()  # no gradient stays no gradient, however the others are cleared
+        # No gradient stays no gradient, however the others are cleared.
+        self.hide(look=False)
         before = {slot: slot.seen for slot in self.slots.values()}
         clear()
-        forgotten = [slot for slot in kept if slot.parameter.grad is None]
-        places = [slot.place for slot in forgotten if slot.place is not None]
-        if places:
-            torch._foreach_zero_([place.memory for place in places])
-        for slot, place in zip(forgotten, places):
+        dropped = ((slot, slot.free_place()) for slot in kept if slot.parameter.grad is None)
+        forgotten = {slot: place for slot, place in dropped if place is not None}
+        if forgotten:
+            torch._foreach_zero_([place.memory for place in forgotten.values()])
+        for slot, place in forgotten.items():
             slot.parameter.grad = place.view_for_parameter()
         self._reset()
         for slot, seen in before.items():

@@ -22,18 +22,24 @@ from gradwire.torch import _scaler
 from gradwire.torch._adasum import DistributedAdasum, checked_passes
 from gradwire.torch._compression import Compression, Compressor
 from gradwire.torch._gradients import Exchange
+from gradwire.torch._parameters import Parameters, without_waiting
 from gradwire.torch._wrapping import Wrapped, without_hooks, wrap
 
 Named = Iterable[tuple[str, torch.Tensor]]
 
-# How many optimizers each process set has: two may give their parameters the same names.
-_made: dict[int, int] = {}
+# How many optimizers each process set has: two may give their parameters the same names. By ranks,
+# because a process set may get its number later.
+_made: dict[tuple[int, ...], int] = {}
+
+# What a request takes: Request::MAX_PARTS, and Request::MAX_EXTRA_WORDS with 5 words and the
+# dimensions of each tensor.
+_MAX_TENSORS, _MAX_WORDS, _WORDS = 1024, 8192, 5
 
 
 def _prefix(process_set: ProcessSet) -> str:
-    number = process_set.process_set_id or 0
-    _made[number] = _made.get(number, 0) + 1
-    return f"optimizer{_made[number]}."
+    ranks = tuple(process_set.ranks)
+    _made[ranks] = _made.get(ranks, 0) + 1
+    return f"optimizer{_made[ranks]}."
 
 
 def name_parameters(
@@ -70,6 +76,7 @@ def name_parameters(
 def _groups(
     groups: int | Sequence[Sequence[torch.Tensor]] | None, trainable: list[torch.Tensor]
 ) -> list[list[torch.Tensor]]:
+    """Returns the parameters of each request; those of a large group are several requests."""
     if groups is None:
         return []
     if isinstance(groups, int):
@@ -81,7 +88,7 @@ def _groups(
         each, more = divmod(len(trainable), max(count, 1))
         sizes = [each + (at < more) for at in range(count)]
         rest = iter(trainable)
-        return [[next(rest) for _ in range(size)] for size in sizes]
+        return _requests([next(rest) for _ in range(size)] for size in sizes)
     own, seen = {id(parameter) for parameter in trainable}, set()
     for group in groups:
         for parameter in group:
@@ -91,7 +98,21 @@ def _groups(
                 raise ValueError("a parameter is in more than one group")
             seen.add(id(parameter))
     # Frozen parameters, and those of other optimizers, are not exchanged here.
-    return [kept for group in groups if (kept := [p for p in group if id(p) in own])]
+    return _requests([p for p in group if id(p) in own] for group in groups)
+
+
+def _requests(groups: Iterable[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+    """Returns the groups, those of more tensors than a request takes in several parts."""
+    requests: list[list[torch.Tensor]] = []
+    for group in groups:
+        size = words = _MAX_WORDS  # so that the group begins with a new request
+        for parameter in group:
+            size, words = size + 1, words + _WORDS + parameter.dim()
+            if size > _MAX_TENSORS or words > _MAX_WORDS:
+                requests.append([])
+                size, words = 1, _WORDS + parameter.dim()
+            requests[-1].append(parameter)
+    return requests
 
 
 class _Distributed(Wrapped):
@@ -99,24 +120,56 @@ class _Distributed(Wrapped):
 
     _exchange: Exchange
     _should_synchronize: bool
+    # Whether the parameters of a group wait for their gradients; see ``Parameters``.
+    _parameters_wait: bool
     # The number of copies that were made of this one.
     _copies: int
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The parameter groups.
+    def _begin(self, exchange: Exchange) -> None:
+        self._exchange, self._should_synchronize, self._copies = exchange, True, 0
+        self._parameters_wait = True
+        self._check_parameters()
+        exchange.takes_part()
 
-        Reading them waits for the gradients that are on their way, because a reader may change
-        gradients, as clipping does.
+    def _before_parameters_are_read(self) -> None:
+        """Is called before a program gets parameters of a group; their gradients have to be there.
+
+        It waits for gradients that are on their way.
         """
-        if self._exchange.is_due:
+        if self._parameters_wait and self._exchange.is_due:
             self.synchronize()
-        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
-        return groups
 
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.__dict__["param_groups"] = groups
+    @contextmanager
+    def _without_waiting(self) -> Iterator[None]:
+        """Returns a context in which parameters are read, but not their gradients."""
+        before, self._parameters_wait = self._parameters_wait, False
+        try:
+            yield
+        finally:
+            self._parameters_wait = before
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the state, as the optimizer does. It does not wait for gradients.
+
+        Args:
+            *args: The arguments of the optimizer's ``state_dict``.
+            **kwargs: The keyword arguments of the optimizer's ``state_dict``.
+
+        Returns:
+            The state of the optimizer.
+        """
+        with self._without_waiting():
+            return super().state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Loads a state, as the optimizer does. It does not wait for gradients.
+
+        Args:
+            *args: The arguments of the optimizer's ``load_state_dict``.
+            **kwargs: The keyword arguments of the optimizer's ``load_state_dict``.
+        """
+        with self._without_waiting():
+            super().load_state_dict(*args, **kwargs)
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -145,7 +198,7 @@ class _Distributed(Wrapped):
             GradwireError: The operation failed for another reason.
         """
         self._check_parameters()
-        # A rank that has read param_groups has done it already; the others have not.
+        # A rank that has read the parameters of a group has done it already; the others have not.
         if not self._exchange.is_exchanged:
             self._exchange.finish()
 
@@ -240,7 +293,8 @@ class _Distributed(Wrapped):
                 "zero_grad() was called after backward() but before step() or synchronize(): the "
                 "gradients are on their way to the other ranks"
             )
-        self._exchange.cleared(partial(super().zero_grad, *args, **kwargs))
+        with self._without_waiting():
+            self._exchange.cleared(partial(super().zero_grad, *args, **kwargs))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Is refused: the new parameters would be left out of the exchange.
@@ -259,20 +313,19 @@ class _Distributed(Wrapped):
 
     def _check_parameters(self) -> None:
         """Refuses parameters that were put into the groups later: they would be left out."""
-        groups = self.__dict__["param_groups"]
-        if any(
-            parameter not in self._exchange.slots
-            for group in groups
-            for parameter in group["params"]
-        ):
-            self.add_param_group({})
+        for group in self.param_groups:
+            parameters = group["params"]
+            if any(
+                parameter not in self._exchange.slots for parameter in without_waiting(parameters)
+            ):
+                self.add_param_group({})
+            if not isinstance(parameters, Parameters):
+                group["params"] = Parameters(parameters, self)
 
     def _copied_for(self, made: Any, parameters: list[torch.Tensor]) -> None:
         self._copies += 1
-        made._exchange = self._exchange.copy(
-            f"{self._exchange.prefix}copy{self._copies}.", parameters
-        )
-        made._should_synchronize, made._copies = True, 0
+        prefix = f"{self._exchange.prefix}copy{self._copies}."
+        made._begin(self._exchange.copy(prefix, parameters))
 
     # What scripts read from Horovod's optimizer
 
@@ -334,7 +387,9 @@ def DistributedOptimizer(
 
     The optimizer stays the same object, so schedulers that know it go on working. A backward pass
     starts the exchange of each gradient as soon as it is ready, and ``step`` waits for all of them.
-    Between backward pass and step, ``synchronize()`` waits for the gradients, to clip them.
+    Between backward pass and step, ``synchronize()`` waits for the gradients, to clip them. So does
+    reading the parameters in ``param_groups``, which all ranks then have to do. Everything else in
+    ``param_groups``, such as the learning rate, is read and written without a wait.
 
     Args:
         optimizer: Any optimizer of PyTorch.
@@ -349,9 +404,10 @@ def DistributedOptimizer(
             before the sum, and the sum is multiplied by it and divided by the number of ranks.
         num_groups: Deprecated: use ``groups``.
         groups: A number of groups, or lists of parameters. The gradients of a group are exchanged
-            in one request.
+            in one request; those of about a thousand parameters and more in several.
         sparse_as_dense: Whether sparse gradients are exchanged as dense ones.
-        process_set: The ranks that exchange their gradients. The default is all ranks.
+        process_set: The ranks that exchange their gradients. The default is all ranks. It may be
+            registered later, but before the first step.
 
     Returns:
         The optimizer that was given. It also has ``synchronize()``, ``skip_synchronize()`` and
@@ -408,7 +464,7 @@ def DistributedOptimizer(
         # It takes no dense gradients, and both options would make gradients dense.
         parts, sparse_as_dense = [], False
     made = wrap(optimizer, _Distributed)
-    made._exchange = Exchange(
+    exchange = Exchange(
         named,
         parts,
         prefix=prefix,
@@ -419,6 +475,5 @@ def DistributedOptimizer(
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
     )
-    made._should_synchronize, made._copies = True, 0
-    made._exchange.takes_part()
+    made._begin(exchange)
     return made

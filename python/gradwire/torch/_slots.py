@@ -14,12 +14,13 @@ the result of an exchange is not added up again.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
 
-from gradwire import _native
+from gradwire import _native, _world
 from gradwire._staging import session
 from gradwire.torch import _cuda
 from gradwire.torch._adapter import as_tensor, collectives, dense_strides, describe
@@ -27,6 +28,9 @@ from gradwire.torch._compression import Compressor, NoneCompressor
 from gradwire.torch._sparse import SparseHandle
 
 _copied_bytes = 0
+
+# Returns how many tensors have a storage. Builds of PyTorch before 2.6 without CUDA lack it.
+_users: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
 
 # The types that a gradient may have been converted to and back.
 _ROUNDING = (torch.float32, torch.bfloat16, torch.float16)
@@ -104,9 +108,10 @@ class Place:
         self.buffer = session().buffer(element, list(layout.shape))
         self.memory = self._another()
         self.address = self.memory.data_ptr()
-        # The gradient that the parameter has. Programs may put another storage under this tensor,
-        # but not under ``memory``.
-        self.view = self._another()
+        # What the parameter's gradients are views of, its storage, and how many users that has
+        # without them. Programs may move this storage, but not that of ``memory``.
+        self._lent: torch.Tensor | None = None
+        self._storage = self._alone = 0
 
     def _another(self) -> torch.Tensor:
         """Returns a tensor on this memory with a storage of its own.
@@ -134,10 +139,39 @@ class Place:
         )
 
     def view_for_parameter(self) -> torch.Tensor:
-        """Returns the view for the parameter."""
-        if not self.holds(self.view):
-            self.view = self._another()
-        return self.view
+        """Returns a view for the parameter. Nobody else has it: see ``is_free``."""
+        if self._lent is None or not self.holds(self._lent):
+            self._lent = self._another()
+            self._storage = self._lent.untyped_storage()._cdata
+            self._alone = 0 if _users is None else _users(self._storage)
+        return self._lent.detach()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody has a gradient that was here: itself, a view of it, or an array on it.
+
+        The parameter must not have it any more, either.
+        """
+        if self._lent is None:
+            return True
+        # Where PyTorch can't tell, each gradient gets a place of its own.
+        return _users is not None and _users(self._storage) <= self._alone
+
+
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    """Returns a gradient's elements, those that a sparse one has."""
+    if gradient.layout == torch.strided:
+        return gradient
+    return gradient._values() if gradient.is_sparse else gradient.values()
+
+
+def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Returns whether two gradients are the same; sparse ones in the same order of entries."""
+    if one.layout != other.layout or one.dtype != other.dtype:
+        return False
+    if one.is_sparse and not torch.equal(one._indices(), other._indices()):
+        return False
+    return torch.equal(_values(one), _values(other))
 
 
 def _stamp(gradient: torch.Tensor) -> tuple[int, int]:
@@ -167,6 +201,10 @@ class Slot:
         self.sparse_dim = 0
         # What the gradient was when it was last checked.
         self.content, self.stamp = Content.NOTHING, (0, 0)
+        # Whether a backward pass has computed what was exchanged last.
+        self.computed = False
+        # A copy of the last result, if the program may write to it without a trace.
+        self.kept: torch.Tensor | None = None
         # The zeros in its place stand for no gradient: a step must not see them.
         self.absent = False
         # The result of an earlier exchange, to be added to the next result.
@@ -175,6 +213,8 @@ class Slot:
         # compressor's context.
         self.compressed: tuple[_native.Buffer, torch.Tensor, Any] | None = None
         self.sparse: SparseHandle | None = None
+        # The sparse gradient of which ``sparse`` is the exchange. No other has its id meanwhile.
+        self.sent: torch.Tensor | None = None
         self.hooks: list[Any] = []
         # Submitted, and not waited for.
         self.in_flight = False
@@ -198,6 +238,17 @@ class Slot:
         """Returns whether a gradient is the memory that is exchanged."""
         return gradient is not None and self.place is not None and self.place.holds(gradient)
 
+    def free_place(self) -> Place | None:
+        """Returns the place for the next gradient, after the last one was dropped.
+
+        If the program has kept that in a variable, it stays as it is, and the next one gets another
+        place; None without a session.
+        """
+        place = self.place
+        if place is not None and not place.is_free:
+            self.place = Place(place.layout, self.parameter) if _world.is_rank() else None
+        return self.place
+
     @property
     def stays_in_place(self) -> bool:
         """Whether the gradient is in its place, and the parameter still has that layout."""
@@ -212,12 +263,22 @@ class Slot:
         gradient = self.parameter.grad
         self.content = Content.NOTHING if gradient is None else content
         self.stamp = (0, 0) if gradient is None else _stamp(gradient)
+        self.kept = None
 
-    def current_content(self, exchanged: bool) -> Content:
+    def keep(self) -> None:
+        """Keeps a copy of the gradient, to notice writes that leave no trace.
+
+        Ordinary training needs none: a backward pass adds to each gradient.
+        """
+        gradient = self.parameter.grad
+        self.kept = None if gradient is None else gradient.detach().clone()
+
+    def current_content(self, exchanged: bool, look: bool = True) -> Content:
         """Returns what the gradient is.
 
         ``exchanged``: there was no step since the last exchange. Until then programs clip and scale
-        the result.
+        the result. ``look``: a gradient that seems to be as it was is looked at, because writes
+        through its ``data``, NumPy and DLPack don't count for its version.
         """
         gradient = self.parameter.grad
         if gradient is None:
@@ -225,12 +286,22 @@ class Slot:
         if self.fired:
             return Content.OWN
         where, version = _stamp(gradient)
-        if where == self.stamp[0] and (exchanged or version == self.stamp[1]):
-            return self.content
+        if where == self.stamp[0]:
+            if exchanged:
+                return self.content
+            if version == self.stamp[1]:
+                return Content.OWN if look and self._was_written(gradient) else self.content
         if self.content is Content.COMMON and self._was_moved(gradient):
             return Content.COMMON
         # Zeros that stand for no gradient may have been moved, as ``module.double()`` does.
-        return Content.NOTHING if self.absent and not gradient.any() else Content.OWN
+        nothing = self.absent and not bool(_values(gradient).any())
+        return Content.NOTHING if nothing else Content.OWN
+
+    def _was_written(self, gradient: torch.Tensor) -> bool:
+        """Returns whether the program has written to a gradient that has the same stamp."""
+        if self.content is Content.NOTHING:
+            return bool(_values(gradient).any())
+        return self.kept is not None and not _are_equal(self.kept, gradient)
 
     def _was_moved(self, gradient: torch.Tensor) -> bool:
         """Returns whether a gradient is the result of the exchange in another storage.
@@ -288,6 +359,9 @@ class Slot:
                 return None
             if place.layout != layout_of(self.parameter):
                 return None
+            place = self.free_place()
+            if place is None:
+                return None
             place.memory.copy_(gradient)
             copied(place.memory)
             self.parameter.grad = place.view_for_parameter()
@@ -297,6 +371,8 @@ class Slot:
         """Puts this rank's contribution in its place; zeros for a parameter without a gradient."""
         place = self.current()
         gradient = self.parameter.grad
+        if not self.in_place(gradient):
+            place = self.free_place() or place
         # If no rank has a gradient, the zeros stand for none.
         self.absent = self.absent or gradient is None
         if gradient is None or content is Content.NOTHING:

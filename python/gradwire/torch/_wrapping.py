@@ -7,7 +7,6 @@ scalers that know one know the other. Its ``step`` and ``zero_grad`` do more tha
 from __future__ import annotations
 
 import copy
-import copyreg
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -67,8 +66,8 @@ class Wrapped(torch.optim.Optimizer):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickled it is the optimizer that it was made of."""
-        create: Any = copyreg.__newobj__  # type: ignore[attr-defined]
-        return create, (self._original,), self.__getstate__()
+        # Not ``copyreg.__newobj__``: pickle takes that for objects of their own class only.
+        return object.__new__, (self._original,), self.__getstate__()
 
 
 def wrap(optimizer: Any, kind: type[Wrapped]) -> Any:

@@ -37,15 +37,16 @@ def test_gradients_stay_in_shared_memory() -> None:
         optimizer.step()
 
     step(lambda: None)
-    places = [parameter.grad for parameter in net.parameters()]
+    # Addresses, because a gradient that the program keeps is left where it is.
+    places = [parameter.grad.data_ptr() for parameter in net.parameters()]
     copied = hvd.gradient_bytes_copied()
     step(optimizer.zero_grad)
     step(lambda: optimizer.zero_grad(set_to_none=False))
     step(lambda: net.zero_grad(set_to_none=False))
-    assert all(p.grad is place for p, place in zip(net.parameters(), places))
+    assert [p.grad.data_ptr() for p in net.parameters()] == places
     assert hvd.gradient_bytes_copied() == copied
     step(net.zero_grad)  # drops them: they are copied back to their places
-    assert all(p.grad is place for p, place in zip(net.parameters(), places))
+    assert [p.grad.data_ptr() for p in net.parameters()] == places
     assert hvd.gradient_bytes_copied() == copied + sum(p.numel() * 4 for p in net.parameters())
 
 
@@ -119,6 +120,19 @@ def test_what_is_exchanged_is_not_exchanged_again() -> None:
     parameters_are_near(net, lone)
     with pytest.raises(NotImplementedError, match="not be exchanged"):
         ours.add_param_group({"params": [torch.zeros(1)]})
+
+
+@pytest.mark.parametrize(("count", "shape"), [(1025, (1,)), (1000, (1, 1, 1, 1))])
+def test_groups_of_more_tensors_than_a_request_takes(count: int, shape: tuple[int, ...]) -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(shape)) for _ in range(count)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), groups=1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (torch.cat(parameters).sum() * (hvd.rank() + 1.0)).backward()
+        if hvd.size() > 1:
+            assert len(optimizer._exchange.handles) == 2
+        optimizer.step()
+    assert {parameter.item() for parameter in parameters} == {-(hvd.size() + 1.0)}
 
 
 def test_unused_shared_and_frozen_layers() -> None:

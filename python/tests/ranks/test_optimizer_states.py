@@ -193,7 +193,7 @@ def test_sums_are_not_summed_again() -> None:
     size = hvd.size()
     # The gradient is read between two passes.
     first.sum().backward()
-    assert optimizer.param_groups
+    assert optimizer.param_groups[0]["params"][0] is first
     second.sum().backward()
     optimizer.step()
     assert first.tolist() == second.tolist() == [-size] * 2

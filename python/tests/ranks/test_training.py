@@ -98,6 +98,37 @@ def test_a_part_of_the_ranks() -> None:
     assert hvd.remove_process_set(everybody) and hvd.remove_process_set(first)
 
 
+def test_a_process_set_that_is_registered_later() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    everybody = hvd.ProcessSet(range(hvd.size()))
+    mean = (hvd.size() + 1) / 2
+
+    def made(**options: Any) -> Any:
+        plain = torch.optim.SGD([parameter], lr=1.0)
+        return hvd.DistributedOptimizer(plain, [("p", parameter)], process_set=everybody, **options)
+
+    def step(optimizer: Any) -> float:
+        before = parameter.item()
+        parameter.grad = None
+        (parameter * (hvd.rank() + 1.0)).sum().backward()
+        optimizer.step()
+        return before - parameter.item()
+
+    optimizer, adasum = made(), made(op=hvd.Adasum)
+    for _ in range(2):
+        for one in (optimizer, adasum):
+            before = parameter.item()
+            with pytest.raises(hvd.InvalidRequest, match="is not registered"):
+                step(one)
+            assert parameter.item() == before
+        hvd.add_process_set(everybody)
+        assert step(optimizer) == mean
+        assert step(optimizer) == mean
+        assert hvd.size() == 1 or optimizer._exchange.slots[parameter].hooks
+        hvd.barrier()
+        assert hvd.remove_process_set(everybody)
+
+
 @pytest.mark.parametrize("small", ["fp16", "bf16"])
 def test_compressed_gradients(small: str) -> None:
     expected, _ = alone(sgd)

@@ -1,0 +1,226 @@
+"""DistributedOptimizer and gradients that the program itself writes, changes or keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.dlpack import from_dlpack, to_dlpack  # noqa: E402
+
+import gradwire.torch as hvd  # noqa: E402
+from gradwire.torch import _slots  # noqa: E402
+
+
+def total(op: Any) -> float:
+    """Returns what all ranks' ``rank() + 1`` make."""
+    added = sum(range(1, hvd.size() + 1))
+    return added if op == hvd.Sum else added / hvd.size()
+
+
+def trained(op: Any = hvd.Average, count: int = 3) -> tuple[Any, Any]:
+    parameter = torch.nn.Parameter(torch.zeros(count))
+    plain = torch.optim.SGD([parameter], lr=1.0)
+    return parameter, hvd.DistributedOptimizer(plain, [("parameter", parameter)], op=op)
+
+
+def fill_array(gradient: torch.Tensor, value: float) -> None:
+    pytest.importorskip("numpy")
+    gradient.numpy()[...] = value
+
+
+# Only the last one counts for the gradient's version.
+WRITES: dict[str, Callable[[torch.Tensor, float], Any]] = {
+    "data": lambda gradient, value: gradient.data.fill_(value),
+    "numpy": fill_array,
+    "dlpack": lambda gradient, value: from_dlpack(to_dlpack(gradient)).fill_(value),
+    "itself": lambda gradient, value: gradient.fill_(value),
+}
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+@pytest.mark.parametrize("clear", ["never", "optimizer", "zeros"])
+@pytest.mark.parametrize("how", [*WRITES])
+def test_gradients_that_the_program_writes(how: str, clear: str, op: Any) -> None:
+    parameter, optimizer = trained(op)
+    for step in range(3):
+        if clear != "never":
+            optimizer.zero_grad(set_to_none=clear == "optimizer")
+        if parameter.grad is None:
+            parameter.grad = torch.zeros(3)
+        WRITES[how](parameter.grad, hvd.rank() + 1.0)
+        optimizer.step()
+        assert parameter.tolist() == [-(step + 1) * total(op)] * 3
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+@pytest.mark.parametrize("clear", [False, True])
+def test_gradients_that_one_rank_writes(clear: bool, op: Any) -> None:
+    """The others write what they have. Uncleared, the root's sum is what it writes again."""
+    parameter, optimizer = trained(op)
+    parts = hvd.size() if op == hvd.Average else 1
+    for step in range(3):
+        if clear:
+            optimizer.zero_grad()
+        if parameter.grad is None:
+            parameter.grad = torch.zeros(3)
+        parameter.grad.data.fill_(4.0 * parts if hvd.rank() == 0 else 0.0)
+        optimizer.step()
+        assert parameter.tolist() == [-4.0 * (step + 1)] * 3
+    # Nobody writes, and zeros stay none.
+    optimizer.zero_grad()
+    optimizer.step()
+    assert parameter.tolist() == [-12.0] * 3
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+def test_writes_between_backward_passes(op: Any) -> None:
+    parameter, optimizer = trained(op)
+    expected = 0.0
+    for step in range(3):
+        optimizer.zero_grad()
+        (parameter.sum() * (hvd.rank() + 1.0)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        parameter.grad = torch.zeros(3) if parameter.grad is None else parameter.grad
+        parameter.grad.data.fill_(2.0 * (hvd.rank() + 1.0))
+        if step == 1:
+            (parameter.sum() * (hvd.rank() + 1.0)).backward()
+        optimizer.step()
+        expected -= (4 if step == 1 else 3) * total(op)
+        assert parameter.tolist() == [expected] * 3
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+def test_a_result_that_nobody_writes_is_the_same_gradient_again(op: Any) -> None:
+    parameter, optimizer = trained(op)
+    (parameter.sum() * (hvd.rank() + 1.0)).backward()
+    for step in range(3):
+        optimizer.step()
+        assert parameter.tolist() == [-(step + 1) * total(op)] * 3
+
+
+def in_a_graph(gradient: torch.Tensor) -> Callable[[], list[float]]:
+    weight = torch.ones(2, requires_grad=True)
+    loss = (weight * gradient).sum()
+
+    def read() -> list[float]:
+        loss.backward()
+        assert weight.grad is not None
+        return weight.grad.tolist()
+
+    return read
+
+
+KEPT: dict[str, Callable[[Any], Callable[[], list[float]]]] = {
+    "itself": lambda gradient: gradient.tolist,
+    "view": lambda gradient: gradient[:].tolist,
+    "detached": lambda gradient: gradient.detach().tolist,
+    "array": lambda gradient: gradient.numpy().tolist,
+    "graph": in_a_graph,
+}
+
+
+@pytest.mark.parametrize("clear", ["optimizer", "model", "another"])
+@pytest.mark.parametrize("how", [*KEPT])
+def test_gradients_that_the_program_keeps(how: str, clear: str) -> None:
+    if how == "array":
+        pytest.importorskip("numpy")
+    parameter, optimizer = trained(count=2)
+
+    def gradient(weight: float) -> Any:
+        if clear == "optimizer":
+            optimizer.zero_grad()
+        else:
+            parameter.grad = None
+        if clear != "another" or hvd.rank() < hvd.size() - 1:
+            (parameter.sum() * weight).backward()
+        optimizer.step()
+        return parameter.grad
+
+    # Or the last rank does not use the parameter.
+    used = 1.0 if clear != "another" else (hvd.size() - 1) / hvd.size()
+    if used == 0.0:
+        pytest.skip("no rank uses the parameter")
+    kept = [KEPT[how](gradient(weight)) for weight in (1.0, 5.0, 7.0)]
+    last = gradient(9.0)
+    assert last.tolist() == pytest.approx([9.0 * used] * 2)
+    for read, weight in zip(kept, (1.0, 5.0, 7.0)):
+        assert read() == pytest.approx([weight * used] * 2)
+
+
+def test_kept_gradients_where_pytorch_does_not_count_users(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Then each gradient has a place of its own."""
+    monkeypatch.setattr(_slots, "_users", None)
+    parameter, optimizer = trained(count=2)
+    kept = []
+    for weight in (1.0, 5.0, 7.0):
+        optimizer.zero_grad()
+        (parameter.sum() * weight).backward()
+        optimizer.step()
+        kept.append(parameter.grad)
+    assert [gradient.tolist() for gradient in kept] == [[1.0] * 2, [5.0] * 2, [7.0] * 2]
+
+
+def test_zeros_are_written_to_a_gradient_that_the_program_keeps() -> None:
+    """As in PyTorch, if the program asks for zeros."""
+    parameter, optimizer = trained()
+    parameter.sum().backward()
+    optimizer.step()
+    kept = parameter.grad
+    optimizer.zero_grad(set_to_none=False)
+    assert parameter.grad is kept and kept.tolist() == [0.0] * 3
+
+
+def replace(weight: Any) -> None:
+    weight.grad = weight.grad * 0.5
+
+
+def replace_after_dropping(weight: Any) -> None:
+    parts = weight.grad._indices().clone(), weight.grad._values() * 0.5, weight.grad.shape
+    weight.grad = None
+    weight.grad = torch.sparse_coo_tensor(*parts, check_invariants=True)
+
+
+def multiply(weight: Any) -> None:
+    weight.grad.mul_(0.5)
+
+
+def multiply_values(weight: Any) -> None:
+    weight.grad._values().mul_(0.5)
+
+
+@pytest.mark.parametrize("change", [replace, replace_after_dropping, multiply, multiply_values])
+def test_sparse_gradients_that_are_changed_on_their_way(change: Callable[[Any], None]) -> None:
+    if hvd.size() == 1:
+        pytest.skip("one rank exchanges nothing")
+    torch.manual_seed(2)
+    net = torch.nn.Embedding(6, 2, sparse=True)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), lr=1.0), net.named_parameters()
+    )
+    before = net.weight.detach().clone()
+    for step in range(4):
+        optimizer.zero_grad()
+        net(torch.tensor([1, 1])).sum().backward()
+        if step in (0, 2):
+            # In the first step the ranks don't know yet that it is sparse.
+            change(net.weight)
+        if step == 2:
+            with pytest.raises(AssertionError, match=r"weight was changed while .*synchronize"):
+                optimizer.step()
+        else:
+            optimizer.step()
+    torch.testing.assert_close(before - net.weight.detach(), expected_of(before))
+
+
+def expected_of(like: torch.Tensor) -> torch.Tensor:
+    """Steps of 1, 2 and 2; the third of the four steps was refused."""
+    result = torch.zeros_like(like)
+    result[1] = 5.0
+    return result
