@@ -28,12 +28,24 @@ from cells import AUTO, CHOOSERS, LEARNED, Cell, Learning, as_markdown
 from places import PLACES, Place, Site, allreduces, is_wanted, site
 from shell import Trouble, call, say
 
-KIB = 1 << 10
+KIB, MIB = 1 << 10, 1 << 20
+SIZES = (4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB)
 # What is different for collectives of which each node has a share: others have the same messages.
 EXCHANGES = ("direct", "circulant", "circulant(radix=4)", "hierarchical", "ring")
 COLLECTIVES = ("allreduce", "allgather", "reducescatter", "alltoall")
-# Calls of each size in a look and in a round, after some that do not count.
-LOOK, ROUND, WARMUP = 15, 50, 10
+
+
+@dataclass(frozen=True)
+class Often:
+    """How often something is called, after some calls that do not count."""
+
+    warmup: int
+    calls: int
+
+
+# In a look and in a round. From LARGE on there are fewer: they take longer and vary less.
+LOOK, ROUND = Often(10, 15), Often(10, 50)
+LARGE, LARGE_LOOK, LARGE_ROUND = 16 * MIB, Often(1, 3), Often(1, 7)
 # What took more than so many times as long as the fastest algorithm is not measured again.
 NEAR = 1.3
 # Calls of each size by which a job learns, and how many seconds that may take.
@@ -118,13 +130,29 @@ class Bench:
         that is its own part of the piece."""
         return cell.size * (self.place.nodes if self.collective == "alltoall" else 1)
 
+    def run_all(
+        self, name: str, small: Often, large: Often, *settings: str
+    ) -> tuple[dict[int, float], dict[int, Choice]]:
+        """Runs calls of all sizes, each of the large ones by itself. Returns what `run` does."""
+        sizes = [cell.size for cell in self.cells]
+        groups = [([size for size in sizes if size < LARGE], small)]
+        groups += [([size], large) for size in sizes if size >= LARGE]
+        times: dict[int, float] = {}
+        known: dict[int, Choice] = {}
+        for group, often in groups:
+            if group:
+                found = self.run(name, often, group, *settings)
+                times.update(found[0])
+                known.update(found[1])
+        return times, known
+
     def run(
-        self, name: str, calls: int, sizes: list[int], *settings: str
+        self, name: str, often: Often, sizes: list[int], *settings: str
     ) -> tuple[dict[int, float], dict[int, Choice]]:
         """Runs calls of some sizes. Returns the seconds of each, and what the coordinator knew of
         them at the end."""
         words = [self.collective, "-b", str(sizes[0]), "-e", str(sizes[-1]), "-f", "16"]
-        words += ["-w", str(WARMUP), "-i", str(calls), "-c", str(NEVER)]
+        words += ["-w", str(often.warmup), "-i", str(often.calls), "-c", str(NEVER)]
         words += ["--set", f"negotiation.algorithm={name}"]
         for setting in settings:
             words += ["--set", setting]
@@ -145,10 +173,9 @@ class Bench:
 
     def look(self, names: list[str]) -> None:
         """Runs every algorithm once."""
-        sizes = [cell.size for cell in self.cells]
         for name in [*names, AUTO]:
             say(f"{self.place.name}: {self.collective}, a look at {name}")
-            times, known = self.run(name, LOOK, sizes)
+            times, known = self.run_all(name, LOOK, LARGE_LOOK)
             for cell in self.cells:
                 cell.looks[name] = times[cell.size]
                 # What `auto` chooses from is measured in any case.
@@ -160,9 +187,10 @@ class Bench:
         """Lets jobs learn, one for each size."""
         directory.mkdir()
         for cell in self.cells:
-            often = max(WARMUP, min(calls, int(seconds / cell.looks[AUTO])))
-            what = f"{often} calls of {cell.size} bytes to learn"
+            most = max(LOOK.warmup, min(calls, int(seconds / cell.looks[AUTO])))
+            what = f"{most} calls of {cell.size} bytes to learn"
             say(f"{self.place.name}: {self.collective}, {what}")
+            often = Often(LARGE_LOOK.warmup, most)
             _, known = self.run(AUTO, often, [cell.size], *tuning(directory))
             if choice := known.get(cell.size):
                 pieces = choice["pieces"]
@@ -194,7 +222,7 @@ class Bench:
                         Path(folder, file).write_text(text)
                     settings = tuning(Path(folder))
                 own = AUTO if name in CHOOSERS else name
-                times, known = self.run(own, ROUND, [cell.size for cell in self.cells], *settings)
+                times, known = self.run_all(own, ROUND, LARGE_ROUND, *settings)
             found = predictions(self.gradwire, cluster, self.collective, own)
             for cell in self.cells:
                 cell.times.setdefault(name, []).append(times[cell.size])
@@ -257,7 +285,8 @@ def main() -> None:
         "'4 nodes, 1;in 2 racks' [all]",
     )
     parser.add_argument("--rounds", type=int, default=3, help="[%(default)s]")
-    parser.add_argument("--largest", type=int, default=4096, help="in KiB [%(default)s]")
+    parser.add_argument("--smallest", type=int, default=4, help="in KiB [%(default)s]")
+    parser.add_argument("--largest", type=int, default=1024, help="in KiB [%(default)s]")
     parser.add_argument("--collectives", default=",".join(COLLECTIVES), help="[%(default)s]")
     parser.add_argument(
         "--learn", type=int, default=LEARN, help="calls of each size to learn from [%(default)s]"
@@ -275,8 +304,9 @@ def main() -> None:
         "--json", type=Path, help="a file for all times; what it has is not measured again"
     )
     options = parser.parse_args()
-    sizes = [size for size in (4 * KIB << shift for shift in range(0, 20, 4))]
-    sizes = [size for size in sizes if size <= options.largest * KIB]
+    sizes = [size for size in SIZES if options.smallest <= size // KIB <= options.largest]
+    if not sizes:
+        sys.exit("bench: no size is between --smallest and --largest")
     places = [Place(4, 1), Place(8, 1)] if options.quick else list(PLACES)
     places = [place for place in places if is_wanted(place.name, options.only)]
     if not places:
