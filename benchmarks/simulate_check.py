@@ -39,9 +39,6 @@ FOREVER = 1e6
 # Data threads and the bytes of a chunk, as they usually are.
 LANES = 2
 CHUNK = 256 * KIB
-# So many calls of up to a MiB are simulated, as many as are measured: what a line lets through at
-# once has gone in the first of them.
-CALLS = 30
 # The most cells that are shown as the worst.
 WORST = 12
 # What a table of all cells begins with.
@@ -128,6 +125,15 @@ JOBS = (
     Job((STEP,), 1, 3),
 )
 QUICK_JOBS = (Job((Work(64 * KIB), Work(MIB)), 5, 25), Job((Work(MIB, 16),), 1, 5))
+
+
+def calls(work: Work) -> int:
+    """Returns how many calls of some work are measured, the first ones too. As many are simulated:
+    what a line lets through at once has gone in the first of them."""
+    [job, *_] = (job for job in (*JOBS, *QUICK_JOBS) if work in job.works)
+    return job.warmup + job.iterations
+
+
 QUICK_PLACES = (Place(2, 1), Place(4, 1), Place(4, 1, racks=2))
 
 
@@ -317,7 +323,7 @@ def simulate(gradwire: Path, cluster: str, works: list[Work], algorithms: list[s
         for work in works:
             file.write_text(with_job(cluster, work))
             words = [str(gradwire), "simulate", "run", str(file), "--out", folder]
-            words += ["--calls", str(CALLS if work.total <= MIB else 3)]
+            words += ["--calls", str(calls(work))]
             if work.is_model:
                 words += ["--model", MODEL]
             else:

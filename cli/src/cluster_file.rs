@@ -32,7 +32,7 @@ const SLOWER: f64 = 0.6;
 
 /// What short transfers say is less than what the line can do by this factor at most, if only other
 /// processes were in the way.
-const NOISE: f64 = 0.85;
+const ALIKE: f64 = 0.85;
 
 /// A cluster with its costs.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
@@ -284,10 +284,11 @@ impl ClusterFile {
         }
     }
 
-    /// The racks of the hosts.
+    /// The racks of the hosts, the servers last.
     pub(crate) fn topology(&self) -> Topology {
         let labels: Vec<&str> = self.hosts.iter().map(|host| host.rack.as_str()).collect();
-        Topology::from_labels(&labels)
+        let servers = self.hosts.iter().filter(|host| host.server).count() as u32;
+        Topology::from_labels(&labels).with_servers(servers)
     }
 
     /// With what ranks have measured, of daemons with so many data threads and connections of each
@@ -333,6 +334,9 @@ impl ClusterFile {
         let Some(costs) = &status.costs else { return 0.0 };
         let cost = CostModel { operation: 0.0, ..cost_of(costs) };
         let (kind, topology, bytes) = (Kind::Allreduce, self.topology(), FEW_BYTES as u64);
+        if topology.contributors() < 2 {
+            return 0.0;
+        }
         let (rule, allowed) = Rules::default().allowed(kind, 0, &topology);
         let alone = Pipeline { pieces: 1, in_flight: 1 };
         select(kind, &topology, bytes, alone, (rule, &allowed), &cost).predicted_seconds
@@ -376,7 +380,7 @@ impl ClusterFile {
         if !of(&|_| true).is_some_and(|typical| (SLOWER * typical..).contains(&rate)) {
             return;
         }
-        let is_alike = |measured: f64| measured > NOISE * rate;
+        let is_alike = |measured: f64| measured > ALIKE * rate;
         let ends_at = |host: &Host, link: &Link| link.from == host.name || link.to == host.name;
         let alike: Vec<bool> = self
             .hosts

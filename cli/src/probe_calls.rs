@@ -14,6 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gradwire_collectives::Topology;
 use gradwire_launcher::error::CommandError;
 use gradwire_worker::{AllgatherOptions, AllreduceOptions, BroadcastOptions, ProcessSet, Session};
 
@@ -87,23 +88,22 @@ struct Pairs {
 impl Pairs {
     /// The pairs of ranks with these racks.
     fn of(racks: &[u32]) -> Self {
-        let members = |rack: u32| (0..).zip(racks).filter(move |(_, of)| **of == rack);
-        let of_rack = |rack: u32| members(rack).map(|(rank, _)| rank).collect::<Vec<u32>>();
-        let Some(&first) = racks.first() else { return Self::default() };
-        let two = |ranks: &[u32]| ranks.first_chunk::<2>().copied();
-        let near = racks.iter().find_map(|rack| two(&of_rack(*rack)));
-        let Some(near) = near else {
-            let near = two(&[0, 1]).filter(|_| racks.len() > 1);
-            return Self { near, ..Self::default() };
+        if racks.len() < 2 {
+            return Self::default();
+        }
+        let members = Topology::from_racks(racks.to_vec()).members();
+        let Some(several) = members.iter().find(|ranks| ranks.len() > 1) else {
+            // Each has a rack of its own, so its line is what leaves the rack.
+            return Self { near: Some([0, 1]), across: Vec::new() };
         };
-        let (here, there) = match racks.iter().find(|rack| **rack != first) {
-            Some(second) => (of_rack(first), of_rack(*second)),
-            None => return Self { near: Some(near), ..Self::default() },
+        let across: Vec<[u32; 2]> = match &members[..] {
+            [here, there, ..] => {
+                here.iter().zip(there).map(|(a, b)| [*a.min(b), *a.max(b)]).collect()
+            }
+            _ => Vec::new(),
         };
-        let across: Vec<[u32; 2]> =
-            here.iter().zip(&there).map(|(a, b)| [*a.min(b), *a.max(b)]).collect();
         let across = if across.len() > MAX_PAIRS { Vec::new() } else { across };
-        Self { near: Some(near), across }
+        Self { near: Some([several[0], several[1]]), across }
     }
 }
 
@@ -117,7 +117,7 @@ fn median(mut times: Vec<f64>) -> f64 {
 /// # Errors
 /// [`CommandError`] if the session fails.
 pub(crate) fn measure(session: &Session, racks: &[u32]) -> Result<Calls, CommandError> {
-    let pairs = Pairs::of(&told(session, racks)?);
+    let pairs = Pairs::of(&as_rank_0_says(session, racks)?);
     // All ranks know the slowest one, and make as many calls.
     let first = gathered(session, &[typical(session, SOME_CALLS)?])?;
     let slowest = first.into_iter().fold(MOMENT, f64::max);
@@ -130,8 +130,8 @@ pub(crate) fn measure(session: &Session, racks: &[u32]) -> Result<Calls, Command
     Ok(Calls { call, near: sizes(session, &near)?, across: sizes(session, &across?)? })
 }
 
-/// What rank 0 knows of the racks.
-fn told(session: &Session, racks: &[u32]) -> Result<Vec<u32>, CommandError> {
+/// The racks of the ranks, which rank 0 knows.
+fn as_rank_0_says(session: &Session, racks: &[u32]) -> Result<Vec<u32>, CommandError> {
     let failed = CommandError::failed;
     let known = |rank: usize| racks.get(rank).copied().unwrap_or(0) as i32;
     let known: Vec<i32> = (0..session.size() as usize).map(known).collect();
@@ -318,10 +318,9 @@ pub(crate) mod tests {
         assert_eq!(of(&[]), (None, vec![]));
         assert_eq!(of(&[0]), (None, vec![]));
         assert_eq!(of(&[0, 0, 0]), (Some([0, 1]), vec![]));
-        // Where each has a rack of its own, its line is what leaves the rack.
         assert_eq!(of(&[0, 1, 2]), (Some([0, 1]), vec![]));
         assert_eq!(of(&[0, 0, 1, 1]), (Some([0, 1]), vec![[0, 2], [1, 3]]));
-        assert_eq!(of(&[1, 0, 0, 1, 0]), (Some([0, 3]), vec![[0, 1], [2, 3]]));
+        assert_eq!(of(&[1, 0, 0, 1, 0]), (Some([1, 2]), vec![[0, 1], [2, 3]]));
         assert_eq!(of(&[3, 0, 0]), (Some([1, 2]), vec![[0, 1]]));
         let large: Vec<u32> = (0..2 * MAX_PAIRS as u32 + 2).map(|rank| rank % 2).collect();
         assert_eq!(of(&large), (Some([0, 2]), vec![]));

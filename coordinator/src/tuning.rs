@@ -26,8 +26,9 @@ use crate::model::{
 /// The largest file (BOUND).
 const MAX_FILE: u64 = 1 << 20;
 
-/// The version of the file's format.
-const FORMAT: u32 = 1;
+/// The version of the file's format. With the second one, sizes of quantized pieces are those of
+/// their elements.
+const FORMAT: u32 = 2;
 
 /// The most sizes of pieces that a file has.
 const MAX_SIZES: usize = 64;
@@ -461,7 +462,7 @@ mod tests {
         let cases = [
             (String::new(), "EOF"),
             (good[..good.len() / 2].to_owned(), "EOF"),
-            (good.replace("\"format\":1", "\"format\":2"), "its format is 2"),
+            (good.replace("\"format\":2", "\"format\":1"), "its format is 1"),
             (good.replace("\"direct\"", "\"zonk\""), "no algorithm \"zonk\""),
             (good.replace("1250", "0"), "a time in it is not possible"),
             (good.replace("1234", "0"), "sizes of pieces in it are not possible"),

@@ -140,21 +140,23 @@ impl CostModel {
                 usual.publish_per_byte,
             ),
             operation: pick(self.operation, set.operation, usual.operation),
-            chunk: if set.chunk == usual.chunk { self.chunk } else { set.chunk },
+            chunk: unless(set.chunk, usual.chunk, self.chunk),
             burst_loss: pick(self.burst_loss, set.burst_loss, usual.burst_loss),
-            free_fan_in: match set.free_fan_in {
-                senders if senders == usual.free_fan_in => self.free_fan_in,
-                senders => senders,
-            },
+            free_fan_in: unless(set.free_fan_in, usual.free_fan_in, self.free_fan_in),
             incast_loss: pick(self.incast_loss, set.incast_loss, usual.incast_loss),
             // A queue of the one and the time of the other would not fit.
             queue: if set.queue > 0 { set.queue } else { self.queue },
             overflow: if set.queue > 0 { set.overflow } else { self.overflow },
-            paths: if set.paths == usual.paths { self.paths } else { set.paths },
+            paths: unless(set.paths, usual.paths, self.paths),
             connections: set.connections,
             lanes: set.lanes,
         }
     }
+}
+
+/// What was set, unless that is the default.
+fn unless<T: PartialEq>(set: T, usual: T, own: T) -> T {
+    if set == usual { own } else { set }
 }
 
 #[cfg(test)]
