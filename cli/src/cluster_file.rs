@@ -26,8 +26,8 @@ const MICRO: f64 = 1e-6;
 const MEGA: f64 = 1e6;
 const PERCENT: f64 = 100.0;
 
-/// A line that carries long calls at less than this part of what short transfers say is slow for
-/// another reason than that lines let something through at once.
+/// A line or link that carries long calls at less than this part of what short transfers say is slow
+/// for another reason than that lines let something through at once, such as the processors.
 const SLOWER: f64 = 0.6;
 
 /// What short transfers say is less than what the line can do by this factor at most, if only other
@@ -310,10 +310,12 @@ impl ClusterFile {
                 self.network.lane_rate_mbit = self.network.lane_rate_mbit.max(fast);
             }
         }
-        if let Some(line) = calls.line().filter(|_| self.network.burst_bytes > 0.0) {
+        // Where lines let nothing through at once, short transfers say what they can do.
+        let saves_up = self.network.burst_bytes > 0.0;
+        if let Some(line) = calls.line().filter(|_| saves_up) {
             self.set_line(line * 8.0 / MEGA);
         }
-        if let Some(share) = calls.uplink() {
+        if let Some(share) = calls.uplink().filter(|_| saves_up) {
             self.set_uplinks(share * 8.0 / MEGA);
         }
         // What its messages take is counted with the operation.
@@ -347,7 +349,8 @@ impl ClusterFile {
     fn set_uplinks(&mut self, share: f64) {
         let topology = self.topology();
         let members = topology.members();
-        if topology.tiers().len() > 1 || members.len() < 2 {
+        let is_slow = share < SLOWER * self.network.rack_rate_mbit;
+        if topology.tiers().len() > 1 || members.len() < 2 || is_slow {
             return;
         }
         // Two racks were measured; the smaller one had all of its hosts at work.
@@ -487,7 +490,9 @@ mod tests {
             line_mbit: 10_000,
             server: false,
         };
+        let network = Network { rack_rate_mbit: 300.0, ..Network::default() };
         let file = ClusterFile {
+            network,
             hosts: vec![host("a", "r1"), host("b", "r1"), host("c", "r1"), host("d", "r2")],
             // Noise, a burst, a link that is slow, and one between racks.
             links: vec![
@@ -532,6 +537,12 @@ mod tests {
         let found = with(0.0);
         assert_eq!(rates(&found), [850.0, 1400.0, 200.0, 600.0]);
         assert!(found.hosts.iter().all(|host| host.line_mbit == 10_000), "{found:?}");
+        assert_eq!(found.tiers, []);
+        // Links between racks that are faster than the processors.
+        let network = Network { rack_rate_mbit: 20_000.0, ..file.network.clone() };
+        let fast = ClusterFile { network, ..file.clone() };
+        let found = fast.with_calls(&calls((120e6, 262_144.0), 30e6), 2, 1, &status);
+        assert_eq!(found.tiers, []);
     }
 
     #[test]
