@@ -3,6 +3,7 @@
 
 use std::{
     cmp::Ordering,
+    collections::BTreeMap,
     hash::{Hash, Hasher},
     sync::Arc,
 };
@@ -12,6 +13,10 @@ pub const MAX_LINE_MBIT: u32 = 10_000_000;
 
 /// The most participants whose links have rates of their own (BOUND).
 pub const MAX_LINKED: u32 = 128;
+
+/// Measured rates that differ by less than this factor are the same: the rest is noise. Trees that
+/// follow noise are many, and each has its own messages.
+const NOISE: f64 = 1.5;
 
 /// Rates in Mbit/s, the same in both directions. They are shared, and cheap to clone and to
 /// compare with themselves.
@@ -39,6 +44,43 @@ impl Links {
         lines.iter_mut().chain(&mut pairs).for_each(|rate| *rate = (*rate).min(MAX_LINE_MBIT));
         let uplink = uplink.min(MAX_LINE_MBIT);
         fits.then(|| Self(Arc::new(Rates { lines, uplink, pairs })))
+    }
+
+    /// The best that is known of participants: their lines in Mbit/s as they say it, 0 where they
+    /// don't; the usual rate of a line and the share of an uplink in bytes per second; and the
+    /// bytes per second of links that were measured. What was measured and is about usual counts
+    /// as usual. A line of which nothing is said is as fast as the fastest of its links, and a
+    /// link is a limit only if it is clearly slower than both lines. `None` for more participants
+    /// than may have links of different rates.
+    pub fn known(
+        mut lines: Vec<u32>,
+        usual: f64,
+        uplink: f64,
+        measured: &BTreeMap<(u32, u32), f64>,
+    ) -> Option<Self> {
+        let usual = mbit(usual);
+        let known = |rate: f64| {
+            let rate = mbit(rate);
+            let is_usual = !is_slower(rate, usual) && !is_slower(usual, rate);
+            if is_usual { usual } else { rate }
+        };
+        let links: BTreeMap<(u32, u32), u32> =
+            measured.iter().map(|(&(a, b), &rate)| ((a.min(b), a.max(b)), known(rate))).collect();
+        for (node, line) in (0..).zip(&mut lines).filter(|(_, line)| **line == 0) {
+            let own = links.iter().filter(|&(&(a, b), _)| a == node || b == node);
+            *line = own.map(|(_, &rate)| rate).max().unwrap_or(usual);
+        }
+        let limit = |a: usize, b: usize| {
+            let rate = links.get(&(a as u32, b as u32)).copied();
+            rate.filter(|&rate| is_slower(rate, lines[a].min(lines[b]))).unwrap_or(0)
+        };
+        let nodes = lines.len();
+        let pairs = (0..nodes).flat_map(|a| (a + 1..nodes).map(move |b| (a, b)));
+        let mut pairs: Vec<u32> = pairs.map(|(a, b)| limit(a, b)).collect();
+        if pairs.iter().all(|&rate| rate == 0) {
+            pairs.clear();
+        }
+        Self::new(lines, mbit(uplink), pairs)
     }
 
     /// How many participants there are.
@@ -86,6 +128,16 @@ impl Links {
         let pairs = if self.0.pairs.is_empty() { Vec::new() } else { pairs() };
         Self(Arc::new(Rates { lines, uplink: self.0.uplink, pairs }))
     }
+}
+
+/// Bytes per second in Mbit/s, at least 1.
+fn mbit(bytes_per_second: f64) -> u32 {
+    (bytes_per_second * 8e-6).round().clamp(1.0, f64::from(MAX_LINE_MBIT)) as u32
+}
+
+/// Whether a rate is less than another one, and not only by noise.
+fn is_slower(rate: u32, other: u32) -> bool {
+    f64::from(rate) * NOISE < f64::from(other)
 }
 
 /// The place of a pair, the smaller one first.
@@ -138,6 +190,41 @@ mod tests {
         assert_eq!((part.participants(), part.uplink()), (3, 3));
         assert_eq!(links.part(&[0, 1, 2, 3, 4]), links);
         assert_eq!(Links::new(vec![7; 2], 0, Vec::new()).unwrap().pair(0, 1), 0);
+    }
+
+    #[test]
+    fn rates_are_the_best_that_is_known() {
+        let known = |lines: &[u32], measured: &[((u32, u32), f64)]| {
+            let measured = measured.iter().copied().collect();
+            Links::known(lines.to_vec(), 3125e6, 1e9, &measured)
+        };
+        let unmeasured = known(&[0, 10_000, 0], &[]).unwrap();
+        assert_eq!(unmeasured, Links::new(vec![25_000, 10_000, 25_000], 8000, vec![]).unwrap());
+        // Lines are what links show. Here no link is slower than the lines of its ends.
+        let measured = [((0, 1), 125e6), ((2, 1), 250e6)];
+        let slow = known(&[0, 40_000, 0], &measured).unwrap();
+        assert_eq!(slow, Links::new(vec![1000, 40_000, 2000], 8000, vec![]).unwrap());
+        // One link is slow; the pair that was not measured has no limit but its lines.
+        let measured = [((0, 1), 3e9), ((1, 2), 250e6), ((0, 3), 3e9), ((2, 3), 3e9)];
+        let slow = known(&[0; 4], &measured).unwrap();
+        assert_eq!(slow, Links::new(vec![25_000; 4], 8000, vec![0, 0, 0, 2000, 0, 0]).unwrap());
+        assert_eq!(known(&[0; 129], &[]), None, "BOUND");
+    }
+
+    /// What a probe measures of equal links differs by a quarter and more.
+    #[test]
+    fn noise_is_no_difference() {
+        let rates = [119e6, 97e6, 83e6, 112e6, 85e6, 101e6];
+        let pairs = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)];
+        let measured = pairs.into_iter().zip(rates).collect();
+        let equal = Links::new(vec![953; 4], 953, vec![]).unwrap();
+        for said in [0, 953] {
+            let links = Links::known(vec![said; 4], 119.1e6, 119.1e6, &measured).unwrap();
+            assert_eq!(links, equal, "{said}");
+        }
+        // Interfaces that say more than links can do.
+        let links = Links::known(vec![10_000; 4], 119.1e6, 119.1e6, &measured).unwrap();
+        assert_eq!(links.pairs(), [953; 6]);
     }
 
     /// TRUST: what arrives may be anything.

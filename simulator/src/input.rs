@@ -8,7 +8,7 @@ mod file;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gradwire_collectives::{CostModel, Kind, Spec, Topology};
+use gradwire_collectives::{CostModel, Kind, Links, Spec, Topology};
 use toml::Spanned;
 
 pub use self::file::InputError;
@@ -70,12 +70,12 @@ pub fn parse(text: &str) -> Result<Input, InputError> {
         return Err(InputError { line: 1, what });
     }
     let file: File = toml::from_str(text).map_err(|error| reader.refused(&error))?;
-    let (hosts, labels, topology) = hosts(&reader, &file)?;
+    let Hosts { hosts, labels, lines, topology } = hosts(&reader, &file)?;
     let servers = topology.servers();
     let topology = ordered(&reader, &file, topology)?;
     let mut network = network(&reader, &file, hosts, topology)?;
     let frame = reader.number(&file.network.message_ns, "network.message_ns", ANY, 0.0)? * 1e-9;
-    pairs(&reader, &file, frame, &mut network)?;
+    let measured = pairs(&reader, &file, frame, &mut network)?;
     let NetworkPart { reduce_mb_per_s, lane_rate_mbit, .. } = &file.network;
     let per_byte = |value: f64| if value > 0.0 { 1.0 / value } else { 0.0 };
     let reduce = reader.number(reduce_mb_per_s, "network.reduce_mb_per_s", POSITIVE, MOST)?;
@@ -101,6 +101,9 @@ pub fn parse(text: &str) -> Result<Input, InputError> {
         header: usual.header,
     };
     let cost = cost::cost(&reader, &file, &network.topology, &network.tiers, &transport)?;
+    let (usual, uplink) = (1.0 / cost.in_rack.per_byte, 1.0 / cost.cross_rack.per_byte);
+    let links = Links::known(lines, usual, uplink, &measured);
+    network.topology = network.topology.with_links(links);
     let setup = Setup {
         transport,
         processor: Processor {
@@ -138,16 +141,21 @@ pub fn parse(text: &str) -> Result<Input, InputError> {
     Ok(Input { setup, control, cost, kind, bytes, pieces, piece_bytes, specs, servers })
 }
 
-/// The hosts, the label of each, and where they are.
-fn hosts(
-    reader: &Reader<'_>,
-    file: &File,
-) -> Result<(Vec<Host>, Vec<String>, Topology), InputError> {
+/// The hosts, the label of each, what each says of its line in Mbit/s (0: nothing), and where they
+/// are.
+struct Hosts {
+    hosts: Vec<Host>,
+    labels: Vec<String>,
+    lines: Vec<u32>,
+    topology: Topology,
+}
+
+fn hosts(reader: &Reader<'_>, file: &File) -> Result<Hosts, InputError> {
     let rate = &file.network.rate_mbit;
     let rate = reader.number(rate, "network.rate_mbit", POSITIVE, 25_000.0)?;
     let (mut hosts, mut labels, mut servers) = (Vec::new(), Vec::new(), 0);
-    // By these daemons divide the work, as far as all are known.
-    let mut known_lines = Vec::new();
+    // By these daemons divide the work.
+    let mut lines = Vec::new();
     let mut names = BTreeSet::new();
     for part in &file.hosts {
         let count = reader.whole(&part.count, "host.count", (1.0, MAX_HOSTS as f64), 1.0)?;
@@ -178,7 +186,7 @@ fn hosts(
             }
             let rack = part.rack.as_ref().map_or("", |rack| rack.get_ref());
             labels.push(rack.to_owned());
-            known_lines.push(known_line);
+            lines.push(known_line);
             servers += u32::from(part.server);
             hosts.push(Host { name, egress: line, ingress: line, slowness });
         }
@@ -188,8 +196,8 @@ fn hosts(
                     no server";
         return Err(InputError { line: 1, what: what.to_owned() });
     }
-    let topology = Topology::from_labels(&labels).with_servers(servers).with_lines(&known_lines);
-    Ok((hosts, labels, topology))
+    let topology = Topology::from_labels(&labels).with_servers(servers).with_lines(&lines);
+    Ok(Hosts { hosts, labels, lines, topology })
 }
 
 /// The hosts in the order of the file.
@@ -279,15 +287,18 @@ fn network(
 /// within its rack: what its interface could do says less. And a link has a cap of its own only if
 /// it is much slower than the lines of both hosts. What a data thread can do is the processor's
 /// matter, and links between racks share the links of these.
+///
+/// Returns the bytes per second that were measured, by which daemons divide the work.
 fn pairs(
     reader: &Reader<'_>,
     file: &File,
     frame: f64,
     network: &mut Network,
-) -> Result<(), InputError> {
+) -> Result<BTreeMap<(u32, u32), f64>, InputError> {
     let places: BTreeMap<&str, u32> =
         network.hosts.iter().map(|host| host.name.as_str()).zip(0..).collect();
     let mut pairs = BTreeMap::new();
+    let mut known = BTreeMap::new();
     let mut measured: Vec<Vec<f64>> = vec![Vec::new(); network.hosts.len()];
     let mut slow: Vec<(u32, u32, f64)> = Vec::new();
     for part in &file.links {
@@ -309,6 +320,11 @@ fn pairs(
         let latency = reader.number(&part.latency_us, "link.latency_us", ANY, usual)? * MICRO;
         let cap = reader.number(&part.lane_rate_mbit, "link.lane_rate_mbit", POSITIVE, MOST)?;
         let rate = reader.number(&part.rate_mbit, "link.rate_mbit", POSITIVE, 0.0)? * MEGABITS;
+        // As the coordinator sees it: the rate of one data thread or of all, whichever is more.
+        let lane = part.lane_rate_mbit.as_ref().map_or(0.0, |_| cap * MEGABITS);
+        if rate.max(lane) > 0.0 {
+            known.insert((from, to), rate.max(lane));
+        }
         if rate > 0.0 {
             slow.push((from, to, rate));
             if network.topology.same_rack(from, to) {
@@ -341,7 +357,7 @@ fn pairs(
         }
     }
     network.pairs = pairs;
-    Ok(())
+    Ok(known)
 }
 
 fn tcp(reader: &Reader<'_>, part: &TcpPart) -> Result<Tcp, InputError> {

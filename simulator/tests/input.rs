@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gradwire_collectives::Algorithm;
+use gradwire_collectives::{Algorithm, Spec};
 use gradwire_simulator::{
     input::{Input, parse},
     job::{InOrder, Operation},
@@ -261,6 +261,36 @@ fn faster_lines_have_larger_shares() {
     };
     assert_eq!(lines("line_mbit = 3000"), [1, 3]);
     assert!(lines("").is_empty() && lines("line_mbit = 1000").is_empty());
+}
+
+/// As daemons do it: what a slow link would carry goes around it.
+#[test]
+fn trees_go_around_slow_links() {
+    let cluster = |rates: [u32; 3]| {
+        let hosts = ["a", "b", "c"].map(|name| format!("[[host]]\nname = \"{name}\"\n")).concat();
+        let pairs = [("a", "b"), ("b", "c"), ("a", "c")].into_iter().zip(rates);
+        let links = pairs.map(|((from, to), rate)| {
+            format!(
+                "[[link]]\nfrom = \"{from}\"\nto = \"{to}\"\nlane_rate_mbit = {rate}\n\
+                 rate_mbit = {rate}\n"
+            )
+        });
+        let job = "[network]\nrate_mbit = 1000\n[job]\nbytes = 1048576\n";
+        hosts + &links.collect::<String>() + job
+    };
+    let links = |rates| parse(&cluster(rates)).unwrap().setup.network.topology.links().cloned();
+    let equal = links([1000; 3]).unwrap();
+    assert_eq!((equal.lines(), equal.pairs()), (&[1000; 3][..], &[][..]));
+    assert_eq!(links([990, 1010, 900]), Some(equal), "noise");
+    let slow = cluster([1000, 1000, 100]);
+    assert_eq!(links([1000, 1000, 100]).unwrap().pairs(), [0, 100, 0]);
+    let seconds = |text: &str, spec: &str| {
+        let mut input = parse(text).unwrap();
+        input.specs = vec![Spec::parse(spec).unwrap()];
+        seconds(&input)
+    };
+    let (around, through) = (seconds(&slow, "blink"), seconds(&slow, "direct"));
+    assert!(around * 2.0 < through, "{around} s around the slow link, {through} s through it");
 }
 
 proptest! {

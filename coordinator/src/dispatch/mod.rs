@@ -7,7 +7,6 @@
 //! - `observed`: how long that has taken
 //! - `sizes`: how large pieces and chunks are, and how many are in flight
 //! - `advice`: what to set at the next start
-//! - `rates`: the rates of links, for algorithms that distribute load by them
 //!
 //! [`Dispatch`] owns all tensors that ranks have agreed on and that are not done.
 
@@ -18,7 +17,6 @@ mod algorithm;
 mod decision;
 mod observed;
 mod queue;
-mod rates;
 mod sizes;
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
@@ -225,7 +223,13 @@ impl Dispatch {
     /// measured of them. Only once, and only if some algorithm may need them.
     pub(crate) fn take_links(&mut self, network: Option<&Network>) -> Option<Links> {
         let lines = self.lines.take()?;
-        let links = rates::links(lines, self.chooser.cost(), network)?;
+        let measured = network.map_or(&[][..], |network| &network.links).iter();
+        let measured = measured
+            .map(|link| ((link.from.0, link.to.0), link.rate.max(link.lane_rate)))
+            .collect();
+        let CostModel { in_rack, cross_rack, .. } = self.chooser.cost();
+        let (usual, uplink) = (1.0 / in_rack.per_byte, 1.0 / cross_rack.per_byte);
+        let links = Links::known(lines, usual, uplink, &measured)?;
         self.chooser.set_links(links.clone());
         Some(links)
     }
