@@ -33,6 +33,7 @@ from systems import MALLOC, TUNED_CONGESTION_CONTROL
 RANK = Path(__file__).resolve().with_name("torch_rank.py")
 WAYS = {
     "compute": "no exchange",
+    "ddp": "DDP without an exchange",
     "gloo": "DDP over Gloo, views of buckets",
     "gloo-copied": "DDP over Gloo",
     "optimizer": "`DistributedOptimizer`",
