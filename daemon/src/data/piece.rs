@@ -192,7 +192,12 @@ impl Piece {
     pub(super) fn input(&self, range: Range<usize>) -> Option<Part<'_>> {
         // Any value but zero is true, and is sent as one.
         let is_kept = self.prescale == 1.0 && self.combine.dtype != DType::Bool;
-        if self.wire != Wire::Ranks || !is_kept {
+        let is_own = match self.wire {
+            Wire::Ranks => true,
+            Wire::Partial(form) => Form::of(self.combine.dtype) == Some(form),
+            Wire::Quantized(_) => false,
+        };
+        if !is_own || !is_kept {
             return None;
         }
         let (start, end) = (range.start as u64, range.end as u64);

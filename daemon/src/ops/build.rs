@@ -185,7 +185,11 @@ impl Builder {
             _ => {}
         }
         let dtype = self.compression.between_nodes(request);
-        let form = Form::of(dtype).filter(|_| dtype != request.dtype);
+        // Sums of bf16 are in f32 also where they travel as bf16 (compression), which is their own
+        // type.
+        let is_own = dtype == request.dtype;
+        let is_computed = Compression::None.between_nodes(request) != request.dtype;
+        let form = Form::of(dtype).filter(|_| is_computed || !is_own);
         form.map_or(Wire::Ranks, Wire::Partial)
     }
 

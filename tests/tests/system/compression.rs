@@ -8,7 +8,7 @@ use gradwire_tests::{
     cluster::{Plan, run_job},
     reference::Dice,
 };
-use gradwire_worker::{AllreduceOptions, Session};
+use gradwire_worker::{AllreduceOptions, Session, half::bf16};
 
 fn plan(slots: &[u32]) -> Plan {
     // Several pieces even for small tensors, on several lanes.
@@ -111,6 +111,27 @@ fn whatever_is_no_reduction_of_f32_arrives_as_it_is() {
             Request { more, ..asked(Collective::Allreduce, DType::F32, 3001, ReduceOp::Sum) };
         checked(session, &Call::same("group", &ranks, &group));
     });
+}
+
+/// A sum of several nodes' parts is rounded once, not after each part, also if the elements are
+/// bf16 themselves: on four nodes that exchange directly, one large part does not absorb the small
+/// ones.
+#[test]
+fn sums_of_bf16_are_kept_whole_until_they_are_sent() {
+    let plan = Plan::nodes(&[1; 4]).set("data.compression=bf16");
+    let results = run_job(&plan.set("negotiation.algorithm=hierarchical"), |session| {
+        // Each node adds up a quarter, of which it has the large part.
+        let whose = |i: usize| i as u32 / 1024;
+        let part = |i| if whose(i) == session.rank() { 256.0 } else { 1.0 };
+        let values: Vec<bf16> = (0..4096).map(|i| bf16::from_f32(part(i))).collect();
+        let mut tensor = session.tensor(&values, &[4096]).unwrap();
+        session.allreduce(&mut tensor, AllreduceOptions::named("x").op(ReduceOp::Sum)).unwrap();
+        tensor.as_slice().to_vec()
+    });
+    // 256 + 1 + 1 + 1 is 259 in f32, and 260 in bf16. Rounded after each part, it would stay 256.
+    for result in results {
+        assert!(result.iter().all(|sum| sum.to_f32() == 260.0), "{:?}", &result[..4]);
+    }
 }
 
 /// Nothing travels within a node: neither in a job of one node, nor in a process set on one node.

@@ -53,8 +53,8 @@ macro_rules! integer {
                 a.wrapping_add(b)
             }
             fn narrow(sum: $t, divisor: u32) -> $t {
-                // A divisor that the type can't hold is larger than any sum.
-                if divisor == 1 { sum } else { <$t>::try_from(divisor).map_or(0, |by| sum / by) }
+                // The type may not hold the divisor, and yet a sum as large: -128 in i8.
+                (i128::from(sum) / i128::from(divisor)) as $t
             }
         })+
     };
@@ -124,6 +124,7 @@ mod tests {
         assert_eq!(same[0].to_bits(), 0x8000_0000);
         assert_eq!(coalesce(&[0, 0], &[100i8, 100], 1, 1).1, [-56]);
         assert_eq!(coalesce(&[0], &[100i8], 1, 300).1, [0]);
+        assert_eq!(coalesce(&[0], &[-128i8], 1, 128).1, [-1], "as an allreduce does");
     }
 
     #[test]

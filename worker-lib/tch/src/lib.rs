@@ -149,15 +149,13 @@ impl DistributedOptimizer {
         }
         if self.accumulation.completes() {
             self.gradients.iter_mut().try_for_each(Gradient::arm)?;
-            if let Err(error) = loss.f_backward() {
-                // Some exchanges may be under way.
-                let end = Instant::now() + AFTER_FAILURE;
-                self.gradients.iter().for_each(|gradient| gradient.abandon(end));
-                self.accumulation.step_now();
-                return Err(error.into());
-            }
-        } else {
-            loss.f_backward()?;
+        }
+        if let Err(error) = loss.f_backward() {
+            // Some exchanges may be under way, and some gradients may have a part of this pass.
+            let end = Instant::now() + AFTER_FAILURE;
+            self.gradients.iter().for_each(|gradient| gradient.abandon(end));
+            self.accumulation.step_now();
+            return Err(error.into());
         }
         match self.accumulation.passed() {
             Due::Nothing => Ok(false),

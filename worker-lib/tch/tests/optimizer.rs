@@ -380,6 +380,15 @@ fn parameters_may_get_another_element_type() {
     });
 }
 
+/// A pass that fails when it has computed the second gradient.
+fn failing_pass(optimizer: &mut DistributedOptimizer, first: &Tensor, second: &Tensor) {
+    let exp = first.exp();
+    let loss = exp.sum(Kind::Float) + second.sum(Kind::Float);
+    let _ = exp.detach().f_add_scalar_(1.0).unwrap();
+    let error = optimizer.backward_step(&loss).unwrap_err();
+    assert!(error.to_string().contains("inplace operation"), "{error}");
+}
+
 #[test]
 fn a_pass_that_fails_in_the_middle_can_be_repeated() {
     ranks(&[1, 1], |session| {
@@ -388,12 +397,8 @@ fn a_pass_that_fails_in_the_middle_can_be_repeated() {
         for _ in 0..2 {
             let good = || first.exp().sum(Kind::Float) + second.sum(Kind::Float);
             assert!(!optimizer.backward_step(&good()).unwrap());
-            let exp = first.exp();
-            let loss = exp.sum(Kind::Float) + second.sum(Kind::Float);
-            // The pass finds out when it has exchanged the second gradient.
-            let _ = exp.detach().f_add_scalar_(1.0).unwrap();
-            let error = optimizer.backward_step(&loss).unwrap_err();
-            assert!(error.to_string().contains("inplace operation"), "{error}");
+            // It has exchanged the second gradient by then.
+            failing_pass(&mut optimizer, &first, &second);
             assert_eq!(values(&second), [0.0; 3]);
             assert!(!optimizer.step().unwrap(), "the passes don't count");
         }
@@ -402,6 +407,23 @@ fn a_pass_that_fails_in_the_middle_can_be_repeated() {
             assert_eq!(optimizer.backward_step(&loss).unwrap(), pass == 1);
         }
         assert_eq!((values(&first)[0], values(&second)[0]), (-RATE * 4.0, -RATE * 4.0));
+    });
+}
+
+/// One gradient has it and the other one has not, so neither is the sum of the passes.
+#[test]
+fn a_pass_that_fails_before_the_last_one_does_not_count_either() {
+    ranks(&[1, 1], |session| {
+        let (store, first, second) = parameters(0.0);
+        let mut optimizer = wrap(session, &store, 3);
+        let good = || first.sum(Kind::Float) + second.sum(Kind::Float);
+        assert!(!optimizer.backward_step(&good()).unwrap());
+        failing_pass(&mut optimizer, &first, &second);
+        assert!(!optimizer.step().unwrap(), "the passes don't count");
+        for pass in 0..3 {
+            assert_eq!(optimizer.backward_step(&good()).unwrap(), pass == 2);
+        }
+        assert_eq!((values(&first)[0], values(&second)[0]), (-RATE * 6.0, -RATE * 6.0));
     });
 }
 

@@ -31,6 +31,13 @@ fn only_what_one_rank_contributes_unchanged_is_sent_as_it_is() {
     assert_eq!(left(&[&alone], |piece| Piece { prescale: 0.5, ..piece }), copied);
     let truth = Combine { dtype: DType::Bool, op: ReduceOp::Sum };
     assert_eq!(left(&[&alone], |piece| Piece { combine: truth, ..piece }), copied);
+    let short = Combine { dtype: DType::Bf16, op: ReduceOp::Sum };
+    let travels_as = |form| {
+        let wire = Wire::Partial(form);
+        left(&[&alone], move |piece| Piece { combine: short, wire, ..piece })
+    };
+    assert_eq!(travels_as(Form::Bf16), 0, "it travels in its own type");
+    assert_eq!(travels_as(Form::F32), copied);
     // Node 0 sends the second half. With the short tensor last, that is in two places.
     let (long, short) = (Job::new("a", 2, 1, 624, SUM), Job::new("b", 2, 1, 400, SUM));
     assert_eq!(left(&[&short, &long], same), 0);
