@@ -20,12 +20,13 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use gradwire_coordinator::CoordinatorConfig;
 use gradwire_daemon::{Daemon, DaemonConfig};
-use gradwire_proto::{Ending, JobId, Secret};
+use gradwire_proto::{Ending, JobId, Secret, launch::Notice};
 use gradwire_settings::{Layers, Settings};
 use gradwire_worker::{Session, SessionBuilder};
 use tokio::{
     net::TcpListener,
     runtime::{Builder, Runtime},
+    sync::mpsc::UnboundedReceiver,
     task::JoinHandle,
 };
 use tokio_util::sync::CancellationToken;
@@ -137,6 +138,19 @@ impl Cluster {
     /// # Errors
     /// When a part of the job can't be started.
     pub fn start(plan: &Plan) -> Result<Self> {
+        let mut cluster = Self::without_daemons(plan)?;
+        for order in 0..plan.slots.len() {
+            let daemon = cluster.daemon(order, &[])?;
+            cluster.daemons.push(daemon);
+        }
+        Ok(cluster)
+    }
+
+    /// Starts the coordinator alone.
+    ///
+    /// # Errors
+    /// When it can't be started.
+    pub fn without_daemons(plan: &Plan) -> Result<Self> {
         watch_for_panics();
         let number = JOBS.fetch_add(1, Ordering::Relaxed);
         let job = JobId::new(&format!("test-{}-{number}", std::process::id()))?;
@@ -155,7 +169,7 @@ impl Cluster {
         let cancel = stop_coordinator.clone();
         let task = alone
             .spawn(async move { Ok(gradwire_coordinator::run(config, listener, cancel).await?) });
-        let mut cluster = Self {
+        Ok(Self {
             runtime,
             coordinator: Some(Coordinator { runtime: alone, task }),
             coordinator_address,
@@ -164,12 +178,7 @@ impl Cluster {
             plan: plan.clone(),
             job,
             secret,
-        };
-        for order in 0..plan.slots.len() {
-            let daemon = cluster.daemon(order, &[])?;
-            cluster.daemons.push(daemon);
-        }
-        Ok(cluster)
+        })
     }
 
     /// Starts the daemon of a node, with some of its variables changed.
@@ -177,6 +186,27 @@ impl Cluster {
     /// # Errors
     /// When the daemon can't be started.
     pub fn daemon(&self, order: usize, changes: &[(&str, String)]) -> Result<RunningDaemon> {
+        self.start_daemon(order, changes, None)
+    }
+
+    /// Starts the daemon of a node, with an agent that reports on its ranks' processes.
+    ///
+    /// # Errors
+    /// When the daemon can't be started.
+    pub fn daemon_with_agent(
+        &self,
+        order: usize,
+        notices: UnboundedReceiver<Notice>,
+    ) -> Result<RunningDaemon> {
+        self.start_daemon(order, &[], Some(notices))
+    }
+
+    fn start_daemon(
+        &self,
+        order: usize,
+        changes: &[(&str, String)],
+        notices: Option<UnboundedReceiver<Notice>>,
+    ) -> Result<RunningDaemon> {
         let mut variables = HashMap::from([
             ("GRADWIRE_JOB".into(), self.job.to_string()),
             ("GRADWIRE_SECRET".into(), self.secret.to_hex()),
@@ -191,7 +221,10 @@ impl Cluster {
         let config = DaemonConfig::from_env(&variables, &self.plan.settings(order)?)?;
         let stop = CancellationToken::new();
         let cancel = stop.clone();
-        let daemon = self.runtime.block_on(Daemon::bind(config))?;
+        let mut daemon = self.runtime.block_on(Daemon::bind(config))?;
+        if let Some(notices) = notices {
+            daemon = daemon.with_agent(notices);
+        }
         let data_address = daemon.data_address();
         let task = self.runtime.spawn(async move { Ok(daemon.run(cancel, |_| ()).await?) });
         Ok(RunningDaemon { task, stop, data_address })

@@ -194,10 +194,8 @@ impl Node {
         }
     }
 
-    /// A rank's process has ended. If it never attached, it can't take part any more, and nobody
-    /// waits for it. If it also failed, it is the cause of the job's failure (TELL). The end of an
-    /// attached process is reported when its connection ends. The connection is ended now, in case
-    /// another process holds its other end.
+    /// A rank's process has ended. The end of an attached process is reported when its connection
+    /// ends. The connection is ended now, in case another process holds its other end.
     fn ended(&self, rank: Rank, end: ProcessEnd) {
         let Some(running) = self.running.get() else { return };
         let Some(local) = rank.0.checked_sub(running.world.me().first_rank.0) else { return };
@@ -205,7 +203,24 @@ impl Node {
         if let Some(worker) = self.workers.get(local) {
             worker.hang_up();
         }
-        if !self.workers.ended(local) || self.job.ending().is_some() {
+        self.ended_without_attaching(rank, local, end);
+    }
+
+    /// The slot of a process that was not attached is free again. If the process has ended, that
+    /// was reported while it had the slot.
+    pub(crate) fn freed(&self, local_rank: u32) {
+        let Some(running) = self.running.get() else { return };
+        if let Some(end) = self.process_ends.end(local_rank) {
+            let rank = Rank(running.world.me().first_rank.0 + local_rank);
+            self.ended_without_attaching(rank, local_rank, end);
+        }
+    }
+
+    /// If the process of a rank never attached, it can't take part any more, and nobody waits for
+    /// it. If it also failed, it is the cause of the job's failure (TELL). A process that has its
+    /// slot is looked at when that is free again.
+    fn ended_without_attaching(&self, rank: Rank, local_rank: u32, end: ProcessEnd) {
+        if !self.workers.ended(local_rank) || self.job.ending().is_some() {
             return;
         }
         if end.is_well() {

@@ -226,6 +226,7 @@ impl Session {
         if let Some(local_rank) = claimed {
             let over = self.node.job.ending().is_some();
             self.node.workers.set(local_rank, if over { Slot::Left } else { Slot::Free });
+            self.node.freed(local_rank);
         }
     }
 

@@ -51,9 +51,14 @@ impl ProcessEnds {
         self.news.notify_all();
     }
 
+    /// How the process of a rank has ended, if that is known.
+    pub(crate) fn end(&self, local_rank: u32) -> Option<ProcessEnd> {
+        self.lock().ends.get(&local_rank).copied()
+    }
+
     /// How the process of a rank failed, if that is known.
     pub(crate) fn failure(&self, local_rank: u32) -> Option<ProcessEnd> {
-        self.lock().ends.get(&local_rank).copied().filter(|end| !end.is_well())
+        self.end(local_rank).filter(|end| !end.is_well())
     }
 
     /// All processes of this host are being ended.

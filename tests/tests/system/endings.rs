@@ -3,22 +3,27 @@
 //! tests has a limit.
 
 use std::{
+    os::fd::AsFd,
     sync::{Arc, Barrier, mpsc},
     thread,
     time::Duration,
 };
 
 use gradwire_daemon::Ending;
-use gradwire_proto::{DType, Failure, FailureKind, Rank, ReduceOp, Request, Shape};
-use gradwire_shm::control::Submission;
+use gradwire_proto::{
+    DType, Failure, FailureKind, Rank, ReduceOp, Request, Shape,
+    launch::{Notice, ProcessEnd},
+};
+use gradwire_shm::control::{Submission, WorkerControl};
 use gradwire_tests::{
     calls::failure,
     cluster::{Cluster, Plan, Ranks},
-    raw::{RawWorker, submission},
+    raw::{RawWorker, Stranger, attach, submission},
 };
 use gradwire_worker::{
     AllgatherOptions, AllreduceOptions, BroadcastOptions, GradwireError, JoinOptions, Session,
 };
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 fn sum(name: &str) -> AllreduceOptions {
     AllreduceOptions::named(name).op(ReduceOp::Sum)
@@ -143,6 +148,49 @@ fn a_rank_that_dies_between_two_steps_is_named() {
     let cause = one_cause(cluster, survivors);
     assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(1))));
     assert_eq!((cause.host.as_str(), cause.tensor.as_str()), ("node-1", ""));
+}
+
+/// A job in which the process of rank 1 has its slot while the world forms, and is not there any
+/// more when it has formed. The agent reports its end at that moment.
+fn dead_before_the_world_forms(end: ProcessEnd) -> (Cluster, UnboundedSender<Notice>) {
+    let plan = Plan::nodes(&[2, 1]).set("launch.grace_ms=500");
+    let mut cluster = Cluster::without_daemons(&plan).unwrap();
+    let (agent, notices) = unbounded_channel();
+    let first = cluster.daemon_with_agent(0, notices).unwrap();
+    let dead = Stranger::connect(&cluster.socket(0)).unwrap();
+    let (_, page) = WorkerControl::create("gradwire-test-dead").unwrap();
+    let message = attach(&cluster, 1, &dead.challenge().unwrap(), |_| ());
+    dead.say(message, &[page.as_fd()]).unwrap();
+    drop(dead);
+    agent.send(Notice::Ended { rank: Rank(1), end }).unwrap();
+    let second = cluster.daemon(1, &[]).unwrap();
+    cluster.daemons.extend([first, second]);
+    (cluster, agent)
+}
+
+/// WAIT: otherwise the others would wait for it for ever.
+#[test]
+fn a_rank_that_ends_while_the_world_forms_is_not_waited_for() {
+    let (cluster, _agent) = dead_before_the_world_forms(ProcessEnd::Code(0));
+    let others = cluster.start_ranks([0, 2], |session| {
+        failure(session.allreduce_slice(&mut [1.0f32; 100], sum("t")))
+    });
+    for failure in others.join().unwrap() {
+        assert_eq!(failure.rank, Some(Rank(1)), "{failure}");
+        assert!(failure.what.contains("its process ended before it had joined"), "{failure}");
+    }
+    cluster.finish().unwrap();
+}
+
+#[test]
+fn a_rank_that_dies_while_the_world_forms_is_named() {
+    let (cluster, _agent) = dead_before_the_world_forms(ProcessEnd::Signal(9));
+    for ending in cluster.finish().unwrap() {
+        let Ending::Failed(failure) = ending else { panic!("{ending:?}") };
+        assert_eq!((failure.kind, failure.rank), (FailureKind::WorkerLost, Some(Rank(1))));
+        let what = "its process was killed by SIGKILL before it had joined the job";
+        assert!(failure.what.contains(what), "{failure}");
+    }
 }
 
 #[test]
