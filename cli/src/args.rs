@@ -114,14 +114,20 @@ pub struct Run {
     pub command: Vec<String>,
 }
 
+/// The word with two dashes, if it is `-np` or `-np=N`.
+fn of_mpirun(word: &OsString) -> Option<OsString> {
+    let rest = word.to_str()?.strip_prefix("-np")?;
+    (rest.is_empty() || rest.starts_with('=')).then(|| format!("--np{rest}").into())
+}
+
 /// `-np`, which everybody knows from mpirun, is no option to clap: it becomes `--np`, where it is
 /// an option of `gradwire run` or `gradwire bench` and not a word of a program.
 pub fn normalise(mut words: Vec<OsString>) -> Vec<OsString> {
     match words.get(1).and_then(|word| word.to_str()) {
         Some("run") => {}
         Some("bench" | "probe" | "doctor") => {
-            words.iter_mut().filter(|word| *word == "-np").for_each(|word| *word = "--np".into());
-            return words;
+            let replaced = words.into_iter().map(|word| of_mpirun(&word).unwrap_or(word));
+            return replaced.collect();
         }
         _ => return words,
     }
@@ -142,12 +148,11 @@ pub fn normalise(mut words: Vec<OsString>) -> Vec<OsString> {
         if word == "--" || !word.starts_with('-') {
             break;
         }
-        if word == "-np" {
-            words[i] = "--np".into();
-            i += 2;
-        } else {
-            i += if takes_value.iter().any(|option| option == word) { 2 } else { 1 };
+        let has_value = word == "-np" || takes_value.iter().any(|option| option == word);
+        if let Some(replaced) = of_mpirun(&words[i]) {
+            words[i] = replaced;
         }
+        i += if has_value { 2 } else { 1 };
     }
     words
 }
@@ -180,6 +185,8 @@ mod tests {
         let parsed = run("gradwire run --np=2 -- -np x");
         assert_eq!((parsed.at.np, parsed.command.len()), (Some(2), 2));
         assert_eq!(run("gradwire run -n3 train").at.np, Some(3));
+        let parsed = run("gradwire run -np=3 train -np=4");
+        assert_eq!((parsed.at.np, parsed.command), (Some(3), vec!["train".into(), "-np=4".into()]));
         assert_eq!(run("gradwire run --start-timeout 1.5 train").at.start_timeout, Some(1500));
     }
 

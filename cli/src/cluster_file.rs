@@ -26,8 +26,8 @@ const MICRO: f64 = 1e-6;
 const MEGA: f64 = 1e6;
 const PERCENT: f64 = 100.0;
 
-/// A line or link that carries long calls at less than this part of what short transfers say is slow
-/// for another reason than that lines let something through at once, such as the processors.
+/// A line or link that carries long calls at less than this part of what short transfers say is
+/// slow for another reason than that lines let something through at once, such as the processors.
 const SLOWER: f64 = 0.6;
 
 /// What short transfers say is less than what the line can do by this factor at most, if only other

@@ -27,7 +27,7 @@ use gradwire_doctor::findings::Status;
 use gradwire_launcher::{
     agent,
     args::{JobOptions, SettingsOptions},
-    error::{CommandError, limits_hint},
+    error::{CommandError, limits_hint, print_line},
     launch::{
         self, Options, dry_run,
         hosts::{self, Host},
@@ -116,8 +116,14 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
             let (loaded, mut hosts) = prepare(&options.at, &["probe.enabled=true".to_owned()])?;
             options.spread(&mut hosts)?;
             let nodes = Plan::nodes(&hosts, None)?;
-            let plan =
-                Plan::new(nodes, ITSELF.to_owned(), options.words(&loaded.settings)?, &loaded)?;
+            let words = options.words(&loaded.settings)?;
+            // On another host its rank looks first.
+            if let (Some(path), Some(first)) = (&options.out, nodes.first())
+                && block_on(places::is_local(&first.host))?
+            {
+                probe::check(path)?;
+            }
+            let plan = Plan::new(nodes, ITSELF.to_owned(), words, &loaded)?;
             start(plan, &loaded, &options.at, Files::default(), true)
         }
         Command::Simulate(command) => simulate::simulate(&command, print),
@@ -272,8 +278,8 @@ fn start(
             done = &mut traced => (job.await, done),
         };
         match traced {
-            Some(Ok(summary)) => eprintln!("{summary}"),
-            Some(Err(error)) => eprintln!("trace: {error}"),
+            Some(Ok(summary)) => print_line(&summary),
+            Some(Err(error)) => print_line(format_args!("trace: {error}")),
             None => {}
         }
         report

@@ -4,10 +4,19 @@
 //! It is a job of one rank for each host that does nothing. Its coordinator measures the links as
 //! it does for every job, and rank 0 asks it for the result.
 
-use std::{collections::HashMap, fs, path::PathBuf};
+use std::{
+    collections::HashMap,
+    fs::{self, OpenOptions},
+    io,
+    path::{Path, PathBuf},
+};
 
 use clap::Args;
-use gradwire_launcher::{args::JobOptions, error::CommandError, launch::hosts::Host};
+use gradwire_launcher::{
+    args::JobOptions,
+    error::{CommandError, print_line},
+    launch::hosts::Host,
+};
 use gradwire_proto::pb::StatusResponse;
 use gradwire_settings::Settings;
 use gradwire_worker::Session;
@@ -85,6 +94,29 @@ impl Options {
     }
 }
 
+/// Whether the file for the result can be written, which is looked at before anything is measured.
+/// An older file stays as it is.
+///
+/// # Errors
+/// [`CommandError`] if it can't.
+pub fn check(path: &Path) -> Result<(), CommandError> {
+    let is_new = path.symlink_metadata().is_err();
+    let opened = OpenOptions::new().append(true).create(true).open(path);
+    opened.map_err(|error| refused(path, &error))?;
+    if is_new {
+        // It is made again with the result.
+        let _ = fs::remove_file(path);
+    }
+    Ok(())
+}
+
+fn refused(path: &Path, error: &io::Error) -> CommandError {
+    CommandError::failed(format!("--out {} can't be written: {error}", path.display())).hint(
+        "it is on the first host; a relative name begins in the directory that the command was \
+         started from",
+    )
+}
+
 /// Takes part as a rank. Rank 0 gets the result from `ask`, which is given the address of the
 /// metrics on the coordinator's host, and shows it.
 ///
@@ -95,6 +127,8 @@ pub fn rank(
     environment: &HashMap<String, String>,
     ask: impl FnOnce(&str) -> Result<StatusResponse, CommandError>,
 ) -> Result<String, CommandError> {
+    let writes = environment.get("GRADWIRE_RANK").is_some_and(|rank| rank == "0");
+    options.out.as_deref().filter(|_| writes).map_or(Ok(()), check)?;
     let session = Session::from_env().map_err(CommandError::failed)?;
     // Operations begin when the links are measured.
     session.barrier().map_err(CommandError::failed)?;
@@ -119,11 +153,10 @@ fn show(options: &Options, status: &StatusResponse, calls: &Calls) -> Result<Str
     let (lanes, streams) = (options.lanes, options.streams);
     let file = ClusterFile::of_job(status).with_calls(calls, lanes, streams, status);
     if !network.complete {
-        eprintln!("gradwire probe: there was not time for everything");
+        print_line("gradwire probe: there was not time for everything");
     }
     if let Some(path) = &options.out {
-        fs::write(path, file.to_toml()?)
-            .map_err(|error| CommandError::failed(format!("{}: {error}", path.display())))?;
+        fs::write(path, file.to_toml()?).map_err(|error| refused(path, &error))?;
     }
     if options.json {
         let json = serde_json::to_string_pretty(&file).map_err(CommandError::failed)?;

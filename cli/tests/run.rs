@@ -242,3 +242,18 @@ fn a_reader_that_goes_away_ends_the_job() {
     assert!(output.stderr.contains("output can't be written: Broken pipe"), "{output:?}");
     place.assert_clean(false);
 }
+
+/// What is said of a trace is worth less than how the job ended.
+#[test]
+fn a_reader_that_has_gone_does_not_change_the_exit_code_of_a_traced_job() {
+    let place = Place::new();
+    for code in [0, 3] {
+        let script = format!("exit {code}");
+        let words = ["run", "-np", "1", "--trace", "t.json", "sh", "-c", &script];
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut child = place.gradwire(&words).stderr(writer).spawn().unwrap();
+        assert_eq!(wait(&mut child).code(), Some(code));
+        place.assert_clean(false);
+    }
+}

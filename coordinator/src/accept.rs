@@ -5,6 +5,10 @@
 //! A node begins its connection with [`NODE_PREFACE`]. Such a connection goes to the thread of the
 //! negotiation, so a message of a node wakes no other thread on its way. All other connections stay
 //! here. A node that leaves the preface out is served here, too: its messages take one more step.
+//!
+//! A connection that is served has a place, of which there are so many (BOUND): a stranger must not
+//! use up the descriptors that the daemon of this host needs. It has a place only once it has begun
+//! to speak HTTP/2: from then on its server notices that it has gone silent.
 
 use std::{io, sync::Arc, thread, time::Duration};
 
@@ -20,6 +24,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    connection::Connection,
     grpc::{self, NodeConnections},
     inspection::Inspection,
     session::SessionAcceptor,
@@ -35,29 +40,56 @@ const MAX_SILENT: usize = 256;
 /// The most connections that wait for a thread to take them (BOUND).
 const WAITING: usize = 64;
 
+/// How many connections of nodes are served besides one for each (BOUND): so many strangers keep
+/// none out.
+const MORE_NODES: usize = 64;
+
+/// How many others are served (BOUND): all who may watch, and some who ask once. Nodes may come
+/// here, too, so there is one more for each.
+const VIEWERS: usize = 128;
+
+/// What a client of HTTP/2 begins with.
+const HTTP2_PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// How often this looks whether the rest of a preface has come.
+const LOOK: Duration = Duration::from_millis(20);
+
 /// How long open requests may take to end when the thread is stopped.
 const STOP: Duration = Duration::from_millis(200);
 
-/// Starts the thread. It ends with `stop`. Returns the connections of nodes, and a channel that
-/// gets the error with which it ends, if it does so by itself.
+/// Where connections go, and the places that are free there.
+#[derive(Debug, Clone)]
+struct Ways {
+    to_nodes: mpsc::Sender<(std::net::TcpStream, OwnedSemaphorePermit)>,
+    for_nodes: Arc<Semaphore>,
+    to_viewers: mpsc::Sender<io::Result<Connection>>,
+    for_viewers: Arc<Semaphore>,
+}
+
+/// Starts the thread, for a job of so many nodes. It ends with `stop`. Returns the connections of
+/// nodes, and a channel that gets the error with which it ends, if it does so by itself.
 ///
 /// # Errors
 /// The system refuses the thread or a descriptor.
 pub(crate) fn start(
     listener: TcpListener,
+    nodes: u32,
     acceptor: SessionAcceptor,
     inspection: Arc<Inspection>,
     stop: CancellationToken,
 ) -> io::Result<(NodeConnections, oneshot::Receiver<String>)> {
     let listener = listener.into_std()?;
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-    let (to_nodes, nodes) = mpsc::channel(WAITING);
+    let (to_nodes, of_nodes) = mpsc::channel(WAITING);
+    let (to_viewers, of_viewers) = mpsc::channel(WAITING);
+    let places = |more: usize| Arc::new(Semaphore::new(nodes as usize + more));
+    let (for_nodes, for_viewers) = (places(MORE_NODES), places(VIEWERS));
+    let ways = Ways { to_nodes, for_nodes, to_viewers, for_viewers };
     let (failed, ended) = oneshot::channel();
     let run = move || {
         let serve = async {
             let listener = TcpListener::from_std(listener).map_err(|error| error.to_string())?;
-            let (to_viewers, viewers) = mpsc::channel(WAITING);
-            let viewers = ReceiverStream::new(viewers);
+            let viewers = ReceiverStream::new(of_viewers);
             let stopped = stop.clone().cancelled_owned();
             let late = async {
                 stop.cancelled().await;
@@ -67,7 +99,7 @@ pub(crate) fn start(
                 served = grpc::serve_viewers(acceptor, inspection.clone(), viewers, stopped) => {
                     served.map_err(|error| error.to_string())
                 }
-                () = accept(listener, &to_nodes, &to_viewers) => Ok(()),
+                () = accept(listener, &ways) => Ok(()),
                 () = inspection.serve() => Ok(()),
                 () = late => Ok(()),
             }
@@ -79,23 +111,18 @@ pub(crate) fn start(
         runtime.shutdown_background();
     };
     thread::Builder::new().name("gw-inspect".to_owned()).spawn(run)?;
-    Ok((nodes, ended))
+    Ok((of_nodes, ended))
 }
 
 /// Accepts without end.
-async fn accept(
-    listener: TcpListener,
-    to_nodes: &mpsc::Sender<std::net::TcpStream>,
-    to_viewers: &mpsc::Sender<io::Result<TcpStream>>,
-) {
+async fn accept(listener: TcpListener, ways: &Ways) {
     let silent = Arc::new(Semaphore::new(MAX_SILENT));
     loop {
         // The semaphore is never closed.
         let permit = silent.clone().acquire_owned().await.ok();
         match listener.accept().await {
             Ok((stream, _)) => {
-                let (to_nodes, to_viewers) = (to_nodes.clone(), to_viewers.clone());
-                tokio::spawn(route(stream, permit, to_nodes, to_viewers));
+                tokio::spawn(route(stream, permit, ways.clone()));
             }
             Err(error) => {
                 // One connection has gone already, or there is no descriptor left.
@@ -107,30 +134,134 @@ async fn accept(
 }
 
 /// Gives a connection to who serves it, once its first bytes say who that is (TRUST).
-async fn route(
-    mut stream: TcpStream,
-    _silent: Option<OwnedSemaphorePermit>,
-    to_nodes: mpsc::Sender<std::net::TcpStream>,
-    to_viewers: mpsc::Sender<io::Result<TcpStream>>,
-) {
+async fn route(mut stream: TcpStream, _silent: Option<OwnedSemaphorePermit>, ways: Ways) {
     let routed = async {
         stream.set_nodelay(true)?;
         let mut first = [0; 1];
         if stream.peek(&mut first).await? == 0 {
             return Ok(());
         }
-        if first[0] != NODE_PREFACE[0] {
-            let _ = to_viewers.send(Ok(stream)).await;
+        let is_node = first[0] == NODE_PREFACE[0];
+        if is_node {
+            let mut preface = [0; NODE_PREFACE.len()];
+            stream.read_exact(&mut preface).await?;
+            if preface != *NODE_PREFACE {
+                return Ok(());
+            }
+        }
+        if !speaks_http2(&stream).await? {
             return Ok(());
         }
-        let mut preface = [0; NODE_PREFACE.len()];
-        stream.read_exact(&mut preface).await?;
-        if preface == *NODE_PREFACE {
-            let _ = to_nodes.send(stream.into_std()?).await;
+        if is_node {
+            // The semaphore is never closed.
+            if let Ok(place) = ways.for_nodes.acquire_owned().await {
+                let _ = ways.to_nodes.send((stream.into_std()?, place)).await;
+            }
+        } else if let Ok(place) = ways.for_viewers.try_acquire_owned() {
+            let _ = ways.to_viewers.send(Ok(Connection::new(stream, place))).await;
         }
         io::Result::Ok(())
     };
     if let Ok(Err(error)) = timeout(FIRST_BYTES, routed).await {
         tracing::debug!(%error, "a connection ended before it said anything");
+    }
+}
+
+/// Waits for all that a client of HTTP/2 begins with, and leaves it where it is. Returns false if
+/// something else comes.
+async fn speaks_http2(stream: &TcpStream) -> io::Result<bool> {
+    let mut begin = [0; HTTP2_PREFACE.len()];
+    loop {
+        let length = stream.peek(&mut begin).await?;
+        if length == 0 || !HTTP2_PREFACE.starts_with(&begin[..length]) {
+            return Ok(false);
+        }
+        if length == begin.len() {
+            return Ok(true);
+        }
+        // The system does not say when there is more of what was not read.
+        sleep(LOOK).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use tokio::io::AsyncWriteExt as _;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    /// What has come to nodes and to viewers.
+    type Came = (
+        mpsc::Receiver<(std::net::TcpStream, OwnedSemaphorePermit)>,
+        mpsc::Receiver<io::Result<Connection>>,
+    );
+
+    fn ways(places: usize) -> (Ways, Came) {
+        let ((to_nodes, nodes), (to_viewers, viewers)) = (mpsc::channel(9), mpsc::channel(9));
+        let places = || Arc::new(Semaphore::new(places));
+        let (for_nodes, for_viewers) = (places(), places());
+        (Ways { to_nodes, for_nodes, to_viewers, for_viewers }, (nodes, viewers))
+    }
+
+    /// A connection that was routed by these bytes.
+    async fn routed(listener: &TcpListener, begin: &[u8], ways: &Ways) -> TcpStream {
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        client.write_all(begin).await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        route(stream, None, ways.clone()).await;
+        client
+    }
+
+    /// Whether it was closed without an answer, orderly or not. The clock of tokio does not go.
+    fn is_closed(client: TcpStream) -> bool {
+        let mut client = client.into_std().unwrap();
+        client.set_nonblocking(false).unwrap();
+        client.set_read_timeout(Some(LIMIT)).unwrap();
+        let read = client.read(&mut [0; 1]);
+        read.map_or_else(|error| error.kind() == io::ErrorKind::ConnectionReset, |read| read == 0)
+    }
+
+    /// WAIT: what begins and does not go on is given up.
+    #[tokio::test(start_paused = true)]
+    async fn a_beginning_alone_gets_no_place() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (ways, (mut nodes, mut viewers)) = ways(1);
+        let node = [&NODE_PREFACE[..], HTTP2_PREFACE].concat();
+        for begin in [
+            &HTTP2_PREFACE[..1],
+            &HTTP2_PREFACE[..23],
+            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"NODE something else",
+            &node[..NODE_PREFACE.len()],
+            &node[..node.len() - 1],
+        ] {
+            let client = routed(&listener, begin, &ways).await;
+            assert!(is_closed(client), "{begin:?}");
+            assert!(nodes.try_recv().is_err() && viewers.try_recv().is_err(), "{begin:?}");
+        }
+        let _client = routed(&listener, HTTP2_PREFACE, &ways).await;
+        assert!(viewers.try_recv().unwrap().is_ok());
+        let _client = routed(&listener, &node, &ways).await;
+        assert!(nodes.try_recv().is_ok());
+    }
+
+    /// BOUND: a place is free again once its connection has ended.
+    #[tokio::test(start_paused = true)]
+    async fn there_are_so_many_places() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (ways, (mut nodes, mut viewers)) = ways(1);
+        let node = [&NODE_PREFACE[..], HTTP2_PREFACE].concat();
+        for _ in 0..3 {
+            let _first = routed(&listener, HTTP2_PREFACE, &ways).await;
+            let _node = routed(&listener, &node, &ways).await;
+            assert!(is_closed(routed(&listener, HTTP2_PREFACE, &ways).await));
+            assert!(is_closed(routed(&listener, &node, &ways).await));
+            drop((viewers.try_recv().unwrap(), nodes.try_recv().unwrap()));
+            assert!(viewers.try_recv().is_err() && nodes.try_recv().is_err());
+        }
     }
 }

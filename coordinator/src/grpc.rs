@@ -12,7 +12,10 @@ use gradwire_proto::{
         inspect_server::{Inspect, InspectServer},
     },
 };
-use tokio::{net::TcpStream, sync::mpsc};
+use tokio::{
+    net::TcpStream,
+    sync::{OwnedSemaphorePermit, mpsc},
+};
 use tokio_stream::{Stream, StreamExt, adapters::Map, wrappers::ReceiverStream};
 use tonic::{
     Request, Response, Status, Streaming,
@@ -20,6 +23,7 @@ use tonic::{
 };
 
 use crate::{
+    connection::Connection,
     inbox::OVER,
     inspection::Inspection,
     session::{SessionAcceptor, SessionStream},
@@ -35,8 +39,8 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 /// The most bytes that may be under way on one connection.
 const WINDOW: u32 = 2 << 20;
 
-/// Connections of nodes, which another thread has accepted.
-pub(crate) type NodeConnections = mpsc::Receiver<std::net::TcpStream>;
+/// Connections of nodes, which another thread has accepted, and their places.
+pub(crate) type NodeConnections = mpsc::Receiver<(std::net::TcpStream, OwnedSemaphorePermit)>;
 
 /// What holds for every connection.
 fn server() -> Server {
@@ -61,7 +65,8 @@ pub(crate) async fn serve_nodes(
     connections: NodeConnections,
     stop: impl Future<Output = ()>,
 ) -> Result<(), Error> {
-    let incoming = ReceiverStream::new(connections).map(TcpStream::from_std);
+    let incoming = ReceiverStream::new(connections)
+        .map(|(stream, place)| TcpStream::from_std(stream).map(|s| Connection::new(s, place)));
     let router = server().add_service(coordinator(acceptor));
     router.serve_with_incoming_shutdown(incoming, stop).await
 }
@@ -70,7 +75,7 @@ pub(crate) async fn serve_nodes(
 pub(crate) async fn serve_viewers(
     acceptor: SessionAcceptor,
     inspection: Arc<Inspection>,
-    connections: impl Stream<Item = io::Result<TcpStream>>,
+    connections: impl Stream<Item = io::Result<Connection>>,
     stop: impl Future<Output = ()>,
 ) -> Result<(), Error> {
     let (reporter, health) = tonic_health::server::health_reporter();

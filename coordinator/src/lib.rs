@@ -24,6 +24,7 @@
 //! - `viewers`: those who watch the job
 //! - `traces`: those who read all that its nodes do
 //! - [`inspection`]: how people look at the job
+//! - `connection`: a connection that has a place as long as it lasts
 //! - [`grpc`]: the services on the wire
 //! - `accept`: accepts connections, on a thread of its own, and serves those who look
 //! - `tuning`: the file with what earlier jobs have measured
@@ -48,6 +49,7 @@ pub mod session;
 
 mod accept;
 mod agreement;
+mod connection;
 mod dispatch;
 mod error;
 mod heartbeat;

@@ -138,8 +138,13 @@ impl Coordinator {
             }
         };
         let _stop_server = stop_server.clone().drop_guard();
-        let (nodes, mut viewers) =
-            accept::start(listener, acceptor.clone(), inspection.clone(), stop_server.clone())?;
+        let (nodes, mut viewers) = accept::start(
+            listener,
+            config.engine.nodes,
+            acceptor.clone(),
+            inspection.clone(),
+            stop_server.clone(),
+        )?;
         let stopped = stop_server.clone().cancelled_owned();
         let server = grpc::serve_nodes(acceptor, nodes, stopped);
         let mut server = AbortOnDropHandle::new(tokio::spawn(server));

@@ -16,10 +16,12 @@ use gradwire_proto::{
 };
 use gradwire_settings::Settings;
 use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
     sync::watch,
     time::{sleep, timeout},
 };
-use tonic::Code;
+use tonic::{Code, transport::Channel};
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
 };
@@ -171,6 +173,42 @@ async fn strangers_are_few() {
     drop(strangers);
     let waited = timeout(LIMIT, async {
         while served.open().await.is_err() {
+            sleep(Duration::from_millis(10)).await;
+        }
+    });
+    waited.await.expect("there is room again");
+    let mut node = served.joined(0, 1).await;
+    node.welcomed(&served.secret).await;
+}
+
+/// What a client of HTTP/2 begins with: its preface, and settings that change nothing.
+const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+/// BOUND: connections do not use up the descriptors of the daemon that hosts the coordinator.
+#[tokio::test]
+async fn connections_are_few() {
+    let served = Served::start(1, |_| {}).await;
+    let mut strangers = Vec::new();
+    for _ in 0..300 {
+        let mut stranger = TcpStream::connect(served.address).await.unwrap();
+        stranger.write_all(HTTP2).await.unwrap();
+        strangers.push(stranger);
+    }
+    let mut turned_away = 0;
+    for stranger in &mut strangers {
+        // A server of HTTP/2 begins with its own settings.
+        let read = timeout(LIMIT, stranger.read(&mut [0; 1])).await.expect("an answer");
+        turned_away += usize::from(read.unwrap_or(0) == 0);
+    }
+    assert_eq!(turned_away, 300 - 129);
+    drop(strangers);
+    let waited = timeout(LIMIT, async {
+        while Channel::from_shared(format!("http://{}", served.address))
+            .unwrap()
+            .connect()
+            .await
+            .is_err()
+        {
             sleep(Duration::from_millis(10)).await;
         }
     });

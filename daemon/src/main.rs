@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     ffi::OsString,
+    fmt::Display,
     io::{self, Write},
     net::IpAddr,
     path::PathBuf,
@@ -51,15 +52,20 @@ fn main() -> ExitCode {
             if std::env::var_os(REPORTS_ARE_READ).is_some() {
                 report(&ServiceReport::Failed { failure });
             } else {
-                eprintln!("gradwired: {failure}");
+                say(&failure);
             }
             if own { OWN_FAULT.into() } else { ExitCode::FAILURE }
         }
         Err(error) => {
-            eprintln!("gradwired: {error:#}");
+            say(&format_args!("{error:#}"));
             OWN_FAULT.into()
         }
     }
+}
+
+/// Writes why it ends. Where nobody reads, `eprintln` would panic and change the exit code.
+fn say(what: &dyn Display) {
+    let _ = writeln!(io::stderr(), "gradwired: {what}");
 }
 
 /// The exit code of a daemon that ends for a reason of its own, and not because the job has failed.

@@ -14,6 +14,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
+    io::Write as _,
     net::Shutdown,
     os::{fd::OwnedFd, unix::net::UnixStream},
     sync::{
@@ -154,7 +155,11 @@ impl Shared {
             if let Err(error) = Keep::take_back(lent.iter().flatten()) {
                 // A program that sees an operation end uses its memory again. The daemon could
                 // still write to it, and no error is worse than wrong data.
-                eprintln!("gradwire: memory can't be taken back from the daemon: {error}");
+                // A panic where nobody reads would leave the memory to both.
+                let _ = writeln!(
+                    std::io::stderr(),
+                    "gradwire: memory can't be taken back from the daemon: {error}"
+                );
                 std::process::abort();
             }
         });

@@ -19,7 +19,10 @@ use std::{
 };
 
 use clap::Args;
-use gradwire_launcher::{error::CommandError, signals::Endings};
+use gradwire_launcher::{
+    error::{CommandError, print_line},
+    signals::Endings,
+};
 use gradwire_proto::pb::{StatusResponse, TraceBatch, TracePart, TraceRequest};
 use gradwire_viewer::{
     trace::file::Trace,
@@ -104,7 +107,7 @@ pub async fn run(address: &str, options: &Options) -> Result<(), CommandError> {
             let status = status::ask(address).await?;
             let window = Window::of(steps.clone(), &status)?;
             if view::ranks(&status).all(|rank| rank.steps == 0) {
-                eprintln!("{NO_STEPS}");
+                print_line(NO_STEPS);
             }
             window
         }
@@ -126,7 +129,7 @@ pub async fn run(address: &str, options: &Options) -> Result<(), CommandError> {
         }
     };
     let summary = follow(address, window, &mut file, begun, end).await?;
-    eprintln!("{summary}");
+    print_line(&summary);
     Ok(())
 }
 

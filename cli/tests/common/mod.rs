@@ -1,8 +1,8 @@
 //! A place to run the real `gradwire` in, with a stand-in for `gradwired` and one for ssh.
 //!
 //! The stand-in daemon says that it serves and waits to be ended, so that what is tested here is
-//! how processes are started, watched and ended. The stand-in ssh notes its command line and runs
-//! the remote command in an environment of its own, as a login on another machine would have.
+//! how processes are started, watched and ended. The stand-in ssh notes its command line, greets,
+//! and runs the remote command in an environment of its own, as a login elsewhere would.
 #![allow(dead_code, reason = "each test program uses a part of it, and not the same")]
 
 use std::{
@@ -36,7 +36,7 @@ bad*) echo "ssh: connect to host $host port 22: Connection refused" >&2; exit 25
 bare*) echo "sh: 1: gradwire: not found" >&2; exit 127;;
 mute*) exec sleep 600;;
 esac
-echo "Welcome to $host!"
+printf 'Welcome in latin-1 and on an open line: \374'
 exec env -i PATH=/usr/bin:/bin HOME=/ SSH_CONNECTION="127.0.0.1 1 127.0.0.3 22" sh -c "$*"
 "#;
 

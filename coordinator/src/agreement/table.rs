@@ -17,7 +17,7 @@ use super::{
     evicted::Evicted,
     ids::{Ids, Registered},
     settle::{self, Consent},
-    tensor::{CallKinds, Tensor},
+    tensor::{CallKinds, Tensor, peers},
 };
 use crate::model::{
     command::{Registration, TensorFailure},
@@ -331,7 +331,8 @@ impl ReadyTable {
 
     /// The id of an agreed tensor: the one that it has, or a new one if its meaning has changed.
     /// `None` if the tensor has to be sent by name: while ranks are absent, where no id is left,
-    /// and while segments under the old id have not been sent out.
+    /// and while the old id can't be taken, because segments under it have not been sent out or
+    /// too many evictions have not been confirmed.
     fn register(
         &mut self,
         slot: Slot,
@@ -342,14 +343,20 @@ impl ReadyTable {
         if !plan.absent.is_empty() {
             return None;
         }
+        // What two ranks send concerns nobody else: those that used the name before have not waited
+        // for these, and may have announced it by its old id again.
+        let mut others_may_use_it = false;
         if let Some(old) = &tensor.registered {
             if old.plan.agreed == plan.agreed && old.priority == priority {
                 return Some((old.id, Arc::clone(&old.plan)));
             }
-            if tensor.queued {
+            let is_sent = |plan: &Plan| peers(plan.agreed.request()).is_some();
+            others_may_use_it = is_sent(&old.plan) || is_sent(plan);
+            if tensor.queued || (others_may_use_it && self.evicted.flows() >= MAX_FLOWS) {
                 return None;
             }
         }
+        let tensor = self.get_mut(slot)?;
         let old = tensor.registered.take();
         if let Some(old) = &old {
             self.ids.drop(old.id);
@@ -362,11 +369,11 @@ impl ReadyTable {
             let plan = Arc::clone(&plan);
             Registered { id, plan, priority, announced: false, used: false }
         });
-        let replaced = new.is_some();
+        // Where no new registration replaces it, the nodes would not see that it is gone.
+        let is_evicted = new.is_none() || others_may_use_it;
         let tensor = self.get_mut(slot)?;
         tensor.registered = new;
-        if let Some(old) = old.filter(|old| old.announced && !replaced) {
-            // No new registration replaces it, so the nodes would not see that it is gone.
+        if let Some(old) = old.filter(|old| old.announced && is_evicted) {
             let (set, name) = (tensor.set, tensor.name.clone());
             self.evict(set, name, old);
         }

@@ -147,24 +147,43 @@ pub(super) fn from_status(status: &Status, coordinator: SocketAddr) -> Failure {
 pub(super) type Messages =
     Pin<Box<dyn Stream<Item = Result<pb::CoordinatorMessage, Status>> + Send>>;
 
+/// The coordinator that a stream is opened to.
+enum Coordinator {
+    /// In this process.
+    Here(SessionAcceptor),
+    /// Elsewhere.
+    There(CoordinatorClient<Channel>),
+}
+
+impl Coordinator {
+    async fn session(
+        &mut self,
+        messages: ReceiverStream<pb::NodeMessage>,
+    ) -> Result<Messages, Status> {
+        Ok(match self {
+            Self::Here(acceptor) => {
+                let shared = acceptor.accept(messages.map(Ok))?;
+                Box::pin(shared.map(|message| message.map(Broadcast::into_message)))
+            }
+            Self::There(client) => Box::pin(client.session(messages).await?.into_inner()),
+        })
+    }
+}
+
 /// Opens the stream. A coordinator that is busy with other joining nodes refuses for a moment, and
 /// is asked again.
 pub(super) async fn open(
     introduction: &Introduction,
 ) -> Result<(mpsc::Sender<pb::NodeMessage>, Messages), Failure> {
-    if let Some(acceptor) = &introduction.acceptor {
-        let (sender, receiver) = mpsc::channel(QUEUE);
-        let messages = acceptor
-            .accept(ReceiverStream::new(receiver).map(Ok))
-            .map_err(|status| from_status(&status, introduction.coordinator))?;
-        return Ok((sender, Box::pin(messages.map(|shared| shared.map(Broadcast::into_message)))));
-    }
     let deadline = Instant::now() + introduction.start_timeout;
-    let mut client = connect(introduction).await?;
+    let mut coordinator = match &introduction.acceptor {
+        Some(acceptor) => Coordinator::Here(acceptor.clone()),
+        None => Coordinator::There(connect(introduction).await?),
+    };
     loop {
         let (sender, receiver) = mpsc::channel(QUEUE);
-        match client.session(ReceiverStream::new(receiver)).await {
-            Ok(response) => return Ok((sender, Box::pin(response.into_inner()))),
+        match coordinator.session(ReceiverStream::new(receiver)).await {
+            Ok(messages) => return Ok((sender, messages)),
             Err(status)
                 if status.code() == Code::ResourceExhausted && Instant::now() < deadline =>
             {
@@ -249,7 +268,51 @@ async fn dial(
 
 #[cfg(test)]
 mod tests {
+    use gradwire_coordinator::{Coordinator as Served, CoordinatorConfig};
+    use gradwire_settings::Settings;
+    use tokio::net::TcpListener;
+
     use super::*;
+
+    /// Strangers that have come before the daemon that hosts the coordinator keep it out for a
+    /// moment, as they do any other.
+    #[tokio::test]
+    async fn the_daemon_that_hosts_the_coordinator_asks_again_too() {
+        let (job, secret) = (JobId::new("job").unwrap(), Secret::generate());
+        let config =
+            CoordinatorConfig::new(job.clone(), secret.clone(), (1, 0), &Settings::default());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let coordinator = listener.local_addr().unwrap();
+        let served = Served::new(config.unwrap(), listener).unwrap();
+        let acceptor = served.acceptor();
+        let mut strangers = Vec::new();
+        let mut come = || {
+            let (sender, messages) = mpsc::channel(1);
+            strangers.push(sender);
+            acceptor.accept(ReceiverStream::new(messages)).is_ok()
+        };
+        while come() {}
+        let introduction = Introduction {
+            job,
+            secret,
+            coordinator,
+            acceptor: Some(acceptor.clone()),
+            host: "a".to_owned(),
+            data_address: coordinator,
+            metrics_address: None,
+            slots: 1,
+            order: 0,
+            rack: String::new(),
+            line_mbit: 0,
+            start_timeout: Duration::from_secs(60),
+            retransmission: Duration::from_secs(1),
+        };
+        let (opened, ()) = tokio::join!(open(&introduction), async {
+            sleep(Duration::from_millis(50)).await;
+            drop(strangers);
+        });
+        assert!(opened.is_ok(), "{:?}", opened.err());
+    }
 
     #[test]
     fn silence_is_enough_sooner_than_a_refusal() {

@@ -106,13 +106,18 @@ pub fn parse_servers(text: &str, hosts: &[Host]) -> Result<Vec<Host>, HostsError
     Ok(all)
 }
 
+/// Whether a host was written with slots behind it.
+fn has_slots(written: &str, host: &Host) -> bool {
+    let bare = written.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    bare.unwrap_or(written) != host.name
+}
+
 /// A host that was written without slots, as a server.
 fn as_server(place: String, written: &str, host: Host) -> Placed {
-    let bare = written.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
-    if bare.unwrap_or(written) == host.name {
-        return Ok((place, Host { slots: 0, ..host }));
+    if has_slots(written, &host) {
+        return Err(HostsError::ServerWithSlots { place, name: host.name });
     }
-    Err(HostsError::ServerWithSlots { place, name: host.name })
+    Ok((place, Host { slots: 0, ..host }))
 }
 
 /// Parses a hostfile: a line is `host slots=N`, or `host:N`, or `host` for one rank, or
@@ -182,6 +187,9 @@ fn line_of(place: String, line: &str) -> Placed {
     match slots {
         Some(_) if is_server => Err(HostsError::ServerWithSlots { place, name: host.name }),
         None if is_server => as_server(place, entry, host),
+        Some(slots) if has_slots(entry, &host) => {
+            Err(HostsError::Again { place, word: "slots".to_owned(), given: slots.to_string() })
+        }
         _ => Ok((place, Host { slots: slots.unwrap_or(host.slots), ..host })),
     }
 }
@@ -319,6 +327,8 @@ mod tests {
             ("a\nb slots=x\n", "hostfile h line 2: 'x' is not a slot count"),
             ("\n# c\na slot=2", "hostfile h line 3: 'slot=2' is not understood; a line is"),
             ("a slots=2 slots=3", "hostfile h line 1: slots is given twice; '3' is the second one"),
+            ("a:2 slots=3", "hostfile h line 1: slots is given twice; '3' is the second one"),
+            ("[::1]:2 slots=3", "hostfile h line 1: slots is given twice; '3' is the second one"),
             ("a rack=x rack=y", "hostfile h line 1: rack is given twice; 'y' is the second one"),
             ("a line=1 line=2", "hostfile h line 1: line is given twice; '2' is the second one"),
             ("a line=", "hostfile h line 1: '' is not the rate of a line; it must be a number"),

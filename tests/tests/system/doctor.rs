@@ -162,6 +162,13 @@ fn a_host_that_can_not_be_reached_is_named_and_the_others_are_checked() {
     found.assert("reachability", "node-4", "fail", &["did not answer within 1 s"]);
 }
 
+/// A login may greet in any encoding, and not end its line.
+#[test]
+fn a_greeting_is_not_taken_for_an_answer() {
+    let found = checked(with_node_4("printf 'Welcome: \\374'"));
+    found.assert("reachability", "node-4", "pass", &[]);
+}
+
 #[test]
 fn an_agent_that_answers_no_more_is_a_failure() {
     // The order to dial is lost; then everything after it.
