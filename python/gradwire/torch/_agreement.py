@@ -63,7 +63,7 @@ class Agreement:
 
     def exchange(self, words: Iterable[int]) -> list[int]:
         """Exchanges the words; returns the union of all ranks' words."""
-        own = torch.tensor(list(words), dtype=torch.int64)
+        own = torch.tensor(list(words), dtype=torch.int64, device="cpu")
         if self._memory is None or self._memory[1].numel() != own.numel():
             buffer = session().buffer("i64", [own.numel()])
             self._memory = buffer, as_tensor(buffer)

@@ -189,7 +189,7 @@ class Alltoall(torch.autograd.Function):
         """Returns the received rows and their numbers."""
         result, received = collectives.alltoall(tensor, splits, name, process_set).wait()
         ctx.arguments = (name, process_set, received, tensor.shape)
-        counts = torch.tensor(received, dtype=torch.int32)
+        counts = torch.tensor(received, dtype=torch.int32, device="cpu")
         ctx.mark_non_differentiable(counts)
         return result, counts
 
@@ -252,7 +252,7 @@ def _position(givers: int, name: str | None, process_set: ProcessSet) -> int:
         assert at is not None, "a rank that is not a member was refused before"
         return at
     # Some ranks have joined. The others see the same, and exchange their numbers.
-    own = torch.tensor([rank()])
+    own = torch.tensor([rank()], device="cpu")
     name = None if name is None else f"{name}.ranks"
     [(ranks, _)] = collectives.allgather([own], name, process_set).wait()
     return ranks.tolist().index(rank())

@@ -154,7 +154,10 @@ def broadcast_optimizer_state(
     plan = _without_tensors(optimizer.state_dict(), tensors) if at_root else None
     plan = broadcast_object(plan, root_rank, "optimizer_state", process_set)
     if not at_root:
-        tensors = [torch.empty_strided(t.shape, t.strides, dtype=t.dtype) for t in _expected(plan)]
+        tensors = [
+            torch.empty_strided(each.shape, each.strides, dtype=each.dtype, device="cpu")
+            for each in _expected(plan)
+        ]
     handles = [
         broadcast_async_(tensor, root_rank, f"optimizer_state.{at}", process_set)
         for at, tensor in enumerate(tensors)

@@ -392,7 +392,9 @@ class Exchange:
 
     def loss(self, loss: Any) -> Any:
         """Returns a closure's loss, reduced as its gradients are, if it is a number."""
-        own = torch.tensor(loss, dtype=torch.float64) if isinstance(loss, float) else loss
+        own = loss
+        if isinstance(loss, float):
+            own = torch.tensor(loss, dtype=torch.float64, device="cpu")
         if not isinstance(own, torch.Tensor) or own.numel() != 1 or not own.is_floating_point():
             return loss
         if not self.takes_part():

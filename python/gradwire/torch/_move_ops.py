@@ -289,7 +289,11 @@ def alltoall_async(
     handle = collectives.alltoall(tensor, _splits(splits), name, process_set)
     if splits is None:
         return derived(handle, lambda result: result[0])
-    return derived(handle, lambda result: (result[0], torch.tensor(result[1], dtype=torch.int32)))
+
+    def with_counts(result: tuple[torch.Tensor, list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        return result[0], torch.tensor(result[1], dtype=torch.int32, device="cpu")
+
+    return derived(handle, with_counts)
 
 
 def alltoall(

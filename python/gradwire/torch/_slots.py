@@ -25,7 +25,7 @@ from gradwire._staging import session
 from gradwire.torch import _cuda
 from gradwire.torch._adapter import as_tensor, collectives, dense_strides, describe
 from gradwire.torch._compression import Compressor, NoneCompressor
-from gradwire.torch._sparse import SparseHandle
+from gradwire.torch._sparse import SparseHandle, entries
 
 _copied_bytes = 0
 
@@ -104,7 +104,7 @@ class Place:
         self.layout, self.mark = layout, layout.mark()
         # If the parameter's dtype or strides change, its gradient's layout does.
         self.parameters = (parameter.dtype, parameter.stride())
-        element, _ = describe(torch.empty(0, dtype=layout.dtype))
+        element, _ = describe(torch.empty(0, dtype=layout.dtype, device="cpu"))
         self.buffer = session().buffer(element, list(layout.shape))
         self.memory = self._another()
         self.address = self.memory.data_ptr()
@@ -120,9 +120,9 @@ class Place:
         """
         if self.buffer.nbytes == 0:
             return torch.empty_strided(
-                self.layout.shape, self.layout.strides, dtype=self.layout.dtype
+                self.layout.shape, self.layout.strides, dtype=self.layout.dtype, device="cpu"
             )
-        made = torch.empty(0, dtype=self.layout.dtype)
+        made = torch.empty(0, dtype=self.layout.dtype, device="cpu")
         flat = as_tensor(self.buffer)
         return made.set_(
             flat.untyped_storage(), flat.storage_offset(), self.layout.shape, self.layout.strides
@@ -431,7 +431,7 @@ class Slot:
             values = parameter.new_empty(
                 (0, *shape[self.sparse_dim :]), dtype=layout_of(parameter).dtype
             )
-            return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)
+            return entries(indices, values, shape)
         return gradient if gradient.is_sparse else gradient.to_sparse(self.sparse_dim)
 
     @property

@@ -12,6 +12,19 @@ from gradwire._world import ProcessSet, global_process_set
 from gradwire.torch._adapter import check_is_tensor, collectives
 
 
+def entries(indices: torch.Tensor, values: torch.Tensor, size: torch.Size) -> torch.Tensor:
+    """Returns the sparse COO tensor with these entries, on their device.
+
+    PyTorch wants both to be pinned memory, or neither. In shared memory each is pinned if tensors
+    on a GPU have used its mapping.
+    """
+    if indices.is_pinned() != values.is_pinned():
+        indices, values = indices.clone(), values.clone()
+    return torch.sparse_coo_tensor(
+        indices, values, size, device=values.device, check_invariants=True
+    )
+
+
 class SparseHandle(Handle[torch.Tensor]):
     """The handle of a sparse allreduce.
 
@@ -53,10 +66,7 @@ class SparseHandle(Handle[torch.Tensor]):
             if self._op == Average:
                 # The number of ranks that took part: ranks that have joined give no rows.
                 values = values / len(rows)
-            everything = torch.sparse_coo_tensor(
-                indices.t(), values, self._size, check_invariants=True
-            )
-            self._result = everything.coalesce()
+            self._result = entries(indices.t(), values, self._size).coalesce()
         return self._result
 
     def __call__(self) -> torch.Tensor:

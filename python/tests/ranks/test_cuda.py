@@ -79,3 +79,109 @@ def test_training(small: Any) -> None:
     within = 1e-5 if small is hvd.Compression.none else 0.02
     for expected, got in zip(alone.parameters(), together.parameters()):
         torch.testing.assert_close(got.cpu(), expected, atol=within, rtol=within)
+
+
+def test_memory_that_is_reused_at_once() -> None:
+    """The caller drops its tensors while they are copied; its next kernels write what is free."""
+    handles = []
+    for at in range(20):
+        tensor = torch.full((1 << 18,), float(hvd.rank() + at), device=device())
+        handles.append(hvd.allreduce_async(tensor, name=f"dropped {at}", op=hvd.Sum))
+        del tensor
+        torch.full((1 << 18,), -1.0, device=device())
+    for at, handle in enumerate(handles):
+        result = handle.wait()
+        torch.full((1 << 18,), -1.0, device=device())
+        expected = float(sum(range(hvd.size())) + at * hvd.size())
+        assert bool((result == expected).all()), (at, result[:3])
+
+
+def test_streams_of_ones_own() -> None:
+    for at in range(10):
+        stream = torch.cuda.Stream(device())
+        big = torch.randn(512, 512, device=device())
+        stream.wait_stream(torch.cuda.current_stream(device()))
+        with torch.cuda.stream(stream):
+            for _ in range(20):
+                big = big @ big.T / 512
+            tensor = torch.full((1 << 16,), float(hvd.rank() + at), device=device())
+            tensor += big[0, 0] * 0
+            handle = hvd.allreduce_async_(tensor, name=f"own stream {at}", op=hvd.Sum)
+        assert handle.wait() is tensor
+        expected = float(sum(range(hvd.size())) + at * hvd.size())
+        assert bool((tensor + 0 == expected).all()), (at, tensor[:3])
+
+
+def test_devices_beside_each_other() -> None:
+    """Unnamed operations are paired by their order, wherever each rank's tensors are."""
+    handles = []
+    for at in range(12):
+        where = device() if (at + hvd.rank()) % 3 else torch.device("cpu")
+        mine = torch.full((3,), float(at), device=where)
+        handles.append((at, where, hvd.allreduce_async(mine, op=hvd.Sum)))
+    for at, where, handle in handles:
+        result = handle.wait()
+        assert result.device == where and result.tolist() == [float(at * hvd.size())] * 3
+
+
+def test_a_scaler_and_autocast() -> None:
+    """One rank's gradient overflows: all ranks skip the step, and lower the scale."""
+    torch.manual_seed(5)
+    net = torch.nn.Linear(8, 1).to(device())
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters()
+    )
+    hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+    scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
+    for step in range(4):
+        before = net.weight.detach().clone()
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            rows = torch.ones(4, 8, device=device()) * (hvd.rank() + 1)
+            loss = net(rows).float().square().mean()
+        overflows = step == 2
+        if overflows and hvd.rank() == hvd.size() - 1:
+            loss = loss * float("inf")
+        scale = scaler.get_scale()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(before, net.weight) == overflows
+        assert scaler.get_scale() == (scale / 2 if overflows else scale)
+    assert torch.equal(hvd.broadcast(net.weight.detach(), 0), net.weight)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_batch_norm_over_all_ranks(channels_last: bool) -> None:
+    made = torch.Generator().manual_seed(11)
+    rows = torch.randn(3 * hvd.size(), 4, 5, 5, generator=made).double()
+    plain = torch.nn.BatchNorm2d(4).double()
+    ours = hvd.SyncBatchNorm(4).double().to(device())
+    whole = rows.clone().requires_grad_()
+    plain(whole).square().sum().backward()
+    own = rows[3 * hvd.rank() :][:3].to(device())
+    if channels_last:
+        own = own.contiguous(memory_format=torch.channels_last)
+    own.requires_grad_()
+    ours(own).square().sum().backward()
+    assert whole.grad is not None and own.grad is not None
+    torch.testing.assert_close(own.grad.cpu(), whole.grad[3 * hvd.rank() :][:3])
+    torch.testing.assert_close(ours.running_var.cpu(), plain.running_var)
+
+
+def test_the_state_of_an_optimizer() -> None:
+    torch.manual_seed(hvd.rank())
+    net = torch.nn.Linear(4, 4).to(device())
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1 * (hvd.rank() + 1))
+    net(torch.ones(1, 4, device=device())).sum().backward()
+    optimizer.step()
+    hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    for state in optimizer.state.values():
+        assert state["exp_avg"].device == device()
+    states = hvd.allgather_object([each.cpu() for each in optimizer.state[net.weight].values()])
+    for state in states[1:]:
+        assert all(map(torch.equal, state, states[0]))

@@ -107,7 +107,7 @@ def load_for_reading(tensor: torch.Tensor) -> _native.Buffer:
 
 def make(elements: int, dtype: torch.dtype) -> torch.Tensor:
     """Makes a row of elements in shared memory."""
-    like = torch.empty(0, dtype=dtype)
+    like = torch.empty(0, dtype=dtype, device="cpu")
     buffer = session().buffer(element(like)[0], [elements])
     tensor = as_tensor(buffer)
     if elements > 0:

@@ -12,6 +12,7 @@ from gradwire._errors import InvalidRequest
 from gradwire._staging import session
 from gradwire._uses import COPIED
 from gradwire.torch._adapter import as_tensor
+from gradwire.torch._sparse import entries
 from gradwire.torch.distributed import _memory
 from gradwire.torch.distributed._base import Group, Options, Tensors, as_list
 from gradwire.torch.distributed._reductions import Reduction
@@ -140,11 +141,10 @@ class Reductions(Group):
             # The number of rows is known from the part whose rows have elements. If neither has,
             # there is nothing to add.
             number = next((row for row in rows if row is not None), 0)
-            total = torch.sparse_coo_tensor(
+            total = entries(
                 gathered[0].view(number, *indices.shape[1:]).t(),
                 gathered[1].view(number, *values.shape[1:]),
                 tensor.shape,
-                check_invariants=True,
             )
             _memory.store_sparse(total.coalesce(), tensor)
 

@@ -211,8 +211,11 @@ HOOKS = [
 def test_pytorchs_own_hooks(name: str) -> None:
     """Many buckets, so that callbacks of several are in flight at once, in any order."""
     state, hook = own_hooks()[name]()
-    if ".cuda(" in inspect.getsource(hook):
+    source = inspect.getsource(hook)
+    if ".cuda(" in source:
         pytest.skip("this PyTorch's hook needs a GPU")
+    if "fut.wait()[0]" in source and "quantized" in name:
+        pytest.skip("this PyTorch's hook takes NCCL's lists of lists, and fails over Gloo, too")
     model = DistributedDataParallel(network(), bucket_cap_mb=0.002)
     model.register_comm_hook(state, hook)
     losses = train(model)

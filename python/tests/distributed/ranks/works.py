@@ -157,7 +157,7 @@ def test_callbacks_that_start_operations(ended: bool) -> None:
             late(number % size())
             [value] = future.value()
             dist.all_reduce(value)
-            more = torch.full((2,), 10.0 * number)
+            more = torch.full_like(value, 10.0 * number)
             work = dist.all_reduce(more, async_op=True)
             (got,) = work.get_future().wait()  # type: ignore[union-attr]
             return value + got
@@ -411,3 +411,24 @@ def test_tensors_without_data() -> None:
         with pytest.raises(ValueError, match="meta"):
             call()
     dist.barrier()
+
+
+def test_another_default_device() -> None:
+    """What the backend makes for itself is not on the program's default device."""
+    with torch.device("meta"):
+        tensor = torch.full((3,), float(rank()), device="cpu")
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [float(total())] * 3
+        outputs = [torch.zeros(2, device="cpu") for _ in range(size())]
+        dist.all_gather(outputs, torch.full((2,), float(rank()), device="cpu"))
+        assert [each.tolist() for each in outputs] == [[float(at)] * 2 for at in range(size())]
+        indices = torch.tensor([[0, rank()]], device="cpu")
+        values = torch.ones(2, 3, device="cpu")
+        sparse = torch.sparse_coo_tensor(indices, values, (size(), 3), device="cpu")
+        dist.all_reduce(sparse)
+        assert sparse.to_dense().sum().item() == 6 * size()
+        group: Any = everybody()
+        if hasattr(group, "allocate_tensor"):
+            made = group.allocate_tensor(4, dtype=torch.float32, device=torch.device("cpu"))
+            assert made.is_cpu
+        dist.barrier()
