@@ -33,6 +33,8 @@ HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent / "python" / "tests"
 OLDEST_TORCH = (2, 11)
 KIB, MIB = 1 << 10, 1 << 20
+# The files of tests that say nothing of where tensors are.
+FUNCTIONS = ("tensors", "random_calls", "matrix", "derivatives", "joins", "adasum")
 ASK = """
 import json, sys, sysconfig
 paths = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
@@ -130,6 +132,33 @@ def tests(ranks: int) -> Callable[[Here, float, Outcome], None]:
     return run
 
 
+def tests_by_default(ranks: int) -> Callable[[Here, float, Outcome], None]:
+    """The tests of functions and of the backend, random calls too, with all tensors there."""
+    groups = TESTS / "distributed" / "ranks"
+    jobs = {
+        "functions": [TESTS / "ranks" / f"test_{name}.py" for name in FUNCTIONS],
+        "the backend": [groups / "collectives.py", groups / "random_calls.py"],
+    }
+
+    def run(here: Here, limit: float, outcome: Outcome) -> None:
+        begin = time.monotonic()
+        for what, files in jobs.items():
+            words = [str(here.programs / "python"), "-m", "pytest", "-x", "-p", "gpu_by_default"]
+            words += ["-W", "ignore", "-p", "no:cacheprovider", *map(str, files)]
+            variables = {"GWTEST_DEVICE": here.device, "PYTHONPATH": str(TESTS)}
+            left = limit - (time.monotonic() - begin)
+            said = here.job(ranks, words, left, GWTEST_RANK="1", OMP_NUM_THREADS="1", **variables)
+            counts = [int(count) for count in re.findall(r"(\d+) passed", said)]
+            if not counts:
+                trouble = Trouble(f"no tests of {what} have run")
+                trouble.output = said
+                raise trouble
+            outcome.figures.append({"ranks": ranks, "of": what, "passed": min(counts)})
+            outcome.lines.append(f"{min(counts)} tests of {what} pass on each of {ranks} ranks.")
+
+    return run
+
+
 def allreduce(ranks: int) -> Callable[[Here, float, Outcome], None]:
     """An allreduce of tensors on the device, by each way."""
 
@@ -203,13 +232,14 @@ INSTALL_SECONDS = 40.0
 # All limits together, with that of the installation and the time to end what takes too long, are
 # at most 8 minutes.
 PARTS = (
-    Part("tests, 2 ranks", 45, tests(2)),
-    Part("allreduce, 2 ranks", 55, allreduce(2)),
-    Part("allreduce, 4 ranks", 75, allreduce(4)),
-    Part("ResNet-50, 2 ranks", 65, model(2)),
-    Part("ResNet-50, 4 ranks", 75, model(4)),
-    Part("bench, 2 ranks", 30, bench(2)),
-    Part("bench, 4 ranks", 40, bench(4)),
+    Part("tests, 2 ranks", 40, tests(2)),
+    Part("tests with all tensors there, 2 ranks", 60, tests_by_default(2)),
+    Part("allreduce, 2 ranks", 50, allreduce(2)),
+    Part("allreduce, 4 ranks", 60, allreduce(4)),
+    Part("ResNet-50, 2 ranks", 60, model(2)),
+    Part("ResNet-50, 4 ranks", 65, model(4)),
+    Part("bench, 2 ranks", 20, bench(2)),
+    Part("bench, 4 ranks", 25, bench(4)),
 )
 
 

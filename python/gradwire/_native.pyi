@@ -6,7 +6,7 @@ from typing import Any, Final, SupportsFloat, SupportsIndex, final
 
 from _typeshed import SupportsGetItem
 
-__all__ = ["__version__", "Buffer", "Handle", "ProcessSet", "Session"]
+__all__ = ["__version__", "Buffer", "Gate", "Handle", "ProcessSet", "Session"]
 
 __version__: Final[str]
 """
@@ -166,6 +166,28 @@ class Buffer:
 
         Raises:
             InvalidRequest: It is another number of bytes.
+        """
+
+@final
+class Gate:
+    """
+    What operations wait behind until their tensors are in shared memory. Whoever makes a gate opens
+    it, or fails it.
+    """
+    def __new__(cls, /) -> Gate:
+        """
+        Makes a closed gate.
+        """
+    def fail(self, /, why: str) -> None:
+        """
+        Fails the operations behind it, and later ones: their tensors could not be copied.
+
+        Args:
+            why: What happened.
+        """
+    def open(self, /) -> None:
+        """
+        Starts the operations behind it, in the order of their calls. Later ones don't wait.
         """
 
 @final
@@ -423,6 +445,17 @@ class Session:
         Raises:
             InvalidRequest: An argument is not usable. Nothing was started.
             GradwireError: The session has ended, or memory ran out.
+        """
+    def behind(self, /, gate: Gate) -> Session:
+        """
+        Returns this session for operations that wait behind a gate: each is checked, and has its
+        name and its handle, at once.
+
+        Args:
+            gate: Starts them when it is opened.
+
+        Returns:
+            The same rank of the same job.
         """
     def broadcast(
         self,

@@ -1,9 +1,8 @@
 """Operations whose tensors are still being copied to shared memory.
 
-A copy from a GPU takes time, and the thread that asks for it should not wait. An operation that
-needs such a copy is put in a queue, and one thread starts the operations of the queue when their
-copies have arrived. While the queue is not empty all operations go through it: a rank starts its
-operations in the order of its calls, because operations without a name are paired by their order.
+A copy from a GPU takes time, and the thread that asks for it should not wait. The operation that
+needs such a copy is called at once, behind a gate: it is checked, and has its name and its handle.
+One thread waits for the copies, in the order of the calls, and opens the gates.
 
 Before the first such copy nothing of this exists, and ``session()`` is the native session.
 """
@@ -12,137 +11,85 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from gradwire import _native, _world
-from gradwire._errors import InvalidRequest, WaitTimeout
 
-# The methods of a session that start operations. All others are called at once.
+# The methods of a session that start operations. All others are called as they are.
 _STARTS = {
     *("allreduce", "adasum", "reduce", "reducescatter"),
     *("broadcast", "allgather", "gather", "scatter", "alltoall"),
     *("send", "receive", "barrier", "join"),
 }
+# What comes after all operations that were called before it.
+_LAST = {"join"}
 _GRACE_SECONDS = 5.0
 Wait = Callable[[], None]
 
 
-class QueuedHandle:
-    """The handle of an operation that waits in the queue. It has the methods of a native handle."""
+class Gates:
+    """The gates that are closed, and the thread that opens them in the order of the calls.
 
-    def __init__(self, what: str, name: str | None) -> None:
-        self.name = name if name is not None else f"an unnamed {what}"
-        self._started = threading.Event()
-        self._handle: _native.Handle | None = None
-        self._error: BaseException | None = None
-
-    def start(self, operation: Callable[[], _native.Handle]) -> None:
-        """Starts the operation. An error is kept for ``wait``."""
-        try:
-            self._handle = operation()
-            self.name = self._handle.name
-        except BaseException as error:
-            self._error = error
-        self._started.set()
-
-    def poll(self) -> bool:
-        """Returns whether ``wait`` would return, or raise, at once."""
-        return self._started.is_set() and (self._handle is None or self._handle.poll())
-
-    def wait(self, timeout: float | None = None) -> Any:
-        """Waits until the operation has been started, and for its result."""
-        if timeout is not None and not timeout >= 0:
-            raise InvalidRequest(
-                f"timeout={timeout}: it must be a number of seconds, or None", kind="invalid"
-            )
-        until = None if timeout is None else time.monotonic() + timeout
-        if not self._started.wait(timeout):
-            raise WaitTimeout(
-                f"{self.name!r} has not begun within {timeout:g} s: its tensors are still being "
-                "computed or copied",
-                kind="timeout",
-                tensor=self.name,
-            )
-        if self._handle is None:
-            assert self._error is not None
-            raise self._error
-        return self._handle.wait(None if until is None else max(0.0, until - time.monotonic()))
-
-
-class StartQueue:
-    """The queue. Its thread lives as long as the session."""
+    The thread lives as long as the session.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._waiting: deque[tuple[list[Wait], Callable[[], _native.Handle], QueuedHandle]] = (
-            deque()
-        )
+        self._closed: deque[tuple[list[Wait], _native.Gate]] = deque()
         self._thread: threading.Thread | None = None
         self._closing = False
 
     @property
-    def busy(self) -> bool:
-        """Whether the queue is not empty."""
-        return bool(self._waiting)
+    def any(self) -> bool:
+        """Whether any gate is closed."""
+        return bool(self._closed)
 
-    def add(
-        self, waits: list[Wait], start: Callable[[], _native.Handle], queued: QueuedHandle
-    ) -> None:
-        """Adds an operation at the end."""
+    def add(self, waits: list[Wait], gate: _native.Gate) -> None:
+        """Adds a gate, to be opened after these waits."""
         with self._changed:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._serve, name="gw-staging", daemon=True)
                 self._closing = False
                 self._thread.start()
-            self._waiting.append((waits, start, queued))
+            self._closed.append((waits, gate))
             self._changed.notify_all()
 
     def _serve(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closing)
-                if not self._waiting:
+                self._changed.wait_for(lambda: self._closed or self._closing)
+                if not self._closed:
                     return
-                waits, start, queued = self._waiting[0]
+                waits, gate = self._closed[0]
             try:
                 for wait in waits:
                     wait()
             except BaseException as error:
-                queued.start(_raiser(error))
+                gate.fail(f"its tensors could not be copied to shared memory: {error}")
             else:
-                queued.start(start)
-            # Not before the start: a caller that comes meanwhile must see that the queue is not
-            # empty.
+                gate.open()
             with self._changed:
-                self._waiting.popleft()
+                self._closed.popleft()
                 self._changed.notify_all()
-            del waits, start, queued  # they hold tensors
+            del waits, gate  # they hold tensors
 
     def drain(self, within: float | None = None) -> bool:
-        """Waits until the queue is empty; returns whether it is."""
+        """Waits until all gates have been opened; returns whether they are."""
         if threading.current_thread() is self._thread:
             return True
         with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting, within)
+            return self._changed.wait_for(lambda: not self._closed, within)
 
     def close(self) -> None:
-        """Starts what is in the queue, and ends the thread."""
+        """Opens the gates, and ends the thread."""
         self.drain(_GRACE_SECONDS)
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(_GRACE_SECONDS)
-
-
-def _raiser(error: BaseException) -> Callable[[], _native.Handle]:
-    def start() -> _native.Handle:
-        raise error
-
-    return start
 
 
 class _Copies(threading.local):
@@ -152,39 +99,39 @@ class _Copies(threading.local):
         self.waits: list[Wait] = []
 
 
-class _Queueing:
-    """The session while operations have to go through the queue."""
+class _Behind:
+    """The session while copies are under way: an operation that needs them waits behind a gate."""
 
     def __init__(self, native: _native.Session) -> None:
         self._native = native
 
     def __getattr__(self, name: str) -> Any:
-        method = getattr(self._native, name)
-        return (
-            method
-            if name not in _STARTS
-            else lambda *given, **named: _start(name, method, given, named)
-        )
+        if name not in _STARTS:
+            return getattr(self._native, name)
+        return lambda *given, **named: _start(self._native, name, given, named)
 
 
-def _start(
-    what: str, method: Callable[..., _native.Handle], given: Any, named: dict[str, Any]
-) -> Any:
+def _start(native: _native.Session, what: str, given: Any, named: dict[str, Any]) -> Any:
     waits, _copies.waits = _copies.waits, []
-    queued = QueuedHandle(what, named.get("name"))
-    _queue.add(waits, lambda: method(*given, **named), queued)
-    return queued
+    if not waits and what not in _LAST:
+        return getattr(native, what)(*given, **named)
+    gate = _native.Gate()
+    try:
+        return getattr(native.behind(gate), what)(*given, **named)
+    finally:
+        # Also if it was refused: the copies need their memory until they have arrived.
+        _gates.add(waits, gate)
 
 
 _copies = _Copies()
-_queue = StartQueue()
+_gates = Gates()
 _used = False
 # What releases the memory of the copies, once each.
 _releases: list[Callable[[], None]] = []
 
 
 def _use() -> None:
-    """Empties the queue before a process set is removed and before the session ends."""
+    """Opens the gates before a process set is removed and before the session ends."""
     global _used
     if not _used:
         _used = True
@@ -201,8 +148,14 @@ def copy_started(arrived: Wait) -> None:
     _copies.waits.append(arrived)
 
 
+def open_after(waits: list[Wait], gate: _native.Gate) -> None:
+    """Opens a gate after these waits, and after the gates that are closed now."""
+    _use()
+    _gates.add(waits, gate)
+
+
 def at_close(release: Callable[[], None]) -> None:
-    """Calls ``release`` once before the session ends, after the queue has been emptied."""
+    """Calls ``release`` once before the session ends, after all gates have been opened."""
     _use()
     _releases.append(release)
 
@@ -215,35 +168,35 @@ def wait_for_copies() -> None:
 
 
 def drain() -> None:
-    """Waits until all operations in the queue have been started."""
-    _queue.drain()
+    """Waits until all gates have been opened."""
+    _gates.drain()
 
 
 def session() -> _native.Session:
-    """Returns the session; while copies are under way, one that puts operations in the queue.
+    """Returns the session; while copies are under way, one whose operations wait for them.
 
     The caller asks for it after it has started its copies.
     """
     native = _world.session()
-    if not _used or not (_copies.waits or _queue.busy):
+    if not _used or not (_copies.waits or _gates.any):
         return native
-    queueing: Any = _Queueing(native)
-    return queueing
+    behind: Any = _Behind(native)
+    return behind
 
 
 def _close() -> None:
-    """Empties the queue before the session ends. Then the memory of its copies is released."""
-    global _queue
-    _queue.close()
-    _queue = StartQueue()
+    """Opens the gates before the session ends. Then the memory of the copies is released."""
+    global _gates
+    _gates.close()
+    _gates = Gates()
     while _releases:
         _releases.pop()()
 
 
 def _forked() -> None:
-    """Forgets the queue: a forked child has none of the threads and no session."""
-    global _queue, _copies
-    _queue, _copies = StartQueue(), _Copies()
+    """Forgets the gates: a forked child has none of the threads and no session."""
+    global _gates, _copies
+    _gates, _copies = Gates(), _Copies()
     _releases.clear()
 
 

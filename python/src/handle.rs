@@ -108,6 +108,8 @@ impl<I: Send + 'static, R: IntoValue> IntoValue for (I, R) {
 pub(crate) trait Running: Send {
     /// Whether it has ended.
     fn poll(&self) -> bool;
+    /// Whether its tensors are still being written.
+    fn is_held(&self) -> bool;
     /// Its result, or itself if it has not ended within the time.
     fn wait(
         self: Box<Self>,
@@ -118,6 +120,10 @@ pub(crate) trait Running: Send {
 impl<P: IntoValue> Running for gradwire_worker::Handle<P> {
     fn poll(&self) -> bool {
         Self::poll(self)
+    }
+
+    fn is_held(&self) -> bool {
+        Self::is_held(self)
     }
 
     fn wait(
@@ -167,6 +173,14 @@ impl Handle {
         };
         *state = State::Ended(outcome.clone());
         Some(outcome)
+    }
+
+    /// What did not happen in time.
+    fn what(&self) -> String {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = matches!(&*state, State::Running(running) if running.is_held());
+        let why = if held { ", whose tensors are still being computed or copied," } else { "" };
+        format!("the operation on tensor '{}'{why}", self.name)
     }
 }
 
@@ -227,7 +241,7 @@ impl Handle {
             }
             py.check_signals()?;
             if let (Some(after), true) = (limit, left.is_some_and(|left| left <= SLICE)) {
-                let what = format!("the operation on tensor '{}'", self.name);
+                let what = py.detach(|| self.what());
                 return Err(PythonError::from(GradwireError::Timeout { what, after }).raise(py));
             }
         }

@@ -9,7 +9,7 @@
 //! - every error is a Python exception with the cause, the rank, the host and the tensor.
 //!
 //! Map: `session` (being a rank), `collectives` and `options` (starting operations), `handle`
-//! (waiting for them), `process_set`, `buffer` and `dlpack` (memory), `at_exit` (leaving with the
+//! (waiting for them), `gate` (starting them later), `process_set`, `buffer` and `dlpack` (memory), `at_exit` (leaving with the
 //! exit code), `error`.
 
 #![deny(unsafe_code)]
@@ -23,6 +23,7 @@ mod collectives;
 #[expect(unsafe_code, reason = "the module that exports memory")]
 mod dlpack;
 mod error;
+mod gate;
 mod handle;
 mod options;
 mod process_set;
@@ -32,7 +33,9 @@ mod session;
 #[pymodule(name = "_native", gil_used = true)]
 mod native {
     #[pymodule_export]
-    use crate::{buffer::Buffer, handle::Handle, process_set::ProcessSet, session::Session};
+    use crate::{
+        buffer::Buffer, gate::Gate, handle::Handle, process_set::ProcessSet, session::Session,
+    };
 
     /// The version of the package and its programs.
     #[expect(non_upper_case_globals, reason = "Python's name")]

@@ -16,6 +16,7 @@ use crate::{
     at_exit,
     buffer::{self, Buffer},
     error::{PythonError, Raise},
+    gate::Gate,
     handle::{Handle, SLICE},
     process_set::ProcessSet,
 };
@@ -75,6 +76,18 @@ impl Session {
                 }
             }
         }
+    }
+
+    /// Returns this session for operations that wait behind a gate: each is checked, and has its
+    /// name and its handle, at once.
+    ///
+    /// Args:
+    ///     gate: Starts them when it is opened.
+    ///
+    /// Returns:
+    ///     The same rank of the same job.
+    fn behind(&self, gate: PyRef<'_, Gate>) -> Self {
+        Self { inner: self.inner.behind(&gate.inner) }
     }
 
     /// Leaves the job in good order.

@@ -13,7 +13,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -130,7 +130,11 @@ class FakeCuda:
     def follow(self, stream: Stream, event: threading.Event) -> None:
         stream.put(lambda: None if event.wait(60) else _hangs())
 
-    def copy(self, stream: Stream, into: torch.Tensor, given: torch.Tensor) -> None:
+    def copy(self, stream: Stream, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        for into, given in pairs:
+            self._copy(stream, into, given)
+
+    def _copy(self, stream: Stream, into: torch.Tensor, given: torch.Tensor) -> None:
         assert isinstance(into, OnGpu) != isinstance(given, OnGpu), "to a GPU or from it"
         memory = given if isinstance(into, OnGpu) else into
         at = memory.data_ptr()

@@ -31,7 +31,13 @@ def test_a_rehearsal_with_two_ranks(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     found = json.loads((tmp_path / "gpu_check.json").read_text())
     parts = {part["name"].partition(",")[0]: part for part in found["parts"]}
-    assert list(parts) == ["tests", "allreduce", "ResNet-50", "bench"]
+    assert list(parts) == [
+        "tests",
+        "tests with all tensors there",
+        "allreduce",
+        "ResNet-50",
+        "bench",
+    ]
     assert parts["tests"]["figures"][0]["passed"] > 0
     ways = {"copies", "copies-both", "gloo", "backend", "allreduce_"}
     assert [row["bytes"] for row in parts["allreduce"]["figures"]] == [

@@ -243,12 +243,25 @@ impl Session {
             memory,
             movable: !matches!(into, Target::InPlace),
         };
-        let submitted = self.shared().submit(operation);
+        let submitted = self.submit(operation);
         if let (Err(_), Some(numbered)) = (&submitted, &numbered) {
             self.names().take_back(number, numbered);
         }
         let ticket = submitted?;
         Ok(Started { ticket, name, set: number, outputs, expected })
+    }
+
+    /// Submits an operation, now or when the gate of this clone is opened. Returns its ticket.
+    fn submit(&self, operation: Operation) -> Result<u64> {
+        let shared = self.shared();
+        let prepared = shared.prepare(operation)?;
+        let ticket = prepared.ticket();
+        let submitted = match self.gate() {
+            None => shared.submit(&prepared),
+            Some(gate) => gate.pass(shared, prepared),
+        };
+        submitted.inspect_err(|_| shared.withdraw(ticket))?;
+        Ok(ticket)
     }
 
     /// Waits for an operation.

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 
 use crate::{
     error::{GradwireError, Result},
+    gate::Gate,
     outcome::Outcome,
     session::Session,
     shared::Done,
@@ -84,8 +85,14 @@ impl<R> Handle<R> {
         &self.name
     }
 
+    /// Whether it waits behind a [`Gate`], for its tensors.
+    pub fn is_held(&self) -> bool {
+        self.session.gate().is_some_and(Gate::is_closed)
+    }
+
     fn what(&self) -> String {
-        format!("the operation on tensor '{}'", self.name)
+        let held = if self.is_held() { ", which is held behind a gate," } else { "" };
+        format!("the operation on tensor '{}'{held}", self.name)
     }
 
     /// Waits until the operation has ended, and returns its result. Returns at once with the cause

@@ -56,6 +56,7 @@
 //!
 //! - [`Session`]: attaching, ranks, tensors, leaving
 //! - [`Tensor`], [`Buffer`], [`SharedBuffer`]: memory that the daemon maps, too
+//! - [`Gate`]: for operations whose tensors are still being written
 //! - [`optimizer`]: the order of gradients and their accumulation, without a framework. The crate
 //!   `gradwire-tch` has an optimizer for tch.
 //!
@@ -78,6 +79,7 @@ mod collectives;
 mod element;
 mod error;
 mod exchange;
+mod gate;
 mod handle;
 mod launch;
 mod link;
@@ -101,6 +103,7 @@ pub use builder::SessionBuilder;
 pub use collectives::Gathered;
 pub use element::{Bool, Element};
 pub use error::GradwireError;
+pub use gate::Gate;
 pub use gradwire_proto::{
     Compression, DType, F8E4m3, F8E5m2, Failure, FailureKind, JobId, ReduceOp, Secret, Shape,
     TensorName,

@@ -18,6 +18,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::{
     element::Element,
     error::{GradwireError, Result},
+    gate::Gate,
     link::{Node, World},
     memory::{Buffer, Memory, Payload, SharedBuffer, Tensor},
     naming::Names,
@@ -31,7 +32,11 @@ use crate::{
 /// handle are dropped without that call, this rank has failed, and all other ranks receive that
 /// (TELL). This happens if `main` returns early because of an error.
 #[derive(Clone)]
-pub struct Session(Arc<Inner>);
+pub struct Session {
+    inner: Arc<Inner>,
+    /// What the operations that this clone starts wait behind.
+    gate: Option<Gate>,
+}
 
 struct Inner {
     shared: Arc<Shared>,
@@ -92,75 +97,84 @@ impl Session {
     ) -> Self {
         let sets = Mutex::new(ProcessSets::new(world.size, world.rank));
         let (threads, names) = (Mutex::new(Some(threads)), Mutex::default());
-        Self(Arc::new(Inner { shared, arena, world, job, process, threads, names, sets, limits }))
+        let inner = Inner { shared, arena, world, job, process, threads, names, sets, limits };
+        Self { inner: Arc::new(inner), gate: None }
+    }
+
+    /// The same rank, for operations whose tensors are still being written: what this clone starts
+    /// is checked, and has its name and its handle, at once. The daemon gets it when the gate is
+    /// opened. A blocking call also waits for that.
+    #[must_use]
+    pub fn behind(&self, gate: &Gate) -> Self {
+        Self { inner: self.inner.clone(), gate: Some(gate.clone()) }
     }
 
     /// This rank's number in the job, from 0.
     pub fn rank(&self) -> u32 {
-        self.0.world.rank
+        self.inner.world.rank
     }
 
     /// How many ranks the job has.
     pub fn size(&self) -> u32 {
-        self.0.world.size
+        self.inner.world.size
     }
 
     /// This rank's number on its node, from 0.
     pub fn local_rank(&self) -> u32 {
-        self.0.world.local_rank
+        self.inner.world.local_rank
     }
 
     /// How many ranks this node has.
     pub fn local_size(&self) -> u32 {
-        self.0.world.local_size
+        self.inner.world.local_size
     }
 
     /// This node's number among the nodes that have this local rank.
     pub fn cross_rank(&self) -> u32 {
-        self.0.world.cross_rank
+        self.inner.world.cross_rank
     }
 
     /// How many nodes have this local rank.
     pub fn cross_size(&self) -> u32 {
-        self.0.world.cross_size
+        self.inner.world.cross_size
     }
 
     /// The job's nodes, in the order of their ranks.
     pub fn nodes(&self) -> &[Node] {
-        &self.0.world.nodes
+        &self.inner.world.nodes
     }
 
     /// How f32 travels in reductions between nodes (`data.compression`).
     pub fn compression(&self) -> Compression {
-        self.0.world.compression
+        self.inner.world.compression
     }
 
     /// The name of this rank's node; empty if the daemon does not know it.
     pub fn host(&self) -> &str {
-        self.0.world.host()
+        self.inner.world.host()
     }
 
     /// The epoch: the number of this formation of the world.
     pub fn epoch(&self) -> u64 {
-        self.0.world.epoch.0
+        self.inner.world.epoch.0
     }
 
     /// The address at which the coordinator serves.
     pub fn coordinator(&self) -> SocketAddr {
-        self.0.world.coordinator
+        self.inner.world.coordinator
     }
 
     /// The job's id.
     pub fn job(&self) -> &JobId {
-        &self.0.job
+        &self.inner.job
     }
 
     /// What this session has done so far.
     pub fn stats(&self) -> Stats {
-        let (operations, in_flight, [bytes, copied_bytes]) = self.0.shared.counts();
+        let (operations, in_flight, [bytes, copied_bytes]) = self.inner.shared.counts();
         let [sparse_rows, sparse_dense] =
-            self.0.shared.sparse.each_ref().map(|count| count.load(Relaxed));
-        let arena = self.0.arena.stats();
+            self.inner.shared.sparse.each_ref().map(|count| count.load(Relaxed));
+        let arena = self.inner.arena.stats();
         Stats { operations, in_flight, bytes, copied_bytes, sparse_rows, sparse_dense, arena }
     }
 
@@ -211,13 +225,13 @@ impl Session {
     /// Those of [`Session::zeros`].
     pub fn buffer_unfilled(&self, dtype: DType, shape: Shape) -> Result<Buffer> {
         self.check_process()?;
-        self.0.shared.check()?;
+        self.inner.shared.check()?;
         let bytes = shape.elements() * dtype.size() as u64;
-        let block = self.0.arena.allocate(bytes).or_else(|error| {
-            self.0.shared.check()?; // the first cause, not its consequence (TELL)
+        let block = self.inner.arena.allocate(bytes).or_else(|error| {
+            self.inner.shared.check()?; // the first cause, not its consequence (TELL)
             Err(GradwireError::from(error))
         });
-        Ok(Buffer::new(self.0.shared.noted(block)?, dtype, shape))
+        Ok(Buffer::new(self.inner.shared.noted(block)?, dtype, shape))
     }
 
     /// Makes memory that the program has already a buffer of bytes, at the same addresses. Then
@@ -238,26 +252,26 @@ impl Session {
     /// same.
     pub fn adopt(&self, start: usize, bytes: u64, fd: RawFd) -> Result<SharedBuffer> {
         self.check_process()?;
-        self.0.shared.check()?;
+        self.inner.shared.check()?;
         let shape = Shape::new(&[bytes])?;
-        let block = self.0.arena.adopt(start, bytes, fd)?;
+        let block = self.inner.arena.adopt(start, bytes, fd)?;
         Ok(Buffer::new(block, DType::U8, shape).into_shared())
     }
 
     /// Whether a buffer is memory of this session. Operations refuse that of another one.
     pub fn owns(&self, buffer: &SharedBuffer) -> bool {
-        buffer.memory().is_in(&self.0.arena)
+        buffer.memory().is_in(&self.inner.arena)
     }
 
     /// The most bytes of one tensor that may be adopted; `None` if none may (`worker.adopt`).
     pub fn adopt_max_bytes(&self) -> Option<u64> {
-        self.0.limits.adopt_bytes
+        self.inner.limits.adopt_bytes
     }
 
     /// Whether memory may be adopted now. There are at most half of `worker.max_segments` adopted
     /// buffers at a time.
     pub fn may_adopt(&self) -> bool {
-        self.0.limits.adopt_bytes.is_some() && self.0.arena.may_adopt()
+        self.inner.limits.adopt_bytes.is_some() && self.inner.arena.may_adopt()
     }
 
     /// Leaves the job: notifies the daemon and waits for its answer. Operations in flight fail on
@@ -268,7 +282,7 @@ impl Session {
     /// daemon did not answer within 5 s.
     pub fn shutdown(&self) -> Result<()> {
         self.check_process()?;
-        self.0.end(Message::Detach(pb::Detach {}))
+        self.inner.end(Message::Detach(pb::Detach {}))
     }
 
     /// Notes that the program has made a step. The metrics of the daemon then show how many steps
@@ -276,7 +290,7 @@ impl Session {
     /// Gradwire call it by themselves.
     pub fn mark_step(&self) {
         if self.check_process().is_ok() {
-            self.0.shared.control.mark_step();
+            self.inner.shared.control.mark_step();
         }
     }
 
@@ -287,7 +301,7 @@ impl Session {
             return;
         }
         let failure = Failure::new(FailureKind::Cancelled, reason).host(self.host());
-        self.0.shared.give_up(failure);
+        self.inner.shared.give_up(failure);
     }
 
     /// The set of all ranks.
@@ -297,27 +311,27 @@ impl Session {
 
     /// The process sets of this session.
     pub(crate) fn sets(&self) -> MutexGuard<'_, ProcessSets> {
-        self.0.sets.lock()
+        self.inner.sets.lock()
     }
 
     /// The counters for names of operations.
     pub(crate) fn names(&self) -> MutexGuard<'_, Names> {
-        self.0.names.lock()
+        self.inner.names.lock()
     }
 
     /// Counts a sparse allreduce.
     pub(crate) fn count_sparse(&self, dense: bool) {
-        self.0.shared.sparse[usize::from(dense)].fetch_add(1, Relaxed);
+        self.inner.shared.sparse[usize::from(dense)].fetch_add(1, Relaxed);
     }
 
     /// The largest object that this rank gives to others.
     pub(crate) fn max_object_bytes(&self) -> u64 {
-        self.0.limits.object_bytes
+        self.inner.limits.object_bytes
     }
 
     /// Refuses memory of another session: its places belong to other tensors here.
     pub(crate) fn check_memory<'a>(&self, all: impl IntoIterator<Item = &'a Memory>) -> Result<()> {
-        if all.into_iter().all(|memory| memory.is_in(&self.0.arena)) {
+        if all.into_iter().all(|memory| memory.is_in(&self.inner.arena)) {
             return Ok(());
         }
         let text = "a tensor was made by another session, perhaps one that was shut down; make it \
@@ -325,17 +339,22 @@ impl Session {
         Err(GradwireError::Invalid(text.to_owned()))
     }
 
-    pub(crate) fn shared(&self) -> &Shared {
-        &self.0.shared
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.inner.shared
+    }
+
+    /// The gate of this clone.
+    pub(crate) fn gate(&self) -> Option<&Gate> {
+        self.gate.as_ref()
     }
 
     pub(crate) fn shared_arc(&self) -> Arc<Shared> {
-        self.0.shared.clone()
+        self.inner.shared.clone()
     }
 
     /// Refuses to work in a forked child.
     pub(crate) fn check_process(&self) -> Result<()> {
-        same_process(self.0.process, std::process::id())
+        same_process(self.inner.process, std::process::id())
     }
 }
 
@@ -396,7 +415,7 @@ impl Drop for Inner {
 
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { job, world, .. } = &*self.0;
+        let Inner { job, world, .. } = &*self.inner;
         write!(f, "Session(job {job}, rank {} of {})", world.rank, world.size)
     }
 }

@@ -72,6 +72,20 @@ pub(crate) struct Operation {
     pub(crate) movable: bool,
 }
 
+/// An operation that has its ticket and was not submitted yet.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    submission: Submission,
+    /// When the call began, if somebody traces.
+    began: Option<u64>,
+}
+
+impl Prepared {
+    pub(crate) fn ticket(&self) -> u64 {
+        self.submission.ticket
+    }
+}
+
 impl From<Ending> for GradwireError {
     fn from(ending: Ending) -> Self {
         match ending {
@@ -287,8 +301,8 @@ impl Shared {
         }
     }
 
-    /// Starts an operation. Waits while the ring is full.
-    pub(crate) fn submit(&self, operation: Operation) -> Result<u64> {
+    /// Gives an operation its ticket. It is submitted by `submit`.
+    pub(crate) fn prepare(&self, operation: Operation) -> Result<Prepared> {
         let Operation { process_set, name, request, priority, origin, .. } = operation;
         let Operation { copied, inputs, outputs, .. } = operation;
         request.validate()?;
@@ -303,7 +317,6 @@ impl Shared {
             // The end is known as soon as the memory is back.
             NoTicket::Closed => self.end.wait().clone().into(),
         })?;
-        let bytes = request.bytes();
         let process_set = process_set.0;
         let submission = Submission {
             ticket,
@@ -316,20 +329,30 @@ impl Shared {
             origin,
             copied,
         };
-        let result = self.push(&submission);
-        match result {
-            Ok(()) => {
-                self.operations.fetch_add(1, Relaxed);
-                self.bytes.fetch_add(bytes, Relaxed);
-                self.copied_bytes.fetch_add(if copied { bytes } else { 0 }, Relaxed);
-                self.record(Kind::Submit, began, ticket);
-                Ok(ticket)
-            }
-            Err(error) => {
-                self.tickets.lock().withdraw(ticket);
-                Err(error)
-            }
-        }
+        Ok(Prepared { submission, began })
+    }
+
+    /// Submits an operation. Waits while the ring is full. If it fails, nothing was started.
+    pub(crate) fn submit(&self, prepared: &Prepared) -> Result<()> {
+        let Prepared { submission, began } = prepared;
+        self.push(submission)?;
+        let bytes = submission.request.bytes();
+        self.operations.fetch_add(1, Relaxed);
+        self.bytes.fetch_add(bytes, Relaxed);
+        self.copied_bytes.fetch_add(if submission.copied { bytes } else { 0 }, Relaxed);
+        self.record(Kind::Submit, *began, submission.ticket);
+        Ok(())
+    }
+
+    /// Takes back the ticket of an operation that was not submitted and has no handle.
+    pub(crate) fn withdraw(&self, ticket: u64) {
+        self.tickets.lock().withdraw(ticket);
+    }
+
+    /// Ends an operation that was not submitted and has a handle.
+    pub(crate) fn refuse(&self, ticket: u64, failure: &Failure) {
+        self.end_failed(&[ticket], failure);
+        self.control.wake_all();
     }
 
     /// Records for a trace what began at this time, if somebody traced then.
@@ -412,6 +435,14 @@ impl Shared {
 
     /// Notes operations that failed on their own; the session continues.
     pub(crate) fn fail(&self, failed: &[u64], failure: &Failure) {
+        for _ in 0..self.end_failed(failed, failure) {
+            self.control.answered();
+        }
+        self.control.wake_all();
+    }
+
+    /// Ends operations with a failure; returns how many of them were in flight.
+    fn end_failed(&self, failed: &[u64], failure: &Failure) -> usize {
         let mut freed = Vec::new();
         let mut tickets = self.tickets.lock();
         for &ticket in failed {
@@ -420,13 +451,11 @@ impl Shared {
             if let Some(name) = tickets.name(ticket).filter(|_| failure.tensor.is_empty()) {
                 failure.tensor = name.as_str().to_owned();
             }
-            if let Some(memory) = tickets.end(ticket, Err(failure)) {
-                freed.push(memory);
-                self.control.answered();
-            }
+            freed.extend(tickets.end(ticket, Err(failure)));
         }
+        // The memory goes back to the arena without our lock.
         drop(tickets);
-        self.control.wake_all();
+        freed.len()
     }
 
     /// Waits for an operation's outcome; `None` if the deadline passed first.

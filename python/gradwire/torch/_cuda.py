@@ -21,7 +21,7 @@ import os
 import threading
 import warnings
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any, Protocol
 
@@ -31,6 +31,8 @@ from gradwire import _native, _staging
 
 # An event, and the device of its stream.
 Mark = tuple[torch.device, Any]
+# What a copy writes, and what it reads.
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class Driver(Protocol):
@@ -57,7 +59,7 @@ class Driver(Protocol):
     def follow(self, stream: Any, event: Any) -> None:
         """Makes what the stream is given from now on wait for the event."""
 
-    def copy(self, stream: Any, into: torch.Tensor, given: torch.Tensor) -> None:
+    def copy(self, stream: Any, pairs: Sequence[Pair]) -> None:
         """Copies in the order of the stream."""
 
     def synchronize(self, event: Any) -> None:
@@ -112,10 +114,14 @@ class Cuda:
         """Makes the stream wait for the event."""
         stream.wait_event(event)
 
-    def copy(self, stream: torch.cuda.Stream, into: torch.Tensor, given: torch.Tensor) -> None:
+    def copy(self, stream: torch.cuda.Stream, pairs: Sequence[Pair]) -> None:
         """Copies in the order of the stream."""
         with torch.cuda.stream(stream):
-            into.copy_(given, non_blocking=True)
+            for into, given in pairs:
+                # PyTorch would change the sign after the copy, on the processor and too early.
+                if given.is_neg() or given.is_conj():
+                    given = given.resolve_neg().resolve_conj()
+                into.copy_(given, non_blocking=True)
 
     def synchronize(self, event: torch.cuda.Event) -> None:
         """Waits on the processor for an event."""
@@ -150,8 +156,8 @@ class Stage:
         # Whether each mapping that was seen could be registered.
         self._mappings: dict[int, bool] = {}
         # The events of copies, and their shared memory, until they are done.
-        self._copies_in: deque[tuple[Any, torch.Tensor]] = deque()
-        self._copies_out: deque[tuple[Any, torch.Tensor]] = deque()
+        self._copies_in: deque[tuple[Any, list[torch.Tensor]]] = deque()
+        self._copies_out: deque[tuple[Any, list[torch.Tensor]]] = deque()
 
     def _stream(self, device: torch.device, way: Way) -> Any:
         with self._lock:
@@ -159,7 +165,8 @@ class Stage:
                 self._streams[device, way] = self.driver.stream(device)
             return self._streams[device, way]
 
-    def _pin(self, buffer: _native.Buffer) -> None:
+    def pin(self, buffer: _native.Buffer) -> None:
+        """Registers the mapping of a buffer with the driver, once."""
         address, size = buffer.mapping
         with self._lock:
             if address in self._mappings:
@@ -181,40 +188,62 @@ class Stage:
                 )
 
     def _after_all(
-        self, device: torch.device, way: Way, into: torch.Tensor, given: torch.Tensor
+        self, device: torch.device, way: Way, pairs: Sequence[Pair], streams: Iterable[Any]
     ) -> Any:
-        """Copies after what the current stream has been given; returns the event of the copy."""
+        """Copies after what the streams have been given; returns the event of the copies."""
         driver, stream = self.driver, self._stream(device, way)
-        driver.follow(stream, driver.record(driver.current(device)))
+        for other in streams:
+            driver.follow(stream, driver.record(other))
         if way is Way.IN:
-            for event in self._readers(into):
+            for event in self._readers([into for into, _ in pairs]):
                 driver.follow(stream, event)
-        driver.copy(stream, into, given)
+        driver.copy(stream, pairs)
         return driver.record(stream)
 
-    def _readers(self, memory: torch.Tensor) -> list[Any]:
+    def _readers(self, written: Sequence[torch.Tensor]) -> list[Any]:
         """Returns the events of the copies out that read a part of this shared memory."""
-        first, end = _range(memory)
         with self._lock:
-            copies = [(event, *_range(read)) for event, read in self._copies_out]
-        return [event for event, start, stop in copies if start < end and first < stop]
+            copies = list(self._copies_out)
+        if not copies:
+            return []
+        ranges = [_range(memory) for memory in written]
+        return [
+            event
+            for event, read in copies
+            if any(
+                start < end and first < stop
+                for start, stop in map(_range, read)
+                for first, end in ranges
+            )
+        ]
 
     def load(self, buffer: _native.Buffer, memory: torch.Tensor, tensor: torch.Tensor) -> None:
         """Copies a tensor to shared memory.
 
         The next operation that this thread starts waits for the copy.
         """
-        self._pin(buffer)
+        self.pin(buffer)
+        current = self.driver.current(tensor.device)
+        _staging.copy_started(self.load_all(tensor.device, [(memory, tensor)], [current]))
+
+    def load_all(
+        self, device: torch.device, pairs: Sequence[Pair], streams: Iterable[Any]
+    ) -> Callable[[], None]:
+        """Copies tensors to pinned memory, after what the streams have been given.
+
+        Returns:
+            Waits on the processor until they have arrived. Until then it keeps the tensors.
+        """
         self._reap()
-        done = self._after_all(tensor.device, Way.IN, memory, tensor)
+        done = self._after_all(device, Way.IN, pairs, streams)
         with self._lock:
-            self._copies_in.append((done, memory))
+            self._copies_in.append((done, [memory for memory, _ in pairs]))
 
         def arrived() -> None:
             self.driver.synchronize(done)
-            _ = tensor, memory  # neither memory may be reused before
+            _ = pairs  # no memory may be reused before
 
-        _staging.copy_started(arrived)
+        return arrived
 
     def store(self, buffer: _native.Buffer, memory: torch.Tensor, tensor: torch.Tensor) -> None:
         """Copies shared memory to a tensor; the current stream goes on after that.
@@ -222,12 +251,17 @@ class Stage:
         ``memory`` is the buffer or a part of it. A result may be in a mapping from which nothing
         was loaded yet.
         """
-        self._pin(buffer)
+        self.pin(buffer)
+        self.store_all(tensor.device, [(tensor, memory)])
+
+    def store_all(self, device: torch.device, pairs: Sequence[Pair]) -> None:
+        """Copies pinned memory to tensors; the current stream goes on after that."""
         self._reap()
-        done = self._after_all(tensor.device, Way.OUT, tensor, memory)
-        self.driver.follow(self.driver.current(tensor.device), done)
+        current = self.driver.current(device)
+        done = self._after_all(device, Way.OUT, pairs, [current])
+        self.driver.follow(current, done)
         with self._lock:
-            self._copies_out.append((done, memory))
+            self._copies_out.append((done, [memory for _, memory in pairs]))
 
     def marks(self, devices: Iterable[torch.device]) -> list[Mark]:
         """Returns events of this thread's streams, for streams of other threads to wait for."""
@@ -249,7 +283,7 @@ class Stage:
         """Waits for the copies out, before the processor writes to shared memory."""
         self._wait_for(self._copies_out)
 
-    def _wait_for(self, copies: deque[tuple[Any, torch.Tensor]]) -> None:
+    def _wait_for(self, copies: deque[tuple[Any, list[torch.Tensor]]]) -> None:
         while True:
             with self._lock:
                 if not copies:

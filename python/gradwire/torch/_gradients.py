@@ -28,6 +28,7 @@ from gradwire._world import ProcessSet, global_process_set, members, native_set
 from gradwire.torch import _agreement
 from gradwire.torch._adapter import collectives
 from gradwire.torch._agreement import Agreement
+from gradwire.torch._batches import Loads, Stores
 from gradwire.torch._compression import Compressor, NoneCompressor
 from gradwire.torch._handles import Waiting
 from gradwire.torch._slots import Content, Kind, Slot, layout_of
@@ -84,6 +85,7 @@ class Exchange:
         # The factors of the contributions, and of the result.
         self.scales = (1.0 / predivide, predivide) if op == Average else (1.0, 1.0)
         self.handles: list[tuple[_native.Handle, list[Slot]]] = []
+        self._loads = Loads()
         self.submitted: set[Slot] = set()
         # Everything was exchanged, and there was neither a step nor a backward pass since.
         self.exchanged = False
@@ -135,6 +137,7 @@ class Exchange:
     def _begin(self, native: _native.Session, registered: _native.ProcessSet | None) -> None:
         self._session, self._registered = native, registered
         self._agreement.forget()
+        self._loads.forget()
         for slot in self.slots.values():
             slot.place = None
         self._reset()
@@ -215,7 +218,7 @@ class Exchange:
         if buffer is not None:
             slot.kind = Kind.DENSE
             slot.note_content(Content.OWN)
-            self._start([buffer], [slot], slot.priority)
+            self._start(session(), [buffer], [slot], slot.priority)
         else:
             self._submit([slot])
 
@@ -237,16 +240,26 @@ class Exchange:
                 self.submitted.add(slot)
                 slot.in_flight = True
                 return
-            buffers = [
-                slot.load(self.compression, content) for slot, content in zip(slots, contents)
-            ]
-        for slot, content in zip(slots, contents):
-            slot.kind = Kind.DENSE
-            slot.note_content(content)
-        self._start(buffers, slots, max(slot.priority for slot in slots))
+            with self._loads as loads:
+                buffers = [
+                    slot.load(self.compression, content, loads)
+                    for slot, content in zip(slots, contents)
+                ]
+                for slot, content in zip(slots, contents):
+                    slot.kind = Kind.DENSE
+                    slot.note_content(content)
+                on_gpu = any(slot.parameter.is_cuda for slot in slots)
+                starter = loads.session() if on_gpu else session()
+                self._start(starter, buffers, slots, max(slot.priority for slot in slots))
 
-    def _start(self, buffers: list[_native.Buffer], slots: list[Slot], priority: int) -> None:
-        handle = session().allreduce(
+    def _start(
+        self,
+        starter: _native.Session,
+        buffers: list[_native.Buffer],
+        slots: list[Slot],
+        priority: int,
+    ) -> None:
+        handle = starter.allreduce(
             buffers,
             self.op.name,
             name=slots[0].operation,
@@ -299,6 +312,7 @@ class Exchange:
             native_set(self.process_set)  # raises if it is not registered
             return
         self.watch()  # some may require gradients only now
+        self._loads.start()
         try:
             words = dict(
                 zip(
@@ -321,6 +335,7 @@ class Exchange:
                     self._submit(
                         [s for s in request if words[s] & (_agreement.USED | _agreement.LEARNS)]
                     )
+            self._loads.start()
             changed = self._wait()
             for slot in self.submitted:
                 # A gradient that is exchanged with its group may be used by no rank.
@@ -328,6 +343,7 @@ class Exchange:
                 slot.absent = slot.absent and not used
                 slot.note_content(Content.COMMON if used else slot.content)
         finally:
+            self._loads.start()  # their operations are in flight, even if something failed
             self._reset()
         self.exchanged = True
         self._check(words, changed)
@@ -338,7 +354,7 @@ class Exchange:
         It raises the first failure when the others have ended, too.
         """
         changed = []
-        waiting = Waiting()
+        waiting, stores = Waiting(), Stores()
         for handle, slots in self.handles:
             if not waiting.wait(handle):
                 continue
@@ -346,12 +362,14 @@ class Exchange:
             for slot in slots:
                 if slot.must_store:
                     with torch.no_grad():
-                        slot.store(self.compression)
+                        slot.store(self.compression, stores)
+        with torch.no_grad():
+            stores.start()
         for slot in self.submitted:
             if slot.sparse is not None and waiting.wait(slot.sparse):
                 changed += [slot] if slot.changed else []
                 with torch.no_grad():
-                    slot.store(self.compression)
+                    slot.store(self.compression, stores)
         waiting.check()
         return changed
 
@@ -437,9 +455,13 @@ class Exchange:
                 slot.parameter.grad = None
 
     def show(self) -> None:
-        """Restores the zeros that ``hide`` removed: the next backward pass adds to them."""
+        """Restores the zeros that ``hide`` removed: the next backward pass adds to them.
+
+        A gradient that is not in its place, as on a GPU, is none until then.
+        """
         for slot in self.slots.values():
-            if slot.absent and slot.place is not None and slot.parameter.grad is None:
+            here = slot.parameter.device.type == "cpu"
+            if slot.absent and here and slot.place is not None and slot.parameter.grad is None:
                 slot.parameter.grad = slot.place.view_for_parameter()
 
     def stepped(self) -> None:

@@ -14,7 +14,7 @@ the result of an exchange is not added up again.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from gradwire import _native, _world
 from gradwire._staging import session
 from gradwire.torch import _cuda
 from gradwire.torch._adapter import as_tensor, collectives, dense_strides, describe
+from gradwire.torch._batches import Loads, Stores
 from gradwire.torch._compression import Compressor, NoneCompressor
 from gradwire.torch._sparse import SparseHandle, entries
 
@@ -91,10 +92,16 @@ def layout_of(parameter: torch.Tensor) -> Layout:
         dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
     # For a parameter on another device the place is a staging buffer.
     on_cpu = parameter.device.type == "cpu"
-    strides = (
-        dense_strides(parameter) if on_cpu else torch.empty(parameter.shape, device="meta").stride()
-    )
+    strides = dense_strides(parameter) if on_cpu else _contiguous_strides(parameter.shape)
     return Layout(dtype, parameter.shape, strides)
+
+
+def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    # Dimensions of size 0 count as 1.
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * max(size, 1))
+    return tuple(reversed(strides)) if shape else ()
 
 
 class Place:
@@ -172,6 +179,13 @@ def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.is_sparse and not torch.equal(one._indices(), other._indices()):
         return False
     return torch.equal(_values(one), _values(other))
+
+
+def _is_a_part(gradient: torch.Tensor | None) -> bool:
+    """Returns whether a gradient has only a part of its storage."""
+    if gradient is None or gradient.layout != torch.strided:
+        return False
+    return gradient.untyped_storage().nbytes() > gradient.numel() * gradient.element_size()
 
 
 def _stamp(gradient: torch.Tensor) -> tuple[int, int]:
@@ -330,7 +344,11 @@ class Slot:
     def changed(self) -> bool:
         """Whether the program has written to the gradient, or replaced it, while it was sent."""
         seen = self.seen
-        return seen is not None and seen != self.stamp
+        if seen is None or seen == self.stamp:
+            return False
+        # The gradients of parameters that were concatenated are parts of one tensor: a backward
+        # pass that adds to one of them counts as a write to all.
+        return seen[0] != self.stamp[0] or not _is_a_part(self.parameter.grad)
 
     def set_aside(self) -> None:
         """Keeps the result of an exchange for later, so that it is not added up again."""
@@ -367,7 +385,7 @@ class Slot:
             self.parameter.grad = place.view_for_parameter()
         return place.buffer
 
-    def fill(self, content: Content) -> Place:
+    def fill(self, content: Content, loads: Loads) -> Place:
         """Puts this rank's contribution in its place; zeros for a parameter without a gradient."""
         place = self.current()
         gradient = self.parameter.grad
@@ -382,10 +400,10 @@ class Slot:
         elif not place.holds(gradient):
             if gradient.layout != torch.strided:
                 gradient = gradient.to_dense()
-            if gradient.device.type == "cpu":
-                place.memory.copy_(gradient)
+            if gradient.is_cuda:
+                loads.add(place.buffer, place.memory, gradient)
             else:
-                collectives.adapter.load(gradient, place.buffer)
+                place.memory.copy_(gradient)
             copied(place.memory)
             place.buffer.mark_copied()
         if self.parameter.device.type == "cpu":
@@ -399,8 +417,11 @@ class Slot:
             self.parameter.grad = torch.empty_like(self.parameter, dtype=place.layout.dtype)
         return place
 
-    def load(self, compression: type[Compressor], content: Content) -> _native.Buffer:
-        """Returns what is sent: the gradient's place, or what the compressor makes of it."""
+    def load(self, compression: type[Compressor], content: Content, loads: Loads) -> _native.Buffer:
+        """Returns what is sent: the gradient's place, or what the compressor makes of it.
+
+        What is on a GPU is copied there with ``loads``.
+        """
         gradient = self.parameter.grad
         if self.parameter.is_cuda and gradient is not None and compression is not NoneCompressor:
             # Compressed before it is copied. The result is copied to where the compressed gradient
@@ -408,11 +429,14 @@ class Slot:
             if gradient.layout != torch.strided:
                 gradient = self.parameter.grad = gradient.to_dense()
             small, ctx = compression.compress(gradient)
-            compressed = collectives.place(small)
+            element, shape = describe(small)
+            compressed = session().buffer(element, list(shape))
+            loads.add(compressed, as_tensor(compressed), small)
+            compressed.mark_copied()
             self.compressed = (compressed, small, ctx)
             copied(small)
             return compressed
-        place = self.fill(content)
+        place = self.fill(content, loads)
         if compression is NoneCompressor:
             return place.buffer
         small, ctx = compression.compress(place.memory)
@@ -440,8 +464,8 @@ class Slot:
         at_home = self.place is not None and self.stamp[0] == self.place.address
         return not at_home or self.compressed is not None or self.base is not None
 
-    def store(self, compression: type[Compressor]) -> None:
-        """Makes the result the parameter's gradient.
+    def store(self, compression: type[Compressor], stores: Stores) -> None:
+        """Makes the result the parameter's gradient; one on a GPU gets it with ``stores``.
 
         A gradient that was forgotten meanwhile stays so.
         """
@@ -455,16 +479,30 @@ class Slot:
             return
         if gradient is None:
             return
+
+        def add_base() -> None:
+            if base is not None:
+                gradient.add_(base)
+
         exchanged = self.place
-        if compressed is not None:
+        if compressed is not None and compressed[1].is_cuda:
             buffer, like, ctx = compressed
-            large = compression.decompress(collectives.adapter.view(buffer, like), ctx)
-            if like.is_cuda:
-                gradient.copy_(large)
-                exchanged = None
-            elif exchanged is not None:
-                exchanged.memory.copy_(large)
+            small = torch.empty_like(like)
+
+            def decompress() -> None:
+                gradient.copy_(compression.decompress(small, ctx))
+                add_base()
+
+            stores.add(buffer, as_tensor(buffer), small, decompress)
+            return
+        if compressed is not None and exchanged is not None:
+            buffer, like, ctx = compressed
+            exchanged.memory.copy_(
+                compression.decompress(collectives.adapter.view(buffer, like), ctx)
+            )
         if exchanged is not None and not exchanged.holds(gradient):
+            if gradient.is_cuda:
+                stores.add(exchanged.buffer, exchanged.memory, gradient, add_base)
+                return
             collectives.adapter.store(exchanged.buffer, gradient)
-        if base is not None:
-            gradient.add_(base)
+        add_base()

@@ -86,11 +86,13 @@ class _SyncBatchNorm(torch.autograd.Function):
         normal = (own - _wide(mean, own)) * _wide(scale, own)
         gradient = gradients[0].to(normal.dtype)
         axes = _axes(given)
-        sums = torch.stack([gradient.sum(axes), (gradient * normal).sum(axes)])
-        for_weight = sums[1] if weight is not None else None
-        for_bias = sums[0] if bias is not None else None
+        # Not views of one tensor: a write to one gradient would count as one to the other.
+        plain, weighted = gradient.sum(axes), (gradient * normal).sum(axes)
+        for_weight = weighted if weight is not None else None
+        for_bias = plain if bias is not None else None
         if not ctx.needs_input_grad[0]:
             return None, for_weight, for_bias, *nothing
+        sums = torch.stack([plain, weighted])
         everybody = collectives.allreduce(sums, f"{name}.backward", Sum, 1.0, 1.0, process_set)
         means = everybody.wait().to(normal.device) / total
         inner = gradient - _wide(means[0], normal) - normal * _wide(means[1], normal)

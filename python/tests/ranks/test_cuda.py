@@ -96,6 +96,38 @@ def test_memory_that_is_reused_at_once() -> None:
         assert bool((result == expected).all()), (at, result[:3])
 
 
+def test_tensors_whose_sign_is_not_in_their_memory() -> None:
+    """Imaginary parts of a conjugate, and conjugates: the copy must not bring the memory alone."""
+    for at in range(5):
+        made = torch.complex(torch.ones(300), torch.full((300,), 2.0 + at)).to(device())
+        assert made.conj().imag.is_neg() and made.conj().is_conj()
+        result = hvd.allreduce(made.conj().imag, op=hvd.Sum, name=f"imaginary {at}")
+        assert bool((result == -(2.0 + at) * hvd.size()).all()), result[:3]
+        result = hvd.allreduce(made.conj(), op=hvd.Sum, name=f"conjugate {at}")
+        assert bool((result == hvd.size() * complex(1, -2 - at)).all()), result[:3]
+
+
+def test_gradients_that_are_parts_of_one_tensor() -> None:
+    """A backward pass that adds to one of them counts as a write to all."""
+    torch.manual_seed(8)
+    parts = [torch.nn.Parameter(torch.randn(2, 3, device=device())) for _ in range(3)]
+    plain = torch.optim.SGD(parts, lr=0.1)
+    optimizer = hvd.DistributedOptimizer(
+        plain, [(str(at), part) for at, part in enumerate(parts)], backward_passes_per_step=2
+    )
+    for _ in range(3):
+        optimizer.zero_grad(set_to_none=False)
+        for at in range(2):
+            torch.cat(parts).sum().mul(hvd.rank() + at).backward()
+        optimizer.synchronize()
+        mean = sum(rank + at for rank in range(hvd.size()) for at in range(2)) / hvd.size()
+        for part in parts:
+            assert part.grad is not None
+            torch.testing.assert_close(part.grad, torch.full_like(part, mean))
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+
 def test_streams_of_ones_own() -> None:
     for at in range(10):
         stream = torch.cuda.Stream(device())
@@ -185,3 +217,22 @@ def test_the_state_of_an_optimizer() -> None:
     states = hvd.allgather_object([each.cpu() for each in optimizer.state[net.weight].values()])
     for state in states[1:]:
         assert all(map(torch.equal, state, states[0]))
+
+
+def test_parameters_without_a_gradient_and_sparse_ones_on_the_processor() -> None:
+    """One rank uses another branch; a sparse result is in memory that tensors on the GPU use."""
+    torch.manual_seed(6)
+    table = torch.nn.Embedding(8, 4, sparse=True)
+    ways = torch.nn.ModuleList(torch.nn.Linear(4, 1) for _ in range(3)).to(device())
+    named = [*table.named_parameters(), *ways.named_parameters()]
+    plain = torch.optim.SGD([parameter for _, parameter in named], lr=0.1)
+    optimizer = hvd.DistributedOptimizer(plain, named)
+    for step in range(4):
+        optimizer.zero_grad()
+        rows = table(torch.tensor([hvd.rank(), 7])).to(device())
+        ways[(hvd.rank() + step) % 2](rows).square().mean().backward()
+        optimizer.step()
+        assert ways[2].weight.grad is None
+    for _, parameter in named:
+        same = hvd.broadcast(parameter.detach(), 0)
+        assert torch.equal(same, parameter)

@@ -289,7 +289,7 @@ def test_hooks_run_once() -> None:
 def scaler_of(**options: Any) -> Any:
     if not hasattr(torch.amp, "GradScaler"):
         pytest.skip("this PyTorch has no scaler for the processor")
-    return torch.amp.GradScaler("cpu", **options)
+    return torch.amp.GradScaler(torch.empty(0).device.type, **options)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from fake_cuda import FakeCuda, OnGpu, raw  # noqa: E402
 
 import gradwire.torch as hvd  # noqa: E402
 from gradwire import _staging, _world  # noqa: E402
-from gradwire.torch import _cuda  # noqa: E402
+from gradwire.torch import _batches, _cuda  # noqa: E402
 from gradwire.torch._adapter import as_tensor, collectives  # noqa: E402
 from gradwire.torch.distributed import _hook  # noqa: E402
 
@@ -161,6 +161,43 @@ def test_results_are_not_overwritten_while_they_are_copied(gpu: FakeCuda) -> Non
         assert bool((gpu.read(result) == at).all())
 
 
+def test_a_refused_call_is_refused_at_once(gpu: FakeCuda) -> None:
+    """It is not counted among the calls without a name, and the next one pairs with the others'."""
+    late = threading.Event()
+    gpu.launch(lambda: late.wait(60))
+    if hvd.rank() == 0:
+        with pytest.raises(hvd.InvalidRequest, match="bool"):
+            hvd.allreduce_async(gpu.made(torch.ones(2, dtype=torch.bool)), op=hvd.Average)
+        with pytest.raises(hvd.InvalidRequest, match="root"):
+            hvd.broadcast_async(gpu.made(torch.ones(2)), hvd.size())
+    handle = hvd.allreduce_async(gpu.made(torch.ones(2)), op=hvd.Sum)
+    late.set()
+    assert gpu.read(handle.wait()).tolist() == [hvd.size()] * 2
+
+
+def test_operations_of_the_processor_do_not_wait_for_copies(gpu: FakeCuda) -> None:
+    go = threading.Event()
+    gpu.launch(lambda: go.wait(60))
+    late = hvd.allreduce_async(gpu.made(of_rank(hvd.rank())), op=hvd.Sum)
+    try:
+        result = hvd.allreduce_async(torch.ones(3), op=hvd.Sum).wait(timeout=60)
+        assert result.tolist() == [hvd.size()] * 3 and not late.poll()
+        hvd.barrier()
+    finally:
+        go.set()
+    assert torch.equal(gpu.read(late.wait()), total())
+
+
+def test_a_join_comes_after_the_calls_before_it(gpu: FakeCuda) -> None:
+    handles = []
+    for at in range(1 + hvd.rank()):
+        tensor = gpu.made(torch.full((3,), float(at)))
+        handles.append(hvd.allreduce_async(tensor, name=f"joins {at}", op=hvd.Sum))
+    assert 0 <= hvd.join() < hvd.size()
+    for at, handle in enumerate(handles):
+        assert gpu.read(handle.wait()).tolist() == [float(at * (hvd.size() - at))] * 3
+
+
 def test_what_is_refused_is_reported_to_who_waits(gpu: FakeCuda) -> None:
     with pytest.raises(hvd.InvalidRequest, match="name"):
         hvd.allreduce(gpu.made(torch.ones(2)), name="bad\nname")
@@ -177,7 +214,7 @@ def test_a_copy_that_fails(gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> No
     with monkeypatch.context() as patch:
         patch.setattr(gpu, "synchronize", fails)
         handle = hvd.allreduce_async(gpu.made(torch.ones(2)), name="fails")
-        with pytest.raises(RuntimeError, match="illegal memory access"):
+        with pytest.raises(RuntimeError, match=r"fails': .* not be copied.*illegal memory access"):
             handle.wait()
         assert handle.poll()
     hvd.barrier()
@@ -187,7 +224,7 @@ def test_a_wait_for_what_has_not_begun(gpu: FakeCuda) -> None:
     go = threading.Event()
     gpu.launch(lambda: go.wait(60))
     handle = hvd.allreduce_async(gpu.made(torch.ones(2)), name="late", op=hvd.Sum)
-    with pytest.raises(TimeoutError, match="has not begun"):
+    with pytest.raises(TimeoutError, match="still being computed or copied"):
         handle.wait(timeout=0.05)
     assert not handle.poll()
     go.set()
@@ -367,3 +404,50 @@ def test_removing_a_process_set_waits_for_what_stands_in_line(gpu: FakeCuda) -> 
     result = handle.wait()
     assert hvd.remove_process_set(mine)
     assert torch.equal(gpu.read(result), total())
+
+
+def test_gradients_of_several_threads_are_copied_together(gpu: FakeCuda) -> None:
+    """Each thread adds gradients of its stream; the copies begin when there is enough to copy."""
+    loads, stores, count = _batches.Loads(), _batches.Stores(), 12
+    each = _batches.BATCH_BYTES // 4 // 5  # two batches, and two gradients of a third
+    handles: list[Any] = [None] * count
+    results = [gpu.made(torch.zeros(each)) for _ in range(count)]
+
+    def add(first: int) -> None:
+        with gpu.on_a_stream():
+            for at in range(first, count, 2):
+                gradient = gpu.made(torch.full((each,), float(at + hvd.rank())))
+                with loads:
+                    buffer = _world.session().buffer("f32", [each])
+                    loads.add(buffer, as_tensor(buffer), gradient)
+                    handles[at] = loads.session().allreduce([buffer], "sum", name=f"batch {at}")
+
+    threads = [threading.Thread(target=add, args=(first,)) for first in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    loads.start()
+    for handle, result in zip(handles, results):
+        [buffer] = handle.wait()
+        stores.add(buffer, as_tensor(buffer), result, lambda: None)
+    stores.start()
+    for at, result in enumerate(results):
+        expected = sum(float(at + rank) for rank in range(hvd.size()))
+        assert bool((gpu.read(result) == expected).all()), at
+    assert gpu.waited == {"gw-staging"}
+
+
+def test_a_gradient_that_no_rank_has(gpu: FakeCuda) -> None:
+    """A step leaves its parameter alone, and it stays no gradient."""
+    parameters = [torch.nn.Parameter(torch.zeros(4, 6).as_subclass(OnGpu)) for _ in range(2)]
+    plain = torch.optim.SGD(parameters, lr=0.0, foreach=False)
+    optimizer = hvd.DistributedOptimizer(plain, op=hvd.Sum, groups=1)
+    if hvd.size() == 1:
+        return
+    for step in range(3):
+        parameters[0].grad = gpu.made(of_rank(hvd.rank()) + step)
+        parameters[1].grad = None
+        optimizer.step()
+        assert torch.equal(gpu.read(parameters[0].grad), total() + hvd.size() * step)
+        assert parameters[1].grad is None

@@ -8,12 +8,13 @@ first and then all their receives.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from gradwire import _native, _staging
-from gradwire._staging import QueuedHandle
+from gradwire._errors import InvalidRequest, WaitTimeout
 from gradwire.torch.distributed import _threads
 from gradwire.torch.distributed._work import Operation, Work
 
@@ -21,6 +22,47 @@ from gradwire.torch.distributed._work import Operation, Work
 _AT_A_TIME = 64
 _PAUSE = 0.002
 Begin = Callable[[], _native.Handle]
+
+
+class QueuedHandle:
+    """The handle of a message that waits for its turn. It has the methods of a native handle."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._started = threading.Event()
+        self._handle: _native.Handle | None = None
+        self._error: BaseException | None = None
+
+    def start(self, begin: Begin) -> None:
+        """Starts the message. An error is kept for ``wait``."""
+        try:
+            self._handle = begin()
+            self.name = self._handle.name
+        except BaseException as error:
+            self._error = error
+        self._started.set()
+
+    def poll(self) -> bool:
+        """Returns whether ``wait`` would return, or raise, at once."""
+        return self._started.is_set() and (self._handle is None or self._handle.poll())
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Waits until the message has been started, and for its end."""
+        if timeout is not None and not timeout >= 0:
+            raise InvalidRequest(
+                f"timeout={timeout}: it must be a number of seconds, or None", kind="invalid"
+            )
+        until = None if timeout is None else time.monotonic() + timeout
+        if not self._started.wait(timeout):
+            raise WaitTimeout(
+                f"{self.name!r} has not begun within {timeout:g} s: it waits for earlier messages",
+                kind="timeout",
+                tensor=self.name,
+            )
+        if self._handle is None:
+            assert self._error is not None
+            raise self._error
+        return self._handle.wait(None if until is None else max(0.0, until - time.monotonic()))
 
 
 class Channel:
@@ -42,7 +84,7 @@ class Channel:
                 made = work(begin())
             else:
                 _staging.wait_for_copies()  # a message that is sent later needs its data later
-                later = QueuedHandle(self._name, None)
+                later = QueuedHandle(self._name)
                 self._waiting.append((begin, later))
                 made = work(later)
                 if len(self._waiting) == 1:

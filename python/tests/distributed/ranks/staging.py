@@ -136,3 +136,15 @@ def test_devices_beside_each_other(gpu: FakeCuda) -> None:
         got = tensor if here else gpu.read(tensor)
         assert got.tolist() == [float(at * size())] * 2
         assert here == (not isinstance(tensor, OnGpu))
+
+
+def test_a_call_that_is_refused_is_not_counted(gpu: FakeCuda) -> None:
+    """One rank alone is refused, at once, though its tensor is still to be computed."""
+    if rank() == 0:
+        with pytest.raises(ValueError, match="bool"):
+            dist.all_reduce(gpu.made(torch.ones(2, dtype=torch.bool)), dist.ReduceOp.AVG)
+        with pytest.raises(ValueError, match="itself"):
+            dist.isend(filled(gpu, 1.0), 0)
+    tensor = filled(gpu, 1.0)
+    dist.all_reduce(tensor)
+    holds(gpu, tensor, size())

@@ -26,6 +26,11 @@ def size() -> int:
     return dist.get_world_size()
 
 
+def kind() -> str:
+    """Returns the device of what is made here: see ``gpu_by_default``."""
+    return torch.empty(0).device.type
+
+
 def network() -> nn.Module:
     torch.manual_seed(7)
     return nn.Sequential(
@@ -266,7 +271,7 @@ def sharded(mesh: Any) -> nn.Module:
 
 
 def test_fsdp2() -> None:
-    model = sharded(init_device_mesh("cpu", (size(),)))
+    model = sharded(init_device_mesh(kind(), (size(),)))
     losses = train(model)
     full = [p.full_tensor() for p in model.parameters()]  # type: ignore[attr-defined]
     check(full, losses)
@@ -276,7 +281,7 @@ def test_hsdp() -> None:
     if size() % 2:
         return
     model = sharded(
-        init_device_mesh("cpu", (2, size() // 2), mesh_dim_names=("replicate", "shard"))
+        init_device_mesh(kind(), (2, size() // 2), mesh_dim_names=("replicate", "shard"))
     )
     losses = train(model)
     full = [p.full_tensor() for p in model.parameters()]  # type: ignore[attr-defined]
@@ -289,7 +294,7 @@ def test_dtensor() -> None:
         pytest.skip("this PyTorch's DTensor is another one")
     from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
-    mesh = init_device_mesh("cpu", (size(),))
+    mesh = init_device_mesh(kind(), (size(),))
     torch.manual_seed(2)
     whole = torch.randn(4 * size(), 2 * size() + 1)
     for placement in (Shard(0), Shard(1), Replicate()):
@@ -317,7 +322,7 @@ def test_tensor_parallel() -> None:
 
     model, expected = network(), network()
     parallel = parallelize_module(
-        model, init_device_mesh("cpu", (size(),)), {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        model, init_device_mesh(kind(), (size(),)), {"0": ColwiseParallel(), "2": RowwiseParallel()}
     )
     inputs, _ = batch(0)
     torch.testing.assert_close(parallel(inputs), expected(inputs))
@@ -375,7 +380,7 @@ def test_distributed_checkpoint() -> None:
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-    model = sharded(init_device_mesh("cpu", (size(),)))
+    model = sharded(init_device_mesh(kind(), (size(),)))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     inputs, targets = batch(0)
     nn.functional.mse_loss(model(mine(inputs)), mine(targets)).backward()
@@ -420,7 +425,7 @@ def test_a_model_loaded_by_one_rank() -> None:
     """Models of FSDP2 are usually loaded like this: the first rank reads and sends the parts."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-    model = sharded(init_device_mesh("cpu", (size(),)))
+    model = sharded(init_device_mesh(kind(), (size(),)))
     full: dict[str, Any] = {}
     if dist.get_rank() == 0:
         full = {name: torch.full_like(value, 3.0) for name, value in network().state_dict().items()}
@@ -437,7 +442,7 @@ def test_an_asynchronous_checkpoint(own_group: bool) -> None:
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
     fully_sharded()
-    model = sharded(init_device_mesh("cpu", (size(),)))
+    model = sharded(init_device_mesh(kind(), (size(),)))
     made: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(made)
     before = [p.full_tensor().clone() for p in model.parameters()]  # type: ignore[attr-defined]
