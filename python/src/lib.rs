@@ -9,8 +9,8 @@
 //! - every error is a Python exception with the cause, the rank, the host and the tensor.
 //!
 //! Map: `session` (being a rank), `collectives` and `options` (starting operations), `handle`
-//! (waiting for them), `gate` (starting them later), `process_set`, `buffer` and `dlpack` (memory), `at_exit` (leaving with the
-//! exit code), `error`.
+//! (waiting for them), `gate` (starting them later), `process_set`, `buffer` and `dlpack` (memory),
+//! `at_exit` (leaving with the exit code), `error`.
 
 #![deny(unsafe_code)]
 

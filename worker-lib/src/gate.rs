@@ -1,9 +1,9 @@
 //! Operations whose tensors are still being written when they are called.
 //!
 //! A GPU copies a tensor to shared memory while the program goes on, which calls the operation
-//! meanwhile. The call is checked and gets its name, its number and its handle. Its submission waits
-//! behind a gate, and whoever knows when the copy has arrived opens the gate. Several operations may
-//! wait behind one.
+//! meanwhile. The call is checked and gets its name, its number and its handle. Its submission
+//! waits behind a gate, and whoever knows when the copy has arrived opens the gate. Several
+//! operations may wait behind one.
 
 use std::{fmt, mem, sync::Arc};
 
@@ -18,7 +18,8 @@ use crate::{
 /// What operations wait behind until their tensors are there
 /// ([`Session::behind`](crate::Session::behind)). Clones are the same gate.
 ///
-/// Whoever makes a gate opens it, or fails it. Otherwise its operations wait until the session ends.
+/// Whoever makes a gate opens it, or fails it. Otherwise its operations wait until the session
+/// ends.
 #[derive(Clone, Default)]
 pub struct Gate(Arc<Mutex<State>>);
 
