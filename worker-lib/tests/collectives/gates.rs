@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use gradwire_worker::{
-    AdasumOptions, AllreduceOptions, Gate, GradwireError, ReduceOp, SendOptions,
-    Session, Tensor, WaitError,
+    AdasumOptions, AllreduceOptions, Gate, GradwireError, ReduceOp, SendOptions, Session, Tensor,
+    WaitError,
 };
 
 use crate::{fake::FakeDaemon, ranks, text};
@@ -114,8 +114,5 @@ fn a_session_that_ends_ends_what_is_held() {
     session.shutdown().unwrap();
     assert!(matches!(held.wait(), Err(GradwireError::Closed)));
     gate.open();
-    assert!(matches!(
-        session.behind(&Gate::new()).barrier(),
-        Err(GradwireError::Closed)
-    ));
+    assert!(matches!(session.behind(&Gate::new()).barrier(), Err(GradwireError::Closed)));
 }
