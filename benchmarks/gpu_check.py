@@ -133,7 +133,7 @@ def tests(ranks: int) -> Callable[[Here, float, Outcome], None]:
 
 
 def tests_by_default(ranks: int) -> Callable[[Here, float, Outcome], None]:
-    """The tests of functions and of the backend, random calls too, with all tensors there."""
+    """The tests of functions and of the backend, random calls too, whose tensors are there."""
     groups = TESTS / "distributed" / "ranks"
     jobs = {
         "functions": [TESTS / "ranks" / f"test_{name}.py" for name in FUNCTIONS],
@@ -146,8 +146,9 @@ def tests_by_default(ranks: int) -> Callable[[Here, float, Outcome], None]:
             words = [str(here.programs / "python"), "-m", "pytest", "-x", "-p", "gpu_by_default"]
             words += ["-W", "ignore", "-p", "no:cacheprovider", *map(str, files)]
             variables = {"GWTEST_DEVICE": here.device, "PYTHONPATH": str(TESTS)}
-            left = limit - (time.monotonic() - begin)
-            said = here.job(ranks, words, left, GWTEST_RANK="1", OMP_NUM_THREADS="1", **variables)
+            variables |= {"GWTEST_RANK": "1", "OMP_NUM_THREADS": "1"}
+            used = (time.monotonic() - begin) * limit / here.patience(limit)
+            said = here.job(ranks, words, max(limit - used, 1.0), **variables)
             counts = [int(count) for count in re.findall(r"(\d+) passed", said)]
             if not counts:
                 trouble = Trouble(f"no tests of {what} have run")
@@ -233,7 +234,7 @@ INSTALL_SECONDS = 40.0
 # at most 8 minutes.
 PARTS = (
     Part("tests, 2 ranks", 40, tests(2)),
-    Part("tests with all tensors there, 2 ranks", 60, tests_by_default(2)),
+    Part("tests with the GPU as default device, 2 ranks", 60, tests_by_default(2)),
     Part("allreduce, 2 ranks", 50, allreduce(2)),
     Part("allreduce, 4 ranks", 60, allreduce(4)),
     Part("ResNet-50, 2 ranks", 60, model(2)),

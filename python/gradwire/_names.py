@@ -6,8 +6,8 @@ never repeat would fill their memory (BOUND).
 
 from __future__ import annotations
 
-# One more than a rank can have in flight; the same number as in the worker library.
-NAMES = 4096 + 1
+# One more than a rank can have in flight and behind gates; as in the worker library.
+NAMES = 4096 + 1024 + 1
 
 
 def repeating_number(count: int) -> int:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from gradwire import _native, _world
 
@@ -23,8 +24,11 @@ _STARTS = {
     *("broadcast", "allgather", "gather", "scatter", "alltoall"),
     *("send", "receive", "barrier", "join"),
 }
-# What comes after all operations that were called before it.
+# What comes after all operations that were called before it: a rank that has joined gives no data
+# any more.
 _LAST = {"join"}
+# How many operations may wait for copies at a time; MAX_HELD in worker-lib/src/gate.rs.
+_MAX_HELD = 1024
 _GRACE_SECONDS = 5.0
 Wait = Callable[[], None]
 
@@ -42,18 +46,25 @@ class Gates:
         self._closing = False
 
     @property
-    def any(self) -> bool:
+    def are_closed(self) -> bool:
         """Whether any gate is closed."""
         return bool(self._closed)
+
+    def wait_for_room(self) -> None:
+        """Waits while too many gates are closed (BOUND)."""
+        if len(self._closed) >= _MAX_HELD and threading.current_thread() is not self._thread:
+            with self._changed:
+                self._changed.wait_for(lambda: len(self._closed) < _MAX_HELD)
 
     def add(self, waits: list[Wait], gate: _native.Gate) -> None:
         """Adds a gate, to be opened after these waits."""
         with self._changed:
+            # First: if no thread can be started now, the next call tries again.
+            self._closed.append((waits, gate))
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._serve, name="gw-staging", daemon=True)
                 self._closing = False
                 self._thread.start()
-            self._closed.append((waits, gate))
             self._changed.notify_all()
 
     def _serve(self) -> None:
@@ -113,8 +124,11 @@ class _Behind:
 
 def _start(native: _native.Session, what: str, given: Any, named: dict[str, Any]) -> Any:
     waits, _copies.waits = _copies.waits, []
-    if not waits and what not in _LAST:
+    if what in _LAST:
+        _start_batches()
+    elif not waits:
         return getattr(native, what)(*given, **named)
+    _gates.wait_for_room()
     gate = _native.Gate()
     try:
         return getattr(native.behind(gate), what)(*given, **named)
@@ -123,8 +137,17 @@ def _start(native: _native.Session, what: str, given: Any, named: dict[str, Any]
         _gates.add(waits, gate)
 
 
+class Batch(Protocol):
+    """Operations that wait for copies which have yet to begin."""
+
+    def start(self) -> None:
+        """Begins the copies."""
+
+
 _copies = _Copies()
 _gates = Gates()
+# Batches whose copies have yet to begin.
+_batches: weakref.WeakSet[Batch] = weakref.WeakSet()
 _used = False
 # What releases the memory of the copies, once each.
 _releases: list[Callable[[], None]] = []
@@ -154,6 +177,22 @@ def open_after(waits: list[Wait], gate: _native.Gate) -> None:
     _gates.add(waits, gate)
 
 
+def batch_made(batch: Batch) -> None:
+    """Notes a batch, whose copies begin at the latest when something has to come after them."""
+    _use()
+    _batches.add(batch)
+
+
+def batch_begun(batch: Batch) -> None:
+    """Notes that the copies of a batch have begun, or were dropped."""
+    _batches.discard(batch)
+
+
+def _start_batches() -> None:
+    for batch in list(_batches):
+        batch.start()
+
+
 def at_close(release: Callable[[], None]) -> None:
     """Calls ``release`` once before the session ends, after all gates have been opened."""
     _use()
@@ -168,7 +207,8 @@ def wait_for_copies() -> None:
 
 
 def drain() -> None:
-    """Waits until all gates have been opened."""
+    """Waits until all gates have been opened, those of batches, too."""
+    _start_batches()
     _gates.drain()
 
 
@@ -178,7 +218,7 @@ def session() -> _native.Session:
     The caller asks for it after it has started its copies.
     """
     native = _world.session()
-    if not _used or not (_copies.waits or _gates.any):
+    if not _used or not (_copies.waits or _gates.are_closed or _batches):
         return native
     behind: Any = _Behind(native)
     return behind
@@ -187,6 +227,7 @@ def session() -> _native.Session:
 def _close() -> None:
     """Opens the gates before the session ends. Then the memory of the copies is released."""
     global _gates
+    _start_batches()
     _gates.close()
     _gates = Gates()
     while _releases:
@@ -197,6 +238,7 @@ def _forked() -> None:
     """Forgets the gates: a forked child has none of the threads and no session."""
     global _gates, _copies
     _gates, _copies = Gates(), _Copies()
+    _batches.clear()
     _releases.clear()
 
 

@@ -13,6 +13,7 @@ import queue
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -80,6 +81,10 @@ class FakeCuda:
         self.allocated = 0
         # Memory that the driver refuses to unregister.
         self.lost: set[int] = set()
+        # The number of copies in each call.
+        self.batches: list[int] = []
+        # How many copies came after their memory was given back.
+        self.freed = 0
         # The shared memory of each copy that has not ended.
         self.copying: list[int] = []
         self.streams: list[Stream] = []
@@ -131,6 +136,7 @@ class FakeCuda:
         stream.put(lambda: None if event.wait(60) else _hangs())
 
     def copy(self, stream: Stream, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self.batches.append(len(pairs))
         for into, given in pairs:
             self._copy(stream, into, given)
 
@@ -144,8 +150,13 @@ class FakeCuda:
             )
         to, what = raw(into), raw(given)
         self.copying.append(at)
+        # A real copy knows addresses only: whoever asks for it keeps the shared memory, and what is
+        # copied to it. Later kernels of the stream keep what is copied from it.
+        kept = [weakref.ref(memory)] if memory is given else [weakref.ref(into), weakref.ref(given)]
 
         def kernel() -> None:
+            if any(each() is None for each in kept):
+                self.freed += 1
             to.copy_(what)
             self.copying.remove(at)
 

@@ -1,4 +1,4 @@
-"""A pytest plugin: the tests of ranks make their tensors on a GPU unless they say another device.
+"""A pytest plugin: the tests of ranks make their tensors on a GPU unless they name another device.
 
     gradwire run -np 2 -- python -m pytest -p gpu_by_default python/tests/ranks/test_tensors.py
 
@@ -14,7 +14,7 @@ import torch
 
 
 def this_ranks_device() -> torch.device:
-    """Returns one of the GPUs in turn."""
+    """Returns the GPU of this rank."""
     kind = os.environ.get("GWTEST_DEVICE", "cuda")
     if kind != "cuda":
         return torch.device(kind)

@@ -33,7 +33,7 @@ def test_a_rehearsal_with_two_ranks(tmp_path: Path) -> None:
     parts = {part["name"].partition(",")[0]: part for part in found["parts"]}
     assert list(parts) == [
         "tests",
-        "tests with all tensors there",
+        "tests with the GPU as default device",
         "allreduce",
         "ResNet-50",
         "bench",

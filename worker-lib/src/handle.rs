@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::{
     error::{GradwireError, Result},
-    gate::Gate,
+    gate::Bar,
     outcome::Outcome,
     session::Session,
     shared::Done,
@@ -85,9 +85,9 @@ impl<R> Handle<R> {
         &self.name
     }
 
-    /// Whether it waits behind a [`Gate`], for its tensors.
+    /// Whether it waits behind a [`Gate`](crate::Gate), for its tensors.
     pub fn is_held(&self) -> bool {
-        self.session.gate().is_some_and(Gate::is_closed)
+        self.session.gate().is_some_and(Bar::is_closed)
     }
 
     fn what(&self) -> String {

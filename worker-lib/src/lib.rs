@@ -65,7 +65,8 @@
 //! - **TELL** The first cause of a failure reaches every waiting and every later call.
 //! - **WAIT** Every wait ends: with an outcome, with the session, or at a deadline. Meanwhile the
 //!   connection and the daemon's heartbeat are watched.
-//! - **BOUND** At most 4096 operations are in flight; a further one waits for a place.
+//! - **BOUND** At most 4096 operations are in flight; a further one waits for a place. At most
+//!   [`MAX_HELD`] more wait behind gates, if whoever makes the gates keeps to it.
 //! - **TRUST** What the daemon sends is checked where it arrives.
 //!
 //! The daemon does the work. This crate has no network code and no runtime. Its only arithmetic is
@@ -103,7 +104,7 @@ pub use builder::SessionBuilder;
 pub use collectives::Gathered;
 pub use element::{Bool, Element};
 pub use error::GradwireError;
-pub use gate::Gate;
+pub use gate::{Gate, MAX_HELD};
 pub use gradwire_proto::{
     Compression, DType, F8E4m3, F8E5m2, Failure, FailureKind, JobId, ReduceOp, Secret, Shape,
     TensorName,

@@ -16,8 +16,11 @@ use std::collections::{BTreeSet, HashMap};
 use gradwire_proto::ProcessSetId;
 use gradwire_shm::control::MAX_IN_FLIGHT;
 
-/// How many names there are for the unnamed operations of a kind: one more than can be in flight.
-pub(crate) const UNNAMED: u64 = MAX_IN_FLIGHT as u64 + 1;
+use crate::gate::MAX_HELD;
+
+/// How many names there are for the unnamed operations of a kind: one more than can be in flight
+/// and behind gates.
+pub(crate) const UNNAMED: u64 = MAX_IN_FLIGHT as u64 + MAX_HELD as u64 + 1;
 
 /// How many messages with one tag may be on their way between two ranks.
 pub(crate) const MESSAGES: u64 = 64;

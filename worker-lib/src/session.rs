@@ -18,7 +18,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::{
     element::Element,
     error::{GradwireError, Result},
-    gate::Gate,
+    gate::{Bar, Gate},
     link::{Node, World},
     memory::{Buffer, Memory, Payload, SharedBuffer, Tensor},
     naming::Names,
@@ -35,7 +35,7 @@ use crate::{
 pub struct Session {
     inner: Arc<Inner>,
     /// What the operations that this clone starts wait behind.
-    gate: Option<Gate>,
+    gate: Option<Arc<Bar>>,
 }
 
 struct Inner {
@@ -106,7 +106,7 @@ impl Session {
     /// opened. A blocking call also waits for that.
     #[must_use]
     pub fn behind(&self, gate: &Gate) -> Self {
-        Self { inner: self.inner.clone(), gate: Some(gate.clone()) }
+        Self { inner: self.inner.clone(), gate: Some(gate.bar()) }
     }
 
     /// This rank's number in the job, from 0.
@@ -344,8 +344,8 @@ impl Session {
     }
 
     /// The gate of this clone.
-    pub(crate) fn gate(&self) -> Option<&Gate> {
-        self.gate.as_ref()
+    pub(crate) fn gate(&self) -> Option<&Bar> {
+        self.gate.as_deref()
     }
 
     pub(crate) fn shared_arc(&self) -> Arc<Shared> {

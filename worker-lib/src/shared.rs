@@ -349,10 +349,18 @@ impl Shared {
         self.tickets.lock().withdraw(ticket);
     }
 
-    /// Ends an operation that was not submitted and has a handle.
+    /// Ends an operation that was not submitted and has a handle, unless the session has ended: its
+    /// end is the first cause then (TELL).
     pub(crate) fn refuse(&self, ticket: u64, failure: &Failure) {
-        self.end_failed(&[ticket], failure);
-        self.control.wake_all();
+        if self.check().is_ok() {
+            self.end_failed(&[ticket], failure);
+            self.control.wake_all();
+        }
+    }
+
+    /// Whether an operation has ended.
+    pub(crate) fn is_over(&self, ticket: u64) -> bool {
+        self.tickets.lock().has_ended(ticket)
     }
 
     /// Records for a trace what began at this time, if somebody traced then.

@@ -2,8 +2,9 @@
 //!
 //! An entry keeps the operation's memory (`K`) until the operation has ended, even if the handle
 //! was dropped. So memory that the daemon may still write to is never given to another tensor. The
-//! control page bounds how many operations can be in flight (BOUND). An operation whose results
-//! turn out to be of another size than expected gets other memory for them (`R`) while in flight.
+//! control page and `MAX_HELD` bound how many operations have a ticket (BOUND). An operation whose
+//! results turn out to be of another size than expected gets other memory for them (`R`) while in
+//! flight.
 //!
 //! When the session ends, the table is closed: nothing is added to it, and nothing in it succeeds
 //! any more, because the daemon's results no longer reach the memory.

@@ -16,38 +16,29 @@ import torch
 from gradwire import _native, _staging, _world
 from gradwire.torch import _cuda
 
-# Copies begin when there are so many bytes: enough to hide what the driver takes, and few enough
-# for the exchange of the first gradients to go on during the backward pass.
+# Copies begin when there are so many bytes or tensors: enough to hide what the driver takes, and
+# few enough for the exchange of the first gradients to go on during the backward pass.
 BATCH_BYTES = 4 << 20
+BATCH_TENSORS = 256
 
 
 class Loads:
     """Copies of gradients to shared memory, and the gate that their operations wait behind.
 
-    A hook of the backward pass adds to it (``with loads:``), on the thread of its device.
+    The hooks of a backward pass add to it, on as many threads as there are devices. Each holds
+    ``lock`` while it adds a copy and starts its operation.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.forget()
+        self.lock = threading.Lock()
+        self._clear()
 
-    def forget(self) -> None:
-        """Drops what has not begun: the session of its operations has ended."""
+    def _clear(self) -> None:
+        _staging.batch_begun(self)
         self._pairs: dict[torch.device, list[_cuda.Pair]] = {}
         self._streams: dict[torch.device, set[Any]] = {}
-        self._bytes = 0
+        self._bytes = self._count = 0
         self._gate: _native.Gate | None = None
-
-    def __enter__(self) -> Loads:
-        self._lock.acquire()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            if self._bytes >= BATCH_BYTES:
-                self._start()
-        finally:
-            self._lock.release()
 
     def add(self, buffer: _native.Buffer, memory: torch.Tensor, tensor: torch.Tensor) -> None:
         """Adds a copy to ``memory``, the buffer; after what the current stream has to do by now."""
@@ -56,24 +47,48 @@ class Loads:
         self._pairs.setdefault(device, []).append((memory, tensor.detach()))
         self._streams.setdefault(device, set()).add(stage.driver.current(device))
         self._bytes += buffer.nbytes
+        self._count += 1
 
     def session(self) -> _native.Session:
         """Returns the session for the operations that need these copies."""
         if self._gate is None:
             self._gate = _native.Gate()
+            _staging.batch_made(self)
         return _world.session().behind(self._gate)
 
-    def start(self) -> None:
-        """Begins the copies that were added so far."""
-        with self._lock:
-            self._start()
+    def start_if_enough(self) -> None:
+        """Begins the copies if there is enough to copy."""
+        if self._bytes >= BATCH_BYTES or self._count >= BATCH_TENSORS:
+            self.start()
 
-    def _start(self) -> None:
-        gate, pairs, streams = self._gate, self._pairs, self._streams
-        self.forget()
-        waits = [_cuda.stage.load_all(at, pairs[at], streams[at]) for at in pairs]
+    def start(self) -> None:
+        """Begins the copies that were added so far.
+
+        If they can't begin, their operations fail.
+        """
+        with self.lock:
+            gate, pairs, streams = self._gate, self._pairs, self._streams
+            self._clear()
+        waits: list[Callable[[], None]] = []
+        try:
+            for device, copies in pairs.items():
+                waits.append(_cuda.stage.load_all(device, copies, streams[device]))
+        except BaseException as error:
+            if gate is not None:
+                gate.fail(f"its tensors could not be copied to shared memory: {error}")
+            raise
+        finally:
+            # Also if one has failed: the others need their memory until they have arrived.
+            if gate is not None:
+                _staging.open_after(waits, gate)
+
+    def drop(self, why: str) -> None:
+        """Fails the operations whose copies have not begun."""
+        with self.lock:
+            gate = self._gate
+            self._clear()
         if gate is not None:
-            _staging.open_after(waits, gate)
+            gate.fail(why)
 
 
 class Stores:

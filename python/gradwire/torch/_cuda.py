@@ -197,7 +197,13 @@ class Stage:
         if way is Way.IN:
             for event in self._readers([into for into, _ in pairs]):
                 driver.follow(stream, event)
-        driver.copy(stream, pairs)
+        try:
+            driver.copy(stream, pairs)
+        except BaseException:
+            # The copies before the one that has failed still use their memory.
+            with contextlib.suppress(RuntimeError):
+                driver.synchronize(driver.record(stream))
+            raise
         return driver.record(stream)
 
     def _readers(self, written: Sequence[torch.Tensor]) -> list[Any]:
@@ -296,7 +302,7 @@ class Stage:
     def close(self) -> None:
         """Unpins all memory at the end of the session, after the last copy.
 
-        The queue of operations may have given up, and a thread may have started a copy without an
+        The gates may not all have been opened, and a thread may have started a copy without an
         operation. So the copies in are waited for here, too.
         """
         self._wait_for(self._copies_in)

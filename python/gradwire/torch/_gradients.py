@@ -13,6 +13,7 @@ gradients are submitted, in the same way on all ranks.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -31,7 +32,7 @@ from gradwire.torch._agreement import Agreement
 from gradwire.torch._batches import Loads, Stores
 from gradwire.torch._compression import Compressor, NoneCompressor
 from gradwire.torch._handles import Waiting
-from gradwire.torch._slots import Content, Kind, Slot, layout_of
+from gradwire.torch._slots import Content, Kind, Slot, is_a_part, layout_of
 from gradwire.torch._sparse import sparse_allreduce_async
 
 MORE_PASSES = (
@@ -86,6 +87,8 @@ class Exchange:
         self.scales = (1.0 / predivide, predivide) if op == Average else (1.0, 1.0)
         self.handles: list[tuple[_native.Handle, list[Slot]]] = []
         self._loads = Loads()
+        # The slots in flight whose gradients are parts of one tensor, by its address.
+        self._parts: dict[int, list[Slot]] = {}
         self.submitted: set[Slot] = set()
         # Everything was exchanged, and there was neither a step nor a backward pass since.
         self.exchanged = False
@@ -96,6 +99,7 @@ class Exchange:
         self._session: _native.Session | None = None
         self._registered: _native.ProcessSet | None = None
         self._takes_part = False
+        self._beginning = threading.RLock()
 
     @property
     def in_flight(self) -> bool:
@@ -130,14 +134,15 @@ class Exchange:
         Until then there are none, and ``finish`` raises.
         """
         native, registered = _world.session(), self.process_set._native
-        if native is not self._session or registered is not self._registered:
-            self._begin(native, registered)
-        return self._takes_part
+        with self._beginning:  # each GPU has a thread that runs hooks
+            if native is not self._session or registered is not self._registered:
+                self._begin(native, registered)
+            return self._takes_part
 
     def _begin(self, native: _native.Session, registered: _native.ProcessSet | None) -> None:
         self._session, self._registered = native, registered
         self._agreement.forget()
-        self._loads.forget()
+        self._loads.drop("its session or its process set has ended")
         for slot in self.slots.values():
             slot.place = None
         self._reset()
@@ -204,6 +209,8 @@ class Exchange:
         slot.fired = self.fired = True
         slot.absent = False
         slot.delay -= 1
+        if gradient is not None and gradient.is_cuda:
+            self._note_part(slot, gradient)
         if slot.delay > 0 or gradient is None:
             return
         if slot.group is not None:
@@ -221,6 +228,22 @@ class Exchange:
             self._start(session(), [buffer], [slot], slot.priority)
         else:
             self._submit([slot])
+
+    def _note_part(self, slot: Slot, gradient: torch.Tensor) -> None:
+        """Notes that the backward pass has written to a gradient on a GPU.
+
+        The gradients of parameters that were concatenated are parts of one tensor. A write to one
+        counts as a write to all of them, also to those that are on their way. (On the processor
+        each gradient moves to a place of its own.)
+        """
+        if not is_a_part(gradient):
+            return
+        parts = self._parts.setdefault(gradient.untyped_storage().data_ptr(), [])
+        for other in parts:
+            if other.in_flight and other is not slot:
+                other.note_content(other.content)
+        if slot not in parts:
+            parts.append(slot)
 
     def _submit(self, slots: list[Slot]) -> None:
         """Starts one request, with whatever this rank has for it."""
@@ -240,17 +263,18 @@ class Exchange:
                 self.submitted.add(slot)
                 slot.in_flight = True
                 return
-            with self._loads as loads:
+            with self._loads.lock:
                 buffers = [
-                    slot.load(self.compression, content, loads)
+                    slot.load(self.compression, content, self._loads)
                     for slot, content in zip(slots, contents)
                 ]
                 for slot, content in zip(slots, contents):
                     slot.kind = Kind.DENSE
                     slot.note_content(content)
                 on_gpu = any(slot.parameter.is_cuda for slot in slots)
-                starter = loads.session() if on_gpu else session()
+                starter = self._loads.session() if on_gpu else session()
                 self._start(starter, buffers, slots, max(slot.priority for slot in slots))
+            self._loads.start_if_enough()
 
     def _start(
         self,
@@ -312,8 +336,8 @@ class Exchange:
             native_set(self.process_set)  # raises if it is not registered
             return
         self.watch()  # some may require gradients only now
-        self._loads.start()
         try:
+            self._loads.start()
             words = dict(
                 zip(
                     self.slots.values(),
@@ -343,8 +367,10 @@ class Exchange:
                 slot.absent = slot.absent and not used
                 slot.note_content(Content.COMMON if used else slot.content)
         finally:
-            self._loads.start()  # their operations are in flight, even if something failed
-            self._reset()
+            try:
+                self._loads.start()  # their operations are in flight, even if something failed
+            finally:
+                self._reset()
         self.exchanged = True
         self._check(words, changed)
 
@@ -368,8 +394,7 @@ class Exchange:
         for slot in self.submitted:
             if slot.sparse is not None and waiting.wait(slot.sparse):
                 changed += [slot] if slot.changed else []
-                with torch.no_grad():
-                    slot.store(self.compression, stores)
+                slot.store_sparse()
         waiting.check()
         return changed
 
@@ -402,6 +427,7 @@ class Exchange:
         """Returns to the idle state."""
         self.handles.clear()
         self.submitted.clear()
+        self._parts.clear()
         self.exchanged = self.fired = False
         for slot in self.slots.values():
             slot.computed = slot.fired

@@ -181,9 +181,9 @@ def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(_values(one), _values(other))
 
 
-def _is_a_part(gradient: torch.Tensor | None) -> bool:
+def is_a_part(gradient: torch.Tensor) -> bool:
     """Returns whether a gradient has only a part of its storage."""
-    if gradient is None or gradient.layout != torch.strided:
+    if gradient.layout != torch.strided:
         return False
     return gradient.untyped_storage().nbytes() > gradient.numel() * gradient.element_size()
 
@@ -344,11 +344,7 @@ class Slot:
     def changed(self) -> bool:
         """Whether the program has written to the gradient, or replaced it, while it was sent."""
         seen = self.seen
-        if seen is None or seen == self.stamp:
-            return False
-        # The gradients of parameters that were concatenated are parts of one tensor: a backward
-        # pass that adds to one of them counts as a write to all.
-        return seen[0] != self.stamp[0] or not _is_a_part(self.parameter.grad)
+        return seen is not None and seen != self.stamp
 
     def set_aside(self) -> None:
         """Keeps the result of an exchange for later, so that it is not added up again."""
@@ -472,11 +468,6 @@ class Slot:
         gradient = self.parameter.grad
         compressed, self.compressed = self.compressed, None
         base, self.base = self.base, None
-        if self.sparse is not None:
-            result = self.sparse.wait()
-            if gradient is not None or base is not None or self.content is Content.NOTHING:
-                self.parameter.grad = result if base is None else (base + result).coalesce()
-            return
         if gradient is None:
             return
 
@@ -506,3 +497,16 @@ class Slot:
                 return
             collectives.adapter.store(exchanged.buffer, gradient)
         add_base()
+
+    def store_sparse(self) -> None:
+        """Makes the result of a sparse exchange the parameter's gradient.
+
+        A gradient that was forgotten meanwhile stays so.
+        """
+        assert self.sparse is not None, "it was submitted as a sparse one"
+        result = self.sparse.wait()
+        base, self.base = self.base, None
+        if self.parameter.grad is None and base is None and self.content is not Content.NOTHING:
+            return
+        with torch.no_grad():
+            self.parameter.grad = result if base is None else (base + result).coalesce()

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gradwire._errors import InvalidRequest
+from gradwire._errors import Disagreement, InvalidRequest
 from gradwire._ops import Average, Handle, ReduceOp, Sum, reduce_op
 from gradwire._world import ProcessSet, global_process_set
 from gradwire.torch._adapter import check_is_tensor, collectives
@@ -23,6 +23,27 @@ def entries(indices: torch.Tensor, values: torch.Tensor, size: torch.Size) -> to
     return torch.sparse_coo_tensor(
         indices, values, size, device=values.device, check_invariants=True
     )
+
+
+def size_to_send(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the size of a tensor as one, to be gathered with its entries."""
+    return torch.tensor(list(tensor.size()), dtype=torch.int64, device="cpu")
+
+
+def check_sizes(gathered: torch.Tensor, dims: list[int], own: torch.Size, name: str) -> None:
+    """Raises Disagreement if the ranks gave tensors of different sizes.
+
+    ``dims`` is each rank's number of dimensions.
+    """
+    sizes = [part.tolist() for part in gathered.split(dims)]
+    if any(size != list(own) for size in sizes):
+        given = ", ".join(f"{size}" for size in sizes)
+        raise Disagreement(
+            f"tensor {name!r}: the ranks disagree on the shape of a sparse tensor. In their order "
+            f"they gave {given}: make the same call on every rank",
+            kind="disagreement",
+            tensor=name,
+        )
 
 
 class SparseHandle(Handle[torch.Tensor]):
@@ -62,7 +83,8 @@ class SparseHandle(Handle[torch.Tensor]):
             GradwireError: The operation failed for another reason.
         """
         if not hasattr(self, "_result"):
-            (indices, rows), (values, _) = self._gathered.wait(timeout)
+            (indices, rows), (values, _), (sizes, dims) = self._gathered.wait(timeout)
+            check_sizes(sizes, dims, self._size, self._gathered._native.name)
             if self._op == Average:
                 # The number of ranks that took part: ranks that have joined give no rows.
                 values = values / len(rows)
@@ -116,7 +138,7 @@ def sparse_allreduce_async(
     if not tensor.is_sparse:
         raise InvalidRequest("sparse_allreduce_async needs a sparse COO tensor", kind="invalid")
     tensor = tensor.detach().coalesce()
-    parts = [tensor.indices().t().contiguous(), tensor.values()]
+    parts = [tensor.indices().t().contiguous(), tensor.values(), size_to_send(tensor)]
     # Under an allreduce's name: a rank whose tensor of that name is dense gets an error at once.
     handle = collectives.allgather(parts, name, process_set, kind="allreduce")
     return SparseHandle(handle, tensor.size(), op)

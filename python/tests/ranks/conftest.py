@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -15,3 +16,10 @@ def job() -> Iterator[None]:
     yield
     gradwire.shutdown()
     assert not gradwire.is_initialized()
+
+
+@pytest.fixture
+def gpu() -> Iterator[Any]:
+    from on_fake_gpu import simulated  # needs PyTorch
+
+    yield from simulated()

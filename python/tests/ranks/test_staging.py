@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,32 +10,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from fake_cuda import FakeCuda, OnGpu, raw  # noqa: E402
+from on_fake_gpu import of_rank, total  # noqa: E402
 
 import gradwire.torch as hvd  # noqa: E402
 from gradwire import _staging, _world  # noqa: E402
-from gradwire.torch import _batches, _cuda  # noqa: E402
+from gradwire.torch import _cuda  # noqa: E402
 from gradwire.torch._adapter import as_tensor, collectives  # noqa: E402
 from gradwire.torch.distributed import _hook  # noqa: E402
-
-
-@pytest.fixture
-def gpu() -> Iterator[FakeCuda]:
-    fake = FakeCuda()
-    _cuda.use(fake)
-    yield fake
-    _staging.drain()
-    _cuda.use(_cuda.Cuda())
-    assert not fake.registered, "what was registered is given back"
-
-
-def of_rank(rank: int, *shape: int) -> Any:
-    return (
-        torch.arange(24.0).view(4, 6) + 100 * rank if not shape else torch.full(shape, rank + 1.0)
-    )
-
-
-def total() -> Any:
-    return sum(of_rank(rank) for rank in range(hvd.size()))
 
 
 def test_operations_come_after_kernels_and_kernels_after_operations(gpu: FakeCuda) -> None:
@@ -285,27 +265,6 @@ def test_the_kernel_that_takes_an_error(monkeypatch: pytest.MonkeyPatch) -> None
     assert not pending
 
 
-@pytest.mark.parametrize("small", [hvd.Compression.none, hvd.Compression.fp16])
-def test_an_optimizers_gradients(gpu: FakeCuda, small: Any) -> None:
-    """An optimizer exchanges gradients on a GPU, one of which is missing on one rank."""
-    parameters = [torch.nn.Parameter(torch.zeros(4, 6).as_subclass(OnGpu)) for _ in range(3)]
-    plain = torch.optim.SGD(parameters, lr=1.0, foreach=False)
-    optimizer = hvd.DistributedOptimizer(plain, op=hvd.Sum, compression=small)
-    for step in range(4):
-        for at, parameter in enumerate(parameters):
-            lacks = at == 1 and hvd.rank() == 0
-            parameter.grad = None if lacks else gpu.made(of_rank(hvd.rank()) + step + at)
-        optimizer.synchronize()
-        if hvd.size() == 1:
-            continue
-        for at, parameter in enumerate(parameters):
-            givers = [rank for rank in range(hvd.size()) if not (at == 1 and rank == 0)]
-            expected = sum(of_rank(rank) + step + at for rank in givers)
-            assert torch.equal(gpu.read(parameter.grad), expected), (step, at)
-            memory = raw(parameter.grad)
-            gpu.launch(memory.zero_)
-
-
 def before_the_session_ends() -> None:
     """What ``shutdown`` does first. The session stays for the next test."""
     for prepare in _world.before_shutdown:
@@ -406,48 +365,14 @@ def test_removing_a_process_set_waits_for_what_stands_in_line(gpu: FakeCuda) -> 
     assert torch.equal(gpu.read(result), total())
 
 
-def test_gradients_of_several_threads_are_copied_together(gpu: FakeCuda) -> None:
-    """Each thread adds gradients of its stream; the copies begin when there is enough to copy."""
-    loads, stores, count = _batches.Loads(), _batches.Stores(), 12
-    each = _batches.BATCH_BYTES // 4 // 5  # two batches, and two gradients of a third
-    handles: list[Any] = [None] * count
-    results = [gpu.made(torch.zeros(each)) for _ in range(count)]
-
-    def add(first: int) -> None:
-        with gpu.on_a_stream():
-            for at in range(first, count, 2):
-                gradient = gpu.made(torch.full((each,), float(at + hvd.rank())))
-                with loads:
-                    buffer = _world.session().buffer("f32", [each])
-                    loads.add(buffer, as_tensor(buffer), gradient)
-                    handles[at] = loads.session().allreduce([buffer], "sum", name=f"batch {at}")
-
-    threads = [threading.Thread(target=add, args=(first,)) for first in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    loads.start()
-    for handle, result in zip(handles, results):
-        [buffer] = handle.wait()
-        stores.add(buffer, as_tensor(buffer), result, lambda: None)
-    stores.start()
-    for at, result in enumerate(results):
-        expected = sum(float(at + rank) for rank in range(hvd.size()))
-        assert bool((gpu.read(result) == expected).all()), at
-    assert gpu.waited == {"gw-staging"}
-
-
-def test_a_gradient_that_no_rank_has(gpu: FakeCuda) -> None:
-    """A step leaves its parameter alone, and it stays no gradient."""
-    parameters = [torch.nn.Parameter(torch.zeros(4, 6).as_subclass(OnGpu)) for _ in range(2)]
-    plain = torch.optim.SGD(parameters, lr=0.0, foreach=False)
-    optimizer = hvd.DistributedOptimizer(plain, op=hvd.Sum, groups=1)
-    if hvd.size() == 1:
-        return
-    for step in range(3):
-        parameters[0].grad = gpu.made(of_rank(hvd.rank()) + step)
-        parameters[1].grad = None
-        optimizer.step()
-        assert torch.equal(gpu.read(parameters[0].grad), total() + hvd.size() * step)
-        assert parameters[1].grad is None
+def test_more_calls_than_may_wait(gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next call waits until copies have arrived."""
+    monkeypatch.setattr(_staging, "_MAX_HELD", 3)
+    go = threading.Event()
+    gpu.launch(lambda: go.wait(60))
+    handles = [hvd.allreduce_async(gpu.made(torch.ones(2)), op=hvd.Sum) for _ in range(3)]
+    threading.Timer(0.05, go.set).start()
+    handles += [hvd.allreduce_async(gpu.made(torch.ones(2)), op=hvd.Sum)]
+    assert go.is_set()
+    for handle in handles:
+        assert gpu.read(handle.wait()).tolist() == [hvd.size()] * 2

@@ -151,6 +151,18 @@ def test_rows() -> None:
         hvd.alltoall(own, torch.ones(size))
 
 
+def test_sparse_tensors_of_different_sizes() -> None:
+    """All ranks get the error, also where the entries would fit."""
+    if hvd.size() == 1:
+        pytest.skip("there is nobody to differ from")
+    for size in ((3 + hvd.rank(), 2), (3, 2)[: 1 + (hvd.rank() == 0)]):
+        shape = (2, *size[1:]) if len(size) == 2 else (2,)
+        own = torch.sparse_coo_tensor(torch.tensor([[0, 1]]), torch.ones(shape), size)
+        with pytest.raises(hvd.Disagreement):
+            hvd.sparse_allreduce_async(own, name="of different sizes")()
+    hvd.barrier()
+
+
 def test_sparse() -> None:
     places = torch.tensor([[0, hvd.rank() + 1, 0]])
     own = torch.sparse_coo_tensor(

@@ -116,3 +116,36 @@ fn a_session_that_ends_ends_what_is_held() {
     gate.open();
     assert!(matches!(session.behind(&Gate::new()).barrier(), Err(GradwireError::Closed)));
 }
+
+#[test]
+fn a_gate_that_is_dropped_fails_what_waits() {
+    ranks(2, |session| {
+        let gate = Gate::new();
+        let behind = session.behind(&gate);
+        let plain = behind.allreduce_async(filled(&session, 1.0), sum()).unwrap();
+        let parts = behind.adasum_async(filled(&session, 1.0), AdasumOptions::default()).unwrap();
+        let clone = gate.clone();
+        drop(gate);
+        assert!(plain.is_held());
+        drop(clone);
+        for error in [text(plain.wait()), text(parts.wait())] {
+            assert!(error.contains("was dropped"), "{error}");
+        }
+        assert!(text(behind.barrier()).contains("was dropped"));
+        session.barrier().unwrap();
+    });
+}
+
+#[test]
+fn the_end_of_a_session_is_the_first_cause() {
+    let (_daemon, session) = FakeDaemon::alone();
+    let (first, second) = (Gate::new(), Gate::new());
+    let one = session.behind(&first).allreduce_async(filled(&session, 1.0), sum()).unwrap();
+    let two = session.behind(&second).allreduce_async(filled(&session, 1.0), sum()).unwrap();
+    session.shutdown().unwrap();
+    first.fail("a consequence");
+    second.open();
+    assert!(matches!(one.wait(), Err(GradwireError::Closed)));
+    assert!(matches!(two.wait(), Err(GradwireError::Closed)));
+    assert_eq!(session.stats().operations, 0);
+}

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gradwire import _native, _staging
-from gradwire._errors import InvalidRequest, WaitTimeout
+from gradwire._errors import WaitTimeout
 from gradwire.torch.distributed import _threads
 from gradwire.torch.distributed._work import Operation, Work
 
@@ -25,7 +25,7 @@ Begin = Callable[[], _native.Handle]
 
 
 class QueuedHandle:
-    """The handle of a message that waits for its turn. It has the methods of a native handle."""
+    """The handle of a message that waits for its turn. It has a native handle's methods."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -46,23 +46,15 @@ class QueuedHandle:
         """Returns whether ``wait`` would return, or raise, at once."""
         return self._started.is_set() and (self._handle is None or self._handle.poll())
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: float) -> Any:
         """Waits until the message has been started, and for its end."""
-        if timeout is not None and not timeout >= 0:
-            raise InvalidRequest(
-                f"timeout={timeout}: it must be a number of seconds, or None", kind="invalid"
-            )
-        until = None if timeout is None else time.monotonic() + timeout
+        until = time.monotonic() + timeout
         if not self._started.wait(timeout):
-            raise WaitTimeout(
-                f"{self.name!r} has not begun within {timeout:g} s: it waits for earlier messages",
-                kind="timeout",
-                tensor=self.name,
-            )
+            raise WaitTimeout("earlier messages go first", kind="timeout", tensor=self.name)
         if self._handle is None:
             assert self._error is not None
             raise self._error
-        return self._handle.wait(None if until is None else max(0.0, until - time.monotonic()))
+        return self._handle.wait(max(0.0, until - time.monotonic()))
 
 
 class Channel:

@@ -12,7 +12,7 @@ from gradwire._errors import InvalidRequest
 from gradwire._staging import session
 from gradwire._uses import COPIED
 from gradwire.torch._adapter import as_tensor
-from gradwire.torch._sparse import entries
+from gradwire.torch._sparse import check_sizes, entries, size_to_send
 from gradwire.torch.distributed import _memory
 from gradwire.torch.distributed._base import Group, Options, Tensors, as_list
 from gradwire.torch.distributed._reductions import Reduction
@@ -131,11 +131,12 @@ class Reductions(Group):
         [tensor] = tensors
         mine = tensor.detach().coalesce()
         indices, values = mine.indices().t().contiguous(), mine.values().contiguous()
-        places = [_memory.load([part]) for part in (indices, values)]
+        places = [_memory.load([part]) for part in (indices, values, size_to_send(tensor))]
         handle = self._begin(session().allgather, places)
 
         def finish(results: list[Any]) -> None:
-            [(all_indices, _), (all_values, _)] = results[0]
+            [(all_indices, _), (all_values, _), (sizes, dims)] = results[0]
+            check_sizes(as_tensor(sizes), dims, tensor.size(), handle.name)
             gathered = as_tensor(all_indices), as_tensor(all_values)
             rows = [_rows(part, like) for part, like in zip(gathered, (indices, values))]
             # The number of rows is known from the part whose rows have elements. If neither has,

@@ -23,6 +23,7 @@ def gpu() -> Iterator[FakeCuda]:
     _staging.drain()
     _cuda.use(_cuda.Cuda())
     assert not fake.registered, "what was registered is given back"
+    assert fake.freed == 0, "a copy's memory is kept until the copy is done"
 
 
 def size() -> int:

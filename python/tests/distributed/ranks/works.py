@@ -301,6 +301,15 @@ def test_sparse_tensors_of_odd_shapes(shape: tuple[int, ...]) -> None:
         assert torch.equal(tensor.to_dense(), torch.stack(parts).sum(0))
 
 
+def test_sparse_tensors_of_different_sizes() -> None:
+    if size() == 1:
+        pytest.skip("there is nobody to differ from")
+    own = torch.sparse_coo_tensor(torch.tensor([[0]]), torch.ones(1, 2), (1 + rank(), 2))
+    with pytest.raises(RuntimeError, match="disagree on the shape"):
+        dist.all_reduce(own)
+    dist.barrier()
+
+
 @pytest.mark.parametrize("elements", [5, 900])
 def test_a_small_tensor_that_gets_other_memory_meanwhile(elements: int) -> None:
     """The result is in the memory that the tensor has when somebody waits, whichever that is."""
