@@ -176,4 +176,7 @@ def test_gradients_of_several_threads_are_copied_together(gpu: FakeCuda) -> None
         expected = sum(float(at + rank) for rank in range(hvd.size()))
         assert bool((gpu.read(result) == expected).all()), at
     assert gpu.waited == {"gw-staging"}
-    assert gpu.batches == [5, 5, 2] * 2, "in, and out"
+    # In: the other thread may have added one before the copies begin. Out: one thread.
+    *full, rest = gpu.batches[:-3]
+    assert set(full) <= {5, 6} and sum(full) + rest == count and rest <= 6, gpu.batches
+    assert gpu.batches[-3:] == [5, 5, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -13,7 +14,7 @@ from fake_cuda import FakeCuda, OnGpu, raw  # noqa: E402
 from on_fake_gpu import of_rank, total  # noqa: E402
 
 import gradwire.torch as hvd  # noqa: E402
-from gradwire import _staging, _world  # noqa: E402
+from gradwire import _native, _staging, _world  # noqa: E402
 from gradwire.torch import _cuda  # noqa: E402
 from gradwire.torch._adapter import as_tensor, collectives  # noqa: E402
 from gradwire.torch.distributed import _hook  # noqa: E402
@@ -376,3 +377,17 @@ def test_more_calls_than_may_wait(gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch
     assert go.is_set()
     for handle in handles:
         assert gpu.read(handle.wait()).tolist() == [hvd.size()] * 2
+
+
+def test_a_forked_child_can_not_open_a_gate() -> None:
+    session, gate = _world.session(), _native.Gate()
+    handle = session.behind(gate).allreduce([collectives.place(torch.ones(2))], "sum")
+    child = os.fork()
+    if child == 0:
+        gate.open()
+        os._exit(0)
+    os.waitpid(child, 0)
+    hvd.barrier()
+    assert not handle.poll()
+    gate.open()
+    assert as_tensor(handle.wait()[0]).tolist() == [hvd.size()] * 2
