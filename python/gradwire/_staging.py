@@ -27,7 +27,7 @@ _STARTS = {
 # What comes after all operations that were called before it: a rank that has joined gives no data
 # any more.
 _LAST = {"join"}
-# How many operations may wait for copies at a time; MAX_HELD in worker-lib/src/gate.rs.
+# How many operations may wait for copies at a time; MAX_HELD in worker-lib/src/naming.rs.
 _MAX_HELD = 1024
 _GRACE_SECONDS = 5.0
 Wait = Callable[[], None]

@@ -15,13 +15,9 @@ use crate::{
     shared::{Prepared, Shared},
 };
 
-/// How many operations may wait behind gates at a time (BOUND). Whoever makes the gates sees to it:
-/// a call can't wait for room, because its caller may be the one who opens the gate. With more of
-/// them, one without a name may be refused because its name is in flight.
-pub const MAX_HELD: u32 = 1024;
-
 /// What operations wait behind until their tensors are there
-/// ([`Session::behind`](crate::Session::behind)). Clones are the same gate.
+/// ([`Session::behind`](crate::Session::behind)), at most [`MAX_HELD`](crate::MAX_HELD) at a time.
+/// Clones are the same gate.
 ///
 /// If the last clone is dropped and the gate is closed, what waits behind it fails. A forked child
 /// has no session (`fork`), and can't open its parent's gates.

@@ -104,7 +104,7 @@ pub use builder::SessionBuilder;
 pub use collectives::Gathered;
 pub use element::{Bool, Element};
 pub use error::GradwireError;
-pub use gate::{Gate, MAX_HELD};
+pub use gate::Gate;
 pub use gradwire_proto::{
     Compression, DType, F8E4m3, F8E5m2, Failure, FailureKind, JobId, ReduceOp, Secret, Shape,
     TensorName,
@@ -115,6 +115,7 @@ pub use half;
 pub use handle::{Handle, WaitError};
 pub use link::Node;
 pub use memory::{Buffer, FromBuffer, Owner, Payload, SharedBuffer, Tensor};
+pub use naming::MAX_HELD;
 pub use num_complex::Complex;
 pub use options::{
     AdasumOptions, AllgatherOptions, AllreduceOptions, AlltoallOptions, BarrierOptions,

@@ -16,7 +16,10 @@ use std::collections::{BTreeSet, HashMap};
 use gradwire_proto::ProcessSetId;
 use gradwire_shm::control::MAX_IN_FLIGHT;
 
-use crate::gate::MAX_HELD;
+/// How many operations may wait behind gates at a time (BOUND). Whoever makes the gates sees to it:
+/// a call can't wait for room, because its caller may be the one who opens the gate. With more of
+/// them, one without a name may be refused because its name is in flight.
+pub const MAX_HELD: u32 = 1024;
 
 /// How many names there are for the unnamed operations of a kind: one more than can be in flight
 /// and behind gates.

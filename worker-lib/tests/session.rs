@@ -12,7 +12,7 @@ use std::{
 use fake::FakeDaemon;
 use gradwire_proto::{FailureKind, Secret};
 use gradwire_worker::{
-    AllreduceOptions, BroadcastOptions, GradwireError, ReduceOp, Session, WaitError,
+    AllreduceOptions, BroadcastOptions, GradwireError, MAX_HELD, ReduceOp, Session, WaitError,
 };
 
 fn named(name: &str) -> AllreduceOptions {
@@ -106,8 +106,9 @@ fn more_than_the_limit_waits_for_room() {
         .collect::<Result<_, _>>()
         .unwrap();
     for (i, handle) in handles.into_iter().enumerate() {
-        // Names come back after one more than the limit.
-        assert_eq!(handle.name().as_str(), format!("allreduce.#{}", i % 4097 + 1));
+        // Names come back after one more than can be in flight and behind gates.
+        let names = 4096 + MAX_HELD as usize + 1;
+        assert_eq!(handle.name().as_str(), format!("allreduce.#{}", i % names + 1));
         handle.wait().unwrap();
     }
 }

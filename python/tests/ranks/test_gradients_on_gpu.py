@@ -180,3 +180,26 @@ def test_gradients_of_several_threads_are_copied_together(gpu: FakeCuda) -> None
     *full, rest = gpu.batches[:-3]
     assert set(full) <= {5, 6} and sum(full) + rest == count and rest <= 6, gpu.batches
     assert gpu.batches[-3:] == [5, 5, 2]
+
+
+def test_gradients_that_are_parts_of_one_tensor(gpu: FakeCuda) -> None:
+    """A backward pass that adds to one of them counts as a write to all, and so does a program."""
+    if hvd.size() == 1:
+        pytest.skip("nothing is exchanged")
+    optimizer, _, parameters = hooked(gpu, 2)
+    exchange = optimizer._exchange
+    for written in (False, True):
+        whole = gpu.made(torch.full((48,), 1.0 + hvd.rank()))
+        for at, parameter in enumerate(parameters):
+            parameter.grad = whole[24 * at :][:24].view(4, 6)
+        for parameter in parameters:
+            parameter.grad.add_(0.0)  # a backward pass that adds; both have one version
+            exchange._ready(exchange.slots[parameter], parameter)
+        if written:
+            parameters[0].grad.add_(0.0)
+            with pytest.raises(AssertionError, match="was changed"):
+                optimizer.synchronize()
+        else:
+            optimizer.synchronize()
+            for parameter in parameters:
+                assert bool((gpu.read(parameter.grad) == sum(range(1, hvd.size() + 1))).all())
