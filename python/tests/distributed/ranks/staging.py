@@ -10,20 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from fake_cuda import FakeCuda, OnGpu, raw
-
-from gradwire import _staging
-from gradwire.torch import _cuda
+from on_fake_gpu import simulated
 
 
 @pytest.fixture
 def gpu() -> Iterator[FakeCuda]:
-    fake = FakeCuda()
-    _cuda.use(fake)
-    yield fake
-    _staging.drain()
-    _cuda.use(_cuda.Cuda())
-    assert not fake.registered, "what was registered is given back"
-    assert fake.freed == 0, "a copy's memory is kept until the copy is done"
+    yield from simulated()
 
 
 def size() -> int:
