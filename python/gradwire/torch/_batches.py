@@ -21,6 +21,10 @@ from gradwire.torch import _cuda
 BATCH_BYTES = 4 << 20
 BATCH_TENSORS = 256
 
+# By device: the copies, and the streams that they come after.
+Pairs = dict[torch.device, list[_cuda.Pair]]
+Streams = dict[torch.device, set[Any]]
+
 
 class Loads:
     """Copies of gradients to shared memory, and the gate that their operations wait behind.
@@ -35,8 +39,8 @@ class Loads:
 
     def _clear(self) -> None:
         _staging.batch_begun(self)
-        self._pairs: dict[torch.device, list[_cuda.Pair]] = {}
-        self._streams: dict[torch.device, set[Any]] = {}
+        self._pairs: Pairs = {}
+        self._streams: Streams = {}
         self._bytes = self._count = 0
         self._gate: _native.Gate | None = None
 
@@ -58,8 +62,11 @@ class Loads:
 
     def start_if_enough(self) -> None:
         """Begins the copies if there is enough to copy."""
-        if self._bytes >= BATCH_BYTES or self._count >= BATCH_TENSORS:
-            self.start()
+        with self.lock:
+            if self._bytes < BATCH_BYTES and self._count < BATCH_TENSORS:
+                return
+            taken = self._take()
+        self._begin(*taken)
 
     def start(self) -> None:
         """Begins the copies that were added so far.
@@ -67,8 +74,15 @@ class Loads:
         If they can't begin, their operations fail.
         """
         with self.lock:
-            gate, pairs, streams = self._gate, self._pairs, self._streams
-            self._clear()
+            taken = self._take()
+        self._begin(*taken)
+
+    def _take(self) -> tuple[_native.Gate | None, Pairs, Streams]:
+        taken = self._gate, self._pairs, self._streams
+        self._clear()
+        return taken
+
+    def _begin(self, gate: _native.Gate | None, pairs: Pairs, streams: Streams) -> None:
         waits: list[Callable[[], None]] = []
         try:
             for device, copies in pairs.items():
@@ -95,7 +109,7 @@ class Stores:
     """Copies of results from shared memory to gradients."""
 
     def __init__(self) -> None:
-        self._pairs: dict[torch.device, list[_cuda.Pair]] = {}
+        self._pairs: Pairs = {}
         self._afterwards: list[Callable[[], object]] = []
         self._bytes = 0
 
