@@ -123,12 +123,13 @@ class _Behind:
 
 
 def _start(native: _native.Session, what: str, given: Any, named: dict[str, Any]) -> Any:
-    waits, _copies.waits = _copies.waits, []
     if what in _LAST:
         _start_batches()
-    elif not waits:
+    elif not _copies.waits:
         return getattr(native, what)(*given, **named)
     _gates.wait_for_room()
+    # Not before: Ctrl-C may end the wait for room.
+    waits, _copies.waits = _copies.waits, []
     gate = _native.Gate()
     try:
         return getattr(native.behind(gate), what)(*given, **named)
