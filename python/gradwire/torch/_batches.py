@@ -83,18 +83,18 @@ class Loads:
         return taken
 
     def _begin(self, gate: _native.Gate | None, pairs: Pairs, streams: Streams) -> None:
+        if gate is None:
+            return  # no operation needs the copies: it was refused, or there are none
         waits: list[Callable[[], None]] = []
         try:
             for device, copies in pairs.items():
                 waits.append(_cuda.stage.load_all(device, copies, streams[device]))
         except BaseException as error:
-            if gate is not None:
-                gate.fail(f"its tensors could not be copied to shared memory: {error}")
+            gate.fail(f"its tensors could not be copied to shared memory: {error}")
             raise
         finally:
             # Also if one has failed: the others need their memory until they have arrived.
-            if gate is not None:
-                _staging.open_after(waits, gate)
+            _staging.open_after(waits, gate)
 
     def drop(self, why: str) -> None:
         """Fails the operations whose copies have not begun."""
