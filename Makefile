@@ -39,10 +39,10 @@ demo-rust: ## the same in Rust: a trainer that is linked against libtorch
 test: ## every test, on a fresh machine too
 	@# All of it in one go: fewer crates would need their dependencies with fewer features, so anew.
 	$(TORCH) $(CARGO) build --workspace --bins --tests --examples
-	cd benchmarks && python3 -m unittest discover .
+	cd lab/benchmarks && python3 -m unittest discover .
 	cd scripts && python3 -m unittest discover .
 	$(MAKE) deploy-test
-	scripts/simulator_docs.py --check --without rat --without byteps $(or $(CARGO_TARGET_DIR),target)/debug/gradwire
+	lab/docs_tables.py --check --without rat --without byteps $(or $(CARGO_TARGET_DIR),target)/debug/gradwire-lab
 ifeq ($(NEXTEST),yes)
 	$(TORCH) $(CARGO) nextest run --workspace --test-threads $(AT_ONCE)
 else
@@ -74,8 +74,8 @@ metrics-docs: ## docs/metrics.md, from telemetry/src/catalog.rs
 	cp target/metrics.md docs/metrics.md
 
 simulator-docs: ## the tables of the simulator in docs, from what it prints: minutes
-	$(CARGO) build -p gradwire-cli
-	scripts/simulator_docs.py $(or $(CARGO_TARGET_DIR),target)/debug/gradwire
+	$(CARGO) build -p gradwire-lab
+	lab/docs_tables.py $(or $(CARGO_TARGET_DIR),target)/debug/gradwire-lab
 
 dashboards: ## the dashboards for Grafana in deploy/grafana/dashboards, from the scripts beside them
 	python3 python/make_venv.py
@@ -114,24 +114,24 @@ nightly: ## every Python test on every kind of job and 500 random trainings, wit
 	$(MAKE) python-oldest
 
 bench: ## Gradwire and its peers (Gloo, Open MPI, …) side by side; BENCH_ARGS=--quick for five minutes
-	benchmarks/run.py $(BENCH_ARGS)
+	lab/benchmarks/run.py $(BENCH_ARGS)
 
 bench-choice: ## how good the choice of algorithms is, on slow links of namespaces: an hour; BENCH_ARGS=--quick for five minutes
-	$(CARGO) build --release -p gradwire-cli -p gradwire-daemon
-	benchmarks/choice.py $(or $(CARGO_TARGET_DIR),target)/release/gradwire $(BENCH_ARGS)
+	$(CARGO) build --release -p gradwire-cli -p gradwire-daemon -p gradwire-lab
+	lab/benchmarks/choice.py $(or $(CARGO_TARGET_DIR),target)/release/gradwire $(BENCH_ARGS)
 
 simulate-check: ## how well the simulator tells times, on the same links: hours; BENCH_ARGS=--quick for five minutes, "--only '4 nodes, 1' --json FILE" for a part
-	$(CARGO) build --release -p gradwire-cli -p gradwire-daemon
-	benchmarks/simulate_check.py $(or $(CARGO_TARGET_DIR),target)/release/gradwire $(BENCH_ARGS)
+	$(CARGO) build --release -p gradwire-cli -p gradwire-daemon -p gradwire-lab
+	lab/benchmarks/simulate_check.py $(or $(CARGO_TARGET_DIR),target)/release/gradwire $(BENCH_ARGS)
 
 bench-cycles: ## what a byte between nodes costs the processor, by what the lanes do: two minutes
-	$(CARGO) build --release -p gradwire-cli -p gradwire-daemon
-	benchmarks/cycles.py $(or $(CARGO_TARGET_DIR),target)/release/gradwire $(BENCH_ARGS)
+	$(CARGO) build --release -p gradwire-cli -p gradwire-daemon -p gradwire-lab
+	lab/benchmarks/cycles.py $(or $(CARGO_TARGET_DIR),target)/release/gradwire $(BENCH_ARGS)
 
 bench-torch: wheel ## a step of ResNet-50 in PyTorch, with Gradwire and with DDP over Gloo in turn
 	python3 python/make_venv.py
 	.venv-python/bin/pip install --quiet --disable-pip-version-check --upgrade --no-deps --target target/bench-torch python/dist/gradwire-*.whl
-	benchmarks/torch_model.py $(BENCH_ARGS)
+	lab/benchmarks/torch_model.py $(BENCH_ARGS)
 
 lint: ## what CI wants besides the tests
 	$(CARGO) fmt --all --check
@@ -139,8 +139,8 @@ lint: ## what CI wants besides the tests
 	$(TORCH) $(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(TORCH) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 	test -x .venv-lint/bin/ruff || (python3 -m venv .venv-lint && .venv-lint/bin/pip install --quiet ruff==$(RUFF))
-	.venv-lint/bin/ruff check benchmarks scripts python examples deploy
-	.venv-lint/bin/ruff format --check benchmarks scripts python examples deploy
+	.venv-lint/bin/ruff check lab scripts python examples deploy
+	.venv-lint/bin/ruff format --check lab scripts python examples deploy
 	python3 python/make_venv.py
 	cd python && ../.venv-python/bin/python -m mypy
 

@@ -13,4 +13,4 @@ command -v "$python" >/dev/null || {
     echo "gpu_check: there is no $python here; PYTHON=/path/to/python names another one" >&2
     exit 1
 }
-exec "$python" "$root/benchmarks/gpu_check.py" "$@"
+exec "$python" "$root/lab/benchmarks/gpu_check.py" "$@"

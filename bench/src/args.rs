@@ -6,22 +6,11 @@ use clap::{Args, Subcommand};
 use gradwire_proto::{DType, ReduceOp};
 
 use super::{
-    negotiation::args::Negotiation,
     operation::{Memory, Operation},
     shapes,
     size::{self, Rate},
 };
 use gradwire_launcher::{args::JobOptions, error::CommandError, launch::hosts::MAX_RANKS};
-
-/// What is measured.
-#[derive(Debug, Clone, Subcommand)]
-pub enum Measurement {
-    /// By the ranks of a job.
-    #[command(flatten)]
-    Job(Bench),
-    /// What it costs to agree on a step's tensors: the real coordinator and simulated nodes, here.
-    Negotiation(Negotiation),
-}
 
 /// What the ranks of a job measure.
 #[derive(Debug, Clone, Subcommand)]
@@ -53,33 +42,6 @@ pub enum Bench {
         #[command(flatten)]
         data: Data,
     },
-    /// The resources of a job: processor time while it is idle, memory while it runs for long, and
-    /// the system calls and context switches of a step.
-    Resources(Resources),
-}
-
-/// How a job is watched.
-#[derive(Debug, Clone, Args)]
-pub struct Resources {
-    /// The tensor that is reduced in each step, of f32.
-    #[arg(short, long, value_name = "BYTES", default_value = "1M", value_parser = parse_whole)]
-    pub bytes: u64,
-    /// Where it lies.
-    #[arg(short, long, value_enum, default_value_t = Memory::Arena)]
-    pub memory: Memory,
-    /// How long the ranks sleep first, in seconds.
-    #[arg(long, value_name = "S", default_value_t = 20.0, value_parser = parse_idle)]
-    pub idle: f64,
-    /// How many steps they run then.
-    #[arg(long, value_name = "N", default_value_t = 10_000,
-          value_parser = clap::value_parser!(u32).range(1..))]
-    pub steps: u32,
-    /// In how many further steps perf counts system calls; 0: in none.
-    #[arg(long, value_name = "N", default_value_t = 1000)]
-    pub calls: u32,
-    /// What all measurements have; `--iters` has no meaning here.
-    #[command(flatten)]
-    pub common: Common,
 }
 
 /// A collective that has sizes.
@@ -253,14 +215,13 @@ impl Bench {
             Self::Barrier { common } => common,
             Self::Sweep(collective) => &collective.parts().1.data.common,
             Self::Model { data, .. } => &data.common,
-            Self::Resources(resources) => &resources.common,
         }
     }
 
     /// The options of tensors, where there are any.
     pub fn data(&self) -> Option<&Data> {
         match self {
-            Self::Barrier { .. } | Self::Resources(_) => None,
+            Self::Barrier { .. } => None,
             Self::Sweep(collective) => Some(&collective.parts().1.data),
             Self::Model { data, .. } => Some(data),
         }
@@ -272,7 +233,6 @@ impl Bench {
             Self::Barrier { .. } => Operation::Barrier,
             Self::Sweep(collective) => collective.parts().0,
             Self::Model { op, .. } => Operation::Allreduce(*op),
-            Self::Resources(_) => Operation::Allreduce(ReduceOp::Sum),
         }
     }
 
@@ -287,7 +247,7 @@ impl Bench {
             return Err(CommandError::usage(format!("--op {op} of --dtype {}: {why}", data.dtype)));
         }
         match self {
-            Self::Barrier { .. } | Self::Resources(_) => Ok(()),
+            Self::Barrier { .. } => Ok(()),
             Self::Sweep(collective) => collective.parts().1.sizes().map(drop),
             Self::Model { shapes, .. } => shapes::load("--shapes", shapes).map(drop),
         }
@@ -337,20 +297,6 @@ fn named<T: Copy>(all: &[T], text: &str, name: fn(T) -> &'static str) -> Result<
         let names: Vec<_> = all.iter().map(|value| name(*value)).collect();
         format!("must be one of {}", names.join(", "))
     })
-}
-
-/// A size of whole elements of f32.
-fn parse_whole(text: &str) -> Result<u64, String> {
-    let bytes = size::parse_bytes(text)?;
-    if bytes == 0 || !bytes.is_multiple_of(4) {
-        return Err("must be a multiple of 4, the size of an element".to_owned());
-    }
-    Ok(bytes)
-}
-
-fn parse_idle(text: &str) -> Result<f64, String> {
-    let seconds: Option<f64> = text.parse().ok().filter(|s| (0.1..=86_400.0).contains(s));
-    seconds.ok_or_else(|| "must be from 0.1 to 86400 seconds".to_owned())
 }
 
 fn parse_compute(text: &str) -> Result<f64, String> {

@@ -8,16 +8,14 @@
 //! Modules, lowest first:
 //!
 //! - [`stats`], [`size`], [`machine`], [`table`]: times, sizes, this machine, tables and JSON
-//! - [`process`]: what the system knows of a process
 //! - [`shapes`]: the gradients of published networks
 //! - [`element`], [`value`]: what tensors hold before, and must hold after
 //! - [`operation`], [`flow`]: the collectives; a further one is an arm of each `match` there
 //! - [`measure`]: the timing loop
-//! - [`negotiation`]: what the coordinator costs, with simulated nodes that only send messages
 //! - [`args`]: the options (pure)
 //! - [`baseline`]: the same work without Gradwire
 //! - [`report`]: the results of a measurement
-//! - [`sweep`], [`model`], [`resources`]: the measurements
+//! - [`sweep`], [`model`]: the measurements
 //! - [`rank`]: a measurement as one of its ranks
 
 #![forbid(unsafe_code)]
@@ -29,12 +27,9 @@ pub mod flow;
 pub mod machine;
 pub mod measure;
 pub mod model;
-pub mod negotiation;
 pub mod operation;
-pub mod process;
 pub mod rank;
 pub mod report;
-pub mod resources;
 pub mod shapes;
 pub mod size;
 pub mod stats;
@@ -49,7 +44,7 @@ use std::{
 
 use gradwire_settings::{Loaded, Origin};
 
-use self::args::{Bench, Common};
+use self::args::Common;
 use gradwire_launcher::{error::CommandError, launch::hosts::Host};
 
 /// The default number of ranks: one rank alone would exchange nothing.
@@ -59,8 +54,10 @@ const DEFAULT_RANKS: u32 = 2;
 ///
 /// # Errors
 /// [`CommandError`] if it is a rank and has options for starting ranks.
-pub fn is_rank(bench: &Bench, environment: &HashMap<String, String>) -> Result<bool, CommandError> {
-    let common = bench.common();
+pub fn is_rank(
+    common: &Common,
+    environment: &HashMap<String, String>,
+) -> Result<bool, CommandError> {
     if common.started.is_some() {
         return Ok(true);
     }
@@ -140,6 +137,7 @@ mod tests {
     use gradwire_settings::{Layers, Settings};
 
     use super::*;
+    use crate::args::Bench;
 
     /// The part of the command line that belongs to the measurement.
     #[derive(Debug, Parser)]
@@ -157,9 +155,9 @@ mod tests {
         let none = HashMap::new();
         let job = HashMap::from([("GRADWIRE_JOB".to_owned(), "j".to_owned())]);
         let plain = bench("bench allreduce -b 4");
-        assert!(!is_rank(&plain, &none).unwrap());
-        assert!(is_rank(&plain, &job).unwrap());
-        assert!(is_rank(&bench("bench barrier --np 2 --started {}"), &job).unwrap());
+        assert!(!is_rank(plain.common(), &none).unwrap());
+        assert!(is_rank(plain.common(), &job).unwrap());
+        assert!(is_rank(bench("bench barrier --np 2 --started {}").common(), &job).unwrap());
         for (words, option) in [
             ("--np 2", "-np"),
             ("-H a", "-H"),
@@ -167,8 +165,8 @@ mod tests {
             ("--algorithm ring", "--algo"),
         ] {
             let late = bench(&format!("bench allreduce {words}"));
-            assert!(!is_rank(&late, &none).unwrap());
-            let error = is_rank(&late, &job).unwrap_err();
+            assert!(!is_rank(late.common(), &none).unwrap());
+            let error = is_rank(late.common(), &job).unwrap_err();
             assert!(error.what.starts_with(option) && !error.hint.is_empty(), "{error}");
         }
     }

@@ -6,20 +6,39 @@ use gradwire_launcher::error::CommandError;
 use gradwire_worker::Session;
 
 use super::{
-    args::Bench,
+    args::{Bench, Common},
     measure::Rounds,
     model,
     report::{self, Head},
-    resources, sweep,
+    sweep,
 };
 
 /// Runs a measurement as the rank that the environment names, and returns its exit code.
 ///
 /// # Errors
-/// [`CommandError`] if this process is no rank, or the ranks can't do what they are asked for.
-/// Later errors are reported here, before the other ranks are notified (TELL).
+/// As of [`run_with`].
 pub fn run(bench: &Bench) -> Result<ExitCode, CommandError> {
-    let common = bench.common();
+    run_with(
+        bench.common(),
+        |ranks| bench.check_size(ranks),
+        |session, settings| measure(bench, session, settings),
+    )
+}
+
+/// The settings that the job was started with, where `gradwire bench` started it.
+pub type Changed = Option<BTreeMap<String, String>>;
+
+/// Runs `measure` as the rank that the environment names, if `check` accepts the number of ranks.
+/// Returns the exit code.
+///
+/// # Errors
+/// [`CommandError`] if this process is not a rank, or `check` refuses. Errors of `measure` are
+/// reported here, before the other ranks are notified (TELL).
+pub fn run_with(
+    common: &Common,
+    check: impl FnOnce(u32) -> Result<(), CommandError>,
+    measure: impl FnOnce(&Session, Changed) -> Result<(), CommandError>,
+) -> Result<ExitCode, CommandError> {
     let settings = common.started.as_deref().map(serde_json::from_str::<BTreeMap<String, String>>);
     let settings = settings.transpose().map_err(|error| {
         CommandError::usage(format!("--started: {error}"))
@@ -27,11 +46,11 @@ pub fn run(bench: &Bench) -> Result<ExitCode, CommandError> {
     })?;
     let session = Session::from_env().map_err(CommandError::failed)?;
     // All ranks get the same result, so each of them leaves in good order.
-    if let Err(error) = bench.check_size(session.size()) {
+    if let Err(error) = check(session.size()) {
         session.shutdown().map_err(CommandError::failed)?;
         return Err(error);
     }
-    if let Err(error) = measure(bench, &session, settings) {
+    if let Err(error) = measure(&session, settings) {
         // This comes first: the other ranks end when they are notified, and then the launcher ends
         // this process.
         let code = error.report();
@@ -42,11 +61,7 @@ pub fn run(bench: &Bench) -> Result<ExitCode, CommandError> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn measure(
-    bench: &Bench,
-    session: &Session,
-    settings: Option<BTreeMap<String, String>>,
-) -> Result<(), CommandError> {
+fn measure(bench: &Bench, session: &Session, settings: Changed) -> Result<(), CommandError> {
     let begin =
         |settings| report::begin(Head::new(bench, session, settings), bench, session.rank() == 0);
     match bench {
@@ -69,6 +84,5 @@ fn measure(
             sweep::run(session, operation, sweep, &mut report)?;
             report.finish()
         }
-        Bench::Resources(options) => resources::run(session, options, settings),
     }
 }

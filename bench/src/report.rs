@@ -87,7 +87,7 @@ impl Head {
         let data = bench.data();
         let shapes = match bench {
             Bench::Model { shapes, .. } => Some(shapes.clone()),
-            Bench::Sweep(_) | Bench::Barrier { .. } | Bench::Resources(_) => None,
+            Bench::Sweep(_) | Bench::Barrier { .. } => None,
         };
         let common = bench.common();
         let nodes = Node::all(session);
@@ -277,7 +277,7 @@ pub fn begin(head: Head, bench: &Bench, writes: bool) -> Result<Report, CommandE
     let groups: &[&[Column<Row>]] = match bench {
         Bench::Sweep(_) => &[SIZE, TIME, BANDWIDTH],
         // A measurement of resources has a table of its own.
-        Bench::Barrier { .. } | Bench::Resources(_) => &[TIME],
+        Bench::Barrier { .. } => &[TIME],
         Bench::Model { .. } => &[SIZE, MODEL, TIME, BANDWIDTH],
     };
     let columns = groups.iter().flat_map(|group| group.iter()).collect();

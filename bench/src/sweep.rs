@@ -79,7 +79,8 @@ fn size<T: Value>(
 }
 
 /// A blocking call, which is repeated.
-pub(super) struct Call<'a, T: Value> {
+#[derive(Debug)]
+pub struct Call<'a, T: Value> {
     session: &'a Session,
     operation: Operation,
     /// The name by which ranks know which tensors belong together. Each size has its own name.
@@ -94,11 +95,11 @@ pub(super) struct Call<'a, T: Value> {
 }
 
 impl<'a, T: Value> Call<'a, T> {
-    /// A call on tensors with so many elements.
+    /// A call on tensors with this number of elements.
     ///
     /// # Errors
     /// [`CommandError`] if there is no memory.
-    pub(super) fn new(
+    pub fn new(
         session: &'a Session,
         operation: Operation,
         memory: Memory,

@@ -3,10 +3,10 @@
 use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
-use gradwire_bench::args::Measurement;
+use gradwire_bench::args::Bench;
 use gradwire_launcher::args::{JobOptions, SettingsOptions};
 
-use crate::{algorithms, doctor, explain, probe, simulate::Simulate, status, trace};
+use crate::{algorithms, doctor, explain, lab, role::Role, status, trace};
 
 /// Gradient synchronisation for distributed training.
 #[derive(Debug, Parser)]
@@ -34,11 +34,10 @@ pub enum Command {
     Explain(explain::Options),
     /// Check whether hosts, and the network between them, are fit for a job.
     Doctor(doctor::Options),
-    /// Measure the links between hosts, as every job does when it starts.
-    Probe(probe::Options),
-    /// Simulate a cluster that a file describes, or published results.
-    #[command(subcommand)]
-    Simulate(Simulate),
+    /// Measure the links between hosts, as every job does when it starts (with gradwire-lab).
+    Probe(lab::Words),
+    /// Simulate a cluster, or published results (with gradwire-lab).
+    Simulate(lab::Words),
     /// Show what a running coordinator knows.
     Status(status::Options),
     /// Watch a running job: hosts, ranks, links, stragglers, decisions.
@@ -50,28 +49,21 @@ pub enum Command {
     },
     /// Write what all ranks of a running job do to a file for Perfetto or Chrome.
     Trace(trace::Options),
-    /// Serve one launcher on standard input and output.
-    #[command(hide = true)]
-    Agent,
-    /// Serve one `gradwire doctor` on standard input and output.
-    #[command(hide = true)]
-    DoctorAgent,
-    /// Run a job's coordinator; what it is about comes from the environment.
-    #[command(hide = true)]
-    Coordinator(SettingsOptions),
-    /// Become a program whose life is tied to its parent's.
-    #[command(hide = true)]
-    ExecChild {
-        /// When the parent dies it is asked to end (SIGTERM), not killed: it ends by itself and has
-        /// to tell others before.
-        #[arg(long)]
-        gently: bool,
-        /// The parent's process id.
-        parent: u32,
-        /// The program and its arguments.
-        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
-        command: Vec<OsString>,
-    },
+    /// What other processes of a job start.
+    #[command(flatten)]
+    Role(Role),
+}
+
+/// What is measured.
+#[derive(Debug, Subcommand)]
+pub enum Measurement {
+    /// By the ranks of a job.
+    #[command(flatten)]
+    Job(Bench),
+    /// What it costs the coordinator to agree on a step's tensors (with gradwire-lab).
+    Negotiation(lab::Words),
+    /// What a job takes of processors, memory and the system (with gradwire-lab).
+    Resources(lab::Words),
 }
 
 /// Show settings.

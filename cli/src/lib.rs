@@ -4,17 +4,19 @@
 //! Modules, lowest first:
 //!
 //! - [`cluster`]: nodes in racks, collectives and tables
-//! - [`cluster_file`]: a measured cluster as a file
+//! - [`process`]: runtime, environment, settings, logs, output
 //! - [`algorithms`]: `gradwire algorithms`
 //! - [`explain`]: `gradwire explain`
 //! - [`find`]: finds the jobs of this host
 //! - [`doctor`]: `gradwire doctor`
-//! - [`probe`]: `gradwire probe`
-//! - [`simulate`]: `gradwire simulate`
+//! - [`lab`]: commands that `gradwire-lab` runs
 //! - [`show`]: `gradwire config show`
 //! - [`status`]: `gradwire status`
 //! - [`top`]: `gradwire top`
+//! - [`trace`]: `gradwire trace`
+//! - [`job`]: a job that a command starts
 //! - [`coordinator`]: `gradwire coordinator`
+//! - [`role`]: the hidden commands
 //! - [`args`]: the command line
 
 #![forbid(unsafe_code)]
@@ -22,15 +24,15 @@
 pub mod algorithms;
 pub mod args;
 pub mod cluster;
-pub mod cluster_file;
 pub mod coordinator;
 pub mod doctor;
 pub mod explain;
 pub mod find;
-pub mod probe;
-mod probe_calls;
+pub mod job;
+pub mod lab;
+pub mod process;
+pub mod role;
 pub mod show;
-pub mod simulate;
 pub mod status;
 pub mod top;
 pub mod trace;

@@ -8,6 +8,7 @@
 //!   reference
 //! - [`script`]: random jobs of such calls, made from a seed
 //! - [`sample`]: a running job as its coordinator shows it
+//! - [`place`]: a folder to run the real `gradwire` in, with stand-ins for its daemon and ssh
 //! - [`raw`]: a worker made by hand, which sends and writes what no real worker would
 
 #![forbid(unsafe_code)]
@@ -15,6 +16,7 @@
 pub mod calls;
 pub mod cluster;
 pub mod launched;
+pub mod place;
 pub mod raw;
 pub mod reference;
 pub mod sample;

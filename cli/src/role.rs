@@ -1,0 +1,88 @@
+//! The hidden commands: the parts of a job that other processes of it start.
+
+use std::{ffi::OsString, process::ExitCode};
+
+use clap::Subcommand;
+use gradwire_launcher::{agent, args::SettingsOptions, error::CommandError};
+use rustix::process::Signal;
+use tokio::runtime::Builder;
+
+use crate::{
+    coordinator,
+    process::{block_on, built, environment, load, log, runtime},
+};
+
+/// The threads of the agent of `gradwire doctor`; a daemon has two for data by default.
+const AGENT_THREADS: usize = 2;
+
+/// What this process is in a job, or in a check of hosts.
+#[derive(Debug, Subcommand)]
+pub enum Role {
+    /// Serve one launcher on standard input and output.
+    #[command(hide = true)]
+    Agent,
+    /// Serve one `gradwire doctor` on standard input and output.
+    #[command(hide = true)]
+    DoctorAgent,
+    /// Run the coordinator of a job, which the environment describes.
+    #[command(hide = true)]
+    Coordinator(SettingsOptions),
+    /// Become a program whose life is tied to its parent's.
+    #[command(hide = true)]
+    ExecChild {
+        /// When the parent dies, the program gets SIGTERM instead of SIGKILL: it notifies others
+        /// before it ends.
+        #[arg(long)]
+        gently: bool,
+        /// The parent's process id.
+        parent: u32,
+        /// The program and its arguments.
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<OsString>,
+    },
+}
+
+impl Role {
+    /// Plays the role until it ends. Returns the exit code.
+    ///
+    /// # Errors
+    /// [`CommandError`] if it can't begin, or fails.
+    pub fn run(self) -> Result<ExitCode, CommandError> {
+        match self {
+            Self::Agent => {
+                // One thread, the main one: the tie of a child's life is to the thread that
+                // started it.
+                let work = agent::run(tokio::io::stdin(), tokio::io::stdout());
+                let runtime = runtime()?;
+                let code = runtime.block_on(work);
+                // A read of standard input may still be under way; nobody waits for it.
+                runtime.shutdown_background();
+                Ok(code)
+            }
+            Self::DoctorAgent => {
+                // Several threads: several connections carry bytes at the same time.
+                let runtime = built(Builder::new_multi_thread().worker_threads(AGENT_THREADS))?;
+                let ended = runtime
+                    .block_on(gradwire_doctor::agent::run(tokio::io::stdin(), tokio::io::stdout()));
+                runtime.shutdown_background();
+                ended.map(|()| ExitCode::SUCCESS).map_err(CommandError::failed)
+            }
+            Self::Coordinator(settings) => {
+                let loaded = load(&settings, &[])?;
+                log(&loaded.settings)?;
+                let work = async { coordinator::run(&loaded.settings, &environment()).await };
+                // One thread: a decision takes microseconds, and waking another thread takes tens
+                // of them.
+                block_on(work)??;
+                Ok(ExitCode::SUCCESS)
+            }
+            Self::ExecChild { gently, parent, command } => match command.split_first() {
+                Some((program, args)) => {
+                    let signal = if gently { Signal::TERM } else { Signal::KILL };
+                    Err(agent::exec::exec_child(signal, parent, program, args))
+                }
+                None => Err(CommandError::usage("no program is given")),
+            },
+        }
+    }
+}

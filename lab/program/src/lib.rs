@@ -1,0 +1,23 @@
+//! The laboratory: commands that measure and simulate, and that no training job needs.
+//!
+//! The program is `gradwire-lab`. `gradwire simulate …` and the other commands here run it where it
+//! is installed. Modules, lowest first:
+//!
+//! - [`process`]: what the system knows of a process
+//! - [`cluster_file`]: a measured cluster as a file
+//! - [`probe`]: `gradwire probe`
+//! - [`simulate`]: `gradwire simulate`
+//! - [`negotiation`]: `gradwire bench negotiation`
+//! - [`resources`]: `gradwire bench resources`
+//! - [`args`]: the command line
+
+#![forbid(unsafe_code)]
+
+pub mod args;
+pub mod cluster_file;
+pub mod negotiation;
+pub mod probe;
+mod probe_calls;
+pub mod process;
+pub mod resources;
+pub mod simulate;

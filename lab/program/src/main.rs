@@ -1,0 +1,88 @@
+//! The `gradwire-lab` program: words to a command, the command to an exit code.
+
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use gradwire_bench::{self as bench, rank::run_with};
+use gradwire_cli::{
+    args::normalise,
+    explain, find,
+    job::{Files, prepare, start},
+    process::{block_on, environment, load, log, print},
+    status,
+};
+use gradwire_lab::{
+    args::{Command, Explain, Lab, Measurement},
+    cluster_file, negotiation, probe,
+    resources::{self, args::Resources},
+    simulate,
+};
+use gradwire_launcher::{
+    error::CommandError,
+    launch::{places, plan::Plan},
+};
+use gradwire_proto::launch::ITSELF;
+use gradwire_simulator::input::Input;
+
+fn main() -> ExitCode {
+    let lab = Lab::parse_from(normalise(std::env::args_os().collect()));
+    dispatch(lab).unwrap_or_else(|error| error.report())
+}
+
+fn dispatch(lab: Lab) -> Result<ExitCode, CommandError> {
+    match lab.command {
+        Command::Simulate(command) => simulate::simulate(&command, print),
+        Command::Probe(options) => self::probe(&options),
+        Command::Explain(options) => self::explain(&options),
+        Command::Bench(Measurement::Negotiation(options)) => {
+            let loaded = load(&options.settings, &[])?;
+            log(&loaded.settings)?;
+            negotiation::run(&options, &loaded, &environment())
+        }
+        Command::Bench(Measurement::Resources(options)) => self::resources(&options),
+        Command::Role(role) => role.run(),
+    }
+}
+
+fn probe(options: &probe::Options) -> Result<ExitCode, CommandError> {
+    if options.started {
+        let ask = |metrics: &str| block_on(status::ask(&find::coordinator_by(metrics)?))?;
+        return print(&probe::rank(options, &environment(), ask)?);
+    }
+    let (loaded, mut hosts) = prepare(&options.at, &["probe.enabled=true".to_owned()])?;
+    options.spread(&mut hosts)?;
+    let nodes = Plan::nodes(&hosts, None)?;
+    let words = options.words(&loaded.settings)?;
+    // On another host its rank checks it first.
+    if let (Some(path), Some(first)) = (&options.out, nodes.first())
+        && block_on(places::is_local(&first.host))?
+    {
+        probe::check(path)?;
+    }
+    let plan = Plan::new(nodes, ITSELF.to_owned(), words, &loaded)?;
+    start(plan, &loaded, &options.at, Files::default(), true)
+}
+
+fn explain(options: &Explain) -> Result<ExitCode, CommandError> {
+    let Input { setup, cost, .. } = cluster_file::read(&options.cluster)?;
+    let settings = load(&options.settings, &[])?.settings;
+    // As in a job: settings override what was measured.
+    let cost = cost.replaced_by(settings.cost_model());
+    print(&explain::on_cluster(&setup.network.topology, &cost, &settings, options.json)?)
+}
+
+/// A rank measures. Any other process starts ranks, which measure.
+fn resources(options: &Resources) -> Result<ExitCode, CommandError> {
+    let common = &options.common;
+    if bench::is_rank(common, &environment())? {
+        let any = |_| Ok(());
+        return run_with(common, any, |session, made| resources::run(session, options, made));
+    }
+    let (loaded, mut hosts) = prepare(&common.at, &bench::flags(common))?;
+    let np = bench::spread(&mut hosts, common);
+    let words = bench::words(std::env::args_os().skip(1), &loaded)?;
+    let plan = Plan::new(Plan::nodes(&hosts, np)?, ITSELF.to_owned(), words, &loaded)?;
+    start(plan, &loaded, &common.at, Files::default(), true)
+}

@@ -1,0 +1,236 @@
+//! `gradwire probe`: measures the links between hosts, and what follows from that for the choice of
+//! algorithms.
+//!
+//! It is a job of one rank for each host that does nothing. Its coordinator measures the links as
+//! it does for every job, and rank 0 asks it for the result.
+
+use std::{
+    collections::HashMap,
+    fs::{self, OpenOptions},
+    io,
+    path::{Path, PathBuf},
+};
+
+use clap::Args;
+use gradwire_cli::cluster::{aligned, printable};
+use gradwire_launcher::{
+    args::JobOptions,
+    error::{CommandError, print_line},
+    launch::hosts::Host,
+};
+use gradwire_proto::pb::StatusResponse;
+use gradwire_settings::Settings;
+use gradwire_worker::Session;
+
+use crate::{
+    cluster_file::{ClusterFile, Link, Tier},
+    probe_calls::{self, Calls},
+};
+
+/// The hosts, and what to do with the result.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Where it runs.
+    #[command(flatten)]
+    pub at: JobOptions,
+    /// Also write the result to a file, on the first host; gradwire explain --cluster and gradwire
+    /// simulate run read it.
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// As JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// This process is one of the ranks.
+    #[arg(long, hide = true)]
+    pub started: bool,
+    /// Data threads of the daemons, for the ranks.
+    #[arg(long, hide = true, default_value_t = Settings::default().data.lanes)]
+    pub lanes: u32,
+    /// Connections of each data thread with each peer, for the ranks.
+    #[arg(long, hide = true, default_value_t = Settings::default().data.streams)]
+    pub streams: u32,
+}
+
+impl Options {
+    /// What the ranks of a job with these settings are started with.
+    ///
+    /// # Errors
+    /// [`CommandError`] if the file's name is not UTF-8 and so can't be passed on.
+    pub fn words(&self, settings: &Settings) -> Result<Vec<String>, CommandError> {
+        let mut words = vec!["probe".to_owned(), "--started".to_owned()];
+        words.extend(["--lanes".to_owned(), settings.data.lanes.to_string()]);
+        words.extend(["--streams".to_owned(), settings.data.streams.to_string()]);
+        if self.json {
+            words.push("--json".to_owned());
+        }
+        if let Some(path) = &self.out {
+            let name = path.to_str().ok_or_else(|| {
+                CommandError::usage(format!("--out '{}' is not UTF-8", path.display()))
+            })?;
+            words.extend(["--out".to_owned(), name.to_owned()]);
+        }
+        Ok(words)
+    }
+
+    /// Leaves one rank on each host.
+    ///
+    /// # Errors
+    /// [`CommandError`] if there are no two hosts, or a number of ranks is given.
+    pub fn spread(&self, hosts: &mut [Host]) -> Result<(), CommandError> {
+        if self.at.np.is_some() {
+            let what = "gradwire probe starts one rank on each host, and takes no -np";
+            return Err(CommandError::usage(what));
+        }
+        let mut with_ranks: Vec<_> = hosts.iter_mut().filter(|host| host.slots > 0).collect();
+        with_ranks.iter_mut().for_each(|host| host.slots = 1);
+        // If only servers are named, this machine has a rank.
+        let here = usize::from(with_ranks.is_empty());
+        if hosts.len() + here < 2 {
+            let what = "links are between hosts, and there are no two";
+            let hint = "name them: -H host1,host2 or --hostfile FILE";
+            return Err(CommandError::usage(what).hint(hint));
+        }
+        Ok(())
+    }
+}
+
+/// Whether the file for the result can be written, which is looked at before anything is measured.
+/// An older file stays as it is.
+///
+/// # Errors
+/// [`CommandError`] if it can't.
+pub fn check(path: &Path) -> Result<(), CommandError> {
+    let is_new = path.symlink_metadata().is_err();
+    let opened = OpenOptions::new().append(true).create(true).open(path);
+    opened.map_err(|error| refused(path, &error))?;
+    if is_new {
+        // It is made again with the result.
+        let _ = fs::remove_file(path);
+    }
+    Ok(())
+}
+
+fn refused(path: &Path, error: &io::Error) -> CommandError {
+    CommandError::failed(format!("--out {} can't be written: {error}", path.display())).hint(
+        "it is on the first host; a relative name begins in the directory that the command was \
+         started from",
+    )
+}
+
+/// Takes part as a rank. Rank 0 gets the result from `ask`, which is given the address of the
+/// metrics on the coordinator's host, and shows it.
+///
+/// # Errors
+/// [`CommandError`] if this process is no rank, or if the result can't be had or written.
+pub fn rank(
+    options: &Options,
+    environment: &HashMap<String, String>,
+    ask: impl FnOnce(&str) -> Result<StatusResponse, CommandError>,
+) -> Result<String, CommandError> {
+    let writes = environment.get("GRADWIRE_RANK").is_some_and(|rank| rank == "0");
+    options.out.as_deref().filter(|_| writes).map_or(Ok(()), check)?;
+    let session = Session::from_env().map_err(CommandError::failed)?;
+    // Operations begin when the links are measured.
+    session.barrier().map_err(CommandError::failed)?;
+    let status = (session.rank() == 0)
+        .then(|| ask(environment.get("GRADWIRE_COORDINATOR_METRICS").map_or("", String::as_str)));
+    let racks = match &status {
+        Some(Ok(status)) => ClusterFile::of_job(status).topology().racks().to_vec(),
+        _ => Vec::new(),
+    };
+    let calls = probe_calls::measure(&session, &racks)?;
+    // All have the same end, whatever becomes of the result.
+    session.shutdown().map_err(CommandError::failed)?;
+    status.map_or_else(|| Ok(String::new()), |status| show(options, &status?, &calls))
+}
+
+fn show(options: &Options, status: &StatusResponse, calls: &Calls) -> Result<String, CommandError> {
+    let network = status.network.as_ref().filter(|network| !network.links.is_empty());
+    let network = network.ok_or_else(|| {
+        CommandError::failed("no link could be measured in the time there is")
+            .hint("can the hosts reach each other's ports? is a round trip more than 50 ms?")
+    })?;
+    let (lanes, streams) = (options.lanes, options.streams);
+    let file = ClusterFile::of_job(status).with_calls(calls, lanes, streams, status);
+    if !network.complete {
+        print_line("gradwire probe: there was not time for everything");
+    }
+    if let Some(path) = &options.out {
+        fs::write(path, file.to_toml()?).map_err(|error| refused(path, &error))?;
+    }
+    if options.json {
+        let json = serde_json::to_string_pretty(&file).map_err(CommandError::failed)?;
+        return Ok(format!("{json}\n"));
+    }
+    as_text(&file, network.took_seconds)
+}
+
+fn as_text(file: &ClusterFile, seconds: f64) -> Result<String, CommandError> {
+    let head = ["from", "to", "latency", "one thread", "all threads"].map(str::to_owned);
+    let row = |link: &Link| {
+        [
+            printable(&link.from),
+            printable(&link.to),
+            format!("{} µs", link.latency_us),
+            format!("{} Mbit/s", link.lane_rate_mbit),
+            format!("{} Mbit/s", link.rate_mbit),
+        ]
+    };
+    let table: Vec<_> = std::iter::once(head).chain(file.links.iter().map(row)).collect();
+    let costs = toml::to_string(&file.network).map_err(CommandError::failed)?;
+    // Nothing is chosen by bursts.
+    let costs = costs.lines().filter(|line| !line.starts_with("burst_b"));
+    let costs: String = costs.map(|line| format!("network.{line}\n")).collect();
+    let call = file.job.as_ref().map_or(0.0, |job| job.call_us);
+    let burst = match file.network.burst_bytes {
+        0.0 => String::new(),
+        bytes => format!("\nA line that has rested lets {bytes} bytes through at once."),
+    };
+    let uplink = |tier: &Tier| format!("\nA rack has {} Mbit/s to other racks.", tier.rate_mbit);
+    let uplinks: String = file.tiers.iter().map(uplink).collect();
+    Ok(format!(
+        "{} between {} hosts measured in {:.2} s. Rates are in each direction at once.\n\n\
+         {}\nA call takes {call} µs besides what it moves.{burst}{uplinks}\n\n\
+         From that follows for the choice of algorithms:\n\n{costs}",
+        if file.links.len() == 1 {
+            "1 link".to_owned()
+        } else {
+            format!("{} links", file.links.len())
+        },
+        file.hosts.len(),
+        seconds,
+        aligned(&table)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use gradwire_launcher::launch::hosts::{parse_list, parse_servers};
+
+    use super::*;
+    use crate::args::{Command, Lab};
+
+    fn spread(list: &str, servers: &str) -> Result<Vec<u32>, CommandError> {
+        let Command::Probe(options) = Lab::parse_from(["gradwire-lab", "probe"]).command else {
+            panic!("it is another command");
+        };
+        let mut hosts = parse_list(list).unwrap_or_default();
+        if !servers.is_empty() {
+            hosts = parse_servers(servers, &hosts).unwrap();
+        }
+        options.spread(&mut hosts)?;
+        Ok(hosts.iter().map(|host| host.slots).collect())
+    }
+
+    #[test]
+    fn each_host_but_a_server_gets_one_rank() {
+        assert_eq!(spread("a:4,b", "").unwrap(), [1, 1]);
+        assert_eq!(spread("a:4", "s,t").unwrap(), [1, 0, 0]);
+        // This machine has the rank.
+        assert_eq!(spread("", "s").unwrap(), [0]);
+        for list in ["", "a:4"] {
+            assert!(spread(list, "").unwrap_err().what.contains("there are no two"));
+        }
+    }
+}
