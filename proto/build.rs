@@ -13,7 +13,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let descriptors = protox::compile(files, ["."])?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
     fs::write(out.join("descriptors.bin"), prost::Message::encode_to_vec(&descriptors))?;
-    tonic_prost_build::configure().compile_fds(descriptors)?;
+    let grpc = env::var_os("CARGO_FEATURE_GRPC").is_some();
+    let builder = tonic_prost_build::configure().build_client(grpc).build_server(grpc);
+    builder.compile_fds(descriptors)?;
+    if !grpc {
+        return Ok(());
+    }
 
     // The same service once more, for messages that many nodes share.
     let session = Method::builder()

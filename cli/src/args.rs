@@ -74,6 +74,9 @@ pub enum Config {
         /// Where settings come from.
         #[command(flatten)]
         settings: SettingsOptions,
+        /// Also settings that the defaults, or measurements at the start, fit almost always.
+        #[arg(long)]
+        all: bool,
         /// With meaning, unit, range and variable.
         #[arg(long)]
         explain: bool,

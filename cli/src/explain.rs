@@ -227,7 +227,7 @@ pub fn on_cluster(
     let nodes = topology.contributors();
     let rules = &settings.negotiation.algorithm;
     let refused = |error: RulesError| {
-        CommandError::usage(format!("setting negotiation.algorithm = \"{rules}\": {error}"))
+        CommandError::usage(format!("setting negotiation.algorithm = \"{}\": {error}", rules.0))
     };
     rules.fits(nodes).map_err(refused)?;
     let allowed = settings.algorithms().map_err(refused)?;

@@ -31,8 +31,8 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
     match cli.command {
         Command::Run(run) => self::run(run),
         Command::Bench(Measurement::Job(bench)) => self::bench(&bench),
-        Command::Config(Config::Show { settings, explain }) => {
-            print(&show::show(&load(&settings, &[])?, explain))
+        Command::Config(Config::Show { settings, all, explain }) => {
+            print(&show::show(&load(&settings, &[])?, all, explain))
         }
         Command::Algorithms(options) => print(&algorithms::show(&options)?),
         Command::Explain(options) => self::explain(options),

@@ -53,9 +53,6 @@ pub enum HostError {
     Serve(#[from] CoordinatorError),
 }
 
-/// The value of `GRADWIRE_COORDINATOR` with which a daemon hosts the coordinator itself.
-pub const HERE: &str = "here";
-
 /// The job's variables, which the launcher sets.
 #[derive(Debug)]
 struct JobVariables {
@@ -203,7 +200,7 @@ impl Hosted {
 mod tests {
     use gradwire_collectives::{Algorithm, Rules};
     use gradwire_proto::MAX_LANES;
-    use gradwire_settings::{KEYS, Kind};
+    use gradwire_settings::{Algorithms, KEYS, Kind};
 
     use super::*;
 
@@ -256,10 +253,10 @@ mod tests {
         let names = Algorithm::ALL.iter().map(|known| known.name());
         for name in names.chain(["auto", "circulant(radix=4)", "allreduce:1M-=^ring"]) {
             let mut settings = Settings::default();
-            settings.negotiation.algorithm = Rules::parse(name).unwrap();
+            settings.negotiation.algorithm = Algorithms(Rules::parse(name).unwrap());
             settings.negotiation.max_tensors = 16_777_216;
             let config = configuration(&job, &settings, health.clone()).unwrap();
-            assert_eq!(config.engine.rules, settings.negotiation.algorithm);
+            assert_eq!(config.engine.rules, settings.negotiation.algorithm.0);
             assert!(config.engine.validate().is_ok(), "{name}");
         }
     }

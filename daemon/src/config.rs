@@ -90,7 +90,7 @@ impl DaemonConfig {
             order: env.parse("GRADWIRE_ORDER", "it must be a number")?,
             rack: settings.node.rack.clone(),
             socket: env.text("GRADWIRE_SOCKET")?.to_owned(),
-            start_timeout: settings.launch.start_timeout,
+            start_timeout: settings.start.timeout,
             retransmission: Limits::new(settings.heartbeat.interval, settings.heartbeat.timeout)
                 .retransmission,
             grace: settings.launch.grace,

@@ -14,11 +14,11 @@ use std::{
 
 use anyhow::{Context, anyhow};
 use clap::Parser;
-use gradwire_coordinator::host::{self, Hosted};
+use gradwire_coordinator::host::Hosted;
 use gradwire_daemon::{Daemon, DaemonConfig, DaemonError, Ending, metrics};
 use gradwire_proto::{
     Failure, VERSION,
-    launch::{Notice, REPORTS_ARE_READ, ServiceReport, from_line, to_line},
+    launch::{HERE, Notice, REPORTS_ARE_READ, ServiceReport, from_line, to_line},
 };
 use gradwire_settings::{AddressRange, Layers, Loaded, Settings, table::LogFormat};
 use gradwire_telemetry::{
@@ -88,7 +88,7 @@ fn start(arguments: Arguments) -> anyhow::Result<(Ending, String)> {
     let Loaded { settings, without_effect, .. } = Settings::load(&layers)?;
     let json = settings.log.format == LogFormat::Json;
     init_logging(&LogConfig { filter: settings.log.level.clone(), json })?;
-    let first = layers.environment.get("GRADWIRE_COORDINATOR").is_some_and(|at| at == host::HERE);
+    let first = layers.environment.get("GRADWIRE_COORDINATOR").is_some_and(|at| at == HERE);
     // Once for each job, however it was started.
     if first && !without_effect.is_empty() {
         let variables = without_effect.join(" ");
@@ -146,7 +146,7 @@ async fn serve(
     mut environment: HashMap<String, String>,
     settings: &Settings,
 ) -> anyhow::Result<(Ending, String)> {
-    let here = environment.get("GRADWIRE_COORDINATOR").is_some_and(|place| place == host::HERE);
+    let here = environment.get("GRADWIRE_COORDINATOR").is_some_and(|place| place == HERE);
     let hosted = if here { Some(Hosted::bind(&environment, settings).await?) } else { None };
     if let Some(hosted) = &hosted {
         environment.insert("GRADWIRE_COORDINATOR".to_owned(), hosted.address().to_string());

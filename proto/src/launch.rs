@@ -30,6 +30,9 @@ pub const REPORTS_ARE_READ: &str = "GRADWIRE_LAUNCHED";
 /// The name of a program that stands for `gradwire` itself, wherever it is on each host.
 pub const ITSELF: &str = "";
 
+/// The value of `GRADWIRE_COORDINATOR` with which a daemon hosts the coordinator itself.
+pub const HERE: &str = "here";
+
 /// What a process is in the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

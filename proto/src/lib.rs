@@ -14,22 +14,24 @@
 //! - [`request`]: what a rank asks for, and how two requests differ
 //! - [`agreed`]: what all ranks agreed on, the flows of it and their routes
 //! - [`failure`]: one failure, with the same text for everybody
-//! - [`launch`]: the messages between launcher, agents and daemons
+//! - [`launch`]: the messages between launcher, agents and daemons (feature `launch`)
 //! - [`convert`]: from wire to domain types, the only place where wire values are checked
 //! - [`auth`]: proofs of the job's secret
 //! - [`beat`]: heartbeats as datagrams
 //! - [`clock`]: round trips and clock offsets, from heartbeats
-//! - [`broadcast`]: a message for many nodes, encoded once
+//! - [`broadcast`]: a message for many nodes, encoded once (feature `grpc`)
 
 pub mod agreed;
 pub mod auth;
 pub mod beat;
+#[cfg(feature = "grpc")]
 pub mod broadcast;
 pub mod clock;
 pub mod compression;
 pub mod convert;
 pub mod failure;
 pub mod float8;
+#[cfg(feature = "launch")]
 pub mod launch;
 pub mod pb;
 pub mod rack;
@@ -68,4 +70,5 @@ pub const MAX_CONTROL_MESSAGE: usize = 4 << 20;
 pub const MAX_REPORT: usize = 1024;
 
 /// The file descriptors of the `gradwire.v1` package, for gRPC reflection.
+#[cfg(feature = "grpc")]
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

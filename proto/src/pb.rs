@@ -4,4 +4,4 @@
     reason = "generated; the comments of the .proto files are the documentation"
 )]
 
-tonic::include_proto!("gradwire.v1");
+include!(concat!(env!("OUT_DIR"), "/gradwire.v1.rs"));

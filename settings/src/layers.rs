@@ -5,13 +5,16 @@ use std::{
     path::PathBuf,
 };
 
-use config::{Environment, File, FileFormat, Map, Source, Value, ValueKind};
+use config::{File, FileFormat, Map, Source, Value, ValueKind};
+use gradwire_collectives::Rules;
+
+use gradwire_keys::{
+    Checked, Given, Key, Kind, Origin, SettingsError, horovod,
+    layers::{self, Layer, merge, unknown},
+    section::values,
+};
 
 use crate::{
-    error::SettingsError,
-    horovod,
-    key::{Checked, Key},
-    origin::Origin,
     rules,
     table::{KEYS, Settings},
 };
@@ -103,32 +106,21 @@ impl Settings {
     /// # Errors
     /// [`SettingsError`] with the key, the place it was written in and what would be accepted.
     pub fn load(layers: &Layers) -> Result<Loaded, SettingsError> {
-        let mut values: BTreeMap<&'static str, (Checked, Origin)> = BTreeMap::new();
         let without_effect = horovod::without_effect(&layers.environment);
         let layers = [
-            defaults(),
-            horovods(&layers.environment)?,
+            layers::defaults(KEYS),
+            layers::horovods(KEYS, &layers.environment)?,
             file(layers)?,
             environment(&layers.environment)?,
-            flags(&layers.flags)?,
+            layers::flags(&layers.flags)?,
         ];
-        for (name, value, origin) in layers.into_iter().flatten() {
-            let key = find(&name, &origin)?;
-            let checked = key.kind.check(&value).map_err(|expected| SettingsError::Value {
-                key: key.name,
-                given: value.to_string(),
-                origin: origin.clone(),
-                expected,
-            })?;
-            values.insert(key.name, (checked, origin));
-        }
+        let merged = merge(KEYS, layers, normal)?;
         let mut rows = Vec::with_capacity(KEYS.len());
         for key in KEYS {
-            let Some((checked, origin)) = values.get(key.name) else { continue };
+            let Some((checked, origin)) = merged.get(key.name) else { continue };
             rows.push(Row { key, value: key.kind.write(checked), origin: origin.clone() });
         }
-        let checked = values.into_iter().map(|(name, (checked, _))| (name, checked)).collect();
-        let Some(settings) = Self::from_checked(&checked) else {
+        let Some(settings) = Self::from_values(&values(merged)) else {
             unreachable!("every key has a default of its kind; a test loads them all")
         };
         rules::validate(&settings).map_err(SettingsError::Rule)?;
@@ -136,15 +128,15 @@ impl Settings {
     }
 }
 
-type Layer = Vec<(String, Value, Origin)>;
-
-fn defaults() -> Layer {
-    KEYS.iter().map(|k| (k.name.to_owned(), Value::from(k.default), Origin::Default)).collect()
-}
-
-fn horovods(environment: &HashMap<String, String>) -> Result<Layer, SettingsError> {
-    let layer = horovod::settings(environment)?.into_iter();
-    Ok(layer.map(|(key, value, origin)| (key.to_owned(), Value::from(value), origin)).collect())
+/// Rules of algorithms in their normal form, if they can be parsed; other values as they are.
+fn normal(key: &Key, checked: Checked) -> Result<Checked, String> {
+    match (key.kind, checked) {
+        (Kind::Rules, Checked::Text(text)) => match Rules::parse(&text) {
+            Ok(rules) => Ok(Checked::Text(rules.to_string())),
+            Err(error) => Err(error.to_string()),
+        },
+        (_, checked) => Ok(checked),
+    }
 }
 
 fn file(layers: &Layers) -> Result<Layer, SettingsError> {
@@ -166,69 +158,41 @@ fn flatten(prefix: &str, table: Map<String, Value>, origin: &Origin, layer: &mut
         let name = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
         match value.kind {
             ValueKind::Table(table) => flatten(&name, table, origin, layer),
-            _ => layer.push((name, value, origin.clone())),
+            _ => layer.push((name, given(&value), origin.clone())),
         }
     }
 }
 
-fn environment(all: &HashMap<String, String>) -> Result<Layer, SettingsError> {
-    let (keys, others): (HashMap<_, _>, HashMap<_, _>) = all
-        .iter()
-        .filter(|(name, _)| name.starts_with("GRADWIRE_"))
-        .map(|(name, value)| (name.clone(), value.clone()))
-        .partition(|(name, _)| name.contains("__"));
-    let mut others: Vec<_> = others.into_keys().collect();
-    others.sort();
-    if let Some(name) = others.iter().find(|name| !RESERVED_VARIABLES.contains(&name.as_str())) {
-        // GRADWIRE_DATA_LANES for GRADWIRE_DATA__LANES is the likely mistake.
-        let key = name.trim_start_matches("GRADWIRE_").to_lowercase().replacen('_', ".", 1);
-        return Err(unknown(&key, &Origin::Variable(name.clone())));
+/// A value of a file.
+fn given(value: &Value) -> Given {
+    let text = |value: &Value| match value.kind {
+        ValueKind::Nil | ValueKind::Table(_) | ValueKind::Array(_) => None,
+        _ => Some(value.to_string()),
+    };
+    let list = match &value.kind {
+        ValueKind::Array(items) => items.iter().map(text).collect::<Option<Vec<_>>>(),
+        _ => None,
+    };
+    match (list, text(value)) {
+        (Some(list), _) => Given::List(list),
+        (None, Some(text)) => Given::Text(text),
+        (None, None) => Given::Other(value.to_string()),
     }
-    let source = Environment::with_prefix("GRADWIRE")
-        .prefix_separator("_")
-        .separator("__")
-        .source(Some(keys));
-    let table = source.collect().map_err(|error| SettingsError::Rule(error.to_string()))?;
-    let mut layer: Layer = table
-        .into_iter()
-        .map(|(name, value)| {
-            let variable = format!("GRADWIRE_{}", name.replace('.', "__").to_uppercase());
-            (name, value, Origin::Variable(variable))
-        })
+}
+
+fn environment(all: &HashMap<String, String>) -> Result<Layer, SettingsError> {
+    let mut others: Vec<_> = all
+        .keys()
+        .filter(|name| name.starts_with("GRADWIRE_") && !name.contains("__"))
+        .filter(|name| !RESERVED_VARIABLES.contains(&name.as_str()))
         .collect();
-    layer.sort_by(|a, b| a.0.cmp(&b.0));
-    Ok(layer)
-}
-
-fn flags(flags: &[String]) -> Result<Layer, SettingsError> {
-    flags
-        .iter()
-        .map(|flag| match flag.split_once('=') {
-            Some((name, value)) => Ok((name.trim().to_owned(), Value::from(value), Origin::Flag)),
-            None => Err(SettingsError::Flag { given: flag.clone() }),
-        })
-        .collect()
-}
-
-fn find(name: &str, origin: &Origin) -> Result<&'static Key, SettingsError> {
-    KEYS.iter().find(|key| key.name == name).ok_or_else(|| unknown(name, origin))
-}
-
-fn unknown(name: &str, origin: &Origin) -> SettingsError {
-    // The right key in the wrong section is nearer than any misspelling.
-    let likeness = |key: &Key| match (key.name.split_once('.'), name.rsplit_once('.')) {
-        (Some((_, tail)), Some((_, given))) if tail == given => 2.0,
-        _ => strsim::normalized_damerau_levenshtein(name, key.name),
-    };
-    let nearest = KEYS
-        .iter()
-        .map(|key| (likeness(key), key))
-        .max_by(|(a, _), (b, _)| a.total_cmp(b))
-        .filter(|(likeness, _)| *likeness >= 0.5);
-    let suggestion = match (nearest, origin) {
-        (Some((_, key)), Origin::Variable(_)) => format!("; did you mean {}?", key.variable()),
-        (Some((_, key)), _) => format!("; did you mean '{}'?", key.name),
-        (None, _) => String::new(),
-    };
-    SettingsError::Unknown { key: name.to_owned(), origin: origin.clone(), suggestion }
+    others.sort();
+    match others.first() {
+        Some(name) => {
+            // GRADWIRE_DATA_LANES for GRADWIRE_DATA__LANES is the likely mistake.
+            let key = name.trim_start_matches("GRADWIRE_").to_lowercase().replacen('_', ".", 1);
+            Err(unknown(KEYS, &key, &Origin::Variable((*name).clone())))
+        }
+        None => Ok(layers::environment(all)),
+    }
 }

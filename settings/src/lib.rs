@@ -8,29 +8,24 @@
 //!
 //! This crate reads the given file and nothing else: the environment is an argument.
 //!
-//! - [`origin`]: where a value comes from
-//! - [`key`]: what a key is, and the check of one value (TRUST)
+//! What a key is, and the keys of a training process, are in `gradwire-keys`.
+//!
 //! - [`table`]: all keys, and the typed [`Settings`] made of them
 //! - [`network`]: the cost model that they describe
 //! - [`rules`]: checks of several keys together
-//! - [`horovod`]: Horovod's variables, and which of them are settings
 //! - [`layers`]: from layers to [`Loaded`]
 //! - [`variables`]: the launcher's variables, which are not settings
 
 #![forbid(unsafe_code)]
 
-pub mod error;
-pub mod horovod;
-pub mod key;
 pub mod layers;
 pub mod network;
-pub mod origin;
 pub mod rules;
 pub mod table;
 pub mod variables;
 
-pub use error::SettingsError;
-pub use key::{AddressRange, Key, Kind};
+pub use gradwire_keys::{
+    AddressRange, Adopt, Audience, HugePages, Key, Kind, Origin, SettingsError, horovod,
+};
 pub use layers::{Layers, Loaded, RESERVED_VARIABLES, Row};
-pub use origin::Origin;
-pub use table::{Adopt, HugePages, KEYS, LogFormat, ProbeEnabled, Settings};
+pub use table::{Algorithms, KEYS, LogFormat, ProbeEnabled, Settings};

@@ -11,6 +11,7 @@ impl Settings {
     /// What links, reductions and messages cost.
     pub fn cost_model(&self) -> CostModel {
         let (network, data) = (&self.network, &self.data);
+        let usual = CostModel::default();
         let per_byte = |mbit: u32| BITS / (f64::from(mbit) * MEGA);
         CostModel {
             in_rack: LinkCost {
@@ -34,15 +35,11 @@ impl Settings {
                 1.0 / (f64::from(network.publish_mb) * MEGA)
             },
             operation: network.operation.as_secs_f64(),
-            chunk: network.chunk_bytes.min(data.chunk_bytes),
-            burst_loss: f64::from(network.burst_loss) / 100.0,
-            free_fan_in: network.free_senders,
-            incast_loss: f64::from(network.sender_loss) / 100.0,
-            queue: network.queue_bytes,
-            overflow: network.overflow.as_secs_f64(),
+            chunk: usual.chunk.min(data.chunk_bytes),
             paths: network.rack_paths,
             connections: data.lanes * data.streams,
             lanes: data.lanes,
+            ..usual
         }
     }
 }

@@ -11,7 +11,7 @@ impl Settings {
     /// # Errors
     /// [`RulesError`] if nothing is left of a rule.
     pub fn algorithms(&self) -> Result<Rules, RulesError> {
-        let rules = self.negotiation.algorithm.clone();
+        let rules = self.negotiation.algorithm.0.clone();
         if self.negotiation.strict { rules.strict() } else { Ok(rules) }
     }
 }
@@ -48,7 +48,7 @@ pub fn validate(settings: &Settings) -> Result<(), String> {
         ));
     }
     if let Err(error) = settings.algorithms() {
-        return Err(format!("negotiation.algorithm = \"{}\": {error}", negotiation.algorithm));
+        return Err(format!("negotiation.algorithm = \"{}\": {error}", *negotiation.algorithm));
     }
     if negotiation.strict && data.compression != "none" {
         return Err(format!(
@@ -62,16 +62,10 @@ pub fn validate(settings: &Settings) -> Result<(), String> {
         return Err(format!(
             "data.compression = {} is for allreduces by direct or hierarchical, and \
              negotiation.algorithm = \"{}\" allows none of them; add one of them, or set auto",
-            data.compression, negotiation.algorithm
+            data.compression, *negotiation.algorithm
         ));
     }
-    if worker.arena_max_bytes != 0 && worker.arena_max_bytes < worker.arena_segment_bytes {
-        return Err(format!(
-            "worker.arena_max_bytes = {} must be 0 (no limit) or at least \
-             worker.arena_segment_bytes = {}",
-            worker.arena_max_bytes, worker.arena_segment_bytes
-        ));
-    }
+    worker.check()?;
     if otlp.sample_steps > 0 && otlp.endpoint.is_empty() {
         return Err(format!(
             "otlp.sample_steps = {} needs otlp.endpoint, the collector that gets the spans",

@@ -1,22 +1,21 @@
 //! All keys, and the typed [`Settings`] that the rest of Gradwire reads.
 //!
-//! One declaration makes three things: the field, its documentation, and the row of [`KEYS`] that
-//! loading, `gradwire config show` and the tests use. Durations are written in milliseconds or
-//! microseconds (the key ends in the unit) and read as [`Duration`].
+//! One declaration makes three things: the field, its documentation, and the key that loading,
+//! `gradwire config show` and the tests use.
 
-use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, ops::Deref, time::Duration};
 
 use gradwire_collectives::Rules;
-
-use crate::key::{AddressRange, Checked, Key, Kind};
+use gradwire_keys::{
+    AddressRange, Checked, Key, Kind, Start, Worker,
+    section::{Field, Values},
+    sections,
+};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 const HOUR_MS: u64 = 3_600_000;
-
-/// The smallest `worker.arena_segment_bytes`.
-pub const MIN_SEGMENT_BYTES: u64 = 64 * KIB;
 
 /// What a log line looks like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,26 +24,6 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
-}
-
-/// Whether ordinary tensors move into shared memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Adopt {
-    /// Those that are exchanged again.
-    Auto,
-    /// None: they are copied each time.
-    Off,
-}
-
-/// Whether a worker's memory is backed by huge pages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HugePages {
-    /// Ordinary pages.
-    Never,
-    /// Huge pages where the system offers them.
-    Advise,
-    /// Huge pages, or an error.
-    Require,
 }
 
 /// Whether the links between nodes are measured.
@@ -58,86 +37,21 @@ pub enum ProbeEnabled {
     False,
 }
 
-/// A type that a checked value becomes. `None` means that a key's declaration contradicts itself,
-/// which the test of the defaults finds.
-trait Field: Sized {
-    fn read(value: &Checked, unit: &str) -> Option<Self>;
-}
+/// Which algorithms may run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Algorithms(pub Rules);
 
-impl Field for Option<u64> {
-    fn read(value: &Checked, _unit: &str) -> Option<Self> {
-        if let Checked::Number(number) = value { Some(*number) } else { None }
+impl Deref for Algorithms {
+    type Target = Rules;
+
+    fn deref(&self) -> &Rules {
+        &self.0
     }
 }
 
-impl Field for u64 {
+impl Field for Algorithms {
     fn read(value: &Checked, unit: &str) -> Option<Self> {
-        Option::<Self>::read(value, unit)?
-    }
-}
-
-impl Field for u32 {
-    fn read(value: &Checked, unit: &str) -> Option<Self> {
-        Self::try_from(u64::read(value, unit)?).ok()
-    }
-}
-
-impl Field for usize {
-    fn read(value: &Checked, unit: &str) -> Option<Self> {
-        Self::try_from(u64::read(value, unit)?).ok()
-    }
-}
-
-impl Field for Option<Duration> {
-    fn read(value: &Checked, unit: &str) -> Option<Self> {
-        let number = Option::<u64>::read(value, unit)?;
-        match unit {
-            "ms" => Some(number.map(Duration::from_millis)),
-            "us" => Some(number.map(Duration::from_micros)),
-            _ => None,
-        }
-    }
-}
-
-impl Field for Duration {
-    fn read(value: &Checked, unit: &str) -> Option<Self> {
-        Option::<Self>::read(value, unit)?
-    }
-}
-
-impl Field for String {
-    fn read(value: &Checked, _unit: &str) -> Option<Self> {
-        if let Checked::Text(text) = value { Some(text.clone()) } else { None }
-    }
-}
-
-impl Field for bool {
-    fn read(value: &Checked, unit: &str) -> Option<Self> {
-        String::read(value, unit)?.parse().ok()
-    }
-}
-
-impl Field for Vec<String> {
-    fn read(value: &Checked, _unit: &str) -> Option<Self> {
-        if let Checked::Words(words) = value { Some(words.clone()) } else { None }
-    }
-}
-
-impl Field for Option<SocketAddr> {
-    fn read(value: &Checked, _unit: &str) -> Option<Self> {
-        if let Checked::Address(address) = value { Some(*address) } else { None }
-    }
-}
-
-impl Field for AddressRange {
-    fn read(value: &Checked, _unit: &str) -> Option<Self> {
-        if let Checked::AddressRange(range) = value { Some(range.clone()) } else { None }
-    }
-}
-
-impl Field for Rules {
-    fn read(value: &Checked, _unit: &str) -> Option<Self> {
-        if let Checked::Rules(rules) = value { Some(rules.clone()) } else { None }
+        Rules::parse(&String::read(value, unit)?).ok().map(Self)
     }
 }
 
@@ -162,90 +76,16 @@ impl Field for ProbeEnabled {
     }
 }
 
-impl Field for Adopt {
-    fn read(value: &Checked, unit: &str) -> Option<Self> {
-        match String::read(value, unit)?.as_str() {
-            "auto" => Some(Self::Auto),
-            "off" => Some(Self::Off),
-            _ => None,
-        }
-    }
-}
-
-impl Field for HugePages {
-    fn read(value: &Checked, unit: &str) -> Option<Self> {
-        match String::read(value, unit)?.as_str() {
-            "never" => Some(Self::Never),
-            "advise" => Some(Self::Advise),
-            "require" => Some(Self::Require),
-            _ => None,
-        }
-    }
-}
-
-macro_rules! settings {
-    ($(
-        $(#[doc = $sdoc:literal])+
-        $section:ident: $Section:ident {
-            $(
-                $(#[doc = $doc:literal])+
-                $field:ident: $type:ty = $key:literal, $kind:expr, $default:literal, $unit:literal;
-            )+
-        }
-    )+) => {
-        $(
-            $(#[doc = $sdoc])+
-            #[derive(Debug, Clone, PartialEq, Eq)]
-            pub struct $Section {
-                $(
-                    $(#[doc = $doc])+
-                    #[doc = ""]
-                    #[doc = concat!("Key `", $key, "`, default `", $default, "`.")]
-                    pub $field: $type,
-                )+
-            }
-        )+
-
-        /// Every setting, checked.
-        #[derive(Debug, Clone, PartialEq, Eq)]
-        pub struct Settings {
-            $( $(#[doc = $sdoc])+ pub $section: $Section, )+
-        }
-
-        /// Every key, in the order of [`Settings`].
-        pub const KEYS: &[Key] = &[$($(
-            Key {
-                name: $key,
-                kind: $kind,
-                default: $default,
-                unit: $unit,
-                doc: concat!($($doc),+).trim_ascii(),
-            },
-        )+)+];
-
-        impl Settings {
-            /// Takes one checked value for each key.
-            pub(crate) fn from_checked(values: &BTreeMap<&'static str, Checked>) -> Option<Self> {
-                Some(Self {$(
-                    $section: $Section {$(
-                        $field: Field::read(values.get($key)?, $unit)?,
-                    )+},
-                )+})
-            }
-        }
-    };
-}
-
-settings! {
+sections! {
     /// The job as a whole.
-    job: Job {
+    Job {
         /// An operation fails if none of the connections that it waits for moves a byte for this
         /// long. After an outage TCP is silent for another second, so an outage of
         /// heartbeat.timeout_ms needs more than that one and a second.
         timeout: Duration = "job.timeout_ms", Kind::Number { min: 100, max: HOUR_MS }, "5000", "ms";
     }
     /// The coordinator.
-    coordinator: Coordinator {
+    Coordinator {
         /// Where it listens for daemons; empty: the first host's address and a free port.
         listen: Option<SocketAddr> = "coordinator.listen", Kind::AddressOrNone, "", "";
         /// Where it serves /metrics, /healthz and /readyz: the first free port. The daemon that
@@ -259,7 +99,7 @@ settings! {
             "coordinator.cause_window_ms", Kind::Number { min: 0, max: 10_000 }, "200", "ms";
     }
     /// How the coordinator orders operations.
-    negotiation: Negotiation {
+    Negotiation {
         /// The largest piece: small tensors are fused up to it, large ones are cut to it.
         piece_bytes: u64 =
             "negotiation.piece_bytes",
@@ -275,20 +115,20 @@ settings! {
         /// A tensor that waits longer for some rank is reported with the missing ranks.
         stall_warning: Duration =
             "negotiation.stall_warning_ms",
-            Kind::Number { min: 100, max: 24 * HOUR_MS }, "10000", "ms";
+            Kind::Number { min: 100, max: 24 * HOUR_MS }, "10000", "ms", User;
         /// Which algorithms may run: one with its parameters, such as circulant(radix=4), or rules
         /// by collective and size, such as allreduce:0-64K=recursive-doubling; 64K-=^ring. auto:
         /// the cost model decides piece by piece.
-        algorithm: Rules = "negotiation.algorithm", Kind::Rules, "auto", "";
+        algorithm: Algorithms = "negotiation.algorithm", Kind::Rules, "auto", "", User;
         /// The same bits in every run: reductions add up in one order, whatever the algorithm and
         /// the pieces. They then use only recursive-doubling, halving-doubling or rabenseifner, and
         /// data.compression must be none.
-        strict: bool = "negotiation.strict", Kind::Choice(&["false", "true"]), "false", "";
+        strict: bool = "negotiation.strict", Kind::Choice(&["false", "true"]), "false", "", User;
     }
     /// The connections between nodes that carry tensor bytes.
-    data: Data {
+    Data {
         /// Data threads of a daemon; each has connections of its own to each peer.
-        lanes: u32 = "data.lanes", Kind::Number { min: 1, max: 16 }, "2", "threads";
+        lanes: u32 = "data.lanes", Kind::Number { min: 1, max: 16 }, "2", "threads", User;
         /// Connections of each data thread to each peer. The next chunk goes to whichever is free.
         /// More than one helps where single connections are slow at times.
         streams: u32 = "data.streams", Kind::Number { min: 1, max: 16 }, "1", "connections";
@@ -301,7 +141,7 @@ settings! {
         /// (sum, average) of tensors from 64 KiB on, in groups of 256 elements with one scale. The
         /// coordinator decides for all nodes.
         compression: String =
-            "data.compression", Kind::Choice(&["none", "bf16", "int8", "fp8"]), "none", "";
+            "data.compression", Kind::Choice(&["none", "bf16", "int8", "fp8"]), "none", "", User;
         /// How much memory a daemon takes for what int8 and fp8 have lost, which is added the next
         /// time: four bytes for each element. Tensors beyond it are rounded without that.
         feedback_max_bytes: u64 =
@@ -323,68 +163,48 @@ settings! {
     /// The links between nodes, as the cost model assumes them. They decide which algorithm is
     /// chosen, and nothing else. What differs from its default here is not replaced by what was
     /// measured (probe.enabled).
-    network: Network {
+    Network {
         /// From the end of a send to the first byte at the receiver, inside a rack.
         latency: Duration =
-            "network.latency_us", Kind::Number { min: 0, max: 10_000_000 }, "40", "us";
+            "network.latency_us", Kind::Number { min: 0, max: 10_000_000 }, "40", "us", Measured;
         /// The rate of a node's line; it sends and receives at once.
         rate_mbit: u32 =
-            "network.rate_mbit", Kind::Number { min: 1, max: 10_000_000 }, "25000", "Mbit/s";
+            "network.rate_mbit", Kind::Number { min: 1, max: 10_000_000 }, "25000", "Mbit/s", Measured;
         /// As network.latency_us, between racks.
         rack_latency: Duration =
-            "network.rack_latency_us", Kind::Number { min: 0, max: 10_000_000 }, "60", "us";
+            "network.rack_latency_us", Kind::Number { min: 0, max: 10_000_000 }, "60", "us", Measured;
         /// A node's share of its rack's line to other racks, if all of its nodes use it.
         rack_rate_mbit: u32 =
-            "network.rack_rate_mbit", Kind::Number { min: 1, max: 10_000_000 }, "8333", "Mbit/s";
+            "network.rack_rate_mbit", Kind::Number { min: 1, max: 10_000_000 }, "8333", "Mbit/s", Measured;
         /// How fast received bytes are reduced.
         reduce_mb: u32 =
-            "network.reduce_mb_per_s", Kind::Number { min: 1, max: 10_000_000 }, "10000", "MB/s";
-        /// Bytes after which the next hop can begin. It is less than data.chunk_bytes, because a
-        /// node does not wait for a full chunk.
-        chunk_bytes: u64 =
-            "network.chunk_bytes", Kind::Bytes { min: 4 * KIB, max: 4 * MIB }, "128KiB", "bytes";
+            "network.reduce_mb_per_s", Kind::Number { min: 1, max: 10_000_000 }, "10000", "MB/s", Measured;
         /// Processor time for each message.
         message_ns: u32 =
-            "network.message_ns", Kind::Number { min: 0, max: 100_000_000 }, "3000", "ns";
-        /// The part of the rate that is lost where several nodes send to one at once.
-        burst_loss: u32 =
-            "network.burst_loss_percent", Kind::Number { min: 0, max: 1000 }, "7", "percent";
-        /// How many may send to one node without further loss.
-        free_senders: u32 =
-            "network.free_senders", Kind::Number { min: 1, max: 4096 }, "8", "nodes";
-        /// The part of the rate that is lost for each sender beyond network.free_senders.
-        sender_loss: u32 =
-            "network.sender_loss_percent", Kind::Number { min: 0, max: 1000 }, "3", "percent";
-        /// How many bytes several nodes may send to one at once before the queue of its line
-        /// overflows. 0: any number.
-        queue_bytes: u64 =
-            "network.queue_bytes", Kind::Bytes { min: 0, max: GIB }, "0", "bytes";
-        /// How much longer it takes if that queue overflows, until what was lost is sent again.
-        overflow: Duration =
-            "network.overflow_us", Kind::Number { min: 0, max: 10_000_000 }, "0", "us";
+            "network.message_ns", Kind::Number { min: 0, max: 100_000_000 }, "3000", "ns", Measured;
         /// Paths of one cost out of a rack, among which connections are divided by chance (ECMP).
         rack_paths: u32 =
-            "network.rack_paths", Kind::Number { min: 1, max: 4096 }, "1", "paths";
+            "network.rack_paths", Kind::Number { min: 1, max: 4096 }, "1", "paths", Measured;
         /// How fast one data thread sends and receives; a piece that is alone has one. 0: as fast
         /// as the line.
         lane_rate_mbit: u32 =
-            "network.lane_rate_mbit", Kind::Number { min: 0, max: 10_000_000 }, "0", "Mbit/s";
+            "network.lane_rate_mbit", Kind::Number { min: 0, max: 10_000_000 }, "0", "Mbit/s", Measured;
         /// How fast results are handed to the ranks. 0: at once.
         publish_mb: u32 =
-            "network.publish_mb_per_s", Kind::Number { min: 0, max: 10_000_000 }, "0", "MB/s";
+            "network.publish_mb_per_s", Kind::Number { min: 0, max: 10_000_000 }, "0", "MB/s", Measured;
         /// What an operation takes besides: its order, and the reports that it is done.
         operation: Duration =
-            "network.operation_us", Kind::Number { min: 0, max: 10_000_000 }, "0", "us";
+            "network.operation_us", Kind::Number { min: 0, max: 10_000_000 }, "0", "us", Measured;
     }
     /// How the links between nodes are measured when a job starts.
-    probe: Probe {
+    Probe {
         /// Whether they are measured. auto: with two nodes or more, if there is a choice between
         /// algorithms. It takes at most one second. Operations wait until it is over.
         enabled: ProbeEnabled =
             "probe.enabled", Kind::Choice(&["auto", "true", "false"]), "auto", "";
     }
     /// How measured times correct the cost model.
-    tuning: Tuning {
+    Tuning {
         /// Whether other algorithms than the cost model's are tried, in at most 2 % of the
         /// operations. What is faster replaces it. Never with negotiation.strict.
         enabled: bool = "tuning.enabled", Kind::Choice(&["false", "true"]), "false", "";
@@ -394,84 +214,49 @@ settings! {
         directory: String = "tuning.directory", Kind::Text, "", "";
     }
     /// How a silent node is noticed.
-    heartbeat: Heartbeat {
+    Heartbeat {
         /// The time between two heartbeats.
         interval: Duration =
             "heartbeat.interval_ms", Kind::Number { min: 10, max: 60_000 }, "500", "ms";
         /// An outage as long as this is survived; a node or coordinator that is silent for longer,
         /// by one interval, is lost. More than twice the interval.
         timeout: Duration =
-            "heartbeat.timeout_ms", Kind::Number { min: 30, max: HOUR_MS }, "3000", "ms";
+            "heartbeat.timeout_ms", Kind::Number { min: 30, max: HOUR_MS }, "3000", "ms", User;
     }
     /// This node.
-    node: Node {
+    Node {
         /// The rack it is in; nodes of one rack are near each other. Racks may be in groups, and
         /// these in others: pod1/r3 is a rack of pod1.
-        rack: String = "node.rack", Kind::RackLabel, "", "";
+        rack: String = "node.rack", Kind::RackLabel, "", "", User;
         /// The rate of its line; auto: network.rate_mbit if that is set, otherwise what the
         /// interface says. Where rates differ, who has a faster line reduces more of a piece.
         line_mbit: Option<u64> =
-            "node.line_mbit", Kind::NumberOrAuto { min: 1, max: 10_000_000 }, "auto", "Mbit/s";
-    }
-    /// A training process.
-    worker: Worker {
-        /// A worker's shared memory grows by segments of 4, 4, 8, 16 … MiB, up to this size; a
-        /// larger tensor gets a segment of its own size.
-        arena_segment_bytes: u64 =
-            "worker.arena_segment_bytes",
-            Kind::Bytes { min: MIN_SEGMENT_BYTES, max: 64 * GIB }, "64MiB", "bytes";
-        /// The most shared memory of one worker; 0: what the machine has.
-        arena_max_bytes: u64 =
-            "worker.arena_max_bytes", Kind::Bytes { min: 0, max: 1024 * GIB }, "0", "bytes";
-        /// The most segments of one worker. Adopted tensors take at most half of them.
-        max_segments: u32 =
-            "worker.max_segments", Kind::Number { min: 1, max: 65_536 }, "1024", "segments";
-        /// Whether the memory of a CPU tensor of PyTorch moves into shared memory when it is
-        /// exchanged in place a second time, so that it need not be copied any more.
-        adopt: Adopt = "worker.adopt", Kind::Choice(&["auto", "off"]), "auto", "";
-        /// Memory of a tensor that is larger than this does not move.
-        adopt_max_bytes: u64 =
-            "worker.adopt_max_bytes", Kind::Bytes { min: 64 << 10, max: 1024 * GIB }, "4GiB",
-            "bytes";
-        /// How long a waiting worker spins before it sleeps; auto: by the number of cores and
-        /// workers.
-        spin: Option<Duration> =
-            "worker.spin_us", Kind::NumberOrAuto { min: 0, max: 1_000_000 }, "auto", "us";
-        /// The largest object that a worker gives to others by broadcast_object or
-        /// allgather_object.
-        max_object_bytes: u64 =
-            "worker.max_object_bytes", Kind::Bytes { min: 1, max: 1024 * GIB }, "1GiB", "bytes";
-        /// A worker considers the daemon lost after this long without its heartbeat.
-        daemon_timeout: Duration =
-            "worker.daemon_timeout_ms", Kind::Number { min: 1000, max: HOUR_MS }, "4000", "ms";
-        /// Whether shared memory is backed by huge pages.
-        huge_pages: HugePages =
-            "worker.huge_pages", Kind::Choice(&["never", "advise", "require"]), "advise", "";
+            "node.line_mbit", Kind::NumberOrAuto { min: 1, max: 10_000_000 }, "auto", "Mbit/s", Measured;
     }
     /// What is logged.
-    log: Log {
+    Log {
         /// A level (error, warn, info, debug, trace) or a filter such as
         /// warn,gradwire_daemon=debug.
-        level: String = "log.level", Kind::Text, "warn", "";
+        level: String = "log.level", Kind::Text, "warn", "", User;
         /// What a line looks like.
         format: LogFormat = "log.format", Kind::Choice(&["text", "json"]), "text", "";
     }
     /// A daemon's metrics.
-    metrics: Metrics {
+    Metrics {
         /// Where it serves /metrics, /healthz and /readyz: the first free port. An address of
         /// 0.0.0.0 lets other hosts read them, too.
         listen: AddressRange =
-            "metrics.listen", Kind::AddressRange, "127.0.0.1:9401-9499", "";
+            "metrics.listen", Kind::AddressRange, "127.0.0.1:9401-9499", "", User;
         /// An absolute path of a file on the first host. Who looks at the status page or asks its
         /// interface must send the token in it. Needed where metrics.listen is no loopback address,
         /// which others can reach; empty: there the page refuses everybody.
         token_file: String = "metrics.token_file", Kind::Text, "", "";
     }
     /// Sending metrics and spans with OpenTelemetry's protocol.
-    otlp: Otlp {
+    Otlp {
         /// Where every daemon sends its metrics with OTLP over gRPC, and the first one spans: a
         /// collector, such as http://127.0.0.1:4317; empty: nowhere.
-        endpoint: String = "otlp.endpoint", Kind::UrlOrNone, "", "";
+        endpoint: String = "otlp.endpoint", Kind::UrlOrNone, "", "", User;
         /// Each step whose number is a multiple of this one is sent as spans; 0: none. Between
         /// these steps nothing is recorded.
         sample_steps: u64 =
@@ -481,10 +266,7 @@ settings! {
             "otlp.interval_ms", Kind::Number { min: 100, max: HOUR_MS }, "10000", "ms";
     }
     /// `gradwire run`.
-    launch: Launch {
-        /// How long it may take until every host's daemon serves and every rank is started.
-        start_timeout: Duration =
-            "launch.start_timeout_ms", Kind::Number { min: 100, max: 24 * HOUR_MS }, "30000", "ms";
+    Launch {
         /// How long processes may take to end after they were asked to, before they are killed.
         grace: Duration = "launch.grace_ms", Kind::Number { min: 0, max: HOUR_MS }, "3000", "ms";
         /// The program that reaches another host.
@@ -502,3 +284,81 @@ settings! {
         gradwired: String = "launch.gradwired", Kind::Text, "", "";
     }
 }
+
+/// Makes [`Settings`] and [`KEYS`] of sections.
+macro_rules! settings {
+    ($( $(#[doc = $doc:literal])+ $section:ident: $Section:ident; )+) => {
+        /// Every setting, checked.
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub struct Settings {
+            $( $(#[doc = $doc])+ pub $section: $Section, )+
+        }
+
+        const SECTIONS: &[&[Key]] = &[$($Section::KEYS),+];
+
+        impl Settings {
+            /// Takes one checked value for each key.
+            pub(crate) fn from_values(values: &Values) -> Option<Self> {
+                Some(Self { $( $section: $Section::from_values(values)?, )+ })
+            }
+        }
+    };
+}
+
+settings! {
+    /// The job as a whole.
+    job: Job;
+    /// The coordinator.
+    coordinator: Coordinator;
+    /// How the coordinator orders operations.
+    negotiation: Negotiation;
+    /// The connections between nodes that carry tensor bytes.
+    data: Data;
+    /// measured (probe.enabled).
+    network: Network;
+    /// How the links between nodes are measured when a job starts.
+    probe: Probe;
+    /// How measured times correct the cost model.
+    tuning: Tuning;
+    /// How a silent node is noticed.
+    heartbeat: Heartbeat;
+    /// This node.
+    node: Node;
+    /// A training process.
+    worker: Worker;
+    /// What is logged.
+    log: Log;
+    /// A daemon's metrics.
+    metrics: Metrics;
+    /// Sending metrics and spans with OpenTelemetry's protocol.
+    otlp: Otlp;
+    /// `gradwire run`.
+    launch: Launch;
+    /// The start of a job.
+    start: Start;
+}
+
+/// The number of keys.
+const COUNT: usize = {
+    let (mut count, mut section) = (0, 0);
+    while section < SECTIONS.len() {
+        count += SECTIONS[section].len();
+        section += 1;
+    }
+    count
+};
+
+/// Every key, in the order of [`Settings`].
+pub static KEYS: &[Key] = &{
+    let mut all = [SECTIONS[0][0]; COUNT];
+    let (mut at, mut section) = (0, 0);
+    while section < SECTIONS.len() {
+        let mut key = 0;
+        while key < SECTIONS[section].len() {
+            all[at] = SECTIONS[section][key];
+            (at, key) = (at + 1, key + 1);
+        }
+        section += 1;
+    }
+    all
+};

@@ -252,7 +252,7 @@ fn horovods_variables_are_below_all_that_is_gradwires() {
     assert_eq!(settings.negotiation.stall_warning, Duration::from_secs(90));
     assert_eq!(settings.log.level, "warn");
     assert_eq!(settings.job.timeout, Duration::from_secs(120));
-    assert_eq!(settings.launch.start_timeout, Duration::from_secs(600));
+    assert_eq!(settings.start.timeout, Duration::from_secs(600));
     assert_eq!(loaded.without_effect, ["HOROVOD_CYCLE_TIME", "HOROVOD_TIMELINE_MARK_CYCLES"]);
     let row = loaded.rows.iter().find(|row| row.key.name == "log.level").unwrap();
     assert_eq!(row.origin.to_string(), "environment HOROVOD_LOG_LEVEL");

@@ -10,11 +10,11 @@ use std::{
     time::Duration,
 };
 
+use gradwire_keys::{Adopt, HugePages, MIN_SEGMENT_BYTES, RankSettings};
 use gradwire_proto::{
     JobId, Secret,
     pb::{self, worker_message::Message},
 };
-use gradwire_settings::{Adopt, HugePages, table::MIN_SEGMENT_BYTES};
 use gradwire_shm::{
     arena::{Arena, ArenaConfig},
     control::WorkerControl,
@@ -25,7 +25,7 @@ use gradwire_shm::{
 use crate::error::GradwireError;
 use crate::{
     error::Result,
-    launch::{Launch, Tuning, bad},
+    launch::{Launch, bad},
     link,
     session::{Limits, Session},
     shared::Shared,
@@ -71,7 +71,7 @@ impl Session {
         local_rank: u32,
     ) -> SessionBuilder {
         let socket = socket.into();
-        let launch = Launch { job, secret, socket, local_rank, tuning: Tuning::default() };
+        let launch = Launch { job, secret, socket, local_rank, tuning: RankSettings::default() };
         SessionBuilder { launch, cancel: None }
     }
 }
@@ -119,7 +119,7 @@ impl SessionBuilder {
 
     /// How long the job may take to start (WAIT). The default is 30 s.
     pub fn start_timeout(mut self, timeout: Duration) -> Self {
-        self.launch.tuning.start_timeout = timeout;
+        self.launch.tuning.start.timeout = timeout;
         self
     }
 
@@ -186,7 +186,7 @@ fn default_spin(local_ranks: u32) -> Duration {
 }
 
 /// An arena that hands each segment to the daemon before anything is allocated in it.
-fn arena(shared: &Arc<Shared>, job: JobId, tuning: &Tuning) -> Arena {
+fn arena(shared: &Arc<Shared>, job: JobId, tuning: &RankSettings) -> Arena {
     let mut config = ArenaConfig::new(job);
     config.segment_bytes = tuning.worker.arena_segment_bytes;
     config.max_bytes = Some(tuning.worker.arena_max_bytes).filter(|&max| max > 0);
@@ -196,7 +196,7 @@ fn arena(shared: &Arc<Shared>, job: JobId, tuning: &Tuning) -> Arena {
         HugePages::Advise => segment::HugePages::Advise,
         HugePages::Require => segment::HugePages::Require,
     };
-    let (max_segments, within) = (tuning.worker.max_segments, tuning.start_timeout);
+    let (max_segments, within) = (tuning.worker.max_segments, tuning.start.timeout);
     let (shared, releasing) = (shared.clone(), shared.clone());
     let register = move |id: SegmentId, memory: &Segment, fd| {
         if id.0 >= max_segments {

@@ -1,12 +1,12 @@
 //! Where a session's parameters come from: the variables that the launcher sets.
 //!
 //! The environment is an argument, so that reading it is a pure function. Settings are those of
-//! `gradwire-settings`: their defaults, units and ranges are declared there.
+//! `gradwire-keys`: their defaults, units and ranges are declared there.
 
-use std::{collections::HashMap, env, time::Duration};
+use std::{collections::HashMap, env};
 
+use gradwire_keys::{Origin, RankSettings, SettingsError};
 use gradwire_proto::{JobId, Secret};
-use gradwire_settings::{Layers, Origin, Settings, SettingsError, horovod::START_TIMEOUT, table};
 
 use crate::error::{GradwireError, Result};
 
@@ -16,11 +16,6 @@ const SOCKET: &str = "GRADWIRE_SOCKET";
 const LOCAL_RANK: &str = "GRADWIRE_LOCAL_RANK";
 const LAUNCHED: [&str; 4] = [JOB, SECRET, SOCKET, LOCAL_RANK];
 
-/// The settings of a rank: the variables whose names begin so. Other settings belong to the daemon
-/// and the launcher.
-const SETTINGS: [&str; 3] =
-    ["GRADWIRE_WORKER__", "GRADWIRE_LAUNCH__START_TIMEOUT_MS", START_TIMEOUT];
-
 /// All that a session needs to know before it attaches.
 #[derive(Debug, Clone)]
 pub(crate) struct Launch {
@@ -29,27 +24,7 @@ pub(crate) struct Launch {
     /// A path, or `@name` for the abstract namespace.
     pub(crate) socket: String,
     pub(crate) local_rank: u32,
-    pub(crate) tuning: Tuning,
-}
-
-/// The settings, which have defaults.
-#[derive(Debug, Clone)]
-pub(crate) struct Tuning {
-    pub(crate) worker: table::Worker,
-    /// How long the world may take to form, and the daemon to receive a segment.
-    pub(crate) start_timeout: Duration,
-}
-
-impl Default for Tuning {
-    fn default() -> Self {
-        Settings::default().into()
-    }
-}
-
-impl From<Settings> for Tuning {
-    fn from(Settings { worker, launch, .. }: Settings) -> Self {
-        Self { worker, start_timeout: launch.start_timeout }
-    }
+    pub(crate) tuning: RankSettings,
 }
 
 impl Launch {
@@ -59,7 +34,7 @@ impl Launch {
         Self::read(env::vars_os().map(|(name, value)| (text(name), text(value))).collect())
     }
 
-    fn read(mut variables: HashMap<String, String>) -> Result<Self> {
+    fn read(variables: HashMap<String, String>) -> Result<Self> {
         let need = |name| match variables.get(name) {
             Some(text) => Ok(text.as_str()),
             None if LAUNCHED.iter().any(|other| variables.contains_key(*other)) => {
@@ -78,21 +53,19 @@ impl Launch {
         let local_rank = local_rank
             .parse()
             .map_err(|_| bad(LOCAL_RANK, local_rank, "it must be a number from 0 to 4294967295"))?;
-        variables.retain(|name, _| SETTINGS.iter().any(|setting| name.starts_with(setting)));
-        let layers = Layers { environment: variables, ..Layers::default() };
-        let settings = Settings::load(&layers).map_err(|error| refused(error, &layers))?.settings;
-        Ok(Self { job, secret, socket, local_rank, tuning: settings.into() })
+        let tuning = RankSettings::load(&variables).map_err(|error| refused(error, &variables))?;
+        Ok(Self { job, secret, socket, local_rank, tuning })
     }
 }
 
 /// The error of a setting. It names the variable that has the value.
-fn refused(error: SettingsError, layers: &Layers) -> GradwireError {
+fn refused(error: SettingsError, variables: &HashMap<String, String>) -> GradwireError {
     match error {
         SettingsError::Value { given, origin: Origin::Variable(name), expected, .. } => {
             bad(&name, &given, expected)
         }
         SettingsError::Unknown { origin: Origin::Variable(name), suggestion, .. } => {
-            let given = layers.environment.get(&name).map_or("", String::as_str);
+            let given = variables.get(&name).map_or("", String::as_str);
             bad(&name, given, format!("there is no such setting{suggestion}"))
         }
         // The other errors are of files and flags, and there are none here.
@@ -106,6 +79,10 @@ pub(crate) fn bad(name: &str, given: &str, reason: impl Into<String>) -> Gradwir
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use gradwire_keys::{HugePages, horovod::START_TIMEOUT};
+
     use super::*;
 
     fn read(changes: &[(&str, Option<&str>)]) -> Result<Launch> {
@@ -130,7 +107,7 @@ mod tests {
     fn the_launchers_variables_are_enough() {
         let launch = read(&[]).unwrap();
         assert_eq!((launch.job.as_str(), launch.local_rank), ("job", 3));
-        assert_eq!(launch.tuning.worker, Settings::default().worker);
+        assert_eq!(launch.tuning.worker, RankSettings::default().worker);
         let tuning = read(&[
             ("GRADWIRE_WORKER__ARENA_SEGMENT_BYTES", Some("64MB")),
             ("GRADWIRE_WORKER__SPIN_US", Some("20")),
@@ -146,9 +123,9 @@ mod tests {
         let worker = tuning.worker;
         assert_eq!((worker.arena_segment_bytes, worker.arena_max_bytes), (64_000_000, 0));
         assert_eq!(worker.spin, Some(Duration::from_micros(20)));
-        assert_eq!(worker.huge_pages, gradwire_settings::HugePages::Never);
+        assert_eq!(worker.huge_pages, HugePages::Never);
         assert_eq!(worker.daemon_timeout, Duration::from_secs(9));
-        assert_eq!(tuning.start_timeout, Duration::from_secs(77));
+        assert_eq!(tuning.start.timeout, Duration::from_secs(77));
     }
 
     #[test]

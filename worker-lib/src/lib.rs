@@ -105,11 +105,11 @@ pub use collectives::Gathered;
 pub use element::{Bool, Element};
 pub use error::GradwireError;
 pub use gate::Gate;
+pub use gradwire_keys::{Adopt, HugePages};
 pub use gradwire_proto::{
     Compression, DType, F8E4m3, F8E5m2, Failure, FailureKind, JobId, ReduceOp, Secret, Shape,
     TensorName,
 };
-pub use gradwire_settings::{Adopt, HugePages};
 pub use gradwire_shm::arena::ArenaStats;
 pub use half;
 pub use handle::{Handle, WaitError};

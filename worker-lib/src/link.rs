@@ -233,7 +233,7 @@ pub(crate) fn attach(
     send(&stream, worker_message::Message::Attach(attach), Some(control))
         .map_err(|source| GradwireError::System { what: "attaching to the daemon", source })?;
     let what = "the start of the job (all ranks attached)";
-    let (message, mut fds) = receive_by(&stream, what, launch.tuning.start_timeout, cancelled)?;
+    let (message, mut fds) = receive_by(&stream, what, launch.tuning.start.timeout, cancelled)?;
     match message {
         daemon_message::Message::Attached(attached) => {
             let world = World::check(attached, local_rank)?;

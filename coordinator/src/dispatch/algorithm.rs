@@ -436,7 +436,7 @@ mod tests {
 
     use fixedbitset::FixedBitSet;
     use gradwire_proto::JobId;
-    use gradwire_settings::Settings;
+    use gradwire_settings::{Algorithms, Settings};
 
     use super::*;
     use crate::dispatch::credit::{Completed, Flight};
@@ -446,7 +446,8 @@ mod tests {
     fn choice_if_fast(fast: Algorithm, pieces: u64) -> ChoiceStatus {
         let mut settings = Settings::default();
         settings.tuning.enabled = true;
-        settings.negotiation.algorithm = Rules::parse("ring,recursive-doubling").unwrap();
+        settings.negotiation.algorithm =
+            Algorithms(Rules::parse("ring,recursive-doubling").unwrap());
         let config = EngineConfig::new(JobId::new("job").unwrap(), 2, 0, &settings).unwrap();
         let mut chooser = Chooser::new(Topology::flat(2), &config);
         let mut flight = Flight::new(config.credit_pieces as usize);
@@ -485,7 +486,8 @@ mod tests {
     fn choice_in_bursts(fast: Algorithm, pieces: u64) -> ChoiceStatus {
         let mut settings = Settings::default();
         settings.tuning.enabled = true;
-        settings.negotiation.algorithm = Rules::parse("ring,recursive-doubling").unwrap();
+        settings.negotiation.algorithm =
+            Algorithms(Rules::parse("ring,recursive-doubling").unwrap());
         let config = EngineConfig::new(JobId::new("job").unwrap(), 2, 0, &settings).unwrap();
         let mut chooser = Chooser::new(Topology::flat(2), &config);
         let mut flight = Flight::new(config.credit_pieces as usize);

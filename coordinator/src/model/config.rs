@@ -121,7 +121,7 @@ impl EngineConfig {
             quantized_rules,
             heartbeat_interval: settings.heartbeat.interval,
             heartbeat_timeout: settings.heartbeat.timeout,
-            start_timeout: settings.launch.start_timeout,
+            start_timeout: settings.start.timeout,
             cause_window: settings.coordinator.cause_window,
             stall_warning: negotiation.stall_warning,
             piece_bytes: negotiation.piece_bytes,

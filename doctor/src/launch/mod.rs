@@ -92,7 +92,7 @@ impl Check<'_> {
         remote: Option<String>,
         path: Option<String>,
     ) {
-        let limit = START.min(self.settings.launch.start_timeout);
+        let limit = START.min(self.settings.start.timeout);
         let mut tasks = JoinSet::new();
         self.links.resize_with(started.len(), || None);
         for (number, link) in started.into_iter().enumerate() {

@@ -117,9 +117,9 @@ pub struct Link {
     pub rate_mbit: f64,
 }
 
-/// The settings `network.*`, with fractions.
+/// What the cost model knows, in the units of the settings `network.*`, with fractions.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "gradwire config show --explain has the same names")]
+#[expect(missing_docs, reason = "the fields of CostModel, with their units")]
 pub struct Network {
     pub latency_us: f64,
     pub rate_mbit: f64,

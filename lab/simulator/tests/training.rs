@@ -3,7 +3,7 @@
 use gradwire_collectives::{Algorithm, CostModel, LinkCost, Rules, Spec, Topology};
 use gradwire_coordinator::EngineConfig;
 use gradwire_proto::{JobId, Priority, TensorName};
-use gradwire_settings::Settings;
+use gradwire_settings::{Algorithms, Settings};
 use gradwire_simulator::{
     Setup,
     config::Control,
@@ -42,7 +42,7 @@ fn cost() -> CostModel {
 
 fn config(nodes: u32, rules: &str) -> EngineConfig {
     let mut settings = Settings::default();
-    settings.negotiation.algorithm = Rules::parse(rules).unwrap();
+    settings.negotiation.algorithm = Algorithms(Rules::parse(rules).unwrap());
     let config = EngineConfig::new(JobId::new("plan").unwrap(), nodes, 0, &settings).unwrap();
     EngineConfig { cost: cost(), ..config }
 }

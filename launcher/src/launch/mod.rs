@@ -134,7 +134,7 @@ pub async fn run(
     drop(shared);
 
     let limits = Limits {
-        start: settings.launch.start_timeout,
+        start: settings.start.timeout,
         grace: settings.launch.grace,
         // The coordinator's word on the cause comes before ours to end (TELL).
         gather: settings.coordinator.cause_window + MARGIN,

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr, net::SocketAddr};
 
-use gradwire_coordinator::host::HERE;
+use gradwire_proto::launch::HERE;
 use gradwire_proto::{Rank, Secret, launch::REPORTS_ARE_READ};
 use gradwire_settings::{Loaded, Settings};
 
@@ -113,7 +113,7 @@ impl Plan {
     /// # Errors
     /// [`CommandError`] if a setting is for another number of nodes.
     pub fn check(nodes: &[Node], settings: &Settings) -> Result<(), CommandError> {
-        let rules = &settings.negotiation.algorithm;
+        let rules = &settings.negotiation.algorithm.0;
         let with_ranks = nodes.iter().filter(|node| node.ranks > 0).count();
         rules.fits(with_ranks as u32).map_err(|error| {
             CommandError::usage(format!("setting negotiation.algorithm = \"{rules}\": {error}"))

@@ -6,7 +6,7 @@ use gradwire_collectives::{Kind, Rules, Spec, select::time};
 use gradwire_coordinator::EngineConfig;
 use gradwire_launcher::error::CommandError;
 use gradwire_proto::JobId;
-use gradwire_settings::Settings;
+use gradwire_settings::{Algorithms, Settings};
 use gradwire_simulator::{
     Setup,
     input::Input,
@@ -105,7 +105,7 @@ fn config(input: &Input, spec: Option<&Spec>) -> Result<EngineConfig, CommandErr
     settings.negotiation.piece_bytes = input.piece_bytes;
     if let Some(spec) = spec {
         settings.negotiation.algorithm =
-            Rules::parse(&spec.to_string()).map_err(CommandError::failed)?;
+            Algorithms(Rules::parse(&spec.to_string()).map_err(CommandError::failed)?);
     }
     let job = JobId::new("simulated").map_err(CommandError::failed)?;
     let config = EngineConfig::new(job, hosts, 0, &settings).map_err(CommandError::failed)?;

@@ -7,8 +7,6 @@ use std::{
 };
 
 use bytesize::ByteSize;
-use config::{Value, ValueKind};
-use gradwire_collectives::Rules;
 use gradwire_proto::{NoRackLabel, check_rack_label};
 
 /// One configuration key.
@@ -24,6 +22,19 @@ pub struct Key {
     pub unit: &'static str,
     /// What it is for, in a sentence or two.
     pub doc: &'static str,
+    /// Who sets it.
+    pub audience: Audience,
+}
+
+/// Who sets a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Audience {
+    /// A user, for a job.
+    User,
+    /// The measurements at the start of a job; a value in the settings overrides them.
+    Measured,
+    /// Nobody as a rule: the default fits, and tests and experiments change it.
+    Internal,
 }
 
 impl Key {
@@ -59,7 +70,8 @@ pub enum Kind {
     },
     /// One of these words; `_` stands for `-`.
     Choice(&'static [&'static str]),
-    /// An algorithm, or rules for which one: see [`Rules`].
+    /// An algorithm, or rules for algorithms. Only the form of a text is checked here;
+    /// `gradwire-settings` parses it.
     Rules,
     /// Any text without control characters.
     Text,
@@ -109,35 +121,69 @@ impl fmt::Display for AddressRange {
 
 /// A value that its key accepts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Checked {
+pub enum Checked {
+    /// A number, or `auto`.
     Number(Option<u64>),
+    /// A text, also of a choice.
     Text(String),
+    /// Words.
     Words(Vec<String>),
+    /// An address, or nothing.
     Address(Option<SocketAddr>),
+    /// An address and its ports.
     AddressRange(AddressRange),
-    Rules(Rules),
+}
+
+/// A value as it was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Given {
+    /// One word or text.
+    Text(String),
+    /// A list of them.
+    List(Vec<String>),
+    /// Anything else, such as a table; no key accepts it.
+    Other(String),
+}
+
+impl Given {
+    /// The text without surrounding white space; `None` if it is not a text.
+    fn text(&self) -> Option<&str> {
+        if let Self::Text(text) = self { Some(text.trim()) } else { None }
+    }
+}
+
+impl From<&str> for Given {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+impl fmt::Display for Given {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) | Self::Other(text) => f.write_str(text),
+            Self::List(words) => write!(f, "{words:?}"),
+        }
+    }
 }
 
 impl Kind {
     /// Checks one value (TRUST). The error says what would be accepted.
-    pub(crate) fn check(self, value: &Value) -> Result<Checked, String> {
-        let text = scalar(value);
-        self.parse(text.as_deref(), value).ok_or_else(|| match (self, &text) {
-            (Self::Rules, Some(text)) => {
-                Rules::parse(text).err().map(|error| error.to_string()).unwrap_or_default()
-            }
-            _ => format!("expected {self}"),
-        })
+    ///
+    /// # Errors
+    /// The text.
+    pub fn check(self, given: &Given) -> Result<Checked, String> {
+        self.parse(given.text(), given).ok_or_else(|| format!("expected {self}"))
     }
 
-    fn parse(self, text: Option<&str>, value: &Value) -> Option<Checked> {
+    fn parse(self, text: Option<&str>, given: &Given) -> Option<Checked> {
         match self {
             Self::Number { min, max } => {
                 let number = text?.parse().ok()?;
                 (min..=max).contains(&number).then_some(Checked::Number(Some(number)))
             }
             Self::NumberOrAuto { .. } if text? == "auto" => Some(Checked::Number(None)),
-            Self::NumberOrAuto { min, max } => Self::Number { min, max }.parse(text, value),
+            Self::NumberOrAuto { min, max } => Self::Number { min, max }.parse(text, given),
             Self::Bytes { min, max } => {
                 let bytes = text?.parse::<ByteSize>().ok()?.as_u64();
                 (min..=max).contains(&bytes).then_some(Checked::Number(Some(bytes)))
@@ -146,13 +192,14 @@ impl Kind {
                 let text = text?.replace('_', "-");
                 words.contains(&text.as_str()).then_some(Checked::Text(text))
             }
-            Self::Rules => Rules::parse(text?).ok().map(Checked::Rules),
-            Self::Text => is_plain(text?).then(|| Checked::Text(text.unwrap_or_default().into())),
+            Self::Text | Self::Rules => {
+                is_plain(text?).then(|| Checked::Text(text.unwrap_or_default().into()))
+            }
             Self::RackLabel => {
                 let label = text.filter(|label| check_rack_label(label).is_ok())?;
                 Some(Checked::Text(label.to_owned()))
             }
-            Self::Words => words(text, value).map(Checked::Words),
+            Self::Words => words(given).map(Checked::Words),
             Self::AddressOrNone if text?.is_empty() => Some(Checked::Address(None)),
             Self::AddressOrNone => text?.parse().ok().map(|at| Checked::Address(Some(at))),
             Self::UrlOrNone => {
@@ -163,7 +210,7 @@ impl Kind {
     }
 
     /// The checked value as a user writes it.
-    pub(crate) fn write(self, value: &Checked) -> String {
+    pub fn write(self, value: &Checked) -> String {
         match (self, value) {
             (Self::Bytes { .. }, Checked::Number(Some(bytes))) => write_bytes(*bytes),
             (_, Checked::Number(Some(number))) => number.to_string(),
@@ -173,7 +220,6 @@ impl Kind {
             (_, Checked::Address(Some(address))) => address.to_string(),
             (_, Checked::Address(None)) => String::new(),
             (_, Checked::AddressRange(range)) => range.to_string(),
-            (_, Checked::Rules(rules)) => rules.to_string(),
         }
     }
 }
@@ -212,15 +258,6 @@ impl fmt::Display for Kind {
     }
 }
 
-/// A value of one word, as text; `None` for lists and tables.
-fn scalar(value: &Value) -> Option<String> {
-    match &value.kind {
-        ValueKind::String(text) => Some(text.trim().to_owned()),
-        ValueKind::Nil | ValueKind::Table(_) | ValueKind::Array(_) => None,
-        _ => Some(value.to_string()),
-    }
-}
-
 /// Whether this is empty, or a URL of a host and a port, without TLS and without a path.
 fn is_url(text: &str) -> bool {
     let of_host = |place: &str| {
@@ -240,10 +277,10 @@ fn is_plain(text: &str) -> bool {
     !text.chars().any(char::is_control)
 }
 
-fn words(text: Option<&str>, value: &Value) -> Option<Vec<String>> {
-    let words: Vec<String> = match (&value.kind, text) {
-        (ValueKind::Array(items), _) => items.iter().map(scalar).collect::<Option<_>>()?,
-        (_, text) => text?.split_whitespace().map(str::to_owned).collect(),
+fn words(given: &Given) -> Option<Vec<String>> {
+    let words: Vec<String> = match given {
+        Given::List(words) => words.clone(),
+        given => given.text()?.split_whitespace().map(str::to_owned).collect(),
     };
     words.iter().all(|word| is_plain(word)).then_some(words)
 }
@@ -264,7 +301,7 @@ mod tests {
     use super::*;
 
     fn check(kind: Kind, text: &str) -> Result<Checked, String> {
-        kind.check(&Value::from(text))
+        kind.check(&Given::from(text))
     }
 
     #[test]
@@ -339,8 +376,8 @@ mod tests {
                 "expected 'auto' or a whole number from 0 to 10"
             );
         }
-        assert!(Kind::Number { min: 0, max: 9 }.check(&Value::from(3.5)).is_err());
-        assert!(Kind::Number { min: 0, max: 9 }.check(&Value::from(true)).is_err());
+        assert!(Kind::Number { min: 0, max: 9 }.check(&Given::from("3.5")).is_err());
+        assert!(Kind::Number { min: 0, max: 9 }.check(&Given::from("true")).is_err());
     }
 
     proptest! {

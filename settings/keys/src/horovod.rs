@@ -11,7 +11,6 @@ use crate::{
     error::SettingsError,
     key::{Key, Kind},
     origin::Origin,
-    table::KEYS,
 };
 
 /// The effect of a variable of Horovod's here.
@@ -118,20 +117,19 @@ const LEVELS: &[(&str, &str)] = &[
     ("fatal", "error"),
 ];
 
-/// The settings that the variables set: key, value and variable, in the order of [`VARIABLES`].
+/// Which of `keys` the variables set: key, value and variable, in the order of [`VARIABLES`].
 ///
 /// # Errors
 /// [`SettingsError::Value`] with the variable of a value that can't be read.
 pub(crate) fn settings(
+    keys: &[Key],
     environment: &HashMap<String, String>,
 ) -> Result<Vec<(&'static str, String, Origin)>, SettingsError> {
     let mut all = Vec::new();
     for &(name, effect) in VARIABLES {
         let Effect::Sets { key, value } = effect else { continue };
+        let Some(key) = keys.iter().find(|known| known.name == key) else { continue };
         let Some(given) = given(environment, name) else { continue };
-        let Some(key) = KEYS.iter().find(|known| known.name == key) else {
-            unreachable!("a test finds every key of the table")
-        };
         let origin = Origin::Variable(name.to_owned());
         match value.read(key, given) {
             Ok(Some(value)) => all.push((key.name, value, origin)),
@@ -146,7 +144,7 @@ pub(crate) fn settings(
 }
 
 /// The variables that are set and change nothing.
-pub(crate) fn without_effect(environment: &HashMap<String, String>) -> Vec<&'static str> {
+pub fn without_effect(environment: &HashMap<String, String>) -> Vec<&'static str> {
     VARIABLES
         .iter()
         .filter(|(name, effect)| {

@@ -1,0 +1,166 @@
+//! The settings of a training process.
+
+use std::{collections::HashMap, time::Duration};
+
+use crate::{
+    error::SettingsError,
+    horovod::START_TIMEOUT,
+    key::{Checked, Key, Kind},
+    layers::{self, merge},
+    section::{Field, values},
+    sections,
+};
+
+const KIB: u64 = 1 << 10;
+const GIB: u64 = 1 << 30;
+const HOUR_MS: u64 = 3_600_000;
+
+/// The smallest `worker.arena_segment_bytes`.
+pub const MIN_SEGMENT_BYTES: u64 = 64 * KIB;
+
+/// Whether ordinary tensors move into shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Adopt {
+    /// Those that are exchanged again.
+    Auto,
+    /// None: they are copied each time.
+    Off,
+}
+
+/// Whether a worker's memory is backed by huge pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HugePages {
+    /// Ordinary pages.
+    Never,
+    /// Huge pages where the system offers them.
+    Advise,
+    /// Huge pages, or an error.
+    Require,
+}
+
+impl Field for Adopt {
+    fn read(value: &Checked, unit: &str) -> Option<Self> {
+        match String::read(value, unit)?.as_str() {
+            "auto" => Some(Self::Auto),
+            "off" => Some(Self::Off),
+            _ => None,
+        }
+    }
+}
+
+impl Field for HugePages {
+    fn read(value: &Checked, unit: &str) -> Option<Self> {
+        match String::read(value, unit)?.as_str() {
+            "never" => Some(Self::Never),
+            "advise" => Some(Self::Advise),
+            "require" => Some(Self::Require),
+            _ => None,
+        }
+    }
+}
+
+sections! {
+    /// The start of a job.
+    Start {
+        /// How long it may take until every host's daemon serves and every rank is started.
+        timeout: Duration =
+            "launch.start_timeout_ms", Kind::Number { min: 100, max: 24 * HOUR_MS }, "30000", "ms", User;
+    }
+    /// A training process.
+    Worker {
+        /// A worker's shared memory grows by segments of 4, 4, 8, 16 … MiB, up to this size; a
+        /// larger tensor gets a segment of its own size.
+        arena_segment_bytes: u64 =
+            "worker.arena_segment_bytes",
+            Kind::Bytes { min: MIN_SEGMENT_BYTES, max: 64 * GIB }, "64MiB", "bytes";
+        /// The most shared memory of one worker; 0: what the machine has.
+        arena_max_bytes: u64 =
+            "worker.arena_max_bytes", Kind::Bytes { min: 0, max: 1024 * GIB }, "0", "bytes", User;
+        /// The most segments of one worker. Adopted tensors take at most half of them.
+        max_segments: u32 =
+            "worker.max_segments", Kind::Number { min: 1, max: 65_536 }, "1024", "segments";
+        /// Whether the memory of a CPU tensor of PyTorch moves into shared memory when it is
+        /// exchanged in place a second time, so that it need not be copied any more.
+        adopt: Adopt = "worker.adopt", Kind::Choice(&["auto", "off"]), "auto", "";
+        /// Memory of a tensor that is larger than this does not move.
+        adopt_max_bytes: u64 =
+            "worker.adopt_max_bytes", Kind::Bytes { min: 64 << 10, max: 1024 * GIB }, "4GiB",
+            "bytes";
+        /// How long a waiting worker spins before it sleeps; auto: by the number of cores and
+        /// workers.
+        spin: Option<Duration> =
+            "worker.spin_us", Kind::NumberOrAuto { min: 0, max: 1_000_000 }, "auto", "us";
+        /// The largest object that a worker gives to others by broadcast_object or
+        /// allgather_object.
+        max_object_bytes: u64 =
+            "worker.max_object_bytes", Kind::Bytes { min: 1, max: 1024 * GIB }, "1GiB", "bytes";
+        /// A worker considers the daemon lost after this long without its heartbeat.
+        daemon_timeout: Duration =
+            "worker.daemon_timeout_ms", Kind::Number { min: 1000, max: HOUR_MS }, "4000", "ms";
+        /// Whether shared memory is backed by huge pages.
+        huge_pages: HugePages =
+            "worker.huge_pages", Kind::Choice(&["never", "advise", "require"]), "advise", "";
+    }
+}
+
+impl Worker {
+    /// The first rule that values break which are right alone.
+    ///
+    /// # Errors
+    /// A text that names the keys, their values and what to change.
+    pub fn check(&self) -> Result<(), String> {
+        if self.arena_max_bytes != 0 && self.arena_max_bytes < self.arena_segment_bytes {
+            return Err(format!(
+                "worker.arena_max_bytes = {} must be 0 (no limit) or at least \
+                 worker.arena_segment_bytes = {}",
+                self.arena_max_bytes, self.arena_segment_bytes
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// What a training process reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RankSettings {
+    /// `launch.start_timeout_ms`
+    pub start: Start,
+    /// `worker.*`
+    pub worker: Worker,
+}
+
+/// The variables that set them begin so; a training process ignores all others.
+const VARIABLES: [&str; 3] =
+    ["GRADWIRE_WORKER__", "GRADWIRE_LAUNCH__START_TIMEOUT_MS", START_TIMEOUT];
+
+impl Default for RankSettings {
+    fn default() -> Self {
+        match Self::load(&HashMap::new()) {
+            Ok(settings) => settings,
+            Err(error) => unreachable!("the defaults are valid: {error}"),
+        }
+    }
+}
+
+impl RankSettings {
+    /// Reads them from the environment: defaults, then Horovod's variables, then Gradwire's.
+    ///
+    /// # Errors
+    /// [`SettingsError`] with the variable and what would be accepted.
+    pub fn load(environment: &HashMap<String, String>) -> Result<Self, SettingsError> {
+        let keys: Vec<Key> = [Start::KEYS, Worker::KEYS].concat();
+        let own = |(name, _): &(&String, &String)| VARIABLES.iter().any(|v| name.starts_with(v));
+        let own = environment.iter().filter(own).map(|(name, value)| (name.clone(), value.clone()));
+        let own: HashMap<_, _> = own.collect();
+        let layers =
+            [layers::defaults(&keys), layers::horovods(&keys, &own)?, layers::environment(&own)];
+        let values = values(merge(&keys, layers, |_, checked| Ok(checked))?);
+        let (Some(start), Some(worker)) =
+            (Start::from_values(&values), Worker::from_values(&values))
+        else {
+            unreachable!("every key has a default of its kind; a test loads them all")
+        };
+        worker.check().map_err(SettingsError::Rule)?;
+        Ok(Self { start, worker })
+    }
+}
