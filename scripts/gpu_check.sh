@@ -5,7 +5,7 @@
 #
 # It needs Python with PyTorch 2.11 or newer and pytest; PYTHON says which one (python3). The wheel
 # is installed in a virtual environment of its own, which is removed afterwards. `--help` shows the
-# options, and docs/performance.md describes the results.
+# options, and lab/docs/results.md has results.
 set -eu
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 python=${PYTHON:-python3}

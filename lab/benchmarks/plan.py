@@ -55,7 +55,7 @@ def quick() -> list[Scenario]:
 
 
 def full() -> list[Scenario]:
-    """Returns all scenarios that have a table in docs/performance.md."""
+    """Returns all scenarios that have a table in lab/docs/results.md."""
     scenarios = [
         Scenario("node-4", "one node, 4 ranks", 1, 4, NODE_SIZES),
         Scenario("node-2", "one node, 2 ranks", 1, 2, NODE_SIZES),

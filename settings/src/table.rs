@@ -169,16 +169,20 @@ sections! {
             "network.latency_us", Kind::Number { min: 0, max: 10_000_000 }, "40", "us", Measured;
         /// The rate of a node's line; it sends and receives at once.
         rate_mbit: u32 =
-            "network.rate_mbit", Kind::Number { min: 1, max: 10_000_000 }, "25000", "Mbit/s", Measured;
+            "network.rate_mbit",
+            Kind::Number { min: 1, max: 10_000_000 }, "25000", "Mbit/s", Measured;
         /// As network.latency_us, between racks.
         rack_latency: Duration =
-            "network.rack_latency_us", Kind::Number { min: 0, max: 10_000_000 }, "60", "us", Measured;
+            "network.rack_latency_us",
+            Kind::Number { min: 0, max: 10_000_000 }, "60", "us", Measured;
         /// A node's share of its rack's line to other racks, if all of its nodes use it.
         rack_rate_mbit: u32 =
-            "network.rack_rate_mbit", Kind::Number { min: 1, max: 10_000_000 }, "8333", "Mbit/s", Measured;
+            "network.rack_rate_mbit",
+            Kind::Number { min: 1, max: 10_000_000 }, "8333", "Mbit/s", Measured;
         /// How fast received bytes are reduced.
         reduce_mb: u32 =
-            "network.reduce_mb_per_s", Kind::Number { min: 1, max: 10_000_000 }, "10000", "MB/s", Measured;
+            "network.reduce_mb_per_s",
+            Kind::Number { min: 1, max: 10_000_000 }, "10000", "MB/s", Measured;
         /// Processor time for each message.
         message_ns: u32 =
             "network.message_ns", Kind::Number { min: 0, max: 100_000_000 }, "3000", "ns", Measured;
@@ -188,10 +192,12 @@ sections! {
         /// How fast one data thread sends and receives; a piece that is alone has one. 0: as fast
         /// as the line.
         lane_rate_mbit: u32 =
-            "network.lane_rate_mbit", Kind::Number { min: 0, max: 10_000_000 }, "0", "Mbit/s", Measured;
+            "network.lane_rate_mbit",
+            Kind::Number { min: 0, max: 10_000_000 }, "0", "Mbit/s", Measured;
         /// How fast results are handed to the ranks. 0: at once.
         publish_mb: u32 =
-            "network.publish_mb_per_s", Kind::Number { min: 0, max: 10_000_000 }, "0", "MB/s", Measured;
+            "network.publish_mb_per_s",
+            Kind::Number { min: 0, max: 10_000_000 }, "0", "MB/s", Measured;
         /// What an operation takes besides: its order, and the reports that it is done.
         operation: Duration =
             "network.operation_us", Kind::Number { min: 0, max: 10_000_000 }, "0", "us", Measured;
@@ -231,7 +237,8 @@ sections! {
         /// The rate of its line; auto: network.rate_mbit if that is set, otherwise what the
         /// interface says. Where rates differ, who has a faster line reduces more of a piece.
         line_mbit: Option<u64> =
-            "node.line_mbit", Kind::NumberOrAuto { min: 1, max: 10_000_000 }, "auto", "Mbit/s", Measured;
+            "node.line_mbit",
+            Kind::NumberOrAuto { min: 1, max: 10_000_000 }, "auto", "Mbit/s", Measured;
     }
     /// What is logged.
     Log {

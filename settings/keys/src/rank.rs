@@ -64,7 +64,8 @@ sections! {
     Start {
         /// How long it may take until every host's daemon serves and every rank is started.
         timeout: Duration =
-            "launch.start_timeout_ms", Kind::Number { min: 100, max: 24 * HOUR_MS }, "30000", "ms", User;
+            "launch.start_timeout_ms",
+            Kind::Number { min: 100, max: 24 * HOUR_MS }, "30000", "ms", User;
     }
     /// A training process.
     Worker {
