@@ -1,5 +1,4 @@
-# The two commands that matter are `make demo` and `make test`; the rest is for those who work on
-# Gradwire itself.
+# The two commands that matter are `make demo` and `make test`; `make help` lists the others.
 
 CARGO ?= cargo
 # Where nextest is installed it runs the tests, side by side and each with a time limit.
@@ -15,26 +14,38 @@ PDOC := 16.0.0
 # One test more at a time than there are processors, because some wait.
 AT_ONCE := $(shell expr $$(nproc) + 1)
 PYTEST := -p no:cacheprovider -n $(AT_ONCE) --dist worksteal
+TARGET := $(or $(CARGO_TARGET_DIR),target)
 STUBS := target/stubs/gradwire/_native.pyi
 # What the wheel is built as: release, or dev as the tests are.
 PROFILE ?= release
-BUILT = $(or $(CARGO_TARGET_DIR),target)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
+BUILT = $(TARGET)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 HOST := $(shell rustc -vV | sed -n 's/^host: //p')
+# What the lint compares with, to show hard English that a change adds.
+BASE ?= $(shell git merge-base HEAD origin/main 2>/dev/null || echo HEAD)
+# The most places that scripts/plain_words.py may find; each is normal English.
+MOST_WORDS := 40
+INSTALL_WHEEL = pip install --quiet --disable-pip-version-check --force-reinstall --no-deps python/dist/gradwire-*.whl
+LINT_TOOL = test -x .venv-lint/bin/$(1) || (python3 -m venv .venv-lint && .venv-lint/bin/pip install --quiet $(1)==$(2))
 
-.PHONY: demo demo-rust test wheel python-test python-oldest nightly bench bench-choice bench-cycles simulate-check bench-torch lint stubs \
-    generated-stubs docs metrics-docs simulator-docs dashboards deploy-test soak sanitize clean
+.PHONY: help demo demo-rust test lint figures programs wheel python-test python-oldest nightly soak sanitize \
+    bench bench-torch bench-choice bench-cycles simulate-check stubs generated-stubs metrics-docs \
+    simulator-docs dashboards deploy-test docs clean
 
-demo: ## a small PyTorch network trains on four ranks of two nodes, all on this machine
-	@# PyTorch is fetched while Gradwire is built.
-	python3 python/make_venv.py --without-tools & fetch=$$!; \
-	$(MAKE) --no-print-directory wheel; built=$$?; wait $$fetch && exit $$built
-	.venv-python/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps python/dist/gradwire-*.whl
-	.venv-python/bin/gradwire run -H $(DEMO_HOSTS) -- .venv-python/bin/python examples/digits_horovod.py $(DEMO_ARGS)
+help: ## this list
+	@awk -F ':.*## ' '/^##@ /{printf "\n%s\n", substr($$0, 5)} \
+	    /^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo-rust: ## the same in Rust: a trainer that is linked against libtorch
-	$(TORCH) $(CARGO) build --release -p gradwire-cli -p gradwire-daemon --bins
+##@ Try it
+
+demo: ## builds Gradwire and trains a small PyTorch network on 4 ranks of 2 nodes
+	@scripts/demo.sh $(DEMO_HOSTS) $(DEMO_ARGS)
+
+demo-rust: ## the same with a trainer in Rust, linked against libtorch
+	$(MAKE) --no-print-directory programs
 	$(TORCH) $(CARGO) build --release -p gradwire-tch --example digits
 	$(TORCH) $(BUILT)/gradwire run -H $(DEMO_HOSTS) -- $(BUILT)/examples/digits $(DEMO_ARGS)
+
+##@ Before a change lands
 
 test: ## every test, on a fresh machine too
 	@# All of it in one go: fewer crates would need their dependencies with fewer features, so anew.
@@ -42,7 +53,7 @@ test: ## every test, on a fresh machine too
 	cd lab/benchmarks && python3 -m unittest discover .
 	cd scripts && python3 -m unittest discover .
 	$(MAKE) deploy-test
-	lab/docs_tables.py --check --without rat --without byteps $(or $(CARGO_TARGET_DIR),target)/debug/gradwire-lab
+	lab/docs_tables.py --check --without rat --without byteps $(TARGET)/debug/gradwire-lab
 ifeq ($(NEXTEST),yes)
 	$(TORCH) $(CARGO) nextest run --workspace --test-threads $(AT_ONCE)
 else
@@ -50,19 +61,57 @@ else
 endif
 	$(MAKE) python-test PROGRAMS=built
 
-wheel: ## the Python package with its programs, in python/dist
-	test -n "$(PROGRAMS)" || $(CARGO) build --profile $(PROFILE) --workspace --bins
-	test -x .venv-lint/bin/maturin || (python3 -m venv .venv-lint && .venv-lint/bin/pip install --quiet maturin==$(MATURIN))
+lint: ## format, clippy, types, texts: what CI checks besides the tests
+	$(CARGO) fmt --all --check
+	python3 scripts/check_text.py
+	python3 scripts/plain_words.py --change $(BASE)
+	python3 scripts/plain_words.py --most $(MOST_WORDS)
+	$(TORCH) $(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(TORCH) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+	$(call LINT_TOOL,ruff,$(RUFF))
+	.venv-lint/bin/ruff check lab scripts python examples deploy
+	.venv-lint/bin/ruff format --check lab scripts python examples deploy
+	python3 python/make_venv.py
+	cd python && ../.venv-python/bin/python -m mypy
+
+figures: ## how large everything is; scripts/figures.py --times adds minutes
+	@scripts/figures.py
+
+##@ Build
+
+programs: ## gradwire and gradwired, in target/release
+	$(CARGO) build --profile $(PROFILE) -p gradwire-cli -p gradwire-daemon
+
+wheel: ## the Python package with the programs, in python/dist
+	test -n "$(PROGRAMS)" || $(MAKE) --no-print-directory programs
+	$(call LINT_TOOL,maturin,$(MATURIN))
 	rm -rf python/dist python/gradwire.data && mkdir -p python/gradwire.data/scripts
 	for program in gradwire gradwired; do strip -o python/gradwire.data/scripts/$$program $(BUILT)/$$program; done
 	.venv-lint/bin/maturin build --quiet --strip --profile $(PROFILE) -m python/Cargo.toml --out python/dist
+
+docs: metrics-docs ## the reference of the Python package and of the crates, in target/docs
+	$(MAKE) wheel PROFILE=dev
+	python3 python/make_venv.py
+	.venv-python/bin/$(INSTALL_WHEEL)
+	.venv-python/bin/pip install --quiet --disable-pip-version-check pdoc==$(PDOC)
+	rm -rf target/docs && mkdir -p target/docs
+	.venv-python/bin/python -W error::UserWarning -m pdoc --docformat google \
+	    --output-directory target/docs/python gradwire gradwire.torch gradwire.torch.distributed
+	$(TORCH) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+	cp -r $(TARGET)/doc target/docs/rust
+
+clean: ## removes everything that was built or fetched here
+	$(CARGO) clean
+	rm -rf .venv .venv-bench .venv-lint .venv-python .venv-python-oldest python/dist python/gradwire.data
+
+##@ Generated files
 
 stubs: generated-stubs ## python/gradwire/_native.pyi, from the Rust code
 	cp $(STUBS) python/gradwire/_native.pyi
 
 generated-stubs:
-	test -x .venv-lint/bin/ruff || (python3 -m venv .venv-lint && .venv-lint/bin/pip install --quiet ruff==$(RUFF))
-	test -x .venv-lint/bin/maturin || (python3 -m venv .venv-lint && .venv-lint/bin/pip install --quiet maturin==$(MATURIN))
+	$(call LINT_TOOL,ruff,$(RUFF))
+	$(call LINT_TOOL,maturin,$(MATURIN))
 	mkdir -p python/gradwire.data/scripts
 	.venv-lint/bin/maturin generate-stubs --quiet --profile dev -m python/Cargo.toml --features stubs --out target/stubs
 	.venv-lint/bin/ruff check --quiet --fix --select I,UP --config python/pyproject.toml $(STUBS)
@@ -70,81 +119,41 @@ generated-stubs:
 
 metrics-docs: ## docs/metrics.md, from telemetry/src/catalog.rs
 	@mkdir -p target
-	$(CARGO) run --quiet -p gradwire-telemetry --example metrics_reference > target/metrics.md
+	$(CARGO) run --quiet -p gradwire-telemetry --features serve --example metrics_reference > target/metrics.md
 	cp target/metrics.md docs/metrics.md
 
-simulator-docs: ## the tables of the simulator in docs, from what it prints: minutes
+simulator-docs: ## the tables in lab/docs, from what the simulator prints: minutes
 	$(CARGO) build -p gradwire-lab
-	lab/docs_tables.py $(or $(CARGO_TARGET_DIR),target)/debug/gradwire-lab
+	lab/docs_tables.py $(TARGET)/debug/gradwire-lab
 
-dashboards: ## the dashboards for Grafana in deploy/grafana/dashboards, from the scripts beside them
+dashboards: ## the dashboards for Grafana, from the scripts beside them
 	python3 python/make_venv.py
 	.venv-python/bin/python deploy/grafana/generate.py
 
-deploy-test: ## the configuration and the rules for Prometheus, with Debian's promtool where it can be had
-	scripts/deploy-test.sh
-
-docs: metrics-docs ## the reference of the Python package and of the crates, in target/docs
-	$(MAKE) wheel PROFILE=dev
-	python3 python/make_venv.py
-	.venv-python/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps python/dist/gradwire-*.whl
-	.venv-python/bin/pip install --quiet --disable-pip-version-check pdoc==$(PDOC)
-	rm -rf target/docs && mkdir -p target/docs
-	.venv-python/bin/python -W error::UserWarning -m pdoc --docformat google \
-	    --output-directory target/docs/python gradwire gradwire.torch gradwire.torch.distributed
-	$(TORCH) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
-	cp -r $(or $(CARGO_TARGET_DIR),target)/doc target/docs/rust
+##@ More tests
 
 python-test: ## the Python tests, with the wheel in a virtual environment
 	$(MAKE) wheel PROFILE=dev
 	$(MAKE) generated-stubs
 	diff -u python/gradwire/_native.pyi $(STUBS) || (echo "run make stubs"; exit 1)
 	python3 python/make_venv.py
-	.venv-python/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps python/dist/gradwire-*.whl
+	.venv-python/bin/$(INSTALL_WHEEL)
 	cd python/tests && ../../.venv-python/bin/pytest $(PYTEST)
 
-python-oldest: ## all of them with the oldest PyTorch that it works with; python-test comes first
+python-oldest: ## the same with the oldest PyTorch; python-test comes first
 	python3 python/make_venv.py --torch 2.2.0 --folder .venv-python-oldest
-	.venv-python-oldest/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps python/dist/gradwire-*.whl
+	.venv-python-oldest/bin/$(INSTALL_WHEEL)
 	cd python/tests && ../../.venv-python-oldest/bin/pytest $(PYTEST)
 
 nightly: export GWTEST_JOBS = all
-nightly: ## every Python test on every kind of job and 500 random trainings, with the newest and with the oldest PyTorch
+nightly: ## every Python test on every kind of job, newest and oldest PyTorch
 	$(MAKE) python-test
 	$(MAKE) python-oldest
 
-bench: ## Gradwire and its peers (Gloo, Open MPI, …) side by side; BENCH_ARGS=--quick for five minutes
-	lab/benchmarks/run.py $(BENCH_ARGS)
+deploy-test: ## configuration and rules for Prometheus, with Debian's promtool
+	scripts/deploy-test.sh
 
-bench-choice: ## how good the choice of algorithms is, on slow links of namespaces: an hour; BENCH_ARGS=--quick for five minutes
-	$(CARGO) build --release -p gradwire-cli -p gradwire-daemon -p gradwire-lab
-	lab/benchmarks/choice.py $(or $(CARGO_TARGET_DIR),target)/release/gradwire $(BENCH_ARGS)
-
-simulate-check: ## how well the simulator tells times, on the same links: hours; BENCH_ARGS=--quick for five minutes, "--only '4 nodes, 1' --json FILE" for a part
-	$(CARGO) build --release -p gradwire-cli -p gradwire-daemon -p gradwire-lab
-	lab/benchmarks/simulate_check.py $(or $(CARGO_TARGET_DIR),target)/release/gradwire $(BENCH_ARGS)
-
-bench-cycles: ## what a byte between nodes costs the processor, by what the lanes do: two minutes
-	$(CARGO) build --release -p gradwire-cli -p gradwire-daemon -p gradwire-lab
-	lab/benchmarks/cycles.py $(or $(CARGO_TARGET_DIR),target)/release/gradwire $(BENCH_ARGS)
-
-bench-torch: wheel ## a step of ResNet-50 in PyTorch, with Gradwire and with DDP over Gloo in turn
-	python3 python/make_venv.py
-	.venv-python/bin/pip install --quiet --disable-pip-version-check --upgrade --no-deps --target target/bench-torch python/dist/gradwire-*.whl
-	lab/benchmarks/torch_model.py $(BENCH_ARGS)
-
-lint: ## what CI wants besides the tests
-	$(CARGO) fmt --all --check
-	python3 scripts/check_text.py
-	$(TORCH) $(CARGO) clippy --workspace --all-targets -- -D warnings
-	$(TORCH) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
-	test -x .venv-lint/bin/ruff || (python3 -m venv .venv-lint && .venv-lint/bin/pip install --quiet ruff==$(RUFF))
-	.venv-lint/bin/ruff check lab scripts python examples deploy
-	.venv-lint/bin/ruff format --check lab scripts python examples deploy
-	python3 python/make_venv.py
-	cd python && ../.venv-python/bin/python -m mypy
-
-soak: ## the property tests, and calls that must leave nothing behind, for as long as one likes: make soak CASES=5000
+soak: ## property tests and leaks for as long as one likes: CASES=5000
 	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p gradwire-daemon every_algorithm
 	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p gradwire-tests --test system random_collectives::any_job
 	PROPTEST_CASES=$$(($(CASES) / 20 + 1)) $(CARGO) test --release -p gradwire-tests --test system random_collectives::real
@@ -153,10 +162,30 @@ soak: ## the property tests, and calls that must leave nothing behind, for as lo
 	GLIBC_TUNABLES=glibc.malloc.tcache_count=0 GRADWIRE_SOAK_CALLS=$$(($(CASES) * 200)) \
 	    $(CARGO) test --release -p gradwire-tests --test soak -- --include-ignored --test-threads=1 --nocapture
 
-sanitize: ## the crates with unsafe code under the address sanitizer, where there is a nightly toolchain
+sanitize: ## crates with unsafe code under the address sanitizer (nightly toolchain)
 	RUSTFLAGS=-Zsanitizer=address RUSTDOCFLAGS=-Zsanitizer=address $(CARGO) +nightly test \
 	    --target $(HOST) -p gradwire-shm -p gradwire-kernels --lib --tests
 
-clean: ## everything that was built or fetched here
-	$(CARGO) clean
-	rm -rf .venv .venv-bench .venv-lint .venv-python .venv-python-oldest python/dist python/gradwire.data
+##@ Measurements (BENCH_ARGS=--quick: five minutes)
+
+LAB_PROGRAMS = $(CARGO) build --release -p gradwire-cli -p gradwire-daemon -p gradwire-lab
+
+bench: ## Gradwire and its peers (Gloo, Open MPI, …) side by side
+	lab/benchmarks/run.py $(BENCH_ARGS)
+
+bench-torch: wheel ## a step of ResNet-50 in PyTorch, with Gradwire and with DDP over Gloo
+	python3 python/make_venv.py
+	.venv-python/bin/pip install --quiet --disable-pip-version-check --upgrade --no-deps --target target/bench-torch python/dist/gradwire-*.whl
+	lab/benchmarks/torch_model.py $(BENCH_ARGS)
+
+bench-choice: ## how good the choice of algorithms is on slow links: an hour
+	$(LAB_PROGRAMS)
+	lab/benchmarks/choice.py $(TARGET)/release/gradwire $(BENCH_ARGS)
+
+bench-cycles: ## what a byte between nodes costs the processor: two minutes
+	$(LAB_PROGRAMS)
+	lab/benchmarks/cycles.py $(TARGET)/release/gradwire $(BENCH_ARGS)
+
+simulate-check: ## how well the simulator predicts times on the same links: hours
+	$(LAB_PROGRAMS)
+	lab/benchmarks/simulate_check.py $(TARGET)/release/gradwire $(BENCH_ARGS)

@@ -13,10 +13,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     let descriptors = protox::compile(files, ["."])?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
     fs::write(out.join("descriptors.bin"), prost::Message::encode_to_vec(&descriptors))?;
-    let grpc = env::var_os("CARGO_FEATURE_GRPC").is_some();
-    let builder = tonic_prost_build::configure().build_client(grpc).build_server(grpc);
+    if env::var_os("CARGO_FEATURE_OTLP").is_some() {
+        println!("cargo:rerun-if-changed=opentelemetry");
+        let files = ["metrics", "trace"]
+            .map(|name| format!("opentelemetry/proto/collector/{name}/v1/{name}_service.proto"));
+        let builder = tonic_prost_build::configure().build_server(false);
+        builder.compile_fds(protox::compile(files, ["."])?)?;
+    }
+    let [client, server] =
+        ["CLIENT", "SERVER"].map(|name| env::var_os(format!("CARGO_FEATURE_{name}")).is_some());
+    let builder = tonic_prost_build::configure().build_client(client).build_server(server);
     builder.compile_fds(descriptors)?;
-    if !grpc {
+    if !server {
         return Ok(());
     }
 

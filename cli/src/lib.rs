@@ -15,7 +15,6 @@
 //! - [`top`]: `gradwire top`
 //! - [`trace`]: `gradwire trace`
 //! - [`job`]: a job that a command starts
-//! - [`coordinator`]: `gradwire coordinator`
 //! - [`role`]: the hidden commands
 //! - [`args`]: the command line
 
@@ -24,7 +23,6 @@
 pub mod algorithms;
 pub mod args;
 pub mod cluster;
-pub mod coordinator;
 pub mod doctor;
 pub mod explain;
 pub mod find;

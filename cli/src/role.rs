@@ -3,14 +3,11 @@
 use std::{ffi::OsString, process::ExitCode};
 
 use clap::Subcommand;
-use gradwire_launcher::{agent, args::SettingsOptions, error::CommandError};
+use gradwire_launcher::{agent, error::CommandError};
 use rustix::process::Signal;
 use tokio::runtime::Builder;
 
-use crate::{
-    coordinator,
-    process::{block_on, built, environment, load, log, runtime},
-};
+use crate::process::{built, runtime};
 
 /// The threads of the agent of `gradwire doctor`; a daemon has two for data by default.
 const AGENT_THREADS: usize = 2;
@@ -24,9 +21,6 @@ pub enum Role {
     /// Serve one `gradwire doctor` on standard input and output.
     #[command(hide = true)]
     DoctorAgent,
-    /// Run the coordinator of a job, which the environment describes.
-    #[command(hide = true)]
-    Coordinator(SettingsOptions),
     /// Become a program whose life is tied to its parent's.
     #[command(hide = true)]
     ExecChild {
@@ -66,15 +60,6 @@ impl Role {
                     .block_on(gradwire_doctor::agent::run(tokio::io::stdin(), tokio::io::stdout()));
                 runtime.shutdown_background();
                 ended.map(|()| ExitCode::SUCCESS).map_err(CommandError::failed)
-            }
-            Self::Coordinator(settings) => {
-                let loaded = load(&settings, &[])?;
-                log(&loaded.settings)?;
-                let work = async { coordinator::run(&loaded.settings, &environment()).await };
-                // One thread: a decision takes microseconds, and waking another thread takes tens
-                // of them.
-                block_on(work)??;
-                Ok(ExitCode::SUCCESS)
             }
             Self::ExecChild { gently, parent, command } => match command.split_first() {
                 Some((program, args)) => {

@@ -7,6 +7,7 @@
 //! The modules, lowest first; each imports only from those above it in this list:
 //!
 //! - [`pb`]: the generated messages and services
+//! - [`otlp`]: the messages for a collector of OpenTelemetry (feature `otlp`)
 //! - [`float8`]: the two 8-bit floats
 //! - [`rack`]: what the label of a rack may be
 //! - [`types`]: ranks, names, shapes, element types: values that can't be wrong
@@ -19,12 +20,12 @@
 //! - [`auth`]: proofs of the job's secret
 //! - [`beat`]: heartbeats as datagrams
 //! - [`clock`]: round trips and clock offsets, from heartbeats
-//! - [`broadcast`]: a message for many nodes, encoded once (feature `grpc`)
+//! - [`broadcast`]: a message for many nodes, encoded once (feature `server`)
 
 pub mod agreed;
 pub mod auth;
 pub mod beat;
-#[cfg(feature = "grpc")]
+#[cfg(feature = "server")]
 pub mod broadcast;
 pub mod clock;
 pub mod compression;
@@ -33,6 +34,8 @@ pub mod failure;
 pub mod float8;
 #[cfg(feature = "launch")]
 pub mod launch;
+#[cfg(feature = "otlp")]
+pub mod otlp;
 pub mod pb;
 pub mod rack;
 pub mod request;
@@ -70,5 +73,5 @@ pub const MAX_CONTROL_MESSAGE: usize = 4 << 20;
 pub const MAX_REPORT: usize = 1024;
 
 /// The file descriptors of the `gradwire.v1` package, for gRPC reflection.
-#[cfg(feature = "grpc")]
+#[cfg(feature = "server")]
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

@@ -2,7 +2,7 @@
 
 use std::io::{IsTerminal, stderr};
 
-use tracing_subscriber::{EnvFilter, fmt, util::SubscriberInitExt};
+use tracing_subscriber::{filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::TelemetryError;
 
@@ -16,8 +16,8 @@ pub struct LogConfig {
 }
 
 /// Parses a filter, strictly: a directive that is not understood is an error, not ignored.
-fn filter(given: &str) -> Result<EnvFilter, TelemetryError> {
-    EnvFilter::builder().parse(given).map_err(|error| TelemetryError::Filter {
+fn filter(given: &str) -> Result<Targets, TelemetryError> {
+    given.parse().map_err(|error: tracing_subscriber::filter::ParseError| TelemetryError::Filter {
         given: given.to_owned(),
         reason: error.to_string(),
     })
@@ -29,11 +29,12 @@ fn filter(given: &str) -> Result<EnvFilter, TelemetryError> {
 /// [`TelemetryError::Filter`] for a filter that can't be parsed, and
 /// [`TelemetryError::AlreadyLogging`] the second time.
 pub fn init_logging(config: &LogConfig) -> Result<(), TelemetryError> {
-    let builder = fmt().with_env_filter(filter(&config.filter)?).with_writer(stderr);
+    let registry = tracing_subscriber::registry().with(filter(&config.filter)?);
+    let lines = fmt::layer().with_writer(stderr);
     let done = if config.json {
-        builder.json().flatten_event(true).finish().try_init()
+        registry.with(lines.json().flatten_event(true)).try_init()
     } else {
-        builder.with_ansi(stderr().is_terminal()).finish().try_init()
+        registry.with(lines.with_ansi(stderr().is_terminal())).try_init()
     };
     done.map_err(|_| TelemetryError::AlreadyLogging)
 }

@@ -5,6 +5,7 @@
 //! and runs the remote command in an environment of its own, as a login elsewhere would.
 use std::{
     collections::BTreeMap,
+    ffi::OsStr,
     fs,
     io::Read,
     os::unix::fs::PermissionsExt,
@@ -92,8 +93,12 @@ impl Place {
 
     /// `gradwire` with these words, to be started.
     pub fn gradwire(&self, words: &[&str]) -> Command {
-        let gradwire = programs::gradwire();
-        let mut command = Command::new(&gradwire);
+        self.program(programs::gradwire(), words)
+    }
+
+    /// A program with these words, to be started as `gradwire` is.
+    pub fn program(&self, program: impl AsRef<OsStr>, words: &[&str]) -> Command {
+        let mut command = Command::new(program);
         for (name, _) in std::env::vars() {
             if name.starts_with("GRADWIRE_") {
                 command.env_remove(name);
@@ -104,7 +109,7 @@ impl Place {
             .current_dir(self.path())
             .env("GRADWIRE_LAUNCH__GRADWIRED", self.path().join("gradwired"))
             .env("GRADWIRE_LAUNCH__SSH", self.path().join("ssh"))
-            .env("GRADWIRE_LAUNCH__REMOTE_GRADWIRE", gradwire)
+            .env("GRADWIRE_LAUNCH__REMOTE_GRADWIRE", programs::gradwire())
             .env("GRADWIRE_LAUNCH__GRACE_MS", "500")
             .env("TMPDIR", self.path())
             .env_remove("XDG_RUNTIME_DIR")

@@ -3,6 +3,7 @@
 //! The coordinator makes snapshots. What follows from them is the same for all viewers: `gradwire
 //! status`, `gradwire top` and the status page, which this crate serves over HTTP. For `gradwire
 //! trace` and for spans it joins what nodes and ranks record. It changes nothing in a job.
+//! What is served is the feature `serve`; commands need the rest alone.
 //!
 //! - [`view`]: the figures that people look at; pure
 //! - [`json`]: the state of a job for programs; pure
@@ -14,10 +15,14 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "serve")]
 pub mod access;
+#[cfg(feature = "serve")]
 pub mod board;
 pub mod json;
+#[cfg(feature = "serve")]
 pub mod pages;
+#[cfg(feature = "serve")]
 pub mod spans;
 pub mod trace;
 pub mod view;

@@ -32,6 +32,9 @@ pub enum Command {
     /// Measure the coordinator, or the resources of a job.
     #[command(subcommand)]
     Bench(Measurement),
+    /// Run the coordinator of a job, which the environment describes.
+    #[command(hide = true)]
+    Coordinator(SettingsOptions),
     /// What other processes of a job start.
     #[command(flatten)]
     Role(Role),

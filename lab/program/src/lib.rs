@@ -7,6 +7,7 @@
 //! - [`cluster_file`]: a measured cluster as a file
 //! - [`probe`]: `gradwire probe`
 //! - [`simulate`]: `gradwire simulate`
+//! - [`coordinator`]: the coordinator of one job as a process of its own
 //! - [`negotiation`]: `gradwire bench negotiation`
 //! - [`resources`]: `gradwire bench resources`
 //! - [`args`]: the command line
@@ -15,6 +16,7 @@
 
 pub mod args;
 pub mod cluster_file;
+pub mod coordinator;
 pub mod negotiation;
 pub mod probe;
 mod probe_calls;

@@ -15,7 +15,7 @@ use gradwire_cli::{
 };
 use gradwire_lab::{
     args::{Command, Explain, Lab, Measurement},
-    cluster_file, negotiation, probe,
+    cluster_file, coordinator, negotiation, probe,
     resources::{self, args::Resources},
     simulate,
 };
@@ -42,6 +42,15 @@ fn dispatch(lab: Lab) -> Result<ExitCode, CommandError> {
             negotiation::run(&options, &loaded, &environment())
         }
         Command::Bench(Measurement::Resources(options)) => self::resources(&options),
+        Command::Coordinator(settings) => {
+            let loaded = load(&settings, &[])?;
+            log(&loaded.settings)?;
+            let work = async { coordinator::run(&loaded.settings, &environment()).await };
+            // One thread: a decision takes microseconds, and waking another thread takes tens of
+            // them.
+            block_on(work)??;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Role(role) => role.run(),
     }
 }

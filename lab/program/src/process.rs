@@ -104,7 +104,7 @@ fn role(words: &[String]) -> Option<Role> {
     let program = Path::new(words.first()?).file_name()?.to_str()?;
     match (program, words.get(1).map(String::as_str)) {
         ("gradwired", _) => Some(Role::Daemon),
-        ("gradwire", Some("coordinator")) => Some(Role::Coordinator),
+        ("gradwire-lab", Some("coordinator")) => Some(Role::Coordinator),
         _ => None,
     }
 }

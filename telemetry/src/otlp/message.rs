@@ -3,8 +3,7 @@
 //! Names, units and help are those of Prometheus's endpoint, so dashboards serve both. What all
 //! series have in common (job and host) belongs to the resource.
 
-use metrics::Unit;
-use opentelemetry_proto::tonic::{
+use gradwire_proto::otlp::{
     collector::metrics::v1::ExportMetricsServiceRequest,
     common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value},
     metrics::v1::{
@@ -13,6 +12,7 @@ use opentelemetry_proto::tonic::{
     },
     resource::v1::Resource,
 };
+use metrics::Unit;
 
 use crate::{
     histogram::{BOUNDS, Recorded},

@@ -8,8 +8,7 @@
 
 use std::collections::HashMap;
 
-use gradwire_telemetry::otlp::{attribute, number_attribute};
-use opentelemetry_proto::tonic::{
+use gradwire_proto::otlp::{
     collector::trace::v1::ExportTraceServiceRequest,
     common::v1::{InstrumentationScope, KeyValue},
     resource::v1::Resource,
@@ -18,6 +17,7 @@ use opentelemetry_proto::tonic::{
         span::{Link, SpanKind},
     },
 };
+use gradwire_telemetry::otlp::{attribute, number_attribute};
 use sha2::{Digest as _, Sha256};
 
 use super::step::{RankStep, Sampled};

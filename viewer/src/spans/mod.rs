@@ -19,9 +19,9 @@ mod tests;
 use std::{io, sync::Arc, thread, time::Duration};
 
 use gradwire_coordinator::Inspection;
+use gradwire_proto::otlp::collector::trace::v1::ExportTraceServiceRequest;
 use gradwire_proto::{VERSION, pb::TraceBatch};
 use gradwire_telemetry::{Collector, OtlpConfig};
-use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use prost::Message as _;
 use tokio::{
     runtime,

@@ -1,10 +1,10 @@
 use std::{collections::BTreeMap, time::Duration};
 
+use gradwire_proto::otlp::trace::v1::Span;
 use gradwire_proto::pb::TraceBatch;
 use gradwire_telemetry::otlp::number_attribute;
 use gradwire_tests::sample;
 use gradwire_trace::Kind;
-use opentelemetry_proto::tonic::trace::v1::Span;
 
 use super::{
     message::{Origin, requests},

@@ -1,5 +1,5 @@
-//! `gradwire coordinator`: the coordinator of one job as a process of its own, for whoever starts
-//! the daemons by other means than `gradwire run`, where the first node's daemon hosts it.
+//! `gradwire-lab coordinator`: the coordinator of one job as a process of its own. In a job of
+//! `gradwire run` the daemon of the first node hosts it.
 //!
 //! What the job is comes from the environment; how it is run comes from the settings. Once it
 //! serves it prints one line of JSON on standard output.
