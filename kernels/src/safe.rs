@@ -1,4 +1,5 @@
-//! The kernels over slices of bytes, with everything checked that the pointers take on trust.
+//! The kernels over slices of bytes, with the checks that the functions on pointers leave to the
+//! caller.
 
 use super::{
     dispatch,
@@ -24,7 +25,7 @@ pub enum SliceError {
         /// Bytes of one element.
         size: usize,
     },
-    /// The combination and the finish are about different element types.
+    /// The combination and the finish have different element types.
     #[error("inputs of {combine} can't be finished as {finish}: give both the same element type")]
     Type {
         /// The type that is combined.
@@ -33,7 +34,7 @@ pub enum SliceError {
         finish: gradwire_proto::DType,
     },
     /// This machine doesn't have the level.
-    #[error("this machine has no {}: use what gradwire_kernels::level() gives", .0.name())]
+    #[error("this machine does not support {}: use gradwire_kernels::level()", .0.name())]
     Level(Level),
 }
 
@@ -52,7 +53,7 @@ pub fn reduce_slices(
     reduce_finish_slices(level, combine, prescale, &finish, &mut [dst], inputs, Store::Cached)
 }
 
-/// [`reduce_finish_to`](super::reduce_finish_to) over slices of bytes, at a level of choice.
+/// [`reduce_finish_to`](super::reduce_finish_to) over slices of bytes, at a given level.
 ///
 /// # Errors
 /// [`SliceError`] if lengths or types differ, or if the level isn't available here.

@@ -1,4 +1,4 @@
-//! The reference: one element after the other, the way the arithmetic is described.
+//! The reference: one element after the other, as the arithmetic is defined.
 
 use super::{
     element::Element,
