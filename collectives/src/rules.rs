@@ -1,4 +1,4 @@
-//! Rules: which algorithms are allowed for which collective and size, as people write them.
+//! Rules: which algorithms are allowed for which collective and size, as users write them.
 //!
 //! ```text
 //! auto
@@ -9,16 +9,16 @@
 //! Rules are separated by `;`. A rule is `COLLECTIVE:RANGE=LIST`.
 //!
 //! - The collective is `allreduce`, `broadcast`, `reduce`, `allgather`, `gather`, `scatter`,
-//!   `reducescatter` or `alltoall`. A rule without one is for that of the rule before it, the first
-//!   rule for all of them.
-//! - The range is in bytes of a piece, as it travels: `A-B` is more than A and up to B, `A-` more
-//!   than A, and `0-` begins with 0. Without a range a rule is for all sizes.
-//! - The list is of specs to choose from, or of algorithms with `^` that are not to be chosen, or
-//!   `auto`. A list without anything before it is for everything.
+//!   `reducescatter` or `alltoall`. A rule without a collective is for that of the rule before it,
+//!   and the first rule for all of them.
+//! - The range is in bytes of a piece on the wire: `A-B` is more than A and up to B, `A-` more than
+//!   A, and `0-` begins with 0. Without a range a rule is for all sizes.
+//! - The list has specs to choose from, or algorithms with `^` to exclude, or is `auto`. A list
+//!   alone is for all collectives and sizes.
 //!
-//! [Strict](Rules::strict) rules allow only algorithms with the canonical order of additions where
-//! something is reduced, and [quantized](Rules::quantized) ones only those that round each block
-//! once on each node.
+//! For reductions, [strict](Rules::strict) rules allow only algorithms with the canonical order of
+//! additions, and [quantized](Rules::quantized) rules only those that round each block once on each
+//! node.
 
 #[cfg(test)]
 mod tests;
@@ -78,11 +78,11 @@ impl Rules {
         if all.is_plain() && all.rules.iter().all(|only| only.list == List::Auto) {
             all.rules.clear();
         }
-        // What is printed is sent to other processes, and may be longer than what was given.
+        // The printed rules are sent to other processes, and may be longer than the input.
         if all.to_string().len() > MAX_TEXT { Err(long()) } else { Ok(all) }
     }
 
-    /// Whether all specs can run among so many nodes.
+    /// Whether all specs can run on this number of nodes.
     ///
     /// # Errors
     /// [`RulesError`] names the first one that can't, with its place in the rules as they are
@@ -103,9 +103,9 @@ impl Rules {
         Ok(())
     }
 
-    /// The same rules, but where something is reduced only algorithms with the canonical order of
-    /// additions are allowed ([`Algorithm::CANONICAL`]): of those that a list names, or all of them
-    /// but those that it excludes.
+    /// The same rules, which allow only algorithms with the canonical order of additions
+    /// ([`Algorithm::CANONICAL`]) for reductions: those that a list names, or all that it doesn't
+    /// exclude.
     ///
     /// # Errors
     /// [`RulesError`] names the first rule that allows none of them.
@@ -121,15 +121,14 @@ impl Rules {
         Ok(strict)
     }
 
-    /// The same rules for pieces that are quantized: only algorithms are allowed that round each
-    /// block once on each node ([`Algorithm::ROUNDS_ONCE`]). A rule that allows none of them allows
-    /// all of them.
+    /// The same rules for quantized pieces, which allow only algorithms that round each block once
+    /// on each node ([`Algorithm::ROUNDS_ONCE`]). A rule that has none of them allows all of them.
     #[must_use]
     pub fn quantized(self) -> Self {
         Self { only: Some(Only::RoundsOnce), ..self }
     }
 
-    /// Whether one list for everything names none of those algorithms.
+    /// Whether the rules are a single list without any of the algorithms of [`Self::quantized`].
     pub fn excludes_quantized(&self) -> bool {
         let quantized = self.clone().quantized();
         let listed = |rule: &Rule| quantized.listed(rule, Chosen::Allreduce, false);
@@ -151,7 +150,7 @@ impl Rules {
         specs
     }
 
-    /// What is chosen from without a rule. `shares`: whether it matters who owns how much.
+    /// The candidates without a rule. `shares`: as [`Topology::has_shares`].
     fn usual(&self, collective: Chosen, shares: bool) -> Vec<Spec> {
         let (all, servers) = match self.only.and_then(|only| only.of(collective)) {
             Some(only) => (only, None),
@@ -163,7 +162,7 @@ impl Rules {
         all.iter().copied().chain(servers).map(Spec::usual).collect()
     }
 
-    /// The number of the rule for a piece of so many bytes, from 1; 0 if there is none.
+    /// The number of the rule for a piece of this size, from 1; 0 if there is none.
     pub fn rule_for(&self, kind: Kind, bytes: u64) -> usize {
         let is_for = |collective| {
             let at = self.rules.iter().position(|rule| rule.is_for(collective, bytes))?;
@@ -172,7 +171,7 @@ impl Rules {
         Chosen::of(kind).and_then(is_for).unwrap_or(0)
     }
 
-    /// The only spec that a rule allows among so many nodes, if it is one.
+    /// The spec that a rule forces on this number of nodes, if it allows exactly one.
     pub fn forced(&self, rule: usize, nodes: u32) -> Option<Spec> {
         match &self.rules.get(rule.checked_sub(1)?)?.list {
             List::Named(specs) if specs.len() == 1 => {
@@ -183,14 +182,14 @@ impl Rules {
         }
     }
 
-    /// Whether quantized pieces could take it, if these are such rules.
+    /// Whether these rules allow the spec, if they are for quantized pieces.
     fn takes(&self, spec: &Spec) -> bool {
         self.only != Some(Only::RoundsOnce) || Algorithm::ROUNDS_ONCE.contains(&spec.algorithm())
     }
 
-    /// What a rule allows for a kind among these nodes, and the rule's number, which is 0 for one
-    /// list that is for everything. What does not fit the nodes is left out: they may be a part of
-    /// those that the rule is for. If nothing fits, or without a rule, all candidates are allowed.
+    /// The number of a rule, or 0 for a single list, and what it allows for a kind on these nodes.
+    /// Specs that don't fit the nodes are left out, because the rule may be for more nodes than a
+    /// process set has. If nothing fits, or without a rule, all candidates are allowed.
     pub fn allowed(&self, kind: Kind, rule: usize, topology: &Topology) -> (usize, Vec<Spec>) {
         // A move has no choice: any will do.
         let collective = Chosen::of(kind).unwrap_or(Chosen::Broadcast);
@@ -211,12 +210,13 @@ impl Rules {
         self.rules.iter().any(|rule| matches!(&rule.list, List::Named(specs) if has_it(specs)))
     }
 
-    /// Whether there is anything to choose among so many nodes: it is not one spec for everything.
+    /// Whether there is a choice on this number of nodes: the rules don't force one spec for
+    /// everything.
     pub fn is_choice(&self, nodes: u32) -> bool {
         !self.is_plain() || self.forced(1, nodes).is_none()
     }
 
-    /// Whether it is one list for everything.
+    /// Whether the rules are a single list for all collectives and sizes.
     fn is_plain(&self) -> bool {
         match &self.rules[..] {
             [] => true,

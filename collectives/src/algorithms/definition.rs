@@ -1,9 +1,9 @@
-//! What an algorithm says of itself. Each has a file in the [catalog](super::catalog), in which all
-//! of it stands together: the idea and its paper, the parameters, the schedules and their costs.
+//! The interface of an algorithm. Each has a file in the [catalog](super::catalog) with the idea
+//! and its paper, the parameters, the schedules and their costs.
 //!
 //! A method that generates a schedule or trees is followed by one for their cost: closed forms of
-//! the α-β-γ model, as a [`Shape`]. Most methods have a default, so an algorithm says only what is
-//! its own.
+//! the α-β-γ model, as a [`Shape`]. Most methods have a default, so an algorithm defines only what
+//! differs.
 
 use super::{
     about::About,
@@ -23,7 +23,7 @@ use crate::{schedule::Schedule, topology::Topology};
 
 /// An algorithm. `spec` is always one of this algorithm.
 pub(super) trait Definition: Sync {
-    /// What people want to know of it.
+    /// Its summary.
     fn about(&self) -> About;
 
     /// Its parameters.
@@ -58,14 +58,14 @@ pub(super) trait Definition: Sync {
     }
 
     /// The cost of a reduction to one participant. The default is a broadcast backwards, with a
-    /// reduction of every chunk at every hop. What a node has to send of its own is ready from the
-    /// beginning, and goes before what it passes on.
+    /// reduction of every chunk at every hop. A node's own data is ready from the beginning, and
+    /// goes before what it passes on.
     fn reduce_cost(&self, spec: &Spec, topology: &Topology, root: u32, cluster: &Cluster) -> Shape {
         Shape { streamed: 1.0, ..self.broadcast_cost(spec, topology, root, cluster) }
     }
 
-    /// The trees of a piece in which each block has roles of its own, as in an allgather. The
-    /// default are those of the circulant with two at a time.
+    /// The trees of a piece in which each block has its own roles, as in an allgather. The default
+    /// is the circulant with radix 2.
     fn exchange(&self, _: &Spec, topology: &Topology) -> Trees {
         Trees::Circulant(Circle::over_racks(topology, 2))
     }
@@ -76,14 +76,14 @@ pub(super) trait Definition: Sync {
         circle::cost_over_racks(cluster, 2)
     }
 
-    /// The cost of a piece with so many segments at least (the parameter `segments`), from the cost
-    /// without them.
+    /// The cost of a piece with at least this many segments (the parameter `segments`), from the
+    /// cost without them.
     fn in_segments(&self, _: Kind, segments: f64, cost: Shape) -> Shape {
         cost.in_blocks(cost.blocks * segments, cost.messages * segments)
     }
 
-    /// Which participants do the same in an allreduce without servers, the largest classes first;
-    /// none if that is not known of any.
+    /// The classes of participants that do the same in an allreduce without servers, the largest
+    /// first; none if they are not known.
     fn symmetries(&self, _: &Spec, _: &Topology) -> Vec<Symmetry> {
         Vec::new()
     }

@@ -2,8 +2,8 @@
 
 use crate::algorithms::{Algorithm, Kind, Spec};
 
-/// What is chosen from where no rule says otherwise. They have been compared with measured times.
-/// The linear one is for small pieces to or from one participant.
+/// The candidates without a rule. Their predicted times have been compared with measured ones.
+/// Linear is for small pieces to or from one participant.
 const CANDIDATES: [Algorithm; 6] = [
     Algorithm::Ring,
     Algorithm::RecursiveDoubling,
@@ -13,8 +13,8 @@ const CANDIDATES: [Algorithm; 6] = [
     Algorithm::Linear,
 ];
 
-/// The same for collectives of which each block has roles of its own, where most algorithms have
-/// the trees of one of these.
+/// The same for collectives in which each block has its own roles. Most other algorithms have the
+/// trees of one of these.
 const EXCHANGES: [Algorithm; 4] =
     [Algorithm::Direct, Algorithm::Circulant, Algorithm::Hierarchical, Algorithm::Ring];
 
@@ -60,7 +60,7 @@ impl Chosen {
         }
     }
 
-    /// What is chosen from where no rule says otherwise.
+    /// The candidates without a rule.
     pub(super) fn candidates(self) -> &'static [Algorithm] {
         match self {
             Self::Allreduce | Self::Broadcast | Self::Reduce => &CANDIDATES,
@@ -80,11 +80,11 @@ impl Chosen {
 /// One rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Rule {
-    /// All of them, if it names none.
+    /// None for all collectives.
     pub(super) collective: Option<Chosen>,
-    /// Not included, but for 0.
+    /// Exclusive, except for 0.
     pub(super) above: u64,
-    /// Included.
+    /// Inclusive.
     pub(super) up_to: u64,
     pub(super) list: List,
 }
@@ -92,11 +92,11 @@ pub(super) struct Rule {
 /// The list of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum List {
-    /// Everything that is chosen from without a rule.
+    /// All candidates.
     Auto,
     /// These.
     Named(Vec<Spec>),
-    /// Everything but these.
+    /// All candidates but these.
     Without(Vec<Spec>),
 }
 
@@ -116,7 +116,7 @@ impl Rule {
     }
 }
 
-/// What only some algorithms can do.
+/// A property that only some algorithms have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Only {
     /// Additions in the canonical order.
@@ -126,7 +126,7 @@ pub(super) enum Only {
 }
 
 impl Only {
-    /// The algorithms, if it concerns the collective.
+    /// The algorithms that have it, if it matters for the collective.
     pub(super) fn of(self, collective: Chosen) -> Option<&'static [Algorithm]> {
         match self {
             Self::Canonical => collective.reduces().then_some(&Algorithm::CANONICAL),

@@ -1,4 +1,4 @@
-//! A rule as people write it.
+//! Parsing and printing of a rule.
 
 use std::fmt::{self, Write};
 
@@ -11,13 +11,13 @@ use crate::{
     bytes,
 };
 
-/// What comes before the `=` of a rule, which is before any parenthesis.
+/// Splits a rule at its `=`, which is before any parenthesis.
 pub(super) fn head_of(part: &str) -> Option<(&str, &str)> {
     let (head, list) = part.split_once('=')?;
     (!head.contains('(')).then_some((head, list))
 }
 
-/// A rule, or where it is wrong and why.
+/// Reads a rule, or returns the part that is wrong, and why.
 pub(super) fn read_rule(part: &str, before: Option<Chosen>) -> Result<Rule, (&str, RuleReason)> {
     let (head, list) = head_of(part).map_or((None, part), |(head, list)| (Some(head), list));
     let (mut collective, mut above, mut up_to) = (before, 0, u64::MAX);
@@ -40,7 +40,7 @@ pub(super) fn read_rule(part: &str, before: Option<Chosen>) -> Result<Rule, (&st
     Ok(Rule { collective, above, up_to, list: listed(list, collective)? })
 }
 
-/// A list.
+/// Reads a list.
 fn listed(list: &str, collective: Option<Chosen>) -> Result<List, (&str, RuleReason)> {
     if list.trim().eq_ignore_ascii_case("auto") {
         return Ok(List::Auto);

@@ -1,18 +1,18 @@
 //! Bine, binomial negabinary: partners and trees whose distances are about two thirds of those of
-//! butterflies and binomial trees, so more messages stay near their sender, whatever is near (De
-//! Sensi et al., "Bine Trees: Enhancing Collective Operations by Optimizing Communication
-//! Locality", SC 2025).
+//! butterflies and binomial trees, so more messages stay near their sender in any network (De Sensi
+//! et al., "Bine Trees: Enhancing Collective Operations by Optimizing Communication Locality", SC
+//! 2025).
 //!
 //! A number in base −2 (negabinary) has bits of weight 1, −2, 4, −8, …: its neighbours on both
-//! sides differ from it in low bits. To flip the lowest t + 1 bits, which are all 0 or all 1, is to
-//! go the distance (1 − (−2)^(t+1)) / 3 to one side or the other: 1, 1, 3, 5, 11, 21, …
+//! sides differ from it in low bits. Flipping the lowest t + 1 bits, which are all 0 or all 1,
+//! moves it by the distance (1 − (−2)^(t+1)) / 3 to one side or the other: 1, 1, 3, 5, 11, 21, …
 //!
 //! - The allreduce is an exchange in pairs ([`doubling`]) with partners at these distances, the
 //!   nearest first: they are [Swing](swing)'s. Here the blocks lie in the order in which they are
 //!   halved, so each message is one range (`owned`).
-//! - To or from one participant it is a tree: in round t everybody who has the block sends it to
-//!   who differs in all bits but the highest t, the farthest first. Numbers count from the root
-//!   around the order of the racks, to both sides.
+//! - To or from one participant it is a tree: in round t each participant with the block sends it
+//!   to the number that differs in all bits but the highest t, the farthest first. Numbers count
+//!   from the root in the order of the racks, to both sides.
 //!
 //! Where M is not a power of two, the first 2(M − 2^⌊log2 M⌋) positions fold in pairs.
 
@@ -42,7 +42,7 @@ impl Definition for Bine {
         About {
             idea: "halving and doubling, or a tree, at distances 1, 1, 3, 5, 11, … to either side",
             cost: "as halving-doubling",
-            when: "racks that are not known",
+            when: "unknown racks",
             source: "De Sensi et al., \"Bine Trees: Enhancing Collective Operations by Optimizing \
                      Communication Locality\", SC 2025",
         }
@@ -73,14 +73,14 @@ fn negabinary(number: u32, bits: u32) -> u32 {
     (number.wrapping_add(NEGATIVE) ^ NEGATIVE) & ((1 << bits) - 1)
 }
 
-/// The number modulo 2^`bits` that these are the bits of in base −2.
+/// The number modulo 2^`bits` with these bits in base −2.
 fn number(negabinary: u32, bits: u32) -> u32 {
     (negabinary ^ NEGATIVE).wrapping_sub(NEGATIVE) & ((1 << bits) - 1)
 }
 
-/// Which block a number owns, of 2^`rounds`. Blocks that are sent together follow each other. In
-/// round t a pair differs in bit t of the Gray code of the negabinary number, which counts to the
-/// other side for even numbers; and what is sent first is halved first.
+/// The block that a number owns, of 2^`rounds`. Blocks that are sent together are contiguous. In
+/// round t a pair differs in bit t of the Gray code of the negabinary number, where even numbers
+/// are negated. The bits are reversed, because the first round halves all blocks.
 fn owned(number: u32, rounds: u32) -> u32 {
     if rounds == 0 {
         return 0;
@@ -103,12 +103,12 @@ impl BineTree {
         Self { rounds, folded: nodes - (1 << rounds) }
     }
 
-    /// The one of a pair that takes part, or a single position, by number.
+    /// The position of a number: a single one, or the member of a pair that takes part.
     fn position(self, number: u32) -> u32 {
         if number < self.folded { 2 * number } else { number + self.folded }
     }
 
-    /// Who is one round farther down: the other one of a pair.
+    /// Whether a position is the other member of a pair, one round farther down.
     fn is_folded(self, at: u32) -> bool {
         at < 2 * self.folded && !at.is_multiple_of(2)
     }
@@ -117,7 +117,7 @@ impl BineTree {
         if at < 2 * self.folded { at / 2 } else { at - self.folded }
     }
 
-    /// How many of the lowest bits of a number are the same; one more for the root.
+    /// How many of the lowest bits of a number are equal; one more for the root.
     fn same_bits(self, number: u32) -> u32 {
         let bits = negabinary(number, self.rounds);
         match bits {
@@ -126,7 +126,7 @@ impl BineTree {
         }
     }
 
-    /// Who differs from a number in this many of the lowest bits.
+    /// The number that differs in this many of the lowest bits.
     fn flipped(self, of: u32, bits: u32) -> u32 {
         number(negabinary(of, self.rounds) ^ ((1 << bits) - 1), self.rounds)
     }
@@ -182,7 +182,7 @@ fn broadcast_cost(cluster: &Cluster) -> Shape {
         line: rounds,
         uplink: cluster.uplink(across + 1.0),
         messages: rounds,
-        // A pair is seldom at the end of the longest way.
+        // A pair is rarely at the end of the longest path.
         ..cluster.hops(cluster.nodes.log2().floor(), across + 1.0)
     }
 }
@@ -196,9 +196,8 @@ mod tests {
         (0..nodes).filter_map(|at| tree.parent(at).map(|(parent, _)| (parent, at))).collect()
     }
 
-    /// The tree of the paper's kind, for every number of participants: both ends know a link and
-    /// its round, a participant has the block before it sends it, and nobody sends twice in a
-    /// round.
+    /// Trees as in the paper, for every number of participants: both ends agree on a link and its
+    /// round, a participant receives the block before it sends it, and sends once in a round.
     #[test]
     fn trees_are_binomial() {
         for nodes in 1..=1030 {
@@ -236,7 +235,7 @@ mod tests {
     /// With racks one after the other, broadcasts cross between them less often than those of a
     /// binomial tree over the same numbers: on average over all roots, and from the worst root.
     #[test]
-    fn racks_are_crossed_less_often_than_by_binomial_trees() {
+    fn racks_are_crossed_less_often() {
         let crossings = |edges: &[(u32, u32)], nodes: u32, size: u32| -> Vec<usize> {
             let rack = |at: u32, root: u32| (at + root) % nodes / size;
             let from = |root| {
@@ -256,7 +255,8 @@ mod tests {
             assert!(sum(&bine) < sum(&binomial), "{racks} racks of {size}");
             assert!(bine.iter().max() <= binomial.iter().max(), "{racks} racks of {size}");
         }
-        // But a binomial tree from the first of a rack is aligned with racks of a power of two.
+        // But a binomial tree from the first node of a rack is aligned with racks of a power of
+        // two.
         let binomial: Vec<_> = (1..32).map(|at: u32| (at & (at - 1), at)).collect();
         assert_eq!((crossings(&edges(32), 32, 8)[0], crossings(&binomial, 32, 8)[0]), (7, 3));
     }

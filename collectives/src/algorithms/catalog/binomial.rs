@@ -1,5 +1,5 @@
-//! Binomial: a binomial tree up, and down again (Chan et al., 2007). In each round everybody who
-//! has the block sends it to one more.
+//! Binomial: a binomial tree up, and down again (Chan et al., 2007). In each round every
+//! participant that has the block sends it to one more.
 
 use crate::{
     algorithms::{
@@ -23,7 +23,7 @@ impl Definition for Binomial {
         About {
             idea: "a binomial tree up, and down again",
             cost: "2⌈log₂ M⌉(α + S·β + S·γ)",
-            when: "to compare",
+            when: "comparison",
             source: CHAN,
         }
     }

@@ -3,12 +3,12 @@
 //! the trees and how much of the piece each gets.
 //!
 //! Behind a switch, where only lines are a limit, the trees are stars: each participant reduces a
-//! share of the piece for all, as in Blink on NVSwitch, and who has a faster line more. Where racks
-//! have slow uplinks, each tree crosses into a rack once. Where the links between participants
-//! have rates of their own, as in an overlay or across sites, trees go around those that are slow.
+//! share of the piece for all, as in Blink on NVSwitch, and one with a faster line reduces more.
+//! Where racks have slow uplinks, each tree crosses into a rack once. Where the links between
+//! participants have rates of their own, as in an overlay or across sites, trees avoid slow links.
 //!
-//! In the broadcast each tree has the root, and in the reduction to one participant, too. Where no
-//! rates are known both go along a chain, which keeps no line busy for longer than it has to be.
+//! In a broadcast and in a reduction to one participant all trees have the same root. Where no
+//! rates are known both go along a chain, which keeps no line busy for longer than necessary.
 
 use super::{chain, servers};
 use crate::{
@@ -40,7 +40,7 @@ impl Definition for Blink {
     fn about(&self) -> About {
         About {
             idea: "spanning trees, packed such that no line, uplink or link is busy for longer \
-                   than it has to be",
+                   than necessary",
             cost: "2hα + T, h links to the farthest and T for the busiest link",
             when: "links of different rates",
             source: "Wang et al., \"Blink: Fast and Generic Collectives for Distributed ML\", \
@@ -75,8 +75,8 @@ impl Definition for Blink {
     }
 }
 
-/// Whether there are so few participants that trees are packed (BOUND). Else an allreduce is one
-/// with owners, which knows the rates of lines, and other trees are chains.
+/// Whether there are few enough participants to pack trees (BOUND). Otherwise an allreduce is that
+/// of [`servers`], which uses the rates of lines, and other trees are chains.
 fn packs(topology: &Topology) -> bool {
     topology.participants() <= MAX_LINKED
 }
@@ -117,14 +117,14 @@ fn depths(tree: &Tree) -> Vec<u32> {
     (0..tree.parents.len() as u32).map(depth).collect()
 }
 
-/// The blocks, and where a participant stands in the tree of each.
+/// The blocks, and the place of a participant in the tree of each.
 fn placed(trees: &[Tree], me: u32, count: u64) -> (Vec<Block>, Vec<Place>) {
     let (blocks, trees) = shared(trees, count);
     let depths: Vec<Vec<u32>> = trees.iter().map(|tree| depths(tree)).collect();
     let deepest = depths.iter().flatten().copied().max().unwrap_or(0);
     let place = |(tree, depths): (&&Tree, &Vec<u32>)| {
         let nodes = tree.parents.len() as u32;
-        // Those who are farthest begin; nobody is everybody's first.
+        // The farthest begin, and no peer is the first for all.
         let link = |parent: u32, child: u32, peer: u32| {
             let turn = (child + nodes - parent) % nodes;
             let depth = depths[child as usize];
@@ -161,7 +161,7 @@ fn rooted(topology: &Topology, most: u32, root: u32, me: u32, count: u64) -> Roo
     Rooted::new(blocks, move |block| places[block as usize].clone())
 }
 
-/// What all trees together cost in one direction.
+/// The cost of all trees together in one direction.
 fn of_packing(topology: &Topology, cluster: &Cluster, packing: &Packing) -> Shape {
     let mut most = Shape::default();
     let nodes = topology.participants() as usize;

@@ -1,8 +1,9 @@
 //! Chain: one after the other in order of the racks, and back (Chan et al., 2007).
 //!
-//! Each participant has one child. M−1 messages one after the other, but nobody sends more than
-//! once the piece each way, and blocks follow each other closely: for large pieces to or from one
-//! participant. An allreduce is a reduction to the first participant and a broadcast from it.
+//! Each participant has one child. There are M−1 messages one after the other, but no participant
+//! sends more than the piece each way, and blocks follow each other closely: it suits large pieces
+//! to or from one participant. An allreduce is a reduction to the first participant and a broadcast
+//! from it.
 
 use crate::{
     algorithms::{

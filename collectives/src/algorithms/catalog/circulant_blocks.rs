@@ -1,14 +1,14 @@
 //! Circulant blocks: a broadcast of n blocks in n − 1 + ⌈log2 M⌉ rounds for any M, in each of which
-//! a participant sends and receives at most one block. That is the least there is (Träff, "Optimal
+//! a participant sends and receives at most one block. That is the minimum (Träff, "Optimal
 //! Broadcast Schedules in Logarithmic Time with Applications to Broadcast, All-Broadcast, Reduction
 //! and All-Reduction", 2024, arXiv:2407.18004).
 //!
-//! Numbers count from the root. In a round everybody sends to who is one *skip* after it. The skips
-//! are M halved again and again, rounded up, and take turns over the rounds, the smallest first. So
-//! the links are those of a circulant graph, and all participants do the same.
+//! Numbers count from the root. In a round each participant sends to its successor at a distance,
+//! the *skip*. The skips are M halved repeatedly, rounded up; the rounds use them in turn, the
+//! smallest first. So the links are those of a circulant graph, and all participants do the same.
 //!
-//! The root sends block i in round i. Along which way a block goes, its number modulo ⌈log2 M⌉
-//! says, so the schedule repeats itself for every ⌈log2 M⌉ blocks: one `Skips::received` for each
+//! The root sends block i in round i. The path of a block depends on its number modulo ⌈log2 M⌉, so
+//! the schedule repeats itself for every ⌈log2 M⌉ blocks: one `Skips::received` for each
 //! participant is enough. Where n − 1 is not a multiple of that, the first rounds are left out.
 //!
 //! Backwards it is a reduction to the root. An allreduce is a reduction and a broadcast.
@@ -39,7 +39,7 @@ pub(super) struct CirculantBlocks;
 impl Definition for CirculantBlocks {
     fn about(&self) -> About {
         About {
-            idea: "sends n blocks from one to all in the fewest rounds; before that, backwards",
+            idea: "broadcasts n blocks in the fewest rounds, after a reduction that goes backwards",
             cost: "2(n−1+⌈log₂ M⌉)(α + S/n·β), n blocks",
             when: "large broadcasts, any number of nodes",
             source: "Träff, \"Optimal Broadcast Schedules in Logarithmic Time\", 2024 \
@@ -60,10 +60,10 @@ impl Definition for CirculantBlocks {
     }
 }
 
-/// Small pieces aren't cut below this many elements: each block is a message for everybody.
+/// Small pieces aren't cut below this many elements: each block is a message for each participant.
 const MIN_BLOCK: u64 = 512;
 
-/// The skips of a number of participants, which itself is the last one.
+/// The skips for a number of participants, which is itself the last one.
 #[derive(Debug)]
 struct Skips(Vec<u32>);
 
@@ -84,8 +84,8 @@ impl Skips {
         self.0.len() - 1
     }
 
-    /// Which of the first blocks a participant gets before all other blocks: the smallest skip of
-    /// its number as a sum of skips, the largest first. The root has none.
+    /// The first block that a participant receives: the smallest skip of its number as a sum of
+    /// skips, the largest first. The root has none.
     fn first_block(&self, number: u32) -> usize {
         let mut rest = number;
         let mut last = self.period();
@@ -102,8 +102,8 @@ impl Skips {
     }
 
     /// The block that a participant receives in each round of a period: its
-    /// [first](Self::first_block), or those that others got first in the period before, which have
-    /// negative numbers. Each of the last ⌈log2 M⌉ once.
+    /// [first](Self::first_block), or those that others received first in the period before, which
+    /// have negative numbers. Each of the last ⌈log2 M⌉ comes once.
     fn received(&self, number: u32) -> Vec<i64> {
         let period = self.period();
         let first = self.first_block(number);
@@ -122,8 +122,8 @@ impl Skips {
         search.found.iter().map(block).collect()
     }
 
-    /// What a participant receives and sends among `blocks`, in each of their rounds: the block,
-    /// and from whom or to whom, in numbers from the root.
+    /// What a participant receives and sends of `blocks` in each round: the block, and the peer,
+    /// numbered from the root.
     fn rounds(&self, number: u32, blocks: u32) -> Vec<Round> {
         let (nodes, period) = (self.nodes(), self.period());
         let left_out = (period - (blocks as usize - 1) % period) % period;
@@ -136,7 +136,7 @@ impl Skips {
             let turn = round % period;
             let first = (round - turn) as i64 - left_out as i64;
             let (before, after) = (nodes - self.0[turn], self.0[turn]);
-            // After the last block there are no others.
+            // The last block takes the place of further ones.
             let moved = |block: i64, peer: u32| {
                 let block = first + block;
                 (block >= 0).then(|| (block.min(last) as u32, (number + peer) % nodes))
@@ -157,14 +157,14 @@ struct Round {
     sent: Option<(u32, u32)>,
 }
 
-/// A search for the participants whose first blocks one receives in its rounds. The one of round k
-/// is between two skips before it: it has its first block, and is near enough for the skip. The
+/// A search for the participants whose first blocks one participant receives. In round k the other
+/// one is between two skips before it: it has its first block, and is near enough for the skip. The
 /// search goes through sums of skips, the largest first, and takes each first block once.
 struct Search<'a> {
     skips: &'a Skips,
-    /// The participant, one time around.
+    /// The participant, once around the circle.
     end: u32,
-    /// The one of the round before.
+    /// The result for the round before.
     below: u32,
     is_free: Vec<bool>,
     found: Vec<usize>,
@@ -221,11 +221,11 @@ fn rooted(topology: &Topology, blocks: u32, root: u32, me: u32, count: u64) -> R
 fn broadcast_cost(cluster: &Cluster, blocks: u32) -> Shape {
     let Skips(skips) = Skips::new(cluster.nodes as u32);
     let rounds = skips.len() as f64 - 1.0;
-    // Of the messages of a round those cross that leave the rack.
+    // The messages of a round that leave the rack.
     let crossing = |skip: &u32| (f64::from(*skip) / cluster.smallest).min(1.0);
     let crossing: f64 = skips[..skips.len() - 1].iter().map(crossing).sum();
     let blocks = f64::from(blocks);
-    // A block takes a round, however little of it the next one would need to begin.
+    // Each hop takes a whole round, although it could begin earlier.
     let line = (blocks - 1.0 + rounds) / blocks;
     Shape {
         line,
@@ -240,8 +240,8 @@ fn broadcast_cost(cluster: &Cluster, blocks: u32) -> Shape {
 mod tests {
     use super::*;
 
-    /// Everybody receives each block once, from who has it by then, and sends and receives one
-    /// block in a round at most. There are as many rounds as have to be.
+    /// Every participant receives each block once, from a participant that has it by then, and
+    /// sends and receives at most one block in a round. There are as few rounds as possible.
     #[test]
     fn broadcasts_take_the_fewest_rounds() {
         let few = [1, 2, 3, 4, 5, 7, 8, 13, 16, 33, 64];

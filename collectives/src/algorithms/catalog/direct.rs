@@ -1,5 +1,5 @@
-//! Direct: everybody sends to every owner what is its, and every owner to everybody (Träff, 2024;
-//! Bruck et al., 1997; oneCCL's `nreduce`, and BytePS's servers, one on each node).
+//! Direct: every participant sends each owner its block, and every owner sends the result to all
+//! (Träff, 2024; Bruck et al., 1997; oneCCL's `nreduce`, and BytePS's servers, one on each node).
 //!
 //! It is one round [around a circle](crate::algorithms::parts::circle): a chain of two messages,
 //! but M−1 of them arrive at once. To or from one participant it is one message. Each node rounds

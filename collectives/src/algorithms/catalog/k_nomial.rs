@@ -20,7 +20,7 @@ use crate::{
 
 const DEGREE: Parameter = Parameter {
     name: "radix",
-    about: "each participant sends to one less in a round",
+    about: "the degree k: each participant sends to k−1 others in a round",
     values: Values::Number { least: 2, most: 64, usual: 4 },
 };
 

@@ -1,10 +1,10 @@
-//! Leader ring: the members of each rack send the whole piece to its first one, the leaders make a
-//! ring among each other, and each hands the result to its members (Jia et al., 2018,
+//! Leader ring: the members of each rack send the whole piece to the first one, their leader. The
+//! leaders form a ring, and each sends the result to its members (Jia et al., 2018,
 //! arXiv:1807.11205, within and between groups).
 //!
-//! Between r racks goes 2(r−1) times the piece, the least there is, in few connections. But a
-//! leader receives and sends the piece once for each of its members. To or from one participant it
-//! is the same as [`hierarchical`].
+//! 2(r−1) times the piece crosses between r racks, the minimum, over few connections. But a leader
+//! receives and sends the piece once for each of its members. To or from one participant it is the
+//! same as [`hierarchical`].
 
 use super::hierarchical;
 use crate::{
@@ -28,7 +28,7 @@ pub(super) struct LeaderRing;
 impl Definition for LeaderRing {
     fn about(&self) -> About {
         About {
-            idea: "a leader of each rack collects, a ring joins the leaders, and they hand out",
+            idea: "the leader of each rack reduces for its members, and a ring joins the leaders",
             cost: "2rα + 2(w−1 + (r−1)/r)S·β",
             when: "few connections between racks",
             source: "Jia et al., \"Highly Scalable Deep Learning Training System with \
@@ -57,7 +57,7 @@ impl Definition for LeaderRing {
             }
             let mut children: Vec<Link> =
                 (1..).zip(&members[1..]).map(|(member, &peer)| inside(peer, member)).collect();
-            // The block sets out from the rack of its number and ends at the one before it.
+            // The block starts at the rack of its number and ends at the rack before it.
             let start = block % many;
             let along = (rack as u32 + many - start) % many;
             let link = |other: u32, below: u32| Link {

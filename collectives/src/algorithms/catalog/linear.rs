@@ -1,7 +1,7 @@
 //! Linear: one node gets everything, reduces it, and sends the result to all (Chan et al., 2007).
 //!
-//! Two messages one after the other, but the root sends and receives M−1 times the piece: for few
-//! nodes, and as what others are compared with.
+//! Two messages one after the other, but the root sends and receives M−1 times the piece: it suits
+//! few nodes, and serves as a baseline.
 
 use super::direct;
 use crate::{
@@ -28,7 +28,7 @@ impl Definition for Linear {
         About {
             idea: "one node gets everything, reduces it, and sends the result to all",
             cost: "2(M−1)(α + S·β) + (M−1)S·γ, sent by one node",
-            when: "small broadcasts and reductions to one; to compare",
+            when: "small broadcasts and reductions to one; comparison",
             source: CHAN,
         }
     }

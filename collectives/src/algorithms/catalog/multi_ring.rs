@@ -1,7 +1,7 @@
 //! Multi-ring: several rings of different orders, each for a part of the blocks (Patarasuk & Yuan,
 //! 2009; NVIDIA's NCCL has rings of this kind).
 //!
-//! More pairs of nodes share the work than in a [`ring`](super::ring), as more streams and on more
+//! More pairs of nodes share the work than in a [`ring`](super::ring), over more streams and more
 //! paths of the network. To or from one participant it is a [`chain`].
 
 use super::chain;

@@ -2,15 +2,15 @@
 //! "Parameter Hub: a Rack-Scale Parameter Server for Distributed Deep Neural Network Training",
 //! SoCC 2018).
 //!
-//! In each rack the servers own a share of the piece each, or the nodes with ranks where the rack
-//! has no server. Everybody sends the owners of its rack their shares. The owners of a share in all
-//! racks send it to that of its home rack, either directly or from rack to rack (the paper's ring),
-//! and the result goes back the same way. Homes take turns. So 2(r−1) times the piece crosses
-//! between r racks, and who has servers in its rack sends the piece once. Servers in racks without
-//! ranks have nothing to do.
+//! In each rack the servers own a share of the piece each, or the nodes with ranks if the rack has
+//! no server. Every node sends the owners of its rack their shares. The owners of a share in all
+//! racks send it to the owner in its home rack, either directly or from rack to rack (the paper's
+//! ring), and the result goes back the same way. Homes take turns. So 2(r−1) times the piece
+//! crosses between r racks, and a node with servers in its rack sends the piece once. Servers in
+//! racks without ranks are idle.
 //!
-//! Without servers and with direct exchange it is the same as [`hierarchical`] with one tier, in
-//! another order and with a message for each block.
+//! If there are no servers, direct exchange equals [`hierarchical`] with one tier, in another order
+//! and with a message for each block.
 
 use super::{hierarchical, servers};
 use crate::{
@@ -54,8 +54,8 @@ pub(super) struct Parameterhub;
 impl Definition for Parameterhub {
     fn about(&self) -> About {
         About {
-            idea: "the servers of each rack, or else its nodes, own shares; one rack's owner of \
-                   each adds up those of all racks",
+            idea: "the servers of each rack, or else its nodes, own shares; the owner in the home \
+                   rack of each share adds up those of all racks",
             cost: "4α + max(1, (w+2(r−1)/r)/k)·S·β for k servers in each rack of w others; 2rα \
                    with across=ring",
             when: "hosts to spare in each rack, slow links between racks",
@@ -105,9 +105,9 @@ impl Definition for Parameterhub {
 struct Racks {
     contributors: u32,
     all: u32,
-    /// Of each rack who owns shares.
+    /// The owners of shares in each rack.
     owners: Vec<Vec<u32>>,
-    /// Of each participant; of those who take no part one that is not there.
+    /// The rack of each participant; an invalid one if it takes no part.
     of: Vec<usize>,
     across: Across,
 }
@@ -132,7 +132,7 @@ impl Racks {
         self.owners.iter().map(Vec::len).max().unwrap_or(1) as u32
     }
 
-    /// The owner of a block in a rack, and how many racks that one is away from the block's home.
+    /// The owner of a block in a rack, and how many racks it is away from the block's home.
     fn owner(&self, rack: usize, block: u32) -> (u32, u32) {
         let racks = self.owners.len() as u32;
         let owners = &self.owners[rack];
@@ -141,18 +141,18 @@ impl Racks {
         (owner, (home + racks - rack as u32) % racks)
     }
 
-    /// The link between the owners of two racks, seen from either end; `away`: how far the one that
-    /// is farther from home is from it.
+    /// The link between the owners of two racks, seen from either end; `away` is the distance of
+    /// the farther one from home.
     fn between(&self, away: u32, peer: u32) -> Link {
         let (racks, start) = (self.owners.len() as u32, self.all);
         match self.across {
-            // Those who are farthest begin.
+            // The farthest begin.
             Across::Ring => Link { peer, up: start + racks - 1 - away, down: start + racks + away },
             Across::Direct => Link { peer, up: start + away, down: start + 2 * racks - away },
         }
     }
 
-    /// Where a participant stands in the tree of a block; nowhere if it takes no part.
+    /// The place of a participant in the tree of a block; empty if it takes no part.
     fn place(&self, me: u32, block: u32) -> Place {
         let rack = self.of[me as usize];
         let Some(owners) = self.owners.get(rack) else { return Place::default() };
@@ -215,7 +215,7 @@ fn cost(topology: &Topology, across: Across, cluster: &Cluster) -> Shape {
         let members = own.count() as f64;
         let size = all_members.iter().find(|members| members.contains(&owners[0]));
         let share = 1.0 / owners.len() as f64;
-        // Up to the home or on from it, and as much the other way.
+        // To the home or from it, and the same backwards.
         let across = 2.0 * (many - 1.0) / many;
         for &owner in owners {
             let is_server = owner >= racks.contributors;
@@ -225,7 +225,7 @@ fn cost(topology: &Topology, across: Across, cluster: &Cluster) -> Shape {
             reduced = reduced.max(share * (inside + across / 2.0));
             messages = messages.max(2.0 * (many * inside + many - 1.0));
         }
-        // Who owns nothing sends the piece.
+        // A node that owns nothing sends the piece.
         line = line.max(if owners[0] >= racks.contributors { 1.0 } else { 0.0 });
         uplink = uplink.max(across / size.map_or(1.0, |members| members.len() as f64));
     }

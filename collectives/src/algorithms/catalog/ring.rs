@@ -81,7 +81,7 @@ impl Definition for Ring {
     }
 }
 
-/// The result goes on around.
+/// The schedule in which the result goes on around the ring.
 fn around(topology: &Topology, segments: u32, me: u32, count: u64) -> Schedule {
     let order = topology.order();
     let ring = Round::new(&order, me);
@@ -96,7 +96,8 @@ fn around(topology: &Topology, segments: u32, me: u32, count: u64) -> Schedule {
         if along > 0 {
             builder.add(along - 1, Action::reduce(before, before < me), block);
         }
-        // The owner is at the end of the first round, and everybody else in the second one.
+        // The owner finishes the block at the end of the first round, and the others get it in the
+        // second.
         let mut now = nodes - 2;
         if along < nodes - 1 {
             builder.add(along, Action::send(next), block);
