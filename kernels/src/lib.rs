@@ -51,8 +51,8 @@ mod sweep;
 
 pub use job::{Combine, Finish, Store};
 pub use level::{Level, level};
-pub use partial::{Form, finish_partial, finish_partial_at, reduce_partials, reduce_partials_at};
-pub use quantized::{Quantized, add_quantized, dequantize, quantize, quantize_at};
+pub use partial::{Form, finish_partial, reduce_partials};
+pub use quantized::{Quantized, add_quantized, dequantize, quantize};
 pub use safe::{SliceError, reduce_finish_in_place, reduce_finish_slices, reduce_slices};
 
 use job::Job;
@@ -78,27 +78,11 @@ pub unsafe fn reduce(
     unsafe { dispatch::run(level(), &job) }
 }
 
-/// `dsts[k][i] := finish(src[i])`, reading `src` once.
-///
-/// # Safety
-/// As for [`reduce`], for every one of `dsts`; they don't overlap each other.
-pub unsafe fn finish_to(
-    finish: &Finish,
-    dsts: &[*mut u8],
-    src: *const u8,
-    count: usize,
-    hint: Store,
-) {
-    let combine = Combine { dtype: finish.dtype, op: finish.op };
-    // SAFETY: the caller's promise.
-    unsafe { reduce_finish_to(combine, 1.0, finish, dsts, &[src], count, hint) }
-}
-
 /// All in one sweep: `dsts[k][i] := finish(inputs[0][i] op inputs[1][i] op …)`. f16, bf16 and 8-bit
 /// floats are rounded once, after the finish, so an average doesn't overflow where its sum would.
 ///
 /// # Safety
-/// As for [`finish_to`]; each of `dsts` is exactly one of the inputs or overlaps none.
+/// As for [`reduce`], for every one of `dsts`; they don't overlap each other.
 pub unsafe fn reduce_finish_to(
     combine: Combine,
     prescale: f64,

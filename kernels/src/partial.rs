@@ -18,7 +18,7 @@ use gradwire_proto::DType;
 use super::{
     dispatch,
     job::{Combine, Finish, Job, Store},
-    level::{Level, level},
+    level::Level,
 };
 
 /// Elements of a tile: three of them in f32 fit a first-level cache of 32 KiB.
@@ -73,41 +73,8 @@ impl Form {
 /// Each of `inputs` is valid for reads of `count` elements of the type of `combine`, each of
 /// `partials` for reads, and `dst` for writes, of as many of its form. `dst` is exactly one of the
 /// partials, in the same form, or overlaps nothing. No alignment is needed. Others may write to the
-/// inputs meanwhile, but not to the partials and to `dst`.
+/// inputs meanwhile, but not to the partials and to `dst`. This machine has the level.
 pub unsafe fn reduce_partials(
-    combine: Combine,
-    prescale: f64,
-    dst: (Form, *mut u8),
-    inputs: &[*const u8],
-    partials: &[(Form, *const u8)],
-    count: usize,
-) {
-    // SAFETY: the caller's promise.
-    unsafe { reduce_partials_at(level(), combine, prescale, dst, inputs, partials, count) }
-}
-
-/// `dsts[k][i] := finish(src[i])`, computed in f32 and rounded once to the type of `finish`, a
-/// float of at most 32 bits.
-///
-/// # Safety
-/// `src` is valid for reads of `count` elements of its form, each of `dsts` for writes of as many
-/// of the type of `finish`, and none of them overlaps another.
-pub unsafe fn finish_partial(
-    finish: &Finish,
-    dsts: &[*mut u8],
-    src: (Form, *const u8),
-    count: usize,
-    hint: Store,
-) {
-    // SAFETY: the caller's promise.
-    unsafe { finish_partial_at(level(), finish, dsts, src, count, hint) }
-}
-
-/// [`reduce_partials`] at a level.
-///
-/// # Safety
-/// As for [`reduce_partials`]; this machine has the level.
-pub unsafe fn reduce_partials_at(
     level: Level,
     combine: Combine,
     prescale: f64,
@@ -185,11 +152,13 @@ unsafe fn reduce_tile(
     unsafe { dispatch::run(level, &job) }
 }
 
-/// [`finish_partial`] at a level.
+/// `dsts[k][i] := finish(src[i])`, computed in f32 and rounded once to the type of `finish`, a
+/// float of at most 32 bits.
 ///
 /// # Safety
-/// As for [`finish_partial`]; this machine has the level.
-pub unsafe fn finish_partial_at(
+/// `src` is valid for reads of `count` elements of its form, each of `dsts` for writes of as many
+/// of the type of `finish`, and none of them overlaps another. This machine has the level.
+pub unsafe fn finish_partial(
     level: Level,
     finish: &Finish,
     dsts: &[*mut u8],

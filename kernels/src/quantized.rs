@@ -38,15 +38,6 @@ pub enum Quantized {
 /// The values of a group; the last one of a tensor is filled up with zeros.
 type Values = [f32; GROUP];
 
-/// Quantizes `values` to `groups`, the last of which may have fewer than [`GROUP`] values. `errors`
-/// has an f32 for each value: it is added first, and then becomes the new error.
-///
-/// # Panics
-/// If `groups` or `errors` have the wrong length.
-pub fn quantize(format: Quantized, values: &[f32], errors: Option<&mut [u8]>, groups: &mut [u8]) {
-    quantize_at(level(), format, values, errors, groups);
-}
-
 /// Sets `values` to the elements of `groups`.
 ///
 /// # Panics
@@ -63,11 +54,12 @@ pub fn add_quantized(format: Quantized, groups: &[u8], values: &mut [f32]) {
     dequantize_at(level(), format, groups, values, |value, here| *value += here);
 }
 
-/// [`quantize`] at a level.
+/// Quantizes `values` to `groups`, the last of which may have fewer than [`GROUP`] values. `errors`
+/// has an f32 for each value: it is added first, and then becomes the new error.
 ///
 /// # Panics
-/// As [`quantize`], and if this machine does not have the level.
-pub fn quantize_at(
+/// If `groups` or `errors` have the wrong length, or if this machine does not have the level.
+pub fn quantize(
     level: Level,
     format: Quantized,
     values: &[f32],

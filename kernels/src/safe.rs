@@ -8,6 +8,7 @@ use super::{
 };
 
 /// Why slices can't be reduced.
+#[expect(missing_docs, reason = "the texts explain the fields")]
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SliceError {
     /// Slices of different lengths, or not of whole elements.
@@ -15,24 +16,10 @@ pub enum SliceError {
         "slice {slice} has {len} bytes where {expected} are needed: all inputs and destinations \
          hold the same number of whole {size}-byte elements"
     )]
-    Length {
-        /// Which, counted over the inputs and then the destinations.
-        slice: usize,
-        /// Its length in bytes.
-        len: usize,
-        /// What the first slice says, in bytes.
-        expected: usize,
-        /// Bytes of one element.
-        size: usize,
-    },
+    Length { slice: usize, len: usize, expected: usize, size: usize },
     /// The combination and the finish have different element types.
     #[error("inputs of {combine} can't be finished as {finish}: give both the same element type")]
-    Type {
-        /// The type that is combined.
-        combine: gradwire_proto::DType,
-        /// The type that is finished.
-        finish: gradwire_proto::DType,
-    },
+    Type { combine: gradwire_proto::DType, finish: gradwire_proto::DType },
     /// This machine doesn't have the level.
     #[error("this machine does not support {}: use gradwire_kernels::level()", .0.name())]
     Level(Level),

@@ -8,8 +8,8 @@ mod partial;
 mod quantized;
 
 use gradwire_kernels::{
-    Combine, Finish, Level, SliceError, Store, finish_to, level, reduce, reduce_finish_in_place,
-    reduce_finish_slices, reduce_slices,
+    Combine, Finish, Level, SliceError, Store, level, reduce, reduce_finish_in_place,
+    reduce_finish_slices, reduce_finish_to, reduce_slices,
 };
 use gradwire_proto::{DType, F8E4m3, F8E5m2, ReduceOp};
 use half::{bf16, f16};
@@ -225,12 +225,15 @@ fn results_may_replace_inputs() {
                 }
                 let mut here = reduced.clone();
                 let pointer = here.as_mut_ptr();
-                // SAFETY: the destination is the source.
-                unsafe { finish_to(&finish, &[pointer], pointer, count, Store::Cached) };
+                let finish_to = |dst: *mut u8, src: *const u8, store| {
+                    // SAFETY: both hold `count` elements, and are the same or apart.
+                    unsafe {
+                        reduce_finish_to(combine, 1.0, &finish, &[dst], &[src], count, store);
+                    }
+                };
+                finish_to(pointer, pointer, Store::Cached);
                 let mut there = vec![0; size];
-                let dst = there.as_mut_ptr();
-                // SAFETY: both hold `count` elements and they are apart.
-                unsafe { finish_to(&finish, &[dst], reduced.as_ptr(), count, Store::Streaming) };
+                finish_to(there.as_mut_ptr(), reduced.as_ptr(), Store::Streaming);
                 assert_eq!(here, there, "{dtype}");
             }
         }

@@ -1,7 +1,7 @@
 //! Reductions via partial results: compares the rounding with the library's, sums with the
 //! reference, and every level with the scalar one, bit for bit.
 
-use gradwire_kernels::{Form, finish_partial_at, reduce_partials_at};
+use gradwire_kernels::{Form, finish_partial, reduce_partials};
 
 use super::*;
 
@@ -53,7 +53,7 @@ impl Operands {
         let dst = (to, out.get_mut().as_mut_ptr());
         let combine = Combine { dtype: self.dtype, op };
         // SAFETY: every buffer holds `count` elements of its form, and this machine has the level.
-        unsafe { reduce_partials_at(level, combine, prescale, dst, &inputs, &partials, count) };
+        unsafe { reduce_partials(level, combine, prescale, dst, &inputs, &partials, count) };
         assert!(out.is_framed(), "{level:?} wrote elsewhere");
         out.get().to_vec()
     }
@@ -193,7 +193,7 @@ fn rounding_is_that_of_the_library() {
             let combine = Combine { dtype: DType::F32, op: ReduceOp::Sum };
             let inputs = &[bytes.as_ptr()];
             // SAFETY: both hold as many elements as there are values; the level is there.
-            unsafe { reduce_partials_at(level, combine, 1.0, dst, inputs, &[], values.len()) };
+            unsafe { reduce_partials(level, combine, 1.0, dst, inputs, &[], values.len()) };
             for (value, got) in values.iter().zip(out.chunks_exact(2)) {
                 let got = u16::from_ne_bytes(got.try_into().unwrap());
                 assert_eq!(got, rounded(*value), "{level:?}: {value:e} ({:08x})", value.to_bits());
@@ -260,7 +260,7 @@ fn every_level_finishes_to_the_same_bits() {
                         let dsts = [one.get_mut().as_mut_ptr(), two.get_mut().as_mut_ptr()];
                         let src = (form, src.get().as_ptr());
                         // SAFETY: all buffers hold `count` elements; the level is there.
-                        unsafe { finish_partial_at(level, &finish, &dsts, src, count, store) };
+                        unsafe { finish_partial(level, &finish, &dsts, src, count, store) };
                         assert!(one.is_framed() && two.is_framed(), "{level:?} wrote elsewhere");
                         for got in [one.get(), two.get()] {
                             let pairs = got.chunks_exact(size).zip(right.chunks_exact(size));
@@ -289,7 +289,7 @@ fn a_partial_result_may_be_replaced() {
         let partials = [(form, at.cast_const()), (Form::Bf16, theirs.get().as_ptr())];
         let combine = Combine { dtype: DType::F32, op: ReduceOp::Sum };
         // SAFETY: both hold `count` elements; the destination is exactly the first.
-        unsafe { reduce_partials_at(level(), combine, 1.0, (form, at), &[], &partials, count) };
+        unsafe { reduce_partials(level(), combine, 1.0, (form, at), &[], &partials, count) };
         assert_eq!(mine, right);
     }
 }

@@ -1,7 +1,7 @@
 //! Groups of eight-bit elements: compares every level with the reference, bit for bit, and the
 //! reference with its error bound.
 
-use gradwire_kernels::{Level, Quantized, add_quantized, dequantize, quantize, quantize_at};
+use gradwire_kernels::{Level, Quantized, add_quantized, dequantize, level, quantize};
 use gradwire_proto::compression::{GROUP, GROUP_BYTES};
 use rand::RngExt;
 use rand_xoshiro::{SplitMix64, rand_core::SeedableRng};
@@ -24,7 +24,7 @@ fn values(random: &mut SplitMix64, count: usize) -> Vec<f32> {
 
 fn quantized(level: Level, format: Quantized, values: &[f32], errors: &mut [u8]) -> Vec<u8> {
     let mut groups = vec![7; values.len().div_ceil(GROUP) * GROUP_BYTES];
-    quantize_at(level, format, values, Some(errors), &mut groups);
+    quantize(level, format, values, Some(errors), &mut groups);
     groups
 }
 
@@ -98,7 +98,7 @@ fn errors_that_are_kept_do_not_add_up() {
         let mut groups = vec![0; 2 * GROUP_BYTES];
         let mut sums = vec![0.0; given.len()];
         for _ in 0..100 {
-            quantize(format, &given, Some(&mut errors), &mut groups);
+            quantize(level(), format, &given, Some(&mut errors), &mut groups);
             add_quantized(format, &groups, &mut sums);
         }
         for (given, sum) in given.iter().zip(sums) {
