@@ -56,15 +56,14 @@ impl Pipeline {
 
 /// The cost of a piece, in seconds.
 #[derive(Debug, Clone, Copy)]
-struct Cost {
-    /// From beginning to end, if it is a single piece.
-    alone: f64,
+pub struct Cost {
+    /// From the moment that all participants have it to the end, if it is a single piece.
+    pub alone: f64,
     /// How long it occupies the busiest line, uplink or processor.
-    busy: f64,
+    pub busy: f64,
 }
 
-/// Seconds that a piece of `bytes` takes, from the moment that all participants have it.
-/// Deterministic; for one participant the time of the local copy.
+/// Seconds that a single piece of `bytes` takes ([`Cost::alone`]).
 ///
 /// # Panics
 /// If `kind` moves data from or to a participant that the topology doesn't have ([`Kind::fits`]).
@@ -76,20 +75,6 @@ pub fn price(
     bytes: u64,
 ) -> f64 {
     cost(model, topology, kind, spec.into(), bytes).alone
-}
-
-/// Seconds for which a piece occupies the busiest line, uplink or processor.
-///
-/// # Panics
-/// As [`price`].
-pub fn busy(
-    model: &CostModel,
-    topology: &Topology,
-    kind: Kind,
-    spec: impl Into<Spec>,
-    bytes: u64,
-) -> f64 {
-    cost(model, topology, kind, spec.into(), bytes).busy
 }
 
 /// Seconds per piece of a pipeline: the time that all pieces take together, divided by their
@@ -113,7 +98,11 @@ pub fn price_in_pipeline(
     passed.max(alone / in_flight)
 }
 
-fn cost(model: &CostModel, topology: &Topology, kind: Kind, spec: Spec, bytes: u64) -> Cost {
+/// The cost of a piece of `bytes`. Deterministic; for one participant that of the local copy.
+///
+/// # Panics
+/// As [`price`].
+pub fn cost(model: &CostModel, topology: &Topology, kind: Kind, spec: Spec, bytes: u64) -> Cost {
     let size = bytes as f64;
     let besides = model.operation + size * model.publish_per_byte;
     let here = size * model.reduce_per_byte;
