@@ -32,7 +32,7 @@ use std::fmt;
 pub use self::error::{RuleReason, RulesError};
 use self::{
     error::{MAX_RULES, MAX_TEXT},
-    rule::{Chosen, List, Only, Rule},
+    rule::{List, Only, Rule, candidates},
     text::{head_of, position, read_rule},
 };
 use crate::{
@@ -112,7 +112,7 @@ impl Rules {
     pub fn strict(self) -> Result<Self, RulesError> {
         let strict = Self { only: Some(Only::Canonical), ..self };
         for (number, rule) in (1..).zip(&strict.rules) {
-            let collective = rule.collective.unwrap_or(Chosen::Allreduce);
+            let collective = rule.collective.unwrap_or(Kind::Allreduce);
             if collective.reduces() && strict.listed(rule, collective, false).is_empty() {
                 let rule = if strict.is_plain() { 0 } else { number };
                 return Err(RulesError { rule: 0, at: 1, reason: RuleReason::Strict { rule } });
@@ -131,12 +131,12 @@ impl Rules {
     /// Whether the rules are a single list without any of the algorithms of [`Self::quantized`].
     pub fn excludes_quantized(&self) -> bool {
         let quantized = self.clone().quantized();
-        let listed = |rule: &Rule| quantized.listed(rule, Chosen::Allreduce, false);
+        let listed = |rule: &Rule| quantized.listed(rule, Kind::Allreduce, false);
         self.is_plain() && self.rules.iter().any(|only| listed(only).is_empty())
     }
 
     /// What a rule lists for a collective, with or without servers.
-    fn listed(&self, rule: &Rule, collective: Chosen, shares: bool) -> Vec<Spec> {
+    fn listed(&self, rule: &Rule, collective: Kind, shares: bool) -> Vec<Spec> {
         let mut specs = match &rule.list {
             List::Named(specs) => specs.clone(),
             List::Auto | List::Without(_) => self.usual(collective, shares),
@@ -151,12 +151,12 @@ impl Rules {
     }
 
     /// The candidates without a rule. `shares`: as [`Topology::has_shares`].
-    fn usual(&self, collective: Chosen, shares: bool) -> Vec<Spec> {
+    fn usual(&self, collective: Kind, shares: bool) -> Vec<Spec> {
         let (all, servers) = match self.only.and_then(|only| only.of(collective)) {
             Some(only) => (only, None),
             None => {
-                let servers = shares && collective == Chosen::Allreduce;
-                (collective.candidates(), servers.then_some(Algorithm::Servers))
+                let servers = shares && collective == Kind::Allreduce;
+                (candidates(collective), servers.then_some(Algorithm::Servers))
             }
         };
         all.iter().copied().chain(servers).map(Spec::usual).collect()
@@ -168,7 +168,7 @@ impl Rules {
             let at = self.rules.iter().position(|rule| rule.is_for(collective, bytes))?;
             Some(at + 1)
         };
-        Chosen::of(kind).and_then(is_for).unwrap_or(0)
+        Kind::named(kind.name(), 0).and_then(is_for).unwrap_or(0)
     }
 
     /// The spec that a rule forces on this number of nodes, if it allows exactly one.
@@ -192,7 +192,7 @@ impl Rules {
     /// process set has. If nothing fits, or without a rule, all candidates are allowed.
     pub fn allowed(&self, kind: Kind, rule: usize, topology: &Topology) -> (usize, Vec<Spec>) {
         // A move has no choice: any will do.
-        let collective = Chosen::of(kind).unwrap_or(Chosen::Broadcast);
+        let collective = Kind::named(kind.name(), 0).unwrap_or(Kind::Broadcast { root: 0 });
         let given = rule.checked_sub(1).and_then(|at| self.rules.get(at));
         let (nodes, shares) = (topology.contributors(), topology.has_shares());
         let listed = given.map(|rule| self.listed(rule, collective, shares));

@@ -181,7 +181,12 @@ impl Kind {
     /// The kind of the collective with this name; `root` is used if it has one. None for other
     /// names, including `move`.
     pub fn named(name: &str, root: u32) -> Option<Self> {
-        let all = [
+        Self::collectives(root).into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// All kinds but moves, with this root if they have one.
+    pub(crate) fn collectives(root: u32) -> [Self; 8] {
+        [
             Self::Allreduce,
             Self::Broadcast { root },
             Self::Reduce { root },
@@ -190,8 +195,7 @@ impl Kind {
             Self::Scatter { root },
             Self::ReduceScatter,
             Self::Alltoall,
-        ];
-        all.into_iter().find(|kind| kind.name() == name)
+        ]
     }
 
     /// The root, if there is one.

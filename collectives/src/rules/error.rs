@@ -1,7 +1,6 @@
 //! Why a text is not a list of rules.
 
-use super::rule::Chosen;
-use crate::algorithms::{Algorithm, SpecError};
+use crate::algorithms::{Algorithm, Kind, SpecError};
 
 /// The most rules (BOUND).
 pub(super) const MAX_RULES: usize = 64;
@@ -39,7 +38,7 @@ pub enum RuleReason {
     /// The collective is unknown or has no choice of algorithms.
     #[error(
         "{given:?} is not a collective with a choice of algorithms; use one of {}",
-        <Chosen as strum::VariantNames>::VARIANTS.join(", ")
+        Kind::collectives(0).map(Kind::name).join(", ")
     )]
     Collective { given: String },
     /// Not a range.

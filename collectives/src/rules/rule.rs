@@ -18,70 +18,16 @@ const CANDIDATES: [Algorithm; 6] = [
 const EXCHANGES: [Algorithm; 4] =
     [Algorithm::Direct, Algorithm::Circulant, Algorithm::Hierarchical, Algorithm::Ring];
 
-/// A collective that has a choice of algorithms; a move from one participant to another has none.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::EnumString, strum::VariantNames,
-)]
-#[strum(serialize_all = "kebab-case")]
-pub(super) enum Chosen {
-    Allreduce,
-    Broadcast,
-    Reduce,
-    Allgather,
-    Gather,
-    Scatter,
-    Reducescatter,
-    Alltoall,
-}
-
-impl Chosen {
-    pub(super) const ALL: [Self; 8] = [
-        Self::Allreduce,
-        Self::Broadcast,
-        Self::Reduce,
-        Self::Allgather,
-        Self::Gather,
-        Self::Scatter,
-        Self::Reducescatter,
-        Self::Alltoall,
-    ];
-
-    pub(super) fn of(kind: Kind) -> Option<Self> {
-        match kind {
-            Kind::Allreduce => Some(Self::Allreduce),
-            Kind::Broadcast { .. } => Some(Self::Broadcast),
-            Kind::Reduce { .. } => Some(Self::Reduce),
-            Kind::Allgather => Some(Self::Allgather),
-            Kind::Gather { .. } => Some(Self::Gather),
-            Kind::Scatter { .. } => Some(Self::Scatter),
-            Kind::ReduceScatter => Some(Self::Reducescatter),
-            Kind::Alltoall => Some(Self::Alltoall),
-            Kind::Move { .. } => None,
-        }
-    }
-
-    /// The candidates without a rule.
-    pub(super) fn candidates(self) -> &'static [Algorithm] {
-        match self {
-            Self::Allreduce | Self::Broadcast | Self::Reduce => &CANDIDATES,
-            Self::Allgather
-            | Self::Gather
-            | Self::Scatter
-            | Self::Reducescatter
-            | Self::Alltoall => &EXCHANGES,
-        }
-    }
-
-    pub(super) fn reduces(self) -> bool {
-        matches!(self, Self::Allreduce | Self::Reduce | Self::Reducescatter)
-    }
+/// The candidates of a collective without a rule.
+pub(super) fn candidates(collective: Kind) -> &'static [Algorithm] {
+    if collective.roles().is_some() { &CANDIDATES } else { &EXCHANGES }
 }
 
 /// One rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Rule {
-    /// None for all collectives.
-    pub(super) collective: Option<Chosen>,
+    /// The collective with root 0; none for all.
+    pub(super) collective: Option<Kind>,
     /// Exclusive, except for 0.
     pub(super) above: u64,
     /// Inclusive.
@@ -101,7 +47,7 @@ pub(super) enum List {
 }
 
 impl Rule {
-    pub(super) fn is_for(&self, collective: Chosen, bytes: u64) -> bool {
+    pub(super) fn is_for(&self, collective: Kind, bytes: u64) -> bool {
         self.collective.is_none_or(|own| own == collective)
             && (bytes > self.above || self.above == 0)
             && bytes <= self.up_to
@@ -127,12 +73,10 @@ pub(super) enum Only {
 
 impl Only {
     /// The algorithms that have it, if it matters for the collective.
-    pub(super) fn of(self, collective: Chosen) -> Option<&'static [Algorithm]> {
+    pub(super) fn of(self, collective: Kind) -> Option<&'static [Algorithm]> {
         match self {
             Self::Canonical => collective.reduces().then_some(&Algorithm::CANONICAL),
-            Self::RoundsOnce => {
-                (collective == Chosen::Allreduce).then_some(&Algorithm::ROUNDS_ONCE)
-            }
+            Self::RoundsOnce => (collective == Kind::Allreduce).then_some(&Algorithm::ROUNDS_ONCE),
         }
     }
 }
