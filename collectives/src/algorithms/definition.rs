@@ -46,34 +46,61 @@ pub(super) trait Definition: Sync {
         shape::there_and_back(self.reduce_cost(spec, topology, first, cluster), down)
     }
 
+    /// The algorithm that has the same trees, whose methods are the defaults for everything but
+    /// allreduces.
+    fn like(&self) -> Option<&'static dyn Definition> {
+        None
+    }
+
     /// The trees that all have one root: a broadcast goes down them, and a reduction to one
     /// participant up. The default is a binomial tree.
-    fn rooted(&self, _: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-        trees::k_nomial((2, 1), topology, root, me, count)
+    fn rooted(&self, spec: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
+        match self.like() {
+            Some(like) => like.rooted(spec, topology, root, me, count),
+            None => trees::k_nomial((2, 1), topology, root, me, count),
+        }
     }
 
     /// The cost of a broadcast.
-    fn broadcast_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
-        trees::k_nomial_cost(cluster, 2)
+    fn broadcast_cost(
+        &self,
+        spec: &Spec,
+        topology: &Topology,
+        root: u32,
+        cluster: &Cluster,
+    ) -> Shape {
+        match self.like() {
+            Some(like) => like.broadcast_cost(spec, topology, root, cluster),
+            None => trees::k_nomial_cost(cluster, 2),
+        }
     }
 
     /// The cost of a reduction to one participant. The default is a broadcast backwards, with a
     /// reduction of every chunk at every hop. A node's own data is ready from the beginning, and
     /// goes before what it passes on.
     fn reduce_cost(&self, spec: &Spec, topology: &Topology, root: u32, cluster: &Cluster) -> Shape {
-        Shape { streamed: 1.0, ..self.broadcast_cost(spec, topology, root, cluster) }
+        match self.like() {
+            Some(like) => like.reduce_cost(spec, topology, root, cluster),
+            None => Shape { streamed: 1.0, ..self.broadcast_cost(spec, topology, root, cluster) },
+        }
     }
 
     /// The trees of a piece in which each block has its own roles, as in an allgather. The default
     /// is the circulant with radix 2.
-    fn exchange(&self, _: &Spec, topology: &Topology) -> Trees {
-        Trees::Circulant(Circle::over_racks(topology, 2))
+    fn exchange(&self, spec: &Spec, topology: &Topology) -> Trees {
+        match self.like() {
+            Some(like) => like.exchange(spec, topology),
+            None => Trees::Circulant(Circle::over_racks(topology, 2)),
+        }
     }
 
     /// The cost of an allreduce along the trees of [`Self::exchange`], of which such a piece takes
     /// a part.
-    fn exchange_cost(&self, _: &Spec, cluster: &Cluster) -> Shape {
-        circle::cost_over_racks(cluster, 2)
+    fn exchange_cost(&self, spec: &Spec, cluster: &Cluster) -> Shape {
+        match self.like() {
+            Some(like) => like.exchange_cost(spec, cluster),
+            None => circle::cost_over_racks(cluster, 2),
+        }
     }
 
     /// The cost of a piece with at least this many segments (the parameter `segments`), from the

@@ -91,11 +91,7 @@ pub fn generate(
             build::reduce_up(participants, me, blocks, place)
         }
         Kind::Move { from, to } => moved::moved(participants, from, to, me, count),
-        Kind::Allgather
-        | Kind::Gather { .. }
-        | Kind::Scatter { .. }
-        | Kind::ReduceScatter
-        | Kind::Alltoall => by_sections(&kind.sections(participants, count), &spec, topology, me),
+        _ => by_sections(&kind.sections(participants, count), &spec, topology, me),
     }
 }
 
@@ -159,11 +155,7 @@ pub(crate) fn shape(kind: Kind, spec: &Spec, topology: &Topology) -> Shape {
             return Shape { blocks: 1.0, ..Shape::default() };
         }
         Kind::Move { from, to } => return moved::shape(topology, from, to),
-        Kind::Allgather
-        | Kind::Gather { .. }
-        | Kind::Scatter { .. }
-        | Kind::ReduceScatter
-        | Kind::Alltoall => {
+        _ => {
             let trees = exchange_trees(spec, kind.reduces(), topology);
             let all = match trees {
                 Trees::Aligned => aligned::exchange_cost(&cluster),

@@ -178,7 +178,7 @@ mod tests {
         for me in 0..2 {
             let schedule = Pattern::RoundTrips(3).schedule(2, me);
             assert_eq!(schedule.steps.len(), 6);
-            for (index, step) in (0..).zip(&schedule.steps).skip(1) {
+            for (index, step) in (0..).zip(schedule.steps.iter()).skip(1) {
                 assert_eq!(step.after, [index - 1], "{schedule:?}");
             }
         }

@@ -169,8 +169,7 @@ impl Spec {
             }
             Values::Factors(most) => {
                 let factors: Vec<u32> = value.split('x').map(number).collect::<Option<_>>()?;
-                let two = if most == 2 { 2 } else { most };
-                let fits = (2..=two).contains(&factors.len()) && factors.iter().all(|f| *f >= 2);
+                let fits = (2..=most).contains(&factors.len()) && factors.iter().all(|f| *f >= 2);
                 if !fits {
                     return None;
                 }

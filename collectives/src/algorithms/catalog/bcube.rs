@@ -1,22 +1,7 @@
 //! BCube: the [`circulant`](super::circulant) without regard to racks, as in Gloo's algorithm of
 //! that name (Träff, 2024; Bruck et al., 1997). Every message may cross between racks.
 
-use crate::{
-    algorithms::{
-        about::{About, TRAEFF},
-        definition::Definition,
-        name::Parameter,
-        parts::{
-            circle::{self, Circle, RADIX},
-            exchange::Trees,
-            shape::{Cluster, Shape},
-        },
-        spec::Spec,
-        symmetry::Symmetry,
-    },
-    schedule::Schedule,
-    topology::Topology,
-};
+use super::prelude::*;
 
 pub(super) struct Bcube;
 

@@ -16,22 +16,8 @@
 //!
 //! Where M is not a power of two, the first 2(M − 2^⌊log2 M⌋) positions fold in pairs.
 
-use super::swing;
-use crate::{
-    algorithms::{
-        about::About,
-        definition::Definition,
-        parts::{
-            build::{self, Link, Place, Rooted},
-            doubling::{self, Fold, Pairs},
-            shape::{Cluster, Shape},
-            trees,
-        },
-        spec::Spec,
-    },
-    schedule::{Schedule, split},
-    topology::Topology,
-};
+use super::{prelude::*, swing};
+use crate::algorithms::parts::doubling::Folding;
 
 const PAIRS: Pairs = Pairs { partner: swing::partner, owned, fits_racks: false };
 
@@ -57,11 +43,35 @@ impl Definition for Bine {
     }
 
     fn rooted(&self, _: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-        rooted(topology, root, me, count)
+        let mut order = topology.order();
+        let first = build::position(&order, root);
+        order.rotate_left(first as usize);
+        let at = build::position(&order, me);
+        let tree = BineTree::new(order.len() as u32);
+        Rooted::new(split(count, trees::blocks_for(count)), move |block| {
+            let link = |(peer, round): (u32, u32)| Link {
+                peer: order[peer as usize],
+                up: block + tree.0.rounds - round,
+                down: block + tree.0.rounds + round,
+            };
+            Place {
+                parent: tree.parent(at).map(link),
+                children: tree.children(at).into_iter().map(link).collect(),
+            }
+        })
     }
 
+    /// The cost of a broadcast: ⌈log2 M⌉(α + S·β).
     fn broadcast_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
-        broadcast_cost(cluster)
+        let rounds = cluster.nodes.log2().ceil();
+        let across = cluster.racks.log2().ceil();
+        Shape {
+            line: rounds,
+            uplink: cluster.uplink(across + 1.0),
+            messages: rounds,
+            // A pair is rarely at the end of the longest path.
+            ..cluster.hops(cluster.nodes.log2().floor(), across + 1.0)
+        }
     }
 }
 
@@ -92,53 +102,40 @@ fn owned(number: u32, rounds: u32) -> u32 {
 
 /// A tree over positions, of which 0 is the root.
 #[derive(Debug, Clone, Copy)]
-struct BineTree {
-    rounds: u32,
-    folded: u32,
-}
+struct BineTree(Folding);
 
 impl BineTree {
     fn new(nodes: u32) -> Self {
-        let rounds = nodes.ilog2();
-        Self { rounds, folded: nodes - (1 << rounds) }
-    }
-
-    /// The position of a number: a single one, or the member of a pair that takes part.
-    fn position(self, number: u32) -> u32 {
-        if number < self.folded { 2 * number } else { number + self.folded }
+        Self(Folding::new(nodes))
     }
 
     /// Whether a position is the other member of a pair, one round farther down.
     fn is_folded(self, at: u32) -> bool {
-        at < 2 * self.folded && !at.is_multiple_of(2)
-    }
-
-    fn number(self, at: u32) -> u32 {
-        if at < 2 * self.folded { at / 2 } else { at - self.folded }
+        self.0.is_paired(at) && !at.is_multiple_of(2)
     }
 
     /// How many of the lowest bits of a number are equal; one more for the root.
     fn same_bits(self, number: u32) -> u32 {
-        let bits = negabinary(number, self.rounds);
+        let bits = negabinary(number, self.0.rounds);
         match bits {
-            0 => self.rounds + 1,
+            0 => self.0.rounds + 1,
             _ => bits.trailing_ones().max(bits.trailing_zeros()),
         }
     }
 
     /// The number that differs in this many of the lowest bits.
     fn flipped(self, of: u32, bits: u32) -> u32 {
-        number(negabinary(of, self.rounds) ^ ((1 << bits) - 1), self.rounds)
+        number(negabinary(of, self.0.rounds) ^ ((1 << bits) - 1), self.0.rounds)
     }
 
     /// The parent of a position, and the round in which it sends.
     fn parent(self, at: u32) -> Option<(u32, u32)> {
         if self.is_folded(at) {
-            return Some((at - 1, self.rounds));
+            return Some((at - 1, self.0.rounds));
         }
-        let (number, same) = (self.number(at), self.same_bits(self.number(at)));
-        let sender = || self.position(self.flipped(number, same));
-        (number > 0).then(|| (sender(), self.rounds - same))
+        let (number, same) = (self.0.number(at), self.same_bits(self.0.number(at)));
+        let sender = || self.0.position(self.flipped(number, same));
+        (number > 0).then(|| (sender(), self.0.rounds - same))
     }
 
     /// The children of a position, and the rounds in which it sends to them.
@@ -146,44 +143,12 @@ impl BineTree {
         if self.is_folded(at) {
             return Vec::new();
         }
-        let number = self.number(at);
+        let number = self.0.number(at);
         let smaller = (1..self.same_bits(number)).rev();
         let below =
-            smaller.map(|bits| (self.position(self.flipped(number, bits)), self.rounds - bits));
-        let other = (at < 2 * self.folded).then_some((at + 1, self.rounds));
+            smaller.map(|bits| (self.0.position(self.flipped(number, bits)), self.0.rounds - bits));
+        let other = self.0.is_paired(at).then_some((at + 1, self.0.rounds));
         below.chain(other).collect()
-    }
-}
-
-fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-    let mut order = topology.order();
-    let first = build::position(&order, root);
-    order.rotate_left(first as usize);
-    let at = build::position(&order, me);
-    let tree = BineTree::new(order.len() as u32);
-    Rooted::new(split(count, trees::blocks_for(count)), move |block| {
-        let link = |(peer, round): (u32, u32)| Link {
-            peer: order[peer as usize],
-            up: block + tree.rounds - round,
-            down: block + tree.rounds + round,
-        };
-        Place {
-            parent: tree.parent(at).map(link),
-            children: tree.children(at).into_iter().map(link).collect(),
-        }
-    })
-}
-
-/// The cost of a broadcast: ⌈log2 M⌉(α + S·β).
-fn broadcast_cost(cluster: &Cluster) -> Shape {
-    let rounds = cluster.nodes.log2().ceil();
-    let across = cluster.racks.log2().ceil();
-    Shape {
-        line: rounds,
-        uplink: cluster.uplink(across + 1.0),
-        messages: rounds,
-        // A pair is rarely at the end of the longest path.
-        ..cluster.hops(cluster.nodes.log2().floor(), across + 1.0)
     }
 }
 

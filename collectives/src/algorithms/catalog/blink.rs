@@ -10,22 +10,10 @@
 //! In a broadcast and in a reduction to one participant all trees have the same root. Where no
 //! rates are known both go along a chain, which keeps no line busy for longer than necessary.
 
-use super::{chain, servers};
+use super::{chain, prelude::*, servers};
 use crate::{
-    algorithms::{
-        about::About,
-        definition::Definition,
-        name::{Parameter, Values},
-        parts::{
-            build::{self, Link, Place, Rooted},
-            packing::{self, Packing, Tree},
-            shape::{Cluster, Shape},
-        },
-        spec::Spec,
-    },
+    algorithms::parts::packing::{self, Packing, Tree},
     links::MAX_LINKED,
-    schedule::{Block, GRAIN, Schedule},
-    topology::Topology,
 };
 
 const TREES: Parameter = Parameter {
@@ -53,17 +41,37 @@ impl Definition for Blink {
     }
 
     fn allreduce(&self, spec: &Spec, topology: &Topology, me: u32, count: u64) -> Schedule {
-        allreduce(topology, spec.number("trees"), me, count)
+        if !packs(topology) {
+            return servers::allreduce(topology, servers::Wanted::USUAL, me, count);
+        }
+        let packing = packing::packed(topology, None, spec.number("trees"));
+        let (blocks, places) = placed(&packing.trees, me, count);
+        let place = |block: u32| places[block as usize].clone();
+        build::reduce_and_return(topology.participants(), me, blocks, place)
     }
 
+    /// The cost of an allreduce: 2hα + T, h links to the farthest and T for the busiest line.
     fn allreduce_cost(&self, spec: &Spec, topology: &Topology, cluster: &Cluster) -> Shape {
-        cost(topology, spec.number("trees"), cluster)
+        let most = spec.number("trees");
+        if !packs(topology) {
+            return servers::cost(topology, servers::Wanted::USUAL, cluster);
+        }
+        let one_way = of_packing(topology, cluster, &packing::packed(topology, None, most));
+        let hops = 2.0 * (one_way.hops_in + one_way.hops_across);
+        Shape { hops_in: 2.0 * one_way.hops_in, hops_across: 2.0 * one_way.hops_across, ..one_way }
+            .at_once(hops)
     }
 
     fn rooted(&self, spec: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-        rooted(topology, spec.number("trees"), root, me, count)
+        if !packs(topology) || topology.links().is_none() {
+            return chain::rooted(topology, 1, root, me, count);
+        }
+        let packing = packing::packed(topology, Some(root), spec.number("trees"));
+        let (blocks, places) = placed(&packing.trees, me, count);
+        Rooted::new(blocks, move |block| places[block as usize].clone())
     }
 
+    /// The cost of a broadcast: hα + T.
     fn broadcast_cost(
         &self,
         spec: &Spec,
@@ -71,7 +79,12 @@ impl Definition for Blink {
         root: u32,
         cluster: &Cluster,
     ) -> Shape {
-        broadcast_cost(topology, root, spec.number("trees"), cluster)
+        let most = spec.number("trees");
+        if !packs(topology) || topology.links().is_none() {
+            return chain::cost(cluster);
+        }
+        let shape = of_packing(topology, cluster, &packing::packed(topology, Some(root), most));
+        Shape { reduced: 0.0, senders: 0, fill: shape.hops_in + shape.hops_across, ..shape }
     }
 }
 
@@ -142,25 +155,6 @@ fn placed(trees: &[Tree], me: u32, count: u64) -> (Vec<Block>, Vec<Place>) {
     (blocks, trees.iter().zip(&depths).map(place).collect())
 }
 
-fn allreduce(topology: &Topology, most: u32, me: u32, count: u64) -> Schedule {
-    if !packs(topology) {
-        return servers::allreduce(topology, servers::Wanted::USUAL, me, count);
-    }
-    let packing = packing::packed(topology, None, most);
-    let (blocks, places) = placed(&packing.trees, me, count);
-    let place = |block: u32| places[block as usize].clone();
-    build::reduce_and_return(topology.participants(), me, blocks, place)
-}
-
-fn rooted(topology: &Topology, most: u32, root: u32, me: u32, count: u64) -> Rooted {
-    if !packs(topology) || topology.links().is_none() {
-        return chain::rooted(topology, 1, root, me, count);
-    }
-    let packing = packing::packed(topology, Some(root), most);
-    let (blocks, places) = placed(&packing.trees, me, count);
-    Rooted::new(blocks, move |block| places[block as usize].clone())
-}
-
 /// The cost of all trees together in one direction.
 fn of_packing(topology: &Topology, cluster: &Cluster, packing: &Packing) -> Shape {
     let mut most = Shape::default();
@@ -204,24 +198,4 @@ fn of_packing(topology: &Topology, cluster: &Cluster, packing: &Packing) -> Shap
         least_messages: 2.0 * f64::from(most.senders),
         ..most
     }
-}
-
-/// The cost of an allreduce: 2hα + T, h links to the farthest and T for the busiest line.
-fn cost(topology: &Topology, most: u32, cluster: &Cluster) -> Shape {
-    if !packs(topology) {
-        return servers::cost(topology, servers::Wanted::USUAL, cluster);
-    }
-    let one_way = of_packing(topology, cluster, &packing::packed(topology, None, most));
-    let hops = 2.0 * (one_way.hops_in + one_way.hops_across);
-    Shape { hops_in: 2.0 * one_way.hops_in, hops_across: 2.0 * one_way.hops_across, ..one_way }
-        .at_once(hops)
-}
-
-/// The cost of a broadcast: hα + T.
-fn broadcast_cost(topology: &Topology, root: u32, most: u32, cluster: &Cluster) -> Shape {
-    if !packs(topology) || topology.links().is_none() {
-        return chain::cost(cluster);
-    }
-    let shape = of_packing(topology, cluster, &packing::packed(topology, Some(root), most));
-    Shape { reduced: 0.0, senders: 0, fill: shape.hops_in + shape.hops_across, ..shape }
 }

@@ -6,22 +6,7 @@
 //! cross: 2(r−1) times the piece between r racks, the minimum. The same holds at every tier. A tier
 //! with groups of different sizes is ignored.
 
-use crate::{
-    algorithms::{
-        about::{About, TRAEFF},
-        definition::Definition,
-        name::Parameter,
-        parts::{
-            circle::{self, Circle, RADIX},
-            exchange::Trees,
-            shape::{Cluster, Shape},
-        },
-        spec::Spec,
-        symmetry::Symmetry,
-    },
-    schedule::Schedule,
-    topology::Topology,
-};
+use super::prelude::*;
 
 pub(super) struct Circulant;
 

@@ -13,20 +13,7 @@
 //!
 //! Backwards it is a reduction to the root. An allreduce is a reduction and a broadcast.
 
-use crate::{
-    algorithms::{
-        about::About,
-        definition::Definition,
-        name::{Parameter, Values},
-        parts::{
-            build::{self, Link, Place, Rooted},
-            shape::{Cluster, Shape},
-        },
-        spec::Spec,
-    },
-    schedule::split,
-    topology::Topology,
-};
+use super::prelude::*;
 
 const BLOCKS: Parameter = Parameter {
     name: "blocks",
@@ -52,11 +39,42 @@ impl Definition for CirculantBlocks {
     }
 
     fn rooted(&self, spec: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-        rooted(topology, spec.number("blocks"), root, me, count)
+        let order = build::order_from(topology, root);
+        let at = build::position(&order, me);
+        let blocks = split(count, u64::from(spec.number("blocks")).min(count.div_ceil(MIN_BLOCK)));
+        let rounds = Skips::new(order.len() as u32).rounds(at, blocks.len() as u32);
+        let mut places = vec![Place::default(); blocks.len()];
+        let last = rounds.len() as u32 - 1;
+        for (time, Round { received, sent }) in (0..).zip(rounds) {
+            let link =
+                |peer| Link { peer: order[peer as usize], up: last - time, down: last + 1 + time };
+            if let Some((block, peer)) = received {
+                places[block as usize].parent = Some(link(peer));
+            }
+            if let Some((block, peer)) = sent {
+                places[block as usize].children.push(link(peer));
+            }
+        }
+        Rooted::new(blocks, move |block| places[block as usize].clone())
     }
 
+    /// The cost of a broadcast of n blocks: (n−1+⌈log2 M⌉)(α + S/n·β).
     fn broadcast_cost(&self, spec: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
-        broadcast_cost(cluster, spec.number("blocks"))
+        let Skips(skips) = Skips::new(cluster.nodes as u32);
+        let rounds = skips.len() as f64 - 1.0;
+        // The messages of a round that leave the rack.
+        let crossing = |skip: &u32| (f64::from(*skip) / cluster.smallest).min(1.0);
+        let crossing: f64 = skips[..skips.len() - 1].iter().map(crossing).sum();
+        let blocks = f64::from(spec.number("blocks"));
+        // Each hop takes a whole round, although it could begin earlier.
+        let line = (blocks - 1.0 + rounds) / blocks;
+        Shape {
+            line,
+            uplink: if cluster.racks > 1.0 { line * crossing / rounds } else { 0.0 },
+            messages: blocks,
+            least_block: 4.0 * MIN_BLOCK as f64,
+            ..Shape { blocks, ..cluster.hops(rounds, crossing.ceil()) }
+        }
     }
 }
 
@@ -194,45 +212,6 @@ impl Search<'_> {
                 return;
             }
         }
-    }
-}
-
-fn rooted(topology: &Topology, blocks: u32, root: u32, me: u32, count: u64) -> Rooted {
-    let order = build::order_from(topology, root);
-    let at = build::position(&order, me);
-    let blocks = split(count, u64::from(blocks).min(count.div_ceil(MIN_BLOCK)));
-    let rounds = Skips::new(order.len() as u32).rounds(at, blocks.len() as u32);
-    let mut places = vec![Place::default(); blocks.len()];
-    let last = rounds.len() as u32 - 1;
-    for (time, Round { received, sent }) in (0..).zip(rounds) {
-        let link =
-            |peer| Link { peer: order[peer as usize], up: last - time, down: last + 1 + time };
-        if let Some((block, peer)) = received {
-            places[block as usize].parent = Some(link(peer));
-        }
-        if let Some((block, peer)) = sent {
-            places[block as usize].children.push(link(peer));
-        }
-    }
-    Rooted::new(blocks, move |block| places[block as usize].clone())
-}
-
-/// The cost of a broadcast of n blocks: (n−1+⌈log2 M⌉)(α + S/n·β).
-fn broadcast_cost(cluster: &Cluster, blocks: u32) -> Shape {
-    let Skips(skips) = Skips::new(cluster.nodes as u32);
-    let rounds = skips.len() as f64 - 1.0;
-    // The messages of a round that leave the rack.
-    let crossing = |skip: &u32| (f64::from(*skip) / cluster.smallest).min(1.0);
-    let crossing: f64 = skips[..skips.len() - 1].iter().map(crossing).sum();
-    let blocks = f64::from(blocks);
-    // Each hop takes a whole round, although it could begin earlier.
-    let line = (blocks - 1.0 + rounds) / blocks;
-    Shape {
-        line,
-        uplink: if cluster.racks > 1.0 { line * crossing / rounds } else { 0.0 },
-        messages: blocks,
-        least_block: 4.0 * MIN_BLOCK as f64,
-        ..Shape { blocks, ..cluster.hops(rounds, crossing.ceil()) }
     }
 }
 

@@ -9,22 +9,8 @@
 //! For a broadcast or a reduction to one participant both trees span all participants but the root,
 //! and hang below it.
 
-use crate::{
-    algorithms::{
-        about::About,
-        definition::Definition,
-        kind::Kind,
-        name::{Parameter, SEGMENTS},
-        parts::{
-            build::{self, Rooted},
-            colours::ColouredTrees,
-            shape::{Cluster, Shape},
-        },
-        spec::Spec,
-    },
-    schedule::{Schedule, split},
-    topology::Topology,
-};
+use super::prelude::*;
+use crate::algorithms::parts::colours::ColouredTrees;
 
 pub(super) struct DoubleTree;
 

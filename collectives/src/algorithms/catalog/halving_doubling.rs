@@ -4,19 +4,7 @@
 //! Where M is not a power of two, one of each folded pair reduces all of it. Additions are in the
 //! canonical order ([`Algorithm::CANONICAL`](crate::Algorithm::CANONICAL)).
 
-use crate::{
-    algorithms::{
-        about::{About, THAKUR},
-        definition::Definition,
-        parts::{
-            doubling::{self, Fold, Pairs},
-            shape::{Cluster, Shape},
-        },
-        spec::Spec,
-    },
-    schedule::Schedule,
-    topology::Topology,
-};
+use super::prelude::*;
 
 pub(super) struct HalvingDoubling;
 

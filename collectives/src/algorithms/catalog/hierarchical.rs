@@ -17,21 +17,10 @@
 //! the block and passes it on. In a reduction to one participant that member reduces the block
 //! there and sends it out once.
 
-use crate::{
-    algorithms::{
-        about::About,
-        definition::Definition,
-        parts::{
-            build::{self, Link, Place, Rooted},
-            exchange::Trees,
-            shape::{Cluster, Shape},
-            tiers::{Hop, Root, Tiers},
-        },
-        spec::Spec,
-        symmetry::{Symmetry, regular},
-    },
-    schedule::{Block, Schedule, split},
-    topology::Topology,
+use super::prelude::*;
+use crate::algorithms::{
+    parts::tiers::{Hop, Root, Tiers},
+    symmetry::regular,
 };
 
 pub(super) struct Hierarchical;
@@ -49,7 +38,28 @@ impl Definition for Hierarchical {
     }
 
     fn allreduce(&self, _: &Spec, topology: &Topology, me: u32, count: u64) -> Schedule {
-        allreduce(topology, me, count)
+        let tiers = Tiers::new(topology);
+        let at = build::position(&tiers.order, me);
+        let racks = tiers.count(1);
+        // A phase for each tier up, and then down.
+        let turn = tiers.before(tiers.top() + 1);
+        let link = |hop: Hop| Link {
+            peer: tiers.order[hop.peer as usize],
+            up: tiers.before(hop.level) + hop.distance(),
+            down: turn + tiers.after(hop.level) + hop.distance(),
+        };
+        let blocks = blocks(tiers.most(1), racks, BLOCK, count);
+        let order = |time, block: u32| {
+            let (round, home) = (block / racks, block % racks);
+            round * racks + (home + racks - first_home(&tiers, at, turn, time)) % racks
+        };
+        build::reduce_and_return_together(topology.participants(), me, blocks, order, |block| {
+            let root = tiers.root(block % racks, block / racks);
+            Place {
+                parent: tiers.parent(at, root).map(link),
+                children: tiers.children(at, root).into_iter().map(link).collect(),
+            }
+        })
     }
 
     fn allreduce_cost(&self, _: &Spec, _: &Topology, cluster: &Cluster) -> Shape {
@@ -57,15 +67,42 @@ impl Definition for Hierarchical {
     }
 
     fn rooted(&self, _: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-        rooted(topology, root, me, count)
+        let tiers = Tiers::new(topology);
+        let (root, at) = (build::position(&tiers.order, root), build::position(&tiers.order, me));
+        let trees = OneRoot::new(tiers, root);
+        let blocks = blocks(trees.largest(), 1, ROOTED_BLOCK, count);
+        Rooted::new(blocks, move |number| trees.place(at, number))
     }
 
+    /// The cost of a broadcast: (l+1)α + r·S·β in r racks and no tier above them.
     fn broadcast_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
-        broadcast_cost(cluster)
+        let &Cluster { racks, largest, .. } = cluster;
+        let entries = entries(cluster);
+        let passing_on = largest > 2.0 || (racks > 1.0 && largest > 1.0);
+        let across = cluster.above.len().max(1) as f64;
+        Shape {
+            // The last block is passed on after all others.
+            line: entries + 0.25,
+            uplink: cluster.uplink(entries - 1.0),
+            messages: entries * largest,
+            // Blocks are small.
+            blocks: 4.0 * largest,
+            // Without other members in a rack nothing is passed on.
+            ..cluster.hops(across + f64::from(u8::from(passing_on)), across)
+        }
     }
 
-    fn reduce_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
-        reduce_cost(cluster)
+    /// The cost of a reduction to one participant: that of a broadcast, and what is reduced before.
+    fn reduce_cost(&self, spec: &Spec, topology: &Topology, root: u32, cluster: &Cluster) -> Shape {
+        let &Cluster { racks, largest, .. } = cluster;
+        let wide = if racks > 1.0 { largest } else { largest - 1.0 };
+        // With several tiers, what is near arrives while what is far is reduced.
+        let first = if cluster.above.len() > 1 { 0.0 } else { (wide - 1.0) / wide };
+        Shape {
+            line: entries(cluster) + first,
+            streamed: 1.0,
+            ..self.broadcast_cost(spec, topology, root, cluster)
+        }
     }
 
     fn exchange(&self, _: &Spec, topology: &Topology) -> Trees {
@@ -106,33 +143,8 @@ pub(super) fn blocks(largest: u32, homes: u32, block: u64, count: u64) -> Vec<Bl
     split(count, (round * rounds).min(count.div_ceil(MIN_BLOCK)))
 }
 
-fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
-    let tiers = Tiers::new(topology);
-    let at = build::position(&tiers.order, me);
-    let racks = tiers.count(1);
-    // A phase for each tier up, and then down.
-    let turn = tiers.before(tiers.top() + 1);
-    let link = |hop: Hop| Link {
-        peer: tiers.order[hop.peer as usize],
-        up: tiers.before(hop.level) + hop.distance(),
-        down: turn + tiers.after(hop.level) + hop.distance(),
-    };
-    let blocks = blocks(tiers.most(1), racks, BLOCK, count);
-    let order = |time, block: u32| {
-        let (round, home) = (block / racks, block % racks);
-        round * racks + (home + racks - first_home(&tiers, at, turn, time)) % racks
-    };
-    build::reduce_and_return_in_order(topology.participants(), me, blocks, order, |block| {
-        let root = tiers.root(block % racks, block / racks);
-        Place {
-            parent: tiers.parent(at, root).map(link),
-            children: tiers.children(at, root).into_iter().map(link).collect(),
-        }
-    })
-}
-
 /// The cost of an allreduce: 2(l+1)α + 2(M−1)/M·S·β over l tiers with groups of one size.
-pub(super) fn cost(cluster: &Cluster) -> Shape {
+fn cost(cluster: &Cluster) -> Shape {
     let &Cluster { nodes, largest, .. } = cluster;
     let levels = f64::from(u8::from(largest > 1.0));
     let across = cluster.above.len() as f64;
@@ -271,43 +283,8 @@ impl OneRoot {
     }
 }
 
-pub(super) fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-    let tiers = Tiers::new(topology);
-    let (root, at) = (build::position(&tiers.order, root), build::position(&tiers.order, me));
-    let trees = OneRoot::new(tiers, root);
-    let blocks = blocks(trees.largest(), 1, ROOTED_BLOCK, count);
-    Rooted::new(blocks, move |number| trees.place(at, number))
-}
-
 /// How many nodes the root of a broadcast sends to: one in each other part of its groups, and one
 /// member of its rack.
 fn entries(cluster: &Cluster) -> f64 {
     1.0 + cluster.above.iter().map(|above| above.parts - 1.0).sum::<f64>()
-}
-
-/// The cost of a broadcast: (l+1)α + r·S·β in r racks and no tier above them.
-pub(super) fn broadcast_cost(cluster: &Cluster) -> Shape {
-    let &Cluster { racks, largest, .. } = cluster;
-    let entries = entries(cluster);
-    let passing_on = largest > 2.0 || (racks > 1.0 && largest > 1.0);
-    let across = cluster.above.len().max(1) as f64;
-    Shape {
-        // The last block is passed on after all others.
-        line: entries + 0.25,
-        uplink: cluster.uplink(entries - 1.0),
-        messages: entries * largest,
-        // Blocks are small.
-        blocks: 4.0 * largest,
-        // Without other members in a rack nothing is passed on.
-        ..cluster.hops(across + f64::from(u8::from(passing_on)), across)
-    }
-}
-
-/// The cost of a reduction to one participant: that of a broadcast, and what is reduced before.
-pub(super) fn reduce_cost(cluster: &Cluster) -> Shape {
-    let &Cluster { racks, largest, .. } = cluster;
-    let wide = if racks > 1.0 { largest } else { largest - 1.0 };
-    // With several tiers, what is near arrives while what is far is reduced.
-    let first = if cluster.above.len() > 1 { 0.0 } else { (wide - 1.0) / wide };
-    Shape { line: entries(cluster) + first, streamed: 1.0, ..broadcast_cost(cluster) }
 }

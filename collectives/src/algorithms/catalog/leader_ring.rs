@@ -6,22 +6,7 @@
 //! receives and sends the piece once for each of its members. To or from one participant it is the
 //! same as [`hierarchical`].
 
-use super::hierarchical;
-use crate::{
-    algorithms::{
-        about::About,
-        definition::Definition,
-        parts::{
-            build::{self, Link, Place, Rooted},
-            exchange::Trees,
-            shape::{Cluster, Shape},
-            tiers::Tiers,
-        },
-        spec::Spec,
-    },
-    schedule::{Schedule, split},
-    topology::Topology,
-};
+use super::{hierarchical, prelude::*};
 
 pub(super) struct LeaderRing;
 
@@ -50,7 +35,8 @@ impl Definition for LeaderRing {
             down: largest + 2 * around + member - 1,
         };
         let blocks = split(count, many.into());
-        build::reduce_and_return_together(topology.participants(), me, blocks, |block| {
+        let order = |_, block| block;
+        build::reduce_and_return_together(topology.participants(), me, blocks, order, |block| {
             if me != leader {
                 let member = build::position(members, me);
                 return Place { parent: Some(inside(leader, member)), children: Vec::new() };
@@ -90,23 +76,7 @@ impl Definition for LeaderRing {
         }
     }
 
-    fn rooted(&self, _: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-        hierarchical::rooted(topology, root, me, count)
-    }
-
-    fn broadcast_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
-        hierarchical::broadcast_cost(cluster)
-    }
-
-    fn reduce_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
-        hierarchical::reduce_cost(cluster)
-    }
-
-    fn exchange(&self, _: &Spec, topology: &Topology) -> Trees {
-        Trees::Racks(Tiers::new(topology))
-    }
-
-    fn exchange_cost(&self, _: &Spec, cluster: &Cluster) -> Shape {
-        hierarchical::cost(cluster)
+    fn like(&self) -> Option<&'static dyn Definition> {
+        Some(&hierarchical::Hierarchical)
     }
 }

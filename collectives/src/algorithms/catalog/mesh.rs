@@ -8,22 +8,7 @@
 //!
 //! A broadcast or a reduction to one participant goes along the tree of a block that the root owns.
 
-use crate::{
-    algorithms::{
-        about::About,
-        definition::Definition,
-        name::Parameter,
-        parts::{
-            build::{self, Link, Place, Rooted},
-            grid::{Along, Grid, TWO},
-            shape::{Cluster, Shape},
-            trees,
-        },
-        spec::Spec,
-    },
-    schedule::{Schedule, split},
-    topology::Topology,
-};
+use super::prelude::*;
 
 pub(super) struct Mesh;
 

@@ -42,6 +42,8 @@ pub mod servers;
 pub mod swing;
 pub mod torus;
 
+mod prelude;
+
 use super::{
     about::About,
     definition::Definition,

@@ -5,19 +5,7 @@
 //! That takes two messages of half the size one after the other, but half the reductions. Additions
 //! are in the canonical order ([`Algorithm::CANONICAL`](crate::Algorithm::CANONICAL)).
 
-use crate::{
-    algorithms::{
-        about::About,
-        definition::Definition,
-        parts::{
-            doubling::{self, Fold, Pairs},
-            shape::{Cluster, Shape},
-        },
-        spec::Spec,
-    },
-    schedule::Schedule,
-    topology::Topology,
-};
+use super::prelude::*;
 
 pub(super) struct Rabenseifner;
 

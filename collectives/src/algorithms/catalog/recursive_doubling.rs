@@ -12,20 +12,7 @@
 //! [aligned](crate::algorithms::parts::aligned) one. Additions are in the canonical order
 //! ([`Algorithm::CANONICAL`](crate::Algorithm::CANONICAL)).
 
-use crate::{
-    algorithms::{
-        about::{About, THAKUR},
-        definition::Definition,
-        parts::{
-            build::{self, Builder},
-            shape::{Cluster, Shape},
-            trees,
-        },
-        spec::Spec,
-    },
-    schedule::{Action, Schedule, split},
-    topology::Topology,
-};
+use super::prelude::*;
 
 pub(super) struct RecursiveDoubling;
 

@@ -5,24 +5,7 @@
 //! way it came (`way=back`): the same bytes and the same chain of messages, but each connection is
 //! used both ways and carries half of it. To or from one participant it is a [`chain`].
 
-use super::chain;
-use crate::{
-    algorithms::{
-        about::About,
-        definition::Definition,
-        name::{Parameter, SEGMENTS, Values},
-        parts::{
-            build::{Builder, Rooted},
-            exchange::Trees,
-            rings::{self, Round},
-            shape::{Cluster, Shape},
-        },
-        spec::Spec,
-        symmetry::Symmetry,
-    },
-    schedule::{Action, Schedule},
-    topology::Topology,
-};
+use super::{chain, prelude::*};
 
 const WAY: Parameter = Parameter {
     name: "way",
@@ -59,20 +42,8 @@ impl Definition for Ring {
         rings::cost(cluster, 1)
     }
 
-    fn rooted(&self, spec: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-        chain::rooted(topology, spec.segments(), root, me, count)
-    }
-
-    fn broadcast_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
-        chain::cost(cluster)
-    }
-
-    fn exchange(&self, _: &Spec, _: &Topology) -> Trees {
-        Trees::Ring
-    }
-
-    fn exchange_cost(&self, _: &Spec, cluster: &Cluster) -> Shape {
-        rings::cost(cluster, 1)
+    fn like(&self) -> Option<&'static dyn Definition> {
+        Some(&chain::Chain)
     }
 
     fn symmetries(&self, _: &Spec, topology: &Topology) -> Vec<Symmetry> {
@@ -84,7 +55,7 @@ impl Definition for Ring {
 /// The schedule in which the result goes on around the ring.
 fn around(topology: &Topology, segments: u32, me: u32, count: u64) -> Schedule {
     let order = topology.order();
-    let ring = Round::new(&order, me);
+    let ring = rings::Round::new(&order, me);
     let nodes = ring.nodes();
     let blocks = rings::blocks(nodes, segments, count);
     let mut builder = Builder::new(blocks.len());

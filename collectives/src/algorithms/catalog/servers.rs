@@ -22,25 +22,8 @@
 
 use std::ops::{Range, RangeInclusive};
 
-use super::direct;
-use crate::{
-    algorithms::{
-        about::About,
-        definition::Definition,
-        kind::{Kind, Roles},
-        name::{Parameter, SEGMENTS, Values},
-        parts::{
-            build::{self, Builder, Rooted},
-            exchange::Trees,
-            shape::{Cluster, Shape},
-            trees,
-        },
-        spec::Spec,
-        symmetry::Symmetry,
-    },
-    schedule::{Action, Block, GRAIN, Schedule, Steps, split},
-    topology::Topology,
-};
+use super::{direct, prelude::*};
+use crate::{algorithms::kind::Roles, schedule::Steps};
 
 const SERVERS: Parameter = Parameter {
     name: "servers",
@@ -81,29 +64,13 @@ impl Definition for Servers {
         cost(topology, Wanted::of(spec), cluster)
     }
 
-    fn rooted(&self, spec: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-        trees::star(topology, spec.segments(), root, me, count)
-    }
-
-    fn broadcast_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
-        trees::star_cost(cluster)
-    }
-
-    fn reduce_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
-        trees::star_cost_up(cluster)
+    fn like(&self) -> Option<&'static dyn Definition> {
+        Some(&direct::Direct)
     }
 
     /// The cost already counts segments.
     fn in_segments(&self, _: Kind, _segments: f64, cost: Shape) -> Shape {
         cost
-    }
-
-    fn exchange(&self, _: &Spec, _: &Topology) -> Trees {
-        Trees::Direct
-    }
-
-    fn exchange_cost(&self, _: &Spec, cluster: &Cluster) -> Shape {
-        direct::cost(cluster)
     }
 
     fn symmetries(&self, _: &Spec, topology: &Topology) -> Vec<Symmetry> {

@@ -14,7 +14,7 @@
 
 use super::{
     build::{self, Builder},
-    doubling::{self, Fold, Pairs},
+    doubling::{self, Fold, Folding, Pairs},
     shape::{Cluster, Shape},
     trees,
 };
@@ -25,50 +25,37 @@ use crate::{
 
 /// The participants of an aligned tree, by position.
 pub(crate) struct Groups {
-    rounds: u32,
-    folded: u32,
+    folding: Folding,
     root: u32,
 }
 
 impl Groups {
     /// The groups of `nodes` positions, one of which is the root.
     pub(crate) fn new(nodes: u32, root: u32) -> Self {
-        let rounds = nodes.ilog2();
-        Self { rounds, folded: nodes - (1 << rounds), root }
-    }
-
-    /// The number of the pair or single position that a position belongs to.
-    fn number(&self, at: u32) -> u32 {
-        if at < 2 * self.folded { at / 2 } else { at - self.folded }
+        Self { folding: Folding::new(nodes), root }
     }
 
     /// The position that holds the sum of the group of 2^`round` numbers to which a number belongs.
     fn holder(&self, number: u32, round: u32) -> u32 {
-        let root = self.number(self.root);
+        let root = self.folding.number(self.root);
         let own = number >> round << round | root & ((1 << round) - 1);
-        if own == root {
-            self.root
-        } else if own < self.folded {
-            2 * own
-        } else {
-            own + self.folded
-        }
+        if own == root { self.root } else { self.folding.position(own) }
     }
 
     /// Where the sum of a position goes, and in which round. The position is not the root.
     pub(crate) fn next(&self, at: u32) -> (u32, u32) {
-        let number = self.number(at);
+        let number = self.folding.number(at);
         let holder = |round| (self.holder(number, round), round);
-        let others = (0..=self.rounds).map(holder).find(|(holder, _)| *holder != at);
-        others.unwrap_or((self.root, self.rounds))
+        let others = (0..=self.folding.rounds).map(holder).find(|(holder, _)| *holder != at);
+        others.unwrap_or((self.root, self.folding.rounds))
     }
 
     /// The positions that a position gets sums from, and the rounds, in order.
     fn received(&self, at: u32) -> Vec<(u32, u32)> {
-        let number = self.number(at);
-        let last = if at == self.root { self.rounds } else { self.next(at).1 };
+        let number = self.folding.number(at);
+        let last = if at == self.root { self.folding.rounds } else { self.next(at).1 };
         let mut received = Vec::new();
-        if at < 2 * self.folded && self.holder(number, 0) == at {
+        if self.folding.is_paired(at) && self.holder(number, 0) == at {
             received.push((at ^ 1, 0));
         }
         for round in (1..=last).filter(|&round| self.holder(number, round) == at) {
@@ -94,7 +81,7 @@ pub(crate) fn reduce(topology: &Topology, root: u32, me: u32, count: u64) -> Sch
         }
         match to {
             Some((to, time)) => builder.add(time, Action::send(order[to as usize]), block),
-            None => builder.add(groups.rounds + 1, Action::Publish, block),
+            None => builder.add(groups.folding.rounds + 1, Action::Publish, block),
         }
     }
     builder.finish(nodes, me, blocks)

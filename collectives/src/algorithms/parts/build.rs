@@ -256,18 +256,12 @@ fn wait_for(after: &mut Vec<u32>, first: usize, step: u32) {
 
 /// Sorts the list that begins at `first`, and leaves each entry in it once.
 fn sort_from(list: &mut Vec<u32>, first: usize) {
-    if list[first..].is_sorted_by(|a, b| a < b) {
-        return;
+    if !list[first..].is_sorted_by(|a, b| a < b) {
+        let mut tail = list.split_off(first);
+        tail.sort_unstable();
+        tail.dedup();
+        list.append(&mut tail);
     }
-    list[first..].sort_unstable();
-    let mut kept = first;
-    for at in first..list.len() {
-        if at == first || list[at] != list[kept - 1] {
-            list[kept] = list[at];
-            kept += 1;
-        }
-    }
-    list.truncate(kept);
 }
 
 /// Sorts ranges, and joins adjacent ones.
@@ -314,43 +308,36 @@ pub(crate) fn reduce_and_return(
     blocks: Vec<Block>,
     place: impl Fn(u32) -> Place,
 ) -> Schedule {
-    up_and_down(me, blocks.len(), place).finish(participants, me, blocks)
+    up_and_down(me, false, blocks.len(), place).finish(participants, me, blocks)
 }
 
-/// The same with one message for all blocks that take a link at the same time.
+/// The same with one message for all blocks that take a link at the same time, in the order of
+/// `order(time, block)`, on which both ends agree.
 pub(crate) fn reduce_and_return_together(
-    participants: u32,
-    me: u32,
-    blocks: Vec<Block>,
-    place: impl Fn(u32) -> Place,
-) -> Schedule {
-    reduce_and_return_in_order(participants, me, blocks, |_, block| block, place)
-}
-
-/// The same with the blocks of a message in the order of `order(time, block)`, on which both ends
-/// agree.
-pub(crate) fn reduce_and_return_in_order(
     participants: u32,
     me: u32,
     blocks: Vec<Block>,
     order: impl Fn(u32, u32) -> u32,
     place: impl Fn(u32) -> Place,
 ) -> Schedule {
-    up_and_down(me, blocks.len(), place).merged(order).finish(participants, me, blocks)
+    up_and_down(me, false, blocks.len(), place).merged(order).finish(participants, me, blocks)
 }
 
-fn up_and_down(me: u32, blocks: usize, place: impl Fn(u32) -> Place) -> Builder {
+fn up_and_down(me: u32, is_server: bool, blocks: usize, place: impl Fn(u32) -> Place) -> Builder {
     let mut builder = Builder::new(blocks);
     for block in 0..blocks as u32 {
         let place = place(block);
-        let mut now = gather(&mut builder, me, block, &place);
+        let mut now = gather(&mut builder, me, is_server, block, &place);
         let Place { parent, children } = place;
         if let Some(link) = parent {
             builder.add(link.up, Action::send(link.peer), block);
             builder.add(link.down, Action::copy(link.peer), block);
             now = link.down;
         }
-        hand_out(&mut builder, block, now, children);
+        now = send_to_all(&mut builder, block, now, children);
+        if !is_server {
+            builder.add(now, Action::Publish, block);
+        }
     }
     builder
 }
@@ -363,33 +350,9 @@ pub(crate) fn reduce_and_return_over_servers(
     blocks: Vec<Block>,
     place: impl Fn(u32) -> Place,
 ) -> Schedule {
-    let (participants, servers) = (topology.participants(), topology.servers());
-    let builder = if me < topology.contributors() {
-        up_and_down(me, blocks.len(), place)
-    } else {
-        let mut builder = Builder::new(blocks.len());
-        for block in 0..blocks.len() as u32 {
-            let Place { parent, mut children } = place(block);
-            children.sort_by_key(|link| (link.up, link.peer));
-            for (at, link) in children.iter().enumerate() {
-                let takes = match at {
-                    0 => Action::copy(link.peer),
-                    _ => Action::reduce(link.peer, link.peer < me),
-                };
-                builder.add(link.up, takes, block);
-            }
-            if let Some(link) = parent {
-                builder.add(link.up, Action::send(link.peer), block);
-                builder.add(link.down, Action::copy(link.peer), block);
-            }
-            children.sort_by_key(|link| (link.down, link.peer));
-            for link in &children {
-                builder.add(link.down, Action::send(link.peer), block);
-            }
-        }
-        builder
-    };
-    Schedule { servers, ..builder.finish(participants, me, blocks) }
+    let (participants, is_server) = (topology.participants(), me >= topology.contributors());
+    let builder = up_and_down(me, is_server, blocks.len(), place);
+    Schedule { servers: topology.servers(), ..builder.finish(participants, me, blocks) }
 }
 
 /// A reduction to one participant: each block goes up its tree. The trees of all blocks have the
@@ -403,7 +366,7 @@ pub(crate) fn reduce_up(
     let mut builder = Builder::new(blocks.len());
     for block in 0..blocks.len() as u32 {
         let place = place(block);
-        let now = gather(&mut builder, me, block, &place);
+        let now = gather(&mut builder, me, false, block, &place);
         match place.parent {
             Some(link) => builder.add(link.up, Action::send(link.peer), block),
             None => builder.add(now, Action::Publish, block),
@@ -413,14 +376,20 @@ pub(crate) fn reduce_up(
 }
 
 /// Reduces the own contribution and those from below; returns the time of the last one.
-fn gather(builder: &mut Builder, me: u32, block: u32, place: &Place) -> u32 {
+fn gather(builder: &mut Builder, me: u32, is_server: bool, block: u32, place: &Place) -> u32 {
     let mut children = place.children.clone();
     // A fixed order of reduction, whichever message arrives first (SAME).
     children.sort_by_key(|link| (link.up, link.peer));
     let first = children.iter().chain(&place.parent).map(|link| link.up).min().unwrap_or(0);
-    builder.add(first, Action::ReduceLocal, block);
-    for link in &children {
-        builder.add(link.up, Action::reduce(link.peer, link.peer < me), block);
+    if !is_server {
+        builder.add(first, Action::ReduceLocal, block);
+    }
+    for (at, link) in children.iter().enumerate() {
+        let takes = match at {
+            0 if is_server => Action::copy(link.peer),
+            _ => Action::reduce(link.peer, link.peer < me),
+        };
+        builder.add(link.up, takes, block);
     }
     children.last().map_or(first, |link| link.up)
 }
@@ -443,19 +412,19 @@ pub(crate) fn send_down(
             builder.add(first, Action::ReduceLocal, block);
             first
         };
-        hand_out(&mut builder, block, now, children);
+        let now = send_to_all(&mut builder, block, now, children);
+        builder.add(now, Action::Publish, block);
     }
     builder.finish(participants, me, blocks)
 }
 
-/// Sends the finished block to all below, and publishes it.
-fn hand_out(builder: &mut Builder, block: u32, now: u32, mut children: Vec<Link>) {
+/// Sends the finished block to all below; returns the time of the last send.
+fn send_to_all(builder: &mut Builder, block: u32, now: u32, mut children: Vec<Link>) -> u32 {
     children.sort_by_key(|link| (link.down, link.peer));
     for link in &children {
         builder.add(link.down, Action::send(link.peer), block);
     }
-    // Last, because other nodes wait for the sends.
-    builder.add(children.last().map_or(now, |link| link.down), Action::Publish, block);
+    children.last().map_or(now, |link| link.down)
 }
 
 /// The position of a participant in an order.

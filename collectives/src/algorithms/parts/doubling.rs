@@ -32,6 +32,37 @@ pub(crate) struct Pairs {
     pub(crate) fits_racks: bool,
 }
 
+/// Numbers of the positions that take part among any number of positions: the first 2(M −
+/// 2^⌊log2 M⌋) positions fold in pairs, and the first one of each pair takes part.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Folding {
+    /// Numbers are less than 2^`rounds`.
+    pub(crate) rounds: u32,
+    pairs: u32,
+}
+
+impl Folding {
+    pub(crate) fn new(nodes: u32) -> Self {
+        let rounds = nodes.ilog2();
+        Self { rounds, pairs: nodes - (1 << rounds) }
+    }
+
+    /// Whether a position belongs to a pair.
+    pub(crate) fn is_paired(self, at: u32) -> bool {
+        at < 2 * self.pairs
+    }
+
+    /// The number of a position or of its pair.
+    pub(crate) fn number(self, at: u32) -> u32 {
+        if self.is_paired(at) { at / 2 } else { at - self.pairs }
+    }
+
+    /// The position with a number that takes part.
+    pub(crate) fn position(self, number: u32) -> u32 {
+        if number < self.pairs { 2 * number } else { number + self.pairs }
+    }
+}
+
 /// How a folded pair divides its reductions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fold {
@@ -81,8 +112,8 @@ pub(crate) fn allreduce(
     let order = topology.order();
     let nodes = order.len() as u32;
     let at = build::position(&order, me);
-    let rounds = nodes.ilog2();
-    let folded = nodes - (1 << rounds);
+    let folding = Folding::new(nodes);
+    let rounds = folding.rounds;
     let blocks = split(count, 1 << rounds);
     let all = 0..blocks.len() as u32;
     let half = (blocks.len() as u32).div_ceil(2);
@@ -95,7 +126,7 @@ pub(crate) fn allreduce(
     };
     // The fold takes times 0 and 1, halving and doubling those from 2 on, and its end the last.
     let last = 2 + 2 * rounds;
-    let is_folded = at < 2 * folded;
+    let is_folded = folding.is_paired(at);
     if is_folded && !at.is_multiple_of(2) {
         let with = at - 1;
         match fold {
@@ -115,9 +146,7 @@ pub(crate) fn allreduce(
         add(last, Action::Publish, vec![all]);
         return builder.finish(nodes, me, blocks);
     }
-    // Numbers of the positions that take part, and back.
-    let number = if is_folded { at / 2 } else { at - folded };
-    let position = |number: u32| if number < folded { 2 * number } else { number + folded };
+    let number = folding.number(at);
     let owns = |number: u32, round: u32| pairs.blocks(number, round, rounds);
     let with = |round: u32| (pairs.partner)(number, round, rounds);
     if is_folded {
@@ -141,12 +170,12 @@ pub(crate) fn allreduce(
         }
     }
     for round in 0..rounds {
-        let other = position(with(round));
+        let other = folding.position(with(round));
         add(2 + round, Action::send(peer(other)), owns(with(round), round + 1));
         add(2 + round, reduce(other), owns(number, round + 1));
     }
     for round in (0..rounds).rev() {
-        let (other, time) = (position(with(round)), last - 1 - round);
+        let (other, time) = (folding.position(with(round)), last - 1 - round);
         add(time, Action::send(peer(other)), owns(number, round + 1));
         add(time, Action::copy(peer(other)), owns(with(round), round + 1));
     }

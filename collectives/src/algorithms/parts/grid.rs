@@ -151,7 +151,8 @@ impl Grid {
         let order = topology.order();
         let at = build::position(&order, me);
         let nodes = order.len() as u32;
-        build::reduce_and_return_together(nodes, me, split(count, nodes.into()), |block| {
+        let (blocks, order_of) = (split(count, nodes.into()), |_, block| block);
+        build::reduce_and_return_together(nodes, me, blocks, order_of, |block| {
             self.place(at, block, |position| order[position as usize])
         })
     }

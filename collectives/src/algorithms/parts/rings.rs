@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     schedule::{Block, Schedule, split},
-    topology::Topology,
+    topology::{Topology, greatest_common_divisor},
 };
 
 /// Blocks have about this many elements, so that a large share can use several streams.
@@ -101,13 +101,10 @@ pub(crate) fn several(
 /// The members of a rack with the `ring`-th stride that visits all of them.
 fn with_stride(rack: &[u32], ring: u32) -> Vec<u32> {
     let size = rack.len() as u32;
-    let coprime: Vec<u32> = (1..size.max(2)).filter(|stride| gcd(*stride, size) == 1).collect();
+    let coprime: Vec<u32> =
+        (1..size.max(2)).filter(|stride| greatest_common_divisor(*stride, size) == 1).collect();
     let stride = coprime[ring as usize % coprime.len()];
     (0..size).map(|at| rack[(at * stride % size) as usize]).collect()
-}
-
-fn gcd(a: u32, b: u32) -> u32 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// The cost of an allreduce over several rings: 2(M−1)(α + S/M·β) + (M−1)/M·S·γ.
