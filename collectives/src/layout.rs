@@ -16,13 +16,6 @@ pub struct Stretch {
     pub count: u64,
 }
 
-impl Stretch {
-    /// The place in the piece of the element at `at` of the message, if it is one of these.
-    fn offset_of(&self, at: u64) -> Option<u64> {
-        (self.at..self.at + self.count).contains(&at).then(|| self.offset + (at - self.at))
-    }
-}
-
 /// The same schedule over only the memory that its participant uses: blocks without a step become
 /// empty. The blocks of a message are contiguous where possible.
 pub fn compacted(mut schedule: Schedule) -> Schedule {
@@ -34,7 +27,7 @@ pub fn compacted(mut schedule: Schedule) -> Schedule {
         step.action.sends_to().is_some() || step.action.receives_from().is_some()
     };
     let messages = schedule.steps.iter().filter(is_message);
-    for block in messages.chain(&schedule.steps).flat_map(|step| step.blocks()) {
+    for block in messages.chain(schedule.steps.iter()).flat_map(|step| step.blocks()) {
         let at = block as usize;
         if !std::mem::replace(&mut is_placed[at], true) {
             blocks[at] = Block { offset, count: counts[at] };
@@ -134,8 +127,7 @@ pub fn part(all: &[Stretch], from: u64, to: u64) -> impl Iterator<Item = Stretch
     all[first..].iter().take_while(inside).map(move |stretch| {
         let at = from.max(stretch.at);
         let end = to.min(stretch.at + stretch.count);
-        let offset = stretch.offset_of(at).unwrap_or(stretch.offset);
-        Stretch { at, offset, count: end - at }
+        Stretch { at, offset: stretch.offset + (at - stretch.at), count: end - at }
     })
 }
 

@@ -1,12 +1,7 @@
 //! The rates of lines, uplinks and links between participants, for algorithms that distribute load
 //! by them (`blink`). All nodes of a job have the same ones (SAME): the coordinator sends them.
 
-use std::{
-    cmp::Ordering,
-    collections::BTreeMap,
-    hash::{Hash, Hasher},
-    sync::Arc,
-};
+use std::{cmp::Ordering, collections::BTreeMap, sync::Arc};
 
 /// The fastest line, in Mbit/s, so that sums of products of rates stay exact (BOUND).
 pub const MAX_LINE_MBIT: u32 = 10_000_000;
@@ -20,7 +15,7 @@ const NOISE: f64 = 1.5;
 
 /// Rates in Mbit/s, the same in both directions. They are shared, so clones are cheap to make and
 /// to compare.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Links(Arc<Rates>);
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -154,20 +149,6 @@ impl Ord for Links {
 impl PartialOrd for Links {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Links {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Links {}
-
-impl Hash for Links {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.hash(state);
     }
 }
 

@@ -218,43 +218,10 @@ impl Steps {
     }
 
     /// All of them, in order.
-    pub fn iter(&self) -> Iter<'_> {
-        Iter { steps: self, next: 0 }
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = StepView<'_>> + Clone {
+        (0..self.len()).map(|index| self.at(index))
     }
 }
-
-impl<'a> IntoIterator for &'a Steps {
-    type Item = StepView<'a>;
-    type IntoIter = Iter<'a>;
-
-    fn into_iter(self) -> Iter<'a> {
-        self.iter()
-    }
-}
-
-/// Iterates over the steps of a participant.
-#[derive(Debug, Clone)]
-pub struct Iter<'a> {
-    steps: &'a Steps,
-    next: usize,
-}
-
-impl<'a> Iterator for Iter<'a> {
-    type Item = StepView<'a>;
-
-    fn next(&mut self) -> Option<StepView<'a>> {
-        let step = (self.next < self.steps.len()).then(|| self.steps.at(self.next))?;
-        self.next += 1;
-        Some(step)
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        let left = self.steps.len() - self.next;
-        (left, Some(left))
-    }
-}
-
-impl ExactSizeIterator for Iter<'_> {}
 
 /// What one participant does for one piece.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -40,7 +40,7 @@ impl Topology {
 
     /// The rack of each participant, without a tier above them.
     pub fn from_racks(racks: Vec<u32>) -> Self {
-        Self { tiers: vec![racks], servers: 0, lines: Vec::new(), links: None, places: Vec::new() }
+        Self::of_nested(vec![racks])
     }
 
     /// The group of each participant in each tier, the racks first. Redundant tiers are left out.
@@ -304,7 +304,7 @@ fn first_names(label: &str, names: usize) -> &str {
     end.map_or(label, |(at, _)| &label[..at])
 }
 
-fn greatest_common_divisor(a: u32, b: u32) -> u32 {
+pub(crate) fn greatest_common_divisor(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 

@@ -28,6 +28,7 @@ use crate::{
 
 pub use error::VerifyError;
 pub use graph::Graph;
+pub use symbols::canonical_order;
 
 /// Figures of proven schedules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,21 +89,6 @@ pub fn verify_sections(
     })
 }
 
-/// The [`Report::order`] of the canonical order of additions, over participants in the order given:
-/// of M of them the first 2(M − 2^⌊log2 M⌋) in pairs, and then along a binary tree of aligned
-/// groups.
-///
-/// # Panics
-/// Without participants.
-pub fn canonical_order(participants: &[u32]) -> u64 {
-    symbols::canonical(participants)
-}
-
-/// Elements that cross from one rack to another when `schedules` run.
-pub fn cross_rack_elements(schedules: &[Schedule], topology: &Topology) -> u64 {
-    cross_tier_elements(schedules, topology, 1)
-}
-
 /// Elements that cross from one group of a tier to another; the racks are tier 1.
 ///
 /// # Panics
@@ -146,7 +132,7 @@ fn takes_part(schedule: &Schedule, roles: &[Roles]) -> Result<(), VerifyError> {
     let participant = schedule.me;
     let is_server = schedule.is_server(participant);
     let mut times = vec![0u32; schedule.blocks.len()];
-    for (at, step) in (0..).zip(&schedule.steps) {
+    for (at, step) in (0..).zip(schedule.steps.iter()) {
         match step.action {
             Action::Publish => step.blocks().for_each(|block| times[block as usize] += 1),
             Action::ReduceLocal => {

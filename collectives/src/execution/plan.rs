@@ -289,7 +289,7 @@ fn parts(
 fn fuse_first_hops(steps: &mut [PlannedStep], schedule: &Schedule) {
     // How many steps depend on each step, and the last of them.
     let mut wanted_by = vec![(0u32, 0u32); steps.len()];
-    for (index, step) in (0..).zip(&schedule.steps) {
+    for (index, step) in (0..).zip(schedule.steps.iter()) {
         for &earlier in step.after {
             let (count, last) = &mut wanted_by[earlier as usize];
             (*count, *last) = (*count + 1, index);
@@ -322,7 +322,7 @@ fn only_users(schedule: &Schedule) -> Vec<(u32, u32)> {
     let mut uses = vec![Use::None; schedule.steps.len()];
     // The local reduction whose result each block holds.
     let mut reduced: Vec<Option<u32>> = vec![None; schedule.blocks.len()];
-    for (index, step) in (0..).zip(&schedule.steps) {
+    for (index, step) in (0..).zip(schedule.steps.iter()) {
         for block in step.blocks() {
             let holds = &mut reduced[block as usize];
             if step.action == Action::ReduceLocal {

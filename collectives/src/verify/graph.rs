@@ -236,7 +236,7 @@ fn form(at: u32, schedule: &Schedule, all: &[Schedule]) -> Result<(), VerifyErro
         return Err(VerifyError::Blocks { participant: me, block: blocks.len() as u32 });
     }
     let mut covered_by = vec![None; blocks.len()];
-    for (step, StepView { action, ranges, after }) in (0..).zip(steps) {
+    for (step, StepView { action, ranges, after }) in (0..).zip(steps.iter()) {
         let peer = action.sends_to().or(action.receives_from()).map(|(peer, _)| peer);
         let peer_fits = peer.is_none_or(|peer| peer < participants && peer != me);
         let is_there = |range: &Range<u32>| !range.is_empty() && range.end as usize <= blocks.len();

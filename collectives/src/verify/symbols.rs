@@ -41,9 +41,13 @@ fn sum(left: u64, right: u64) -> u64 {
     hasher.finish()
 }
 
-/// The canonical order of additions of these participants: the first ones in pairs, until a power
-/// of two is left, and then along a binary tree of aligned groups.
-pub(super) fn canonical(participants: &[u32]) -> u64 {
+/// The [`Report::order`](super::Report::order) of the canonical order of additions over these
+/// participants: the first 2(M − 2^⌊log2 M⌋) of them in pairs, and then all along a binary tree of
+/// aligned groups.
+///
+/// # Panics
+/// Without participants.
+pub fn canonical_order(participants: &[u32]) -> u64 {
     let rounds = participants.len().ilog2();
     let (pairs, single) = participants.split_at(2 * (participants.len() - (1 << rounds)));
     let pairs = pairs.chunks(2).map(|pair| sum(leaf(pair[0]), leaf(pair[1])));

@@ -2,7 +2,7 @@
 //! between racks.
 
 use gradwire_collectives::{
-    Algorithm, Kind, Schedule, Spec, Topology, generate, verify::cross_rack_elements,
+    Algorithm, Kind, Schedule, Spec, Topology, generate, verify::cross_tier_elements,
 };
 
 use crate::{all, prove, proven};
@@ -156,7 +156,7 @@ fn traffic_is_that_of_the_table() {
     ] {
         let spec = Spec::parse(text).unwrap();
         let schedules = all(Kind::Allreduce, spec, &in_order, count);
-        let found = cross_rack_elements(&schedules, &in_order) as f64 / count as f64;
+        let found = cross_tier_elements(&schedules, &in_order, 1) as f64 / count as f64;
         assert_eq!(found, across, "{text}");
         let report = proven(Kind::Allreduce, spec, &in_order, &schedules);
         assert_eq!(report.longest_chain, chain, "{text}");
@@ -167,7 +167,7 @@ fn traffic_is_that_of_the_table() {
         let schedules = all(Kind::Allreduce, Spec::parse(text).unwrap(), &in_order, count);
         let of = |schedule: &Schedule| {
             let mut sent = [0; 2];
-            for step in &schedule.steps {
+            for step in schedule.steps.iter() {
                 if let Some((peer, _)) = step.action.sends_to() {
                     let inside = in_order.same_rack(schedule.me, peer);
                     sent[usize::from(inside)] += schedule.elements(step);
@@ -180,6 +180,6 @@ fn traffic_is_that_of_the_table() {
     assert_eq!(sent("hierarchical"), sent("circulant(radix=8)"));
     // Distances without regard to racks.
     let plain = all(Kind::Allreduce, Algorithm::Bcube, &in_order, count);
-    let found = cross_rack_elements(&plain, &in_order) as f64 / count as f64;
+    let found = cross_tier_elements(&plain, &in_order, 1) as f64 / count as f64;
     assert!((53.25..53.35).contains(&found), "{found}");
 }

@@ -1,6 +1,6 @@
 //! Exchanges, in which each block has its own roles: proofs and costs.
 
-use gradwire_collectives::{Algorithm, Kind, Spec, Topology, verify::cross_rack_elements};
+use gradwire_collectives::{Algorithm, Kind, Spec, Topology, verify::cross_tier_elements};
 
 use crate::{Proofs, all, in_turn, layouts, prove, proven, some};
 
@@ -121,7 +121,7 @@ fn exchanges_cost_what_they_should() {
         for kind in [Kind::Allgather, Kind::ReduceScatter] {
             let schedules = all(kind, algorithm, &topology, count);
             assert_eq!(proven(kind, algorithm.into(), &topology, &schedules).longest_chain, chain);
-            assert_eq!(cross_rack_elements(&schedules, &topology), 3 * count, "{algorithm}");
+            assert_eq!(cross_tier_elements(&schedules, &topology, 1), 3 * count, "{algorithm}");
         }
     }
 }

@@ -334,7 +334,7 @@ fn reductions_mirror_broadcasts() {
     let links = |schedules: &[Schedule], up: bool| {
         let mut links = Vec::new();
         for schedule in schedules {
-            for step in &schedule.steps {
+            for step in schedule.steps.iter() {
                 let Some((peer, _)) = step.action.sends_to() else { continue };
                 let ends = if up { (peer, schedule.me) } else { (schedule.me, peer) };
                 links.extend(step.blocks().map(|block| (ends, block)));

@@ -1,6 +1,6 @@
 //! Blink on links of any rates: proofs, sums of data, and traffic on slow links.
 
-use gradwire_collectives::{Links, MAX_LINKED, verify::cross_rack_elements};
+use gradwire_collectives::{Links, MAX_LINKED, verify::cross_tier_elements};
 
 use super::*;
 
@@ -57,7 +57,7 @@ fn slow_links_carry_little() {
         let schedules = all(kind, Algorithm::Blink, &topology, count);
         proven(kind, Algorithm::Blink.into(), &topology, &schedules);
         let sites = Topology::from_racks((0..8).map(site).collect());
-        let crossing = cross_rack_elements(&schedules, &sites);
+        let crossing = cross_tier_elements(&schedules, &sites, 1);
         assert!(crossing <= ways * count * 11 / 10, "{kind:?}: {crossing} of {count}");
         let fast: u64 = schedules
             .iter()

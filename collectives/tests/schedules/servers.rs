@@ -179,7 +179,7 @@ fn a_server_in_each_rack_is_near_its_rack() {
     let racks: Vec<u32> = (0..8).map(|node| node / 4).chain(0..2).collect();
     let topology = Topology::from_racks(racks).with_servers(2);
     let schedules = all(Kind::Allreduce, Algorithm::Servers, &topology, 1 << 20);
-    let crossing = verify::cross_rack_elements(&schedules, &topology) as f64;
+    let crossing = verify::cross_tier_elements(&schedules, &topology, 1) as f64;
     // Each of 8 owners has (8−2)/76 of the piece and each server 14/76; half of it crosses.
     assert!((crossing / f64::from(1 << 20) - 8.0).abs() < 1e-3, "{crossing}");
 }
@@ -198,7 +198,7 @@ fn hubs_cross_racks_once() {
             let schedules = all(Kind::Allreduce, spec, &topology, count);
             let report = proven(Kind::Allreduce, spec, &topology, &schedules);
             assert_eq!(report.longest_chain, chain, "{text}, {servers} servers in each rack");
-            let crossing = verify::cross_rack_elements(&schedules, &topology);
+            let crossing = verify::cross_tier_elements(&schedules, &topology, 1);
             assert_eq!(crossing, 6 * count, "{text}, {servers} servers in each rack");
             let sent = report.most_elements_sent as f64 / count as f64;
             assert!((sent - busiest).abs() < 0.3, "{text}, {servers}: {sent}, not {busiest}");
