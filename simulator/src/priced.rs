@@ -1,8 +1,8 @@
 //! Runs operations by the cost model alone, where there are too many hosts for their schedules.
 //!
 //! An operation takes as long as its [`Cost`] says. The line, uplink or processor that it keeps
-//! busiest is busy with it for as long as that says, and serves one operation after the other. So what is
-//! under way together hides its latencies, as in a pipeline of the model.
+//! busiest is busy with it for as long as that says, and serves one operation after the other. So
+//! what is under way together hides its latencies, as in a pipeline of the model.
 
 use std::{
     cmp::Reverse,

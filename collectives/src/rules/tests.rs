@@ -29,8 +29,7 @@ fn printed_rules_can_be_read_again() {
         ("ring , circulant( radix = 4 )", "ring,circulant(radix=4)"),
         (
             "allreduce:0-64K=recursive_doubling; 64K-=^ring,^linear",
-            "allreduce:0-64K=recursive-doubling; \
-             allreduce:64K-=^ring,^linear",
+            "allreduce:0-64K=recursive-doubling; allreduce:64K-=^ring,^linear",
         ),
         ("0-1000=linear;1000-1GiB=auto", "0-1000=linear; 1000-1G=auto"),
         ("^halving_doubling", "^halving-doubling"),

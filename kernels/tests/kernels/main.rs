@@ -170,9 +170,8 @@ fn every_level_computes_what_the_reference_does() {
                                 slices.iter().map(|s| &s[at * size..][..size]).collect();
                             panic!(
                                 "{level:?} {combine:?} {finish:?} prescale {prescale}, element \
-                                 {at} \
-                                 of {count}: {:x?} is {:x?}, the reference says {:x?} (seed \
-                                 {seed})",
+                                 {at} of {count}: {:x?} is {:x?}, the reference says {:x?}, \
+                                 seed {seed}",
                                 operands,
                                 &result[at * size..][..size],
                                 &reference[at * size..][..size],

@@ -143,8 +143,8 @@ macro_rules! scaled_integers {
                     let values: Vec<_> = inputs.iter().map(|input| input[at]).collect();
                     assert_eq!(
                         is, should,
-                        "{op} of {dtype} {values:?}, factors {prescale} and {postscale}, seed \
-                         {seed}"
+                        "{op} of {dtype} {values:?}, factors {prescale} and {postscale}, \
+                         seed {seed}"
                     );
                 }
             })+

@@ -26,11 +26,11 @@ pub(super) struct CirculantBlocks;
 impl Definition for CirculantBlocks {
     fn about(&self) -> About {
         About {
-            idea: "broadcasts n blocks in the fewest rounds, after a reduction that goes backwards",
+            idea: "a reduction and a broadcast of n blocks, each in the fewest rounds",
             cost: "2(n−1+⌈log₂ M⌉)(α + S/n·β), n blocks",
             when: "large broadcasts, any number of nodes",
-            source: "Träff, \"Optimal Broadcast Schedules in Logarithmic Time\", 2024 \
-                     (arXiv:2407.18004)",
+            source: "Träff, \"Optimal Broadcast Schedules in Logarithmic Time\", \
+                     2024 (arXiv:2407.18004)",
         }
     }
 

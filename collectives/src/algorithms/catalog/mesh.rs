@@ -19,8 +19,8 @@ fn grid(spec: &Spec, topology: &Topology) -> Grid {
 impl Definition for Mesh {
     fn about(&self) -> About {
         About {
-            idea: "along the rows of a grid from both ends towards each owner, then along its \
-                   columns",
+            idea: "along the rows of a grid from both ends towards each owner, then along \
+                   its columns",
             cost: "2(A+B−2)α + 2(1+1/A)·S·β",
             when: "nodes with links to their neighbours only",
             source: "Barnett et al., \"Global Combine Algorithms for 2-D Meshes with Wormhole \

@@ -18,8 +18,8 @@ pub(super) struct Ring;
 impl Definition for Ring {
     fn about(&self) -> About {
         About {
-            idea: "each block travels once around and is reduced on the way; its result travels \
-                   back",
+            idea: "each block travels once around and is reduced on the way; its result \
+                   travels back",
             cost: "2(M−1)(α + S/M·β)",
             when: "large pieces that follow each other, few nodes",
             source: "Patarasuk & Yuan, \"Bandwidth optimal all-reduce algorithms for clusters of \

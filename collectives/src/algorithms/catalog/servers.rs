@@ -17,8 +17,7 @@
 //! second one. Then a single piece of q segments takes 1 + 1/q times as long as its line is busy,
 //! not twice as long.
 //!
-//! Without servers and with equal lines it is [`direct`]. Only an allreduce has
-//! servers.
+//! Without servers and with equal lines it is [`direct`]. Only an allreduce has servers.
 
 use std::ops::{Range, RangeInclusive};
 
@@ -44,8 +43,8 @@ impl Definition for Servers {
         About {
             idea: "nodes without ranks own blocks and reduce them; their shares keep all nodes \
                    equally busy",
-            cost: "2α + 2n(n−1)/(n²+kn−2k)·S·β for k servers and n = M other nodes; k ≥ n: 2α + \
-                   S·β",
+            cost: "2α + 2n(n−1)/(n²+kn−2k)·S·β for k servers and n = M other nodes; k ≥ n: \
+                   2α + S·β",
             when: "hosts to spare, lines of different rates",
             source: "Jiang et al., \"A Unified Architecture for Accelerating Distributed DNN \
                      Training in Heterogeneous GPU/CPU Clusters\", OSDI 2020",

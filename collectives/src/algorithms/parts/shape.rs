@@ -28,7 +28,7 @@ pub(crate) struct Shape {
     /// Whether rounds inside racks and between them follow each other, so that the lines wait while
     /// the uplinks are busy. Otherwise chunks overlap.
     pub(crate) in_rounds: bool,
-    /// How many nodes outside a rack exchange with its nodes at the same time, counted by pairs.
+    /// How many pairs of a node in a rack and one outside exchange at the same time.
     pub(crate) crossing: f64,
     /// Reduced by the busiest participant, in units of the piece.
     pub(crate) reduced: f64,
