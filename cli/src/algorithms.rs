@@ -347,7 +347,7 @@ mod tests {
             ("ring", 3, "4", "3 nodes can't be in 4 racks"),
             ("ring", 5, "2x3", "5 nodes can't be in 6 racks"),
             ("torus(dims=2x2)", 3, "1", "torus(dims=2x2) is for 4 nodes, and there are 3"),
-            ("rng", 3, "1", "there is no algorithm \"rng\""),
+            ("rng", 3, "1", "unknown algorithm \"rng\""),
         ] {
             let error = show(&options(Some(name), Some(nodes), Some(racks))).unwrap_err();
             assert!(error.to_string().contains(said), "{error}");

@@ -1,5 +1,6 @@
-//! How long it takes to make the plan of one node: `cargo run --release -p gradwire-collectives
-//! --example plans [NODES]`. It prints the smallest and the mean of some runs, in microseconds.
+//! Measures how long it takes to make the plan of one node: `cargo run --release -p
+//! gradwire-collectives --example plans [NODES]`. It prints the smallest and the mean of some runs,
+//! in microseconds.
 
 use std::time::Instant;
 

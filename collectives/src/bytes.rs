@@ -1,4 +1,4 @@
-//! Numbers of bytes as people write them: in rules and in specs.
+//! Parsing and printing of sizes in rules and specs.
 
 /// A number of bytes: `65536`, `64K` or `64KiB`.
 pub(crate) fn parse(text: &str) -> Option<u64> {
@@ -15,7 +15,7 @@ pub(crate) fn parse(text: &str) -> Option<u64> {
     is_number.then(|| digits.parse::<u64>().ok()?.checked_mul(1 << shift)).flatten()
 }
 
-/// Exact, in the largest unit that divides the number.
+/// Prints the exact number, in the largest unit that divides it.
 pub(crate) fn written(bytes: u64) -> String {
     let shift =
         [30, 20, 10].into_iter().find(|&shift| bytes != 0 && bytes.is_multiple_of(1 << shift));

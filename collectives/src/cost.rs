@@ -1,36 +1,35 @@
-//! What an algorithm costs: seconds for a piece, by itself or as one of many, from the α-β-γ model
-//! with a few terms for what that model leaves out.
+//! The cost of an algorithm: seconds for a piece, alone or in a pipeline, by the α-β-γ model with a
+//! few additional terms.
 //!
 //! - α: latency of a message, per link class (in the rack, between racks)
-//! - β: seconds per byte. In the rack it is a node's line, sending and receiving at once; between
-//!   racks a node's *fair share* of its rack's uplink, so a rack with w nodes moves w bytes in that
-//!   time, whoever of them sends.
+//! - β: seconds per byte. Inside a rack it is that of a node's line, which sends and receives at
+//!   the same time; between racks that of a node's *fair share* of its rack's uplink, so a rack
+//!   with w nodes moves w bytes in that time, whichever nodes send.
 //! - γ: seconds per byte reduced
-//! - a cost per message for the processor, which direct exchange has many of
-//! - the rate of one data thread, which is the limit of a piece that is alone
-//! - a loss of goodput when several send to one at once (incast): their bursts meet in the last
-//!   queue before it. Without it the model would never choose a ring, which wins by not doing that.
-//!   If they are more than the queue holds, it takes the time until they are sent again.
-//! - between racks with several paths, the collisions of connections on one of them (ECMP)
-//! - where lines have different rates, the slowest one: most algorithms give all the same to do
+//! - processor time per message, which matters most for direct exchange
+//! - the rate of one data thread, which limits a single piece
+//! - a loss of goodput when several nodes send to one at the same time (incast): their bursts meet
+//!   in the last queue before it. Without this term the model would never choose a ring, which
+//!   avoids incast. Bursts larger than the queue add the time until the lost data is sent again.
+//! - between racks with several paths (ECMP), the collisions of connections on one of them
+//! - where lines have different rates, the slowest one: most algorithms give all nodes equal work
 //!
-//! What all algorithms have in common is counted, too, so that predicted times can be compared with
-//! measured ones: the order of the coordinator, and the result's way to the ranks.
+//! Costs that all algorithms have in common are included, so that predicted times can be compared
+//! with measured ones: the order of the coordinator, and the delivery of the result to the ranks.
 //!
-//! Pieces of a large tensor follow each other, as many of them under way as there is credit, and
-//! hide each other's latency. What counts then is how long a piece keeps the busiest line or
-//! processor, and by Little's law no more than all that are under way can pass in the time that one
-//! takes ([`price_in_pipeline`]). So long chains, which are cheap on lines, are for many pieces,
-//! and short ones for few.
+//! Pieces of a large tensor follow each other, as many in flight as there is credit, and hide each
+//! other's latency. Their rate is limited by how long a piece occupies the busiest line or
+//! processor and, by Little's law, by the number in flight divided by the time of one piece
+//! ([`price_in_pipeline`]). So long chains, which use lines efficiently, suit many pieces, and
+//! short ones few.
 //!
-//! A message is streamed: the next hop begins when the first chunk is there. The bytes are paid
+//! A message is streamed: the next hop begins when the first chunk has arrived. The bytes count
 //! once, on the busiest line (§1.0 of the algorithms' errata: of the ring 2(M−1)/M·S, of the double
-//! tree 2S, of recursive doubling S·⌈log2 M⌉). What h hops add to that depends on what the line
-//! does meanwhile. In a chain or a tree it waits until a chunk has come in, h·(α + chunk·β). In a
-//! ring or an exchange, where all have something to send from the beginning, it is busy and the
-//! chunks are among its bytes: h·α (the pipeline fill of an algorithm's shape).
-//! The closed forms cost microseconds for any number of nodes. They are tested against the
-//! simulator, which runs the schedules themselves.
+//! tree 2S, of recursive doubling S·⌈log2 M⌉). What h hops add depends on what the line does
+//! meanwhile. In a chain or a tree it waits until a chunk has arrived: h·(α + chunk·β). In a ring
+//! or an exchange all participants send from the beginning, so the line is busy: h·α (the pipeline
+//! fill of an algorithm's shape). The closed forms take microseconds for any number of nodes. They
+//! are tested against the simulator, which runs the schedules themselves.
 
 mod model;
 
@@ -46,29 +45,28 @@ pub use model::{CostModel, LinkCost};
 pub struct Pipeline {
     /// How many there are.
     pub pieces: u32,
-    /// How many of them are under way at a time.
+    /// How many are in flight at a time.
     pub in_flight: u32,
 }
 
 impl Pipeline {
-    /// One piece and no other.
+    /// A single piece.
     pub const ALONE: Self = Self { pieces: 1, in_flight: 1 };
 }
 
-/// What a piece costs.
+/// The cost of a piece, in seconds.
 #[derive(Debug, Clone, Copy)]
-struct Cost {
-    /// From beginning to end, if it is the only one.
-    alone: f64,
-    /// How long the busiest line, uplink or processor is busy with it.
-    busy: f64,
+pub struct Cost {
+    /// From the moment that all participants have it to the end, if it is a single piece.
+    pub alone: f64,
+    /// How long it occupies the busiest line, uplink or processor.
+    pub busy: f64,
 }
 
-/// Seconds that a piece of `bytes` takes, from the moment that all participants have it.
-/// Deterministic; for one participant the time of the local copy.
+/// Seconds that a single piece of `bytes` takes ([`Cost::alone`]).
 ///
 /// # Panics
-/// If `kind` is a move of a participant that isn't one of the topology's ([`Kind::fits`]).
+/// If `kind` moves data from or to a participant that the topology doesn't have ([`Kind::fits`]).
 pub fn price(
     model: &CostModel,
     topology: &Topology,
@@ -77,20 +75,6 @@ pub fn price(
     bytes: u64,
 ) -> f64 {
     cost(model, topology, kind, spec.into(), bytes).alone
-}
-
-/// Seconds for which a piece keeps the busiest line, uplink or processor busy.
-///
-/// # Panics
-/// As [`price`].
-pub fn busy(
-    model: &CostModel,
-    topology: &Topology,
-    kind: Kind,
-    spec: impl Into<Spec>,
-    bytes: u64,
-) -> f64 {
-    cost(model, topology, kind, spec.into(), bytes).busy
 }
 
 /// Seconds per piece of a pipeline: the time that all pieces take together, divided by their
@@ -109,12 +93,16 @@ pub fn price_in_pipeline(
     let Cost { alone, busy } = cost(model, topology, kind, spec.into(), bytes);
     let pieces = f64::from(pipeline.pieces.max(1));
     let in_flight = f64::from(pipeline.in_flight.max(1)).min(pieces);
-    // One after the other on the busiest line, and the last one's way to its end is hidden by none.
+    // Pieces pass the busiest line one after the other, and nothing hides the rest of the last one.
     let passed = busy + (alone - busy) / pieces;
     passed.max(alone / in_flight)
 }
 
-fn cost(model: &CostModel, topology: &Topology, kind: Kind, spec: Spec, bytes: u64) -> Cost {
+/// The cost of a piece of `bytes`. Deterministic; for one participant that of the local copy.
+///
+/// # Panics
+/// As [`price`].
+pub fn cost(model: &CostModel, topology: &Topology, kind: Kind, spec: Spec, bytes: u64) -> Cost {
     let size = bytes as f64;
     let besides = model.operation + size * model.publish_per_byte;
     let here = size * model.reduce_per_byte;
@@ -134,10 +122,10 @@ fn cost(model: &CostModel, topology: &Topology, kind: Kind, spec: Spec, bytes: u
     };
     let shape = algorithms::shape(kind, &spec, topology);
     let (inside, across) = (model.in_rack, model.cross_rack);
-    // The least that is in a hop: what the pipeline has to fill with.
+    // The smallest unit of a hop, which fills the pipeline.
     let fits = if shape.least_block > 0.0 { size / shape.least_block } else { shape.blocks };
     let blocks = shape.blocks.min(fits.max(1.0));
-    // Of a chunk that is larger than that the next hop does not wait for all.
+    // The next hop does not wait for all of a chunk that is larger than the model's.
     let chunk = spec.chunk().unwrap_or(model.chunk).min(model.chunk);
     let fill = (size / blocks).min(chunk as f64);
     let passes = fill * (inside.per_byte + shape.streamed * model.reduce_per_byte);

@@ -4,7 +4,7 @@
 //! - [`plan`]: a schedule prepared for execution
 //! - [`rounding`]: which sums are rounded
 //! - [`ranges`]: which bytes of a message have been handled
-//! - [`progress`]: how far an execution has come
+//! - [`progress`]: which bytes each step has finished
 //! - [`queue`]: the order in which the connections to one peer take the next chunk
 
 pub mod plan;

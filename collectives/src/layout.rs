@@ -5,26 +5,19 @@ use std::iter;
 
 use crate::schedule::{Block, Schedule, StepView};
 
-/// Elements that follow each other in a step's message and in the piece.
+/// Elements that are contiguous in a step's message and in the piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stretch {
-    /// The first one's place in the message.
+    /// The place of the first one in the message.
     pub at: u64,
-    /// The first one's place in the piece.
+    /// The place of the first one in the piece.
     pub offset: u64,
     /// How many there are.
     pub count: u64,
 }
 
-impl Stretch {
-    /// The place in the piece of the element at `at` of the message, if it is one of these.
-    fn offset_of(&self, at: u64) -> Option<u64> {
-        (self.at..self.at + self.count).contains(&at).then(|| self.offset + (at - self.at))
-    }
-}
-
-/// The same schedule over the memory of its participant alone. Blocks that it has no step with are
-/// empty. What it sends or receives in one message is in one place, where that is possible.
+/// The same schedule over only the memory that its participant uses: blocks without a step become
+/// empty. The blocks of a message are contiguous where possible.
 pub fn compacted(mut schedule: Schedule) -> Schedule {
     let counts: Vec<u64> = schedule.blocks.iter().map(|block| block.count).collect();
     let mut is_placed = vec![false; counts.len()];
@@ -34,7 +27,7 @@ pub fn compacted(mut schedule: Schedule) -> Schedule {
         step.action.sends_to().is_some() || step.action.receives_from().is_some()
     };
     let messages = schedule.steps.iter().filter(is_message);
-    for block in messages.chain(&schedule.steps).flat_map(|step| step.blocks()) {
+    for block in messages.chain(schedule.steps.iter()).flat_map(|step| step.blocks()) {
         let at = block as usize;
         if !std::mem::replace(&mut is_placed[at], true) {
             blocks[at] = Block { offset, count: counts[at] };
@@ -57,7 +50,7 @@ pub fn stretches(schedule: &Schedule, step: &StepView<'_>) -> Vec<Stretch> {
     all.filter(|stretch| stretch.count > 0).collect()
 }
 
-/// Joins stretches that follow each other in the piece, too.
+/// Joins stretches that are contiguous in the piece, too.
 pub fn joined(stretches: &[Stretch]) -> Vec<Stretch> {
     let mut all: Vec<Stretch> = Vec::new();
     for &stretch in stretches {
@@ -69,18 +62,18 @@ pub fn joined(stretches: &[Stretch]) -> Vec<Stretch> {
     all
 }
 
-/// What a later step shares with an earlier one, as far as that can be one stretch in both.
+/// Elements that two steps share, contiguous in the messages of both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Shared {
-    /// Where it begins in the later step's message.
+    /// Where they begin in the later step's message.
     at: u64,
-    /// Where it begins in the earlier step's.
+    /// Where they begin in the earlier step's message.
     earlier_at: u64,
     count: u64,
 }
 
 impl Shared {
-    /// What two stretches have in common, if that is anything.
+    /// The elements that two stretches have in common, if any.
     fn new(later: Stretch, earlier: Stretch) -> Option<Self> {
         let from = later.offset.max(earlier.offset);
         let to = (later.offset + later.count).min(earlier.offset + earlier.count);
@@ -96,12 +89,12 @@ impl Shared {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Follow {
     first: Shared,
-    /// Seldom any.
+    /// Usually empty.
     rest: Vec<Shared>,
 }
 
 impl Follow {
-    /// Of two steps by their stretches. None if they share nothing.
+    /// From the stretches of two steps; none if they share no elements.
     pub fn new(later: &[Stretch], earlier: &[Stretch]) -> Option<Self> {
         if let ([later], [earlier]) = (later, earlier) {
             let first = Shared::new(*later, *earlier)?;
@@ -118,8 +111,8 @@ impl Follow {
         Some(Self { first: shared.next()?, rest: shared.collect() })
     }
 
-    /// How many elements from its message's beginning on the later step may go, of `count`, when
-    /// the earlier one is done with its first `done`.
+    /// How many of its `count` elements the later step may process, in the order of its message,
+    /// once the earlier one has finished its first `done`.
     pub fn limit(&self, done: u64, count: u64) -> u64 {
         let mut all = iter::once(&self.first).chain(&self.rest);
         let missing = all.find(|shared| shared.earlier_at + shared.count > done);
@@ -134,8 +127,7 @@ pub fn part(all: &[Stretch], from: u64, to: u64) -> impl Iterator<Item = Stretch
     all[first..].iter().take_while(inside).map(move |stretch| {
         let at = from.max(stretch.at);
         let end = to.min(stretch.at + stretch.count);
-        let offset = stretch.offset_of(at).unwrap_or(stretch.offset);
-        Stretch { at, offset, count: end - at }
+        Stretch { at, offset: stretch.offset + (at - stretch.at), count: end - at }
     })
 }
 
@@ -167,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_holds_the_blocks_in_the_order_of_the_list() {
+    fn messages_keep_the_order_of_the_list() {
         let wrapped = of(&[3..5, 0..2]);
         assert_eq!(wrapped, [stretch(0, 15, 7), stretch(7, 22, 3), stretch(10, 0, 10)]);
         assert_eq!(joined(&wrapped), [stretch(0, 15, 10), stretch(10, 0, 10)]);
@@ -177,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_touched_takes_no_room() {
+    fn unused_blocks_take_no_room() {
         let mut steps = Steps::default();
         steps.push(Action::ReduceLocal, [0..1, 2..3], []);
         steps.push(Action::send(1), [3..4, 0..1], []);
@@ -190,9 +182,9 @@ mod tests {
         assert_eq!(joined(&message), [stretch(0, 0, 17)]);
     }
 
-    /// Against a search element by element.
+    /// Compares with a search element by element.
     #[test]
-    fn a_step_goes_as_far_as_the_first_element_that_is_missing() {
+    fn a_step_stops_at_the_first_missing_element() {
         let lists: [&[std::ops::Range<u32>]; 6] =
             [&[0..5], &[2..4], &[3..5, 0..1], &[0..1, 3..4], &[4..5, 2..3], &[1..2]];
         for later in lists.map(of) {

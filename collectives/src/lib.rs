@@ -1,27 +1,26 @@
-//! What moves where, and why that is right: collectives as data.
+//! Collectives as data: schedules, the algorithms that generate them, their proofs and their costs.
 //!
 //! An algorithm is a pure function from the shape of the cluster to a [`Schedule`]: for each
-//! participant an ordered list of steps with their dependencies. The executor of the daemon runs a
-//! schedule. The verifier proves it: the tests do that for every algorithm, for 1 to 130 nodes and
-//! racks of all shapes. An interpreter runs it in memory, in the tests. The cost model prices the
-//! algorithm, and its closed formulas are tested against the schedules. A new algorithm is one
-//! file of the [catalog](algorithms::catalog). This crate does no I/O, reads no clock and starts no
-//! thread.
+//! participant an ordered list of steps with their dependencies. The daemon executes a schedule.
+//! The verifier proves it correct: the tests do that for every algorithm, for 1 to 130 nodes and
+//! racks of all shapes, and also run it in memory. The cost model prices the algorithm, and its
+//! closed forms are tested against the schedules. A new algorithm is one file of the
+//! [catalog](algorithms::catalog). This crate does no I/O, reads no clock and starts no thread.
 //!
 //! The modules, lowest first; each imports only from those above it in this list:
 //!
-//! - `bytes`: sizes as people write them
+//! - `bytes`: parsing and printing of sizes
 //! - [`schedule`]: the language
 //! - [`layout`]: where the elements of a step are, in its message and in the piece
 //! - [`execution`]: how a participant runs its schedule
 //! - [`links`]: the rates of lines and links between participants
-//! - [`topology`]: who takes part, and in which groups of which tiers
-//! - [`algorithms`]: one file each in the catalog; most are a choice of one tree per block
+//! - [`topology`]: the participants and their groups in each tier
+//! - [`algorithms`]: one file each in the catalog; most choose a tree for each block
 //! - [`rules`]: which algorithms a user allows, for which collective and size
 //! - [`verify`](mod@verify): the proof that every result holds every contribution exactly once
 //!   (ONE)
 //! - [`cost`]: what an algorithm costs
-//! - [`select`](mod@select): which algorithm to take
+//! - [`select`](mod@select): the choice of an algorithm
 #![forbid(unsafe_code)]
 
 pub mod algorithms;

@@ -1,12 +1,7 @@
 //! The rates of lines, uplinks and links between participants, for algorithms that distribute load
 //! by them (`blink`). All nodes of a job have the same ones (SAME): the coordinator sends them.
 
-use std::{
-    cmp::Ordering,
-    collections::BTreeMap,
-    hash::{Hash, Hasher},
-    sync::Arc,
-};
+use std::{cmp::Ordering, collections::BTreeMap, sync::Arc};
 
 /// The fastest line, in Mbit/s, so that sums of products of rates stay exact (BOUND).
 pub const MAX_LINE_MBIT: u32 = 10_000_000;
@@ -14,13 +9,13 @@ pub const MAX_LINE_MBIT: u32 = 10_000_000;
 /// The most participants whose links have rates of their own (BOUND).
 pub const MAX_LINKED: u32 = 128;
 
-/// Measured rates that differ by less than this factor are the same: the rest is noise. Trees that
-/// follow noise are many, and each has its own messages.
+/// Measured rates that differ by less than this factor count as equal. Trees that followed noise
+/// would be many, each with its own messages.
 const NOISE: f64 = 1.5;
 
-/// Rates in Mbit/s, the same in both directions. They are shared, and cheap to clone and to
-/// compare with themselves.
-#[derive(Debug, Clone)]
+/// Rates in Mbit/s, the same in both directions. They are shared, so clones are cheap to make and
+/// to compare.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Links(Arc<Rates>);
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -31,11 +26,11 @@ struct Rates {
 }
 
 impl Links {
-    /// The rate of each participant's line; each one's share of its rack's uplink, or 0 if that is
-    /// no limit; and the rate of each pair, or 0 if only their lines are a limit: first of those
-    /// with participant 0, then of the others with participant 1, and so on. No pairs at all: their
-    /// lines are the only limit. `None` if there are too many participants, a number of pairs that
-    /// is not theirs, or a line without a rate (TRUST).
+    /// The rate of each participant's line; the share that each has of its rack's uplink, or 0 if
+    /// the uplink is not a limit; and the rate of each pair, or 0 if only its lines are a limit:
+    /// first the pairs with participant 0, then the others with participant 1, and so on. Empty
+    /// `pairs`: lines are the only limit. `None` if there are too many participants, a wrong number
+    /// of pairs, or a line without a rate (TRUST).
     pub fn new(mut lines: Vec<u32>, uplink: u32, mut pairs: Vec<u32>) -> Option<Self> {
         let many = lines.len();
         let fits = many <= MAX_LINKED as usize
@@ -46,12 +41,11 @@ impl Links {
         fits.then(|| Self(Arc::new(Rates { lines, uplink, pairs })))
     }
 
-    /// The best that is known of participants: their lines in Mbit/s as they say it, 0 where they
-    /// don't; the usual rate of a line and the share of an uplink in bytes per second; and the
-    /// bytes per second of links that were measured. What was measured and is about usual counts
-    /// as usual. A line of which nothing is said is as fast as the fastest of its links, and a
-    /// link is a limit only if it is clearly slower than both lines. `None` for more participants
-    /// than may have links of different rates.
+    /// Combines reported and measured rates: those of lines in Mbit/s as the participants report
+    /// them, or 0; the usual rate of a line, the share of an uplink, and the rates of measured
+    /// links, in bytes per second. A measured rate near the usual one counts as usual. A line
+    /// without a report is as fast as the fastest of its links, and a link is a limit only if it is
+    /// clearly slower than both of its lines. `None` for more than [`MAX_LINKED`] participants.
     pub fn known(
         mut lines: Vec<u32>,
         usual: f64,
@@ -93,7 +87,7 @@ impl Links {
         &self.0.lines
     }
 
-    /// Each participant's share of its rack's uplink; 0 if that is no limit.
+    /// Each participant's share of its rack's uplink; 0 if the uplink is not a limit.
     pub fn uplink(&self) -> u32 {
         self.0.uplink
     }
@@ -106,7 +100,7 @@ impl Links {
     /// The rate of a pair; 0 if only their lines are a limit.
     ///
     /// # Panics
-    /// If it is no pair of participants.
+    /// If `a` and `b` are not two participants.
     pub fn pair(&self, a: u32, b: u32) -> u32 {
         let Rates { lines, pairs, .. } = &*self.0;
         if pairs.is_empty() { 0 } else { pairs[place(lines.len(), a.min(b), a.max(b))] }
@@ -135,12 +129,12 @@ fn mbit(bytes_per_second: f64) -> u32 {
     (bytes_per_second * 8e-6).round().clamp(1.0, f64::from(MAX_LINE_MBIT)) as u32
 }
 
-/// Whether a rate is less than another one, and not only by noise.
+/// Whether a rate is less than another one by more than noise.
 fn is_slower(rate: u32, other: u32) -> bool {
     f64::from(rate) * NOISE < f64::from(other)
 }
 
-/// The place of a pair, the smaller one first.
+/// The place of a pair among all pairs; `a` is the smaller number.
 fn place(many: usize, a: u32, b: u32) -> usize {
     let (a, b) = (a as usize, b as usize);
     a * (2 * many - a - 1) / 2 + (b - a - 1)
@@ -155,20 +149,6 @@ impl Ord for Links {
 impl PartialOrd for Links {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Links {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Links {}
-
-impl Hash for Links {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.hash(state);
     }
 }
 
@@ -193,27 +173,27 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_the_best_that_is_known() {
+    fn reported_and_measured_rates_are_combined() {
         let known = |lines: &[u32], measured: &[((u32, u32), f64)]| {
             let measured = measured.iter().copied().collect();
             Links::known(lines.to_vec(), 3125e6, 1e9, &measured)
         };
         let unmeasured = known(&[0, 10_000, 0], &[]).unwrap();
         assert_eq!(unmeasured, Links::new(vec![25_000, 10_000, 25_000], 8000, vec![]).unwrap());
-        // Lines are what links show. Here no link is slower than the lines of its ends.
+        // The rates of lines follow from their links. No link is slower than both of its lines.
         let measured = [((0, 1), 125e6), ((2, 1), 250e6)];
         let slow = known(&[0, 40_000, 0], &measured).unwrap();
         assert_eq!(slow, Links::new(vec![1000, 40_000, 2000], 8000, vec![]).unwrap());
-        // One link is slow; the pair that was not measured has no limit but its lines.
+        // One link is slow; only its lines limit the pair that was not measured.
         let measured = [((0, 1), 3e9), ((1, 2), 250e6), ((0, 3), 3e9), ((2, 3), 3e9)];
         let slow = known(&[0; 4], &measured).unwrap();
         assert_eq!(slow, Links::new(vec![25_000; 4], 8000, vec![0, 0, 0, 2000, 0, 0]).unwrap());
         assert_eq!(known(&[0; 129], &[]), None, "BOUND");
     }
 
-    /// What a probe measures of equal links differs by a quarter and more.
+    /// Probes of equal links differ by a quarter and more.
     #[test]
-    fn noise_is_no_difference() {
+    fn noise_is_not_a_difference() {
         let rates = [119e6, 97e6, 83e6, 112e6, 85e6, 101e6];
         let pairs = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)];
         let measured = pairs.into_iter().zip(rates).collect();
@@ -222,14 +202,14 @@ mod tests {
             let links = Links::known(vec![said; 4], 119.1e6, 119.1e6, &measured).unwrap();
             assert_eq!(links, equal, "{said}");
         }
-        // Interfaces that say more than links can do.
+        // Interfaces that report more than links achieve.
         let links = Links::known(vec![10_000; 4], 119.1e6, 119.1e6, &measured).unwrap();
         assert_eq!(links.pairs(), [953; 6]);
     }
 
     /// TRUST: what arrives may be anything.
     #[test]
-    fn rates_that_say_nothing_are_refused() {
+    fn invalid_rates_are_refused() {
         assert_eq!(Links::new(vec![1, 0], 0, vec![1]), None);
         assert_eq!(Links::new(vec![1; 3], 0, vec![1]), None);
         assert_eq!(Links::new(vec![1; MAX_LINKED as usize + 1], 0, Vec::new()), None);

@@ -1,4 +1,4 @@
-//! Rules: which algorithms are allowed for which collective and size, as people write them.
+//! Rules: which algorithms are allowed for which collective and size, as users write them.
 //!
 //! ```text
 //! auto
@@ -9,16 +9,16 @@
 //! Rules are separated by `;`. A rule is `COLLECTIVE:RANGE=LIST`.
 //!
 //! - The collective is `allreduce`, `broadcast`, `reduce`, `allgather`, `gather`, `scatter`,
-//!   `reducescatter` or `alltoall`. A rule without one is for that of the rule before it, the first
-//!   rule for all of them.
-//! - The range is in bytes of a piece, as it travels: `A-B` is more than A and up to B, `A-` more
-//!   than A, and `0-` begins with 0. Without a range a rule is for all sizes.
-//! - The list is of specs to choose from, or of algorithms with `^` that are not to be chosen, or
-//!   `auto`. A list without anything before it is for everything.
+//!   `reducescatter` or `alltoall`. A rule without a collective is for that of the rule before it,
+//!   and the first rule for all of them.
+//! - The range is in bytes of a piece on the wire: `A-B` is more than A and up to B, `A-` more than
+//!   A, and `0-` begins with 0. Without a range a rule is for all sizes.
+//! - The list has specs to choose from, or algorithms with `^` to exclude, or is `auto`. A list
+//!   alone is for all collectives and sizes.
 //!
-//! [Strict](Rules::strict) rules allow only algorithms with the canonical order of additions where
-//! something is reduced, and [quantized](Rules::quantized) ones only those that round each block
-//! once on each node.
+//! For reductions, [strict](Rules::strict) rules allow only algorithms with the canonical order of
+//! additions, and [quantized](Rules::quantized) rules only those that round each block once on each
+//! node.
 
 #[cfg(test)]
 mod tests;
@@ -32,7 +32,7 @@ use std::fmt;
 pub use self::error::{RuleReason, RulesError};
 use self::{
     error::{MAX_RULES, MAX_TEXT},
-    rule::{Chosen, List, Only, Rule},
+    rule::{List, Only, Rule, candidates},
     text::{head_of, position, read_rule},
 };
 use crate::{
@@ -78,11 +78,11 @@ impl Rules {
         if all.is_plain() && all.rules.iter().all(|only| only.list == List::Auto) {
             all.rules.clear();
         }
-        // What is printed is sent to other processes, and may be longer than what was given.
+        // The printed rules are sent to other processes, and may be longer than the input.
         if all.to_string().len() > MAX_TEXT { Err(long()) } else { Ok(all) }
     }
 
-    /// Whether all specs can run among so many nodes.
+    /// Whether all specs can run on this number of nodes.
     ///
     /// # Errors
     /// [`RulesError`] names the first one that can't, with its place in the rules as they are
@@ -103,16 +103,16 @@ impl Rules {
         Ok(())
     }
 
-    /// The same rules, but where something is reduced only algorithms with the canonical order of
-    /// additions are allowed ([`Algorithm::CANONICAL`]): of those that a list names, or all of them
-    /// but those that it excludes.
+    /// The same rules, which allow only algorithms with the canonical order of additions
+    /// ([`Algorithm::CANONICAL`]) for reductions: those that a list names, or all that it doesn't
+    /// exclude.
     ///
     /// # Errors
     /// [`RulesError`] names the first rule that allows none of them.
     pub fn strict(self) -> Result<Self, RulesError> {
         let strict = Self { only: Some(Only::Canonical), ..self };
         for (number, rule) in (1..).zip(&strict.rules) {
-            let collective = rule.collective.unwrap_or(Chosen::Allreduce);
+            let collective = rule.collective.unwrap_or(Kind::Allreduce);
             if collective.reduces() && strict.listed(rule, collective, false).is_empty() {
                 let rule = if strict.is_plain() { 0 } else { number };
                 return Err(RulesError { rule: 0, at: 1, reason: RuleReason::Strict { rule } });
@@ -121,23 +121,22 @@ impl Rules {
         Ok(strict)
     }
 
-    /// The same rules for pieces that are quantized: only algorithms are allowed that round each
-    /// block once on each node ([`Algorithm::ROUNDS_ONCE`]). A rule that allows none of them allows
-    /// all of them.
+    /// The same rules for quantized pieces, which allow only algorithms that round each block once
+    /// on each node ([`Algorithm::ROUNDS_ONCE`]). A rule that has none of them allows all of them.
     #[must_use]
     pub fn quantized(self) -> Self {
         Self { only: Some(Only::RoundsOnce), ..self }
     }
 
-    /// Whether one list for everything names none of those algorithms.
+    /// Whether the rules are a single list without any of the algorithms of [`Self::quantized`].
     pub fn excludes_quantized(&self) -> bool {
         let quantized = self.clone().quantized();
-        let listed = |rule: &Rule| quantized.listed(rule, Chosen::Allreduce, false);
+        let listed = |rule: &Rule| quantized.listed(rule, Kind::Allreduce, false);
         self.is_plain() && self.rules.iter().any(|only| listed(only).is_empty())
     }
 
     /// What a rule lists for a collective, with or without servers.
-    fn listed(&self, rule: &Rule, collective: Chosen, shares: bool) -> Vec<Spec> {
+    fn listed(&self, rule: &Rule, collective: Kind, shares: bool) -> Vec<Spec> {
         let mut specs = match &rule.list {
             List::Named(specs) => specs.clone(),
             List::Auto | List::Without(_) => self.usual(collective, shares),
@@ -151,28 +150,28 @@ impl Rules {
         specs
     }
 
-    /// What is chosen from without a rule. `shares`: whether it matters who owns how much.
-    fn usual(&self, collective: Chosen, shares: bool) -> Vec<Spec> {
+    /// The candidates without a rule. `shares`: as [`Topology::has_shares`].
+    fn usual(&self, collective: Kind, shares: bool) -> Vec<Spec> {
         let (all, servers) = match self.only.and_then(|only| only.of(collective)) {
             Some(only) => (only, None),
             None => {
-                let servers = shares && collective == Chosen::Allreduce;
-                (collective.candidates(), servers.then_some(Algorithm::Servers))
+                let servers = shares && collective == Kind::Allreduce;
+                (candidates(collective), servers.then_some(Algorithm::Servers))
             }
         };
         all.iter().copied().chain(servers).map(Spec::usual).collect()
     }
 
-    /// The number of the rule for a piece of so many bytes, from 1; 0 if there is none.
+    /// The number of the rule for a piece of this size, from 1; 0 if there is none.
     pub fn rule_for(&self, kind: Kind, bytes: u64) -> usize {
         let is_for = |collective| {
             let at = self.rules.iter().position(|rule| rule.is_for(collective, bytes))?;
             Some(at + 1)
         };
-        Chosen::of(kind).and_then(is_for).unwrap_or(0)
+        Kind::named(kind.name(), 0).and_then(is_for).unwrap_or(0)
     }
 
-    /// The only spec that a rule allows among so many nodes, if it is one.
+    /// The spec that a rule forces on this number of nodes, if it allows exactly one.
     pub fn forced(&self, rule: usize, nodes: u32) -> Option<Spec> {
         match &self.rules.get(rule.checked_sub(1)?)?.list {
             List::Named(specs) if specs.len() == 1 => {
@@ -183,17 +182,17 @@ impl Rules {
         }
     }
 
-    /// Whether quantized pieces could take it, if these are such rules.
+    /// Whether these rules allow the spec, if they are for quantized pieces.
     fn takes(&self, spec: &Spec) -> bool {
         self.only != Some(Only::RoundsOnce) || Algorithm::ROUNDS_ONCE.contains(&spec.algorithm())
     }
 
-    /// What a rule allows for a kind among these nodes, and the rule's number, which is 0 for one
-    /// list that is for everything. What does not fit the nodes is left out: they may be a part of
-    /// those that the rule is for. If nothing fits, or without a rule, all candidates are allowed.
+    /// The number of a rule, or 0 for a single list, and what it allows for a kind on these nodes.
+    /// Specs that don't fit the nodes are left out, because the rule may be for more nodes than a
+    /// process set has. If nothing fits, or without a rule, all candidates are allowed.
     pub fn allowed(&self, kind: Kind, rule: usize, topology: &Topology) -> (usize, Vec<Spec>) {
         // A move has no choice: any will do.
-        let collective = Chosen::of(kind).unwrap_or(Chosen::Broadcast);
+        let collective = Kind::named(kind.name(), 0).unwrap_or(Kind::Broadcast { root: 0 });
         let given = rule.checked_sub(1).and_then(|at| self.rules.get(at));
         let (nodes, shares) = (topology.contributors(), topology.has_shares());
         let listed = given.map(|rule| self.listed(rule, collective, shares));
@@ -211,12 +210,13 @@ impl Rules {
         self.rules.iter().any(|rule| matches!(&rule.list, List::Named(specs) if has_it(specs)))
     }
 
-    /// Whether there is anything to choose among so many nodes: it is not one spec for everything.
+    /// Whether there is a choice on this number of nodes: the rules don't force one spec for
+    /// everything.
     pub fn is_choice(&self, nodes: u32) -> bool {
         !self.is_plain() || self.forced(1, nodes).is_none()
     }
 
-    /// Whether it is one list for everything.
+    /// Whether the rules are a single list for all collectives and sizes.
     fn is_plain(&self) -> bool {
         match &self.rules[..] {
             [] => true,

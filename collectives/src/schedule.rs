@@ -2,10 +2,10 @@
 //! participant the steps that it takes with them.
 //!
 //! A *participant* is a node (one daemon), numbered from 0; a *block* is a range of the piece's
-//! elements; `work[block]` is the participant's scratch for it. Every participant's schedule is
-//! made from the same arguments, so all know the same blocks. A step covers one block or many: a
-//! list of ranges of blocks ([`StepView::ranges`]). What it sends or receives is one message, the
-//! bytes of its blocks in the order of that list.
+//! elements; `work[block]` is the participant's scratch for it. All schedules are generated from
+//! the same arguments, so all participants know the same blocks. A step covers one block or many: a
+//! list of ranges of blocks ([`StepView::ranges`]). It sends or receives one message: the bytes of
+//! its blocks in the order of that list.
 //!
 //! # What a dependency means
 //!
@@ -14,8 +14,8 @@
 //! - A dependency on a step that **shares blocks** with this one may be followed byte by byte: of
 //!   the blocks that both cover, the later step may use every byte that the earlier step is done
 //!   with. A `Send` after a `RecvReduce` forwards what has been reduced while more comes in; a
-//!   `RecvCopy` after a `Send` overwrites what has been handed to the network already. It says
-//!   nothing of the blocks that only one of them covers.
+//!   `RecvCopy` after a `Send` overwrites what has been handed to the network already. Blocks that
+//!   only one of them covers are not affected.
 //! - A dependency on a step of **other blocks** only means: wait for its end.
 //!
 //! Steps without a path of dependencies between them may run in any order and at the same time.
@@ -26,15 +26,15 @@
 //! # Messages
 //!
 //! `message` counts the sends from one participant to another, from 0, in list order: the n-th
-//! `Send` of A to B is what the n-th receive at B of A takes, and both name the same ranges. A send
-//! is over once its bytes are handed to the network; it doesn't wait for the receiver to read, so
-//! the network has to buffer at least one chunk of each message under way (recursive doubling
-//! sends both ways at once and reads after it has sent).
+//! receive of B from A takes the n-th `Send` of A to B, and both name the same ranges. A send is
+//! over once its bytes are handed to the network; it doesn't wait for the receiver to read, so the
+//! network has to buffer at least one chunk of each message in flight (recursive doubling sends
+//! both ways at once and reads after it has sent).
 
 use std::{ops::Range, sync::Arc};
 
 /// A range of the piece. Blocks tile the piece in order; [`Schedule::blocks`] holds no empty block
-/// but the one block of an empty piece.
+/// except the one block of an empty piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Block {
     /// The first element.
@@ -50,24 +50,24 @@ pub enum Action {
     ReduceLocal,
     /// Sends `work[block]` to a peer.
     Send {
-        /// To whom.
+        /// The receiver.
         peer: u32,
         /// The number of this send to this peer.
         message: u32,
     },
     /// `work[block]` := the received block combined with `work[block]`.
     RecvReduce {
-        /// From whom.
+        /// The sender.
         peer: u32,
         /// The number of this receive from this peer.
         message: u32,
-        /// Whether the received block is the left operand. All that compute the same sum have to
-        /// agree on that: which of two NaN stays depends on it (SAME).
+        /// Whether the received block is the left operand. All participants that compute the same
+        /// sum must agree on it: it decides which of two NaNs remains (SAME).
         theirs_first: bool,
     },
     /// `work[block]` := the received block.
     RecvCopy {
-        /// From whom.
+        /// The sender.
         peer: u32,
         /// The number of this receive from this peer.
         message: u32,
@@ -147,7 +147,7 @@ impl<'a> StepView<'a> {
     }
 }
 
-/// A step as it is kept. Its lists are in the pools of [`Steps`], after those of the step before.
+/// A step as it is stored. Its lists are in [`Steps`], after those of the step before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Step {
     action: Action,
@@ -166,7 +166,7 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// Room for so many steps.
+    /// Reserves room for lists of these lengths.
     pub(crate) fn with_capacity(steps: usize, ranges: usize, after: usize) -> Self {
         Self {
             list: Vec::with_capacity(steps),
@@ -205,7 +205,7 @@ impl Steps {
     /// One of the steps.
     ///
     /// # Panics
-    /// If there is no such step.
+    /// If `index` is out of range.
     pub fn at(&self, index: usize) -> StepView<'_> {
         let step = self.list[index];
         let before = index.checked_sub(1).map(|before| self.list[before]);
@@ -218,57 +218,24 @@ impl Steps {
     }
 
     /// All of them, in order.
-    pub fn iter(&self) -> Iter<'_> {
-        Iter { steps: self, next: 0 }
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = StepView<'_>> + Clone {
+        (0..self.len()).map(|index| self.at(index))
     }
 }
-
-impl<'a> IntoIterator for &'a Steps {
-    type Item = StepView<'a>;
-    type IntoIter = Iter<'a>;
-
-    fn into_iter(self) -> Iter<'a> {
-        self.iter()
-    }
-}
-
-/// Goes through the steps of a participant.
-#[derive(Debug, Clone)]
-pub struct Iter<'a> {
-    steps: &'a Steps,
-    next: usize,
-}
-
-impl<'a> Iterator for Iter<'a> {
-    type Item = StepView<'a>;
-
-    fn next(&mut self) -> Option<StepView<'a>> {
-        let step = (self.next < self.steps.len()).then(|| self.steps.at(self.next))?;
-        self.next += 1;
-        Some(step)
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        let left = self.steps.len() - self.next;
-        (left, Some(left))
-    }
-}
-
-impl ExactSizeIterator for Iter<'_> {}
 
 /// What one participant does for one piece.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Schedule {
     /// How many participants there are.
     pub participants: u32,
-    /// How many of them are servers, the last ones: they contribute nothing and get no result.
+    /// How many of the last participants are servers, which contribute nothing and get no result.
     pub servers: u32,
-    /// Whose schedule this is.
+    /// The participant of this schedule.
     pub me: u32,
-    /// The blocks, the same for everybody. Schedules of several participants may share them.
+    /// The blocks, which are the same for all participants. Schedules may share them.
     pub blocks: Arc<[Block]>,
-    /// The steps, dependencies before dependents. None for a participant that has no part in it,
-    /// like all others in a move from one to another.
+    /// The steps, dependencies before dependents. Empty for a participant that takes no part, such
+    /// as the others in a move.
     pub steps: Steps,
 }
 
@@ -278,7 +245,7 @@ impl Schedule {
         Self { participants, servers: 0, me, blocks: Arc::default(), steps: Steps::default() }
     }
 
-    /// Holds the same blocks as another schedule together with it, if they are the same.
+    /// Shares the blocks of another schedule, if they are the same.
     pub fn share_blocks(&mut self, others: &Arc<[Block]>) {
         if self.blocks == *others {
             self.blocks = others.clone();

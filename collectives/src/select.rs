@@ -1,4 +1,4 @@
-//! Which algorithm a piece gets: the cheapest of those that are allowed, by the cost model.
+//! The choice of an algorithm for a piece: the cheapest allowed one by the cost model.
 //!
 //! The choice comes with its reason, to be logged when it changes and shown in status. It depends
 //! on nothing but the arguments, so it can be cached per size class.
@@ -29,8 +29,8 @@ impl Choice {
     }
 }
 
-/// Chooses among `allowed` for a piece of `bytes`, one of a pipeline. Of equal prices the one that
-/// comes first wins. `rule` is the number of the rule that allows them, or 0.
+/// Chooses among `allowed` for a piece of `bytes` in a pipeline. If prices are equal, the first one
+/// wins. `rule` is the number of the rule that allows them, or 0.
 ///
 /// # Panics
 /// If `allowed` is empty, and as [`price`](crate::price).
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(chosen(&Topology::flat(64), 1 << 10), Algorithm::RecursiveDoubling);
     }
 
-    /// What was measured: four nodes, 16 and 64 MiB in pieces of 4 MiB, eight of them under way.
+    /// As measured with four nodes: 16 and 64 MiB in pieces of 4 MiB, eight of them in flight.
     #[test]
     fn pipelines_use_the_ring() {
         let four = Topology::flat(4);
@@ -154,7 +154,7 @@ mod tests {
             let pipeline = Pipeline { pieces, in_flight: 8.min(pieces) };
             assert_eq!(chosen_in(pipeline, &four, 4 << 20), Algorithm::Ring);
         }
-        // Nothing hides the latency of a piece by itself, and little that of small ones.
+        // Nothing hides the latency of a single piece, and little hides that of small ones.
         assert_eq!(chosen(&four, 2 << 20), Algorithm::Hierarchical);
         let pipeline = Pipeline { pieces: 9, in_flight: 8 };
         for bytes in [4, 4 << 10, 64 << 10] {

@@ -1,11 +1,11 @@
-//! Who takes part in a collective, and which of them are near each other.
+//! The participants of a collective, and which of them are near each other.
 //!
 //! Participants are in racks. Racks may be in groups, such as the racks of a pod, these in larger
 //! ones, and so on: each of these levels is a *tier*. Tier 1 is the racks, tier 2 the groups of
 //! racks. Inside a group links are at least as fast as between groups of its tier.
 //!
-//! Where the lines of participants have different rates, these are known, too. So is the order in
-//! which those of a group are visited, where another one than that of their numbers is better.
+//! A topology also has the rates of the participants' lines, where they differ, and the order in
+//! which the members of a group are visited, where it is not that of their numbers.
 
 use std::{cmp::Ordering, collections::BTreeMap, iter};
 
@@ -16,16 +16,16 @@ use crate::links::{Links, MAX_LINE_MBIT};
 /// The participants, and the groups that they are in.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Topology {
-    /// Of each tier, the racks first, the group of each participant: small numbers that only have
-    /// to differ where groups do. There is one tier at least. Of a tier above the racks there are
-    /// several groups, and fewer than of the tier before it.
+    /// The group of each participant in each tier, the racks first: small numbers that differ where
+    /// groups do. There is at least one tier. A tier above the racks has several groups, and fewer
+    /// than the tier before it.
     tiers: Vec<Vec<u32>>,
-    /// How many of the participants are servers, the last ones.
+    /// How many of the last participants are servers.
     servers: u32,
     /// The rate of each participant's line in the largest unit in which all are whole numbers;
     /// empty if all are equal, or if they are not known.
     lines: Vec<u32>,
-    /// The rates of all that connects them, if they are known.
+    /// The rates of lines, uplinks and links, if they are known.
     links: Option<Links>,
     /// The place of each participant in the order in which they are visited; empty if that is the
     /// order of their numbers.
@@ -38,14 +38,14 @@ impl Topology {
         Self::from_racks(vec![0; participants as usize])
     }
 
-    /// The rack of each participant, and no tier above them.
+    /// The rack of each participant, without a tier above them.
     pub fn from_racks(racks: Vec<u32>) -> Self {
-        Self { tiers: vec![racks], servers: 0, lines: Vec::new(), links: None, places: Vec::new() }
+        Self::of_nested(vec![racks])
     }
 
-    /// The group of each participant in each tier, the racks first. Tiers that say nothing are left
-    /// out. `None` if there is no tier or too many, if they have different participants, or if a
-    /// group is in several groups of the next tier.
+    /// The group of each participant in each tier, the racks first. Redundant tiers are left out.
+    /// `None` if there are no tiers or too many, if they have different lengths, or if a group is
+    /// in several groups of the next tier.
     pub fn from_tiers(tiers: Vec<Vec<u32>>) -> Option<Self> {
         let participants = tiers.first()?.len();
         let is_inside = |inner: &[u32], outer: &[u32]| {
@@ -60,10 +60,10 @@ impl Topology {
     }
 
     /// From the label of each participant, such as `pod1/r3`: a path of names from the outermost
-    /// group to the rack. Those with the same label share a rack, and those whose labels begin with
-    /// the same names share the groups of these. A label that has fewer names than others is a rack
-    /// of its own in the group that it names. An empty one is a label like any other, so unlabelled
-    /// participants share a rack. Groups are numbered in order of appearance.
+    /// group to the rack. Participants with the same label share a rack, and those whose labels
+    /// begin with the same names share the groups of these names. A label with fewer names than
+    /// others is a rack of its own in the group that it names. The empty label is like any other,
+    /// so unlabelled participants share a rack. Groups are numbered in order of appearance.
     pub fn from_labels<S: AsRef<str>>(labels: &[S]) -> Self {
         let labels = || labels.iter().map(AsRef::as_ref);
         let names = labels().map(|label| label.split('/').count()).max().unwrap_or(1);
@@ -72,8 +72,8 @@ impl Topology {
         Self::of_nested(iter::once(numbered(labels())).chain(outer).collect())
     }
 
-    /// Leaves out what says nothing: a tier above the racks that has one group, or those of the
-    /// tier before it.
+    /// Leaves out redundant tiers: those above the racks that have one group, or the groups of the
+    /// tier before.
     fn of_nested(tiers: Vec<Vec<u32>>) -> Self {
         let mut before = usize::MAX;
         let mut kept = Vec::with_capacity(tiers.len());
@@ -108,10 +108,10 @@ impl Topology {
         Self { places: ranked(&places), ..part.with_lines(&lines) }
     }
 
-    /// The same with other racks, if `racks` names that of each participant, and no tier above
-    /// them; empty leaves all tiers as they are. Participants are visited in this order, as far as
-    /// that keeps groups together; empty is the order of their numbers. `None` if there are racks
-    /// of another number of participants, or if the order does not name each of them once.
+    /// The same with `racks` as the rack of each participant, and no tier above them; empty `racks`
+    /// leave all tiers as they are. Participants are visited in `order`, as far as that keeps
+    /// groups together; an empty one is the order of their numbers. `None` if `racks` has another
+    /// length, or if `order` does not name each participant once.
     pub fn arranged(self, racks: &[u32], order: &[u32]) -> Option<Self> {
         let participants = self.participants() as usize;
         let fits = |list: &[u32]| list.is_empty() || list.len() == participants;
@@ -135,31 +135,31 @@ impl Topology {
         Some(Self { tiers, places: ranked(&places), ..self })
     }
 
-    /// The same in the order of the numbers, with groups numbered in that order, too: an equal one
-    /// for all orders and numbers of groups.
+    /// The same in the order of the numbers, with groups numbered in that order, too. Topologies
+    /// that differ only in order and in the numbers of groups become equal.
     #[must_use]
     pub fn unordered(self) -> Self {
         let tiers = self.tiers.into_iter().map(|tier| numbered(tier.into_iter())).collect();
         Self { tiers, places: Vec::new(), ..self }
     }
 
-    /// The same with the last so many participants as servers: nodes without ranks, which
+    /// The same with the last `servers` participants as servers: nodes without ranks, which
     /// contribute nothing and get no result, but may reduce for the others.
     ///
     /// # Panics
-    /// If nobody else would be left.
+    /// If no other participant is left.
     #[must_use]
     pub fn with_servers(self, servers: u32) -> Self {
         let leaves_some = servers == 0 || servers < self.participants();
-        assert!(leaves_some, "nobody but {servers} servers");
+        assert!(leaves_some, "no participants besides {servers} servers");
         Self { servers, ..self }
     }
 
-    /// The same with a line of this rate for each participant, in Mbit/s; 0 if it is not known.
-    /// What is not known of one has no meaning for the others, so all lines count as equal then.
+    /// The same with the rate of each participant's line in Mbit/s, or 0 if it is not known. If one
+    /// rate is unknown, all lines count as equal.
     ///
     /// # Panics
-    /// If there are rates, and another number of them.
+    /// If `mbit` is not empty and does not have one rate for each participant.
     #[must_use]
     pub fn with_lines(self, mbit: &[u32]) -> Self {
         let is_given = !mbit.is_empty() && mbit.iter().all(|&rate| rate > 0);
@@ -171,7 +171,8 @@ impl Topology {
         Self { lines, ..self }
     }
 
-    /// The same with these rates of lines and links, if they are those of as many participants.
+    /// The same with these rates of lines and links, if they are for the same number of
+    /// participants.
     #[must_use]
     pub fn with_links(self, links: Option<Links>) -> Self {
         let links = links.filter(|links| links.participants() == self.participants());
@@ -209,8 +210,8 @@ impl Topology {
         &self.lines
     }
 
-    /// How many times as long as on a usual line a byte takes on the slowest one. The usual line is
-    /// the middle one, of two middle ones the faster.
+    /// How many times as long a byte takes on the slowest line as on the median one (of two middle
+    /// ones, the faster).
     pub(crate) fn slowest(&self) -> f64 {
         let mut lines = self.lines.clone();
         lines.sort_unstable();
@@ -219,12 +220,13 @@ impl Topology {
         slowest.map_or(1.0, |(&slowest, &usual)| f64::from(usual) / f64::from(slowest))
     }
 
-    /// Whether it matters who owns how much: there are servers, or lines of different rates.
+    /// Whether participants should own different shares: there are servers, or lines of different
+    /// rates.
     pub fn has_shares(&self) -> bool {
         self.servers > 0 || !self.has_equal_lines()
     }
 
-    /// How many participants are no servers.
+    /// How many participants are not servers.
     pub fn contributors(&self) -> u32 {
         self.participants() - self.servers
     }
@@ -252,7 +254,7 @@ impl Topology {
         order
     }
 
-    /// By the outermost group first.
+    /// Compares by the outermost group first.
     fn compare(&self, a: usize, b: usize) -> Ordering {
         let of = |participant: usize| {
             let place = self.places.get(participant).copied();
@@ -261,10 +263,10 @@ impl Topology {
         of(a).cmp(of(b))
     }
 
-    /// The members of each group of a tier, as they are in [`order`](Self::order).
+    /// The members of each group of a tier, in [`order`](Self::order).
     ///
     /// # Panics
-    /// If there is no such tier.
+    /// If the topology doesn't have this tier.
     pub fn groups(&self, tier: usize) -> Vec<Vec<u32>> {
         let order = self.order();
         order.chunk_by(|&a, &b| self.same_group(tier, a, b)).map(<[u32]>::to_vec).collect()
@@ -278,7 +280,7 @@ impl Topology {
     /// Whether two participants are in the same group of a tier.
     ///
     /// # Panics
-    /// If there is no such tier.
+    /// If the topology doesn't have this tier.
     pub fn same_group(&self, tier: usize, a: u32, b: u32) -> bool {
         let groups = &self.tiers[tier - 1];
         groups[a as usize] == groups[b as usize]
@@ -296,13 +298,13 @@ impl Topology {
     }
 }
 
-/// The beginning of a label with so many names, or all of it.
+/// The first names of a label, or all of it.
 fn first_names(label: &str, names: usize) -> &str {
     let end = label.match_indices('/').nth(names - 1);
     end.map_or(label, |(at, _)| &label[..at])
 }
 
-fn greatest_common_divisor(a: u32, b: u32) -> u32 {
+pub(crate) fn greatest_common_divisor(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
@@ -348,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_become_tiers_and_groups_of_all_tiers_stay_together() {
+    fn paths_become_tiers_and_groups_stay_together() {
         let labels = ["z1/p/r1", "z2/p/r1", "z1/q/r1", "z1/p/r2", "z2/p/r1", "z1/p/r1", "z2/q/r1"];
         let topology = Topology::from_labels(&labels);
         let racks = vec![0, 1, 2, 3, 1, 0, 4];
@@ -358,10 +360,10 @@ mod tests {
         assert_eq!([5, 3, 2, 1].map(|other| topology.distance(0, other)), [0, 1, 2, 3]);
     }
 
-    /// Also labels that no edge lets through have a meaning, and none panics.
+    /// Even labels that are refused elsewhere have a meaning, and none panics.
     #[test]
     fn labels_may_have_different_depths() {
-        // In pod a: those without a rack's name together. In none: likewise.
+        // Labels without a rack's name share a rack: in pod a, and without a pod.
         let topology = Topology::from_labels(&["a", "a/b", "", "c/d", "a", "c/e", ""]);
         assert_eq!(topology.tiers(), [[0, 1, 2, 3, 0, 4, 2], [0, 0, 1, 2, 0, 2, 1]]);
         let deep = "x/".repeat(100);
@@ -371,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn tiers_that_say_nothing_are_left_out() {
+    fn redundant_tiers_are_left_out() {
         let same = [
             Topology::from_labels(&["r1", "r2", "r2"]),
             Topology::from_labels(&["pod/r1", "pod/r2", "pod/r2"]),
@@ -379,7 +381,7 @@ mod tests {
             Topology::from_tiers(vec![vec![0, 1, 1], vec![5, 7, 7], vec![3; 3]]).unwrap(),
         ];
         assert!(same.iter().all(|topology| *topology == same[0]), "{same:?}");
-        // Of some of the participants there may be fewer tiers.
+        // A part of the participants may have fewer tiers.
         let all = Topology::from_labels(&["p1/r1", "p1/r2", "p2/r1"]);
         assert_eq!(all.part([0, 1]).tiers(), [[0, 1]]);
         assert_eq!(all.part([2]).tiers(), [[2]]);
@@ -387,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_known_of_all_or_of_none() {
+    fn one_unknown_line_makes_all_equal() {
         let flat = || Topology::flat(3).with_servers(1);
         let lines = |mbit: &[u32]| flat().with_lines(mbit);
         assert_eq!(lines(&[25_000, 25_000, 100_000]).lines(), [1, 1, 4]);
@@ -396,7 +398,7 @@ mod tests {
             assert_eq!(lines(equal), flat(), "{equal:?}");
             assert_eq!(lines(equal).line(2), 1);
         }
-        // Of some of them all may be equal, and the unit may be another one.
+        // The lines of a part may be equal, or have another unit.
         assert_eq!(lines(&[25, 25, 100]).part([0, 1]), Topology::flat(2));
         assert_eq!(lines(&[10, 20, 40]).part([1, 2]).lines(), [1, 2]);
         assert_eq!(lines(&[10, 20, 40]).without_servers().lines(), [1, 2]);
@@ -409,7 +411,7 @@ mod tests {
         assert_eq!(order(flat(), &[2, 0, 3, 1]).order(), [2, 0, 3, 1]);
         assert_eq!(order(flat(), &[0, 1, 2, 3]), flat());
         assert_eq!(order(flat(), &[]), flat());
-        // Of some of them the order is the same, and what ascends is no order.
+        // A part keeps the order, and an ascending order is left out.
         let some = order(flat(), &[2, 0, 3, 1]).part([0, 2, 3]);
         assert_eq!(some.order(), [1, 0, 2]);
         assert_eq!(order(flat(), &[2, 0, 3, 1]).part([0, 1]), Topology::flat(2));
@@ -421,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn racks_may_be_others_than_the_labels() {
+    fn racks_may_differ_from_the_labels() {
         let found = Topology::flat(4).with_servers(1).arranged(&[0, 1, 0, 1], &[]).unwrap();
         assert_eq!(found, Topology::from_racks(vec![0, 1, 0, 1]).with_servers(1));
         let found = found.arranged(&[5, 5, 7, 7], &[3, 2, 1, 0]).unwrap();
@@ -438,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn tiers_have_to_be_inside_each_other() {
+    fn tiers_must_be_nested() {
         assert_eq!(Topology::from_tiers(Vec::new()), None);
         assert_eq!(Topology::from_tiers(vec![vec![0, 0], vec![0]]), None);
         assert_eq!(Topology::from_tiers(vec![vec![0, 1, 1], vec![0, 0, 1]]), None);

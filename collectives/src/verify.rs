@@ -1,21 +1,19 @@
-//! The proof that schedules are right, by running them on symbols.
+//! Proves schedules correct by running them on symbols.
 //!
 //! For one participant count, [`verify`] shows that
 //!
 //! - sends and receives pair up: numbers, blocks, ranges;
-//! - no order that the dependencies allow waits for itself: dependencies and messages together have
-//!   no cycle (WAIT);
-//! - no two steps race: of two that touch one block, one of them writing, one comes first by
-//!   dependencies. So every order gives the same bits (SAME), and one order stands for all;
-//! - each participant that gets the result publishes each block once, when it holds every
-//!   contribution that it should exactly once and no other (ONE), and doesn't touch it afterwards;
-//!   others publish nothing, and whose contribution isn't asked for doesn't reduce it. Servers do
-//!   neither;
-//! - all that publish a block have added it up in the same order, and rounded the same partial sums
-//!   where what is sent is rounded, so all publish the same bits (SAME).
+//! - dependencies and messages together have no cycle, so nothing waits for itself (WAIT);
+//! - no two steps race: if two touch one block and one of them writes, dependencies order them. So
+//!   every order gives the same bits (SAME), and checking one order is enough;
+//! - each participant that gets the result publishes each block once, when it holds every wanted
+//!   contribution exactly once and no other (ONE), and doesn't touch it afterwards. Others publish
+//!   nothing, and participants whose contribution isn't wanted don't reduce it. Servers do neither;
+//! - all participants that publish a block have added it up in the same order and rounded the same
+//!   partial sums, so they publish the same bits (SAME).
 //!
 //! Steps that share blocks may follow each other byte by byte, but each byte of a block goes
-//! through the same steps in the same order, so what is proven of the block holds for each of its
+//! through the same steps in the same order, so the proof for the block holds for each of its
 //! bytes.
 
 mod error;
@@ -30,15 +28,16 @@ use crate::{
 
 pub use error::VerifyError;
 pub use graph::Graph;
+pub use symbols::canonical_order;
 
-/// What is known of schedules that have been proven.
+/// Figures of proven schedules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Report {
     /// Steps of all participants.
     pub steps: u64,
     /// Messages between participants.
     pub messages: u64,
-    /// The most messages that follow from each other.
+    /// The most messages on one path of dependencies.
     pub longest_chain: u64,
     /// Elements that the busiest participant sends.
     pub most_elements_sent: u64,
@@ -53,13 +52,13 @@ pub struct Report {
 /// where each participant has one. Memory grows with participants² × blocks bits.
 ///
 /// # Errors
-/// [`VerifyError`] says which step of whom is wrong, and what is wrong with it.
+/// [`VerifyError`] says which step of which participant is wrong, and why.
 pub fn verify(schedules: &[Schedule], kind: Kind) -> Result<Report, VerifyError> {
     let count = schedules.first().map_or(0, |first| first.blocks.iter().map(|b| b.count).sum());
     verify_sections(schedules, &kind.sections(schedules.len() as u32, count))
 }
 
-/// The same for a piece of these sections.
+/// As [`verify`], for a piece of these sections.
 ///
 /// # Errors
 /// As [`verify`], also if blocks are in no section or in several.
@@ -90,25 +89,10 @@ pub fn verify_sections(
     })
 }
 
-/// The [`Report::order`] of the canonical order of additions, over participants in the order given:
-/// of M of them the first 2(M − 2^⌊log2 M⌋) in pairs, and then along a binary tree of aligned
-/// groups.
-///
-/// # Panics
-/// Without participants.
-pub fn canonical_order(participants: &[u32]) -> u64 {
-    symbols::canonical(participants)
-}
-
-/// Elements that cross from one rack to another when `schedules` run.
-pub fn cross_rack_elements(schedules: &[Schedule], topology: &Topology) -> u64 {
-    cross_tier_elements(schedules, topology, 1)
-}
-
 /// Elements that cross from one group of a tier to another; the racks are tier 1.
 ///
 /// # Panics
-/// If there is no such tier.
+/// If the topology doesn't have this tier.
 pub fn cross_tier_elements(schedules: &[Schedule], topology: &Topology, tier: usize) -> u64 {
     schedules.iter().map(|s| sent(s, |peer| !topology.same_group(tier, s.me, peer))).sum()
 }
@@ -121,9 +105,9 @@ fn sent(schedule: &Schedule, counts: impl Fn(u32) -> bool) -> u64 {
     sends.sum()
 }
 
-/// The roles of each block, which is in one section. Where each section is a block, it has those of
-/// its section, also if it is empty. Otherwise an empty block has those of the section that begins
-/// with it, or else of the one before it.
+/// The roles of each block, which is in one section. Where each section is one block, the block has
+/// the roles of its section, even if it is empty. Otherwise an empty block has those of the section
+/// that begins there, or else of the section before it.
 fn roles(blocks: &[Block], sections: &[Section]) -> Result<Vec<Roles>, VerifyError> {
     let counts = blocks.iter().map(|block| block.count);
     if counts.eq(sections.iter().map(|section| section.count)) {
@@ -143,12 +127,12 @@ fn roles(blocks: &[Block], sections: &[Section]) -> Result<Vec<Roles>, VerifyErr
     (0..).zip(blocks).map(section).collect()
 }
 
-/// Who contributes may reduce, who gets the result publishes each block once.
+/// Checks that only contributors reduce, and that receivers of the result publish each block once.
 fn takes_part(schedule: &Schedule, roles: &[Roles]) -> Result<(), VerifyError> {
     let participant = schedule.me;
     let is_server = schedule.is_server(participant);
     let mut times = vec![0u32; schedule.blocks.len()];
-    for (at, step) in (0..).zip(&schedule.steps) {
+    for (at, step) in (0..).zip(schedule.steps.iter()) {
         match step.action {
             Action::Publish => step.blocks().for_each(|block| times[block as usize] += 1),
             Action::ReduceLocal => {
@@ -171,11 +155,11 @@ fn takes_part(schedule: &Schedule, roles: &[Roles]) -> Result<(), VerifyError> {
     Ok(())
 }
 
-/// Of two steps that touch a block, one of them writing, one comes first (SAME). It is enough that
-/// each write comes after the one before it and after what was read since then.
+/// Checks that steps on a block are ordered if one of them writes it (SAME). It is enough that each
+/// write comes after the write before it and after the reads since then.
 fn no_race(schedule: &Schedule) -> Result<(), VerifyError> {
     let steps = &schedule.steps;
-    // Of each block the last write, and what has read it.
+    // For each block the last write, and the reads since then.
     let mut touched: Vec<(Option<usize>, Vec<usize>)> =
         vec![(None, Vec::new()); schedule.blocks.len()];
     for (at, step) in steps.iter().enumerate() {
@@ -198,9 +182,8 @@ fn no_race(schedule: &Schedule) -> Result<(), VerifyError> {
     Ok(())
 }
 
-/// Whether what one step does to a block comes before what another one does to it. Dependencies
-/// lead from one to the other, and each of them holds for the block: it waits for the end of a
-/// step, or both steps cover the block.
+/// Whether one step acts on a block before another. Dependencies lead from one to the other, and
+/// each of them holds for the block: it waits for the end of a step, or both steps cover the block.
 fn comes_first(steps: &Steps, block: u32, first: usize, second: usize) -> bool {
     // Both cover the block. Most dependencies are direct, and need no search.
     if steps.at(second).after.contains(&(first as u32)) {

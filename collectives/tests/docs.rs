@@ -1,4 +1,4 @@
-//! docs/algorithms.md says of each algorithm what `gradwire algorithms` prints.
+//! docs/algorithms.md has the same text about each algorithm as `gradwire algorithms`.
 
 use std::{fs, path::Path};
 

@@ -1,4 +1,4 @@
-//! The verifier is worth what it catches: every way to break a schedule that we can think of.
+//! Breaks schedules in many ways, and checks that the verifier finds each fault.
 
 use std::ops::Range;
 
@@ -97,7 +97,7 @@ fn reduce(peer: u32, message: u32) -> Action {
     Action::RecvReduce { peer, message, theirs_first: false }
 }
 
-/// SAME: two that compute a sum each, with the operands the other way round on one of them.
+/// SAME: two participants compute the same sum, one of them with swapped operands.
 #[test]
 fn sums_are_added_up_in_one_order() {
     for algorithm in [Algorithm::RecursiveDoubling, Algorithm::Ring] {
@@ -109,9 +109,9 @@ fn sums_are_added_up_in_one_order() {
             }
             let answer = verify(&mutant, Kind::Allreduce);
             match algorithm {
-                // One owner computes each block, so its order is everybody's.
+                // One owner computes each block, so its order holds for all.
                 Algorithm::Ring => assert!(answer.is_ok(), "{answer:?}"),
-                // In a fold one computes alone what the others get of it.
+                // In a fold one participant computes alone what the others get.
                 _ if answer.is_ok() => {
                     let steps = &schedules[p].steps;
                     let before = steps[s].after[0] as usize;
@@ -127,7 +127,7 @@ fn sums_are_added_up_in_one_order() {
     }
 }
 
-/// Every single dependency is needed: generators add none in vain.
+/// Every single dependency is needed: generators add no superfluous ones.
 #[test]
 fn no_dependency_can_be_dropped() {
     for &algorithm in Algorithm::ALL {
@@ -154,7 +154,7 @@ fn contributions_are_counted_once() {
                 mutant[p].steps[s].action = Action::RecvCopy { peer, message };
             }
             let error = broken(&mutant);
-            // What was there is overwritten: somebody is missing at the end, or arrives twice.
+            // The old value is overwritten: a contribution is missing at the end, or arrives twice.
             assert!(
                 matches!(error, VerifyError::Result { .. } | VerifyError::Twice { .. }),
                 "{algorithm}: {error}"
@@ -213,8 +213,7 @@ fn messages_pair_up() {
                 let mut mutant = schedules.clone();
                 mutant[p].steps[s] = step;
                 let error = broken(&mutant);
-                // A dependency may wait for the end of what it shared a block with, or the other
-                // way round.
+                // A dependency may become one on a step of other blocks, or the reverse.
                 assert!(
                     matches!(
                         error,
@@ -317,7 +316,7 @@ fn form_is_checked() {
 
 /// ONE: every kind is proven to be that kind and no other.
 #[test]
-fn each_kind_holds_what_it_should_and_nothing_else() {
+fn each_kind_is_proven_only_as_itself() {
     let topology = Topology::flat(5);
     let kinds = [
         Kind::Allreduce,
@@ -336,7 +335,7 @@ fn each_kind_holds_what_it_should_and_nothing_else() {
         Kind::Scatter { root: 2 },
         Kind::ReduceScatter,
         Kind::Alltoall,
-        // These aren't there at all.
+        // These participants don't exist.
         Kind::Gather { root: 77 },
         Kind::Broadcast { root: 77 },
         Kind::Reduce { root: 77 },
@@ -365,7 +364,7 @@ fn each_kind_holds_what_it_should_and_nothing_else() {
     }
 }
 
-/// Of exchanges, too: every dependency is needed, and every step has to be what it is (ONE, SAME).
+/// In exchanges, too, every dependency is needed, and every step has to be what it is (ONE, SAME).
 #[test]
 fn no_step_of_an_exchange_can_be_another() {
     let kinds = [
@@ -438,7 +437,7 @@ fn no_step_of_a_rooted_collective_can_be_another() {
                 };
                 wrong(&mutant);
             }
-            // Somebody else publishes too, what it has.
+            // Another participant publishes what it has.
             for me in (0..7).filter(|&me| !kind.roles().unwrap().publishes(me)) {
                 let Some(last) = schedules[me as usize].steps.len().checked_sub(1) else {
                     continue;
@@ -452,7 +451,7 @@ fn no_step_of_a_rooted_collective_can_be_another() {
                     matches!(error, VerifyError::Published { times: 1, expected: 0, .. });
                 assert!(reported, "{algorithm}: {error}");
             }
-            // Somebody reduces a contribution that isn't asked for.
+            // A participant reduces a contribution that isn't wanted.
             for me in (0..7).filter(|&me| !kind.roles().unwrap().contributes(me)) {
                 let mut mutant = schedules.clone();
                 let steps = &mut mutant[me as usize].steps;
@@ -492,7 +491,7 @@ fn garbage_gets_an_answer() {
             let schedule = &mut schedules[random.random_range(0..nodes)];
             let steps = schedule.steps.len();
             if steps == 0 {
-                continue; // it has no part in it
+                continue; // it takes no part
             }
             let step = &mut schedule.steps[random.random_range(0..steps)];
             let (peer, block, message) = (
@@ -511,7 +510,7 @@ fn garbage_gets_an_answer() {
                 _ => schedule.blocks[0].count = random.next_u64(),
             }
         }
-        // Some mutations change nothing that matters; the answer is all that is asked.
+        // Some mutations change nothing that matters, so any answer is right.
         let answer = verify(&schedules, kind);
         assert!(answer.is_ok() || !answer.unwrap_err().to_string().is_empty(), "seed {seed}");
     }

@@ -1,7 +1,7 @@
-//! How fast the kernels are, beside a plain copy of the same bytes in the same run.
+//! Measures the kernels beside a plain copy of the same bytes in the same run.
 //!
 //! `cache` works on 64 KiB per input, `memory` on 64 MiB; throughput counts the bytes of all
-//! inputs. `memcpy` copies as many bytes as the inputs have.
+//! inputs. `memcpy` copies the bytes of all inputs.
 
 use std::{hint::black_box, time::Duration};
 
@@ -51,7 +51,7 @@ fn place(c: &mut Criterion, name: &str, bytes: usize, levels: &[Level], dtypes: 
                     });
                 });
             }
-            // What a node without peers does: everybody gets the average, in one sweep.
+            // As on a node without peers: all ranks get the average, in one sweep.
             let combine = Combine { dtype, op: ReduceOp::Average };
             let finish = Finish {
                 dtype,

@@ -1,14 +1,14 @@
-//! From values to types: the one place that knows all element types, operations and levels.
+//! From values to types: only this module knows all element types, operations and levels.
 //!
-//! The sweep is compiled for each pair of type and operation at each level, so pairs that come to
-//! the same are one: bits of all types are bits of bytes, complex numbers are added as twice as
-//! many floats, products of signed integers have the bits of unsigned ones, and there are three
-//! things that can be done with truth values.
+//! The sweep is compiled for each pair of type and operation at each level, so equivalent pairs
+//! share code: bits of all types are bits of bytes, complex numbers are added as twice as many
+//! floats, products of signed integers have the bits of unsigned ones, and truth values have three
+//! operations.
 //!
-//! Requests are checked for pairs that mean nothing ([`ReduceOp::refuses`], TRUST). Should one come
-//! here nevertheless it is a computation like any other, and the same everywhere: bits of floats
-//! are combined as bits, minimum, maximum and product of complex numbers are those of their parts,
-//! and the average of truth values is "any".
+//! Requests with meaningless pairs are refused before ([`ReduceOp::refuses`], TRUST). Such a pair
+//! is still computed here, in the same way everywhere: bits of floats are combined as bits,
+//! minimum, maximum and product of complex numbers are those of their parts, and the average of
+//! truth values is "any".
 
 use gradwire_proto::{DType, F8E4m3, F8E5m2, ReduceOp};
 
@@ -19,7 +19,7 @@ use super::{
     op::{And, Max, Min, Operation, Or, Product, Sum, Xor},
     scalar,
     scaled::{self, Scaled},
-    sweep::sweep,
+    sweep::{copy, is_copy, sweep},
 };
 
 /// Runs a job at a level.
@@ -34,8 +34,8 @@ pub(super) unsafe fn run(level: Level, job: &Job<'_>) {
         // SAFETY: the caller's promise.
         return unsafe { converted(level, job) };
     }
-    // SAFETY: the caller's promise; `dtype` says what the type is. A complex number is two floats,
-    // the real part first, without padding.
+    // SAFETY: the caller's promise; `dtype` is the type of the elements. A complex number is two
+    // floats, the real part first, without padding.
     unsafe {
         match job.combine.dtype {
             DType::F32 => float::<f32>(level, job),
@@ -59,7 +59,7 @@ pub(super) unsafe fn run(level: Level, job: &Job<'_>) {
     }
 }
 
-/// Results in another type than the inputs: f32 of shorter floats, or those of f32.
+/// Results of another type than the inputs: f32 for shorter floats, or shorter floats for f32.
 unsafe fn converted(level: Level, job: &Job<'_>) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -127,7 +127,7 @@ unsafe fn integer<E: Element + Scaled, U: Element>(level: Level, job: &Job<'_>) 
         match job.combine.op {
             ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => bits(level, job),
             _ if job.has_factors() => scaled::run::<E>(level, job, run),
-            // Signs matter when it is divided.
+            // Signs matter for the division.
             ReduceOp::Sum | ReduceOp::Average => with_op::<E, Sum>(level, job),
             ReduceOp::Min => with_op::<E, Min>(level, job),
             ReduceOp::Max => with_op::<E, Max>(level, job),
@@ -175,6 +175,10 @@ where
     O: Operation<E::Number>,
     D: Element<Number = E::Number>,
 {
+    if is_copy(job) {
+        // SAFETY: the caller's promise; this machine has the level.
+        return unsafe { copied(level, job) };
+    }
     // SAFETY: the caller's promise; this machine has the level.
     unsafe {
         match level {
@@ -212,4 +216,35 @@ where
 {
     // SAFETY: the caller's promise.
     unsafe { sweep::<E, O, D, super::level::Avx512>(job) }
+}
+
+/// A job that only moves bits.
+unsafe fn copied(level: Level, job: &Job<'_>) {
+    // SAFETY: the caller's promise; this machine has the level.
+    unsafe {
+        match level {
+            Level::Scalar => scalar::copy(job),
+            Level::Baseline => copy::<Baseline>(job),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => copy_avx2(job),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => copy_avx512(job),
+            #[cfg(not(target_arch = "x86_64"))]
+            Level::Avx2 | Level::Avx512 => copy::<Baseline>(job),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn copy_avx2(job: &Job<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { copy::<super::level::Avx2>(job) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")]
+unsafe fn copy_avx512(job: &Job<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { copy::<super::level::Avx512>(job) }
 }

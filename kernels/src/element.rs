@@ -14,9 +14,9 @@ pub(super) struct Tile<T>(pub(super) [T; TILE]);
 
 /// An element as it lies in memory. Every bit pattern is a value.
 pub(super) trait Element: Copy {
-    /// What elements are combined in.
+    /// The type in which elements are combined.
     type Number: Number;
-    /// What [`Element::stage`] gives: something that a plain loop turns into a number.
+    /// The items of [`Element::stage`], which a plain loop turns into numbers.
     type Lane: Copy;
     /// The element of all zero bits.
     const ZERO: Self;
@@ -209,7 +209,7 @@ macro_rules! float8 {
 
 float8!(F8E4m3, F8E5m2);
 
-/// A truth value: any byte but 0 is true, what is computed is 0 or 1.
+/// A truth value: any byte but 0 is true, computed values are 0 or 1.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(super) struct Truth(u8);

@@ -1,8 +1,8 @@
-//! What one sweep over memory has to do, as data.
+//! The task of one sweep over memory, as data.
 
 use gradwire_proto::{DType, ReduceOp};
 
-/// What is combined and how.
+/// The type and the operation of a combination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Combine {
     /// The type of the elements.
@@ -11,7 +11,7 @@ pub struct Combine {
     pub op: ReduceOp,
 }
 
-/// What turns the combined value into the result as ranks get it.
+/// What turns the combined value into the result for the ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Finish {
     /// The type of the elements.
@@ -25,7 +25,7 @@ pub struct Finish {
 }
 
 impl Finish {
-    /// Nothing to do: the combined value is the result.
+    /// A finish that does nothing: the combined value is the result.
     pub fn none(dtype: DType) -> Self {
         Self { dtype, op: ReduceOp::Sum, contributors: 1, postscale: 1.0 }
     }
@@ -43,11 +43,11 @@ impl Finish {
 /// How results are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Store {
-    /// Through the caches: for what is read again soon.
+    /// Through the caches, for results that are read again soon.
     #[default]
     Cached,
     /// Past the caches (non-temporal), where alignment to 64 bytes allows it: for large results
-    /// that others read, where reading the old content would be wasted traffic.
+    /// that other processes read; the old content is not read.
     Streaming,
 }
 

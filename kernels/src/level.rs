@@ -1,4 +1,4 @@
-//! Which instructions the machine has, and the few things that need them by name.
+//! The instruction sets, and the few functions that use their instructions explicitly.
 
 use std::sync::OnceLock;
 
@@ -6,9 +6,9 @@ use std::sync::OnceLock;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Level {
-    /// The reference: one element after the other.
+    /// The reference, which computes one element after the other.
     Scalar,
-    /// Vectors as every processor of the architecture has them (SSE2, NEON).
+    /// The vectors that every processor of the architecture has (SSE2, NEON).
     Baseline,
     /// AVX2 and F16C.
     Avx2,
@@ -20,7 +20,7 @@ impl Level {
     /// All of them, from slow to fast.
     pub const ALL: [Self; 4] = [Self::Scalar, Self::Baseline, Self::Avx2, Self::Avx512];
 
-    /// The name that people read.
+    /// Its name in texts.
     pub fn name(self) -> &'static str {
         self.into()
     }
@@ -44,7 +44,7 @@ impl Level {
     }
 }
 
-/// The best level that this machine has; found once.
+/// The best level of this machine, detected once.
 pub fn level() -> Level {
     static LEVEL: OnceLock<Level> = OnceLock::new();
     *LEVEL.get_or_init(|| {
@@ -55,7 +55,7 @@ pub fn level() -> Level {
 /// How many elements a tile has.
 pub(super) const TILE: usize = 128;
 
-/// What the sweep needs of a level beyond what the compiler makes of plain loops.
+/// What the sweep needs from a level beyond plain loops.
 ///
 /// # Safety
 /// All functions may only be called where the level's instructions are available. Pointers are
@@ -115,7 +115,7 @@ mod x86 {
 
     use super::{Instructions, TILE};
 
-    // The 256-bit conversion has no bit for exceptions; they are masked anyway.
+    // The 256-bit conversion has no flag for exceptions, which are masked anyway.
     const NEAREST_256: i32 = _MM_FROUND_TO_NEAREST_INT;
     const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 

@@ -1,29 +1,29 @@
-//! The arithmetic on bytes: N inputs in one pass, results to all who need them in the same pass.
+//! The arithmetic on bytes: one pass combines N inputs and stores the result at all destinations.
 //!
 //! Memory traffic is the limit, so everything is one sweep over tiles that stay in the first-level
 //! cache: load a tile of every input, combine, finish, store to every destination. The sweep is
 //! written once, generic over element type and operation; it is compiled for each instruction set
-//! ([`Level`]) and the best that the machine has is chosen once, at run time.
+//! ([`Level`]), and the best one is chosen once, at run time.
 //!
 //! # Arithmetic
 //!
 //! - Inputs are combined in the order given, from the left (SAME). f16, bf16 and the 8-bit floats
-//!   are combined in f32 over all the inputs and rounded once, to nearest, ties to even. What is
-//!   too large for them then is infinity, or NaN in f8e4m3, which has no infinity. Where they are
-//!   combined in several sweeps, on several nodes, what lies between is f32, too
+//!   are combined in f32 over all the inputs and rounded once, to nearest, ties to even. A result
+//!   that is too large for them becomes infinity, or NaN in f8e4m3, which has no infinity. If
+//!   several sweeps combine them, on several nodes, partial results are f32, too
 //!   ([`reduce_partials`]).
 //! - Complex numbers are summed part by part: c64 as twice as many f32, c128 as f64.
-//! - Integers wrap in sums and products. What a scale factor makes of one is computed in f64 and
-//!   truncated, for each contribution and for the result; see `scaled`. Bits and truth values take
-//!   no factors: those are ignored here and refused where a request is checked.
-//! - Of truth values any byte but 0 is true, and what is computed is 0 or 1: sum, maximum and
+//! - Integers wrap in sums and products. Scale factors are applied in f64 and truncated, for each
+//!   contribution and for the result; see `scaled`. Factors of bits and truth values are ignored
+//!   here, and refused where a request is checked.
+//! - In truth values any byte but 0 is true, and computed values are 0 or 1: sum, maximum and
 //!   bit-or are "any", product, minimum and bit-and are "all", bit-xor is "an odd number".
 //! - In minimum and maximum a NaN wins, −0 is less than +0, and operands may be swapped.
-//! - A NaN that is computed is the type's canonical quiet NaN, because the processor would take the
-//!   payload of one operand or the other, depending on how the loop was compiled (SAME).
-//! - One input alone, neither scaled nor finished, is copied bit for bit, unless it is of truth
-//!   values (which are moved as bytes): so moves go through the same functions. That keeps a NaN's
-//!   payload where only one rank contributes; with two everybody has the computed value (SAME).
+//! - A computed NaN is the type's canonical quiet NaN, because otherwise its payload would depend
+//!   on how the loop was compiled (SAME).
+//! - A single input that is neither scaled nor finished is copied bit for bit, so moves use the
+//!   same functions. Truth values are an exception; they are moved as bytes. A NaN keeps its
+//!   payload only if a single rank contributes; otherwise all get the computed value (SAME).
 //! - `Average` is a sum whose [`Finish`] divides: floats by the number of contributors
 //!   in one correctly rounded division, or, where there is a postscale too, in one multiplication
 //!   by `postscale / contributors`, computed in f64; integers with truncation towards zero, and
@@ -32,9 +32,9 @@
 //! # Memory that others write
 //!
 //! Inputs may lie in memory that another process writes at the same time, so the unsafe functions
-//! take pointers and never make references to it: each element is loaded once, and whatever it
-//! holds is as good as any other value. What such a race does is a wrong number, nothing else
-//! (TRUST). The safe wrappers take slices.
+//! take pointers and never make references to it: each element is loaded once, and every bit
+//! pattern is valid. Such a race can only cause a wrong number (TRUST). The safe wrappers take
+//! slices.
 #![expect(unsafe_code, reason = "raw memory of other processes, and intrinsics")]
 
 mod dispatch;
@@ -51,8 +51,8 @@ mod sweep;
 
 pub use job::{Combine, Finish, Store};
 pub use level::{Level, level};
-pub use partial::{Form, finish_partial, finish_partial_at, reduce_partials, reduce_partials_at};
-pub use quantized::{Quantized, add_quantized, dequantize, quantize, quantize_at};
+pub use partial::{Form, finish_partial, reduce_partials};
+pub use quantized::{Quantized, add_quantized, dequantize, quantize};
 pub use safe::{SliceError, reduce_finish_in_place, reduce_finish_slices, reduce_slices};
 
 use job::Job;
@@ -62,8 +62,8 @@ use job::Job;
 ///
 /// # Safety
 /// Each of `inputs` is valid for reads, and `dst` for writes, of `count` elements of the type.
-/// `dst` is exactly one of the inputs or overlaps none. No alignment is needed. Others may write
-/// to the inputs meanwhile, nobody else may write to `dst`.
+/// `dst` is exactly one of the inputs or overlaps none. No alignment is needed. Others may write to
+/// the inputs meanwhile, but not to `dst`.
 pub unsafe fn reduce(
     combine: Combine,
     prescale: f64,
@@ -78,27 +78,11 @@ pub unsafe fn reduce(
     unsafe { dispatch::run(level(), &job) }
 }
 
-/// `dsts[k][i] := finish(src[i])`, reading `src` once.
-///
-/// # Safety
-/// As for [`reduce`], for every one of `dsts`; they don't overlap each other.
-pub unsafe fn finish_to(
-    finish: &Finish,
-    dsts: &[*mut u8],
-    src: *const u8,
-    count: usize,
-    hint: Store,
-) {
-    let combine = Combine { dtype: finish.dtype, op: finish.op };
-    // SAFETY: the caller's promise.
-    unsafe { reduce_finish_to(combine, 1.0, finish, dsts, &[src], count, hint) }
-}
-
 /// All in one sweep: `dsts[k][i] := finish(inputs[0][i] op inputs[1][i] op …)`. f16, bf16 and 8-bit
 /// floats are rounded once, after the finish, so an average doesn't overflow where its sum would.
 ///
 /// # Safety
-/// As for [`finish_to`]; each of `dsts` is exactly one of the inputs or overlaps none.
+/// As for [`reduce`], for every one of `dsts`; they don't overlap each other.
 pub unsafe fn reduce_finish_to(
     combine: Combine,
     prescale: f64,

@@ -1,12 +1,12 @@
 //! The operations on accumulators.
 
-/// What values are combined and finished in: the element type, or f32 for shorter floats.
+/// The type in which values are combined and finished: the element type, or f32 for shorter floats.
 pub(super) trait Number: Copy + PartialEq {
     /// The number of all zero bits.
     const ZERO: Self;
     /// The factor as this type.
     fn factor(factor: f64) -> Self;
-    /// Multiplied by a factor; integers are left as they are, their factors are `scaled`'s.
+    /// Multiplied by a factor; integers stay as they are, because `scaled` applies their factors.
     fn scale(self, factor: Self) -> Self;
     /// Divided by the number of contributors, at least 1.
     fn divide(self, contributors: u32) -> Self;
@@ -170,7 +170,7 @@ operation!(Product, mul);
 operation!(Min, least);
 operation!(Max, greatest);
 
-/// Bits don't care where an element ends: these are for bytes alone, and done to the bytes of all
+/// Bitwise operations are independent of element boundaries, so they work on the bytes of all
 /// types.
 macro_rules! bitwise {
     ($name:ident, $operator:tt) => {

@@ -1,26 +1,24 @@
-//! Partial results that travel in another form than the ranks' elements.
+//! Partial results that are sent in another form than the ranks' elements.
 //!
-//! f16, bf16 and the 8-bit floats are summed in f32, whichever nodes the ranks are on: their
-//! partial results are f32, and the result is rounded once, after it is finished. And where a job
-//! asks for it all of these and f32 itself travel as bf16: half the bytes of f32, and sums in f32
-//! all the same.
+//! f16, bf16 and the 8-bit floats are summed in f32 across nodes: their partial results are f32,
+//! and the result is rounded once, after it is finished. If a job asks for it, all of these and f32
+//! itself are sent as bf16: half the bytes of f32, and still sums in f32.
 //!
-//! [`reduce_partials`] makes a partial result out of the ranks' elements and of other partial
-//! results, [`finish_partial`] makes of it what ranks get. A partial result is in f32 where more is
-//! added to it first, even if it travels as bf16. Both functions go through tiles that stay in the
-//! first-level cache, in which [`super::reduce`] does the arithmetic; what is added here is the way
-//! into a tile and out of it. So the operations are those of f32, with all that is said of them
+//! [`reduce_partials`] combines ranks' elements and other partial results to a partial result, and
+//! [`finish_partial`] turns it into the result for the ranks. A partial result that is still added
+//! to is in f32, even if it is sent as bf16. Both functions convert tiles that stay in the
+//! first-level cache, and combine them by [`super::reduce`], so the arithmetic is that of f32
 //! there.
 //!
-//! Rounding is to nearest, ties to even, at every level with the same bits; denormals stay,
-//! infinities stay, what is too large becomes infinite, and a NaN becomes the canonical one.
+//! Rounding is to nearest, ties to even, at every level with the same bits; denormals and
+//! infinities stay, too large values become infinite, and a NaN becomes the canonical one.
 
 use gradwire_proto::DType;
 
 use super::{
     dispatch,
     job::{Combine, Finish, Job, Store},
-    level::{Level, level},
+    level::Level,
 };
 
 /// Elements of a tile: three of them in f32 fit a first-level cache of 32 KiB.
@@ -38,7 +36,7 @@ impl Tile {
     }
 }
 
-/// How a partial result lies in memory, and travels.
+/// The form of a partial result in memory and on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Form {
     /// Rounded.
@@ -48,7 +46,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// The form of this type, if it is one.
+    /// The form with this element type, if there is one.
     pub fn of(dtype: DType) -> Option<Self> {
         match dtype {
             DType::Bf16 => Some(Self::Bf16),
@@ -68,48 +66,15 @@ impl Form {
 
 /// `dst[i] := inputs[0][i] op … op partials[0][i] op …` in f32, rounded once if `dst` is bf16.
 /// `inputs` are ranks' elements, floats of at most 32 bits, and are multiplied by `prescale` first;
-/// `partials` are not, being results of such. At most two partials can be bf16. Nothing happens
-/// without inputs and partials.
+/// `partials` are not. At most two partials can be bf16. Nothing happens without inputs and
+/// partials.
 ///
 /// # Safety
 /// Each of `inputs` is valid for reads of `count` elements of the type of `combine`, each of
 /// `partials` for reads, and `dst` for writes, of as many of its form. `dst` is exactly one of the
 /// partials, in the same form, or overlaps nothing. No alignment is needed. Others may write to the
-/// inputs meanwhile, nobody to the partials and to `dst`.
+/// inputs meanwhile, but not to the partials and to `dst`. This machine has the level.
 pub unsafe fn reduce_partials(
-    combine: Combine,
-    prescale: f64,
-    dst: (Form, *mut u8),
-    inputs: &[*const u8],
-    partials: &[(Form, *const u8)],
-    count: usize,
-) {
-    // SAFETY: the caller's promise.
-    unsafe { reduce_partials_at(level(), combine, prescale, dst, inputs, partials, count) }
-}
-
-/// `dsts[k][i] := finish(src[i])`, computed in f32 and rounded once to the type of `finish`, a
-/// float of at most 32 bits.
-///
-/// # Safety
-/// `src` is valid for reads of `count` elements of its form, each of `dsts` for writes of as many
-/// of the type of `finish`, and none of them overlaps another.
-pub unsafe fn finish_partial(
-    finish: &Finish,
-    dsts: &[*mut u8],
-    src: (Form, *const u8),
-    count: usize,
-    hint: Store,
-) {
-    // SAFETY: the caller's promise.
-    unsafe { finish_partial_at(level(), finish, dsts, src, count, hint) }
-}
-
-/// [`reduce_partials`] at a level.
-///
-/// # Safety
-/// As for [`reduce_partials`]; this machine has the level.
-pub unsafe fn reduce_partials_at(
     level: Level,
     combine: Combine,
     prescale: f64,
@@ -122,8 +87,8 @@ pub unsafe fn reduce_partials_at(
     let (mut wide, mut sum) = ([const { Tile::new() }; 2], Tile::new());
     assert!(short <= wide.len(), "{short} partial results in bf16");
     let f32s = Combine { dtype: DType::F32, op: combine.op };
-    // Only what ranks bring is scaled, and may be of another type: beside partial results that is a
-    // pass of its own.
+    // Only ranks' elements are scaled, and may be of another type: beside partial results they need
+    // a pass of their own.
     let differs = combine.dtype != DType::F32 || prescale != 1.0;
     let own_pass = differs && !inputs.is_empty() && !partials.is_empty();
     let mixed = own_pass || inputs.is_empty();
@@ -131,8 +96,8 @@ pub unsafe fn reduce_partials_at(
     let mut operands: Vec<*const u8> = Vec::with_capacity(inputs.len() + partials.len());
     for at in (0..count).step_by(TILE) {
         let n = TILE.min(count - at);
-        // SAFETY: everything is valid for at + n elements; `sum` and `wide` hold a tile. What is
-        // written lies apart from what is read, or is exactly it.
+        // SAFETY: everything is valid for at + n elements; `sum` and `wide` hold a tile. Written
+        // memory is apart from read memory, or exactly the same.
         unsafe {
             let here = |input: &*const u8| input.add(at * combine.dtype.size());
             let sum = sum.0.as_mut_ptr();
@@ -187,11 +152,13 @@ unsafe fn reduce_tile(
     unsafe { dispatch::run(level, &job) }
 }
 
-/// [`finish_partial`] at a level.
+/// `dsts[k][i] := finish(src[i])`, computed in f32 and rounded once to the type of `finish`, a
+/// float of at most 32 bits.
 ///
 /// # Safety
-/// As for [`finish_partial`]; this machine has the level.
-pub unsafe fn finish_partial_at(
+/// `src` is valid for reads of `count` elements of its form, each of `dsts` for writes of as many
+/// of the type of `finish`, and none of them overlaps another. This machine has the level.
+pub unsafe fn finish_partial(
     level: Level,
     finish: &Finish,
     dsts: &[*mut u8],
@@ -224,7 +191,7 @@ pub unsafe fn finish_partial_at(
     }
 }
 
-/// Each element of `src`, two bytes, to f32.
+/// Converts each element of `src`, two bytes, to f32.
 ///
 /// # Safety
 /// This machine has the level.
@@ -240,14 +207,14 @@ unsafe fn widen(level: Level, src: &[u8], dst: &mut [f32]) {
     }
 }
 
-/// Each element of `src` to two bytes, rounded.
+/// Rounds each element of `src` to two bytes.
 ///
 /// # Safety
 /// This machine has the level.
 unsafe fn narrow(level: Level, src: &[f32], dst: &mut [u8]) {
     match level {
         Level::Scalar => {
-            // By the library: the reference of the others' arithmetic in integers.
+            // By the library, as the reference for the integer arithmetic of the other levels.
             for (to, &from) in dst.as_chunks_mut::<SHORT>().0.iter_mut().zip(src) {
                 let rounded = half::bf16::from_f32(from);
                 *to = if rounded.is_nan() { QUIET_NAN } else { rounded.to_bits() }.to_ne_bytes();
@@ -265,7 +232,7 @@ unsafe fn narrow(level: Level, src: &[f32], dst: &mut [u8]) {
 
 const QUIET_NAN: u16 = 0x7fc0;
 
-// Plain loops, of which the compiler makes vectors of the level that they are inlined in.
+// Plain loops, which the compiler vectorises for the level that they are inlined in.
 
 #[inline(always)]
 fn widen_all(src: &[u8], dst: &mut [f32]) {
@@ -280,7 +247,7 @@ fn widen_all(src: &[u8], dst: &mut [f32]) {
 fn narrow_all(src: &[f32], dst: &mut [u8]) {
     for (to, from) in dst.as_chunks_mut::<SHORT>().0.iter_mut().zip(src) {
         let bits = from.to_bits();
-        // Only that of a NaN can overflow, and it isn't taken.
+        // The addition can overflow only for a NaN, whose result isn't used.
         let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
         *to = (if from.is_nan() { QUIET_NAN } else { rounded as u16 }).to_ne_bytes();
     }

@@ -1,20 +1,20 @@
 //! Partial results in eight bits: groups of 256 elements with one scale each.
 //!
 //! A group is its scale, an f32, and then a byte for each element; the value of an element is its
-//! byte times the scale. The scale makes the largest magnitude of the group the largest number that
-//! a byte can stand for, so nothing is cut off:
+//! byte times the scale. The scale maps the largest magnitude of the group to the largest number of
+//! a byte, so nothing is clipped:
 //!
 //! | format | a byte is | largest | error of an element at most |
 //! |---|---|---|---|
 //! | int8 | an integer | 127 | half a scale: 1/254 of the group's largest magnitude |
 //! | fp8 | f8e4m3 | 448 | 1/16 of itself, or 1/1024 of a scale |
 //!
-//! Bytes are rounded to nearest, ties to even, at every level with the same bits. What is lost can
-//! be kept for the next time (error feedback: Seide et al., "1-Bit Stochastic Gradient Descent and
-//! its Application to Data-Parallel Distributed Training of Speech DNNs", Interspeech 2014).
+//! Bytes are rounded to nearest, ties to even, at every level with the same bits. The error can be
+//! kept for the next time (error feedback: Seide et al., "1-Bit Stochastic Gradient Descent and its
+//! Application to Data-Parallel Distributed Training of Speech DNNs", Interspeech 2014).
 //!
-//! A group with a value that is no finite number becomes NaN as a whole. A group whose scale would
-//! be below the smallest normal number becomes 0.
+//! A group with an infinite value or a NaN becomes NaN as a whole. A group whose scale would be
+//! below the smallest normal number becomes 0.
 
 use gradwire_proto::{
     F8E4m3,
@@ -26,7 +26,7 @@ use super::level::{Level, level};
 /// Bytes of the scale.
 const SCALE: usize = size_of::<f32>();
 
-/// What the bytes of groups stand for.
+/// The type of the bytes of groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Quantized {
     /// Integers.
@@ -38,24 +38,15 @@ pub enum Quantized {
 /// The values of a group; the last one of a tensor is filled up with zeros.
 type Values = [f32; GROUP];
 
-/// Quantizes `values` to `groups`, the last of which may have fewer than [`GROUP`] of them. With
-/// `errors`, an f32 for each value, these are added first, and are then what is lost.
+/// Sets `values` to the elements of `groups`.
 ///
 /// # Panics
-/// If `groups` or `errors` are of another length.
-pub fn quantize(format: Quantized, values: &[f32], errors: Option<&mut [u8]>, groups: &mut [u8]) {
-    quantize_at(level(), format, values, errors, groups);
-}
-
-/// Sets `values` to what the elements of `groups` are.
-///
-/// # Panics
-/// If `groups` are not as many bytes as `values` need.
+/// If `groups` don't have as many bytes as `values` need.
 pub fn dequantize(format: Quantized, groups: &[u8], values: &mut [f32]) {
     dequantize_at(level(), format, groups, values, |value, here| *value = here);
 }
 
-/// Adds what the elements of `groups` are to `values`.
+/// Adds the elements of `groups` to `values`.
 ///
 /// # Panics
 /// As [`dequantize`].
@@ -63,20 +54,24 @@ pub fn add_quantized(format: Quantized, groups: &[u8], values: &mut [f32]) {
     dequantize_at(level(), format, groups, values, |value, here| *value += here);
 }
 
-/// [`quantize`] at a level.
+/// Quantizes `values` to `groups`, the last of which may have fewer than [`GROUP`] values. `errors`
+/// has an f32 for each value: it is added first, and then becomes the new error.
 ///
 /// # Panics
-/// As [`quantize`], and if this machine does not have the level.
-pub fn quantize_at(
+/// If `groups` or `errors` have the wrong length, or if this machine does not have the level.
+pub fn quantize(
     level: Level,
     format: Quantized,
     values: &[f32],
     mut errors: Option<&mut [u8]>,
     groups: &mut [u8],
 ) {
-    assert!(level.is_available(), "this machine has no {}", level.name());
+    assert!(level.is_available(), "this machine does not support {}", level.name());
     let (groups, rest) = groups.as_chunks_mut::<GROUP_BYTES>();
-    assert!(rest.is_empty() && groups.len() == values.len().div_ceil(GROUP), "other groups");
+    assert!(
+        rest.is_empty() && groups.len() == values.len().div_ceil(GROUP),
+        "wrong length of groups"
+    );
     if let Some(errors) = &errors {
         assert_eq!(errors.len(), size_of_val(values), "one error for each value");
     }
@@ -105,7 +100,10 @@ fn dequantize_at(
     put: impl Fn(&mut f32, f32),
 ) {
     let (groups, rest) = groups.as_chunks::<GROUP_BYTES>();
-    assert!(rest.is_empty() && groups.len() == values.len().div_ceil(GROUP), "other groups");
+    assert!(
+        rest.is_empty() && groups.len() == values.len().div_ceil(GROUP),
+        "wrong length of groups"
+    );
     let mut here = [0.0; GROUP];
     for (values, group) in values.chunks_mut(GROUP).zip(groups) {
         decode(level, format, group, &mut here);
@@ -113,7 +111,7 @@ fn dequantize_at(
     }
 }
 
-/// Quantizes a group. Its values become what is lost of them.
+/// Quantizes a group. Its values become their errors.
 fn encode(level: Level, format: Quantized, values: &mut Values, group: &mut [u8; GROUP_BYTES]) {
     match (level, format) {
         (Level::Scalar, Quantized::Int8) => encode_by(values, group, INT8_MAX, int8_of, int8),
@@ -144,7 +142,7 @@ fn decode(level: Level, format: Quantized, group: &[u8; GROUP_BYTES], values: &m
 const INT8_MAX: f32 = 127.0;
 const FP8_MAX: f32 = 448.0;
 
-/// The bits of infinity: those of the magnitude of a finite number are less.
+/// The bits of infinity; those of finite magnitudes are less.
 const INFINITY: u32 = 0x7f80_0000;
 
 /// The scale of a group, and its reciprocal.
@@ -158,7 +156,7 @@ fn scale_of(values: &Values, largest: f32) -> (f32, f32) {
     if scale < f32::MIN_POSITIVE { (0.0, 0.0) } else { (scale, 1.0 / scale) }
 }
 
-// Plain loops, of which the compiler makes vectors of the level that they are inlined in.
+// Plain loops, which the compiler vectorises for the level that they are inlined in.
 
 #[inline(always)]
 fn encode_by(
@@ -172,7 +170,7 @@ fn encode_by(
     let (head, bytes) = group.split_at_mut(SCALE);
     head.copy_from_slice(&scale.to_ne_bytes());
     if scale.is_nan() {
-        // Nothing of it can be made up for.
+        // Its error can't be compensated.
         bytes.fill(0);
         values.fill(0.0);
         return;
@@ -202,7 +200,7 @@ fn decode_all(format: Quantized, group: &[u8; GROUP_BYTES], values: &mut Values)
     }
 }
 
-/// By the library's functions: the reference of the others.
+/// By the library's functions, as the reference for the other levels.
 fn int8_of(value: f32) -> u8 {
     value.round_ties_even() as i8 as u8
 }
@@ -212,7 +210,7 @@ fn int8(byte: u8) -> f32 {
     f32::from(byte as i8)
 }
 
-/// The last bits of so large a number count ones, so adding it rounds.
+/// The last bit of such a large number counts ones, so adding it rounds.
 #[inline(always)]
 fn int8_of_bits(value: f32) -> u8 {
     const ONES: f32 = 12_582_912.0;
@@ -227,8 +225,8 @@ fn fp8(byte: u8) -> f32 {
     F8E4m3::from_bits(byte).to_f32()
 }
 
-/// As `int8_of_bits` where the result is no normal number; otherwise the last bits are rounded off
-/// as an integer, and the exponent gets its other bias.
+/// As `int8_of_bits` if the result is not a normal number; otherwise the last bits are rounded as
+/// an integer, and the bias of the exponent is changed.
 #[inline(always)]
 fn fp8_of_bits(value: f32) -> u8 {
     /// 2⁻⁶, the smallest normal number, and a number whose last bit counts 2⁻⁹.
@@ -243,7 +241,7 @@ fn fp8_of_bits(value: f32) -> u8 {
     (byte | ((bits >> 24) & 0x80)) as u8
 }
 
-/// The bits are those of an f32 with another bias, also of numbers that are not normal.
+/// The bits are those of an f32 with another bias, also for numbers that are not normal.
 #[inline(always)]
 fn fp8_bits(byte: u8) -> f32 {
     /// 2¹²⁰.

@@ -1,4 +1,5 @@
-//! The kernels over slices of bytes, with everything checked that the pointers take on trust.
+//! The kernels over slices of bytes, with the checks that the functions on pointers leave to the
+//! caller.
 
 use super::{
     dispatch,
@@ -7,6 +8,7 @@ use super::{
 };
 
 /// Why slices can't be reduced.
+#[expect(missing_docs, reason = "the texts explain the fields")]
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SliceError {
     /// Slices of different lengths, or not of whole elements.
@@ -14,26 +16,12 @@ pub enum SliceError {
         "slice {slice} has {len} bytes where {expected} are needed: all inputs and destinations \
          hold the same number of whole {size}-byte elements"
     )]
-    Length {
-        /// Which, counted over the inputs and then the destinations.
-        slice: usize,
-        /// Its length in bytes.
-        len: usize,
-        /// What the first slice says, in bytes.
-        expected: usize,
-        /// Bytes of one element.
-        size: usize,
-    },
-    /// The combination and the finish are about different element types.
+    Length { slice: usize, len: usize, expected: usize, size: usize },
+    /// The combination and the finish have different element types.
     #[error("inputs of {combine} can't be finished as {finish}: give both the same element type")]
-    Type {
-        /// The type that is combined.
-        combine: gradwire_proto::DType,
-        /// The type that is finished.
-        finish: gradwire_proto::DType,
-    },
+    Type { combine: gradwire_proto::DType, finish: gradwire_proto::DType },
     /// This machine doesn't have the level.
-    #[error("this machine has no {}: use what gradwire_kernels::level() gives", .0.name())]
+    #[error("this machine does not support {}: use gradwire_kernels::level()", .0.name())]
     Level(Level),
 }
 
@@ -52,7 +40,7 @@ pub fn reduce_slices(
     reduce_finish_slices(level, combine, prescale, &finish, &mut [dst], inputs, Store::Cached)
 }
 
-/// [`reduce_finish_to`](super::reduce_finish_to) over slices of bytes, at a level of choice.
+/// [`reduce_finish_to`](super::reduce_finish_to) over slices of bytes, at a given level.
 ///
 /// # Errors
 /// [`SliceError`] if lengths or types differ, or if the level isn't available here.

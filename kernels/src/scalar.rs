@@ -1,4 +1,4 @@
-//! The reference: one element after the other, the way the arithmetic is described.
+//! The reference: one element after the other, as the arithmetic is defined.
 
 use super::{
     element::Element,
@@ -23,14 +23,6 @@ where
     for i in 0..job.count {
         // SAFETY: all pointers are valid for `count` elements.
         let element = |input: &*const u8| unsafe { input.cast::<E>().add(i).read_unaligned() };
-        if matches!(last, Last::Copy) {
-            let value = element(&job.inputs[0]);
-            for dst in job.dsts {
-                // SAFETY: all pointers are valid for `count` elements, all of one type.
-                unsafe { dst.cast::<E>().add(i).write_unaligned(value) }
-            }
-            continue;
-        }
         let number = |input| element(input).widen().scale(prescale);
         let first = number(&job.inputs[0]);
         let all = job.inputs[1..].iter().map(number);
@@ -38,6 +30,20 @@ where
         for dst in job.dsts {
             // SAFETY: all pointers are valid for `count` elements.
             unsafe { dst.cast::<D>().add(i).write_unaligned(value) }
+        }
+    }
+}
+
+/// Copies the single input to every destination.
+///
+/// # Safety
+/// As for [`super::sweep::copy`].
+pub(super) unsafe fn copy(job: &Job<'_>) {
+    for i in 0..job.count * job.result.size() {
+        // SAFETY: all pointers are valid for `count` elements.
+        unsafe {
+            let value = job.inputs[0].add(i).read();
+            job.dsts.iter().for_each(|dst| dst.add(i).write(value));
         }
     }
 }

@@ -1,11 +1,10 @@
-//! Integers with scale factors: each product is computed in f64 and truncated, as Horovod does it.
+//! Integers with scale factors: each product is computed in f64 and truncated, as in Horovod.
 //!
-//! A factor of 1 is no factor, so that integers beyond 2⁵³ stay exact where nothing is scaled. A
-//! product that is too large for the type becomes the largest or smallest value, in the same way on
-//! every machine (SAME).
+//! A factor of 1 is skipped, so that integers beyond 2⁵³ stay exact. A product that is too large
+//! for the type saturates, in the same way on every machine (SAME).
 //!
-//! Jobs of this kind are rare, so the sweep does without them. This module takes a tile at a time,
-//! scales it, and leaves it to the sweep to combine and store tiles.
+//! Such jobs are rare, so the sweep doesn't support them. This module scales one tile at a time,
+//! and uses the sweep to combine and store tiles.
 
 #![expect(clippy::cast_lossless, reason = "one cast for the integers of all widths")]
 
@@ -49,14 +48,14 @@ impl Job<'_> {
     }
 }
 
-/// What runs a job without factors.
+/// A function that runs a job without factors.
 type Run = unsafe fn(Level, &Job<'_>);
 
 /// Runs a job with factors; `sweep` runs its tiles.
 ///
 /// # Safety
-/// As for [`super::reduce_finish_to`]; all is of type `E`, this machine has the level, and `sweep`
-/// asks for no more than this.
+/// As for [`super::reduce_finish_to`]; all elements are of type `E`, this machine has the level,
+/// and `sweep` needs no more than this.
 pub(super) unsafe fn run<E: Scaled>(level: Level, job: &Job<'_>, sweep: Run) {
     let Job { combine, prescale, finish, result, inputs, dsts, count, store } = *job;
     let (mut sum, mut next) = (Tile([E::ZERO; TILE]), Tile([E::ZERO; TILE]));
@@ -100,8 +99,7 @@ pub(super) unsafe fn run<E: Scaled>(level: Level, job: &Job<'_>, sweep: Run) {
 /// `sum := sum op next`, of `n` elements.
 ///
 /// # Safety
-/// `combine` is about elements of type `E`; this machine has the level, and `sweep` asks for no
-/// more.
+/// `combine` is for elements of type `E`; this machine has the level, and `sweep` needs no more.
 unsafe fn combine_tiles<E>(
     level: Level,
     combine: Combine,

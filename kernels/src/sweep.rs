@@ -1,6 +1,6 @@
-//! The one sweep over tiles: load, combine, finish, store.
+//! The sweep over tiles: load, combine, finish, store.
 //!
-//! Tiles are local, so the compiler knows that nothing overlaps them and makes vectors of the plain
+//! Tiles are local, so the compiler knows that nothing overlaps them and vectorises the plain
 //! loops, even where a destination is one of the inputs.
 
 use std::mem::MaybeUninit;
@@ -20,12 +20,10 @@ const GROUP: usize = 4;
 /// Bytes that are copied to one destination after the other; they stay in the first-level cache.
 const PART: usize = 4096;
 
-/// What is done to the numbers at the end.
+/// The last operation on the numbers.
 #[derive(Clone, Copy)]
 pub(super) enum Last<N> {
-    /// One input, unscaled: its bits.
-    Copy,
-    /// Nothing but canonical NaNs.
+    /// Only makes NaNs canonical.
     Keep,
     Divide(u32),
     Scale(N),
@@ -35,10 +33,7 @@ impl<N: Number> Last<N> {
     pub(super) fn of(job: &Job<'_>) -> Self {
         let divisor = job.finish.divisor();
         if job.finish.is_identity() {
-            let alone = job.inputs.len() == 1 && job.prescale == 1.0;
-            let same = job.result == job.combine.dtype;
-            // A truth value is 0 or 1 even where only one rank contributes.
-            if alone && same && job.combine.dtype != DType::Bool { Self::Copy } else { Self::Keep }
+            Self::Keep
         } else if job.finish.postscale == 1.0 {
             Self::Divide(divisor)
         } else {
@@ -49,12 +44,21 @@ impl<N: Number> Last<N> {
     #[inline(always)]
     pub(super) fn apply(self, number: N) -> N {
         match self {
-            Self::Copy => number,
             Self::Keep => number.canonical(),
             Self::Divide(contributors) => number.divide(contributors).canonical(),
             Self::Scale(factor) => number.scale(factor).canonical(),
         }
     }
+}
+
+/// Whether a job only moves bits: those of a single input, without factors. A truth value becomes
+/// 0 or 1 even where only one rank contributes.
+pub(super) fn is_copy(job: &Job<'_>) -> bool {
+    job.inputs.len() == 1
+        && job.prescale == 1.0
+        && job.finish.is_identity()
+        && job.result == job.combine.dtype
+        && job.result != DType::Bool
 }
 
 /// Runs a job at the level of `I`.
@@ -72,13 +76,9 @@ where
     I: Instructions,
 {
     let last = Last::<E::Number>::of(job);
-    if matches!(last, Last::Copy) {
-        // SAFETY: the caller's promise.
-        return unsafe { copy::<I>(job, job.count * size_of::<E>()) };
-    }
     let prescale = <E::Number as Number>::factor(job.prescale);
     let size = size_of::<D>();
-    // Made once: to clear them for each tile takes as long as a sum.
+    // Created once, because clearing them for each tile takes as long as a sum.
     let mut edge = [Tile([E::ZERO; TILE]); GROUP];
     let mut out = Tile([D::ZERO; TILE]);
     let mut at = 0;
@@ -100,7 +100,7 @@ where
                 if job.store == Store::Streaming && n == TILE && to.addr().is_multiple_of(64) {
                     I::stream(to, from, TILE * size);
                 } else if n == TILE {
-                    // Of a length that the compiler knows: a few moves in place of a call.
+                    // The compiler knows this length: a few moves in place of a call.
                     std::ptr::copy_nonoverlapping(from, to, TILE * size);
                 } else {
                     std::ptr::copy_nonoverlapping(from, to, n * size);
@@ -115,15 +115,18 @@ where
     }
 }
 
-/// Copies the one input to every destination: to a single one straight from where it lies, to
-/// several by way of a part that is loaded once, so that all get the same bits even of memory that
-/// is written to meanwhile (SAME).
+/// Copies the single input to every destination: directly to a single one, and to several via a
+/// buffer that is loaded once, so that all get the same bits even if the input is written to
+/// meanwhile (SAME).
+///
+/// It depends on no element type, so it is compiled once for each level.
 ///
 /// # Safety
-/// As for [`sweep`]; `bytes` are those of the whole input.
+/// As for [`sweep`]; [`is_copy`] holds.
 #[inline(always)]
-unsafe fn copy<I: Instructions>(job: &Job<'_>, bytes: usize) {
+pub(super) unsafe fn copy<I: Instructions>(job: &Job<'_>) {
     let src = job.inputs[0];
+    let bytes = job.count * job.result.size();
     let streaming = job.store == Store::Streaming;
     let mut part = [MaybeUninit::<u8>::uninit(); PART];
     let mut at = 0;
@@ -135,8 +138,8 @@ unsafe fn copy<I: Instructions>(job: &Job<'_>, bytes: usize) {
             n = if ahead == 0 { n } else { n.min(ahead) };
         }
         // SAFETY: all pointers are valid for `bytes`, and at + n <= bytes. A destination may be the
-        // input itself, and overlap it in any way if a worker says so: what it gets then is its own
-        // affair.
+        // input itself, or overlap it in any way if a worker asks for that, which harms only its
+        // own result.
         unsafe {
             let mut from = src.add(at);
             if job.dsts.len() > 1 {
@@ -162,8 +165,8 @@ unsafe fn copy<I: Instructions>(job: &Job<'_>, bytes: usize) {
     }
 }
 
-/// The combination of `n` elements of every input from `at` on. Inputs of less than a tile are
-/// copied to `edge`, where a whole tile can be read.
+/// The combination of `n` elements of every input from `at` on. Partial tiles are copied to `edge`,
+/// where a whole tile can be read.
 ///
 /// # Safety
 /// As for [`sweep`].
@@ -210,7 +213,7 @@ unsafe fn combine<E: Element, O: Operation<E::Number>, I: Instructions>(
     numbers.unwrap_or(Tile([E::Number::ZERO; TILE]))
 }
 
-/// Combines the first `K` tiles in order, onto what there was before.
+/// Combines the first `K` tiles in order, on top of `before`.
 ///
 /// # Safety
 /// `K` tiles are readable; the level's instructions are there.
@@ -227,13 +230,13 @@ unsafe fn fold<E: Element, O: Operation<E::Number>, I: Instructions, const K: us
         *lane = unsafe { E::stage::<I>(tile, room.as_mut_ptr().cast::<E::Number>()) };
     }
     let load = |k: usize, i: usize| {
-        // SAFETY: lanes are as many as a tile has; nothing says how they are aligned.
+        // SAFETY: there are as many lanes as a tile has, with any alignment.
         E::number(unsafe { lanes[k].add(i).read_unaligned() }).scale(prescale)
     };
-    // Of this function alone, so that nothing it reads can overlap it.
+    // Local to this function, so that no input can overlap it.
     let mut folded = MaybeUninit::<Tile<E::Number>>::uninit();
     let to = folded.as_mut_ptr().cast::<E::Number>();
-    // Two loops, so that neither has a branch in it.
+    // Two loops, so that neither contains a branch.
     match before {
         None => (0..TILE).for_each(|i| {
             let value = (1..K).fold(load(0, i), |value, k| O::apply(value, load(k, i)));
@@ -252,9 +255,8 @@ unsafe fn fold<E: Element, O: Operation<E::Number>, I: Instructions, const K: us
 
 #[inline(always)]
 fn finish<N: Number>(numbers: &mut Tile<N>, last: Last<N>) {
-    // One loop for each, so that each is a loop of vectors.
+    // One loop for each, so that each is vectorised.
     match last {
-        Last::Copy => {}
         Last::Keep => numbers.0.iter_mut().for_each(|n| *n = Last::Keep.apply(*n)),
         Last::Divide(by) => numbers.0.iter_mut().for_each(|n| *n = Last::Divide(by).apply(*n)),
         Last::Scale(by) => numbers.0.iter_mut().for_each(|n| *n = Last::Scale(by).apply(*n)),

@@ -1,7 +1,7 @@
-//! What the system knows about a TCP connection, an option that no safe library sets, and sending
-//! from memory that others may change. Linux only.
+//! Statistics of TCP connections, an option that no safe library sets, and sends from memory that
+//! others may change. Linux only.
 //!
-//! It decides nothing: its users decide how long a connection may stand still.
+//! Callers decide how long a connection may make no progress.
 
 use std::{
     io,
@@ -16,13 +16,13 @@ const TCP_RTO_MAX_MS: libc::c_int = 44;
 /// The range of that option, in milliseconds.
 const RTO_MAX_MS: std::ops::RangeInclusive<u128> = 1000..=120_000;
 
-/// Limits the time between two retransmissions of data that is not acknowledged to `max`, which is
-/// between one second and two minutes. By itself the system doubles this time up to two minutes. So
-/// after an outage a connection would stand still for about as long as the outage was. An accepted
+/// Limits the time between two retransmissions of unacknowledged data to `max`, which is between
+/// one second and two minutes. By default the system doubles this time up to two minutes, so after
+/// an outage a connection may make no progress for about as long as the outage was. An accepted
 /// connection has the value of its listener.
 ///
 /// # Errors
-/// If the system can't (before Linux 6.15), or `socket` is no TCP socket.
+/// If the system doesn't support it (before Linux 6.15), or if `socket` is not a TCP socket.
 pub fn limit_retransmission_interval(socket: &impl AsFd, max: Duration) -> io::Result<()> {
     let max = max.as_millis().clamp(*RTO_MAX_MS.start(), *RTO_MAX_MS.end()) as libc::c_int;
     // SAFETY: the option's value is one int, which lives until the call returns.
@@ -38,11 +38,11 @@ pub fn limit_retransmission_interval(socket: &impl AsFd, max: Duration) -> io::R
     if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// How many bytes that were written to a TCP socket the peer's system has not acknowledged, whether
-/// they were sent or not.
+/// How many bytes written to a TCP socket the peer's system has not acknowledged, including bytes
+/// that are not sent yet.
 ///
 /// # Errors
-/// If `socket` is no TCP socket that has been connected.
+/// If `socket` is not a connected TCP socket.
 pub fn unacknowledged(socket: &impl AsFd) -> io::Result<u64> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: SIOCOUTQ, which has the number of TIOCOUTQ, writes one int.
@@ -50,10 +50,10 @@ pub fn unacknowledged(socket: &impl AsFd) -> io::Result<u64> {
     if failed == 0 { Ok(bytes.unsigned_abs().into()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// What the system knows of the path of a TCP connection.
+/// Statistics of the path of a TCP connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Path {
-    /// The smoothed round trip. Zero before the first one.
+    /// The smoothed round-trip time; zero before the first one.
     pub round_trip: Duration,
     /// The packets that were sent, including those sent again. The count wraps.
     pub packets: u32,
@@ -64,10 +64,10 @@ pub struct Path {
 /// The path of a TCP connection, from `TCP_INFO`.
 ///
 /// # Errors
-/// If `socket` is no TCP socket.
+/// If `socket` is not a TCP socket.
 pub fn path(socket: &impl AsFd) -> io::Result<Path> {
-    // SAFETY: all of its fields are numbers, for which zero is valid. An older system fills less of
-    // it, and the rest stays zero.
+    // SAFETY: all of its fields are numbers, for which zero is valid. An older system fills only a
+    // part, and the rest stays zero.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut length = size_of_val(&info) as libc::socklen_t;
     // SAFETY: the system writes at most `length` bytes to `info`, which lives until the call
@@ -91,8 +91,8 @@ pub fn path(socket: &impl AsFd) -> io::Result<Path> {
     })
 }
 
-/// Bytes to send, which others may change meanwhile: those of a slice, or of shared memory. Only
-/// the system reads them.
+/// Bytes to send, of a slice or of shared memory, which others may change meanwhile. Only the
+/// system reads them.
 #[derive(Debug, Clone, Copy)]
 pub struct Bytes<'a> {
     start: *const u8,
@@ -107,15 +107,15 @@ impl<'a> From<&'a [u8]> for Bytes<'a> {
 }
 
 impl Bytes<'_> {
-    /// Those at an address.
+    /// The bytes at an address.
     ///
     /// # Safety
-    /// The memory stays mapped and readable for the lifetime, whatever others write to it.
+    /// The memory stays mapped and readable for the lifetime. Others may write to it.
     pub unsafe fn at(start: *const u8, length: usize) -> Self {
         Self { start, length, memory: PhantomData }
     }
 
-    /// How many there are.
+    /// The number of bytes.
     pub fn len(&self) -> usize {
         self.length
     }
@@ -127,10 +127,10 @@ impl Bytes<'_> {
 }
 
 /// Writes a header and a payload to a socket, with one system call. Returns how many bytes were
-/// written. A peer that has gone is an error, and no signal.
+/// written. A closed connection is an error and raises no signal.
 ///
 /// # Errors
-/// Those of `sendmsg(2)`.
+/// As `sendmsg(2)`.
 pub fn send(socket: &impl AsFd, header: &[u8], payload: Bytes<'_>) -> io::Result<usize> {
     let part = |start: *const u8, length| libc::iovec {
         iov_base: start.cast_mut().cast(),
@@ -142,7 +142,7 @@ pub fn send(socket: &impl AsFd, header: &[u8], payload: Bytes<'_>) -> io::Result
     message.msg_iov = parts.as_mut_ptr();
     message.msg_iovlen = parts.len();
     // SAFETY: `message` and its two parts live until the call returns. The system only reads them:
-    // a slice, and memory that `Bytes` promises to stay readable.
+    // a slice, and memory that stays readable by the contract of `Bytes`.
     let written = unsafe {
         libc::sendmsg(socket.as_fd().as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL)
     };
@@ -165,7 +165,7 @@ mod tests {
         (here, listener.accept().unwrap().0)
     }
 
-    /// Waits until the system reports what is expected: it may be late.
+    /// Waits until the system reports the expected number, which may take a while.
     fn until(socket: &TcpStream, expected: impl Fn(u64) -> bool) -> u64 {
         for _ in 0..5000 {
             let bytes = unacknowledged(socket).unwrap();
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_peer_has_no_room_for_is_not_acknowledged() {
+    fn bytes_without_room_are_not_acknowledged() {
         let (mut here, mut there) = pair();
         here.write_all(&[0; 1000]).unwrap();
         until(&here, |bytes| bytes == 0);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_has_a_round_trip_and_counts_its_packets() {
+    fn a_path_has_a_round_trip_and_packets() {
         let (mut here, mut there) = pair();
         let before = path(&here).unwrap();
         here.write_all(&[0; 1000]).unwrap();
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn no_socket_is_an_error() {
+    fn other_files_are_refused() {
         let file = std::fs::File::open("/dev/null").unwrap();
         assert!(unacknowledged(&file).is_err());
         assert!(path(&file).is_err());
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn the_interval_is_accepted_where_the_system_knows_it() {
+    fn the_interval_is_set_where_it_is_supported() {
         let (here, _there) = pair();
         for most in [0, 1, 4, 1000].map(Duration::from_secs) {
             match limit_retransmission_interval(&here, most) {

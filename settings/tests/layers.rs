@@ -154,7 +154,7 @@ fn a_wrong_value_is_shown_with_its_place_and_what_is_accepted() {
         assert!(text.contains(&format!("(command line): expected {expected}")), "{text}");
     }
     for (rules, expected) in [
-        ("rng", "there is no algorithm \"rng\"; use one of ring, recursive-doubling"),
+        ("rng", "unknown algorithm \"rng\"; use one of ring, recursive-doubling"),
         ("ring; 9-=chain", "rule 2, character 7: its range overlaps that of rule 1"),
     ] {
         let text = error(Layers {

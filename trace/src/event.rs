@@ -1,11 +1,11 @@
-//! What a record says, and how it travels.
+//! The contents of a record, and its form on the wire.
 
 use crate::ring::WORDS;
 
-/// Bytes of an event that travels.
+/// The bytes of an event on the wire.
 pub const BYTES: usize = 8 * WORDS;
 
-/// What has happened. The numbers are those of the wire: they stay.
+/// The kind of an event. The numbers are those of the wire and never change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Kind {
@@ -18,10 +18,11 @@ pub enum Kind {
     /// A daemon has read a submission. `subject` is the ticket, `other` the rank, and it has a
     /// name.
     Read = 4,
-    /// All local ranks have submitted a tensor, which took this long. It has a name.
+    /// All local ranks have submitted a tensor; the duration is how long that took. It has a name.
     Gather = 5,
-    /// An order for a tensor has come, so long after it was announced. `subject` is the operation,
-    /// `other` a rank that takes part, and `bytes` its ticket. It has a name.
+    /// An order for a tensor has arrived; the duration is the time since it was announced.
+    /// `subject` is the operation, `other` a rank that takes part, and `bytes` its ticket. It has a
+    /// name.
     Order = 6,
     /// An operation has waited for its lane. `subject` is the operation.
     Queue = 7,
@@ -33,14 +34,15 @@ pub enum Kind {
     Receive = 10,
     /// A lane has written a result for the local ranks. `subject` is the operation.
     Publish = 11,
-    /// An operation is done on this node, so long after its order. `subject` is the operation.
+    /// An operation is done on this node; the duration is the time since its order. `subject` is
+    /// the operation.
     Piece = 12,
     /// A rank can read that its submission is done. `subject` is the ticket, `other` the rank.
     Complete = 13,
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 13] = [
         Self::Submit,
         Self::Wait,
@@ -68,12 +70,12 @@ impl Kind {
     }
 }
 
-/// Something that has happened. What a field means depends on the kind.
+/// An event. The meaning of its fields depends on the kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event {
     /// What.
     pub kind: Kind,
-    /// When it began, in nanoseconds of the monotonic clock.
+    /// Its begin, in nanoseconds of the monotonic clock.
     pub at_ns: u64,
     /// How long it took.
     pub duration_ns: u64,
@@ -88,12 +90,12 @@ pub struct Event {
 }
 
 impl Event {
-    /// An event of no duration, about nothing but its subject.
+    /// An event with a subject and no duration.
     pub fn new(kind: Kind, at_ns: u64, subject: u64) -> Self {
         Self { kind, at_ns, duration_ns: 0, subject, other: 0, name: 0, bytes: 0 }
     }
 
-    /// As a record.
+    /// The record of this event.
     pub fn encode(&self) -> [u64; WORDS] {
         let Self { kind, at_ns, duration_ns, subject, other, name, bytes } = *self;
         let other = u64::from(other & 0xff_ffff);
@@ -101,7 +103,7 @@ impl Event {
         [at_ns, duration_ns, subject, bytes, tags]
     }
 
-    /// What a record says; `None` if it is none (TRUST).
+    /// The event of a record; `None` if the record is invalid (TRUST).
     pub fn decode(record: [u64; WORDS]) -> Option<Self> {
         let [at_ns, duration_ns, subject, bytes, tags] = record;
         let kind = Kind::of((tags >> 56) as u8)?;
@@ -109,14 +111,15 @@ impl Event {
         Some(Self { kind, at_ns, duration_ns, subject, other, name, bytes })
     }
 
-    /// Adds it to those that travel: [`BYTES`], the words of its record in little-endian order.
+    /// Appends the event in its wire form: [`BYTES`], the words of its record in little-endian
+    /// order.
     pub fn write(&self, out: &mut Vec<u8>) {
         for word in self.encode() {
             out.extend_from_slice(&word.to_le_bytes());
         }
     }
 
-    /// Those that have travelled. What is none is left out (TRUST).
+    /// Reads events in their wire form. Invalid ones are left out (TRUST).
     pub fn read(bytes: &[u8]) -> impl Iterator<Item = Self> + '_ {
         let (records, _) = bytes.as_chunks::<BYTES>();
         records.iter().filter_map(|record| {
@@ -131,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_says_what_was_written() {
+    fn events_can_be_decoded_again() {
         for (number, kind) in Kind::ALL.into_iter().enumerate() {
             assert_eq!(kind as usize, number + 1);
             let event = Event {
@@ -150,14 +153,14 @@ mod tests {
     }
 
     #[test]
-    fn events_travel() {
+    fn events_can_be_written_and_read() {
         let events: Vec<Event> = (0..Kind::ALL.len())
             .map(|number| Event { other: 3, ..Event::new(Kind::ALL[number], 1 << number, 7) })
             .collect();
         let mut bytes = Vec::new();
         for event in &events {
             event.write(&mut bytes);
-            // Of no kind.
+            // An invalid kind.
             bytes.extend([0xff; BYTES]);
         }
         assert_eq!(bytes.len(), events.len() * 2 * BYTES);

@@ -1,13 +1,13 @@
-//! What threads do and when, to be read while they go on.
+//! Traces of threads, which can be read while the threads run.
 //!
 //! - [`ring`]: the newest records of one or several writers, in memory that may be shared
-//! - [`event`]: what a record says
+//! - [`event`]: the contents of a record
 //! - [`names`]: numbers for the names of tensors
 //! - [`tracer`]: the rings of a process, and whether anything is recorded at all
 //! - [`time`]: the clock that all processes of a machine share
 //!
-//! While nobody traces, a recording thread reads one flag. While somebody does, it writes to memory
-//! and never waits: the oldest records are overwritten, and the reader counts what it has missed
+//! While tracing is off, a recording thread reads one flag. While it is on, the thread writes to
+//! memory and never waits: the oldest records are overwritten, and the reader counts its losses
 //! (BOUND).
 
 #![forbid(unsafe_code)]

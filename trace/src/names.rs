@@ -1,10 +1,10 @@
-//! Numbers for the names of tensors: an event has a number, and the name goes to the reader once.
+//! Numbers for the names of tensors: an event has a number, and the reader gets the name once.
 
 use std::collections::HashMap;
 
 use parking_lot::Mutex;
 
-/// The most names (BOUND). Further tensors have no name in a trace.
+/// The most names (BOUND). Further tensors are unnamed in a trace.
 const MAX_NAMES: usize = 1 << 16;
 
 /// Numbers for names, from 1 on.
@@ -14,7 +14,7 @@ pub struct Names(Mutex<Table>);
 #[derive(Debug, Default)]
 struct Table {
     numbers: HashMap<String, u32>,
-    /// Those that no reader has been given.
+    /// The names that the reader has not taken yet.
     new: Vec<(u32, String)>,
 }
 
@@ -34,8 +34,8 @@ impl Names {
         number
     }
 
-    /// Some of the names that have come since the last call, with their numbers: as many as fit
-    /// into so many bytes, and at least one.
+    /// Some of the new names since the last call, with their numbers: as many as fit into `bytes`,
+    /// and at least one.
     pub fn take(&self, bytes: usize) -> Vec<(u32, String)> {
         let mut table = self.0.lock();
         let mut left = bytes;
@@ -48,7 +48,7 @@ impl Names {
         table.new.drain(..count).collect()
     }
 
-    /// Gives all names again, to a new reader.
+    /// Makes all names new again, for a new reader.
     pub fn restart(&self) {
         let mut table = self.0.lock();
         let mut all: Vec<_> =
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_name_is_given_once_and_again_to_a_new_reader() {
+    fn each_reader_gets_each_name_once() {
         let names = Names::default();
         assert_eq!([names.number("a"), names.number("b"), names.number("a")], [1, 2, 1]);
         assert_eq!(names.take(1), [(1, "a".to_owned())]);

@@ -1,14 +1,14 @@
 //! A ring of records that overwrites the oldest.
 //!
-//! Any number of threads write, also of another process, and none of them waits. One reader looks
-//! from time to time. Each slot has a stamp: odd while record `n` is written, `2 n + 2` once it is
-//! there. A reader that finds the expected stamp before and after it has read the words has read
-//! one whole record. The words are written with release and read with acquire, so whoever sees a
-//! word of a later record also sees that record's stamp (H.-J. Boehm, "Can seqlocks get along with
-//! programming language memory models?", MSPC 2012).
+//! Any number of threads write, including those of other processes, and none of them waits. One
+//! reader looks from time to time. Each slot has a stamp: odd while record `n` is written, `2 n +
+//! 2` once it is there. A reader that finds the expected stamp before and after reading the words
+//! has read one whole record. The words are written with release and read with acquire, so a reader
+//! that sees a word of a later record also sees that record's stamp (H.-J. Boehm, "Can seqlocks get
+//! along with programming language memory models?", MSPC 2012).
 //!
-//! A writer that sleeps in the middle of a record while others write a whole round can leave a
-//! record of two halves. So the reader takes no record on trust, whoever writes.
+//! A writer that sleeps in the middle of a record while others write a whole round can leave a torn
+//! record. So the reader trusts no record.
 
 use std::sync::atomic::{
     AtomicU64,
@@ -18,10 +18,10 @@ use std::sync::atomic::{
 /// Words of a record.
 pub const WORDS: usize = 5;
 
-/// Words of a slot: its stamp and a record.
+/// Words of a slot: a stamp and a record.
 pub const SLOT_WORDS: usize = WORDS + 1;
 
-/// A word that writers and the reader share. The model checker has one of its own.
+/// A word that writers and the reader share. The model checker has its own implementation.
 pub trait Word {
     /// Reads it.
     fn load(&self, order: Ordering) -> u64;
@@ -53,8 +53,8 @@ pub struct Ring<'a, W = AtomicU64> {
 }
 
 impl<'a, W: Word> Ring<'a, W> {
-    /// A ring whose next number is in `head` and whose slots are `slots`: [`SLOT_WORDS`] each, at
-    /// least one. What is left over is not used.
+    /// A ring with the next number in `head`, and with slots of [`SLOT_WORDS`] each, at least one.
+    /// Remaining words are not used.
     pub fn new(head: &'a W, slots: &'a [W]) -> Self {
         debug_assert!(slots.len() >= SLOT_WORDS);
         Self { head, slots }
@@ -82,7 +82,7 @@ impl<'a, W: Word> Ring<'a, W> {
     }
 }
 
-/// Where the reader of a ring stands.
+/// The position of a reader of a ring.
 #[derive(Debug, Default)]
 pub struct Reader {
     next: u64,
@@ -91,7 +91,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Skips what was written up to now.
+    /// Skips all records up to now.
     pub fn skip<W: Word>(&mut self, ring: &Ring<'_, W>) {
         *self = Self { next: ring.head.load(Acquire), unfinished: None };
     }
@@ -107,7 +107,7 @@ impl Reader {
         let head = ring.head.load(Acquire);
         let mut lost = 0;
         for _ in 0..limit {
-            // A head that went back is that of a writer that breaks the rules (TRUST).
+            // A writer that breaks the rules may have moved the head back (TRUST).
             if self.next >= head {
                 break;
             }
@@ -124,7 +124,7 @@ impl Reader {
             if stamp == whole && is_same {
                 take(record);
             } else if stamp < whole && self.unfinished != Some(self.next) {
-                // Its writer has just begun. It gets the time until the next look.
+                // Its writer has just begun, and has time until the next look.
                 self.unfinished = Some(self.next);
                 break;
             } else {
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn records_are_read_in_order_and_the_oldest_are_lost() {
+    fn the_oldest_records_are_lost() {
         let (memory, mut reader) = (Memory::new(4), Reader::default());
         assert_eq!(read(&mut reader, &memory), (vec![], 0));
         (0..3).for_each(|number| memory.ring().push(record(number)));
@@ -186,10 +186,10 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_is_never_finished_is_skipped_at_the_second_look() {
+    fn unfinished_records_are_skipped_later() {
         let (memory, mut reader) = (Memory::new(8), Reader::default());
         memory.ring().push(record(0));
-        // A writer that was killed in the middle.
+        // A writer that was killed in the middle of a record.
         memory.head.fetch_add(1, Relaxed);
         memory.slots[SLOT_WORDS].store(3, Relaxed);
         memory.ring().push(record(2));
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_that_can_not_be_harms_nobody() {
+    fn an_invalid_head_is_harmless() {
         let (memory, mut reader) = (Memory::new(4), Reader::default());
         for head in [u64::MAX, 7, 0, u64::MAX / 2, 5] {
             memory.head.store(head, Relaxed);

@@ -1,4 +1,4 @@
-//! The monotonic clock as a number, which all processes of a machine share.
+//! The monotonic clock as a number that all processes of a machine share.
 
 use std::time::{Duration, Instant};
 
@@ -7,18 +7,18 @@ use rustix::time::{ClockId, clock_gettime};
 /// Nanoseconds of the monotonic clock.
 pub fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
-    // It counts from the start of the machine: it is not negative, and fits for 500 years.
+    // It counts from the start of the machine, so it is not negative, and fits for 500 years.
     (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
 }
 
-/// How close two readings of clocks have to be.
+/// How close the readings of two clocks should be.
 const CLOSE_NS: u64 = 1_000;
 
-/// How often they are read until they are.
+/// How often the clocks are read at most.
 const TRIES: usize = 64;
 
-/// What another clock shows, and the monotonic one at the same moment. A thread may be stopped
-/// between two readings, so the closest ones count.
+/// Reads another clock, and the monotonic one at the same moment. A thread may be stopped between
+/// two readings, so the closest ones count.
 pub fn beside<T>(read: impl Fn() -> T) -> (T, u64) {
     let once = || {
         let before_ns = now_ns();
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_clocks_are_read_at_once_although_a_thread_may_be_stopped() {
+    fn clocks_are_read_together_despite_stops() {
         let stops = std::cell::Cell::new(3_u32);
         let (other, own) = beside(|| {
             let ns = now_ns();
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instant_is_between_two_readings_of_the_clock() {
+    fn instants_are_between_readings() {
         let instants = Instants::default();
         let before = now_ns();
         let at = Instant::now();

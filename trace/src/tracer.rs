@@ -25,10 +25,10 @@ pub const RING_BYTES: usize = 4 << 20;
 
 const SLOTS: usize = RING_BYTES / 8 / SLOT_WORDS;
 
-/// Whose events these are.
+/// The thread, or the group of threads, of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Track {
-    /// The threads of a daemon that are no lanes.
+    /// The threads of a daemon except lanes.
     Control,
     /// The data thread with this number.
     Lane(u32),
@@ -54,7 +54,7 @@ impl Memory {
     }
 }
 
-/// A track and its ring, which is made with the first event.
+/// A track and its ring, which is allocated with the first event.
 #[derive(Debug)]
 struct Lines {
     track: Track,
@@ -62,7 +62,7 @@ struct Lines {
     reader: Mutex<Reader>,
 }
 
-/// What a process records. Shared by its threads.
+/// The recorded events of a process, shared by its threads.
 #[derive(Debug, Default)]
 pub struct Tracer {
     is_on: AtomicBool,
@@ -85,11 +85,11 @@ impl Tracer {
         self.is_on.load(Acquire)
     }
 
-    /// Records from now on, or no longer. What was recorded before it began is left out.
+    /// Turns recording on or off. Events from before it was turned on are left out.
     pub fn turn(&self, on: bool) {
         if on && !self.is_on() {
             for lines in self.lines.lock().iter() {
-                // Here, because it takes a millisecond, and threads that record have no time.
+                // Here, because it takes a millisecond, for which recording threads have no time.
                 let memory = lines.memory.get_or_init(Memory::new);
                 lines.reader.lock().skip(&memory.ring());
             }
@@ -103,13 +103,13 @@ impl Tracer {
         &self.names
     }
 
-    /// An instant as events have it.
+    /// An instant in the clock of events.
     pub fn ns(&self, at: Instant) -> u64 {
         self.instants.ns(at)
     }
 
-    /// Calls `take` with what was recorded since the last call, at most `limit` events of each
-    /// track. Returns how many were lost.
+    /// Calls `take` with the events since the last call, at most `limit` of each track. Returns how
+    /// many were lost.
     pub fn read(&self, limit: usize, mut take: impl FnMut(Track, Event)) -> u64 {
         let all = self.lines.lock().clone();
         let mut lost = 0;
@@ -125,7 +125,7 @@ impl Tracer {
     }
 }
 
-/// Records what threads of one track do.
+/// Records the events of one track.
 #[derive(Debug, Clone)]
 pub struct Recorder {
     tracer: Arc<Tracer>,
@@ -133,12 +133,12 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Whether events are recorded: whoever would have to compute something for one asks first.
+    /// Whether events are recorded. Ask first if an event has to be computed.
     pub fn is_on(&self) -> bool {
         self.tracer.is_on.load(Relaxed)
     }
 
-    /// The recorder's process.
+    /// The tracer of the process.
     pub fn tracer(&self) -> &Tracer {
         &self.tracer
     }
@@ -184,7 +184,7 @@ mod tests {
         record(&control, 4);
         tracer.turn(false);
         record(&control, 5);
-        // The last events before the end can still be read.
+        // The last events can still be read.
         assert_eq!(subjects(&tracer), (vec![(Track::Control, 4)], 0));
         tracer.turn(true);
         record(&lane, 6);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_read_in_time_is_counted() {
+    fn lost_events_are_counted() {
         let tracer = Arc::new(Tracer::default());
         let recorder = tracer.recorder(Track::Control);
         tracer.turn(true);

@@ -1,5 +1,5 @@
-//! The ring under a model checker: whatever the order of memory accesses, a reader gets whole
-//! records only, in order, and counts all others.
+//! The ring under a model checker: for any order of memory accesses, a reader gets whole records
+//! only, in order, and counts all others.
 
 use gradwire_trace::ring::{Reader, Ring, SLOT_WORDS, WORDS, Word};
 use loom::{

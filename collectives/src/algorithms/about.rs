@@ -1,10 +1,10 @@
-//! What people want to know of an algorithm before they ask for it: `gradwire algorithms` prints
-//! it, and docs/algorithms.md has the same tables.
+//! The summary of an algorithm: `gradwire algorithms` prints it, and docs/algorithms.md has the
+//! same tables.
 
 use super::name::Values;
 use crate::bytes;
 
-/// What an algorithm does, what it costs, what it is for, and who published it.
+/// What an algorithm does, what it costs, what it is for, and where it was published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct About {
     /// What it does, in a sentence.
@@ -19,7 +19,7 @@ pub struct About {
 }
 
 impl About {
-    /// Who published it, where and when, without titles.
+    /// The source without titles: authors, venue and year.
     pub fn paper(&self) -> String {
         let parts = self.source.split('"').step_by(2).map(|part| part.trim_matches([',', ' ']));
         parts.collect::<Vec<_>>().join(", ").replace(", ;", ";")
@@ -34,7 +34,7 @@ pub(super) const TRAEFF: &str = "Träff, \"Optimal, Non-pipelined Reduce-scatter
 pub(super) const CHAN: &str = "Chan et al., \"Collective communication: theory, practice, and \
                                experience\", 2007";
 
-/// A parameter's possible values and its usual one, in few words: `radix=2 (2–64)`.
+/// A parameter with its default and its possible values: `radix=2 (2–64)`.
 pub fn in_short(name: &str, values: Values) -> String {
     match values {
         Values::Number { least, most, usual } => format!("{name}={usual} ({least}–{most})"),

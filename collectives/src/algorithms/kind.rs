@@ -2,12 +2,12 @@
 
 use gradwire_proto::{Collective, NodeId, Route};
 
-/// Who contributes to a block, and who receives its result. A participant may do neither.
+/// The participants that contribute to a block and that receive its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Roles {
-    /// The participant that contributes; none: all of them, and their contributions are reduced.
+    /// The participant that contributes; none if the contributions of all are reduced.
     pub from: Option<u32>,
-    /// The participant that receives the result; none: all of them.
+    /// The participant that receives the result; none for all.
     pub to: Option<u32>,
 }
 
@@ -42,17 +42,16 @@ impl Roles {
         self.from.is_none()
     }
 
-    /// Whether all participants that it names are among as many.
+    /// Whether it names only participants that exist.
     pub fn fits(self, participants: u32) -> bool {
         [self.from, self.to].iter().flatten().all(|&named| named < participants)
     }
 }
 
-/// Elements of a piece that follow each other and have the same roles. The sections of a piece tile
-/// it.
+/// Contiguous elements of a piece with the same roles. The sections of a piece tile it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Section {
-    /// Who contributes, and who receives.
+    /// The roles of all its elements.
     pub roles: Roles,
     /// How many elements.
     pub count: u64,
@@ -61,14 +60,14 @@ pub struct Section {
 /// What a piece achieves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// Everybody gets the reduction of everybody's contribution.
+    /// All get the reduction of all contributions.
     Allreduce,
-    /// Everybody gets the root's contribution.
+    /// All get the root's contribution.
     Broadcast {
         /// The participant that has it.
         root: u32,
     },
-    /// The root gets the reduction of everybody's contribution.
+    /// The root gets the reduction of all contributions.
     Reduce {
         /// The participant that gets it.
         root: u32,
@@ -80,29 +79,29 @@ pub enum Kind {
         /// The participant that gets it.
         to: u32,
     },
-    /// Everybody gets everybody's contribution.
+    /// All get all contributions.
     Allgather,
-    /// The root gets everybody's contribution.
+    /// The root gets all contributions.
     Gather {
         /// The participant that gets it.
         root: u32,
     },
-    /// Everybody gets a share of the root's contribution.
+    /// Each gets a share of the root's contribution.
     Scatter {
         /// The participant that has it.
         root: u32,
     },
-    /// Everybody gets a share of the reduction of everybody's contribution.
+    /// Each gets a share of the reduction of all contributions.
     ReduceScatter,
-    /// Everybody gets a share of everybody's contribution.
+    /// Each gets a share of each contribution.
     Alltoall,
 }
 
 impl Kind {
     /// What a piece of this route and collective achieves between its participants: nodes,
     /// ascending, which are numbered from 0. None where nothing moves, or where the route names a
-    /// node that is not one of them (TRUST). The root of a gather or scatter is said to be
-    /// participant 0, because a piece may have several with different ones.
+    /// node that is not one of them (TRUST). The root of a gather or scatter is given as
+    /// participant 0, because a piece may have several roots.
     pub fn of(route: Route, collective: Collective, participants: &[NodeId]) -> Option<Self> {
         if route == Route::Each {
             return match collective {
@@ -117,7 +116,7 @@ impl Kind {
         Roles::of(route, participants).map(Self::of_roles)
     }
 
-    /// What a piece achieves of which all blocks have these roles.
+    /// What a piece achieves if all its blocks have these roles.
     pub fn of_roles(roles: Roles) -> Self {
         match roles {
             Roles { from: None, to: None } => Self::Allreduce,
@@ -144,7 +143,7 @@ impl Kind {
     }
 
     /// The sections of a piece of `count` elements in which all have shares that are as equal as
-    /// possible. A small piece has no section for some.
+    /// possible. In a small piece some have no section.
     pub fn sections(self, participants: u32, count: u64) -> Vec<Section> {
         if let Some(roles) = self.roles() {
             return vec![Section { roles, count }];
@@ -164,7 +163,7 @@ impl Kind {
         sections.filter(|section| section.count > 0).collect()
     }
 
-    /// The collective that it is of, or `move`.
+    /// The name of its collective, or `move`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Allreduce => "allreduce",
@@ -179,10 +178,15 @@ impl Kind {
         }
     }
 
-    /// The kind of a collective with this name, of which the root is only used if it has one. None
-    /// for other names, also `move`.
+    /// The kind of the collective with this name; `root` is used if it has one. None for other
+    /// names, including `move`.
     pub fn named(name: &str, root: u32) -> Option<Self> {
-        let all = [
+        Self::collectives(root).into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// All kinds but moves, with this root if they have one.
+    pub(crate) fn collectives(root: u32) -> [Self; 8] {
+        [
             Self::Allreduce,
             Self::Broadcast { root },
             Self::Reduce { root },
@@ -191,8 +195,7 @@ impl Kind {
             Self::Scatter { root },
             Self::ReduceScatter,
             Self::Alltoall,
-        ];
-        all.into_iter().find(|kind| kind.name() == name)
+        ]
     }
 
     /// The root, if there is one.
@@ -211,7 +214,7 @@ impl Kind {
         matches!(self, Self::Allreduce | Self::Reduce { .. } | Self::ReduceScatter)
     }
 
-    /// Whether all participants that it names are among as many.
+    /// Whether it names only participants that exist.
     pub fn fits(self, participants: u32) -> bool {
         match self {
             Self::Gather { root } | Self::Scatter { root } => root < participants,

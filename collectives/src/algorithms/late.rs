@@ -1,10 +1,10 @@
 //! Late: direct exchange in which one participant may be late. It owns no block, and its
-//! contribution to each block is added last: all others have reduced theirs when it comes, and one
-//! message to each owner and one back are left (the idea of Devraj et al., "Efficient AllReduce
+//! contribution to each block is added last: all others have reduced theirs when it arrives, and
+//! one message to each owner and one back are left (the idea of Devraj et al., "Efficient AllReduce
 //! with Stragglers", 2025, arXiv:2505.23523, on top of direct exchange).
 //!
-//! Nobody can ask for it: whoever plans a piece does not know who will be late. It is there to run
-//! the executor with a schedule in which a participant has a part of its own.
+//! No spec leads to it, because it is not known in advance which participant will be late. It tests
+//! the executor with a schedule in which one participant has a role of its own.
 
 use super::parts::build::{self, Link, Place};
 use crate::{
@@ -17,7 +17,7 @@ pub(super) fn allreduce(topology: &Topology, late: u32, me: u32, count: u64) -> 
     let blocks = split(count, u64::from(nodes - 1));
     build::reduce_and_return(nodes, me, blocks, |block| {
         let owner = if block < late { block } else { block + 1 };
-        // At one time everybody sends to another owner. The late one has times of its own.
+        // At any time each participant sends to another owner. The late one has times of its own.
         let link = |peer: u32, other: u32| {
             let distance = (owner + nodes - other) % nodes;
             let up = if other == late { nodes + distance } else { distance };

@@ -2,20 +2,19 @@
 //! can achieve ([`Kind`]).
 //!
 //! Most have one idea in common: each block has a tree, is reduced towards the tree's root and
-//! comes back down the same way, so each element is finished by one owner and copied from there
-//! (SAME). What differs is the choice of trees. In the others each message is for many blocks:
+//! comes back down the same way, so one owner finishes each element and the others copy it (SAME).
+//! They differ in the choice of trees. In the other algorithms each message is for many blocks:
 //! participants halve what they still add to, and double what they have. A broadcast is the way
 //! down alone and a reduction to one participant the way up alone, in trees of the same kind that
 //! all have the root.
 //!
-//! The [`catalog`] has one file for each algorithm, and [`parts`] has what several are made of.
+//! The [`catalog`] has one file for each algorithm, and [`parts`] what several share.
 //!
-//! Where each block has roles of its own, as in an allgather, all participants are roots of trees:
-//! [`exchange`]. The reduction to one participant of those with a canonical order
-//! of additions ([`Algorithm::is_canonical`]) is [`aligned`]. A move from one
-//! participant to another has no choice: [`moved`], whatever the algorithm. Nobody can ask for
-//! [`late`](mod@late). What measures links is [`probe`]. Which participants do the same is
-//! [`symmetry`](mod@symmetry). What people ask for is a [`Spec`]: an algorithm with its parameters.
+//! Where each block has its own roles, as in an allgather, all participants are roots of trees:
+//! [`exchange`]. Algorithms with a canonical order of additions ([`Algorithm::is_canonical`])
+//! reduce to one participant by [`aligned`]. A move is the same for all algorithms: [`moved`]. No
+//! spec leads to [`late`](mod@late). [`probe`] measures links, and [`symmetry`](mod@symmetry) finds
+//! participants that do the same. Users ask for a [`Spec`]: an algorithm with its parameters.
 
 pub mod catalog;
 pub mod late;
@@ -56,8 +55,8 @@ pub fn has_servers(kind: Kind, spec: &Spec) -> bool {
 ///
 /// # Panics
 /// If `me` or a participant that `kind` names isn't one of the topology's participants
-/// ([`Kind::fits`]): both are checked where a message becomes an operation (TRUST), so this is a
-/// mistake of the caller. So are servers where none take part ([`has_servers`]).
+/// ([`Kind::fits`]), which is checked where a message becomes an operation (TRUST), or if there are
+/// servers and none take part ([`has_servers`]).
 pub fn generate(
     kind: Kind,
     spec: impl Into<Spec>,
@@ -67,10 +66,7 @@ pub fn generate(
 ) -> Schedule {
     let participants = topology.participants();
     assert!(me < participants, "participant {me} is not one of {participants}");
-    assert!(
-        kind.fits(participants),
-        "{kind:?} names one that is not of {participants} participants"
-    );
+    assert!(kind.fits(participants), "{kind:?} names a participant outside of {participants}");
     let spec = spec.into();
     assert!(
         topology.servers() == 0 || has_servers(kind, &spec),
@@ -95,16 +91,12 @@ pub fn generate(
             build::reduce_up(participants, me, blocks, place)
         }
         Kind::Move { from, to } => moved::moved(participants, from, to, me, count),
-        Kind::Allgather
-        | Kind::Gather { .. }
-        | Kind::Scatter { .. }
-        | Kind::ReduceScatter
-        | Kind::Alltoall => by_sections(&kind.sections(participants, count), &spec, topology, me),
+        _ => by_sections(&kind.sections(participants, count), &spec, topology, me),
     }
 }
 
-/// The schedule of participant `me` for a piece of which each section has roles of its own, as of
-/// an allgather or alltoall: one block for each section. As [`generate`] otherwise.
+/// The schedule of participant `me` for a piece in which each section has its own roles, as in an
+/// allgather or alltoall: one block for each section. As [`generate`] otherwise.
 ///
 /// # Panics
 /// If `me` or a participant that a section names isn't one of the topology's participants.
@@ -117,7 +109,7 @@ pub fn generate_sections(
     let participants = topology.participants();
     assert!(me < participants, "participant {me} is not one of {participants}");
     let stranger = sections.iter().find(|section| !section.roles.fits(participants));
-    assert_eq!(stranger, None, "a section names one that is not of {participants} participants");
+    assert_eq!(stranger, None, "a section names a participant outside of {participants}");
     by_sections(sections, &spec.into(), topology, me)
 }
 
@@ -141,8 +133,8 @@ pub fn generate_late(topology: &Topology, late: u32, me: u32, count: u64) -> Sch
     late::allreduce(topology, late, me, count)
 }
 
-/// The trees of a piece in which each block has roles of its own. By algorithms with a canonical
-/// order of additions, what is reduced has the same order as in all their other reductions.
+/// The trees of a piece in which each block has its own roles. Algorithms with a canonical order of
+/// additions keep it here, too.
 fn exchange_trees(spec: &Spec, reduces: bool, topology: &Topology) -> Trees {
     match spec.algorithm() {
         algorithm if reduces && algorithm.is_canonical() => Trees::Aligned,
@@ -150,7 +142,7 @@ fn exchange_trees(spec: &Spec, reduces: bool, topology: &Topology) -> Trees {
     }
 }
 
-/// What a piece costs, of a kind by a spec; nothing where a participant sends to itself.
+/// The cost of a piece of a kind by a spec; nothing if a participant sends to itself.
 pub(crate) fn shape(kind: Kind, spec: &Spec, topology: &Topology) -> Shape {
     let cluster = Cluster::new(topology);
     let (algorithm, definition) = (spec.algorithm(), spec.algorithm().definition());
@@ -163,11 +155,7 @@ pub(crate) fn shape(kind: Kind, spec: &Spec, topology: &Topology) -> Shape {
             return Shape { blocks: 1.0, ..Shape::default() };
         }
         Kind::Move { from, to } => return moved::shape(topology, from, to),
-        Kind::Allgather
-        | Kind::Gather { .. }
-        | Kind::Scatter { .. }
-        | Kind::ReduceScatter
-        | Kind::Alltoall => {
+        _ => {
             let trees = exchange_trees(spec, kind.reduces(), topology);
             let all = match trees {
                 Trees::Aligned => aligned::exchange_cost(&cluster),
@@ -182,9 +170,9 @@ pub(crate) fn shape(kind: Kind, spec: &Spec, topology: &Topology) -> Shape {
     }
 }
 
-/// Which participants do the same by a spec, the largest classes first; none if that is not known
-/// of any. It depends on the piece whether that [holds](Symmetry::holds). Also, to reduce what the
-/// ranks of a node contribute must take no time: in which order that is done differs.
+/// The classes of participants that do the same by a spec, the largest first; none if they are not
+/// known. Whether that [holds](Symmetry::holds) depends on the piece. Local reductions must take no
+/// time, because their order differs.
 pub fn symmetry(kind: Kind, spec: &Spec, topology: &Topology) -> Vec<Symmetry> {
     if kind != Kind::Allreduce || topology.participants() < 2 || topology.has_shares() {
         return Vec::new();

@@ -1,8 +1,8 @@
-//! Direct: one participant's contribution goes to one other, over the one link there is.
+//! Moves: the contribution of one participant goes to another one, over their link.
 //!
-//! Nothing is reduced between nodes and nobody else has a part in it, so there is nothing for an
-//! algorithm to choose. The piece is cut into blocks only so that it can use several streams:
-//! inside of a block the sender and the receiver follow each other chunk by chunk anyway.
+//! Nothing is reduced between nodes and no other participant is involved, so there is no choice of
+//! algorithm. The piece is cut into blocks only to use several streams: inside a block the receiver
+//! follows the sender chunk by chunk anyway.
 
 use super::{
     kind::Roles,
@@ -16,7 +16,7 @@ use crate::{
     topology::Topology,
 };
 
-/// Blocks are made about this many elements.
+/// Blocks have about this many elements.
 const BLOCK: u64 = 1 << 17;
 const MAX_BLOCKS: u64 = 256;
 
@@ -38,8 +38,7 @@ pub(super) fn moved(participants: u32, from: u32, to: u32, me: u32, count: u64) 
     builder.finish(participants, me, blocks)
 }
 
-/// The cost: one message, at the rate of the line or of what the smaller of the two racks lets out
-/// or in: α + S·β.
+/// The cost of one message, at the rate of the line or of the smaller rack's uplink: α + S·β.
 pub(super) fn shape(topology: &Topology, from: u32, to: u32) -> Shape {
     let size = |of: u32| {
         let all = 0..topology.participants();

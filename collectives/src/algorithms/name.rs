@@ -1,4 +1,4 @@
-//! The algorithms by name, and what a parameter is.
+//! The algorithms by name, and their parameters.
 
 use std::fmt;
 
@@ -6,21 +6,21 @@ use strum::VariantArray;
 
 use crate::bytes;
 
-/// The most factors of a parameter: as many as 4,096 nodes have.
+/// The most factors of a parameter: 4,096 nodes have as many.
 pub(super) const FACTORS: usize = 12;
 
 /// A parameter of an algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parameter {
-    /// What it is called.
+    /// Its name.
     pub name: &'static str,
     /// What it decides.
     pub about: &'static str,
-    /// What it may be.
+    /// Its possible values.
     pub values: Values,
 }
 
-/// What a parameter may be.
+/// The possible values of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Values {
     /// A whole number.
@@ -29,15 +29,15 @@ pub enum Values {
         least: u32,
         /// The largest.
         most: u32,
-        /// What it is if it isn't given.
+        /// The default.
         usual: u32,
     },
-    /// One of some words, the first if it isn't given.
+    /// One of several words; the first is the default.
     Word(&'static [&'static str]),
-    /// Numbers of at least 2 whose product is the number of nodes, such as `4x8`; at most as many.
-    /// If it isn't given, the algorithm chooses them.
+    /// Numbers of at least 2 whose product is the number of nodes, such as `4x8`; at most this
+    /// many. By default the algorithm chooses them.
     Factors(usize),
-    /// A number of bytes, such as `64K`. If it isn't given, something else decides.
+    /// A number of bytes, such as `64K`. By default something else decides.
     Bytes {
         /// The smallest.
         least: u32,
@@ -51,8 +51,8 @@ impl fmt::Display for Values {
         match self {
             Self::Number { least, most, .. } => write!(f, "a number from {least} to {most}"),
             Self::Word(words) => f.write_str(&words.join(" or ")),
-            Self::Factors(2) => write!(f, "two numbers from 2 on, such as 4x8"),
-            Self::Factors(most) => write!(f, "2 to {most} numbers from 2 on, such as 4x8"),
+            Self::Factors(2) => write!(f, "two numbers of at least 2, such as 4x8"),
+            Self::Factors(most) => write!(f, "2 to {most} numbers of at least 2, such as 4x8"),
             Self::Bytes { least, most } => {
                 let [least, most] = [least, most].map(|&bytes| bytes::written(bytes.into()));
                 write!(f, "{least} to {most}")
@@ -93,23 +93,23 @@ pub enum Algorithm {
     Circulant,
     /// The same without racks.
     Bcube,
-    /// Everybody with everybody; to or from one participant in one message.
+    /// All with all; to or from one participant in one message.
     Direct,
     /// Halving and doubling at doubling distance.
     HalvingDoubling,
-    /// The same, and a fold where both of a pair reduce a half.
+    /// The same, with a fold in which both of a pair reduce a half.
     Rabenseifner,
     /// Halving and doubling at distances for a torus.
     Swing,
     /// Several rings.
     MultiRing,
-    /// All with one.
+    /// All with one node.
     Linear,
     /// A binomial tree.
     Binomial,
     /// A tree of any degree.
     KNomial,
-    /// One after the other.
+    /// A chain.
     Chain,
     /// Rings along two dimensions.
     Torus,
@@ -126,15 +126,15 @@ pub enum Algorithm {
     CirculantBlocks,
     /// Lines along two dimensions.
     Mesh,
-    /// All with owners, of which some are nodes without ranks; direct where there are none.
+    /// All with owners, some of which are nodes without ranks; direct if there are none.
     Servers,
-    /// Owners in each rack, nodes without ranks if it has any, and one of them for all racks.
+    /// Owners in each rack, which are its nodes without ranks if it has any, and one for all racks.
     Parameterhub,
     /// Trees that are packed on the rates of links.
     Blink,
 }
 
-/// Other names that the literature has for some of them, and why they are the same here.
+/// Other names of some algorithms in the literature, and why they are the same here.
 pub const ALIASES: [(&str, Algorithm, &str); 7] = [
     ("rat", Algorithm::Hierarchical, "RAT's trees over any number of tiers"),
     ("plink", Algorithm::Hierarchical, "PLink's two levels, with racks from labels"),
@@ -145,10 +145,10 @@ pub const ALIASES: [(&str, Algorithm, &str); 7] = [
     ("2d-mesh", Algorithm::Mesh, "its name in the paper"),
 ];
 
-/// The parameter of all algorithms that cut what follows one path.
+/// The parameter of all algorithms that cut the data on one path.
 pub(super) const SEGMENTS: Parameter = Parameter {
     name: "segments",
-    about: "into how many segments at least what follows one path is cut; its size decides if 1",
+    about: "the fewest segments of the data on one path; 1 leaves their number to its size",
     values: Values::Number { least: 1, most: 256, usual: 1 },
 };
 
@@ -156,24 +156,24 @@ impl Algorithm {
     /// All of them.
     pub const ALL: &[Self] = Self::VARIANTS;
 
-    /// The one that is called so, also by another name of [`ALIASES`].
+    /// The algorithm with this name, or with this alias ([`ALIASES`]).
     pub fn named(name: &str) -> Option<Self> {
         let alias = ALIASES.iter().find(|(alias, ..)| *alias == name);
         name.parse().ok().or(alias.map(|&(_, algorithm, _)| algorithm))
     }
 
-    /// The name that people read and write.
+    /// Its name.
     pub fn name(self) -> &'static str {
         self.into()
     }
 
-    /// Those whose reductions add up in the canonical order. So they have the same result, bit for
-    /// bit, and so have different ways to cut tensors into pieces.
+    /// The algorithms whose reductions add up in the canonical order. They have the same result,
+    /// bit for bit, however tensors are cut into pieces.
     pub const CANONICAL: [Self; 3] =
         [Self::RecursiveDoubling, Self::HalvingDoubling, Self::Rabenseifner];
 
-    /// Those of whose allreduces each node rounds each block at most once: what it contributes, or
-    /// the sum of what it got. What is lost there can be kept for the next time.
+    /// The algorithms in whose allreduces each node rounds each block at most once: its
+    /// contribution, or the sum of what it received. The error can be kept for the next time.
     pub const ROUNDS_ONCE: [Self; 2] = [Self::Direct, Self::Hierarchical];
 
     /// Whether it is one of [`Self::CANONICAL`].

@@ -1,7 +1,7 @@
-//! Schedules that measure links. What they move means nothing; how long it takes does.
+//! Schedules that measure links. Their data is meaningless; only the time counts.
 //!
-//! The daemon runs them on its ordinary lanes, as pieces without tensors. So they measure what the
-//! pieces of a job will meet: the same connections, threads and chunks.
+//! The daemon runs them on its ordinary lanes, as pieces without tensors. So they use the same
+//! connections, threads and chunks as the pieces of a job.
 
 use std::{fmt, str::FromStr};
 
@@ -12,24 +12,24 @@ use crate::{
     topology::Topology,
 };
 
-/// Bytes of a message of which only the latency counts.
+/// The bytes of a message that measures latency.
 const SMALL: u64 = 64;
 
 /// What the participants of a probe do. Messages of the first two have 64 bytes. The last two
-/// concern memory instead of links, and need no schedule.
+/// measure memory instead of links, and need no schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pattern {
-    /// The first of two participants sends so many messages, and waits for the answer of each.
+    /// The first of two participants sends this many messages, and waits for the answer to each.
     RoundTrips(u32),
-    /// The first of two participants sends so many messages and waits for nothing.
+    /// The first of two participants sends this many messages without waiting.
     Messages(u32),
-    /// Two participants send so many bytes to each other at the same time.
+    /// Two participants send this many bytes to each other at the same time.
     Exchange(u64),
-    /// Each participant sends so many bytes to the first one at the same time.
+    /// All participants send this many bytes each to the first one at the same time.
     Gather(u64),
-    /// The only participant adds so many bytes of f32 to others.
+    /// The only participant adds this many bytes of f32 to others.
     Reduce(u64),
-    /// The only participant copies so many bytes.
+    /// The only participant copies this many bytes.
     Copy(u64),
 }
 
@@ -46,9 +46,9 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// A text that is no pattern.
+/// A text that is not a pattern.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("there is no probe {0:?}")]
+#[error("unknown probe {0:?}")]
 pub struct UnknownPattern(String);
 
 impl FromStr for Pattern {
@@ -79,7 +79,7 @@ impl Pattern {
     /// The most bytes that a participant of a probe holds (BOUND).
     pub const MAX_BYTES: u64 = 64 << 20;
 
-    /// Whether so many participants can run it within the bounds (TRUST).
+    /// Whether this number of participants can run it within the bounds (TRUST).
     pub fn fits(self, participants: u32) -> bool {
         match self {
             Self::RoundTrips(count) | Self::Messages(count) => {
@@ -172,20 +172,20 @@ mod tests {
         }
     }
 
-    /// A message is answered only when it is there.
+    /// A message is answered only after it has arrived.
     #[test]
     fn round_trips_wait_for_each_other() {
         for me in 0..2 {
             let schedule = Pattern::RoundTrips(3).schedule(2, me);
             assert_eq!(schedule.steps.len(), 6);
-            for (index, step) in (0..).zip(&schedule.steps).skip(1) {
+            for (index, step) in (0..).zip(schedule.steps.iter()).skip(1) {
                 assert_eq!(step.after, [index - 1], "{schedule:?}");
             }
         }
     }
 
     #[test]
-    fn what_is_too_large_or_makes_no_sense_does_not_fit() {
+    fn large_and_invalid_patterns_do_not_fit() {
         for (pattern, participants) in [
             (Pattern::RoundTrips(0), 2),
             (Pattern::RoundTrips(1), 3),
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_survive_the_wire_and_nonsense_is_refused() {
+    fn printed_patterns_can_be_read_again() {
         for pattern in [
             Pattern::RoundTrips(7),
             Pattern::Messages(1),

@@ -1,4 +1,4 @@
-//! A spec: an algorithm with its parameters, as people write it and as it travels.
+//! A spec: an algorithm with its parameters, as users write it and as it is sent.
 //!
 //! ```text
 //! ring
@@ -7,10 +7,11 @@
 //! direct(chunk=64K)
 //! ```
 //!
-//! [`CHUNK`] is a parameter of every algorithm: the schedule is the same, but runs in other steps.
+//! [`CHUNK`] is a parameter of every algorithm: the schedule is the same, but runs in chunks of
+//! this size.
 //!
-//! A parameter that is not given has its usual value, and is left out where a spec is printed: two
-//! specs are the same if they print the same.
+//! A parameter that is not given has its default. Defaults are not printed, so two specs are the
+//! same if they print the same.
 
 use std::fmt;
 
@@ -26,7 +27,7 @@ const PARAMETERS: usize = 3;
 /// The parameter that every algorithm has besides its own.
 pub const CHUNK: Parameter = Parameter {
     name: "chunk",
-    about: "how much is received, reduced and sent on at a time; as set or tuned if not given",
+    about: "how much is received, reduced and sent on at a time; by default as set or tuned",
     values: Values::Bytes { least: 4 << 10, most: 4 << 20 },
 };
 
@@ -34,7 +35,7 @@ pub const CHUNK: Parameter = Parameter {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Spec {
     algorithm: Algorithm,
-    /// By the place of the parameter: the number, or the place of the word.
+    /// The value of each parameter: a number, or the index of a word.
     numbers: [u32; PARAMETERS],
     /// 0 where there is none.
     factors: [u32; FACTORS],
@@ -43,58 +44,27 @@ pub struct Spec {
 }
 
 /// Why a text is not a spec.
+#[expect(missing_docs, reason = "the texts explain the fields")]
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// There is no algorithm of that name.
-    #[error("there is no algorithm {given:?}; use one of {}", names().join(", "))]
-    Unknown {
-        /// The name, cut to [`MAX_SPEC`] characters.
-        given: String,
-    },
-    /// It is not written like a spec.
+    /// No algorithm has this name.
+    #[error("unknown algorithm {given:?}; use one of {}", names().join(", "))]
+    Unknown { given: String },
+    /// The text does not have the form of a spec.
     #[error("{given:?} is not of the form name(parameter=value, …)")]
-    Form {
-        /// The text, cut to [`MAX_SPEC`] characters.
-        given: String,
-    },
+    Form { given: String },
     /// The algorithm has no such parameter.
     #[error("{algorithm} has no parameter {given:?}; {}", accepted(*algorithm))]
-    Parameter {
-        /// The algorithm.
-        algorithm: Algorithm,
-        /// The name.
-        given: String,
-    },
+    Parameter { algorithm: Algorithm, given: String },
     /// A parameter is given twice.
     #[error("{algorithm}: {name} is given twice")]
-    Twice {
-        /// The algorithm.
-        algorithm: Algorithm,
-        /// The parameter.
-        name: &'static str,
-    },
-    /// A parameter has a value that it can't have.
+    Twice { algorithm: Algorithm, name: &'static str },
+    /// A parameter has an invalid value.
     #[error("{algorithm}: {name}={given} is not possible; {name} is {values}")]
-    Value {
-        /// The algorithm.
-        algorithm: Algorithm,
-        /// The parameter.
-        name: &'static str,
-        /// Its value.
-        given: String,
-        /// What it may be.
-        values: Values,
-    },
-    /// The factors are those of another number of nodes.
+    Value { algorithm: Algorithm, name: &'static str, given: String, values: Values },
+    /// The factors are for another number of nodes.
     #[error("{spec} is for {product} nodes, and there are {nodes}; {}", other(spec, *nodes))]
-    Nodes {
-        /// The spec.
-        spec: Spec,
-        /// For how many it is.
-        product: u64,
-        /// How many there are.
-        nodes: u32,
-    },
+    Nodes { spec: Spec, product: u64, nodes: u32 },
 }
 
 fn names() -> Vec<&'static str> {
@@ -107,14 +77,14 @@ fn accepted(algorithm: Algorithm) -> String {
     format!("it has {}", names.join(" and "))
 }
 
-/// What to write instead of factors that are those of another number of nodes.
+/// A suggestion in place of factors for another number of nodes.
 fn other(spec: &Spec, nodes: u32) -> String {
     let usual = Spec::usual(spec.algorithm);
     match (2..=nodes.isqrt()).rev().find(|factor| nodes.is_multiple_of(*factor)) {
         Some(smaller) => {
             format!("use dims whose product is {nodes}, such as {}x{smaller}", nodes / smaller)
         }
-        None => format!("{nodes} has no two factors: use {usual} without dims"),
+        None => format!("{nodes} nodes don't form a grid: use {usual} without dims"),
     }
 }
 
@@ -123,7 +93,7 @@ fn cut(text: &str) -> String {
 }
 
 impl Spec {
-    /// An algorithm with its usual parameters.
+    /// An algorithm with its default parameters.
     pub fn usual(algorithm: Algorithm) -> Self {
         let (numbers, factors) = ([0; PARAMETERS], [0; FACTORS]);
         let mut spec = Self { algorithm, numbers, factors, chunk: 0 };
@@ -145,8 +115,8 @@ impl Spec {
         (self.chunk > 0).then_some(self.chunk.into())
     }
 
-    /// Reads a spec; the algorithm may have another name of [`ALIASES`](super::ALIASES). Case
-    /// doesn't matter, `_` stands for `-`, and spaces may be anywhere between.
+    /// Reads a spec; the algorithm may be an alias ([`ALIASES`](super::ALIASES)). Case and spaces
+    /// are ignored, and `_` is read as `-`.
     ///
     /// # Errors
     /// [`SpecError`] says what is wrong and what is accepted.
@@ -199,8 +169,7 @@ impl Spec {
             }
             Values::Factors(most) => {
                 let factors: Vec<u32> = value.split('x').map(number).collect::<Option<_>>()?;
-                let two = if most == 2 { 2 } else { most };
-                let fits = (2..=two).contains(&factors.len()) && factors.iter().all(|f| *f >= 2);
+                let fits = (2..=most).contains(&factors.len()) && factors.iter().all(|f| *f >= 2);
                 if !fits {
                     return None;
                 }
@@ -214,10 +183,10 @@ impl Spec {
         Some(())
     }
 
-    /// Whether it can run among so many nodes.
+    /// Whether it can run on this number of nodes.
     ///
     /// # Errors
-    /// [`SpecError::Nodes`] if its factors are those of another number.
+    /// [`SpecError::Nodes`] if its factors are for another number.
     pub fn fits(&self, nodes: u32) -> Result<(), SpecError> {
         match self.factors() {
             Some(factors) => {
@@ -230,7 +199,7 @@ impl Spec {
         }
     }
 
-    /// The number that a parameter is, or the place of its word.
+    /// The value of a parameter: its number, or the index of its word.
     pub(super) fn number(&self, name: &str) -> u32 {
         let all = self.algorithm.parameters();
         let at = all.iter().position(|parameter| parameter.name == name);
@@ -238,7 +207,7 @@ impl Spec {
         at.map_or(0, |at| self.numbers[at])
     }
 
-    /// Into how many segments at least what follows one path is cut; 1 for algorithms without this
+    /// Into how many segments the data on one path is cut, at least; 1 for algorithms without this
     /// parameter.
     pub(super) fn segments(&self) -> u32 {
         let has_it = self.algorithm.parameters().iter().any(|one| one.name == "segments");
@@ -302,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_is_read_again() {
+    fn printed_specs_can_be_read_again() {
         for (text, printed) in [
             ("ring", "ring"),
             (" Recursive_Doubling ", "recursive-doubling"),
@@ -330,12 +299,12 @@ mod tests {
         }
     }
 
-    /// TRUST: a text without meaning is refused with what is accepted.
+    /// TRUST: an invalid text is refused with what is accepted.
     #[test]
-    fn what_is_no_spec_is_refused_with_what_is_accepted() {
+    fn errors_say_what_is_accepted() {
         for (text, expected) in [
             ("rign", "recursive-doubling"),
-            ("", "there is no algorithm \"\""),
+            ("", "unknown algorithm \"\""),
             ("ring(", "is not of the form"),
             ("circulant(radix)", "is not of the form"),
             ("circulant()", "is not of the form"),
@@ -351,8 +320,8 @@ mod tests {
             ("direct(chunk=64K,chunk=64K)", "chunk is given twice"),
             ("direct(chunk=99999999999999999999G)", "is not possible"),
             ("ring(way=up)", "way is back or around"),
-            ("torus(dims=4)", "two numbers from 2 on"),
-            ("torus(dims=2x2x2)", "two numbers from 2 on"),
+            ("torus(dims=4)", "two numbers of at least 2"),
+            ("torus(dims=2x2x2)", "two numbers of at least 2"),
             ("blueconnect(dims=1x4)", "dims=1x4 is not possible"),
             ("blueconnect(dims=2x2x2x2x2x2x2x2x2x2x2x2x2)", "2 to 12 numbers"),
         ] {
@@ -365,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn factors_are_those_of_the_nodes() {
+    fn factors_must_match_the_nodes() {
         let torus = Spec::parse("torus(dims=2x4)").unwrap();
         assert_eq!(torus.fits(8), Ok(()));
         let error = torus.fits(6).unwrap_err().to_string();
@@ -373,9 +342,9 @@ mod tests {
                     such as 3x2";
         assert_eq!(error, said);
         let error = torus.fits(7).unwrap_err().to_string();
-        assert!(error.ends_with("7 has no two factors: use torus without dims"), "{error}");
+        assert!(error.ends_with("7 nodes don't form a grid: use torus without dims"), "{error}");
         assert_eq!(Spec::parse("torus").unwrap().fits(7), Ok(()));
-        // BOUND: a product that is no number of nodes at all.
+        // BOUND: a product larger than any number of nodes.
         let huge = Spec::parse("blueconnect(dims=65536x65536x65536x65536)").unwrap();
         assert!((0..=4096).all(|nodes| huge.fits(nodes).is_err()));
         let many = Spec::parse("hips(dims=2x2x2x2x2x2x2x2x2x2x2x2)").unwrap();

@@ -1,13 +1,13 @@
-//! Participants that do the same: one of each class stands for all of them.
+//! Participants that do the same: one of each class represents all of them.
 //!
-//! Participants have places in an order, and a place has *digits*, as a number has. If all of a
-//! class add the same to some of the digits of everybody's place, without a carry, each finds
-//! itself where another one was, with the schedule of that one: with the same steps on blocks of
-//! the same size, and peers that are as far away. So the schedule of the one whose such digits are
-//! all 0 is enough. A ring has one digit; RAT's members take turns in the same way in each rack.
+//! Participants have places in an order, and a place has *digits*, like a number. Some digits are
+//! *free*: adding the same to such a digit of all places, without a carry, maps each participant to
+//! another one with the same schedule, that is, with the same steps on blocks of the same size and
+//! with peers at the same distance. So the schedule of the participant whose free digits are all 0
+//! is enough. A ring has one digit; in RAT members take turns in the same way in each rack.
 //!
-//! What a network makes of it is another question: whether links are as alike as participants.
-//! Whoever collapses a run has to check that ([`Symmetry::generators`]).
+//! Links may differ even where participants do the same. Code that collapses a run has to check
+//! that ([`Symmetry::generators`]).
 
 use super::parts::tiers::Tiers;
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Digit {
     size: u32,
-    /// Whether participants that differ in it only are alike.
+    /// Whether participants that differ only in it do the same.
     is_free: bool,
 }
 
@@ -30,14 +30,14 @@ pub struct Symmetry {
     order: Vec<u32>,
     /// The place of each participant.
     place: Vec<u32>,
-    /// From the one that changes the fastest.
+    /// The digits, the fastest first.
     digits: Vec<Digit>,
-    /// Whether the messages of all that are alike have gaps at the same bytes.
+    /// Whether the messages of a class have gaps at the same bytes.
     has_same_gaps: bool,
 }
 
 impl Symmetry {
-    /// Places in this order, and their digits with whether each is free.
+    /// From the order of places, and the size of each digit with whether it is free.
     fn new(order: Vec<u32>, digits: &[(u32, bool)]) -> Self {
         let mut place = vec![0; order.len()];
         for (at, &participant) in (0..).zip(&order) {
@@ -47,13 +47,13 @@ impl Symmetry {
         Self { order, place, digits, has_same_gaps: false }
     }
 
-    /// Everybody, around a circle in this order.
+    /// All participants, around a circle in this order.
     pub(super) fn around(order: Vec<u32>) -> Self {
         let nodes = order.len() as u32;
         Self::new(order, &[(nodes, true)])
     }
 
-    /// By whole groups of the outermost tier.
+    /// Whole groups of the outermost tier.
     pub(super) fn of_outermost(topology: &Topology) -> Option<Self> {
         let (nodes, tiers) = (topology.participants(), Tiers::new(topology));
         let groups = tiers.count(tiers.top() - 1);
@@ -69,14 +69,14 @@ impl Symmetry {
     }
 
     /// The members of racks. Racks begin with different blocks, so their messages have gaps at
-    /// different bytes. Those of the members of a rack have them at the same.
+    /// different bytes. Inside a rack the gaps are at the same bytes.
     pub(super) fn in_racks(topology: &Topology) -> Option<Self> {
         let [members, racks] = regular(topology)?[..] else { return None };
         let one = Self::new(topology.order(), &[(members, true), (racks, false)]);
         Some(Self { has_same_gaps: true, ..one })
     }
 
-    /// Adds or subtracts the free digits of places, and leaves the others.
+    /// Adds or subtracts the free digits of two places, and keeps the others.
     fn moved(&self, participant: u32, by: u32, add: impl Fn(u32, u32, u32) -> u32) -> u32 {
         let (mut from, mut by) = (self.place[participant as usize], self.place[by as usize]);
         let (mut place, mut unit) = (0, 1);
@@ -98,23 +98,24 @@ impl Symmetry {
         self.order.iter().copied().filter(|&one| self.representative(one) == one).collect()
     }
 
-    /// Who stands for a participant.
+    /// The representative of a participant's class.
     pub fn representative(&self, participant: u32) -> u32 {
         self.seen_from(participant, participant)
     }
 
-    /// Who is to the representative of `me` what `participant` is to `me`.
+    /// Maps `participant`, as seen from `me`, to its counterpart as seen from the representative of
+    /// `me`.
     pub fn seen_from(&self, me: u32, participant: u32) -> u32 {
         self.moved(participant, me, |digit, by, size| (digit + size - by) % size)
     }
 
-    /// The other way round: who is to `me` what `participant` is to the representative of `me`.
+    /// The inverse of [`Self::seen_from`].
     pub fn seen_by(&self, me: u32, participant: u32) -> u32 {
         self.moved(participant, me, |digit, by, size| (digit + by) % size)
     }
 
-    /// For each free digit, the participant that everybody becomes when 1 is added to it. If a
-    /// network is the same after each of these exchanges, so it is after all of them.
+    /// For each free digit, the participant that each one becomes when 1 is added to it. A network
+    /// that stays the same under each of these permutations stays the same under all of them.
     pub fn generators(&self) -> Vec<Vec<u32>> {
         let mut unit = 1;
         let mut all = Vec::new();
@@ -128,10 +129,10 @@ impl Symmetry {
         all
     }
 
-    /// Whether it holds for a piece, of which `schedule` is that of any participant: blocks are
-    /// alike, everybody has as many of them, and chunks of at most `chunk` elements are, too. A
-    /// message that goes around the end of the piece is cut there: if that is not the same for all,
-    /// no chunk may have parts of several blocks.
+    /// Whether it holds for a piece, by the schedule of any participant: all blocks have the same
+    /// size, all participants have the same number of them, and chunks of at most `chunk` elements
+    /// are cut alike. A message that wraps around the end of the piece is cut there: if that
+    /// differs inside a class, no chunk may have parts of several blocks.
     pub fn holds(&self, schedule: &Schedule, chunk: u64) -> bool {
         let blocks = &schedule.blocks;
         let count = blocks.first().map_or(0, |block| block.count);
@@ -144,8 +145,8 @@ impl Symmetry {
     }
 }
 
-/// The sizes of the groups of all tiers that have several parts, the smallest first. Nothing if the
-/// groups of a tier are not of one size: of such a tier nothing is known.
+/// The sizes of the groups of all tiers that have several parts, the smallest first. None if the
+/// groups of a tier have different sizes.
 pub(super) fn regular(topology: &Topology) -> Option<Vec<u32>> {
     let tiers = Tiers::new(topology);
     let sizes = tiers.regular();
@@ -161,8 +162,8 @@ mod tests {
         schedule::{Action, Schedule},
     };
 
-    /// What a schedule does, in no particular order: with whom, seen from the one that stands for
-    /// it, which message, and how much.
+    /// What a schedule does, in no particular order: actions with peers as seen from the
+    /// representative, elements, and dependencies.
     fn seen(schedule: &Schedule, symmetry: &Symmetry) -> Vec<(Action, u64, usize)> {
         let from = |peer: u32| symmetry.seen_from(schedule.me, peer);
         let action = |action: Action| match action {

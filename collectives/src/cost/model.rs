@@ -9,50 +9,49 @@ pub struct LinkCost {
     pub per_byte: f64,
 }
 
-/// How much longer lines are busy where a participant sends to one after the other, as a fraction:
-/// pieces that are in different rounds meet at one receiver while another one waits. With 8 to 32
-/// nodes the simulator takes 12 to 21 % longer if one is sent to at a time, 7 to 10 % with three,
-/// 7 % with seven, and no longer if all are sent to at once or always the same.
+/// How much longer lines are busy if a participant sends to its partners in turns, as a fraction:
+/// pieces in different rounds meet at one receiver while another one is idle. With 8 to 32 nodes
+/// the simulator takes 12 to 21 % longer with one partner at a time, 7 to 10 % with three, 7 % with
+/// seven, and no longer with all at once or always the same one.
 const UNEVEN: f64 = 0.17;
 
-/// What things cost. The defaults are those of a data centre's virtual machines on 25 Gb/s
-/// Ethernet with racks oversubscribed 3 to 1; where links have been measured, set them.
+/// The parameters of the cost model. The defaults are for virtual machines in a data centre, on 25
+/// Gb/s Ethernet with racks oversubscribed 3 to 1. Set them where links have been measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CostModel {
     /// Links inside a rack. Default 40 µs, 25 Gb/s.
     pub in_rack: LinkCost,
-    /// Links between racks, and between the groups of further tiers, per node's fair share. Default
-    /// 60 µs, 8.333 Gb/s.
+    /// Links between racks and between groups of higher tiers, for a node's fair share. Default 60
+    /// µs, 8.333 Gb/s.
     pub cross_rack: LinkCost,
     /// γ: seconds to reduce one byte that was received. Default 10 GB/s.
     pub reduce_per_byte: f64,
     /// Seconds of processor time for each message sent and received. Default 3 µs.
     pub per_message: f64,
-    /// Seconds that one data thread takes for each byte that it sends and receives. A piece is run
-    /// by one thread, and pieces that follow each other by all of them. Default 0: the line is the
-    /// limit.
+    /// Seconds that one data thread takes for each byte that it sends and receives. One thread runs
+    /// a piece; all threads share the pieces of a pipeline. Default 0: the line is the limit.
     pub lane_per_byte: f64,
-    /// Seconds to hand a byte of the result to the ranks, once all of it is there. Default 0.
+    /// Seconds to deliver a byte of the complete result to the ranks. Default 0.
     pub publish_per_byte: f64,
-    /// Seconds that an operation takes besides: the order of the coordinator and the reports that
-    /// it is done. The same for all algorithms. Default 0.
+    /// Fixed seconds of an operation: the order of the coordinator and the completion reports. The
+    /// same for all algorithms. Default 0.
     pub operation: f64,
     /// Bytes after which the next hop can begin. Default 128 KiB.
     pub chunk: u64,
-    /// Goodput lost where several send to one, as a fraction: all but the share of one of them.
+    /// Goodput lost where many nodes send to one, as a fraction; n of them lose (1 − 1/n) of it.
     /// Default 0.07: with four nodes on 1 Gbit/s direct exchange took 2 to 6 % longer than the
     /// ring, which moves as much.
     pub burst_loss: f64,
-    /// How many may send to one without losing more than that. Default 8.
+    /// How many nodes may send to one without further loss. Default 8.
     pub free_fan_in: u32,
     /// Goodput lost for each further sender, as a fraction. Default 0.03.
     pub incast_loss: f64,
-    /// How many bytes several may send to one at once. More overflows the queue of its line, and
-    /// what is lost is sent again. Default 0: any number.
+    /// How many bytes several nodes may send to one at the same time. More overflow the queue of
+    /// its line, and the lost data is sent again. Default 0: any number.
     pub queue: u64,
-    /// Seconds that it takes longer if the queue overflows. Default 0.
+    /// Seconds that an overflow of the queue adds. Default 0.
     pub overflow: f64,
-    /// Paths of one cost out of a rack, among which connections are divided by chance (ECMP).
+    /// Paths of equal cost out of a rack, over which connections are spread at random (ECMP).
     /// Default 1.
     pub paths: u32,
     /// The connections between two nodes. Default 2.
@@ -85,28 +84,29 @@ impl Default for CostModel {
 }
 
 impl CostModel {
-    /// By how much goodput falls when `senders` send to one at once; at least 1.
+    /// The factor by which lines are slower when `senders` send to one at the same time; at least
+    /// 1.
     pub(crate) fn incast(&self, senders: u32) -> f64 {
         let bursts = self.burst_loss * (1.0 - 1.0 / f64::from(senders.max(1)));
         1.0 + bursts + self.incast_loss * f64::from(senders.saturating_sub(self.free_fan_in))
     }
 
-    /// How much longer lines are busy if pieces follow each other and each participant sends to
-    /// `partners`, of which so many at a time; at least 1.
+    /// The factor by which lines are busy for longer in a pipeline if each participant sends to
+    /// `partners`, `at_a_time` of them at once; at least 1.
     pub(crate) fn unevenness(partners: u32, at_a_time: u32) -> f64 {
         let at_a_time = at_a_time.max(1);
         if partners <= at_a_time { 1.0 } else { 1.0 + UNEVEN / f64::from(at_a_time).sqrt() }
     }
 
-    /// How many seconds longer it takes if so many bytes come from `senders` at once, of which one
-    /// share is sent on meanwhile.
+    /// The seconds that are lost if `bytes` arrive from `senders` at the same time and overflow the
+    /// queue, which passes on one sender's share meanwhile.
     pub fn overflow(&self, bytes: f64, senders: u32) -> f64 {
         let waiting = bytes * (1.0 - 1.0 / f64::from(senders.max(1)));
         if self.queue > 0 && waiting > self.queue as f64 { self.overflow } else { 0.0 }
     }
 
-    /// By how much the busiest path out of a rack has more than its share, if so many pairs of
-    /// nodes use all of them: about what balls in bins do (Raab & Steger, 1998), and at most all.
+    /// The load of the busiest path out of a rack as a multiple of its share, if this many pairs of
+    /// nodes use all paths: about that of balls in bins (Raab & Steger, 1998), at most all of it.
     pub(crate) fn collisions(&self, pairs: f64) -> f64 {
         let (paths, flows) = (f64::from(self.paths), pairs * f64::from(self.connections));
         if self.paths <= 1 || flows <= 0.0 {
@@ -115,8 +115,8 @@ impl CostModel {
         (1.0 + (2.0 * paths * paths.ln() / flows).sqrt()).min(paths)
     }
 
-    /// These costs, but for those that were set to something else than their default, and for the
-    /// number of connections and data threads.
+    /// These costs, replaced by those of `set` that differ from their defaults, and by its numbers
+    /// of connections and data threads.
     #[must_use]
     pub fn replaced_by(self, set: Self) -> Self {
         let usual = Self::default();
@@ -144,7 +144,7 @@ impl CostModel {
             burst_loss: pick(self.burst_loss, set.burst_loss, usual.burst_loss),
             free_fan_in: unless(set.free_fan_in, usual.free_fan_in, self.free_fan_in),
             incast_loss: pick(self.incast_loss, set.incast_loss, usual.incast_loss),
-            // A queue of the one and the time of the other would not fit.
+            // A queue and its overflow time belong together.
             queue: if set.queue > 0 { set.queue } else { self.queue },
             overflow: if set.queue > 0 { set.overflow } else { self.overflow },
             paths: unless(set.paths, usual.paths, self.paths),
@@ -154,7 +154,7 @@ impl CostModel {
     }
 }
 
-/// What was set, unless that is the default.
+/// `set`, unless it is the default.
 fn unless<T: PartialEq>(set: T, usual: T, own: T) -> T {
     if set == usual { own } else { set }
 }
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_set_stays() {
+    fn set_values_replace_measured_ones() {
         let usual = CostModel::default();
         let measured = CostModel {
             in_rack: LinkCost { latency: 30e-6, per_byte: 8.0 / 10e9 },

@@ -1,9 +1,8 @@
 //! A schedule prepared for execution.
 //!
-//! The schedule says which step waits for which. A step that waits for a step of the *same* blocks
-//! may follow it byte by byte: what the earlier one has finished, the later one may use. So a block
-//! that arrives is reduced and sent on while its rest is still on the way. A step that waits for a
-//! step of other blocks waits for its end.
+//! A step that waits for a step of the *same* blocks may follow it byte by byte: it may use what
+//! the earlier step has finished. So a block is reduced and sent on while the rest of it is still
+//! arriving. A step that waits for a step of other blocks waits for its end.
 
 use std::{ops::Range, sync::Arc};
 
@@ -16,31 +15,30 @@ use crate::{
 /// What a step does with its blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
-    /// Reduces the local ranks' inputs. It is `lazily` done where only one receiving step needs it,
-    /// which then reduces in the same pass.
+    /// Reduces the local ranks' inputs.
     Reduce {
-        /// Whether the receiving step does it.
+        /// Whether the only receiving step that needs the result does it, in its own pass.
         lazily: bool,
     },
     /// Sends to a peer.
     Send {
-        /// To whom.
+        /// The receiver.
         peer: u32,
         /// The number of the message.
         message: u32,
     },
-    /// Receives and combines; `theirs_first` when the peer's value is the left operand.
+    /// Receives and combines.
     Combine {
-        /// The order of the operands.
+        /// Whether the peer's value is the left operand.
         theirs_first: bool,
     },
-    /// Receives and keeps.
+    /// Receives and replaces the block.
     Copy,
     /// Hands the result to the local ranks; done for the whole piece at once (INPUT).
     Publish,
 }
 
-/// Bytes that follow each other in a step's message and in the piece, and are handled alike.
+/// Bytes that are contiguous in a step's message and in the piece, and are rounded alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepPart {
     /// The offset of the first byte in the message.
@@ -49,7 +47,7 @@ pub struct StepPart {
     pub start: u64,
     /// How many.
     pub bytes: u64,
-    /// Where the wire type rounds: which values are not rounded.
+    /// Which of its values are not rounded to the wire type.
     pub unrounded: Unrounded,
 }
 
@@ -68,8 +66,8 @@ pub struct PlannedStep {
     pub(super) awaits: Vec<u32>,
     /// The local reduction that this receiving step does in its own pass.
     pub fused: Option<u32>,
-    /// The local reduction whose result only this sending step uses. So it may send the input
-    /// instead, if there is only one and nothing is computed on it.
+    /// The local reduction whose result only this sending step uses. If it has a single input and
+    /// computes nothing, the step may send the input instead.
     pub(super) only_user_of: Option<u32>,
 }
 
@@ -85,8 +83,8 @@ impl PlannedStep {
         })
     }
 
-    /// The position of a range of bytes in the piece. It is that of the whole range if it is in one
-    /// place, otherwise that of its beginning.
+    /// The position of a range of bytes in the piece: that of the whole range if it is contiguous
+    /// there, otherwise that of its first contiguous part.
     pub fn beginning(&self, bytes: Range<u64>) -> Range<usize> {
         if let [part] = &self.parts[..] {
             let (from, to) = (bytes.start.max(part.at), bytes.end.min(part.at + part.bytes));
@@ -106,8 +104,8 @@ impl PlannedStep {
         place.unwrap_or_default()
     }
 
-    /// Where all its bytes are in the piece: the longest ranges without a gap, in the order of the
-    /// message. What is sent at once is within one of them.
+    /// The positions of all its bytes in the piece: the longest contiguous ranges, in the order of
+    /// the message. Each chunk is within one of them.
     pub fn places(&self) -> impl Iterator<Item = Range<usize>> + '_ {
         let mut at = 0;
         std::iter::from_fn(move || {
@@ -129,13 +127,13 @@ impl PlannedStep {
 pub struct Plan {
     /// Its steps, in the order of the schedule.
     pub steps: Vec<PlannedStep>,
-    /// Bytes that are not separated: those of an element.
+    /// The bytes of an element, which is never split.
     pub element: u64,
-    /// The peer and the number of each message that it receives, with the step, by both.
+    /// The peer, the number and the step of each message that it receives, sorted.
     receives: Vec<(u32, u32, u32)>,
-    /// Where those of each of the peers begin, and the end.
+    /// Where the messages of each peer begin, and the end.
     first_receives: Vec<usize>,
-    /// The blocks in the order of the piece, the same for all participants where that is possible.
+    /// The blocks in the order of the piece, shared with other participants where possible.
     blocks: Arc<[Block]>,
     /// Participants that this one sends to or receives from, ascending.
     pub peers: Vec<u32>,
@@ -147,7 +145,7 @@ impl Plan {
         let mut receives = Vec::new();
         let mut peers = Vec::new();
         let mut steps: Vec<PlannedStep> = Vec::with_capacity(schedule.steps.len());
-        // Of all steps, where their bytes are, and the end of each one's.
+        // The stretches of all steps, and where those of each step end.
         let mut stretches: Vec<Stretch> = Vec::with_capacity(schedule.steps.len());
         let mut ends: Vec<usize> = Vec::with_capacity(schedule.steps.len());
         let marks = rounding::unrounded(schedule);
@@ -213,8 +211,8 @@ impl Plan {
         Self { steps, element, receives, first_receives, blocks, peers }
     }
 
-    /// Whether a block ends at this byte of a step's message. The sender may have it and the next
-    /// one in different places, so that it can't send both at once.
+    /// Whether a block ends at this byte of a step's message. The sender may keep the next block in
+    /// another place, so it can't send both at once.
     pub fn breaks_at(&self, step: u32, byte: u64) -> bool {
         let Some(last) = byte.checked_sub(1) else { return false };
         let Some(part) = self.steps[step as usize].parts(last..byte).next() else { return false };
@@ -289,9 +287,9 @@ fn parts(
 /// If only one receiving step waits for a local reduction of the same blocks, that step does it, in
 /// one pass over the inputs and the received bytes. The sum is not written to memory in between.
 fn fuse_first_hops(steps: &mut [PlannedStep], schedule: &Schedule) {
-    // How many steps want each one, and the last of them.
+    // How many steps depend on each step, and the last of them.
     let mut wanted_by = vec![(0u32, 0u32); steps.len()];
-    for (index, step) in (0..).zip(&schedule.steps) {
+    for (index, step) in (0..).zip(schedule.steps.iter()) {
         for &earlier in step.after {
             let (count, last) = &mut wanted_by[earlier as usize];
             (*count, *last) = (*count + 1, index);
@@ -312,9 +310,9 @@ fn fuse_first_hops(steps: &mut [PlannedStep], schedule: &Schedule) {
 }
 
 /// The sending steps that are the only users of a local reduction of the same blocks in the same
-/// order, with that reduction: whatever else follows replaces the blocks before anybody reads them.
+/// order, with that reduction. Other steps that follow replace the blocks before they are read.
 fn only_users(schedule: &Schedule) -> Vec<(u32, u32)> {
-    /// What has become of a local reduction.
+    /// Which steps use a local reduction.
     #[derive(Clone, Copy, PartialEq)]
     enum Use {
         None,
@@ -322,9 +320,9 @@ fn only_users(schedule: &Schedule) -> Vec<(u32, u32)> {
         Other,
     }
     let mut uses = vec![Use::None; schedule.steps.len()];
-    // The local reduction whose result each block has.
+    // The local reduction whose result each block holds.
     let mut reduced: Vec<Option<u32>> = vec![None; schedule.blocks.len()];
-    for (index, step) in (0..).zip(&schedule.steps) {
+    for (index, step) in (0..).zip(schedule.steps.iter()) {
         for block in step.blocks() {
             let holds = &mut reduced[block as usize];
             if step.action == Action::ReduceLocal {

@@ -1,4 +1,4 @@
-//! How far an execution of a plan has come, and what it may do next.
+//! The progress of an execution of a plan, and what it may do next.
 
 use std::ops::Range;
 
@@ -8,12 +8,12 @@ use super::{
 };
 use crate::layout::Follow;
 
-/// The smallest payload of a frame that does not end its block (BOUND): what is held of them costs
-/// memory besides the bytes.
+/// The smallest payload of a frame that does not end its block (BOUND): each frame that is held
+/// costs memory besides its bytes.
 pub const MIN_PAYLOAD: u64 = 4 << 10;
 
-/// A chunk of whole elements, or groups, of so many bytes each: at most `limit`, unless that would
-/// be less than a frame has at least.
+/// The bytes of a chunk of whole elements, or groups, of `element` bytes each: at most `limit`,
+/// unless that is less than the smallest payload.
 pub fn whole(limit: u64, element: u64) -> u64 {
     let most = limit - limit % element;
     if most < limit.min(MIN_PAYLOAD) { most + element } else { most }
@@ -34,9 +34,9 @@ pub struct Chunk {
 #[derive(Debug)]
 pub struct Progress {
     done: Vec<Ranges>,
-    /// The bytes of steps that connections are sending or receiving, or have sent or received.
+    /// The bytes of each step that connections have begun to send or receive.
     begun: Vec<Ranges>,
-    /// For each step, how many of those that it waits for have not ended, if that is noted.
+    /// For each step, how many of its dependencies have not ended, if ends are noted.
     awaited: Vec<u32>,
     /// Steps other than publishing that have not ended.
     unfinished: usize,
@@ -54,8 +54,8 @@ impl Progress {
         Self { done: none.clone(), begun: none, awaited, unfinished, next_local: 0 }
     }
 
-    /// The same state for a caller who [notes](Self::note_end) ends. What a step waits for is then
-    /// looked at only until all of it has ended.
+    /// The same state for a caller that [notes](Self::note_end) ends. The dependencies of a step
+    /// are then checked only until all of them have ended.
     #[must_use]
     pub fn with_noted_ends(mut self, plan: &Plan) -> Self {
         let is_open = |&earlier: &u32| self.done(earlier) < plan.steps[earlier as usize].bytes;
@@ -69,7 +69,7 @@ impl Progress {
         &self.begun[step as usize]
     }
 
-    /// A connection begins to send or receive these bytes.
+    /// Notes that a connection begins to send or receive these bytes.
     pub fn begin(&mut self, step: u32, bytes: Range<u64>) {
         self.begun[step as usize].add(bytes);
     }
@@ -79,8 +79,7 @@ impl Progress {
         self.done[step as usize].prefix()
     }
 
-    /// Notes that one of the steps that `later` waits for has ended. Whoever notes ends does so for
-    /// each of them once.
+    /// Notes that a dependency of `later` has ended: once for each of them.
     pub fn note_end(&mut self, later: u32) {
         self.awaited[later as usize] -= 1;
     }
@@ -103,7 +102,7 @@ impl Progress {
         planned.follows.iter().map(limit).min().unwrap_or(planned.bytes)
     }
 
-    /// The step has finished these bytes.
+    /// Notes that the step has finished these bytes.
     pub fn advance(&mut self, plan: &Plan, step: u32, bytes: Range<u64>) {
         let planned = &plan.steps[step as usize];
         if bytes.is_empty() {
@@ -128,8 +127,8 @@ impl Progress {
         self.allowed(plan, step) >= offset + bytes
     }
 
-    /// How many bytes of a step from `offset` on may be processed now, at most `limit`, and only
-    /// those in one place. Returns whole chunks, except at the end of that place.
+    /// How many contiguous bytes of a step from `offset` on may be processed now, at most `limit`.
+    /// Returns whole chunks, except at the end of a contiguous range.
     pub fn available(&self, plan: &Plan, step: u32, offset: u64, limit: u64) -> u64 {
         let planned = &plan.steps[step as usize];
         let limit = whole(limit, plan.element);
@@ -149,8 +148,8 @@ impl Progress {
         Some(Chunk { step, offset, bytes })
     }
 
-    /// Gives a connection all of a sending step at once, wherever its bytes are, when all of them
-    /// may go. No daemon does that; formulas assume it.
+    /// Gives a connection all of a sending step at once, when all its bytes may go. The daemon does
+    /// not do that, but closed forms assume it.
     pub fn hand_out_whole(&mut self, plan: &Plan, step: u32) -> Option<Chunk> {
         let bytes = plan.steps[step as usize].bytes;
         let is_ready = bytes > 0 && self.begun(step).prefix() == 0;

@@ -6,7 +6,7 @@ use gradwire_proto::Sequence;
 
 use super::progress::Chunk;
 
-/// What a sending step has for a connection.
+/// What a sending step gives to a connection.
 #[derive(Debug, Clone, Copy)]
 pub struct HandedOut {
     /// The chunk to send now, if one is ready.
@@ -15,7 +15,7 @@ pub struct HandedOut {
     pub is_all: bool,
 }
 
-/// The sending steps to one peer that connections have not been given in full.
+/// The steps that send to one peer and still have chunks to hand out.
 #[derive(Debug, Clone, Default)]
 pub struct SendQueue(VecDeque<(Sequence, u32)>);
 
@@ -25,10 +25,10 @@ impl SendQueue {
         self.0.push_back((sequence, step));
     }
 
-    /// Notes again a step that was taken out because it had nothing ready, at its old place: if
-    /// pieces start in the order of their numbers, and steps are noted in that of the schedule,
-    /// steps are in the order of both. For who knows which steps may have something ready, that is
-    /// the same as to leave all of them in.
+    /// Puts a step that was taken out because it had nothing ready back at its old place. The queue
+    /// is sorted, because pieces start in the order of their numbers and steps are pushed in the
+    /// order of the schedule. So a caller that knows which steps may be ready need not keep the
+    /// others in it.
     pub fn put_back(&mut self, sequence: Sequence, step: u32) {
         if let Err(place) = self.0.binary_search(&(sequence, step)) {
             self.0.insert(place, (sequence, step));
@@ -45,8 +45,8 @@ impl SendQueue {
         self.0.is_empty()
     }
 
-    /// The first chunk that is ready, with its piece: steps come in the order in which they were
-    /// noted, so the oldest piece comes first, and one that has nothing ready is passed over.
+    /// The first chunk that is ready, with its piece. The oldest piece comes first, and steps that
+    /// have nothing ready are skipped.
     pub fn next_chunk(
         &mut self,
         mut hand_out: impl FnMut(Sequence, u32) -> HandedOut,
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_back_has_its_old_place() {
+    fn steps_are_put_back_at_their_old_place() {
         let mut queue = SendQueue::default();
         let steps = [(1, 0), (1, 3), (2, 0)].map(|(sequence, step)| (Sequence(sequence), step));
         steps.iter().for_each(|&(sequence, step)| queue.push(sequence, step));

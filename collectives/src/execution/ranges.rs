@@ -1,12 +1,12 @@
 //! Which bytes of a block have been handled, in any order: all bytes up to some point, and islands
 //! behind it. Pure.
 //!
-//! Several connections carry one block, so what is sent later may arrive earlier. The gaps are
-//! still under way. In the steady state there are few gaps, and nothing is allocated.
+//! Several connections carry one block, so bytes may arrive out of order. Usually there are few
+//! gaps, and nothing is allocated.
 
 use std::ops::Range;
 
-/// The most islands (BOUND): a correct peer has far fewer frames under way.
+/// The most islands (BOUND): a correct peer has far fewer frames in flight.
 const MAX_ISLANDS: usize = 4096;
 
 /// Some bytes of a block.
@@ -70,7 +70,7 @@ mod tests {
     proptest! {
         /// Compares with a bit for each byte.
         #[test]
-        fn it_is_a_set_of_bytes(adds in prop::collection::vec((0u64..64, 0u64..9), 0..60)) {
+        fn ranges_are_a_set_of_bytes(adds in prop::collection::vec((0u64..64, 0u64..9), 0..60)) {
             let (mut ranges, mut bits) = (Ranges::default(), [false; 80]);
             for (start, length) in adds {
                 let bytes = start..start + length;

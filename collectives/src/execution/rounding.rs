@@ -1,8 +1,8 @@
-//! Which sums are rounded, where partial results travel in a type that rounds.
+//! Which sums are rounded if partial results travel in a shorter type.
 
 use crate::schedule::{Action, Schedule};
 
-/// Which of a step's values are sums that are still added to, and are not rounded for that reason.
+/// Which values of a step are not rounded, because they are sums that are still added to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Unrounded {
     /// The value before a receiving step.
@@ -15,20 +15,20 @@ pub struct Unrounded {
 #[derive(Debug)]
 pub(super) struct Marks {
     all: Vec<Unrounded>,
-    /// Where those of each step begin, and the end.
+    /// Where the marks of each step begin, and the end.
     first: Vec<usize>,
 }
 
 impl Marks {
-    /// Those of a step, one for each of its blocks.
+    /// The marks of a step, one for each of its blocks.
     pub(super) fn of(&self, step: usize) -> &[Unrounded] {
         &self.all[self.first[step]..self.first[step + 1]]
     }
 }
 
-/// Marks sums that are only added to, for each block of each step. What is sent is rounded before,
-/// on both ends (SAME). Two nodes that exchange their sums must both continue with what the other
-/// one receives.
+/// Marks sums that are added to before they are sent, for each block of each step. A value that is
+/// sent is rounded at both ends (SAME): two nodes that exchange their sums must both continue with
+/// what the other one receives.
 pub(super) fn unrounded(schedule: &Schedule) -> Marks {
     let mut first = Vec::with_capacity(schedule.steps.len() + 1);
     first.push(0);

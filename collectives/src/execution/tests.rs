@@ -66,7 +66,7 @@ fn pairs() -> Plan {
 }
 
 #[test]
-fn the_first_hop_is_fused_and_the_first_send_is_not() {
+fn the_first_hop_is_fused_but_not_the_first_send() {
     let plan = ring();
     assert_eq!(plan.steps[0].work, Work::Reduce { lazily: false });
     assert_eq!(plan.steps[2].work, Work::Reduce { lazily: true });
@@ -76,7 +76,7 @@ fn the_first_hop_is_fused_and_the_first_send_is_not() {
     assert_eq!(plan.peers, [1]);
 }
 
-/// How far steps may go is the same where ends are noted and where they are looked for.
+/// Steps may go equally far whether ends are noted or searched for.
 #[test]
 fn noted_ends_change_nothing() {
     for plan in [ring(), pairs()] {
@@ -101,7 +101,7 @@ fn noted_ends_change_nothing() {
     }
 }
 
-/// Only a sending step whose blocks nobody else reads may send something else than the buffer.
+/// Only a sending step whose blocks no other step reads may send something other than the buffer.
 #[test]
 fn the_only_user_of_a_local_reduction_is_known() {
     let users = |plan: &Plan| plan.only_users().collect::<Vec<_>>();
@@ -128,7 +128,7 @@ fn the_only_user_of_a_local_reduction_is_known() {
 }
 
 #[test]
-fn a_message_of_several_places_is_followed_byte_by_byte() {
+fn scattered_messages_are_followed_bytewise() {
     let plan = pairs();
     let mut progress = Progress::new(&plan);
     // The local sum is computed from the beginning; the message begins with its last block.
@@ -162,7 +162,7 @@ fn a_chunk_ends_where_its_place_does() {
     assert_eq!(plan.steps[2].beginning(0..32), 16..48);
 }
 
-/// The marks of each step, before and after. All blocks of a step have the same marks.
+/// The marks of each step, before and after; all its blocks must have the same ones.
 fn marks(plan: &Plan) -> Vec<(bool, bool)> {
     let mark = |step: &PlannedStep| match step.parts[..] {
         [StepPart { unrounded, .. }] => (unrounded.before, unrounded.after),
@@ -201,9 +201,9 @@ fn only_what_is_sent_is_rounded() {
     assert!(!plan.keeps_sums());
 }
 
-/// What a node quantizes of an element is one value, so what is lost there is one number.
+/// A node quantizes one value of each element, so one number per element is lost there.
 #[test]
-fn algorithms_that_round_once_do() {
+fn listed_algorithms_round_once() {
     let racks = ["", "a", "a/1", "a/2", "b/1", "b/2", "b"];
     for (nodes, stride) in (1..=12).flat_map(|nodes| (0..4).map(move |stride| (nodes, stride))) {
         let labels: Vec<&str> = (0..nodes).map(|n| racks[n * stride % 7]).collect();
@@ -227,9 +227,9 @@ fn algorithms_that_round_once_do() {
     }
 }
 
-/// A node without an input of its own copies the first part, and the sum begins with it.
+/// A node without input copies the first part that it receives, and the sum begins with it.
 #[test]
-fn what_was_received_is_no_unrounded_sum() {
+fn received_values_are_not_unrounded_sums() {
     let steps = vec![
         step(copy(1, 0), 0..1, &[]),
         step(reduce(2, 0), 0..1, &[0]),
@@ -242,7 +242,7 @@ fn what_was_received_is_no_unrounded_sum() {
     assert!(plan.keeps_sums());
 }
 
-/// One block of a message is sent before more is added to it, and the other one is not.
+/// One block of a message is sent before it is added to again, and the other one is not.
 #[test]
 fn blocks_of_a_message_are_marked_one_by_one() {
     let steps = vec![
@@ -261,7 +261,7 @@ fn blocks_of_a_message_are_marked_one_by_one() {
 }
 
 #[test]
-fn steps_of_one_block_follow_each_other_byte_by_byte() {
+fn steps_of_a_block_are_followed_bytewise() {
     let plan = ring();
     let mut progress = Progress::new(&plan);
     assert_eq!(progress.allowed(&plan, 1), 0);
@@ -274,7 +274,7 @@ fn steps_of_one_block_follow_each_other_byte_by_byte() {
 }
 
 #[test]
-fn what_follows_goes_no_further_than_the_first_gap() {
+fn later_steps_stop_at_the_first_gap() {
     let plan = ring();
     let mut progress = Progress::new(&plan);
     progress.advance(&plan, 3, 8..16);
@@ -286,7 +286,7 @@ fn what_follows_goes_no_further_than_the_first_gap() {
 }
 
 #[test]
-fn a_run_is_complete_when_all_but_publishing_ended() {
+fn a_run_is_complete_before_it_is_published() {
     let plan = ring();
     let mut progress = Progress::new(&plan);
     for step in 0..6 {

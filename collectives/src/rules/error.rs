@@ -1,7 +1,6 @@
 //! Why a text is not a list of rules.
 
-use super::rule::Chosen;
-use crate::algorithms::{Algorithm, SpecError};
+use crate::algorithms::{Algorithm, Kind, SpecError};
 
 /// The most rules (BOUND).
 pub(super) const MAX_RULES: usize = 64;
@@ -13,7 +12,7 @@ pub(super) const MAX_TEXT: usize = 4096;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}{reason}", place(*rule, *at))]
 pub struct RulesError {
-    /// Which rule, from 1; 0 if the text is none at all, or a single spec.
+    /// The number of the rule, from 1; 0 for the whole text or a single list.
     pub rule: usize,
     /// Where in the text, in characters from 1.
     pub at: usize,
@@ -30,38 +29,27 @@ fn place(rule: usize, at: usize) -> String {
 }
 
 /// What is wrong with a rule.
+#[expect(missing_docs, reason = "the texts explain the fields")]
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RuleReason {
     /// Not a spec, or not for this number of nodes.
     #[error(transparent)]
     Spec(#[from] SpecError),
-    /// There is no such collective, or it has no choice of algorithms.
+    /// The collective is unknown or has no choice of algorithms.
     #[error(
-        "{given:?} is no collective with a choice; use one of {}",
-        <Chosen as strum::VariantNames>::VARIANTS.join(", ")
+        "{given:?} is not a collective with a choice of algorithms; use one of {}",
+        Kind::collectives(0).map(Kind::name).join(", ")
     )]
-    Collective {
-        /// The name.
-        given: String,
-    },
+    Collective { given: String },
     /// Not a range.
-    #[error("{given:?} is no range of bytes; use 0-64K, 64K-1M or 1M-")]
-    Range {
-        /// The text.
-        given: String,
-    },
+    #[error("invalid range of bytes {given:?}; use 0-64K, 64K-1M or 1M-")]
+    Range { given: String },
     /// The range of an earlier rule has some of the same bytes, for the same collective.
     #[error("its range overlaps that of rule {with}")]
-    Overlap {
-        /// The earlier rule.
-        with: usize,
-    },
-    /// A collective or a range, and no list.
+    Overlap { with: usize },
+    /// A collective or a range without a list.
     #[error("{given:?} has no list; a rule is COLLECTIVE:RANGE=LIST")]
-    NoList {
-        /// The text.
-        given: String,
-    },
+    NoList { given: String },
     /// Some are excluded and some are named.
     #[error("a list either names what to choose from, or with ^ what not to choose")]
     Mixed,
@@ -70,24 +58,18 @@ pub enum RuleReason {
     Excluded,
     /// Nothing is left to choose.
     #[error(
-        "nothing is left of {}",
+        "the list excludes all of {}",
         candidates.iter().map(|one| one.name()).collect::<Vec<_>>().join(", ")
     )]
-    Nothing {
-        /// All that there was to choose from.
-        candidates: &'static [Algorithm],
-    },
-    /// Nothing is left where the results have to be the same bits in every run.
+    Nothing { candidates: &'static [Algorithm] },
+    /// No algorithm is left that gives the same bits in every run.
     #[error(
         "negotiation.strict allows only {} for reductions, and {} allows none of them",
         Algorithm::CANONICAL.map(Algorithm::name).join(", "),
         if *rule == 0 { "this list".to_owned() } else { format!("rule {rule}") }
     )]
-    Strict {
-        /// The number of the rule, from 1; 0 if there is only one list.
-        rule: usize,
-    },
+    Strict { rule: usize },
     /// Too many rules, or too long.
-    #[error("at most {MAX_RULES} rules in {MAX_TEXT} bytes are possible")]
+    #[error("at most {MAX_RULES} rules in {MAX_TEXT} bytes are allowed")]
     Long,
 }

@@ -2,8 +2,8 @@
 
 use crate::algorithms::{Algorithm, Kind, Spec};
 
-/// What is chosen from where no rule says otherwise. They have been compared with measured times.
-/// The linear one is for small pieces to or from one participant.
+/// The candidates without a rule. Their predicted times have been compared with measured ones.
+/// Linear is for small pieces to or from one participant.
 const CANDIDATES: [Algorithm; 6] = [
     Algorithm::Ring,
     Algorithm::RecursiveDoubling,
@@ -13,78 +13,24 @@ const CANDIDATES: [Algorithm; 6] = [
     Algorithm::Linear,
 ];
 
-/// The same for collectives of which each block has roles of its own, where most algorithms have
-/// the trees of one of these.
+/// The same for collectives in which each block has its own roles. Most other algorithms have the
+/// trees of one of these.
 const EXCHANGES: [Algorithm; 4] =
     [Algorithm::Direct, Algorithm::Circulant, Algorithm::Hierarchical, Algorithm::Ring];
 
-/// A collective that has a choice of algorithms; a move from one participant to another has none.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::EnumString, strum::VariantNames,
-)]
-#[strum(serialize_all = "kebab-case")]
-pub(super) enum Chosen {
-    Allreduce,
-    Broadcast,
-    Reduce,
-    Allgather,
-    Gather,
-    Scatter,
-    Reducescatter,
-    Alltoall,
-}
-
-impl Chosen {
-    pub(super) const ALL: [Self; 8] = [
-        Self::Allreduce,
-        Self::Broadcast,
-        Self::Reduce,
-        Self::Allgather,
-        Self::Gather,
-        Self::Scatter,
-        Self::Reducescatter,
-        Self::Alltoall,
-    ];
-
-    pub(super) fn of(kind: Kind) -> Option<Self> {
-        match kind {
-            Kind::Allreduce => Some(Self::Allreduce),
-            Kind::Broadcast { .. } => Some(Self::Broadcast),
-            Kind::Reduce { .. } => Some(Self::Reduce),
-            Kind::Allgather => Some(Self::Allgather),
-            Kind::Gather { .. } => Some(Self::Gather),
-            Kind::Scatter { .. } => Some(Self::Scatter),
-            Kind::ReduceScatter => Some(Self::Reducescatter),
-            Kind::Alltoall => Some(Self::Alltoall),
-            Kind::Move { .. } => None,
-        }
-    }
-
-    /// What is chosen from where no rule says otherwise.
-    pub(super) fn candidates(self) -> &'static [Algorithm] {
-        match self {
-            Self::Allreduce | Self::Broadcast | Self::Reduce => &CANDIDATES,
-            Self::Allgather
-            | Self::Gather
-            | Self::Scatter
-            | Self::Reducescatter
-            | Self::Alltoall => &EXCHANGES,
-        }
-    }
-
-    pub(super) fn reduces(self) -> bool {
-        matches!(self, Self::Allreduce | Self::Reduce | Self::Reducescatter)
-    }
+/// The candidates of a collective without a rule.
+pub(super) fn candidates(collective: Kind) -> &'static [Algorithm] {
+    if collective.roles().is_some() { &CANDIDATES } else { &EXCHANGES }
 }
 
 /// One rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Rule {
-    /// All of them, if it names none.
-    pub(super) collective: Option<Chosen>,
-    /// Not included, but for 0.
+    /// The collective with root 0; none for all.
+    pub(super) collective: Option<Kind>,
+    /// Exclusive, except for 0.
     pub(super) above: u64,
-    /// Included.
+    /// Inclusive.
     pub(super) up_to: u64,
     pub(super) list: List,
 }
@@ -92,16 +38,16 @@ pub(super) struct Rule {
 /// The list of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum List {
-    /// Everything that is chosen from without a rule.
+    /// All candidates.
     Auto,
     /// These.
     Named(Vec<Spec>),
-    /// Everything but these.
+    /// All candidates but these.
     Without(Vec<Spec>),
 }
 
 impl Rule {
-    pub(super) fn is_for(&self, collective: Chosen, bytes: u64) -> bool {
+    pub(super) fn is_for(&self, collective: Kind, bytes: u64) -> bool {
         self.collective.is_none_or(|own| own == collective)
             && (bytes > self.above || self.above == 0)
             && bytes <= self.up_to
@@ -116,7 +62,7 @@ impl Rule {
     }
 }
 
-/// What only some algorithms can do.
+/// A property that only some algorithms have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Only {
     /// Additions in the canonical order.
@@ -126,13 +72,11 @@ pub(super) enum Only {
 }
 
 impl Only {
-    /// The algorithms, if it concerns the collective.
-    pub(super) fn of(self, collective: Chosen) -> Option<&'static [Algorithm]> {
+    /// The algorithms that have it, if it matters for the collective.
+    pub(super) fn of(self, collective: Kind) -> Option<&'static [Algorithm]> {
         match self {
             Self::Canonical => collective.reduces().then_some(&Algorithm::CANONICAL),
-            Self::RoundsOnce => {
-                (collective == Chosen::Allreduce).then_some(&Algorithm::ROUNDS_ONCE)
-            }
+            Self::RoundsOnce => (collective == Kind::Allreduce).then_some(&Algorithm::ROUNDS_ONCE),
         }
     }
 }

@@ -1,24 +1,24 @@
-//! A rule as people write it.
+//! Parsing and printing of a rule.
 
 use std::fmt::{self, Write};
 
 use super::{
     error::RuleReason,
-    rule::{Chosen, List, Rule},
+    rule::{List, Rule, candidates},
 };
 use crate::{
-    algorithms::{Algorithm, Spec},
+    algorithms::{Algorithm, Kind, Spec},
     bytes,
 };
 
-/// What comes before the `=` of a rule, which is before any parenthesis.
+/// Splits a rule at its `=`, which is before any parenthesis.
 pub(super) fn head_of(part: &str) -> Option<(&str, &str)> {
     let (head, list) = part.split_once('=')?;
     (!head.contains('(')).then_some((head, list))
 }
 
-/// A rule, or where it is wrong and why.
-pub(super) fn read_rule(part: &str, before: Option<Chosen>) -> Result<Rule, (&str, RuleReason)> {
+/// Reads a rule, or returns the part that is wrong, and why.
+pub(super) fn read_rule(part: &str, before: Option<Kind>) -> Result<Rule, (&str, RuleReason)> {
     let (head, list) = head_of(part).map_or((None, part), |(head, list)| (Some(head), list));
     let (mut collective, mut above, mut up_to) = (before, 0, u64::MAX);
     if let Some(head) = head {
@@ -28,9 +28,9 @@ pub(super) fn read_rule(part: &str, before: Option<Chosen>) -> Result<Rule, (&st
             None => (Some(head), None),
         };
         if let Some(name) = name.map(str::trim) {
-            let known = name.to_ascii_lowercase().parse();
-            let unknown = |_| (name, RuleReason::Collective { given: cut(name) });
-            collective = Some(known.map_err(unknown)?);
+            let known = Kind::named(&name.to_ascii_lowercase(), 0);
+            let unknown = || (name, RuleReason::Collective { given: cut(name) });
+            collective = Some(known.ok_or_else(unknown)?);
         }
         if let Some(bytes) = bytes.map(str::trim) {
             let none = || (bytes, RuleReason::Range { given: cut(bytes) });
@@ -40,8 +40,8 @@ pub(super) fn read_rule(part: &str, before: Option<Chosen>) -> Result<Rule, (&st
     Ok(Rule { collective, above, up_to, list: listed(list, collective)? })
 }
 
-/// A list.
-fn listed(list: &str, collective: Option<Chosen>) -> Result<List, (&str, RuleReason)> {
+/// Reads a list.
+fn listed(list: &str, collective: Option<Kind>) -> Result<List, (&str, RuleReason)> {
     if list.trim().eq_ignore_ascii_case("auto") {
         return Ok(List::Auto);
     }
@@ -67,8 +67,9 @@ fn listed(list: &str, collective: Option<Chosen>) -> Result<List, (&str, RuleRea
         return Ok(List::Named(named));
     }
     let is_excluded = |algorithm: &Algorithm| excluded.contains(&Spec::usual(*algorithm));
-    let all = Chosen::ALL.into_iter().filter(|one| collective.is_none_or(|own| own == *one));
-    for candidates in all.map(Chosen::candidates) {
+    let all = Kind::collectives(0).into_iter();
+    let own = all.filter(|one| collective.is_none_or(|own| own == *one));
+    for candidates in own.map(candidates) {
         if candidates.iter().all(is_excluded) {
             return Err((list.trim(), RuleReason::Nothing { candidates }));
         }
@@ -110,7 +111,7 @@ fn cut(text: &str) -> String {
 
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut head = self.collective.map(|own| own.to_string()).unwrap_or_default();
+        let mut head = self.collective.map_or("", Kind::name).to_owned();
         if (self.above, self.up_to) != (0, u64::MAX) {
             head.push_str(if head.is_empty() { "" } else { ":" });
             write!(head, "{}-", bytes::written(self.above))?;

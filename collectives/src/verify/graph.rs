@@ -10,13 +10,13 @@ use crate::schedule::{Schedule, StepView};
 pub struct Graph {
     /// The first node of each participant, and the end.
     offsets: Vec<usize>,
-    /// Where each edge leads, by the node that it comes from.
+    /// The target of each edge, grouped by source.
     edges: Vec<usize>,
     /// The first edge of each node, and the end.
     first_edges: Vec<usize>,
     /// How many edges lead to each node.
     incoming: Vec<u32>,
-    /// For a receive, the send that it takes.
+    /// For a receive, its send.
     senders: Vec<Option<usize>>,
 }
 
@@ -44,7 +44,7 @@ impl Graph {
         Ok(graph)
     }
 
-    /// Makes the edges of all dependencies and messages.
+    /// Adds the edges of all dependencies and messages.
     fn connect(&mut self, schedules: &[Schedule]) {
         let messages = (0..).zip(&self.senders).filter_map(|(to, from)| Some(((*from)?, to)));
         let mut pairs: Vec<(usize, usize)> = messages.collect();
@@ -149,12 +149,12 @@ impl Graph {
         &self.edges[self.first_edges[node]..self.first_edges[node + 1]]
     }
 
-    /// For each node, how many it waits for.
+    /// For each node, how many nodes it waits for.
     pub fn waiting(&self) -> Vec<u32> {
         self.incoming.clone()
     }
 
-    /// The send that a receive takes.
+    /// The send of a receive.
     pub fn sender(&self, node: usize) -> Option<usize> {
         self.senders[node]
     }
@@ -187,14 +187,13 @@ impl Graph {
         Err(VerifyError::Cycle { participant: participant as u32, step: step as u32, block })
     }
 
-    /// A node that waits for itself, where some of `waiting` are left over.
+    /// A node on a cycle, which exists because some of `waiting` are left.
     fn on_a_cycle(&self, waiting: &[u32]) -> usize {
         let mut blocker = vec![0; self.steps()];
         for node in (0..self.steps()).filter(|&node| waiting[node] > 0) {
             self.successors(node).iter().for_each(|&successor| blocker[successor] = node);
         }
-        // Whoever is left over has a blocker that is left over; after enough steps back it is one
-        // on a cycle.
+        // Each node that is left has a blocker that is left, so enough steps back lead to a cycle.
         let mut node = waiting.iter().position(|&w| w > 0).unwrap_or(0);
         for _ in 0..self.steps() {
             node = blocker[node];
@@ -215,7 +214,7 @@ impl Graph {
     }
 }
 
-/// What can be checked of one schedule alone.
+/// Checks what concerns one schedule alone.
 fn form(at: u32, schedule: &Schedule, all: &[Schedule]) -> Result<(), VerifyError> {
     let &Schedule { participants, servers, me, ref blocks, ref steps } = schedule;
     let schedules = all.len() as u32;
@@ -237,7 +236,7 @@ fn form(at: u32, schedule: &Schedule, all: &[Schedule]) -> Result<(), VerifyErro
         return Err(VerifyError::Blocks { participant: me, block: blocks.len() as u32 });
     }
     let mut covered_by = vec![None; blocks.len()];
-    for (step, StepView { action, ranges, after }) in (0..).zip(steps) {
+    for (step, StepView { action, ranges, after }) in (0..).zip(steps.iter()) {
         let peer = action.sends_to().or(action.receives_from()).map(|(peer, _)| peer);
         let peer_fits = peer.is_none_or(|peer| peer < participants && peer != me);
         let is_there = |range: &Range<u32>| !range.is_empty() && range.end as usize <= blocks.len();

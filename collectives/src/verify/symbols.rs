@@ -1,4 +1,4 @@
-//! Running schedules on symbols instead of numbers: whose contributions a block holds (ONE), and in
+//! Runs schedules on symbols instead of numbers: which contributions a block holds (ONE), and in
 //! which order they were added up (SAME).
 
 use std::{
@@ -12,7 +12,7 @@ use crate::{
     schedule::{Action, Schedule},
 };
 
-/// Whose contributions a block holds, each once: a bit per participant.
+/// The participants whose contributions a block holds once: a bit for each.
 type Contributors = Vec<u64>;
 
 fn only(participant: u32, words: usize) -> Contributors {
@@ -41,9 +41,13 @@ fn sum(left: u64, right: u64) -> u64 {
     hasher.finish()
 }
 
-/// The canonical order of additions of these participants: the first ones in pairs, until a power
-/// of two is left, and then along a binary tree of aligned groups.
-pub(super) fn canonical(participants: &[u32]) -> u64 {
+/// The [`Report::order`](super::Report::order) of the canonical order of additions over these
+/// participants: the first 2(M − 2^⌊log2 M⌋) of them in pairs, and then all along a binary tree of
+/// aligned groups.
+///
+/// # Panics
+/// Without participants.
+pub fn canonical_order(participants: &[u32]) -> u64 {
     let rounds = participants.len().ilog2();
     let (pairs, single) = participants.split_at(2 * (participants.len() - (1 << rounds)));
     let pairs = pairs.chunks(2).map(|pair| sum(leaf(pair[0]), leaf(pair[1])));
@@ -59,7 +63,7 @@ pub(super) fn canonical(participants: &[u32]) -> u64 {
 struct Value {
     /// Its number among all sums.
     sum: u32,
-    /// Where what is sent is rounded, both ends go on with the rounded value.
+    /// Whether it was sent: both ends go on with what the wire type makes of it.
     is_rounded: bool,
 }
 
@@ -67,13 +71,13 @@ struct Value {
 struct Sums {
     /// How many words a set of contributors has.
     words: usize,
-    /// Of each sum, whose contributions are in it.
+    /// The contributors of each sum.
     contributors: Vec<u64>,
-    /// Of each sum, a hash of the order in which they were added up.
+    /// A hash of the order of additions of each sum.
     orders: Vec<u64>,
-    /// The same, and what was rounded meanwhile.
+    /// The same, including what was rounded.
     associations: Vec<u64>,
-    /// The sums of two.
+    /// The sum of each pair that was added.
     of: HashMap<(Value, Value), u32>,
 }
 
@@ -95,7 +99,7 @@ impl Sums {
         &self.contributors[sum as usize * self.words..][..self.words]
     }
 
-    /// The sum of two, or whose contribution is in both.
+    /// The sum of two, or a participant whose contribution is in both.
     fn plus(&mut self, left: Value, right: Value) -> Result<Value, u32> {
         if let Some(&sum) = self.of.get(&(left, right)) {
             return Ok(Value { sum, is_rounded: false });
@@ -120,24 +124,25 @@ impl Sums {
 }
 
 /// What all participants hold and have published.
-struct State {
+struct SymbolState {
     blocks: usize,
     sums: Sums,
     /// By participant and block.
     work: Vec<Option<Value>>,
     published: Vec<bool>,
-    /// Who published a block first, and how it was added up.
+    /// The participant that published each block first, and how it was added up.
     first: Vec<Option<(u32, u64)>>,
     /// The orders of additions of what was published.
     orders: BTreeSet<u64>,
-    /// Whose contributions each block should hold in the end; none for those of all.
+    /// The participant whose contribution each block should hold in the end; none for all.
     wanted: Vec<Option<u32>>,
     /// The contributions of all.
     all: Contributors,
 }
 
-impl State {
-    /// What a step does to a block. `received`: what a receive gets. Returns what a send sends.
+impl SymbolState {
+    /// Applies a step to a block. `received` is the value of a receive. Returns the value of a
+    /// send.
     fn act(
         &mut self,
         action: Action,
@@ -220,7 +225,7 @@ pub(super) fn run(
         all[contributor as usize / 64] |= 1 << (contributor % 64);
     }
     let blocks = schedules.first().map_or(0, |schedule| schedule.blocks.len());
-    let mut state = State {
+    let mut state = SymbolState {
         blocks,
         sums,
         work: vec![None; schedules.len() * blocks],
@@ -230,7 +235,7 @@ pub(super) fn run(
         wanted: roles.iter().map(|roles| roles.from).collect(),
         all,
     };
-    // Of each send, where what it sends begins in `sent`.
+    // For each send, where its values begin in `sent`.
     let mut starts = vec![0; graph.steps()];
     let mut sent: Vec<Option<Value>> = Vec::new();
     for &node in order {
@@ -243,7 +248,7 @@ pub(super) fn run(
             let is_empty = schedule.blocks[block as usize].count == 0;
             let received = from.and_then(|from| sent[from + nth]);
             let place = (participant as u32, at as u32, block);
-            // Of an empty block nothing is in it, and nothing has to be.
+            // An empty block holds nothing, and need not hold anything.
             let value = if is_empty { None } else { state.act(step.action, place, received)? };
             if step.action.sends_to().is_some() {
                 sent.push(value);

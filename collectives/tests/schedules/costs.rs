@@ -2,12 +2,12 @@
 //! between racks.
 
 use gradwire_collectives::{
-    Algorithm, Kind, Schedule, Spec, Topology, generate, verify::cross_rack_elements,
+    Algorithm, Kind, Schedule, Spec, Topology, generate, verify::cross_tier_elements,
 };
 
 use crate::{all, prove, proven};
 
-/// What the literature promises of each algorithm, for the schedules as they are.
+/// The costs that the literature promises for each algorithm, found in its schedules.
 #[test]
 fn costs_are_those_of_the_papers() {
     let count = 64 * 5040 * 4;
@@ -33,7 +33,7 @@ fn costs_are_those_of_the_papers() {
         let circulant = report(Algorithm::Circulant);
         assert!(circulant.longest_chain <= u64::from(2 * log), "{nodes}: {circulant:?}");
         assert!(circulant.most_elements_sent <= least + slack, "{nodes}: {circulant:?}");
-        // One message for each round, whatever it holds.
+        // One message for each round, however many blocks it holds.
         assert_eq!(circulant.messages, u64::from(2 * log * nodes), "{nodes}");
 
         let doubling = report(Algorithm::RecursiveDoubling);
@@ -44,7 +44,7 @@ fn costs_are_those_of_the_papers() {
     }
 }
 
-/// A mesh has no links but those between neighbours of its rows and columns.
+/// A mesh uses only links between neighbours in its rows and columns.
 #[test]
 fn meshes_use_links_of_neighbours() {
     for (wide, high) in [(2, 2), (4, 3), (3, 5), (8, 4), (7, 1)] {
@@ -73,8 +73,8 @@ fn meshes_use_links_of_neighbours() {
     }
 }
 
-/// Who is at no end of a line hands results on to both sides: 2 times what the line has, of two
-/// participants once; each further dimension has a part of that.
+/// An inner node of a line passes results on to both sides: twice the data of the line, or once on
+/// a line of two; each further dimension has a part of the data.
 #[test]
 fn the_middle_of_a_mesh_sends_more() {
     for (wide, high, expected) in [
@@ -94,7 +94,7 @@ fn the_middle_of_a_mesh_sends_more() {
     }
 }
 
-/// BOUND: however many rings are asked for.
+/// BOUND: for any number of rings.
 #[test]
 fn several_rings_have_a_bounded_number_of_blocks() {
     let spec = Spec::parse("multi-ring(rings=16,segments=256)").unwrap();
@@ -108,7 +108,7 @@ fn several_rings_have_a_bounded_number_of_blocks() {
     }
 }
 
-/// BOUND: however many segments are asked for, and whoever owns blocks.
+/// BOUND: for any number of segments and owners.
 #[test]
 fn servers_have_a_bounded_number_of_blocks() {
     for segments in [1, 16, 256] {
@@ -133,11 +133,11 @@ fn servers_have_a_bounded_number_of_blocks() {
     }
 }
 
-/// What the literature counts for 32 nodes in 4 racks, in pieces that cross between racks, and in
-/// messages that follow from each other.
+/// The literature's figures for 32 nodes in 4 racks: pieces that cross between racks, and the
+/// longest chain of messages.
 #[test]
 fn traffic_is_that_of_the_table() {
-    // All shares are equal, also of grids.
+    // All shares are equal, in grids, too.
     let count = 64 * 32 * 30;
     let in_order = Topology::from_racks((0..32).map(|node| node / 8).collect());
     for (text, across, chain) in [
@@ -156,7 +156,7 @@ fn traffic_is_that_of_the_table() {
     ] {
         let spec = Spec::parse(text).unwrap();
         let schedules = all(Kind::Allreduce, spec, &in_order, count);
-        let found = cross_rack_elements(&schedules, &in_order) as f64 / count as f64;
+        let found = cross_tier_elements(&schedules, &in_order, 1) as f64 / count as f64;
         assert_eq!(found, across, "{text}");
         let report = proven(Kind::Allreduce, spec, &in_order, &schedules);
         assert_eq!(report.longest_chain, chain, "{text}");
@@ -167,7 +167,7 @@ fn traffic_is_that_of_the_table() {
         let schedules = all(Kind::Allreduce, Spec::parse(text).unwrap(), &in_order, count);
         let of = |schedule: &Schedule| {
             let mut sent = [0; 2];
-            for step in &schedule.steps {
+            for step in schedule.steps.iter() {
                 if let Some((peer, _)) = step.action.sends_to() {
                     let inside = in_order.same_rack(schedule.me, peer);
                     sent[usize::from(inside)] += schedule.elements(step);
@@ -178,8 +178,8 @@ fn traffic_is_that_of_the_table() {
         schedules.iter().map(of).collect()
     };
     assert_eq!(sent("hierarchical"), sent("circulant(radix=8)"));
-    // Distances without a thought of racks.
+    // Distances without regard to racks.
     let plain = all(Kind::Allreduce, Algorithm::Bcube, &in_order, count);
-    let found = cross_rack_elements(&plain, &in_order) as f64 / count as f64;
+    let found = cross_tier_elements(&plain, &in_order, 1) as f64 / count as f64;
     assert!((53.25..53.35).contains(&found), "{found}");
 }

@@ -1,10 +1,10 @@
-//! Exchanges, of which each block has roles of its own: proven, and what they cost.
+//! Exchanges, in which each block has its own roles: proofs and costs.
 
-use gradwire_collectives::{Algorithm, Kind, Spec, Topology, verify::cross_rack_elements};
+use gradwire_collectives::{Algorithm, Kind, Spec, Topology, verify::cross_tier_elements};
 
 use crate::{Proofs, all, in_turn, layouts, prove, proven, some};
 
-/// One with each kind of trees that an exchange can have.
+/// One spec for each kind of trees that an exchange can have.
 fn exchanges() -> Vec<Spec> {
     let all = [
         "ring",
@@ -18,14 +18,14 @@ fn exchanges() -> Vec<Spec> {
     all.iter().map(|text| Spec::parse(text).unwrap()).collect()
 }
 
-/// ONE, SAME, WAIT: proven where each participant has a share of its own, too. All alltoalls are
-/// proven for few participants: they have as many blocks as there are pairs.
+/// ONE, SAME, WAIT: also if each participant has its own share. All alltoalls are proven only for
+/// few participants, because they have a block for each pair.
 #[test]
 fn every_exchange_is_proven() {
     let mut proofs = Proofs::default();
     for nodes in 1..=64 {
         for (layout, topology) in (0..).zip(layouts(nodes)) {
-            // Others have the trees of one of these.
+            // Other specs have the trees of one of these.
             for spec in exchanges() {
                 let root = some(nodes)[layout as usize % some(nodes).len()];
                 let kinds = [
@@ -45,7 +45,7 @@ fn every_exchange_is_proven() {
     }
 }
 
-/// ONE, SAME, WAIT: with more nodes each of them in another layout and with another collective.
+/// ONE, SAME, WAIT: with more nodes, each spec in another layout and with another collective.
 #[test]
 fn exchanges_of_many_nodes_are_proven() {
     let mut proofs = Proofs::default();
@@ -63,14 +63,14 @@ fn exchanges_of_many_nodes_are_proven() {
             proofs.prove(kinds[turn / layouts.len() % kinds.len()], spec, topology, 100_003);
         }
     }
-    // Of an alltoall there is a block for each pair.
+    // An alltoall has a block for each pair.
     for (nodes, spec) in [65u32, 84, 96, 101, 113, 120, 130].into_iter().zip(exchanges()) {
         proofs.prove(Kind::Alltoall, spec, &Topology::flat(nodes), 100_003);
     }
 }
 
-/// What is promised of exchanges: how many messages follow from each other, how many each
-/// participant sends, and how much.
+/// The costs of exchanges: the longest chain of messages, and how many messages and elements each
+/// participant sends.
 #[test]
 fn exchanges_cost_what_they_should() {
     let racks = |nodes: u32, racks: u32| {
@@ -86,7 +86,8 @@ fn exchanges_cost_what_they_should() {
             (Algorithm::Direct, 1, others),
             (Algorithm::Circulant, log, log),
         ];
-        // A contribution skips the rounds that don't lead to its owner: among three all but one.
+        // A contribution skips the rounds that don't lead to its owner: among three participants
+        // all but one.
         let is_chain = |found: u64, algorithm, longest: u64| match algorithm {
             Algorithm::Circulant => (longest.div_ceil(2)..=longest).contains(&found),
             _ => found == longest,
@@ -120,7 +121,7 @@ fn exchanges_cost_what_they_should() {
         for kind in [Kind::Allgather, Kind::ReduceScatter] {
             let schedules = all(kind, algorithm, &topology, count);
             assert_eq!(proven(kind, algorithm.into(), &topology, &schedules).longest_chain, chain);
-            assert_eq!(cross_rack_elements(&schedules, &topology), 3 * count, "{algorithm}");
+            assert_eq!(cross_tier_elements(&schedules, &topology, 1), 3 * count, "{algorithm}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Grids of given sizes: proven for every number of nodes, in two dimensions and in as many as the
-//! number has factors.
+//! Grids of given sizes: proven for every number of nodes, in two dimensions and in as many as it
+//! has prime factors.
 
 use crate::*;
 
@@ -32,8 +32,8 @@ fn grids(nodes: u32) -> Vec<Spec> {
     of_two.chain(of_most).collect()
 }
 
-/// ONE, SAME, WAIT: all grids up to 64 nodes, and each number of dimensions above. The racks are
-/// others than the rows in most of the layouts.
+/// ONE, SAME, WAIT: all grids up to 64 nodes, and each number of dimensions above. In most layouts
+/// the racks are not the rows.
 #[test]
 fn grids_of_all_sizes_are_proven() {
     let mut proofs = Proofs::default();
@@ -58,7 +58,7 @@ fn grids_of_all_sizes_are_proven() {
 }
 
 /// Any number of factors: a chain of 2(p−1) messages along each dimension by rings, of two by
-/// direct exchange, and nobody sends more than the least there is.
+/// direct exchange, and no participant sends more than the minimum.
 #[test]
 fn grids_have_any_number_of_dimensions() {
     for (dims, rings) in [("2x2x2x2x2", 10), ("2x3x2x5", 16), ("2x2x2x2x2x2x2", 14)] {

@@ -1,9 +1,9 @@
 //! Runs schedules in memory, in any order that their dependencies allow.
 //!
-//! Steps progress piecewise and interleaved, as the executor's do: of what a step shares with
-//! earlier ones it may use every element that they are done with, and receivers follow senders
-//! element by element. Which step goes on, and how far, is drawn from a seed. The result must not
-//! depend on it (SAME). The arithmetic is that of `gradwire_kernels`.
+//! Steps progress piecewise and interleaved, as in the executor: a step may use every shared
+//! element that earlier steps have finished, and receivers follow senders element by element. A
+//! seed determines which step continues, and how far. The result must not depend on it (SAME). The
+//! arithmetic is that of `gradwire_kernels`.
 
 use gradwire_collectives::{
     Action, Schedule, Section, StepView,
@@ -16,14 +16,14 @@ use gradwire_kernels::{
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::SplitMix64;
 
-/// What is computed, and on what.
+/// The computation and its data.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Data<'a> {
     /// Element type and operation.
     pub(crate) combine: Combine,
-    /// Factor for each contribution.
+    /// The factor for each contribution.
     pub(crate) prescale: f64,
-    /// From the reduction to the result.
+    /// What turns the reduction into the result.
     pub(crate) finish: Finish,
     /// For each participant its local contributions in rank order, each the whole piece in bytes.
     /// Participants that reduce nothing locally may have none.
@@ -41,7 +41,7 @@ pub(crate) enum InterpretError {
         "participant {participant} has a contribution of {len} bytes, the piece has {expected}"
     )]
     Contribution {
-        /// Whose.
+        /// The participant.
         participant: usize,
         /// Its length.
         len: usize,
@@ -51,7 +51,7 @@ pub(crate) enum InterpretError {
     /// A participant that reduces its contributions has none.
     #[error("participant {participant} reduces local contributions but has none")]
     NoContribution {
-        /// Who.
+        /// The participant.
         participant: usize,
     },
     /// The kernels refused.
@@ -59,8 +59,8 @@ pub(crate) enum InterpretError {
     Kernel(#[from] SliceError),
 }
 
-/// Runs `schedules` in an order drawn from `seed`. Gives what each participant publishes, with
-/// zeros where others get the result, and nothing where it gets none at all.
+/// Runs `schedules` in an order drawn from `seed`. Returns what each participant publishes, with
+/// zeros where only others get the result; empty if it gets no result at all.
 ///
 /// # Errors
 /// [`InterpretError`] if the schedules don't achieve what `sections` are or the data doesn't fit.
@@ -104,7 +104,7 @@ pub(crate) fn run(
     };
     let mut random = SplitMix64::seed_from_u64(seed);
     let mut waiting = graph.waiting();
-    // Steps of which nothing stands in the way of a first element, for all that is known.
+    // Steps that may be able to progress.
     let mut open: Vec<usize> = (0..graph.steps()).collect();
     while !open.is_empty() {
         let pick = random.random_range(0..open.len());
@@ -137,7 +137,7 @@ struct Memory<'a> {
     results: Vec<Vec<u8>>,
     /// What each send has sent so far.
     messages: Vec<Vec<u8>>,
-    /// Elements that each step is done with, from the beginning of its message on.
+    /// How many elements each step has finished, from the beginning of its message.
     done: Vec<usize>,
 }
 

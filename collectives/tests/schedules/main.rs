@@ -1,5 +1,5 @@
-//! Every algorithm, proven and run: for 1 to 130 participants, up to 64 of them in racks of all
-//! shapes and in tiers above them.
+//! Proves and runs every algorithm, for 1 to 130 participants in racks of all shapes and in tiers
+//! above them.
 
 mod costs;
 mod exchanges;
@@ -106,8 +106,8 @@ impl Hasher for Mixer {
     }
 }
 
-/// What has been proven. Many layouts and sizes lead to the same steps. A proof is about the steps
-/// and about which blocks are empty, so one is enough for all of them.
+/// The schedules that have been proven. Many layouts and sizes lead to the same steps. A proof
+/// depends only on the steps and on which blocks are empty, so one proof is enough for all of them.
 #[derive(Default)]
 struct Proofs(HashMap<u64, Option<u64>>);
 
@@ -139,13 +139,13 @@ impl Proofs {
 
 const COUNTS: [u64; 5] = [0, 1, 1001, 64 * 64, (4 << 20) + 3];
 
-/// Up to so many nodes everything is proven. With more of them that is so for what the cost model
-/// chooses, and for the circulant; of the others each layout is proven with one thing in turn. To
-/// those that don't look at tiers above the racks these are another order of nodes: they are proven
-/// with one thing in turn, and with few nodes.
+/// Up to this many nodes everything is proven. With more nodes everything is proven only for the
+/// algorithms that the cost model chooses; for the others each layout is proven with one choice in
+/// turn. For algorithms that ignore tiers above the racks, tiers only change the order of nodes:
+/// they are proven with one choice in turn, and only with few nodes.
 const FEW: u32 = 24;
 
-/// Up to so many nodes every spec is proven in every layout.
+/// Up to this many nodes every spec is proven in every layout.
 const FULL: u32 = 64;
 
 fn in_turn<T: Copy>(spec: Spec, nodes: u32, layout: u32, all: &[T]) -> Vec<T> {
@@ -170,8 +170,8 @@ fn in_turn<T: Copy>(spec: Spec, nodes: u32, layout: u32, all: &[T]) -> Vec<T> {
     }
 }
 
-/// Numbers of nodes, in parts that take about as long: a test for each. No proof is for several
-/// numbers, so nothing is proven twice.
+/// A test for each range of numbers of nodes; the ranges take about equally long. A proof is for
+/// one number of nodes, so nothing is proven twice.
 macro_rules! in_parts {
     ($(#[$about:meta])* $name:ident, $prove:expr) => {
         $(#[$about])*
@@ -201,8 +201,8 @@ macro_rules! in_parts {
     };
 }
 
-/// Every spec with every number above 64, each time with another layout and another choice of
-/// `each`.
+/// Every spec with every number of nodes above 64, each time with another layout and another of
+/// `each` choices.
 fn many(nodes: RangeInclusive<u32>, each: u32) -> impl Iterator<Item = (Spec, Topology, usize)> {
     let in_turn = move |nodes: u32| {
         let all = layouts(nodes);
@@ -236,10 +236,10 @@ in_parts! {
     every_allreduce_is_proven, prove_allreduces
 }
 
-/// ONE, SAME, WAIT: also where one node may be late. Its contributions are the last that each owner
-/// adds, and two messages follow from its arrival.
+/// ONE, SAME, WAIT: also if one node may be late. Each owner adds its contribution last, and only
+/// two messages depend on its arrival.
 #[test]
-fn who_is_late_comes_last() {
+fn the_late_contribution_is_added_last() {
     for nodes in 1..=130 {
         let topology = Topology::flat(nodes);
         let all_of_them = (0..nodes).flat_map(|late| COUNTS.map(|count| (late, count))).collect();
@@ -316,7 +316,7 @@ fn every_move_is_proven() {
                 assert_eq!(report.longest_chain, u64::from(sent > 0));
                 for me in 0..nodes {
                     let schedule = generate(kind, Algorithm::Ring, &topology, me, count);
-                    // Who is neither the one nor the other has nothing to do.
+                    // Participants that neither send nor receive have nothing to do.
                     assert_eq!(schedule.steps.is_empty(), me != to && (me != from || count == 0));
                     for algorithm in specs() {
                         assert_eq!(generate(kind, algorithm, &topology, me, count), schedule);
@@ -327,14 +327,14 @@ fn every_move_is_proven() {
     }
 }
 
-/// A reduction to one node sends what the broadcast from there sends, the other way, but for those
-/// with the canonical order of additions.
+/// A reduction to one node sends the same as the broadcast from there, in the other direction,
+/// except with the canonical order of additions.
 #[test]
 fn reductions_mirror_broadcasts() {
     let links = |schedules: &[Schedule], up: bool| {
         let mut links = Vec::new();
         for schedule in schedules {
-            for step in &schedule.steps {
+            for step in schedule.steps.iter() {
                 let Some((peer, _)) = step.action.sends_to() else { continue };
                 let ends = if up { (peer, schedule.me) } else { (schedule.me, peer) };
                 links.extend(step.blocks().map(|block| (ends, block)));
@@ -367,7 +367,7 @@ fn trivial_pieces_still_complete() {
         assert_eq!(alone.steps.len(), 2);
         let empty = generate(Kind::Allreduce, algorithm, &Topology::flat(9), 4, 0);
         assert_eq!(empty.steps.len(), 1);
-        // Who gets nothing publishes nothing.
+        // Participants without a result publish nothing.
         let up = Kind::Reduce { root: 4 };
         for me in 0..9 {
             let empty = generate(up, algorithm, &Topology::flat(9), me, 0);

@@ -1,10 +1,10 @@
-//! Blink on links of any rates: proven, run on data, and no slower than what rates allow.
+//! Blink on links of any rates: proofs, sums of data, and traffic on slow links.
 
-use gradwire_collectives::{Links, MAX_LINKED, verify::cross_rack_elements};
+use gradwire_collectives::{Links, MAX_LINKED, verify::cross_tier_elements};
 
 use super::*;
 
-/// Links of random rates between the nodes of a topology, some of them without one of their own.
+/// Links of random rates between the nodes of a topology, some of them without a limit.
 fn with_rates(topology: Topology, random: &mut SplitMix64) -> Topology {
     let nodes = topology.participants();
     let mut draw = |all: &[u32]| all[(random.next_u64() % all.len() as u64) as usize];
@@ -38,7 +38,7 @@ fn packed_trees_are_proven() {
 }
 
 /// Two sites of four nodes with fast links inside and slow ones between, of which one is faster:
-/// nearly all that crosses goes there.
+/// nearly all crossing traffic goes there.
 #[test]
 fn slow_links_carry_little() {
     let site = |node: u32| node / 4;
@@ -57,7 +57,7 @@ fn slow_links_carry_little() {
         let schedules = all(kind, Algorithm::Blink, &topology, count);
         proven(kind, Algorithm::Blink.into(), &topology, &schedules);
         let sites = Topology::from_racks((0..8).map(site).collect());
-        let crossing = cross_rack_elements(&schedules, &sites);
+        let crossing = cross_tier_elements(&schedules, &sites, 1);
         assert!(crossing <= ways * count * 11 / 10, "{kind:?}: {crossing} of {count}");
         let fast: u64 = schedules
             .iter()

@@ -1,5 +1,5 @@
-//! Every algorithm, run on data in a random order: everybody who should gets the result, and all
-//! get the same bits.
+//! Runs every algorithm on data in a random order: all receivers get the result, with the same
+//! bits.
 
 use gradwire_collectives::{Kind, Roles, Schedule, Section, Spec, Topology, generate_sections};
 use gradwire_kernels::{Combine, Finish};
@@ -37,8 +37,8 @@ pub(super) fn bytes_of(dtype: DType, values: &[i64]) -> Vec<u8> {
     bytes
 }
 
-/// A value of one of `world` ranks, such that every type holds the sums of all that are drawn, and
-/// of any part of them, exactly, and that averages are whole.
+/// A value of one of `world` ranks. Every type holds the sums of all such values, and of any part
+/// of them, exactly, and averages are whole.
 pub(super) fn draw(
     dtype: DType,
     op: ReduceOp,
@@ -89,7 +89,7 @@ struct Case {
     dtype: DType,
     op: ReduceOp,
     ranks: Vec<u8>,
-    /// For what has a root; none for all.
+    /// The root, or none for all participants.
     root: Option<u32>,
     count: usize,
     seed: u64,
@@ -101,7 +101,7 @@ impl Case {
     }
 }
 
-/// What can be asked for.
+/// All valid pairs of type and operation.
 fn pairs() -> Vec<(DType, ReduceOp)> {
     let all = DType::ALL.iter().flat_map(|&dtype| ReduceOp::ALL.iter().map(move |&op| (dtype, op)));
     all.filter(|(dtype, op)| op.refuses(*dtype).is_none()).collect()
@@ -127,15 +127,15 @@ fn case() -> impl Strategy<Value = Case> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]
 
-    /// ONE, SAME: on data, in a random order with random progress, every participant that should
-    /// gets the result, for all element types and operations, and nobody else gets anything.
+    /// ONE, SAME: on data, in a random order with random progress, exactly the receivers get the
+    /// result, for all element types and operations.
     #[test]
     fn reductions_compute_what_they_should(case in case()) {
         let kind = case.reduction();
         let Case { topology, algorithm, dtype, op, ranks, count, seed, .. } = case;
         let mut random = SplitMix64::seed_from_u64(seed);
         let world: usize = ranks.iter().map(|&r| usize::from(r)).sum();
-        // Their sum isn't 128 any more.
+        // Their sum would overflow.
         prop_assume!(!(op == ReduceOp::Average && dtype == DType::I8 && world > 127));
         let mut values = Vec::new();
         let contributions: Vec<Vec<Vec<u8>>> = ranks
@@ -168,10 +168,10 @@ proptest! {
         }
     }
 
-    /// SAME: where rounding makes every order of reduction another result, all participants still
-    /// get the same bits, and get them again in another order of events.
+    /// SAME: even if the result depends on the order of additions by rounding, all participants get
+    /// the same bits, in every order of events.
     #[test]
-    fn everybody_gets_the_same_bits(case in case(), other in any::<u64>()) {
+    fn all_get_the_same_bits(case in case(), other in any::<u64>()) {
         let kind = case.reduction();
         let Case { topology, algorithm, dtype, ranks, count, seed, .. } = case;
         let mut random = SplitMix64::seed_from_u64(seed);
@@ -202,8 +202,8 @@ proptest! {
         }
     }
 
-    /// Sections of any roles and sizes, also empty ones, in any order: each participant gets what
-    /// it should.
+    /// Sections of any roles and sizes, including empty ones, in any order: each participant gets
+    /// the right result.
     #[test]
     fn sections_get_what_they_should(
         case in case(),
@@ -259,7 +259,7 @@ proptest! {
     #[test]
     fn moves_copy_bits(case in case(), from in any::<prop::sample::Index>()) {
         let Case { topology, algorithm, dtype, root: to, count, seed, .. } = case;
-        // Truth values are moved as the bytes they are: what is computed of them is 0 or 1.
+        // Truth values are moved as bytes; only results of computations are 0 or 1.
         let dtype = if dtype == DType::Bool { DType::U8 } else { dtype };
         let nodes = topology.participants();
         let from = from.index(nodes as usize) as u32;

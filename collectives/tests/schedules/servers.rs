@@ -1,8 +1,8 @@
-//! Servers: proven for all numbers of them, what they save, and sums on data.
+//! Servers: proofs for all numbers of them, the load that they take, and sums of data.
 
 use super::*;
 
-/// All that have servers, also with other parameters.
+/// All algorithms with servers, with several parameters.
 fn specs() -> [Spec; 6] {
     let all = [
         "servers",
@@ -35,7 +35,7 @@ fn servers_reduce_for_the_others() {
     }
 }
 
-/// ONE, SAME: for every number of nodes up to 130, none to as many servers as others, in racks of
+/// ONE, SAME: for every number of nodes up to 130, with up to half of them as servers, in racks of
 /// all shapes and in tiers above them.
 #[test]
 fn servers_of_any_number_are_anywhere() {
@@ -53,8 +53,8 @@ fn servers_of_any_number_are_anywhere() {
     }
 }
 
-/// The busiest node sends 2n(n−1)/(n²+kn−2k) times the piece (BytePS), of which no block is smaller
-/// than a cache line.
+/// The busiest node sends 2n(n−1)/(n²+kn−2k) times the piece (BytePS). Blocks are at least a cache
+/// line.
 #[test]
 fn servers_take_load_from_the_others() {
     let count = 64 << 20;
@@ -76,13 +76,13 @@ fn servers_take_load_from_the_others() {
     for (sent, expected) in at_8.iter().zip([1.75, 1.6, 1.2727, 1.0]) {
         assert!((sent - expected).abs() < 1e-3, "{sent}, not {expected}");
     }
-    // More of them share what servers do.
+    // Further servers share the servers' work.
     assert_eq!(busiest(4, 12).most_elements_sent, count);
 }
 
-/// `servers=K`: as if there were no others. `weights=equal`: as if all lines were equal.
+/// `servers=K` ignores further servers, and `weights=equal` the rates of lines.
 #[test]
-fn servers_and_weights_are_what_is_asked_for() {
+fn servers_and_weights_can_be_chosen() {
     let count = 64 << 20;
     let sent = |text: &str, topology: &Topology| {
         let spec = Spec::parse(text).unwrap();
@@ -110,8 +110,8 @@ fn servers_and_weights_are_what_is_asked_for() {
     assert_ne!(sent("servers", &lines), sent("servers", &with_servers(4, 1)));
 }
 
-/// When the last line is done, in pieces by the common unit of rates: by trying times. At each, no
-/// owner takes more than its line allows.
+/// When the last line is done, in pieces divided by the unit of rates, found by bisection. At each
+/// time, no owner takes more than its line allows.
 fn bisected(own: &[u32], servers: &[u32]) -> f64 {
     let n = own.len() as f64;
     let shares = |time: f64| {
@@ -129,10 +129,10 @@ fn bisected(own: &[u32], servers: &[u32]) -> f64 {
     if own.len() > 2 { high.max(least) } else { least }
 }
 
-/// With lines of any rates, the last one is done as early as it can be. The closed form is compared
-/// with a search, and both with what the schedules really send.
+/// With lines of any rates, the last one is done as early as possible. Compares the traffic of the
+/// schedules with a search.
 #[test]
-fn faster_lines_have_more_to_do() {
+fn faster_lines_do_more() {
     let mut random = SplitMix64::seed_from_u64(7);
     let mut below = |most: u64| (random.next_u64() % most) as usize;
     let count = 16 << 20;
@@ -153,7 +153,7 @@ fn faster_lines_have_more_to_do() {
     }
 }
 
-/// ONE, SAME: for all small numbers of nodes, with lines that differ in every way.
+/// ONE, SAME: for all small numbers of nodes, with lines of random rates.
 #[test]
 fn any_lines_have_right_sums() {
     let mut random = SplitMix64::seed_from_u64(11);
@@ -179,14 +179,14 @@ fn a_server_in_each_rack_is_near_its_rack() {
     let racks: Vec<u32> = (0..8).map(|node| node / 4).chain(0..2).collect();
     let topology = Topology::from_racks(racks).with_servers(2);
     let schedules = all(Kind::Allreduce, Algorithm::Servers, &topology, 1 << 20);
-    let crossing = verify::cross_rack_elements(&schedules, &topology) as f64;
-    // Each of 8 owners has (8−2)/76 of the piece and each server 14/76; half of all is elsewhere.
+    let crossing = verify::cross_tier_elements(&schedules, &topology, 1) as f64;
+    // Each of 8 owners has (8−2)/76 of the piece and each server 14/76; half of it crosses.
     assert!((crossing / f64::from(1 << 20) - 8.0).abs() < 1e-3, "{crossing}");
 }
 
 /// ParameterHub with one and with several servers in each of four racks of eight, and without: the
-/// chain is 4 messages or 2 + 2(r−1), what crosses between racks is the least there is, and nodes
-/// send the piece once where servers are enough.
+/// chain is 4 messages or 2 + 2(r−1), crossing traffic is minimal, and nodes send the piece once if
+/// there are enough servers.
 #[test]
 fn hubs_cross_racks_once() {
     let count = 64 * 32 * 30;
@@ -198,7 +198,7 @@ fn hubs_cross_racks_once() {
             let schedules = all(Kind::Allreduce, spec, &topology, count);
             let report = proven(Kind::Allreduce, spec, &topology, &schedules);
             assert_eq!(report.longest_chain, chain, "{text}, {servers} servers in each rack");
-            let crossing = verify::cross_rack_elements(&schedules, &topology);
+            let crossing = verify::cross_tier_elements(&schedules, &topology, 1);
             assert_eq!(crossing, 6 * count, "{text}, {servers} servers in each rack");
             let sent = report.most_elements_sent as f64 / count as f64;
             assert!((sent - busiest).abs() < 0.3, "{text}, {servers}: {sent}, not {busiest}");

@@ -1,15 +1,14 @@
-//! Layouts of nodes: racks, groups of racks, groups of these, and so on. What crosses them, and in
-//! how many messages.
+//! Layouts of nodes: racks, groups of racks, groups of these, and so on. The traffic that crosses
+//! them, and the number of messages.
 
 use gradwire_collectives::{
-    Algorithm, Kind, Schedule, Spec, Topology,
-    verify::{cross_rack_elements, cross_tier_elements},
+    Algorithm, Kind, Schedule, Spec, Topology, verify::cross_tier_elements,
 };
 use proptest::prelude::{Just, Strategy, prop, prop_oneof};
 
 use crate::{all, prove, proven};
 
-/// So many layouts have no tier above the racks.
+/// The number of layouts without a tier above the racks.
 pub(crate) const RACKS: usize = 7;
 
 /// All layouts that are proven: the first [`RACKS`] have no tier above the racks.
@@ -41,7 +40,7 @@ fn in_tiers(nodes: u32) -> Vec<Topology> {
     fn triangle(node: u32) -> u32 {
         ((8 * node + 1).isqrt() - 1) / 2
     }
-    // Eleven racks, of which four groups and two groups of these are made.
+    // Eleven racks in four groups, which are in two larger groups.
     fn scattered(node: u32) -> u32 {
         (5 * node + node / 7) % 11
     }
@@ -74,8 +73,8 @@ fn grouped(nodes: usize) -> impl Strategy<Value = Topology> {
     ]
 }
 
-/// Groups of one size: so many nodes in a rack, racks in a group, and so on. Numbered such that an
-/// order by number would cross all the time.
+/// Groups of one size: the nodes of a rack, the racks of a group, and so on. Successive numbers are
+/// in different groups, so an order by number would cross at each step.
 fn regular(sizes: &[u32]) -> Topology {
     let nodes: u32 = sizes.iter().product();
     let tier = |tier: usize| {
@@ -85,14 +84,14 @@ fn regular(sizes: &[u32]) -> Topology {
     Topology::from_tiers((1..sizes.len()).map(tier).collect()).unwrap()
 }
 
-/// How many pieces cross each tier, the racks first.
+/// The number of pieces that cross each tier, the racks first.
 fn crossing(schedules: &[Schedule], topology: &Topology, count: u64) -> Vec<f64> {
     let tiers = 1..=topology.tiers().len();
     let crossing = tiers.map(|tier| cross_tier_elements(schedules, topology, tier));
     crossing.map(|elements| elements as f64 / count as f64).collect()
 }
 
-/// The least that a reduction to all, or its way back, has to cross.
+/// The minimum of pieces that cross each tier in a reduction to all owners, or in its way back.
 fn least(topology: &Topology) -> Vec<f64> {
     (1..=topology.tiers().len()).map(|tier| topology.groups(tier).len() as f64 - 1.0).collect()
 }
@@ -104,16 +103,16 @@ fn doubled(each: &[f64]) -> Vec<f64> {
 const REGULAR: [&[u32]; 6] =
     [&[2, 2, 2], &[4, 2, 3], &[2, 5, 2], &[1, 3, 2], &[2, 3, 2, 2], &[2, 2, 2, 2, 2]];
 
-/// What crosses between racks is the least there is; a ring crosses each boundary once.
+/// The traffic between racks is minimal; a ring crosses each boundary once.
 #[test]
-fn racks_are_crossed_as_rarely_as_can_be() {
+fn racks_are_crossed_as_rarely_as_possible() {
     let count = 64 * 5040;
     for (racks, size) in [(2u32, 4u32), (3, 5), (4, 8), (8, 3)] {
         let nodes = racks * size;
-        // Striped, so that an order by number would cross all the time.
+        // Striped, so that an order by number would cross at each step.
         let topology = Topology::from_racks((0..nodes).map(|node| node % racks).collect());
         let crossing = |kind, algorithm| {
-            cross_rack_elements(&all(kind, algorithm, &topology, count), &topology)
+            cross_tier_elements(&all(kind, algorithm, &topology, count), &topology, 1)
         };
         let least = 2 * u64::from(racks - 1) * count;
         assert_eq!(crossing(Kind::Allreduce, Algorithm::Hierarchical), least);
@@ -133,7 +132,7 @@ fn racks_are_crossed_as_rarely_as_can_be() {
 /// Cross-rack traffic is minimal at every tier, on any tree of groups. The chain has two messages
 /// for each tier and two inside racks.
 #[test]
-fn hierarchical_crosses_every_tier_as_rarely_as_can_be() {
+fn hierarchical_has_minimal_traffic_in_tiers() {
     let count = 64 * 5040;
     let trees = REGULAR.into_iter().map(regular);
     let unequal = [3, 7, 20, 33, 64].into_iter().flat_map(in_tiers);
@@ -148,7 +147,7 @@ fn hierarchical_crosses_every_tier_as_rarely_as_can_be() {
             (Kind::Allgather, tiers + 1),
             (Kind::ReduceScatter, tiers + 1),
         ] {
-            // An exchange has a share for each.
+            // An exchange has an equal share for each node.
             let count = count / u64::from(nodes) * u64::from(nodes);
             let schedules = all(kind, Algorithm::Hierarchical, &topology, count);
             let chain =
@@ -163,8 +162,8 @@ fn hierarchical_crosses_every_tier_as_rarely_as_can_be() {
     }
 }
 
-/// The same of the circulant on regular trees, and of grids with a dimension for each tier. A ring
-/// crosses out of each group once.
+/// The same for the circulant on regular trees, and for grids with a dimension for each tier. A
+/// ring crosses out of each group once.
 #[test]
 fn circulants_and_rings_keep_groups_together() {
     for topology in REGULAR.into_iter().map(regular) {
@@ -199,8 +198,8 @@ fn circulants_and_rings_keep_groups_together() {
     }
 }
 
-/// Nobody sends more than direct exchange without a thought of racks has everybody send, where
-/// groups are of one size; and not much more where they are not.
+/// No node sends more than in direct exchange without regard to racks, if groups have one size, and
+/// not much more otherwise.
 #[test]
 fn the_work_is_shared() {
     let count = 64 * 5040 * 4;
@@ -213,7 +212,7 @@ fn the_work_is_shared() {
         assert!(sent(&topology) < 1.01, "{} over {topology:?}", sent(&topology));
     }
     for topology in [24, 64].into_iter().flat_map(in_tiers) {
-        // Without the tiers above them, who is in a small rack has more to do.
+        // Without the tiers above them, members of small racks have more work.
         let in_racks = Topology::from_racks(topology.racks().to_vec());
         let (with, without) = (sent(&topology), sent(&in_racks));
         assert!(with < 1.05 * without, "{with}, {without} over {topology:?}");

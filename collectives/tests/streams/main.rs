@@ -10,7 +10,7 @@ use gradwire_collectives::{
 use rand::{RngExt as _, SeedableRng};
 use rand_xoshiro::SplitMix64;
 
-/// What the daemons receive, reduce and send on at once.
+/// The bytes that daemons receive, reduce and send on at once.
 const CHUNK: u64 = 256 << 10;
 const SEED: u64 = 1;
 const CASES: u32 = 60;
@@ -43,12 +43,12 @@ impl Case {
             chunk: CHUNK,
             ..CostModel::default()
         };
-        // 4 KiB to 64 MiB, all orders of magnitude alike; whole elements.
+        // 4 KiB to 64 MiB of whole elements, uniform in the logarithm.
         let bytes = (4096.0 * f64::exp2(random.random_range(0.0..14.0))) as u64 & !3;
         Self { topology, model, bytes }
     }
 
-    /// By how much the model predicts too much, as a fraction.
+    /// The error of the model's prediction, as a fraction.
     fn error(&self, kind: Kind, spec: Spec) -> f64 {
         let Self { topology, model, bytes } = self;
         let schedules: Vec<Schedule> = (0..topology.participants())
@@ -59,8 +59,8 @@ impl Case {
     }
 }
 
-/// Prints the errors of an algorithm over all cases, in percent: their median, and that and the
-/// ninth tenth of their sizes. Returns the median of the sizes.
+/// Prints the errors of an algorithm over all cases, in percent: the median, and the median and the
+/// 90th percentile of absolute errors. Returns the median absolute error.
 fn report(kind: Kind, spec: Spec, in_racks: bool) -> f64 {
     let mut random = SplitMix64::seed_from_u64(SEED);
     let mut errors: Vec<f64> =
@@ -79,8 +79,9 @@ fn report(kind: Kind, spec: Spec, in_racks: bool) -> f64 {
     at(&sizes, 5)
 }
 
-/// An allreduce by each algorithm. Those that send from the beginning are predicted best. In racks
-/// the lines and the uplinks of some take turns, and the model has the slower of both.
+/// An allreduce by each algorithm. The best predictions are those of algorithms that send from the
+/// beginning. In racks the lines and the uplinks of some algorithms take turns, and the model has
+/// the slower of both.
 #[test]
 fn allreduces_take_what_is_predicted() {
     println!("seed {SEED}");
@@ -98,7 +99,7 @@ fn allreduces_take_what_is_predicted() {
     }
 }
 
-/// An exchange by each way to do it. All sections are one element at least.
+/// An exchange by each kind of trees. All sections have at least one element.
 #[test]
 fn exchanges_take_what_is_predicted() {
     println!("seed {SEED}");

@@ -1,9 +1,9 @@
 //! A discrete-event simulation of schedules, chunk by chunk as the daemons run them: a chunk that
-//! has come in is reduced and sent on while the rest of its message is under way.
+//! has arrived is reduced and sent on while the rest of its message is in flight.
 //!
-//! - A line carries one chunk at a time in each direction. Peers take turns on the sender's, and
-//!   the receiver's takes chunks as they come, from a queue that never overflows.
-//! - So does the uplink of a rack, with the rate of all of its nodes together.
+//! - A line carries one chunk at a time in each direction. Peers take turns on the sender's line.
+//!   The receiver's line takes chunks in the order of arrival, from a queue that never overflows.
+//! - An uplink of a rack works the same way, with the rate of all its nodes together.
 //! - A node has one processor, for messages and for what is reduced.
 
 use std::{
@@ -20,22 +20,22 @@ struct Chunk {
     node: usize,
     bytes: f64,
     action: Action,
-    /// The first of its message.
+    /// Whether it is the first of its message.
     is_first: bool,
     /// For a send, the chunk that receives it.
     receiver: usize,
-    /// How many chunks, whole steps and arrivals are still awaited.
+    /// How many chunks, whole steps and arrivals it still waits for.
     waits_for: u32,
-    /// When the last of them is there.
+    /// When the last of them is done.
     ready: f64,
-    /// Who waits for it.
+    /// The chunks that wait for it.
     next: Vec<usize>,
 }
 
 /// What happens at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// All that a chunk waited for is there.
+    /// A chunk waits for nothing more.
     Ready(usize),
     /// A node's line is free.
     Free(usize),
@@ -57,12 +57,12 @@ pub(crate) fn simulated(
 struct Network<'a> {
     model: &'a CostModel,
     chunks: Vec<Chunk>,
-    /// Of each step, how many chunks are not done, and who waits for all of them.
+    /// For each step, how many chunks are not done, and which chunks wait for all of them.
     left: Vec<usize>,
     after_all: Vec<Vec<usize>>,
     rack_of: Vec<usize>,
     rack_size: Vec<f64>,
-    /// Of each node, what is to be sent to each peer, who was served last, and whether it sends.
+    /// For each node, the chunks to send to each peer, the peer served last, and whether it sends.
     queues: Vec<BTreeMap<u32, VecDeque<usize>>>,
     served: Vec<u32>,
     sends: Vec<bool>,
@@ -84,7 +84,7 @@ impl<'a> Network<'a> {
         chunk: u64,
     ) -> Self {
         let mut chunks: Vec<Chunk> = Vec::new();
-        // The chunks of each step, and where those of each of its blocks begin.
+        // The chunks of each step, and the first chunk of each of its blocks.
         let mut of_step = vec![0..0; graph.steps()];
         let mut of_block: Vec<BTreeMap<u32, usize>> = vec![BTreeMap::new(); graph.steps()];
         for (node, schedule) in schedules.iter().enumerate() {
@@ -180,8 +180,8 @@ impl<'a> Network<'a> {
         network
     }
 
-    /// Times are never negative, so their bits have the same order. What is at the same time
-    /// happens in the order in which it was found out.
+    /// Times are never negative, so their bits have the same order. Events at the same time happen
+    /// in the order in which they were added.
     fn at(&mut self, time: f64, event: Event) {
         self.happened += 1;
         self.events.push(Reverse((time.to_bits(), self.happened, event)));
@@ -210,7 +210,7 @@ impl<'a> Network<'a> {
         match action {
             Action::Send { peer, .. } => {
                 self.queues[node].entry(peer).or_default().push_back(chunk);
-                // After all that is ready at this time: no peer is the first one of all.
+                // After all that is ready at this time, so that no peer is the first for all.
                 if !std::mem::replace(&mut self.sends[node], true) {
                     self.at(now, Event::Free(node));
                 }
@@ -227,7 +227,7 @@ impl<'a> Network<'a> {
         }
     }
 
-    /// The line of a node takes the next chunk, of the peer whose turn it is.
+    /// The line of a node takes the next chunk, for the peer whose turn it is.
     fn send(&mut self, node: usize, now: f64) {
         let served = self.served[node];
         let waiting = |(_, queue): &(&u32, &VecDeque<usize>)| !queue.is_empty();
@@ -248,7 +248,7 @@ impl<'a> Network<'a> {
         let sent = start + bytes * model.in_rack.per_byte;
         self.at(sent, Event::Free(node));
         self.at(sent, Event::Done(chunk));
-        // Each queue on the way passes it on as it comes in.
+        // Each queue on the path passes the chunk on while it arrives.
         let (mine, theirs) = (self.rack_of[node], self.rack_of[peer as usize]);
         let mut there = (start, sent);
         let mut pass = |free: &mut f64, per_byte: f64| {
@@ -282,7 +282,7 @@ impl<'a> Network<'a> {
         }
     }
 
-    /// One of the things that a chunk waits for is there from a time on.
+    /// Notes when something that a chunk waits for is done.
     fn release(&mut self, chunk: usize, time: f64) {
         let one = &mut self.chunks[chunk];
         one.waits_for -= 1;

@@ -11,7 +11,7 @@
 use std::ops::Range;
 
 use gradwire_collectives::execution::Unrounded;
-use gradwire_kernels::{Quantized, Store, add_quantized, dequantize, quantize};
+use gradwire_kernels::{Quantized, Store, add_quantized, dequantize, level, quantize};
 use gradwire_proto::compression::{GROUP, GROUP_BYTES};
 
 use super::piece::Piece;
@@ -171,7 +171,7 @@ impl Groups {
                 let start = self.errors - self.sums + elements.start * WIDE;
                 &mut others[start..start + count * WIDE]
             });
-            quantize(self.format, &tile.values[..count], errors, &mut blocks[block]);
+            quantize(level(), self.format, &tile.values[..count], errors, &mut blocks[block]);
         }
     }
 

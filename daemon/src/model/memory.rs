@@ -192,8 +192,11 @@ pub(crate) fn publish(finish: &Finish, source: &[u8], targets: &[Part<'_>], stor
     let targets: Vec<*mut u8> =
         targets.iter().map(|(span, offset)| span.at(*offset, bytes)).collect();
     let elements = source.len() / finish.dtype.size();
+    let (combine, source) = (Combine { dtype: finish.dtype, op: finish.op }, &[source.as_ptr()]);
     // SAFETY: each target has `bytes` bytes (checked by `at`), the source is a slice of as many.
-    unsafe { kernels::finish_to(finish, &targets, source.as_ptr(), elements, store) };
+    unsafe {
+        kernels::reduce_finish_to(combine, 1.0, finish, &targets, source, elements, store);
+    }
 }
 
 /// A partial result that has another form than the ranks' elements.
@@ -230,10 +233,11 @@ pub(crate) fn reduce_partial(
         parts.iter().map(|(span, offset)| span.at(*offset, bytes).cast_const()).collect();
     let partial = received.map(|received| received.operand(elements));
     let dst = (target.form, target.bytes.as_mut_ptr());
+    let (level, partials) = (kernels::level(), partial.as_slice());
     // SAFETY: each input has `elements` of the ranks' type (checked by `at`), what was received as
     // many of its form (checked by `operand`), and the target is a slice of as many of its form.
     unsafe {
-        kernels::reduce_partials(combine, prescale, dst, &inputs, partial.as_slice(), elements);
+        kernels::reduce_partials(level, combine, prescale, dst, &inputs, partials, elements);
     }
 }
 
@@ -254,7 +258,9 @@ pub(crate) fn combine_partial(
     let combine = Combine { dtype: DType::F32, op };
     // SAFETY: all are slices of `elements` of their forms (checked by `operand`); the target is
     // exactly one of the partials or apart from them.
-    unsafe { kernels::reduce_partials(combine, 1.0, dst, &[], &partials, elements) };
+    unsafe {
+        kernels::reduce_partials(kernels::level(), combine, 1.0, dst, &[], &partials, elements);
+    }
 }
 
 /// [`publish`] of a partial result.
@@ -268,10 +274,9 @@ pub(crate) fn publish_partial(
     let bytes = (elements * finish.dtype.size()) as u64;
     let targets: Vec<*mut u8> =
         targets.iter().map(|(span, offset)| span.at(*offset, bytes)).collect();
+    let (level, source) = (kernels::level(), source.operand(elements));
     // SAFETY: each target has `elements` of the ranks' type (checked by `at`), the source as many.
-    unsafe {
-        kernels::finish_partial(finish, &targets, source.operand(elements), elements, store);
-    }
+    unsafe { kernels::finish_partial(level, finish, &targets, source, elements, store) };
 }
 
 /// Reduces and publishes in one pass, where no other node takes part: every target gets the

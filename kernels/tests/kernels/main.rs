@@ -1,5 +1,5 @@
-//! Every level against the scalar reference, bit for bit, and the reference against what the
-//! arithmetic is said to be; for integers, truth values and the rarer floats in [`meaning`].
+//! Compares every level with the scalar reference, bit for bit, and the reference with the
+//! definition of the arithmetic; for integers, truth values and the rarer floats in [`meaning`].
 
 #![expect(unsafe_code, reason = "the functions that take pointers are tested, too")]
 
@@ -8,8 +8,8 @@ mod partial;
 mod quantized;
 
 use gradwire_kernels::{
-    Combine, Finish, Level, SliceError, Store, finish_to, level, reduce, reduce_finish_in_place,
-    reduce_finish_slices, reduce_slices,
+    Combine, Finish, Level, SliceError, Store, level, reduce, reduce_finish_in_place,
+    reduce_finish_slices, reduce_finish_to, reduce_slices,
 };
 use gradwire_proto::{DType, F8E4m3, F8E5m2, ReduceOp};
 use half::{bf16, f16};
@@ -20,7 +20,7 @@ fn levels() -> impl Iterator<Item = Level> {
     Level::ALL.into_iter().filter(|l| *l != Level::Scalar && l.is_available())
 }
 
-/// What an element consists of: complex numbers of two floats.
+/// The parts of an element: complex numbers consist of two floats.
 fn part(dtype: DType) -> DType {
     match dtype {
         DType::C64 => DType::F32,
@@ -29,7 +29,7 @@ fn part(dtype: DType) -> DType {
     }
 }
 
-/// Values that arithmetic stumbles over, as the low bits of an element, or of a part of it.
+/// Special and ordinary values, as the low bits of an element, or of a part of it.
 fn special(dtype: DType, random: &mut SplitMix64) -> u64 {
     let any = random.next_u64();
     let pick = random.random_range(0..14);
@@ -80,7 +80,7 @@ fn special(dtype: DType, random: &mut SplitMix64) -> u64 {
     }
 }
 
-/// Elements at a chosen misalignment, whole elements or not.
+/// Bytes at a chosen misalignment, not always of whole elements.
 struct Buffer {
     bytes: Vec<u8>,
     start: usize,
@@ -98,7 +98,7 @@ impl Buffer {
         let mut buffer = Self::new(count * dtype.size(), misaligned);
         let dtype = part(dtype);
         let size = dtype.size();
-        // Some runs are of ordinary values, so that not everything ends as NaN.
+        // Some runs have ordinary values, so that not everything becomes NaN.
         let plain = random.random_range(0..2) == 0;
         for element in buffer.get_mut().chunks_exact_mut(size) {
             let bits = loop {
@@ -120,7 +120,7 @@ impl Buffer {
         &mut self.bytes[self.start..self.start + self.len]
     }
 
-    /// Nothing but the elements was written.
+    /// Whether only the elements were written.
     fn is_framed(&self) -> bool {
         let frame = [&self.bytes[..self.start], &self.bytes[self.start + self.len..]];
         frame.concat().iter().all(|&b| b == 0xa5)
@@ -170,9 +170,8 @@ fn every_level_computes_what_the_reference_does() {
                                 slices.iter().map(|s| &s[at * size..][..size]).collect();
                             panic!(
                                 "{level:?} {combine:?} {finish:?} prescale {prescale}, element \
-                                 {at} \
-                                 of {count}: {:x?} is {:x?}, the reference says {:x?} (seed \
-                                 {seed})",
+                                 {at} of {count}: {:x?} is {:x?}, the reference says {:x?}, \
+                                 seed {seed}",
                                 operands,
                                 &result[at * size..][..size],
                                 &reference[at * size..][..size],
@@ -225,12 +224,15 @@ fn results_may_replace_inputs() {
                 }
                 let mut here = reduced.clone();
                 let pointer = here.as_mut_ptr();
-                // SAFETY: the destination is the source.
-                unsafe { finish_to(&finish, &[pointer], pointer, count, Store::Cached) };
+                let finish_to = |dst: *mut u8, src: *const u8, store| {
+                    // SAFETY: both hold `count` elements, and are the same or apart.
+                    unsafe {
+                        reduce_finish_to(combine, 1.0, &finish, &[dst], &[src], count, store);
+                    }
+                };
+                finish_to(pointer, pointer, Store::Cached);
                 let mut there = vec![0; size];
-                let dst = there.as_mut_ptr();
-                // SAFETY: both hold `count` elements and they are apart.
-                unsafe { finish_to(&finish, &[dst], reduced.as_ptr(), count, Store::Streaming) };
+                finish_to(there.as_mut_ptr(), reduced.as_ptr(), Store::Streaming);
                 assert_eq!(here, there, "{dtype}");
             }
         }
@@ -274,11 +276,11 @@ fn minimum_and_maximum_are_symmetric() {
     assert_eq!(f32s(ReduceOp::Max, &[0.0, -0.0]), 0);
     assert_eq!(f32s(ReduceOp::Min, &[2.0, -3.0, 1.0]), (-3.0f32).to_bits());
     assert_eq!(f32s(ReduceOp::Max, &[2.0, -3.0, 1.0]), 2.0f32.to_bits());
-    // One input alone is copied, its payload with it.
+    // A single input is copied with its payload.
     assert_eq!(f32s(ReduceOp::Sum, &[payload]), payload.to_bits());
 }
 
-/// From the left, in the order given: (1e30 − 1e30) + 1 is 1, 1 + (1e30 − 1e30) isn't written so.
+/// From the left, in the order given: (1e30 − 1e30) + 1 is 1, but (1 + 1e30) − 1e30 is 0.
 #[test]
 fn order_is_that_of_the_inputs() {
     assert_eq!(f32s(ReduceOp::Sum, &[1e30, -1e30, 1.0]), 1.0f32.to_bits());
@@ -321,7 +323,7 @@ fn halves_are_summed_in_f32_and_rounded_once() {
     assert_eq!(run(DType::Bf16, &[1, 1]), 2, "denormals are numbers");
 }
 
-/// An average that would overflow as a sum doesn't, where it is finished in the same sweep.
+/// An average whose sum would overflow doesn't, if it is finished in the same sweep.
 #[test]
 fn halves_are_finished_before_they_are_rounded() {
     let dtype = DType::F16;

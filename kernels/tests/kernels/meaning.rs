@@ -1,6 +1,5 @@
-//! What the reference computes for integers, truth values, complex numbers and 8-bit floats,
-//! against the definition, element by element. That the other levels compute the same is shown
-//! elsewhere.
+//! Compares the reference with the definition for integers, truth values, complex numbers and 8-bit
+//! floats, element by element. Other tests compare the other levels with the reference.
 
 use gradwire_kernels::{Combine, Finish, Level, Store, level, reduce_finish_slices, reduce_slices};
 use gradwire_proto::{DType, F8E4m3, F8E5m2, ReduceOp};
@@ -25,8 +24,8 @@ fn reduced<const N: usize>(
 
 macro_rules! integers {
     ($($int:ident $dtype:ident),+) => {
-        /// Sums and products wrap, averages are the wrapped sum divided and cut towards zero, bits
-        /// are bits: for values of all sizes and every width.
+        /// Sums and products wrap, averages are the wrapped sum divided and truncated, for values
+        /// of all sizes and every width.
         #[test]
         fn integers_are_reduced_as_integers() {
             let seed = 31;
@@ -83,7 +82,7 @@ fn integers_wrap_and_averages_truncate() {
     };
     assert_eq!(run(ReduceOp::Sum, &[127, 1], 2), -128);
     assert_eq!(run(ReduceOp::Product, &[16, 17], 2), 16);
-    assert_eq!(run(ReduceOp::Average, &[-3, -4], 2), -3, "-7 / 2 is cut towards zero");
+    assert_eq!(run(ReduceOp::Average, &[-3, -4], 2), -3, "-7 / 2 is truncated");
     assert_eq!(run(ReduceOp::Average, &[3, 4], 2), 3);
     assert_eq!(run(ReduceOp::Average, &[-128], 1), -128);
     assert_eq!(run(ReduceOp::Average, &[100, 20], u32::MAX), 0);
@@ -93,12 +92,11 @@ fn integers_wrap_and_averages_truncate() {
 
 macro_rules! scaled_integers {
     ($($int:ident $dtype:ident),+) => {
-        /// What a factor makes of an integer is computed in f64 and truncated, for each
-        /// contribution and for the result, over more than one tile; what is too large is the
-        /// largest there is.
+        /// Integers are scaled in f64 and truncated, for each contribution and for the result, over
+        /// more than one tile; values that are too large saturate.
         #[test]
         #[expect(clippy::cast_lossless, reason = "the casts are of all widths")]
-        fn factors_of_integers_are_computed_in_f64_and_truncated() {
+        fn factors_of_integers_are_applied_in_f64() {
             let seed = 33;
             let mut random = SplitMix64::seed_from_u64(seed);
             let factors = [1.0, 0.5, -2.0, 1.0 / 3.0, 1e300];
@@ -145,8 +143,8 @@ macro_rules! scaled_integers {
                     let values: Vec<_> = inputs.iter().map(|input| input[at]).collect();
                     assert_eq!(
                         is, should,
-                        "{op} of {dtype} {values:?}, factors {prescale} and {postscale}, seed \
-                         {seed}"
+                        "{op} of {dtype} {values:?}, factors {prescale} and {postscale}, \
+                         seed {seed}"
                     );
                 }
             })+
@@ -156,8 +154,8 @@ macro_rules! scaled_integers {
 
 scaled_integers!(i8 I8, u8 U8, i16 I16, u16 U16, i32 I32, u32 U32, i64 I64, u64 U64);
 
-/// As Horovod: 7 and -7 are halved to 3 and -3. An average with a factor that is a whole number is
-/// that number, also where 1/n is not exact.
+/// As in Horovod: 7 and -7 are halved to 3 and -3. A scaled average that is a whole number is
+/// exact, even if 1/n is not.
 #[test]
 fn scaled_integers_are_truncated_towards_zero() {
     let run = |op, prescale, postscale, inputs: &[i64]| {
@@ -177,7 +175,7 @@ fn scaled_integers_are_truncated_towards_zero() {
     assert_eq!(run(ReduceOp::Max, -1.0, 2.5, &[3, 5]), -7);
     assert_eq!(run(ReduceOp::Average, 1.0, 0.5, &[2; 49]), 1, "98 · 0.5 / 49");
     assert_eq!(run(ReduceOp::Sum, 1e300, 1.0, &[1]), i64::MAX);
-    // Where nothing is scaled nothing is rounded.
+    // Without a factor nothing is rounded.
     assert_eq!(run(ReduceOp::Sum, 1.0, 1.0, &[i64::MAX - 2, 1]), i64::MAX - 1);
     assert_eq!(run(ReduceOp::Min, 1.0, 0.5, &[8, i64::MAX - 2]), 4);
 }
@@ -232,7 +230,7 @@ fn averages_of_integers_are_exact() {
         averages_are_exact(i8::MIN..=i8::MAX, by);
         averages_are_exact(u8::MIN..=u8::MAX, by);
     }
-    // Every short, by every divisor near to which it is one.
+    // All 16-bit integers, by divisors near the edges.
     for x in i16::MIN..=i16::MAX {
         let edges = [i32::from(x).unsigned_abs(), 1, 3, 1 << 15, 1 << 16, 1 << 24, u32::MAX];
         for by in edges.into_iter().flat_map(|by| [by.max(2) - 1, by.max(1), by.saturating_add(1)])
@@ -260,7 +258,7 @@ fn averages_of_integers_are_exact() {
     }
 }
 
-/// Any byte but 0 is true, and what is computed is 0 or 1.
+/// Any byte but 0 is true, and computed values are 0 or 1.
 #[test]
 fn truth_values_are_all_any_or_odd() {
     for a in [0u8, 1, 2, 0x80, 0xff] {
@@ -285,11 +283,11 @@ fn truth_values_are_all_any_or_odd() {
             }
         }
     }
-    // Also where there is only one.
+    // Also with a single input.
     assert_eq!(reduced(DType::Bool, ReduceOp::Max, 1, &[[7]]), [1]);
 }
 
-/// Complex numbers are their parts, averages and factors too.
+/// Complex numbers are reduced, averaged and scaled part by part.
 #[test]
 fn complex_numbers_are_summed_part_by_part() {
     let mut random = SplitMix64::seed_from_u64(32);
@@ -321,7 +319,7 @@ fn complex_numbers_are_summed_part_by_part() {
     let combine = Combine { dtype: DType::C64, op: ReduceOp::Sum };
     reduce_slices(combine, 1.0, &mut out, &[&number(1.0, 2.0), &number(3.0, -5.0)]).unwrap();
     assert_eq!(out[..], number(4.0, -3.0));
-    // Half a complex number is none.
+    // Half a complex number is refused.
     let error = reduce_slices(combine, 1.0, &mut [0; 12], &[&[0; 12]]).unwrap_err();
     assert!(error.to_string().contains("whole 8-byte elements"), "{error}");
 }
@@ -345,7 +343,7 @@ fn eight_bits_are_summed_in_f32_and_rounded_once() {
     assert_eq!(e4m3(ReduceOp::Sum, 1, &[16.0, 1.0, 1.0]), 18.0);
     assert_eq!(e5m2(ReduceOp::Sum, 1, &[8.0, 1.0]), 8.0);
     assert_eq!(e5m2(ReduceOp::Sum, 1, &[8.0, 1.0, 1.0]), 10.0);
-    // Too large: NaN or infinity; but not if the average isn't.
+    // A sum that is too large is NaN or infinity, but its average may fit.
     assert!(e4m3(ReduceOp::Sum, 1, &[448.0, 448.0]).is_nan());
     assert_eq!(e4m3(ReduceOp::Average, 2, &[448.0, 448.0]), 448.0);
     assert_eq!(e5m2(ReduceOp::Sum, 1, &[57344.0, 57344.0]), f32::INFINITY);
@@ -360,7 +358,7 @@ fn eight_bits_are_summed_in_f32_and_rounded_once() {
     // Denormals are numbers.
     assert_eq!(reduced(DType::F8E4m3, ReduceOp::Sum, 1, &[[1], [1]]), [2]);
     assert_eq!(reduced(DType::F8E5m2, ReduceOp::Sum, 1, &[[1], [1]]), [2]);
-    // For all pairs, what f32 says.
+    // All pairs, compared with f32.
     for a in 0..=u8::MAX {
         for b in 0..=u8::MAX {
             let sum = F8E4m3::from_bits(a).to_f32() + F8E4m3::from_bits(b).to_f32();

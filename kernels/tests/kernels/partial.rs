@@ -1,16 +1,16 @@
-//! What is reduced and finished by way of partial results: the rounding against the library's, the
-//! sums against the reference, every level against the scalar one, bit for bit.
+//! Reductions via partial results: compares the rounding with the library's, sums with the
+//! reference, and every level with the scalar one, bit for bit.
 
-use gradwire_kernels::{Form, finish_partial_at, reduce_partials_at};
+use gradwire_kernels::{Form, finish_partial, reduce_partials};
 
 use super::*;
 
-/// Rounded by the library, with the one NaN.
+/// Rounded by the library, with the canonical NaN.
 fn rounded(value: f32) -> u16 {
     if value.is_nan() { 0x7fc0 } else { bf16::from_f32(value).to_bits() }
 }
 
-/// Operands at odd places, whose lengths are no multiple of anything.
+/// Operands at odd addresses and of odd lengths.
 struct Operands {
     /// The type of the inputs.
     dtype: DType,
@@ -53,13 +53,13 @@ impl Operands {
         let dst = (to, out.get_mut().as_mut_ptr());
         let combine = Combine { dtype: self.dtype, op };
         // SAFETY: every buffer holds `count` elements of its form, and this machine has the level.
-        unsafe { reduce_partials_at(level, combine, prescale, dst, &inputs, &partials, count) };
+        unsafe { reduce_partials(level, combine, prescale, dst, &inputs, &partials, count) };
         assert!(out.is_framed(), "{level:?} wrote elsewhere");
         out.get().to_vec()
     }
 
-    /// The same in three steps that are known to be right: inputs and partials in f32, reduced by
-    /// the reference of f32, rounded by the library.
+    /// The same in three simple steps: inputs and partials in f32, reduced by the reference of f32,
+    /// rounded by the library.
     fn by_definition(&self, op: ReduceOp, prescale: f64, to: Form) -> Vec<u8> {
         let combine = Combine { dtype: DType::F32, op };
         let fold = |prescale: f64, slices: &[&[u8]]| {
@@ -96,7 +96,7 @@ impl Operands {
     }
 }
 
-/// In f32. What is converted has the one NaN.
+/// The values in f32. Converted NaNs are canonical.
 fn widened(dtype: DType, bytes: &[u8]) -> Vec<u8> {
     if dtype == DType::F32 {
         return bytes.to_vec();
@@ -112,9 +112,9 @@ fn widened(dtype: DType, bytes: &[u8]) -> Vec<u8> {
     values.flat_map(|value| canonical(value).to_ne_bytes()).collect()
 }
 
-/// The library's rounding, with the one NaN.
+/// The library's rounding, with the canonical NaN.
 fn narrowed(dtype: DType, value: f32) -> Vec<u8> {
-    // Rounding makes one NaN of all.
+    // Rounding makes all NaNs canonical.
     let value = if value.is_nan() && dtype != DType::F32 { f32::NAN } else { value };
     match dtype {
         DType::F16 if value.is_nan() => 0x7e00_u16.to_ne_bytes().to_vec(),
@@ -126,15 +126,15 @@ fn narrowed(dtype: DType, value: f32) -> Vec<u8> {
     }
 }
 
-/// The types that travel in another form.
+/// The types that may be sent in another form.
 const TYPES: [DType; 5] = [DType::F32, DType::F16, DType::Bf16, DType::F8E4m3, DType::F8E5m2];
 
 const OPS: [ReduceOp; 5] =
     [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
 
-/// Every mixture that the executor makes, at every level, in lengths around a tile's.
+/// Every combination that the executor uses, at every level, in lengths around that of a tile.
 #[test]
-fn every_level_reduces_to_the_same_bits_as_the_reference() {
+fn every_level_reduces_to_the_same_bits() {
     const B: Form = Form::Bf16;
     const F: Form = Form::F32;
     let seed = 23;
@@ -180,7 +180,7 @@ fn every_level_reduces_to_the_same_bits_as_the_reference() {
 
 /// All 2^16 upper halves, with the lower halves that decide: ties, their neighbours, and any.
 #[test]
-fn rounding_is_that_of_the_library_and_keeps_what_is_short_already() {
+fn rounding_is_that_of_the_library() {
     let mut random = SplitMix64::seed_from_u64(5);
     let lower = [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff, random.next_u64() as u32 & 0xffff];
     for lower in lower {
@@ -193,7 +193,7 @@ fn rounding_is_that_of_the_library_and_keeps_what_is_short_already() {
             let combine = Combine { dtype: DType::F32, op: ReduceOp::Sum };
             let inputs = &[bytes.as_ptr()];
             // SAFETY: both hold as many elements as there are values; the level is there.
-            unsafe { reduce_partials_at(level, combine, 1.0, dst, inputs, &[], values.len()) };
+            unsafe { reduce_partials(level, combine, 1.0, dst, inputs, &[], values.len()) };
             for (value, got) in values.iter().zip(out.chunks_exact(2)) {
                 let got = u16::from_ne_bytes(got.try_into().unwrap());
                 assert_eq!(got, rounded(*value), "{level:?}: {value:e} ({:08x})", value.to_bits());
@@ -222,17 +222,16 @@ fn rounding_is_that_of_the_library_and_keeps_what_is_short_already() {
     }
 }
 
-/// What is published is what the reference makes of the widened numbers, rounded by the library, to
-/// every destination.
+/// Every destination gets the reference's result of the widened numbers, rounded by the library.
 #[test]
-fn every_level_finishes_to_the_same_bits_as_the_reference() {
+fn every_level_finishes_to_the_same_bits() {
     let mut random = SplitMix64::seed_from_u64(77);
     let forms = [(Form::Bf16, DType::Bf16), (Form::F32, DType::F32)];
     let types = TYPES.into_iter().flat_map(|dtype| forms.map(|form| (dtype, form)));
     for (dtype, (form, partial)) in types {
         for count in [1, 63, 2048, 2049, 5000] {
             let src = Buffer::random(partial, count, random.random_range(0..64), &mut random);
-            // Bit by bit: what is no number keeps its bits on the way to f32.
+            // By bits, so that NaNs keep theirs on the way to f32.
             let upper = |b: &[u8]| u32::from(u16::from_ne_bytes([b[0], b[1]])) << 16;
             let wide = match form {
                 Form::Bf16 => {
@@ -261,7 +260,7 @@ fn every_level_finishes_to_the_same_bits_as_the_reference() {
                         let dsts = [one.get_mut().as_mut_ptr(), two.get_mut().as_mut_ptr()];
                         let src = (form, src.get().as_ptr());
                         // SAFETY: all buffers hold `count` elements; the level is there.
-                        unsafe { finish_partial_at(level, &finish, &dsts, src, count, store) };
+                        unsafe { finish_partial(level, &finish, &dsts, src, count, store) };
                         assert!(one.is_framed() && two.is_framed(), "{level:?} wrote elsewhere");
                         for got in [one.get(), two.get()] {
                             let pairs = got.chunks_exact(size).zip(right.chunks_exact(size));
@@ -276,7 +275,7 @@ fn every_level_finishes_to_the_same_bits_as_the_reference() {
     }
 }
 
-/// In place, as a partial result is added to.
+/// In place, as when a partial result is added to.
 #[test]
 fn a_partial_result_may_be_replaced() {
     let mut random = SplitMix64::seed_from_u64(9);
@@ -290,7 +289,7 @@ fn a_partial_result_may_be_replaced() {
         let partials = [(form, at.cast_const()), (Form::Bf16, theirs.get().as_ptr())];
         let combine = Combine { dtype: DType::F32, op: ReduceOp::Sum };
         // SAFETY: both hold `count` elements; the destination is exactly the first.
-        unsafe { reduce_partials_at(level(), combine, 1.0, (form, at), &[], &partials, count) };
+        unsafe { reduce_partials(level(), combine, 1.0, (form, at), &[], &partials, count) };
         assert_eq!(mine, right);
     }
 }

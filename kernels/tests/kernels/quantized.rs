@@ -1,14 +1,14 @@
-//! Groups of eight-bit elements: every level against the reference, bit for bit, and the reference
-//! against its error bound.
+//! Groups of eight-bit elements: compares every level with the reference, bit for bit, and the
+//! reference with its error bound.
 
-use gradwire_kernels::{Level, Quantized, add_quantized, dequantize, quantize, quantize_at};
+use gradwire_kernels::{Level, Quantized, add_quantized, dequantize, level, quantize};
 use gradwire_proto::compression::{GROUP, GROUP_BYTES};
 use rand::RngExt;
 use rand_xoshiro::{SplitMix64, rand_core::SeedableRng};
 
 const FORMATS: [Quantized; 2] = [Quantized::Int8, Quantized::Fp8];
 
-/// Values of very different magnitudes, also the smallest and the largest ones.
+/// Values of very different magnitudes, including the smallest and the largest.
 fn values(random: &mut SplitMix64, count: usize) -> Vec<f32> {
     let scale = f32::from_bits(random.random_range(0..0x7f00_0000));
     let value = |random: &mut SplitMix64| match random.random_range(0..8) {
@@ -24,7 +24,7 @@ fn values(random: &mut SplitMix64, count: usize) -> Vec<f32> {
 
 fn quantized(level: Level, format: Quantized, values: &[f32], errors: &mut [u8]) -> Vec<u8> {
     let mut groups = vec![7; values.len().div_ceil(GROUP) * GROUP_BYTES];
-    quantize_at(level, format, values, Some(errors), &mut groups);
+    quantize(level, format, values, Some(errors), &mut groups);
     groups
 }
 
@@ -57,7 +57,7 @@ fn every_level_gives_the_same_bytes_and_errors() {
 }
 
 #[test]
-fn errors_are_within_the_bound_and_exactly_what_is_lost() {
+fn errors_are_exact_and_within_the_bound() {
     let mut random = SplitMix64::seed_from_u64(5);
     for _ in 0..400 {
         let given = values(&mut random, 600);
@@ -88,7 +88,7 @@ fn errors_are_within_the_bound_and_exactly_what_is_lost() {
     }
 }
 
-/// What one round loses comes with the next ones: their mean comes close to the value.
+/// Later rounds make up for the errors of earlier ones: their mean comes close to the value.
 #[test]
 fn errors_that_are_kept_do_not_add_up() {
     let mut random = SplitMix64::seed_from_u64(7);
@@ -98,7 +98,7 @@ fn errors_that_are_kept_do_not_add_up() {
         let mut groups = vec![0; 2 * GROUP_BYTES];
         let mut sums = vec![0.0; given.len()];
         for _ in 0..100 {
-            quantize(format, &given, Some(&mut errors), &mut groups);
+            quantize(level(), format, &given, Some(&mut errors), &mut groups);
             add_quantized(format, &groups, &mut sums);
         }
         for (given, sum) in given.iter().zip(sums) {
@@ -108,7 +108,7 @@ fn errors_that_are_kept_do_not_add_up() {
 }
 
 #[test]
-fn a_group_with_no_number_has_none_and_others_keep_theirs() {
+fn one_infinity_spoils_only_its_group() {
     for format in FORMATS {
         let mut given = vec![1.0; 2 * GROUP];
         given[3] = f32::INFINITY;

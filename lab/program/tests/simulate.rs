@@ -284,7 +284,7 @@ fn wrong_input_is_refused_in_one_line() {
         (&["nan.toml"], "cluster file nan.toml: line 3: network.rate_mbit is NaN", "0.001"),
         (
             &["spec.toml"],
-            "cluster file spec.toml: line 9: job.specs: there is no algorithm \"dirct\"",
+            "cluster file spec.toml: line 9: job.specs: unknown algorithm \"dirct\"",
             "",
         ),
         (&["many.toml"], "cluster file many.toml: line 6: host.count is 4097", "1 to 4096"),

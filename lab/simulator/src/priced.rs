@@ -1,8 +1,8 @@
 //! Runs operations by the cost model alone, where there are too many hosts for their schedules.
 //!
-//! An operation takes what [`price`] says. The line, uplink or processor that it keeps busiest is
-//! busy with it for as long as [`busy`] says, and serves one operation after the other. So what is
-//! under way together hides its latencies, as in a pipeline of the model.
+//! An operation takes as long as its [`Cost`] says. The line, uplink or processor that it keeps
+//! busiest is busy with it for as long as that says, and serves one operation after the other. So
+//! what is under way together hides its latencies, as in a pipeline of the model.
 
 use std::{
     cmp::Reverse,
@@ -10,7 +10,10 @@ use std::{
     sync::Arc,
 };
 
-use gradwire_collectives::{CostModel, Spec, Topology, cost::busy, price};
+use gradwire_collectives::{
+    CostModel, Spec, Topology,
+    cost::{Cost, cost},
+};
 
 use crate::job::{Content, Director, Operation, Order};
 
@@ -30,8 +33,8 @@ pub fn run(model: &CostModel, topology: &Topology, director: &mut impl Director)
         let (spec, bytes) = (operation.spec, operation.bytes());
         let Content::Kind(kind, _) = operation.content else { panic!("sections have no price") };
         *prices.entry((spec, bytes)).or_insert_with(|| {
-            let busy = busy(model, topology, kind, spec, bytes);
-            (price(model, topology, kind, spec, bytes).max(busy), busy)
+            let Cost { alone, busy } = cost(model, topology, kind, spec, bytes);
+            (alone.max(busy), busy)
         })
     };
     let mut under_way: BTreeMap<u64, Arc<Operation>> = BTreeMap::new();

@@ -197,7 +197,7 @@ fn each_mistake_is_named_with_its_line() {
         (format!("{hosts}count = 4096"), 4, "more than 4096 hosts"),
         (format!("{hosts}count = 1.5"), 5, "must be a whole number"),
         (format!("{hosts}[job]\nspecs = [\"torus(dims=2x4)\"]"), 6, "is for 8 nodes"),
-        (format!("{hosts}[job]\nspecs = [\"rign\"]"), 6, "there is no algorithm \"rign\""),
+        (format!("{hosts}[job]\nspecs = [\"rign\"]"), 6, "unknown algorithm \"rign\""),
         (format!("{hosts}[job]\ncollective = \"sum\""), 6, "it must be allreduce, broadcast"),
         (format!("{hosts}[job]\nchunk_bytes = 1"), 6, "job.chunk_bytes is 1: it must be from 4096"),
         (format!("{hosts}[[fault]]\nkind = \"fire\""), 6, "it must be pause, slow, busy"),

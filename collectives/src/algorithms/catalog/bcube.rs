@@ -1,22 +1,7 @@
-//! BCube: the [`circulant`](super::circulant) without a thought of racks, as in Gloo's algorithm of
+//! BCube: the [`circulant`](super::circulant) without regard to racks, as in Gloo's algorithm of
 //! that name (Träff, 2024; Bruck et al., 1997). Every message may cross between racks.
 
-use crate::{
-    algorithms::{
-        about::{About, TRAEFF},
-        definition::Definition,
-        name::Parameter,
-        parts::{
-            circle::{self, Circle, RADIX},
-            exchange::Trees,
-            shape::{Cluster, Shape},
-        },
-        spec::Spec,
-        symmetry::Symmetry,
-    },
-    schedule::Schedule,
-    topology::Topology,
-};
+use super::prelude::*;
 
 pub(super) struct Bcube;
 
@@ -27,9 +12,9 @@ fn circle(spec: &Spec, topology: &Topology) -> Circle {
 impl Definition for Bcube {
     fn about(&self) -> About {
         About {
-            idea: "the circulant's rounds without a thought of racks",
+            idea: "the circulant's rounds without regard to racks",
             cost: "2⌈log_k M⌉α + 2(M−1)/M·S·β",
-            when: "to compare",
+            when: "comparison",
             source: TRAEFF,
         }
     }

@@ -1,37 +1,23 @@
 //! Bine, binomial negabinary: partners and trees whose distances are about two thirds of those of
-//! butterflies and binomial trees, so more messages stay near their sender, whatever is near (De
-//! Sensi et al., "Bine Trees: Enhancing Collective Operations by Optimizing Communication
-//! Locality", SC 2025).
+//! butterflies and binomial trees, so more messages stay near their sender in any network (De Sensi
+//! et al., "Bine Trees: Enhancing Collective Operations by Optimizing Communication Locality", SC
+//! 2025).
 //!
 //! A number in base −2 (negabinary) has bits of weight 1, −2, 4, −8, …: its neighbours on both
-//! sides differ from it in low bits. To flip the lowest t + 1 bits, which are all 0 or all 1, is to
-//! go the distance (1 − (−2)^(t+1)) / 3 to one side or the other: 1, 1, 3, 5, 11, 21, …
+//! sides differ from it in low bits. Flipping the lowest t + 1 bits, which are all 0 or all 1,
+//! moves it by the distance (1 − (−2)^(t+1)) / 3 to one side or the other: 1, 1, 3, 5, 11, 21, …
 //!
 //! - The allreduce is an exchange in pairs ([`doubling`]) with partners at these distances, the
 //!   nearest first: they are [Swing](swing)'s. Here the blocks lie in the order in which they are
 //!   halved, so each message is one range (`owned`).
-//! - To or from one participant it is a tree: in round t everybody who has the block sends it to
-//!   who differs in all bits but the highest t, the farthest first. Numbers count from the root
-//!   around the order of the racks, to both sides.
+//! - To or from one participant it is a tree: in round t each participant with the block sends it
+//!   to the number that differs in all bits but the highest t, the farthest first. Numbers count
+//!   from the root in the order of the racks, to both sides.
 //!
 //! Where M is not a power of two, the first 2(M − 2^⌊log2 M⌋) positions fold in pairs.
 
-use super::swing;
-use crate::{
-    algorithms::{
-        about::About,
-        definition::Definition,
-        parts::{
-            build::{self, Link, Place, Rooted},
-            doubling::{self, Fold, Pairs},
-            shape::{Cluster, Shape},
-            trees,
-        },
-        spec::Spec,
-    },
-    schedule::{Schedule, split},
-    topology::Topology,
-};
+use super::{prelude::*, swing};
+use crate::algorithms::parts::doubling::Folding;
 
 const PAIRS: Pairs = Pairs { partner: swing::partner, owned, fits_racks: false };
 
@@ -42,7 +28,7 @@ impl Definition for Bine {
         About {
             idea: "halving and doubling, or a tree, at distances 1, 1, 3, 5, 11, … to either side",
             cost: "as halving-doubling",
-            when: "racks that are not known",
+            when: "unknown racks",
             source: "De Sensi et al., \"Bine Trees: Enhancing Collective Operations by Optimizing \
                      Communication Locality\", SC 2025",
         }
@@ -57,11 +43,35 @@ impl Definition for Bine {
     }
 
     fn rooted(&self, _: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-        rooted(topology, root, me, count)
+        let mut order = topology.order();
+        let first = build::position(&order, root);
+        order.rotate_left(first as usize);
+        let at = build::position(&order, me);
+        let tree = BineTree::new(order.len() as u32);
+        Rooted::new(split(count, trees::blocks_for(count)), move |block| {
+            let link = |(peer, round): (u32, u32)| Link {
+                peer: order[peer as usize],
+                up: block + tree.0.rounds - round,
+                down: block + tree.0.rounds + round,
+            };
+            Place {
+                parent: tree.parent(at).map(link),
+                children: tree.children(at).into_iter().map(link).collect(),
+            }
+        })
     }
 
+    /// The cost of a broadcast: ⌈log2 M⌉(α + S·β).
     fn broadcast_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
-        broadcast_cost(cluster)
+        let rounds = cluster.nodes.log2().ceil();
+        let across = cluster.racks.log2().ceil();
+        Shape {
+            line: rounds,
+            uplink: cluster.uplink(across + 1.0),
+            messages: rounds,
+            // A pair is rarely at the end of the longest path.
+            ..cluster.hops(cluster.nodes.log2().floor(), across + 1.0)
+        }
     }
 }
 
@@ -73,14 +83,14 @@ fn negabinary(number: u32, bits: u32) -> u32 {
     (number.wrapping_add(NEGATIVE) ^ NEGATIVE) & ((1 << bits) - 1)
 }
 
-/// The number modulo 2^`bits` that these are the bits of in base −2.
+/// The number modulo 2^`bits` with these bits in base −2.
 fn number(negabinary: u32, bits: u32) -> u32 {
     (negabinary ^ NEGATIVE).wrapping_sub(NEGATIVE) & ((1 << bits) - 1)
 }
 
-/// Which block a number owns, of 2^`rounds`. Blocks that are sent together follow each other. In
-/// round t a pair differs in bit t of the Gray code of the negabinary number, which counts to the
-/// other side for even numbers; and what is sent first is halved first.
+/// The block that a number owns, of 2^`rounds`. Blocks that are sent together are contiguous. In
+/// round t a pair differs in bit t of the Gray code of the negabinary number, where even numbers
+/// are negated. The bits are reversed, because the first round halves all blocks.
 fn owned(number: u32, rounds: u32) -> u32 {
     if rounds == 0 {
         return 0;
@@ -92,53 +102,40 @@ fn owned(number: u32, rounds: u32) -> u32 {
 
 /// A tree over positions, of which 0 is the root.
 #[derive(Debug, Clone, Copy)]
-struct BineTree {
-    rounds: u32,
-    folded: u32,
-}
+struct BineTree(Folding);
 
 impl BineTree {
     fn new(nodes: u32) -> Self {
-        let rounds = nodes.ilog2();
-        Self { rounds, folded: nodes - (1 << rounds) }
+        Self(Folding::new(nodes))
     }
 
-    /// The one of a pair that takes part, or a single position, by number.
-    fn position(self, number: u32) -> u32 {
-        if number < self.folded { 2 * number } else { number + self.folded }
-    }
-
-    /// Who is one round farther down: the other one of a pair.
+    /// Whether a position is the other member of a pair, one round farther down.
     fn is_folded(self, at: u32) -> bool {
-        at < 2 * self.folded && !at.is_multiple_of(2)
+        self.0.is_paired(at) && !at.is_multiple_of(2)
     }
 
-    fn number(self, at: u32) -> u32 {
-        if at < 2 * self.folded { at / 2 } else { at - self.folded }
-    }
-
-    /// How many of the lowest bits of a number are the same; one more for the root.
+    /// How many of the lowest bits of a number are equal; one more for the root.
     fn same_bits(self, number: u32) -> u32 {
-        let bits = negabinary(number, self.rounds);
+        let bits = negabinary(number, self.0.rounds);
         match bits {
-            0 => self.rounds + 1,
+            0 => self.0.rounds + 1,
             _ => bits.trailing_ones().max(bits.trailing_zeros()),
         }
     }
 
-    /// Who differs from a number in this many of the lowest bits.
+    /// The number that differs in this many of the lowest bits.
     fn flipped(self, of: u32, bits: u32) -> u32 {
-        number(negabinary(of, self.rounds) ^ ((1 << bits) - 1), self.rounds)
+        number(negabinary(of, self.0.rounds) ^ ((1 << bits) - 1), self.0.rounds)
     }
 
     /// The parent of a position, and the round in which it sends.
     fn parent(self, at: u32) -> Option<(u32, u32)> {
         if self.is_folded(at) {
-            return Some((at - 1, self.rounds));
+            return Some((at - 1, self.0.rounds));
         }
-        let (number, same) = (self.number(at), self.same_bits(self.number(at)));
-        let sender = || self.position(self.flipped(number, same));
-        (number > 0).then(|| (sender(), self.rounds - same))
+        let (number, same) = (self.0.number(at), self.same_bits(self.0.number(at)));
+        let sender = || self.0.position(self.flipped(number, same));
+        (number > 0).then(|| (sender(), self.0.rounds - same))
     }
 
     /// The children of a position, and the rounds in which it sends to them.
@@ -146,44 +143,12 @@ impl BineTree {
         if self.is_folded(at) {
             return Vec::new();
         }
-        let number = self.number(at);
+        let number = self.0.number(at);
         let smaller = (1..self.same_bits(number)).rev();
         let below =
-            smaller.map(|bits| (self.position(self.flipped(number, bits)), self.rounds - bits));
-        let other = (at < 2 * self.folded).then_some((at + 1, self.rounds));
+            smaller.map(|bits| (self.0.position(self.flipped(number, bits)), self.0.rounds - bits));
+        let other = self.0.is_paired(at).then_some((at + 1, self.0.rounds));
         below.chain(other).collect()
-    }
-}
-
-fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-    let mut order = topology.order();
-    let first = build::position(&order, root);
-    order.rotate_left(first as usize);
-    let at = build::position(&order, me);
-    let tree = BineTree::new(order.len() as u32);
-    Rooted::new(split(count, trees::blocks_for(count)), move |block| {
-        let link = |(peer, round): (u32, u32)| Link {
-            peer: order[peer as usize],
-            up: block + tree.rounds - round,
-            down: block + tree.rounds + round,
-        };
-        Place {
-            parent: tree.parent(at).map(link),
-            children: tree.children(at).into_iter().map(link).collect(),
-        }
-    })
-}
-
-/// The cost of a broadcast: ⌈log2 M⌉(α + S·β).
-fn broadcast_cost(cluster: &Cluster) -> Shape {
-    let rounds = cluster.nodes.log2().ceil();
-    let across = cluster.racks.log2().ceil();
-    Shape {
-        line: rounds,
-        uplink: cluster.uplink(across + 1.0),
-        messages: rounds,
-        // A pair is seldom at the end of the longest way.
-        ..cluster.hops(cluster.nodes.log2().floor(), across + 1.0)
     }
 }
 
@@ -196,9 +161,8 @@ mod tests {
         (0..nodes).filter_map(|at| tree.parent(at).map(|(parent, _)| (parent, at))).collect()
     }
 
-    /// The tree of the paper's kind, for every number of participants: both ends know a link and
-    /// its round, a participant has the block before it sends it, and nobody sends twice in a
-    /// round.
+    /// Trees as in the paper, for every number of participants: both ends agree on a link and its
+    /// round, a participant receives the block before it sends it, and sends once in a round.
     #[test]
     fn trees_are_binomial() {
         for nodes in 1..=1030 {
@@ -236,7 +200,7 @@ mod tests {
     /// With racks one after the other, broadcasts cross between them less often than those of a
     /// binomial tree over the same numbers: on average over all roots, and from the worst root.
     #[test]
-    fn racks_are_crossed_less_often_than_by_binomial_trees() {
+    fn racks_are_crossed_less_often() {
         let crossings = |edges: &[(u32, u32)], nodes: u32, size: u32| -> Vec<usize> {
             let rack = |at: u32, root: u32| (at + root) % nodes / size;
             let from = |root| {
@@ -256,7 +220,8 @@ mod tests {
             assert!(sum(&bine) < sum(&binomial), "{racks} racks of {size}");
             assert!(bine.iter().max() <= binomial.iter().max(), "{racks} racks of {size}");
         }
-        // But a binomial tree from the first of a rack is aligned with racks of a power of two.
+        // But a binomial tree from the first node of a rack is aligned with racks of a power of
+        // two.
         let binomial: Vec<_> = (1..32).map(|at: u32| (at & (at - 1), at)).collect();
         assert_eq!((crossings(&edges(32), 32, 8)[0], crossings(&binomial, 32, 8)[0]), (7, 3));
     }

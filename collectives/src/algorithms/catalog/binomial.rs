@@ -1,20 +1,7 @@
-//! Binomial: a binomial tree up, and down again (Chan et al., 2007). In each round everybody who
-//! has the block sends it to one more.
+//! Binomial: a binomial tree up, and down again (Chan et al., 2007). In each round every
+//! participant that has the block sends it to one more.
 
-use crate::{
-    algorithms::{
-        about::{About, CHAN},
-        definition::Definition,
-        name::{Parameter, SEGMENTS},
-        parts::{
-            build::Rooted,
-            shape::{Cluster, Shape},
-            trees,
-        },
-        spec::Spec,
-    },
-    topology::Topology,
-};
+use super::prelude::*;
 
 pub(super) struct Binomial;
 
@@ -23,7 +10,7 @@ impl Definition for Binomial {
         About {
             idea: "a binomial tree up, and down again",
             cost: "2⌈log₂ M⌉(α + S·β + S·γ)",
-            when: "to compare",
+            when: "comparison",
             source: CHAN,
         }
     }

@@ -3,29 +3,17 @@
 //! the trees and how much of the piece each gets.
 //!
 //! Behind a switch, where only lines are a limit, the trees are stars: each participant reduces a
-//! share of the piece for all, as in Blink on NVSwitch, and who has a faster line more. Where racks
-//! have slow uplinks, each tree crosses into a rack once. Where the links between participants
-//! have rates of their own, as in an overlay or across sites, trees go around those that are slow.
+//! share of the piece for all, as in Blink on NVSwitch, and one with a faster line reduces more.
+//! Where racks have slow uplinks, each tree crosses into a rack once. Where the links between
+//! participants have rates of their own, as in an overlay or across sites, trees avoid slow links.
 //!
-//! In the broadcast each tree has the root, and in the reduction to one participant, too. Where no
-//! rates are known both go along a chain, which keeps no line busy for longer than it has to be.
+//! In a broadcast and in a reduction to one participant all trees have the same root. Where no
+//! rates are known both go along a chain, which keeps no line busy for longer than necessary.
 
-use super::{chain, servers};
+use super::{chain, prelude::*, servers};
 use crate::{
-    algorithms::{
-        about::About,
-        definition::Definition,
-        name::{Parameter, Values},
-        parts::{
-            build::{self, Link, Place, Rooted},
-            packing::{self, Packing, Tree},
-            shape::{Cluster, Shape},
-        },
-        spec::Spec,
-    },
+    algorithms::parts::packing::{self, Packing, Tree},
     links::MAX_LINKED,
-    schedule::{Block, GRAIN, Schedule},
-    topology::Topology,
 };
 
 const TREES: Parameter = Parameter {
@@ -40,7 +28,7 @@ impl Definition for Blink {
     fn about(&self) -> About {
         About {
             idea: "spanning trees, packed such that no line, uplink or link is busy for longer \
-                   than it has to be",
+                   than necessary",
             cost: "2hα + T, h links to the farthest and T for the busiest link",
             when: "links of different rates",
             source: "Wang et al., \"Blink: Fast and Generic Collectives for Distributed ML\", \
@@ -53,17 +41,37 @@ impl Definition for Blink {
     }
 
     fn allreduce(&self, spec: &Spec, topology: &Topology, me: u32, count: u64) -> Schedule {
-        allreduce(topology, spec.number("trees"), me, count)
+        if !packs(topology) {
+            return servers::allreduce(topology, servers::Wanted::USUAL, me, count);
+        }
+        let packing = packing::packed(topology, None, spec.number("trees"));
+        let (blocks, places) = placed(&packing.trees, me, count);
+        let place = |block: u32| places[block as usize].clone();
+        build::reduce_and_return(topology.participants(), me, blocks, place)
     }
 
+    /// The cost of an allreduce: 2hα + T, h links to the farthest and T for the busiest line.
     fn allreduce_cost(&self, spec: &Spec, topology: &Topology, cluster: &Cluster) -> Shape {
-        cost(topology, spec.number("trees"), cluster)
+        let most = spec.number("trees");
+        if !packs(topology) {
+            return servers::cost(topology, servers::Wanted::USUAL, cluster);
+        }
+        let one_way = of_packing(topology, cluster, &packing::packed(topology, None, most));
+        let hops = 2.0 * (one_way.hops_in + one_way.hops_across);
+        Shape { hops_in: 2.0 * one_way.hops_in, hops_across: 2.0 * one_way.hops_across, ..one_way }
+            .at_once(hops)
     }
 
     fn rooted(&self, spec: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-        rooted(topology, spec.number("trees"), root, me, count)
+        if !packs(topology) || topology.links().is_none() {
+            return chain::rooted(topology, 1, root, me, count);
+        }
+        let packing = packing::packed(topology, Some(root), spec.number("trees"));
+        let (blocks, places) = placed(&packing.trees, me, count);
+        Rooted::new(blocks, move |block| places[block as usize].clone())
     }
 
+    /// The cost of a broadcast: hα + T.
     fn broadcast_cost(
         &self,
         spec: &Spec,
@@ -71,12 +79,17 @@ impl Definition for Blink {
         root: u32,
         cluster: &Cluster,
     ) -> Shape {
-        broadcast_cost(topology, root, spec.number("trees"), cluster)
+        let most = spec.number("trees");
+        if !packs(topology) || topology.links().is_none() {
+            return chain::cost(cluster);
+        }
+        let shape = of_packing(topology, cluster, &packing::packed(topology, Some(root), most));
+        Shape { reduced: 0.0, senders: 0, fill: shape.hops_in + shape.hops_across, ..shape }
     }
 }
 
-/// Whether there are so few participants that trees are packed (BOUND). Else an allreduce is one
-/// with owners, which knows the rates of lines, and other trees are chains.
+/// Whether there are few enough participants to pack trees (BOUND). Otherwise an allreduce is that
+/// of [`servers`], which uses the rates of lines, and other trees are chains.
 fn packs(topology: &Topology) -> bool {
     topology.participants() <= MAX_LINKED
 }
@@ -117,14 +130,14 @@ fn depths(tree: &Tree) -> Vec<u32> {
     (0..tree.parents.len() as u32).map(depth).collect()
 }
 
-/// The blocks, and where a participant stands in the tree of each.
+/// The blocks, and the place of a participant in the tree of each.
 fn placed(trees: &[Tree], me: u32, count: u64) -> (Vec<Block>, Vec<Place>) {
     let (blocks, trees) = shared(trees, count);
     let depths: Vec<Vec<u32>> = trees.iter().map(|tree| depths(tree)).collect();
     let deepest = depths.iter().flatten().copied().max().unwrap_or(0);
     let place = |(tree, depths): (&&Tree, &Vec<u32>)| {
         let nodes = tree.parents.len() as u32;
-        // Those who are farthest begin; nobody is everybody's first.
+        // The farthest begin, and no peer is the first for all.
         let link = |parent: u32, child: u32, peer: u32| {
             let turn = (child + nodes - parent) % nodes;
             let depth = depths[child as usize];
@@ -142,26 +155,7 @@ fn placed(trees: &[Tree], me: u32, count: u64) -> (Vec<Block>, Vec<Place>) {
     (blocks, trees.iter().zip(&depths).map(place).collect())
 }
 
-fn allreduce(topology: &Topology, most: u32, me: u32, count: u64) -> Schedule {
-    if !packs(topology) {
-        return servers::allreduce(topology, servers::Wanted::USUAL, me, count);
-    }
-    let packing = packing::packed(topology, None, most);
-    let (blocks, places) = placed(&packing.trees, me, count);
-    let place = |block: u32| places[block as usize].clone();
-    build::reduce_and_return(topology.participants(), me, blocks, place)
-}
-
-fn rooted(topology: &Topology, most: u32, root: u32, me: u32, count: u64) -> Rooted {
-    if !packs(topology) || topology.links().is_none() {
-        return chain::rooted(topology, 1, root, me, count);
-    }
-    let packing = packing::packed(topology, Some(root), most);
-    let (blocks, places) = placed(&packing.trees, me, count);
-    Rooted::new(blocks, move |block| places[block as usize].clone())
-}
-
-/// What all trees together cost in one direction.
+/// The cost of all trees together in one direction.
 fn of_packing(topology: &Topology, cluster: &Cluster, packing: &Packing) -> Shape {
     let mut most = Shape::default();
     let nodes = topology.participants() as usize;
@@ -204,24 +198,4 @@ fn of_packing(topology: &Topology, cluster: &Cluster, packing: &Packing) -> Shap
         least_messages: 2.0 * f64::from(most.senders),
         ..most
     }
-}
-
-/// The cost of an allreduce: 2hα + T, h links to the farthest and T for the busiest line.
-fn cost(topology: &Topology, most: u32, cluster: &Cluster) -> Shape {
-    if !packs(topology) {
-        return servers::cost(topology, servers::Wanted::USUAL, cluster);
-    }
-    let one_way = of_packing(topology, cluster, &packing::packed(topology, None, most));
-    let hops = 2.0 * (one_way.hops_in + one_way.hops_across);
-    Shape { hops_in: 2.0 * one_way.hops_in, hops_across: 2.0 * one_way.hops_across, ..one_way }
-        .at_once(hops)
-}
-
-/// The cost of a broadcast: hα + T.
-fn broadcast_cost(topology: &Topology, root: u32, most: u32, cluster: &Cluster) -> Shape {
-    if !packs(topology) || topology.links().is_none() {
-        return chain::cost(cluster);
-    }
-    let shape = of_packing(topology, cluster, &packing::packed(topology, Some(root), most));
-    Shape { reduced: 0.0, senders: 0, fill: shape.hops_in + shape.hops_across, ..shape }
 }

@@ -3,20 +3,7 @@
 //! Heterogeneous Network Hierarchy", MLSys 2019). It is a [`torus`](super::torus) of any number of
 //! dimensions.
 
-use crate::{
-    algorithms::{
-        about::About,
-        definition::Definition,
-        name::{FACTORS, Parameter},
-        parts::{
-            grid::{ANY, Along, Grid},
-            shape::{Cluster, Shape},
-        },
-        spec::Spec,
-    },
-    schedule::Schedule,
-    topology::Topology,
-};
+use super::prelude::*;
 
 pub(super) struct Blueconnect;
 

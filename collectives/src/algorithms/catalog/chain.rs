@@ -1,25 +1,11 @@
 //! Chain: one after the other in order of the racks, and back (Chan et al., 2007).
 //!
-//! Each participant has one child. M−1 messages one after the other, but nobody sends more than
-//! once the piece each way, and blocks follow each other closely: for large pieces to or from one
-//! participant. An allreduce is a reduction to the first participant and a broadcast from it.
+//! Each participant has one child. There are M−1 messages one after the other, but no participant
+//! sends more than the piece each way, and blocks follow each other closely: it suits large pieces
+//! to or from one participant. An allreduce is a reduction to the first participant and a broadcast
+//! from it.
 
-use crate::{
-    algorithms::{
-        about::{About, CHAN},
-        definition::Definition,
-        name::{Parameter, SEGMENTS},
-        parts::{
-            build::{self, Rooted},
-            exchange::Trees,
-            rings::{self, BLOCK, MAX_BLOCKS},
-            shape::{Cluster, Shape},
-        },
-        spec::Spec,
-    },
-    schedule::split,
-    topology::Topology,
-};
+use super::prelude::*;
 
 pub(super) struct Chain;
 
@@ -60,7 +46,8 @@ pub(super) fn rooted(topology: &Topology, segments: u32, root: u32, me: u32, cou
     let nodes = order.len() as u32;
     // The root is the end of the path.
     let at = nodes - 1 - build::position(&order, me);
-    let blocks = split(count, count.div_ceil(BLOCK).max(segments.into()).clamp(1, MAX_BLOCKS));
+    let blocks =
+        split(count, count.div_ceil(rings::BLOCK).max(segments.into()).clamp(1, rings::MAX_BLOCKS));
     Rooted::new(blocks, move |block| {
         rings::on_path(at, nodes, block, |p| order[(nodes - 1 - p) as usize])
     })

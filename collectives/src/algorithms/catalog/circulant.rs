@@ -1,27 +1,12 @@
 //! Circulant: halving and doubling [around a circle](crate::algorithms::parts::circle), over racks
 //! (Träff, "Optimal, Non-pipelined Reduce-scatter and Allreduce Algorithms", 2024,
-//! arXiv:2410.14234; of degree k as Bruck, Ho, Kipnis, Upfal & Weathersby, 1997, do it).
+//! arXiv:2410.14234; of degree k as in Bruck, Ho, Kipnis, Upfal & Weathersby, 1997).
 //!
 //! The first rounds halve inside racks, and only the last ones, with the few blocks that are left,
-//! cross: 2(r−1) times the piece between r racks, the least there is. So it is at every tier. A
-//! tier whose groups are not of one size is ignored.
+//! cross: 2(r−1) times the piece between r racks, the minimum. The same holds at every tier. A tier
+//! with groups of different sizes is ignored.
 
-use crate::{
-    algorithms::{
-        about::{About, TRAEFF},
-        definition::Definition,
-        name::Parameter,
-        parts::{
-            circle::{self, Circle, RADIX},
-            exchange::Trees,
-            shape::{Cluster, Shape},
-        },
-        spec::Spec,
-        symmetry::Symmetry,
-    },
-    schedule::Schedule,
-    topology::Topology,
-};
+use super::prelude::*;
 
 pub(super) struct Circulant;
 
@@ -32,7 +17,7 @@ fn circle(spec: &Spec, topology: &Topology) -> Circle {
 impl Definition for Circulant {
     fn about(&self) -> About {
         About {
-            idea: "reduces to shares in rounds over circular distances, and doubles what is done",
+            idea: "reduces to shares in rounds over circular distances, and gathers them backwards",
             cost: "2⌈log_k M⌉α + 2(M−1)/M·S·β",
             when: "many nodes, any number of them",
             source: TRAEFF,

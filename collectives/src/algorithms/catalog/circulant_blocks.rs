@@ -1,32 +1,19 @@
 //! Circulant blocks: a broadcast of n blocks in n − 1 + ⌈log2 M⌉ rounds for any M, in each of which
-//! a participant sends and receives at most one block. That is the least there is (Träff, "Optimal
+//! a participant sends and receives at most one block. That is the minimum (Träff, "Optimal
 //! Broadcast Schedules in Logarithmic Time with Applications to Broadcast, All-Broadcast, Reduction
 //! and All-Reduction", 2024, arXiv:2407.18004).
 //!
-//! Numbers count from the root. In a round everybody sends to who is one *skip* after it. The skips
-//! are M halved again and again, rounded up, and take turns over the rounds, the smallest first. So
-//! the links are those of a circulant graph, and all participants do the same.
+//! Numbers count from the root. In a round each participant sends to its successor at a distance,
+//! the *skip*. The skips are M halved repeatedly, rounded up; the rounds use them in turn, the
+//! smallest first. So the links are those of a circulant graph, and all participants do the same.
 //!
-//! The root sends block i in round i. Along which way a block goes, its number modulo ⌈log2 M⌉
-//! says, so the schedule repeats itself for every ⌈log2 M⌉ blocks: one `Skips::received` for each
+//! The root sends block i in round i. The path of a block depends on its number modulo ⌈log2 M⌉, so
+//! the schedule repeats itself for every ⌈log2 M⌉ blocks: one `Skips::received` for each
 //! participant is enough. Where n − 1 is not a multiple of that, the first rounds are left out.
 //!
 //! Backwards it is a reduction to the root. An allreduce is a reduction and a broadcast.
 
-use crate::{
-    algorithms::{
-        about::About,
-        definition::Definition,
-        name::{Parameter, Values},
-        parts::{
-            build::{self, Link, Place, Rooted},
-            shape::{Cluster, Shape},
-        },
-        spec::Spec,
-    },
-    schedule::split,
-    topology::Topology,
-};
+use super::prelude::*;
 
 const BLOCKS: Parameter = Parameter {
     name: "blocks",
@@ -39,11 +26,11 @@ pub(super) struct CirculantBlocks;
 impl Definition for CirculantBlocks {
     fn about(&self) -> About {
         About {
-            idea: "sends n blocks from one to all in the fewest rounds; before that, backwards",
+            idea: "a reduction and a broadcast of n blocks, each in the fewest rounds",
             cost: "2(n−1+⌈log₂ M⌉)(α + S/n·β), n blocks",
             when: "large broadcasts, any number of nodes",
-            source: "Träff, \"Optimal Broadcast Schedules in Logarithmic Time\", 2024 \
-                     (arXiv:2407.18004)",
+            source: "Träff, \"Optimal Broadcast Schedules in Logarithmic Time\", \
+                     2024 (arXiv:2407.18004)",
         }
     }
 
@@ -52,18 +39,49 @@ impl Definition for CirculantBlocks {
     }
 
     fn rooted(&self, spec: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-        rooted(topology, spec.number("blocks"), root, me, count)
+        let order = build::order_from(topology, root);
+        let at = build::position(&order, me);
+        let blocks = split(count, u64::from(spec.number("blocks")).min(count.div_ceil(MIN_BLOCK)));
+        let rounds = Skips::new(order.len() as u32).rounds(at, blocks.len() as u32);
+        let mut places = vec![Place::default(); blocks.len()];
+        let last = rounds.len() as u32 - 1;
+        for (time, Round { received, sent }) in (0..).zip(rounds) {
+            let link =
+                |peer| Link { peer: order[peer as usize], up: last - time, down: last + 1 + time };
+            if let Some((block, peer)) = received {
+                places[block as usize].parent = Some(link(peer));
+            }
+            if let Some((block, peer)) = sent {
+                places[block as usize].children.push(link(peer));
+            }
+        }
+        Rooted::new(blocks, move |block| places[block as usize].clone())
     }
 
+    /// The cost of a broadcast of n blocks: (n−1+⌈log2 M⌉)(α + S/n·β).
     fn broadcast_cost(&self, spec: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
-        broadcast_cost(cluster, spec.number("blocks"))
+        let Skips(skips) = Skips::new(cluster.nodes as u32);
+        let rounds = skips.len() as f64 - 1.0;
+        // The messages of a round that leave the rack.
+        let crossing = |skip: &u32| (f64::from(*skip) / cluster.smallest).min(1.0);
+        let crossing: f64 = skips[..skips.len() - 1].iter().map(crossing).sum();
+        let blocks = f64::from(spec.number("blocks"));
+        // Each hop takes a whole round, although it could begin earlier.
+        let line = (blocks - 1.0 + rounds) / blocks;
+        Shape {
+            line,
+            uplink: if cluster.racks > 1.0 { line * crossing / rounds } else { 0.0 },
+            messages: blocks,
+            least_block: 4.0 * MIN_BLOCK as f64,
+            ..Shape { blocks, ..cluster.hops(rounds, crossing.ceil()) }
+        }
     }
 }
 
-/// Small pieces aren't cut below this many elements: each block is a message for everybody.
+/// Small pieces aren't cut below this many elements: each block is a message for each participant.
 const MIN_BLOCK: u64 = 512;
 
-/// The skips of a number of participants, which itself is the last one.
+/// The skips for a number of participants, which is itself the last one.
 #[derive(Debug)]
 struct Skips(Vec<u32>);
 
@@ -84,8 +102,8 @@ impl Skips {
         self.0.len() - 1
     }
 
-    /// Which of the first blocks a participant gets before all other blocks: the smallest skip of
-    /// its number as a sum of skips, the largest first. The root has none.
+    /// The first block that a participant receives: the smallest skip of its number as a sum of
+    /// skips, the largest first. The root has none.
     fn first_block(&self, number: u32) -> usize {
         let mut rest = number;
         let mut last = self.period();
@@ -102,8 +120,8 @@ impl Skips {
     }
 
     /// The block that a participant receives in each round of a period: its
-    /// [first](Self::first_block), or those that others got first in the period before, which have
-    /// negative numbers. Each of the last ⌈log2 M⌉ once.
+    /// [first](Self::first_block), or those that others received first in the period before, which
+    /// have negative numbers. Each of the last ⌈log2 M⌉ comes once.
     fn received(&self, number: u32) -> Vec<i64> {
         let period = self.period();
         let first = self.first_block(number);
@@ -122,8 +140,8 @@ impl Skips {
         search.found.iter().map(block).collect()
     }
 
-    /// What a participant receives and sends among `blocks`, in each of their rounds: the block,
-    /// and from whom or to whom, in numbers from the root.
+    /// What a participant receives and sends of `blocks` in each round: the block, and the peer,
+    /// numbered from the root.
     fn rounds(&self, number: u32, blocks: u32) -> Vec<Round> {
         let (nodes, period) = (self.nodes(), self.period());
         let left_out = (period - (blocks as usize - 1) % period) % period;
@@ -136,7 +154,7 @@ impl Skips {
             let turn = round % period;
             let first = (round - turn) as i64 - left_out as i64;
             let (before, after) = (nodes - self.0[turn], self.0[turn]);
-            // After the last block there are no others.
+            // The last block takes the place of further ones.
             let moved = |block: i64, peer: u32| {
                 let block = first + block;
                 (block >= 0).then(|| (block.min(last) as u32, (number + peer) % nodes))
@@ -157,14 +175,14 @@ struct Round {
     sent: Option<(u32, u32)>,
 }
 
-/// A search for the participants whose first blocks one receives in its rounds. The one of round k
-/// is between two skips before it: it has its first block, and is near enough for the skip. The
+/// A search for the participants whose first blocks one participant receives. In round k the other
+/// one is between two skips before it: it has its first block, and is near enough for the skip. The
 /// search goes through sums of skips, the largest first, and takes each first block once.
 struct Search<'a> {
     skips: &'a Skips,
-    /// The participant, one time around.
+    /// The participant, once around the circle.
     end: u32,
-    /// The one of the round before.
+    /// The result for the round before.
     below: u32,
     is_free: Vec<bool>,
     found: Vec<usize>,
@@ -197,51 +215,12 @@ impl Search<'_> {
     }
 }
 
-fn rooted(topology: &Topology, blocks: u32, root: u32, me: u32, count: u64) -> Rooted {
-    let order = build::order_from(topology, root);
-    let at = build::position(&order, me);
-    let blocks = split(count, u64::from(blocks).min(count.div_ceil(MIN_BLOCK)));
-    let rounds = Skips::new(order.len() as u32).rounds(at, blocks.len() as u32);
-    let mut places = vec![Place::default(); blocks.len()];
-    let last = rounds.len() as u32 - 1;
-    for (time, Round { received, sent }) in (0..).zip(rounds) {
-        let link =
-            |peer| Link { peer: order[peer as usize], up: last - time, down: last + 1 + time };
-        if let Some((block, peer)) = received {
-            places[block as usize].parent = Some(link(peer));
-        }
-        if let Some((block, peer)) = sent {
-            places[block as usize].children.push(link(peer));
-        }
-    }
-    Rooted::new(blocks, move |block| places[block as usize].clone())
-}
-
-/// The cost of a broadcast of n blocks: (n−1+⌈log2 M⌉)(α + S/n·β).
-fn broadcast_cost(cluster: &Cluster, blocks: u32) -> Shape {
-    let Skips(skips) = Skips::new(cluster.nodes as u32);
-    let rounds = skips.len() as f64 - 1.0;
-    // Of the messages of a round those cross that leave the rack.
-    let crossing = |skip: &u32| (f64::from(*skip) / cluster.smallest).min(1.0);
-    let crossing: f64 = skips[..skips.len() - 1].iter().map(crossing).sum();
-    let blocks = f64::from(blocks);
-    // A block takes a round, however little of it the next one would need to begin.
-    let line = (blocks - 1.0 + rounds) / blocks;
-    Shape {
-        line,
-        uplink: if cluster.racks > 1.0 { line * crossing / rounds } else { 0.0 },
-        messages: blocks,
-        least_block: 4.0 * MIN_BLOCK as f64,
-        ..Shape { blocks, ..cluster.hops(rounds, crossing.ceil()) }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Everybody receives each block once, from who has it by then, and sends and receives one
-    /// block in a round at most. There are as many rounds as have to be.
+    /// Every participant receives each block once, from a participant that has it by then, and
+    /// sends and receives at most one block in a round. There are as few rounds as possible.
     #[test]
     fn broadcasts_take_the_fewest_rounds() {
         let few = [1, 2, 3, 4, 5, 7, 8, 13, 16, 33, 64];

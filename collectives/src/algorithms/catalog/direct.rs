@@ -1,27 +1,11 @@
-//! Direct: everybody sends to every owner what is its, and every owner to everybody (Träff, 2024;
-//! Bruck et al., 1997; oneCCL's `nreduce`, and BytePS's servers, one on each node).
+//! Direct: every participant sends each owner its block, and every owner sends the result to all
+//! (Träff, 2024; Bruck et al., 1997; oneCCL's `nreduce`, and BytePS's servers, one on each node).
 //!
 //! It is one round [around a circle](crate::algorithms::parts::circle): a chain of two messages,
 //! but M−1 of them arrive at once. To or from one participant it is one message. Each node rounds
 //! each block at most once ([`Algorithm::ROUNDS_ONCE`](crate::Algorithm::ROUNDS_ONCE)).
 
-use crate::{
-    algorithms::{
-        about::{About, TRAEFF},
-        definition::Definition,
-        parts::{
-            build::Rooted,
-            circle::{self, Circle},
-            exchange::Trees,
-            shape::{Cluster, Shape},
-            trees,
-        },
-        spec::Spec,
-        symmetry::Symmetry,
-    },
-    schedule::Schedule,
-    topology::Topology,
-};
+use super::prelude::*;
 
 pub(super) struct Direct;
 
@@ -43,8 +27,8 @@ impl Definition for Direct {
         cost(cluster)
     }
 
-    fn rooted(&self, _: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-        trees::star(topology, 1, root, me, count)
+    fn rooted(&self, spec: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
+        trees::star(topology, spec.segments(), root, me, count)
     }
 
     fn broadcast_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {

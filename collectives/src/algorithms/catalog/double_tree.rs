@@ -1,37 +1,24 @@
-//! Double binary tree: two trees over all participants, each for half of the piece, so that who
-//! is busy inside one is a leaf of the other (Sanders, Speck & Träff, 2009; NCCL 2.4).
+//! Double binary tree: two trees over all participants, each for half of the piece, so that an
+//! inner node of one is a leaf of the other (Sanders, Speck & Träff, 2009; NCCL 2.4).
 //!
-//! Nobody has more than three peers per tree, nobody sends more than twice the piece, and the
-//! chain is 4⌈log2 M⌉ short. Blocks follow each other down and up the trees as in a pipeline, in
-//! rounds in which everybody sends and receives at most once
+//! No participant has more than three peers per tree or sends more than twice the piece, and the
+//! chain has at most 4⌈log2 M⌉ messages. Blocks follow each other down and up the trees as in a
+//! pipeline, in rounds in which each participant sends and receives at most once
 //! ([`colours`](crate::algorithms::parts::colours)).
 //!
-//! For a broadcast or a reduction to one participant both trees are made over everybody but the
-//! root, and hang below it.
+//! For a broadcast or a reduction to one participant both trees span all participants but the root,
+//! and hang below it.
 
-use crate::{
-    algorithms::{
-        about::About,
-        definition::Definition,
-        kind::Kind,
-        name::{Parameter, SEGMENTS},
-        parts::{
-            build::{self, Rooted},
-            colours::ColouredTrees,
-            shape::{Cluster, Shape},
-        },
-        spec::Spec,
-    },
-    schedule::{Schedule, split},
-    topology::Topology,
-};
+use super::prelude::*;
+use crate::algorithms::parts::colours::ColouredTrees;
 
 pub(super) struct DoubleTree;
 
 impl Definition for DoubleTree {
     fn about(&self) -> About {
         About {
-            idea: "two binary trees carry half of the data each; a leaf of one is inside the other",
+            idea: "two binary trees carry half of the data each; a leaf of one is an inner node of \
+                   the other",
             cost: "≤ 4⌈log₂ M⌉α + 2S·β",
             when: "many nodes, middle sizes, few connections",
             source: "Sanders, Speck & Träff, \"Two-tree algorithms for full bandwidth broadcast, \
@@ -54,7 +41,7 @@ impl Definition for DoubleTree {
         })
     }
 
-    /// 4hα + 2S·β and less, h = ⌈log2 M⌉.
+    /// At most 4hα + 2S·β, h = ⌈log2 M⌉.
     fn allreduce_cost(&self, _: &Spec, _: &Topology, cluster: &Cluster) -> Shape {
         let height = cluster.nodes.log2().ceil();
         let several = cluster.nodes > 2.0;
@@ -92,7 +79,7 @@ impl Definition for DoubleTree {
     fn reduce_cost(&self, spec: &Spec, topology: &Topology, root: u32, cluster: &Cluster) -> Shape {
         let line = match cluster {
             _ if cluster.nodes <= 2.0 => 1.0,
-            // A leaf of one tree is inside the other one; between racks it queues for more.
+            // A leaf of one tree is an inner node of the other; between racks it queues longer.
             _ if cluster.racks > 1.0 => 2.2,
             _ => 1.5,
         };
@@ -100,7 +87,7 @@ impl Definition for DoubleTree {
     }
 
     fn in_segments(&self, _: Kind, segments: f64, cost: Shape) -> Shape {
-        // There are as many in each tree.
+        // Each tree has this many.
         let messages = cost.messages * (segments / 2.0).max(1.0);
         cost.in_blocks(cost.blocks.max(2.0 * segments), messages)
     }
@@ -133,13 +120,13 @@ fn parents(n: u32) -> [Vec<Option<u32>>; 2] {
     [first, second]
 }
 
-/// At least as many segments for each tree, and one.
+/// At least `segments` for each tree, and one.
 fn blocks_for(segments: u32, count: u64) -> u64 {
     count.div_ceil(BLOCK).clamp(2, MAX_BLOCKS).max(2 * u64::from(segments))
 }
 
-/// Both trees with one root, which is position 0. The trees of the others move up by one, and hang
-/// below it.
+/// Both trees with one root, position 0. The trees of the others, moved by one position, hang below
+/// it.
 fn below_root(nodes: u32) -> ColouredTrees {
     ColouredTrees::new(parents(nodes - 1).map(|below| {
         let below = below.into_iter().map(|parent| Some(parent.map_or(0, |p| p + 1)));
@@ -173,8 +160,8 @@ mod tests {
         }
     }
 
-    /// With one block sent and one received in a round by each, k blocks for each tree reach
-    /// everybody in 2h + 2k rounds; from the roots of both trees, and from one root above them.
+    /// If each participant sends and receives one block in a round, k blocks for each tree reach
+    /// all in 2h + 2k rounds, from the roots of both trees and from one root above them.
     #[test]
     fn two_colours_are_enough() {
         for n in 2..=2048u32 {

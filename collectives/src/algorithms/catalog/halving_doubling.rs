@@ -1,29 +1,18 @@
 //! Halving-doubling: [exchange in pairs](crate::algorithms::parts::doubling) at doubling distance,
 //! the nearest first (Thakur, Rabenseifner & Gropp, 2005).
 //!
-//! Where M is not a power of two, one of each pair that folds reduces all of it. Additions are in
-//! the canonical order ([`Algorithm::CANONICAL`](crate::Algorithm::CANONICAL)).
+//! Where M is not a power of two, one of each folded pair reduces all of it. Additions are in the
+//! canonical order ([`Algorithm::CANONICAL`](crate::Algorithm::CANONICAL)).
 
-use crate::{
-    algorithms::{
-        about::{About, THAKUR},
-        definition::Definition,
-        parts::{
-            doubling::{self, Fold, Pairs},
-            shape::{Cluster, Shape},
-        },
-        spec::Spec,
-    },
-    schedule::Schedule,
-    topology::Topology,
-};
+use super::prelude::*;
 
 pub(super) struct HalvingDoubling;
 
 impl Definition for HalvingDoubling {
     fn about(&self) -> About {
         About {
-            idea: "pairs halve what they still add to, the nearest last, and double what is done",
+            idea: "pairs halve what they still add to, the nearest first, and double it on the \
+                   way back",
             cost: "2⌊log₂ M⌋α + 2(M−1)/M·S·β; 2(α + S·β) + S·γ more if M is not a power of two",
             when: "powers of two",
             source: THAKUR,

@@ -1,37 +1,26 @@
 //! Hierarchical: direct exchange tier by tier, first in the racks, then between the racks of a
-//! group, and so on, as RAT does it (Wan et al., APNet 2020).
+//! group, and so on, as in RAT (Wan et al., APNet 2020).
 //!
-//! In each rack every member owns some of the blocks and gets them from all others there. The
-//! owners of a block in the racks of a group send theirs to one of them, these of the groups of the
-//! next tier to one of these, and the last ones to the owner in the block's home rack. Then all
-//! goes back ([`tiers`](crate::algorithms::parts::tiers)).
+//! In each rack every member owns some of the blocks and gets them from all others there. In each
+//! group of racks, the owners of a block send it to one of them, and so on from tier to tier, up to
+//! the owner in the block's home rack. Then everything goes back
+//! ([`tiers`](crate::algorithms::parts::tiers)).
 //!
-//! All blocks that go from one to another at a time are one message. With one tier, racks, the
-//! chain is 4 messages long whatever the size, and two more for each further tier. Nobody sends
-//! more than about 2(M−1)/M of the piece, and what crosses between the n groups of a tier is 2(n−1)
-//! times the piece, the least there is, at each tier. Groups may have any sizes; one rack is plain
-//! direct exchange, and so is a rack for each node. Each node rounds each block at most once
+//! All blocks that take a link at the same time are one message. With racks alone the chain has 4
+//! messages for any size, and each further tier adds two. No participant sends more than about
+//! 2(M−1)/M of the piece, and 2(n−1) times the piece crosses between the n groups of each tier, the
+//! minimum. Groups may have any sizes; one rack is plain direct exchange, and so is a rack for each
+//! node. Each node rounds each block at most once
 //! ([`Algorithm::ROUNDS_ONCE`](crate::Algorithm::ROUNDS_ONCE)).
 //!
-//! In the broadcast each block enters each rack and each group once, through a member of the
-//! block's own choice, and is handed on from there. In the reduction to one participant it leaves
-//! them once, from that member, who has reduced it there.
+//! In a broadcast each block enters each rack and each group once, through a member that depends on
+//! the block and passes it on. In a reduction to one participant that member reduces the block
+//! there and sends it out once.
 
-use crate::{
-    algorithms::{
-        about::About,
-        definition::Definition,
-        parts::{
-            build::{self, Link, Place, Rooted},
-            exchange::Trees,
-            shape::{Cluster, Shape},
-            tiers::{Hop, Root, Tiers},
-        },
-        spec::Spec,
-        symmetry::{Symmetry, regular},
-    },
-    schedule::{Block, Schedule, split},
-    topology::Topology,
+use super::prelude::*;
+use crate::algorithms::{
+    parts::tiers::{Hop, Root, Tiers},
+    symmetry::regular,
 };
 
 pub(super) struct Hierarchical;
@@ -49,7 +38,28 @@ impl Definition for Hierarchical {
     }
 
     fn allreduce(&self, _: &Spec, topology: &Topology, me: u32, count: u64) -> Schedule {
-        allreduce(topology, me, count)
+        let tiers = Tiers::new(topology);
+        let at = build::position(&tiers.order, me);
+        let racks = tiers.count(1);
+        // A phase for each tier up, and then down.
+        let turn = tiers.before(tiers.top() + 1);
+        let link = |hop: Hop| Link {
+            peer: tiers.order[hop.peer as usize],
+            up: tiers.before(hop.level) + hop.distance(),
+            down: turn + tiers.after(hop.level) + hop.distance(),
+        };
+        let blocks = blocks(tiers.most(1), racks, BLOCK, count);
+        let order = |time, block: u32| {
+            let (round, home) = (block / racks, block % racks);
+            round * racks + (home + racks - first_home(&tiers, at, turn, time)) % racks
+        };
+        build::reduce_and_return_together(topology.participants(), me, blocks, order, |block| {
+            let root = tiers.root(block % racks, block / racks);
+            Place {
+                parent: tiers.parent(at, root).map(link),
+                children: tiers.children(at, root).into_iter().map(link).collect(),
+            }
+        })
     }
 
     fn allreduce_cost(&self, _: &Spec, _: &Topology, cluster: &Cluster) -> Shape {
@@ -57,15 +67,42 @@ impl Definition for Hierarchical {
     }
 
     fn rooted(&self, _: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-        rooted(topology, root, me, count)
+        let tiers = Tiers::new(topology);
+        let (root, at) = (build::position(&tiers.order, root), build::position(&tiers.order, me));
+        let trees = OneRoot::new(tiers, root);
+        let blocks = blocks(trees.largest(), 1, ROOTED_BLOCK, count);
+        Rooted::new(blocks, move |number| trees.place(at, number))
     }
 
+    /// The cost of a broadcast: (l+1)α + r·S·β in r racks and no tier above them.
     fn broadcast_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
-        broadcast_cost(cluster)
+        let &Cluster { racks, largest, .. } = cluster;
+        let entries = entries(cluster);
+        let passing_on = largest > 2.0 || (racks > 1.0 && largest > 1.0);
+        let across = cluster.above.len().max(1) as f64;
+        Shape {
+            // The last block is passed on after all others.
+            line: entries + 0.25,
+            uplink: cluster.uplink(entries - 1.0),
+            messages: entries * largest,
+            // Blocks are small.
+            blocks: 4.0 * largest,
+            // Without other members in a rack nothing is passed on.
+            ..cluster.hops(across + f64::from(u8::from(passing_on)), across)
+        }
     }
 
-    fn reduce_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
-        reduce_cost(cluster)
+    /// The cost of a reduction to one participant: that of a broadcast, and what is reduced before.
+    fn reduce_cost(&self, spec: &Spec, topology: &Topology, root: u32, cluster: &Cluster) -> Shape {
+        let &Cluster { racks, largest, .. } = cluster;
+        let wide = if racks > 1.0 { largest } else { largest - 1.0 };
+        // With several tiers, what is near arrives while what is far is reduced.
+        let first = if cluster.above.len() > 1 { 0.0 } else { (wide - 1.0) / wide };
+        Shape {
+            line: entries(cluster) + first,
+            streamed: 1.0,
+            ..self.broadcast_cost(spec, topology, root, cluster)
+        }
     }
 
     fn exchange(&self, _: &Spec, topology: &Topology) -> Trees {
@@ -90,49 +127,24 @@ impl Definition for Hierarchical {
 /// Large pieces are cut into blocks of about this many elements, so that the phases of different
 /// blocks overlap and unequal racks share nearly evenly.
 pub(super) const BLOCK: u64 = 1 << 15;
-/// To or from one participant they are smaller: the last block to leave the root is handed on to a
-/// whole rack, the first to reach it is reduced there before.
+/// To or from one participant they are smaller: the last block from the root still has to be passed
+/// on in a rack, and the first block to the root has to be reduced in one before.
 const ROOTED_BLOCK: u64 = 1 << 13;
-/// Small ones aren't cut below this: each owner gets a message from almost everybody, and where
-/// messages are small, fewer of them save more than sharing does.
+/// Small pieces aren't cut below this: each owner gets a message from almost every participant, and
+/// fewer small messages save more than sharing the work does.
 const MIN_BLOCK: u64 = 512;
 const MAX_BLOCKS: u64 = 256;
 
-/// The blocks of a piece, of about `block` elements: a multiple of what the largest rack needs to
-/// share out evenly, `homes` times over.
+/// The blocks of a piece, of about `block` elements: a multiple of `largest` · `homes`, so that the
+/// largest rack shares those of each home evenly.
 pub(super) fn blocks(largest: u32, homes: u32, block: u64, count: u64) -> Vec<Block> {
     let round = u64::from(largest) * u64::from(homes);
     let rounds = (count / (round * block)).clamp(1, (MAX_BLOCKS / round).max(1));
     split(count, (round * rounds).min(count.div_ceil(MIN_BLOCK)))
 }
 
-fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
-    let tiers = Tiers::new(topology);
-    let at = build::position(&tiers.order, me);
-    let racks = tiers.count(1);
-    // A phase for each tier up, and then down.
-    let turn = tiers.before(tiers.top() + 1);
-    let link = |hop: Hop| Link {
-        peer: tiers.order[hop.peer as usize],
-        up: tiers.before(hop.level) + hop.distance(),
-        down: turn + tiers.after(hop.level) + hop.distance(),
-    };
-    let blocks = blocks(tiers.most(1), racks, BLOCK, count);
-    let order = |time, block: u32| {
-        let (round, home) = (block / racks, block % racks);
-        round * racks + (home + racks - first_home(&tiers, at, turn, time)) % racks
-    };
-    build::reduce_and_return_in_order(topology.participants(), me, blocks, order, |block| {
-        let root = tiers.root(block % racks, block / racks);
-        Place {
-            parent: tiers.parent(at, root).map(link),
-            children: tiers.children(at, root).into_iter().map(link).collect(),
-        }
-    })
-}
-
 /// The cost of an allreduce: 2(l+1)α + 2(M−1)/M·S·β over l tiers with groups of one size.
-pub(super) fn cost(cluster: &Cluster) -> Shape {
+fn cost(cluster: &Cluster) -> Shape {
     let &Cluster { nodes, largest, .. } = cluster;
     let levels = f64::from(u8::from(largest > 1.0));
     let across = cluster.above.len() as f64;
@@ -152,14 +164,14 @@ pub(super) fn cost(cluster: &Cluster) -> Shape {
         reduced: direct,
         messages: 2.0 * (largest - 1.0 + others),
         blocks: nodes,
-        // What crosses has been reduced in the rack before, and is handed on there behind it.
+        // What crosses has been reduced in a rack before, and is passed on in one afterwards.
         ..cluster.hops(hops, 2.0 * across).at_once(hops)
     }
 }
 
-/// The rack whose blocks are first in a message that is sent or received at a time. On the way up
-/// what goes the farthest is first, on the way down what comes from nearby; and each group begins
-/// with another rack, so that no rack is everybody's first.
+/// The rack whose blocks come first in the messages of a time. On the way up the blocks that go the
+/// farthest come first, on the way down those from nearby. Each group begins with another rack, so
+/// that no rack is the first for all.
 fn first_home(tiers: &Tiers, at: u32, turn: u32, time: u32) -> u32 {
     let levels = 1..=tiers.top();
     let is_up = time < turn;
@@ -181,7 +193,7 @@ struct OneRoot {
     root: u32,
     /// The positions of the others in its rack.
     beside: Vec<u32>,
-    /// The first positions of those groups to which it sends one message each.
+    /// The first positions of the groups that it sends one message each.
     entered: Vec<u32>,
 }
 
@@ -215,7 +227,7 @@ impl OneRoot {
         others.max().unwrap_or(1)
     }
 
-    /// The links of a position for the block of a number.
+    /// The place of a position in the tree of a block.
     fn place(&self, at: u32, number: u32) -> Place {
         let Self { tiers, root, beside, .. } = self;
         let order = |at: u32| tiers.order[at as usize];
@@ -230,7 +242,7 @@ impl OneRoot {
         let entry = |first: u32| self.entered.partition_point(|&start| start < first) as u32;
         let tree = Root { at: *root, number, home: 0 };
         let rack = tiers.positions(1, tiers.group(1, *root));
-        // Who of the root's rack has the block first.
+        // The member of the root's rack that gets the block first.
         let owner = number.checked_rem(beside.len() as u32).unwrap_or(0);
         if at == *root {
             let near = beside.get(owner as usize).map(|&peer| enter(peer, entry(rack.start)));
@@ -271,43 +283,8 @@ impl OneRoot {
     }
 }
 
-pub(super) fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-    let tiers = Tiers::new(topology);
-    let (root, at) = (build::position(&tiers.order, root), build::position(&tiers.order, me));
-    let trees = OneRoot::new(tiers, root);
-    let blocks = blocks(trees.largest(), 1, ROOTED_BLOCK, count);
-    Rooted::new(blocks, move |number| trees.place(at, number))
-}
-
-/// To whom the root of a broadcast sends: the parts of each of its groups but its own, and one
+/// How many nodes the root of a broadcast sends to: one in each other part of its groups, and one
 /// member of its rack.
 fn entries(cluster: &Cluster) -> f64 {
     1.0 + cluster.above.iter().map(|above| above.parts - 1.0).sum::<f64>()
-}
-
-/// The cost of a broadcast: (l+1)α + r·S·β in r racks and no tier above them.
-pub(super) fn broadcast_cost(cluster: &Cluster) -> Shape {
-    let &Cluster { racks, largest, .. } = cluster;
-    let entries = entries(cluster);
-    let handing_on = largest > 2.0 || (racks > 1.0 && largest > 1.0);
-    let across = cluster.above.len().max(1) as f64;
-    Shape {
-        // The last block is handed on when all others have been.
-        line: entries + 0.25,
-        uplink: cluster.uplink(entries - 1.0),
-        messages: entries * largest,
-        // Blocks are small.
-        blocks: 4.0 * largest,
-        // With nobody else in the rack there is no handing on.
-        ..cluster.hops(across + f64::from(u8::from(handing_on)), across)
-    }
-}
-
-/// The cost of a reduction to one participant: that of a broadcast, but for what is reduced first.
-pub(super) fn reduce_cost(cluster: &Cluster) -> Shape {
-    let &Cluster { racks, largest, .. } = cluster;
-    let wide = if racks > 1.0 { largest } else { largest - 1.0 };
-    // With several tiers, what is near arrives while what is far is reduced.
-    let first = if cluster.above.len() > 1 { 0.0 } else { (wide - 1.0) / wide };
-    Shape { line: entries(cluster) + first, streamed: 1.0, ..broadcast_cost(cluster) }
 }

@@ -2,20 +2,7 @@
 //! ring (Geng et al., "HiPS: Hierarchical Parameter Synchronization in Large-Scale Distributed
 //! Machine Learning", NetAI 2018).
 
-use crate::{
-    algorithms::{
-        about::About,
-        definition::Definition,
-        name::{FACTORS, Parameter, Values},
-        parts::{
-            grid::{ANY, Along, Grid},
-            shape::{Cluster, Shape},
-        },
-        spec::Spec,
-    },
-    schedule::Schedule,
-    topology::Topology,
-};
+use super::prelude::*;
 
 const ALONG: Parameter = Parameter {
     name: "along",

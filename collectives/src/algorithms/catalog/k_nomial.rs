@@ -1,26 +1,11 @@
 //! K-nomial: a tree in which each node sends to k−1 others in a round (Thakur, Rabenseifner &
 //! Gropp, 2005; of degree k as in MPICH and Open MPI).
 
-use crate::{
-    algorithms::{
-        about::{About, THAKUR},
-        definition::Definition,
-        name::{Parameter, SEGMENTS, Values},
-        parts::{
-            build::Rooted,
-            circle::{self, Circle},
-            exchange::Trees,
-            shape::{Cluster, Shape},
-            trees,
-        },
-        spec::Spec,
-    },
-    topology::Topology,
-};
+use super::prelude::*;
 
 const DEGREE: Parameter = Parameter {
     name: "radix",
-    about: "each participant sends to one less in a round",
+    about: "the degree k: each participant sends to k−1 others in a round",
     values: Values::Number { least: 2, most: 64, usual: 4 },
 };
 

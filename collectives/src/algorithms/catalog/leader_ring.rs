@@ -1,34 +1,19 @@
-//! Leader ring: the members of each rack send the whole piece to its first one, the leaders make a
-//! ring among each other, and each hands the result to its members (Jia et al., 2018,
+//! Leader ring: the members of each rack send the whole piece to the first one, their leader. The
+//! leaders form a ring, and each sends the result to its members (Jia et al., 2018,
 //! arXiv:1807.11205, within and between groups).
 //!
-//! Between r racks goes 2(r−1) times the piece, the least there is, in few connections. But a
-//! leader receives and sends the piece once for each of its members. To or from one participant it
-//! is the same as [`hierarchical`].
+//! 2(r−1) times the piece crosses between r racks, the minimum, over few connections. But a leader
+//! receives and sends the piece once for each of its members. To or from one participant it is the
+//! same as [`hierarchical`].
 
-use super::hierarchical;
-use crate::{
-    algorithms::{
-        about::About,
-        definition::Definition,
-        parts::{
-            build::{self, Link, Place, Rooted},
-            exchange::Trees,
-            shape::{Cluster, Shape},
-            tiers::Tiers,
-        },
-        spec::Spec,
-    },
-    schedule::{Schedule, split},
-    topology::Topology,
-};
+use super::{hierarchical, prelude::*};
 
 pub(super) struct LeaderRing;
 
 impl Definition for LeaderRing {
     fn about(&self) -> About {
         About {
-            idea: "a leader of each rack collects, a ring joins the leaders, and they hand out",
+            idea: "the leader of each rack reduces for its members, and a ring joins the leaders",
             cost: "2rα + 2(w−1 + (r−1)/r)S·β",
             when: "few connections between racks",
             source: "Jia et al., \"Highly Scalable Deep Learning Training System with \
@@ -50,14 +35,15 @@ impl Definition for LeaderRing {
             down: largest + 2 * around + member - 1,
         };
         let blocks = split(count, many.into());
-        build::reduce_and_return_together(topology.participants(), me, blocks, |block| {
+        let order = |_, block| block;
+        build::reduce_and_return_together(topology.participants(), me, blocks, order, |block| {
             if me != leader {
                 let member = build::position(members, me);
                 return Place { parent: Some(inside(leader, member)), children: Vec::new() };
             }
             let mut children: Vec<Link> =
                 (1..).zip(&members[1..]).map(|(member, &peer)| inside(peer, member)).collect();
-            // The block sets out from the rack of its number and ends at the one before it.
+            // The block starts at the rack of its number and ends at the rack before it.
             let start = block % many;
             let along = (rack as u32 + many - start) % many;
             let link = |other: u32, below: u32| Link {
@@ -90,23 +76,7 @@ impl Definition for LeaderRing {
         }
     }
 
-    fn rooted(&self, _: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-        hierarchical::rooted(topology, root, me, count)
-    }
-
-    fn broadcast_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
-        hierarchical::broadcast_cost(cluster)
-    }
-
-    fn reduce_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
-        hierarchical::reduce_cost(cluster)
-    }
-
-    fn exchange(&self, _: &Spec, topology: &Topology) -> Trees {
-        Trees::Racks(Tiers::new(topology))
-    }
-
-    fn exchange_cost(&self, _: &Spec, cluster: &Cluster) -> Shape {
-        hierarchical::cost(cluster)
+    fn like(&self) -> Option<&'static dyn Definition> {
+        Some(&hierarchical::Hierarchical)
     }
 }

@@ -1,25 +1,9 @@
 //! Linear: one node gets everything, reduces it, and sends the result to all (Chan et al., 2007).
 //!
-//! Two messages one after the other, but the root sends and receives M−1 times the piece: for few
-//! nodes, and as what others are compared with.
+//! Two messages one after the other, but the root sends and receives M−1 times the piece: it suits
+//! few nodes, and serves as a baseline.
 
-use super::direct;
-use crate::{
-    algorithms::{
-        about::{About, CHAN},
-        definition::Definition,
-        kind::Kind,
-        name::{Parameter, SEGMENTS},
-        parts::{
-            build::Rooted,
-            exchange::Trees,
-            shape::{Cluster, Shape},
-            trees,
-        },
-        spec::Spec,
-    },
-    topology::Topology,
-};
+use super::{direct, prelude::*};
 
 pub(super) struct Linear;
 
@@ -28,7 +12,7 @@ impl Definition for Linear {
         About {
             idea: "one node gets everything, reduces it, and sends the result to all",
             cost: "2(M−1)(α + S·β) + (M−1)S·γ, sent by one node",
-            when: "small broadcasts and reductions to one; to compare",
+            when: "small broadcasts and reductions to one; comparison",
             source: CHAN,
         }
     }
@@ -37,16 +21,8 @@ impl Definition for Linear {
         &[SEGMENTS]
     }
 
-    fn rooted(&self, spec: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-        trees::star(topology, spec.segments(), root, me, count)
-    }
-
-    fn broadcast_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
-        trees::star_cost(cluster)
-    }
-
-    fn reduce_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
-        trees::star_cost_up(cluster)
+    fn like(&self) -> Option<&'static dyn Definition> {
+        Some(&direct::Direct)
     }
 
     fn in_segments(&self, kind: Kind, segments: f64, cost: Shape) -> Shape {
@@ -55,13 +31,5 @@ impl Definition for Linear {
             Kind::Reduce { .. } => cost.in_blocks(segments, cost.messages + segments),
             _ => cost.in_blocks(cost.blocks * segments, cost.messages * segments),
         }
-    }
-
-    fn exchange(&self, _: &Spec, _: &Topology) -> Trees {
-        Trees::Direct
-    }
-
-    fn exchange_cost(&self, _: &Spec, cluster: &Cluster) -> Shape {
-        direct::cost(cluster)
     }
 }

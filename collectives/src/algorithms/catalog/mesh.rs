@@ -2,28 +2,13 @@
 //! owner, then along its columns (Barnett et al., "Global Combine Algorithms for 2-D Meshes with
 //! Wormhole Routing", JPDC 1995).
 //!
-//! A line is a ring without the link that closes it: at most 2Σ(p−1) messages, too, but only
-//! between neighbours on a mesh. All send as many bytes together, but a node that is at no end of
-//! its line hands results on to both sides: of A×B it sends up to 2(1 + 1/A) times the piece.
+//! A line is a ring without the closing link: at most 2Σ(p−1) messages, too, but only between
+//! neighbours on a mesh. All nodes together send the same number of bytes, but an inner node of a
+//! line passes results on to both sides: on A×B it sends up to 2(1 + 1/A) times the piece.
 //!
 //! A broadcast or a reduction to one participant goes along the tree of a block that the root owns.
 
-use crate::{
-    algorithms::{
-        about::About,
-        definition::Definition,
-        name::Parameter,
-        parts::{
-            build::{self, Link, Place, Rooted},
-            grid::{Along, Grid, TWO},
-            shape::{Cluster, Shape},
-            trees,
-        },
-        spec::Spec,
-    },
-    schedule::{Schedule, split},
-    topology::Topology,
-};
+use super::prelude::*;
 
 pub(super) struct Mesh;
 
@@ -34,8 +19,8 @@ fn grid(spec: &Spec, topology: &Topology) -> Grid {
 impl Definition for Mesh {
     fn about(&self) -> About {
         About {
-            idea: "along the rows of a grid from both ends towards each owner, then along its \
-                   columns",
+            idea: "along the rows of a grid from both ends towards each owner, then along \
+                   its columns",
             cost: "2(A+B−2)α + 2(1+1/A)·S·β",
             when: "nodes with links to their neighbours only",
             source: "Barnett et al., \"Global Combine Algorithms for 2-D Meshes with Wormhole \
@@ -81,7 +66,7 @@ impl Definition for Mesh {
         cluster: &Cluster,
     ) -> Shape {
         let grid = grid(spec, topology);
-        // The first of each line has one neighbour.
+        // The first node of each line has one neighbour.
         let neighbours = grid.sizes.len() as f64;
         Shape {
             line: neighbours,
@@ -93,7 +78,8 @@ impl Definition for Mesh {
 }
 
 /// What the busiest node sends, in units of the piece. Along a line of p it sends (p−1)/p of what
-/// the line reduces, and hands on (p+1)/p of it, to both sides; of two, a half each time.
+/// the line reduces, and passes on (p+1)/p of it, to both sides; on a line of two, a half each
+/// time.
 fn sent_by_busiest(sizes: &[u32]) -> f64 {
     let mut left = 1.0;
     let mut sent = 0.0;

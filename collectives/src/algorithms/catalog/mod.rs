@@ -1,8 +1,8 @@
-//! The algorithms, one file for each name. A file says everything of its algorithm: the idea and
-//! the paper, the parameters, the schedules, and their costs beside them.
+//! The algorithms, one file for each name. A file has everything about its algorithm: the idea and
+//! the paper, the parameters, the schedules, and their costs.
 //!
 //! A new algorithm is a file with a `Definition`, a variant of [`Algorithm`] and a row in
-//! `Algorithm::definition`. What several have in common is in [`parts`](super::parts):
+//! `Algorithm::definition`. Shared code is in [`parts`](super::parts):
 //!
 //! | made of | algorithms |
 //! |---|---|
@@ -42,6 +42,8 @@ pub mod servers;
 pub mod swing;
 pub mod torus;
 
+mod prelude;
+
 use super::{
     about::About,
     definition::Definition,
@@ -49,7 +51,7 @@ use super::{
 };
 
 impl Algorithm {
-    /// What the file of an algorithm says.
+    /// The definition in the file of an algorithm.
     pub(super) fn definition(self) -> &'static dyn Definition {
         match self {
             Self::Ring => &ring::Ring,
@@ -80,7 +82,7 @@ impl Algorithm {
         }
     }
 
-    /// What people want to know of it.
+    /// Its summary.
     pub fn about(self) -> About {
         self.definition().about()
     }

@@ -1,26 +1,10 @@
 //! Multi-ring: several rings of different orders, each for a part of the blocks (Patarasuk & Yuan,
 //! 2009; NVIDIA's NCCL has rings of this kind).
 //!
-//! More pairs of nodes share the work than in a [`ring`](super::ring), as more streams and on more
+//! More pairs of nodes share the work than in a [`ring`](super::ring), over more streams and more
 //! paths of the network. To or from one participant it is a [`chain`].
 
-use super::chain;
-use crate::{
-    algorithms::{
-        about::About,
-        definition::Definition,
-        name::{Parameter, SEGMENTS, Values},
-        parts::{
-            build::Rooted,
-            exchange::Trees,
-            rings,
-            shape::{Cluster, Shape},
-        },
-        spec::Spec,
-    },
-    schedule::Schedule,
-    topology::Topology,
-};
+use super::{chain, prelude::*};
 
 const RINGS: Parameter = Parameter {
     name: "rings",
@@ -52,19 +36,7 @@ impl Definition for MultiRing {
         rings::cost(cluster, spec.number("rings"))
     }
 
-    fn rooted(&self, spec: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-        chain::rooted(topology, spec.segments(), root, me, count)
-    }
-
-    fn broadcast_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
-        chain::cost(cluster)
-    }
-
-    fn exchange(&self, _: &Spec, _: &Topology) -> Trees {
-        Trees::Ring
-    }
-
-    fn exchange_cost(&self, _: &Spec, cluster: &Cluster) -> Shape {
-        rings::cost(cluster, 1)
+    fn like(&self) -> Option<&'static dyn Definition> {
+        Some(&chain::Chain)
     }
 }

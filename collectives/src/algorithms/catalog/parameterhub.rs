@@ -2,33 +2,17 @@
 //! "Parameter Hub: a Rack-Scale Parameter Server for Distributed Deep Neural Network Training",
 //! SoCC 2018).
 //!
-//! In each rack the servers own a share of the piece each, or the nodes with ranks where the rack
-//! has no server. Everybody sends the owners of its rack their shares. The owners of a share in all
-//! racks send it to that of its home rack, either directly or from rack to rack (the paper's ring),
-//! and the result goes back the same way. Homes take turns. So 2(r−1) times the piece crosses
-//! between r racks, and who has servers in its rack sends the piece once. Servers in racks without
-//! ranks have nothing to do.
+//! In each rack the servers own a share of the piece each, or the nodes with ranks if the rack has
+//! no server. Every node sends the owners of its rack their shares. The owners of a share in all
+//! racks send it to the owner in its home rack, either directly or from rack to rack (the paper's
+//! ring), and the result goes back the same way. Homes take turns. So 2(r−1) times the piece
+//! crosses between r racks, and a node with servers in its rack sends the piece once. Servers in
+//! racks without ranks are idle.
 //!
-//! Without servers and with direct exchange it is the same as [`hierarchical`] with one tier, in
-//! another order and with a message for each block.
+//! If there are no servers, direct exchange equals [`hierarchical`] with one tier, in another order
+//! and with a message for each block.
 
-use super::{hierarchical, servers};
-use crate::{
-    algorithms::{
-        about::About,
-        definition::Definition,
-        name::{Parameter, Values},
-        parts::{
-            build::{self, Link, Place, Rooted},
-            exchange::Trees,
-            shape::{Cluster, Shape},
-            tiers::Tiers,
-        },
-        spec::Spec,
-    },
-    schedule::Schedule,
-    topology::Topology,
-};
+use super::{hierarchical, prelude::*, servers};
 
 const ACROSS: Parameter = Parameter {
     name: "across",
@@ -54,8 +38,8 @@ pub(super) struct Parameterhub;
 impl Definition for Parameterhub {
     fn about(&self) -> About {
         About {
-            idea: "the servers of each rack, or else its nodes, own shares; one rack's owner of \
-                   each adds up those of all racks",
+            idea: "the servers of each rack, or else its nodes, own shares; the owner in the home \
+                   rack of each share adds up those of all racks",
             cost: "4α + max(1, (w+2(r−1)/r)/k)·S·β for k servers in each rack of w others; 2rα \
                    with across=ring",
             when: "hosts to spare in each rack, slow links between racks",
@@ -69,31 +53,73 @@ impl Definition for Parameterhub {
     }
 
     fn allreduce(&self, spec: &Spec, topology: &Topology, me: u32, count: u64) -> Schedule {
-        allreduce(topology, Across::of(spec), me, count)
+        if topology.contributors() == 1 || count == 0 {
+            return servers::alone(topology, me, count);
+        }
+        let racks = Racks::new(topology, Across::of(spec));
+        let homes = racks.owners.len() as u32;
+        let blocks = hierarchical::blocks(racks.most_owners(), homes, hierarchical::BLOCK, count);
+        build::reduce_and_return_over_servers(topology, me, blocks, |block| racks.place(me, block))
     }
 
+    /// The cost of an allreduce: 4α, and what the busiest owner sends; 2rα around the racks.
     fn allreduce_cost(&self, spec: &Spec, topology: &Topology, cluster: &Cluster) -> Shape {
-        cost(topology, Across::of(spec), cluster)
+        let across = Across::of(spec);
+        let racks = Racks::new(topology, across);
+        let many = racks.owners.len() as f64;
+        let (mut line, mut reduced, mut messages, mut uplink) = (0.0f64, 0.0f64, 0.0f64, 0.0f64);
+        let all_members = topology.members();
+        let slowest = (0..racks.all).map(|one| topology.line(one)).min().unwrap_or(1);
+        for (rack, owners) in racks.owners.iter().enumerate() {
+            let own = (0..racks.contributors).filter(|&one| racks.of[one as usize] == rack);
+            let members = own.count() as f64;
+            let size = all_members.iter().find(|members| members.contains(&owners[0]));
+            let share = 1.0 / owners.len() as f64;
+            // To the home or from it, and the same backwards.
+            let across = 2.0 * (many - 1.0) / many;
+            for &owner in owners {
+                let is_server = owner >= racks.contributors;
+                let (kept, inside) =
+                    if is_server { (0.0, members) } else { (share, members - 1.0) };
+                let sent =
+                    (1.0 - kept) * f64::from(u8::from(!is_server)) + share * (inside + across);
+                line = line.max(sent * f64::from(slowest) / f64::from(topology.line(owner)));
+                reduced = reduced.max(share * (inside + across / 2.0));
+                messages = messages.max(2.0 * (many * inside + many - 1.0));
+            }
+            // A node that owns nothing sends the piece.
+            line = line.max(if owners[0] >= racks.contributors { 1.0 } else { 0.0 });
+            uplink = uplink.max(across / size.map_or(1.0, |members| members.len() as f64));
+        }
+        let hops_across = match across {
+            _ if many < 2.0 => 0.0,
+            Across::Ring => 2.0 * (many - 1.0),
+            Across::Direct => 2.0,
+        };
+        let inside = racks.owners.iter().enumerate().any(|(rack, owners)| {
+            let own = (0..racks.contributors).filter(|&one| racks.of[one as usize] == rack);
+            owners[0] >= racks.contributors || own.count() > 1
+        });
+        let inside = if inside { 2.0 } else { 0.0 };
+        let has_servers = topology.servers() > 0;
+        let blocks = many * f64::from(racks.most_owners());
+        let shape = Shape {
+            hops_in: inside,
+            hops_across,
+            line,
+            senders: cluster.largest as u32,
+            uplink: if many > 1.0 { uplink } else { 0.0 },
+            reduced,
+            messages,
+            blocks,
+            first: if has_servers { blocks } else { 0.0 },
+            ..Shape::default()
+        };
+        shape.at_once(inside + hops_across)
     }
 
-    fn rooted(&self, _: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-        hierarchical::rooted(topology, root, me, count)
-    }
-
-    fn broadcast_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
-        hierarchical::broadcast_cost(cluster)
-    }
-
-    fn reduce_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
-        hierarchical::reduce_cost(cluster)
-    }
-
-    fn exchange(&self, _: &Spec, topology: &Topology) -> Trees {
-        Trees::Racks(Tiers::new(topology))
-    }
-
-    fn exchange_cost(&self, _: &Spec, cluster: &Cluster) -> Shape {
-        hierarchical::cost(cluster)
+    fn like(&self) -> Option<&'static dyn Definition> {
+        Some(&hierarchical::Hierarchical)
     }
 
     fn takes_servers(&self) -> bool {
@@ -105,9 +131,9 @@ impl Definition for Parameterhub {
 struct Racks {
     contributors: u32,
     all: u32,
-    /// Of each rack who owns shares.
+    /// The owners of shares in each rack.
     owners: Vec<Vec<u32>>,
-    /// Of each participant; of those who take no part one that is not there.
+    /// The rack of each participant; an invalid one if it takes no part.
     of: Vec<usize>,
     across: Across,
 }
@@ -132,7 +158,7 @@ impl Racks {
         self.owners.iter().map(Vec::len).max().unwrap_or(1) as u32
     }
 
-    /// The owner of a block in a rack, and how many racks that one is away from the block's home.
+    /// The owner of a block in a rack, and how many racks it is away from the block's home.
     fn owner(&self, rack: usize, block: u32) -> (u32, u32) {
         let racks = self.owners.len() as u32;
         let owners = &self.owners[rack];
@@ -141,18 +167,18 @@ impl Racks {
         (owner, (home + racks - rack as u32) % racks)
     }
 
-    /// The link between the owners of two racks, seen from either end; `away`: how far the one that
-    /// is farther from home is from it.
+    /// The link between the owners of two racks, seen from either end; `away` is the distance of
+    /// the farther one from home.
     fn between(&self, away: u32, peer: u32) -> Link {
         let (racks, start) = (self.owners.len() as u32, self.all);
         match self.across {
-            // Those who are farthest begin.
+            // The farthest begin.
             Across::Ring => Link { peer, up: start + racks - 1 - away, down: start + racks + away },
             Across::Direct => Link { peer, up: start + away, down: start + 2 * racks - away },
         }
     }
 
-    /// Where a participant stands in the tree of a block; nowhere if it takes no part.
+    /// The place of a participant in the tree of a block; empty if it takes no part.
     fn place(&self, me: u32, block: u32) -> Place {
         let rack = self.of[me as usize];
         let Some(owners) = self.owners.get(rack) else { return Place::default() };
@@ -191,67 +217,4 @@ impl Racks {
             children: members.chain(below).collect(),
         }
     }
-}
-
-fn allreduce(topology: &Topology, across: Across, me: u32, count: u64) -> Schedule {
-    if topology.contributors() == 1 || count == 0 {
-        return servers::alone(topology, me, count);
-    }
-    let racks = Racks::new(topology, across);
-    let homes = racks.owners.len() as u32;
-    let blocks = hierarchical::blocks(racks.most_owners(), homes, hierarchical::BLOCK, count);
-    build::reduce_and_return_over_servers(topology, me, blocks, |block| racks.place(me, block))
-}
-
-/// The cost of an allreduce: 4α, and what the busiest owner sends; 2rα around the racks.
-fn cost(topology: &Topology, across: Across, cluster: &Cluster) -> Shape {
-    let racks = Racks::new(topology, across);
-    let many = racks.owners.len() as f64;
-    let (mut line, mut reduced, mut messages, mut uplink) = (0.0f64, 0.0f64, 0.0f64, 0.0f64);
-    let all_members = topology.members();
-    let slowest = (0..racks.all).map(|one| topology.line(one)).min().unwrap_or(1);
-    for (rack, owners) in racks.owners.iter().enumerate() {
-        let own = (0..racks.contributors).filter(|&one| racks.of[one as usize] == rack);
-        let members = own.count() as f64;
-        let size = all_members.iter().find(|members| members.contains(&owners[0]));
-        let share = 1.0 / owners.len() as f64;
-        // Up to the home or on from it, and as much the other way.
-        let across = 2.0 * (many - 1.0) / many;
-        for &owner in owners {
-            let is_server = owner >= racks.contributors;
-            let (kept, inside) = if is_server { (0.0, members) } else { (share, members - 1.0) };
-            let sent = (1.0 - kept) * f64::from(u8::from(!is_server)) + share * (inside + across);
-            line = line.max(sent * f64::from(slowest) / f64::from(topology.line(owner)));
-            reduced = reduced.max(share * (inside + across / 2.0));
-            messages = messages.max(2.0 * (many * inside + many - 1.0));
-        }
-        // Who owns nothing sends the piece.
-        line = line.max(if owners[0] >= racks.contributors { 1.0 } else { 0.0 });
-        uplink = uplink.max(across / size.map_or(1.0, |members| members.len() as f64));
-    }
-    let hops_across = match across {
-        _ if many < 2.0 => 0.0,
-        Across::Ring => 2.0 * (many - 1.0),
-        Across::Direct => 2.0,
-    };
-    let inside = racks.owners.iter().enumerate().any(|(rack, owners)| {
-        let own = (0..racks.contributors).filter(|&one| racks.of[one as usize] == rack);
-        owners[0] >= racks.contributors || own.count() > 1
-    });
-    let inside = if inside { 2.0 } else { 0.0 };
-    let has_servers = topology.servers() > 0;
-    let blocks = many * f64::from(racks.most_owners());
-    let shape = Shape {
-        hops_in: inside,
-        hops_across,
-        line,
-        senders: cluster.largest as u32,
-        uplink: if many > 1.0 { uplink } else { 0.0 },
-        reduced,
-        messages,
-        blocks,
-        first: if has_servers { blocks } else { 0.0 },
-        ..Shape::default()
-    };
-    shape.at_once(inside + hops_across)
 }

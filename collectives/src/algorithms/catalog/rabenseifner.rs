@@ -1,32 +1,20 @@
 //! Rabenseifner: [halving-doubling](super::halving_doubling), but where M is not a power of two,
-//! both of a pair that folds reduce a half (Rabenseifner, "Optimization of Collective Reduction
+//! both of a folded pair reduce a half (Rabenseifner, "Optimization of Collective Reduction
 //! Operations", 2004).
 //!
-//! That is two messages of half the size one after the other, but half the reducing. Additions are
-//! in the canonical order ([`Algorithm::CANONICAL`](crate::Algorithm::CANONICAL)).
+//! That takes two messages of half the size one after the other, but half the reductions. Additions
+//! are in the canonical order ([`Algorithm::CANONICAL`](crate::Algorithm::CANONICAL)).
 
-use crate::{
-    algorithms::{
-        about::About,
-        definition::Definition,
-        parts::{
-            doubling::{self, Fold, Pairs},
-            shape::{Cluster, Shape},
-        },
-        spec::Spec,
-    },
-    schedule::Schedule,
-    topology::Topology,
-};
+use super::prelude::*;
 
 pub(super) struct Rabenseifner;
 
 impl Definition for Rabenseifner {
     fn about(&self) -> About {
         About {
-            idea: "halving and doubling; where a pair is folded, both of it reduce a half",
+            idea: "halving and doubling; both nodes of a folded pair reduce a half",
             cost: "as halving-doubling; 3α + 2S·β + S/2·γ more if M is not a power of two",
-            when: "other numbers, slow reductions",
+            when: "other numbers of nodes, slow reductions",
             source: "Rabenseifner, \"Optimization of Collective Reduction Operations\", 2004",
         }
     }

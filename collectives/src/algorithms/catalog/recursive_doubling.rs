@@ -1,31 +1,18 @@
-//! Recursive doubling: in round t everybody exchanges all it has with the participant at distance
-//! 2^t, and both reduce (Thakur, Rabenseifner & Gropp, 2005).
+//! Recursive doubling: in round t each participant exchanges all it has with the participant at
+//! distance 2^t, and both reduce (Thakur, Rabenseifner & Gropp, 2005).
 //!
-//! ⌊log2 M⌋ rounds and nothing shorter, but every round carries the whole piece: right for small
-//! ones. Where M is not a power of two, the first 2(M − 2^⌊log2 M⌋) positions fold in pairs: the
-//! even one gives its contribution to the odd one, stays out, and gets the result at the end.
+//! There are only ⌊log2 M⌋ rounds, the minimum, but every round carries the whole piece: it suits
+//! small ones. Where M is not a power of two, the first 2(M − 2^⌊log2 M⌋) positions fold in pairs:
+//! the even one gives its contribution to the odd one, stays out, and gets the result at the end.
 //!
-//! Here each element is finished by everybody rather than by one owner, so identical bits (SAME)
-//! rest on all participants putting the lower position on the left.
+//! All participants finish each element, not one owner, so bits are identical (SAME) only because
+//! all put the lower position on the left.
 //!
-//! From one participant it is a binomial tree, and to one an
+//! A broadcast uses a binomial tree, and a reduction to one participant an
 //! [aligned](crate::algorithms::parts::aligned) one. Additions are in the canonical order
 //! ([`Algorithm::CANONICAL`](crate::Algorithm::CANONICAL)).
 
-use crate::{
-    algorithms::{
-        about::{About, THAKUR},
-        definition::Definition,
-        parts::{
-            build::{self, Builder},
-            shape::{Cluster, Shape},
-            trees,
-        },
-        spec::Spec,
-    },
-    schedule::{Action, Schedule, split},
-    topology::Topology,
-};
+use super::prelude::*;
 
 pub(super) struct RecursiveDoubling;
 
@@ -58,7 +45,7 @@ impl Definition for RecursiveDoubling {
                 if at < 2 * folded {
                     builder.add(0, reduce(at - 1), block);
                 }
-                // Numbers of those who stay in, and back.
+                // Numbers of the positions that stay in, and back.
                 let number = if at < 2 * folded { at / 2 } else { at - folded };
                 let position = |number: u32| {
                     if number < folded { 2 * number + 1 } else { number + folded }
@@ -83,7 +70,7 @@ impl Definition for RecursiveDoubling {
         let fold = if cluster.nodes.log2() > rounds { 1.0 } else { 0.0 };
         let crossing = cluster.racks.log2().ceil();
         Shape {
-            // A fold is before and after the rounds, and carries everything too.
+            // A fold is before and after the rounds, and carries the whole piece, too.
             line: rounds + 2.0 * fold,
             // All nodes of a rack cross in the same rounds.
             uplink: cluster.uplink(crossing * cluster.largest),

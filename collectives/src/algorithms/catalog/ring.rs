@@ -5,24 +5,7 @@
 //! way it came (`way=back`): the same bytes and the same chain of messages, but each connection is
 //! used both ways and carries half of it. To or from one participant it is a [`chain`].
 
-use super::chain;
-use crate::{
-    algorithms::{
-        about::About,
-        definition::Definition,
-        name::{Parameter, SEGMENTS, Values},
-        parts::{
-            build::{Builder, Rooted},
-            exchange::Trees,
-            rings::{self, Round},
-            shape::{Cluster, Shape},
-        },
-        spec::Spec,
-        symmetry::Symmetry,
-    },
-    schedule::{Action, Schedule},
-    topology::Topology,
-};
+use super::{chain, prelude::*};
 
 const WAY: Parameter = Parameter {
     name: "way",
@@ -35,8 +18,8 @@ pub(super) struct Ring;
 impl Definition for Ring {
     fn about(&self) -> About {
         About {
-            idea: "each block travels once around and is reduced on the way; its result travels \
-                   back",
+            idea: "each block travels once around and is reduced on the way; its result \
+                   travels back",
             cost: "2(M−1)(α + S/M·β)",
             when: "large pieces that follow each other, few nodes",
             source: "Patarasuk & Yuan, \"Bandwidth optimal all-reduce algorithms for clusters of \
@@ -59,20 +42,8 @@ impl Definition for Ring {
         rings::cost(cluster, 1)
     }
 
-    fn rooted(&self, spec: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-        chain::rooted(topology, spec.segments(), root, me, count)
-    }
-
-    fn broadcast_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
-        chain::cost(cluster)
-    }
-
-    fn exchange(&self, _: &Spec, _: &Topology) -> Trees {
-        Trees::Ring
-    }
-
-    fn exchange_cost(&self, _: &Spec, cluster: &Cluster) -> Shape {
-        rings::cost(cluster, 1)
+    fn like(&self) -> Option<&'static dyn Definition> {
+        Some(&chain::Chain)
     }
 
     fn symmetries(&self, _: &Spec, topology: &Topology) -> Vec<Symmetry> {
@@ -81,10 +52,10 @@ impl Definition for Ring {
     }
 }
 
-/// The result goes on around.
+/// The schedule in which the result goes on around the ring.
 fn around(topology: &Topology, segments: u32, me: u32, count: u64) -> Schedule {
     let order = topology.order();
-    let ring = Round::new(&order, me);
+    let ring = rings::Round::new(&order, me);
     let nodes = ring.nodes();
     let blocks = rings::blocks(nodes, segments, count);
     let mut builder = Builder::new(blocks.len());
@@ -96,7 +67,8 @@ fn around(topology: &Topology, segments: u32, me: u32, count: u64) -> Schedule {
         if along > 0 {
             builder.add(along - 1, Action::reduce(before, before < me), block);
         }
-        // The owner is at the end of the first round, and everybody else in the second one.
+        // The owner finishes the block at the end of the first round, and the others get it in the
+        // second.
         let mut now = nodes - 2;
         if along < nodes - 1 {
             builder.add(along, Action::send(next), block);

@@ -2,56 +2,37 @@
 //! for Accelerating Distributed DNN Training in Heterogeneous GPU/CPU Clusters", OSDI 2020, which
 //! describes BytePS).
 //!
-//! Each block has an owner. Everybody sends it what is to be added, and gets the result back: two
-//! messages one after the other. A participant that is an owner saves the way of its own
-//! contribution, a server saves nothing and sends nothing of its own. So that all are equally busy,
-//! with n participants and k servers, of n² + kn − 2k parts each participant owns n − k and each
-//! server 2(n − 1). Then the busiest sends 2n(n−1)/(n² + kn − 2k) times the piece: twice (n−1)/n
-//! without servers, as much as the ring, and once with as many servers as participants. More of
-//! them only share what servers do.
+//! Each block has an owner. Every participant sends it its contribution, and gets the result back:
+//! two messages one after the other. A participant that is an owner need not send its own
+//! contribution; a server has none. To keep all equally busy, with n participants and k servers,
+//! each participant owns n − k and each server 2(n − 1) of n² + kn − 2k parts. Then the busiest
+//! node sends 2n(n−1)/(n² + kn − 2k) times the piece: twice (n−1)/n without servers, as much as the
+//! ring, and once with as many servers as participants. Further servers only share what servers do.
 //!
-//! Where lines have different rates, who has a faster one owns more; with `weights=equal` that is
-//! not so. With `servers=K` only the first K of them own a part.
+//! Nodes with faster lines own more, unless `weights=equal` is given. With `servers=K` only the
+//! first K servers own a part.
 //!
-//! A server sends only what has come from everybody. So that it begins early, blocks are cut into
-//! segments, and everybody sends the first segment of each owner before the second one: then a
-//! piece of q segments that is alone takes 1 + 1/q times as long as its line is busy, not twice as
-//! long.
+//! A server can send only what all participants have contributed to. To let it begin early, blocks
+//! are cut into segments, and every participant sends the first segment of each owner before the
+//! second one. Then a single piece of q segments takes 1 + 1/q times as long as its line is busy,
+//! not twice as long.
 //!
-//! Without servers and with equal lines it is [`direct`]. Only an allreduce has
-//! servers.
+//! Without servers and with equal lines it is [`direct`]. Only an allreduce has servers.
 
 use std::ops::{Range, RangeInclusive};
 
-use super::direct;
-use crate::{
-    algorithms::{
-        about::About,
-        definition::Definition,
-        kind::{Kind, Roles},
-        name::{Parameter, SEGMENTS, Values},
-        parts::{
-            build::{self, Builder, Rooted},
-            exchange::Trees,
-            shape::{Cluster, Shape},
-            trees,
-        },
-        spec::Spec,
-        symmetry::Symmetry,
-    },
-    schedule::{Action, Block, GRAIN, Schedule, Steps, split},
-    topology::Topology,
-};
+use super::{direct, prelude::*};
+use crate::{algorithms::kind::Roles, schedule::Steps};
 
 const SERVERS: Parameter = Parameter {
     name: "servers",
-    about: "how many servers at most own a part, the first ones",
+    about: "how many of the first servers own a part, at most",
     values: Values::Number { least: 0, most: 4096, usual: 4096 },
 };
 
 const WEIGHTS: Parameter = Parameter {
     name: "weights",
-    about: "whether who has a faster line owns more",
+    about: "whether nodes with faster lines own more",
     values: Values::Word(&["lines", "equal"]),
 };
 
@@ -60,10 +41,10 @@ pub(super) struct Servers;
 impl Definition for Servers {
     fn about(&self) -> About {
         About {
-            idea: "nodes without ranks own blocks and reduce them, so many that all are equally \
-                   busy",
-            cost: "2α + 2n(n−1)/(n²+kn−2k)·S·β for k servers and n = M other nodes; k ≥ n: 2α + \
-                   S·β",
+            idea: "nodes without ranks own blocks and reduce them; their shares keep all nodes \
+                   equally busy",
+            cost: "2α + 2n(n−1)/(n²+kn−2k)·S·β for k servers and n = M other nodes; k ≥ n: \
+                   2α + S·β",
             when: "hosts to spare, lines of different rates",
             source: "Jiang et al., \"A Unified Architecture for Accelerating Distributed DNN \
                      Training in Heterogeneous GPU/CPU Clusters\", OSDI 2020",
@@ -82,29 +63,13 @@ impl Definition for Servers {
         cost(topology, Wanted::of(spec), cluster)
     }
 
-    fn rooted(&self, spec: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-        trees::star(topology, spec.segments(), root, me, count)
+    fn like(&self) -> Option<&'static dyn Definition> {
+        Some(&direct::Direct)
     }
 
-    fn broadcast_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
-        trees::star_cost(cluster)
-    }
-
-    fn reduce_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
-        trees::star_cost_up(cluster)
-    }
-
-    /// Costs count the segments that there are in any case.
+    /// The cost already counts segments.
     fn in_segments(&self, _: Kind, _segments: f64, cost: Shape) -> Shape {
         cost
-    }
-
-    fn exchange(&self, _: &Spec, _: &Topology) -> Trees {
-        Trees::Direct
-    }
-
-    fn exchange_cost(&self, _: &Spec, cluster: &Cluster) -> Shape {
-        direct::cost(cluster)
     }
 
     fn symmetries(&self, _: &Spec, topology: &Topology) -> Vec<Symmetry> {
@@ -118,24 +83,26 @@ impl Definition for Servers {
 }
 
 /// How much of the piece each owner has, as parts of all, so that no line is busy for longer than
-/// it has to be.
+/// necessary.
 ///
 /// A participant that owns a share x of the piece S sends and receives (1 + (n−2)x)·S, and a server
-/// with y n·y·S. With rates B and C of their lines, these are done at T where x ≤ (T·B/S − 1)/(n−2)
-/// and y ≤ T·C/(n·S). All shares add up to 1, so the least T is S/min B, as each participant has to
-/// send its own piece, or where all lines are full: 2n(n−1)·S/(nΣB + (n−2)ΣC). This is the solution
-/// of BytePS's linear program for any rates; with equal ones it is what the paper gives. In the
-/// first case there is room. Servers have as much as they can take then.
+/// with a share y sends and receives n·y·S. With rates B and C of their lines, these are done at T
+/// if x ≤ (T·B/S − 1)/(n−2) and y ≤ T·C/(n·S). All shares add up to 1, so the least T is S/min B,
+/// because each participant sends its own piece, or that at which all lines are full:
+/// 2n(n−1)·S/(nΣB + (n−2)ΣC). This solves BytePS's linear program for any rates; for equal ones it
+/// is the paper's result. In the first case lines have room left, and servers get as much as they
+/// can take.
 #[derive(Debug, Clone)]
 struct Parts {
-    /// Of each owner, the servers last. Whole numbers, so all nodes have the same (SAME).
+    /// The parts of each owner, the servers last. Whole numbers, so all nodes compute the same
+    /// (SAME).
     of: Vec<u128>,
     all: u128,
-    /// By how much longer the slowest line of a participant is busy than with its own piece.
+    /// How many times as long as with its own piece the slowest line of a participant is busy.
     line: f64,
 }
 
-/// What a spec says of the owners and of the blocks.
+/// The parameters of a spec.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wanted {
     segments: u32,
@@ -146,7 +113,7 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// All servers, as much as their lines carry, in as many blocks as their size decides.
+    /// All servers, with shares by the rates of lines, in blocks by their size.
     pub(super) const USUAL: Self = Self { segments: 1, servers: u32::MAX, equal: false };
 
     pub(super) fn of(spec: &Spec) -> Self {
@@ -177,8 +144,8 @@ impl Parts {
             } else if served >= n * slowest {
                 (vec![0; n as usize], 1, 1.0)
             } else {
-                // What servers leave is shared by what lines have more than the slowest one, or
-                // between two participants, where it makes no difference, by their rates.
+                // Participants share the rest by how much faster their lines are than the slowest
+                // one. Two participants share it by their rates, because it makes no difference.
                 let room = |rate: &u128| if n > 2 { rate - slowest } else { *rate };
                 let left = n * slowest - served;
                 let all = own.iter().map(room).sum();
@@ -194,21 +161,20 @@ impl Parts {
         self.of.iter().filter(|&&parts| parts > 0).count() as u64
     }
 
-    /// What an owner has, as a share of the piece.
+    /// The share of an owner in the piece.
     fn share(&self, owner: u32) -> f64 {
         self.of[owner as usize] as f64 / self.all as f64
     }
 }
 
-/// The least elements of a segment, and the most segments that the size decides for.
+/// The fewest elements of a segment, and the most segments by size.
 const SEGMENT: u64 = 1 << 14;
 const MAX_SEGMENTS: u64 = 8;
 
-/// BOUND: the most blocks of all owners together, as long as there are not more owners.
+/// BOUND: the most blocks of all owners together, unless there are more owners.
 const MAX_BLOCKS: u64 = 4096;
 
-/// The fewest and the most segments of an owner, of whom there are `owners`, if `least` are asked
-/// for.
+/// The fewest and the most segments of each of `owners`, if at least `least` are asked for.
 fn segments(owners: u64, least: u32) -> RangeInclusive<u64> {
     let bound = (MAX_BLOCKS / owners).max(1);
     let least = u64::from(least).clamp(1, bound);
@@ -223,7 +189,7 @@ struct Owned {
     block: Block,
 }
 
-/// The blocks with their owners. A small piece has none for some.
+/// The blocks with their owners. In a small piece some have none.
 fn owned(topology: &Topology, wanted: Wanted, count: u64) -> Vec<Owned> {
     let parts = Parts::new(topology, wanted);
     let segments = segments(parts.owners(), wanted.segments);
@@ -248,7 +214,7 @@ fn owned(topology: &Topology, wanted: Wanted, count: u64) -> Vec<Owned> {
     blocks
 }
 
-/// With one participant besides the servers, or without elements.
+/// The schedule with one participant besides the servers, or without elements.
 pub(super) fn alone(topology: &Topology, me: u32, count: u64) -> Schedule {
     let mut alone = build::alone(topology.participants(), me, count, Roles::default());
     alone.servers = topology.servers();
@@ -269,10 +235,10 @@ pub(super) fn allreduce(topology: &Topology, wanted: Wanted, me: u32, count: u64
     }
     let owned = owned(topology, wanted, count);
     let mut builder = Builder::new(owned.len());
-    // Everybody begins with another owner. Both ends of a message agree on its time: the segment,
-    // and how far it goes around the circle of all.
+    // Each participant begins with another owner. Both ends of a message agree on its time: the
+    // segment, and its distance around the circle of all.
     let ahead = |from: u32, to: u32| (to + all - from) % all;
-    // Those who are so far away, the nearest first.
+    // The participants by distance, the nearest first.
     let others = |other: fn(u32, u32, u32) -> u32| {
         let others = (1..all).map(move |time| (time, other(me, time, all) % all));
         others.filter(|&(_, peer)| peer < contributors)
@@ -285,7 +251,7 @@ pub(super) fn allreduce(topology: &Topology, wanted: Wanted, me: u32, count: u64
             }
             for (at, (time, peer)) in others(|me, time, all| me + all - time).enumerate() {
                 let takes = match at {
-                    // A server has nothing to add the first one to.
+                    // A server has nothing to add the first contribution to.
                     0 if is_server => Action::copy(peer),
                     _ => Action::reduce(peer, peer < me),
                 };
@@ -319,7 +285,7 @@ pub(super) fn cost(topology: &Topology, wanted: Wanted, cluster: &Cluster) -> Sh
     let own = largest(0..topology.contributors());
     let server = largest(topology.contributors()..topology.participants());
     let n = f64::from(topology.contributors());
-    // What all owners outside a rack get of it, and what its owners send to others.
+    // What a rack sends to owners outside, and what its owners send to others.
     let out = |rack: &Vec<u32>| {
         let inside = rack.iter().filter(|&&one| one < topology.contributors()).count() as f64;
         let owned: f64 = rack.iter().map(|&one| parts.share(one)).sum();

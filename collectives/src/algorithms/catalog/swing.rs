@@ -3,19 +3,7 @@
 //! (De Sensi, Bonato, Saam & Hoefler, "Swing: Short-cutting Rings for Higher Bandwidth Allreduce",
 //! NSDI 2024).
 
-use crate::{
-    algorithms::{
-        about::About,
-        definition::Definition,
-        parts::{
-            doubling::{self, Fold, Pairs},
-            shape::{Cluster, Shape},
-        },
-        spec::Spec,
-    },
-    schedule::Schedule,
-    topology::Topology,
-};
+use super::prelude::*;
 
 const PAIRS: Pairs = Pairs { partner, owned: |number, _| number, fits_racks: false };
 

@@ -1,20 +1,7 @@
 //! Torus: rings along the rows of a [grid](crate::algorithms::parts::grid), then along its columns,
 //! and back (Mikami et al., "Massively Distributed SGD", 2018, arXiv:1811.05233).
 
-use crate::{
-    algorithms::{
-        about::About,
-        definition::Definition,
-        name::Parameter,
-        parts::{
-            grid::{Along, Grid, TWO},
-            shape::{Cluster, Shape},
-        },
-        spec::Spec,
-    },
-    schedule::Schedule,
-    topology::Topology,
-};
+use super::prelude::*;
 
 pub(super) struct Torus;
 

@@ -1,4 +1,4 @@
-//! A reduction to one participant that adds up in the canonical order, whoever gets the result.
+//! A reduction to one participant that adds up in the canonical order, for any root.
 //!
 //! The canonical order is that of
 //! [recursive doubling](crate::algorithms::catalog::recursive_doubling). Where the number of
@@ -8,13 +8,13 @@
 //! would depend on the root.
 //!
 //! Here each group has one participant that holds its sum: the root if it is in the group, or else
-//! the one whose place in the group is the root's place in its own. When two groups become one, the
+//! the participant at the same place as the root in its own group. When two groups become one, the
 //! holder of one sends to the holder of the other. So with all participants as roots, for a share
-//! each, they halve what they add to as in [`doubling`].
+//! each, it is the halving of [`doubling`].
 
 use super::{
     build::{self, Builder},
-    doubling::{self, Fold, Pairs},
+    doubling::{self, Fold, Folding, Pairs},
     shape::{Cluster, Shape},
     trees,
 };
@@ -25,50 +25,37 @@ use crate::{
 
 /// The participants of an aligned tree, by position.
 pub(crate) struct Groups {
-    rounds: u32,
-    folded: u32,
+    folding: Folding,
     root: u32,
 }
 
 impl Groups {
-    /// The groups of so many positions, one of which is the root.
+    /// The groups of `nodes` positions, one of which is the root.
     pub(crate) fn new(nodes: u32, root: u32) -> Self {
-        let rounds = nodes.ilog2();
-        Self { rounds, folded: nodes - (1 << rounds), root }
-    }
-
-    /// The number of the pair or single position that a position belongs to.
-    fn number(&self, at: u32) -> u32 {
-        if at < 2 * self.folded { at / 2 } else { at - self.folded }
+        Self { folding: Folding::new(nodes), root }
     }
 
     /// The position that holds the sum of the group of 2^`round` numbers to which a number belongs.
     fn holder(&self, number: u32, round: u32) -> u32 {
-        let root = self.number(self.root);
+        let root = self.folding.number(self.root);
         let own = number >> round << round | root & ((1 << round) - 1);
-        if own == root {
-            self.root
-        } else if own < self.folded {
-            2 * own
-        } else {
-            own + self.folded
-        }
+        if own == root { self.root } else { self.folding.position(own) }
     }
 
-    /// To whom the sum of a position goes, and in which round. The position is not the root.
+    /// Where the sum of a position goes, and in which round. The position is not the root.
     pub(crate) fn next(&self, at: u32) -> (u32, u32) {
-        let number = self.number(at);
+        let number = self.folding.number(at);
         let holder = |round| (self.holder(number, round), round);
-        let others = (0..=self.rounds).map(holder).find(|(holder, _)| *holder != at);
-        others.unwrap_or((self.root, self.rounds))
+        let others = (0..=self.folding.rounds).map(holder).find(|(holder, _)| *holder != at);
+        others.unwrap_or((self.root, self.folding.rounds))
     }
 
-    /// From whom a position gets sums, and in which rounds, in order.
+    /// The positions that a position gets sums from, and the rounds, in order.
     fn received(&self, at: u32) -> Vec<(u32, u32)> {
-        let number = self.number(at);
-        let last = if at == self.root { self.rounds } else { self.next(at).1 };
+        let number = self.folding.number(at);
+        let last = if at == self.root { self.folding.rounds } else { self.next(at).1 };
         let mut received = Vec::new();
-        if at < 2 * self.folded && self.holder(number, 0) == at {
+        if self.folding.is_paired(at) && self.holder(number, 0) == at {
             received.push((at ^ 1, 0));
         }
         for round in (1..=last).filter(|&round| self.holder(number, round) == at) {
@@ -94,7 +81,7 @@ pub(crate) fn reduce(topology: &Topology, root: u32, me: u32, count: u64) -> Sch
         }
         match to {
             Some((to, time)) => builder.add(time, Action::send(order[to as usize]), block),
-            None => builder.add(groups.rounds + 1, Action::Publish, block),
+            None => builder.add(groups.folding.rounds + 1, Action::Publish, block),
         }
     }
     builder.finish(nodes, me, blocks)
@@ -104,7 +91,7 @@ pub(crate) fn reduce(topology: &Topology, root: u32, me: u32, count: u64) -> Sch
 pub(crate) fn cost(cluster: &Cluster) -> Shape {
     let rounds = cluster.nodes.log2().ceil();
     let across = cluster.racks.log2().ceil();
-    // Groups of other sizes than the racks cross their borders: up to three times as often, counted
+    // Groups that don't match the racks cross their borders: up to three times as often, counted
     // for 2 to 8 racks of up to 8 nodes.
     let is_aligned = cluster.is_even() && (cluster.largest as u32).is_power_of_two();
     Shape {
@@ -117,7 +104,7 @@ pub(crate) fn cost(cluster: &Cluster) -> Shape {
 }
 
 /// The cost of halving and doubling, as the two halves of an exchange with all participants as
-/// roots. What is folded goes to the one of a pair that owns it, and does not come back.
+/// roots. Folded data goes to its owner in the pair, and does not come back.
 pub(crate) fn exchange_cost(cluster: &Cluster) -> Shape {
     let all = doubling::cost(cluster, &Pairs::DOUBLING, Fold::Whole);
     let most = cluster.share() + 0.5;

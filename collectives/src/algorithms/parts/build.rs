@@ -1,9 +1,9 @@
-//! From a choice of trees to a schedule.
+//! Builds a schedule from a choice of trees.
 //!
-//! An algorithm says for each block where this participant stands in the block's tree
-//! (`Place`) and at what *time* each link is used. Times are logical: small numbers on which
-//! both ends of a link agree, growing along every path. They order the list of steps, and as both
-//! ends order their messages by the same (time, block), both count the same messages.
+//! For each block an algorithm gives the place of this participant in the block's tree (`Place`),
+//! and the *time* at which each link is used. Times are logical: small numbers that both ends of a
+//! link agree on, and that grow along every path. They order the steps. Both ends order their
+//! messages by (time, block), so both number them alike.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -16,7 +16,7 @@ use crate::{
 /// One link of a tree, seen from either end.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Link {
-    /// Who is at the other end.
+    /// The participant at the other end.
     pub(crate) peer: u32,
     /// When the reduction goes up this link.
     pub(crate) up: u32,
@@ -24,7 +24,7 @@ pub(crate) struct Link {
     pub(crate) down: u32,
 }
 
-/// Where a participant stands in one block's tree.
+/// The place of a participant in one block's tree.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Place {
     /// The link to the parent; none at the root.
@@ -33,8 +33,7 @@ pub(crate) struct Place {
     pub(crate) children: Vec<Link>,
 }
 
-/// Trees that all have the same root: the blocks, and where a participant stands in each one's
-/// tree.
+/// Trees that all have the same root: the blocks, and the place of a participant in each tree.
 pub(crate) struct Rooted {
     pub(crate) blocks: Vec<Block>,
     pub(crate) place: Box<dyn Fn(u32) -> Place>,
@@ -47,17 +46,17 @@ impl Rooted {
 }
 
 /// Collects steps and puts them in order at the end. A step is added after those that it depends
-/// on, and its dependencies follow from the blocks: whoever reads a block waits for the last that
-/// wrote it, and whoever writes one waits for those that have read it since, or else for the last
-/// that wrote it.
+/// on, and its dependencies follow from the blocks: a read waits for the last write of the block,
+/// and a write waits for the reads since then, or else for the last write.
 #[derive(Debug)]
 pub(crate) struct Builder {
     drafts: Vec<Draft>,
-    /// The ranges and the dependencies of all drafts, those of each together.
+    /// The ranges and the dependencies of all drafts, one draft after the other.
     ranges: Vec<Range<u32>>,
     after: Vec<u32>,
     touched: Vec<Touched>,
-    /// Each step that has read a block since it was written, with the entry of the one before.
+    /// The steps that have read a block since it was written, each with the entry of the one
+    /// before.
     readers: Vec<(u32, u32)>,
 }
 
@@ -72,16 +71,16 @@ struct Draft {
 /// No step, or no entry.
 const NONE: u32 = u32::MAX;
 
-/// The steps that the next one with a block may have to wait for.
+/// The steps that the next step with a block may have to wait for.
 #[derive(Debug, Clone, Copy)]
 struct Touched {
     written_by: u32,
-    /// The last entry of those that have read it since.
+    /// The last entry of the readers since then.
     read_by: u32,
 }
 
 impl Builder {
-    /// For steps of as many blocks.
+    /// For steps of this many blocks.
     pub(crate) fn new(blocks: usize) -> Self {
         Self {
             drafts: Vec::new(),
@@ -139,8 +138,8 @@ impl Builder {
         self.drafts.push(Draft { time, action, ranges, after });
     }
 
-    /// The same for blocks of which a small piece has only the first ones; nothing if it has none.
-    pub(crate) fn add_those_there(
+    /// The same without the blocks that a small piece doesn't have; nothing if no block is left.
+    pub(crate) fn add_existing(
         &mut self,
         time: u32,
         action: Action,
@@ -154,12 +153,12 @@ impl Builder {
         }
     }
 
-    /// Makes one step of those that do the same at the same time, each with another block: one
-    /// message instead of one for each block. What is sent at a time must not come in at that time.
-    /// A message has its blocks in the order of `order(time, block)`.
+    /// Merges steps that do the same at the same time with different blocks: one message instead of
+    /// one for each block. A block must not be sent and received at the same time. A message has
+    /// its blocks in the order of `order(time, block)`.
     ///
-    /// A local reduction is put together with others only if their next step is the same, too: a
-    /// step that receives can then do it in the same pass.
+    /// Local reductions are merged only if their next steps are the same, too, so that a receiving
+    /// step can do them in its own pass.
     fn merged(self, order: impl Fn(u32, u32) -> u32) -> Self {
         struct Merged {
             time: u32,
@@ -176,7 +175,7 @@ impl Builder {
             let next = self.drafts.get(index + 1).filter(|_| *action == Action::ReduceLocal);
             let next = next.map(|next| next.action);
             let at_time = *time;
-            // At one time first what the rest may need.
+            // At one time, first what other steps may need.
             let turn = match action {
                 Action::ReduceLocal => 0,
                 Action::Send { .. } => 1,
@@ -214,7 +213,7 @@ impl Builder {
     /// The schedule: steps by (time, block), messages numbered in that order.
     pub(crate) fn finish(self, participants: u32, me: u32, blocks: Vec<Block>) -> Schedule {
         let Self { drafts, ranges, after, .. } = self;
-        // Steps of one block at one time stay as they were added.
+        // Steps of one block at one time stay in the order in which they were added.
         let first = |draft: &Draft| ranges.get(draft.ranges.start as usize).map(|one| one.start);
         let mut order: Vec<_> =
             (0..).zip(&drafts).map(|(i, draft)| (draft.time, first(draft), i)).collect();
@@ -257,27 +256,21 @@ fn wait_for(after: &mut Vec<u32>, first: usize, step: u32) {
 
 /// Sorts the list that begins at `first`, and leaves each entry in it once.
 fn sort_from(list: &mut Vec<u32>, first: usize) {
-    if list[first..].is_sorted_by(|a, b| a < b) {
-        return;
+    if !list[first..].is_sorted_by(|a, b| a < b) {
+        let mut tail = list.split_off(first);
+        tail.sort_unstable();
+        tail.dedup();
+        list.append(&mut tail);
     }
-    list[first..].sort_unstable();
-    let mut kept = first;
-    for at in first..list.len() {
-        if at == first || list[at] != list[kept - 1] {
-            list[kept] = list[at];
-            kept += 1;
-        }
-    }
-    list.truncate(kept);
 }
 
-/// In ascending order, and what follows each other as one.
+/// Sorts ranges, and joins adjacent ones.
 pub(crate) fn joined(mut ranges: Vec<Range<u32>>) -> Vec<Range<u32>> {
     ranges.sort_unstable_by_key(|range| range.start);
     following(ranges)
 }
 
-/// What follows each other as one.
+/// Joins adjacent ranges.
 fn following(mut ranges: Vec<Range<u32>>) -> Vec<Range<u32>> {
     ranges.dedup_by(|next, range| {
         let follows = range.end == next.start;
@@ -294,9 +287,9 @@ fn next(counts: &mut [u32], peer: u32, message: &mut u32) {
     counts[peer as usize] += 1;
 }
 
-/// Without anybody to talk to, or without anything to say.
+/// The schedule of a single participant, or of an empty piece.
 ///
-/// Who gets a result publishes it, even an empty one; who gets none has nothing to do.
+/// Participants that get the result publish it, even if it is empty.
 pub(crate) fn alone(participants: u32, me: u32, count: u64, roles: Roles) -> Schedule {
     let mut builder = Builder::new(1);
     if count > 0 && roles.contributes(me) {
@@ -315,82 +308,51 @@ pub(crate) fn reduce_and_return(
     blocks: Vec<Block>,
     place: impl Fn(u32) -> Place,
 ) -> Schedule {
-    up_and_down(me, blocks.len(), place).finish(participants, me, blocks)
+    up_and_down(me, false, blocks.len(), place).finish(participants, me, blocks)
 }
 
-/// The same with one message for all blocks that take a link at the same time.
+/// The same with one message for all blocks that take a link at the same time, in the order of
+/// `order(time, block)`, on which both ends agree.
 pub(crate) fn reduce_and_return_together(
-    participants: u32,
-    me: u32,
-    blocks: Vec<Block>,
-    place: impl Fn(u32) -> Place,
-) -> Schedule {
-    reduce_and_return_in_order(participants, me, blocks, |_, block| block, place)
-}
-
-/// The same with the blocks of a message in the order of `order(time, block)`, on which both ends
-/// agree.
-pub(crate) fn reduce_and_return_in_order(
     participants: u32,
     me: u32,
     blocks: Vec<Block>,
     order: impl Fn(u32, u32) -> u32,
     place: impl Fn(u32) -> Place,
 ) -> Schedule {
-    up_and_down(me, blocks.len(), place).merged(order).finish(participants, me, blocks)
+    up_and_down(me, false, blocks.len(), place).merged(order).finish(participants, me, blocks)
 }
 
-fn up_and_down(me: u32, blocks: usize, place: impl Fn(u32) -> Place) -> Builder {
+fn up_and_down(me: u32, is_server: bool, blocks: usize, place: impl Fn(u32) -> Place) -> Builder {
     let mut builder = Builder::new(blocks);
     for block in 0..blocks as u32 {
         let place = place(block);
-        let mut now = gather(&mut builder, me, block, &place);
+        let mut now = gather(&mut builder, me, is_server, block, &place);
         let Place { parent, children } = place;
         if let Some(link) = parent {
             builder.add(link.up, Action::send(link.peer), block);
             builder.add(link.down, Action::copy(link.peer), block);
             now = link.down;
         }
-        hand_out(&mut builder, block, now, children);
+        now = send_to_all(&mut builder, block, now, children);
+        if !is_server {
+            builder.add(now, Action::Publish, block);
+        }
     }
     builder
 }
 
-/// The same with servers in the trees: they add nothing of their own, so they keep the first block
-/// that they get, and they publish nothing.
+/// [`reduce_and_return`] with servers in the trees: they contribute nothing, so they copy the first
+/// block that they receive, and they publish nothing.
 pub(crate) fn reduce_and_return_over_servers(
     topology: &Topology,
     me: u32,
     blocks: Vec<Block>,
     place: impl Fn(u32) -> Place,
 ) -> Schedule {
-    let (participants, servers) = (topology.participants(), topology.servers());
-    let builder = if me < topology.contributors() {
-        up_and_down(me, blocks.len(), place)
-    } else {
-        let mut builder = Builder::new(blocks.len());
-        for block in 0..blocks.len() as u32 {
-            let Place { parent, mut children } = place(block);
-            children.sort_by_key(|link| (link.up, link.peer));
-            for (at, link) in children.iter().enumerate() {
-                let takes = match at {
-                    0 => Action::copy(link.peer),
-                    _ => Action::reduce(link.peer, link.peer < me),
-                };
-                builder.add(link.up, takes, block);
-            }
-            if let Some(link) = parent {
-                builder.add(link.up, Action::send(link.peer), block);
-                builder.add(link.down, Action::copy(link.peer), block);
-            }
-            children.sort_by_key(|link| (link.down, link.peer));
-            for link in &children {
-                builder.add(link.down, Action::send(link.peer), block);
-            }
-        }
-        builder
-    };
-    Schedule { servers, ..builder.finish(participants, me, blocks) }
+    let (participants, is_server) = (topology.participants(), me >= topology.contributors());
+    let builder = up_and_down(me, is_server, blocks.len(), place);
+    Schedule { servers: topology.servers(), ..builder.finish(participants, me, blocks) }
 }
 
 /// A reduction to one participant: each block goes up its tree. The trees of all blocks have the
@@ -404,7 +366,7 @@ pub(crate) fn reduce_up(
     let mut builder = Builder::new(blocks.len());
     for block in 0..blocks.len() as u32 {
         let place = place(block);
-        let now = gather(&mut builder, me, block, &place);
+        let now = gather(&mut builder, me, false, block, &place);
         match place.parent {
             Some(link) => builder.add(link.up, Action::send(link.peer), block),
             None => builder.add(now, Action::Publish, block),
@@ -413,15 +375,21 @@ pub(crate) fn reduce_up(
     builder.finish(participants, me, blocks)
 }
 
-/// The own contribution and those of everybody below; returns when the last one is in.
-fn gather(builder: &mut Builder, me: u32, block: u32, place: &Place) -> u32 {
+/// Reduces the own contribution and those from below; returns the time of the last one.
+fn gather(builder: &mut Builder, me: u32, is_server: bool, block: u32, place: &Place) -> u32 {
     let mut children = place.children.clone();
-    // One fixed order of reduction, whoever arrives first (SAME).
+    // A fixed order of reduction, whichever message arrives first (SAME).
     children.sort_by_key(|link| (link.up, link.peer));
     let first = children.iter().chain(&place.parent).map(|link| link.up).min().unwrap_or(0);
-    builder.add(first, Action::ReduceLocal, block);
-    for link in &children {
-        builder.add(link.up, Action::reduce(link.peer, link.peer < me), block);
+    if !is_server {
+        builder.add(first, Action::ReduceLocal, block);
+    }
+    for (at, link) in children.iter().enumerate() {
+        let takes = match at {
+            0 if is_server => Action::copy(link.peer),
+            _ => Action::reduce(link.peer, link.peer < me),
+        };
+        builder.add(link.up, takes, block);
     }
     children.last().map_or(first, |link| link.up)
 }
@@ -444,22 +412,22 @@ pub(crate) fn send_down(
             builder.add(first, Action::ReduceLocal, block);
             first
         };
-        hand_out(&mut builder, block, now, children);
+        let now = send_to_all(&mut builder, block, now, children);
+        builder.add(now, Action::Publish, block);
     }
     builder.finish(participants, me, blocks)
 }
 
-/// The block is finished: everybody below gets it, and the local ranks.
-fn hand_out(builder: &mut Builder, block: u32, now: u32, mut children: Vec<Link>) {
+/// Sends the finished block to all below; returns the time of the last send.
+fn send_to_all(builder: &mut Builder, block: u32, now: u32, mut children: Vec<Link>) -> u32 {
     children.sort_by_key(|link| (link.down, link.peer));
     for link in &children {
         builder.add(link.down, Action::send(link.peer), block);
     }
-    // Others wait for the sends, only the own ranks for this.
-    builder.add(children.last().map_or(now, |link| link.down), Action::Publish, block);
+    children.last().map_or(now, |link| link.down)
 }
 
-/// Where a participant is in an order of them.
+/// The position of a participant in an order.
 pub(crate) fn position(order: &[u32], participant: u32) -> u32 {
     (0..).zip(order).find(|&(_, &p)| p == participant).map_or(0, |(at, _)| at)
 }

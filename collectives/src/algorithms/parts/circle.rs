@@ -1,13 +1,13 @@
-//! Halving and doubling around a circle: everybody owns one block. In each round the number of
-//! blocks that a participant still adds to falls to about one k-th: it sends the other parts of
-//! them fixed distances around the circle, and adds what comes from the other side to the first
-//! part. Then the same messages go back (Träff, "Optimal, Non-pipelined Reduce-scatter and
-//! Allreduce Algorithms", 2024, arXiv:2410.14234; of degree k as Bruck, Ho, Kipnis, Upfal &
-//! Weathersby, 1997, do it).
+//! Halving and doubling around a circle: each participant owns one block. In each round the number
+//! of blocks that it still adds to falls to about one k-th: it sends the other parts to
+//! participants at fixed distances around the circle, and adds what comes from the other side to
+//! the first part. Then the same messages go back (Träff, "Optimal, Non-pipelined Reduce-scatter
+//! and Allreduce Algorithms", 2024, arXiv:2410.14234; of degree k as in Bruck, Ho, Kipnis, Upfal &
+//! Weathersby, 1997).
 //!
-//! ⌈log_k M⌉ rounds of k−1 messages each way for any M, without folding, and (M−1)/M of the piece
-//! each way, the least there is: recursive halving and doubling for all numbers of participants.
-//! Each message is one, whatever the number of its blocks.
+//! This takes ⌈log_k M⌉ rounds of k−1 messages each way for any M, without folding, and moves
+//! (M−1)/M of the piece each way, the minimum: recursive halving and doubling for any number of
+//! participants. A message carries any number of blocks.
 
 use std::ops::Range;
 
@@ -25,11 +25,11 @@ use crate::{
 /// The parameter k.
 pub(crate) const RADIX: Parameter = Parameter {
     name: "radix",
-    about: "among how many each round shares out",
+    about: "into how many parts each round divides the blocks",
     values: Values::Number { least: 2, most: 64, usual: 2 },
 };
 
-/// Who is where on the circle, and at which distances messages go.
+/// The order of the participants on the circle, and the distances of messages.
 #[derive(Debug)]
 pub(crate) struct Circle {
     /// The participant at each place.
@@ -38,7 +38,7 @@ pub(crate) struct Circle {
     distances: Vec<u32>,
 }
 
-/// Divided by the radix, rounded up, down to 1: nothing for 1 itself.
+/// The number divided by the radix, rounded up, again and again down to 1; nothing for 1 itself.
 fn parts(mut number: u32, radix: u32) -> impl Iterator<Item = u32> {
     std::iter::from_fn(move || {
         (number > 1).then(|| {
@@ -49,14 +49,14 @@ fn parts(mut number: u32, radix: u32) -> impl Iterator<Item = u32> {
 }
 
 impl Circle {
-    /// With as many messages inside racks as there can be. In racks of one size the places take
-    /// turns over the racks, so distances that are multiples of their number stay inside one. Racks
-    /// in turn take turns over the groups of the next tier, and so on. A tier whose groups are not
-    /// of one size is ignored.
+    /// The circle with as many messages inside racks as possible. If racks have one size,
+    /// successive places are in different racks, so distances that are multiples of the number of
+    /// racks stay inside one. Likewise successive racks are in different groups of the next tier,
+    /// and so on. A tier with groups of different sizes is ignored.
     pub(crate) fn over_racks(topology: &Topology, radix: u32) -> Self {
         let tiers = Tiers::new(topology);
         let sizes = tiers.regular();
-        // The part of the outermost group changes from place to place, the member the slowest.
+        // The outermost group changes the fastest, the member of a rack the slowest.
         let participant = |mut place: u32| {
             let (mut position, mut stride) = (0, tiers.order.len() as u32);
             for size in sizes.iter().rev() {
@@ -76,7 +76,7 @@ impl Circle {
         Self { distances: distances.collect(), order }
     }
 
-    /// Without a thought of racks.
+    /// The circle without regard to racks.
     pub(crate) fn plain(topology: &Topology, radix: u32) -> Self {
         let order = topology.order();
         Self { distances: parts(order.len() as u32, radix).collect(), order }
@@ -86,17 +86,17 @@ impl Circle {
         self.order.len() as u32
     }
 
-    /// Who is that far after a place.
+    /// The participant at a distance after a place.
     fn after(&self, place: u32, distance: u32) -> u32 {
         self.order[((place + distance) % self.size()) as usize]
     }
 
-    /// Who is that far before it.
+    /// The participant at a distance before a place.
     fn before(&self, place: u32, distance: u32) -> u32 {
         self.after(place, self.size() - distance)
     }
 
-    /// Where the contribution of a place goes next on its way to another one, and in which round.
+    /// The next place of a contribution on its way to an owner, and the round.
     pub(crate) fn next(&self, at: u32, owner: u32) -> (u32, u32) {
         let far = (owner + self.size() - at) % self.size();
         let rounds = (0..).zip(&self.distances);
@@ -114,7 +114,7 @@ impl Circle {
         rounds.map(|(many, &remain)| 1.0 - f64::from(remain) / f64::from(many)).sum()
     }
 
-    /// How many hops the longest way to an owner has.
+    /// The number of hops on the longest path to an owner.
     pub(crate) fn longest(&self) -> f64 {
         let hops = |far: u32| {
             let mut at = self.size() - far;
@@ -128,7 +128,7 @@ impl Circle {
         f64::from((1..self.size()).map(hops).max().unwrap_or(0))
     }
 
-    /// The blocks of the places that are as far after a place as these distances.
+    /// The blocks of the places at these distances after a place.
     fn blocks(&self, place: u32, distances: Range<u32>) -> Vec<Range<u32>> {
         let size = self.size();
         let (start, end) = (place + distances.start, place + distances.end);
@@ -140,8 +140,8 @@ impl Circle {
         parts.into_iter().filter(|part| !part.is_empty()).collect()
     }
 
-    /// The rounds, each with its messages: the distance, and the blocks that are sent there by the
-    /// distances of their owners. Those before the first of them remain.
+    /// The rounds, each with its messages: the distance of the receiver, and the blocks, by the
+    /// distances of their owners. The blocks before the first message remain.
     fn rounds(&self) -> Vec<Vec<(u32, Range<u32>)>> {
         let before = [self.size()].into_iter().chain(self.distances.iter().copied());
         let rounds = before.zip(&self.distances).map(|(many, &remain)| {
@@ -159,11 +159,11 @@ pub(crate) fn allreduce(circle: &Circle, me: u32, count: u64) -> Schedule {
     let blocks = split(count, size.into());
     let mut builder = Builder::new(blocks.len());
     let mut add = |time, action, at: u32, distances: Range<u32>| {
-        builder.add_those_there(time, action, circle.blocks(at, distances));
+        builder.add_existing(time, action, circle.blocks(at, distances));
     };
     let rounds = circle.rounds();
-    // The messages of a round go out in the order of their distances, so that each participant
-    // begins with another one, and so they come in. Each has a time of its own.
+    // The messages of a round are sent and received in the order of their distances, so that each
+    // participant begins with another peer. Each has a time of its own.
     let most = rounds.iter().map(Vec::len).max().unwrap_or(1) as u32;
     let round_takes = 2 * most;
     // What is sent first, what the first message adds to, and what is between them.
@@ -214,7 +214,7 @@ fn cost(cluster: &Cluster, radix: u32, over_racks: bool) -> Shape {
     let (all, messages) = match (over_racks, cluster.nodes > 3.0) {
         (true, true) => sum(&cluster.regular),
         (false, true) => rounds(cluster.nodes, radix),
-        // Between three, no message waits for another one.
+        // Among three participants, no message waits for another one.
         (_, false) => (1.0, cluster.others()),
     };
     Shape {
@@ -224,7 +224,7 @@ fn cost(cluster: &Cluster, radix: u32, over_racks: bool) -> Shape {
         in_rounds: in_racks && cluster.racks > 1.0,
         // In the first round of a phase all but a share for each of the others.
         burst: 1.0 - 1.0 / f64::from(radix).min(cluster.nodes).max(1.0),
-        // Without a thought of racks every message may cross.
+        // Without regard to racks every message may cross.
         uplink: match cluster.racks > 1.0 {
             true if in_racks => cluster.least_uplink(),
             true => 2.0 * share,

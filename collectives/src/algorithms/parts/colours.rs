@@ -1,12 +1,12 @@
-//! Rounds for two trees over the same participants, in which everybody sends and receives at most
-//! once (Sanders, Speck & Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and
-//! scan", 2009).
+//! Rounds for two trees over the same participants, in which each participant sends and receives at
+//! most once (Sanders, Speck & Träff, "Two-tree algorithms for full bandwidth broadcast, reduction
+//! and scan", 2009).
 //!
 //! Each link gets one of two colours. The two links of a participant to its parents have different
 //! ones, and so have its two links to children: it has at most two in both trees together. Links of
 //! one colour are used in even rounds, the others in odd rounds. So k blocks for each tree reach
-//! everybody in 2h + 2k rounds: a block waits for its turn at most once in each of h levels, and
-//! the next one follows two rounds later.
+//! all in 2h + 2k rounds: a block waits for its turn at most once in each of h levels, and the next
+//! one follows two rounds later.
 //!
 //! A link takes part in at most two such pairs. So pairs form paths and cycles, and for the trees
 //! of [`double_tree`](crate::algorithms::catalog::double_tree) all cycles are even: a test shows it
@@ -29,8 +29,8 @@ pub(crate) struct ColouredTrees {
 }
 
 impl ColouredTrees {
-    /// Trees over positions 0..n; in each exactly one has no parent, and following parents leads
-    /// to it. Nobody has more than two children in both together.
+    /// Trees over positions 0..n; in each exactly one has no parent, and following parents leads to
+    /// it. No position has more than two children in both together.
     pub(crate) fn new(parents: [Vec<Option<u32>>; 2]) -> Self {
         let mut children = parents.each_ref().map(|parents| vec![Vec::new(); parents.len()]);
         for (parents, children) in parents.iter().zip(&mut children) {
@@ -87,8 +87,8 @@ impl ColouredTrees {
         siblings.filter(move |&link| link != (tree, at)).chain(same)
     }
 
-    /// The place of position `at` in the tree of a block, which are in both trees in turns; `name`
-    /// turns positions into participants. The reduction takes the rounds backwards.
+    /// The place of position `at` in the tree of a block; blocks alternate between both trees.
+    /// `name` maps positions to participants. The reduction takes the rounds backwards.
     pub(crate) fn place(&self, block: u32, at: u32, name: impl Fn(u32) -> u32) -> Place {
         let (tree, delay, last) = (block as usize % 2, block / 2 * 2, self.last);
         let link = |peer: u32, below: u32| {
@@ -101,7 +101,7 @@ impl ColouredTrees {
         }
     }
 
-    /// How long the longest path from the root of a tree is.
+    /// The length of the longest path from the root of a tree.
     #[cfg(test)]
     pub(crate) fn height(&self, tree: usize) -> u32 {
         let mut heights = vec![0; self.parents[tree].len()];
@@ -118,7 +118,7 @@ impl ColouredTrees {
         longest
     }
 
-    /// Broadcasts so many blocks in each tree. Returns the number of rounds if nobody sends or
+    /// Broadcasts blocks in each tree. Returns the number of rounds; none if a participant sends or
     /// receives twice in a round, or sends what it does not have.
     #[cfg(test)]
     pub(crate) fn broadcast(&self, blocks: u32) -> Option<u32> {

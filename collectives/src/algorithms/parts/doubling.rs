@@ -1,9 +1,9 @@
 //! Halving and doubling between pairs: in each round a participant sends half of the blocks that it
-//! still adds to, to a partner who goes on with them, and adds what that one sends to the other
-//! half. Then the same goes back. log2 M rounds and (M−1)/M of the piece each way (Rabenseifner,
-//! 2004; Thakur, Rabenseifner & Gropp, 2005).
+//! still adds to, to a partner that continues with them, and adds what the partner sends to the
+//! other half. Then the same goes back. log2 M rounds and (M−1)/M of the piece each way
+//! (Rabenseifner, 2004; Thakur, Rabenseifner & Gropp, 2005).
 //!
-//! Who the partners are makes the algorithm (`Pairs`).
+//! Algorithms differ in the choice of partners (`Pairs`).
 //!
 //! Where M is not a power of two, the first 2(M − 2^⌊log2 M⌋) positions fold in pairs, of which one
 //! takes part (`Fold`). The other one gets the result at the end. The [circle](super::circle)
@@ -20,7 +20,7 @@ use crate::{
     topology::Topology,
 };
 
-/// Who the partners are among 2^`rounds` numbers, and which block each number owns.
+/// The partners among 2^`rounds` numbers, and the block that each number owns.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pairs {
     /// The partner of a number in a round.
@@ -32,21 +32,52 @@ pub(crate) struct Pairs {
     pub(crate) fits_racks: bool,
 }
 
-/// What of a pair that folds is reduced where.
+/// Numbers of the positions that take part among any number of positions: the first 2(M −
+/// 2^⌊log2 M⌋) positions fold in pairs, and the first one of each pair takes part.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Folding {
+    /// Numbers are less than 2^`rounds`.
+    pub(crate) rounds: u32,
+    pairs: u32,
+}
+
+impl Folding {
+    pub(crate) fn new(nodes: u32) -> Self {
+        let rounds = nodes.ilog2();
+        Self { rounds, pairs: nodes - (1 << rounds) }
+    }
+
+    /// Whether a position belongs to a pair.
+    pub(crate) fn is_paired(self, at: u32) -> bool {
+        at < 2 * self.pairs
+    }
+
+    /// The number of a position or of its pair.
+    pub(crate) fn number(self, at: u32) -> u32 {
+        if self.is_paired(at) { at / 2 } else { at - self.pairs }
+    }
+
+    /// The position with a number that takes part.
+    pub(crate) fn position(self, number: u32) -> u32 {
+        if number < self.pairs { 2 * number } else { number + self.pairs }
+    }
+}
+
+/// How a folded pair divides its reductions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fold {
-    /// All of it by the one that takes part, which gets the whole piece from the other one.
+    /// The member that takes part does all of them, and gets the whole piece from the other one.
     Whole,
-    /// A half by each, and the one that takes part gets the other half back: two messages of half
-    /// the size one after the other, but half the reducing.
+    /// Each member does a half, and the one taking part gets the other half back: two messages of
+    /// half the size one after the other, but half the reductions.
     Halves,
 }
 
 impl Pairs {
-    /// In round t the one at distance 2^t, the nearest first. So the last rounds cross between
-    /// racks, with the few blocks that are left: in racks of one size that is a power of two,
-    /// 2(r−1) times the piece, the least there is. The blocks lie in the order of the owners'
-    /// numbers with their bits reversed, so each message is one range.
+    /// The partner in round t is at distance 2^t, the nearest first. So only the last rounds cross
+    /// between racks, with the few blocks that are left: if racks have one size that is a power of
+    /// two, 2(r−1) times the piece, the minimum. The blocks are in the order of the owners' numbers
+    /// with reversed bits, so each message is one range.
     pub(crate) const DOUBLING: Self = Self {
         partner: |number, round, _| number ^ (1 << round),
         owned: |number, rounds| match rounds {
@@ -81,8 +112,8 @@ pub(crate) fn allreduce(
     let order = topology.order();
     let nodes = order.len() as u32;
     let at = build::position(&order, me);
-    let rounds = nodes.ilog2();
-    let folded = nodes - (1 << rounds);
+    let folding = Folding::new(nodes);
+    let rounds = folding.rounds;
     let blocks = split(count, 1 << rounds);
     let all = 0..blocks.len() as u32;
     let half = (blocks.len() as u32).div_ceil(2);
@@ -91,11 +122,11 @@ pub(crate) fn allreduce(
     let reduce = |from: u32| Action::reduce(order[from as usize], from < at);
     let mut builder = Builder::new(blocks.len());
     let mut add = |time, action, ranges: Vec<Range<u32>>| {
-        builder.add_those_there(time, action, ranges);
+        builder.add_existing(time, action, ranges);
     };
     // The fold takes times 0 and 1, halving and doubling those from 2 on, and its end the last.
     let last = 2 + 2 * rounds;
-    let is_folded = at < 2 * folded;
+    let is_folded = folding.is_paired(at);
     if is_folded && !at.is_multiple_of(2) {
         let with = at - 1;
         match fold {
@@ -115,9 +146,7 @@ pub(crate) fn allreduce(
         add(last, Action::Publish, vec![all]);
         return builder.finish(nodes, me, blocks);
     }
-    // Numbers of those who take part, and back.
-    let number = if is_folded { at / 2 } else { at - folded };
-    let position = |number: u32| if number < folded { 2 * number } else { number + folded };
+    let number = folding.number(at);
     let owns = |number: u32, round: u32| pairs.blocks(number, round, rounds);
     let with = |round: u32| (pairs.partner)(number, round, rounds);
     if is_folded {
@@ -141,12 +170,12 @@ pub(crate) fn allreduce(
         }
     }
     for round in 0..rounds {
-        let other = position(with(round));
+        let other = folding.position(with(round));
         add(2 + round, Action::send(peer(other)), owns(with(round), round + 1));
         add(2 + round, reduce(other), owns(number, round + 1));
     }
     for round in (0..rounds).rev() {
-        let (other, time) = (position(with(round)), last - 1 - round);
+        let (other, time) = (folding.position(with(round)), last - 1 - round);
         add(time, Action::send(peer(other)), owns(number, round + 1));
         add(time, Action::copy(peer(other)), owns(with(round), round + 1));
     }
@@ -175,7 +204,7 @@ pub(crate) fn cost(cluster: &Cluster, pairs: &Pairs, fold: Fold) -> Shape {
         line: 2.0 * share + line,
         uplink: match cluster.racks > 1.0 {
             true if aligned => cluster.least_uplink(),
-            // Some of all messages cross.
+            // Some messages of all rounds cross.
             true => 1.0,
             false => 0.0,
         },

@@ -1,11 +1,11 @@
-//! Pieces of which each section has roles of its own: allgather, gather, scatter, reducescatter and
+//! Pieces in which each section has its own roles: allgather, gather, scatter, reducescatter and
 //! alltoall.
 //!
-//! Each participant is the root of a tree. A contribution that is reduced to one participant goes
-//! up that one's tree, what all get comes down the tree of the one that has it, and what goes from
-//! one to another goes up the tree of the other. A link of any tree is used at a certain time, and
-//! all blocks that take it then are one message. So the choice of the trees is the algorithm, and
-//! the same trees serve all five collectives:
+//! Each participant is the root of a tree. A reduction to one participant goes up its tree, a
+//! contribution to all comes down its owner's tree, and a contribution to one participant goes up
+//! the receiver's tree. Each link of a tree has a fixed time, and all blocks that take a link at
+//! the same time are one message. So the choice of trees is the algorithm, and the same trees serve
+//! all five collectives:
 //!
 //! | trees | messages one after the other | messages of each | sources |
 //! |---|---|---|---|
@@ -15,9 +15,9 @@
 //! | racks: by way of one member of each rack and of each group of racks | l+1 | w−1 + Σ(n−1) | Wan et al., 2020 |
 //! | aligned: pairs at doubling distance, the canonical order of additions | ⌈log2 M⌉ | | Thakur, Rabenseifner & Gropp, 2005 |
 //!
-//! In all of them but the alltoall each element crosses the line of a participant once. In an
-//! alltoall that is so with direct trees only. The others send elements again for each message on
-//! their way, so they are for small ones.
+//! In all collectives but the alltoall each element crosses the line of a participant once. In an
+//! alltoall only direct trees achieve that. The others send elements again for each hop, so they
+//! suit small pieces.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -39,11 +39,11 @@ use crate::{
 struct Hop {
     /// The position that receives it.
     to: u32,
-    /// When: larger for each hop of a way.
+    /// When: it grows with each hop.
     time: u32,
 }
 
-/// A tree for each participant. Participants are given by their positions in an order of them.
+/// A tree for each participant. Participants are given by their positions in an order.
 #[derive(Debug)]
 pub(crate) enum Trees {
     Ring,
@@ -66,8 +66,8 @@ struct Turn {
     action: Action,
 }
 
-/// At one time a participant does first what others may need. What is reduced and what is copied
-/// are messages of their own.
+/// At one time a participant first does what others may need. Sums and copies are separate
+/// messages.
 #[derive(Debug, Clone, Copy)]
 enum Phase {
     Local,
@@ -88,12 +88,12 @@ impl Phase {
 /// Later than everything else.
 const END: u32 = u32::MAX;
 
-/// Everything that a participant does, and with which blocks: a turn is one step. A local reduction
-/// is put together with others only if their next turn is the same, too: a step that receives can
-/// then do it in the same pass.
+/// Everything that a participant does, and with which blocks: a turn is one step. Local reductions
+/// are merged only if their next turns are the same, too, so that a receiving step can do them in
+/// its own pass.
 type Turns = BTreeMap<(Turn, Option<Turn>), Vec<Range<u32>>>;
 
-/// Of the participants, as one of them sees it.
+/// An exchange, as one participant sees it.
 struct Exchange {
     trees: Trees,
     /// The participant at each position.
@@ -103,7 +103,7 @@ struct Exchange {
     /// The own position.
     at: u32,
     turns: Turns,
-    /// Where this one stands in the tree of each position, once it is known.
+    /// The place of this participant in the tree of each position, once it is known.
     places: Vec<Option<Place>>,
 }
 
@@ -125,11 +125,11 @@ impl Exchange {
         self.order.len() as u32
     }
 
-    /// The next hop of a contribution of `at` on its way to an owner, which is another one.
+    /// The next hop of a contribution from `at` to the owner, which is another position.
     fn next(&self, at: u32, owner: u32) -> Hop {
         let size = self.size();
         match &self.trees {
-            // It sets out from the one after the owner, so it can be added to on its way.
+            // It starts after the owner, so that it can be added to on its way.
             Trees::Ring => Hop { to: (at + 1) % size, time: around(owner + 1, at, size) },
             Trees::Direct => Hop { to: owner, time: around(at, owner, size) },
             Trees::Circulant(circle) => {
@@ -160,7 +160,7 @@ impl Exchange {
         }
     }
 
-    /// Where this one stands in the tree of an owner. The way down is the way up backwards.
+    /// The place of this participant in the tree of an owner. The way down is the way up backwards.
     fn place(&mut self, owner: u32) -> Place {
         if let Some(place) = &self.places[owner as usize] {
             return place.clone();
@@ -177,7 +177,7 @@ impl Exchange {
         place
     }
 
-    /// Takes these turns with a block, one after the other.
+    /// Adds turns with a block, which follow each other.
     fn take(&mut self, block: u32, turns: &[Turn]) {
         for (at, &turn) in turns.iter().enumerate() {
             let next = turns.get(at + 1).filter(|_| turn.action == Action::ReduceLocal);
@@ -203,11 +203,11 @@ impl Exchange {
         Turn { time: Phase::Reduce.of(time), action }
     }
 
-    /// The reduction of all contributions goes up the tree of an owner. Returns what it takes, with
-    /// the result at the end if this is the owner.
+    /// The turns of a reduction that goes up the tree of an owner. The owner has the result at the
+    /// end.
     fn up(&mut self, owner: u32) -> Vec<Turn> {
         let Place { parent, mut children } = self.place(owner);
-        // One fixed order of additions, whoever is first (SAME).
+        // A fixed order of additions, whichever message arrives first (SAME).
         children.sort_by_key(|link| (link.up, link.peer));
         let mut turns: Vec<Turn> =
             children.iter().map(|link| self.reduce(link.up, link.peer)).collect();
@@ -215,7 +215,7 @@ impl Exchange {
         local(turns)
     }
 
-    /// The contribution of an owner comes down its tree.
+    /// The turns of a contribution that comes down the tree of its owner.
     fn down(&mut self, owner: u32) -> Vec<Turn> {
         let Place { parent, mut children } = self.place(owner);
         children.sort_by_key(|link| (link.down, link.peer));
@@ -225,7 +225,7 @@ impl Exchange {
         turns
     }
 
-    /// The contribution of one goes up the tree of another one.
+    /// The turns of a contribution that goes up the tree of an owner.
     fn along(&self, from: u32, owner: u32) -> Vec<Turn> {
         let mut turns = Vec::new();
         let mut at = from;
@@ -261,7 +261,7 @@ impl Exchange {
     }
 }
 
-/// The same after the reduction of the own contributions, which is done when it is needed.
+/// The turns after a local reduction, which is done when it is needed.
 fn local(turns: Vec<Turn>) -> Vec<Turn> {
     let time = turns.first().map_or(0, |first| Phase::Local.of(first.time / Phase::ALL));
     [Turn { time, action: Action::ReduceLocal }].into_iter().chain(turns).collect()
@@ -287,19 +287,19 @@ pub(crate) fn exchange(
         exchange.section(block, section.roles);
     }
     let mut builder = Builder::new(blocks.len());
-    // Both ends of a link take its messages in the order of their times, one at each.
+    // Both ends of a link order its messages by time, and there is one at each time.
     for (place, ((turn, _), ranges)) in (0..).zip(exchange.turns) {
         builder.add_ranges(place, turn.action, build::joined(ranges));
     }
     builder.finish(topology.participants(), me, blocks)
 }
 
-/// What a piece costs by these trees, from what an allreduce along them costs. An allgather is the
-/// second half of an allreduce, a reducescatter the first one. S/M of the piece are of each
-/// participant, S/M² in an alltoall.
+/// The cost of a piece along these trees, from that of an allreduce along them. An allgather is the
+/// second half of an allreduce, a reducescatter the first one. The share of each participant is
+/// S/M, and S/M² in an alltoall.
 pub(crate) fn cost(kind: Kind, trees: &Trees, all: Shape, cluster: &Cluster) -> Shape {
     let hops = match trees {
-        // Some numbers of participants have a round that no contribution needs.
+        // For some numbers of participants no contribution needs all rounds.
         Trees::Circulant(circle) => circle.longest() / (all.hops_in + all.hops_across),
         _ => 0.5,
     };
@@ -329,12 +329,12 @@ pub(crate) fn cost(kind: Kind, trees: &Trees, all: Shape, cluster: &Cluster) -> 
                 }
                 Trees::Direct | Trees::Aligned => cluster.share(),
             };
-            // What is passed on lies apart in memory, and takes a frame for each place.
+            // Data that is passed on is scattered in memory, and takes a frame for each place.
             let messages = half.messages.max(nodes - 1.0);
             let outside = (nodes - cluster.smallest) / nodes;
             let uplink = match trees {
                 _ if cluster.racks <= 1.0 => 0.0,
-                // Each link of a ring carries half of all pairs, also those that are one rack's.
+                // Each link of a ring carries half of all pairs, including those inside a rack.
                 Trees::Ring => cluster.uplink(cluster.others() / (2.0 * nodes)),
                 _ => outside.max(half.uplink) / nodes,
             };
@@ -343,7 +343,7 @@ pub(crate) fn cost(kind: Kind, trees: &Trees, all: Shape, cluster: &Cluster) -> 
         }
         // All that the root gets or has crosses its line.
         Kind::Gather { .. } | Kind::Scatter { .. } => Shape {
-            // Around a ring, what goes to the root comes to it hop by hop, the farthest last.
+            // Around a ring, data for the root comes to it hop by hop, the farthest last.
             fill: match (kind, trees) {
                 (Kind::Gather { .. }, Trees::Ring) => half.hops_in + half.hops_across,
                 _ => half.fill,

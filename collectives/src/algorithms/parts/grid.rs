@@ -1,12 +1,12 @@
-//! Grids: participants have coordinates, and what one dimension has reduced goes on along the next.
-//! Each block is reduced along the first dimension to those who have its owner's first coordinate,
-//! from there along the second one, and so on; then it goes back the same way.
+//! Grids: participants have coordinates, and the dimensions reduce one after the other. Each block
+//! is reduced along the first dimension to the participants with its owner's first coordinate, from
+//! there along the second one, and so on; then it goes back the same way.
 //!
-//! Nobody sends more than 2(M−1)/M of the piece, but along lines, and a message has all blocks that
-//! take a link at a time. The first dimension is the members of a rack where racks are of one size.
-//! So between racks goes what is left after it: 2(r−1) times the piece, the least there is. With
-//! any number of dimensions the next ones are the racks of a group, and so on: so it is at every
-//! tier.
+//! No participant sends more than 2(M−1)/M of the piece, except along lines, and all blocks that
+//! take a link at the same time are one message. If racks have one size, the first dimension is the
+//! members of a rack. So only what is left after it crosses between racks: 2(r−1) times the piece,
+//! the minimum. With any number of dimensions, the next one is the racks of a group, and so on, so
+//! the same holds at every tier.
 
 use super::{
     build::{self, Link, Place},
@@ -41,14 +41,14 @@ pub(crate) const ANY: Parameter = Parameter {
 pub(crate) enum Along {
     /// From neighbour to neighbour: a chain of p−1 messages each way along a dimension of p.
     Ring,
-    /// From everybody to the owner: one message each way, with up to p−1 senders at once.
+    /// From all to the owner: one message each way, with up to p−1 senders at once.
     Direct,
     /// From neighbour to neighbour, the shorter way, and never from the last to the first: at most
     /// p−1 messages each way.
     Line,
 }
 
-/// The sizes of at most so many dimensions, first the one that is nearest; none of them 1.
+/// The sizes of at most `most` dimensions, the nearest first; none is 1.
 fn dimensions(spec: &Spec, most: usize, topology: &Topology) -> Vec<u32> {
     let nodes = topology.participants();
     if let Some(factors) = spec.factors().filter(|_| spec.fits(nodes).is_ok()) {
@@ -69,13 +69,13 @@ fn dimensions(spec: &Spec, most: usize, topology: &Topology) -> Vec<u32> {
 
 /// The dimensions, and how data goes along them.
 pub(crate) struct Grid {
-    /// The sizes of the dimensions, first the one that is nearest; none of them 1.
+    /// The sizes of the dimensions, the nearest first; none is 1.
     pub(crate) sizes: Vec<u32>,
     along: Along,
 }
 
 impl Grid {
-    /// With the factors of a spec, or else with at most so many dimensions that fit the racks.
+    /// With the factors of a spec, or else with at most `most` dimensions that fit the racks.
     pub(crate) fn new(spec: &Spec, most: usize, along: Along, topology: &Topology) -> Self {
         Self { sizes: dimensions(spec, most, topology), along }
     }
@@ -96,7 +96,7 @@ impl Grid {
         position + to * stride - from * stride
     }
 
-    /// Where a position stands in the tree of the block of the owner.
+    /// The place of a position in the tree of the owner's block.
     pub(crate) fn place(&self, at: u32, owner: u32, name: impl Fn(u32) -> u32) -> Place {
         let (own, root) = (self.coordinates(at), self.coordinates(owner));
         let all: u32 = self.sizes.iter().map(|size| size - 1).sum();
@@ -106,7 +106,7 @@ impl Grid {
             let (own, root) = (own[dimension], root[dimension]);
             // The link from a coordinate towards the owner's, seen from this or the other end.
             let link = |peer: u32, from: u32| {
-                // Along a ring those who are farthest begin; else nobody is everybody's first.
+                // Along a ring the farthest begin; otherwise no peer is the first for all.
                 let turn = match self.along {
                     Along::Ring => (from + size - root - 1) % size,
                     Along::Direct => (root + size - from) % size - 1,
@@ -151,7 +151,8 @@ impl Grid {
         let order = topology.order();
         let at = build::position(&order, me);
         let nodes = order.len() as u32;
-        build::reduce_and_return_together(nodes, me, split(count, nodes.into()), |block| {
+        let (blocks, order_of) = (split(count, nodes.into()), |_, block| block);
+        build::reduce_and_return_together(nodes, me, blocks, order_of, |block| {
             self.place(at, block, |position| order[position as usize])
         })
     }
@@ -172,8 +173,8 @@ impl Grid {
             Along::Direct => (sizes.len() as f64, sizes.iter().max().map_or(0, |size| size - 1)),
         };
         let aligned = cluster.is_even() && f64::from(sizes[0]) == cluster.largest;
-        // Between racks goes what has been reduced along the first dimension. By direct exchange
-        // that is all at once; along a ring each share waits for those of its own hops only.
+        // What the first dimension has reduced crosses between racks: by direct exchange all at
+        // once; along a ring each share waits only for those of its own hops.
         let (links_across, dims_across) = match &sizes[..] {
             [inside, beyond @ ..] if aligned => {
                 (links - f64::from(inside - 1), beyond.len() as f64)

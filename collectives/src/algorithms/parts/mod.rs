@@ -1,12 +1,12 @@
-//! What several algorithms are made of, or what is best understood by itself. The lowest first:
+//! The building blocks of algorithms, the lowest first:
 //!
 //! - [`build`]: from a choice of trees, or from steps, to a schedule
-//! - [`tiers`]: where participants are in the groups of all tiers
+//! - [`tiers`]: the groups of participants in all tiers
 //! - [`shape`]: what a cost consists of
 //! - [`trees`], [`rings`], [`circle`], [`doubling`], [`grid`], [`colours`], [`packing`]: trees and
 //!   exchanges that several algorithms choose from
 //! - [`aligned`]: a reduction to one participant in the canonical order of additions
-//! - [`exchange`]: pieces in which each block has roles of its own
+//! - [`exchange`]: pieces in which each block has its own roles
 
 pub mod aligned;
 pub mod build;

@@ -1,13 +1,13 @@
 //! Spanning trees, each for a part of the piece, packed such that no line, uplink or link is busy
-//! for longer than it has to be (Wang et al., "Blink: Fast and Generic Collectives for Distributed
+//! for longer than necessary (Wang et al., "Blink: Fast and Generic Collectives for Distributed
 //! ML", MLSys 2020).
 //!
-//! The piece is in small equal *units*. Each gets the tree whose links are cheapest just then; the
-//! price of what a link uses grows steeply with its load, as in the approximation by multiplicative
-//! weights that Blink has. Then units are taken out and routed again as long as there is time for
-//! it. Trees with few units are left out where that costs little: a tree is a block, and each block
-//! has its own messages. All of it is sums, products and comparisons in one order, so all nodes
-//! find the same trees (SAME).
+//! The piece consists of small equal *units*. Each gets the tree with the cheapest links at that
+//! moment; prices grow steeply with the load, as in Blink's approximation by multiplicative
+//! weights. Then units are removed and routed again as long as time allows. Trees with few units
+//! are left out where that costs little, because a tree is a block, and each block has its own
+//! messages. The computation consists of sums, products and comparisons in a fixed order, so all
+//! nodes find the same trees (SAME).
 //!
 //! What an allreduce sends up a tree comes down again, so a link of its trees has the same load in
 //! both directions, and any participant may be the root. The trees of a broadcast have one root
@@ -20,20 +20,20 @@ use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
 use self::loads::{Loads, Network};
 use crate::topology::Topology;
 
-/// A number of units for as many participants: a multiple of it, and more where there are few.
+/// The number of units: a multiple of the number of participants, and more if these are few.
 fn units_for(nodes: usize) -> usize {
     let least = if nodes <= 8 { 256 } else { 64 };
     nodes * usize::div_ceil(least, nodes)
 }
 
-/// How many links are looked at in all passes but the first one: some hundred microseconds.
+/// How many links all passes but the first one examine: some hundred microseconds.
 const LOOKS: usize = 1 << 17;
 
 /// The most passes in which units are routed again.
 const MAX_PASSES: usize = 6;
 
-/// A tree with less than half of the mean is left out if the busiest link gets at most so many
-/// times as busy.
+/// A tree with less than half of the mean is left out if the load of the busiest link grows at most
+/// by this factor.
 const BEARABLE: f64 = 1.05;
 
 /// A spanning tree and how many units it carries.
@@ -52,11 +52,11 @@ pub(crate) struct Packing {
     /// How long the busiest line or link is busy, as a multiple of the time that one with the usual
     /// rate takes for the piece.
     pub(crate) busy: f64,
-    /// What leaves or enters a rack, divided by its nodes; the largest, in pieces.
+    /// The traffic out of or into a rack, divided by its nodes; the largest, in pieces.
     pub(crate) uplink: f64,
 }
 
-/// The tree with these links and the root from which the farthest is nearest.
+/// The tree with these links, rooted at its centre.
 fn centred(parents: &[usize], root: usize) -> (u32, Vec<u32>) {
     let nodes = parents.len();
     let mut links = vec![Vec::new(); nodes];
@@ -64,7 +64,7 @@ fn centred(parents: &[usize], root: usize) -> (u32, Vec<u32>) {
         links[child].push(parent);
         links[parent].push(child);
     }
-    // The middle of the longest way is the centre: the last one found from anywhere is its end.
+    // The centre is the middle of the longest path. The last node found from any start is its end.
     let search = |from: usize| {
         let mut above = vec![from; nodes];
         let mut order = vec![from];
@@ -99,11 +99,11 @@ type Key = (Topology, Option<u32>, u32);
 const KEPT: usize = 4;
 
 thread_local! {
-    /// The last packings: pieces of other sizes have the same ones.
+    /// The last packings: pieces of all sizes have the same ones.
     static LAST: RefCell<Vec<(Key, Rc<Packing>)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The packing of [`pack`], which takes up to a millisecond, or what it was before.
+/// The result of [`pack`], which takes up to a millisecond, from the cache if possible.
 pub(crate) fn packed(topology: &Topology, root: Option<u32>, most: u32) -> Rc<Packing> {
     LAST.with_borrow_mut(|last| {
         let is_it = |known: &(Key, Rc<Packing>)| {
@@ -138,7 +138,7 @@ pub(crate) fn pack(topology: &Topology, root: Option<u32>, most: u32) -> Packing
     let least = usize::from(root.is_some());
     let passes = MAX_PASSES.min(LOOKS / (units * nodes * nodes)).max(least);
     for pass in 0..=passes {
-        // The first ones did not know of the others. They are routed again in any case.
+        // The first units were routed before the others, so they are routed again in any case.
         let again = if pass == 0 { units / 8 } else { units };
         for old in &mut routed[..again] {
             loads.add(old.0, &old.1, -1.0);
@@ -248,7 +248,8 @@ mod tests {
     }
 
     /// Where links are the limit, the rate is near the least that any partition of the participants
-    /// allows (Nash-Williams and Tutte: what is between its groups, by their number less one).
+    /// allows (Nash-Williams and Tutte: the rate between its groups, divided by their number less
+    /// one).
     #[test]
     fn trees_reach_what_partitions_allow() {
         let mut random = SplitMix64::seed_from_u64(5);
@@ -273,7 +274,7 @@ mod tests {
         }
     }
 
-    /// From one root it is the least cut between it and another (Edmonds).
+    /// The limit from one root is the least cut between it and another participant (Edmonds).
     #[test]
     fn broadcasts_reach_what_cuts_allow() {
         let mut random = SplitMix64::seed_from_u64(6);
@@ -298,8 +299,7 @@ mod tests {
         }
     }
 
-    /// Behind a switch each participant is the centre of a star, and nobody sends more than in a
-    /// ring.
+    /// Behind a switch each participant is the centre of a star, and sends no more than in a ring.
     #[test]
     fn equal_lines_get_stars() {
         for nodes in [2, 3, 4, 8, 16, 64] {
@@ -313,7 +313,7 @@ mod tests {
         }
     }
 
-    /// Who has a faster line is the centre of more.
+    /// A participant with a faster line is the centre of more trees.
     #[test]
     fn faster_lines_carry_more() {
         for (rates, least) in [
@@ -328,9 +328,9 @@ mod tests {
         }
     }
 
-    /// No more than has to leaves a rack, whatever uplinks carry, also where that is not known.
+    /// As little as possible leaves a rack, for any rates of uplinks and for unknown ones.
     #[test]
-    fn uplinks_are_crossed_as_rarely_as_can_be() {
+    fn uplinks_are_crossed_as_rarely_as_possible() {
         let racks = Topology::from_racks((0..32).map(|node| node / 8).collect());
         let with = |share| Links::new(vec![900; 32], share, Vec::new());
         for share in [10, 25, 50, 100, 300] {

@@ -1,12 +1,12 @@
 //! Rings: each block travels once around to its owner and is reduced on the way; then the result
 //! travels to all others.
 //!
-//! Every participant sends 2(M−1)/M of the piece, the least there is, and talks to its two
-//! neighbours only. The price is a chain of 2(M−1) messages. The order around a ring keeps racks
+//! Every participant sends 2(M−1)/M of the piece, the minimum, and has only two peers, its
+//! neighbours. The price is a chain of 2(M−1) messages. The order around a ring keeps racks
 //! together, so with r racks only r links cross.
 //!
-//! Several rings have a part of the blocks each. They go round the racks in the same order, and
-//! round the members of a rack with another stride each.
+//! Several rings have a part of the blocks each. They visit the racks in the same order, and the
+//! members of a rack with different strides.
 
 use super::{
     build::{self, Link, Place},
@@ -14,16 +14,16 @@ use super::{
 };
 use crate::{
     schedule::{Block, Schedule, split},
-    topology::Topology,
+    topology::{Topology, greatest_common_divisor},
 };
 
-/// Blocks are made about this many elements, so that a large share can use several streams.
+/// Blocks have about this many elements, so that a large share can use several streams.
 pub(crate) const BLOCK: u64 = 1 << 17;
 pub(crate) const MAX_BLOCKS: u64 = 256;
 
 /// The place of position `at` on the path 0 – 1 – … – `nodes`-1, rooted at its end.
 pub(crate) fn on_path(at: u32, nodes: u32, delay: u32, name: impl Fn(u32) -> u32) -> Place {
-    // The link between positions `below` and `below + 1`, seen from the one that isn't `peer`.
+    // The link between positions `below` and `below + 1`, seen from the end that isn't `peer`.
     let link = |peer, below| Link {
         peer: name(peer),
         up: delay + below,
@@ -35,8 +35,8 @@ pub(crate) fn on_path(at: u32, nodes: u32, delay: u32, name: impl Fn(u32) -> u32
     }
 }
 
-/// The same number of blocks for each participant, several for a large share, and at least so many
-/// segments.
+/// The same number of blocks for each participant, several for a large share, and at least
+/// `segments`.
 pub(crate) fn blocks(nodes: u32, segments: u32, count: u64) -> Vec<Block> {
     let share = count / u64::from(nodes);
     let most = (MAX_BLOCKS / u64::from(nodes)).max(1);
@@ -44,8 +44,8 @@ pub(crate) fn blocks(nodes: u32, segments: u32, count: u64) -> Vec<Block> {
     split(count, u64::from(nodes) * per_share)
 }
 
-/// Of an order around the ring: who is at a place, and how far along its way from its start a
-/// block is at `me`. Block b sets out from place b and ends at the one before it, its owner.
+/// An order around the ring: the participant at each place, and how far a block has come when it is
+/// at `me`. Block b starts at place b and ends at the place before it, its owner.
 pub(crate) struct Round<'a> {
     order: &'a [u32],
     at: u32,
@@ -72,8 +72,8 @@ impl<'a> Round<'a> {
 /// The most blocks of several rings together, unless one ring has more (BOUND).
 const MOST_BLOCKS: u32 = 4096;
 
-/// The schedule of `me` for an allreduce over so many rings, each for as many blocks; fewer where
-/// there would be too many blocks. The result goes back the way it came.
+/// The schedule of `me` for an allreduce over several rings with equal numbers of blocks; fewer
+/// rings if there would be too many blocks. The result goes back the way it came.
 pub(crate) fn several(
     topology: &Topology,
     rings: u32,
@@ -101,16 +101,13 @@ pub(crate) fn several(
 /// The members of a rack with the `ring`-th stride that visits all of them.
 fn with_stride(rack: &[u32], ring: u32) -> Vec<u32> {
     let size = rack.len() as u32;
-    let coprime: Vec<u32> = (1..size.max(2)).filter(|stride| gcd(*stride, size) == 1).collect();
+    let coprime: Vec<u32> =
+        (1..size.max(2)).filter(|stride| greatest_common_divisor(*stride, size) == 1).collect();
     let stride = coprime[ring as usize % coprime.len()];
     (0..size).map(|at| rack[(at * stride % size) as usize]).collect()
 }
 
-fn gcd(a: u32, b: u32) -> u32 {
-    if b == 0 { a } else { gcd(b, a % b) }
-}
-
-/// The cost of an allreduce over so many rings: 2(M−1)(α + S/M·β) + (M−1)/M·S·γ.
+/// The cost of an allreduce over several rings: 2(M−1)(α + S/M·β) + (M−1)/M·S·γ.
 pub(crate) fn cost(cluster: &Cluster, rings: u32) -> Shape {
     let share = cluster.share();
     Shape {
@@ -119,9 +116,9 @@ pub(crate) fn cost(cluster: &Cluster, rings: u32) -> Shape {
         reduced: share,
         messages: 2.0 * cluster.others() * f64::from(rings),
         blocks: cluster.nodes * f64::from(rings),
-        // Of each ring two links leave a rack.
+        // Two links of each ring leave a rack.
         crossing: if cluster.racks > 1.0 { 2.0 * f64::from(rings) } else { 0.0 },
-        // Uplinks have something to carry from the beginning, too.
+        // Uplinks are busy from the beginning, too.
         ..cluster.hops(2.0 * cluster.others(), 2.0 * (cluster.racks - 1.0)).at_once(0.0)
     }
 }

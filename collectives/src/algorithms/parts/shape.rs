@@ -1,38 +1,38 @@
-//! What the cost of a schedule depends on, as closed forms. Each algorithm has its own beside its
-//! generator; [`cost`](mod@crate::cost) makes seconds of them, by the α-β-γ model.
+//! The figures that the cost of a schedule depends on, as closed forms. Each algorithm has them
+//! beside its generator; [`cost`](mod@crate::cost) turns them into seconds by the α-β-γ model.
 
 use super::tiers::Tiers;
 use crate::{schedule::GRAIN, topology::Topology};
 
-/// What a piece costs by an algorithm, in units of the piece and in messages.
+/// The cost of a piece by an algorithm, in units of the piece and in messages.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Shape {
     /// Messages one after the other inside racks and between them.
     pub(crate) hops_in: f64,
     pub(crate) hops_across: f64,
-    /// Pipeline fill: for so many hops the busiest line or uplink waits for the first chunk. All
-    /// hops of a chain or a tree, where each waits for the one before, and none where what comes in
-    /// goes out behind what a participant has of its own ([`Self::at_once`]).
+    /// Pipeline fill: the number of hops for which the busiest line or uplink waits for the first
+    /// chunk. All hops of a chain or a tree, where each waits for the one before, and none where a
+    /// participant has data of its own to send first ([`Self::at_once`]).
     pub(crate) fill: f64,
-    /// Sent or received by the busiest participant, in units of the piece; where lines have
-    /// different rates, by that with the slowest one.
+    /// Sent or received by the busiest participant, in units of the piece; if lines have different
+    /// rates, by the participant with the slowest one.
     pub(crate) line: f64,
-    /// Of these, received when everybody sends at once.
+    /// How many participants send to one at the same time.
     pub(crate) senders: u32,
-    /// Senders to one if pieces follow each other, which are then in different rounds; 0: as above.
+    /// The same in a pipeline, whose pieces are in different rounds; 0 if it is the same.
     pub(crate) partners: u32,
-    /// What comes from these senders at once, in units of the piece.
+    /// How much these senders send at the same time, in units of the piece.
     pub(crate) burst: f64,
-    /// What leaves or enters a rack, divided by its nodes; the largest, in units of the piece.
+    /// The traffic out of or into a rack, divided by its nodes; the largest, in units of the piece.
     pub(crate) uplink: f64,
     /// Whether rounds inside racks and between them follow each other, so that the lines wait while
     /// the uplinks are busy. Otherwise chunks overlap.
     pub(crate) in_rounds: bool,
-    /// Pairs of nodes of different racks that exchange at the same time, of those of one rack.
+    /// How many pairs of a node in a rack and one outside exchange at the same time.
     pub(crate) crossing: f64,
     /// Reduced by the busiest participant, in units of the piece.
     pub(crate) reduced: f64,
-    /// Reduced of a chunk at each hop, where that is all that isn't hidden behind the line.
+    /// How much of a chunk is reduced at each hop without being hidden by the line.
     pub(crate) streamed: f64,
     /// Messages that the busiest participant sends.
     pub(crate) messages: f64,
@@ -42,20 +42,20 @@ pub(crate) struct Shape {
     pub(crate) blocks: f64,
     /// The blocks of small pieces have this many bytes, and there are fewer of them.
     pub(crate) least_block: f64,
-    /// Until so many blocks have come in, the busiest sends nothing; 0 if it has something of its
+    /// How many blocks must arrive before the busiest participant sends; 0 if it has data of its
     /// own to send.
     pub(crate) first: f64,
 }
 
 impl Shape {
-    /// Of an algorithm in which all participants send from the beginning until the end. A hop costs
-    /// its latency, but no chunk: the time of each chunk is among that of the line's bytes. Between
-    /// racks the uplinks may wait for what is reduced inside of them, for `waiting` hops.
+    /// For an algorithm in which all participants send from the beginning to the end. A hop costs
+    /// its latency, but no chunk, because each chunk is among the line's bytes. Uplinks may wait
+    /// for reductions inside racks, for `waiting` hops.
     pub(crate) fn at_once(self, waiting: f64) -> Self {
         Self { fill: if self.hops_across > 0.0 { waiting } else { 0.0 }, ..self }
     }
 
-    /// The same in more blocks, which have a message each: what is in a hop is smaller.
+    /// The same in more blocks, with a message each, so that hops are smaller.
     pub(crate) fn in_blocks(self, blocks: f64, messages: f64) -> Self {
         Self { blocks, messages, least_block: 4.0 * GRAIN as f64, ..self }
     }
@@ -108,7 +108,7 @@ impl Cluster {
         self.nodes - 1.0
     }
 
-    /// What everybody has to send at least in a reduction to all owners.
+    /// What each participant sends at least in a reduction to all owners.
     pub(crate) fn share(&self) -> f64 {
         self.others() / self.nodes
     }
@@ -118,14 +118,13 @@ impl Cluster {
         self.largest == self.smallest
     }
 
-    /// `hops` in all that wait for each other, as many as possible of them inside racks but for
-    /// `across`.
+    /// `hops` one after the other, of which `across` are between racks.
     pub(crate) fn hops(&self, hops: f64, across: f64) -> Shape {
         let across = if self.racks > 1.0 { across.min(hops) } else { 0.0 };
         Shape {
             hops_in: hops - across,
             hops_across: across,
-            // By all nodes of a rack, each with one of another rack.
+            // Each node of a rack with one of another rack.
             crossing: if self.racks > 1.0 { self.largest } else { 0.0 },
             fill: hops,
             blocks: 1.0,
@@ -133,12 +132,12 @@ impl Cluster {
         }
     }
 
-    /// Traffic out of a rack per node, for `pieces` out of the smallest.
+    /// Traffic out of a rack per node, for `pieces` out of the smallest rack.
     pub(crate) fn uplink(&self, pieces: f64) -> f64 {
         if self.racks > 1.0 { pieces / self.smallest } else { 0.0 }
     }
 
-    /// The same where what crosses is the least there is.
+    /// The same for the minimum of crossing traffic.
     pub(crate) fn least_uplink(&self) -> f64 {
         self.uplink(2.0 * (self.racks - 1.0) / self.racks)
     }
@@ -158,7 +157,7 @@ pub(crate) fn rounds(number: f64, radix: u32) -> (f64, f64) {
 }
 
 /// An allreduce made of a reduction to one participant and a broadcast from it. Blocks come down
-/// while others go up, but the first and the last have one way to themselves.
+/// while others go up, but the first and the last don't overlap with others.
 pub(crate) fn there_and_back(up: Shape, down: Shape) -> Shape {
     Shape {
         hops_in: up.hops_in + down.hops_in,

@@ -1,4 +1,4 @@
-//! Where participants are in the groups of all tiers, and trees that go from tier to tier.
+//! The groups of participants in all tiers, and trees that go from tier to tier.
 //!
 //! Participants are given by their *position* in [`Topology::order`], so each group is one range
 //! of positions. *Levels* count from the participants: level 0 is each of them by itself, level t
@@ -6,9 +6,8 @@
 //! *parts*: the groups of the level before it that are in it.
 //!
 //! In a tree each group has an aggregator, which is that of one of its parts. The aggregators of
-//! the other parts send to it. So the tree crosses out of each group once, but for those of the
-//! root, and that is the least there is at every tier. It is what RAT does (Wan et al., APNet
-//! 2020).
+//! the other parts send to it. So the tree leaves each group once, except those of the root, which
+//! is the minimum at every tier. RAT does the same (Wan et al., APNet 2020).
 
 use std::{iter, ops::Range};
 
@@ -32,7 +31,7 @@ pub(crate) struct Tiers {
     levels: Vec<Level>,
 }
 
-/// A tree: its root, and what its other aggregators are chosen by.
+/// A tree: its root, and the numbers that choose its other aggregators.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Root {
     /// The position of the root.
@@ -57,8 +56,8 @@ pub(crate) struct Hop {
 }
 
 impl Hop {
-    /// How far the aggregator is from the part, around a circle. With it as the time of a message,
-    /// nobody is everybody's first, neither on the way up nor on the way down.
+    /// How far the aggregator is from the part, around a circle. As the time of a message it makes
+    /// no peer the first for all, neither on the way up nor on the way down.
     pub(crate) fn distance(&self) -> u32 {
         (self.to + self.parts - self.from) % self.parts
     }
@@ -132,7 +131,7 @@ impl Tiers {
     }
 
     /// The aggregator of a group. In racks the members take turns, in larger groups the parts, so
-    /// that over all roots everybody has about as much to do.
+    /// that over all roots the work is shared about equally.
     pub(crate) fn aggregator(&self, mut level: usize, mut group: u32, root: Root) -> u32 {
         let members = self.most(1);
         while level > 0 {
@@ -160,7 +159,7 @@ impl Tiers {
         Hop { peer, level, from: place(from), to: place(to), parts: parts.len() as u32 }
     }
 
-    /// Where what is at a position goes next on its way to the root; nowhere from the root.
+    /// The next hop from a position to the root; none from the root.
     pub(crate) fn parent(&self, at: u32, root: Root) -> Option<Hop> {
         let hop = |level| {
             let aggregator = self.aggregator(level, self.group(level, at), root);
@@ -169,7 +168,7 @@ impl Tiers {
         (1..=self.top()).find_map(hop)
     }
 
-    /// From where it comes to a position.
+    /// The hops that lead to a position.
     pub(crate) fn children(&self, at: u32, root: Root) -> Vec<Hop> {
         let mut children = Vec::new();
         for level in 1..=self.top() {
@@ -187,12 +186,12 @@ impl Tiers {
         children
     }
 
-    /// When the messages of a level begin if those of the levels before it go first, or those of
-    /// the levels after it.
+    /// When the messages of a level begin if those of the levels before it go first.
     pub(crate) fn before(&self, level: usize) -> u32 {
         (1..level).map(|below| self.most(below)).sum()
     }
 
+    /// The same if those of the levels after it go first.
     pub(crate) fn after(&self, level: usize) -> u32 {
         (level + 1..=self.top()).map(|above| self.most(above)).sum()
     }

@@ -1,10 +1,10 @@
-//! Trees that all have one root: everybody's contributions go up to it, or what it has comes down.
+//! Trees that all have one root: contributions go up to it, or its data comes down.
 //!
 //! - A star: all others are the root's children. Two messages one after the other, but the root
 //!   sends and receives M−1 times the piece.
-//! - A tree of degree k: in each round everybody who has the block sends it to k−1 more, which is a
-//!   binomial tree for k = 2. ⌈log_k M⌉ rounds of k−1 messages each way. The farthest go first, so
-//!   each rack is entered early and then served from inside.
+//! - A tree of degree k: in each round every participant with the block sends it to k−1 more, which
+//!   is a binomial tree for k = 2. ⌈log_k M⌉ rounds of k−1 messages each way. The farthest go
+//!   first, so each rack is entered early and then served from inside.
 //!
 //! A [chain](crate::algorithms::catalog::chain) and others have files of their own.
 
@@ -120,7 +120,7 @@ pub(crate) fn k_nomial_cost(cluster: &Cluster, radix: u32) -> Shape {
         line: children,
         uplink: cluster.uplink((radix - 1.0) * across.ceil()),
         messages: children,
-        // As many as a position has digits that are not 0, at most.
+        // At most as many hops as a position has digits that are not 0.
         ..cluster
             .hops(if radix == 2.0 { cluster.nodes.log2().floor() } else { rounds }, across.ceil())
     }

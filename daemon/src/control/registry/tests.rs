@@ -249,7 +249,7 @@ fn segments_outside_of_the_agreement_are_refused() {
 fn specs_are_refused_unless_they_are_known_and_new() {
     let mut registry = registry();
     for (id, text, expected) in [
-        (2, "rign", "there is no algorithm"),
+        (2, "rign", "unknown algorithm"),
         (2, "circulant(radix=1)", "radix is a number"),
         (2, &"x".repeat(1000), "longer than"),
         (RING, "double-tree", "id 1 already stands for ring"),

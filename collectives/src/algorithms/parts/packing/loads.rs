@@ -1,18 +1,18 @@
-//! What limits the rates of a packing, how many units go over each of these things, and what one
-//! more costs there.
+//! The limits of a packing, the units that go over each line, uplink and link, and the price of one
+//! unit more.
 
 use crate::topology::Topology;
 
-/// How many times as much as its uplink the lines of a rack carry, if that is not known.
+/// How much faster the lines of a rack together are than its uplink, if that is not known.
 const OVERSUBSCRIBED: f64 = 3.0;
 
-/// What limits the rates, as multiples of the usual one. Infinite where there is no limit.
+/// All rates, as multiples of the usual one; infinite for no limit.
 pub(super) struct Network {
     pub(super) nodes: usize,
     lines: Vec<f64>,
     racks: Vec<usize>,
     uplinks: Vec<f64>,
-    /// Of each participant with each.
+    /// The rate of each participant with each.
     pairs: Vec<f64>,
 }
 
@@ -58,7 +58,8 @@ impl Network {
         self.lines[a].min(self.lines[b]).min(pair)
     }
 
-    /// The same as multiples of the median of all pairs in a rack, or of all if none is in one.
+    /// The same as multiples of the median rate of pairs inside racks, or of all pairs if there are
+    /// none.
     fn in_usual(mut self) -> Self {
         let pairs = || (0..self.nodes).flat_map(|a| (0..a).map(move |b| (a, b)));
         let inside = |&(a, b): &(usize, usize)| self.racks[a] == self.racks[b];
@@ -74,7 +75,7 @@ impl Network {
     }
 }
 
-/// How many units go over each thing in one direction.
+/// The units that go over each line, uplink and link in one direction.
 pub(super) struct Loads<'a> {
     network: &'a Network,
     /// Whether trees are used in both directions.
@@ -110,7 +111,7 @@ impl<'a> Loads<'a> {
         }
     }
 
-    /// Adds so many units on all links of a tree.
+    /// Adds units on all links of a tree.
     pub(super) fn add(&mut self, root: usize, parents: &[usize], units: f64) {
         let Network { nodes, racks, .. } = self.network;
         for (child, &parent) in parents.iter().enumerate().filter(|(child, _)| *child != root) {
@@ -144,7 +145,7 @@ impl<'a> Loads<'a> {
             loads.iter().zip(rates).map(|(&load, &rate)| price(load, rate)).collect()
         };
         let lines = of(&self.lines, lines);
-        // Others share uplinks, and a tree may cross many times: so they count more than lines do.
+        // Uplinks are shared, and a tree may cross them many times, so they count more than lines.
         let crossing = |loads: &[f64]| {
             let loads: Vec<f64> = loads.iter().map(|load| 4.0 * load + nodes as f64).collect();
             of(&loads, uplinks)
@@ -184,7 +185,7 @@ impl<'a> Loads<'a> {
         (root, parents)
     }
 
-    /// How long the busiest is busy with all units; those that come in over a line, too.
+    /// How long the busiest line, uplink or link is busy with all units, in either direction.
     pub(super) fn busy(&self, units: f64) -> f64 {
         let Network { lines, uplinks, pairs, .. } = self.network;
         let of = |loads: &[f64], rates: &[f64]| {
@@ -194,12 +195,12 @@ impl<'a> Loads<'a> {
             .max(of(&self.up, uplinks))
             .max(of(&self.down, uplinks))
             .max(of(&self.pairs, pairs));
-        // Each gets all of the piece, if it only comes down.
+        // In one direction each participant receives the whole piece.
         let into = if self.both { 0.0 } else { 1.0 };
         lines.iter().fold(loads / units, |busy, rate| busy.max(into / rate))
     }
 
-    /// What leaves or enters a rack, divided by its nodes.
+    /// The traffic out of or into a rack, divided by its nodes; the largest.
     pub(super) fn uplink(&self, units: f64) -> f64 {
         let mut members = vec![0.0; self.up.len()];
         self.network.racks.iter().for_each(|&rack| members[rack] += 1.0);
