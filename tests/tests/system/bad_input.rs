@@ -160,14 +160,14 @@ const REFUSED: &[(Ask, &str)] = &[
     ),
     (
         |s| s.alltoall(&zeros(s, &[6]), AlltoallOptions::default().splits(&[4, 3])).map(drop),
-        "are 7 rows together, its tensor has 6",
+        "add up to 7 rows, but its tensor has 6",
     ),
     (
         |s| {
             let splits = [u64::MAX, u64::MAX];
             s.alltoall(&zeros(s, &[6]), AlltoallOptions::default().splits(&splits)).map(drop)
         },
-        "rows together, its tensor has 6",
+        "rows, but its tensor has 6",
     ),
     (
         |s| s.alltoall(&zeros(s, &[5, 2]), AlltoallOptions::default()).map(drop),
@@ -182,7 +182,7 @@ const REFUSED: &[(Ask, &str)] = &[
             let options = ScatterOptions::from_rank(s.rank()).splits(&[9, 9]);
             s.scatter(Some(&zeros(s, &[6])), options).map(drop)
         },
-        "are 18 rows together, its tensor has 6",
+        "add up to 18 rows, but its tensor has 6",
     ),
     (
         |s| s.scatter(Some(&zeros(s, &[])), ScatterOptions::from_rank(s.rank())).map(drop),
@@ -236,7 +236,7 @@ const REFUSED: &[(Ask, &str)] = &[
                 AllreduceOptions::default().op(ReduceOp::Sum).prescale(0.5),
             )
         },
-        "a factor of 0.5 can't be applied to truth values",
+        "a factor of 0.5 can't be applied to booleans",
     ),
     (
         |s| {
@@ -257,7 +257,7 @@ const REFUSED: &[(Ask, &str)] = &[
             let mut truth = s.buffer(DType::Bool, shape(&[2]))?;
             s.allreduce(&mut truth, AllreduceOptions::default().op(ReduceOp::Average))
         },
-        "average of bool is not possible: truth values have no average",
+        "average of bool is not possible: booleans have no average",
     ),
     (
         |s| s.adasum(&mut s.zeros::<i32>(&[2])?, AdasumOptions::default()),
@@ -393,7 +393,7 @@ fn splits_that_no_session_would_give_are_reported_to_all() {
     raw.add_segment(4096).unwrap();
     let cases = [
         (vec![1, 2, 1], 4, "rank 1 gave 3 splits for 2 members"),
-        (vec![3, 3], 4, "the splits of rank 1 are 6 rows together, its tensor has 4"),
+        (vec![3, 3], 4, "the splits of rank 1 add up to 6 rows, but its tensor has 4"),
         (vec![], 3, "the 3 rows of rank 1 can't be split evenly between 2 members"),
     ];
     for (n, (list, rows, _)) in (0..).zip(&cases) {

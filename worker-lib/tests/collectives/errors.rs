@@ -37,9 +37,9 @@ fn impossible_calls_start_nothing_and_say_why() {
             ),
             (
                 text(session.alltoall(&six, splits(&[4, 3]))),
-                format!("the splits of {sized} are 7 rows together, its tensor has 6"),
+                format!("the splits of {sized} add up to 7 rows, but its tensor has 6"),
             ),
-            (text(session.alltoall(&six, splits(&[u64::MAX, 9]))), "rows together".into()),
+            (text(session.alltoall(&six, splits(&[u64::MAX, 9]))), "rows, but its tensor".into()),
             (
                 text(session.alltoall(&five, AlltoallOptions::default())),
                 format!("the 5 rows of {sized} can't be split evenly between 2 members"),
@@ -54,7 +54,7 @@ fn impossible_calls_start_nothing_and_say_why() {
             ),
             (text(session.scatter(Some(&number), scatter(&[]))), "0-d tensor".into()),
             (text(session.scatter(Some(&six), scatter(&[1, 2, 3]))), "gave 3 splits".into()),
-            (text(session.scatter(Some(&six), scatter(&[6, 1]))), "7 rows together".into()),
+            (text(session.scatter(Some(&six), scatter(&[6, 1]))), "add up to 7 rows".into()),
             (text(session.scatter(Some(&five), scatter(&[]))), "can't be split evenly".into()),
             (text(session.scatter(None::<&Tensor<f32>>, scatter(&[]))), "gives no tensor".into()),
             (
