@@ -8,34 +8,34 @@ pub enum TelemetryError {
     Filter {
         /// The filter.
         given: String,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
-    /// Logs already go somewhere in this process.
-    #[error("logging was already set up in this process")]
+    /// Logging is already set up in this process.
+    #[error("logging is already set up in this process")]
     AlreadyLogging,
-    /// The address can't be listened on.
+    /// The endpoint can't listen on the address.
     #[error("can't serve metrics on {address} ({setting}): {reason}{hint}")]
     Listen {
-        /// The address, or several.
+        /// The address with its ports.
         address: String,
-        /// The setting it comes from.
+        /// Its setting.
         setting: &'static str,
         /// The error of the system.
         reason: std::io::Error,
-        /// What to do, where that is known.
+        /// What to do, if known.
         hint: &'static str,
     },
-    /// The system refuses the thread of the endpoint, or what it needs.
+    /// The system refuses the thread of the endpoint, or a descriptor.
     #[error(
-        "can't serve metrics: the system refuses a thread: {reason}; raise gradwired's limits of \
+        "can't serve metrics: the system refuses a thread: {reason}; raise gradwired's limits on \
          processes and open files (ulimit -u -n)"
     )]
     Thread {
         /// The error of the system.
         reason: std::io::Error,
     },
-    /// Another recorder is in this process.
+    /// This process has another recorder.
     #[error("another metrics recorder is already installed in this process")]
     Recorder,
 }

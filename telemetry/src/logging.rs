@@ -1,4 +1,4 @@
-//! `tracing` to standard error. Standard output is for the results of the program.
+//! `tracing` to standard error. Standard output is for the program's results.
 
 use std::io::{IsTerminal, stderr};
 
@@ -11,11 +11,11 @@ use crate::TelemetryError;
 pub struct LogConfig {
     /// A level or a `tracing` filter, from `log.level`.
     pub filter: String,
-    /// One JSON object a line instead of text, from `log.format`.
+    /// One JSON object per line instead of text, from `log.format`.
     pub json: bool,
 }
 
-/// Parses a filter, strictly: a directive that is not understood is an error, not ignored.
+/// Parses a filter strictly: an invalid directive is an error, not ignored.
 fn filter(given: &str) -> Result<EnvFilter, TelemetryError> {
     EnvFilter::builder().parse(given).map_err(|error| TelemetryError::Filter {
         given: given.to_owned(),
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_filter_that_is_not_understood_is_named() {
+    fn an_invalid_filter_is_named() {
         for good in ["warn", "info,gradwire_daemon=debug", "off"] {
             assert!(filter(good).is_ok(), "{good}");
         }

@@ -1,7 +1,7 @@
-//! A message of OTLP with all metrics. Pure: what was read and the time come in.
+//! Converts all metrics to an OTLP message. Pure: readings and times are arguments.
 //!
-//! Names, units and help are those of Prometheus's endpoint, so dashboards serve both. What all
-//! series have in common (job and host) belongs to the resource.
+//! Names, units and help are the same as in the text for Prometheus, so dashboards work with both.
+//! The labels of every series (job and host) are attributes of the resource.
 
 use metrics::Unit;
 use opentelemetry_proto::tonic::{
@@ -20,7 +20,7 @@ use crate::{
     registry::{Reading, Value},
 };
 
-/// Whose metrics they are.
+/// The service that sends the metrics.
 #[derive(Debug, Clone)]
 pub(crate) struct Origin {
     /// `gradwired` or `coordinator`.
@@ -30,7 +30,7 @@ pub(crate) struct Origin {
     pub(crate) host: String,
 }
 
-/// All readings, counted from the first time to the second, in nanoseconds since 1970.
+/// All readings. `times` are the begin of counting and now, in nanoseconds since 1970.
 pub(crate) fn request(
     readings: &[Reading],
     origin: &Origin,
@@ -68,12 +68,12 @@ pub(crate) fn request(
     ExportMetricsServiceRequest { resource_metrics }
 }
 
-/// A text under a name.
+/// An attribute with a text.
 pub fn attribute(name: &str, value: &str) -> KeyValue {
     attribute_of(name, any_value::Value::StringValue(value.to_owned()))
 }
 
-/// A number under a name; the largest one there is, if it does not fit.
+/// An attribute with a number, at most `i64::MAX`.
 pub fn number_attribute(name: &str, value: u64) -> KeyValue {
     attribute_of(name, any_value::Value::IntValue(i64::try_from(value).unwrap_or(i64::MAX)))
 }
@@ -83,7 +83,7 @@ fn attribute_of(name: &str, value: any_value::Value) -> KeyValue {
     KeyValue { key: name.to_owned(), value, ..KeyValue::default() }
 }
 
-/// A unit as OTLP writes it (<https://ucum.org>).
+/// A unit in OTLP's notation (<https://ucum.org>).
 fn unit(unit: Unit) -> &'static str {
     match unit {
         Unit::Seconds => "s",
@@ -145,7 +145,7 @@ fn number(labels: &[(String, String)], value: f64, (began, now): (u64, u64)) -> 
     }
 }
 
-/// Here each bucket has only what is in it, and the last one has no bound.
+/// In OTLP the counts of buckets are not cumulative, and the last bucket has no bound.
 fn histogram(
     labels: &[(String, String)],
     recorded: &Recorded,
