@@ -1,7 +1,7 @@
 //! Adasum: combines the gradients of several ranks into one, depending on how much they agree. See
-//! [`tree`] for the arithmetic. It is made of other collectives:
+//! [`tree`] for the arithmetic. It consists of other collectives:
 //!
-//! - an allgather of the tensors' shapes: all ranks must agree on them, and no later part shows
+//! - an allgather of the tensors' shapes, on which all ranks must agree: later parts do not check
 //!   them
 //! - an alltoall: each rank gets its share of all ranks' tensors
 //! - for each level of the tree, an allreduce of a few dot products
@@ -27,8 +27,8 @@ use crate::{
     task::Parts,
 };
 
-/// How many numbers each rank reports about its tensor first: the rank, the element type, the
-/// number of dimensions, and the dimensions.
+/// The length of a rank's report on its tensor: the rank, the element type, the number of
+/// dimensions, and the dimensions.
 const NUMBERS: usize = 3 + Shape::MAX_DIMS;
 
 fn report(rank: u32, dtype: DType, shape: &Shape) -> [u64; NUMBERS] {
@@ -39,7 +39,7 @@ fn report(rank: u32, dtype: DType, shape: &Shape) -> [u64; NUMBERS] {
     numbers
 }
 
-/// Checks that all ranks gave the same. Otherwise all ranks get the same failure.
+/// Checks that all ranks gave tensors of the same type and shape; otherwise all get this failure.
 fn agree(all: &[[u64; NUMBERS]]) -> Result<(), Failure> {
     if all.windows(2).all(|pair| pair[0][1..] == pair[1][1..]) {
         return Ok(());
@@ -53,23 +53,22 @@ fn agree(all: &[[u64; NUMBERS]]) -> Result<(), Failure> {
 
 impl Session {
     /// Combines the ranks' tensors by Adasum, an operator of Horovod; every rank gets the result in
-    /// place. It works with any number of ranks, in the order of their numbers. Elements are floats
-    /// of 16, 32 or 64 bits. Their products and sums are kept in f64, so the squares of the
-    /// elements must be within f64. Give one tensor for each layer, because agreement is measured
-    /// over the whole tensor.
+    /// place. It works with any number of ranks, in rank order. Elements are floats of 16, 32 or 64
+    /// bits. Products and sums are kept in f64, so the squares of the elements must fit f64. Use
+    /// one tensor per layer, because agreement is measured over the whole tensor.
     ///
     /// # Errors
-    /// Those of [`Session::allreduce`], the same on all ranks; also for another element type. It
-    /// also fails if a rank has joined.
+    /// As for [`Session::allreduce`], the same on all ranks; also for other element types, or if a
+    /// rank has joined.
     pub fn adasum<P: Payload>(&self, tensor: &mut P, options: AdasumOptions) -> Result<()> {
         let parts = self.adasum_parts(tensor.memory(), options)?;
         self.run_parts(&parts, |session| session.combine(&parts, tensor.memory()))
     }
 
-    /// Starts [`Session::adasum`] and does not wait for it.
+    /// Starts [`Session::adasum`] without waiting for it.
     ///
     /// # Errors
-    /// If the operation was not started; the tensor is lost then.
+    /// If the operation was not started; then the tensor is lost.
     pub fn adasum_async<P: Payload>(&self, tensor: P, options: AdasumOptions) -> Result<Handle<P>> {
         let parts = self.adasum_parts(tensor.memory(), options)?;
         let own = parts.clone();
@@ -94,8 +93,7 @@ impl Session {
             self.exchange(parts.counts("shapes"), report(self.rank(), dtype, memory.shape()))?;
         agree(&all).map_err(|failure| parts.named(failure))?;
         let members = parts.set.len();
-        // All tensors are cut alike, so the alltoall gives this rank the same number of elements of
-        // each.
+        // All tensors are split in the same way, so this rank gets as many elements of each.
         let share = |at: usize| agreed::share(elements, members, at);
         let flat = Request::plain(Collective::Alltoall, dtype, Shape::new(&[elements])?);
         let request = Request { list: (0..members).map(share).collect(), ..flat };
@@ -126,7 +124,7 @@ impl Session {
         let gathered = self.finish(started)?.one::<Buffer>()?;
         let (given, due) = (gathered.shape().elements(), elements);
         if given != due {
-            let text = format!("a result of {given} elements where {due} are due");
+            let text = format!("a result has {given} elements instead of {due}");
             return Err(GradwireError::Protocol(text));
         }
         memory.write(gathered.bytes());
@@ -186,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_ranks_give_the_same_or_read_who_gave_what() {
+    fn disagreements_list_what_each_rank_gave() {
         let shape = |dims: &[u64]| Shape::new(dims).unwrap();
         let same = |rank| report(rank, DType::F32, &shape(&[2, 3]));
         assert_eq!(agree(&[same(0), same(1), same(4)]), Ok(()));

@@ -1,4 +1,4 @@
-//! Where a session's parameters come from: the variables that the launcher sets.
+//! The parameters of a session, from the variables that the launcher sets.
 //!
 //! The environment is an argument, so that reading it is a pure function. Settings are those of
 //! `gradwire-settings`: their defaults, units and ranges are declared there.
@@ -16,12 +16,12 @@ const SOCKET: &str = "GRADWIRE_SOCKET";
 const LOCAL_RANK: &str = "GRADWIRE_LOCAL_RANK";
 const LAUNCHED: [&str; 4] = [JOB, SECRET, SOCKET, LOCAL_RANK];
 
-/// The settings of a rank: the variables whose names begin so. Other settings belong to the daemon
+/// The prefixes of the variables that are settings of a rank. Other settings belong to the daemon
 /// and the launcher.
 const SETTINGS: [&str; 3] =
     ["GRADWIRE_WORKER__", "GRADWIRE_LAUNCH__START_TIMEOUT_MS", START_TIMEOUT];
 
-/// All that a session needs to know before it attaches.
+/// Everything that a session needs to attach.
 #[derive(Debug, Clone)]
 pub(crate) struct Launch {
     pub(crate) job: JobId,
@@ -32,7 +32,7 @@ pub(crate) struct Launch {
     pub(crate) tuning: Tuning,
 }
 
-/// The settings, which have defaults.
+/// The settings of a session.
 #[derive(Debug, Clone)]
 pub(crate) struct Tuning {
     pub(crate) worker: table::Worker,
@@ -63,7 +63,7 @@ impl Launch {
         let need = |name| match variables.get(name) {
             Some(text) => Ok(text.as_str()),
             None if LAUNCHED.iter().any(|other| variables.contains_key(*other)) => {
-                let reason = "it is not set, though others of the launcher's variables are";
+                let reason = "it is not set, although other variables of the launcher are";
                 Err(bad(name, "", reason))
             }
             None => Err(GradwireError::NotLaunched { missing: name }),
@@ -85,7 +85,7 @@ impl Launch {
     }
 }
 
-/// The error of a setting. It names the variable that has the value.
+/// The error for a setting; it names the variable.
 fn refused(error: SettingsError, layers: &Layers) -> GradwireError {
     match error {
         SettingsError::Value { given, origin: Origin::Variable(name), expected, .. } => {
@@ -93,9 +93,9 @@ fn refused(error: SettingsError, layers: &Layers) -> GradwireError {
         }
         SettingsError::Unknown { origin: Origin::Variable(name), suggestion, .. } => {
             let given = layers.environment.get(&name).map_or("", String::as_str);
-            bad(&name, given, format!("there is no such setting{suggestion}"))
+            bad(&name, given, format!("unknown setting{suggestion}"))
         }
-        // The other errors are of files and flags, and there are none here.
+        // The other errors concern files and flags, which are not used here.
         error => GradwireError::Settings(error.to_string()),
     }
 }
@@ -137,7 +137,7 @@ mod tests {
             ("GRADWIRE_WORKER__HUGE_PAGES", Some("never")),
             ("GRADWIRE_WORKER__DAEMON_TIMEOUT_MS", Some("9000")),
             ("HOROVOD_START_TIMEOUT", Some("77")),
-            // Settings of other processes are ignored, whatever they are.
+            // Settings of other processes are ignored.
             ("GRADWIRE_DATA__LANES", Some("many")),
             ("GRADWIRE_TEST", Some("1")),
         ])
@@ -152,9 +152,9 @@ mod tests {
     }
 
     #[test]
-    fn each_bad_variable_is_named_and_the_secret_never_shown() {
+    fn bad_variables_are_named_but_not_the_secret() {
         for missing in LAUNCHED {
-            // This is not the same as no launcher at all: a trainer must not continue alone then.
+            // Different from no launcher at all: here a trainer must not continue alone.
             let error = read(&[(missing, None)]).unwrap_err();
             assert!(matches!(&error, GradwireError::Setting { name, .. } if name == missing));
             assert!(error.to_string().contains("not set"), "{error}");

@@ -1,5 +1,5 @@
 //! The threads of a session. `gw-watch` receives the daemon's messages, `gw-beat` sends heartbeats
-//! to the daemon and checks those of the daemon, `gw-results` allocates memory for results.
+//! and checks the daemon's, and `gw-results` allocates memory for results.
 
 use std::{
     io,
@@ -26,7 +26,7 @@ use crate::{
     shared::{Shared, Unwatched},
 };
 
-/// How often the worker sends a heartbeat.
+/// The time between two heartbeats of the worker.
 const BEAT: Duration = Duration::from_millis(200);
 
 /// The session's threads. Dropping this leaves them running; see [`Threads::join`].
@@ -40,8 +40,8 @@ pub(crate) struct Threads {
 }
 
 impl Threads {
-    /// Starts the threads. A daemon that sends no heartbeat for `silence` is lost: it is stopped,
-    /// or stuck. (If it was killed, the socket ends at once.)
+    /// Starts the threads. A daemon without a heartbeat for `silence` is lost: it is stopped or
+    /// stuck. (If it was killed, the connection ends at once.)
     pub(crate) fn start(
         shared: &Arc<Shared>,
         arena: &Arena,
@@ -77,13 +77,13 @@ impl Threads {
 
     /// Ends the threads and waits for them. This ends the connection.
     pub(crate) fn join(self, shared: &Shared) {
-        // An error means that the connection has ended already, which is what is wanted.
+        // Fails if the connection has already ended.
         let _ = shared.stream.shutdown(Shutdown::Both);
         drop(self.stop_beating);
-        // `Unwatched` has reported a panic of theirs; nothing is left to do here.
+        // `Unwatched` reports panics. `results` ends after `watch`, which sends its requests.
         let _ = self.watch.join();
         let _ = self.beat.join();
-        let _ = self.results.join(); // its last request came from the watcher
+        let _ = self.results.join();
     }
 }
 
@@ -104,8 +104,8 @@ fn watch(shared: &Shared, request: &mpsc::SyncSender<pb::Allocate>) {
                     if request.try_send(allocate).is_err() {
                         break Ending::Failed(Failure::new(
                             FailureKind::Protocol,
-                            "the daemon asked for memory for more results than operations are in \
-                             flight",
+                            "the daemon asked for memory for the results of more operations than \
+                             may be in flight",
                         ));
                     }
                 }
@@ -127,7 +127,7 @@ fn watch(shared: &Shared, request: &mpsc::SyncSender<pb::Allocate>) {
     shared.finish(end);
 }
 
-/// What the end of the connection means.
+/// The cause that the end of the connection implies.
 fn lost(error: &LinkError) -> Ending {
     let failure = match error {
         LinkError::Ended => link::daemon_lost("while this rank was attached"),
@@ -152,7 +152,7 @@ fn beat(shared: &Shared, silence: Duration, stopped: &mpsc::Receiver<()>) {
         if suspension.check(now, silence).is_some() || beats != last.0 {
             last = (beats, now);
         } else if beats != 0 && now - last.1 > silence {
-            // 0: it has sent no heartbeat yet. WAIT: a stopped daemon's socket stays open.
+            // 0 means no heartbeat yet. WAIT: a stopped daemon's socket stays open.
             let what = format!(
                 "the daemon of this node (gradwired) has given no sign of life for {silence:?}"
             );

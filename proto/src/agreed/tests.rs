@@ -165,7 +165,7 @@ fn the_impossible_is_named() {
 
 /// The limit holds for each tensor of a group and for each rank of an alltoall.
 #[test]
-fn no_rows_are_counted_for_another_tensor_or_rank() {
+fn the_limit_is_per_tensor_and_rank() {
     let members = ranks(&[0, 1]);
     let large = crate::Part { dtype: DType::U8, shape: shape(&[1 << 26]) };
     let group = Request { more: vec![large], ..plain(Collective::Allgather, &[1, 1 << 27]) };

@@ -1,4 +1,4 @@
-//! Calls about the ranks themselves: barriers, joins and process sets.
+//! Calls without tensors: barriers, joins and process sets.
 
 use gradwire_proto::{Collective, ProcessSetId, Request};
 
@@ -15,12 +15,12 @@ impl Session {
     /// Returns once every rank has called it.
     ///
     /// # Errors
-    /// Those of [`Session::allreduce`].
+    /// As for [`Session::allreduce`].
     pub fn barrier(&self) -> Result<()> {
         self.barrier_with(BarrierOptions::default())
     }
 
-    /// Starts [`Session::barrier`] and does not wait for it.
+    /// Starts [`Session::barrier`] without waiting for it.
     ///
     /// # Errors
     /// If the operation was not started.
@@ -31,13 +31,13 @@ impl Session {
     /// Like [`Session::barrier`], for the ranks of a process set.
     ///
     /// # Errors
-    /// Those of [`Session::barrier`].
+    /// As for [`Session::barrier`].
     pub fn barrier_with(&self, options: BarrierOptions) -> Result<()> {
         let started = self.start_empty(options.common, Request::barrier())?;
         self.finish(started).map(drop)
     }
 
-    /// Starts [`Session::barrier_with`] and does not wait for it.
+    /// Starts [`Session::barrier_with`] without waiting for it.
     ///
     /// # Errors
     /// If the operation was not started.
@@ -46,14 +46,14 @@ impl Session {
         Ok(self.handle(started, |_| Ok(())))
     }
 
-    /// Reports that this rank has no more data, and waits until no other rank has any. Until then
+    /// Reports that this rank has no more data, and waits until all ranks have done so. Until then
     /// the other ranks continue without it: averages are over the ranks that take part, gathered
     /// tensors have no rows of this rank, and an operation that needs it fails with that reason.
-    /// Returns the rank that joined last. After it, operations without a name are counted from the
+    /// Returns the rank that joined last. Afterwards unnamed operations are counted from the
     /// beginning, because ranks have made different numbers of them.
     ///
     /// # Errors
-    /// Those of [`Session::allreduce`]; also while an operation of several parts (objects, sparse
+    /// As for [`Session::allreduce`]; also while an operation of several parts (objects, sparse
     /// allreduces, Adasum, large slices) of this rank is in flight.
     pub fn join(&self, options: JoinOptions) -> Result<u32> {
         let started = self.start_join(options)?;
@@ -62,7 +62,7 @@ impl Session {
         self.joined(set, &finished)
     }
 
-    /// Starts [`Session::join`] and does not wait for it. This rank must not start anything in the
+    /// Starts [`Session::join`] without waiting for it. This rank must not start anything in the
     /// process set until it has waited for the handle.
     ///
     /// # Errors
@@ -73,19 +73,19 @@ impl Session {
         Ok(self.handle(started, move |finished| session.joined(set, &finished)))
     }
 
-    /// Makes a process set of these ranks, in any order. All ranks of the job call it with the same
-    /// ranks, whether they are members or not, and none of them may have joined.
+    /// Creates a process set of these ranks, in any order. All ranks of the job must call it with
+    /// the same ranks, whether they are members or not, and none of them may have joined.
     ///
     /// # Errors
-    /// Those of [`Session::allreduce`]; also for no rank, one that is not in the job, or one given
-    /// twice.
+    /// As for [`Session::allreduce`]; also if `ranks` is empty, or contains a rank twice or one
+    /// that is not in the job.
     pub fn add_process_set(&self, ranks: &[u32]) -> Result<ProcessSet> {
         let (started, ranks) = self.start_add(ranks)?;
         let finished = self.finish(started)?;
         self.added(&ranks, &finished)
     }
 
-    /// Starts [`Session::add_process_set`] and does not wait for it.
+    /// Starts [`Session::add_process_set`] without waiting for it.
     ///
     /// # Errors
     /// If the operation was not started.
@@ -95,11 +95,11 @@ impl Session {
         Ok(self.handle(started, move |finished| session.added(&ranks, &finished)))
     }
 
-    /// Removes a process set. All ranks of the job call it, members or not, and nothing may be in
-    /// flight in the set.
+    /// Removes a process set. All ranks of the job must call it, members or not, and nothing may be
+    /// in flight in the set.
     ///
     /// # Errors
-    /// Those of [`Session::allreduce`]; also for the set of all ranks, and while an operation of
+    /// As for [`Session::allreduce`]; also for the set of all ranks, and while an operation of
     /// several parts (objects, sparse allreduces, Adasum, large slices) of this rank is in flight
     /// in the set.
     pub fn remove_process_set(&self, set: ProcessSet) -> Result<()> {
@@ -109,7 +109,7 @@ impl Session {
         Ok(())
     }
 
-    /// Starts [`Session::remove_process_set`] and does not wait for it.
+    /// Starts [`Session::remove_process_set`] without waiting for it.
     ///
     /// # Errors
     /// If the operation was not started.
@@ -119,7 +119,7 @@ impl Session {
 
     /// Removes a process set together with the operations that wait in it. An operation that only
     /// some of its ranks have submitted fails on those ranks. An operation that all of them have
-    /// submitted is done first. All ranks of the job call it, members or not.
+    /// submitted is done first. All ranks of the job must call it, members or not.
     ///
     /// # Errors
     /// If the operation was not started.
@@ -142,11 +142,11 @@ impl Session {
     }
 
     fn start_join(&self, options: JoinOptions) -> Result<Started> {
-        // This rank would not submit the parts that are still to come.
+        // A joined rank would not submit the remaining parts.
         if self.tasks() > 0 {
             let text = format!(
                 "rank {} can't join while {} of its operations of several parts (objects, sparse \
-                 allreduces, Adasum, large slices) are under way; wait for their handles first",
+                 allreduces, Adasum, large slices) are in flight; wait for their handles first",
                 self.rank(),
                 self.tasks()
             );
@@ -161,7 +161,7 @@ impl Session {
         let last = u32::try_from(finished.aux).ok().filter(|rank| *rank < self.size());
         last.ok_or_else(|| {
             let text =
-                format!("it reports that rank {} joined last, which does not exist", finished.aux);
+                format!("it reported that rank {} joined last, which does not exist", finished.aux);
             GradwireError::Protocol(text)
         })
     }
@@ -170,15 +170,15 @@ impl Session {
         let mut sorted = ranks.to_vec();
         sorted.sort_unstable();
         let wrong = if sorted.is_empty() {
-            Some("a process set needs one rank at least".to_owned())
+            Some("a process set needs at least one rank".to_owned())
         } else if let Some(rank) = sorted.iter().find(|rank| **rank >= self.size()) {
             let last = self.size() - 1;
             Some(format!(
-                "there is no rank {rank} for a process set: the job has ranks 0 to {last}"
+                "process set contains rank {rank}, but the job has only ranks 0 to {last}"
             ))
         } else {
             let twice = sorted.windows(2).find(|pair| pair[0] == pair[1]);
-            twice.map(|pair| format!("rank {} is given twice for a process set", pair[0]))
+            twice.map(|pair| format!("process set contains rank {} twice", pair[0]))
         };
         if let Some(text) = wrong {
             return Err(GradwireError::Invalid(text));
@@ -190,7 +190,7 @@ impl Session {
 
     fn added(&self, ranks: &[u32], finished: &Finished) -> Result<ProcessSet> {
         let refused = || {
-            let text = format!("it gave a new process set the number {}", finished.aux);
+            let text = format!("it gave a new process set the invalid number {}", finished.aux);
             GradwireError::Protocol(text)
         };
         let id = u32::try_from(finished.aux).map_err(|_| refused())?;
@@ -204,12 +204,12 @@ impl Session {
             let text = "the process set of all ranks can't be removed".to_owned();
             return Err(GradwireError::Invalid(text));
         }
-        // The same as for a join. An operation that is given up fails with that reason and ends.
+        // As for a join. Operations that are given up fail with that reason and end.
         let tasks = self.tasks_of(set.number());
         if tasks > 0 && !give_up {
             let text = format!(
                 "rank {} can't remove {set} while {tasks} of its operations of several parts \
-                 (objects, sparse allreduces, Adasum, large slices) are under way there; wait for \
+                 (objects, sparse allreduces, Adasum, large slices) are in flight there; wait for \
                  their handles first",
                 self.rank()
             );

@@ -1,5 +1,4 @@
-//! Collectives that move rows and do not change them: broadcast, allgather, gather, scatter,
-//! alltoall.
+//! Collectives that move rows unchanged: broadcast, allgather, gather, scatter, alltoall.
 
 use gradwire_proto::{Collective, DType, Part, Rank, Request, Shape, agreed};
 
@@ -18,16 +17,16 @@ impl Session {
     /// Gives every rank the root's tensor, in place.
     ///
     /// # Errors
-    /// Those of [`Session::allreduce`]; also if the root is not a member of the process set.
+    /// As for [`Session::allreduce`]; also if the root is not a member of the process set.
     pub fn broadcast<P: Payload>(&self, tensor: &mut P, options: BroadcastOptions) -> Result<()> {
         let started = self.start_broadcast(tensor.memory(), options)?;
         self.finish(started).map(drop)
     }
 
-    /// Starts [`Session::broadcast`] and does not wait for it.
+    /// Starts [`Session::broadcast`] without waiting for it.
     ///
     /// # Errors
-    /// If the operation was not started; the tensor is lost then.
+    /// If the operation was not started; then the tensor is lost.
     pub fn broadcast_async<P: Payload>(
         &self,
         tensor: P,
@@ -40,7 +39,7 @@ impl Session {
     /// Like [`Session::broadcast`], for ordinary memory.
     ///
     /// # Errors
-    /// Those of [`Session::broadcast`]; the slice is unchanged then.
+    /// As for [`Session::broadcast`]; then the slice is unchanged.
     pub fn broadcast_slice<T: Element>(
         &self,
         values: &mut [T],
@@ -52,11 +51,11 @@ impl Session {
         Ok(())
     }
 
-    /// Gives every rank the tensors of all ranks, concatenated along the first dimension. That
-    /// dimension may differ between ranks, and may be zero. A single number counts as one row.
+    /// Gives every rank the tensors of all ranks, concatenated along the first dimension, which may
+    /// differ between ranks and may be zero. A single number counts as one row.
     ///
     /// # Errors
-    /// Those of [`Session::allreduce`].
+    /// As for [`Session::allreduce`].
     pub fn allgather<P: FromBuffer>(
         &self,
         tensor: &P,
@@ -66,11 +65,11 @@ impl Session {
         self.finish(started)?.gathered()
     }
 
-    /// Starts [`Session::allgather`] and does not wait for it. The handle returns the tensor and
+    /// Starts [`Session::allgather`] without waiting for it. The handle returns the tensor and
     /// the result.
     ///
     /// # Errors
-    /// If the operation was not started; the tensor is lost then.
+    /// If the operation was not started; then the tensor is lost.
     pub fn allgather_async<P: FromBuffer>(
         &self,
         tensor: P,
@@ -84,7 +83,7 @@ impl Session {
     /// none. [`Buffer`](crate::Buffer)s may have different element types.
     ///
     /// # Errors
-    /// Those of [`Session::allgather`]; also for no tensors or more than 1024.
+    /// As for [`Session::allgather`]; also for no tensors or more than 1024.
     pub fn grouped_allgather<P: FromBuffer>(
         &self,
         tensors: &[P],
@@ -95,12 +94,12 @@ impl Session {
         self.finish(started)?.gathered_many()
     }
 
-    /// Starts [`Session::grouped_allgather`] and does not wait for it. The handle returns the
+    /// Starts [`Session::grouped_allgather`] without waiting for it. The handle returns the
     /// tensors and the results.
     ///
     /// # Errors
-    /// If the operation was not started; the tensors are lost then.
-    #[expect(clippy::type_complexity, reason = "the tensors, and a result for each")]
+    /// If the operation was not started; then the tensors are lost.
+    #[expect(clippy::type_complexity, reason = "the tensors and a result for each")]
     pub fn grouped_allgather_async<P: FromBuffer>(
         &self,
         tensors: Vec<P>,
@@ -114,7 +113,7 @@ impl Session {
     /// Like [`Session::allgather`], but only the root gets the result. Other ranks get `None`.
     ///
     /// # Errors
-    /// Those of [`Session::allgather`]; also if the root is not a member of the process set.
+    /// As for [`Session::allgather`]; also if the root is not a member of the process set.
     pub fn gather<P: FromBuffer>(
         &self,
         tensor: &P,
@@ -126,11 +125,11 @@ impl Session {
         if is_root { finished.gathered().map(Some) } else { Ok(None) }
     }
 
-    /// Starts [`Session::gather`] and does not wait for it. The handle returns the tensor and the
+    /// Starts [`Session::gather`] without waiting for it. The handle returns the tensor and the
     /// result.
     ///
     /// # Errors
-    /// If the operation was not started; the tensor is lost then.
+    /// If the operation was not started; then the tensor is lost.
     pub fn gather_async<P: FromBuffer>(
         &self,
         tensor: P,
@@ -144,22 +143,22 @@ impl Session {
         }))
     }
 
-    /// Gives each member its rows of the root's tensor, in the order of ranks. The root gives the
-    /// tensor. Of a tensor that another rank gives, only the element type is used.
+    /// Gives each member its rows of the root's tensor, in rank order. If another rank gives a
+    /// tensor, only its element type is used.
     ///
     /// # Errors
-    /// Those of [`Session::allreduce`]; also if the root is not a member of the process set, if it
+    /// As for [`Session::allreduce`]; also if the root is not a member of the process set, if it
     /// gives no tensor, or if its splits don't fit the rows.
     pub fn scatter<P: FromBuffer>(&self, tensor: Option<&P>, options: ScatterOptions) -> Result<P> {
         let started = self.start_scatter(tensor, options)?;
         self.finish(started)?.one()
     }
 
-    /// Starts [`Session::scatter`] and does not wait for it. The handle returns the tensor and the
+    /// Starts [`Session::scatter`] without waiting for it. The handle returns the tensor and the
     /// result.
     ///
     /// # Errors
-    /// If the operation was not started; the tensor is lost then.
+    /// If the operation was not started; then the tensor is lost.
     pub fn scatter_async<P: FromBuffer>(
         &self,
         tensor: Option<P>,
@@ -169,11 +168,11 @@ impl Session {
         Ok(self.handle(started, |finished| Ok((tensor, finished.one()?))))
     }
 
-    /// Gives each member its rows of every member's tensor. The result has the members' rows in the
-    /// order of ranks, and reports how many came from each.
+    /// Gives each member its rows of every member's tensor. The result has the rows in rank order,
+    /// with the number of rows from each member.
     ///
     /// # Errors
-    /// Those of [`Session::allreduce`]; also if the splits don't fit the rows or the number of
+    /// As for [`Session::allreduce`]; also if the splits don't fit the rows or the number of
     /// members.
     pub fn alltoall<P: FromBuffer>(
         &self,
@@ -184,11 +183,11 @@ impl Session {
         self.finish(started)?.gathered()
     }
 
-    /// Starts [`Session::alltoall`] and does not wait for it. The handle returns the tensor and the
+    /// Starts [`Session::alltoall`] without waiting for it. The handle returns the tensor and the
     /// result.
     ///
     /// # Errors
-    /// If the operation was not started; the tensor is lost then.
+    /// If the operation was not started; then the tensor is lost.
     pub fn alltoall_async<P: FromBuffer>(
         &self,
         tensor: P,
@@ -237,7 +236,7 @@ impl Session {
         let shape = match root_tensor {
             Some(memory) => memory.shape().clone(),
             None if root == self.rank() => {
-                let text = format!("rank {root} is the root of a scatter and gives no tensor");
+                let text = format!("rank {root} is the root of a scatter but gives no tensor");
                 return Err(GradwireError::Invalid(text));
             }
             None => expecting.unwrap_or_else(|| Shape::new(&[0]))?,
@@ -268,12 +267,12 @@ impl Session {
     }
 }
 
-/// The error if the element type of the result is not known.
+/// The error if the element type of the result is unknown.
 pub(super) fn untyped() -> GradwireError {
     let types: Vec<_> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
     GradwireError::Invalid(format!(
-        "the element type of the result is not known: give it with .dtype(…), or ask for a Tensor \
-         of {}",
+        "the element type of the result is unknown: set it with .dtype(…), or receive a Tensor of \
+         {}",
         types.join(", ")
     ))
 }

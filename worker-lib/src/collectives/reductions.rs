@@ -17,22 +17,22 @@ fn buffers<P: Payload>(tensors: &[P]) -> Vec<&Memory> {
 
 impl Session {
     /// Reduces the ranks' tensors; every rank gets the result in place. An average is over the
-    /// ranks that take part: those that have not joined.
+    /// ranks that have not joined.
     ///
     /// # Errors
-    /// [`GradwireError::Failed`](crate::GradwireError::Failed) with the rank and the reason when
-    /// the operation or the job fails; the tensor's contents are undefined then.
-    /// [`GradwireError::Invalid`](crate::GradwireError::Invalid) or a similar error if it was not
+    /// [`GradwireError::Failed`](crate::GradwireError::Failed) with the rank and the reason if the
+    /// operation or the job fails; then the tensor's contents are undefined.
+    /// [`GradwireError::Invalid`](crate::GradwireError::Invalid) or a similar error if nothing was
     /// started.
     pub fn allreduce<P: Payload>(&self, tensor: &mut P, options: AllreduceOptions) -> Result<()> {
         let started = self.start_allreduce(&[tensor.memory()], options, Target::InPlace)?;
         self.finish(started).map(drop)
     }
 
-    /// Starts [`Session::allreduce`] and does not wait for it.
+    /// Starts [`Session::allreduce`] without waiting for it.
     ///
     /// # Errors
-    /// If the operation was not started; the tensor is lost then.
+    /// If the operation was not started; then the tensor is lost.
     pub fn allreduce_async<P: Payload>(
         &self,
         tensor: P,
@@ -42,20 +42,20 @@ impl Session {
         Ok(self.handle(started, |_| Ok(tensor)))
     }
 
-    /// Like [`Session::allreduce`], with the result in a new tensor. The given one is unchanged.
+    /// Like [`Session::allreduce`], with the result in a new tensor. `tensor` is unchanged.
     ///
     /// # Errors
-    /// Those of [`Session::allreduce`].
+    /// As for [`Session::allreduce`].
     pub fn allreduce_to<P: FromBuffer>(&self, tensor: &P, options: AllreduceOptions) -> Result<P> {
         let started = self.start_allreduce(&[tensor.memory()], options, Target::New)?;
         self.finish(started)?.one()
     }
 
-    /// Starts [`Session::allreduce_to`] and does not wait for it. The handle returns the tensor and
+    /// Starts [`Session::allreduce_to`] without waiting for it. The handle returns the tensor and
     /// the result.
     ///
     /// # Errors
-    /// If the operation was not started; the tensor is lost then.
+    /// If the operation was not started; then the tensor is lost.
     pub fn allreduce_to_async<P: FromBuffer>(
         &self,
         tensor: P,
@@ -67,10 +67,10 @@ impl Session {
 
     /// Reduces several tensors as one operation: all of them succeed, or none. They may have
     /// different shapes; [`Buffer`](crate::Buffer)s may also have different element types. All
-    /// ranks give the same number of tensors.
+    /// ranks must give the same number of tensors.
     ///
     /// # Errors
-    /// Those of [`Session::allreduce`]; also for no tensors or more than 1024.
+    /// As for [`Session::allreduce`]; also for no tensors or more than 1024.
     pub fn grouped_allreduce<P: Payload>(
         &self,
         tensors: &mut [P],
@@ -80,10 +80,10 @@ impl Session {
         self.finish(started).map(drop)
     }
 
-    /// Starts [`Session::grouped_allreduce`] and does not wait for it.
+    /// Starts [`Session::grouped_allreduce`] without waiting for it.
     ///
     /// # Errors
-    /// If the operation was not started; the tensors are lost then.
+    /// If the operation was not started; then the tensors are lost.
     pub fn grouped_allreduce_async<P: Payload>(
         &self,
         tensors: Vec<P>,
@@ -96,7 +96,7 @@ impl Session {
     /// Like [`Session::grouped_allreduce`], with the results in new tensors.
     ///
     /// # Errors
-    /// Those of [`Session::grouped_allreduce`].
+    /// As for [`Session::grouped_allreduce`].
     pub fn grouped_allreduce_to<P: FromBuffer>(
         &self,
         tensors: &[P],
@@ -106,11 +106,11 @@ impl Session {
         self.finish(started)?.many()
     }
 
-    /// Starts [`Session::grouped_allreduce_to`] and does not wait for it. The handle returns the
+    /// Starts [`Session::grouped_allreduce_to`] without waiting for it. The handle returns the
     /// tensors and the results.
     ///
     /// # Errors
-    /// If the operation was not started; the tensors are lost then.
+    /// If the operation was not started; then the tensors are lost.
     pub fn grouped_allreduce_to_async<P: FromBuffer>(
         &self,
         tensors: Vec<P>,
@@ -124,26 +124,26 @@ impl Session {
     /// are unchanged.
     ///
     /// # Errors
-    /// Those of [`Session::allreduce`]; also if the root is not a member of the process set.
+    /// As for [`Session::allreduce`]; also if the root is not a member of the process set.
     pub fn reduce<P: Payload>(&self, tensor: &mut P, options: ReduceOptions) -> Result<()> {
         let started = self.start_reduce(tensor.memory(), options)?;
         self.finish(started).map(drop)
     }
 
-    /// Starts [`Session::reduce`] and does not wait for it.
+    /// Starts [`Session::reduce`] without waiting for it.
     ///
     /// # Errors
-    /// If the operation was not started; the tensor is lost then.
+    /// If the operation was not started; then the tensor is lost.
     pub fn reduce_async<P: Payload>(&self, tensor: P, options: ReduceOptions) -> Result<Handle<P>> {
         let started = self.start_reduce(tensor.memory(), options)?;
         Ok(self.handle(started, |_| Ok(tensor)))
     }
 
-    /// Reduces the ranks' tensors and gives each member its rows of the result, in the order of
-    /// ranks. If the rows can't be shared evenly, the first members get one more.
+    /// Reduces the ranks' tensors and gives each member its rows of the result, in rank order. If
+    /// the rows can't be split evenly, the first members get one more.
     ///
     /// # Errors
-    /// Those of [`Session::allreduce`]; also for a tensor without dimensions.
+    /// As for [`Session::allreduce`]; also for a tensor without dimensions.
     pub fn reducescatter<P: FromBuffer>(
         &self,
         tensor: &P,
@@ -153,11 +153,11 @@ impl Session {
         self.finish(started)?.one()
     }
 
-    /// Starts [`Session::reducescatter`] and does not wait for it. The handle returns the tensor
+    /// Starts [`Session::reducescatter`] without waiting for it. The handle returns the tensor
     /// and the result.
     ///
     /// # Errors
-    /// If the operation was not started; the tensor is lost then.
+    /// If the operation was not started; then the tensor is lost.
     pub fn reducescatter_async<P: FromBuffer>(
         &self,
         tensor: P,
@@ -171,7 +171,7 @@ impl Session {
     /// or none.
     ///
     /// # Errors
-    /// Those of [`Session::reducescatter`]; also for no tensors or more than 1024.
+    /// As for [`Session::reducescatter`]; also for no tensors or more than 1024.
     pub fn grouped_reducescatter<P: FromBuffer>(
         &self,
         tensors: &[P],
@@ -181,11 +181,11 @@ impl Session {
         self.finish(started)?.many()
     }
 
-    /// Starts [`Session::grouped_reducescatter`] and does not wait for it. The handle returns the
+    /// Starts [`Session::grouped_reducescatter`] without waiting for it. The handle returns the
     /// tensors and the results.
     ///
     /// # Errors
-    /// If the operation was not started; the tensors are lost then.
+    /// If the operation was not started; then the tensors are lost.
     pub fn grouped_reducescatter_async<P: FromBuffer>(
         &self,
         tensors: Vec<P>,
