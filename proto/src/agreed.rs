@@ -93,50 +93,23 @@ impl Flow {
 
 /// Why a request on which all ranks agree can't be carried out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts say what the fields are")]
 pub enum Impossible {
     /// The root, sender or receiver is not a member that takes part.
     #[error("{role} {rank} is not a member that takes part; these are {members}")]
-    NotAMember {
-        /// The role of the rank.
-        role: &'static str,
-        /// The rank.
-        rank: u64,
-        /// The members that take part.
-        members: String,
-    },
+    NotAMember { role: &'static str, rank: u64, members: String },
     /// A list does not have one entry for each member.
     #[error("rank {rank} gave {given} splits for {members} members")]
-    Splits {
-        /// The rank.
-        rank: Rank,
-        /// The number of entries.
-        given: usize,
-        /// The number of members.
-        members: usize,
-    },
+    Splits { rank: Rank, given: usize, members: usize },
     /// The splits add up to more rows than the tensor has.
     #[error("the splits of rank {rank} add up to {sum} rows, but its tensor has {rows}")]
-    TooManyRows {
-        /// The rank.
-        rank: Rank,
-        /// The sum of its splits.
-        sum: u64,
-        /// The rows of its tensor.
-        rows: u64,
-    },
+    TooManyRows { rank: Rank, sum: u64, rows: u64 },
     /// Rows can't be split evenly.
     #[error(
         "the {rows} rows of rank {rank} can't be split evenly between {members} members: give \
          splits"
     )]
-    Uneven {
-        /// The rank.
-        rank: Rank,
-        /// The rows of its tensor.
-        rows: u64,
-        /// The number of members.
-        members: usize,
-    },
+    Uneven { rank: Rank, rows: u64, members: usize },
     /// The result is too large.
     #[error(transparent)]
     Type(#[from] TypeError),
@@ -417,16 +390,9 @@ impl Agreed {
                     let mut source_offset = 0;
                     for (to, target) in members.iter().enumerate() {
                         let count = self.rows[from * n + to] * row;
-                        let (source, target) = (Some(*source), Some(*target));
+                        let ends = Flow { source: Some(*source), target: Some(*target), ..flow };
                         let target_offset = filled[to];
-                        flows.push(Flow {
-                            source,
-                            target,
-                            source_offset,
-                            target_offset,
-                            count,
-                            ..flow
-                        });
+                        flows.push(Flow { source_offset, target_offset, count, ..ends });
                         source_offset += count;
                         filled[to] += count;
                     }
@@ -461,11 +427,9 @@ impl Agreed {
             match request.collective {
                 Collective::Allreduce | Collective::Broadcast => Some(shape.clone()),
                 Collective::Reduce => is_root.then(|| shape.clone()),
-                Collective::Allgather | Collective::Alltoall => {
-                    shape.with_rows(sum(&self.received(members, rank, part))).ok()
-                }
-                Collective::Gather if is_root => {
-                    shape.with_rows(sum(&self.received(members, rank, part))).ok()
+                Collective::Allgather | Collective::Gather | Collective::Alltoall => {
+                    let rows = self.received(members, rank, part);
+                    if rows.is_empty() { None } else { shape.with_rows(sum(&rows)).ok() }
                 }
                 Collective::Scatter => shape.with_rows(self.rows[me]).ok(),
                 Collective::ReduceScatter => {
@@ -484,15 +448,13 @@ impl Agreed {
     /// member. Otherwise empty.
     pub fn received(&self, members: &[Rank], rank: Rank, part: usize) -> Vec<u64> {
         let n = members.len();
-        let at = members.iter().position(|member| *member == rank);
-        match (self.request.collective, at) {
-            (Collective::Allgather, Some(_)) => self.rows[part * n..][..n].to_vec(),
-            (Collective::Gather, Some(_)) if rank == self.request.root => {
-                self.rows[part * n..][..n].to_vec()
-            }
-            (Collective::Alltoall, Some(me)) => {
-                self.rows.iter().skip(me).step_by(n).copied().collect()
-            }
+        let Some(me) = members.iter().position(|member| *member == rank) else {
+            return Vec::new();
+        };
+        match self.request.collective {
+            Collective::Gather if rank != self.request.root => Vec::new(),
+            Collective::Allgather | Collective::Gather => self.rows[part * n..][..n].to_vec(),
+            Collective::Alltoall => self.rows.iter().skip(me).step_by(n).copied().collect(),
             _ => Vec::new(),
         }
     }
@@ -552,8 +514,10 @@ impl Request {
                 Collective::Allgather | Collective::Gather if is_large => just(None),
                 Collective::Allreduce | Collective::Broadcast => just(Some(shape.clone())),
                 Collective::Reduce => just(is_root.then(|| shape.clone())),
-                Collective::Allgather => rows_of(shape, vec![shape.rows(); set]),
-                Collective::Gather if is_root => rows_of(shape, vec![shape.rows(); set]),
+                Collective::Gather if !is_root => just(None),
+                Collective::Allgather | Collective::Gather => {
+                    rows_of(shape, vec![shape.rows(); set])
+                }
                 Collective::Alltoall if self.list.is_empty() => {
                     rows_of(shape, vec![shape.rows() / set.max(1) as u64; set])
                 }

@@ -47,7 +47,8 @@ pub enum Claim<'a> {
 
 impl Claim<'_> {
     /// Passes the claim's label and parts to `take`, in one fixed order.
-    fn parts(&self, mut take: impl FnMut(&[u8])) {
+    fn parts(&self, take: impl FnMut(&[u8])) {
+        let each = |parts: &[&[u8]]| parts.iter().copied().for_each(take);
         match *self {
             Self::Join {
                 challenge,
@@ -60,46 +61,33 @@ impl Claim<'_> {
                 rack,
                 metrics_address,
                 line_mbit,
-            } => {
-                take(b"gradwire join");
-                take(challenge);
-                take(nonce);
-                take(job.as_bytes());
-                take(host.as_bytes());
-                take(data_address.as_bytes());
-                take(&slots.to_le_bytes());
-                take(&order.to_le_bytes());
-                take(rack.as_bytes());
-                take(metrics_address.as_bytes());
-                take(&line_mbit.to_le_bytes());
-            }
+            } => each(&[
+                b"gradwire join",
+                challenge,
+                nonce,
+                job.as_bytes(),
+                host.as_bytes(),
+                data_address.as_bytes(),
+                &slots.to_le_bytes(),
+                &order.to_le_bytes(),
+                rack.as_bytes(),
+                metrics_address.as_bytes(),
+                &line_mbit.to_le_bytes(),
+            ]),
             Self::World { nonce, job, epoch } => {
-                take(b"gradwire world");
-                take(nonce);
-                take(job.as_bytes());
-                take(&epoch.to_le_bytes());
+                each(&[b"gradwire world", nonce, job.as_bytes(), &epoch.to_le_bytes()]);
             }
             Self::Attach { challenge, job, local_rank } => {
-                take(b"gradwire attach");
-                take(challenge);
-                take(job.as_bytes());
-                take(&local_rank.to_le_bytes());
+                let local_rank = local_rank.to_le_bytes();
+                each(&[b"gradwire attach", challenge, job.as_bytes(), &local_rank]);
             }
             Self::DataDialler { challenge, hello } => {
-                take(b"gradwire data dialler");
-                take(challenge);
-                take(hello);
+                each(&[b"gradwire data dialler", challenge, hello]);
             }
             Self::DataAcceptor { challenge, hello } => {
-                take(b"gradwire data acceptor");
-                take(challenge);
-                take(hello);
+                each(&[b"gradwire data acceptor", challenge, hello]);
             }
-            Self::Beat { job, body } => {
-                take(b"gradwire beat");
-                take(job.as_bytes());
-                take(body);
-            }
+            Self::Beat { job, body } => each(&[b"gradwire beat", job.as_bytes(), body]),
         }
     }
 }

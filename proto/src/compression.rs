@@ -53,10 +53,7 @@ impl Compression {
     /// The wire type of a request's elements between nodes, if they are not quantized.
     pub fn between_nodes(self, request: &Request) -> DType {
         let Request { collective, dtype, reduce_op: op, prescale, postscale, .. } = *request;
-        let reduces = matches!(
-            collective,
-            Collective::Allreduce | Collective::Reduce | Collective::ReduceScatter
-        );
+        let reduces = collective.reduces();
         let computes = match op {
             ReduceOp::Sum | ReduceOp::Average | ReduceOp::Product => true,
             // The result is one of the inputs, perhaps with a factor, and rounded once. With a

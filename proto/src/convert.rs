@@ -12,51 +12,20 @@ use crate::{
 
 /// Why a message was refused: the field and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the names of the fields say what they are")]
 pub enum WireError {
     /// A required field is missing.
     #[error("the message has no {0}")]
     Missing(&'static str),
     /// The number of an enum is unknown.
     #[error("{field} has the unknown number {number}")]
-    Unknown {
-        /// The field.
-        field: &'static str,
-        /// The number that was received.
-        number: i32,
-    },
+    Unknown { field: &'static str, number: i32 },
     /// The value of a field is invalid.
     #[error("{field}: {reason}")]
-    Invalid {
-        /// The field.
-        field: &'static str,
-        /// The reason.
-        reason: String,
-    },
+    Invalid { field: &'static str, reason: String },
     /// A value does not fit its domain type.
     #[error(transparent)]
     Type(#[from] TypeError),
-}
-
-/// Refuses factors that are not finite, and factors for elements that can't be multiplied.
-fn check_scale(
-    field: &'static str,
-    op: ReduceOp,
-    dtype: DType,
-    factor: f64,
-) -> Result<(), WireError> {
-    if factor == 1.0 {
-        return Ok(());
-    }
-    if !factor.is_finite() {
-        return Err(invalid(field, format!("{factor} is not a finite number")));
-    }
-    match op.refuses_factors(dtype) {
-        Some(what) => {
-            let reason = format!("a factor of {factor} can't be applied to {what}; use 1");
-            Err(invalid(field, reason))
-        }
-        None => Ok(()),
-    }
 }
 
 fn invalid(field: &'static str, reason: impl Into<String>) -> WireError {
@@ -71,13 +40,9 @@ impl Request {
     /// [`WireError::Invalid`] with the field and the reason.
     pub fn validate(&self) -> Result<(), WireError> {
         let collective = self.collective;
-        let reduces = matches!(
-            collective,
-            Collective::Allreduce | Collective::Reduce | Collective::ReduceScatter
-        );
+        let reduces = collective.reduces();
         for dtype in (0..self.parts()).map(|part| self.dtype_of(part)) {
-            check_scale("prescale", self.reduce_op, dtype, self.prescale)?;
-            check_scale("postscale", self.reduce_op, dtype, self.postscale)?;
+            self.check_scales(dtype)?;
             if let Some(why) = self.reduce_op.refuses(dtype).filter(|_| reduces) {
                 let reason = format!("{} of {dtype} is not possible: {why}", self.reduce_op);
                 return Err(invalid("reduce_op", reason));
@@ -140,17 +105,31 @@ impl Request {
                 format!("{collective} works along the first dimension, and a 0-d tensor has none");
             return Err(invalid("shape", reason));
         }
-        if !groups && !self.has_free_rows() && self.is_empty_kind() && self.bytes() != 0 {
+        let is_empty = matches!(
+            collective,
+            Collective::Join | Collective::AddProcessSet | Collective::RemoveProcessSet
+        );
+        if is_empty && self.bytes() != 0 {
             return Err(invalid("shape", format!("{collective} has no elements: use [0]")));
         }
         Ok(())
     }
 
-    fn is_empty_kind(&self) -> bool {
-        matches!(
-            self.collective,
-            Collective::Join | Collective::AddProcessSet | Collective::RemoveProcessSet
-        )
+    /// Refuses factors that are not finite, and factors for elements that can't be multiplied.
+    fn check_scales(&self, dtype: DType) -> Result<(), WireError> {
+        for (field, factor) in [("prescale", self.prescale), ("postscale", self.postscale)] {
+            if factor == 1.0 {
+                continue;
+            }
+            if !factor.is_finite() {
+                return Err(invalid(field, format!("{factor} is not a finite number")));
+            }
+            if let Some(what) = self.reduce_op.refuses_factors(dtype) {
+                let reason = format!("a factor of {factor} can't be applied to {what}; use 1");
+                return Err(invalid(field, reason));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -215,9 +194,7 @@ impl TryFrom<pb::Request> for Request {
 /// [`WireError`] with the field.
 pub fn piece(wire: pb::Request) -> Result<Request, WireError> {
     let request = unchecked(wire)?;
-    let Request { reduce_op, dtype, prescale, postscale, .. } = request;
-    check_scale("prescale", reduce_op, dtype, prescale)?;
-    check_scale("postscale", reduce_op, dtype, postscale)?;
+    request.check_scales(request.dtype)?;
     Ok(request)
 }
 

@@ -51,26 +51,9 @@ impl FailureKind {
         self.into()
     }
 
-    const TABLE: [(Self, pb::FailureKind); 12] = [
-        (Self::Disagreement, pb::FailureKind::Disagreement),
-        (Self::Invalid, pb::FailureKind::Invalid),
-        (Self::WorkerLost, pb::FailureKind::WorkerLost),
-        (Self::NodeLost, pb::FailureKind::NodeLost),
-        (Self::ConnectionLost, pb::FailureKind::ConnectionLost),
-        (Self::CoordinatorLost, pb::FailureKind::CoordinatorLost),
-        (Self::Protocol, pb::FailureKind::Protocol),
-        (Self::RankLeft, pb::FailureKind::RankLeft),
-        (Self::Resource, pb::FailureKind::Resource),
-        (Self::Timeout, pb::FailureKind::Timeout),
-        (Self::Cancelled, pb::FailureKind::Cancelled),
-        (Self::Internal, pb::FailureKind::Internal),
-    ];
-
-    fn to_pb(self) -> pb::FailureKind {
-        Self::TABLE
-            .iter()
-            .find(|(kind, _)| *kind == self)
-            .map_or(pb::FailureKind::Internal, |(_, wire)| *wire)
+    /// The wire number: types.proto has the same order, after an unspecified kind.
+    fn to_wire(self) -> i32 {
+        self as i32 + 1
     }
 
     /// How close to the root cause this kind is. Of failures that are reported together, the one
@@ -199,7 +182,7 @@ impl std::error::Error for Failure {}
 impl From<Failure> for pb::Failure {
     fn from(failure: Failure) -> Self {
         Self {
-            kind: failure.kind.to_pb().into(),
+            kind: failure.kind.to_wire(),
             what: failure.what,
             hint: failure.hint,
             rank: failure.rank.map(|r| r.0),
@@ -212,12 +195,9 @@ impl From<Failure> for pb::Failure {
 impl From<pb::Failure> for Failure {
     /// A failure is mostly text for people, so an unknown kind becomes `Internal`.
     fn from(wire: pb::Failure) -> Self {
-        let kind = FailureKind::TABLE
-            .iter()
-            .find(|(_, number)| *number as i32 == wire.kind)
-            .map_or(FailureKind::Internal, |(kind, _)| *kind);
+        let kind = FailureKind::ALL.iter().find(|kind| kind.to_wire() == wire.kind);
         Self {
-            kind,
+            kind: *kind.unwrap_or(&FailureKind::Internal),
             what: wire.what,
             hint: wire.hint,
             rank: wire.rank.map(Rank),
@@ -235,6 +215,9 @@ mod tests {
     fn a_kind_has_one_name() {
         for kind in FailureKind::ALL {
             assert_eq!(serde_json::to_value(kind).unwrap(), kind.name());
+            let wire = pb::FailureKind::try_from(kind.to_wire()).unwrap();
+            let name = wire.as_str_name().strip_prefix("FAILURE_KIND_").unwrap();
+            assert_eq!(name.to_lowercase(), kind.name());
         }
     }
 

@@ -221,9 +221,10 @@ pub struct Start {
     pub environment: BTreeMap<String, String>,
 }
 
-/// From an agent to the launcher. Times are microseconds since the agent started.
+/// From an agent to the launcher. `at_us` is the time, in microseconds since the agent started.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "report", rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the names of the other fields say what they are")]
 pub enum Report {
     /// The host provides what Begin asks for.
     Ready {
@@ -234,54 +235,31 @@ pub enum Report {
     },
     /// The host does not provide what Begin asks for. The agent ends.
     Refused {
-        /// The reason.
         what: String,
-        /// What to do; may be empty.
+        /// May be empty.
         hint: String,
     },
     /// The agent's time.
-    Clock {
-        /// The time now.
-        at_us: u64,
-    },
+    Clock { at_us: u64 },
     /// A process was started.
     Started {
-        /// The process.
         role: Role,
-        /// Its process id, which is also its process group id.
+        /// Also its process group id.
         pid: u32,
-        /// The time.
         at_us: u64,
     },
     /// A process can't be started.
-    Failed {
-        /// The process.
-        role: Role,
-        /// The reason.
-        what: String,
-    },
+    Failed { role: Role, what: String },
     /// Output of a process, at most a line.
     Output {
-        /// The process that wrote it.
         role: Role,
-        /// The stream.
         stream: Stream,
-        /// The text without its end.
+        /// Without the end of the line.
         text: Text,
-        /// What follows it.
         end: LineEnd,
     },
     /// A process ended.
-    Exited {
-        /// The process.
-        role: Role,
-        /// Its process id.
-        pid: u32,
-        /// How it ended.
-        end: ProcessEnd,
-        /// The time.
-        at_us: u64,
-    },
+    Exited { role: Role, pid: u32, end: ProcessEnd, at_us: u64 },
     /// All processes that were started here have ended.
     Stopped,
 }
@@ -289,19 +267,12 @@ pub enum Report {
 /// From an agent to the daemon of its host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "notice", rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the names of the fields say what they are")]
 pub enum Notice {
     /// The process of a rank has ended.
-    Ended {
-        /// The rank.
-        rank: Rank,
-        /// How it ended.
-        end: ProcessEnd,
-    },
+    Ended { rank: Rank, end: ProcessEnd },
     /// All processes of this host are about to be stopped.
-    Stopping {
-        /// The reason.
-        why: String,
-    },
+    Stopping { why: String },
 }
 
 /// From a daemon or a coordinator to the process that started it.

@@ -11,13 +11,6 @@ pub struct Part {
     pub shape: Shape,
 }
 
-impl Part {
-    /// The bytes of the tensor.
-    pub fn bytes(&self) -> u64 {
-        self.shape.elements() * self.dtype.size() as u64
-    }
-}
-
 /// One rank's request. Scale factors are compared by their bits, so that NaN equals itself.
 /// [`Request::common`] is the part on which ranks must agree.
 #[derive(Debug, Clone)]
@@ -109,26 +102,17 @@ impl Request {
         1 + self.more.len()
     }
 
-    /// The element type of one of its tensors.
-    ///
-    /// # Panics
-    /// Panics if `part` is out of range.
+    /// The element type of one of its tensors. Panics if `part` is out of range.
     pub fn dtype_of(&self, part: usize) -> DType {
         if part == 0 { self.dtype } else { self.more[part - 1].dtype }
     }
 
-    /// The dimensions of one of its tensors.
-    ///
-    /// # Panics
-    /// Panics if `part` is out of range.
+    /// The dimensions of one of its tensors. Panics if `part` is out of range.
     pub fn shape_of(&self, part: usize) -> &Shape {
         if part == 0 { &self.shape } else { &self.more[part - 1].shape }
     }
 
-    /// The bytes of one of its tensors.
-    ///
-    /// # Panics
-    /// Panics if `part` is out of range.
+    /// The bytes of one of its tensors. Panics if `part` is out of range.
     pub fn bytes_of(&self, part: usize) -> u64 {
         self.shape_of(part).elements() * self.dtype_of(part).size() as u64
     }
@@ -152,21 +136,14 @@ impl Request {
 
     /// Whether each of its tensors consists of several flows ([`Agreed`](crate::Agreed)).
     pub fn has_many_flows(&self) -> bool {
-        match self.collective {
+        matches!(
+            self.collective,
             Collective::Allgather
-            | Collective::Gather
-            | Collective::Scatter
-            | Collective::ReduceScatter
-            | Collective::Alltoall => true,
-            Collective::Allreduce
-            | Collective::Reduce
-            | Collective::Broadcast
-            | Collective::SendReceive
-            | Collective::Barrier
-            | Collective::Join
-            | Collective::AddProcessSet
-            | Collective::RemoveProcessSet => false,
-        }
+                | Collective::Gather
+                | Collective::Scatter
+                | Collective::ReduceScatter
+                | Collective::Alltoall
+        )
     }
 
     /// The part of the request that must be the same on all ranks. First dimensions are 0 where
@@ -203,6 +180,7 @@ impl Request {
             one == two || (any_rows && one.dims().iter().skip(1).eq(two.dims().iter().skip(1)))
         };
         self.is_alike(other)
+            && self.dtype == other.dtype
             && self.root == other.root
             && (no_shape || alike(&self.shape, &other.shape))
             && (no_list || self.list == other.list)
@@ -214,10 +192,9 @@ impl Request {
                 .all(|(one, two)| one.dtype == two.dtype && alike(&one.shape, &two.shape))
     }
 
-    /// Whether all fields that a piece carries are the same.
+    /// Whether both do the same, for any tensors.
     fn is_alike(&self, other: &Self) -> bool {
         self.collective == other.collective
-            && self.dtype == other.dtype
             && self.reduce_op == other.reduce_op
             && self.prescale.to_bits() == other.prescale.to_bits()
             && self.postscale.to_bits() == other.postscale.to_bits()
@@ -225,18 +202,14 @@ impl Request {
 
     /// Whether this request of a piece fits tensor `part` of `whole`. A piece has no shape.
     pub fn is_piece_of(&self, whole: &Self, part: usize) -> bool {
-        part < whole.parts()
-            && self.collective == whole.collective
-            && self.dtype == whole.dtype_of(part)
-            && self.reduce_op == whole.reduce_op
-            && self.prescale.to_bits() == whole.prescale.to_bits()
-            && self.postscale.to_bits() == whole.postscale.to_bits()
+        part < whole.parts() && self.is_alike(whole) && self.dtype == whole.dtype_of(part)
     }
 }
 
 impl PartialEq for Request {
     fn eq(&self, other: &Self) -> bool {
         self.is_alike(other)
+            && self.dtype == other.dtype
             && self.shape == other.shape
             && self.root == other.root
             && self.list == other.list

@@ -4,36 +4,28 @@ use std::{fmt, sync::Arc};
 
 use crate::pb;
 
-/// Why a value is not valid. The text says what was given and what is allowed.
+/// Why a value is not valid. The text says what was given, perhaps cut, and what is allowed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "each field is what was given")]
 pub enum TypeError {
     /// A tensor name is empty, too long or holds control characters.
     #[error(
         "invalid tensor name {given:?}: expected 1 to {max} bytes without control characters",
         max = TensorName::MAX_BYTES
     )]
-    TensorName {
-        /// The name, cut to 80 characters.
-        given: String,
-    },
+    TensorName { given: String },
     /// A job id can't be part of the name of a socket or file.
     #[error(
         "invalid job id {given:?}: expected 1 to {max} characters from a-z, A-Z, 0-9, '-' and '_'",
         max = JobId::MAX_BYTES
     )]
-    JobId {
-        /// The id, cut to 80 characters.
-        given: String,
-    },
+    JobId { given: String },
     /// A shape has too many dimensions or more elements than can be addressed.
     #[error(
         "invalid shape {given:?}: expected at most {max} dimensions and 2^53 elements",
         max = Shape::MAX_DIMS
     )]
-    Shape {
-        /// The dimensions, at most the first 16.
-        given: Vec<u64>,
-    },
+    Shape { given: Vec<u64> },
 }
 
 fn excerpt(text: &str) -> String {
@@ -353,25 +345,8 @@ impl DType {
 
     /// Whether it is a float or a complex number.
     pub fn is_float(self) -> bool {
-        match self {
-            Self::F32
-            | Self::F64
-            | Self::F16
-            | Self::Bf16
-            | Self::F8E4m3
-            | Self::F8E5m2
-            | Self::C64
-            | Self::C128 => true,
-            Self::I8
-            | Self::U8
-            | Self::I16
-            | Self::U16
-            | Self::I32
-            | Self::U32
-            | Self::I64
-            | Self::U64
-            | Self::Bool => false,
-        }
+        use DType::{Bf16, F8E4m3, F8E5m2, F16, F32, F64};
+        self.is_complex() || matches!(self, F32 | F64 | F16 | Bf16 | F8E4m3 | F8E5m2)
     }
 
     /// Whether it is a complex number, which has no order.
@@ -471,6 +446,13 @@ wire_enum! {
         AddProcessSet = "add-process-set",
         /// Removes a process set.
         RemoveProcessSet = "remove-process-set",
+    }
+}
+
+impl Collective {
+    /// Whether it reduces tensors.
+    pub fn reduces(self) -> bool {
+        matches!(self, Self::Allreduce | Self::Reduce | Self::ReduceScatter)
     }
 }
 
