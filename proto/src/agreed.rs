@@ -174,14 +174,9 @@ fn member(members: &[Rank], role: &'static str, rank: u64) -> Result<usize, Impo
 }
 
 impl Agreed {
-    /// Agrees on the requests of all members that take part, in rank order. Their common parts
-    /// ([`Request::common`]) must be equal. For a send and receive the members are the two ranks.
-    ///
-    /// # Errors
-    /// [`Impossible`] with the rank and the reason.
-    ///
-    /// # Panics
-    /// Panics if `members` is empty, or without exactly one request for each member.
+    /// Agrees on the requests of all members that take part, in rank order, at least one. Their
+    /// common parts ([`Request::common`]) must be equal. For a send and receive the members are the
+    /// two ranks.
     pub fn of(members: &[Rank], requests: &[&Request]) -> Result<Self, Impossible> {
         assert_eq!(members.len(), requests.len(), "one request for each member");
         let first = requests[0];
@@ -277,11 +272,8 @@ impl Agreed {
         self.is_of(members) && self.fits_one(members, rank, asked)
     }
 
-    /// Like [`Agreed::fits`], for callers that have already checked [`Agreed::is_of`]. For the
-    /// steady state: it checks only what concerns this rank, and copies nothing.
-    ///
-    /// # Panics
-    /// May panic if [`Agreed::is_of`] is false.
+    /// Like [`Agreed::fits`], for callers that have already checked [`Agreed::is_of`]; otherwise it
+    /// may panic. For the steady state: it checks only what concerns this rank, and copies nothing.
     pub fn fits_one(&self, members: &[Rank], rank: Rank, asked: &Request) -> bool {
         let n = members.len();
         let Some(me) = members.iter().position(|member| *member == rank) else { return false };
@@ -471,11 +463,8 @@ impl Agreed {
     }
 }
 
-/// The number of rows of the member at index `at`, if `members` members share `rows`. The first
-/// members get the remainder.
-///
-/// # Panics
-/// Panics if `members` is 0.
+/// The number of rows of the member at index `at`, if `members` members, at least one, share
+/// `rows`. The first members get the remainder.
 pub fn share(rows: u64, members: usize, at: usize) -> u64 {
     let members = members as u64;
     rows / members + u64::from((at as u64) < rows % members)

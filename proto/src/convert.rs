@@ -35,9 +35,6 @@ fn invalid(field: &'static str, reason: impl Into<String>) -> WireError {
 impl Request {
     /// Checks rules over several fields: what a collective accepts, and what fits the element
     /// types.
-    ///
-    /// # Errors
-    /// [`WireError::Invalid`] with the field and the reason.
     pub fn validate(&self) -> Result<(), WireError> {
         let collective = self.collective;
         let reduces = collective.reduces();
@@ -189,9 +186,6 @@ impl TryFrom<pb::Request> for Request {
 }
 
 /// The request of a piece, which has only some fields (see [`pb::Operation`]).
-///
-/// # Errors
-/// [`WireError`] with the field.
 pub fn piece(wire: pb::Request) -> Result<Request, WireError> {
     let request = unchecked(wire)?;
     request.check_scales(request.dtype)?;

@@ -2,15 +2,11 @@
 
 /// Why telemetry can't start. The text names the setting to change, if there is one.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts say what the fields are")]
 pub enum TelemetryError {
     /// The log filter can't be parsed.
     #[error("log.level = {given:?} is not a log filter: {reason}")]
-    Filter {
-        /// The filter.
-        given: String,
-        /// The reason.
-        reason: String,
-    },
+    Filter { given: String, reason: String },
     /// Logging is already set up in this process.
     #[error("logging is already set up in this process")]
     AlreadyLogging,
@@ -19,9 +15,7 @@ pub enum TelemetryError {
     Listen {
         /// The address with its ports.
         address: String,
-        /// Its setting.
         setting: &'static str,
-        /// The error of the system.
         reason: std::io::Error,
         /// What to do, if known.
         hint: &'static str,
@@ -31,10 +25,7 @@ pub enum TelemetryError {
         "can't serve metrics: the system refuses a thread: {reason}; raise gradwired's limits on \
          processes and open files (ulimit -u -n)"
     )]
-    Thread {
-        /// The error of the system.
-        reason: std::io::Error,
-    },
+    Thread { reason: std::io::Error },
     /// This process has another recorder.
     #[error("another metrics recorder is already installed in this process")]
     Recorder,

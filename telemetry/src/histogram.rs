@@ -37,7 +37,7 @@ pub(crate) struct Recorded {
     pub(crate) sum: Duration,
 }
 
-fn nanoseconds(time: Duration) -> u64 {
+pub(crate) fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 

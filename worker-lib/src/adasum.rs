@@ -18,8 +18,9 @@ use half::{bf16, f16};
 
 use crate::{
     collectives::{Call, Target},
+    element::Element,
     error::{GradwireError, Result},
-    exchange::disagreement,
+    exchange::{disagreement, dtype_name},
     handle::Handle,
     memory::{Buffer, Memory, Payload},
     options::{AdasumOptions, AllreduceOptions},
@@ -45,8 +46,8 @@ fn agree(all: &[[u64; NUMBERS]]) -> Result<(), Failure> {
         return Ok(());
     }
     let line = |[rank, dtype, dims, shape @ ..]: &[u64; NUMBERS]| {
-        let dtype = i32::try_from(*dtype).ok().and_then(DType::from_wire).map_or("?", DType::name);
-        format!("rank {rank}: {dtype} {:?}", &shape[..shape.len().min(*dims as usize)])
+        let shape = &shape[..shape.len().min(*dims as usize)];
+        format!("rank {rank}: {} {shape:?}", dtype_name(*dtype))
     };
     Err(disagreement("an Adasum", all.iter().map(line)))
 }
@@ -66,9 +67,6 @@ impl Session {
     }
 
     /// Starts [`Session::adasum`] without waiting for it.
-    ///
-    /// # Errors
-    /// If the operation was not started; then the tensor is lost.
     pub fn adasum_async<P: Payload>(&self, tensor: P, options: AdasumOptions) -> Result<Handle<P>> {
         let parts = self.adasum_parts(tensor.memory(), options)?;
         let own = parts.clone();
@@ -132,49 +130,30 @@ impl Session {
     }
 }
 
-macro_rules! by_type {
-    ($dtype:expr, $each:ident, $($arguments:expr),*) => {
-        match $dtype {
-            DType::F16 => $each!(f16, $($arguments),*),
-            DType::Bf16 => $each!(bf16, $($arguments),*),
-            DType::F32 => $each!(f32, $($arguments),*),
-            // The only other type that `adasum_parts` accepts.
-            _ => $each!(f64, $($arguments),*),
-        }
-    };
-}
-
 fn widened(buffer: &Buffer) -> Vec<f64> {
-    macro_rules! widen {
-        ($t:ty, $bytes:expr) => {
-            bytemuck::cast_slice::<u8, $t>($bytes).iter().map(|&value| f64::from(value)).collect()
-        };
+    fn read<T: Element + Into<f64>>(bytes: &[u8]) -> Vec<f64> {
+        bytemuck::cast_slice::<u8, T>(bytes).iter().map(|&value| value.into()).collect()
     }
-    by_type!(buffer.dtype(), widen, buffer.bytes())
+    match buffer.dtype() {
+        DType::F16 => read::<f16>(buffer.bytes()),
+        DType::Bf16 => read::<bf16>(buffer.bytes()),
+        DType::F32 => read::<f32>(buffer.bytes()),
+        // The only other type that `adasum_parts` accepts.
+        _ => read::<f64>(buffer.bytes()),
+    }
 }
 
 fn narrow(values: &[f64], buffer: &mut Buffer) {
-    trait FromF64 {
-        fn of(value: f64) -> Self;
+    fn write<T: Element>(bytes: &mut [u8], values: &[f64], from_f64: impl Fn(f64) -> T) {
+        let elements = bytemuck::cast_slice_mut::<u8, T>(bytes);
+        elements.iter_mut().zip(values).for_each(|(to, &value)| *to = from_f64(value));
     }
-    macro_rules! from_f64 {
-        ($($t:ty = $of:expr),+) => {
-            $(impl FromF64 for $t {
-                fn of(value: f64) -> Self {
-                    $of(value)
-                }
-            })+
-        };
+    match buffer.dtype() {
+        DType::F16 => write(buffer.bytes_mut(), values, f16::from_f64),
+        DType::Bf16 => write(buffer.bytes_mut(), values, bf16::from_f64),
+        DType::F32 => write(buffer.bytes_mut(), values, |value| value as f32),
+        _ => write(buffer.bytes_mut(), values, |value| value),
     }
-    from_f64!(f16 = f16::from_f64, bf16 = bf16::from_f64, f32 = |v| v as f32, f64 = |v| v);
-    macro_rules! narrow {
-        ($t:ty, $bytes:expr) => {
-            for (to, &value) in bytemuck::cast_slice_mut::<u8, $t>($bytes).iter_mut().zip(values) {
-                *to = <$t as FromF64>::of(value);
-            }
-        };
-    }
-    by_type!(buffer.dtype(), narrow, buffer.bytes_mut());
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The exchange of numbers on which ranks must agree before the parts of an operation, and the
 //! common failure if they disagree.
 
-use gradwire_proto::{Failure, FailureKind};
+use gradwire_proto::{DType, Failure, FailureKind};
 
 use crate::{
     error::Result,
@@ -23,6 +23,11 @@ impl Session {
         let all = self.allgather(&own, AllgatherOptions { common })?.tensor;
         Ok(all.as_slice().as_chunks().0.to_vec())
     }
+}
+
+/// The name of an element type that a rank has reported.
+pub(crate) fn dtype_name(number: u64) -> &'static str {
+    i32::try_from(number).ok().and_then(DType::from_wire).map_or("?", DType::name)
 }
 
 /// The failure of ranks that disagree, the same on all ranks, with a line for each.

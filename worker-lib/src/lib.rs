@@ -26,6 +26,10 @@
 //! | ranks | [`barrier`](Session::barrier), [`join`](Session::join) | [`add_process_set`](Session::add_process_set), [`remove_process_set`](Session::remove_process_set) |
 //! | of several parts | [`adasum`](Session::adasum) | [`sparse_allreduce`](Session::sparse_allreduce), [`broadcast_object`](Session::broadcast_object), [`allgather_object`](Session::allgather_object) |
 //!
+//! A collective fails as [`Session::allreduce`] does, unless its documentation says more. Roots and
+//! peers must be members of the process set, and groups have 1 to 1024 tensors. The call of an
+//! asynchronous form fails only if nothing was started; then its tensors are lost.
+//!
 //! ```no_run
 //! # fn main() -> Result<(), gradwire_worker::GradwireError> {
 //! # use gradwire_worker::*;

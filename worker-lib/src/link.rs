@@ -153,8 +153,6 @@ fn receive_by(
 ) -> Result<Received> {
     /// How often `cancelled` is checked.
     const TICK: Duration = Duration::from_millis(100);
-    let system =
-        |what| move |e: rustix::io::Errno| GradwireError::System { what, source: e.into() };
     let deadline = Instant::now() + within;
     loop {
         if cancelled() {
@@ -171,7 +169,10 @@ fn receive_by(
         match event::poll(&mut fds, Some(&wait)) {
             Ok(0) | Err(rustix::io::Errno::INTR) => continue,
             Ok(_) => {}
-            Err(error) => return Err(system("waiting for the daemon")(error)),
+            Err(error) => {
+                let what = "waiting for the daemon";
+                return Err(GradwireError::System { what, source: error.into() });
+            }
         }
         return receive(stream).map_err(|error| match error {
             LinkError::Ended => GradwireError::Failed(daemon_lost("before this rank was attached")),

@@ -60,6 +60,7 @@ impl Keep {
 }
 
 /// The place, element type and shape of a tensor, without slices of its bytes.
+#[derive(Clone)]
 pub struct Memory {
     block: Arc<ArenaBlock>,
     /// Its first byte in the block.
@@ -176,10 +177,6 @@ impl Buffer {
         self.memory.as_ptr()
     }
 
-    pub(crate) fn place(&self) -> Place {
-        self.memory.place()
-    }
-
     /// The same memory as a tensor with a static element type.
     ///
     /// # Errors
@@ -230,17 +227,9 @@ pub(crate) struct Output {
 /// on it is in flight. Only the address gives access to its bytes. Code that uses the address must
 /// ensure that nothing else reads or writes there at the same time, neither a view nor an operation
 /// in flight.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct SharedBuffer {
     memory: Memory,
-}
-
-impl Clone for SharedBuffer {
-    fn clone(&self) -> Self {
-        let Memory { block, start, dtype, shape, owner } = &self.memory;
-        let (block, shape, owner) = (block.clone(), shape.clone(), owner.clone());
-        Self { memory: Memory { block, start: *start, dtype: *dtype, shape, owner } }
-    }
 }
 
 impl SharedBuffer {
@@ -303,9 +292,8 @@ impl SharedBuffer {
             );
             return Err(GradwireError::Invalid(text));
         }
-        let (block, shape, owner) =
-            (self.memory.block.clone(), shape.clone(), self.memory.owner.clone());
-        Ok(Self { memory: Memory { block, start, dtype, shape, owner } })
+        let shape = shape.clone();
+        Ok(Self { memory: Memory { start, dtype, shape, ..self.memory.clone() } })
     }
 
     /// The same memory, with an owner that keeps it mapped. An operation holds the owner until it

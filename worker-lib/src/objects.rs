@@ -16,8 +16,8 @@ use crate::{
     task::Parts,
 };
 
-/// An object as bytes, or the reason why it has none.
-type Packed = Result<Vec<u8>, String>;
+/// A mark, and an object as bytes or the reason why it has none.
+type Packed = (u8, Vec<u8>);
 
 /// Marks an object; [`REASON`] marks the reason of a failure.
 const OBJECT: u8 = 0;
@@ -27,17 +27,17 @@ const REASON: u8 = 1;
 const PREFIX: usize = 5;
 
 fn pack<T: Serialize + ?Sized>(object: &T, rank: u32, limit: u64) -> Packed {
-    let bytes = postcard::to_allocvec(object)
-        .map_err(|error| format!("the object of rank {rank} can't be serialized: {error}"))?;
-    // BOUND
-    if bytes.len() as u64 > limit {
-        let size = bytes.len();
-        return Err(format!(
-            "the object of rank {rank} has {size} bytes, but its worker.max_object_bytes allows \
-             {limit}"
-        ));
-    }
-    Ok(bytes)
+    let reason = match postcard::to_allocvec(object) {
+        // BOUND
+        Ok(bytes) if bytes.len() as u64 <= limit => return (OBJECT, bytes),
+        Ok(bytes) => format!(
+            "the object of rank {rank} has {} bytes, but its worker.max_object_bytes allows \
+             {limit}",
+            bytes.len()
+        ),
+        Err(error) => format!("the object of rank {rank} can't be serialized: {error}"),
+    };
+    (REASON, reason.into_bytes())
 }
 
 fn refused(rank: u32, what: String) -> Failure {
@@ -67,16 +67,8 @@ fn unpack<T: DeserializeOwned>(rank: u32, bytes: &[u8]) -> Result<T, Failure> {
 }
 
 /// An object with its mark and its rank, for an allgather.
-fn labelled(rank: u32, packed: Packed) -> Vec<u8> {
-    let (kind, bytes) = match packed {
-        Ok(bytes) => (OBJECT, bytes),
-        Err(reason) => (REASON, reason.into_bytes()),
-    };
-    let mut labelled = Vec::with_capacity(PREFIX + bytes.len());
-    labelled.push(kind);
-    labelled.extend(rank.to_le_bytes());
-    labelled.extend(bytes);
-    labelled
+fn labelled(rank: u32, (kind, bytes): Packed) -> Vec<u8> {
+    [&[kind][..], &rank.to_le_bytes(), &bytes].concat()
 }
 
 /// Deserializes gathered objects. If some ranks gave reasons, the first one is the failure of all
@@ -130,9 +122,6 @@ impl Session {
     }
 
     /// Starts [`Session::broadcast_object`] without waiting for it.
-    ///
-    /// # Errors
-    /// If the operation was not started.
     pub fn broadcast_object_async<T: Serialize + DeserializeOwned + Send + 'static>(
         &self,
         object: Option<&T>,
@@ -159,9 +148,6 @@ impl Session {
     }
 
     /// Starts [`Session::allgather_object`] without waiting for it.
-    ///
-    /// # Errors
-    /// If the operation was not started.
     pub fn allgather_object_async<T: Serialize + DeserializeOwned + Send + 'static>(
         &self,
         object: &T,
@@ -185,8 +171,9 @@ impl Session {
         }
         self.sets().of_member(common.process_set.clone())?.check_peer("root", root)?;
         // Before the operation has a name, because the object's own code may panic.
-        let packed =
-            own.map_or(Ok(Vec::new()), |object| pack(object, self.rank(), self.max_object_bytes()));
+        let packed = own.map_or((OBJECT, Vec::new()), |object| {
+            pack(object, self.rank(), self.max_object_bytes())
+        });
         let parts = self.parts(common, ObjectKind::Broadcast.name(), Origin::Object)?;
         Ok((parts, packed))
     }
@@ -196,12 +183,8 @@ impl Session {
         &self,
         parts: &Parts,
         root: u32,
-        packed: Packed,
+        (kind, bytes): Packed,
     ) -> Result<T> {
-        let (kind, bytes) = match packed {
-            Ok(bytes) => (OBJECT, bytes),
-            Err(reason) => (REASON, reason.into_bytes()),
-        };
         let mut size = self.tensor(&[u64::from(kind), bytes.len() as u64], &[2])?;
         let common = parts.part_of("size", Origin::Count);
         self.broadcast(&mut size, BroadcastOptions { common, root })?;
@@ -270,7 +253,7 @@ mod tests {
 
     #[test]
     fn bytes_of_another_type_are_refused() {
-        let bytes = pack(&(1u8, 2u8), 3, 100).unwrap();
+        let (_, bytes) = pack(&(1u8, 2u8), 3, 100);
         assert_eq!(unpack::<(u8, u8)>(3, &bytes).unwrap(), (1, 2));
         let error = unpack::<u8>(3, &bytes).unwrap_err().to_string();
         assert!(error.contains("1 of its 2 bytes are left") && error.contains("rank 3"), "{error}");

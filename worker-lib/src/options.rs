@@ -57,8 +57,8 @@ impl Default for Reduction {
 /// A shape from the caller. An invalid shape is reported when it is used.
 pub(crate) type GivenShape = Option<Result<Shape, TypeError>>;
 
-fn shape(dims: &[usize]) -> GivenShape {
-    Some(Shape::new(&dims.iter().map(|&dim| dim as u64).collect::<Vec<_>>()))
+pub(crate) fn shape(dims: &[usize]) -> Result<Shape, TypeError> {
+    Shape::new(&dims.iter().map(|&dim| dim as u64).collect::<Vec<_>>())
 }
 
 macro_rules! common {
@@ -126,6 +126,49 @@ macro_rules! reduction {
     };
 }
 
+macro_rules! rooted {
+    ($options:ty, $constructor:ident, $doc:literal) => {
+        impl $options {
+            #[doc = $doc]
+            pub fn $constructor(root: u32) -> Self {
+                Self { root, ..Self::default() }
+            }
+        }
+    };
+}
+
+macro_rules! tagged {
+    ($options:ty) => {
+        impl $options {
+            /// Distinguishes this message from others between the two ranks. The default is 0.
+            pub fn tag(mut self, tag: u32) -> Self {
+                self.tag = tag;
+                self
+            }
+        }
+    };
+}
+
+macro_rules! result_type {
+    ($options:ty) => {
+        impl $options {
+            /// The element type, if this rank gives no tensor and the result is a
+            /// [`crate::Buffer`].
+            pub fn dtype(mut self, dtype: DType) -> Self {
+                self.dtype = Some(dtype);
+                self
+            }
+
+            /// The shape of this rank's result, if it is known. It saves a round trip to the
+            /// daemon. A wrong shape does no harm.
+            pub fn expecting(mut self, dims: &[usize]) -> Self {
+                self.expecting = Some(shape(dims));
+                self
+            }
+        }
+    };
+}
+
 /// Options of an allreduce; by default the average.
 #[derive(Debug, Clone, PartialEq, Default)]
 #[must_use]
@@ -147,12 +190,7 @@ pub struct ReduceOptions {
 common!(name ReduceOptions);
 reduction!(ReduceOptions);
 
-impl ReduceOptions {
-    /// Rank `root` gets the result.
-    pub fn to_rank(root: u32) -> Self {
-        Self { root, ..Self::default() }
-    }
-}
+rooted!(ReduceOptions, to_rank, "Rank `root` gets the result.");
 
 /// Options of a reducescatter; by default the average.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -173,12 +211,7 @@ pub struct BroadcastOptions {
 }
 common!(name BroadcastOptions);
 
-impl BroadcastOptions {
-    /// Rank `root` gives the tensor or the object.
-    pub fn from_rank(root: u32) -> Self {
-        Self { root, ..Self::default() }
-    }
-}
+rooted!(BroadcastOptions, from_rank, "Rank `root` gives the tensor or the object.");
 
 /// Name, priority and process set of an allgather.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -207,12 +240,7 @@ pub struct GatherOptions {
 }
 common!(name GatherOptions);
 
-impl GatherOptions {
-    /// Rank `root` gets all rows.
-    pub fn to_rank(root: u32) -> Self {
-        Self { root, ..Self::default() }
-    }
-}
+rooted!(GatherOptions, to_rank, "Rank `root` gets all rows.");
 
 /// Options of a scatter; by default from rank 0.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -226,29 +254,14 @@ pub struct ScatterOptions {
 }
 common!(name ScatterOptions);
 
-impl ScatterOptions {
-    /// Rank `root` gives the rows.
-    pub fn from_rank(root: u32) -> Self {
-        Self { root, ..Self::default() }
-    }
+rooted!(ScatterOptions, from_rank, "Rank `root` gives the rows.");
+result_type!(ScatterOptions);
 
+impl ScatterOptions {
     /// The number of rows for each member, in rank order; by default an even split. Only the root's
     /// splits are used.
     pub fn splits(mut self, rows: &[u64]) -> Self {
         self.splits = rows.to_vec();
-        self
-    }
-
-    /// The element type, on a rank that gives no tensor and receives a [`crate::Buffer`].
-    pub fn dtype(mut self, dtype: DType) -> Self {
-        self.dtype = Some(dtype);
-        self
-    }
-
-    /// The shape of this rank's result, if it is known. It saves a round trip to the daemon. A
-    /// wrong shape does no harm.
-    pub fn expecting(mut self, dims: &[usize]) -> Self {
-        self.expecting = shape(dims);
         self
     }
 }
@@ -284,16 +297,12 @@ pub struct SendOptions {
 }
 common!(SendOptions);
 
+tagged!(SendOptions);
+
 impl SendOptions {
     /// Sends to rank `rank`.
     pub fn to_rank(rank: u32) -> Self {
         Self { common: Common::default(), peer: rank, tag: 0 }
-    }
-
-    /// Distinguishes this message from others between the two ranks. The default is 0.
-    pub fn tag(mut self, tag: u32) -> Self {
-        self.tag = tag;
-        self
     }
 }
 
@@ -309,29 +318,13 @@ pub struct ReceiveOptions {
 }
 common!(ReceiveOptions);
 
+tagged!(ReceiveOptions);
+result_type!(ReceiveOptions);
+
 impl ReceiveOptions {
     /// Receives from rank `rank`.
     pub fn from_rank(rank: u32) -> Self {
         Self { common: Common::default(), peer: rank, tag: 0, dtype: None, expecting: None }
-    }
-
-    /// Distinguishes this message from others between the two ranks. The default is 0.
-    pub fn tag(mut self, tag: u32) -> Self {
-        self.tag = tag;
-        self
-    }
-
-    /// The element type, if the result is a [`crate::Buffer`].
-    pub fn dtype(mut self, dtype: DType) -> Self {
-        self.dtype = Some(dtype);
-        self
-    }
-
-    /// The shape of the message, if it is known. It saves a round trip to the daemon. A wrong shape
-    /// does no harm.
-    pub fn expecting(mut self, dims: &[usize]) -> Self {
-        self.expecting = shape(dims);
-        self
     }
 }
 

@@ -15,7 +15,7 @@ use gradwire_proto::{
 use gradwire_shm::arena::Arena;
 
 use crate::{
-    memory::{Buffer, Output},
+    memory::{Buffer, Output, Payload},
     shared::{Shared, Unwatched},
 };
 
@@ -58,7 +58,7 @@ pub(crate) fn serve(shared: &Shared, arena: &Arena, requests: &mpsc::Receiver<pb
             }
         }
         let place = |output: &Output| {
-            let place = output.buffer.place();
+            let place = output.buffer.memory().place();
             pb::Place { segment: place.segment, offset: place.offset }
         };
         let places = outputs.iter().map(place).collect();
@@ -75,18 +75,13 @@ fn sizes(request: &Request, outputs: Vec<pb::Output>) -> Result<Vec<(Shape, Vec<
     if outputs.len() != parts {
         return Err(format!("{} of {parts} tensors", outputs.len()));
     }
-    let free = match request.collective {
-        Collective::Scatter | Collective::SendReceive => Free::All,
-        _ if request.has_free_rows() => Free::Rows,
-        _ => Free::Nothing,
-    };
     let size = |(part, output): (usize, pb::Output)| {
         let asked = request.shape_of(part);
         let shape = Shape::new(&output.shape).map_err(|error| error.to_string())?;
-        let fits = match free {
-            Free::All => true,
-            Free::Rows => asked.with_rows(shape.rows()).as_ref() == Ok(&shape),
-            Free::Nothing => *asked == shape,
+        let fits = match request.collective {
+            Collective::Scatter | Collective::SendReceive => true,
+            _ if request.has_free_rows() => asked.with_rows(shape.rows()).as_ref() == Ok(&shape),
+            _ => *asked == shape,
         };
         let nothing = shape.elements() == 0 && output.rows.is_empty();
         let sum = output.rows.iter().try_fold(0u64, |sum, rows| sum.checked_add(*rows));
@@ -98,13 +93,6 @@ fn sizes(request: &Request, outputs: Vec<pb::Output>) -> Result<Vec<(Shape, Vec<
         }
     };
     outputs.into_iter().enumerate().map(size).collect()
-}
-
-/// The part of a result's shape that a rank can't know.
-enum Free {
-    All,
-    Rows,
-    Nothing,
 }
 
 #[cfg(test)]

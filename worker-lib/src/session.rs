@@ -22,6 +22,7 @@ use crate::{
     link::{Node, World},
     memory::{Buffer, Memory, Payload, SharedBuffer, Tensor},
     naming::Names,
+    options,
     process_set::{ProcessSet, ProcessSets},
     shared::{FAREWELL, Shared},
     watch::Threads,
@@ -183,8 +184,7 @@ impl Session {
     /// # Errors
     /// If the shape is too large, or memory can't be allocated.
     pub fn zeros<T: Element>(&self, shape: &[usize]) -> Result<Tensor<T>> {
-        let dims: Vec<u64> = shape.iter().map(|&d| d as u64).collect();
-        Ok(Tensor::new(self.buffer(T::DTYPE, Shape::new(&dims)?)?))
+        Ok(Tensor::new(self.buffer(T::DTYPE, options::shape(shape)?)?))
     }
 
     /// A tensor in shared memory with a copy of `values`.
@@ -192,8 +192,7 @@ impl Session {
     /// # Errors
     /// If the shape has another number of elements or is too large, or memory can't be allocated.
     pub fn tensor<T: Element>(&self, values: &[T], shape: &[usize]) -> Result<Tensor<T>> {
-        let dims: Vec<u64> = shape.iter().map(|&d| d as u64).collect();
-        let mut tensor = Tensor::new(self.buffer_unfilled(T::DTYPE, Shape::new(&dims)?)?);
+        let mut tensor = Tensor::new(self.buffer_unfilled(T::DTYPE, options::shape(shape)?)?);
         if tensor.as_slice().len() != values.len() {
             let text = format!(
                 "shape {shape:?} has {} elements, but {} were given",
@@ -208,9 +207,6 @@ impl Session {
     }
 
     /// Like [`Session::zeros`], for an element type that is known only at run time.
-    ///
-    /// # Errors
-    /// As for [`Session::zeros`].
     pub fn buffer(&self, dtype: DType, shape: Shape) -> Result<Buffer> {
         let mut buffer = self.buffer_unfilled(dtype, shape)?;
         // Another tensor may have used the block before.
@@ -220,9 +216,6 @@ impl Session {
 
     /// Like [`Session::buffer`], but with undefined contents. This saves a pass over memory that
     /// the caller overwrites completely.
-    ///
-    /// # Errors
-    /// As for [`Session::zeros`].
     pub fn buffer_unfilled(&self, dtype: DType, shape: Shape) -> Result<Buffer> {
         self.check_process()?;
         self.inner.shared.check()?;
@@ -345,10 +338,6 @@ impl Session {
     /// The gate of this clone.
     pub(crate) fn gate(&self) -> Option<&Bar> {
         self.gate.as_deref()
-    }
-
-    pub(crate) fn shared_arc(&self) -> Arc<Shared> {
-        self.inner.shared.clone()
     }
 
     /// Refuses calls in a forked child.

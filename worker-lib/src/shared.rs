@@ -104,6 +104,7 @@ pub(crate) struct Shared {
     sending: Mutex<()>,
     doorbell: OwnedFd,
     spin: Duration,
+    /// Memory that an entry frees is dropped without this lock, because it goes back to the arena.
     tickets: Mutex<Tickets<Vec<Keep>, Vec<Output>>>,
     end: OnceLock<Ending>,
     /// Why this process gives up, if it does.
@@ -229,13 +230,7 @@ impl Shared {
             return Ok(());
         };
         // The watcher is about to see the same end, and may know the reason (TELL).
-        let deadline = Instant::now() + LOOK_AROUND;
-        while self.ended().is_none() && Instant::now() < deadline {
-            let seen = self.control.epoch();
-            if self.ended().is_none() {
-                self.control.wait(seen, Duration::from_millis(20), Duration::ZERO);
-            }
-        }
+        self.wait_for_end(LOOK_AROUND);
         let failure = link::daemon_lost(&format!("or accepts no messages ({error})"));
         self.finish(Ending::Failed(failure));
         self.check()
@@ -250,14 +245,18 @@ impl Shared {
         // To the daemon the half-closed connection means that this process has ended. It closes its
         // half, and then the watcher ends the session.
         let _ = self.stream.shutdown(Shutdown::Write);
-        let deadline = Instant::now() + FAREWELL;
+        self.wait_for_end(FAREWELL);
+        self.finish(Ending::Failed(failure));
+    }
+
+    fn wait_for_end(&self, within: Duration) {
+        let deadline = Instant::now() + within;
         while self.ended().is_none() && Instant::now() < deadline {
             let seen = self.control.epoch();
             if self.ended().is_none() {
-                self.control.wait(seen, Duration::from_millis(50), Duration::ZERO);
+                self.control.wait(seen, Duration::from_millis(20), Duration::ZERO);
             }
         }
-        self.finish(Ending::Failed(failure));
     }
 
     /// Notes that the daemon has received a segment.
@@ -422,7 +421,6 @@ impl Shared {
         {
             freed.push(tickets.end(completion.ticket, Ok(completion.aux)));
         }
-        // The memory goes back to the arena without our lock.
         drop(tickets);
         Ok(())
     }
@@ -435,7 +433,6 @@ impl Shared {
     /// Puts the results of an operation into other memory.
     pub(crate) fn move_results(&self, ticket: u64, outputs: Vec<Output>) {
         let left = self.tickets.lock().move_results(ticket, outputs);
-        // The memory goes back to the arena without our lock.
         drop(left);
     }
 
@@ -459,7 +456,6 @@ impl Shared {
             }
             freed.extend(tickets.end(ticket, Err(failure)));
         }
-        // The memory goes back to the arena without our lock.
         drop(tickets);
         freed.len()
     }
@@ -505,7 +501,6 @@ impl Shared {
     /// Notes that the outcome will not be fetched.
     pub(crate) fn abandon(&self, ticket: u64) {
         let left = self.tickets.lock().abandon(ticket);
-        // The memory goes back to the arena without our lock.
         drop(left);
     }
 

@@ -9,13 +9,13 @@
 
 mod coalesce;
 
-use gradwire_proto::{DType, Failure, FailureKind, Rank, ReduceOp, Shape};
+use gradwire_proto::{Failure, FailureKind, Rank, ReduceOp, Shape};
 use gradwire_shm::control::Origin;
 
 use crate::{
     element::Element,
     error::{GradwireError, Result},
-    exchange::disagreement,
+    exchange::{disagreement, dtype_name},
     handle::Handle,
     memory::{Buffer, Tensor},
     options::{AllgatherOptions, AllreduceOptions, SparseOptions},
@@ -74,12 +74,8 @@ impl Report {
     /// The text for what the rank gave.
     fn what(&self) -> String {
         let [rows, cols, dtype, op] = self.common;
-        let name = |number: u64, name: fn(i32) -> Option<&'static str>| {
-            i32::try_from(number).ok().and_then(name).unwrap_or("?")
-        };
-        let op = name(op, |number| ReduceOp::from_wire(number).map(ReduceOp::name));
-        let dtype = name(dtype, |number| DType::from_wire(number).map(DType::name));
-        format!("rank {}: {op} of {dtype} [{rows}, {cols}]", self.rank)
+        let op = i32::try_from(op).ok().and_then(ReduceOp::from_wire).map_or("?", ReduceOp::name);
+        format!("rank {}: {op} of {} [{rows}, {cols}]", self.rank, dtype_name(dtype))
     }
 }
 
@@ -117,9 +113,6 @@ impl Session {
     }
 
     /// Starts [`Session::sparse_allreduce`] without waiting for it.
-    ///
-    /// # Errors
-    /// If the operation was not started; then the rows are lost.
     pub fn sparse_allreduce_async<T: Number>(
         &self,
         rows: SparseRows<T>,
@@ -249,6 +242,8 @@ fn typed<T: Element>(buffer: Option<Buffer>) -> Result<Tensor<T>> {
 
 #[cfg(test)]
 mod tests {
+    use gradwire_proto::DType;
+
     use super::*;
 
     fn report(rank: u64) -> Report {

@@ -19,6 +19,7 @@ use crate::{
     session::Session,
     shared::Shared,
     tickets::Key,
+    watch,
 };
 
 /// The most such operations in flight in a session (BOUND): each may have a thread.
@@ -76,7 +77,7 @@ impl Place {
         name: Option<String>,
         kind: &'static str,
     ) -> Result<Self> {
-        let shared = session.shared_arc();
+        let shared = session.shared().clone();
         let mut tasks = shared.tasks.lock();
         // BOUND. Checked before it has a number, so that a refused call is not counted.
         if tasks.len() >= MAX_TASKS {
@@ -212,17 +213,14 @@ impl Session {
         let outcome = Arc::new(Outcome::default());
         let (session, name) = (self.clone(), parts.name().clone());
         let ending = Ending { outcome: outcome.clone(), name: name.clone() };
-        thread::Builder::new()
-            .name("gw-task".into())
-            .spawn(move || {
-                let ending = ending;
-                let result = session.or_give_up(&parts, work);
-                // Dropped first, because the outcome allows the caller to start the next operation
-                // or to drop the session.
-                drop((parts, session));
-                ending.outcome.set(result);
-            })
-            .map_err(|source| GradwireError::System { what: "a thread", source })?;
+        watch::spawn("gw-task", move || {
+            let ending = ending;
+            let result = session.or_give_up(&parts, work);
+            // Dropped first, because the outcome allows the caller to start the next operation or
+            // to drop the session.
+            drop((parts, session));
+            ending.outcome.set(result);
+        })?;
         Ok(Handle::task(self.clone(), name, outcome))
     }
 

@@ -2,7 +2,6 @@
 //! and checks the daemon's, and `gw-results` allocates memory for results.
 
 use std::{
-    io,
     net::Shutdown,
     sync::{
         Arc,
@@ -47,31 +46,15 @@ impl Threads {
         arena: &Arena,
         silence: Duration,
     ) -> Result<Self, GradwireError> {
-        let refused = |source: io::Error| GradwireError::System { what: "a thread", source };
         let (stop_beating, stopped) = mpsc::channel();
-        let beat = thread::Builder::new()
-            .name("gw-beat".into())
-            .spawn({
-                let shared = shared.clone();
-                move || beat(&shared, silence, &stopped)
-            })
-            .map_err(refused)?;
+        let own = shared.clone();
+        let beat = spawn("gw-beat", move || beat(&own, silence, &stopped))?;
         // At most one request for each operation in flight (BOUND).
         let (request, requests) = mpsc::sync_channel(MAX_IN_FLIGHT as usize);
-        let results = thread::Builder::new()
-            .name("gw-results".into())
-            .spawn({
-                let (shared, arena) = (shared.clone(), arena.clone());
-                move || results::serve(&shared, &arena, &requests)
-            })
-            .map_err(refused)?;
-        let watch = thread::Builder::new()
-            .name("gw-watch".into())
-            .spawn({
-                let shared = shared.clone();
-                move || watch(&shared, &request)
-            })
-            .map_err(refused)?;
+        let (own, arena) = (shared.clone(), arena.clone());
+        let results = spawn("gw-results", move || results::serve(&own, &arena, &requests))?;
+        let own = shared.clone();
+        let watch = spawn("gw-watch", move || watch(&own, &request))?;
         Ok(Self { watch, beat, results, stop_beating })
     }
 
@@ -85,6 +68,15 @@ impl Threads {
         let _ = self.beat.join();
         let _ = self.results.join();
     }
+}
+
+/// Starts a thread.
+pub(crate) fn spawn(
+    name: &str,
+    run: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>, GradwireError> {
+    let started = thread::Builder::new().name(name.to_owned()).spawn(run);
+    started.map_err(|source| GradwireError::System { what: "a thread", source })
 }
 
 fn watch(shared: &Shared, request: &mpsc::SyncSender<pb::Allocate>) {

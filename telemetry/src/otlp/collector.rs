@@ -73,7 +73,7 @@ impl Collector {
                 Some(Self { url: url.to_owned(), channel, health })
             }
             Err(error) => {
-                tracing::warn!(collector = url, %error, "the collector's URL is invalid (otlp.endpoint)");
+                tracing::warn!(collector = url, %error, "invalid collector URL (otlp.endpoint)");
                 None
             }
         }

@@ -87,38 +87,29 @@ fn attribute_of(name: &str, value: any_value::Value) -> KeyValue {
 fn unit(unit: Unit) -> &'static str {
     match unit {
         Unit::Seconds => "s",
-        Unit::Milliseconds => "ms",
-        Unit::Microseconds => "us",
-        Unit::Nanoseconds => "ns",
         Unit::Bytes => "By",
-        Unit::Percent => "%",
         _ => "1",
     }
 }
 
 fn message(metric: &Metric, series: &[Reading], times: (u64, u64)) -> Message {
     let cumulative = AggregationTemporality::Cumulative.into();
-    let numbers = || {
-        series.iter().filter_map(|reading| match &reading.value {
-            Value::Number(value) => Some(number(&reading.labels, *value, times)),
-            Value::Histogram(_) => None,
-        })
-    };
-    let histograms = || {
-        series.iter().filter_map(|reading| match &reading.value {
-            Value::Histogram(recorded) => Some(histogram(&reading.labels, recorded, times)),
-            Value::Number(_) => None,
-        })
-    };
+    let (mut numbers, mut histograms) = (Vec::new(), Vec::new());
+    for Reading { labels, value, .. } in series {
+        match value {
+            Value::Number(value) => numbers.push(number(labels, *value, times)),
+            Value::Histogram(recorded) => histograms.push(histogram(labels, recorded, times)),
+        }
+    }
     let data = match metric.kind {
         Kind::Counter => Data::Sum(Sum {
-            data_points: numbers().collect(),
+            data_points: numbers,
             aggregation_temporality: cumulative,
             is_monotonic: true,
         }),
-        Kind::Gauge => Data::Gauge(Gauge { data_points: numbers().collect() }),
+        Kind::Gauge => Data::Gauge(Gauge { data_points: numbers }),
         Kind::Histogram => Data::Histogram(Histogram {
-            data_points: histograms().collect(),
+            data_points: histograms,
             aggregation_temporality: cumulative,
         }),
     };

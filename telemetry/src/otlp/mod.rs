@@ -27,7 +27,7 @@ pub use self::{
     collector::Collector,
     message::{attribute, number_attribute},
 };
-use crate::{collect, process, registry::Recorder};
+use crate::{collect, histogram::nanoseconds, process, registry::Recorder};
 
 /// How long the collector may take to answer the last message, when the service ends (WAIT).
 const LAST_ANSWER: Duration = Duration::from_secs(1);
@@ -60,8 +60,7 @@ impl OtlpConfig {
 
 /// Nanoseconds since 1970.
 fn now_ns() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    nanoseconds(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
 /// Sends the metrics of this process until `stop`, and then once more.

@@ -15,37 +15,30 @@ impl Session {
     /// Sends a tensor to another rank, which receives it. Returns once the tensor may be changed.
     ///
     /// # Errors
-    /// As for [`Session::allreduce`]; also if the peer is not a member of the process set, or is
-    /// this rank.
+    /// As for [`Session::allreduce`]; also if the peer is this rank.
     pub fn send<P: Payload>(&self, tensor: &P, options: SendOptions) -> Result<()> {
         let started = self.start_send(tensor.memory(), options)?;
         self.finish(started).map(drop)
     }
 
     /// Starts [`Session::send`] without waiting for it.
-    ///
-    /// # Errors
-    /// If the operation was not started; then the tensor is lost.
     pub fn send_async<P: Payload>(&self, tensor: P, options: SendOptions) -> Result<Handle<P>> {
         let started = self.start_send(tensor.memory(), options)?;
         Ok(self.handle(started, |_| Ok(tensor)))
     }
 
     /// Receives a tensor of any shape from another rank. Both ranks must use the same element type.
-    ///
-    /// # Errors
-    /// As for [`Session::send`].
     pub fn receive<P: FromBuffer>(&self, options: ReceiveOptions) -> Result<P> {
-        let started = self.start_receive::<P>(options)?;
-        self.finish(started)?.one()
+        self.receive_async(options)?.wait()
     }
 
     /// Starts [`Session::receive`] without waiting for it.
-    ///
-    /// # Errors
-    /// If the operation was not started.
     pub fn receive_async<P: FromBuffer>(&self, options: ReceiveOptions) -> Result<Handle<P>> {
-        let started = self.start_receive::<P>(options)?;
+        let ReceiveOptions { common, peer, tag, dtype, expecting } = options;
+        let dtype = P::DTYPE.or(dtype).ok_or_else(untyped)?;
+        let shape = expecting.unwrap_or_else(|| Shape::new(&[0]))?;
+        let call = self.message(common, (peer, self.rank(), tag), dtype, shape)?;
+        let started = self.start(call, &[], Target::New)?;
         Ok(self.handle(started, Finished::one))
     }
 
@@ -62,9 +55,6 @@ impl Session {
     }
 
     /// Starts [`Session::receive_into`] without waiting for it.
-    ///
-    /// # Errors
-    /// If the operation was not started; then the tensor is lost.
     pub fn receive_into_async<P: Payload>(
         &self,
         tensor: P,
@@ -83,14 +73,6 @@ impl Session {
         let (dtype, shape) = (memory.dtype(), memory.shape().clone());
         let call = self.message(common, (self.rank(), peer, tag), dtype, shape)?;
         self.start(call, &[memory], Target::New)
-    }
-
-    fn start_receive<P: FromBuffer>(&self, options: ReceiveOptions) -> Result<Started> {
-        let ReceiveOptions { common, peer, tag, dtype, expecting } = options;
-        let dtype = P::DTYPE.or(dtype).ok_or_else(untyped)?;
-        let shape = expecting.unwrap_or_else(|| Shape::new(&[0]))?;
-        let call = self.message(common, (peer, self.rank(), tag), dtype, shape)?;
-        self.start(call, &[], Target::New)
     }
 
     fn start_receive_into(&self, memory: &Memory, options: ReceiveOptions) -> Result<Started> {

@@ -15,18 +15,12 @@ use crate::{
 
 impl Session {
     /// Gives every rank the root's tensor, in place.
-    ///
-    /// # Errors
-    /// As for [`Session::allreduce`]; also if the root is not a member of the process set.
     pub fn broadcast<P: Payload>(&self, tensor: &mut P, options: BroadcastOptions) -> Result<()> {
         let started = self.start_broadcast(tensor.memory(), options)?;
         self.finish(started).map(drop)
     }
 
     /// Starts [`Session::broadcast`] without waiting for it.
-    ///
-    /// # Errors
-    /// If the operation was not started; then the tensor is lost.
     pub fn broadcast_async<P: Payload>(
         &self,
         tensor: P,
@@ -36,10 +30,7 @@ impl Session {
         Ok(self.handle(started, |_| Ok(tensor)))
     }
 
-    /// Like [`Session::broadcast`], for ordinary memory.
-    ///
-    /// # Errors
-    /// As for [`Session::broadcast`]; then the slice is unchanged.
+    /// Like [`Session::broadcast`], for ordinary memory, which an error leaves unchanged.
     pub fn broadcast_slice<T: Element>(
         &self,
         values: &mut [T],
@@ -53,9 +44,6 @@ impl Session {
 
     /// Gives every rank the tensors of all ranks, concatenated along the first dimension, which may
     /// differ between ranks and may be zero. A single number counts as one row.
-    ///
-    /// # Errors
-    /// As for [`Session::allreduce`].
     pub fn allgather<P: FromBuffer>(
         &self,
         tensor: &P,
@@ -67,9 +55,6 @@ impl Session {
 
     /// Starts [`Session::allgather`] without waiting for it. The handle returns the tensor and
     /// the result.
-    ///
-    /// # Errors
-    /// If the operation was not started; then the tensor is lost.
     pub fn allgather_async<P: FromBuffer>(
         &self,
         tensor: P,
@@ -81,9 +66,7 @@ impl Session {
 
     /// Like [`Session::allgather`] for several tensors as one operation: all of them succeed, or
     /// none. [`Buffer`](crate::Buffer)s may have different element types.
-    ///
-    /// # Errors
-    /// As for [`Session::allgather`]; also for no tensors or more than 1024.
+
     pub fn grouped_allgather<P: FromBuffer>(
         &self,
         tensors: &[P],
@@ -96,9 +79,6 @@ impl Session {
 
     /// Starts [`Session::grouped_allgather`] without waiting for it. The handle returns the
     /// tensors and the results.
-    ///
-    /// # Errors
-    /// If the operation was not started; then the tensors are lost.
     #[expect(clippy::type_complexity, reason = "the tensors and a result for each")]
     pub fn grouped_allgather_async<P: FromBuffer>(
         &self,
@@ -111,9 +91,7 @@ impl Session {
     }
 
     /// Like [`Session::allgather`], but only the root gets the result. Other ranks get `None`.
-    ///
-    /// # Errors
-    /// As for [`Session::allgather`]; also if the root is not a member of the process set.
+
     pub fn gather<P: FromBuffer>(
         &self,
         tensor: &P,
@@ -127,9 +105,6 @@ impl Session {
 
     /// Starts [`Session::gather`] without waiting for it. The handle returns the tensor and the
     /// result.
-    ///
-    /// # Errors
-    /// If the operation was not started; then the tensor is lost.
     pub fn gather_async<P: FromBuffer>(
         &self,
         tensor: P,
@@ -147,8 +122,8 @@ impl Session {
     /// tensor, only its element type is used.
     ///
     /// # Errors
-    /// As for [`Session::allreduce`]; also if the root is not a member of the process set, if it
-    /// gives no tensor, or if its splits don't fit the rows.
+    /// As for [`Session::allreduce`]; also if the root gives no tensor, or if its splits don't fit
+    /// the rows.
     pub fn scatter<P: FromBuffer>(&self, tensor: Option<&P>, options: ScatterOptions) -> Result<P> {
         let started = self.start_scatter(tensor, options)?;
         self.finish(started)?.one()
@@ -156,9 +131,6 @@ impl Session {
 
     /// Starts [`Session::scatter`] without waiting for it. The handle returns the tensor and the
     /// result.
-    ///
-    /// # Errors
-    /// If the operation was not started; then the tensor is lost.
     pub fn scatter_async<P: FromBuffer>(
         &self,
         tensor: Option<P>,
@@ -185,9 +157,6 @@ impl Session {
 
     /// Starts [`Session::alltoall`] without waiting for it. The handle returns the tensor and the
     /// result.
-    ///
-    /// # Errors
-    /// If the operation was not started; then the tensor is lost.
     pub fn alltoall_async<P: FromBuffer>(
         &self,
         tensor: P,

@@ -30,9 +30,6 @@ impl Session {
     }
 
     /// Starts [`Session::allreduce`] without waiting for it.
-    ///
-    /// # Errors
-    /// If the operation was not started; then the tensor is lost.
     pub fn allreduce_async<P: Payload>(
         &self,
         tensor: P,
@@ -43,9 +40,6 @@ impl Session {
     }
 
     /// Like [`Session::allreduce`], with the result in a new tensor. `tensor` is unchanged.
-    ///
-    /// # Errors
-    /// As for [`Session::allreduce`].
     pub fn allreduce_to<P: FromBuffer>(&self, tensor: &P, options: AllreduceOptions) -> Result<P> {
         let started = self.start_allreduce(&[tensor.memory()], options, Target::New)?;
         self.finish(started)?.one()
@@ -53,9 +47,6 @@ impl Session {
 
     /// Starts [`Session::allreduce_to`] without waiting for it. The handle returns the tensor and
     /// the result.
-    ///
-    /// # Errors
-    /// If the operation was not started; then the tensor is lost.
     pub fn allreduce_to_async<P: FromBuffer>(
         &self,
         tensor: P,
@@ -68,9 +59,7 @@ impl Session {
     /// Reduces several tensors as one operation: all of them succeed, or none. They may have
     /// different shapes; [`Buffer`](crate::Buffer)s may also have different element types. All
     /// ranks must give the same number of tensors.
-    ///
-    /// # Errors
-    /// As for [`Session::allreduce`]; also for no tensors or more than 1024.
+
     pub fn grouped_allreduce<P: Payload>(
         &self,
         tensors: &mut [P],
@@ -81,9 +70,6 @@ impl Session {
     }
 
     /// Starts [`Session::grouped_allreduce`] without waiting for it.
-    ///
-    /// # Errors
-    /// If the operation was not started; then the tensors are lost.
     pub fn grouped_allreduce_async<P: Payload>(
         &self,
         tensors: Vec<P>,
@@ -94,9 +80,6 @@ impl Session {
     }
 
     /// Like [`Session::grouped_allreduce`], with the results in new tensors.
-    ///
-    /// # Errors
-    /// As for [`Session::grouped_allreduce`].
     pub fn grouped_allreduce_to<P: FromBuffer>(
         &self,
         tensors: &[P],
@@ -108,9 +91,6 @@ impl Session {
 
     /// Starts [`Session::grouped_allreduce_to`] without waiting for it. The handle returns the
     /// tensors and the results.
-    ///
-    /// # Errors
-    /// If the operation was not started; then the tensors are lost.
     pub fn grouped_allreduce_to_async<P: FromBuffer>(
         &self,
         tensors: Vec<P>,
@@ -122,18 +102,13 @@ impl Session {
 
     /// Reduces the ranks' tensors. The root gets the result in place; the tensors of other ranks
     /// are unchanged.
-    ///
-    /// # Errors
-    /// As for [`Session::allreduce`]; also if the root is not a member of the process set.
+
     pub fn reduce<P: Payload>(&self, tensor: &mut P, options: ReduceOptions) -> Result<()> {
         let started = self.start_reduce(tensor.memory(), options)?;
         self.finish(started).map(drop)
     }
 
     /// Starts [`Session::reduce`] without waiting for it.
-    ///
-    /// # Errors
-    /// If the operation was not started; then the tensor is lost.
     pub fn reduce_async<P: Payload>(&self, tensor: P, options: ReduceOptions) -> Result<Handle<P>> {
         let started = self.start_reduce(tensor.memory(), options)?;
         Ok(self.handle(started, |_| Ok(tensor)))
@@ -155,9 +130,6 @@ impl Session {
 
     /// Starts [`Session::reducescatter`] without waiting for it. The handle returns the tensor
     /// and the result.
-    ///
-    /// # Errors
-    /// If the operation was not started; then the tensor is lost.
     pub fn reducescatter_async<P: FromBuffer>(
         &self,
         tensor: P,
@@ -169,9 +141,7 @@ impl Session {
 
     /// Like [`Session::reducescatter`] for several tensors as one operation: all of them succeed,
     /// or none.
-    ///
-    /// # Errors
-    /// As for [`Session::reducescatter`]; also for no tensors or more than 1024.
+
     pub fn grouped_reducescatter<P: FromBuffer>(
         &self,
         tensors: &[P],
@@ -183,9 +153,6 @@ impl Session {
 
     /// Starts [`Session::grouped_reducescatter`] without waiting for it. The handle returns the
     /// tensors and the results.
-    ///
-    /// # Errors
-    /// If the operation was not started; then the tensors are lost.
     pub fn grouped_reducescatter_async<P: FromBuffer>(
         &self,
         tensors: Vec<P>,

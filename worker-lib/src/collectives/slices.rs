@@ -13,12 +13,12 @@
 
 use std::{collections::VecDeque, ops::Range};
 
-use gradwire_proto::{DType, Request, Shape};
+use gradwire_proto::{Request, Shape};
 
 use crate::{
     element::Element,
     error::Result,
-    exchange::disagreement,
+    exchange::{disagreement, dtype_name},
     handle::Handle,
     memory::{Payload, Tensor},
     options::{AllreduceOptions, Reduction},
@@ -127,6 +127,5 @@ fn bring_back<T: Element>((range, handle): UnderWay<T>, values: &mut [T]) -> Res
 
 /// The text for what a rank gave.
 fn line([rank, dtype, elements]: &[u64; 3]) -> String {
-    let dtype = i32::try_from(*dtype).ok().and_then(DType::from_wire).map_or("?", DType::name);
-    format!("rank {rank}: {dtype} [{elements}]")
+    format!("rank {rank}: {} [{elements}]", dtype_name(*dtype))
 }

@@ -210,57 +210,6 @@ impl DistributedOptimizer {
 /// never start.
 const AFTER_FAILURE: Duration = Duration::from_secs(5);
 
-/// Exchanges in flight, and the error if the next one could not be started.
-struct Started {
-    exchanges: Vec<Exchange>,
-    failure: Option<Error>,
-}
-
-/// Starts an exchange for each item, up to the first error.
-fn start_all<T>(
-    items: impl Iterator<Item = T>,
-    start: impl FnMut(T) -> Result<Exchange>,
-) -> Started {
-    let mut failure = None;
-    let mut until_failure = |started: Result<Exchange>| match started {
-        Ok(exchange) => Some(exchange),
-        Err(error) => {
-            failure = Some(error);
-            None
-        }
-    };
-    let exchanges = items.map(start).map_while(&mut until_failure).collect();
-    Started { exchanges, failure }
-}
-
-impl Started {
-    /// Waits for all exchanges and stores their results in their items. After a failure it waits a
-    /// few more seconds for the others: if all ranks have started the same exchanges, no name stays
-    /// in flight, and the caller may try again.
-    ///
-    /// # Errors
-    /// The first failure, or the error of an exchange that was not started. Later results are not
-    /// stored.
-    fn finish<T>(
-        self,
-        items: impl Iterator<Item = T>,
-        mut store: impl FnMut(T, Mirror) -> Result<()>,
-    ) -> Result<()> {
-        let Self { exchanges, failure } = self;
-        let mut result = failure.map_or(Ok(()), Err);
-        let mut end = result.is_err().then(|| Instant::now() + AFTER_FAILURE);
-        for (item, exchange) in items.zip(exchanges) {
-            if let Some(end) = end {
-                exchange.wait_until(end);
-                continue;
-            }
-            result = exchange.wait().and_then(|memory| store(item, memory));
-            end = result.is_err().then(|| Instant::now() + AFTER_FAILURE);
-        }
-        result
-    }
-}
-
 /// The trainable variables in the order of their creation, with their names.
 fn trainable(parameters: &VarStore) -> Vec<(String, Tensor)> {
     // tch keeps the order without names and the names without order; the storage connects them.
@@ -292,13 +241,29 @@ fn trainable(parameters: &VarStore) -> Vec<(String, Tensor)> {
 pub fn broadcast_parameters(session: &Session, parameters: &VarStore, root: u32) -> Result<()> {
     let mut variables: Vec<(String, Tensor)> = parameters.variables().into_iter().collect();
     variables.sort_by(|a, b| a.0.cmp(&b.0));
-    let started = start_all(variables.iter(), |(name, variable)| {
+    let start = |name: &str, variable: &Tensor| -> Result<Exchange> {
         let mut memory = Mirror::new(session, name, variable)?;
         memory.load(variable)?;
         let options = BroadcastOptions::from_rank(root).name(format!("parameter.{name}"));
         memory.exchange(|buffer| session.broadcast_async(buffer, options))
+    };
+    let mut exchanges = Vec::new();
+    let mut result: Result<()> = variables.iter().try_for_each(|(name, variable)| {
+        exchanges.push(start(name, variable)?);
+        Ok(())
     });
-    started.finish(variables.iter_mut(), |(_, variable), memory| memory.store(variable))
+    let mut end = Instant::now() + AFTER_FAILURE;
+    for ((_, variable), exchange) in variables.iter_mut().zip(exchanges) {
+        if result.is_err() {
+            // If all ranks have started the same exchanges, no name stays in flight, and the caller
+            // may try again.
+            exchange.wait_until(end);
+            continue;
+        }
+        result = exchange.wait().and_then(|memory| memory.store(variable));
+        end = Instant::now() + AFTER_FAILURE;
+    }
+    result
 }
 
 #[cfg(test)]
