@@ -106,8 +106,8 @@ pub enum Impossible {
     TooManyRows { rank: Rank, sum: u64, rows: u64 },
     /// Rows can't be split evenly.
     #[error(
-        "the {rows} rows of rank {rank} can't be split evenly between {members} members: give \
-         splits"
+        "the {rows} rows of rank {rank} can't be split evenly between {members} members: \
+         give splits"
     )]
     Uneven { rank: Rank, rows: u64, members: usize },
     /// The result is too large.

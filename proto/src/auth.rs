@@ -125,10 +125,7 @@ impl Secret {
         Self(nonce())
     }
 
-    /// Reads 64 hexadecimal digits.
-    ///
-    /// # Errors
-    /// [`SecretError`] for anything else; its text does not contain what was given.
+    /// Reads 64 hexadecimal digits. The text of an error does not contain what was given.
     pub fn from_hex(text: &str) -> Result<Self, SecretError> {
         let error = SecretError { given: text.chars().count() };
         if text.len() != 64 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {

@@ -315,10 +315,7 @@ pub fn to_line(message: &impl Serialize) -> String {
     line
 }
 
-/// Reads a message from a line.
-///
-/// # Errors
-/// [`NotAMessage`] for any other line (TRUST); the text shows its beginning.
+/// Reads a message from a line (TRUST).
 pub fn from_line<T: DeserializeOwned>(line: &str) -> Result<T, NotAMessage> {
     serde_json::from_str(line).map_err(|error| NotAMessage {
         given: line.chars().filter(|c| !c.is_control()).take(80).collect(),

@@ -15,9 +15,6 @@ pub const MAX_TIERS: usize = 8;
 pub struct InvalidRackLabel;
 
 /// Checks a rack label (TRUST). An empty label means no rack.
-///
-/// # Errors
-/// [`InvalidRackLabel`] if it is not valid.
 pub fn check_rack_label(label: &str) -> Result<(), InvalidRackLabel> {
     let fits = label.len() <= MAX_LABEL_BYTES
         && !label.chars().any(char::is_control)

@@ -109,9 +109,6 @@ impl TensorName {
     pub const MAX_BYTES: usize = 1024;
 
     /// Checks a name.
-    ///
-    /// # Errors
-    /// [`TypeError::TensorName`] if it is empty, too long or holds control characters.
     pub fn new(name: &str) -> Result<Self, TypeError> {
         if name.is_empty() || name.len() > Self::MAX_BYTES || name.chars().any(char::is_control) {
             return Err(TypeError::TensorName { given: excerpt(name) });
@@ -138,6 +135,7 @@ impl fmt::Display for TensorName {
 }
 
 /// Distinguishes jobs on the same machine; part of the names of their sockets and memory (CLEAN).
+/// Letters, digits, `-` and `_`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobId(Arc<str>);
 
@@ -146,10 +144,6 @@ impl JobId {
     pub const MAX_BYTES: usize = 48;
 
     /// Checks an id.
-    ///
-    /// # Errors
-    /// [`TypeError::JobId`] if it is empty, too long, or has characters other than letters, digits,
-    /// `-` and `_`.
     pub fn new(id: &str) -> Result<Self, TypeError> {
         let fits = (1..=Self::MAX_BYTES).contains(&id.len())
             && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
@@ -182,9 +176,6 @@ impl Shape {
     const MAX_ELEMENTS: u64 = 1 << 53;
 
     /// Checks dimensions, outermost first.
-    ///
-    /// # Errors
-    /// [`TypeError::Shape`] if there are too many dimensions or elements.
     pub fn new(dims: &[u64]) -> Result<Self, TypeError> {
         // A zero dimension makes the tensor empty, but must not hide an impossible one beside it.
         let fits = dims.len() <= Self::MAX_DIMS
@@ -219,9 +210,6 @@ impl Shape {
     }
 
     /// The same shape with another first dimension. A shape without dimensions gets one.
-    ///
-    /// # Errors
-    /// [`TypeError::Shape`] if there are too many elements.
     pub fn with_rows(&self, rows: u64) -> Result<Self, TypeError> {
         let rest = self.0.iter().skip(1).copied();
         Self::new(&std::iter::once(rows).chain(rest).collect::<Vec<_>>())

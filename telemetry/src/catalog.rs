@@ -32,8 +32,8 @@ pub const COLLECTIVE: Label =
 /// The memory of a submitted tensor.
 pub const MEMORY: Label = Label {
     name: "memory",
-    values: "`shared` if the tensor was in shared memory, `ordinary` if the rank had to copy it \
-             there",
+    values: "`shared` if the tensor was in shared memory, `ordinary` if the rank had to copy \
+             it there",
 };
 
 /// An algorithm.

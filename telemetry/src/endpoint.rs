@@ -106,10 +106,6 @@ pub struct Endpoint {
 impl Endpoint {
     /// Installs the process's metrics recorder (once per process, for all its endpoints), listens,
     /// and serves on its own thread.
-    ///
-    /// # Errors
-    /// [`TelemetryError::Listen`] with the address and its setting if it is not available, and
-    /// [`TelemetryError::Thread`] if the system refuses the thread.
     pub fn start(config: EndpointConfig) -> Result<Self, TelemetryError> {
         let labels = [(JOB.name, config.job.as_str()), (HOST.name, config.host.as_str())];
         let recorder = Recorder::install(&labels, GROUPS)?;
@@ -169,21 +165,15 @@ fn listen(config: &EndpointConfig) -> Result<TcpListener, TelemetryError> {
     let mut last = io::Error::from(ErrorKind::AddrInUse);
     let any = config.or_any.then_some(0);
     for port in config.ports.clone().chain(any) {
-        match TcpListener::bind((config.listen, port)) {
-            Ok(listener) => match listener.set_nonblocking(true) {
-                Ok(()) => {
-                    if Some(port) == any {
-                        let (setting, ports) = (config.setting, &config.ports);
-                        tracing::warn!(
-                            setting,
-                            ?ports,
-                            "all of these ports are taken: using another one"
-                        );
-                    }
-                    return Ok(listener);
+        let bound = TcpListener::bind((config.listen, port));
+        match bound.and_then(|listener| listener.set_nonblocking(true).map(|()| listener)) {
+            Ok(listener) => {
+                if Some(port) == any {
+                    let (setting, ports) = (config.setting, &config.ports);
+                    tracing::warn!(setting, ?ports, "these ports are taken: using another one");
                 }
-                Err(reason) => return Err(refused(config, reason)),
-            },
+                return Ok(listener);
+            }
             Err(taken) if taken.kind() == ErrorKind::AddrInUse => last = taken,
             Err(reason) => return Err(refused(config, reason)),
         }

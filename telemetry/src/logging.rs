@@ -23,11 +23,7 @@ fn filter(given: &str) -> Result<EnvFilter, TelemetryError> {
     })
 }
 
-/// Sends this process's logs to standard error, once.
-///
-/// # Errors
-/// [`TelemetryError::Filter`] for a filter that can't be parsed, and
-/// [`TelemetryError::AlreadyLogging`] the second time.
+/// Sends this process's logs to standard error. A second call is an error.
 pub fn init_logging(config: &LogConfig) -> Result<(), TelemetryError> {
     let builder = fmt().with_env_filter(filter(&config.filter)?).with_writer(stderr);
     let done = if config.json {

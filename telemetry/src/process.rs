@@ -17,15 +17,8 @@ use crate::{
 /// The prefix of the names of Gradwire's threads, of which there are few (BOUND).
 const OURS: &str = "gw-";
 
-/// A thread. Its number may be reused, but not with the same start time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Thread {
-    number: i32,
-    started: u64,
-}
-
-/// The ticks that each living thread has used.
-type Used = BTreeMap<Thread, u64>;
+/// The ticks that each living thread has used, by its number and start time: numbers are reused.
+type Used = BTreeMap<(i32, u64), u64>;
 
 #[derive(Debug)]
 struct Threads {
@@ -52,7 +45,7 @@ impl Threads {
     fn add(&mut self, stats: impl Iterator<Item = Stat>) {
         let mut now = Used::new();
         for stat in stats {
-            let thread = Thread { number: stat.pid, started: stat.starttime };
+            let thread = (stat.pid, stat.starttime);
             let (used, before) = (ticks(&stat), self.used.get(&thread).copied());
             now.insert(thread, used);
             let name = if stat.comm.starts_with(OURS) { stat.comm } else { OTHER.to_owned() };

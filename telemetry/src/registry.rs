@@ -40,7 +40,7 @@ static RECORDER: Mutex<Option<Arc<Recorder>>> = Mutex::new(None);
 #[derive(Debug)]
 pub(crate) struct Recorder {
     exporter: PrometheusHandle,
-    /// The labels of every series, in Prometheus's notation.
+    /// The labels of every series, in Prometheus's notation; not empty.
     common: String,
     groups: &'static [(&'static str, &'static [Metric])],
 }
@@ -94,9 +94,6 @@ pub(crate) fn time_counter(metric: &'static Metric, values: &[&str]) -> TimeCoun
 impl Recorder {
     /// Installs the recorder of this process. Services in one process (tests, a coordinator in a
     /// daemon) share it, with the labels of the first.
-    ///
-    /// # Errors
-    /// [`TelemetryError::Recorder`] if the process has another recorder.
     pub(crate) fn install(
         common: &[(&'static str, &str)],
         groups: &'static [(&'static str, &'static [Metric])],
@@ -159,11 +156,8 @@ impl Recorder {
             write_help_line(&mut text, metric.name, None::<Unit>, None, metric.help);
             write_type_line(&mut text, metric.name, None::<Unit>, None, metric.kind.name());
             for (own_labels, instrument) in series {
-                let labels = match (&*self.common, &**own_labels) {
-                    (common, "") => common.to_owned(),
-                    ("", own) => own.to_owned(),
-                    (common, own) => format!("{common},{own}"),
-                };
+                let comma = if own_labels.is_empty() { "" } else { "," };
+                let labels = format!("{}{comma}{own_labels}", self.common);
                 write_series(&mut text, metric.name, &labels, instrument);
             }
             text.push('\n');
@@ -173,22 +167,20 @@ impl Recorder {
 }
 
 fn write_series(text: &mut String, name: &str, labels: &str, instrument: &Own) {
-    let braced = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
     // Writing to a string can't fail.
     let _ = match instrument {
         Own::TimeCounter(counter) => {
-            writeln!(text, "{name}{braced} {}", counter.sum().as_secs_f64())
+            writeln!(text, "{name}{{{labels}}} {}", counter.sum().as_secs_f64())
         }
         Own::Histogram(histogram) => {
             let recorded = histogram.recorded();
-            let comma = if labels.is_empty() { "" } else { "," };
             for (bound, count) in recorded.cumulative {
-                let _ = writeln!(text, "{name}_bucket{{{labels}{comma}le=\"{bound}\"}} {count}");
+                let _ = writeln!(text, "{name}_bucket{{{labels},le=\"{bound}\"}} {count}");
             }
             let (count, sum) = (recorded.count, recorded.sum.as_secs_f64());
-            let _ = writeln!(text, "{name}_bucket{{{labels}{comma}le=\"+Inf\"}} {count}");
-            let _ = writeln!(text, "{name}_sum{braced} {sum}");
-            writeln!(text, "{name}_count{braced} {count}")
+            let _ = writeln!(text, "{name}_bucket{{{labels},le=\"+Inf\"}} {count}");
+            let _ = writeln!(text, "{name}_sum{{{labels}}} {sum}");
+            writeln!(text, "{name}_count{{{labels}}} {count}")
         }
     };
 }

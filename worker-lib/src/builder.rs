@@ -201,8 +201,8 @@ fn arena(shared: &Arc<Shared>, job: JobId, tuning: &Tuning) -> Arena {
     let register = move |id: SegmentId, memory: &Segment, fd| {
         if id.0 >= max_segments {
             let text = format!(
-                "this rank needs more than {max_segments} segments; raise worker.max_segments or \
-                 worker.arena_segment_bytes"
+                "this rank needs more than {max_segments} segments; raise worker.max_segments \
+                 or worker.arena_segment_bytes"
             );
             return Err(text.into());
         }

@@ -19,7 +19,7 @@ mod reductions;
 mod slices;
 
 use gradwire_proto::{DType, Expected, Part, ProcessSetId, Request, Shape, TensorName};
-use gradwire_shm::control::Origin;
+use gradwire_shm::control::{Origin, Submission};
 
 use crate::{
     error::{GradwireError, Result},
@@ -29,7 +29,7 @@ use crate::{
     options::Common,
     process_set::ProcessSet,
     session::Session,
-    shared::{Done, Operation},
+    shared::Done,
 };
 
 /// The rows of all ranks, concatenated along the first dimension.
@@ -141,6 +141,10 @@ fn parts<'a>(tensors: impl IntoIterator<Item = &'a Memory>) -> Result<(Part, Vec
     Ok((first, parts.collect()))
 }
 
+fn buffers<P: Payload>(tensors: &[P]) -> Vec<&Memory> {
+    tensors.iter().map(Payload::memory).collect()
+}
+
 /// Turns a single number into one row, for collectives that concatenate rows.
 fn as_rows(part: Part) -> Result<Part> {
     let Part { dtype, shape } = part;
@@ -230,8 +234,9 @@ impl Session {
         };
         let name = numbered.as_ref().map(|numbered| numbered.name.clone()).or(name);
         let name = TensorName::new(&name.unwrap_or_default())?;
-        let operation = Operation {
-            process_set: number,
+        let submission = Submission {
+            ticket: 0, // `submit` sets it
+            process_set: number.0,
             name: name.clone(),
             request,
             priority,
@@ -240,10 +245,8 @@ impl Session {
             copied: inputs.iter().filter(|memory| memory.take_copied()).count() > 0,
             inputs: from,
             outputs: to,
-            memory,
-            movable: !matches!(into, Target::InPlace),
         };
-        let submitted = self.submit(operation);
+        let submitted = self.submit(submission, memory, !matches!(into, Target::InPlace));
         if let (Err(_), Some(numbered)) = (&submitted, &numbered) {
             self.names().take_back(number, numbered);
         }
@@ -252,9 +255,9 @@ impl Session {
     }
 
     /// Submits an operation, now or when this clone's gate is opened. Returns its ticket.
-    fn submit(&self, operation: Operation) -> Result<u64> {
+    fn submit(&self, submission: Submission, memory: Vec<Keep>, movable: bool) -> Result<u64> {
         let shared = self.shared();
-        let prepared = shared.prepare(operation)?;
+        let prepared = shared.prepare(submission, memory, movable)?;
         let ticket = prepared.ticket();
         let submitted = match self.gate() {
             None => shared.submit(&prepared),

@@ -31,8 +31,8 @@ fn pack<T: Serialize + ?Sized>(object: &T, rank: u32, limit: u64) -> Packed {
         // BOUND
         Ok(bytes) if bytes.len() as u64 <= limit => return (OBJECT, bytes),
         Ok(bytes) => format!(
-            "the object of rank {rank} has {} bytes, but its worker.max_object_bytes allows \
-             {limit}",
+            "the object of rank {rank} has {} bytes, but its worker.max_object_bytes \
+             allows {limit}",
             bytes.len()
         ),
         Err(error) => format!("the object of rank {rank} can't be serialized: {error}"),
@@ -51,8 +51,8 @@ fn refused(rank: u32, what: String) -> Failure {
 fn unpack<T: DeserializeOwned>(rank: u32, bytes: &[u8]) -> Result<T, Failure> {
     let unreadable = |why: String| {
         let what = format!(
-            "the object of rank {rank} can't be read as {}: {why}; all ranks must use the same \
-             type",
+            "the object of rank {rank} can't be read as {}: {why}; all ranks must use \
+             the same type",
             std::any::type_name::<T>()
         );
         refused(rank, what)

@@ -29,7 +29,7 @@ use gradwire_proto::{
     pb::{self, worker_message::Message},
 };
 use gradwire_shm::{
-    control::{Doorbell, Origin, Place, Submission, SubmitError, WorkerControl},
+    control::{Doorbell, Submission, SubmitError, WorkerControl},
     ring::Nonsense,
 };
 use gradwire_trace::Kind;
@@ -51,26 +51,6 @@ pub(crate) const FAREWELL: Duration = Duration::from_secs(5);
 
 /// An operation that has succeeded.
 pub(crate) type Done = tickets::Done<Vec<Output>>;
-
-/// An operation to start, with a place for each of its tensors. Their memory must not be accessed
-/// until it has ended.
-#[derive(Debug)]
-pub(crate) struct Operation {
-    pub(crate) process_set: ProcessSetId,
-    pub(crate) name: TensorName,
-    pub(crate) request: Request,
-    pub(crate) priority: i32,
-    pub(crate) origin: Origin,
-    /// Whether its inputs were copied from ordinary memory.
-    pub(crate) copied: bool,
-    pub(crate) inputs: Vec<Place>,
-    pub(crate) outputs: Vec<Place>,
-    /// The memory of these places.
-    pub(crate) memory: Vec<Keep>,
-    /// Whether its results may go to other memory, because they are not in place. Then the daemon
-    /// can ask for memory of the right size.
-    pub(crate) movable: bool,
-}
 
 /// An operation that has its ticket but was not submitted yet.
 #[derive(Debug)]
@@ -299,34 +279,27 @@ impl Shared {
         }
     }
 
-    /// Gives an operation its ticket, for [`Shared::submit`].
-    pub(crate) fn prepare(&self, operation: Operation) -> Result<Prepared> {
-        let Operation { process_set, name, request, priority, origin, .. } = operation;
-        let Operation { copied, inputs, outputs, .. } = operation;
-        request.validate()?;
+    /// Gives an operation its ticket, for [`Shared::submit`]. `memory` is that of its places; it
+    /// must not be accessed until the operation has ended. `movable`: its results may go to other
+    /// memory, because they are not in place, so the daemon can ask for memory of the right size.
+    pub(crate) fn prepare(
+        &self,
+        mut submission: Submission,
+        memory: Vec<Keep>,
+        movable: bool,
+    ) -> Result<Prepared> {
         self.check()?;
         let began = self.control.traced();
         // The name of an operation that has ended is free, even before its outcome is fetched.
         self.collect();
-        let key = (process_set, name.clone());
-        let opened = self.tickets.lock().open(key, &request, operation.movable, operation.memory);
-        let ticket = opened.map_err(|refused| match refused {
-            NoTicket::InFlight { number, request: first } => twice(&name, number, &first, &request),
+        let Submission { process_set, name, request, .. } = &submission;
+        let key = (ProcessSetId(*process_set), name.clone());
+        let opened = self.tickets.lock().open(key, request, movable, memory);
+        submission.ticket = opened.map_err(|refused| match refused {
+            NoTicket::InFlight { number, request: first } => twice(name, number, &first, request),
             // The end is visible once the memory is taken back.
             NoTicket::Closed => self.end.wait().clone().into(),
         })?;
-        let process_set = process_set.0;
-        let submission = Submission {
-            ticket,
-            process_set,
-            name,
-            request,
-            priority,
-            inputs,
-            outputs,
-            origin,
-            copied,
-        };
         Ok(Prepared { submission, began })
     }
 
@@ -543,8 +516,8 @@ fn twice(name: &TensorName, number: u64, first: &Request, second: &Request) -> G
     }
     GradwireError::Invalid(format!(
         "tensor '{name}' is already in flight on this rank: {} was submitted as operation {number} \
-         and has not ended, and now {} has the same name; wait for the first one, or use different \
-         names",
+         and has not ended, and now {} has the same name; wait for the first one, or use \
+         different names",
         described(first),
         described(second),
     ))

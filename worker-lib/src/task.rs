@@ -119,8 +119,8 @@ impl Place {
             let name = &key.1;
             return Err(GradwireError::Invalid(format!(
                 "'{name}' is already in flight on this rank: {first} was started and has not \
-                 ended, and now {kind} has the same name; wait for the first one, or use different \
-                 names"
+                 ended, and now {kind} has the same name; wait for the first one, or use \
+                 different names"
             )));
         }
         Ok(key)

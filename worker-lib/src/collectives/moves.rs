@@ -2,7 +2,7 @@
 
 use gradwire_proto::{Collective, DType, Part, Rank, Request, Shape, agreed};
 
-use super::{Gathered, Started, Target, as_rows, parts};
+use super::{Gathered, Started, Target, as_rows, buffers, parts};
 use crate::{
     element::Element,
     error::{GradwireError, Result},
@@ -72,8 +72,7 @@ impl Session {
         tensors: &[P],
         options: AllgatherOptions,
     ) -> Result<Vec<Gathered<P>>> {
-        let buffers: Vec<_> = tensors.iter().map(Payload::memory).collect();
-        let started = self.start_allgather(&buffers, options)?;
+        let started = self.start_allgather(&buffers(tensors), options)?;
         self.finish(started)?.gathered_many()
     }
 
@@ -85,8 +84,7 @@ impl Session {
         tensors: Vec<P>,
         options: AllgatherOptions,
     ) -> Result<Handle<(Vec<P>, Vec<Gathered<P>>)>> {
-        let buffers: Vec<_> = tensors.iter().map(Payload::memory).collect();
-        let started = self.start_allgather(&buffers, options)?;
+        let started = self.start_allgather(&buffers(&tensors), options)?;
         Ok(self.handle(started, |finished| Ok((tensors, finished.gathered_many()?))))
     }
 
@@ -240,8 +238,8 @@ impl Session {
 pub(super) fn untyped() -> GradwireError {
     let types: Vec<_> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
     GradwireError::Invalid(format!(
-        "the element type of the result is unknown: set it with .dtype(…), or receive a Tensor of \
-         {}",
+        "the element type of the result is unknown: set it with .dtype(…), or receive a \
+         Tensor of {}",
         types.join(", ")
     ))
 }

@@ -2,7 +2,7 @@
 
 use gradwire_proto::{Collective, Rank, Request};
 
-use super::{Call, Started, Target, parts};
+use super::{Call, Started, Target, buffers, parts};
 use crate::{
     error::Result,
     handle::Handle,
@@ -10,10 +10,6 @@ use crate::{
     options::{AllreduceOptions, ReduceOptions, ReduceScatterOptions, Reduction},
     session::Session,
 };
-
-fn buffers<P: Payload>(tensors: &[P]) -> Vec<&Memory> {
-    tensors.iter().map(Payload::memory).collect()
-}
 
 impl Session {
     /// Reduces the ranks' tensors; every rank gets the result in place. An average is over the
