@@ -235,7 +235,10 @@ fn a_root_that_is_not_in_the_job_is_refused() {
         result.unwrap_err().to_string()
     });
     let text = &workers.unwrap()[0];
-    assert!(text.contains("the root, rank 2, does not exist: the job has only ranks 0 to 0"), "{text}");
+    assert!(
+        text.contains("the root, rank 2, does not exist: the job has only ranks 0 to 0"),
+        "{text}"
+    );
     finish(cluster);
 
     let cluster = Cluster::start(&patient(&[1, 1])).unwrap();
