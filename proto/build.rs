@@ -5,8 +5,8 @@ use std::{env, error::Error, fs, path::PathBuf};
 use tonic_build::manual::{Builder, Method, Service};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // tonic-prost-build does not say what it read: without this line every touched file would
-    // generate the code again.
+    // tonic-prost-build does not report which files it read. Without this line, touching any file
+    // would generate the code again.
     println!("cargo:rerun-if-changed=gradwire");
     let files = ["types", "coordinator", "inspect", "trace", "worker"]
         .map(|name| format!("gradwire/v1/{name}.proto"));
@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Ok(());
     }
 
-    // The same service once more, for messages that many nodes share.
+    // The same service again, for messages that many nodes share.
     let session = Method::builder()
         .name("session")
         .route_name("Session")

@@ -378,7 +378,7 @@ mod tests {
             ("allreduce -o mean", "max, product, bit-and, bit-or, bit-xor"),
             ("reduce -o bit-or", "--op bit-or of --dtype f32: only integers and bool have bits"),
             ("reducescatter -o max -d c64", "--op max of --dtype c64: complex numbers can only"),
-            ("allreduce -o average -d bool", "--op average of --dtype bool: truth values have"),
+            ("allreduce -o average -d bool", "--op average of --dtype bool: booleans have"),
             ("allgather -o sum", "unexpected argument"),
             ("allgather --root 1", "unexpected argument"),
             ("broadcast -b 4 -d f64", "less than one element"),

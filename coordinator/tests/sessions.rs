@@ -245,7 +245,7 @@ async fn garbage_ends_the_job_by_name() {
         (Some(with(|r| r.dtype = 99)), "element type has the unknown number 99"),
         (Some(with(|r| r.shape = vec![u64::MAX, 2])), "shape [18446744073709551615, 2]"),
         (Some(with(|r| r.prescale = f64::NAN)), "prescale: NaN"),
-        (Some(ready(name("a\nb"))), "tensor name \"a\\nb\" is not usable"),
+        (Some(ready(name("a\nb"))), "invalid tensor name \"a\\nb\""),
         (Some(ready(name(&"x".repeat(2000)))), "1 to 1024 bytes"),
         (Some(ready(by_id(5))), "announced the tensor id 5, which is not in use"),
         (Some(ready(by_name("w", &[1], 1))), "for rank 1, which is not its own"),

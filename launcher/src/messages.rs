@@ -69,7 +69,7 @@ mod tests {
         let mut reader = Reader::new(line.as_bytes());
         assert_eq!(reader.next::<Report>().await.unwrap().unwrap(), Report::Stopped);
         let strange = reader.next::<Report>().await.unwrap().unwrap_err().to_string();
-        assert!(strange.starts_with("'Welcome to n1!' is not a message of gradwire"), "{strange}");
+        assert!(strange.starts_with("'Welcome to n1!' is not a Gradwire message"), "{strange}");
         assert!(reader.next::<Report>().await.is_none());
     }
 
@@ -88,7 +88,7 @@ mod tests {
             assert_eq!(next.unwrap(), Report::Stopped);
             // Nobody greets later.
             let strange = reader.next::<Report>().await.unwrap().unwrap_err().to_string();
-            assert!(strange.contains("is not a message of gradwire"), "{strange}");
+            assert!(strange.contains("is not a Gradwire message"), "{strange}");
         }
     }
 }

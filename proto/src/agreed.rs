@@ -1,8 +1,8 @@
-//! What all ranks have agreed on for a tensor, and what follows from it for each of them. Pure, and
-//! the same everywhere: the coordinator makes it. Every daemon derives from it which bytes go from
-//! where to where, and the worker how large its result is.
+//! What all ranks have agreed on for a tensor, and what follows for each of them. The code is pure,
+//! and the same everywhere: the coordinator makes an [`Agreed`], every daemon derives from it which
+//! bytes to move where, and a worker the size of its result.
 //!
-//! A collective is a list of *flows*. Each takes a range from one rank's input or from the
+//! A collective is a list of *flows*. Each moves a range from one rank's input, or from the
 //! reduction of all inputs, to one rank's output or to all outputs:
 //!
 //! | | from | to | flows of a tensor |
@@ -18,25 +18,24 @@
 //! | send and receive | sender | receiver | one |
 //!
 //! A group has these flows for each of its tensors. All flows of a tensor are moved together: a
-//! piece has the same range of each.
+//! piece contains the same range of each.
 
 use crate::{
     request::Request,
     types::{Collective, NodeId, Rank, Shape, TypeError},
 };
 
-/// The number that stands for no tensor of a request: the segment only reports that the request is
-/// done, which has no elements to move.
+/// A segment with this part number only reports that a request without elements is done.
 pub const NO_PART: u32 = u32::MAX;
 
-/// One range that is moved. Offsets and count are in elements.
+/// A range to move. Offsets and count are in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flow {
     /// Which tensor of the request.
     pub part: u32,
-    /// Whose input it comes from; none: the reduction of all members' inputs.
+    /// The rank that gives the input; `None`: the reduction of all members' inputs.
     pub source: Option<Rank>,
-    /// Whose output it goes to; none: every member's.
+    /// The rank that gets the output; `None`: every member.
     pub target: Option<Rank>,
     /// Its first element in the inputs.
     pub source_offset: u64,
@@ -56,16 +55,16 @@ pub enum Route {
     From(NodeId),
     /// From all participants to one node: reduced.
     To(NodeId),
-    /// From one node to another, or within one. Only these take part.
+    /// From one node to another, or within one node. No other node takes part.
     Move(NodeId, NodeId),
     /// Several flows, each with a route of its own.
     Each,
-    /// No bytes move. A tensor is done.
+    /// No bytes move; the tensor is done.
     Nothing,
 }
 
 impl Route {
-    /// The one or two nodes of a move, ascending. None where all participants take part.
+    /// The one or two nodes of a move, ascending. `None` if all participants take part.
     pub fn ends(self) -> Option<Vec<NodeId>> {
         match self {
             Self::Move(from, to) => Some(pair(from, to)),
@@ -80,7 +79,7 @@ pub fn pair(one: NodeId, other: NodeId) -> Vec<NodeId> {
 }
 
 impl Flow {
-    /// The flow's route. `node_of` gives a rank's node. None if an end of the flow is on no node
+    /// The flow's route. `node_of` returns a rank's node. `None` if an end of the flow has no node
     /// (TRUST).
     pub fn route(&self, node_of: impl Fn(Rank) -> Option<NodeId>) -> Option<Route> {
         Some(match (self.source, self.target) {
@@ -94,54 +93,27 @@ impl Flow {
 
 /// Why a request on which all ranks agree can't be carried out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts say what the fields are")]
 pub enum Impossible {
     /// The root, sender or receiver is not a member that takes part.
-    #[error("{role} {rank} is not a member that takes part: they are {members}")]
-    NoMember {
-        /// The role that it would have.
-        role: &'static str,
-        /// The rank.
-        rank: u64,
-        /// Who takes part.
-        members: String,
-    },
+    #[error("{role} {rank} is not a member that takes part; these are {members}")]
+    NotAMember { role: &'static str, rank: u64, members: String },
     /// A list does not have one entry for each member.
     #[error("rank {rank} gave {given} splits for {members} members")]
-    Splits {
-        /// The rank.
-        rank: Rank,
-        /// How many entries.
-        given: usize,
-        /// How many members.
-        members: usize,
-    },
-    /// The splits are more rows than there are.
-    #[error("the splits of rank {rank} are {sum} rows together, its tensor has {rows}")]
-    TooManyRows {
-        /// The rank.
-        rank: Rank,
-        /// The sum of its splits.
-        sum: u64,
-        /// The rows of its tensor.
-        rows: u64,
-    },
+    Splits { rank: Rank, given: usize, members: usize },
+    /// The splits add up to more rows than the tensor has.
+    #[error("the splits of rank {rank} add up to {sum} rows, but its tensor has {rows}")]
+    TooManyRows { rank: Rank, sum: u64, rows: u64 },
     /// Rows can't be split evenly.
     #[error(
-        "the {rows} rows of rank {rank} can't be split evenly between {members} members: give \
-         splits"
+        "the {rows} rows of rank {rank} can't be split evenly between {members} members: \
+         give splits"
     )]
-    Uneven {
-        /// The rank.
-        rank: Rank,
-        /// The rows of its tensor.
-        rows: u64,
-        /// How many members.
-        members: usize,
-    },
+    Uneven { rank: Rank, rows: u64, members: usize },
     /// The result is too large.
     #[error(transparent)]
     Type(#[from] TypeError),
-    /// Something else is wrong with it.
+    /// Another reason.
     #[error("{0}")]
     Other(String),
 }
@@ -153,17 +125,17 @@ pub struct Agreed {
     rows: Vec<u64>,
 }
 
-/// The sum, or the largest number if it overflows: no shape has so many rows.
+/// The sum, or the largest number if it overflows, which is more rows than any shape has.
 fn sum<'a>(rows: impl IntoIterator<Item = &'a u64>) -> u64 {
     rows.into_iter().fold(0, |all, &rows| all.saturating_add(rows))
 }
 
-/// How many rows each of `members` gets of one rank's request: those of its list, or the same
-/// number for each if the list is empty.
+/// The number of rows that each of `members` gets from one rank's request: the entries of its list,
+/// or an even split if the list is empty.
 ///
 /// # Errors
-/// [`Impossible`] if the list does not have one entry for each, if it is more than there is, or if
-/// rows can't be split evenly.
+/// [`Impossible`] if the list does not have one entry for each member, if the entries add up to
+/// more rows than the tensor has, or if rows can't be split evenly.
 pub fn splits(rank: Rank, request: &Request, members: usize) -> Result<Vec<u64>, Impossible> {
     let rows = request.shape.rows();
     if request.list.is_empty() {
@@ -197,19 +169,14 @@ fn member(members: &[Rank], role: &'static str, rank: u64) -> Result<usize, Impo
     found.ok_or_else(|| {
         let some: Vec<String> = members.iter().take(16).map(ToString::to_string).collect();
         let more = if members.len() > some.len() { ", …" } else { "" };
-        Impossible::NoMember { role, rank, members: format!("{}{more}", some.join(", ")) }
+        Impossible::NotAMember { role, rank, members: format!("{}{more}", some.join(", ")) }
     })
 }
 
 impl Agreed {
-    /// Made from the requests of all members that take part, in rank order. Their common parts
-    /// ([`Request::common`]) must be equal. For a send and receive the members are the two ranks.
-    ///
-    /// # Errors
-    /// [`Impossible`] with the rank and what is wrong.
-    ///
-    /// # Panics
-    /// If there are no members, or not one request for each.
+    /// Agrees on the requests of all members that take part, in rank order, at least one. Their
+    /// common parts ([`Request::common`]) must be equal. For a send and receive the members are the
+    /// two ranks.
     pub fn of(members: &[Rank], requests: &[&Request]) -> Result<Self, Impossible> {
         assert_eq!(members.len(), requests.len(), "one request for each member");
         let first = requests[0];
@@ -252,32 +219,32 @@ impl Agreed {
                 request.shape = requests[sender].shape.clone();
             }
             Collective::Barrier if first.shape.elements() != 0 => {
-                return Err(Impossible::Other("a barrier has no elements: give shape [0]".into()));
+                return Err(Impossible::Other("a barrier has no elements: use shape [0]".into()));
             }
             _ => {}
         }
         Ok(Self { request, rows })
     }
 
-    /// Made from a message. [`Agreed::is_of`] checks the rows, not this function (TRUST).
+    /// For a message. This does not check the rows: call [`Agreed::is_of`] (TRUST).
     pub fn from_parts(request: Request, rows: Vec<u64>) -> Self {
         Self { request, rows }
     }
 
-    /// What is the same for all; where rows differ the first dimension is 0.
+    /// The common part of the requests; the first dimension is 0 where rows may differ.
     pub fn request(&self) -> &Request {
         &self.request
     }
 
     /// Allgather, gather: each member's rows, tensor by tensor. Alltoall: the rows from each member
-    /// to each, by sender. Scatter: the rows of each member. Otherwise nothing.
+    /// to each, by sender. Scatter: the rows of each member. Otherwise empty.
     pub fn rows(&self) -> &[u64] {
         &self.rows
     }
 
-    /// Whether there are as many rows as `members` need, and no input and no result is too large
-    /// (TRUST). Whoever has this from a message must check it first; nothing here can fail after
-    /// that. True for everything that [`Agreed::of`] returns.
+    /// Whether the rows match `members`, and no input or result is too large (TRUST). For a value
+    /// from a message, check this first; then nothing else here can fail. Always true for the
+    /// results of [`Agreed::of`].
     pub fn is_of(&self, members: &[Rank]) -> bool {
         let (n, rows) = (members.len(), &self.rows);
         let fits = |part: usize, all: u64| self.request.shape_of(part).with_rows(all).is_ok();
@@ -300,16 +267,13 @@ impl Agreed {
         }
     }
 
-    /// Whether this is what `rank` asked for. `members` are those that take part.
+    /// Whether this is what `rank` asked for. `members` are the members that take part.
     pub fn fits(&self, members: &[Rank], rank: Rank, asked: &Request) -> bool {
         self.is_of(members) && self.fits_one(members, rank, asked)
     }
 
-    /// Like [`Agreed::fits`], if it is known that [`Agreed::is_of`] holds. For the steady state: it
-    /// checks only what concerns this rank, and copies nothing.
-    ///
-    /// # Panics
-    /// Perhaps, if [`Agreed::is_of`] does not hold.
+    /// Like [`Agreed::fits`], for callers that have already checked [`Agreed::is_of`]; otherwise it
+    /// may panic. For the steady state: it checks only what concerns this rank, and copies nothing.
     pub fn fits_one(&self, members: &[Rank], rank: Rank, asked: &Request) -> bool {
         let n = members.len();
         let Some(me) = members.iter().position(|member| *member == rank) else { return false };
@@ -331,7 +295,7 @@ impl Agreed {
         }
     }
 
-    /// What `rank` asked for, as far as it matters; for texts.
+    /// The relevant parts of what `rank` asked for; for texts.
     pub fn asked(&self, members: &[Rank], rank: Rank) -> Request {
         let n = members.len();
         let mut asked = self.request.clone();
@@ -357,8 +321,8 @@ impl Agreed {
         asked
     }
 
-    /// The route of every tensor of the request. `node_of` gives a rank's node. None if an end of a
-    /// flow is on no node (TRUST).
+    /// The route of every tensor of the request. `node_of` returns a rank's node. `None` if an end
+    /// of a flow has no node (TRUST).
     pub fn route(
         &self,
         members: &[Rank],
@@ -370,8 +334,8 @@ impl Agreed {
         self.flows_of(members, 0).first().map_or(Some(Route::Nothing), |flow| flow.route(node_of))
     }
 
-    /// The flows of one tensor of the request, empty ones among them. `members` are those that take
-    /// part.
+    /// The flows of one tensor of the request, including empty ones. `members` are the members that
+    /// take part.
     pub fn flows_of(&self, members: &[Rank], part: usize) -> Vec<Flow> {
         let n = members.len();
         let request = &self.request;
@@ -418,16 +382,9 @@ impl Agreed {
                     let mut source_offset = 0;
                     for (to, target) in members.iter().enumerate() {
                         let count = self.rows[from * n + to] * row;
-                        let (source, target) = (Some(*source), Some(*target));
+                        let ends = Flow { source: Some(*source), target: Some(*target), ..flow };
                         let target_offset = filled[to];
-                        flows.push(Flow {
-                            source,
-                            target,
-                            source_offset,
-                            target_offset,
-                            count,
-                            ..flow
-                        });
+                        flows.push(Flow { source_offset, target_offset, count, ..ends });
                         source_offset += count;
                         filled[to] += count;
                     }
@@ -450,7 +407,7 @@ impl Agreed {
         (0..self.request.parts()).flat_map(|part| self.flows_of(members, part)).collect()
     }
 
-    /// What `rank` gets: the shape of each of its results, none where it gets nothing.
+    /// The shape of each result of `rank`; `None` where it gets nothing.
     pub fn outputs(&self, members: &[Rank], rank: Rank) -> Vec<Option<Shape>> {
         let request = &self.request;
         let Some(me) = members.iter().position(|member| *member == rank) else {
@@ -462,11 +419,9 @@ impl Agreed {
             match request.collective {
                 Collective::Allreduce | Collective::Broadcast => Some(shape.clone()),
                 Collective::Reduce => is_root.then(|| shape.clone()),
-                Collective::Allgather | Collective::Alltoall => {
-                    shape.with_rows(sum(&self.received(members, rank, part))).ok()
-                }
-                Collective::Gather if is_root => {
-                    shape.with_rows(sum(&self.received(members, rank, part))).ok()
+                Collective::Allgather | Collective::Gather | Collective::Alltoall => {
+                    let rows = self.received(members, rank, part);
+                    if rows.is_empty() { None } else { shape.with_rows(sum(&rows)).ok() }
                 }
                 Collective::Scatter => shape.with_rows(self.rows[me]).ok(),
                 Collective::ReduceScatter => {
@@ -481,26 +436,24 @@ impl Agreed {
         (0..request.parts()).map(output).collect()
     }
 
-    /// Allgather, gather at the root, alltoall: how many rows `rank` gets from each member. Empty
-    /// otherwise.
+    /// Allgather, gather at the root, alltoall: the number of rows that `rank` gets from each
+    /// member. Otherwise empty.
     pub fn received(&self, members: &[Rank], rank: Rank, part: usize) -> Vec<u64> {
         let n = members.len();
-        let at = members.iter().position(|member| *member == rank);
-        match (self.request.collective, at) {
-            (Collective::Allgather, Some(_)) => self.rows[part * n..][..n].to_vec(),
-            (Collective::Gather, Some(_)) if rank == self.request.root => {
-                self.rows[part * n..][..n].to_vec()
-            }
-            (Collective::Alltoall, Some(me)) => {
-                self.rows.iter().skip(me).step_by(n).copied().collect()
-            }
+        let Some(me) = members.iter().position(|member| *member == rank) else {
+            return Vec::new();
+        };
+        match self.request.collective {
+            Collective::Gather if rank != self.request.root => Vec::new(),
+            Collective::Allgather | Collective::Gather => self.rows[part * n..][..n].to_vec(),
+            Collective::Alltoall => self.rows.iter().skip(me).step_by(n).copied().collect(),
             _ => Vec::new(),
         }
     }
 
-    /// Whether `rank` gets exactly what it could expect from its own request in a process set of
-    /// `set` members ([`Request::expected`]): then the memory that it has allocated fits, and
-    /// nothing needs to be reported.
+    /// Whether `rank` gets exactly what its own request let it expect in a process set of `set`
+    /// members ([`Request::expected`]). Then the memory that it has allocated fits, and nothing
+    /// needs to be reported.
     pub fn is_expected(&self, members: &[Rank], set: usize, rank: Rank, asked: &Request) -> bool {
         let position = members.iter().position(|member| *member == rank).unwrap_or_default();
         let expected = asked.expected(rank, set, position);
@@ -510,34 +463,31 @@ impl Agreed {
     }
 }
 
-/// How many rows the member at place `at` gets, if `members` share `rows`. The first members get
-/// the remainder.
-///
-/// # Panics
-/// If there are no members.
+/// The number of rows of the member at index `at`, if `members` members, at least one, share
+/// `rows`. The first members get the remainder.
 pub fn share(rows: u64, members: usize, at: usize) -> u64 {
     let members = members as u64;
     rows / members + u64::from((at as u64) < rows % members)
 }
 
-/// How many bytes beyond its own tensors a rank allocates on the guess that others have as many
-/// rows (BOUND). For more than this, the daemon asks when the size is known.
+/// The most bytes that a rank allocates for the rows of others, guessing that they have as many as
+/// itself (BOUND). Beyond this, the daemon asks once the size is known.
 const GUESSED: u64 = 64 << 20;
 
-/// What a rank may expect of one of its tensors.
+/// What a rank may expect for one of its tensors.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Expected {
-    /// The shape of the result; none if it gets nothing.
+    /// The shape of the result; `None` if it gets nothing.
     pub shape: Option<Shape>,
-    /// How many rows come from each member, as in [`Agreed::received`].
+    /// The number of rows from each member, as in [`Agreed::received`].
     pub rows: Vec<u64>,
 }
 
 impl Request {
     /// What `rank`, the member at `position` of a process set of `set` members, allocates before it
-    /// knows what others ask for: as if all had asked for the same. There is one entry for each
-    /// tensor. It is empty where that would be a large guess, so that one rank with many rows among
-    /// ranks with few takes no more memory than there are rows.
+    /// knows what others ask for: as if all had asked for the same. One entry for each tensor,
+    /// empty where the guess would be large. So a rank with many rows among ranks with few does not
+    /// allocate much more than it needs.
     pub fn expected(&self, rank: Rank, set: usize, position: usize) -> Vec<Expected> {
         let is_root = rank == self.root;
         let rows_of = |shape: &Shape, rows: Vec<u64>| Expected {
@@ -553,8 +503,10 @@ impl Request {
                 Collective::Allgather | Collective::Gather if is_large => just(None),
                 Collective::Allreduce | Collective::Broadcast => just(Some(shape.clone())),
                 Collective::Reduce => just(is_root.then(|| shape.clone())),
-                Collective::Allgather => rows_of(shape, vec![shape.rows(); set]),
-                Collective::Gather if is_root => rows_of(shape, vec![shape.rows(); set]),
+                Collective::Gather if !is_root => just(None),
+                Collective::Allgather | Collective::Gather => {
+                    rows_of(shape, vec![shape.rows(); set])
+                }
                 Collective::Alltoall if self.list.is_empty() => {
                     rows_of(shape, vec![shape.rows() / set.max(1) as u64; set])
                 }

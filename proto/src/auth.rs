@@ -1,22 +1,22 @@
-//! Proofs that the other side knows the job's secret, without the secret on the wire.
+//! Proofs that the other side knows the job's secret. The secret itself is never sent.
 //!
-//! A proof is HMAC-SHA-256 (RFC 2104) over a label and the parts of a [`Claim`], each with its
-//! length before it, so that no two claims give the same bytes. The challenger's nonce is one of
-//! the parts: a proof that was overheard is of no use a second time.
+//! A proof is HMAC-SHA-256 (RFC 2104) over a label and the parts of a [`Claim`], each prefixed with
+//! its length, so that no two claims give the same bytes. The challenger's nonce is one of the
+//! parts, so an intercepted proof can't be used again.
 
 use std::fmt;
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-/// Bytes of a nonce.
+/// The length of a nonce in bytes.
 pub const NONCE_BYTES: usize = 32;
 
-/// Bytes of a proof.
+/// The length of a proof in bytes.
 pub const PROOF_BYTES: usize = 32;
 
-/// The claim that a proof backs, with everything that the claim binds. Both sides build the same
-/// value; the proof is right only if all of it is equal.
+/// What a proof is about. Both sides build the same value; the proof is valid only if all fields
+/// are equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields are those of the messages that carry the proof")]
 pub enum Claim<'a> {
@@ -37,7 +37,7 @@ pub enum Claim<'a> {
     World { nonce: &'a [u8], job: &'a str, epoch: u64 },
     /// A worker attaches to its node's daemon; `challenge` is the daemon's nonce.
     Attach { challenge: &'a [u8], job: &'a str, local_rank: u32 },
-    /// The dialling side of a data connection; `hello` is what it sent about itself.
+    /// The dialling side of a data connection; `hello` is its description of itself.
     DataDialler { challenge: &'a [u8], hello: &'a [u8] },
     /// The accepting side of a data connection; `hello` holds the dialler's nonce.
     DataAcceptor { challenge: &'a [u8], hello: &'a [u8] },
@@ -47,7 +47,8 @@ pub enum Claim<'a> {
 
 impl Claim<'_> {
     /// Passes the claim's label and parts to `take`, in one fixed order.
-    fn parts(&self, mut take: impl FnMut(&[u8])) {
+    fn parts(&self, take: impl FnMut(&[u8])) {
+        let each = |parts: &[&[u8]]| parts.iter().copied().for_each(take);
         match *self {
             Self::Join {
                 challenge,
@@ -60,53 +61,40 @@ impl Claim<'_> {
                 rack,
                 metrics_address,
                 line_mbit,
-            } => {
-                take(b"gradwire join");
-                take(challenge);
-                take(nonce);
-                take(job.as_bytes());
-                take(host.as_bytes());
-                take(data_address.as_bytes());
-                take(&slots.to_le_bytes());
-                take(&order.to_le_bytes());
-                take(rack.as_bytes());
-                take(metrics_address.as_bytes());
-                take(&line_mbit.to_le_bytes());
-            }
+            } => each(&[
+                b"gradwire join",
+                challenge,
+                nonce,
+                job.as_bytes(),
+                host.as_bytes(),
+                data_address.as_bytes(),
+                &slots.to_le_bytes(),
+                &order.to_le_bytes(),
+                rack.as_bytes(),
+                metrics_address.as_bytes(),
+                &line_mbit.to_le_bytes(),
+            ]),
             Self::World { nonce, job, epoch } => {
-                take(b"gradwire world");
-                take(nonce);
-                take(job.as_bytes());
-                take(&epoch.to_le_bytes());
+                each(&[b"gradwire world", nonce, job.as_bytes(), &epoch.to_le_bytes()]);
             }
             Self::Attach { challenge, job, local_rank } => {
-                take(b"gradwire attach");
-                take(challenge);
-                take(job.as_bytes());
-                take(&local_rank.to_le_bytes());
+                let local_rank = local_rank.to_le_bytes();
+                each(&[b"gradwire attach", challenge, job.as_bytes(), &local_rank]);
             }
             Self::DataDialler { challenge, hello } => {
-                take(b"gradwire data dialler");
-                take(challenge);
-                take(hello);
+                each(&[b"gradwire data dialler", challenge, hello]);
             }
             Self::DataAcceptor { challenge, hello } => {
-                take(b"gradwire data acceptor");
-                take(challenge);
-                take(hello);
+                each(&[b"gradwire data acceptor", challenge, hello]);
             }
-            Self::Beat { job, body } => {
-                take(b"gradwire beat");
-                take(job.as_bytes());
-                take(body);
-            }
+            Self::Beat { job, body } => each(&[b"gradwire beat", job.as_bytes(), body]),
         }
     }
 }
 
-/// Why a text is not a job secret.
+/// A text is not a job secret.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the job secret must be 64 hexadecimal digits (32 bytes), {given} characters were given")]
+#[error("the job secret must be 64 hexadecimal digits (32 bytes), but has {given} characters")]
 pub struct SecretError {
     given: usize,
 }
@@ -124,10 +112,10 @@ impl fmt::Debug for Secret {
 /// Random bytes for a challenge, from the operating system.
 ///
 /// # Panics
-/// If the operating system has no random bytes: nothing can be done safely then.
+/// Panics if the operating system has no random bytes.
 pub fn nonce() -> [u8; NONCE_BYTES] {
     let mut bytes = [0; NONCE_BYTES];
-    getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
+    getrandom::fill(&mut bytes).expect("the operating system provides random bytes");
     bytes
 }
 
@@ -137,10 +125,7 @@ impl Secret {
         Self(nonce())
     }
 
-    /// Reads 64 hexadecimal digits.
-    ///
-    /// # Errors
-    /// [`SecretError`] for anything else; the text does not repeat what was given.
+    /// Reads 64 hexadecimal digits. The text of an error does not contain what was given.
     pub fn from_hex(text: &str) -> Result<Self, SecretError> {
         let error = SecretError { given: text.chars().count() };
         if text.len() != 64 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
@@ -154,14 +139,14 @@ impl Secret {
         Ok(Self(bytes))
     }
 
-    /// The 64 hexadecimal digits, for a file, an environment or a pipe, never for a command line.
+    /// The 64 hexadecimal digits, for a file, the environment or a pipe, never for a command line.
     pub fn to_hex(&self) -> String {
         self.0.iter().map(|b| format!("{b:02x}")).collect()
     }
 
     fn mac(&self, claim: &Claim<'_>) -> Hmac<Sha256> {
         let mut mac =
-            Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes a key of any length");
+            Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC accepts a key of any length");
         claim.parts(|part| {
             mac.update(&(part.len() as u64).to_le_bytes());
             mac.update(part);
@@ -174,7 +159,7 @@ impl Secret {
         self.mac(claim).finalize().into_bytes().into()
     }
 
-    /// Whether a proof is right, in constant time.
+    /// Whether a proof is valid, in constant time.
     pub fn verify(&self, claim: &Claim<'_>, proof: &[u8]) -> bool {
         self.mac(claim).verify_slice(proof).is_ok()
     }

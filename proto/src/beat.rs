@@ -1,8 +1,8 @@
-//! Heartbeats as datagrams, beside those on the stream between a node and the coordinator.
+//! Heartbeats as datagrams, in addition to those on the stream between a node and the coordinator.
 //!
-//! After an outage a stream is silent until its system sends the lost data again, which may take a
-//! second. A datagram arrives as soon as the line works again. If no datagram ever arrives, because
-//! a firewall lets only TCP pass, there are still the stream's own heartbeats.
+//! After an outage a stream is silent until TCP sends the lost data again, which may take a second.
+//! A datagram arrives as soon as the line works again. If datagrams never arrive, because a
+//! firewall lets only TCP pass, there are still the stream's own heartbeats.
 //!
 //! ```text
 //!  0      4      5          8       12          16            24            32              64
@@ -12,8 +12,8 @@
 //! ```
 //!
 //! Numbers are little endian. A node counts its heartbeats; the coordinator answers each with the
-//! same count. Both prove the job's secret over all of it (TRUST). An overheard heartbeat is of no
-//! use a second time, because counts that are not new are ignored.
+//! same count. The proof of the job's secret covers all other fields (TRUST). Old counts are
+//! ignored, so an intercepted heartbeat can't be used again.
 
 use std::time::{Duration, Instant};
 
@@ -22,34 +22,34 @@ use crate::{
     auth::{Claim, PROOF_BYTES},
 };
 
-/// Bytes of a heartbeat.
+/// The length of a heartbeat in bytes.
 pub const BEAT_BYTES: usize = 32 + PROOF_BYTES;
 
 const MAGIC: [u8; 4] = *b"GWHB";
 
-/// How many heartbeats are sent as datagrams in the time between two on the stream.
+/// The number of datagrams in the time between two heartbeats on the stream.
 pub const BEATS_PER_INTERVAL: u32 = 5;
 
-/// Who sends a heartbeat.
+/// The sender of a heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Side {
     /// A node.
     Node = 1,
-    /// The coordinator, in answer.
+    /// The coordinator, as an answer.
     Coordinator = 2,
 }
 
 /// A heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Beat {
-    /// Who sends it.
+    /// The sender.
     pub side: Side,
-    /// The node, which sends or receives it.
+    /// The node that sends or receives it.
     pub node: NodeId,
     /// The world's epoch.
     pub epoch: Epoch,
-    /// How many the node has sent before.
+    /// The number of heartbeats that the node has sent before.
     pub count: u64,
 }
 
@@ -72,7 +72,7 @@ impl Beat {
         bytes
     }
 
-    /// Reads a datagram; none, if it is no heartbeat of this `side`, `job` and `epoch`.
+    /// Reads a datagram. `None` if it is not a heartbeat of this `side`, `job` and `epoch`.
     pub fn decode(
         bytes: &[u8],
         side: Side,
@@ -94,28 +94,28 @@ impl Beat {
 /// How long the other side may be silent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// In every way. An outage as long as the configured timeout is survived, so the time between
-    /// two heartbeats is added to it: one may have been due when the outage began.
+    /// On the stream and in datagrams. The job must survive an outage as long as the configured
+    /// timeout. So the time between two heartbeats is added: one may have been due when the outage
+    /// began.
     pub all: Duration,
-    /// On the stream, while datagrams come: longer by the time that its system may take to send
-    /// lost data again.
+    /// On the stream, while datagrams arrive: longer by the time that TCP may take to send lost
+    /// data again.
     pub stream: Duration,
-    /// How long the system may take for that, if it is known.
+    /// How long TCP may take for that.
     pub retransmission: Duration,
 }
 
 impl Limits {
-    /// The limits where heartbeats are sent at this `interval`, and an outage of `timeout` is
-    /// survived.
+    /// The limits for heartbeats at this `interval`, to survive an outage of `timeout`.
     pub fn new(interval: Duration, timeout: Duration) -> Self {
-        // Systems take no less than a second.
+        // TCP takes at least a second.
         let retransmission = (timeout / 4).max(Duration::from_secs(1));
         let all = timeout + interval;
         Self { all, stream: all + retransmission, retransmission }
     }
 }
 
-/// When something last came from the other side, by the receiver's own clock.
+/// When the other side was last heard, by the receiver's own clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LastReceived {
     /// On the stream.
@@ -124,32 +124,32 @@ pub struct LastReceived {
     pub datagram: Duration,
 }
 
-/// The other side has been silent for too long. The value is for how long.
+/// The other side has been silent for too long. The value is the length of the silence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Silence {
-    /// In every way.
+    /// On the stream and in datagrams.
     All(Duration),
-    /// On the stream, although datagrams come.
+    /// On the stream, although datagrams arrive.
     Stream(Duration),
 }
 
 impl LastReceived {
-    /// As if something had just come in every way.
+    /// Both last heard `now`.
     pub fn at(now: Duration) -> Self {
         Self { stream: now, datagram: now }
     }
 
-    /// When something last came in any way.
+    /// When the other side was last heard in either way.
     pub fn last(&self) -> Duration {
         self.stream.max(self.datagram)
     }
 
-    /// When the silence is longer than allowed, if nothing comes until then.
+    /// When the silence becomes too long, if nothing arrives until then.
     pub fn deadline(&self, limits: &Limits) -> Duration {
         (self.last() + limits.all).min(self.stream + limits.stream)
     }
 
-    /// Whether it has been silent for too long.
+    /// The silence, if it is too long.
     pub fn silence(&self, limits: &Limits, now: Duration) -> Option<Silence> {
         if now >= self.last() + limits.all {
             Some(Silence::All(now - self.last()))
@@ -161,8 +161,9 @@ impl LastReceived {
     }
 }
 
-/// Notices that this process was suspended: stopped by a signal, or frozen together with its
-/// machine. The others may have been suspended with it, so their silence meanwhile means nothing.
+/// Detects that this process was suspended: stopped by a signal, or frozen together with its
+/// machine. The others may have been suspended with it, so their silence during that time does not
+/// count.
 #[derive(Debug)]
 pub struct Suspension {
     last_check: Instant,
@@ -174,8 +175,8 @@ impl Suspension {
         Self { last_check: now }
     }
 
-    /// For how long this process has been suspended since the last call, if it was. `limit` is how
-    /// long others may be silent; calls must come much more often.
+    /// How long this process was suspended since the last call, if it was. `limit` is how long
+    /// others may be silent; call this much more often.
     pub fn check(&mut self, now: Instant, limit: Duration) -> Option<Duration> {
         let gap = now.saturating_duration_since(self.last_check);
         self.last_check = now;
@@ -188,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_does_not_check_for_half_the_limit_was_suspended() {
+    fn no_check_for_half_the_limit_is_a_suspension() {
         let (limit, begin) = (Duration::from_secs(4), Instant::now());
         let mut suspension = Suspension::new(begin);
         let mut check = |seconds| suspension.check(begin + Duration::from_secs(seconds), limit);
@@ -203,12 +204,12 @@ mod tests {
         let limits = Limits::new(interval, timeout);
         let begin = Duration::from_secs(10);
         let between = interval / BEATS_PER_INTERVAL;
-        // The last datagram came just before the outage, the next one is sent just after it.
+        // The last datagram arrived just before the outage, the next one is sent just after it.
         let last = LastReceived { stream: begin - interval, datagram: begin - between };
         let back = begin + timeout + between;
         assert_eq!(last.silence(&limits, back), None);
         let last = LastReceived { datagram: back, ..last };
-        // The stream follows when its system sends again.
+        // The stream follows when TCP sends again.
         let again = begin + timeout + limits.retransmission;
         assert_eq!(last.silence(&limits, again - Duration::from_millis(1)), None);
     }
@@ -221,7 +222,7 @@ mod tests {
         assert_eq!(last.deadline(&limits), seconds(4.5));
         assert_eq!(last.silence(&limits, seconds(4.4)), None);
         assert_eq!(last.silence(&limits, seconds(4.5)), Some(Silence::All(seconds(3.5))));
-        // No datagram gets through, ever.
+        // Datagrams never get through.
         let only_stream = LastReceived { stream: seconds(9.0), datagram: Duration::ZERO };
         assert_eq!(only_stream.deadline(&limits), seconds(12.5));
         let only_datagrams = LastReceived { stream: seconds(1.0), datagram: seconds(5.4) };
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_changed_cut_or_of_another_job_is_no_heartbeat() {
+    fn other_datagrams_are_not_heartbeats() {
         let (job, secret) = (JobId::new("job").unwrap(), Secret::generate());
         let Beat { side, epoch, .. } = beat();
         let good = beat().encode(&job, &secret);

@@ -1,6 +1,6 @@
-//! A message of the coordinator that goes to many nodes. All of them share it, and it is encoded
-//! once: with 256 nodes, a quarter of the coordinator's time went into copies and encodings of what
-//! is the same for all.
+//! A message of the coordinator to many nodes, which share one copy and one encoding. With 256
+//! nodes, a quarter of the coordinator's time went into copying and encoding the same message for
+//! each.
 
 use std::sync::{Arc, OnceLock};
 
@@ -14,7 +14,7 @@ use tonic_prost::{ProstCodec, ProstDecoder};
 
 use crate::pb;
 
-/// The service `gradwire.v1.Coordinator` with such messages. On the wire it is the same as
+/// The service `gradwire.v1.Coordinator` with such messages. It has the same wire format as
 /// [`pb::coordinator_server`].
 #[expect(clippy::default_constructed_unit_structs, reason = "generated for any codec")]
 mod generated {
@@ -22,7 +22,7 @@ mod generated {
 }
 pub use generated::coordinator_server as server;
 
-/// A message and, once a node needs it, its encoding.
+/// A message and its encoding, which is made when a node needs it.
 #[derive(Debug)]
 pub struct Broadcast {
     message: pb::CoordinatorMessage,
@@ -30,12 +30,12 @@ pub struct Broadcast {
 }
 
 impl Broadcast {
-    /// A message that any number of nodes may share.
+    /// A message that several nodes share.
     pub fn new(message: pb::CoordinatorMessage) -> Arc<Self> {
         Arc::new(Self { message, encoded: OnceLock::new() })
     }
 
-    /// The message, for a node that needs no encoding. It is copied unless this is the last node.
+    /// The message, for a node that needs no encoding. Copied unless this is the last reference.
     pub fn into_message(self: Arc<Self>) -> pb::CoordinatorMessage {
         match Arc::try_unwrap(self) {
             Ok(own) => own.message,
@@ -43,13 +43,13 @@ impl Broadcast {
         }
     }
 
-    /// How many bytes its encoding has.
+    /// The length of its encoding in bytes.
     pub fn encoded_len(&self) -> usize {
         self.encoded.get().map_or_else(|| self.message.encoded_len(), Bytes::len)
     }
 }
 
-/// Encodes [`Broadcast`]s, and decodes what nodes answer.
+/// Encodes [`Broadcast`]s, and decodes the messages of nodes.
 #[derive(Debug, Default)]
 pub struct BroadcastCodec;
 

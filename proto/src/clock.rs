@@ -1,7 +1,7 @@
 //! Round trips and clock offsets, from heartbeats.
 //!
-//! A node and the coordinator echo each other's heartbeats. An echo waits for the next heartbeat of
-//! the side that sends it back, so that side also sends how long it has held the echo:
+//! A node and the coordinator echo each other's heartbeats. An echo travels with the next heartbeat
+//! of the other side, which also says how long it has held the echo:
 //!
 //! ```text
 //!  node         sent ─┐                                ┌─► arrived
@@ -9,23 +9,24 @@
 //!  coordinator              └─ held for a while ─┘ answered
 //! ```
 //!
-//! The round trip is the time at the node without the time at the coordinator. Within it, the
-//! coordinator's clock was read at an unknown moment. If it is taken for the middle, the offset of
-//! the clocks is wrong by at most half of the round trip, however unequal the two ways are.
+//! The round trip is the time measured at the node minus the time at the coordinator. Within it,
+//! the coordinator's clock was read at an unknown moment. If this is assumed to be the middle, the
+//! offset of the clocks is wrong by at most half of the round trip, however unequal the two
+//! directions are.
 
 use std::{
     collections::VecDeque,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-/// How many exchanges an [`Estimate`] compares.
+/// The number of exchanges that an [`Estimate`] compares.
 const KEPT: usize = 16;
 
-/// How fast two clocks may diverge, in parts per million. Quartz in a warm rack stays below 50.
+/// How fast two clocks may diverge, in parts per million. A quartz in a warm rack stays below 50.
 const DRIFT_PPM: u32 = 100;
 
-/// A clock that never jumps: nanoseconds since 1970 by the clock of the system when this clock was
-/// made, and since then by the monotonic one. Only the offset between two of them has a meaning.
+/// A clock that never jumps. It starts at the system's time, in nanoseconds since 1970, and then
+/// follows the monotonic clock. Only the offset between two such clocks is meaningful.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
     begin: Instant,
@@ -39,10 +40,10 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// A clock that shows the time of the system now.
+    /// A clock that starts at the system's time.
     pub fn new() -> Self {
         let begin = Instant::now();
-        // A system whose clock is before 1970 is merely far off.
+        // If the system's clock is before 1970, the offset is just large.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self { begin, began_ns: nanoseconds(since) }
     }
@@ -53,12 +54,12 @@ impl Clock {
     }
 }
 
-/// As a message carries it.
+/// A duration in nanoseconds, as in messages.
 pub fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A heartbeat of this side that has come back with one of the other side.
+/// A heartbeat of this side and its echo from the other side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exchange {
     /// This side's clock when it sent its heartbeat.
@@ -71,20 +72,20 @@ pub struct Exchange {
     pub arrived_ns: u64,
 }
 
-/// What an exchange of heartbeats has measured.
+/// The result of an exchange of heartbeats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Measured {
-    /// The time on the way, there and back.
+    /// The time in transit, there and back.
     pub round_trip: Duration,
     /// How far this side's clock is ahead of the other side's, in nanoseconds.
     pub offset_ns: i64,
-    /// The most by which the offset may be wrong.
+    /// The largest possible error of the offset.
     pub error: Duration,
 }
 
 impl Exchange {
-    /// What it has measured. Nothing if the other side claims an echo of the future, or to have
-    /// held it for longer than it was away (TRUST).
+    /// The result. `None` if the other side claims to have held the echo for longer than the
+    /// exchange took, or the times are out of range (TRUST).
     pub fn measure(&self) -> Option<Measured> {
         let away_ns = self.arrived_ns.checked_sub(self.sent_ns)?;
         let round_trip_ns = away_ns.checked_sub(self.held_ns)?;
@@ -99,13 +100,13 @@ impl Exchange {
 /// The offset of two clocks, from the best of the latest exchanges.
 #[derive(Debug, Default)]
 pub struct Estimate {
-    /// With this side's time of each.
+    /// Each with this side's time when it was added.
     latest: VecDeque<(Instant, Measured)>,
 }
 
 impl Estimate {
-    /// Adds what was measured `now`. Returns the exchange with the smallest error, which grows with
-    /// its age because clocks drift.
+    /// Adds a measurement of `now`. Returns the one with the smallest error; errors grow with age
+    /// because clocks drift.
     pub fn add(&mut self, measured: Measured, now: Instant) -> Measured {
         if self.latest.len() == KEPT {
             self.latest.pop_front();
@@ -127,9 +128,9 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Whatever the ways take and however long the echo is held.
+        /// For any times in transit, and however long the echo is held.
         #[test]
-        fn the_offset_is_within_its_error_and_holding_is_no_travelling(
+        fn the_offset_is_within_its_error(
             start in 1_u64 << 40..1 << 60,
             offset in -(1_i64 << 39)..1 << 39,
             there in 0_u64..1 << 32,
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn an_echo_that_can_not_be_is_ignored() {
+    fn an_impossible_echo_is_ignored() {
         let good = Exchange { sent_ns: 100, held_ns: 50, answered_ns: 7, arrived_ns: 160 };
         assert_eq!(good.measure().unwrap().round_trip, Duration::from_nanos(10));
         for bad in [
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_exchange_with_the_smallest_error_counts_until_it_is_old() {
+    fn the_smallest_error_wins_until_it_is_old() {
         let (mut estimate, begin) = (Estimate::default(), Instant::now());
         let after = |milliseconds| begin + Duration::from_millis(milliseconds);
         let measured = |micros, offset_ns| Measured {
@@ -174,7 +175,7 @@ mod tests {
         // 30 µs, and 100 ppm of 0.4 s.
         let best = estimate.add(measured(80, 3), after(500));
         assert_eq!((best.offset_ns, best.error), (2, Duration::from_micros(70)));
-        // 110 µs by now, so a later one is better.
+        // 110 µs by now, so a later exchange is better.
         let best = estimate.add(measured(100, 4), after(900));
         assert_eq!((best.offset_ns, best.error), (4, Duration::from_micros(100)));
         // BOUND: only the latest ones are kept.
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_shows_the_time_of_the_system_and_goes_on() {
+    fn a_clock_starts_at_the_systems_time() {
         let clock = Clock::new();
         let first = clock.now_ns();
         let system = nanoseconds(SystemTime::now().duration_since(UNIX_EPOCH).unwrap());

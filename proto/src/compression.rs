@@ -1,34 +1,33 @@
-//! The wire type of elements between nodes. There is one rule: the coordinator's cost model uses
-//! it, and every daemon sends and receives by it.
+//! The wire type of elements between nodes. The coordinator's cost model and all daemons use the
+//! same rule.
 //!
-//! If the elements are f16, bf16 or 8-bit floats, sums and products are computed in f32 and rounded
-//! once, at the end. So partial results travel between nodes in f32. If they were rounded on the
-//! way, they could be too large although the average is not, and would depend on which ranks share
-//! a node.
+//! For f16, bf16 and 8-bit floats, sums and products are computed in f32 and rounded once, at the
+//! end. So partial results travel between nodes in f32. Rounding on the way could overflow although
+//! the average does not, and the result would depend on which ranks share a node.
 //!
-//! A job may ask for partial results in bf16, also for f32: they have half the bytes, and are
-//! rounded at every hop. Or it may ask for eight bits, in groups of 256 elements that share a
-//! scale: that is for allreduces of large f32 tensors. Data that is only moved (broadcasts,
-//! gathers, messages) arrives bit for bit. The coordinator decides once, with the world, which
-//! compression a job has. So two nodes can't differ.
+//! A job may use bf16 for partial results, also of f32: they have half the bytes, and are rounded
+//! at every hop. Or it may use eight bits, in groups of 256 elements that share a scale, for
+//! allreduces of large f32 tensors. Data that is only moved (broadcasts, gathers, messages) arrives
+//! bit for bit. The coordinator announces the compression of a job with the world, so nodes can't
+//! differ.
 
 use crate::{
     request::Request,
     types::{Collective, Compression, DType, ReduceOp},
 };
 
-/// Elements of a group with one scale.
+/// The number of elements of a group with one scale.
 pub const GROUP: usize = 256;
 
-/// Bytes of a group: its scale and a byte for each element.
+/// The bytes of a group: its scale and a byte for each element.
 pub const GROUP_BYTES: usize = size_of::<f32>() + GROUP;
 
 /// The smallest tensor that is quantized, in bytes.
 pub const QUANTIZED_MIN_BYTES: u64 = 64 << 10;
 
 impl Compression {
-    /// Whether a tensor of so many bytes travels in groups of eight bits: sums and averages of f32,
-    /// that all ranks get.
+    /// Whether a tensor of `bytes` bytes travels in groups of eight bits: allreduces of f32 that
+    /// are sums or averages.
     pub fn quantizes(self, collective: Collective, dtype: DType, op: ReduceOp, bytes: u64) -> bool {
         self.is_quantized()
             && collective == Collective::Allreduce
@@ -37,13 +36,13 @@ impl Compression {
             && bytes >= QUANTIZED_MIN_BYTES
     }
 
-    /// Whether it has groups of eight bits.
+    /// Whether it uses groups of eight bits.
     pub const fn is_quantized(self) -> bool {
         matches!(self, Self::Int8 | Self::Fp8)
     }
 
-    /// The bytes of so many elements of a request between nodes, in groups of eight bits if they
-    /// are `quantized`.
+    /// The bytes of `elements` elements of a request between nodes, in groups of eight bits if
+    /// `quantized`.
     pub fn wire_bytes(self, request: &Request, elements: u64, quantized: bool) -> u64 {
         if quantized {
             return elements.div_ceil(GROUP as u64) * GROUP_BYTES as u64;
@@ -51,17 +50,14 @@ impl Compression {
         elements * self.between_nodes(request).size() as u64
     }
 
-    /// The wire type of a request's elements between nodes, where they are not quantized.
+    /// The wire type of a request's elements between nodes, if they are not quantized.
     pub fn between_nodes(self, request: &Request) -> DType {
         let Request { collective, dtype, reduce_op: op, prescale, postscale, .. } = *request;
-        let reduces = matches!(
-            collective,
-            Collective::Allreduce | Collective::Reduce | Collective::ReduceScatter
-        );
+        let reduces = collective.reduces();
         let computes = match op {
             ReduceOp::Sum | ReduceOp::Average | ReduceOp::Product => true,
-            // The result is one of the inputs, perhaps with a factor. It is rounded once, wherever
-            // that happens. With a second factor it would be rounded twice.
+            // The result is one of the inputs, perhaps with a factor, and rounded once. With a
+            // second factor it would be rounded twice.
             ReduceOp::Min | ReduceOp::Max => prescale != 1.0 && postscale != 1.0,
             ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => false,
         };
@@ -103,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_computed_travels_as_something_else() {
+    fn only_computed_values_change_their_type() {
         let factors = [(1.0, 1.0), (0.5, 1.0), (1.0, 3.0), (0.5, 3.0)];
         for &collective in Collective::ALL {
             for &dtype in DType::ALL {

@@ -1,7 +1,7 @@
-//! From wire to domain types: the only place where wire values are checked (TRUST).
+//! Conversions from wire to domain types: the only place where wire values are checked (TRUST).
 //!
-//! Conversions to the wire can't fail and are `From`; conversions from it are `TryFrom` with a
-//! [`WireError`] that names the field.
+//! Conversions to the wire can't fail and are `From`; conversions from the wire are `TryFrom` with
+//! a [`WireError`] that names the field.
 
 use crate::{
     agreed::Agreed,
@@ -10,53 +10,22 @@ use crate::{
     types::{Collective, DType, Rank, ReduceOp, Shape, TensorId, TensorName, TypeError},
 };
 
-/// Why a message was refused: the field, and what is wrong with it.
+/// Why a message was refused: the field and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the names of the fields say what they are")]
 pub enum WireError {
-    /// A field that must be there is not.
+    /// A required field is missing.
     #[error("the message has no {0}")]
     Missing(&'static str),
-    /// An enum's number has no meaning here.
+    /// The number of an enum is unknown.
     #[error("{field} has the unknown number {number}")]
-    Unknown {
-        /// The field.
-        field: &'static str,
-        /// The number that was received.
-        number: i32,
-    },
-    /// A value is outside of what the field may hold.
+    Unknown { field: &'static str, number: i32 },
+    /// The value of a field is invalid.
     #[error("{field}: {reason}")]
-    Invalid {
-        /// The field.
-        field: &'static str,
-        /// Why it is refused.
-        reason: String,
-    },
-    /// A value is not one of our types.
+    Invalid { field: &'static str, reason: String },
+    /// A value does not fit its domain type.
     #[error(transparent)]
     Type(#[from] TypeError),
-}
-
-/// Refuses factors that are not finite, and factors of what can't be multiplied.
-fn check_scale(
-    field: &'static str,
-    op: ReduceOp,
-    dtype: DType,
-    factor: f64,
-) -> Result<(), WireError> {
-    if factor == 1.0 {
-        return Ok(());
-    }
-    if !factor.is_finite() {
-        return Err(invalid(field, format!("{factor} is not a finite number")));
-    }
-    match op.refuses_factors(dtype) {
-        Some(what) => {
-            let reason = format!("a factor of {factor} can't be applied to {what}; use 1");
-            Err(invalid(field, reason))
-        }
-        None => Ok(()),
-    }
 }
 
 fn invalid(field: &'static str, reason: impl Into<String>) -> WireError {
@@ -64,19 +33,13 @@ fn invalid(field: &'static str, reason: impl Into<String>) -> WireError {
 }
 
 impl Request {
-    /// Checks several fields together: what a collective accepts, and what fits the element types.
-    ///
-    /// # Errors
-    /// [`WireError::Invalid`] with the field and the reason.
+    /// Checks rules over several fields: what a collective accepts, and what fits the element
+    /// types.
     pub fn validate(&self) -> Result<(), WireError> {
         let collective = self.collective;
-        let reduces = matches!(
-            collective,
-            Collective::Allreduce | Collective::Reduce | Collective::ReduceScatter
-        );
+        let reduces = collective.reduces();
         for dtype in (0..self.parts()).map(|part| self.dtype_of(part)) {
-            check_scale("prescale", self.reduce_op, dtype, self.prescale)?;
-            check_scale("postscale", self.reduce_op, dtype, self.postscale)?;
+            self.check_scales(dtype)?;
             if let Some(why) = self.reduce_op.refuses(dtype).filter(|_| reduces) {
                 let reason = format!("{} of {dtype} is not possible: {why}", self.reduce_op);
                 return Err(invalid("reduce_op", reason));
@@ -94,7 +57,7 @@ impl Request {
         }
         if self.parts() > Self::MAX_PARTS {
             let reason = format!(
-                "a group of {} tensors is more than the {} that are possible: make several groups",
+                "a group of {} tensors exceeds the limit of {}: use several groups",
                 self.parts(),
                 Self::MAX_PARTS
             );
@@ -103,7 +66,7 @@ impl Request {
         let bytes =
             (0..self.parts()).try_fold(0u64, |all, part| all.checked_add(self.bytes_of(part)));
         if bytes.is_none_or(|bytes| bytes > Self::MAX_BYTES) {
-            let reason = format!("a group of more than {} bytes", Self::MAX_BYTES);
+            let reason = format!("the tensors have more than {} bytes", Self::MAX_BYTES);
             return Err(invalid("more", reason));
         }
         let more: usize = self.more.iter().map(|part| 5 + part.shape.dims().len()).sum();
@@ -129,7 +92,7 @@ impl Request {
             Collective::SendReceive | Collective::AddProcessSet | Collective::RemoveProcessSet
         );
         if !has_list || (ranks && self.list.iter().any(|&rank| rank > u64::from(u32::MAX))) {
-            return Err(invalid("list", format!("{:?} is not one of {collective}", self.list)));
+            return Err(invalid("list", format!("invalid for {collective}: {:?}", self.list)));
         }
         let has_rows = |part| !self.shape_of(part).dims().is_empty();
         let split = self.has_free_rows() || collective == Collective::ReduceScatter;
@@ -139,17 +102,31 @@ impl Request {
                 format!("{collective} works along the first dimension, and a 0-d tensor has none");
             return Err(invalid("shape", reason));
         }
-        if !groups && !self.has_free_rows() && self.is_empty_kind() && self.bytes() != 0 {
-            return Err(invalid("shape", format!("{collective} has no elements: give [0]")));
+        let is_empty = matches!(
+            collective,
+            Collective::Join | Collective::AddProcessSet | Collective::RemoveProcessSet
+        );
+        if is_empty && self.bytes() != 0 {
+            return Err(invalid("shape", format!("{collective} has no elements: use [0]")));
         }
         Ok(())
     }
 
-    fn is_empty_kind(&self) -> bool {
-        matches!(
-            self.collective,
-            Collective::Join | Collective::AddProcessSet | Collective::RemoveProcessSet
-        )
+    /// Refuses factors that are not finite, and factors for elements that can't be multiplied.
+    fn check_scales(&self, dtype: DType) -> Result<(), WireError> {
+        for (field, factor) in [("prescale", self.prescale), ("postscale", self.postscale)] {
+            if factor == 1.0 {
+                continue;
+            }
+            if !factor.is_finite() {
+                return Err(invalid(field, format!("{factor} is not a finite number")));
+            }
+            if let Some(what) = self.reduce_op.refuses_factors(dtype) {
+                let reason = format!("a factor of {factor} can't be applied to {what}; use 1");
+                return Err(invalid(field, reason));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -178,8 +155,7 @@ fn part(dtype: i32, shape: &[u64]) -> Result<Part, WireError> {
     Ok(Part { dtype: DType::from_wire(dtype).ok_or(unknown)?, shape: Shape::new(shape)? })
 }
 
-/// A request of a message, before it is known whether it makes sense: a piece of a group or of a
-/// move carries no shape and no list.
+/// The request in a message, without [`Request::validate`]: pieces carry no shape and no list.
 fn unchecked(wire: pb::Request) -> Result<Request, WireError> {
     let unknown = |field, number| WireError::Unknown { field, number };
     let Part { dtype, shape } = part(wire.dtype, &wire.shape)?;
@@ -209,15 +185,10 @@ impl TryFrom<pb::Request> for Request {
     }
 }
 
-/// The request of a piece: the fields of [`pb::Operation`]'s request that it carries.
-///
-/// # Errors
-/// [`WireError`] with the field.
+/// The request of a piece, which has only some fields (see [`pb::Operation`]).
 pub fn piece(wire: pb::Request) -> Result<Request, WireError> {
     let request = unchecked(wire)?;
-    let Request { reduce_op, dtype, prescale, postscale, .. } = request;
-    check_scale("prescale", reduce_op, dtype, prescale)?;
-    check_scale("postscale", reduce_op, dtype, postscale)?;
+    request.check_scales(request.dtype)?;
     Ok(request)
 }
 
@@ -227,7 +198,7 @@ impl From<&Agreed> for pb::Agreed {
     }
 }
 
-/// The caller has to check the rows against the members, with [`Agreed::is_of`].
+/// The caller must check the rows against the members, with [`Agreed::is_of`].
 impl TryFrom<pb::Agreed> for Agreed {
     type Error = WireError;
 
@@ -237,7 +208,7 @@ impl TryFrom<pb::Agreed> for Agreed {
     }
 }
 
-/// A tensor as a message names it: by id once it has one.
+/// How a message refers to a tensor: by id once it has one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TensorRef {
     /// By the id that a registration gave it.
@@ -296,7 +267,7 @@ mod tests {
             (pb::Request { prescale: f64::NAN, ..good.clone() }, "prescale: NaN is not a finite"),
             (
                 pb::Request { more: vec![huge; 33], ..good.clone() },
-                "more: a group of more than 288230376151711744 bytes",
+                "more: the tensors have more than 288230376151711744 bytes",
             ),
             (
                 pb::Request {
@@ -313,7 +284,7 @@ mod tests {
                     postscale: 0.5,
                     ..good.clone()
                 },
-                "postscale: a factor of 0.5 can't be applied to truth values",
+                "postscale: a factor of 0.5 can't be applied to booleans",
             ),
             (
                 pb::Request {

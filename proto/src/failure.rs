@@ -1,5 +1,5 @@
-//! One failure, reported the same way to everybody (invariant TELL): on every rank's handle, in the
-//! logs, in the launcher's last lines.
+//! One failure, reported with the same text everywhere (invariant TELL): by every rank's handle, in
+//! the logs, and in the launcher's last lines.
 
 use std::fmt;
 
@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{pb, types::Rank};
 
-/// Who or what caused a failure. When several are reported at once, the one with the largest
-/// [`FailureKind::rootness`] is the cause: a lost connection is how others notice that a worker or
-/// a node has died.
+/// The cause of a failure. When several failures are reported at once, the one with the largest
+/// [`FailureKind::rootness`] is the cause: others notice the death of a worker or a node as a lost
+/// connection.
 #[derive(
     Debug,
     Clone,
@@ -46,56 +46,39 @@ impl FailureKind {
     /// Every kind.
     pub const ALL: &[Self] = <Self as strum::VariantArray>::VARIANTS;
 
-    /// Its name in reports and metrics.
+    /// The name in reports and metrics.
     pub fn name(self) -> &'static str {
         self.into()
     }
 
-    const TABLE: [(Self, pb::FailureKind); 12] = [
-        (Self::Disagreement, pb::FailureKind::Disagreement),
-        (Self::Invalid, pb::FailureKind::Invalid),
-        (Self::WorkerLost, pb::FailureKind::WorkerLost),
-        (Self::NodeLost, pb::FailureKind::NodeLost),
-        (Self::ConnectionLost, pb::FailureKind::ConnectionLost),
-        (Self::CoordinatorLost, pb::FailureKind::CoordinatorLost),
-        (Self::Protocol, pb::FailureKind::Protocol),
-        (Self::RankLeft, pb::FailureKind::RankLeft),
-        (Self::Resource, pb::FailureKind::Resource),
-        (Self::Timeout, pb::FailureKind::Timeout),
-        (Self::Cancelled, pb::FailureKind::Cancelled),
-        (Self::Internal, pb::FailureKind::Internal),
-    ];
-
-    fn to_pb(self) -> pb::FailureKind {
-        Self::TABLE
-            .iter()
-            .find(|(kind, _)| *kind == self)
-            .map_or(pb::FailureKind::Internal, |(_, wire)| *wire)
+    /// The wire number: types.proto has the same order, after an unspecified kind.
+    fn to_wire(self) -> i32 {
+        self as i32 + 1
     }
 
-    /// How near to the root cause this kind is. Among failures reported together the largest is the
-    /// cause.
+    /// How close to the root cause this kind is. Of failures that are reported together, the one
+    /// with the largest value is the cause.
     pub fn rootness(self) -> u8 {
         match self {
             Self::ConnectionLost | Self::Timeout => 0,
             Self::CoordinatorLost => 1,
-            // A daemon is asked to end because of something else.
+            // A daemon that is told to stop reports this; the cause is elsewhere.
             Self::NodeLost | Self::Cancelled => 2,
             _ => 3,
         }
     }
 }
 
-/// What happened, to whom, where, and what to do about it.
+/// What happened, where, and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// Who or what caused it.
+    /// The kind of its cause.
     pub kind: FailureKind,
     /// What happened, one or more lines, without a full stop at the end.
     pub what: String,
     /// What to do about it; may be empty.
     pub hint: String,
-    /// The rank at fault, where one is known.
+    /// The rank at fault, if known.
     pub rank: Option<Rank>,
     /// Where it happened; may be empty.
     pub host: String,
@@ -104,12 +87,12 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Whether the daemon of [`Self::host`] is at fault itself: the system refused it something.
+    /// Whether the daemon of [`Self::host`] itself is at fault: it ran out of a resource.
     pub fn blames_daemon(&self) -> bool {
         self.kind == FailureKind::Resource && self.rank.is_none()
     }
 
-    /// A failure with nothing but what happened.
+    /// A failure without hint, rank, host and tensor.
     pub fn new(kind: FailureKind, what: impl Into<String>) -> Self {
         Self {
             kind,
@@ -121,7 +104,7 @@ impl Failure {
         }
     }
 
-    /// The failure of an operation that needs a rank which never joined the job.
+    /// The failure of an operation that needs a rank that never joined the job.
     pub fn never_came(rank: Rank) -> Self {
         let what = "its process ended before it had joined the job";
         Self::new(FailureKind::RankLeft, what)
@@ -161,15 +144,15 @@ impl Failure {
 /// How a rank, a node or the job ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending {
-    /// In good order: for a job, every rank has left so.
+    /// Cleanly; for a job, every rank has left.
     Finished,
     /// With this failure; for a job, every rank receives it.
     Failed(Failure),
 }
 
 impl fmt::Display for Failure {
-    /// `rank 3 on host n1, tensor 'fc.weight': what happened; hint`. After several lines the hint
-    /// has a line of its own.
+    /// `rank 3 on host n1, tensor 'fc.weight': what happened; hint`. The hint has its own line if
+    /// what happened has several.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut place = Vec::new();
         match (self.rank, self.host.as_str()) {
@@ -199,7 +182,7 @@ impl std::error::Error for Failure {}
 impl From<Failure> for pb::Failure {
     fn from(failure: Failure) -> Self {
         Self {
-            kind: failure.kind.to_pb().into(),
+            kind: failure.kind.to_wire(),
             what: failure.what,
             hint: failure.hint,
             rank: failure.rank.map(|r| r.0),
@@ -210,14 +193,11 @@ impl From<Failure> for pb::Failure {
 }
 
 impl From<pb::Failure> for Failure {
-    /// A failure is mostly text for people, so an unknown kind becomes an internal one.
+    /// A failure is mostly text for people, so an unknown kind becomes `Internal`.
     fn from(wire: pb::Failure) -> Self {
-        let kind = FailureKind::TABLE
-            .iter()
-            .find(|(_, number)| *number as i32 == wire.kind)
-            .map_or(FailureKind::Internal, |(kind, _)| *kind);
+        let kind = FailureKind::ALL.iter().find(|kind| kind.to_wire() == wire.kind);
         Self {
-            kind,
+            kind: *kind.unwrap_or(&FailureKind::Internal),
             what: wire.what,
             hint: wire.hint,
             rank: wire.rank.map(Rank),
@@ -235,11 +215,14 @@ mod tests {
     fn a_kind_has_one_name() {
         for kind in FailureKind::ALL {
             assert_eq!(serde_json::to_value(kind).unwrap(), kind.name());
+            let wire = pb::FailureKind::try_from(kind.to_wire()).unwrap();
+            let name = wire.as_str_name().strip_prefix("FAILURE_KIND_").unwrap();
+            assert_eq!(name.to_lowercase(), kind.name());
         }
     }
 
     #[test]
-    fn the_text_names_rank_host_tensor_and_what_to_do() {
+    fn the_text_names_rank_host_tensor_and_hint() {
         let failure = Failure::new(FailureKind::WorkerLost, "the process was killed by SIGKILL")
             .rank(Rank(3))
             .host("n1")
@@ -254,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_worker_is_nearer_to_the_root_than_the_connections_that_broke() {
+    fn a_dead_worker_outranks_broken_connections() {
         assert!(FailureKind::WorkerLost.rootness() > FailureKind::NodeLost.rootness());
         assert!(FailureKind::NodeLost.rootness() > FailureKind::ConnectionLost.rootness());
     }

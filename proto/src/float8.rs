@@ -1,24 +1,23 @@
-//! The two 8-bit floats of the Open Compute Project's OFP8 specification (2023), as PyTorch has
-//! them.
+//! The two 8-bit floats of the Open Compute Project's OFP8 specification (2023), as in PyTorch.
 //!
 //! | | sign, exponent, fraction | bias | largest | infinity | NaN |
 //! |---|---|---|---|---|---|
 //! | [`F8E4m3`] | 1, 4, 3 | 7 | 448 | none | `s.1111.111` |
 //! | [`F8E5m2`] | 1, 5, 2 | 15 | 57344 | `s.11111.00` | the others of `s.11111` |
 //!
-//! They are for storage: sums are kept in f32 and rounded once, to nearest, ties to even. What is
-//! larger than the largest after rounding becomes infinity, or NaN where there is no infinity.
-//! Conversions have no branches and no tables, so that loops over them become vectors.
+//! They are for storage: sums are kept in f32 and rounded once, to nearest, ties to even. Values
+//! that exceed the largest number after rounding become infinity, or NaN if the format has no
+//! infinity. Conversions have no branches and no tables, so that loops over them are vectorized.
 
 use std::{cmp::Ordering, fmt};
 
 use bytemuck::{Pod, Zeroable};
 
-/// The bits of the f32 for a magnitude (no sign) with `man` bits of fraction.
+/// The bits of the f32 equal to a magnitude (no sign) with `man` bits of fraction.
 #[inline]
 fn widen(magnitude: u32, man: u32, bias: u32, largest: u32, nan: u32) -> u32 {
     let normal = (magnitude << (23 - man)) + ((127 - bias) << 23);
-    // Without an exponent it is a multiple of the smallest number.
+    // With exponent 0, a multiple of the smallest number.
     let smallest = f32::from_bits((128 - bias - man) << 23);
     let denormal = (magnitude as f32 * smallest).to_bits();
     let finite = if magnitude >> man == 0 { denormal } else { normal };
@@ -26,17 +25,17 @@ fn widen(magnitude: u32, man: u32, bias: u32, largest: u32, nan: u32) -> u32 {
     if magnitude >= nan { f32::NAN.to_bits() } else { infinite }
 }
 
-/// The magnitude nearest to an f32 without its sign.
+/// The magnitude nearest to an f32, given without its sign.
 #[inline]
 fn narrow(bits: u32, man: u32, bias: u32, largest: u32) -> u32 {
     let shift = 23 - man;
     let half = (1 << (shift - 1)) - 1 + ((bits >> shift) & 1);
     let normal = ((bits + half) >> shift).wrapping_sub((127 - bias) << man);
-    // The sum is where one unit in the last place is the smallest number: so it rounds.
+    // In the sum, one unit in the last place is the smallest number, so the addition rounds.
     let unit = (151 - bias - man) << 23;
     let denormal = (f32::from_bits(bits) + f32::from_bits(unit)).to_bits().wrapping_sub(unit);
     let finite = if bits < (128 - bias) << 23 { denormal } else { normal };
-    // One above the largest is infinity, or NaN.
+    // The magnitude after the largest is infinity or NaN.
     let finite = finite.min(largest + 1);
     if bits > f32::INFINITY.to_bits() { 0x7f } else { finite }
 }
@@ -54,10 +53,10 @@ macro_rules! float8 {
         impl $name {
             /// The largest number.
             pub const MAX: Self = Self($largest);
-            /// Not a number, as computations return it.
+            /// Not a number, as returned by computations.
             pub const NAN: Self = Self(0x7f);
 
-            /// From the bits; every byte is a value.
+            /// From the bits; every byte is valid.
             #[inline]
             pub const fn from_bits(bits: u8) -> Self {
                 Self(bits)
@@ -69,7 +68,7 @@ macro_rules! float8 {
                 self.0
             }
 
-            /// The same number as f32, exactly; all NaNs are the canonical one with the sign kept.
+            /// The same number as f32, exactly. NaNs become the canonical NaN and keep the sign.
             #[inline]
             pub fn to_f32(self) -> f32 {
                 let sign = u32::from(self.0 & 0x80) << 24;
@@ -77,9 +76,8 @@ macro_rules! float8 {
                 f32::from_bits(sign | magnitude)
             }
 
-            /// The nearest number; of two that are equally near, the one with an even last bit. For
-            /// values that are too large see the module's text. NaN stays NaN and zero keeps its
-            /// sign.
+            /// The nearest number; ties go to the even last bit. For values that are too large see
+            /// the module's documentation. NaN stays NaN and zero keeps its sign.
             #[inline]
             pub fn from_f32(value: f32) -> Self {
                 let bits = value.to_bits();
@@ -94,7 +92,7 @@ macro_rules! float8 {
             }
         }
 
-        /// As numbers: NaN equals nothing, and both zeros are equal.
+        /// Compares numbers: NaN equals nothing, and both zeros are equal.
         impl PartialEq for $name {
             fn eq(&self, other: &Self) -> bool {
                 self.to_f32() == other.to_f32()
@@ -136,7 +134,7 @@ float8! {
 mod tests {
     use super::*;
 
-    /// One of the formats, and its arithmetic done slowly from the definition.
+    /// One of the formats, with slow arithmetic that follows the definition.
     struct Format {
         man: u32,
         bias: i32,
@@ -166,7 +164,7 @@ mod tests {
     ];
 
     impl Format {
-        /// What a magnitude is worth if it's finite.
+        /// The value of a finite magnitude.
         fn worth(&self, magnitude: u8) -> f64 {
             let one = f64::from(1u32 << self.man);
             let fraction = f64::from(magnitude & ((1 << self.man) - 1)) / one;
@@ -176,15 +174,14 @@ mod tests {
             }
         }
 
-        /// The nearest of all numbers, by looking at each; beyond the largest as if there were one
-        /// more.
+        /// The nearest of all numbers, found by trying each, with one more after the largest.
         fn nearest(&self, value: f32) -> u8 {
             let sign = if value.is_sign_negative() { 0x80 } else { 0 };
             if value.is_nan() {
                 return sign | 0x7f;
             }
             let above = self.largest + 1;
-            // Far beyond, distances would be equal for want of precision.
+            // Far beyond, distances would be equal for lack of precision.
             let value = f64::from(value.abs()).min(self.worth(above));
             let distance = |magnitude: u8| (self.worth(magnitude) - value).abs();
             let nearest = (0..=above)
@@ -222,8 +219,8 @@ mod tests {
             }
         };
         for format in &FORMATS {
-            // Ties between all neighbours, also with what would be above the largest, and the
-            // floats next to them.
+            // Ties between all neighbours, including the number after the largest, and the floats
+            // next to them.
             for magnitude in 0..=format.largest {
                 let tie = (format.worth(magnitude) + format.worth(magnitude + 1)) / 2.0;
                 let tie = tie as f32;
@@ -244,7 +241,7 @@ mod tests {
             ] {
                 check(format, value);
             }
-            // Any floats, half of them in the range that the format has.
+            // Random floats, half of them in the range of the format.
             let mut state = 41u32;
             for _ in 0..50_000 {
                 state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -255,7 +252,6 @@ mod tests {
         }
     }
 
-    /// The rules where the formats differ, in numbers.
     #[test]
     fn too_large_is_nan_or_infinity() {
         assert_eq!(F8E4m3::from_f32(464.0), F8E4m3::MAX);

@@ -1,4 +1,4 @@
-//! The messages between launcher, agent and daemon: each is a line of JSON.
+//! The messages between launcher, agent and daemon, each a line of JSON.
 //!
 //! ```text
 //! launcher ── Order: Begin, Clock, Start…, Stop ──► agent    (standard input; its end means Stop)
@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The messages are the same for an agent on this machine and for one behind ssh. Orders carry the
-//! job's secret and the environment of the ranks. They travel here and nowhere else: never on a
-//! command line, where every user of a machine can read them (TRUST).
+//! job's secret and the environment of the ranks. These are never on a command line, where every
+//! user of a machine could read them (TRUST).
 
 use std::{
     collections::BTreeMap,
@@ -27,13 +27,13 @@ use crate::{failure::Failure, types::Rank};
 /// not the daemon.
 pub const REPORTS_ARE_READ: &str = "GRADWIRE_LAUNCHED";
 
-/// The name of a program that stands for `gradwire` itself, wherever it is on each host.
+/// As the name of a program: `gradwire` itself, wherever it is on each host.
 pub const ITSELF: &str = "";
 
 /// The value of `GRADWIRE_COORDINATOR` with which a daemon hosts the coordinator itself.
 pub const HERE: &str = "here";
 
-/// What a process is in the job.
+/// The role of a process in the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
@@ -63,7 +63,7 @@ pub enum ProcessEnd {
 }
 
 impl ProcessEnd {
-    /// Whether it ended well.
+    /// Whether it ended without an error.
     pub fn is_well(self) -> bool {
         self == Self::Code(0)
     }
@@ -115,7 +115,7 @@ pub enum Stream {
     Stderr,
 }
 
-/// Bytes that are text most of the time; what is not UTF-8 is kept as it is.
+/// Bytes that are usually text; bytes that are not UTF-8 are kept unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Text {
@@ -150,13 +150,13 @@ impl fmt::Display for Text {
     }
 }
 
-/// What came after a stretch of output.
+/// What follows a piece of output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LineEnd {
     /// A newline.
     Newline,
-    /// A carriage return: a progress bar draws over the line.
+    /// A carriage return: a progress bar overwrites the line.
     Return,
     /// Nothing yet: the line was cut because it is very long, or the output ended.
     Open,
@@ -177,46 +177,46 @@ impl LineEnd {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "order", rename_all = "snake_case")]
 pub enum Order {
-    /// The first order: what this host must have. Answered by Ready or Refused.
+    /// The first order: what this host must provide. Answered by Ready or Refused.
     Begin(Begin),
-    /// Asks for the time. It is also a sign of life.
+    /// Asks for the time. Also shows that the launcher is alive.
     Clock,
     /// Start a process. Answered by Started or Failed.
     Start(Start),
-    /// End all processes. Answered by Stopped, and the agent ends.
+    /// Stop all processes. Answered by Stopped, and the agent ends.
     Stop {
-        /// How long they may take after they were asked.
+        /// How long they may take to end after they were asked.
         grace_ms: u64,
-        /// The reason, in one line. Ranks that have to end because of others receive it (TELL).
+        /// The reason, in one line. Ranks that must end because of others receive it (TELL).
         why: String,
     },
 }
 
-/// What a host must have, and how it cleans up by itself.
+/// What a host must provide, and how it cleans up by itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Begin {
     /// The launcher's release; the agent's must be the same.
     pub version: String,
-    /// The host as the launcher calls it, for texts.
+    /// The host's name for the launcher, for texts.
     pub host: String,
     /// How long processes may take to end when the launcher is gone.
     pub grace_ms: u64,
     /// The agent stops everything if the launcher is silent for longer; 0: never.
     pub silence_ms: u64,
-    /// Where the ranks run; empty: where the agent runs.
+    /// The working directory of the ranks; empty: that of the agent.
     pub directory: String,
     /// Variables that are added to the agent's own environment, for every process.
     pub environment: BTreeMap<String, String>,
     /// The ranks' program; [`ITSELF`]: the agent's own.
     pub program: String,
-    /// The daemon's program; empty: beside the agent's, else in PATH.
+    /// The daemon's program; empty: next to the agent's, else in PATH.
     pub gradwired: String,
 }
 
 /// A process to start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Start {
-    /// Which process; each is started once.
+    /// The process; each is started once.
     pub role: Role,
     /// Arguments.
     pub args: Vec<String>,
@@ -224,98 +224,69 @@ pub struct Start {
     pub environment: BTreeMap<String, String>,
 }
 
-/// From an agent to the launcher. Times are microseconds since the agent started.
+/// From an agent to the launcher. `at_us` is the time, in microseconds since the agent started.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "report", rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the names of the other fields say what they are")]
 pub enum Report {
-    /// The host has what Begin asks for.
+    /// The host provides what Begin asks for.
     Ready {
         /// The address by which ssh reached this host.
         address: Option<IpAddr>,
-        /// A TCP port that nobody listens on.
+        /// A free TCP port.
         port: u16,
     },
-    /// The host does not have what Begin asks for. The agent ends.
+    /// The host does not provide what Begin asks for. The agent ends.
     Refused {
-        /// The reason.
         what: String,
-        /// What to do; may be empty.
+        /// May be empty.
         hint: String,
     },
-    /// The time here.
-    Clock {
-        /// The time now.
-        at_us: u64,
-    },
-    /// A process runs.
+    /// The agent's time.
+    Clock { at_us: u64 },
+    /// A process was started.
     Started {
-        /// The process.
         role: Role,
-        /// Its process id, which is also its group's.
+        /// Also its process group id.
         pid: u32,
-        /// The time.
         at_us: u64,
     },
     /// A process can't be started.
-    Failed {
-        /// The process.
-        role: Role,
-        /// The reason.
-        what: String,
-    },
-    /// A stretch of a process's output, at most a line.
+    Failed { role: Role, what: String },
+    /// Output of a process, at most a line.
     Output {
-        /// The process that wrote it.
         role: Role,
-        /// Which output.
         stream: Stream,
-        /// Without its end.
+        /// Without the end of the line.
         text: Text,
-        /// What came after it.
         end: LineEnd,
     },
     /// A process ended.
-    Exited {
-        /// The process.
-        role: Role,
-        /// Its process id.
-        pid: u32,
-        /// How it ended.
-        end: ProcessEnd,
-        /// The time.
-        at_us: u64,
-    },
-    /// Everything that was started here has ended.
+    Exited { role: Role, pid: u32, end: ProcessEnd, at_us: u64 },
+    /// All processes that were started here have ended.
     Stopped,
 }
 
 /// From an agent to the daemon of its host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "notice", rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the names of the fields say what they are")]
 pub enum Notice {
     /// The process of a rank has ended.
-    Ended {
-        /// The rank.
-        rank: Rank,
-        /// How it ended.
-        end: ProcessEnd,
-    },
-    /// All processes of this host are about to be asked to end.
-    Stopping {
-        /// The reason.
-        why: String,
-    },
+    Ended { rank: Rank, end: ProcessEnd },
+    /// All processes of this host are about to be stopped.
+    Stopping { why: String },
 }
 
-/// From a daemon or a coordinator to whoever started it.
+/// From a daemon or a coordinator to the process that started it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum ServiceReport {
-    /// It serves.
+    /// It is ready.
     Serving {
         /// The address of its metrics.
         metrics: SocketAddr,
-        /// The address of a daemon for data.
+        /// The address of a daemon's data plane.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         data: Option<SocketAddr>,
         /// The address of the coordinator, from the process that hosts it.
@@ -329,28 +300,25 @@ pub enum ServiceReport {
     },
 }
 
-/// A line that is no message.
+/// A line is not a message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{given}' is not a message of gradwire: {reason}")]
+#[error("'{given}' is not a Gradwire message: {reason}")]
 pub struct NotAMessage {
     /// The beginning of the line.
     pub given: String,
-    /// What is wrong with it.
+    /// The reason.
     pub reason: String,
 }
 
 /// A message as a line, with its newline.
 pub fn to_line(message: &impl Serialize) -> String {
-    // Messages are plain data with text keys, which JSON can always represent.
+    // Can't fail: messages are plain data with text keys.
     let mut line = serde_json::to_string(message).unwrap_or_default();
     line.push('\n');
     line
 }
 
-/// Reads a line.
-///
-/// # Errors
-/// [`NotAMessage`] for anything else (TRUST); the text shows its beginning.
+/// Reads a message from a line (TRUST).
 pub fn from_line<T: DeserializeOwned>(line: &str) -> Result<T, NotAMessage> {
     serde_json::from_str(line).map_err(|error| NotAMessage {
         given: line.chars().filter(|c| !c.is_control()).take(80).collect(),
@@ -404,7 +372,7 @@ mod tests {
             assert!(from_line::<Notice>(line).is_err(), "{line}");
         }
         let error = from_line::<Report>("Welcome to \u{1b}n1!").unwrap_err().to_string();
-        assert!(error.starts_with("'Welcome to n1!' is not a message of gradwire"), "{error}");
+        assert!(error.starts_with("'Welcome to n1!' is not a Gradwire message"), "{error}");
     }
 
     #[test]

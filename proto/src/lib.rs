@@ -1,20 +1,20 @@
-//! The vocabulary that every part of Gradwire shares: the messages of `gradwire.v1`, and the
-//! domain types that they become once they are checked.
+//! The types that every part of Gradwire shares: the messages of `gradwire.v1`, and the domain
+//! types that they become once they are checked.
 //!
 //! Invariant TRUST starts here: a message from a socket is only data until a conversion of this
-//! crate has accepted it. Past that point nobody checks it again. There is no I/O in this crate.
+//! crate has accepted it. After that it is not checked again. There is no I/O in this crate.
 //!
 //! The modules, lowest first; each imports only from those above it in this list:
 //!
 //! - [`pb`]: the generated messages and services
 //! - [`otlp`]: the messages for a collector of OpenTelemetry (feature `otlp`)
 //! - [`float8`]: the two 8-bit floats
-//! - [`rack`]: what the label of a rack may be
-//! - [`types`]: ranks, names, shapes, element types: values that can't be wrong
+//! - [`rack`]: the check of rack labels
+//! - [`types`]: ranks, names, shapes, element types: values that are always valid
 //! - [`compression`]: the wire type of elements between nodes
 //! - [`request`]: what a rank asks for, and how two requests differ
-//! - [`agreed`]: what all ranks agreed on, the flows of it and their routes
-//! - [`failure`]: one failure, with the same text for everybody
+//! - [`agreed`]: what all ranks agreed on, its flows and their routes
+//! - [`failure`]: one failure, with the same text everywhere
 //! - [`launch`]: the messages between launcher, agents and daemons (feature `launch`)
 //! - [`convert`]: from wire to domain types, the only place where wire values are checked
 //! - [`auth`]: proofs of the job's secret
@@ -46,21 +46,21 @@ pub use auth::Secret;
 pub use convert::WireError;
 pub use failure::{Ending, Failure, FailureKind};
 pub use float8::{F8E4m3, F8E5m2};
-pub use rack::{MAX_LABEL_BYTES, MAX_TIERS, NoRackLabel, check_rack_label};
+pub use rack::{InvalidRackLabel, MAX_LABEL_BYTES, MAX_TIERS, check_rack_label};
 pub use request::{Part, Request};
 pub use types::{
     Collective, Compression, DType, Epoch, JobId, NodeId, Priority, ProcessSetId, Rank, ReduceOp,
     Sequence, Shape, SpecId, TensorId, TensorName, TypeError,
 };
 
-/// The version of the messages of this crate. Two sides with different numbers can't talk.
+/// The version of the messages of this crate. It must be the same on both sides of a connection.
 pub const PROTOCOL: u32 = 10;
 
 /// What a node sends first on its connection to the coordinator, before HTTP/2. So the coordinator
-/// knows connections of nodes from those of viewers without reading more of them.
+/// can tell nodes from viewers without reading any further.
 pub const NODE_PREFACE: &[u8; 14] = b"NODE gradwire\n";
 
-/// The release of Gradwire, for texts.
+/// The release of Gradwire.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The most lanes of a daemon (BOUND).
@@ -69,7 +69,7 @@ pub const MAX_LANES: u32 = 16;
 /// The largest control message, in bytes; a larger one is refused before it is read.
 pub const MAX_CONTROL_MESSAGE: usize = 4 << 20;
 
-/// The most bytes of a report of a node (BOUND).
+/// The largest report of a node, in bytes (BOUND).
 pub const MAX_REPORT: usize = 1024;
 
 /// The file descriptors of the `gradwire.v1` package, for gRPC reflection.

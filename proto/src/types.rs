@@ -1,41 +1,31 @@
-//! Values that can't be wrong: each type's constructor is the check.
+//! Values that are always valid: each type's constructor checks them.
 
 use std::{fmt, sync::Arc};
 
 use crate::pb;
 
-/// Why a value is not one of the types here. The text says what was given and what is allowed.
+/// Why a value is not valid. The text says what was given, perhaps cut, and what is allowed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "each field is what was given")]
 pub enum TypeError {
     /// A tensor name is empty, too long or holds control characters.
     #[error(
-        "tensor name {given:?} is not usable: it must have 1 to {max} bytes and no control \
-         characters",
+        "invalid tensor name {given:?}: expected 1 to {max} bytes without control characters",
         max = TensorName::MAX_BYTES
     )]
-    TensorName {
-        /// The name, cut to 80 characters.
-        given: String,
-    },
-    /// A job id has characters that can't be part of a socket's or a file's name.
+    TensorName { given: String },
+    /// A job id can't be part of the name of a socket or file.
     #[error(
-        "job id {given:?} is not usable: it must have 1 to {max} characters of a-z, A-Z, 0-9, '-' \
-         and '_'",
+        "invalid job id {given:?}: expected 1 to {max} characters from a-z, A-Z, 0-9, '-' and '_'",
         max = JobId::MAX_BYTES
     )]
-    JobId {
-        /// The id, cut to 80 characters.
-        given: String,
-    },
+    JobId { given: String },
     /// A shape has too many dimensions or more elements than can be addressed.
     #[error(
-        "shape {given:?} is not usable: at most {max} dimensions and 2^53 elements",
+        "invalid shape {given:?}: expected at most {max} dimensions and 2^53 elements",
         max = Shape::MAX_DIMS
     )]
-    Shape {
-        /// The dimensions, at most the first 16.
-        given: Vec<u64>,
-    },
+    Shape { given: Vec<u64> },
 }
 
 fn excerpt(text: &str) -> String {
@@ -68,28 +58,28 @@ number! {
     NodeId(u32)
 }
 number! {
-    /// One formation of the world. What belongs to another epoch is refused.
+    /// One formation of the world. Messages of another epoch are refused.
     Epoch(u64)
 }
 number! {
-    /// The place of an operation in the job's one total order (ORD).
+    /// The position of an operation in the total order of the job (ORD).
     Sequence(u64)
 }
 number! {
-    /// A group of ranks with operations of its own; 0 is all ranks.
+    /// A group of ranks with its own operations; 0 is all ranks.
     ProcessSetId(u32)
 }
 number! {
-    /// The id that the coordinator gives to a tensor: short, and valid for one epoch.
+    /// The short id that the coordinator gives to a tensor, valid for one epoch.
     TensorId(u32)
 }
 number! {
-    /// The id that the coordinator gives to a spec: an algorithm with its parameters. 0 if there is
+    /// The id that the coordinator gives to a spec: an algorithm with its parameters. 0: there is
     /// nothing to choose.
     SpecId(u32)
 }
 number! {
-    /// Larger goes first. The default is 0.
+    /// Larger values go first. The default is 0.
     Priority(i32)
 }
 
@@ -99,7 +89,7 @@ impl Rank {
 }
 
 impl NodeId {
-    /// The node's place in lists and bit sets of all nodes.
+    /// The node's index in lists and bit sets of all nodes.
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -118,10 +108,7 @@ impl TensorName {
     /// The longest name, in bytes.
     pub const MAX_BYTES: usize = 1024;
 
-    /// Checks and takes a name.
-    ///
-    /// # Errors
-    /// [`TypeError::TensorName`] if it is empty, too long or holds control characters.
+    /// Checks a name.
     pub fn new(name: &str) -> Result<Self, TypeError> {
         if name.is_empty() || name.len() > Self::MAX_BYTES || name.chars().any(char::is_control) {
             return Err(TypeError::TensorName { given: excerpt(name) });
@@ -134,9 +121,8 @@ impl TensorName {
         &self.0
     }
 
-    /// Whether it is one of those that workers give by counting: to operations without a name
-    /// (`allreduce.#3`), and to the pieces of a slice (`weights/#2`). Such a name comes again for
-    /// other data.
+    /// Whether a worker made it by counting: for an operation without a name (`allreduce.#3`) or a
+    /// part of a slice (`weights/#2`). Such a name may be used again for other data.
     pub fn is_counted(&self) -> bool {
         self.0.contains(".#") || self.0.contains("/#")
     }
@@ -148,20 +134,16 @@ impl fmt::Display for TensorName {
     }
 }
 
-/// What distinguishes jobs on the same machine; part of the names of its sockets and memory
-/// (CLEAN).
+/// Distinguishes jobs on the same machine; part of the names of their sockets and memory (CLEAN).
+/// Letters, digits, `-` and `_`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobId(Arc<str>);
 
 impl JobId {
-    /// The longest id, in bytes: it has to fit the name of a Unix socket.
+    /// The longest id, in bytes: it must fit into the name of a Unix socket.
     pub const MAX_BYTES: usize = 48;
 
-    /// Checks and takes an id.
-    ///
-    /// # Errors
-    /// [`TypeError::JobId`] if it is empty, too long or has other characters than letters,
-    /// digits, `-` and `_`.
+    /// Checks an id.
     pub fn new(id: &str) -> Result<Self, TypeError> {
         let fits = (1..=Self::MAX_BYTES).contains(&id.len())
             && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
@@ -193,10 +175,7 @@ impl Shape {
     pub const MAX_DIMS: usize = 32;
     const MAX_ELEMENTS: u64 = 1 << 53;
 
-    /// Checks and takes dimensions, outermost first.
-    ///
-    /// # Errors
-    /// [`TypeError::Shape`] if there are too many dimensions or elements.
+    /// Checks dimensions, outermost first.
     pub fn new(dims: &[u64]) -> Result<Self, TypeError> {
         // A zero dimension makes the tensor empty, but must not hide an impossible one beside it.
         let fits = dims.len() <= Self::MAX_DIMS
@@ -215,27 +194,22 @@ impl Shape {
         &self.0
     }
 
-    /// How many elements there are; 1 for no dimensions.
+    /// The number of elements; 1 without dimensions.
     pub fn elements(&self) -> u64 {
         self.0.iter().product()
     }
-}
 
-impl Shape {
-    /// The first dimension; 1 for no dimensions.
+    /// The first dimension; 1 without dimensions.
     pub fn rows(&self) -> u64 {
         self.0.first().copied().unwrap_or(1)
     }
 
-    /// Elements of one row: the product of all dimensions but the first.
+    /// The elements of one row: the product of all dimensions but the first.
     pub fn row_elements(&self) -> u64 {
         self.0.iter().skip(1).product()
     }
 
     /// The same shape with another first dimension. A shape without dimensions gets one.
-    ///
-    /// # Errors
-    /// [`TypeError::Shape`] if these are too many elements.
     pub fn with_rows(&self, rows: u64) -> Result<Self, TypeError> {
         let rest = self.0.iter().skip(1).copied();
         Self::new(&std::iter::once(rows).chain(rest).collect::<Vec<_>>())
@@ -277,28 +251,28 @@ macro_rules! wire_enum {
         }
 
         impl $name {
-            /// Every value, in the order of the wire.
+            /// All values, in the order of their wire numbers.
             pub const ALL: &[Self] = <Self as strum::VariantArray>::VARIANTS;
 
             /// Their names, in the same order.
             pub const NAMES: &[&str] = <Self as strum::VariantNames>::VARIANTS;
 
-            /// The value with this number on the wire, if there is one.
+            /// The value with this wire number, if there is one.
             pub fn from_wire(number: i32) -> Option<Self> {
                 u8::try_from(number).ok().and_then(Self::from_repr)
             }
 
-            /// The number on the wire.
+            /// The wire number.
             pub fn to_wire(self) -> i32 {
                 self as i32
             }
 
-            /// The name that people read.
+            /// The name for people.
             pub fn name(self) -> &'static str {
                 self.into()
             }
 
-            /// The name of the type in an error's text.
+            /// The name of the type in error texts.
             pub const WHAT: &str = $what;
         }
 
@@ -306,7 +280,7 @@ macro_rules! wire_enum {
 }
 
 wire_enum! {
-    /// The type of a tensor's elements, in the machine's byte order (little endian).
+    /// The element type of a tensor. Elements are little endian.
     DType ("element type") {
         /// IEEE 754 single precision.
         F32 = "f32",
@@ -332,21 +306,21 @@ wire_enum! {
         U32 = "u32",
         /// 64-bit unsigned integer.
         U64 = "u64",
-        /// A byte that is false where it is 0; results are 0 and 1.
+        /// A byte; 0 is false, and results are 0 or 1.
         Bool = "bool",
-        /// 8-bit float with 4 bits of exponent, no infinity (OCP E4M3); sums are kept in f32.
+        /// 8-bit float with 4 bits of exponent and no infinity (OCP E4M3); sums are kept in f32.
         F8E4m3 = "f8e4m3",
         /// 8-bit float with 5 bits of exponent (OCP E5M2); sums are kept in f32.
         F8E5m2 = "f8e5m2",
-        /// Complex number of two f32.
+        /// Complex number with f32 components.
         C64 = "c64",
-        /// Complex number of two f64.
+        /// Complex number with f64 components.
         C128 = "c128",
     }
 }
 
 impl DType {
-    /// Bytes of one element.
+    /// The bytes of one element.
     pub fn size(self) -> usize {
         match self {
             Self::I8 | Self::U8 | Self::Bool | Self::F8E4m3 | Self::F8E5m2 => 1,
@@ -357,27 +331,10 @@ impl DType {
         }
     }
 
-    /// Whether it is a float, or made of floats.
+    /// Whether it is a float or a complex number.
     pub fn is_float(self) -> bool {
-        match self {
-            Self::F32
-            | Self::F64
-            | Self::F16
-            | Self::Bf16
-            | Self::F8E4m3
-            | Self::F8E5m2
-            | Self::C64
-            | Self::C128 => true,
-            Self::I8
-            | Self::U8
-            | Self::I16
-            | Self::U16
-            | Self::I32
-            | Self::U32
-            | Self::I64
-            | Self::U64
-            | Self::Bool => false,
-        }
+        use DType::{Bf16, F8E4m3, F8E5m2, F16, F32, F64};
+        self.is_complex() || matches!(self, F32 | F64 | F16 | Bf16 | F8E4m3 | F8E5m2)
     }
 
     /// Whether it is a complex number, which has no order.
@@ -387,10 +344,9 @@ impl DType {
 }
 
 wire_enum! {
-    /// How the contributions to one element become one value. Integers wrap around in sums and
-    /// products; an integer average is the sum divided and rounded towards zero. The min and max of
-    /// values with a NaN is NaN. For booleans, sum, max and bit-or are "any"; product, min and
-    /// bit-and are "all".
+    /// How the contributions to an element are reduced to one value. Integers wrap around in sums
+    /// and products; an integer average is rounded towards zero. The min or max of values with a
+    /// NaN is NaN. For booleans, sum, max and bit-or are "any"; product, min and bit-and are "all".
     ReduceOp ("reduce operation") {
         /// The sum.
         Sum = "sum",
@@ -412,37 +368,37 @@ wire_enum! {
 }
 
 impl ReduceOp {
-    /// Why this operation on elements of a type takes no factor; none if it takes one.
+    /// What can't be multiplied by a factor in this operation; `None` if a factor is allowed.
     pub fn refuses_factors(self, dtype: DType) -> Option<&'static str> {
         match self {
             Self::BitAnd | Self::BitOr | Self::BitXor => Some("bits"),
-            _ if dtype == DType::Bool => Some("truth values"),
+            _ if dtype == DType::Bool => Some("booleans"),
             _ => None,
         }
     }
 
-    /// Why elements of a type can't be reduced by this operation; none if they can.
+    /// Why elements of a type can't be reduced by this operation; `None` if they can.
     pub fn refuses(self, dtype: DType) -> Option<&'static str> {
         let bitwise = matches!(self, Self::BitAnd | Self::BitOr | Self::BitXor);
         let sums = matches!(self, Self::Sum | Self::Average);
         match dtype {
             _ if bitwise && dtype.is_float() => Some("only integers and bool have bits to combine"),
             _ if dtype.is_complex() && !sums => Some("complex numbers can only be summed"),
-            DType::Bool if self == Self::Average => Some("truth values have no average"),
+            DType::Bool if self == Self::Average => Some("booleans have no average"),
             _ => None,
         }
     }
 }
 
 wire_enum! {
-    /// How floats of at most 32 bits travel between nodes in reductions; see
+    /// The wire format of floats of at most 32 bits in reductions between nodes; see
     /// [`Compression::between_nodes`] and [`Compression::quantizes`].
     Compression ("compression") {
-        /// In f32, so that nothing is rounded on the way.
+        /// f32: nothing is rounded on the way.
         None = "none",
-        /// Rounded to bfloat16: half the bytes, 8 bits of precision.
+        /// bfloat16: half the bytes, 8 bits of precision.
         Bf16 = "bf16",
-        /// Large sums of f32 in groups of 8-bit integers that share a scale.
+        /// Groups of 8-bit integers that share a scale, for large sums of f32.
         Int8 = "int8",
         /// The same with 8-bit floats (f8e4m3).
         Fp8 = "fp8",
@@ -450,19 +406,19 @@ wire_enum! {
 }
 
 wire_enum! {
-    /// What is done with a tensor.
+    /// What to do with a tensor.
     Collective ("collective") {
         /// Every rank gets the reduction of all ranks' tensors.
         Allreduce = "allreduce",
         /// Every rank gets the root's tensor.
         Broadcast = "broadcast",
-        /// No rank continues before all ranks have come.
+        /// No rank continues before all ranks have called it.
         Barrier = "barrier",
         /// The root gets the reduction of all ranks' tensors.
         Reduce = "reduce",
-        /// Every rank gets all ranks' tensors, one after the other along the first dimension.
+        /// Every rank gets all ranks' tensors, concatenated along the first dimension.
         Allgather = "allgather",
-        /// The root gets all ranks' tensors, one after the other along the first dimension.
+        /// The root gets all ranks' tensors, concatenated along the first dimension.
         Gather = "gather",
         /// Every rank gets its rows of the root's tensor.
         Scatter = "scatter",
@@ -470,14 +426,21 @@ wire_enum! {
         ReduceScatter = "reducescatter",
         /// Every rank gets its rows of every rank's tensor.
         Alltoall = "alltoall",
-        /// One rank gets another one's tensor.
+        /// One rank gets the tensor of another.
         SendReceive = "send-receive",
-        /// A rank has no more data, and waits until all others have none.
+        /// A rank has no more data, and waits until the others have none either.
         Join = "join",
-        /// Makes a process set.
+        /// Adds a process set.
         AddProcessSet = "add-process-set",
         /// Removes a process set.
         RemoveProcessSet = "remove-process-set",
+    }
+}
+
+impl Collective {
+    /// Whether it reduces tensors.
+    pub fn reduces(self) -> bool {
+        matches!(self, Self::Allreduce | Self::Reduce | Self::ReduceScatter)
     }
 }
 

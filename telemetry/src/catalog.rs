@@ -1,10 +1,10 @@
 //! Every metric of Gradwire, declared once: name, type, unit, meaning and labels. `docs/metrics.md`
 //! is generated from this (`make metrics-docs`).
 //!
-//! The rules, which the tests check: names begin with `gradwire_` and the part that shows them, or
-//! with `process_` where every program has the same metric, and end in the base unit; counters end
-//! in `_total`. Labels are bounded, and no tensor's name is one (BOUND). A histogram is 28 series,
-//! so it has no label but `phase` or `collective`.
+//! The rules, which the tests check: names begin with `gradwire_` and the service, or with
+//! `process_` for metrics that every program has, and end in the base unit; counters end in
+//! `_total`. Labels have few values, and tensor names are not labels (BOUND). A histogram is 28
+//! series, so its only labels are `phase` and `collective`.
 
 use std::sync::LazyLock;
 
@@ -29,11 +29,11 @@ pub const HOST: Label = Label {
 pub const COLLECTIVE: Label =
     Label { name: "collective", values: "`allreduce`, `broadcast` and the like" };
 
-/// Where a rank has a tensor.
+/// The memory of a submitted tensor.
 pub const MEMORY: Label = Label {
     name: "memory",
-    values: "`shared` if the tensor was in shared memory, `ordinary` if the rank had to copy it \
-             there",
+    values: "`shared` if the tensor was in shared memory, `ordinary` if the rank had to copy \
+             it there",
 };
 
 /// An algorithm.
@@ -43,50 +43,49 @@ pub const ALGORITHM: Label = Label {
              operations of one node alone",
 };
 
-/// Between whom bytes move.
+/// Whether bytes move between nodes.
 pub const SCOPE: Label = Label {
     name: "scope",
     values: "`intra_node` for operations of one node alone, `inter_node` for all others",
 };
 
-/// What a submission is a part of.
+/// The call that a submission belongs to.
 pub const ORIGIN: Label = Label {
     name: "origin",
-    values: "`plain` for the collective itself; else the call that it is a part of: \
-             `sparse-rows`, `sparse-dense`, `object`, `adasum`, or `count` for what ranks exchange \
-             before one of these",
+    values: "`plain` for a direct call of the collective; otherwise the call that it is a part of: \
+             `sparse-rows`, `sparse-dense`, `object`, `adasum`, or `count` for the numbers that \
+             ranks exchange before one of these",
 };
 
 /// A kind of failure.
 pub const KIND: Label = Label {
     name: "kind",
-    values: "`worker_lost`, `disagreement` and the like, as in reports of failures",
+    values: "`worker_lost`, `disagreement` and the like, as in failure reports",
 };
 
 /// Why a connection was rejected.
 pub const REASON: Label = Label {
     name: "reason",
-    values: "of another host: `not_gradwire` for another protocol or release, `wrong_job`, \
-             `secret` for a wrong proof of the job's secret, `superseded` for an attempt that came \
-             after a later one, `broken`, `silent`, `too_many` for too many at a time; of a \
-             process of this host: `worker_refused`, `worker_broken`",
+    values: "from another host: `not_gradwire` for another protocol or release, `wrong_job`, \
+             `secret` for a wrong proof of the job's secret, `superseded` for an attempt that \
+             arrived after a later one, `broken`, `silent`, `too_many` for too many at a time; \
+             from a process of this host: `worker_refused`, `worker_broken`",
 };
 
 /// A data thread of a daemon.
 pub const LANE: Label = Label { name: "lane", values: "the number of a lane" };
 
-/// What a lane does.
+/// The activity of a lane.
 pub const ACTIVITY: Label = Label {
     name: "activity",
-    values: "`reduce`, `send`, `receive` and `publish`; `idle` is the rest: it waits, or looks for \
-             something to do",
+    values: "`reduce`, `send`, `receive` and `publish`; `idle` for waiting and looking for work",
 };
 
-/// What a daemon uses memory for.
+/// The use of memory in a daemon.
 pub const BUFFER: Label = Label {
     name: "buffer",
-    values: "`staging` for the results of pieces; `frames` for frames that came early, and for \
-             those that may come; `feedback` for what int8 and fp8 have lost",
+    values: "`staging` for the results of pieces; `frames` for early frames and memory reserved \
+             for further ones; `feedback` for the rounding errors of int8 and fp8",
 };
 
 /// A phase of an operation.
@@ -95,65 +94,64 @@ pub const PHASE: Label = Label {
     values: "in this order: `gather` until all local ranks have submitted a tensor, `negotiate` \
              until all ranks agree on it, `credit` until its first operation starts, `transfer` \
              until the result of an operation is complete on a node, `publish` until the local \
-             ranks have it",
+             ranks have the result",
 };
 
 /// Another node.
 pub const PEER_HOST: Label = Label {
     name: "peer_host",
-    values: "the host of another node; `other` stands for all from the 65th node on",
+    values: "the host of another node; `other` for all nodes from the 65th on",
 };
 
-/// A node, as the coordinator sees it.
+/// A node of the job.
 pub const NODE_HOST: Label = Label {
     name: "node_host",
-    values: "the host of a node of the job, as the coordinator sees it; `other` stands for all \
-             from the 65th node on",
+    values: "the host of a node of the job; `other` for all nodes from the 65th on",
 };
 
 /// A rank.
 pub const RANK: Label =
-    Label { name: "rank", values: "the number of a rank; `other` stands for all from 1024 on" };
+    Label { name: "rank", values: "the number of a rank; `other` for all ranks from 1024 on" };
 
 /// A thread.
 pub const THREAD: Label = Label {
     name: "thread",
-    values: "`gw-control`, `gw-lane-0` and the like (ARCHITECTURE.md lists them); `other` stands \
-             for threads of other names",
+    values: "`gw-control`, `gw-lane-0` and the like (ARCHITECTURE.md lists them); `other` for \
+             threads with other names",
 };
 
-/// The value of a label that stands for all others.
+/// The label value shared by everything that has no series of its own.
 pub const OTHER: &str = "other";
 
-/// So many nodes have series of their own; further ones share one (BOUND).
+/// The number of nodes with their own series; all others share one (BOUND).
 const NODES: usize = 64;
 
-/// So many ranks have series of their own; further ones share one (BOUND).
+/// The number of ranks with their own series; all others share one (BOUND).
 const RANKS: u32 = 1024;
 
-/// The value of [`PEER_HOST`] or [`NODE_HOST`] for the node with this number.
+/// The value of [`PEER_HOST`] or [`NODE_HOST`] for a node.
 pub fn host_label(node: usize, host: &str) -> &str {
     if node < NODES { host } else { OTHER }
 }
 
-/// The value of [`RANK`] for this rank.
+/// The value of [`RANK`] for a rank.
 pub fn rank_label(rank: u32) -> String {
     if rank < RANKS { rank.to_string() } else { OTHER.to_owned() }
 }
 
-/// What is running.
+/// A service.
 pub const SERVICE: Label = Label { name: "service", values: "`gradwired` or `coordinator`" };
 
-/// Its release.
+/// A release.
 pub const VERSION: Label = Label { name: "version", values: "the release of Gradwire" };
 
 metrics! {
-    /// Of every service.
+    /// Metrics of every service.
     PROCESS: Process {
-        /// Always 1. The labels tell what is running.
+        /// Always 1. The labels say what is running.
         build_info: Family<Gauge, 2> = "gradwire_build_info", Count, [SERVICE, VERSION];
-        /// Processor time of the threads with a name. What a thread uses between the last look and
-        /// its end is missing.
+        /// Processor time by thread name. The time between the last reading and the end of a thread
+        /// is missing.
         thread_seconds: Family<TimeCounter, 1> =
             "gradwire_thread_cpu_seconds_total", Seconds, [THREAD];
         /// Processor time of the process.
@@ -169,7 +167,7 @@ metrics! {
         /// Threads of the process.
         threads: Gauge = "process_threads", Count, [];
     }
-    /// Of a daemon.
+    /// Metrics of a daemon.
     DAEMON: Daemon {
         /// Local ranks that are attached.
         workers: Gauge = "gradwire_daemon_workers", Count, [];
@@ -181,27 +179,26 @@ metrics! {
             "gradwire_daemon_rank_since_step_seconds", Seconds, [RANK];
         /// Time per step of a local rank, over its last steps. NaN once it has left.
         rank_step: Family<Gauge, 1> = "gradwire_daemon_rank_step_seconds", Seconds, [RANK];
-        /// Time in which a local rank was blocked in a wait for a result: what communication adds
-        /// to its steps.
+        /// Time for which a local rank was blocked waiting for a result: what communication adds to
+        /// its steps.
         rank_blocked: Family<TimeCounter, 1> =
             "gradwire_daemon_rank_blocked_seconds_total", Seconds, [RANK];
-        /// Time in which a local rank had operations in flight.
+        /// Time for which a local rank had operations in flight.
         rank_in_flight: Family<TimeCounter, 1> =
             "gradwire_daemon_rank_in_flight_seconds_total", Seconds, [RANK];
         /// Shared memory that local ranks have handed over.
         shared_memory: Gauge = "gradwire_daemon_shared_memory_bytes", Bytes, [];
-        /// Process sets, that of all ranks included.
+        /// Process sets, including the set of all ranks.
         process_sets: Gauge = "gradwire_daemon_process_sets", Count, [];
         /// Submissions of local ranks.
         submissions: Family<Counter, 2> =
             "gradwire_daemon_submissions_total", Count, [COLLECTIVE, ORIGIN];
-        /// Bytes that local ranks contribute, by where they were. What is in shared memory is not
-        /// copied.
+        /// Bytes that local ranks contributed. Tensors in shared memory are not copied.
         submitted: Family<Counter, 1> =
             "gradwire_daemon_submitted_bytes_total", Bytes, [MEMORY];
         /// Tensors that local ranks have submitted and that are not done.
         queued_tensors: Gauge = "gradwire_daemon_queued_tensors", Count, [];
-        /// Times that a local rank had to allocate memory for a result that it could not expect.
+        /// Requests to a local rank to allocate memory for a result of unexpected size.
         allocation_requests: Counter = "gradwire_daemon_allocation_requests_total", Count, [];
         /// Operations (pieces) that are complete on this node.
         operations: Counter = "gradwire_daemon_operations_total", Count, [];
@@ -209,22 +206,22 @@ metrics! {
         published: Counter = "gradwire_daemon_published_bytes_total", Bytes, [];
         /// Time from the coordinator's order to the end of an operation on this node.
         operation: Histogram = "gradwire_daemon_operation_seconds", Seconds, [];
-        /// Time of each phase, as far as a daemon knows it: `gather` of each tensor, `transfer` and
+        /// Time of each phase that a daemon observes: `gather` of each tensor, `transfer` and
         /// `publish` of each operation. An operation of one node alone has no phase `publish`.
         phase: Family<Histogram, 1> = "gradwire_daemon_phase_seconds", Seconds, [PHASE];
-        /// Tensors of these operations. One in several pieces counts in each.
+        /// Tensors of these operations. A tensor in several pieces counts in each.
         operation_tensors: Counter = "gradwire_daemon_operation_tensors_total", Count, [];
-        /// Bytes of these operations, by what they are and how they are moved. Together they are
+        /// Bytes of these operations, by collective and by how they are moved. Their sum is
         /// gradwire_daemon_published_bytes_total.
         moved: Family<Counter, 3> =
             "gradwire_daemon_moved_bytes_total", Bytes, [COLLECTIVE, ALGORITHM, SCOPE];
-        /// Pieces that are exchanged with other nodes now, those of probes included.
+        /// Pieces that are being exchanged with other nodes, including probes.
         pieces_in_flight: Gauge = "gradwire_daemon_pieces_in_flight", Count, [];
         /// Frames that have arrived and wait for other parts of their piece.
         held_frames: Gauge = "gradwire_daemon_held_frames", Count, [];
-        /// Memory of the daemon itself for data.
+        /// The daemon's own memory for data.
         memory: Family<Gauge, 1> = "gradwire_daemon_memory_bytes", Bytes, [BUFFER];
-        /// What each lane did with its time.
+        /// How each lane spent its time.
         lane_seconds: Family<TimeCounter, 2> =
             "gradwire_daemon_lane_seconds_total", Seconds, [LANE, ACTIVITY];
         /// Bytes sent to the data plane of a peer.
@@ -236,21 +233,21 @@ metrics! {
         /// Packets sent to a peer on data connections, including those sent again.
         packets: Family<Counter, 1> =
             "gradwire_daemon_network_packets_total", Count, [PEER_HOST];
-        /// Packets sent again to a peer, because they were lost or late.
+        /// Packets sent to a peer again, because they were lost or late.
         retransmits: Family<Counter, 1> =
             "gradwire_daemon_network_retransmits_total", Count, [PEER_HOST];
-        /// Round trip to a peer, as the system knows it: the slowest of the data connections.
+        /// Round trip to a peer, as measured by TCP on the slowest of the data connections.
         peer_round_trip: Family<Gauge, 1> =
             "gradwire_daemon_network_round_trip_seconds", Seconds, [PEER_HOST];
         /// Bytes per second that the line of this host carries in each direction: from
         /// network.rate_mbit if that is set, else from the interface of the data plane. Missing if
-        /// neither tells.
+        /// unknown.
         line_rate: Family<Gauge, 0> = "gradwire_daemon_line_rate_bytes", Bytes, [];
-        /// Connections that did not pass their handshake.
+        /// Connections that failed the handshake.
         rejected_connections: Family<Counter, 1> =
             "gradwire_daemon_rejected_connections_total", Count, [REASON];
         /// Tensors that have waited for ranks of this node for longer than
-        /// negotiation.stall_warning_ms. The coordinator does not know them yet.
+        /// negotiation.stall_warning_ms. They are not announced to the coordinator yet.
         stalled_tensors: Gauge = "gradwire_daemon_stalled_tensors", Count, [];
         /// Failures that ended tensors or the job.
         failures: Family<Counter, 1> = "gradwire_daemon_failures_total", Count, [KIND];
@@ -259,48 +256,47 @@ metrics! {
         round_trip: Histogram = "gradwire_daemon_heartbeat_round_trip_seconds", Seconds, [];
         /// How far the clock of this node is ahead of the coordinator's.
         clock_offset: Gauge = "gradwire_daemon_clock_offset_seconds", Seconds, [];
-        /// The most by which the clock offset may be wrong.
+        /// The largest possible error of the clock offset.
         clock_offset_error: Gauge = "gradwire_daemon_clock_offset_error_seconds", Seconds, [];
     }
-    /// Of the coordinator.
+    /// Metrics of the coordinator.
     COORDINATOR: Coordinator {
         /// Nodes that have joined.
         nodes: Gauge = "gradwire_coordinator_nodes", Count, [];
         /// Ranks of the complete world. 0 before it is complete.
         ranks: Gauge = "gradwire_coordinator_ranks", Count, [];
-        /// The number of the formation of the world.
+        /// The epoch: the number of this formation of the world.
         epoch: Gauge = "gradwire_coordinator_epoch", Count, [];
-        /// Tensors that some nodes have announced and others have not.
+        /// Tensors that some but not all nodes have announced.
         pending_tensors: Gauge = "gradwire_coordinator_pending_tensors", Count, [];
         /// Tensors on which all ranks agree and that wait for credit.
         queued_tensors: Gauge = "gradwire_coordinator_queued_tensors", Count, [];
-        /// Tensors that wait for longer than negotiation.stall_warning_ms.
+        /// Tensors that have waited for longer than negotiation.stall_warning_ms.
         stalled_tensors: Gauge = "gradwire_coordinator_stalled_tensors", Count, [];
-        /// Operations that have started and are not done by all nodes.
+        /// Operations that have started and are not complete on all nodes.
         operations_in_flight: Gauge = "gradwire_coordinator_operations_in_flight", Count, [];
         /// Operations that have started.
         operations: Counter = "gradwire_coordinator_operations_total", Count, [];
         /// Tensors on which ranks disagreed.
         disagreements: Counter = "gradwire_coordinator_disagreements_total", Count, [];
-        /// Bytes of the answers to all nodes together.
+        /// Bytes of messages to all nodes together.
         messages: Counter = "gradwire_coordinator_message_bytes_total", Bytes, [];
         /// Time from the first announcement of a tensor to its first operation.
         negotiation: Histogram = "gradwire_coordinator_negotiation_seconds", Seconds, [];
-        /// Time of each phase, as far as the coordinator knows it: `negotiate` and `credit` of each
+        /// Time of each phase that the coordinator observes: `negotiate` and `credit` of each
         /// tensor. Together they are the negotiation.
         phase: Family<Histogram, 1> = "gradwire_coordinator_phase_seconds", Seconds, [PHASE];
-        /// Time in which some tensor waited for this node, which was the last to announce it. Waits
-        /// at the same time count once.
+        /// Time during which at least one tensor waited for this node, which was the last to
+        /// announce it. Simultaneous waits count once.
         node_lag: Family<TimeCounter, 1> =
             "gradwire_coordinator_node_lag_seconds_total", Seconds, [NODE_HOST];
-        /// Tensors that waited for at least a millisecond until this rank was the last to submit
-        /// them.
+        /// Tensors that waited for this rank, the last to submit them, for at least a millisecond.
         rank_last: Family<Counter, 1> = "gradwire_coordinator_rank_last_total", Count, [RANK];
-        /// Time in which some tensor waited for this rank, which was the last to submit it. Waits
-        /// at the same time count once, waits of less than a millisecond not at all.
+        /// Time during which at least one tensor waited for this rank, which was the last to submit
+        /// it. Simultaneous waits count once; waits of less than a millisecond do not count.
         rank_lag: Family<TimeCounter, 1> =
             "gradwire_coordinator_rank_lag_seconds_total", Seconds, [RANK];
-        /// Time from the submission of a tensor by its first rank to that by its last one.
+        /// Time from the first to the last rank's submission of a tensor.
         rank_wait: Histogram = "gradwire_coordinator_rank_wait_seconds", Seconds, [];
     }
 }
@@ -338,8 +334,8 @@ mod tests {
         assert!(names.len() >= 29, "{names:?}");
     }
 
-    /// How many values a label has at most on the first of 9 nodes with 8 ranks each. A series
-    /// exists only once it is needed, so a job that uses everything is meant.
+    /// The most values of a label on the first of 9 nodes with 8 ranks each, in a job that uses
+    /// everything.
     fn values(label: &str) -> usize {
         match label {
             "activity" => 5,
@@ -353,17 +349,17 @@ mod tests {
             "phase" => 3,
             "rank" => 9 * 8,
             "reason" => 9,
-            // It follows from the algorithm.
+            // Determined by the algorithm.
             "scope" => 1,
             "service" => 2,
             "thread" => 16,
             "version" => 1,
-            other => panic!("how many values has {other}?"),
+            other => panic!("unknown label {other}: add the number of its values"),
         }
     }
 
     #[test]
-    fn beyond_64_nodes_or_1024_ranks_there_is_one_series() {
+    fn further_nodes_and_ranks_share_a_series() {
         assert_eq!([63, 64, 65].map(|node| host_label(node, "h")), ["h", OTHER, OTHER], "BOUND");
         assert_eq!([1023, 1024, u32::MAX].map(rank_label), ["1023", OTHER, OTHER], "BOUND");
         assert!(PEER_HOST.values.contains("65th") && NODE_HOST.values.contains("65th"));
@@ -376,7 +372,7 @@ mod tests {
         let mut all = 0;
         for metric in GROUPS.iter().flat_map(|(_, metrics)| *metrics) {
             let combinations: usize = metric.labels.iter().map(|it| values(it.name)).product();
-            // A bucket for each bound and one for what is longer, the sum and the count.
+            // One bucket more than bounds, the sum and the count.
             let each = if metric.kind == Kind::Histogram { BOUNDS + 3 } else { 1 };
             all += each * combinations;
         }

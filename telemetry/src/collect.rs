@@ -1,4 +1,4 @@
-//! Values that are read from the system only when somebody asks for the metrics.
+//! Values that are read from the system only when the metrics are scraped.
 //!
 //! They cost nothing between two scrapes. They are read on the thread that answers (`gw-http`), so
 //! no other thread waits for them.
@@ -12,19 +12,19 @@ use parking_lot::Mutex;
 
 /// Reads values and sets metrics to them.
 pub trait Collect: Debug + Send + Sync {
-    /// Called before the metrics are shown, perhaps on two threads at once.
+    /// Called before the metrics are read, perhaps on two threads at once.
     fn collect(&self);
 }
 
 static COLLECTORS: Mutex<Vec<Weak<dyn Collect>>> = Mutex::new(Vec::new());
 
-/// Calls a collector before the metrics of this process are shown, as long as it lives.
+/// Registers a collector, to be called before each scrape as long as it lives.
 pub fn on_scrape<T: Collect + 'static>(collector: &Arc<T>) {
     let collector: Weak<T> = Arc::downgrade(collector);
     COLLECTORS.lock().push(collector);
 }
 
-/// Calls all of them. The lock is not held meanwhile.
+/// Calls all collectors, without holding the lock.
 pub(crate) fn collect() {
     let mut living = Vec::new();
     COLLECTORS.lock().retain(|collector| {

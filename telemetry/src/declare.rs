@@ -1,9 +1,9 @@
-//! The macro that declares metrics: one line makes the row of the reference and the handle that
-//! code records with.
+//! The macro that declares metrics: one line makes the row of the reference and the handle for
+//! recording.
 //!
-//! Handles are created once. So to record is an addition to an atomic, with no look-up and no
-//! label to allocate. Where labels have more values than one line can name (peers, collectives),
-//! the line makes a [`Family`], and whoever records keeps the handle of each value.
+//! Handles are created once. So recording is an addition to an atomic, without a look-up or an
+//! allocation for labels. If the values of the labels are not known in advance (peers,
+//! collectives), the line makes a [`Family`], and the recording code keeps each value's handle.
 
 use std::marker::PhantomData;
 
@@ -15,9 +15,9 @@ use crate::{
     registry,
 };
 
-/// What can be recorded with.
+/// The handle of a series.
 pub trait Instrument: Sized {
-    /// The type that Prometheus sees.
+    /// The type for Prometheus.
     const KIND: Kind;
 
     /// The handle of one series.
@@ -69,22 +69,22 @@ pub struct Family<T, const LABELS: usize> {
 }
 
 impl<T: Instrument, const LABELS: usize> Family<T, LABELS> {
-    /// The handle of the series with these values, in the order of the declared labels. This looks
-    /// the series up: keep the handle.
+    /// The handle of the series with these label values, in the order of the declaration. This is a
+    /// look-up: keep the handle.
     pub fn series(&self, values: [&str; LABELS]) -> T {
         T::series(self.metric, &values)
     }
 }
 
-/// What one line of a declaration can make.
+/// The field that a line of a declaration makes.
 pub trait Declared: Sized {
-    /// The type that Prometheus sees.
+    /// The type for Prometheus.
     const KIND: Kind;
 
-    /// The number of its own labels.
+    /// The number of its labels.
     const LABELS: usize;
 
-    /// Makes it.
+    /// Creates it.
     fn declared(metric: &'static Metric) -> Self;
 }
 
@@ -131,7 +131,7 @@ macro_rules! metrics {
 
             $(#[doc = $gdoc])+
             ///
-            /// Use it only after the recorder is installed: handles that are made before record
+            /// Use it only after the recorder is installed: handles that are created earlier record
             /// nothing.
             pub static $GROUP: LazyLock<$Group> = LazyLock::new(|| $Group {
                 $($field: {
@@ -148,7 +148,7 @@ macro_rules! metrics {
             });
         )+
 
-        /// Every group of metrics: what it is about, and its metrics.
+        /// Every group of metrics: its title and its metrics.
         pub const GROUPS: &[(&str, &[Metric])] = &[$((
             concat!($($gdoc),+).trim_ascii(),
             &[$(Metric {

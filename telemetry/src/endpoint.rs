@@ -1,7 +1,7 @@
-//! The HTTP server that shows the metrics of this process, and pages about its job.
+//! The HTTP server for the metrics of this process, and for pages about its job.
 //!
-//! It has a thread of its own (`gw-http`). So it answers while the threads of the service are busy,
-//! and a slow reader delays no operation.
+//! It has its own thread (`gw-http`). So it answers while the threads of the service are busy, and
+//! a slow reader does not delay operations.
 
 use std::{
     collections::BTreeMap,
@@ -49,7 +49,7 @@ pub enum Readiness {
     NotReady(String),
 }
 
-/// What an [`Endpoint`] is and where it listens.
+/// The configuration of an [`Endpoint`].
 #[derive(Debug, Clone)]
 pub struct EndpointConfig {
     /// The service, as a label of `gradwire_build_info`: `gradwired` or `coordinator`.
@@ -62,13 +62,13 @@ pub struct EndpointConfig {
     pub host: String,
     /// Where to listen.
     pub listen: IpAddr,
-    /// The first free one of these ports is taken; port 0 lets the system choose.
+    /// The first free port of these is used; with port 0 the system chooses one.
     pub ports: RangeInclusive<u16>,
-    /// Whether any other port will do if all of these are taken.
+    /// Whether to use any other port if all of these are taken.
     pub or_any: bool,
-    /// The setting that these come from, for the error if they are taken.
+    /// The setting with the address and the ports, for errors.
     pub setting: &'static str,
-    /// The address of this host, at which others reach a listener on all addresses.
+    /// The address of this host for others, if the endpoint listens on all addresses.
     pub reached_at: IpAddr,
     /// The address of the job's coordinator, for `/coordinator`.
     pub coordinator: SocketAddr,
@@ -76,20 +76,20 @@ pub struct EndpointConfig {
     pub ready: watch::Receiver<Readiness>,
     /// What `/sd` lists, if this is the coordinator.
     pub targets: Option<watch::Receiver<Arc<[Target]>>>,
-    /// Whether `/sd` lists this endpoint, too: it is not that of a daemon.
+    /// Whether `/sd` also lists this endpoint, because it is not the endpoint of a daemon.
     pub lists_itself: bool,
-    /// Where the metrics are sent, too.
+    /// Where the metrics are also sent.
     pub otlp: Option<OtlpConfig>,
-    /// The pages about the job, if this is the coordinator: `/` and what belongs to it.
+    /// The pages about the job, if this is the coordinator: `/` and below.
     pub pages: Option<Router>,
 }
 
-/// Where metrics can be read.
+/// An endpoint with metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
     /// The address.
     pub address: SocketAddr,
-    /// Names and values that tell it from others.
+    /// Labels that distinguish it from others.
     pub labels: BTreeMap<&'static str, String>,
 }
 
@@ -99,17 +99,13 @@ pub struct Target {
 pub struct Endpoint {
     address: SocketAddr,
     cancel: CancellationToken,
-    /// Ends with the thread.
+    /// Closed when the thread ends.
     ended: oneshot::Receiver<()>,
 }
 
 impl Endpoint {
-    /// Installs the process's metrics recorder (once for the process, however many endpoints
-    /// it has), listens, and serves on a thread of its own.
-    ///
-    /// # Errors
-    /// [`TelemetryError::Listen`] with the address and its setting if it can't be listened on, and
-    /// [`TelemetryError::Thread`] if the system refuses the thread.
+    /// Installs the process's metrics recorder (once per process, for all its endpoints), listens,
+    /// and serves on its own thread.
     pub fn start(config: EndpointConfig) -> Result<Self, TelemetryError> {
         let labels = [(JOB.name, config.job.as_str()), (HOST.name, config.host.as_str())];
         let recorder = Recorder::install(&labels, GROUPS)?;
@@ -117,7 +113,6 @@ impl Endpoint {
         let listener = listen(&config)?;
         let mut address = listener.local_addr().map_err(|reason| refused(&config, reason))?;
         if address.ip().is_unspecified() {
-            // A listener on all addresses is reached at the host's own.
             address.set_ip(config.reached_at);
         }
 
@@ -146,7 +141,7 @@ impl Endpoint {
         Ok(Self { address, cancel, ended })
     }
 
-    /// Where others reach it, with the port that was free.
+    /// Where others reach it, with the port that is used.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -154,7 +149,7 @@ impl Endpoint {
     /// Stops listening and waits, for at most a second, until open requests are answered.
     pub async fn stop(mut self) {
         self.cancel.cancel();
-        // The thread sends nothing: it ends.
+        // Always an error: the thread drops the sender at its end.
         let _ = (&mut self.ended).await;
     }
 }
@@ -165,26 +160,20 @@ impl Drop for Endpoint {
     }
 }
 
-/// Listens at the first free port.
+/// Listens on the first free port.
 fn listen(config: &EndpointConfig) -> Result<TcpListener, TelemetryError> {
     let mut last = io::Error::from(ErrorKind::AddrInUse);
     let any = config.or_any.then_some(0);
     for port in config.ports.clone().chain(any) {
-        match TcpListener::bind((config.listen, port)) {
-            Ok(listener) => match listener.set_nonblocking(true) {
-                Ok(()) => {
-                    if Some(port) == any {
-                        let (setting, ports) = (config.setting, &config.ports);
-                        tracing::warn!(
-                            setting,
-                            ?ports,
-                            "all of these ports are taken: using another"
-                        );
-                    }
-                    return Ok(listener);
+        let bound = TcpListener::bind((config.listen, port));
+        match bound.and_then(|listener| listener.set_nonblocking(true).map(|()| listener)) {
+            Ok(listener) => {
+                if Some(port) == any {
+                    let (setting, ports) = (config.setting, &config.ports);
+                    tracing::warn!(setting, ?ports, "these ports are taken: using another one");
                 }
-                Err(reason) => return Err(refused(config, reason)),
-            },
+                return Ok(listener);
+            }
             Err(taken) if taken.kind() == ErrorKind::AddrInUse => last = taken,
             Err(reason) => return Err(refused(config, reason)),
         }
@@ -197,10 +186,10 @@ fn refused(config: &EndpointConfig, reason: io::Error) -> TelemetryError {
     let address = SocketAddr::new(config.listen, first);
     let hint = match reason.kind() {
         ErrorKind::AddrInUse if first == last => {
-            "; give a range such as 0.0.0.0:9401-9499, of which the first free port is taken"
+            "; use a range such as 0.0.0.0:9401-9499, so that the first free port is used"
         }
-        ErrorKind::AddrInUse => "; all of these ports are taken, so give a larger range",
-        ErrorKind::AddrNotAvailable => "; the address is not one of this machine",
+        ErrorKind::AddrInUse => "; all of these ports are taken: use a larger range",
+        ErrorKind::AddrNotAvailable => "; this machine does not have this address",
         ErrorKind::PermissionDenied => "; choose a port above 1023",
         _ if Errno::from_io_error(&reason) == Some(Errno::MFILE) => {
             "; raise the limit of open files (ulimit -n)"
@@ -211,7 +200,7 @@ fn refused(config: &EndpointConfig, reason: io::Error) -> TelemetryError {
     TelemetryError::Listen { address, setting: config.setting, reason, hint }
 }
 
-/// Serves until it is stopped, and then for a moment those who have asked already.
+/// Serves until `stop`, then finishes open requests within [`STOP`].
 fn serve(
     runtime: &Runtime,
     listener: TcpListener,
@@ -237,9 +226,9 @@ fn serve(
                     tracing::error!(%error, "the metrics endpoint ended");
                 }
             }
-            () = late => tracing::debug!("requests for metrics were left unanswered"),
+            () = late => tracing::debug!("some requests for metrics were not answered"),
         }
-        // The last message, which has a limit.
+        // Sends the last message, within a time limit.
         if let Some(sent) = sent {
             let _ = sent.await;
         }
@@ -255,7 +244,7 @@ fn service_discovery(targets: &[Target]) -> String {
 fn router(recorder: Arc<Recorder>, config: EndpointConfig, address: SocketAddr) -> Router {
     let EndpointConfig { ready, coordinator, targets, lists_itself, pages, .. } = config;
     // `gradwire status` looks for this at the usual ports.
-    let where_it_is = format!("coordinator {coordinator}\n");
+    let location = format!("coordinator {coordinator}\n");
     let metrics = move || {
         process::collect();
         collect::collect();
@@ -295,8 +284,8 @@ fn router(recorder: Arc<Recorder>, config: EndpointConfig, address: SocketAddr) 
         }
     };
     let elsewhere = || {
-        let text = "only the daemon of the first node has the status page: gradwire status says \
-                    where it is\n";
+        let text = "only the daemon of the first node serves the status page; `gradwire status` \
+                    prints its address\n";
         Router::new().route("/", get(async move || (StatusCode::NOT_FOUND, text)))
     };
     pages
@@ -305,5 +294,5 @@ fn router(recorder: Arc<Recorder>, config: EndpointConfig, address: SocketAddr) 
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| std::future::ready("ok\n")))
         .route("/readyz", get(readyz))
-        .route("/coordinator", get(move || std::future::ready(where_it_is)))
+        .route("/coordinator", get(move || std::future::ready(location)))
 }

@@ -2,40 +2,31 @@
 
 /// Why telemetry can't start. The text names the setting to change, if there is one.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts say what the fields are")]
 pub enum TelemetryError {
     /// The log filter can't be parsed.
     #[error("log.level = {given:?} is not a log filter: {reason}")]
-    Filter {
-        /// The filter.
-        given: String,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// Logs already go somewhere in this process.
-    #[error("logging was already set up in this process")]
+    Filter { given: String, reason: String },
+    /// Logging is already set up in this process.
+    #[error("logging is already set up in this process")]
     AlreadyLogging,
-    /// The address can't be listened on.
+    /// The endpoint can't listen on the address.
     #[error("can't serve metrics on {address} ({setting}): {reason}{hint}")]
     Listen {
-        /// The address, or several.
+        /// The address with its ports.
         address: String,
-        /// The setting it comes from.
         setting: &'static str,
-        /// The error of the system.
         reason: std::io::Error,
-        /// What to do, where that is known.
+        /// What to do, if known.
         hint: &'static str,
     },
-    /// The system refuses the thread of the endpoint, or what it needs.
+    /// The system refuses the thread of the endpoint, or a descriptor.
     #[error(
-        "can't serve metrics: the system refuses a thread: {reason}; raise gradwired's limits of \
+        "can't serve metrics: the system refuses a thread: {reason}; raise gradwired's limits on \
          processes and open files (ulimit -u -n)"
     )]
-    Thread {
-        /// The error of the system.
-        reason: std::io::Error,
-    },
-    /// Another recorder is in this process.
+    Thread { reason: std::io::Error },
+    /// This process has another recorder.
     #[error("another metrics recorder is already installed in this process")]
     Recorder,
 }

@@ -1,6 +1,6 @@
-//! Connections that are neither many nor idle (BOUND, WAIT). A client that opens connections and
-//! says nothing, or asks and never reads, must not use up the descriptors of the service, nor keep
-//! others waiting. One that reads what it is sent may stay: somebody watches.
+//! Limits the number and the idle time of connections (BOUND, WAIT). A client that opens
+//! connections and sends nothing, or asks and never reads, must not use up the descriptors of the
+//! service, nor keep others waiting. A client that reads its answers may stay.
 
 use std::{
     io::{self, ErrorKind},
@@ -24,15 +24,13 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 /// The most connections at a time. Others wait in the queue of the system.
 const CONNECTIONS: usize = 64;
 
-/// How long a connection may exist without taking a byte of an answer. A scraper that comes again
-/// makes another one.
+/// A connection is closed if the client reads nothing for this time. A scraper can reconnect.
 const IDLE_LIMIT: Duration = Duration::from_secs(30);
 
-/// How long a connection must have taken nothing to make room for another one.
+/// After this time without reading, a connection can be closed to make room for another.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Accepts a limited number of connections. Where there are too many, the one that has been idle
-/// for the longest time goes.
+/// Accepts a limited number of connections. If there are too many, the longest idle one is closed.
 pub(crate) struct Guard {
     listener: TcpListener,
     free: Arc<Semaphore>,
@@ -40,11 +38,11 @@ pub(crate) struct Guard {
     idle_limit: Duration,
 }
 
-/// What the guard knows of a connection.
+/// What the guard knows about a connection.
 struct Shared {
-    /// When it last took a byte of an answer, or came.
+    /// When its client last read something; at first, when it was accepted.
     used: Mutex<Instant>,
-    /// Another one needs the room.
+    /// Closes it, to make room for another one.
     evict: CancellationToken,
 }
 
@@ -54,8 +52,8 @@ impl Guard {
         Self { listener, free, open: Vec::new(), idle_limit: IDLE_LIMIT }
     }
 
-    /// Waits until there is room for one more connection, and makes some. The semaphore is never
-    /// closed.
+    /// Waits until there is room for one more connection, and closes idle ones to make room. The
+    /// semaphore is never closed.
     async fn room(&mut self) -> Option<OwnedSemaphorePermit> {
         let mut earliest = Instant::now();
         loop {
@@ -67,11 +65,11 @@ impl Guard {
             if let Ok(permit) = timeout_at(due, self.free.clone().acquire_owned()).await {
                 return permit.ok();
             }
-            // It may have taken something meanwhile.
+            // Its client may have read something meanwhile.
             if let Some(oldest) = oldest.filter(|oldest| oldest.used.lock().elapsed() >= IDLE) {
                 *oldest.used.lock() = Instant::now();
                 oldest.evict.cancel();
-                // One goes for one that comes: this one has time to leave.
+                // Evicts only one for each new connection, by giving it time to close.
                 earliest = Instant::now() + IDLE;
             }
         }
@@ -83,7 +81,7 @@ impl Listener for Guard {
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Guarded, SocketAddr) {
-        // The listener of axum waits where the system has no descriptor left.
+        // axum's listener waits if the system has no descriptor left.
         let (stream, address) = Listener::accept(&mut self.listener).await;
         let permit = self.room().await;
         let shared =
@@ -102,7 +100,7 @@ impl Listener for Guard {
     }
 }
 
-/// A connection that ends if it takes nothing for too long.
+/// A connection that is closed if its client reads nothing for too long.
 pub(crate) struct Guarded {
     stream: TcpStream,
     end: Pin<Box<Sleep>>,
@@ -113,7 +111,7 @@ pub(crate) struct Guarded {
 }
 
 impl Guarded {
-    /// Its stream, as long as there is time and room.
+    /// The stream; an error once the connection is idle for too long or evicted.
     fn poll(&mut self, context: &mut Context<'_>) -> io::Result<Pin<&mut TcpStream>> {
         let is_over = self.end.as_mut().poll(context).is_ready();
         match is_over || self.evicted.as_mut().poll(context).is_ready() {
@@ -168,7 +166,6 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// Clients that say nothing have to go, and then others are served.
     #[tokio::test]
     async fn silent_clients_make_room() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -186,15 +183,15 @@ mod tests {
         timeout(LONG, client.read_to_string(&mut answer)).await.unwrap().unwrap();
         assert!(answer.ends_with("here"), "{answer}");
         for mut client in silent {
-            // Closed without an answer, orderly or not.
+            // Closed without an answer, cleanly or not.
             let read = timeout(LONG, client.read(&mut [0; 64])).await.unwrap();
             assert_eq!(read.unwrap_or(0), 0);
         }
         server.abort();
     }
 
-    /// A client that comes while as many as possible are there, and say nothing, is served at once
-    /// and not once their limit is over. One that takes what it is sent stays.
+    /// A new client is served at once although all connections are in use by silent clients whose
+    /// limit is not over. A client that reads its answers stays.
     #[tokio::test]
     async fn the_longest_idle_connection_makes_room() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -216,7 +213,7 @@ mod tests {
             idle.push(TcpStream::connect(address).await.unwrap());
         }
         for _ in 0..3 {
-            // Longer idle than the regular one.
+            // The others are idle for longer than the regular client.
             ask().await;
             let mut client = TcpStream::connect(address).await.unwrap();
             client.write_all(b"GET / HTTP/1.0\r\n\r\n").await.unwrap();
@@ -225,7 +222,7 @@ mod tests {
             assert!(answer.ends_with("here"), "{answer}");
         }
         ask().await;
-        // One had to go, and no more: those that came had left again before the next one.
+        // Only one was evicted: each new client had disconnected before the next one.
         let gone = idle.iter().filter(|client| client.try_read(&mut [0; 1]).is_ok()).count();
         assert_eq!(gone, 1);
         server.abort();

@@ -1,7 +1,7 @@
 //! Histograms and counters of durations, as fixed arrays of atomics.
 //!
-//! To record is two additions and no search: the bounds double, so a bucket follows from the number
-//! of leading zeros. Nothing grows between two reads, so nothing needs upkeep.
+//! Recording is two additions and no search: the bounds double, so the bucket follows from the
+//! number of leading zeros. Nothing grows between two reads, so there is no maintenance.
 
 use std::{
     sync::{
@@ -14,34 +14,34 @@ use std::{
 /// The upper bound of the first bucket, in nanoseconds.
 const FIRST_NS: u64 = 5_000;
 
-/// The number of bounds: from 5 µs they double up to 84 s. One more bucket has what is longer.
+/// The number of bounds, which double from 5 µs up to 84 s. One more bucket is for longer times.
 pub const BOUNDS: usize = 25;
 
 #[derive(Debug, Default)]
 struct Buckets {
-    /// What was recorded in each, not cumulative.
+    /// The count of each bucket, not cumulative.
     counts: [AtomicU64; BOUNDS + 1],
     sum_ns: AtomicU64,
 }
 
-/// How long things took. Clones record into the same buckets.
+/// A histogram of durations. Clones record into the same buckets.
 #[derive(Debug, Clone, Default)]
 pub struct Histogram(Arc<Buckets>);
 
-/// What a histogram has recorded at one moment.
+/// The content of a histogram at one moment.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Recorded {
-    /// For each bound, in seconds, how many were at most as long.
+    /// Each bound, in seconds, with the number of durations up to it.
     pub(crate) cumulative: [(f64, u64); BOUNDS],
     pub(crate) count: u64,
     pub(crate) sum: Duration,
 }
 
-fn nanoseconds(time: Duration) -> u64 {
+pub(crate) fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The first bucket whose bound is not smaller.
+/// The first bucket with a bound of at least `ns`.
 fn bucket(ns: u64) -> usize {
     let multiple = ns.saturating_sub(1) / FIRST_NS;
     ((u64::BITS - multiple.leading_zeros()) as usize).min(BOUNDS)
@@ -55,7 +55,7 @@ impl Histogram {
         self.0.sum_ns.fetch_add(ns, Ordering::Relaxed);
     }
 
-    /// The count is that of the buckets, so they agree even while others record.
+    /// The count is the sum of the buckets, so they agree even while other threads record.
     pub(crate) fn recorded(&self) -> Recorded {
         let sum = Duration::from_nanos(self.0.sum_ns.load(Ordering::Relaxed));
         let mut count = 0;
@@ -83,7 +83,7 @@ impl TimeCounter {
         self.add(Duration::try_from_secs_f64(seconds).unwrap_or_default());
     }
 
-    /// Sets the sum, which somebody else has counted.
+    /// Sets the sum to one that was counted elsewhere.
     pub(crate) fn set_seconds(&self, seconds: f64) {
         let sum = Duration::try_from_secs_f64(seconds).unwrap_or_default();
         self.0.fetch_max(nanoseconds(sum), Ordering::Relaxed);
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duration_is_in_the_first_bucket_that_holds_it() {
+    fn a_duration_is_in_the_first_fitting_bucket() {
         for index in 0..BOUNDS {
             let bound = FIRST_NS << index;
             assert_eq!(bucket(bound), index, "{bound}");
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recorded_is_counted_once_in_every_bound_above_it() {
+    fn a_duration_counts_in_every_bound_above_it() {
         let histogram = Histogram::default();
         let threads = [7_u64, 700, 70_000].map(|micros| {
             let histogram = histogram.clone();

@@ -1,25 +1,24 @@
 //! Logs, metrics and the HTTP endpoint of Gradwire's services.
 //!
-//! Every metric is declared here, once. A service records with the handles that the declaration
-//! makes; this crate holds the one recorder of the process and serves it. It also answers the two
-//! questions that an operator asks: is the service alive (`/healthz`), and may work be sent to it
-//! (`/readyz`, which gives the reason if not).
+//! Every metric is declared here, once. Services record with the handles from the declaration; this
+//! crate holds the recorder of the process and serves its metrics. It also says whether the service
+//! is alive (`/healthz`), and whether work may be sent to it (`/readyz`, with the reason if not).
 //!
-//! Nothing here changes what a service does, and nothing is served that could. All but [`logging`]
-//! is the feature `serve`: a command that only logs needs no HTTP.
+//! Nothing here changes what a service does, and the endpoint is read-only. All but [`logging`] is
+//! the feature `serve`: a command that only logs needs no HTTP.
 //!
 //! - [`logging`]: `tracing` to standard error, as text or JSON
-//! - [`rate`]: a limit for lines that strangers cause
+//! - [`rate`]: a limit for log lines that strangers can cause
 //! - [`histogram`]: durations, in fixed arrays of atomics
-//! - [`metric`]: what a metric is
-//! - `guard`: connections that are neither many nor long
-//! - [`collect`]: values that are read when somebody asks for them
-//! - `process`: what the system knows of this process
-//! - `text`: reads the text for Prometheus back
-//! - `registry`: the recorder, and the text for Prometheus
-//! - [`declare`]: how one is declared
+//! - [`metric`]: the row of a declaration
+//! - `guard`: limits the number and the idle time of connections
+//! - [`collect`]: values that are read when the metrics are scraped
+//! - `process`: what the system knows about this process
+//! - `text`: parses the text format of Prometheus
+//! - `registry`: the recorder, and its text for Prometheus
+//! - [`declare`]: the macro that declares metrics
 //! - [`catalog`]: every metric
-//! - [`mod@reference`]: the page about them
+//! - [`mod@reference`]: the reference of all metrics
 //! - [`otlp`]: sends the metrics to a collector
 //! - [`endpoint`]: the HTTP server, on its own thread
 

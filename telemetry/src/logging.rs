@@ -1,4 +1,4 @@
-//! `tracing` to standard error. Standard output is for the results of the program.
+//! `tracing` to standard error. Standard output is for the program's results.
 
 use std::io::{IsTerminal, stderr};
 
@@ -11,11 +11,11 @@ use crate::TelemetryError;
 pub struct LogConfig {
     /// A level or a `tracing` filter, from `log.level`.
     pub filter: String,
-    /// One JSON object a line instead of text, from `log.format`.
+    /// One JSON object per line instead of text, from `log.format`.
     pub json: bool,
 }
 
-/// Parses a filter, strictly: a directive that is not understood is an error, not ignored.
+/// Parses a filter strictly: an invalid directive is an error, not ignored.
 fn filter(given: &str) -> Result<Targets, TelemetryError> {
     given.parse().map_err(|error: tracing_subscriber::filter::ParseError| TelemetryError::Filter {
         given: given.to_owned(),
@@ -23,11 +23,7 @@ fn filter(given: &str) -> Result<Targets, TelemetryError> {
     })
 }
 
-/// Sends this process's logs to standard error, once.
-///
-/// # Errors
-/// [`TelemetryError::Filter`] for a filter that can't be parsed, and
-/// [`TelemetryError::AlreadyLogging`] the second time.
+/// Sends this process's logs to standard error. A second call is an error.
 pub fn init_logging(config: &LogConfig) -> Result<(), TelemetryError> {
     let registry = tracing_subscriber::registry().with(filter(&config.filter)?);
     let lines = fmt::layer().with_writer(stderr);
@@ -44,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_filter_that_is_not_understood_is_named() {
+    fn an_invalid_filter_is_named() {
         for good in ["warn", "info,gradwire_daemon=debug", "off"] {
             assert!(filter(good).is_ok(), "{good}");
         }

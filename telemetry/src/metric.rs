@@ -1,22 +1,22 @@
-//! What a metric is: the row of a declaration.
+//! A metric, as it is declared.
 
 use metrics::Unit;
 
-/// A label, with values of which there are few (BOUND).
+/// A label with few values (BOUND).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Label {
     /// Its name.
     pub name: &'static str,
-    /// What its values are.
+    /// A description of its values.
     pub values: &'static str,
 }
 
 /// The type of a metric, as Prometheus names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A number that only grows.
+    /// A number that only increases.
     Counter,
-    /// A number that may change in any way.
+    /// A number that may go up and down.
     Gauge,
     /// The distribution of durations.
     Histogram,
@@ -42,8 +42,8 @@ pub struct Metric {
     pub kind: Kind,
     /// Its unit; counts have none.
     pub unit: Unit,
-    /// What it tells, in a sentence.
+    /// Its meaning, in a sentence.
     pub help: &'static str,
-    /// The labels that only this metric has.
+    /// Its labels, without those of every series.
     pub labels: &'static [Label],
 }

@@ -1,4 +1,4 @@
-//! What the system knows of this process, from `/proc`: the usual `process_*` metrics, and the
+//! What the system knows about this process, from `/proc`: the usual `process_*` metrics, and the
 //! processor time by thread.
 
 use std::collections::BTreeMap;
@@ -14,18 +14,11 @@ use crate::{
     catalog::{OTHER, PROCESS},
 };
 
-/// The threads of Gradwire have names that begin with this. There are few of them (BOUND).
+/// The prefix of the names of Gradwire's threads, of which there are few (BOUND).
 const OURS: &str = "gw-";
 
-/// A thread: its number may be used again, but not at the same time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Thread {
-    number: i32,
-    started: u64,
-}
-
-/// The ticks that each living thread had used.
-type Used = BTreeMap<Thread, u64>;
+/// The ticks that each living thread has used, by its number and start time: numbers are reused.
+type Used = BTreeMap<(i32, u64), u64>;
 
 #[derive(Debug)]
 struct Threads {
@@ -34,7 +27,7 @@ struct Threads {
     counters: BTreeMap<String, TimeCounter>,
 }
 
-/// The threads of this process. Its endpoints share them, so what a thread uses counts once.
+/// The threads of this process. All endpoints share them, so the time of a thread counts once.
 static THREADS: Mutex<Threads> =
     Mutex::new(Threads { used: Used::new(), counters: BTreeMap::new() });
 
@@ -48,12 +41,11 @@ fn seconds(ticks: u64) -> f64 {
 }
 
 impl Threads {
-    /// Adds what each thread has used since the last call. What a thread used between the last call
-    /// and its end is not seen.
+    /// Adds what each thread has used since the last call, except for threads that have ended.
     fn add(&mut self, stats: impl Iterator<Item = Stat>) {
         let mut now = Used::new();
         for stat in stats {
-            let thread = Thread { number: stat.pid, started: stat.starttime };
+            let thread = (stat.pid, stat.starttime);
             let (used, before) = (ticks(&stat), self.used.get(&thread).copied());
             now.insert(thread, used);
             let name = if stat.comm.starts_with(OURS) { stat.comm } else { OTHER.to_owned() };
@@ -67,10 +59,10 @@ impl Threads {
     }
 }
 
-/// Sets the metrics to what they are now.
+/// Updates the metrics.
 pub(crate) fn collect() {
     if let Err(error) = read() {
-        tracing::debug!(%error, "the system does not tell what this process uses");
+        tracing::debug!(%error, "can't read the resource usage of this process");
     }
 }
 
@@ -86,8 +78,7 @@ fn read() -> ProcResult<()> {
         LimitValue::Value(most) => most as f64,
         LimitValue::Unlimited => f64::INFINITY,
     });
-    // Held meanwhile, so that two endpoints do not add the same time. A thread may end while it is
-    // read.
+    // Locked before reading, so that two endpoints do not add the same time.
     let mut threads = THREADS.lock();
     threads.add(process.tasks()?.flatten().filter_map(|task| task.stat().ok()));
     Ok(())

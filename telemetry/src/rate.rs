@@ -1,20 +1,20 @@
-//! A limit for lines of the log that strangers can cause: a port scan must not fill a disk.
+//! A limit for log lines that strangers can cause: a port scan must not fill a disk.
 
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// How many lines may come in a [`PERIOD`].
+/// The most lines in a [`PERIOD`].
 const BURST: u32 = 5;
 
 const PERIOD: Duration = Duration::from_secs(10);
 
 /// How often something may be logged: five times in ten seconds.
 #[derive(Debug)]
-pub struct Rate(Mutex<State>);
+pub struct Rate(Mutex<RateState>);
 
 #[derive(Debug)]
-struct State {
+struct RateState {
     began: Option<Instant>,
     lines: u32,
     left_out: u64,
@@ -22,12 +22,12 @@ struct State {
 
 impl Rate {
     /// A limit that has admitted no line yet.
-    #[expect(clippy::new_without_default, reason = "it is made in a static")]
+    #[expect(clippy::new_without_default, reason = "it is created in statics")]
     pub const fn new() -> Self {
-        Self(Mutex::new(State { began: None, lines: 0, left_out: 0 }))
+        Self(Mutex::new(RateState { began: None, lines: 0, left_out: 0 }))
     }
 
-    /// Whether to log a line now. If so, the number of lines that were left out before it.
+    /// If a line may be logged now, the number of lines that were left out before it.
     pub fn admits(&self) -> Option<u64> {
         self.admits_at(Instant::now())
     }

@@ -1,4 +1,4 @@
-//! The reference of all metrics, as `docs/metrics.md` has it.
+//! The reference of all metrics, `docs/metrics.md`.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -15,22 +15,22 @@ const INTRODUCTION: &str = "\
 
 # Metrics
 
-Every daemon serves its metrics for Prometheus, at the first free port of `metrics.listen`:
+Every daemon serves its metrics for Prometheus, on the first free port of `metrics.listen`:
 
 ```
 gradwire run -H node1:4,node2:4 --set metrics.listen=0.0.0.0:9401-9499 -- python train.py
 curl http://node1:9401/metrics
 ```
 
-The default is `127.0.0.1:9401-9499`, which only programs of the same host can reach. Nothing is
-secret there, but anybody who can reach the port can read it. The ranks of a host find the address
-of its daemon in `GRADWIRE_DAEMON_METRICS`. The same port serves `/healthz` (is the service alive?)
-and `/readyz` (may work be sent to it? if not, why). `/coordinator` is the address that
-`gradwire status` takes; on a host of a job, with the default ports, it finds that by itself.
+The default is `127.0.0.1:9401-9499`, which only programs on the same host can reach. The metrics
+contain no secrets, but anyone who can reach the port can read them. The ranks of a host find the
+address of its daemon in `GRADWIRE_DAEMON_METRICS`. The same port serves `/healthz` (is the service
+alive?) and `/readyz` (may work be sent to it, and if not, why?). `/coordinator` returns the address
+for `gradwire status`, which finds it by itself on a host of the job with the default ports.
 
-The daemon of the first node also shows the metrics of the coordinator. Its `/sd` lists the metrics
-of all daemons for Prometheus's `http_sd_configs`. `gradwire run --metrics-sd DIR` writes the same
-list to a file for `file_sd_configs`, and removes it when the job ends.
+The daemon of the first node also serves the metrics of the coordinator. Its `/sd` lists the metrics
+endpoints of all daemons for Prometheus's `http_sd_configs`. `gradwire run --metrics-sd DIR` writes
+the same list to a file for `file_sd_configs`, and removes it when the job ends.
 ";
 
 /// The page, in Markdown.
@@ -39,11 +39,7 @@ pub fn markdown() -> String {
     let mut labels: BTreeMap<&str, Label> = BTreeMap::new();
     // Writing to a string can't fail.
     for (about, metrics) in GROUPS {
-        let _ = write!(
-            text,
-            "\n## {}\n\n",
-            about.trim_end_matches('.').replacen("Of", "Metrics of", 1)
-        );
+        let _ = write!(text, "\n## {}\n\n", about.trim_end_matches('.'));
         text.push_str("| metric | type | unit | labels | meaning |\n|---|---|---|---|---|\n");
         for Metric { name, kind, unit, help, labels: own } in *metrics {
             let names: Vec<String> = own.iter().map(|label| format!("`{}`", label.name)).collect();
@@ -62,8 +58,8 @@ pub fn markdown() -> String {
     let _ = write!(
         text,
         "\n## Histograms\n\n\
-         The {BOUNDS} bounds of a histogram double from 5 µs to 84 s. A percentile, such as the\n\
-         99th of all round trips of the last five minutes, is:\n\n\
+         The {BOUNDS} bounds of a histogram double from 5 µs to 84 s. For example, this is the\n\
+         99th percentile of the round trips in the last five minutes:\n\n\
          ```\n\
          histogram_quantile(0.99, sum by (le, host) (\n\
          \x20   rate(gradwire_daemon_heartbeat_round_trip_seconds_bucket[5m])))\n\

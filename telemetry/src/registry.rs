@@ -1,8 +1,8 @@
 //! The metrics of this process, and their text for Prometheus.
 //!
-//! Counters and gauges are those of the `metrics` crate, with its exporter. Histograms and counters
-//! of durations are our own: the exporter's histograms grow between two reads, and its counters are
-//! whole numbers.
+//! Counters and gauges are from the `metrics` crate, with its exporter. Histograms and counters of
+//! durations are our own: the exporter's histograms grow between two reads, and its counters are
+//! integers.
 
 use std::{collections::BTreeMap, fmt::Write as _, sync::Arc};
 
@@ -27,7 +27,7 @@ enum Own {
     TimeCounter(TimeCounter),
 }
 
-/// The series of one metric, by their labels as they are written.
+/// The series of one metric, by their labels in Prometheus's notation.
 type Series = BTreeMap<String, Own>;
 
 /// Our own series, by the name of the metric.
@@ -36,11 +36,11 @@ static OWN: Mutex<BTreeMap<&'static str, (&'static Metric, Series)>> = Mutex::ne
 /// The recorder of this process.
 static RECORDER: Mutex<Option<Arc<Recorder>>> = Mutex::new(None);
 
-/// What can be shown of this process.
+/// All metrics of this process.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     exporter: PrometheusHandle,
-    /// The labels of every series, as they are written.
+    /// The labels of every series, in Prometheus's notation; not empty.
     common: String,
     groups: &'static [(&'static str, &'static [Metric])],
 }
@@ -49,25 +49,25 @@ pub(crate) struct Recorder {
 #[derive(Debug)]
 pub(crate) struct Reading {
     pub(crate) metric: &'static Metric,
-    /// Without those that all series have.
+    /// Without the labels of every series.
     pub(crate) labels: Vec<(String, String)>,
     pub(crate) value: Value,
 }
 
-/// Its value.
+/// The value of a series.
 #[derive(Debug)]
 pub(crate) enum Value {
     Number(f64),
     Histogram(Box<Recorded>),
 }
 
-/// Labels as they are written, without braces.
+/// Labels in Prometheus's notation, without braces.
 fn written<'a>(labels: impl Iterator<Item = (&'a str, &'a str)>) -> String {
     let label = |(name, value)| format!("{name}=\"{}\"", sanitize_label_value(value));
     labels.map(label).collect::<Vec<_>>().join(",")
 }
 
-/// The handle of one of our own series; a series that exists is shared.
+/// The handle of one of our own series, which is created if it does not exist.
 fn own(metric: &'static Metric, values: &[&str], new: impl FnOnce() -> Own) -> Own {
     let values = values.iter().copied();
     let labels = written(metric.labels.iter().map(|label| label.name).zip(values));
@@ -92,11 +92,8 @@ pub(crate) fn time_counter(metric: &'static Metric, values: &[&str]) -> TimeCoun
 }
 
 impl Recorder {
-    /// Installs the recorder of this process. Services that share a process (tests, a coordinator
-    /// in a daemon) share it, with the labels of the first.
-    ///
-    /// # Errors
-    /// [`TelemetryError::Recorder`] if the process has one of another kind.
+    /// Installs the recorder of this process. Services in one process (tests, a coordinator in a
+    /// daemon) share it, with the labels of the first.
     pub(crate) fn install(
         common: &[(&'static str, &str)],
         groups: &'static [(&'static str, &'static [Metric])],
@@ -113,7 +110,7 @@ impl Recorder {
             match metric.kind {
                 Kind::Counter => describe_counter!(metric.name, metric.unit, metric.help),
                 Kind::Gauge => describe_gauge!(metric.name, metric.unit, metric.help),
-                // Described where they are written.
+                // `render` describes them.
                 Kind::Histogram => {}
             }
         }
@@ -123,7 +120,7 @@ impl Recorder {
         Ok(recorder)
     }
 
-    /// All series; those of one metric follow each other.
+    /// All series, grouped by metric.
     pub(crate) fn read(&self) -> Vec<Reading> {
         let all = self.groups.iter().flat_map(|(_, metrics)| *metrics);
         let declared: BTreeMap<&str, &'static Metric> =
@@ -159,11 +156,8 @@ impl Recorder {
             write_help_line(&mut text, metric.name, None::<Unit>, None, metric.help);
             write_type_line(&mut text, metric.name, None::<Unit>, None, metric.kind.name());
             for (own_labels, instrument) in series {
-                let labels = match (&*self.common, &**own_labels) {
-                    (common, "") => common.to_owned(),
-                    ("", own) => own.to_owned(),
-                    (common, own) => format!("{common},{own}"),
-                };
+                let comma = if own_labels.is_empty() { "" } else { "," };
+                let labels = format!("{}{comma}{own_labels}", self.common);
                 write_series(&mut text, metric.name, &labels, instrument);
             }
             text.push('\n');
@@ -173,22 +167,20 @@ impl Recorder {
 }
 
 fn write_series(text: &mut String, name: &str, labels: &str, instrument: &Own) {
-    let braced = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
     // Writing to a string can't fail.
     let _ = match instrument {
         Own::TimeCounter(counter) => {
-            writeln!(text, "{name}{braced} {}", counter.sum().as_secs_f64())
+            writeln!(text, "{name}{{{labels}}} {}", counter.sum().as_secs_f64())
         }
         Own::Histogram(histogram) => {
             let recorded = histogram.recorded();
-            let comma = if labels.is_empty() { "" } else { "," };
             for (bound, count) in recorded.cumulative {
-                let _ = writeln!(text, "{name}_bucket{{{labels}{comma}le=\"{bound}\"}} {count}");
+                let _ = writeln!(text, "{name}_bucket{{{labels},le=\"{bound}\"}} {count}");
             }
             let (count, sum) = (recorded.count, recorded.sum.as_secs_f64());
-            let _ = writeln!(text, "{name}_bucket{{{labels}{comma}le=\"+Inf\"}} {count}");
-            let _ = writeln!(text, "{name}_sum{braced} {sum}");
-            writeln!(text, "{name}_count{braced} {count}")
+            let _ = writeln!(text, "{name}_bucket{{{labels},le=\"+Inf\"}} {count}");
+            let _ = writeln!(text, "{name}_sum{{{labels}}} {sum}");
+            writeln!(text, "{name}_count{{{labels}}} {count}")
         }
     };
 }

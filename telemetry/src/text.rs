@@ -1,5 +1,5 @@
-//! Reads series of Prometheus's text format back. The exporter of the `metrics` crate shows its
-//! counters and gauges in no other way. (The crate `prometheus-parse` splits labels at commas, also
+//! Parses series in Prometheus's text format: the exporter of the `metrics` crate has no other way
+//! to read its counters and gauges. (The crate `prometheus-parse` also splits labels at commas
 //! within their values.)
 
 /// A series: name, labels and value.
@@ -10,7 +10,7 @@ pub(crate) struct Sample<'a> {
     pub(crate) value: f64,
 }
 
-/// The series in a text; comments and what is not one are left out.
+/// The series in a text; other lines are skipped.
 pub(crate) fn samples(text: &str) -> impl Iterator<Item = Sample<'_>> {
     text.lines().filter(|line| !line.starts_with('#')).filter_map(sample)
 }
@@ -25,12 +25,12 @@ fn sample(line: &str) -> Option<Sample<'_>> {
     Some(Sample { name, labels, value: rest.trim().parse().ok()? })
 }
 
-/// Labels as they are written, without braces.
+/// Parses labels without braces.
 pub(crate) fn labels_of(written: &str) -> Vec<(String, String)> {
     labels(written, '\0').map(|(labels, _)| labels).unwrap_or_default()
 }
 
-/// Labels up to a character, or to the end of the text; and what follows.
+/// Labels up to `end`, or up to the end of the text if it is `\0`; and the rest.
 fn labels(mut text: &str, end: char) -> Option<(Vec<(String, String)>, &str)> {
     let mut labels = Vec::new();
     loop {
@@ -48,7 +48,7 @@ fn labels(mut text: &str, end: char) -> Option<(Vec<(String, String)>, &str)> {
     }
 }
 
-/// A value up to its closing quotation mark, and what follows.
+/// A value up to its closing quotation mark, and the rest.
 fn value(text: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut characters = text.char_indices();
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn series_and_labels_are_parsed() {
         let text = "# HELP a_total what: {x=\"1\"} 2\n# TYPE a_total counter\na_total 3\n\
                     b{job=\"j\",host=\"a \\\"b\\\", {c}\\\\\\n=\"} 0.5\n\
                     broken{a=\"b} 1\nc{} 1e9\n\n";

@@ -44,7 +44,7 @@ fn config(
     }
 }
 
-/// Asks without tokio: this thread is blocked meanwhile, as that of a busy service is.
+/// Requests without tokio, so that this thread is blocked like the thread of a busy service.
 fn get(address: SocketAddr, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -62,7 +62,7 @@ fn scrape(address: SocketAddr) -> (Scrape, String) {
 }
 
 #[tokio::test]
-async fn health_and_readiness_are_served_while_the_service_is_busy() {
+async fn a_busy_service_serves_health_and_readiness() {
     let (tell, ready) = watch::channel(Readiness::NotReady("2 of 3 nodes have joined".into()));
     let endpoint = Endpoint::start(config("127.0.0.1", 0..=0, ready)).unwrap();
     let address = endpoint.address();
@@ -81,7 +81,7 @@ async fn health_and_readiness_are_served_while_the_service_is_busy() {
     assert!(TcpStream::connect(address).is_err());
 }
 
-/// The body of `/sd`, which has the type that Prometheus asks for.
+/// The body of `/sd`; checks the content type that Prometheus expects.
 fn listed(address: SocketAddr) -> serde_json::Value {
     let answer = get(address, "/sd");
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
@@ -90,9 +90,9 @@ fn listed(address: SocketAddr) -> serde_json::Value {
     serde_json::from_str(body).unwrap()
 }
 
-/// A format of Prometheus: <https://prometheus.io/docs/prometheus/latest/http_sd/>.
+/// The format is described at <https://prometheus.io/docs/prometheus/latest/http_sd/>.
 #[tokio::test]
-async fn the_coordinator_lists_where_metrics_are() {
+async fn the_coordinator_lists_metrics_endpoints() {
     let (_tell, ready) = watch::channel(Readiness::Ready);
     let start = |targets, lists_itself| {
         let config = config("127.0.0.1", 0..=0, ready.clone());
@@ -121,7 +121,7 @@ async fn the_coordinator_lists_where_metrics_are() {
 }
 
 #[tokio::test]
-async fn every_series_is_valid_and_has_the_job_and_the_host() {
+async fn every_series_is_valid_with_job_and_host() {
     let (_tell, ready) = watch::channel(Readiness::Ready);
     let endpoint = Endpoint::start(config("127.0.0.1", 0..=0, ready)).unwrap();
     LazyLock::force(&DAEMON);
@@ -132,7 +132,7 @@ async fn every_series_is_valid_and_has_the_job_and_the_host() {
         DAEMON.operation.record(Duration::from_micros(micros));
     }
     for _ in 0..2 {
-        // A handle that is created again continues the series.
+        // A second handle continues the series.
         COORDINATOR.node_lag.series(["b\\c"]).add(Duration::from_millis(1250));
     }
     let (scraped, text) = scrape(endpoint.address());
@@ -141,7 +141,7 @@ async fn every_series_is_valid_and_has_the_job_and_the_host() {
     for sample in &scraped.samples {
         assert_eq!(sample.labels.get("gradwire_job"), Some("job-1"), "{sample:?}");
         assert!(sample.labels.get("host").is_some_and(|host| host.contains("node")), "{sample:?}");
-        // The parser leaves the sum and the count of a histogram apart.
+        // The parser keeps the sum and the count of a histogram separate.
         let part = ["_sum", "_count"].iter().find_map(|end| sample.metric.strip_suffix(end));
         let part = part.filter(|family| scraped.docs.contains_key(*family));
         let has_type = part.is_some() || !matches!(sample.value, Value::Untyped(_));
@@ -157,7 +157,7 @@ async fn every_series_is_valid_and_has_the_job_and_the_host() {
     assert_eq!(values["gradwire_daemon_submissions_total"], Value::Counter(2.0));
     assert_eq!(values["gradwire_daemon_clock_offset_seconds"], Value::Gauge(-0.25));
     assert_eq!(values["gradwire_coordinator_node_lag_seconds_total"], Value::Counter(2.5));
-    // What was not recorded yet is there, too.
+    // A metric without recordings is there, too.
     assert_eq!(values["gradwire_daemon_allocation_requests_total"], Value::Counter(0.0));
 
     let Value::Histogram(buckets) = &values["gradwire_daemon_operation_seconds"] else {
@@ -173,7 +173,7 @@ async fn every_series_is_valid_and_has_the_job_and_the_host() {
     };
     assert_eq!((line("count"), line("sum")), (4.0, 90.000_015));
 
-    // Each series once, and each family in one place.
+    // Each series and each family appears once.
     let series: Vec<&str> = text
         .lines()
         .filter(|line| line.starts_with("gradwire_"))
@@ -186,9 +186,9 @@ async fn every_series_is_valid_and_has_the_job_and_the_host() {
 }
 
 #[tokio::test]
-async fn the_first_free_port_of_a_range_is_taken() {
+async fn the_first_free_port_of_a_range_is_used() {
     let (_tell, ready) = watch::channel(Readiness::Ready);
-    // Two ports that follow each other and are free. The system gives these to nobody by itself.
+    // Two consecutive free ports, outside of the range for ephemeral ports.
     let begin = 20_000 + (std::process::id() % 5_000) as u16 * 2;
     let is_free = |port: u16| TcpListener::bind(("0.0.0.0", port)).is_ok();
     let (first, second) = (begin..)
@@ -197,7 +197,7 @@ async fn the_first_free_port_of_a_range_is_taken() {
         .unwrap();
     let start = || Endpoint::start(config("0.0.0.0", first..=second, ready.clone()));
     let (one, other) = (start().unwrap(), start().unwrap());
-    // Others can't reach 0.0.0.0.
+    // The address for others, who can't reach 0.0.0.0.
     let at = |port| SocketAddr::new(IpAddr::from([127, 0, 0, 7]), port);
     assert_eq!((one.address(), other.address()), (at(first), at(second)));
     assert!(get(other.address(), "/healthz").starts_with("HTTP/1.1 200"));
@@ -205,7 +205,7 @@ async fn the_first_free_port_of_a_range_is_taken() {
     let text = start().unwrap_err().to_string();
     let begin = format!("can't serve metrics on 0.0.0.0:{first}-{second} (metrics.listen): ");
     assert!(text.starts_with(&begin), "{text}");
-    assert!(text.ends_with("give a larger range"), "{text}");
+    assert!(text.ends_with("use a larger range"), "{text}");
     let any = EndpointConfig { or_any: true, ..config("0.0.0.0", first..=second, ready.clone()) };
     let any = Endpoint::start(any).unwrap();
     assert!(![first, second].contains(&any.address().port()));
@@ -229,8 +229,8 @@ async fn a_port_in_use_is_named_with_its_setting() {
         text.starts_with(&format!("can't serve metrics on {taken} (metrics.listen): ")),
         "{text}"
     );
-    assert!(text.ends_with("of which the first free port is taken"), "{text}");
+    assert!(text.ends_with("so that the first free port is used"), "{text}");
     let error = Endpoint::start(config("192.0.2.1", 0..=0, ready)).unwrap_err().to_string();
-    assert!(error.ends_with("not one of this machine"), "{error}");
+    assert!(error.ends_with("this machine does not have this address"), "{error}");
     first.stop().await;
 }

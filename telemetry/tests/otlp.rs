@@ -1,4 +1,4 @@
-//! Metrics are sent to a real receiver of OTLP over gRPC.
+//! Sends metrics to a real OTLP receiver over gRPC.
 
 use std::{
     collections::BTreeMap,
@@ -90,10 +90,10 @@ fn metric<'a>(request: &'a ExportMetricsServiceRequest, name: &str) -> &'a Metri
 }
 
 #[tokio::test]
-async fn a_collector_gets_all_metrics_again_and_again_and_at_the_end() {
+async fn metrics_are_sent_repeatedly_and_at_the_end() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let collector = listener.local_addr().unwrap();
-    // Nobody answers at first: the endpoint starts all the same.
+    // At first nobody answers; the endpoint still starts.
     let endpoint = start(collector, Duration::from_millis(100));
     DAEMON.phase.series(["gather"]).record(Duration::from_millis(3));
     DAEMON.phase.series(["gather"]).record(Duration::from_secs(200));
@@ -132,7 +132,7 @@ async fn a_collector_gets_all_metrics_again_and_again_and_at_the_end() {
     let cpu = metric(&second, "process_cpu_seconds_total");
     assert!(matches!(&cpu.data, Some(Data::Sum(sum)) if sum.is_monotonic), "{cpu:?}");
 
-    // What was recorded last is sent when the service ends.
+    // The last recordings are sent when the service ends.
     DAEMON.phase.series(["gather"]).record(Duration::from_millis(1));
     timeout(LIMIT, endpoint.stop()).await.unwrap();
     let mut last = second;
@@ -146,7 +146,7 @@ async fn a_collector_gets_all_metrics_again_and_again_and_at_the_end() {
     assert_eq!(histogram.data_points[0].count, 3);
 }
 
-/// A collector that is away, and one that never answers, hold nobody up.
+/// An unreachable collector and one that never answers do not delay the end.
 #[tokio::test]
 async fn a_service_ends_without_its_collector() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -1,4 +1,4 @@
-//! The reference of the metrics is what the code declares.
+//! The reference of the metrics matches the declarations.
 
 use std::{fs, path::Path};
 

@@ -1,5 +1,5 @@
-//! `gradwire run -np 2 -- target/release/examples/first_job`: each rank brings a vector, and all
-//! get the sum.
+//! `gradwire run -np 2 -- target/release/examples/first_job`: each rank gives a vector, and all get
+//! the sum.
 
 use gradwire_worker::{AllreduceOptions, GradwireError, ReduceOp, Session};
 

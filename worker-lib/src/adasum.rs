@@ -1,7 +1,7 @@
 //! Adasum: combines the gradients of several ranks into one, depending on how much they agree. See
-//! [`tree`] for the arithmetic. It is made of other collectives:
+//! [`tree`] for the arithmetic. It consists of other collectives:
 //!
-//! - an allgather of the tensors' shapes: all ranks must agree on them, and no later part shows
+//! - an allgather of the tensors' shapes, on which all ranks must agree: later parts do not check
 //!   them
 //! - an alltoall: each rank gets its share of all ranks' tensors
 //! - for each level of the tree, an allreduce of a few dot products
@@ -18,8 +18,9 @@ use half::{bf16, f16};
 
 use crate::{
     collectives::{Call, Target},
+    element::Element,
     error::{GradwireError, Result},
-    exchange::disagreement,
+    exchange::{disagreement, dtype_name},
     handle::Handle,
     memory::{Buffer, Memory, Payload},
     options::{AdasumOptions, AllreduceOptions},
@@ -27,8 +28,8 @@ use crate::{
     task::Parts,
 };
 
-/// How many numbers each rank reports about its tensor first: the rank, the element type, the
-/// number of dimensions, and the dimensions.
+/// The length of a rank's report on its tensor: the rank, the element type, the number of
+/// dimensions, and the dimensions.
 const NUMBERS: usize = 3 + Shape::MAX_DIMS;
 
 fn report(rank: u32, dtype: DType, shape: &Shape) -> [u64; NUMBERS] {
@@ -39,37 +40,33 @@ fn report(rank: u32, dtype: DType, shape: &Shape) -> [u64; NUMBERS] {
     numbers
 }
 
-/// Checks that all ranks gave the same. Otherwise all ranks get the same failure.
+/// Checks that all ranks gave tensors of the same type and shape; otherwise all get this failure.
 fn agree(all: &[[u64; NUMBERS]]) -> Result<(), Failure> {
     if all.windows(2).all(|pair| pair[0][1..] == pair[1][1..]) {
         return Ok(());
     }
     let line = |[rank, dtype, dims, shape @ ..]: &[u64; NUMBERS]| {
-        let dtype = i32::try_from(*dtype).ok().and_then(DType::from_wire).map_or("?", DType::name);
-        format!("rank {rank}: {dtype} {:?}", &shape[..shape.len().min(*dims as usize)])
+        let shape = &shape[..shape.len().min(*dims as usize)];
+        format!("rank {rank}: {} {shape:?}", dtype_name(*dtype))
     };
     Err(disagreement("an Adasum", all.iter().map(line)))
 }
 
 impl Session {
     /// Combines the ranks' tensors by Adasum, an operator of Horovod; every rank gets the result in
-    /// place. It works with any number of ranks, in the order of their numbers. Elements are floats
-    /// of 16, 32 or 64 bits. Their products and sums are kept in f64, so the squares of the
-    /// elements must be within f64. Give one tensor for each layer, because agreement is measured
-    /// over the whole tensor.
+    /// place. It works with any number of ranks, in rank order. Elements are floats of 16, 32 or 64
+    /// bits. Products and sums are kept in f64, so the squares of the elements must fit f64. Use
+    /// one tensor per layer, because agreement is measured over the whole tensor.
     ///
     /// # Errors
-    /// Those of [`Session::allreduce`], the same on all ranks; also for another element type. It
-    /// also fails if a rank has joined.
+    /// As for [`Session::allreduce`], the same on all ranks; also for other element types, or if a
+    /// rank has joined.
     pub fn adasum<P: Payload>(&self, tensor: &mut P, options: AdasumOptions) -> Result<()> {
         let parts = self.adasum_parts(tensor.memory(), options)?;
         self.run_parts(&parts, |session| session.combine(&parts, tensor.memory()))
     }
 
-    /// Starts [`Session::adasum`] and does not wait for it.
-    ///
-    /// # Errors
-    /// If the operation was not started; the tensor is lost then.
+    /// Starts [`Session::adasum`] without waiting for it.
     pub fn adasum_async<P: Payload>(&self, tensor: P, options: AdasumOptions) -> Result<Handle<P>> {
         let parts = self.adasum_parts(tensor.memory(), options)?;
         let own = parts.clone();
@@ -94,8 +91,7 @@ impl Session {
             self.exchange(parts.counts("shapes"), report(self.rank(), dtype, memory.shape()))?;
         agree(&all).map_err(|failure| parts.named(failure))?;
         let members = parts.set.len();
-        // All tensors are cut alike, so the alltoall gives this rank the same number of elements of
-        // each.
+        // All tensors are split in the same way, so this rank gets as many elements of each.
         let share = |at: usize| agreed::share(elements, members, at);
         let flat = Request::plain(Collective::Alltoall, dtype, Shape::new(&[elements])?);
         let request = Request { list: (0..members).map(share).collect(), ..flat };
@@ -126,7 +122,7 @@ impl Session {
         let gathered = self.finish(started)?.one::<Buffer>()?;
         let (given, due) = (gathered.shape().elements(), elements);
         if given != due {
-            let text = format!("a result of {given} elements where {due} are due");
+            let text = format!("a result has {given} elements instead of {due}");
             return Err(GradwireError::Protocol(text));
         }
         memory.write(gathered.bytes());
@@ -134,49 +130,30 @@ impl Session {
     }
 }
 
-macro_rules! by_type {
-    ($dtype:expr, $each:ident, $($arguments:expr),*) => {
-        match $dtype {
-            DType::F16 => $each!(f16, $($arguments),*),
-            DType::Bf16 => $each!(bf16, $($arguments),*),
-            DType::F32 => $each!(f32, $($arguments),*),
-            // The only other type that `adasum_parts` accepts.
-            _ => $each!(f64, $($arguments),*),
-        }
-    };
-}
-
 fn widened(buffer: &Buffer) -> Vec<f64> {
-    macro_rules! widen {
-        ($t:ty, $bytes:expr) => {
-            bytemuck::cast_slice::<u8, $t>($bytes).iter().map(|&value| f64::from(value)).collect()
-        };
+    fn read<T: Element + Into<f64>>(bytes: &[u8]) -> Vec<f64> {
+        bytemuck::cast_slice::<u8, T>(bytes).iter().map(|&value| value.into()).collect()
     }
-    by_type!(buffer.dtype(), widen, buffer.bytes())
+    match buffer.dtype() {
+        DType::F16 => read::<f16>(buffer.bytes()),
+        DType::Bf16 => read::<bf16>(buffer.bytes()),
+        DType::F32 => read::<f32>(buffer.bytes()),
+        // The only other type that `adasum_parts` accepts.
+        _ => read::<f64>(buffer.bytes()),
+    }
 }
 
 fn narrow(values: &[f64], buffer: &mut Buffer) {
-    trait FromF64 {
-        fn of(value: f64) -> Self;
+    fn write<T: Element>(bytes: &mut [u8], values: &[f64], from_f64: impl Fn(f64) -> T) {
+        let elements = bytemuck::cast_slice_mut::<u8, T>(bytes);
+        elements.iter_mut().zip(values).for_each(|(to, &value)| *to = from_f64(value));
     }
-    macro_rules! from_f64 {
-        ($($t:ty = $of:expr),+) => {
-            $(impl FromF64 for $t {
-                fn of(value: f64) -> Self {
-                    $of(value)
-                }
-            })+
-        };
+    match buffer.dtype() {
+        DType::F16 => write(buffer.bytes_mut(), values, f16::from_f64),
+        DType::Bf16 => write(buffer.bytes_mut(), values, bf16::from_f64),
+        DType::F32 => write(buffer.bytes_mut(), values, |value| value as f32),
+        _ => write(buffer.bytes_mut(), values, |value| value),
     }
-    from_f64!(f16 = f16::from_f64, bf16 = bf16::from_f64, f32 = |v| v as f32, f64 = |v| v);
-    macro_rules! narrow {
-        ($t:ty, $bytes:expr) => {
-            for (to, &value) in bytemuck::cast_slice_mut::<u8, $t>($bytes).iter_mut().zip(values) {
-                *to = <$t as FromF64>::of(value);
-            }
-        };
-    }
-    by_type!(buffer.dtype(), narrow, buffer.bytes_mut());
 }
 
 #[cfg(test)]
@@ -186,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_ranks_give_the_same_or_read_who_gave_what() {
+    fn disagreements_list_what_each_rank_gave() {
         let shape = |dims: &[u64]| Shape::new(dims).unwrap();
         let same = |rank| report(rank, DType::F32, &shape(&[2, 3]));
         assert_eq!(agree(&[same(0), same(1), same(4)]), Ok(()));

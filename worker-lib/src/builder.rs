@@ -32,10 +32,10 @@ use crate::{
     watch::Threads,
 };
 
-/// How long a waiter spins if there are enough cores.
+/// How long a waiting thread spins if there are enough cores.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// Makes a session, with settings besides the launcher's variables.
+/// Creates a session. Settings can be changed before it attaches.
 #[derive(Debug, Clone)]
 #[must_use = "nothing happens before `attach`"]
 pub struct SessionBuilder {
@@ -48,22 +48,22 @@ impl Session {
     /// `GRADWIRE_SOCKET`, `GRADWIRE_LOCAL_RANK`; settings `GRADWIRE_WORKER__…`).
     ///
     /// # Errors
-    /// [`GradwireError::NotLaunched`] if they are not set; otherwise those of
+    /// [`GradwireError::NotLaunched`] if they are not set; otherwise as for
     /// [`SessionBuilder::attach`].
     pub fn from_env() -> Result<Self> {
         Self::builder_from_env()?.attach()
     }
 
-    /// A builder from the launcher's variables. Its settings can be changed before it attaches.
+    /// A builder from the launcher's variables.
     ///
     /// # Errors
-    /// [`GradwireError::NotLaunched`], or a variable that can't be used.
+    /// [`GradwireError::NotLaunched`], or an error for an invalid variable.
     pub fn builder_from_env() -> Result<SessionBuilder> {
         Ok(SessionBuilder { launch: Launch::from_env()?, cancel: None })
     }
 
-    /// A builder for a session of `job`, as rank number `local_rank` of the node whose daemon
-    /// listens at `socket`: a path, or `@` and a name in the abstract namespace.
+    /// A builder for a session of `job`, with local rank `local_rank`. The daemon listens at
+    /// `socket`: a path, or `@` and a name in the abstract namespace.
     pub fn builder(
         job: JobId,
         secret: Secret,
@@ -77,15 +77,14 @@ impl Session {
 }
 
 impl SessionBuilder {
-    /// The size, in bytes, up to which the segments of the arena double, from 4 MiB on. Larger
-    /// tensors get a segment of their own. At least 64 KiB; the default is 64 MiB.
+    /// The largest regular segment of the arena, in bytes. Segments double from 4 MiB up to this
+    /// size. Larger tensors get their own segment. At least 64 KiB; the default is 64 MiB.
     pub fn arena_segment_bytes(mut self, bytes: u64) -> Self {
         self.launch.tuning.worker.arena_segment_bytes = bytes;
         self
     }
 
-    /// The most shared memory of this rank, in bytes. 0, the default, means as much as the machine
-    /// has.
+    /// The most shared memory of this rank, in bytes. 0, the default, means no limit.
     pub fn arena_max_bytes(mut self, bytes: u64) -> Self {
         self.launch.tuning.worker.arena_max_bytes = bytes;
         self
@@ -97,21 +96,22 @@ impl SessionBuilder {
         self
     }
 
-    /// Whether memory of the program may be adopted ([`Session::adopt`]). The default is
+    /// Whether the program's memory may be adopted ([`Session::adopt`]). The default is
     /// [`Adopt::Auto`].
     pub fn adopt(mut self, adopt: Adopt) -> Self {
         self.launch.tuning.worker.adopt = adopt;
         self
     }
 
-    /// The most bytes of one tensor that may be adopted. The default is 4 GiB.
+    /// The largest tensor that may be adopted, in bytes. The default is 4 GiB.
     pub fn adopt_max_bytes(mut self, bytes: u64) -> Self {
         self.launch.tuning.worker.adopt_max_bytes = bytes;
         self
     }
 
-    /// How long a waiter spins before it sleeps. The default is 50 µs if there are more than two
-    /// cores for each local rank, otherwise 0, because spinning takes a core from other threads.
+    /// How long a waiting thread spins before it sleeps. The default is 50 µs if there are more
+    /// than two cores for each local rank, otherwise 0, because spinning takes a core from other
+    /// threads.
     pub fn spin(mut self, spin: Duration) -> Self {
         self.launch.tuning.worker.spin = Some(spin);
         self
@@ -123,37 +123,37 @@ impl SessionBuilder {
         self
     }
 
-    /// The daemon counts as lost after this time without a sign of life (WAIT). The default is 4 s.
+    /// The daemon counts as lost after this time without a heartbeat (WAIT). The default is 4 s.
     pub fn daemon_timeout(mut self, timeout: Duration) -> Self {
         self.launch.tuning.worker.daemon_timeout = timeout;
         self
     }
 
-    /// The largest object of this rank that [`Session::broadcast_object`] and
-    /// [`Session::allgather_object`] accept, in bytes. The default is 1 GiB.
+    /// The largest object that this rank may give to [`Session::broadcast_object`] and
+    /// [`Session::allgather_object`], in bytes. The default is 1 GiB.
     pub fn max_object_bytes(mut self, bytes: u64) -> Self {
         self.launch.tuning.worker.max_object_bytes = bytes;
         self
     }
 
-    /// Set it to true to end [`SessionBuilder::attach`] within 100 ms.
+    /// A flag that cancels [`SessionBuilder::attach`] within 100 ms once it is true.
     pub fn cancel(mut self, cancel: Arc<AtomicBool>) -> Self {
         self.cancel = Some(cancel);
         self
     }
 
-    /// Attaches to the daemon and returns once every node of the job has joined. Other ranks may
-    /// not have attached yet: a barrier waits for them.
+    /// Attaches to the daemon and returns once every node of the job has joined. Some ranks may not
+    /// have attached by then; use a barrier to wait for them.
     ///
     /// # Errors
-    /// [`GradwireError`] if no daemon answers, if it refuses this process, if time is up, or if
-    /// there is no memory.
+    /// [`GradwireError`] if no daemon answers, if it refuses this process, at the start timeout, or
+    /// if memory can't be allocated.
     pub fn attach(self) -> Result<Session> {
         let Self { launch, cancel } = self;
         let worker = &launch.tuning.worker;
         if worker.arena_segment_bytes < MIN_SEGMENT_BYTES {
             let given = worker.arena_segment_bytes.to_string();
-            let reason = format!("it must be {MIN_SEGMENT_BYTES} at least");
+            let reason = format!("it must be at least {MIN_SEGMENT_BYTES}");
             return Err(bad("arena_segment_bytes", &given, reason));
         }
         let process = std::process::id();
@@ -167,7 +167,7 @@ impl SessionBuilder {
         let arena = arena(&shared, job.clone(), &tuning);
         let threads =
             Threads::start(&shared, &arena, tuning.worker.daemon_timeout).inspect_err(|error| {
-                // TELL: the other ranks depend on this one by now, and would only see it leave.
+                // TELL: other ranks already depend on this one, and would not learn the reason.
                 let reason = error.to_string();
                 let _ = shared.send(Message::GiveUp(pb::GiveUp { reason }), None);
             })?;
@@ -201,8 +201,8 @@ fn arena(shared: &Arc<Shared>, job: JobId, tuning: &RankSettings) -> Arena {
     let register = move |id: SegmentId, memory: &Segment, fd| {
         if id.0 >= max_segments {
             let text = format!(
-                "this rank may have {max_segments} segments; raise worker.max_segments or \
-                 worker.arena_segment_bytes"
+                "this rank needs more than {max_segments} segments; raise worker.max_segments \
+                 or worker.arena_segment_bytes"
             );
             return Err(text.into());
         }
@@ -211,7 +211,7 @@ fn arena(shared: &Arc<Shared>, job: JobId, tuning: &RankSettings) -> Arena {
         shared.wait_for_segment(id.0, within + segment::time_to_fill(memory.bytes()))?;
         Ok(())
     };
-    // A forked child has no right to the connection.
+    // A forked child must not use the connection.
     let process = std::process::id();
     let release = move |id: SegmentId| {
         if process == std::process::id() {
@@ -227,7 +227,7 @@ mod tests {
     use crate::{handle::Handle, memory::Buffer};
 
     #[test]
-    fn threads_may_share_a_builder_and_a_handle() {
+    fn threads_can_share_a_builder_and_a_handle() {
         fn shared<T: Send + Sync>() {}
         shared::<SessionBuilder>();
         shared::<Handle<Buffer>>();

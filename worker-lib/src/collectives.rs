@@ -1,16 +1,16 @@
 //! The collectives: blocking or with a handle, in a process set, with a name and a priority.
 //!
-//! All ranks must ask for the same name, element type, reduction, factors, root and shape. The
-//! first dimension may differ if the collective accepts different numbers of rows. An operation
-//! without a name is called by its number (`allreduce.#3`). This name is the same on all ranks if
-//! all of them make their unnamed calls in the same order.
+//! All ranks must use the same name, element type, reduction, factors, root and shape. The first
+//! dimension may differ if the collective accepts different numbers of rows. An operation without a
+//! name is named by its number (`allreduce.#3`). The names agree if all ranks make their unnamed
+//! calls in the same order.
 //!
-//! A call that is impossible by itself is refused, and nothing is started. If only all requests
-//! together show a problem, the operation fails on all ranks, and the failure names the ranks that
+//! A call that is invalid by itself is refused, and nothing is started. If the requests of several
+//! ranks don't fit together, the operation fails on all ranks, and the failure names the ranks that
 //! differ (TELL).
 //!
 //! The asynchronous forms take ownership of their tensors, and the handles return them: as the
-//! result if it is in place, otherwise beside the result.
+//! result if it is in place, otherwise together with the result.
 
 mod groups;
 mod messages;
@@ -19,7 +19,7 @@ mod reductions;
 mod slices;
 
 use gradwire_proto::{DType, Expected, Part, ProcessSetId, Request, Shape, TensorName};
-use gradwire_shm::control::Origin;
+use gradwire_shm::control::{Origin, Submission};
 
 use crate::{
     error::{GradwireError, Result},
@@ -29,27 +29,27 @@ use crate::{
     options::Common,
     process_set::ProcessSet,
     session::Session,
-    shared::{Done, Operation},
+    shared::Done,
 };
 
 /// The rows of all ranks, concatenated along the first dimension.
 #[derive(Debug)]
 pub struct Gathered<P> {
-    /// All rows, in the order of ranks.
+    /// All rows, in rank order.
     pub tensor: P,
-    /// How many rows came from each member of the process set, in the order of ranks. Members that
-    /// have joined have no entry.
+    /// The number of rows from each member of the process set, in rank order. Members that have
+    /// joined have no entry.
     pub rows: Vec<u64>,
 }
 
-/// An operation before its name and its places are known.
+/// An operation before its name and its places in memory are known.
 pub(crate) struct Call {
     pub(crate) set: ProcessSet,
-    /// `None`: the operation gets a number.
+    /// `None`: the operation is named by its number.
     pub(crate) name: Option<String>,
     /// The kind under which it is counted if it has no name.
     pub(crate) kind: &'static str,
-    /// The way of a message. Its name is made of it.
+    /// The ends and the tag of a message, from which its name is made.
     pub(crate) way: Option<Way>,
     pub(crate) priority: i32,
     pub(crate) origin: Origin,
@@ -60,18 +60,18 @@ pub(crate) struct Call {
 pub(crate) enum Target<'a> {
     /// To its inputs, in place.
     InPlace,
-    /// To a given tensor, unless it turns out to be too small or too large.
+    /// To a given tensor, unless its size turns out to be wrong.
     Given(&'a Memory),
     /// To new memory.
     New,
 }
 
-/// An operation that was started, and where its results are expected.
+/// An operation that was started, and the expected places of its results.
 pub(crate) struct Started {
     ticket: u64,
     name: TensorName,
     set: ProcessSetId,
-    /// One entry for each tensor: the result's buffer, if it is in new memory.
+    /// For each tensor the buffer of its result, if it is in new memory.
     outputs: Vec<Option<Buffer>>,
     expected: Vec<Expected>,
 }
@@ -80,12 +80,12 @@ pub(crate) struct Started {
 pub(crate) struct Finished {
     /// The number in the completion.
     pub(crate) aux: u64,
-    /// For each tensor its result, if that is in new memory.
+    /// For each tensor its result, if it is in new memory.
     pub(crate) outputs: Vec<Option<Output>>,
 }
 
 impl Started {
-    /// The results, once the operation is done.
+    /// The results of the operation, which is done.
     fn finish(self, done: Done) -> Finished {
         let Done { aux, moved } = done;
         let outputs = match moved {
@@ -103,7 +103,7 @@ impl Started {
 impl Finished {
     fn all(self) -> Result<Vec<Output>> {
         let outputs = self.outputs.into_iter().collect();
-        // A rank that gets a result has a shape for it, which its own request implies.
+        // A rank that gets a result knows its shape from its own request.
         let lost = || GradwireError::Protocol("a result has no place".into());
         Option::<Vec<Output>>::ok_or_else(outputs, lost)
     }
@@ -136,12 +136,16 @@ fn parts<'a>(tensors: impl IntoIterator<Item = &'a Memory>) -> Result<(Part, Vec
     let part = |memory: &Memory| Part { dtype: memory.dtype(), shape: memory.shape().clone() };
     let mut parts = tensors.into_iter().map(part);
     let first = parts.next().ok_or_else(|| {
-        GradwireError::Invalid("a group of no tensors: give one at least".to_owned())
+        GradwireError::Invalid("a group of no tensors: use at least one".to_owned())
     })?;
     Ok((first, parts.collect()))
 }
 
-/// A single number as one row, for collectives that concatenate rows.
+fn buffers<P: Payload>(tensors: &[P]) -> Vec<&Memory> {
+    tensors.iter().map(Payload::memory).collect()
+}
+
+/// Turns a single number into one row, for collectives that concatenate rows.
 fn as_rows(part: Part) -> Result<Part> {
     let Part { dtype, shape } = part;
     let shape = if shape.dims().is_empty() { Shape::new(&[1])? } else { shape };
@@ -149,7 +153,7 @@ fn as_rows(part: Part) -> Result<Part> {
 }
 
 impl Session {
-    /// An operation that asks for `request`, with its process set, name and priority.
+    /// A call for `request`, with the process set, name and priority from `common`.
     pub(crate) fn call(&self, common: Common, request: Request) -> Result<Call> {
         let Common { name, priority, process_set, origin, kind } = common;
         let set = self.sets().of_member(process_set)?;
@@ -157,12 +161,12 @@ impl Session {
         Ok(Call { set, name, kind, way: None, priority, origin, request })
     }
 
-    /// The name of the next message of a way. Its number is taken now.
+    /// The name of the next message of a way; takes its number.
     fn message_of(&self, set: ProcessSetId, way: Way) -> Result<Numbered> {
         self.names().message(set, way).ok_or_else(|| {
             GradwireError::Invalid(format!(
                 "this rank has used {PAIRS} different pairs of a peer and a tag, which is the \
-                 limit; use tags again"
+                 limit; reuse tags"
             ))
         })
     }
@@ -206,7 +210,7 @@ impl Session {
                 Target::Given(given) => Some(*given),
                 Target::New => output.as_ref().map(Payload::memory),
             };
-            // Every input and output needs a place, even if it is ignored or has no elements.
+            // Every input and output needs a place, even if it is ignored or empty.
             let any = match input.or(output) {
                 Some(memory) => memory,
                 None => spare.insert(self.buffer_unfilled(DType::U8, Shape::new(&[0])?)?).memory(),
@@ -214,15 +218,15 @@ impl Session {
             let (input, output) = (input.unwrap_or(any), output.unwrap_or(any));
             from.push(input.place());
             to.push(output.place());
-            // The program sees its own tensors again, however the operation ends. It sees new
-            // memory only if the operation succeeds.
+            // The program gets its own tensors back however the operation ends, but new memory only
+            // if the operation succeeds.
             let result = match into {
                 Target::New => output.lend(),
                 Target::InPlace | Target::Given(_) => output.lend_mut(),
             };
             memory.extend([input.lend(), result]);
         }
-        // Last, so that a refused call is not counted: other ranks don't know about it.
+        // Last, so that a refused call is not counted: other ranks don't know of it.
         let numbered = match (way, &name) {
             (Some(way), _) => Some(self.message_of(number, way)?),
             (None, None) => Some(self.names().unnamed(number, kind)),
@@ -230,20 +234,19 @@ impl Session {
         };
         let name = numbered.as_ref().map(|numbered| numbered.name.clone()).or(name);
         let name = TensorName::new(&name.unwrap_or_default())?;
-        let operation = Operation {
-            process_set: number,
+        let submission = Submission {
+            ticket: 0, // `submit` sets it
+            process_set: number.0,
             name: name.clone(),
             request,
             priority,
             origin,
-            // All of them, so that each copy counts once.
+            // Checks all of them, so that each copy counts once.
             copied: inputs.iter().filter(|memory| memory.take_copied()).count() > 0,
             inputs: from,
             outputs: to,
-            memory,
-            movable: !matches!(into, Target::InPlace),
         };
-        let submitted = self.submit(operation);
+        let submitted = self.submit(submission, memory, !matches!(into, Target::InPlace));
         if let (Err(_), Some(numbered)) = (&submitted, &numbered) {
             self.names().take_back(number, numbered);
         }
@@ -251,10 +254,10 @@ impl Session {
         Ok(Started { ticket, name, set: number, outputs, expected })
     }
 
-    /// Submits an operation, now or when the gate of this clone is opened. Returns its ticket.
-    fn submit(&self, operation: Operation) -> Result<u64> {
+    /// Submits an operation, now or when this clone's gate is opened. Returns its ticket.
+    fn submit(&self, submission: Submission, memory: Vec<Keep>, movable: bool) -> Result<u64> {
         let shared = self.shared();
-        let prepared = shared.prepare(operation)?;
+        let prepared = shared.prepare(submission, memory, movable)?;
         let ticket = prepared.ticket();
         let submitted = match self.gate() {
             None => shared.submit(&prepared),
@@ -271,7 +274,7 @@ impl Session {
         Ok(started.finish(done))
     }
 
-    /// A handle of an operation. `result` makes the handle's result.
+    /// A handle of an operation. `result` computes the handle's result.
     pub(crate) fn handle<R>(
         &self,
         started: Started,

@@ -10,14 +10,14 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A type whose values a tensor holds. Sealed: the element types are those of the protocol.
+/// An element type of tensors. Sealed: the protocol determines the element types.
 pub trait Element: Pod + Send + Sync + std::fmt::Debug + sealed::Sealed {
     /// The element type in the protocol.
     const DTYPE: DType;
 }
 
-/// A boolean in a tensor: false if the byte is 0. (It can't be Rust's `bool`, which has only two
-/// valid bytes: another process may write any byte.)
+/// A boolean in a tensor: false if the byte is 0. (Not Rust's `bool`, which has only two valid
+/// bytes: another process may write any byte.)
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct Bool(u8);

@@ -9,35 +9,35 @@ use gradwire_shm::{arena::ArenaError, segment::SegmentError};
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum GradwireError {
-    /// The launcher's variables are not set: this process was started by hand.
+    /// The launcher's variables are not set: no launcher started this process.
     #[error(
         "this process is not a rank of a job: {missing} is not set; start it with `gradwire run \
          -np 2 -- <program>`"
     )]
     NotLaunched {
-        /// The first variable that is missing.
+        /// The first missing variable.
         missing: &'static str,
     },
-    /// A variable or a setting has a value that can't be used.
+    /// A variable or a setting has an invalid value.
     #[error("{name} is {given:?}: {reason}")]
     Setting {
         /// The variable, or the builder's setting.
         name: String,
         /// Its value.
         given: String,
-        /// What is wrong, and what is allowed.
+        /// Why it is invalid, and what is allowed.
         reason: String,
     },
     /// Settings contradict each other; the text names them.
     #[error("{0}")]
     Settings(String),
-    /// The secret can't be used; the text does not repeat it.
+    /// The secret is invalid; the text does not contain it.
     #[error("GRADWIRE_SECRET: {0}")]
     Secret(#[from] SecretError),
     /// No daemon answers at its socket.
     #[error("no daemon (gradwired) answers at {socket}: {source}; is it running on this machine?")]
     Connect {
-        /// The socket, `@name` for one without a file.
+        /// The socket: a path, or `@name` in the abstract namespace.
         socket: String,
         /// The error of the system.
         source: io::Error,
@@ -45,61 +45,61 @@ pub enum GradwireError {
     /// The daemon refused this process as a rank.
     #[error("the daemon of this node refused this process: {0}")]
     Refused(Failure),
-    /// The daemon sent a message that is not allowed here. No retry will help.
-    #[error("the daemon of this node broke the protocol: {0}")]
+    /// The daemon sent an invalid message. Retrying does not help.
+    #[error("the daemon of this node violated the protocol: {0}")]
     Protocol(String),
     /// The operation, or the whole job, failed; all ranks receive the same cause (TELL).
     #[error(transparent)]
     Failed(#[from] Failure),
-    /// A deadline passed first (WAIT). The operation itself may still complete.
+    /// A deadline passed (WAIT). The operation itself may still complete.
     #[error("{what} did not happen within {after:?}")]
     Timeout {
-        /// What was waited for.
+        /// What the caller waited for.
         what: String,
         /// How long.
         after: Duration,
     },
-    /// The call asks for something impossible; nothing was started.
+    /// The call is invalid; nothing was started.
     #[error("{0}")]
     Invalid(String),
-    /// A name or a shape is not usable; nothing was started.
+    /// A name or a shape is invalid; nothing was started.
     #[error(transparent)]
     Type(#[from] TypeError),
-    /// A request contradicts itself; nothing was started.
+    /// A request is invalid; nothing was started.
     #[error(transparent)]
     Request(#[from] WireError),
-    /// There is no shared memory for a tensor.
+    /// Shared memory for a tensor can't be allocated.
     #[error(transparent)]
     Arena(#[from] ArenaError),
-    /// The shared memory of the session itself can't be made.
+    /// The session's own shared memory can't be created.
     #[error(transparent)]
     Segment(#[from] SegmentError),
     /// The system refused something that this crate needs, such as a thread.
     #[error("the system refused {what}: {source}")]
     System {
-        /// What was asked for.
+        /// What was refused.
         what: &'static str,
         /// The error of the system.
         source: io::Error,
     },
-    /// The process was forked: threads and socket of a session stay with the parent.
+    /// The process was forked: the threads and the socket of a session stay with the parent.
     #[error(
         "this session belongs to process {made_in}, but process {used_in} uses it: a forked child \
-         has no session; make it after the fork, in the process that uses it"
+         has no session; create it after the fork, in the process that uses it"
     )]
     Forked {
-        /// The process that made the session.
+        /// The process that created the session.
         made_in: u32,
-        /// The process that called.
+        /// The process that made the call.
         used_in: u32,
     },
-    /// The session was shut down before.
+    /// The session was shut down.
     #[error("this session was shut down")]
     Closed,
 }
 
 impl GradwireError {
-    /// The failure in this error, if it has one, with its kind, rank, host and tensor.
+    /// The failure in this error, if any.
     pub fn failure(&self) -> Option<&Failure> {
         match self {
             Self::Failed(failure) | Self::Refused(failure) => Some(failure),
@@ -109,11 +109,11 @@ impl GradwireError {
 }
 
 impl fmt::Debug for GradwireError {
-    /// The same text as [`fmt::Display`]: this is what a `main` that returns the error prints.
+    /// The same text as [`fmt::Display`], because it is printed if `main` returns the error.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")
     }
 }
 
-/// What this crate's calls return.
+/// The result of this crate's calls.
 pub(crate) type Result<T, E = GradwireError> = std::result::Result<T, E>;

@@ -1,7 +1,7 @@
 //! The exchange of numbers on which ranks must agree before the parts of an operation, and the
-//! failure that all of them receive if they disagree.
+//! common failure if they disagree.
 
-use gradwire_proto::{Failure, FailureKind};
+use gradwire_proto::{DType, Failure, FailureKind};
 
 use crate::{
     error::Result,
@@ -13,7 +13,7 @@ use crate::{
 const LISTED: usize = 64;
 
 impl Session {
-    /// The numbers of every rank that takes part, in the order of ranks.
+    /// The numbers of every rank that takes part, in rank order.
     pub(crate) fn exchange<const N: usize>(
         &self,
         common: Common,
@@ -25,7 +25,12 @@ impl Session {
     }
 }
 
-/// The failure of ranks that disagree, the same on all of them: it has a line for each.
+/// The name of an element type that a rank has reported.
+pub(crate) fn dtype_name(number: u64) -> &'static str {
+    i32::try_from(number).ok().and_then(DType::from_wire).map_or("?", DType::name)
+}
+
+/// The failure of ranks that disagree, the same on all ranks, with a line for each.
 pub(crate) fn disagreement(what: &str, lines: impl ExactSizeIterator<Item = String>) -> Failure {
     let more = lines.len().saturating_sub(LISTED);
     let mut table: Vec<String> = lines.take(LISTED).collect();
@@ -42,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_rank_has_a_line_and_those_that_have_none_are_counted() {
+    fn ranks_beyond_the_limit_are_only_counted() {
         let lines = |ranks: usize| (0..ranks).map(|rank| format!("rank {rank}: x"));
         let few = disagreement("a sum", lines(64)).what;
         assert!(few.starts_with("ranks disagree on a sum\nrank 0: x\n"), "{few}");

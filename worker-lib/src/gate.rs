@@ -1,9 +1,8 @@
 //! Operations whose tensors are still being written when they are called.
 //!
-//! A GPU copies a tensor to shared memory while the program goes on and calls the operation. The
-//! call is checked and gets its name, its number and its handle. Its submission
-//! waits behind a gate, and whoever knows when the copy has arrived opens the gate. Several
-//! operations may wait behind one.
+//! A GPU copies a tensor to shared memory while the program continues and calls the operation. The
+//! call is checked and gets its name, its number and its handle. Its submission waits behind a
+//! gate, which is opened once the copy has arrived. Several operations may wait behind one gate.
 
 use std::{fmt, mem, process, sync::Arc};
 
@@ -15,25 +14,25 @@ use crate::{
     shared::{Prepared, Shared},
 };
 
-/// What operations wait behind until their tensors are there
+/// Holds operations back until their tensors are written
 /// ([`Session::behind`](crate::Session::behind)), at most [`MAX_HELD`](crate::MAX_HELD) at a time.
 /// Clones are the same gate.
 ///
-/// If the last clone is dropped and the gate is closed, what waits behind it fails. A forked child
-/// has no session (`fork`), and can't open its parent's gates.
+/// If the last clone is dropped while the gate is closed, the operations behind it fail. A forked
+/// child has no session, and can't open its parent's gates.
 #[derive(Clone)]
 pub struct Gate(Arc<Opener>);
 
-/// What opens a gate.
+/// The side of a gate that opens it, and fails it when dropped.
 struct Opener {
     bar: Arc<Bar>,
     made_in: u32,
 }
 
-/// A gate as those who wait know it. They don't keep it from being dropped.
-pub(crate) struct Bar(Mutex<State>);
+/// The side of a gate where operations wait. It does not keep the gate from being dropped.
+pub(crate) struct Bar(Mutex<GateState>);
 
-enum State {
+enum GateState {
     Closed(Vec<(Arc<Shared>, Prepared)>),
     Open,
     Failed(Failure),
@@ -48,17 +47,17 @@ impl Default for Gate {
 impl Gate {
     /// A closed gate.
     pub fn new() -> Self {
-        let bar = Arc::new(Bar(Mutex::new(State::Closed(Vec::new()))));
+        let bar = Arc::new(Bar(Mutex::new(GateState::Closed(Vec::new()))));
         Self(Arc::new(Opener { bar, made_in: process::id() }))
     }
 
-    /// Submits what waits, in the order of the calls. Later operations don't wait. It may wait for
-    /// a place ([`Session`](crate::Session), BOUND).
+    /// Submits the waiting operations, in the order of the calls. Later operations don't wait. May
+    /// block while too many operations are in flight (BOUND).
     pub fn open(&self) {
-        for (shared, prepared) in self.0.leave(State::Open) {
+        for (shared, prepared) in self.0.leave(GateState::Open) {
             let ticket = prepared.ticket();
-            // TELL: those who wait get the session's first cause by themselves. TRUST: what has
-            // ended has no memory any more, and the daemon may say so too early.
+            // TELL: waiters get the session's first cause anyway. TRUST: an operation that has
+            // ended has no memory any more, and the daemon may report an end too early.
             if shared.check().is_err() || shared.is_over(ticket) {
                 continue;
             }
@@ -68,7 +67,7 @@ impl Gate {
         }
     }
 
-    /// Fails what waits, and later operations: their tensors could not be written.
+    /// Fails the waiting and all later operations: their tensors could not be written.
     pub fn fail(&self, why: &str) {
         self.0.fail(why);
     }
@@ -86,52 +85,52 @@ impl Gate {
 impl Opener {
     fn fail(&self, why: &str) {
         let failure = Failure::new(FailureKind::Resource, why);
-        for (shared, prepared) in self.leave(State::Failed(failure.clone())) {
+        for (shared, prepared) in self.leave(GateState::Failed(failure.clone())) {
             shared.refuse(prepared.ticket(), &failure);
         }
     }
 
-    /// Leaves the closed state; returns what waited. A gate that was left stays as it is.
-    fn leave(&self, state: State) -> Vec<(Arc<Shared>, Prepared)> {
+    /// Changes the state of a closed gate, and returns what waited. Otherwise does nothing.
+    fn leave(&self, state: GateState) -> Vec<(Arc<Shared>, Prepared)> {
         if self.made_in != process::id() {
             return Vec::new();
         }
         let mut now = self.bar.0.lock();
         match &mut *now {
-            State::Closed(waiting) => {
+            GateState::Closed(waiting) => {
                 let waiting = mem::take(waiting);
                 *now = state;
                 waiting
             }
-            State::Open | State::Failed(_) => Vec::new(),
+            GateState::Open | GateState::Failed(_) => Vec::new(),
         }
     }
 }
 
 impl Drop for Opener {
     fn drop(&mut self) {
-        self.fail("the gate that it waited behind was dropped, and nobody had opened it");
+        self.fail("the gate that it waited behind was dropped before it was opened");
     }
 }
 
 impl Bar {
     pub(crate) fn is_closed(&self) -> bool {
-        matches!(*self.0.lock(), State::Closed(_))
+        matches!(*self.0.lock(), GateState::Closed(_))
     }
 
     /// Submits an operation, now or when the gate is opened.
     pub(crate) fn pass(&self, shared: &Arc<Shared>, prepared: Prepared) -> Result<()> {
         let mut now = self.0.lock();
         match &mut *now {
-            State::Closed(waiting) => {
+            GateState::Closed(waiting) => {
                 waiting.push((shared.clone(), prepared));
                 Ok(())
             }
-            State::Open => {
+            GateState::Open => {
                 drop(now);
                 shared.submit(&prepared)
             }
-            State::Failed(failure) => Err(failure.clone().into()),
+            GateState::Failed(failure) => Err(failure.clone().into()),
         }
     }
 }
@@ -146,9 +145,9 @@ fn cause(error: GradwireError) -> Failure {
 impl fmt::Debug for Gate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match &*self.0.bar.0.lock() {
-            State::Closed(waiting) => format!("closed, {} wait", waiting.len()),
-            State::Open => "open".to_owned(),
-            State::Failed(failure) => format!("failed: {failure}"),
+            GateState::Closed(waiting) => format!("closed, {} wait", waiting.len()),
+            GateState::Open => "open".to_owned(),
+            GateState::Failed(failure) => format!("failed: {failure}"),
         };
         write!(f, "Gate({state})")
     }

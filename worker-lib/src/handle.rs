@@ -17,7 +17,7 @@ use crate::{
     shared::Done,
 };
 
-/// An operation in flight, and its tensors. [`Handle::wait`] returns its result and the tensors.
+/// An operation in flight and its tensors. [`Handle::wait`] returns its result and the tensors.
 ///
 /// Dropping a handle does not stop the operation, because other ranks depend on it. The memory
 /// stays in use until the operation has ended.
@@ -28,22 +28,21 @@ pub struct Handle<R> {
     source: Source<R>,
 }
 
-/// Makes the result of an operation that has succeeded.
+/// Computes the result of an operation that has succeeded.
 type Finish<R> = Box<dyn FnOnce(Done) -> Result<R> + Send>;
 
 /// Where the result comes from.
 enum Source<R> {
-    /// One operation. `None` once the outcome was fetched; the lock is for [`Sync`], nobody waits
-    /// for it.
+    /// One operation. `None` once the outcome was fetched; the lock is only for [`Sync`].
     Operation(u64, Mutex<Option<Finish<R>>>),
-    /// Several operations, one after the other, in a thread of their own.
+    /// Several operations, one after the other, in a separate thread.
     Task(Arc<Outcome<R>>),
 }
 
 /// Why [`Handle::wait_deadline`] has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum WaitError<R> {
-    /// The deadline passed first. The operation continues, and this is its handle.
+    /// The deadline passed. The operation continues, and this is its handle.
     #[error("{} did not complete within {after:?}", .handle.what())]
     Timeout {
         /// The handle, to wait again or to drop.
@@ -85,7 +84,7 @@ impl<R> Handle<R> {
         &self.name
     }
 
-    /// Whether it waits behind a [`Gate`](crate::Gate), for its tensors.
+    /// Whether it waits behind a [`Gate`](crate::Gate).
     pub fn is_held(&self) -> bool {
         self.session.gate().is_some_and(Bar::is_closed)
     }
@@ -95,21 +94,21 @@ impl<R> Handle<R> {
         format!("the operation on tensor '{}'{held}", self.name)
     }
 
-    /// Waits until the operation has ended, and returns its result. Returns at once with the cause
-    /// when the job fails (TELL).
+    /// Waits until the operation has ended, and returns its result. If the job fails, returns the
+    /// cause at once (TELL).
     ///
     /// # Errors
-    /// [`GradwireError::Failed`] with what happened; the tensor is lost then.
+    /// [`GradwireError::Failed`] with what happened; then the tensor is lost.
     pub fn wait(self) -> Result<R> {
         self.fetch(None).unwrap_or(Err(GradwireError::Closed))
     }
 
-    /// Like [`Handle::wait`], but not longer than `within`.
+    /// Like [`Handle::wait`], but waits for at most `within`.
     ///
     /// # Errors
     /// [`WaitError::Timeout`] with the handle, or [`WaitError::Failed`].
     pub fn wait_deadline(self, within: Duration) -> Result<R, WaitError<R>> {
-        // A deadline that is too late to be represented is none.
+        // If the deadline can't be represented, there is none.
         match self.fetch(Instant::now().checked_add(within)) {
             Some(Ok(result)) => Ok(result),
             Some(Err(error)) => Err(WaitError::Failed(error)),
@@ -146,7 +145,7 @@ impl<R> Handle<R> {
 
 impl<R> Drop for Handle<R> {
     fn drop(&mut self) {
-        // Also after a failure of the whole session: the entry keeps the memory until the end.
+        // Also after the session has failed: the entry keeps the memory until the end.
         if let Source::Operation(ticket, finish) = &self.source
             && finish.lock().is_some()
             && self.session.check_process().is_ok()

@@ -1,4 +1,4 @@
-//! Where a session's parameters come from: the variables that the launcher sets.
+//! The parameters of a session, from the variables that the launcher sets.
 //!
 //! The environment is an argument, so that reading it is a pure function. Settings are those of
 //! `gradwire-keys`: their defaults, units and ranges are declared there.
@@ -16,7 +16,7 @@ const SOCKET: &str = "GRADWIRE_SOCKET";
 const LOCAL_RANK: &str = "GRADWIRE_LOCAL_RANK";
 const LAUNCHED: [&str; 4] = [JOB, SECRET, SOCKET, LOCAL_RANK];
 
-/// All that a session needs to know before it attaches.
+/// Everything that a session needs to attach.
 #[derive(Debug, Clone)]
 pub(crate) struct Launch {
     pub(crate) job: JobId,
@@ -38,7 +38,7 @@ impl Launch {
         let need = |name| match variables.get(name) {
             Some(text) => Ok(text.as_str()),
             None if LAUNCHED.iter().any(|other| variables.contains_key(*other)) => {
-                let reason = "it is not set, though others of the launcher's variables are";
+                let reason = "it is not set, although other variables of the launcher are";
                 Err(bad(name, "", reason))
             }
             None => Err(GradwireError::NotLaunched { missing: name }),
@@ -58,7 +58,7 @@ impl Launch {
     }
 }
 
-/// The error of a setting. It names the variable that has the value.
+/// The error for a setting; it names the variable.
 fn refused(error: SettingsError, variables: &HashMap<String, String>) -> GradwireError {
     match error {
         SettingsError::Value { given, origin: Origin::Variable(name), expected, .. } => {
@@ -66,9 +66,9 @@ fn refused(error: SettingsError, variables: &HashMap<String, String>) -> Gradwir
         }
         SettingsError::Unknown { origin: Origin::Variable(name), suggestion, .. } => {
             let given = variables.get(&name).map_or("", String::as_str);
-            bad(&name, given, format!("there is no such setting{suggestion}"))
+            bad(&name, given, format!("unknown setting{suggestion}"))
         }
-        // The other errors are of files and flags, and there are none here.
+        // The other errors concern files and flags, which are not used here.
         error => GradwireError::Settings(error.to_string()),
     }
 }
@@ -114,7 +114,7 @@ mod tests {
             ("GRADWIRE_WORKER__HUGE_PAGES", Some("never")),
             ("GRADWIRE_WORKER__DAEMON_TIMEOUT_MS", Some("9000")),
             ("HOROVOD_START_TIMEOUT", Some("77")),
-            // Settings of other processes are ignored, whatever they are.
+            // Settings of other processes are ignored.
             ("GRADWIRE_DATA__LANES", Some("many")),
             ("GRADWIRE_TEST", Some("1")),
         ])
@@ -129,9 +129,9 @@ mod tests {
     }
 
     #[test]
-    fn each_bad_variable_is_named_and_the_secret_never_shown() {
+    fn bad_variables_are_named_but_not_the_secret() {
         for missing in LAUNCHED {
-            // This is not the same as no launcher at all: a trainer must not continue alone then.
+            // Different from no launcher at all: here a trainer must not continue alone.
             let error = read(&[(missing, None)]).unwrap_err();
             assert!(matches!(&error, GradwireError::Setting { name, .. } if name == missing));
             assert!(error.to_string().contains("not set"), "{error}");

@@ -1,4 +1,4 @@
-//! The library that a training process links. It makes the process a rank of a job, and gives it
+//! The library for training processes. It makes the process a rank of a job, and provides
 //! collectives on tensors in shared memory.
 //!
 //! ```no_run
@@ -14,10 +14,10 @@
 //! ```
 //!
 //! All ranks call the same collectives; a rank waits for the calls of its peers. Each collective
-//! has a blocking form and one that returns a [`Handle`]. Its options are a name, a priority and a
-//! process set:
+//! has a blocking form and a form that returns a [`Handle`]. Its options are a name, a priority and
+//! a process set:
 //!
-//! | | in place | with a result of its own |
+//! | | in place | with a new result |
 //! |---|---|---|
 //! | reductions | [`allreduce`](Session::allreduce), [`reduce`](Session::reduce) | [`allreduce_to`](Session::allreduce_to), [`reducescatter`](Session::reducescatter) |
 //! | moves | [`broadcast`](Session::broadcast) | [`allgather`](Session::allgather), [`gather`](Session::gather), [`scatter`](Session::scatter), [`alltoall`](Session::alltoall) |
@@ -26,16 +26,20 @@
 //! | ranks | [`barrier`](Session::barrier), [`join`](Session::join) | [`add_process_set`](Session::add_process_set), [`remove_process_set`](Session::remove_process_set) |
 //! | of several parts | [`adasum`](Session::adasum) | [`sparse_allreduce`](Session::sparse_allreduce), [`broadcast_object`](Session::broadcast_object), [`allgather_object`](Session::allgather_object) |
 //!
+//! A collective fails as [`Session::allreduce`] does, unless its documentation says more. Roots and
+//! peers must be members of the process set, and groups have 1 to 1024 tensors. The call of an
+//! asynchronous form fails only if nothing was started; then its tensors are lost.
+//!
 //! ```no_run
 //! # fn main() -> Result<(), gradwire_worker::GradwireError> {
 //! # use gradwire_worker::*;
 //! # let session = Session::from_env()?;
-//! // Ranks may give different numbers of rows. The result has the number of each.
+//! // Ranks may give different numbers of rows. The result has the number for each rank.
 //! let found = session.tensor(&[1.5f32, 2.5], &[1, 2])?;
 //! let all = session.allgather(&found, AllgatherOptions::default())?;
 //! println!("{:?} rows, {:?}", all.rows, all.tensor.as_slice());
 //!
-//! // An operation of some ranks only. All ranks make the process set.
+//! // An operation of some ranks only. All ranks create the process set.
 //! let even: Vec<u32> = (0..session.size()).step_by(2).collect();
 //! let even = session.add_process_set(&even)?;
 //! if even.includes(session.rank()) {
@@ -55,9 +59,9 @@
 //! ```
 //!
 //! - [`Session`]: attaching, ranks, tensors, leaving
-//! - [`Tensor`], [`Buffer`], [`SharedBuffer`]: memory that the daemon maps, too
+//! - [`Tensor`], [`Buffer`], [`SharedBuffer`]: memory that is shared with the daemon
 //! - [`Gate`]: for operations whose tensors are still being written
-//! - [`optimizer`]: the order of gradients and their accumulation, without a framework. The crate
+//! - [`optimizer`]: the order of gradients and their accumulation, for any framework. The crate
 //!   `gradwire-tch` has an optimizer for tch.
 //!
 //! Invariants:
@@ -65,12 +69,12 @@
 //! - **TELL** The first cause of a failure reaches every waiting and every later call.
 //! - **WAIT** Every wait ends: with an outcome, with the session, or at a deadline. Meanwhile the
 //!   connection and the daemon's heartbeat are watched.
-//! - **BOUND** At most 4096 operations are in flight; a further one waits for a place. At most
-//!   [`MAX_HELD`] more wait behind gates, if whoever makes the gates keeps to it.
-//! - **TRUST** What the daemon sends is checked where it arrives.
+//! - **BOUND** At most 4096 operations are in flight; further ones wait. At most [`MAX_HELD`] more
+//!   may wait behind gates, which the caller must ensure.
+//! - **TRUST** Messages of the daemon are checked on arrival.
 //!
 //! The daemon does the work. This crate has no network code and no runtime. Its only arithmetic is
-//! that of sparse allreduces and of Adasum, which are made of other collectives.
+//! for sparse allreduces and Adasum, which consist of other collectives.
 
 #![deny(unsafe_code)]
 
@@ -84,7 +88,7 @@ mod gate;
 mod handle;
 mod launch;
 mod link;
-#[expect(unsafe_code, reason = "the one module where shared memory becomes slices")]
+#[expect(unsafe_code, reason = "the only module that turns shared memory into slices")]
 mod memory;
 mod naming;
 mod objects;

@@ -1,4 +1,4 @@
-//! The socket to the daemon: the messages of `worker.proto`, until this process is a rank.
+//! The socket to the daemon, with the messages of `worker.proto`, and attaching.
 
 use std::{
     io,
@@ -23,8 +23,7 @@ use crate::{
     launch::Launch,
 };
 
-/// How long the daemon may take to greet, or to accept a message. A daemon that runs does both at
-/// once.
+/// How long the daemon may take to greet, or to accept a message. Normally it does both at once.
 const GREETING: Duration = Duration::from_secs(5);
 
 /// A node of the job.
@@ -33,9 +32,9 @@ const GREETING: Duration = Duration::from_secs(5);
 pub struct Node {
     /// Its name.
     pub host: String,
-    /// The smallest rank on it; the others follow without a gap.
+    /// Its first rank; the others follow without gaps.
     pub first_rank: u32,
-    /// How many ranks it has.
+    /// The number of its ranks.
     pub slots: u32,
 }
 
@@ -55,7 +54,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Checks what the daemon sends (TRUST).
+    /// Checks the daemon's message (TRUST).
     fn check(wire: pb::Attached, asked_local_rank: u32) -> Result<Self> {
         let orderly = wire.rank < wire.size
             && wire.local_rank == asked_local_rank
@@ -68,11 +67,12 @@ impl World {
             return Err(GradwireError::Protocol(text));
         }
         let compression = Compression::from_wire(wire.compression).ok_or_else(|| {
-            GradwireError::Protocol(format!("there is no compression {}", wire.compression))
+            GradwireError::Protocol(format!("unknown compression {}", wire.compression))
         })?;
         let coordinator = wire.coordinator.parse().map_err(|_| {
             let given = &wire.coordinator;
-            GradwireError::Protocol(format!("the coordinator's address {given:?} is no ip:port"))
+            let text = format!("invalid address {given:?} of the coordinator: expected IP:PORT");
+            GradwireError::Protocol(text)
         })?;
         Ok(Self {
             rank: wire.rank,
@@ -92,7 +92,7 @@ impl World {
         })
     }
 
-    /// The name of this rank's node; empty if the daemon did not name it.
+    /// The name of this rank's node; empty if unknown.
     pub(crate) fn host(&self) -> &str {
         self.nodes
             .iter()
@@ -111,17 +111,17 @@ pub(crate) fn send(
     handover::send(stream, &frame, fd.as_slice())
 }
 
-/// A message of the daemon, and the descriptors that came with it.
+/// A message of the daemon and its descriptors.
 pub(crate) type Received = (daemon_message::Message, Vec<OwnedFd>);
 
-/// Why there is no message.
+/// Why receiving a message failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LinkError {
     #[error("it closed the connection")]
     Ended,
     #[error(transparent)]
     Handover(#[from] HandoverError),
-    #[error("a message can't be read: {0}")]
+    #[error("a message can't be decoded: {0}")]
     Decode(#[from] prost::DecodeError),
     #[error("a message of an unknown kind")]
     Unknown,
@@ -144,7 +144,7 @@ fn connect(socket: &str) -> Result<UnixStream> {
         .map_err(|source| GradwireError::Connect { socket: socket.to_owned(), source })
 }
 
-/// Receives a message that must come before the deadline. Checks `cancelled` meanwhile.
+/// Receives a message within a time limit. Checks `cancelled` meanwhile.
 fn receive_by(
     stream: &UnixStream,
     what: &str,
@@ -153,8 +153,6 @@ fn receive_by(
 ) -> Result<Received> {
     /// How often `cancelled` is checked.
     const TICK: Duration = Duration::from_millis(100);
-    let system =
-        |what| move |e: rustix::io::Errno| GradwireError::System { what, source: e.into() };
     let deadline = Instant::now() + within;
     loop {
         if cancelled() {
@@ -171,7 +169,10 @@ fn receive_by(
         match event::poll(&mut fds, Some(&wait)) {
             Ok(0) | Err(rustix::io::Errno::INTR) => continue,
             Ok(_) => {}
-            Err(error) => return Err(system("waiting for the daemon")(error)),
+            Err(error) => {
+                let what = "waiting for the daemon";
+                return Err(GradwireError::System { what, source: error.into() });
+            }
         }
         return receive(stream).map_err(|error| match error {
             LinkError::Ended => GradwireError::Failed(daemon_lost("before this rank was attached")),
@@ -187,19 +188,19 @@ fn receive_by(
 /// The failure of a worker whose daemon has ended.
 pub(crate) fn daemon_lost(when: &str) -> Failure {
     Failure::new(FailureKind::NodeLost, format!("the daemon of this node (gradwired) ended {when}"))
-        .hint("its log, or the launcher's last lines, say why")
+        .hint("see its log or the launcher's last lines for the reason")
 }
 
-/// Connects, proves the secret, hands over the control page and waits until the world has formed
-/// (WAIT: not longer than the start timeout). Returns the connection, the place of this rank in the
-/// job, and the daemon's doorbell.
+/// Connects, proves the secret, hands over the control page and waits until the world has formed,
+/// for at most the start timeout (WAIT). Returns the connection, the place of this rank in the job,
+/// and the daemon's doorbell.
 pub(crate) fn attach(
     launch: &Launch,
     control: BorrowedFd<'_>,
     cancelled: &dyn Fn() -> bool,
 ) -> Result<(UnixStream, World, OwnedFd)> {
     let stream = connect(&launch.socket)?;
-    // These timeouts are for the rest of a frame. `receive_by` waits for its beginning.
+    // These timeouts are for the rest of a frame; `receive_by` waits for its beginning.
     for timeout in [UnixStream::set_read_timeout, UnixStream::set_write_timeout] {
         timeout(&stream, Some(GREETING))
             .map_err(|source| GradwireError::System { what: "a socket's timeout", source })?;
@@ -212,8 +213,8 @@ pub(crate) fn attach(
     };
     if challenge.protocol != PROTOCOL {
         let text = format!(
-            "it is Gradwire {} with protocol {}, this process has {VERSION} with protocol \
-             {PROTOCOL}",
+            "it is Gradwire {} with protocol {}, but this process has Gradwire {VERSION} with \
+             protocol {PROTOCOL}",
             challenge.version, challenge.protocol
         );
         let hint = "install the same release for both";
@@ -238,7 +239,7 @@ pub(crate) fn attach(
         daemon_message::Message::Attached(attached) => {
             let world = World::check(attached, local_rank)?;
             let doorbell = fds.pop().filter(|_| fds.is_empty()).ok_or_else(|| {
-                GradwireError::Protocol("its doorbell (one descriptor) did not come along".into())
+                GradwireError::Protocol("its doorbell (one descriptor) is missing".into())
             })?;
             // From here on the watcher waits for messages without a limit. Sending keeps its
             // timeout.
@@ -253,7 +254,7 @@ pub(crate) fn attach(
     }
 }
 
-/// Rings the daemon's doorbell. It is enough if the doorbell rings already.
+/// Rings the daemon's doorbell, unless it is already ringing.
 pub(crate) fn ring(doorbell: &OwnedFd) -> io::Result<()> {
     match rustix::io::retry_on_intr(|| rustix::io::write(doorbell.as_fd(), &1u64.to_ne_bytes())) {
         Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(()),
@@ -266,7 +267,7 @@ fn refused(wire: pb::Failure) -> GradwireError {
 }
 
 fn unexpected(wanted: &str, got: &daemon_message::Message) -> GradwireError {
-    GradwireError::Protocol(format!("{wanted} was due, {got:?} came"))
+    GradwireError::Protocol(format!("expected {wanted}, received {got:?}"))
 }
 
 #[cfg(test)]

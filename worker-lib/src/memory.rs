@@ -1,15 +1,14 @@
-//! Tensors in the arena. Their bytes become slices only in this module of the crate.
+//! Tensors in the arena. Only this module of the crate turns their bytes into slices.
 //!
 //! While an operation is in flight the daemon reads and writes its tensor from another process.
-//! Ownership ensures that this process does not interfere meanwhile: a blocking call borrows the
-//! buffer, mutably if the daemon writes to it; an asynchronous call takes it, and its handle
-//! returns it. The table of operations holds a [`Keep`] while the operation runs: it keeps other
-//! tensors from getting the memory, and has no access to the bytes. A [`SharedBuffer`] has no
-//! slices at all, so that others may have views of it.
+//! Ownership ensures that this process does not interfere: a blocking call borrows the buffer,
+//! mutably if the daemon writes to it; an asynchronous call takes it, and its handle returns it.
+//! The table of operations holds a [`Keep`] while the operation runs, which keeps the memory
+//! allocated and has no access to the bytes. A [`SharedBuffer`] has no slices at all, so that
+//! others may have views of it.
 //!
 //! A session may end while the daemon still works on an operation, for example because the daemon
-//! was stopped. The memory is taken back ([`Keep::take_back`]) before a waiter is notified that the
-//! operation has ended.
+//! was stopped. Then the memory is taken back ([`Keep::take_back`]) before waiters are notified.
 
 use std::{
     any::Any,
@@ -35,10 +34,10 @@ use crate::{
     error::{GradwireError, Result},
 };
 
-/// Whatever keeps memory that was adopted where it is: for example an array of a framework.
+/// Keeps adopted memory mapped at its address, for example an array of a framework.
 pub type Owner = Arc<dyn Any + Send + Sync>;
 
-/// Keeps a buffer's memory in use, without access to it.
+/// Keeps a buffer's memory allocated, without access to it.
 #[derive(Debug, Clone)]
 pub(crate) struct Keep {
     block: Arc<ArenaBlock>,
@@ -49,10 +48,10 @@ pub(crate) struct Keep {
 }
 
 impl Keep {
-    /// Makes memory independent of what the daemon does with it from now on.
+    /// Separates memory from the daemon: its later writes don't reach it.
     ///
     /// # Errors
-    /// If the kernel refuses that; the daemon may still write to it then.
+    /// If the kernel refuses; then the daemon may still write to it.
     pub(crate) fn take_back<'a>(
         all: impl IntoIterator<Item = &'a Self, IntoIter: Clone>,
     ) -> Result<(), SegmentError> {
@@ -61,13 +60,14 @@ impl Keep {
 }
 
 /// The place, element type and shape of a tensor, without slices of its bytes.
+#[derive(Clone)]
 pub struct Memory {
     block: Arc<ArenaBlock>,
     /// Its first byte in the block.
     start: u64,
     dtype: DType,
     shape: Shape,
-    /// What keeps adopted memory mapped.
+    /// Keeps adopted memory mapped.
     owner: Option<Owner>,
 }
 
@@ -93,12 +93,12 @@ impl Memory {
         Place { segment: self.block.segment().0, offset: self.block.offset() + self.start }
     }
 
-    /// Whether it is in this arena. In another arena the same place belongs to another tensor.
+    /// Whether it is in this arena. Its place is only meaningful there.
     pub(crate) fn is_in(&self, arena: &Arena) -> bool {
         arena.owns(&self.block)
     }
 
-    /// Notes, for metrics, that it was filled from ordinary memory.
+    /// Records, for metrics, that it was filled from ordinary memory.
     pub(crate) fn mark_copied(&self) {
         self.block.mark_copied();
     }
@@ -108,29 +108,29 @@ impl Memory {
         self.block.take_copied()
     }
 
-    /// Keeps the memory in use while the daemon reads it.
+    /// Keeps the memory allocated while the daemon reads it.
     pub(crate) fn lend(&self) -> Keep {
         Keep { block: self.block.clone(), _owner: self.owner.clone(), written: 0..0 }
     }
 
-    /// Keeps the memory in use while the daemon writes it.
+    /// Keeps the memory allocated while the daemon writes it.
     pub(crate) fn lend_mut(&self) -> Keep {
         Keep { written: self.start..self.start + self.byte_len(), ..self.lend() }
     }
 
-    /// Writes the whole tensor. Other owners of the memory may see a part of it earlier.
+    /// Writes the whole tensor. Other owners of the memory may see a partial write.
     ///
     /// # Panics
-    /// If `bytes` has another length.
+    /// Panics if `bytes` has another length.
     pub(crate) fn write(&self, bytes: &[u8]) {
-        assert_eq!(bytes.len() as u64, self.byte_len(), "all of the tensor is written");
+        assert_eq!(bytes.len() as u64, self.byte_len(), "the whole tensor is written");
         let start = self.as_ptr();
         let words = if start.addr().is_multiple_of(8) { bytes.len() / 8 } else { 0 };
         let (body, tail) = bytes.split_at(words * 8);
         // SAFETY: the memory is `bytes.len()` long and mapped while the block lives, which `self`
-        // keeps; it is aligned for the words, checked above. The stores are atomic, so another
-        // thread's stores here do not race with them. Nobody has a slice of it: a `SharedBuffer`
-        // has none, and whoever owns a `Buffer` has given it away or lent it mutably to call this.
+        // keeps; it is aligned for the words, as checked above. The stores are atomic, so they do
+        // not race with another thread's stores here. There is no slice of it: a `SharedBuffer` has
+        // none, and the owner of a `Buffer` has given it away or lent it mutably for this call.
         let (to, rest) = unsafe {
             let to = slice::from_raw_parts(start.cast::<AtomicU64>(), words);
             let rest = start.wrapping_add(words * 8).cast::<AtomicU8>();
@@ -149,13 +149,13 @@ impl fmt::Debug for Memory {
     }
 }
 
-/// A tensor in shared memory whose element type is known only at run time. Aligned to 64 bytes.
+/// A tensor in shared memory with an element type known only at run time. Aligned to 64 bytes.
 pub struct Buffer {
     memory: Memory,
 }
 
 impl Buffer {
-    /// A buffer in a block that nobody else uses and that has the size of the shape.
+    /// A buffer in an otherwise unused block, which has the size of the shape.
     pub(crate) fn new(block: ArenaBlock, dtype: DType, shape: Shape) -> Self {
         debug_assert_eq!(block.bytes(), shape.elements() * dtype.size() as u64);
         Self { memory: Memory { block: Arc::new(block), start: 0, dtype, shape, owner: None } }
@@ -177,19 +177,15 @@ impl Buffer {
         self.memory.as_ptr()
     }
 
-    pub(crate) fn place(&self) -> Place {
-        self.memory.place()
-    }
-
-    /// The same memory as a tensor whose element type is known.
+    /// The same memory as a tensor with a static element type.
     ///
     /// # Errors
-    /// The buffer, if its elements are of another type.
+    /// The buffer, if it has another element type.
     pub fn into_tensor<T: Element>(self) -> Result<Tensor<T>, Self> {
         if self.dtype() == T::DTYPE { Ok(Tensor::new(self)) } else { Err(self) }
     }
 
-    /// The same memory as a buffer that others may have views of.
+    /// The same memory as a buffer of which others may have views.
     pub fn into_shared(self) -> SharedBuffer {
         SharedBuffer { memory: self.memory }
     }
@@ -197,10 +193,10 @@ impl Buffer {
     /// The elements' bytes, in the machine's byte order, outermost dimension first.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the block is this long and stays mapped while it lives, which is as long as the
-        // borrow of `self`. In this process only a `&mut Buffer` gives a way to write to it. The
-        // daemon writes between a submission and its end only, and `self` is borrowed mutably or
-        // owned by the handle for that long. Where that ends before the daemon is known to have
-        // stopped, the memory was taken back.
+        // borrow of `self`. In this process, writing to it needs a `&mut Buffer`. The daemon writes
+        // only between a submission and its end, and for that time `self` is borrowed mutably or
+        // owned by the handle. If that time ends before the daemon is known to have stopped, the
+        // memory was taken back.
         unsafe { slice::from_raw_parts(self.as_ptr(), self.memory.byte_len() as usize) }
     }
 
@@ -218,30 +214,22 @@ impl fmt::Debug for Buffer {
     }
 }
 
-/// A result, and how many of its rows came from each member that took part. There are no such
-/// numbers if all results have the rows that the request implies.
+/// A result, and the number of rows from each member that took part. `rows` is empty if the request
+/// alone determines the shape.
 #[derive(Debug)]
 pub(crate) struct Output {
     pub(crate) buffer: Buffer,
     pub(crate) rows: Vec<u64>,
 }
 
-/// A tensor that others may have views of at the same time: a framework's tensors, or parts of it.
-/// Cheap to clone. Clones share the memory, which stays in use while one of them lives or an
-/// operation on it is in flight. Only the address gives access to its bytes. Whoever uses the
-/// address must ensure that nothing else reads or writes there at the same time, neither a view nor
-/// an operation in flight.
-#[derive(Debug)]
+/// A tensor of which others may have views at the same time, such as tensors of a framework. Cheap
+/// to clone. Clones share the memory, which stays allocated while one of them lives or an operation
+/// on it is in flight. Only the address gives access to its bytes. Code that uses the address must
+/// ensure that nothing else reads or writes there at the same time, neither a view nor an operation
+/// in flight.
+#[derive(Debug, Clone)]
 pub struct SharedBuffer {
     memory: Memory,
-}
-
-impl Clone for SharedBuffer {
-    fn clone(&self) -> Self {
-        let Memory { block, start, dtype, shape, owner } = &self.memory;
-        let (block, shape, owner) = (block.clone(), shape.clone(), owner.clone());
-        Self { memory: Memory { block, start: *start, dtype: *dtype, shape, owner } }
-    }
 }
 
 impl SharedBuffer {
@@ -260,8 +248,8 @@ impl SharedBuffer {
         self.memory.byte_len()
     }
 
-    /// Notes that it was filled from ordinary memory. The next operation on it counts that in the
-    /// metrics of the daemon.
+    /// Records that it was filled from ordinary memory. The next operation on it counts that in the
+    /// daemon's metrics.
     pub fn mark_copied(&self) {
         self.memory.mark_copied();
     }
@@ -271,19 +259,18 @@ impl SharedBuffer {
         self.memory.as_ptr()
     }
 
-    /// The mapping that contains it: the first byte and the size in bytes. A GPU's driver needs to
-    /// know the memory before the GPU can copy it by itself. The mapping lives as long as the
-    /// session.
+    /// The mapping that contains it: its first byte and its size in bytes. A GPU's driver must
+    /// register the memory before the GPU can copy it. The mapping lives as long as the session.
     pub fn mapping(&self) -> (*mut u8, u64) {
         self.memory.block.mapping()
     }
 
-    /// A part of the same memory as a tensor of its own. `first_element` is counted in elements of
+    /// A part of the same memory as a separate tensor. `first_element` is counted in elements of
     /// `dtype`.
     ///
     /// # Errors
-    /// [`GradwireError::Invalid`] if it is not within this buffer, or if its address is not aligned
-    /// to the elements.
+    /// [`GradwireError::Invalid`] if it exceeds this buffer, or if its address is not aligned to
+    /// the elements.
     pub fn view(&self, first_element: u64, dtype: DType, shape: &Shape) -> Result<Self> {
         let size = dtype.size() as u64;
         let whole = self.byte_len();
@@ -292,8 +279,8 @@ impl SharedBuffer {
         let end = first.zip(bytes).and_then(|(first, bytes)| first.checked_add(bytes));
         let (Some(first), true) = (first, end.is_some_and(|end| end <= whole)) else {
             let text = format!(
-                "a view of {dtype} {shape} from element {first_element} on is not within a buffer \
-                 of {whole} bytes"
+                "a view of {dtype} {shape} from element {first_element} exceeds a buffer of \
+                 {whole} bytes"
             );
             return Err(GradwireError::Invalid(text));
         };
@@ -305,13 +292,12 @@ impl SharedBuffer {
             );
             return Err(GradwireError::Invalid(text));
         }
-        let (block, shape, owner) =
-            (self.memory.block.clone(), shape.clone(), self.memory.owner.clone());
-        Ok(Self { memory: Memory { block, start, dtype, shape, owner } })
+        let shape = shape.clone();
+        Ok(Self { memory: Memory { start, dtype, shape, ..self.memory.clone() } })
     }
 
-    /// The same memory, which the given owner keeps where it is. An operation holds the owner until
-    /// it has ended, even if its handle is dropped.
+    /// The same memory, with an owner that keeps it mapped. An operation holds the owner until it
+    /// has ended, even if its handle is dropped.
     pub fn kept_by(mut self, owner: Owner) -> Self {
         self.memory.owner = Some(owner);
         self
@@ -331,7 +317,7 @@ pub struct Tensor<T: Element> {
 }
 
 impl<T: Element> Tensor<T> {
-    /// A tensor in a buffer of `T::DTYPE`.
+    /// A tensor in a buffer with element type `T::DTYPE`.
     pub(crate) fn new(buffer: Buffer) -> Self {
         debug_assert_eq!(buffer.dtype(), T::DTYPE);
         Self { buffer, element: PhantomData }
@@ -339,7 +325,7 @@ impl<T: Element> Tensor<T> {
 
     /// The elements, outermost dimension first.
     pub fn as_slice(&self) -> &[T] {
-        // Blocks are aligned to 64 bytes and as long as their elements.
+        // Can't panic: blocks are aligned to 64 bytes and as long as their elements.
         bytemuck::cast_slice(self.buffer.bytes())
     }
 
@@ -353,7 +339,7 @@ impl<T: Element> Tensor<T> {
         self.buffer.shape()
     }
 
-    /// The same memory as a [`Buffer`], such as for a group of different element types.
+    /// The same memory as a [`Buffer`], for example for a group of different element types.
     pub fn into_buffer(self) -> Buffer {
         self.buffer
     }
@@ -372,20 +358,20 @@ pub(crate) mod sealed {
     impl<T: super::Element> Sealed for super::Tensor<T> {}
 }
 
-/// What a collective works on: a [`Tensor`], a [`Buffer`] or a [`SharedBuffer`]. Sealed, because
-/// owning one must mean that nobody else has a slice of its memory.
+/// The operand of a collective: a [`Tensor`], a [`Buffer`] or a [`SharedBuffer`]. Sealed, because
+/// owning one must guarantee that nobody else has a slice of its memory.
 pub trait Payload: sealed::Sealed + Send + 'static {
     /// The memory.
     #[doc(hidden)]
     fn memory(&self) -> &Memory;
 }
 
-/// What a collective can return as a new result: a [`Tensor`], a [`Buffer`] or a [`SharedBuffer`].
+/// A new result of a collective: a [`Tensor`], a [`Buffer`] or a [`SharedBuffer`].
 pub trait FromBuffer: Payload {
     /// The element type, if the Rust type determines it.
     const DTYPE: Option<DType>;
 
-    /// Makes it from memory whose elements are of [`FromBuffer::DTYPE`], if that is known.
+    /// Creates it from a buffer with element type [`FromBuffer::DTYPE`], if that is known.
     #[doc(hidden)]
     fn from_buffer(buffer: Buffer) -> Self;
 }

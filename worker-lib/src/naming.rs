@@ -1,44 +1,44 @@
-//! Names for operations that have none. All ranks find the same names by counting. Pure.
+//! Names for unnamed operations. All ranks find the same names by counting. Pure.
 //!
 //! - `allreduce.#3`: the third unnamed allreduce of its process set. Ranks agree if all of them
-//!   make their unnamed calls of one kind in the same order. The count begins again after
-//!   [`UNNAMED`]. So the coordinator still remembers what was agreed under a name.
+//!   make their unnamed calls of one kind in the same order. The count wraps around after
+//!   [`UNNAMED`], so that the coordinator still remembers what was agreed under a name.
 //! - `send.2>5.tag7.#12`: message 12 from rank 2 to rank 5 with tag 7. Both ranks count. The count
 //!   wraps around after [`MESSAGES`], so that a long job needs no more names than a short one.
-//! - An operation that was not started gives its number back, and the next call uses it. Other
-//!   ranks know nothing of the operation, and this rank would stay one ahead of them for ever.
-//! - After a join the ranks have made different numbers of calls, and messages to ranks that had
-//!   joined were counted by their senders only. So all counts begin again then: `allreduce.#1.3` is
-//!   the third one after the first join, `send.2>5.tag7.#1.0` the first message.
+//! - An operation that was not started returns its number, and the next call uses it. Other ranks
+//!   don't know of the operation; otherwise this rank would stay one ahead of them.
+//! - Before a join the ranks make different numbers of calls, and only the senders count messages
+//!   to ranks that have joined. So all counts restart after it: `allreduce.#1.3` is the third
+//!   allreduce after the first join, `send.2>5.tag7.#1.0` the first message.
 
 use std::collections::{BTreeSet, HashMap};
 
 use gradwire_proto::ProcessSetId;
 use gradwire_shm::control::MAX_IN_FLIGHT;
 
-/// How many operations may wait behind gates at a time (BOUND). Whoever makes the gates sees to it:
-/// a call can't wait for room, because its caller may be the one who opens the gate. With more of
-/// them, one without a name may be refused because its name is in flight.
+/// The most operations that may wait behind gates at a time (BOUND). The caller must ensure it: a
+/// call can't wait for room, because the calling thread may have to open the gate. With more, an
+/// unnamed operation may be refused because its name is in flight.
 pub const MAX_HELD: u32 = 1024;
 
-/// How many names there are for the unnamed operations of a kind: one more than can be in flight
-/// and behind gates.
+/// The number of names for the unnamed operations of a kind: one more than can be in flight and
+/// behind gates.
 pub(crate) const UNNAMED: u64 = MAX_IN_FLIGHT as u64 + MAX_HELD as u64 + 1;
 
-/// How many messages with one tag may be on their way between two ranks.
+/// The most messages with one tag that may be in flight between two ranks.
 pub(crate) const MESSAGES: u64 = 64;
 
-/// How many pairs of a peer and a tag are counted (BOUND).
+/// The most pairs of a peer and a tag that are counted (BOUND).
 pub(crate) const PAIRS: usize = 1 << 16;
 
-/// A way of messages: sender, receiver, tag.
+/// The way of a message: sender, receiver, tag.
 pub(crate) type Way = (u32, u32, u32);
 
 /// The counter of a kind or a way on this rank.
 #[derive(Debug, Default)]
 struct Count {
     next: u64,
-    /// Numbers before `next` that were given back, and are used first.
+    /// Numbers before `next` that were returned; they are used first.
     returned: BTreeSet<u64>,
 }
 
@@ -59,7 +59,7 @@ struct InSet {
 }
 
 impl InSet {
-    /// A number as it stands in a name.
+    /// A number as part of a name.
     fn number(&self, number: u64) -> String {
         match self.joins {
             0 => format!("#{number}"),
@@ -68,7 +68,7 @@ impl InSet {
     }
 }
 
-/// What is counted.
+/// What a number counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Counted {
     Unnamed(&'static str),
@@ -97,7 +97,7 @@ impl Names {
         Numbered { name, counted: Counted::Unnamed(kind), joins: set.joins, number }
     }
 
-    /// A name for the next message; none if there are too many ways.
+    /// A name for the next message; `None` if there are too many ways.
     pub(crate) fn message(&mut self, set: ProcessSetId, way: Way) -> Option<Numbered> {
         let set = self.0.entry(set).or_default();
         if set.messages.len() >= PAIRS && !set.messages.contains_key(&way) {
@@ -109,7 +109,7 @@ impl Names {
         Some(Numbered { name, counted: Counted::Message(way), joins: set.joins, number })
     }
 
-    /// Gives back the number of an operation that was not started. The next one uses it.
+    /// Returns the number of an operation that was not started. The next one uses it.
     pub(crate) fn take_back(&mut self, set: ProcessSetId, numbered: &Numbered) {
         let set = self.0.get_mut(&set).filter(|set| set.joins == numbered.joins);
         let count = set.and_then(|set| match &numbered.counted {
@@ -121,7 +121,7 @@ impl Names {
         }
     }
 
-    /// All members of a set have joined: all counts begin again.
+    /// All members of a set have joined: all counts restart.
     pub(crate) fn joined(&mut self, set: ProcessSetId) {
         let set = self.0.entry(set).or_default();
         set.joins += 1;
@@ -129,7 +129,7 @@ impl Names {
         set.messages.clear();
     }
 
-    /// A set is gone; its number is never used again.
+    /// Forgets a removed set; its number is never used again.
     pub(crate) fn removed(&mut self, set: ProcessSetId) {
         self.0.remove(&set);
     }
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_made_different_numbers_of_calls_agree_after_a_join() {
+    fn counts_agree_after_a_join() {
         let (mut busy, mut idle) = (Names::default(), Names::default());
         for _ in 0..5 {
             busy.unnamed(ALL, "allreduce");
@@ -171,13 +171,13 @@ mod tests {
             names.joined(ALL);
             assert_eq!(names.unnamed(ALL, "allreduce").name, "allreduce.#1.1");
         }
-        assert_eq!(busy.unnamed(SOME, "allreduce").name, "allreduce.#1", "other sets go on");
+        assert_eq!(busy.unnamed(SOME, "allreduce").name, "allreduce.#1", "other sets continue");
     }
 
     #[test]
     fn a_call_that_was_refused_is_not_counted() {
         let (mut one, mut other) = (Names::default(), Names::default());
-        // The first is in flight on one rank when the count begins again: refused there, done
+        // The first one is in flight on one rank when the count wraps around: refused there, done
         // elsewhere.
         for _ in 0..UNNAMED {
             assert_eq!(one.unnamed(ALL, "allreduce"), other.unnamed(ALL, "allreduce"));
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_have_the_same_names_at_both_ends_and_names_come_back() {
+    fn both_ends_give_a_message_the_same_name() {
         let (mut sender, mut receiver) = (Names::default(), Names::default());
         let first = next(&mut sender, 2, 5, 7);
         assert_eq!(first.name, "send.2>5.tag7.#0");
@@ -213,10 +213,10 @@ mod tests {
     }
 
     #[test]
-    fn messages_that_were_not_started_are_not_counted() {
+    fn a_message_that_was_not_started_is_not_counted() {
         let mut names = Names::default();
         let all: Vec<Numbered> = (0..70).map(|_| next(&mut names, 0, 1, 0)).collect();
-        // In any order, as threads may come.
+        // In any order, as with several threads.
         for at in [69, 3, 68] {
             names.take_back(ALL, &all[at]);
         }
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_that_one_end_counted_alone_are_forgotten_after_a_join() {
+    fn a_join_resets_the_counts_of_messages() {
         let (mut sender, mut receiver) = (Names::default(), Names::default());
         let early = next(&mut sender, 0, 1, 0);
         next(&mut sender, 0, 1, 0);
@@ -240,13 +240,13 @@ mod tests {
     }
 
     #[test]
-    fn the_ways_that_are_counted_are_bounded() {
+    fn the_number_of_counted_ways_is_bounded() {
         // BOUND
         let mut names = Names::default();
         for tag in 0..PAIRS as u32 {
             assert!(names.message(ALL, (0, 1, tag)).is_some());
         }
         assert_eq!(names.message(ALL, (0, 1, PAIRS as u32)), None);
-        assert!(names.message(ALL, (0, 1, 0)).is_some(), "known ways go on");
+        assert!(names.message(ALL, (0, 1, 0)).is_some(), "known ways continue");
     }
 }

@@ -1,7 +1,7 @@
-//! Objects of the program: serialised with serde, and broadcast or gathered as bytes.
+//! Objects of the program: serialized with serde, and broadcast or gathered as bytes.
 //!
-//! The format is postcard, which holds data and can't run code. If the object of a rank is too
-//! large or can't be serialised, every rank receives the reason (TELL).
+//! The format is postcard, which can't run code. If a rank's object is too large or can't be
+//! serialized, every rank receives the reason (TELL).
 
 use gradwire_proto::{DType, Failure, FailureKind, Rank, Shape};
 use gradwire_shm::control::Origin;
@@ -16,43 +16,43 @@ use crate::{
     task::Parts,
 };
 
-/// An object as bytes, or the reason why there are none.
-type Packed = Result<Vec<u8>, String>;
+/// A mark, and an object as bytes or the reason why it has none.
+type Packed = (u8, Vec<u8>);
 
-/// Marks an object; [`REASON`] marks the reason why there is none.
+/// Marks an object; [`REASON`] marks the reason of a failure.
 const OBJECT: u8 = 0;
 const REASON: u8 = 1;
 
-/// Bytes before a gathered object: its mark and its rank.
+/// The length of the prefix of a gathered object: its mark and its rank.
 const PREFIX: usize = 5;
 
 fn pack<T: Serialize + ?Sized>(object: &T, rank: u32, limit: u64) -> Packed {
-    let bytes = postcard::to_allocvec(object)
-        .map_err(|error| format!("the object of rank {rank} can't be serialised: {error}"))?;
-    // BOUND
-    if bytes.len() as u64 > limit {
-        let size = bytes.len();
-        return Err(format!(
-            "the object of rank {rank} has {size} bytes, and its worker.max_object_bytes allows \
-             {limit}"
-        ));
-    }
-    Ok(bytes)
+    let reason = match postcard::to_allocvec(object) {
+        // BOUND
+        Ok(bytes) if bytes.len() as u64 <= limit => return (OBJECT, bytes),
+        Ok(bytes) => format!(
+            "the object of rank {rank} has {} bytes, but its worker.max_object_bytes \
+             allows {limit}",
+            bytes.len()
+        ),
+        Err(error) => format!("the object of rank {rank} can't be serialized: {error}"),
+    };
+    (REASON, reason.into_bytes())
 }
 
 fn refused(rank: u32, what: String) -> Failure {
     let hint = "raise worker.max_object_bytes, or send large data as a tensor";
     let failure = Failure::new(FailureKind::Invalid, what).rank(Rank(rank));
-    // Only if it helps.
+    // Not for other reasons.
     if failure.what.contains("max_object_bytes") { failure.hint(hint) } else { failure }
 }
 
-/// Reads an object, which must use all of the bytes.
+/// Deserializes an object, which must use all bytes.
 fn unpack<T: DeserializeOwned>(rank: u32, bytes: &[u8]) -> Result<T, Failure> {
     let unreadable = |why: String| {
         let what = format!(
-            "the object of rank {rank} can't be read as {}: {why}; all ranks must use the same \
-             type",
+            "the object of rank {rank} can't be read as {}: {why}; all ranks must use \
+             the same type",
             std::any::type_name::<T>()
         );
         refused(rank, what)
@@ -66,20 +66,13 @@ fn unpack<T: DeserializeOwned>(rank: u32, bytes: &[u8]) -> Result<T, Failure> {
     }
 }
 
-/// An object after its mark and its rank, for an allgather.
-fn labelled(rank: u32, packed: Packed) -> Vec<u8> {
-    let (kind, bytes) = match packed {
-        Ok(bytes) => (OBJECT, bytes),
-        Err(reason) => (REASON, reason.into_bytes()),
-    };
-    let mut labelled = Vec::with_capacity(PREFIX + bytes.len());
-    labelled.push(kind);
-    labelled.extend(rank.to_le_bytes());
-    labelled.extend(bytes);
-    labelled
+/// An object with its mark and its rank, for an allgather.
+fn labelled(rank: u32, (kind, bytes): Packed) -> Vec<u8> {
+    [&[kind][..], &rank.to_le_bytes(), &bytes].concat()
 }
 
-/// Reads gathered objects. If ranks gave reasons, the first reason is the failure of all ranks.
+/// Deserializes gathered objects. If some ranks gave reasons, the first one is the failure of all
+/// ranks.
 fn unlabelled<T: DeserializeOwned>(bytes: &[u8], sizes: &[u64]) -> Result<Vec<T>, Failure> {
     let mut rest = bytes;
     let mut objects = Vec::with_capacity(sizes.len());
@@ -101,7 +94,7 @@ fn unlabelled<T: DeserializeOwned>(bytes: &[u8], sizes: &[u64]) -> Result<Vec<T>
 }
 
 impl Session {
-    /// Gives every rank the root's object. Objects that other ranks give are ignored. The root's
+    /// Gives every rank the root's object. Objects of other ranks are ignored. The root's
     /// `worker.max_object_bytes` limits the size.
     ///
     /// ```no_run
@@ -116,8 +109,8 @@ impl Session {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Session::broadcast`]. Every rank fails if the root's object is too large or can't
-    /// be serialised. A rank fails if it can't read the object, because it asks for another type.
+    /// As for [`Session::broadcast`]. Every rank fails if the root's object is too large or can't
+    /// be serialized. A rank fails if it asks for another type and so can't read the object.
     pub fn broadcast_object<T: Serialize + DeserializeOwned>(
         &self,
         object: Option<&T>,
@@ -128,10 +121,7 @@ impl Session {
         self.run_parts(&parts, |session| session.move_object(&parts, root, packed))
     }
 
-    /// Starts [`Session::broadcast_object`] and does not wait for it.
-    ///
-    /// # Errors
-    /// If the operation was not started.
+    /// Starts [`Session::broadcast_object`] without waiting for it.
     pub fn broadcast_object_async<T: Serialize + DeserializeOwned + Send + 'static>(
         &self,
         object: Option<&T>,
@@ -143,12 +133,11 @@ impl Session {
         self.spawn_parts(parts, move |session| session.move_object(&own, root, packed))
     }
 
-    /// Gives every rank all ranks' objects, in the order of ranks.
+    /// Gives every rank all ranks' objects, in rank order.
     ///
     /// # Errors
-    /// Those of [`Session::allgather`]. Every rank fails if an object is too large or can't be
-    /// serialised, and the failure names its rank. A rank fails if it can't read an object, because
-    /// a rank asks for another type.
+    /// As for [`Session::allgather`]. Every rank fails if an object is too large or can't be
+    /// serialized, and the failure names its rank. A rank fails if it can't read an object as `T`.
     pub fn allgather_object<T: Serialize + DeserializeOwned>(
         &self,
         object: &T,
@@ -158,10 +147,7 @@ impl Session {
         self.run_parts(&parts, |session| session.gather_objects(&parts, &packed))
     }
 
-    /// Starts [`Session::allgather_object`] and does not wait for it.
-    ///
-    /// # Errors
-    /// If the operation was not started.
+    /// Starts [`Session::allgather_object`] without waiting for it.
     pub fn allgather_object_async<T: Serialize + DeserializeOwned + Send + 'static>(
         &self,
         object: &T,
@@ -180,13 +166,14 @@ impl Session {
         let BroadcastOptions { common, root } = options;
         let own = object.filter(|_| root == self.rank());
         if own.is_none() && root == self.rank() {
-            let text = format!("rank {root} is the root of a broadcast and gives no object");
+            let text = format!("rank {root} is the root of a broadcast but gives no object");
             return Err(GradwireError::Invalid(text));
         }
         self.sets().of_member(common.process_set.clone())?.check_peer("root", root)?;
         // Before the operation has a name, because the object's own code may panic.
-        let packed =
-            own.map_or(Ok(Vec::new()), |object| pack(object, self.rank(), self.max_object_bytes()));
+        let packed = own.map_or((OBJECT, Vec::new()), |object| {
+            pack(object, self.rank(), self.max_object_bytes())
+        });
         let parts = self.parts(common, ObjectKind::Broadcast.name(), Origin::Object)?;
         Ok((parts, packed))
     }
@@ -196,12 +183,8 @@ impl Session {
         &self,
         parts: &Parts,
         root: u32,
-        packed: Packed,
+        (kind, bytes): Packed,
     ) -> Result<T> {
-        let (kind, bytes) = match packed {
-            Ok(bytes) => (OBJECT, bytes),
-            Err(reason) => (REASON, reason.into_bytes()),
-        };
         let mut size = self.tensor(&[u64::from(kind), bytes.len() as u64], &[2])?;
         let common = parts.part_of("size", Origin::Count);
         self.broadcast(&mut size, BroadcastOptions { common, root })?;
@@ -258,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_can_not_give_its_object_is_named_with_the_reason() {
+    fn an_object_that_is_too_large_names_its_rank() {
         let labels =
             [labelled(0, pack("fits", 0, 100)), labelled(1, pack(&"x".repeat(200), 1, 100))];
         let (bytes, sizes) = gathered(&labels);
@@ -269,14 +252,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_all_of_an_object_is_refused() {
-        let bytes = pack(&(1u8, 2u8), 3, 100).unwrap();
+    fn bytes_of_another_type_are_refused() {
+        let (_, bytes) = pack(&(1u8, 2u8), 3, 100);
         assert_eq!(unpack::<(u8, u8)>(3, &bytes).unwrap(), (1, 2));
         let error = unpack::<u8>(3, &bytes).unwrap_err().to_string();
         assert!(error.contains("1 of its 2 bytes are left") && error.contains("rank 3"), "{error}");
         let error = unpack::<(u8, u8, u8)>(3, &bytes).unwrap_err().to_string();
         assert!(error.contains("can't be read as (u8, u8, u8)"), "{error}");
-        // TRUST: sizes are others' claims.
+        // TRUST: sizes come from other ranks.
         assert!(unlabelled::<u8>(&[0, 0], &[2]).is_err());
         assert!(unlabelled::<u8>(&[0, 0], &[u64::MAX]).is_err());
     }

@@ -1,9 +1,9 @@
-//! The decisions of a distributed optimizer, without a framework: which gradients there are, in
-//! which order they go, and in which call a step is due.
+//! The decisions of a distributed optimizer, for any framework: the names and the order of
+//! gradients, and when a step is due.
 //!
 //! The backward pass computes the front layers' gradients last, and the next forward pass needs
-//! them first. So they go first: they have larger priorities, and are submitted before the others
-//! (ByteScheduler, Peng et al., SOSP 2019).
+//! them first. So they have larger priorities, and are submitted before the others (ByteScheduler,
+//! Peng et al., SOSP 2019).
 
 use std::{collections::HashSet, num::NonZeroU32};
 
@@ -12,28 +12,28 @@ use gradwire_proto::{TensorName, TypeError};
 /// A gradient's name and priority.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Planned {
-    /// What the operation is called; unique in the plan.
+    /// The name of the operation; unique in the plan.
     pub name: TensorName,
-    /// Larger goes first.
+    /// Larger values go first.
     pub priority: i32,
 }
 
 /// Why parameters can't be planned.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// Two parameters have one name.
-    #[error("two parameters are called '{name}': their gradients could not be distinguished")]
+    /// Two parameters have the same name.
+    #[error("two parameters have the name '{name}': names must be unique")]
     Duplicate {
         /// The name.
         name: String,
     },
-    /// A name is not usable.
+    /// A name is invalid.
     #[error(transparent)]
     Name(#[from] TypeError),
 }
 
-/// Plans the gradients of `parameters`, which are given front layer first. Their names begin with
-/// `prefix`. The plan has the order of submission.
+/// Plans the gradients of `parameters`, given front layer first. Their names begin with `prefix`.
+/// The plan is in the order of submission.
 ///
 /// # Errors
 /// [`PlanError`] with the name.
@@ -49,24 +49,24 @@ pub fn plan<'a>(
         }
         plan.push(Planned { name: TensorName::new(&format!("{prefix}{parameter}"))?, priority: 0 });
     }
-    // Above 0, so that gradients go before operations without a priority, such as that of a loss.
+    // Above 0, so that gradients go before operations without a priority, such as the loss's.
     for (index, planned) in plan.iter_mut().rev().enumerate() {
         planned.priority = i32::try_from(index).unwrap_or(i32::MAX - 1) + 1;
     }
     Ok(plan)
 }
 
-/// Counts the backward passes whose gradients are added up before a step.
+/// Counts the backward passes before a step, which adds up their gradients.
 #[derive(Debug, Clone)]
 pub struct Accumulation {
     every: NonZeroU32,
     done: u32,
 }
 
-/// What is to be done after a backward pass.
+/// What to do after a backward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Due {
-    /// Nothing: more passes are added up first.
+    /// Nothing: more passes follow first.
     Nothing,
     /// Exchange the gradients and step.
     Step,
@@ -98,12 +98,12 @@ impl Accumulation {
         Due::Step
     }
 
-    /// Notes an early step, such as at the end of a training epoch; false if no pass waits for one.
+    /// Notes an early step, such as at the end of a training epoch; false if there was no pass.
     pub fn step_now(&mut self) -> bool {
         std::mem::take(&mut self.done) > 0
     }
 
-    /// How many passes make a step.
+    /// The number of passes per step.
     pub fn every(&self) -> u32 {
         self.every.get()
     }
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_due_after_so_many_passes() {
+    fn a_step_is_due_after_every_n_passes() {
         let mut three = Accumulation::new(NonZeroU32::new(3).unwrap());
         for _ in 0..2 {
             assert!(three.starts() && !three.completes());

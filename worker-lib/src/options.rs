@@ -5,19 +5,19 @@ use gradwire_shm::control::Origin;
 
 use crate::process_set::ProcessSet;
 
-/// The options that all collectives have.
+/// The common options of all collectives.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Common {
     pub(crate) name: Option<String>,
     pub(crate) priority: i32,
     pub(crate) process_set: Option<ProcessSet>,
-    /// Which call it is a part of.
+    /// The call that it is a part of.
     pub(crate) origin: Origin,
     /// The kind under which it is counted if it has no name; by default the collective's name.
     pub(crate) kind: Option<&'static str>,
 }
 
-/// The kinds of object exchanges. Each kind counts its exchanges that have no name.
+/// The kinds of object exchanges. The unnamed exchanges of each kind are counted separately.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr, strum::VariantNames,
 )]
@@ -34,7 +34,7 @@ impl ObjectKind {
     /// The names of all kinds.
     pub const NAMES: &[&str] = <Self as strum::VariantNames>::VARIANTS;
 
-    /// The name that people read.
+    /// The name for people.
     pub fn name(self) -> &'static str {
         self.into()
     }
@@ -54,11 +54,11 @@ impl Default for Reduction {
     }
 }
 
-/// A shape as the caller gives it. An impossible one is reported when it is used.
+/// A shape from the caller. An invalid shape is reported when it is used.
 pub(crate) type GivenShape = Option<Result<Shape, TypeError>>;
 
-fn shape(dims: &[usize]) -> GivenShape {
-    Some(Shape::new(&dims.iter().map(|&dim| dim as u64).collect::<Vec<_>>()))
+pub(crate) fn shape(dims: &[usize]) -> Result<Shape, TypeError> {
+    Shape::new(&dims.iter().map(|&dim| dim as u64).collect::<Vec<_>>())
 }
 
 macro_rules! common {
@@ -74,8 +74,8 @@ macro_rules! common {
     };
     (name $options:ty) => {
         impl $options {
-            /// The operation's name. It must be the same on all ranks, and in flight only once at a
-            /// time.
+            /// The operation's name. It must be the same on all ranks, and may be in flight only
+            /// once at a time.
             pub fn name(mut self, name: impl Into<String>) -> Self {
                 self.common.name = Some(name.into());
                 self
@@ -86,8 +86,7 @@ macro_rules! common {
     };
     ($options:ty) => {
         impl $options {
-            /// The priority. Of waiting operations, those with larger ones go first. The default is
-            /// 0.
+            /// The priority. Waiting operations with larger values go first. The default is 0.
             pub fn priority(mut self, priority: i32) -> Self {
                 self.common.priority = priority;
                 self
@@ -105,13 +104,13 @@ macro_rules! common {
 macro_rules! reduction {
     ($options:ty) => {
         impl $options {
-            /// How the ranks' tensors become one. The default is the average.
+            /// The reduction. The default is the average.
             pub fn op(mut self, op: ReduceOp) -> Self {
                 self.reduction.op = op;
                 self
             }
 
-            /// A factor for each rank's tensor before it is reduced. Integers are multiplied in f64
+            /// A factor for each rank's tensor before the reduction. Integers are multiplied in f64
             /// and truncated. Booleans and bitwise operations accept no factor.
             pub fn prescale(mut self, factor: f64) -> Self {
                 self.reduction.prescale = factor;
@@ -121,6 +120,49 @@ macro_rules! reduction {
             /// A factor for the result, with the rules of [`Self::prescale`].
             pub fn postscale(mut self, factor: f64) -> Self {
                 self.reduction.postscale = factor;
+                self
+            }
+        }
+    };
+}
+
+macro_rules! rooted {
+    ($options:ty, $constructor:ident, $doc:literal) => {
+        impl $options {
+            #[doc = $doc]
+            pub fn $constructor(root: u32) -> Self {
+                Self { root, ..Self::default() }
+            }
+        }
+    };
+}
+
+macro_rules! tagged {
+    ($options:ty) => {
+        impl $options {
+            /// Distinguishes this message from others between the two ranks. The default is 0.
+            pub fn tag(mut self, tag: u32) -> Self {
+                self.tag = tag;
+                self
+            }
+        }
+    };
+}
+
+macro_rules! result_type {
+    ($options:ty) => {
+        impl $options {
+            /// The element type, if this rank gives no tensor and the result is a
+            /// [`crate::Buffer`].
+            pub fn dtype(mut self, dtype: DType) -> Self {
+                self.dtype = Some(dtype);
+                self
+            }
+
+            /// The shape of this rank's result, if it is known. It saves a round trip to the
+            /// daemon. A wrong shape does no harm.
+            pub fn expecting(mut self, dims: &[usize]) -> Self {
+                self.expecting = Some(shape(dims));
                 self
             }
         }
@@ -148,12 +190,7 @@ pub struct ReduceOptions {
 common!(name ReduceOptions);
 reduction!(ReduceOptions);
 
-impl ReduceOptions {
-    /// Rank `root` gets the result.
-    pub fn to_rank(root: u32) -> Self {
-        Self { root, ..Self::default() }
-    }
-}
+rooted!(ReduceOptions, to_rank, "Rank `root` gets the result.");
 
 /// Options of a reducescatter; by default the average.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -165,7 +202,7 @@ pub struct ReduceScatterOptions {
 common!(named ReduceScatterOptions);
 reduction!(ReduceScatterOptions);
 
-/// Options of a broadcast of a tensor or an object; by default that of rank 0.
+/// Options of a broadcast of a tensor or an object; by default from rank 0.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[must_use]
 pub struct BroadcastOptions {
@@ -174,12 +211,7 @@ pub struct BroadcastOptions {
 }
 common!(name BroadcastOptions);
 
-impl BroadcastOptions {
-    /// Rank `root` gives the tensor or the object.
-    pub fn from_rank(root: u32) -> Self {
-        Self { root, ..Self::default() }
-    }
-}
+rooted!(BroadcastOptions, from_rank, "Rank `root` gives the tensor or the object.");
 
 /// Name, priority and process set of an allgather.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -190,8 +222,8 @@ pub struct AllgatherOptions {
 common!(named AllgatherOptions);
 
 impl AllgatherOptions {
-    /// For rows that are bytes of objects which the program serialises itself. Without a name, they
-    /// are counted with other exchanges of this kind. The metrics show them as objects.
+    /// For rows that are bytes of objects which the program serializes itself. Unnamed, they are
+    /// counted with other exchanges of this kind. The metrics show them as objects.
     pub fn objects(mut self, kind: ObjectKind) -> Self {
         self.common.origin = Origin::Object;
         self.common.kind = Some(kind.name());
@@ -208,12 +240,7 @@ pub struct GatherOptions {
 }
 common!(name GatherOptions);
 
-impl GatherOptions {
-    /// Rank `root` gets all rows.
-    pub fn to_rank(root: u32) -> Self {
-        Self { root, ..Self::default() }
-    }
-}
+rooted!(GatherOptions, to_rank, "Rank `root` gets all rows.");
 
 /// Options of a scatter; by default from rank 0.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -227,29 +254,14 @@ pub struct ScatterOptions {
 }
 common!(name ScatterOptions);
 
-impl ScatterOptions {
-    /// Rank `root` gives the rows.
-    pub fn from_rank(root: u32) -> Self {
-        Self { root, ..Self::default() }
-    }
+rooted!(ScatterOptions, from_rank, "Rank `root` gives the rows.");
+result_type!(ScatterOptions);
 
-    /// How many rows each member gets, in the order of ranks. By default each gets the same number.
-    /// Only those of the root are used.
+impl ScatterOptions {
+    /// The number of rows for each member, in rank order; by default an even split. Only the root's
+    /// splits are used.
     pub fn splits(mut self, rows: &[u64]) -> Self {
         self.splits = rows.to_vec();
-        self
-    }
-
-    /// The element type, on a rank that gives no tensor and asks for a [`crate::Buffer`].
-    pub fn dtype(mut self, dtype: DType) -> Self {
-        self.dtype = Some(dtype);
-        self
-    }
-
-    /// The shape of this rank's result, if it is known. It saves a question of the daemon. A wrong
-    /// shape does no harm.
-    pub fn expecting(mut self, dims: &[usize]) -> Self {
-        self.expecting = shape(dims);
         self
     }
 }
@@ -264,8 +276,7 @@ pub struct AlltoallOptions {
 common!(named AlltoallOptions);
 
 impl AlltoallOptions {
-    /// How many of this rank's rows each member gets, in the order of ranks. By default each gets
-    /// the same number.
+    /// The number of this rank's rows for each member, in rank order; by default an even split.
     pub fn splits(mut self, rows: &[u64]) -> Self {
         self.splits = rows.to_vec();
         self
@@ -276,7 +287,7 @@ impl AlltoallOptions {
 ///
 /// Messages between two ranks with the same tag arrive in the order in which they were sent, and up
 /// to 64 may be in flight. Messages with different tags don't wait for each other. A rank may use
-/// 65536 different pairs of a peer and a tag.
+/// up to 65536 pairs of a peer and a tag.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub struct SendOptions {
@@ -286,16 +297,12 @@ pub struct SendOptions {
 }
 common!(SendOptions);
 
+tagged!(SendOptions);
+
 impl SendOptions {
-    /// Rank `rank` receives.
+    /// Sends to rank `rank`.
     pub fn to_rank(rank: u32) -> Self {
         Self { common: Common::default(), peer: rank, tag: 0 }
-    }
-
-    /// Distinguishes this message from others between the two ranks. The default is 0.
-    pub fn tag(mut self, tag: u32) -> Self {
-        self.tag = tag;
-        self
     }
 }
 
@@ -311,29 +318,13 @@ pub struct ReceiveOptions {
 }
 common!(ReceiveOptions);
 
+tagged!(ReceiveOptions);
+result_type!(ReceiveOptions);
+
 impl ReceiveOptions {
-    /// Rank `rank` sends.
+    /// Receives from rank `rank`.
     pub fn from_rank(rank: u32) -> Self {
         Self { common: Common::default(), peer: rank, tag: 0, dtype: None, expecting: None }
-    }
-
-    /// Distinguishes this message from others between the two ranks. The default is 0.
-    pub fn tag(mut self, tag: u32) -> Self {
-        self.tag = tag;
-        self
-    }
-
-    /// The element type, for a result that is a [`crate::Buffer`].
-    pub fn dtype(mut self, dtype: DType) -> Self {
-        self.dtype = Some(dtype);
-        self
-    }
-
-    /// The shape of the message, if it is known. It saves a question of the daemon. A wrong shape
-    /// does no harm.
-    pub fn expecting(mut self, dims: &[usize]) -> Self {
-        self.expecting = shape(dims);
-        self
     }
 }
 
@@ -369,7 +360,8 @@ impl Default for SparseOptions {
 }
 
 impl SparseOptions {
-    /// The sum, or the average over all ranks that take part, whether they have the row or not.
+    /// The sum or the average. The average is over all ranks that take part, with or without the
+    /// row.
     pub fn op(mut self, op: ReduceOp) -> Self {
         self.op = op;
         self

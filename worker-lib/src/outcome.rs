@@ -1,4 +1,4 @@
-//! The result of an operation that runs in a thread of its own.
+//! The result of an operation that runs in a separate thread.
 
 use std::time::Instant;
 
@@ -6,7 +6,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::{error::Result, shared::LOOK_AROUND};
 
-/// The outcome of a thread, for its waiters.
+/// The result of a thread, for the threads that wait for it.
 pub(crate) struct Outcome<R> {
     result: Mutex<Option<Result<R>>>,
     ended: Condvar,
@@ -23,14 +23,14 @@ impl<R> Outcome<R> {
         self.result.lock().is_some()
     }
 
-    /// Waits for the outcome, which can be fetched once; `None` if the deadline passed first.
+    /// Waits for the result, which can be fetched once; `None` if the deadline passed first.
     pub(crate) fn wait(&self, deadline: Option<Instant>) -> Option<Result<R>> {
         let mut result = self.result.lock();
         loop {
             if let Some(result) = result.take() {
                 return Some(result);
             }
-            // The thread always leaves an outcome, and its waits end with the session (WAIT).
+            // WAIT: the thread always sets a result, and its own waits end with the session.
             let left = match deadline {
                 None => LOOK_AROUND,
                 Some(deadline) => deadline.saturating_duration_since(Instant::now()),

@@ -1,4 +1,4 @@
-//! Groups of ranks with operations of their own.
+//! Groups of ranks with their own operations.
 
 use std::{collections::HashMap, fmt, sync::Arc};
 
@@ -6,8 +6,8 @@ use gradwire_proto::ProcessSetId;
 
 use crate::error::{GradwireError, Result};
 
-/// A group of ranks: all of them, or those that [`crate::Session::add_process_set`] was given.
-/// Cheap to clone. Ranks keep their numbers in it: a root is always a rank of the whole job.
+/// A group of ranks: all ranks, or a set from [`crate::Session::add_process_set`]. Cheap to clone.
+/// Ranks keep their numbers in it: a root is always a rank of the whole job.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ProcessSet {
     id: u32,
@@ -16,7 +16,7 @@ pub struct ProcessSet {
 }
 
 impl ProcessSet {
-    /// A set of ranks, ascending, on rank `rank`.
+    /// A set of ranks, which are ascending. `rank` is this rank.
     pub(crate) fn new(id: ProcessSetId, ranks: Arc<[u32]>, rank: u32) -> Self {
         let position = ranks.binary_search(&rank).ok();
         Self { id: id.0, ranks, position }
@@ -32,12 +32,12 @@ impl ProcessSet {
         &self.ranks
     }
 
-    /// How many members it has.
+    /// The number of its members.
     pub fn len(&self) -> usize {
         self.ranks.len()
     }
 
-    /// Whether it has no members. No process set is empty.
+    /// Always false: a process set has members.
     pub fn is_empty(&self) -> bool {
         self.ranks.is_empty()
     }
@@ -47,7 +47,7 @@ impl ProcessSet {
         self.ranks.binary_search(&rank).is_ok()
     }
 
-    /// This rank's place among the members, from 0; none if it is not one.
+    /// This rank's index among the members; `None` if it is not a member.
     pub fn position(&self) -> Option<usize> {
         self.position
     }
@@ -63,7 +63,7 @@ impl ProcessSet {
         }
         let text = match self.id {
             0 => format!(
-                "there is no rank {rank} to be the {role}: the job has ranks 0 to {}",
+                "the {role}, rank {rank}, does not exist: the job has only ranks 0 to {}",
                 self.len() - 1
             ),
             _ => format!("the {role}, rank {rank}, is not a member of {self}"),
@@ -95,7 +95,7 @@ pub(crate) struct ProcessSets {
 }
 
 impl ProcessSets {
-    /// The sets of rank `rank` in a job of `size` ranks: only that of all ranks.
+    /// The initial sets of rank `rank` in a job of `size` ranks: only the set of all ranks.
     pub(crate) fn new(size: u32, rank: u32) -> Self {
         let all = ProcessSet::new(ProcessSetId::GLOBAL, (0..size).collect(), rank);
         Self { all, others: HashMap::new() }
@@ -106,7 +106,7 @@ impl ProcessSets {
         self.all.clone()
     }
 
-    /// Notes a new set; false if the number is taken.
+    /// Adds a new set; false if its number is taken.
     pub(crate) fn add(&mut self, set: ProcessSet) -> bool {
         set.id != 0 && self.others.insert(set.id, set).is_none()
     }
@@ -121,8 +121,9 @@ impl ProcessSets {
         if *set == self.all || self.others.get(&set.id) == Some(set) {
             return Ok(());
         }
-        let text =
-            format!("{set} does not exist in this session: it was removed, or made in another one");
+        let text = format!(
+            "{set} does not exist in this session: it was removed, or is another session's"
+        );
         Err(GradwireError::Invalid(text))
     }
 
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn only_sets_that_are_there_are_used_and_only_by_members() {
+    fn only_members_can_use_an_existing_set() {
         let mut sets = ProcessSets::new(4, 2);
         let mine = ProcessSet::new(ProcessSetId(1), [0, 2].into(), 2);
         let theirs = ProcessSet::new(ProcessSetId(2), [0, 1].into(), 2);

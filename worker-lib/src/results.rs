@@ -1,9 +1,9 @@
-//! Memory for results whose size a rank can't know from its own request: those of an allgather with
-//! different rows, of a scatter, of a message of unknown shape.
+//! Memory for results whose size a rank can't know from its own request: of an allgather with
+//! different rows, a scatter, or a message of unknown shape.
 //!
-//! When all ranks have agreed, the daemon reports how large the results are. The operation runs
-//! once every local rank has answered where they go. The thread `gw-results` allocates the memory.
-//! The watcher can't do it: an arena that grows waits for the daemon's receipt, which the watcher
+//! When all ranks have agreed, the daemon reports the sizes of the results. The operation runs once
+//! every local rank has answered with their places. The thread `gw-results` allocates the memory.
+//! The watcher can't do that: an arena that grows waits for the daemon's receipt, which the watcher
 //! receives.
 
 use std::sync::mpsc;
@@ -15,20 +15,20 @@ use gradwire_proto::{
 use gradwire_shm::arena::Arena;
 
 use crate::{
-    memory::{Buffer, Output},
+    memory::{Buffer, Output, Payload},
     shared::{Shared, Unwatched},
 };
 
 /// Allocates results until the watcher has ended.
 pub(crate) fn serve(shared: &Shared, arena: &Arena, requests: &mpsc::Receiver<pb::Allocate>) {
-    // A request that is never answered would block all ranks.
+    // An unanswered request would block all ranks.
     let _unwatched = Unwatched(shared);
     while let Ok(allocate) = requests.recv() {
         let ticket = allocate.ticket;
         let Some(request) = shared.movable(ticket) else {
             let what = format!(
                 "the daemon asked for memory for results of operation {ticket}, which is not in \
-                 flight or has none of its own"
+                 flight or has in-place results"
             );
             shared.finish(Ending::Failed(Failure::new(FailureKind::Protocol, what)));
             return;
@@ -36,7 +36,7 @@ pub(crate) fn serve(shared: &Shared, arena: &Arena, requests: &mpsc::Receiver<pb
         let sizes = match sizes(&request, allocate.outputs) {
             Ok(sizes) => sizes,
             Err(what) => {
-                let what = format!("the daemon's results of a {}: {what}", request.collective);
+                let what = format!("invalid results of a {}: {what}", request.collective);
                 shared.finish(Ending::Failed(Failure::new(FailureKind::Protocol, what)));
                 return;
             }
@@ -50,16 +50,15 @@ pub(crate) fn serve(shared: &Shared, arena: &Arena, requests: &mpsc::Receiver<pb
                     outputs.push(Output { buffer: Buffer::new(block, dtype, shape), rows });
                 }
                 Err(error) => {
-                    // The others wait for this rank's memory: they receive the reason (TELL).
-                    let reason =
-                        format!("there is no room for a result of {dtype} {shape}: {error}");
+                    // TELL: the other ranks wait for this rank's memory.
+                    let reason = format!("can't allocate a result of {dtype} {shape}: {error}");
                     shared.give_up(Failure::new(FailureKind::Resource, reason));
                     return;
                 }
             }
         }
         let place = |output: &Output| {
-            let place = output.buffer.place();
+            let place = output.buffer.memory().place();
             pb::Place { segment: place.segment, offset: place.offset }
         };
         let places = outputs.iter().map(place).collect();
@@ -76,18 +75,13 @@ fn sizes(request: &Request, outputs: Vec<pb::Output>) -> Result<Vec<(Shape, Vec<
     if outputs.len() != parts {
         return Err(format!("{} of {parts} tensors", outputs.len()));
     }
-    let free = match request.collective {
-        Collective::Scatter | Collective::SendReceive => Free::All,
-        _ if request.has_free_rows() => Free::Rows,
-        _ => Free::Nothing,
-    };
     let size = |(part, output): (usize, pb::Output)| {
         let asked = request.shape_of(part);
         let shape = Shape::new(&output.shape).map_err(|error| error.to_string())?;
-        let fits = match free {
-            Free::All => true,
-            Free::Rows => asked.with_rows(shape.rows()).as_ref() == Ok(&shape),
-            Free::Nothing => *asked == shape,
+        let fits = match request.collective {
+            Collective::Scatter | Collective::SendReceive => true,
+            _ if request.has_free_rows() => asked.with_rows(shape.rows()).as_ref() == Ok(&shape),
+            _ => *asked == shape,
         };
         let nothing = shape.elements() == 0 && output.rows.is_empty();
         let sum = output.rows.iter().try_fold(0u64, |sum, rows| sum.checked_add(*rows));
@@ -101,13 +95,6 @@ fn sizes(request: &Request, outputs: Vec<pb::Output>) -> Result<Vec<(Shape, Vec<
     outputs.into_iter().enumerate().map(size).collect()
 }
 
-/// Which part of a result's shape a rank can't know.
-enum Free {
-    All,
-    Rows,
-    Nothing,
-}
-
 #[cfg(test)]
 mod tests {
     use gradwire_proto::DType;
@@ -119,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sizes_that_the_daemon_reports_are_checked() {
+    fn the_daemons_sizes_are_checked() {
         let shape = Shape::new(&[2, 3]).unwrap();
         let of = |collective| Request::plain(collective, DType::F32, shape.clone());
         let gather = of(Collective::Allgather);
@@ -133,7 +120,7 @@ mod tests {
             (&gather, vec![output(&[5, 4], &[2, 3])], "shape [5, 4] with rows [2, 3]"),
             (&gather, vec![output(&[5, 3], &[2, 4])], "rows [2, 4]"),
             (&gather, vec![output(&[0, 3], &[1, u64::MAX])], "18446744073709551615"),
-            (&gather, vec![output(&[u64::MAX, 3], &[])], "not usable"),
+            (&gather, vec![output(&[u64::MAX, 3], &[])], "invalid shape"),
             (&of(Collective::ReduceScatter), vec![output(&[1, 3], &[])], "shape [1, 3]"),
         ];
         for (request, outputs, text) in cases {

@@ -22,19 +22,20 @@ use crate::{
     link::{Node, World},
     memory::{Buffer, Memory, Payload, SharedBuffer, Tensor},
     naming::Names,
+    options,
     process_set::{ProcessSet, ProcessSets},
     shared::{FAREWELL, Shared},
     watch::Threads,
 };
 
 /// A rank of a job, attached to its node's daemon. Cheap to clone; clones are the same rank. It
-/// leaves the job in good order when [`Session::shutdown`] is called. If its last clone and last
-/// handle are dropped without that call, this rank has failed, and all other ranks receive that
-/// (TELL). This happens if `main` returns early because of an error.
+/// leaves the job cleanly when [`Session::shutdown`] is called. If its last clone and last handle
+/// are dropped without that call, for example because `main` returns early with an error, this rank
+/// has failed, and all other ranks receive the failure (TELL).
 #[derive(Clone)]
 pub struct Session {
     inner: Arc<Inner>,
-    /// What the operations that this clone starts wait behind.
+    /// Holds back the operations that this clone starts.
     gate: Option<Arc<Bar>>,
 }
 
@@ -43,7 +44,7 @@ struct Inner {
     arena: Arena,
     world: World,
     job: JobId,
-    /// The process that has the threads and the right to the connection.
+    /// The process that owns the threads and the connection.
     process: u32,
     threads: Mutex<Option<Threads>>,
     names: Mutex<Names>,
@@ -54,29 +55,29 @@ struct Inner {
 /// The limits of a session's calls.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// The largest object that this rank gives to others, in bytes.
+    /// The largest object that this rank may send, in bytes.
     pub(crate) object_bytes: u64,
-    /// The most bytes of one tensor that may be adopted; `None` if none may.
+    /// The largest tensor that may be adopted, in bytes; `None` if adopting is off.
     pub(crate) adopt_bytes: Option<u64>,
 }
 
-/// What a session has done so far.
+/// Counters of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Operations that were submitted.
+    /// Submitted operations.
     pub operations: u64,
-    /// Those that have not ended.
+    /// Operations in flight.
     pub in_flight: usize,
-    /// Bytes of all submitted operations' tensors.
+    /// Bytes of the tensors of all submitted operations.
     pub bytes: u64,
-    /// Those of them whose tensors were copied from ordinary memory.
+    /// The part of `bytes` that was copied from ordinary memory.
     pub copied_bytes: u64,
     /// Sparse allreduces that moved rows.
     pub sparse_rows: u64,
     /// Sparse allreduces that moved the dense tensor, because that was smaller.
     pub sparse_dense: u64,
-    /// How full the shared memory is.
+    /// The use of the shared memory.
     pub arena: ArenaStats,
 }
 
@@ -85,7 +86,7 @@ fn same_process(made_in: u32, used_in: u32) -> Result<()> {
 }
 
 impl Session {
-    /// A session of a worker that has attached.
+    /// The session of a process that has attached.
     pub(crate) fn new(
         shared: Arc<Shared>,
         arena: Arena,
@@ -101,9 +102,9 @@ impl Session {
         Self { inner: Arc::new(inner), gate: None }
     }
 
-    /// The same rank, for operations whose tensors are still being written: what this clone starts
-    /// is checked, and has its name and its handle, at once. The daemon gets it when the gate is
-    /// opened. A blocking call also waits for that.
+    /// The same rank, for operations whose tensors are still being written. An operation that the
+    /// new clone starts is checked and gets its name and handle at once; it is submitted to the
+    /// daemon when the gate is opened. A blocking call waits for that, too.
     #[must_use]
     pub fn behind(&self, gate: &Gate) -> Self {
         Self { inner: self.inner.clone(), gate: Some(gate.bar()) }
@@ -114,7 +115,7 @@ impl Session {
         self.inner.world.rank
     }
 
-    /// How many ranks the job has.
+    /// The number of ranks of the job.
     pub fn size(&self) -> u32 {
         self.inner.world.size
     }
@@ -124,7 +125,7 @@ impl Session {
         self.inner.world.local_rank
     }
 
-    /// How many ranks this node has.
+    /// The number of ranks of this node.
     pub fn local_size(&self) -> u32 {
         self.inner.world.local_size
     }
@@ -134,7 +135,7 @@ impl Session {
         self.inner.world.cross_rank
     }
 
-    /// How many nodes have this local rank.
+    /// The number of nodes that have this local rank.
     pub fn cross_size(&self) -> u32 {
         self.inner.world.cross_size
     }
@@ -144,12 +145,12 @@ impl Session {
         &self.inner.world.nodes
     }
 
-    /// How f32 travels in reductions between nodes (`data.compression`).
+    /// The wire format of f32 in reductions between nodes (`data.compression`).
     pub fn compression(&self) -> Compression {
         self.inner.world.compression
     }
 
-    /// The name of this rank's node; empty if the daemon does not know it.
+    /// The name of this rank's node; empty if unknown.
     pub fn host(&self) -> &str {
         self.inner.world.host()
     }
@@ -159,7 +160,7 @@ impl Session {
         self.inner.world.epoch.0
     }
 
-    /// The address at which the coordinator serves.
+    /// The coordinator's address.
     pub fn coordinator(&self) -> SocketAddr {
         self.inner.world.coordinator
     }
@@ -169,7 +170,7 @@ impl Session {
         &self.inner.job
     }
 
-    /// What this session has done so far.
+    /// The counters of this session.
     pub fn stats(&self) -> Stats {
         let (operations, in_flight, [bytes, copied_bytes]) = self.inner.shared.counts();
         let [sparse_rows, sparse_dense] =
@@ -181,22 +182,20 @@ impl Session {
     /// A tensor of zeros in shared memory. `shape` is outermost first; empty for a single number.
     ///
     /// # Errors
-    /// A shape that is too large, or no memory.
+    /// If the shape is too large, or memory can't be allocated.
     pub fn zeros<T: Element>(&self, shape: &[usize]) -> Result<Tensor<T>> {
-        let dims: Vec<u64> = shape.iter().map(|&d| d as u64).collect();
-        Ok(Tensor::new(self.buffer(T::DTYPE, Shape::new(&dims)?)?))
+        Ok(Tensor::new(self.buffer(T::DTYPE, options::shape(shape)?)?))
     }
 
-    /// A tensor in shared memory with a copy of `values`. `shape` must have as many elements.
+    /// A tensor in shared memory with a copy of `values`.
     ///
     /// # Errors
-    /// Another number of values than the shape has, a shape that is too large, or no memory.
+    /// If the shape has another number of elements or is too large, or memory can't be allocated.
     pub fn tensor<T: Element>(&self, values: &[T], shape: &[usize]) -> Result<Tensor<T>> {
-        let dims: Vec<u64> = shape.iter().map(|&d| d as u64).collect();
-        let mut tensor = Tensor::new(self.buffer_unfilled(T::DTYPE, Shape::new(&dims)?)?);
+        let mut tensor = Tensor::new(self.buffer_unfilled(T::DTYPE, options::shape(shape)?)?);
         if tensor.as_slice().len() != values.len() {
             let text = format!(
-                "shape {shape:?} has {} elements, {} were given",
+                "shape {shape:?} has {} elements, but {} were given",
                 tensor.as_slice().len(),
                 values.len()
             );
@@ -207,22 +206,16 @@ impl Session {
         Ok(tensor)
     }
 
-    /// Like [`Session::zeros`], for an element type that is known at run time only.
-    ///
-    /// # Errors
-    /// Those of [`Session::zeros`].
+    /// Like [`Session::zeros`], for an element type that is known only at run time.
     pub fn buffer(&self, dtype: DType, shape: Shape) -> Result<Buffer> {
         let mut buffer = self.buffer_unfilled(dtype, shape)?;
-        // A block may have been another tensor's before.
+        // Another tensor may have used the block before.
         buffer.bytes_mut().fill(0);
         Ok(buffer)
     }
 
-    /// Like [`Session::buffer`], but it contains whatever was in that memory before. This saves a
-    /// pass over memory that is written completely anyway.
-    ///
-    /// # Errors
-    /// Those of [`Session::zeros`].
+    /// Like [`Session::buffer`], but with undefined contents. This saves a pass over memory that
+    /// the caller overwrites completely.
     pub fn buffer_unfilled(&self, dtype: DType, shape: Shape) -> Result<Buffer> {
         self.check_process()?;
         self.inner.shared.check()?;
@@ -234,22 +227,22 @@ impl Session {
         Ok(Buffer::new(self.inner.shared.noted(block)?, dtype, shape))
     }
 
-    /// Makes memory that the program has already a buffer of bytes, at the same addresses. Then
-    /// operations read and write it without a copy. It must be exactly a mapping of the file `fd`,
-    /// from that file's first byte on, such as the memory of a tensor that a framework has moved
-    /// into shared memory. The descriptor becomes one of the new, sealed memory.
+    /// Turns existing memory of the program into a buffer of bytes at the same addresses, so that
+    /// operations read and write it without a copy. It must be exactly one mapping of the file
+    /// `fd`, from the file's first byte, such as the memory of a tensor that a framework has moved
+    /// into shared memory. Afterwards the descriptor refers to the new, sealed memory.
     ///
     /// The addresses still belong to the program. Each operation on the buffer needs an owner that
-    /// keeps them mapped ([`SharedBuffer::kept_by`](crate::SharedBuffer::kept_by)). The memory and
-    /// its contents stay the program's when the last clone of the buffer is dropped, and after the
-    /// session's end.
+    /// keeps them mapped ([`SharedBuffer::kept_by`](crate::SharedBuffer::kept_by)). The program
+    /// keeps the memory and its contents when the last clone of the buffer is dropped, and after
+    /// the session's end.
     ///
     /// Nothing may write to the memory during this call: such a write may be lost.
     ///
     /// # Errors
-    /// [`GradwireError`] if it is no such mapping, if there is no memory, or if the daemon does not
-    /// take it; or if there are too many ([`Session::may_adopt`]). The memory is usable all the
-    /// same.
+    /// [`GradwireError`] if it is not such a mapping, if memory can't be allocated, if the daemon
+    /// refuses it, or if there are too many adopted buffers ([`Session::may_adopt`]). The memory
+    /// stays usable in any case.
     pub fn adopt(&self, start: usize, bytes: u64, fd: RawFd) -> Result<SharedBuffer> {
         self.check_process()?;
         self.inner.shared.check()?;
@@ -258,44 +251,43 @@ impl Session {
         Ok(Buffer::new(block, DType::U8, shape).into_shared())
     }
 
-    /// Whether a buffer is memory of this session. Operations refuse that of another one.
+    /// Whether a buffer belongs to this session. Operations refuse buffers of other sessions.
     pub fn owns(&self, buffer: &SharedBuffer) -> bool {
         buffer.memory().is_in(&self.inner.arena)
     }
 
-    /// The most bytes of one tensor that may be adopted; `None` if none may (`worker.adopt`).
+    /// The largest tensor that may be adopted, in bytes; `None` if `worker.adopt` is off.
     pub fn adopt_max_bytes(&self) -> Option<u64> {
         self.inner.limits.adopt_bytes
     }
 
-    /// Whether memory may be adopted now. There are at most half of `worker.max_segments` adopted
-    /// buffers at a time.
+    /// Whether memory may be adopted now. At most half of `worker.max_segments` may be adopted at a
+    /// time.
     pub fn may_adopt(&self) -> bool {
         self.inner.limits.adopt_bytes.is_some() && self.inner.arena.may_adopt()
     }
 
     /// Leaves the job: notifies the daemon and waits for its answer. Operations in flight fail on
-    /// the other ranks, and later calls on all clones fail. Calling it again is no error.
+    /// the other ranks, and later calls on all clones fail. May be called again.
     ///
     /// # Errors
-    /// [`GradwireError::Failed`] if the job failed before, [`GradwireError::Timeout`] if the
-    /// daemon did not answer within 5 s.
+    /// [`GradwireError::Failed`] if the job has failed, [`GradwireError::Timeout`] if the daemon
+    /// did not answer within 5 s.
     pub fn shutdown(&self) -> Result<()> {
         self.check_process()?;
         self.inner.end(Message::Detach(pb::Detach {}))
     }
 
-    /// Notes that the program has made a step. The metrics of the daemon then show how many steps
-    /// this rank makes, and how long ago the last one was. It takes no system call. Optimizers of
-    /// Gradwire call it by themselves.
+    /// Marks a step of the program, for the daemon's metrics about the steps of this rank. Makes no
+    /// system call. Gradwire's optimizers call it themselves.
     pub fn mark_step(&self) {
         if self.check_process().is_ok() {
             self.inner.shared.control.mark_step();
         }
     }
 
-    /// Gives up: every waiting and every later call of this process fails with the reason, and the
-    /// daemon reports to all other ranks that this one is lost (TELL).
+    /// Gives up: every waiting and every later call of this process fails with the reason, and all
+    /// other ranks receive a failure of this rank (TELL).
     pub fn abort(&self, reason: &str) {
         if self.check_process().is_err() {
             return;
@@ -314,7 +306,7 @@ impl Session {
         self.inner.sets.lock()
     }
 
-    /// The counters for names of operations.
+    /// The counters for the names of operations.
     pub(crate) fn names(&self) -> MutexGuard<'_, Names> {
         self.inner.names.lock()
     }
@@ -324,18 +316,18 @@ impl Session {
         self.inner.shared.sparse[usize::from(dense)].fetch_add(1, Relaxed);
     }
 
-    /// The largest object that this rank gives to others.
+    /// The largest object that this rank may send, in bytes.
     pub(crate) fn max_object_bytes(&self) -> u64 {
         self.inner.limits.object_bytes
     }
 
-    /// Refuses memory of another session: its places belong to other tensors here.
+    /// Refuses memory of other sessions: here its places belong to other tensors.
     pub(crate) fn check_memory<'a>(&self, all: impl IntoIterator<Item = &'a Memory>) -> Result<()> {
         if all.into_iter().all(|memory| memory.is_in(&self.inner.arena)) {
             return Ok(());
         }
-        let text = "a tensor was made by another session, perhaps one that was shut down; make it \
-                    with this session and copy the values";
+        let text = "a tensor belongs to another session, perhaps one that was shut down; create a \
+                    tensor with this session and copy the values";
         Err(GradwireError::Invalid(text.to_owned()))
     }
 
@@ -348,21 +340,16 @@ impl Session {
         self.gate.as_deref()
     }
 
-    pub(crate) fn shared_arc(&self) -> Arc<Shared> {
-        self.inner.shared.clone()
-    }
-
-    /// Refuses to work in a forked child.
+    /// Refuses calls in a forked child.
     pub(crate) fn check_process(&self) -> Result<()> {
         same_process(self.inner.process, std::process::id())
     }
 }
 
-/// What the other ranks receive about a rank whose session ends without [`Session::shutdown`] and
-/// without an error before: for example when the program leaves `main` early for a reason of its
-/// own.
+/// The failure that other ranks receive if a session ends without [`Session::shutdown`] and without
+/// an earlier error, for example if the program leaves `main` early.
 const DROPPED: &str =
-    "it dropped its session without shutdown(), as a program does that ends early";
+    "it dropped its session without shutdown(), for example because the program ended early";
 
 impl Inner {
     /// Ends the session with a last message.
@@ -402,10 +389,9 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // A forked child has neither the threads nor the right to use the connection.
+        // A forked child does not have the threads and must not use the connection.
         if self.process == std::process::id() {
-            // There is no caller to return an error to; the daemon sees the connection's end in any
-            // case.
+            // The error is ignored: the daemon sees the end of the connection in any case.
             let reason = self.shared.last_error().unwrap_or_else(|| DROPPED.to_owned());
             let _ = self.end(Message::GiveUp(pb::GiveUp { reason }));
             self.shared.forget();
@@ -425,7 +411,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_may_share_a_session_and_pass_its_parts_on() {
+    fn threads_can_share_a_session_and_its_parts() {
         fn shared<T: Send + Sync>() {}
         shared::<Session>();
         shared::<Tensor<f32>>();

@@ -1,15 +1,15 @@
-//! What the threads of a session share: submitting, waiting, and the first cause of its end.
+//! The state that the threads of a session share: submitting, waiting, and the first cause of its
+//! end.
 //!
 //! - TELL: the first cause of a failure is kept, and every waiting and every later call gets it.
-//! - WAIT: every wait ends with an outcome, the session's end, or a deadline. A waiter wakes up at
-//!   least once a second and checks that the threads that serve the daemon's messages still run.
-//! - BOUND: at most `MAX_IN_FLIGHT` operations are in flight; a further submission waits for a
-//!   place.
+//! - WAIT: every wait ends with an outcome, the session's end, or a deadline. A waiting thread
+//!   wakes up at least once a second and checks that the threads for the daemon's messages run.
+//! - BOUND: at most `MAX_IN_FLIGHT` operations are in flight; further submissions wait.
 //!
 //! While an operation is in flight, its memory is lent to the daemon. A session that ends for a
-//! local reason, or without a message of the daemon, can't know that the daemon has stopped: it may
-//! be in the middle of a write, or continue one when its process is continued. So the memory of all
-//! operations in flight is taken back first, and only then the waiters are notified
+//! local reason, or without a message of the daemon, can't know whether the daemon has stopped: it
+//! may be in the middle of a write, or continue one later when its process is resumed. So the
+//! memory of all operations in flight is taken back before the waiters are notified
 //! ([`Shared::finish`]).
 
 use std::{
@@ -29,7 +29,7 @@ use gradwire_proto::{
     pb::{self, worker_message::Message},
 };
 use gradwire_shm::{
-    control::{Doorbell, Origin, Place, Submission, SubmitError, WorkerControl},
+    control::{Doorbell, Submission, SubmitError, WorkerControl},
     ring::Nonsense,
 };
 use gradwire_trace::Kind;
@@ -43,7 +43,7 @@ use crate::{
     tickets::{self, Key, NoTicket, Tickets},
 };
 
-/// The longest sleep of a waiter.
+/// The longest sleep of a waiting thread.
 pub(crate) const LOOK_AROUND: Duration = Duration::from_secs(1);
 
 /// How long the daemon may take to answer when this rank leaves.
@@ -52,31 +52,11 @@ pub(crate) const FAREWELL: Duration = Duration::from_secs(5);
 /// An operation that has succeeded.
 pub(crate) type Done = tickets::Done<Vec<Output>>;
 
-/// An operation to start, with a place for each of its tensors. The memory must not be used until
-/// it has ended.
-#[derive(Debug)]
-pub(crate) struct Operation {
-    pub(crate) process_set: ProcessSetId,
-    pub(crate) name: TensorName,
-    pub(crate) request: Request,
-    pub(crate) priority: i32,
-    pub(crate) origin: Origin,
-    /// Whether its inputs were copied from ordinary memory.
-    pub(crate) copied: bool,
-    pub(crate) inputs: Vec<Place>,
-    pub(crate) outputs: Vec<Place>,
-    /// The memory of these places.
-    pub(crate) memory: Vec<Keep>,
-    /// Whether its results may be put into other memory, because they are not in place. The daemon
-    /// then asks for memory of the right size.
-    pub(crate) movable: bool,
-}
-
-/// An operation that has its ticket and was not submitted yet.
+/// An operation that has its ticket but was not submitted yet.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     submission: Submission,
-    /// When the call began, if somebody traces.
+    /// When the call began, if the job is traced.
     began: Option<u64>,
 }
 
@@ -104,16 +84,17 @@ pub(crate) struct Shared {
     sending: Mutex<()>,
     doorbell: OwnedFd,
     spin: Duration,
+    /// Memory that an entry frees is dropped without this lock, because it goes back to the arena.
     tickets: Mutex<Tickets<Vec<Keep>, Vec<Output>>>,
     end: OnceLock<Ending>,
     /// Why this process gives up, if it does.
     giving_up: OnceLock<Failure>,
-    /// The last error that the program received. If the program ends, this is likely why.
+    /// The last error that the program received: the likely reason if the program ends.
     last_error: Mutex<Option<String>>,
     /// Segments that the daemon has received.
     segments: Mutex<BTreeSet<u32>>,
     segments_changed: Condvar,
-    /// Whether the threads that serve the daemon's messages run.
+    /// Whether the threads for the daemon's messages still run.
     pub(crate) watched: AtomicBool,
     operations: AtomicU64,
     bytes: AtomicU64,
@@ -162,14 +143,13 @@ impl Shared {
         }
     }
 
-    /// Ends the session; only the first cause counts (TELL). Takes the memory of all that is in
+    /// Ends the session; only the first cause counts (TELL). Takes the memory of all operations in
     /// flight back from the daemon, and wakes all waiters.
     pub(crate) fn finish(&self, end: Ending) {
         self.finish_once(end, |lent| {
             if let Err(error) = Keep::take_back(lent.iter().flatten()) {
-                // A program that sees an operation end uses its memory again. The daemon could
-                // still write to it, and no error is worse than wrong data.
-                // A panic where nobody reads would leave the memory to both.
+                // The program would use the memory again while the daemon could still write to it,
+                // and wrong data is the worst error. A panic could go unnoticed in this thread.
                 let _ = writeln!(
                     std::io::stderr(),
                     "gradwire: memory can't be taken back from the daemon: {error}"
@@ -179,8 +159,8 @@ impl Shared {
         });
     }
 
-    /// Like [`Shared::finish`], after the daemon has reported that its data threads have stopped.
-    /// So no memory is taken back.
+    /// Like [`Shared::finish`], but takes no memory back: the daemon has reported that its data
+    /// threads have stopped.
     pub(crate) fn finish_stopped(&self, end: Ending) {
         self.finish_once(end, |_| {});
     }
@@ -189,7 +169,7 @@ impl Shared {
         // The end is visible only once the memory is back, and a second cause waits for the first.
         let mut freed = Vec::new();
         self.end.get_or_init(|| {
-            // Operations that have succeeded by now keep their results. None succeeds later: the
+            // Operations that have succeeded by now keep their results. None can succeed later: the
             // daemon's results don't reach memory that was taken back.
             let _ = self.take_completed();
             let lent = self.tickets.lock().close();
@@ -198,7 +178,7 @@ impl Shared {
             // If this process gave up by itself, its own reason is the first cause.
             self.giving_up.get().cloned().map_or(end, Ending::Failed)
         });
-        // Only now: what is adopted is released, which looks whether the session has ended.
+        // Only now: releasing adopted memory checks whether the session has ended.
         drop(freed);
         // Under the lock, so that a thread that waits for a segment either sees the end or is
         // woken. So no caller may hold this lock.
@@ -215,8 +195,8 @@ impl Shared {
     /// An error once the session has ended.
     pub(crate) fn check(&self) -> Result<()> {
         if self.ended().is_none() && !self.watched.load(Relaxed) {
-            // The watcher reports why before it ends. This is for the case that it could not.
-            let what = "the thread that listens to the daemon has ended";
+            // Normally the watcher reports the reason before it ends.
+            let what = "the thread for the daemon's messages has ended";
             self.finish(Ending::Failed(Failure::new(FailureKind::Internal, what)));
         }
         self.ended().map_or(Ok(()), |end| Err(end.clone().into()))
@@ -229,36 +209,34 @@ impl Shared {
         let Err(error) = link::send(&self.stream, message, fd.map(AsFd::as_fd)) else {
             return Ok(());
         };
-        // The watcher is about to see the same end, and knows the reason better (TELL).
-        let deadline = Instant::now() + LOOK_AROUND;
+        // The watcher is about to see the same end, and may know the reason (TELL).
+        self.wait_for_end(LOOK_AROUND);
+        let failure = link::daemon_lost(&format!("or accepts no messages ({error})"));
+        self.finish(Ending::Failed(failure));
+        self.check()
+    }
+
+    /// Gives up: reports the reason to the daemon, waits for its reaction, and ends the session
+    /// with the reason.
+    pub(crate) fn give_up(&self, failure: Failure) {
+        let _ = self.giving_up.set(failure.clone());
+        let give_up = pb::GiveUp { reason: failure.what.clone() };
+        let _ = self.send(Message::GiveUp(give_up), None);
+        // To the daemon the half-closed connection means that this process has ended. It closes its
+        // half, and then the watcher ends the session.
+        let _ = self.stream.shutdown(Shutdown::Write);
+        self.wait_for_end(FAREWELL);
+        self.finish(Ending::Failed(failure));
+    }
+
+    fn wait_for_end(&self, within: Duration) {
+        let deadline = Instant::now() + within;
         while self.ended().is_none() && Instant::now() < deadline {
             let seen = self.control.epoch();
             if self.ended().is_none() {
                 self.control.wait(seen, Duration::from_millis(20), Duration::ZERO);
             }
         }
-        let failure = link::daemon_lost(&format!("or takes no messages ({error})"));
-        self.finish(Ending::Failed(failure));
-        self.check()
-    }
-
-    /// Gives up: reports the reason to the daemon, waits for its receipt, and ends the session with
-    /// the reason.
-    pub(crate) fn give_up(&self, failure: Failure) {
-        let _ = self.giving_up.set(failure.clone());
-        let give_up = pb::GiveUp { reason: failure.what.clone() };
-        let _ = self.send(Message::GiveUp(give_up), None);
-        // For the daemon the half-closed connection means that this process has ended. It closes
-        // its half; then the watcher ends the session.
-        let _ = self.stream.shutdown(Shutdown::Write);
-        let deadline = Instant::now() + FAREWELL;
-        while self.ended().is_none() && Instant::now() < deadline {
-            let seen = self.control.epoch();
-            if self.ended().is_none() {
-                self.control.wait(seen, Duration::from_millis(50), Duration::ZERO);
-            }
-        }
-        self.finish(Ending::Failed(failure));
     }
 
     /// Notes that the daemon has received a segment.
@@ -267,8 +245,8 @@ impl Shared {
         self.segments_changed.notify_all();
     }
 
-    /// Notifies the daemon that a segment is not used any more. An error is no concern of the
-    /// caller: whoever listens to the daemon notices it, too.
+    /// Notifies the daemon that a segment is not used any more. Errors are ignored: the watcher
+    /// notices them, too.
     pub(crate) fn drop_segment(&self, segment: u32) {
         if self.ended().is_some() {
             return;
@@ -283,7 +261,7 @@ impl Shared {
     pub(crate) fn wait_for_segment(&self, segment: u32, within: Duration) -> Result<()> {
         let deadline = Instant::now() + within;
         loop {
-            // Without the lock: ending the session takes it.
+            // Without the lock, which ending the session takes.
             self.check()?;
             let mut segments = self.segments.lock();
             if segments.contains(&segment) {
@@ -301,38 +279,31 @@ impl Shared {
         }
     }
 
-    /// Gives an operation its ticket. It is submitted by `submit`.
-    pub(crate) fn prepare(&self, operation: Operation) -> Result<Prepared> {
-        let Operation { process_set, name, request, priority, origin, .. } = operation;
-        let Operation { copied, inputs, outputs, .. } = operation;
-        request.validate()?;
+    /// Gives an operation its ticket, for [`Shared::submit`]. `memory` is that of its places; it
+    /// must not be accessed until the operation has ended. `movable`: its results may go to other
+    /// memory, because they are not in place, so the daemon can ask for memory of the right size.
+    pub(crate) fn prepare(
+        &self,
+        mut submission: Submission,
+        memory: Vec<Keep>,
+        movable: bool,
+    ) -> Result<Prepared> {
         self.check()?;
         let began = self.control.traced();
-        // A name is free when its operation has ended, even if nobody has asked for the outcome.
+        // The name of an operation that has ended is free, even before its outcome is fetched.
         self.collect();
-        let key = (process_set, name.clone());
-        let opened = self.tickets.lock().open(key, &request, operation.movable, operation.memory);
-        let ticket = opened.map_err(|refused| match refused {
-            NoTicket::InFlight { number, request: first } => twice(&name, number, &first, &request),
-            // The end is known as soon as the memory is back.
+        let Submission { process_set, name, request, .. } = &submission;
+        let key = (ProcessSetId(*process_set), name.clone());
+        let opened = self.tickets.lock().open(key, request, movable, memory);
+        submission.ticket = opened.map_err(|refused| match refused {
+            NoTicket::InFlight { number, request: first } => twice(name, number, &first, request),
+            // The end is visible once the memory is taken back.
             NoTicket::Closed => self.end.wait().clone().into(),
         })?;
-        let process_set = process_set.0;
-        let submission = Submission {
-            ticket,
-            process_set,
-            name,
-            request,
-            priority,
-            inputs,
-            outputs,
-            origin,
-            copied,
-        };
         Ok(Prepared { submission, began })
     }
 
-    /// Submits an operation. Waits while the ring is full. If it fails, nothing was started.
+    /// Submits an operation. Waits while the ring is full. After an error, nothing was started.
     pub(crate) fn submit(&self, prepared: &Prepared) -> Result<()> {
         let Prepared { submission, began } = prepared;
         self.push(submission)?;
@@ -349,8 +320,8 @@ impl Shared {
         self.tickets.lock().withdraw(ticket);
     }
 
-    /// Ends an operation that was not submitted and has a handle, unless the session has ended: its
-    /// end is the first cause then (TELL).
+    /// Ends an operation that was not submitted and has a handle. If the session has ended, its end
+    /// is the first cause (TELL), and this does nothing.
     pub(crate) fn refuse(&self, ticket: u64, failure: &Failure) {
         if self.check().is_ok() {
             self.end_failed(&[ticket], failure);
@@ -363,7 +334,7 @@ impl Shared {
         self.tickets.lock().has_ended(ticket)
     }
 
-    /// Records for a trace what began at this time, if somebody traced then.
+    /// Records an event that began at this time, if the job was traced then.
     fn record(&self, kind: Kind, began: Option<u64>, ticket: u64) {
         if let Some(at_ns) = began {
             self.control.record(kind, at_ns, ticket);
@@ -376,17 +347,16 @@ impl Shared {
             self.collect();
             match self.control.submit(submission) {
                 Ok(Doorbell::Quiet) => return Ok(()),
-                // The submission is in the ring and can't be taken back, so an error here ends the
-                // session.
+                // The submission is already in the ring, so an error here ends the session.
                 Ok(Doorbell::Ring) => {
                     if let Err(error) = link::ring(&self.doorbell) {
-                        let what = format!("the daemon's doorbell does not ring: {error}");
+                        let what = format!("can't ring the daemon's doorbell: {error}");
                         self.finish(Ending::Failed(Failure::new(FailureKind::Internal, what)));
                     }
                     return Ok(());
                 }
-                // The daemon does not report that it has read: check again soon, or when something
-                // ends.
+                // The daemon does not report that it has read: check again soon, or when an
+                // operation ends.
                 Err(SubmitError::Full { .. }) => {
                     self.control.wait(seen, Duration::from_millis(1), self.spin);
                 }
@@ -406,7 +376,7 @@ impl Shared {
     /// Moves completions from the ring into the table.
     fn collect(&self) {
         if let Err(nonsense) = self.take_completed() {
-            // WAIT: no answer comes any more.
+            // WAIT: there will be no further answers.
             let what = format!("the control page is damaged: {nonsense}");
             let failure = Failure::new(FailureKind::Internal, what)
                 .hint("look for writes past the end of a tensor");
@@ -414,8 +384,8 @@ impl Shared {
         }
     }
 
-    /// Pops under the table's lock. So a completion is either in the ring, and moves the epoch for
-    /// the waiters, or in the table.
+    /// Pops under the table's lock. So a completion is either in the ring, and advances the epoch
+    /// for the waiters, or in the table.
     fn take_completed(&self) -> Result<(), Nonsense> {
         let mut freed = Vec::new();
         let mut tickets = self.tickets.lock();
@@ -424,12 +394,11 @@ impl Shared {
         {
             freed.push(tickets.end(completion.ticket, Ok(completion.aux)));
         }
-        // The memory goes back to the arena without our lock.
         drop(tickets);
         Ok(())
     }
 
-    /// The request of an operation, if its results may be put into other memory.
+    /// The request of an operation, if its results may go to other memory.
     pub(crate) fn movable(&self, ticket: u64) -> Option<Request> {
         self.tickets.lock().movable(ticket).cloned()
     }
@@ -437,11 +406,10 @@ impl Shared {
     /// Puts the results of an operation into other memory.
     pub(crate) fn move_results(&self, ticket: u64, outputs: Vec<Output>) {
         let left = self.tickets.lock().move_results(ticket, outputs);
-        // The memory goes back to the arena without our lock.
         drop(left);
     }
 
-    /// Notes operations that failed on their own; the session continues.
+    /// Ends operations that failed; the session continues.
     pub(crate) fn fail(&self, failed: &[u64], failure: &Failure) {
         for _ in 0..self.end_failed(failed, failure) {
             self.control.answered();
@@ -461,7 +429,6 @@ impl Shared {
             }
             freed.extend(tickets.end(ticket, Err(failure)));
         }
-        // The memory goes back to the arena without our lock.
         drop(tickets);
         freed.len()
     }
@@ -507,20 +474,19 @@ impl Shared {
     /// Notes that the outcome will not be fetched.
     pub(crate) fn abandon(&self, ticket: u64) {
         let left = self.tickets.lock().abandon(ticket);
-        // The memory goes back to the arena without our lock.
         drop(left);
     }
 
-    /// Drops the entries of everything in flight. Only allowed once no operation can be started any
-    /// more and the connection has ended. It breaks a cycle: the memory's arena refers to this, and
-    /// this to the memory.
+    /// Drops the entries of all operations, to break a cycle: the memory's arena refers to this,
+    /// and this to the memory. Only allowed after the connection has ended, when no operation can
+    /// be started any more.
     pub(crate) fn forget(&self) {
         let forgotten = self.tickets.lock().clear();
         drop(forgotten);
     }
 
-    /// How many operations were submitted, how many are in flight, the bytes of all submitted
-    /// tensors, and of those that were copied.
+    /// The number of submitted operations, of those in flight, and the bytes of all submitted and
+    /// of all copied tensors.
     pub(crate) fn counts(&self) -> (u64, usize, [u64; 2]) {
         self.collect();
         let in_flight = self.tickets.lock().in_flight();
@@ -529,7 +495,7 @@ impl Shared {
     }
 }
 
-/// Notes that a thread that serves the daemon's messages has ended, even if it panics.
+/// Reports the end of a thread for the daemon's messages, even if it panics.
 pub(crate) struct Unwatched<'a>(pub(crate) &'a Shared);
 
 impl Drop for Unwatched<'_> {
@@ -539,19 +505,19 @@ impl Drop for Unwatched<'_> {
     }
 }
 
-/// The error of a name that is in flight twice.
+/// The error for a name that is already in flight.
 fn twice(name: &TensorName, number: u64, first: &Request, second: &Request) -> GradwireError {
     if second.collective == Collective::SendReceive {
-        // The program did not choose their names.
+        // The program does not choose the names of messages.
         return GradwireError::Invalid(format!(
-            "message '{name}', {MESSAGES} messages ago, is still under way, and more can't be of \
-             one tag between two ranks; wait for some of them first"
+            "message '{name}', {MESSAGES} messages ago, is still in flight, and two ranks can't \
+             have more with one tag; wait for some of them first"
         ));
     }
     GradwireError::Invalid(format!(
         "tensor '{name}' is already in flight on this rank: {} was submitted as operation {number} \
-         and has not ended, now {} comes under the same name; wait for the first one, or give each \
-         its own name",
+         and has not ended, and now {} has the same name; wait for the first one, or use \
+         different names",
         described(first),
         described(second),
     ))

@@ -1,21 +1,21 @@
-//! Allreduce of a tensor of which each rank has some rows, such as an embedding's gradient.
+//! Allreduce of a tensor of which each rank has some rows, such as the gradient of an embedding.
 //!
-//! Each rank adds up its rows of the same index, and all ranks exchange how many rows they have.
-//! Then an allgather moves the indices and values, and every rank adds them up in the order of
-//! ranks (SAME). If the dense tensor is less to move, an allreduce of it is done instead. All ranks
-//! see the same numbers, so all choose the same way (SparCML, Renggli et al., SC 2019).
+//! Each rank adds up its rows with the same index, and all ranks exchange their numbers of rows.
+//! Then an allgather moves the indices and values, and every rank adds them up in rank order
+//! (SAME). If the dense tensor is smaller, an allreduce of it is used instead. All ranks see the
+//! same numbers, so all make the same choice (SparCML, Renggli et al., SC 2019).
 //!
-//! TELL: if one rank gives wrong input, all ranks fail with the numbers.
+//! TELL: if one rank gives invalid input, all ranks fail with the reason.
 
 mod coalesce;
 
-use gradwire_proto::{DType, Failure, FailureKind, Rank, ReduceOp, Shape};
+use gradwire_proto::{Failure, FailureKind, Rank, ReduceOp, Shape};
 use gradwire_shm::control::Origin;
 
 use crate::{
     element::Element,
     error::{GradwireError, Result},
-    exchange::disagreement,
+    exchange::{disagreement, dtype_name},
     handle::Handle,
     memory::{Buffer, Tensor},
     options::{AllgatherOptions, AllreduceOptions, SparseOptions},
@@ -28,11 +28,11 @@ use coalesce::{coalesce, dense_is_smaller};
 /// Some rows of a tensor of `rows` times `cols` elements; the others are zero.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SparseRows<T> {
-    /// Rows of the whole tensor.
+    /// The rows of the whole tensor.
     pub rows: u64,
-    /// Elements of a row.
+    /// The elements of a row.
     pub cols: u64,
-    /// The index of each row. An index may occur more than once: its rows are added up.
+    /// The index of each row. Rows with the same index are added up.
     pub indices: Vec<u64>,
     /// The rows in the order of the indices, `cols` elements each.
     pub values: Vec<T>,
@@ -41,22 +41,21 @@ pub struct SparseRows<T> {
 /// The result of a sparse allreduce.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SparseReduced<T> {
-    /// Each row once, ascending: those that some rank gave, or all of them if the dense tensor was
-    /// moved.
+    /// Each row once, ascending: the rows that any rank gave, or all rows if `dense`.
     pub rows: SparseRows<T>,
-    /// Whether the dense tensor was moved, because that was less.
+    /// Whether the dense tensor was moved, because it was smaller.
     pub dense: bool,
 }
 
-/// What each rank reports before rows are moved, as [`Report::NUMBERS`] numbers.
+/// A rank's report before rows are moved, as [`Report::NUMBERS`] numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Report {
     rank: u64,
-    /// What must be the same on all ranks.
+    /// Rows, columns, element type and operation, which must be the same on all ranks.
     common: [u64; 4],
-    /// How many rows it has.
+    /// The number of its rows.
     count: u64,
-    /// An index that is not below `rows`, and how many such indices there are.
+    /// An index that is out of range, and the number of such indices.
     bad: [u64; 2],
 }
 
@@ -72,15 +71,11 @@ impl Report {
         Self { rank, common: [a, b, c, d], count, bad: [bad, how_many] }
     }
 
-    /// What the rank gave, as text.
+    /// The text for what the rank gave.
     fn what(&self) -> String {
         let [rows, cols, dtype, op] = self.common;
-        let name = |number: u64, name: fn(i32) -> Option<&'static str>| {
-            i32::try_from(number).ok().and_then(name).unwrap_or("?")
-        };
-        let op = name(op, |number| ReduceOp::from_wire(number).map(ReduceOp::name));
-        let dtype = name(dtype, |number| DType::from_wire(number).map(DType::name));
-        format!("rank {}: {op} of {dtype} [{rows}, {cols}]", self.rank)
+        let op = i32::try_from(op).ok().and_then(ReduceOp::from_wire).map_or("?", ReduceOp::name);
+        format!("rank {}: {op} of {} [{rows}, {cols}]", self.rank, dtype_name(dtype))
     }
 }
 
@@ -102,11 +97,11 @@ fn agree(all: &[Report]) -> Result<(), Failure> {
 }
 
 impl Session {
-    /// Adds up the ranks' rows; every rank gets all of them. If the dense tensor is less to move,
-    /// it is moved instead, and the result reports that. [`crate::Stats`] counts both cases.
+    /// Adds up the ranks' rows; every rank gets all rows. If the dense tensor is smaller, it is
+    /// moved instead, and the result says so. [`crate::Stats`] counts both cases.
     ///
     /// # Errors
-    /// Those of [`Session::allreduce`]; also for another number of values than the indices need. If
+    /// As for [`Session::allreduce`]; also if the number of values does not match the indices. If
     /// an index is out of range, all ranks fail, with the index, the rows and the rank.
     pub fn sparse_allreduce<T: Number>(
         &self,
@@ -117,10 +112,7 @@ impl Session {
         self.run_parts(&parts, |session| session.add_rows(&parts, op, rows))
     }
 
-    /// Starts [`Session::sparse_allreduce`] and does not wait for it.
-    ///
-    /// # Errors
-    /// If the operation was not started; the rows are lost then.
+    /// Starts [`Session::sparse_allreduce`] without waiting for it.
     pub fn sparse_allreduce_async<T: Number>(
         &self,
         rows: SparseRows<T>,
@@ -144,10 +136,8 @@ impl Session {
         Shape::new(&[rows.rows, rows.cols])?;
         let (indices, values) = (rows.indices.len(), rows.values.len());
         if (indices as u64).checked_mul(rows.cols) != Some(values as u64) {
-            let text = format!(
-                "{indices} rows of {} columns need as many values, {values} were given",
-                rows.cols
-            );
+            let text =
+                format!("{indices} rows of {} columns do not match {values} values", rows.cols);
             return Err(GradwireError::Invalid(text));
         }
         Ok((self.parts(common, "sparse-allreduce", Origin::SparseRows)?, op))
@@ -224,10 +214,10 @@ impl Session {
         ];
         let options = AllgatherOptions { common: parts.part("rows") };
         let gathered = self.grouped_allgather(&own, options)?;
-        // ONE: every rank that was counted has given as many rows as it had reported.
+        // ONE: every rank that was counted gave as many rows as it had reported.
         let counts = || all.iter().map(|report| report.count);
         if !gathered.iter().all(|gathered| gathered.rows.iter().copied().eq(counts())) {
-            let what = "ranks took part in the counting of a sparse allreduce and not in its rows";
+            let what = "some ranks exchanged the counts of a sparse allreduce but not its rows";
             let hint = "wait for all handles before a rank joins";
             return Err(parts.named(Failure::new(FailureKind::Invalid, what).hint(hint)).into());
         }
@@ -244,7 +234,7 @@ impl Session {
     }
 }
 
-/// One of a group's tensors; its element type is that of the request.
+/// One of a group's tensors, with the element type of the request.
 fn typed<T: Element>(buffer: Option<Buffer>) -> Result<Tensor<T>> {
     let typed = buffer.and_then(|buffer| buffer.into_tensor().ok());
     typed.ok_or_else(|| GradwireError::Protocol("a gathered tensor has another type".into()))
@@ -252,6 +242,8 @@ fn typed<T: Element>(buffer: Option<Buffer>) -> Result<Tensor<T>> {
 
 #[cfg(test)]
 mod tests {
+    use gradwire_proto::DType;
+
     use super::*;
 
     fn report(rank: u64) -> Report {
@@ -260,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ranks_say_survives_and_is_compared() {
+    fn reports_survive_the_exchange_and_are_compared() {
         let one = Report { rank: 3, bad: [12, 2], ..report(3) };
         assert_eq!(Report::from_numbers(one.to_numbers()), one);
         assert_eq!(agree(&[report(0), report(1)]), Ok(()));

@@ -1,9 +1,9 @@
-//! Operations of several parts: collectives that are made of other collectives. The parts run one
-//! after the other, in the caller's thread or in a thread of their own. So no rank's progress
-//! depends on when it waits for its handle.
+//! Operations of several parts: collectives that consist of other collectives. The parts run one
+//! after the other, in the caller's thread or in a separate thread. So progress does not depend on
+//! when a rank waits for its handle.
 //!
-//! TELL: once a part has been submitted, the other ranks wait for the next one. So a rank that
-//! can't continue for a reason that only it knows gives up, and all ranks receive the reason.
+//! TELL: once a part was submitted, the other ranks wait for the next one. So a rank that can't
+//! continue for a local reason gives up, and all ranks receive the reason.
 
 use std::{collections::HashMap, sync::Arc, thread};
 
@@ -19,12 +19,13 @@ use crate::{
     session::Session,
     shared::Shared,
     tickets::Key,
+    watch,
 };
 
-/// How many such operations may be in flight in a session (BOUND): each may have a thread.
+/// The most such operations in flight in a session (BOUND): each may have a thread.
 const MAX_TASKS: usize = 256;
 
-/// The longest ending of a part's name, with its slash, in bytes.
+/// The longest suffix of a part's name, with its slash, in bytes.
 const MAX_PART: usize = 16;
 
 /// The failure that all ranks receive after a panic.
@@ -33,7 +34,7 @@ fn panicked(name: &TensorName) -> Failure {
     Failure::new(FailureKind::Internal, what)
 }
 
-/// Leaves an outcome even if the thread panics.
+/// Sets the outcome if the thread panics.
 struct Ending<R> {
     outcome: Arc<Outcome<R>>,
     name: TensorName,
@@ -62,27 +63,27 @@ impl Drop for Unwinding<'_> {
     }
 }
 
-/// The entry of an operation of several parts in flight, until this is dropped.
+/// Registers an operation of several parts as in flight, until this is dropped.
 struct Place {
     shared: Arc<Shared>,
     key: Key,
 }
 
 impl Place {
-    /// Enters an operation, with a number if it has no name.
+    /// Registers an operation; without a name it is named by its number.
     fn take(
         session: &Session,
         set: &ProcessSet,
         name: Option<String>,
         kind: &'static str,
     ) -> Result<Self> {
-        let shared = session.shared_arc();
+        let shared = session.shared().clone();
         let mut tasks = shared.tasks.lock();
-        // BOUND. Before it has a number, so that a refused call is not counted.
+        // BOUND. Checked before it has a number, so that a refused call is not counted.
         if tasks.len() >= MAX_TASKS {
             return Err(GradwireError::Invalid(format!(
                 "{MAX_TASKS} operations of several parts (objects, sparse allreduces, Adasum, \
-                 large slices) are under way, which is the limit; wait for some of them first"
+                 large slices) are in flight, which is the limit; wait for some of them first"
             )));
         }
         let number = set.number();
@@ -110,7 +111,7 @@ impl Place {
         if given > max {
             return Err(GradwireError::Invalid(format!(
                 "the name of an operation of several parts may have {max} bytes, because each part \
-                 adds to it; {given} were given"
+                 adds to it, but has {given}"
             )));
         }
         let key = (set, name);
@@ -118,8 +119,8 @@ impl Place {
             let name = &key.1;
             return Err(GradwireError::Invalid(format!(
                 "'{name}' is already in flight on this rank: {first} was started and has not \
-                 ended, now {kind} comes under the same name; wait for the first one, or give each \
-                 its own name"
+                 ended, and now {kind} has the same name; wait for the first one, or use \
+                 different names"
             )));
         }
         Ok(key)
@@ -132,8 +133,8 @@ impl Drop for Place {
     }
 }
 
-/// An operation of several parts: who takes part, and the names of its parts. It is in flight until
-/// the last clone of this is dropped.
+/// An operation of several parts: its process set and the options of its parts. It is in flight
+/// until the last clone of this is dropped.
 #[derive(Clone)]
 pub(crate) struct Parts {
     place: Arc<Place>,
@@ -153,14 +154,13 @@ impl Parts {
         Common { name: Some(format!("{}/{ending}", self.name())), ..self.common.clone() }
     }
 
-    /// The options of the part that has the name of the whole operation. It exchanges the ranks'
-    /// numbers, and comes first.
+    /// The options of the first part, which exchanges numbers under the whole operation's name.
     pub(crate) fn whole(&self) -> Common {
         let name = Some(self.name().as_str().to_owned());
         Common { name, origin: Origin::Count, ..self.common.clone() }
     }
 
-    /// The options of a part that exchanges the ranks' numbers.
+    /// The options of a part that exchanges numbers.
     pub(crate) fn counts(&self, ending: &str) -> Common {
         self.part_of(ending, Origin::Count)
     }
@@ -170,14 +170,14 @@ impl Parts {
         Common { origin, ..self.part(ending) }
     }
 
-    /// The failure of the whole operation, which all ranks find by themselves.
+    /// Adds the name of the whole operation to a failure that each rank finds by itself.
     pub(crate) fn named(&self, failure: Failure) -> Failure {
         failure.tensor(self.name().as_str())
     }
 }
 
 impl Session {
-    /// Begins an operation of several parts. Without a name it is called by its number, such as
+    /// Begins an operation of several parts. Without a name it is named by its number, such as
     /// `kind.#1`.
     pub(crate) fn parts(
         &self,
@@ -194,9 +194,7 @@ impl Session {
         let common = Common { name: None, priority, process_set, origin, kind: None };
         Ok(Parts { place, set, common })
     }
-}
 
-impl Session {
     /// Runs parts in the caller's thread.
     pub(crate) fn run_parts<R>(
         &self,
@@ -206,7 +204,7 @@ impl Session {
         self.shared().noted(self.or_give_up(parts, work))
     }
 
-    /// Runs parts in a thread of their own.
+    /// Runs parts in a separate thread.
     pub(crate) fn spawn_parts<R: Send + 'static>(
         &self,
         parts: Parts,
@@ -215,26 +213,23 @@ impl Session {
         let outcome = Arc::new(Outcome::default());
         let (session, name) = (self.clone(), parts.name().clone());
         let ending = Ending { outcome: outcome.clone(), name: name.clone() };
-        thread::Builder::new()
-            .name("gw-task".into())
-            .spawn(move || {
-                let ending = ending;
-                let result = session.or_give_up(&parts, work);
-                // Whoever has the outcome may start the next operation, or drop the last of the
-                // session. So these are dropped first.
-                drop((parts, session));
-                ending.outcome.set(result);
-            })
-            .map_err(|source| GradwireError::System { what: "a thread", source })?;
+        watch::spawn("gw-task", move || {
+            let ending = ending;
+            let result = session.or_give_up(&parts, work);
+            // Dropped first, because the outcome allows the caller to start the next operation or
+            // to drop the session.
+            drop((parts, session));
+            ending.outcome.set(result);
+        })?;
         Ok(Handle::task(self.clone(), name, outcome))
     }
 
-    /// How many operations of several parts are in flight.
+    /// The number of operations of several parts in flight.
     pub(crate) fn tasks(&self) -> usize {
         self.shared().tasks.lock().len()
     }
 
-    /// How many of them are in a process set.
+    /// The number of them in a process set.
     pub(crate) fn tasks_of(&self, set: ProcessSetId) -> usize {
         self.shared().tasks.lock().keys().filter(|(of, _)| *of == set).count()
     }
@@ -245,11 +240,11 @@ impl Session {
         unwinding.done = true;
         if let Err(error) = &result {
             match error {
-                // All ranks receive the same.
+                // All ranks receive the same error.
                 GradwireError::Failed(_) | GradwireError::Closed | GradwireError::Forked { .. } => {
                 }
                 error => {
-                    let what = format!("it could not go on with '{}': {error}", parts.name());
+                    let what = format!("it could not continue '{}': {error}", parts.name());
                     let kind = match error {
                         GradwireError::Arena(_) | GradwireError::System { .. } => {
                             FailureKind::Resource

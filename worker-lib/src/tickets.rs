@@ -1,13 +1,12 @@
-//! Which operations are in flight, and how the others have ended. Pure bookkeeping.
+//! The operations in flight, and the outcomes of others. Pure bookkeeping.
 //!
 //! An entry keeps the operation's memory (`K`) until the operation has ended, even if the handle
 //! was dropped. So memory that the daemon may still write to is never given to another tensor. The
-//! control page and `MAX_HELD` bound how many operations have a ticket (BOUND). An operation whose
-//! results turn out to be of another size than expected gets other memory for them (`R`) while in
-//! flight.
+//! control page and `MAX_HELD` limit the number of tickets (BOUND). If the results have an
+//! unexpected size, the operation gets other memory for them (`R`) while in flight.
 //!
-//! When the session ends, the table is closed: nothing is added to it, and nothing in it succeeds
-//! any more, because the daemon's results no longer reach the memory.
+//! When the session ends, the table is closed: nothing is added to it, and no operation in it can
+//! succeed any more, because the daemon's results no longer reach the memory.
 
 use std::collections::{HashMap, hash_map};
 
@@ -25,14 +24,14 @@ pub(crate) struct Done<R> {
 /// How an operation ended.
 pub(crate) type Outcome<R> = Result<Done<R>, Failure>;
 
-/// The name of an operation in its process set; in flight only once at a time.
+/// The name of an operation in its process set, which is in flight only once at a time.
 pub(crate) type Key = (ProcessSetId, TensorName);
 
 #[derive(Debug)]
 struct Entry<K, R> {
     key: Key,
     request: Request,
-    /// Whether its results may be put into other memory.
+    /// Whether its results may go to other memory.
     movable: bool,
     /// `None` while in flight.
     outcome: Option<Outcome<R>>,
@@ -43,11 +42,11 @@ struct Entry<K, R> {
     moved: Option<R>,
 }
 
-/// What is left of an operation, for the caller to drop outside of any lock: its memory, the memory
-/// for results that it did not get, and an outcome that no handle will fetch.
+/// The remains of an operation, for the caller to drop outside of any lock: its memory, memory for
+/// results that did not come, and an outcome that no handle will fetch.
 pub(crate) type Remains<K, R> = (Option<K>, Option<R>, Option<Outcome<R>>);
 
-/// The operations of one session that are in flight or whose outcome was not fetched yet.
+/// The operations of a session that are in flight or whose outcome was not fetched yet.
 #[derive(Debug)]
 pub(crate) struct Tickets<K, R> {
     next: u64,
@@ -62,23 +61,23 @@ impl<K, R> Default for Tickets<K, R> {
     }
 }
 
-/// Why there is no ticket for an operation.
+/// Why an operation gets no ticket.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NoTicket {
     /// The table is closed.
     Closed,
-    /// An operation of that name is in flight already.
+    /// An operation with that name is already in flight.
     InFlight {
         /// Its number in this session.
         number: u64,
-        /// What it asks for.
+        /// Its request.
         request: Request,
     },
 }
 
 impl<K, R> Tickets<K, R> {
-    /// A ticket for an operation that is about to be submitted. `movable`: its results may be put
-    /// into other memory.
+    /// A ticket for an operation that is about to be submitted. `movable`: its results may go to
+    /// other memory.
     pub(crate) fn open(
         &mut self,
         key: Key,
@@ -121,15 +120,15 @@ impl<K, R> Tickets<K, R> {
         }
     }
 
-    /// The request, if the operation is in flight and its results may still be put into other
-    /// memory. That is possible once.
+    /// The request, if the operation is in flight and its results may still go to other memory,
+    /// which is possible once.
     pub(crate) fn movable(&self, ticket: u64) -> Option<&Request> {
         let entry = self.entries.get(&ticket)?;
         let waits = entry.movable && entry.outcome.is_none() && entry.moved.is_none();
         waits.then_some(&entry.request)
     }
 
-    /// Puts the results of an operation in flight into other memory. Returns memory that is not
+    /// Assigns other memory to the results of an operation in flight. Returns memory that is not
     /// needed, for the caller to drop outside of any lock.
     pub(crate) fn move_results(&mut self, ticket: u64, results: R) -> Option<R> {
         match self.entries.get_mut(&ticket).filter(|entry| entry.outcome.is_none()) {
@@ -138,7 +137,7 @@ impl<K, R> Tickets<K, R> {
         }
     }
 
-    /// Notes an operation's end. A ticket that is not in flight is ignored: the daemon can't free
+    /// Ends an operation. A ticket that is not in flight is ignored, so the daemon can't free
     /// memory that it does not use.
     pub(crate) fn end(
         &mut self,
@@ -158,7 +157,7 @@ impl<K, R> Tickets<K, R> {
         Some((memory, moved, left))
     }
 
-    /// Closes the table. Returns the memory of all operations in flight; their entries keep it,
+    /// Closes the table. Returns the memory of all operations in flight, which their entries keep,
     /// too.
     pub(crate) fn close(&mut self) -> Vec<K>
     where
@@ -180,7 +179,7 @@ impl<K, R> Tickets<K, R> {
         (std::mem::take(&mut self.entries), std::mem::take(&mut self.names))
     }
 
-    /// Fetches an operation's outcome, once it has one.
+    /// Fetches an operation's outcome, if it has ended.
     pub(crate) fn take(&mut self, ticket: u64) -> Option<Outcome<R>> {
         self.entries.get(&ticket)?.outcome.as_ref()?;
         self.entries.remove(&ticket)?.outcome
@@ -191,13 +190,13 @@ impl<K, R> Tickets<K, R> {
         self.entries.get(&ticket).map(|entry| &entry.key.1)
     }
 
-    /// Whether an operation has ended. True also for an unknown ticket.
+    /// Whether an operation has ended; also true for an unknown ticket.
     pub(crate) fn has_ended(&self, ticket: u64) -> bool {
         self.entries.get(&ticket).is_none_or(|entry| entry.outcome.is_some())
     }
 
-    /// Notes that the outcome will not be fetched. An entry that has ended is removed now, another
-    /// one when it ends.
+    /// Notes that the outcome will not be fetched. The entry is removed once the operation has
+    /// ended.
     pub(crate) fn abandon(&mut self, ticket: u64) -> Option<Outcome<R>> {
         let entry = self.entries.get_mut(&ticket)?;
         entry.abandoned = true;
@@ -205,9 +204,9 @@ impl<K, R> Tickets<K, R> {
         self.entries.remove(&ticket)?.outcome
     }
 
-    /// How many operations are in flight.
+    /// The number of operations in flight.
     pub(crate) fn in_flight(&self) -> usize {
-        // What has not ended before the table was closed has failed.
+        // Closing the table failed all operations that were in flight.
         if self.closed { 0 } else { self.names.len() }
     }
 }
@@ -229,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_kept_until_the_end_even_without_a_handle() {
+    fn memory_is_kept_to_the_end_without_a_handle() {
         let (memory, results) = (Arc::new(()), Arc::new(()));
         let mut tickets = Tickets::default();
         let ticket = tickets.open(key("a"), &request(), true, memory.clone()).unwrap();
@@ -245,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_for_results_that_never_came_is_given_back() {
+    fn memory_of_missing_results_is_returned() {
         let results = Arc::new(());
         let mut tickets = Tickets::default();
         let ticket = tickets.open(key("a"), &request(), true, ()).unwrap();
@@ -258,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outcome_is_fetched_once_and_only_the_first_counts() {
+    fn the_first_outcome_counts_and_is_fetched_once() {
         let mut tickets = Tickets::<(), ()>::default();
         let ticket = tickets.open(key("a"), &request(), false, ()).unwrap();
         assert!(!tickets.has_ended(ticket));
@@ -289,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_added_to_a_closed_table_and_the_memory_in_it_stays_taken() {
+    fn a_closed_table_keeps_its_memory_and_adds_none() {
         let memory = Arc::new(());
         let mut tickets = Tickets::<_, ()>::default();
         let ended = tickets.open(key("ended"), &request(), false, Arc::new(())).unwrap();
@@ -309,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn results_move_once_and_only_where_they_may() {
+    fn results_move_once_and_only_if_allowed() {
         let mut tickets = Tickets::<(), u8>::default();
         let fixed = tickets.open(key("a"), &request(), false, ()).unwrap();
         assert_eq!(tickets.movable(fixed), None);

@@ -1,8 +1,7 @@
 //! The threads of a session. `gw-watch` receives the daemon's messages, `gw-beat` sends heartbeats
-//! to the daemon and checks those of the daemon, `gw-results` allocates memory for results.
+//! and checks the daemon's, and `gw-results` allocates memory for results.
 
 use std::{
-    io,
     net::Shutdown,
     sync::{
         Arc,
@@ -26,7 +25,7 @@ use crate::{
     shared::{Shared, Unwatched},
 };
 
-/// How often the worker sends a heartbeat.
+/// The time between two heartbeats of the worker.
 const BEAT: Duration = Duration::from_millis(200);
 
 /// The session's threads. Dropping this leaves them running; see [`Threads::join`].
@@ -40,51 +39,44 @@ pub(crate) struct Threads {
 }
 
 impl Threads {
-    /// Starts the threads. A daemon that sends no heartbeat for `silence` is lost: it is stopped,
-    /// or stuck. (If it was killed, the socket ends at once.)
+    /// Starts the threads. A daemon without a heartbeat for `silence` is lost: it is stopped or
+    /// stuck. (If it was killed, the connection ends at once.)
     pub(crate) fn start(
         shared: &Arc<Shared>,
         arena: &Arena,
         silence: Duration,
     ) -> Result<Self, GradwireError> {
-        let refused = |source: io::Error| GradwireError::System { what: "a thread", source };
         let (stop_beating, stopped) = mpsc::channel();
-        let beat = thread::Builder::new()
-            .name("gw-beat".into())
-            .spawn({
-                let shared = shared.clone();
-                move || beat(&shared, silence, &stopped)
-            })
-            .map_err(refused)?;
+        let own = shared.clone();
+        let beat = spawn("gw-beat", move || beat(&own, silence, &stopped))?;
         // At most one request for each operation in flight (BOUND).
         let (request, requests) = mpsc::sync_channel(MAX_IN_FLIGHT as usize);
-        let results = thread::Builder::new()
-            .name("gw-results".into())
-            .spawn({
-                let (shared, arena) = (shared.clone(), arena.clone());
-                move || results::serve(&shared, &arena, &requests)
-            })
-            .map_err(refused)?;
-        let watch = thread::Builder::new()
-            .name("gw-watch".into())
-            .spawn({
-                let shared = shared.clone();
-                move || watch(&shared, &request)
-            })
-            .map_err(refused)?;
+        let (own, arena) = (shared.clone(), arena.clone());
+        let results = spawn("gw-results", move || results::serve(&own, &arena, &requests))?;
+        let own = shared.clone();
+        let watch = spawn("gw-watch", move || watch(&own, &request))?;
         Ok(Self { watch, beat, results, stop_beating })
     }
 
     /// Ends the threads and waits for them. This ends the connection.
     pub(crate) fn join(self, shared: &Shared) {
-        // An error means that the connection has ended already, which is what is wanted.
+        // Fails if the connection has already ended.
         let _ = shared.stream.shutdown(Shutdown::Both);
         drop(self.stop_beating);
-        // `Unwatched` has reported a panic of theirs; nothing is left to do here.
+        // `Unwatched` reports panics. `results` ends after `watch`, which sends its requests.
         let _ = self.watch.join();
         let _ = self.beat.join();
-        let _ = self.results.join(); // its last request came from the watcher
+        let _ = self.results.join();
     }
+}
+
+/// Starts a thread.
+pub(crate) fn spawn(
+    name: &str,
+    run: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>, GradwireError> {
+    let started = thread::Builder::new().name(name.to_owned()).spawn(run);
+    started.map_err(|source| GradwireError::System { what: "a thread", source })
 }
 
 fn watch(shared: &Shared, request: &mpsc::SyncSender<pb::Allocate>) {
@@ -104,8 +96,8 @@ fn watch(shared: &Shared, request: &mpsc::SyncSender<pb::Allocate>) {
                     if request.try_send(allocate).is_err() {
                         break Ending::Failed(Failure::new(
                             FailureKind::Protocol,
-                            "the daemon asked for memory for more results than operations are in \
-                             flight",
+                            "the daemon asked for memory for the results of more operations than \
+                             may be in flight",
                         ));
                     }
                 }
@@ -127,7 +119,7 @@ fn watch(shared: &Shared, request: &mpsc::SyncSender<pb::Allocate>) {
     shared.finish(end);
 }
 
-/// What the end of the connection means.
+/// The cause that the end of the connection implies.
 fn lost(error: &LinkError) -> Ending {
     let failure = match error {
         LinkError::Ended => link::daemon_lost("while this rank was attached"),
@@ -152,7 +144,7 @@ fn beat(shared: &Shared, silence: Duration, stopped: &mpsc::Receiver<()>) {
         if suspension.check(now, silence).is_some() || beats != last.0 {
             last = (beats, now);
         } else if beats != 0 && now - last.1 > silence {
-            // 0: it has sent no heartbeat yet. WAIT: a stopped daemon's socket stays open.
+            // 0 means no heartbeat yet. WAIT: a stopped daemon's socket stays open.
             let what = format!(
                 "the daemon of this node (gradwired) has given no sign of life for {silence:?}"
             );

@@ -1,5 +1,5 @@
-//! Builds the shim over libtorch, and lets tests and examples find libtorch at run time: the folder
-//! that torch-sys linked against becomes part of their library search path.
+//! Builds the shim over libtorch, and adds the libtorch folder that torch-sys linked against to the
+//! library search path of tests and examples.
 
 use std::{env, path::PathBuf};
 
@@ -7,10 +7,10 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=src/shim.cpp");
     let Ok(libraries) = env::var("DEP_TCH_LIBTORCH_LIB") else {
-        return; // torch-sys is built without libtorch, for its documentation only
+        return; // torch-sys is built without libtorch, only for its documentation
     };
     println!("cargo::rustc-link-arg=-Wl,-rpath={libraries}");
-    // As torch-sys finds them: beside the libraries, unless a variable says where.
+    // The headers are next to the libraries, unless a variable says otherwise, as for torch-sys.
     println!("cargo::rerun-if-env-changed=LIBTORCH_INCLUDE");
     println!("cargo::rerun-if-env-changed=LIBTORCH_CXX11_ABI");
     let above = PathBuf::from(&libraries).join("..");

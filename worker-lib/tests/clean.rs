@@ -1,4 +1,4 @@
-//! What a session leaves behind: nothing (CLEAN). Alone in its binary, because it counts the
+//! A session leaves nothing behind (CLEAN). This test has its own binary, because it counts the
 //! process's threads and descriptors.
 
 #[expect(dead_code, reason = "other tests use the rest of it")]

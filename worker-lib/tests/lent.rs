@@ -1,5 +1,5 @@
-//! Memory that is lent to the daemon: however a session ends, nothing that the daemon does after a
-//! wait has ended is seen in a tensor, and no result that comes after it counts.
+//! Memory that is lent to the daemon: however a session ends, writes of the daemon after the end of
+//! a wait do not reach a tensor, and later results do not count.
 
 mod fake;
 
@@ -11,16 +11,16 @@ use std::{
 use fake::FakeDaemon;
 use gradwire_worker::{AllreduceOptions, FailureKind, GradwireError, ReduceOp, Session};
 
-/// Some pages, and not whole ones.
+/// Several pages, but not a whole number.
 const ELEMENTS: usize = 5000;
 
 fn named(name: &str) -> AllreduceOptions {
     AllreduceOptions::named(name).op(ReduceOp::Sum)
 }
 
-/// A rank that waits for an operation in one thread while `end` ends the session in another one;
-/// gives what the wait came to. Before and after it the daemon goes on with the operation.
-fn goes_on(silence: Duration, end: impl FnOnce(&FakeDaemon, &Session)) -> GradwireError {
+/// A rank waits for an operation in one thread while `end` ends the session in another; returns the
+/// error of the wait. Afterwards the daemon continues the operation twice.
+fn resumes(silence: Duration, end: impl FnOnce(&FakeDaemon, &Session)) -> GradwireError {
     let daemon = FakeDaemon::start(1);
     let session = daemon.rank(0).daemon_timeout(silence).attach().unwrap();
     let numbers: Vec<f32> = (0..ELEMENTS).map(|i| i as f32).collect();
@@ -31,17 +31,17 @@ fn goes_on(silence: Duration, end: impl FnOnce(&FakeDaemon, &Session)) -> Gradwi
     let (error, lent) = thread::scope(|scope| {
         let waits = scope.spawn(|| session.allreduce(&mut tensor, named("hold")).unwrap_err());
         let lent = daemon.lent(0, "hold");
-        // Beats of the daemon have come, so that their end is noticed.
+        // Heartbeats of the daemon have arrived, so that their end is noticed.
         thread::sleep(Duration::from_millis(300));
         end(&daemon, &session);
         (waits.join().unwrap(), lent)
     });
-    assert_eq!(tensor.as_slice(), numbers, "it is as it was lent");
-    lent.go_on();
+    assert_eq!(tensor.as_slice(), numbers, "it is unchanged");
+    lent.resume();
     assert_eq!(tensor.as_slice(), numbers, "the daemon has written to it");
     tensor.as_mut_slice()[ELEMENTS / 2] = -1.0;
     before.as_mut_slice()[0] = -1.0;
-    lent.go_on();
+    lent.resume();
     assert_eq!(tensor.as_slice()[ELEMENTS / 2], -1.0);
     assert_eq!(tensor.as_slice()[1..ELEMENTS / 2], numbers[1..ELEMENTS / 2]);
     assert_eq!((before.as_slice()[0], &before.as_slice()[1..]), (-1.0, &numbers[1..]));
@@ -57,8 +57,8 @@ fn failure(error: &GradwireError) -> (FailureKind, &str) {
 const LONG: Duration = Duration::from_secs(60);
 
 #[test]
-fn a_daemon_that_was_stopped_goes_on() {
-    let error = goes_on(Duration::from_secs(1), |_, session| {
+fn a_stopped_daemon_continues() {
+    let error = resumes(Duration::from_secs(1), |_, session| {
         let own = session.allreduce_slice(&mut [0.0f32], named("freeze")).unwrap_err();
         assert_eq!(failure(&own).0, FailureKind::NodeLost);
     });
@@ -66,42 +66,42 @@ fn a_daemon_that_was_stopped_goes_on() {
 }
 
 #[test]
-fn a_daemon_goes_on_after_the_rank_gave_up() {
-    let error = goes_on(LONG, |_, session| session.abort("enough"));
+fn a_daemon_continues_after_the_rank_gave_up() {
+    let error = resumes(LONG, |_, session| session.abort("enough"));
     assert_eq!(failure(&error), (FailureKind::Cancelled, "enough"));
 }
 
 #[test]
-fn a_daemon_goes_on_after_it_let_the_rank_go() {
-    let error = goes_on(LONG, |_, session| session.shutdown().unwrap());
+fn a_daemon_continues_after_the_rank_has_left() {
+    let error = resumes(LONG, |_, session| session.shutdown().unwrap());
     assert!(matches!(error, GradwireError::Closed), "{error}");
 }
 
 #[test]
-fn a_daemon_goes_on_that_has_closed_the_connection() {
-    let error = goes_on(LONG, |_, session| {
+fn a_daemon_continues_after_disconnecting() {
+    let error = resumes(LONG, |_, session| {
         session.allreduce_slice(&mut [0.0f32], named("die")).unwrap_err();
     });
     assert!(failure(&error).1.contains("gradwired"), "{error}");
 }
 
 #[test]
-fn a_daemon_goes_on_that_takes_no_messages() {
-    let error = goes_on(LONG, |daemon, session| {
+fn a_daemon_continues_but_accepts_no_messages() {
+    let error = resumes(LONG, |daemon, session| {
         thread::scope(|scope| {
             scope.spawn(|| session.allreduce_slice(&mut [0.0f32], named("deaf")).unwrap_err());
-            // A message that it has not read yet would get no answer, and no error either.
+            // An earlier message would get no answer and no error.
             daemon.until_deaf();
-            // It needs a segment of its own, which has to be handed over.
+            // This needs its own segment, which must be handed over.
             session.zeros::<u8>(&[2 << 20]).unwrap_err();
         });
     });
-    assert!(failure(&error).1.contains("takes no messages"), "{error}");
+    assert!(failure(&error).1.contains("accepts no messages"), "{error}");
 }
 
-/// Its memory is not where the daemon wrote.
+/// The daemon has written it to memory that was taken back.
 #[test]
-fn a_result_that_comes_after_the_end_is_none() {
+fn a_result_after_the_end_does_not_count() {
     let daemon = FakeDaemon::start(1);
     let session = daemon.rank(0).daemon_timeout(Duration::from_secs(1)).attach().unwrap();
     let tensor = session.zeros::<f32>(&[ELEMENTS]).unwrap();
@@ -109,7 +109,7 @@ fn a_result_that_comes_after_the_end_is_none() {
     let lent = daemon.lent(0, "hold");
     thread::sleep(Duration::from_millis(300));
     session.allreduce_slice(&mut [0.0f32], named("freeze")).unwrap_err();
-    lent.go_on();
+    lent.resume();
     assert_eq!(failure(&handle.wait().unwrap_err()).0, FailureKind::NodeLost);
 }
 
@@ -118,15 +118,15 @@ fn a_tensor_of_another_session_is_refused() {
     let (_first, first) = FakeDaemon::alone();
     let (_second, second) = FakeDaemon::alone();
     let mut tensor = first.zeros::<f32>(&[10]).unwrap();
-    // Something that lies at the same place there.
+    // A tensor at the same place in the other session.
     let _other = second.zeros::<f32>(&[10]).unwrap();
     let error = second.allreduce(&mut tensor, named("strange")).unwrap_err();
-    assert!(error.to_string().contains("made by another session"), "{error}");
+    assert!(error.to_string().contains("belongs to another session"), "{error}");
     assert_eq!(second.stats().operations, 0);
     first.allreduce(&mut tensor, named("own")).unwrap();
 }
 
-/// Nobody asks for the outcome, so it is looked for when the name is wanted again.
+/// Nobody fetches the outcome, so completions are collected when the name is used again.
 #[test]
 fn a_name_is_free_when_its_operation_has_ended() {
     let (_daemon, session) = FakeDaemon::alone();

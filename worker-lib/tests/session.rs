@@ -28,14 +28,14 @@ fn ranks(size: u32, body: impl Fn(Session) + Sync) {
             scope.spawn(|| {
                 let session = builder.attach().unwrap();
                 body(session.clone());
-                // A session that is dropped without it has failed.
+                // Without it, dropping the session would be a failure.
                 let _ = session.shutdown();
             });
         }
     });
 }
 
-/// The failure inside of an error.
+/// The failure in an error.
 fn failure(error: GradwireError) -> gradwire_worker::Failure {
     match error {
         GradwireError::Failed(failure) => failure,
@@ -72,7 +72,7 @@ fn all_ranks_get_the_sum_and_the_roots_tensor() {
 }
 
 #[test]
-fn many_operations_are_in_flight_at_once_from_many_threads() {
+fn many_threads_have_many_operations_in_flight() {
     ranks(2, |session| {
         thread::scope(|scope| {
             for lane in 0..3 {
@@ -98,15 +98,15 @@ fn many_operations_are_in_flight_at_once_from_many_threads() {
 }
 
 #[test]
-fn more_than_the_limit_waits_for_room() {
+fn operations_beyond_the_limit_wait() {
     let (_daemon, session) = FakeDaemon::alone();
-    // BOUND: 4096 at most; the others go when completions make room.
+    // BOUND: at most 4096; the others start when completions make room.
     let handles: Vec<_> = (0..6000)
         .map(|_| session.allreduce_async(session.zeros::<f32>(&[1]).unwrap(), Default::default()))
         .collect::<Result<_, _>>()
         .unwrap();
     for (i, handle) in handles.into_iter().enumerate() {
-        // Names come back after one more than can be in flight and behind gates.
+        // There is one name more than operations in flight and behind gates.
         let names = 4096 + MAX_HELD as usize + 1;
         assert_eq!(handle.name().as_str(), format!("allreduce.#{}", i % names + 1));
         handle.wait().unwrap();
@@ -122,7 +122,7 @@ fn a_wrong_secret_is_refused() {
 }
 
 #[test]
-fn a_daemon_that_is_not_there_is_named() {
+fn a_missing_daemon_is_named() {
     let job = gradwire_worker::JobId::new("nobody").unwrap();
     for socket in ["@gradwire-nobody-is-here", "/nowhere/gradwire.sock"] {
         let builder = Session::builder(job.clone(), Secret::generate(), socket, 0);
@@ -133,9 +133,9 @@ fn a_daemon_that_is_not_there_is_named() {
 }
 
 #[test]
-fn a_world_that_does_not_form_is_given_up() {
+fn attaching_has_a_timeout_and_can_be_cancelled() {
     let daemon = FakeDaemon::start(1);
-    // The first rank's connection blocks in a world of two, as the second never comes.
+    // The first rank waits in a world of two, because the second does not attach.
     let two = FakeDaemon::start(2);
     let error = two.rank(0).start_timeout(Duration::from_millis(300)).attach().unwrap_err();
     assert!(matches!(error, GradwireError::Timeout { .. }), "{error}");
@@ -144,8 +144,8 @@ fn a_world_that_does_not_form_is_given_up() {
     let cancel = Arc::new(AtomicBool::new(true));
     let error = daemon.rank(0).cancel(cancel).attach().unwrap_err();
     assert_eq!(failure(error).kind, FailureKind::Cancelled);
-    // Lets the fake's thread go: the second rank comes after all, and may learn that the first is
-    // gone.
+    // Releases the fake daemon's thread: the second rank attaches, and may find that the first has
+    // left.
     drop(two.rank(1).attach());
 }
 
@@ -163,7 +163,7 @@ fn a_failed_operation_leaves_the_session_alive() {
 }
 
 #[test]
-fn an_abort_reaches_every_waiter_and_every_later_call() {
+fn an_abort_reaches_waiters_and_later_calls() {
     let (_daemon, session) = FakeDaemon::alone();
     thread::scope(|scope| {
         let waiters: Vec<_> = (0..3)
@@ -195,10 +195,10 @@ fn a_daemon_that_dies_is_noticed_while_waiting() {
 }
 
 #[test]
-fn a_daemon_that_is_stopped_is_noticed_while_waiting() {
+fn a_stopped_daemon_is_noticed_while_waiting() {
     let daemon = FakeDaemon::start(1);
     let session = daemon.rank(0).daemon_timeout(Duration::from_secs(1)).attach().unwrap();
-    // Long enough for beats to have come.
+    // Long enough for heartbeats to arrive.
     thread::sleep(Duration::from_millis(500));
     session.barrier().unwrap();
     let error = session.allreduce_slice(&mut [0.0f32], named("freeze")).unwrap_err();
@@ -208,13 +208,13 @@ fn a_daemon_that_is_stopped_is_noticed_while_waiting() {
 }
 
 #[test]
-fn a_daemon_that_dies_is_noticed_while_it_takes_memory() {
+fn a_dying_daemon_does_not_block_allocations() {
     // The session may end at any point of an allocation; none may hang (WAIT).
     for _ in 0..50 {
         let (_daemon, session) = FakeDaemon::alone();
         let first = session.zeros::<f32>(&[1]).unwrap();
         let dying = session.allreduce_async(first, named("die")).unwrap();
-        // Each needs a segment of its own.
+        // Each needs its own segment.
         let failed = (0..1000).find_map(|_| session.zeros::<u8>(&[1 << 20]).map(drop).err());
         if let Some(error) = failed {
             assert_eq!(failure(error).kind, FailureKind::NodeLost);
@@ -224,7 +224,7 @@ fn a_daemon_that_dies_is_noticed_while_it_takes_memory() {
 }
 
 #[test]
-fn a_rank_that_gives_up_tells_the_others() {
+fn other_ranks_learn_that_a_rank_gave_up() {
     ranks(2, |session| {
         let tensor = session.zeros::<f32>(&[1]).unwrap();
         let handle = session.allreduce_async(tensor, named("hold")).unwrap();
@@ -242,7 +242,7 @@ fn a_rank_that_gives_up_tells_the_others() {
 }
 
 #[test]
-fn a_deadline_gives_the_handle_back() {
+fn a_deadline_returns_the_handle() {
     let (_daemon, session) = FakeDaemon::alone();
     let tensor = session.tensor(&[5.0f32], &[]).unwrap();
     let handle = session.allreduce_async(tensor, named("hold")).unwrap();
@@ -260,7 +260,7 @@ fn a_deadline_gives_the_handle_back() {
 }
 
 #[test]
-fn a_dropped_handles_memory_is_kept_until_the_end() {
+fn memory_is_kept_after_its_handle_is_dropped() {
     let (_daemon, session) = FakeDaemon::alone();
     let tensor = session.zeros::<f32>(&[1000]).unwrap();
     let used = session.stats().arena.used;
@@ -284,8 +284,8 @@ fn impossible_calls_are_named_and_start_nothing() {
         (session.allreduce_slice(&mut floats, named("a\n")), "control characters"),
         (session.allreduce_slice(&mut floats, named("a").prescale(f64::NAN)), "finite"),
         (session.allreduce_slice(&mut numbers, bits.postscale(0.5)), "to bits"),
-        (session.broadcast_slice(&mut floats, BroadcastOptions::from_rank(1)), "no rank 1"),
-        (session.tensor(&[1.0f32], &[2]).map(drop), "2 elements, 1 were given"),
+        (session.broadcast_slice(&mut floats, BroadcastOptions::from_rank(1)), "root, rank 1"),
+        (session.tensor(&[1.0f32], &[2]).map(drop), "2 elements, but 1 were given"),
         (session.zeros::<f32>(&[usize::MAX, 2]).map(drop), "shape"),
         (session.zeros::<f64>(&[1 << 52]).map(drop), "bytes"),
     ];
@@ -298,7 +298,7 @@ fn impossible_calls_are_named_and_start_nothing() {
 }
 
 #[test]
-fn a_large_tensor_gets_memory_of_its_own_and_the_limit_is_named() {
+fn a_large_tensor_fits_up_to_the_limit() {
     let daemon = FakeDaemon::start(1);
     let session = daemon.rank(0).arena_max_bytes(8 << 20).attach().unwrap();
     let mut tensor = session.zeros::<f64>(&[3 << 17]).unwrap(); // 3 MiB, segments have 1

@@ -146,7 +146,7 @@ fn check_absent(common: &Request, absent: &[Rank]) -> Result<(), Failure> {
 fn explain(impossible: &Impossible) -> Failure {
     let failure = Failure::new(FailureKind::Invalid, impossible.to_string());
     match impossible {
-        Impossible::NoMember { .. } => failure.hint("use the rank of a process that takes part"),
+        Impossible::NotAMember { .. } => failure.hint("use the rank of a process that takes part"),
         Impossible::Splits { rank, .. }
         | Impossible::TooManyRows { rank, .. }
         | Impossible::Uneven { rank, .. } => failure.rank(*rank).hint(

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, fmt, net::Ipv6Addr};
 
-use gradwire_proto::{MAX_LABEL_BYTES, NoRackLabel, check_rack_label};
+use gradwire_proto::{InvalidRackLabel, MAX_LABEL_BYTES, check_rack_label};
 
 /// A host and how many ranks it takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub enum HostsError {
          {MAX_LINE_MBIT}, such as 25000 or 25G"
     )]
     Line { place: String, given: String },
-    #[error("{place}: '{given}' is not a rack's label; it must be {NoRackLabel}")]
+    #[error("{place}: '{given}' is not a rack's label; it must be {InvalidRackLabel}")]
     Rack { place: String, given: String },
     #[error("{place}: host {name} is given twice; give it once with all its slots")]
     Twice { place: String, name: String },

@@ -19,8 +19,7 @@ fn agree(members: &[Rank], requests: &[Request]) -> Result<Agreed, Impossible> {
     Agreed::of(members, &requests.iter().collect::<Vec<_>>())
 }
 
-/// Every element of every input goes where it must, computed from the flows alone: each output is
-/// filled once and without gaps.
+/// Checks from the flows alone that each output is filled once and without gaps.
 fn check_tiling(agreed: &Agreed, members: &[Rank]) {
     for &rank in members {
         for (part, output) in agreed.outputs(members, rank).iter().enumerate() {
@@ -84,7 +83,7 @@ fn rows_decide_who_gets_what() {
     assert_eq!((flow.source_offset, flow.target_offset, flow.count), (0, 3, 2));
     assert!(!agreed.fits(&members, Rank(0), &split(&[3, 1])));
     assert!(!agreed.is_expected(&members, 2, Rank(1), &split(&[0, 2])));
-    // Requests that are alike give what a rank expects.
+    // With equal requests, a rank gets what it expects.
     let even = plain(Collective::Alltoall, &[4]);
     let agreed = agree(&members, &[even.clone(), even.clone()]).unwrap();
     assert!(agreed.is_expected(&members, 2, Rank(1), &even));
@@ -95,7 +94,7 @@ fn rows_decide_who_gets_what() {
 
 #[test]
 fn a_large_guess_is_not_made() {
-    // BOUND: 16 MiB of each of five ranks are expected, one row more is not.
+    // BOUND: 16 MiB from each of five ranks are expected, one row more is not.
     let members = ranks(&[0, 1, 2, 3, 4]);
     let rows = |rows: u64| plain(Collective::Allgather, &[rows, 1 << 20]);
     let expected = |asked: &Request| asked.expected(Rank(0), 5, 0).remove(0);
@@ -105,7 +104,7 @@ fn a_large_guess_is_not_made() {
     let gather = plain(Collective::Gather, &[5, 1 << 20]);
     assert_eq!(expected(&gather), Expected::default());
     assert_eq!(large.expected(Rank(0), 1, 0)[0].shape, Some(large.shape.clone()), "no guess");
-    // A result that nobody could expect is reported to all ranks, even if all requests are alike.
+    // An unexpected result is reported to all ranks, even if all requests are equal.
     let agreed = agree(&members, &vec![large.clone(); 5]).unwrap();
     assert!(members.iter().all(|rank| !agreed.is_expected(&members, 5, *rank, &large)));
     // A group counts as a whole.
@@ -155,7 +154,7 @@ fn the_impossible_is_named() {
     let list = |list: &[u64]| Request { list: list.to_vec(), ..plain(Collective::Alltoall, &[4]) };
     assert!(text(list(&[])).contains("the 4 rows of rank 0 can't be split evenly between 3"));
     assert!(text(list(&[1, 1])).contains("rank 0 gave 2 splits for 3 members"));
-    assert!(text(list(&[1, 1, 3])).contains("are 5 rows together, its tensor has 4"));
+    assert!(text(list(&[1, 1, 3])).contains("add up to 5 rows, but its tensor has 4"));
     let sum = Request::allreduce(DType::F32, shape(&[1]), ReduceOp::Sum);
     let forged = Agreed::from_parts(plain(Collective::Allgather, &[0]), vec![1; 2]);
     assert!(!forged.is_of(&members), "TRUST");
@@ -164,9 +163,9 @@ fn the_impossible_is_named() {
     assert!(all(sum).is_ok());
 }
 
-/// Each tensor of a group has rows of its own, and each rank of an alltoall what it gets.
+/// The limit holds for each tensor of a group and for each rank of an alltoall.
 #[test]
-fn no_rows_are_counted_for_another_tensor_or_rank() {
+fn the_limit_is_per_tensor_and_rank() {
     let members = ranks(&[0, 1]);
     let large = crate::Part { dtype: DType::U8, shape: shape(&[1 << 26]) };
     let group = Request { more: vec![large], ..plain(Collective::Allgather, &[1, 1 << 27]) };
@@ -174,9 +173,8 @@ fn no_rows_are_counted_for_another_tensor_or_rank() {
     assert!(agreed.is_of(&members), "a few wide rows beside many narrow ones");
     let wide = plain(Collective::Alltoall, &[2, 1 << 51]);
     let agreed = agree(&members, &[wide.clone(), wide]).unwrap();
-    assert!(agreed.is_of(&members), "all together they would be too much for one rank");
-    // TRUST: a column that is too much for its receiver, and a row that is too much of its
-    // sender's.
+    assert!(agreed.is_of(&members), "all rows together would be too many for one rank");
+    // TRUST: a column with too many rows for its receiver, and a row with too many for its sender.
     let too_much = plain(Collective::Alltoall, &[0, 1 << 51]);
     let forged = |rows| Agreed::from_parts(too_much.clone(), rows);
     assert!(forged(vec![2, 2, 2, 2]).is_of(&members));
@@ -186,7 +184,7 @@ fn no_rows_are_counted_for_another_tensor_or_rank() {
     assert!(!rows.is_of(&members));
 }
 
-/// Requests of all kinds, with few and with absurdly many rows, that mostly agree.
+/// Requests of all kinds that mostly agree, some with absurdly many rows.
 fn requests() -> impl Strategy<Value = Vec<Request>> {
     let collective = prop::sample::select(Collective::ALL.to_vec());
     let rows = prop_oneof![0..9u64, Just(1 << 26), Just(1 << 51), Just(1 << 53)];
@@ -230,9 +228,9 @@ fn requests() -> impl Strategy<Value = Vec<Request>> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever a coordinator can agree to, every daemon takes, and so does each rank.
+    /// Daemons and ranks accept everything that a coordinator can agree to.
     #[test]
-    fn what_is_agreed_is_of_its_members(requests in requests()) {
+    fn an_agreement_fits_its_members(requests in requests()) {
         let mut agreeing: Vec<Request> =
             requests.into_iter().filter(|request| request.validate().is_ok()).collect();
         prop_assume!(!agreeing.is_empty());
@@ -250,7 +248,7 @@ proptest! {
 
     /// Comparing without copies gives the same as comparing copies.
     #[test]
-    fn requests_agree_where_what_is_common_is_equal(requests in requests()) {
+    fn requests_agree_if_common_parts_are_equal(requests in requests()) {
         for one in &requests {
             for two in &requests {
                 prop_assert_eq!(one.agrees_with(two), one.common() == two.common());
@@ -258,9 +256,8 @@ proptest! {
         }
     }
 
-    /// What fits is exactly what was asked for.
     #[test]
-    fn nothing_else_fits_than_what_was_asked_for(requests in requests()) {
+    fn only_what_was_asked_for_fits(requests in requests()) {
         let members = ranks(&[0, 1]);
         for (one, two) in requests.iter().zip(requests.iter().skip(1)) {
             let both = [one.clone(), two.clone()];

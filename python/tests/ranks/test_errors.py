@@ -21,7 +21,7 @@ def test_what_can_not_be_asked_for() -> None:
         (lambda: gw.allreduce(np.ma.array([1.0, 2.0], mask=[True, False])), "masks would be lost"),
         (lambda: gw.allreduce(np.zeros(2), op=17), "is no reduction"),
         (lambda: gw.allreduce(np.zeros(2), op="sum"), "give gradwire.Average, gradwire.Sum, "),
-        (lambda: gw.broadcast(np.zeros(2), gw.size()), f"no rank {gw.size()}"),
+        (lambda: gw.broadcast(np.zeros(2), gw.size()), f"rank {gw.size()}, does not exist"),
         (lambda: gw.allreduce(np.zeros(2, bool), op=gw.Max, prescale_factor=0.5), "factor"),
         (lambda: gw.allreduce(np.zeros(2, "i4"), op=gw.BitOr, postscale_factor=0.5), "factor"),
         (lambda: gw.allreduce(np.zeros(2, bool)), "average"),

@@ -59,9 +59,9 @@ def test_what_memory_refuses() -> None:
     buffer = session.buffer("f32", [8])
     cases = [
         (lambda: session.buffer("f31", [8]), 'no element type "f31"'),
-        (lambda: session.buffer("f32", [1 << 62]), "not usable"),
-        (lambda: buffer.view(1, "f64", [4]), "not within"),
-        (lambda: buffer.view(1 << 63, "f64", [4]), "not within"),
+        (lambda: session.buffer("f32", [1 << 62]), "invalid shape"),
+        (lambda: buffer.view(1, "f64", [4]), "exceeds"),
+        (lambda: buffer.view(1 << 63, "f64", [4]), "exceeds"),
         (lambda: buffer.view(1, "f32", [2]).view(0, "f64", [1]), "multiple of 8"),
         (lambda: buffer.write(bytes(31)), "31 bytes don't fill"),
         (lambda: session.receive(0), "needs `into` or `dtype`"),

@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytesize::ByteSize;
-use gradwire_proto::{NoRackLabel, check_rack_label};
+use gradwire_proto::{InvalidRackLabel, check_rack_label};
 
 /// One configuration key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -244,7 +244,7 @@ impl fmt::Display for Kind {
                  allreduce:0-64K=recursive-doubling; 64K-=^ring",
             ),
             Self::Text => f.write_str("a text without control characters"),
-            Self::RackLabel => NoRackLabel.fmt(f),
+            Self::RackLabel => InvalidRackLabel.fmt(f),
             Self::Words => f.write_str("a list of words"),
             Self::AddressOrNone => {
                 f.write_str("an address ip:port, such as 10.0.0.1:7000, or nothing")

@@ -1,4 +1,4 @@
-//! The collector, and whether it takes what it is sent.
+//! The collector, and whether it accepts what is sent.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -19,14 +19,14 @@ pub(super) const ANSWER: Duration = Duration::from_secs(10);
 /// Why something could not be sent.
 #[derive(Debug)]
 enum Trouble {
-    /// The collector is away or does not answer.
+    /// The collector is unreachable or does not answer.
     Away(String),
-    /// It does not take this kind of message.
+    /// It does not accept this kind of message.
     Refuses(String),
 }
 
-/// Whether a collector takes what it is sent. Only changes are logged, so one that is away costs
-/// one line, whatever is sent to it.
+/// Whether a collector accepts what is sent. Only changes are logged, so an unreachable collector
+/// causes one log line.
 #[derive(Debug, Default)]
 pub(super) struct Health {
     is_away: bool,
@@ -50,13 +50,13 @@ impl Health {
             tracing::warn!(
                 collector,
                 error,
-                "{what} can't be sent (otlp.endpoint); the job goes on, and the next ones are tried"
+                "{what} can't be sent (otlp.endpoint); the job continues, and later ones are tried"
             );
         }
     }
 }
 
-/// A connection to a collector, which is made when it is needed.
+/// A connection to a collector, established when it is needed.
 #[derive(Debug, Clone)]
 pub struct Collector {
     url: String,
@@ -65,7 +65,7 @@ pub struct Collector {
 }
 
 impl Collector {
-    /// The collector at this URL. Call this within tokio.
+    /// The collector at this URL. Must be called within tokio.
     pub(super) fn new(url: &str, health: Arc<Mutex<Health>>) -> Option<Self> {
         match Endpoint::from_shared(url.to_owned()) {
             Ok(endpoint) => {
@@ -73,13 +73,13 @@ impl Collector {
                 Some(Self { url: url.to_owned(), channel, health })
             }
             Err(error) => {
-                tracing::warn!(collector = url, %error, "nothing can be sent (otlp.endpoint)");
+                tracing::warn!(collector = url, %error, "invalid collector URL (otlp.endpoint)");
                 None
             }
         }
     }
 
-    /// Sends metrics. The log says if they can't be sent within `limit`.
+    /// Sends metrics. Logs if they can't be sent within `limit`.
     pub(super) async fn send_metrics(&self, all: ExportMetricsServiceRequest, limit: Duration) {
         let send = async {
             let mut client = MetricsServiceClient::new(self.channel.clone());
@@ -89,7 +89,7 @@ impl Collector {
         self.send("metrics", send, limit).await;
     }
 
-    /// Sends spans. The log says if they can't be sent within `limit`; then they are left out.
+    /// Sends spans. Logs and drops them if they can't be sent within `limit`.
     pub async fn send_spans(&self, spans: ExportTraceServiceRequest, limit: Duration) {
         let send = async {
             let mut client = TraceServiceClient::new(self.channel.clone());
@@ -109,7 +109,7 @@ impl Collector {
             Err(_) => Err(Trouble::Away(format!("no answer within {limit:?}"))),
             Ok(Err(status)) => Err(trouble(&status)),
             Ok(Ok(Some((count, what, why)))) if count > 0 => {
-                Err(Trouble::Refuses(format!("the collector rejects {count} {what}: {why}")))
+                Err(Trouble::Refuses(format!("the collector rejected {count} {what}: {why}")))
             }
             Ok(Ok(_)) => Ok(()),
         };

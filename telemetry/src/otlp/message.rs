@@ -1,7 +1,7 @@
-//! A message of OTLP with all metrics. Pure: what was read and the time come in.
+//! Converts all metrics to an OTLP message. Pure: readings and times are arguments.
 //!
-//! Names, units and help are those of Prometheus's endpoint, so dashboards serve both. What all
-//! series have in common (job and host) belongs to the resource.
+//! Names, units and help are the same as in the text for Prometheus, so dashboards work with both.
+//! The labels of every series (job and host) are attributes of the resource.
 
 use gradwire_proto::otlp::{
     collector::metrics::v1::ExportMetricsServiceRequest,
@@ -20,7 +20,7 @@ use crate::{
     registry::{Reading, Value},
 };
 
-/// Whose metrics they are.
+/// The service that sends the metrics.
 #[derive(Debug, Clone)]
 pub(crate) struct Origin {
     /// `gradwired` or `coordinator`.
@@ -30,7 +30,7 @@ pub(crate) struct Origin {
     pub(crate) host: String,
 }
 
-/// All readings, counted from the first time to the second, in nanoseconds since 1970.
+/// All readings. `times` are the begin of counting and now, in nanoseconds since 1970.
 pub(crate) fn request(
     readings: &[Reading],
     origin: &Origin,
@@ -68,12 +68,12 @@ pub(crate) fn request(
     ExportMetricsServiceRequest { resource_metrics }
 }
 
-/// A text under a name.
+/// An attribute with a text.
 pub fn attribute(name: &str, value: &str) -> KeyValue {
     attribute_of(name, any_value::Value::StringValue(value.to_owned()))
 }
 
-/// A number under a name; the largest one there is, if it does not fit.
+/// An attribute with a number, at most `i64::MAX`.
 pub fn number_attribute(name: &str, value: u64) -> KeyValue {
     attribute_of(name, any_value::Value::IntValue(i64::try_from(value).unwrap_or(i64::MAX)))
 }
@@ -83,42 +83,33 @@ fn attribute_of(name: &str, value: any_value::Value) -> KeyValue {
     KeyValue { key: name.to_owned(), value, ..KeyValue::default() }
 }
 
-/// A unit as OTLP writes it (<https://ucum.org>).
+/// A unit in OTLP's notation (<https://ucum.org>).
 fn unit(unit: Unit) -> &'static str {
     match unit {
         Unit::Seconds => "s",
-        Unit::Milliseconds => "ms",
-        Unit::Microseconds => "us",
-        Unit::Nanoseconds => "ns",
         Unit::Bytes => "By",
-        Unit::Percent => "%",
         _ => "1",
     }
 }
 
 fn message(metric: &Metric, series: &[Reading], times: (u64, u64)) -> Message {
     let cumulative = AggregationTemporality::Cumulative.into();
-    let numbers = || {
-        series.iter().filter_map(|reading| match &reading.value {
-            Value::Number(value) => Some(number(&reading.labels, *value, times)),
-            Value::Histogram(_) => None,
-        })
-    };
-    let histograms = || {
-        series.iter().filter_map(|reading| match &reading.value {
-            Value::Histogram(recorded) => Some(histogram(&reading.labels, recorded, times)),
-            Value::Number(_) => None,
-        })
-    };
+    let (mut numbers, mut histograms) = (Vec::new(), Vec::new());
+    for Reading { labels, value, .. } in series {
+        match value {
+            Value::Number(value) => numbers.push(number(labels, *value, times)),
+            Value::Histogram(recorded) => histograms.push(histogram(labels, recorded, times)),
+        }
+    }
     let data = match metric.kind {
         Kind::Counter => Data::Sum(Sum {
-            data_points: numbers().collect(),
+            data_points: numbers,
             aggregation_temporality: cumulative,
             is_monotonic: true,
         }),
-        Kind::Gauge => Data::Gauge(Gauge { data_points: numbers().collect() }),
+        Kind::Gauge => Data::Gauge(Gauge { data_points: numbers }),
         Kind::Histogram => Data::Histogram(Histogram {
-            data_points: histograms().collect(),
+            data_points: histograms,
             aggregation_temporality: cumulative,
         }),
     };
@@ -145,7 +136,7 @@ fn number(labels: &[(String, String)], value: f64, (began, now): (u64, u64)) -> 
     }
 }
 
-/// Here each bucket has only what is in it, and the last one has no bound.
+/// In OTLP the counts of buckets are not cumulative, and the last bucket has no bound.
 fn histogram(
     labels: &[(String, String)],
     recorded: &Recorded,

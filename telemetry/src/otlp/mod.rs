@@ -1,14 +1,13 @@
 //! Sends the metrics with OpenTelemetry's protocol (OTLP over gRPC,
-//! <https://opentelemetry.io/docs/specs/otlp/>), for those who collect them instead of having
-//! Prometheus read them.
+//! <https://opentelemetry.io/docs/specs/otlp/>), as an alternative to scraping by Prometheus.
 //!
-//! It runs on the thread of the endpoint (`gw-http`). So a collector that is slow or away delays
-//! nothing: what could not be sent is left out, and the next message has the newest sums.
+//! It runs on the thread of the endpoint (`gw-http`). So a slow or unreachable collector delays
+//! nothing: a message that can't be sent is dropped, and the next one has the current sums.
 //!
-//! Spans of steps are sent to the same collector, by whoever makes them ([`Collector`]).
+//! The viewer sends the spans of steps to the same collector ([`Collector`]).
 //!
-//! - `collector`: the collector, and whether it takes what it is sent
-//! - `message`: from what the registry has read to a message; pure
+//! - `collector`: the collector, and whether it accepts what is sent
+//! - `message`: converts readings to a message; pure
 
 mod collector;
 mod message;
@@ -28,12 +27,12 @@ pub use self::{
     collector::Collector,
     message::{attribute, number_attribute},
 };
-use crate::{collect, process, registry::Recorder};
+use crate::{collect, histogram::nanoseconds, process, registry::Recorder};
 
 /// How long the collector may take to answer the last message, when the service ends (WAIT).
 const LAST_ANSWER: Duration = Duration::from_secs(1);
 
-/// Where metrics and spans are sent. Its copies share what is known of the collector.
+/// Where metrics and spans are sent. Clones share what is known about the collector.
 #[derive(Debug, Clone)]
 pub struct OtlpConfig {
     /// The collector: `http://host:port`.
@@ -44,7 +43,7 @@ pub struct OtlpConfig {
 }
 
 impl OtlpConfig {
-    /// Sends to the collector at this URL, `http://host:port`; nowhere if it is empty.
+    /// Sends to the collector at this URL, `http://host:port`; `None` if it is empty.
     pub fn new(collector: &str, interval: Duration) -> Option<Self> {
         (!collector.is_empty()).then(|| Self {
             collector: collector.to_owned(),
@@ -53,7 +52,7 @@ impl OtlpConfig {
         })
     }
 
-    /// The collector; `None` if its URL can't be used, which the log tells. Call this within tokio.
+    /// The collector; logs and returns `None` if its URL is invalid. Must be called within tokio.
     pub fn connect(&self) -> Option<Collector> {
         Collector::new(&self.collector, self.health.clone())
     }
@@ -61,11 +60,10 @@ impl OtlpConfig {
 
 /// Nanoseconds since 1970.
 fn now_ns() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    nanoseconds(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
-/// Sends the metrics of this process until `stop`, and once more then.
+/// Sends the metrics of this process until `stop`, and then once more.
 pub(crate) async fn send(
     recorder: Arc<Recorder>,
     config: OtlpConfig,
@@ -76,7 +74,7 @@ pub(crate) async fn send(
     let began = now_ns();
     let mut ticks = interval(config.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // The first tick is at once, when there is nothing to tell.
+    // The first tick is immediate, when there is nothing to send.
     ticks.tick().await;
     loop {
         let is_last = tokio::select! {
@@ -90,7 +88,7 @@ pub(crate) async fn send(
         let limit = if is_last { LAST_ANSWER } else { ANSWER };
         tokio::select! {
             () = collector.send_metrics(request, limit) => {}
-            // The newest values are sent instead.
+            // The last message replaces this one.
             () = stop.cancelled(), if !is_last => continue,
         }
         if is_last {

@@ -254,7 +254,7 @@ impl Run<'_> {
             refused(request(of, DType::F32, &[], root), "0-d")?;
         }
         for of in COLLECTIVES.into_iter().filter(|of| is_rooted(*of)) {
-            refused(request(of, DType::F32, &[4], self.session.size()), "there is no rank")?;
+            refused(request(of, DType::F32, &[4], self.session.size()), "does not exist")?;
         }
         Ok(())
     }

@@ -160,14 +160,14 @@ const REFUSED: &[(Ask, &str)] = &[
     ),
     (
         |s| s.alltoall(&zeros(s, &[6]), AlltoallOptions::default().splits(&[4, 3])).map(drop),
-        "are 7 rows together, its tensor has 6",
+        "add up to 7 rows, but its tensor has 6",
     ),
     (
         |s| {
             let splits = [u64::MAX, u64::MAX];
             s.alltoall(&zeros(s, &[6]), AlltoallOptions::default().splits(&splits)).map(drop)
         },
-        "rows together, its tensor has 6",
+        "rows, but its tensor has 6",
     ),
     (
         |s| s.alltoall(&zeros(s, &[5, 2]), AlltoallOptions::default()).map(drop),
@@ -182,7 +182,7 @@ const REFUSED: &[(Ask, &str)] = &[
             let options = ScatterOptions::from_rank(s.rank()).splits(&[9, 9]);
             s.scatter(Some(&zeros(s, &[6])), options).map(drop)
         },
-        "are 18 rows together, its tensor has 6",
+        "add up to 18 rows, but its tensor has 6",
     ),
     (
         |s| s.scatter(Some(&zeros(s, &[])), ScatterOptions::from_rank(s.rank())).map(drop),
@@ -190,11 +190,11 @@ const REFUSED: &[(Ask, &str)] = &[
     ),
     (
         |s| s.scatter::<Tensor<f32>>(None, ScatterOptions::from_rank(s.rank())).map(drop),
-        "is the root of a scatter and gives no tensor",
+        "is the root of a scatter but gives no tensor",
     ),
     (
         |s| s.scatter::<Buffer>(None, ScatterOptions::from_rank(1 - s.rank())).map(drop),
-        "the element type of the result is not known: give it with .dtype(",
+        "the element type of the result is unknown: set it with .dtype(",
     ),
     (
         |s| s.reducescatter(&zeros(s, &[]), ReduceScatterOptions::default()).map(drop),
@@ -202,11 +202,11 @@ const REFUSED: &[(Ask, &str)] = &[
     ),
     (
         |s| s.send(&zeros(s, &[1]), SendOptions::to_rank(2)),
-        "there is no rank 2 to be the receiver: the job has ranks 0 to 1",
+        "the receiver, rank 2, does not exist: the job has only ranks 0 to 1",
     ),
     (
         |s| s.receive::<Tensor<f32>>(ReceiveOptions::from_rank(u32::MAX)).map(drop),
-        "there is no rank 4294967295 to be the sender",
+        "the sender, rank 4294967295, does not exist",
     ),
     (
         |s| s.send(&zeros(s, &[1]), SendOptions::to_rank(s.rank())),
@@ -214,7 +214,7 @@ const REFUSED: &[(Ask, &str)] = &[
     ),
     (
         |s| s.broadcast(&mut zeros(s, &[1]), BroadcastOptions::from_rank(2)),
-        "there is no rank 2 to be the root: the job has ranks 0 to 1",
+        "the root, rank 2, does not exist: the job has only ranks 0 to 1",
     ),
     (
         |s| s.grouped_allreduce::<Buffer>(&mut [], AllreduceOptions::default()),
@@ -225,7 +225,7 @@ const REFUSED: &[(Ask, &str)] = &[
             let mut many: Vec<_> = (0..1025).map(|_| zeros(s, &[1])).collect();
             s.grouped_allreduce(&mut many, AllreduceOptions::default())
         },
-        "a group of 1025 tensors is more than the 1024 that are possible",
+        "a group of 1025 tensors exceeds the limit of 1024",
     ),
     (
         |s| {
@@ -236,7 +236,7 @@ const REFUSED: &[(Ask, &str)] = &[
                 AllreduceOptions::default().op(ReduceOp::Sum).prescale(0.5),
             )
         },
-        "a factor of 0.5 can't be applied to truth values",
+        "a factor of 0.5 can't be applied to booleans",
     ),
     (
         |s| {
@@ -257,7 +257,7 @@ const REFUSED: &[(Ask, &str)] = &[
             let mut truth = s.buffer(DType::Bool, shape(&[2]))?;
             s.allreduce(&mut truth, AllreduceOptions::default().op(ReduceOp::Average))
         },
-        "average of bool is not possible: truth values have no average",
+        "average of bool is not possible: booleans have no average",
     ),
     (
         |s| s.adasum(&mut s.zeros::<i32>(&[2])?, AdasumOptions::default()),
@@ -268,7 +268,7 @@ const REFUSED: &[(Ask, &str)] = &[
             let rows = SparseRows { rows: 9, cols: 2, indices: vec![1, 2], values: vec![1.0f32] };
             s.sparse_allreduce(&rows, SparseOptions::default()).map(drop)
         },
-        "2 rows of 2 columns need as many values, 1 were given",
+        "2 rows of 2 columns do not match 1 values",
     ),
     (
         |s| {
@@ -279,7 +279,7 @@ const REFUSED: &[(Ask, &str)] = &[
     ),
     (
         |s| s.broadcast_object::<u8>(None, BroadcastOptions::from_rank(s.rank())).map(drop),
-        "is the root of a broadcast and gives no object",
+        "is the root of a broadcast but gives no object",
     ),
 ];
 
@@ -331,7 +331,7 @@ fn objects_that_are_too_large_or_of_another_type_fail_on_every_rank() {
     run_job(&plan, |session| {
         let large = vec![7u8; 70_000];
         let expected =
-            "the object of rank 1 has 70003 bytes, and its worker.max_object_bytes allows 65536";
+            "the object of rank 1 has 70003 bytes, but its worker.max_object_bytes allows 65536";
         let own = (session.rank() == 1).then_some(&large);
         let reported = failure(session.broadcast_object(own, BroadcastOptions::from_rank(1)));
         assert!(reported.what.contains(expected), "{reported}");
@@ -393,7 +393,7 @@ fn splits_that_no_session_would_give_are_reported_to_all() {
     raw.add_segment(4096).unwrap();
     let cases = [
         (vec![1, 2, 1], 4, "rank 1 gave 3 splits for 2 members"),
-        (vec![3, 3], 4, "the splits of rank 1 are 6 rows together, its tensor has 4"),
+        (vec![3, 3], 4, "the splits of rank 1 add up to 6 rows, but its tensor has 4"),
         (vec![], 3, "the 3 rows of rank 1 can't be split evenly between 2 members"),
     ];
     for (n, (list, rows, _)) in (0..).zip(&cases) {

@@ -156,7 +156,7 @@ fn records_that_are_none() {
         (record(&[(6, 4 | u64::from(u32::MAX) << 32)]), does_not_fit),
         (record(&[(6, u64::from(u32::MAX))]), does_not_fit),
         (record(&[(4, f64::NAN.to_bits())]), "prescale: NaN"),
-        (record(&[(8, tensor(13, 1)), (5, 2f64.to_bits())]), "can't be applied to truth values"),
+        (record(&[(8, tensor(13, 1)), (5, 2f64.to_bits())]), "can't be applied to booleans"),
         (record(&[(3, kinds(1, 6, 0))]), "only integers and bool have bits to combine"),
         (record(&[(8, tensor(16, 1)), (3, kinds(1, 3, 0))]), "complex numbers can only be summed"),
         (record(&[(12, u64::MAX)]), "shape [18446744073709551615]"),

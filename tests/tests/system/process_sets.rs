@@ -174,9 +174,9 @@ fn each_set_has_names_roots_and_averages_of_its_own() {
 fn sets_that_can_not_be_made_are_refused_at_the_call() {
     run_job(&Plan::nodes(&[1, 1]), |session| {
         for (ranks, expected) in [
-            (&[][..], "a process set needs one rank at least"),
-            (&[0, 2], "there is no rank 2 for a process set: the job has ranks 0 to 1"),
-            (&[1, 0, 1], "rank 1 is given twice for a process set"),
+            (&[][..], "a process set needs at least one rank"),
+            (&[0, 2], "process set contains rank 2, but the job has only ranks 0 to 1"),
+            (&[1, 0, 1], "process set contains rank 1 twice"),
         ] {
             let text = refusal(session.add_process_set(ranks));
             assert!(text.contains(expected), "{text}");

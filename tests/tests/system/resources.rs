@@ -61,8 +61,8 @@ fn a_rank_without_memory_for_what_others_gather_says_so() {
     let steps =
         ["deaf", "attach", "gather:1000", "1/limit:as=+2000000", "gather:20000000", "leave"];
     let report = launch().rank(&steps).run();
-    assert_own(&report, &["there is no room for a result of u8 [60000000]"]);
-    let expected = ["rank 1 on host 127.0.0.1", "gave up: there is no room for a result of u8"];
+    assert_own(&report, &["can't allocate a result of u8 [60000000]"]);
+    let expected = ["rank 1 on host 127.0.0.1", "gave up: can't allocate a result of u8"];
     report.assert_notified(&OTHERS, report.began_us, &expected);
     assert_eq!(report.said("gathered").len(), 4, "{}", report.all());
 }

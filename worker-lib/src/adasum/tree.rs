@@ -9,10 +9,10 @@
 //! The dot products are of whole tensors, but each rank has only a share of each. So each rank
 //! computes the products of its share. Their sums over all ranks give the weights.
 
-/// How many products a pair needs: a·b, a·a, b·b.
+/// The number of products for a pair: a·b, a·a, b·b.
 pub(crate) const PRODUCTS: usize = 3;
 
-/// How many levels a tree of this many tensors has.
+/// The number of levels of a tree with this many tensors.
 pub(crate) fn levels(tensors: usize) -> u32 {
     tensors.max(1).next_power_of_two().ilog2()
 }
@@ -27,8 +27,8 @@ pub(crate) fn products(shares: &[Vec<f64>]) -> Vec<f64> {
     shares.chunks_exact(2).flat_map(pair).collect()
 }
 
-/// The weights of a and b, from the products of the whole tensors. A tensor of zeros has no
-/// direction: its weight is 1, which adds nothing.
+/// The weights of a and b, from the products of the whole tensors. The weight of a zero tensor does
+/// not matter; it is 1.
 fn weights([ab, aa, bb]: [f64; PRODUCTS]) -> [f64; 2] {
     [aa, bb].map(|norm| if norm == 0.0 { 1.0 } else { 1.0 - ab / (2.0 * norm) })
 }
@@ -78,7 +78,7 @@ mod tests {
         }
     }
 
-    /// What the ranks do, with the allreduce of the products as a loop.
+    /// The work of the ranks, with a loop instead of the allreduce of the products.
     fn by_shares(tensors: &[Vec<f64>]) -> Vec<f64> {
         let (ranks, elements) = (tensors.len(), tensors[0].len());
         let cut = |rank: usize| rank * elements / ranks;
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_of_any_number_of_ranks_come_to_the_formula() {
+    fn combined_shares_match_the_formula() {
         for ranks in 1..=9 {
             for elements in [1, 2, 7, 64] {
                 let tensors: Vec<_> =
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn orthogonal_tensors_add_up_parallel_ones_average_and_zeros_do_nothing() {
+    fn orthogonal_sums_parallel_averages_zero_drops() {
         let (x, y, zero) = (vec![2.0, 0.0], vec![0.0, 3.0], vec![0.0, 0.0]);
         assert_eq!(by_shares(&[x.clone(), y.clone()]), [2.0, 3.0]);
         assert_eq!(by_shares(&[x.clone(), x.clone()]), [2.0, 0.0]);
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn an_odd_one_goes_up_as_it_is() {
+    fn a_tensor_without_a_neighbour_is_unchanged() {
         assert_eq!([1, 2, 3, 4, 5, 8, 9].map(levels), [0, 1, 2, 2, 3, 3, 4]);
         let three = vec![vec![1.0], vec![1.0], vec![5.0]];
         let level = combine(three.clone(), &products(&three));

@@ -1,4 +1,4 @@
-//! Calls about the ranks themselves: barriers, joins and process sets.
+//! Calls without tensors: barriers, joins and process sets.
 
 use gradwire_proto::{Collective, ProcessSetId, Request};
 
@@ -13,125 +13,141 @@ use crate::{
 
 impl Session {
     /// Returns once every rank has called it.
-    ///
-    /// # Errors
-    /// Those of [`Session::allreduce`].
     pub fn barrier(&self) -> Result<()> {
         self.barrier_with(BarrierOptions::default())
     }
 
-    /// Starts [`Session::barrier`] and does not wait for it.
-    ///
-    /// # Errors
-    /// If the operation was not started.
+    /// Starts [`Session::barrier`] without waiting for it.
     pub fn barrier_async(&self) -> Result<Handle<()>> {
         self.barrier_with_async(BarrierOptions::default())
     }
 
     /// Like [`Session::barrier`], for the ranks of a process set.
-    ///
-    /// # Errors
-    /// Those of [`Session::barrier`].
     pub fn barrier_with(&self, options: BarrierOptions) -> Result<()> {
-        let started = self.start_empty(options.common, Request::barrier())?;
-        self.finish(started).map(drop)
+        self.barrier_with_async(options)?.wait()
     }
 
-    /// Starts [`Session::barrier_with`] and does not wait for it.
-    ///
-    /// # Errors
-    /// If the operation was not started.
+    /// Starts [`Session::barrier_with`] without waiting for it.
     pub fn barrier_with_async(&self, options: BarrierOptions) -> Result<Handle<()>> {
         let started = self.start_empty(options.common, Request::barrier())?;
         Ok(self.handle(started, |_| Ok(())))
     }
 
-    /// Reports that this rank has no more data, and waits until no other rank has any. Until then
+    /// Reports that this rank has no more data, and waits until all ranks have done so. Until then
     /// the other ranks continue without it: averages are over the ranks that take part, gathered
     /// tensors have no rows of this rank, and an operation that needs it fails with that reason.
-    /// Returns the rank that joined last. After it, operations without a name are counted from the
+    /// Returns the rank that joined last. Afterwards unnamed operations are counted from the
     /// beginning, because ranks have made different numbers of them.
     ///
     /// # Errors
-    /// Those of [`Session::allreduce`]; also while an operation of several parts (objects, sparse
+    /// As for [`Session::allreduce`]; also while an operation of several parts (objects, sparse
     /// allreduces, Adasum, large slices) of this rank is in flight.
     pub fn join(&self, options: JoinOptions) -> Result<u32> {
-        let started = self.start_join(options)?;
-        let set = started.set;
-        let finished = self.finish(started)?;
-        self.joined(set, &finished)
+        self.join_async(options)?.wait()
     }
 
-    /// Starts [`Session::join`] and does not wait for it. This rank must not start anything in the
+    /// Starts [`Session::join`] without waiting for it. This rank must not start anything in the
     /// process set until it has waited for the handle.
-    ///
-    /// # Errors
-    /// If the operation was not started.
     pub fn join_async(&self, options: JoinOptions) -> Result<Handle<u32>> {
-        let started = self.start_join(options)?;
+        // A joined rank would not submit the remaining parts.
+        if self.tasks() > 0 {
+            let text = format!(
+                "rank {} can't join while {} of its operations of several parts (objects, sparse \
+                 allreduces, Adasum, large slices) are in flight; wait for their handles first",
+                self.rank(),
+                self.tasks()
+            );
+            return Err(GradwireError::Invalid(text));
+        }
+        let common = Common { name: Some(Request::JOIN.to_owned()), ..options.common };
+        let started = self.start_empty(common, Request::empty(Collective::Join))?;
         let (session, set) = (self.clone(), started.set);
         Ok(self.handle(started, move |finished| session.joined(set, &finished)))
     }
 
-    /// Makes a process set of these ranks, in any order. All ranks of the job call it with the same
-    /// ranks, whether they are members or not, and none of them may have joined.
+    /// Creates a process set of these ranks, in any order. All ranks of the job must call it with
+    /// the same ranks, whether they are members or not, and none of them may have joined.
     ///
     /// # Errors
-    /// Those of [`Session::allreduce`]; also for no rank, one that is not in the job, or one given
-    /// twice.
+    /// As for [`Session::allreduce`]; also if `ranks` is empty, or contains a rank twice or one
+    /// that is not in the job.
     pub fn add_process_set(&self, ranks: &[u32]) -> Result<ProcessSet> {
-        let (started, ranks) = self.start_add(ranks)?;
-        let finished = self.finish(started)?;
-        self.added(&ranks, &finished)
+        self.add_process_set_async(ranks)?.wait()
     }
 
-    /// Starts [`Session::add_process_set`] and does not wait for it.
-    ///
-    /// # Errors
-    /// If the operation was not started.
+    /// Starts [`Session::add_process_set`] without waiting for it.
     pub fn add_process_set_async(&self, ranks: &[u32]) -> Result<Handle<ProcessSet>> {
-        let (started, ranks) = self.start_add(ranks)?;
+        let mut ranks = ranks.to_vec();
+        ranks.sort_unstable();
+        let wrong = if ranks.is_empty() {
+            Some("a process set needs at least one rank".to_owned())
+        } else if let Some(rank) = ranks.iter().find(|rank| **rank >= self.size()) {
+            let last = self.size() - 1;
+            Some(format!(
+                "process set contains rank {rank}, but the job has only ranks 0 to {last}"
+            ))
+        } else {
+            let twice = ranks.windows(2).find(|pair| pair[0] == pair[1]);
+            twice.map(|pair| format!("process set contains rank {} twice", pair[0]))
+        };
+        if let Some(text) = wrong {
+            return Err(GradwireError::Invalid(text));
+        }
+        let list = ranks.iter().map(|&rank| u64::from(rank)).collect();
+        let request = Request { list, ..Request::empty(Collective::AddProcessSet) };
+        let started = self.start_empty(Common::default(), request)?;
         let session = self.clone();
         Ok(self.handle(started, move |finished| session.added(&ranks, &finished)))
     }
 
-    /// Removes a process set. All ranks of the job call it, members or not, and nothing may be in
-    /// flight in the set.
+    /// Removes a process set. All ranks of the job must call it, members or not, and nothing may be
+    /// in flight in the set.
     ///
     /// # Errors
-    /// Those of [`Session::allreduce`]; also for the set of all ranks, and while an operation of
+    /// As for [`Session::allreduce`]; also for the set of all ranks, and while an operation of
     /// several parts (objects, sparse allreduces, Adasum, large slices) of this rank is in flight
     /// in the set.
     pub fn remove_process_set(&self, set: ProcessSet) -> Result<()> {
-        let started = self.start_remove(&set, false)?;
-        self.finish(started)?;
-        self.removed(&set);
-        Ok(())
+        self.remove_process_set_async(set)?.wait()
     }
 
-    /// Starts [`Session::remove_process_set`] and does not wait for it.
-    ///
-    /// # Errors
-    /// If the operation was not started.
+    /// Starts [`Session::remove_process_set`] without waiting for it.
     pub fn remove_process_set_async(&self, set: ProcessSet) -> Result<Handle<()>> {
         self.remove_later(set, false)
     }
 
     /// Removes a process set together with the operations that wait in it. An operation that only
     /// some of its ranks have submitted fails on those ranks. An operation that all of them have
-    /// submitted is done first. All ranks of the job call it, members or not.
-    ///
-    /// # Errors
-    /// If the operation was not started.
+    /// submitted is done first. All ranks of the job must call it, members or not.
     pub fn give_up_process_set_async(&self, set: ProcessSet) -> Result<Handle<()>> {
         self.remove_later(set, true)
     }
 
     fn remove_later(&self, set: ProcessSet, give_up: bool) -> Result<Handle<()>> {
-        let started = self.start_remove(&set, give_up)?;
+        self.sets().check(&set)?;
+        if set.id() == 0 {
+            let text = "the process set of all ranks can't be removed".to_owned();
+            return Err(GradwireError::Invalid(text));
+        }
+        // As for a join. Operations that are given up fail with that reason and end.
+        let tasks = self.tasks_of(set.number());
+        if tasks > 0 && !give_up {
+            let text = format!(
+                "rank {} can't remove {set} while {tasks} of its operations of several parts \
+                 (objects, sparse allreduces, Adasum, large slices) are in flight there; wait for \
+                 their handles first",
+                self.rank()
+            );
+            return Err(GradwireError::Invalid(text));
+        }
+        let mut list = vec![u64::from(set.id())];
+        list.extend(give_up.then_some(Request::GIVE_UP));
+        let request = Request { list, ..Request::empty(Collective::RemoveProcessSet) };
+        let started = self.start_empty(Common::default(), request)?;
         let session = self.clone();
         Ok(self.handle(started, move |_| {
-            session.removed(&set);
+            session.sets().remove(&set);
+            session.names().removed(set.number());
             Ok(())
         }))
     }
@@ -141,88 +157,23 @@ impl Session {
         self.start(call, &[], Target::InPlace)
     }
 
-    fn start_join(&self, options: JoinOptions) -> Result<Started> {
-        // This rank would not submit the parts that are still to come.
-        if self.tasks() > 0 {
-            let text = format!(
-                "rank {} can't join while {} of its operations of several parts (objects, sparse \
-                 allreduces, Adasum, large slices) are under way; wait for their handles first",
-                self.rank(),
-                self.tasks()
-            );
-            return Err(GradwireError::Invalid(text));
-        }
-        let common = Common { name: Some(Request::JOIN.to_owned()), ..options.common };
-        self.start_empty(common, Request::empty(Collective::Join))
-    }
-
     fn joined(&self, set: ProcessSetId, finished: &Finished) -> Result<u32> {
         self.names().joined(set);
         let last = u32::try_from(finished.aux).ok().filter(|rank| *rank < self.size());
         last.ok_or_else(|| {
             let text =
-                format!("it reports that rank {} joined last, which does not exist", finished.aux);
+                format!("it reported that rank {} joined last, which does not exist", finished.aux);
             GradwireError::Protocol(text)
         })
     }
 
-    fn start_add(&self, ranks: &[u32]) -> Result<(Started, Vec<u32>)> {
-        let mut sorted = ranks.to_vec();
-        sorted.sort_unstable();
-        let wrong = if sorted.is_empty() {
-            Some("a process set needs one rank at least".to_owned())
-        } else if let Some(rank) = sorted.iter().find(|rank| **rank >= self.size()) {
-            let last = self.size() - 1;
-            Some(format!(
-                "there is no rank {rank} for a process set: the job has ranks 0 to {last}"
-            ))
-        } else {
-            let twice = sorted.windows(2).find(|pair| pair[0] == pair[1]);
-            twice.map(|pair| format!("rank {} is given twice for a process set", pair[0]))
-        };
-        if let Some(text) = wrong {
-            return Err(GradwireError::Invalid(text));
-        }
-        let list = sorted.iter().map(|&rank| u64::from(rank)).collect();
-        let request = Request { list, ..Request::empty(Collective::AddProcessSet) };
-        Ok((self.start_empty(Common::default(), request)?, sorted))
-    }
-
     fn added(&self, ranks: &[u32], finished: &Finished) -> Result<ProcessSet> {
         let refused = || {
-            let text = format!("it gave a new process set the number {}", finished.aux);
+            let text = format!("it gave a new process set the invalid number {}", finished.aux);
             GradwireError::Protocol(text)
         };
         let id = u32::try_from(finished.aux).map_err(|_| refused())?;
         let set = ProcessSet::new(ProcessSetId(id), ranks.into(), self.rank());
         if self.sets().add(set.clone()) { Ok(set) } else { Err(refused()) }
-    }
-
-    fn start_remove(&self, set: &ProcessSet, give_up: bool) -> Result<Started> {
-        self.sets().check(set)?;
-        if set.id() == 0 {
-            let text = "the process set of all ranks can't be removed".to_owned();
-            return Err(GradwireError::Invalid(text));
-        }
-        // The same as for a join. An operation that is given up fails with that reason and ends.
-        let tasks = self.tasks_of(set.number());
-        if tasks > 0 && !give_up {
-            let text = format!(
-                "rank {} can't remove {set} while {tasks} of its operations of several parts \
-                 (objects, sparse allreduces, Adasum, large slices) are under way there; wait for \
-                 their handles first",
-                self.rank()
-            );
-            return Err(GradwireError::Invalid(text));
-        }
-        let mut list = vec![u64::from(set.id())];
-        list.extend(give_up.then_some(Request::GIVE_UP));
-        let request = Request { list, ..Request::empty(Collective::RemoveProcessSet) };
-        self.start_empty(Common::default(), request)
-    }
-
-    fn removed(&self, set: &ProcessSet) {
-        self.sets().remove(set);
-        self.names().removed(set.number());
     }
 }

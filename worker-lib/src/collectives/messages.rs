@@ -15,56 +15,46 @@ impl Session {
     /// Sends a tensor to another rank, which receives it. Returns once the tensor may be changed.
     ///
     /// # Errors
-    /// Those of [`Session::allreduce`]; also if the peer is not a member of the process set, or is
-    /// this rank.
+    /// As for [`Session::allreduce`]; also if the peer is this rank.
     pub fn send<P: Payload>(&self, tensor: &P, options: SendOptions) -> Result<()> {
         let started = self.start_send(tensor.memory(), options)?;
         self.finish(started).map(drop)
     }
 
-    /// Starts [`Session::send`] and does not wait for it.
-    ///
-    /// # Errors
-    /// If the operation was not started; the tensor is lost then.
+    /// Starts [`Session::send`] without waiting for it.
     pub fn send_async<P: Payload>(&self, tensor: P, options: SendOptions) -> Result<Handle<P>> {
         let started = self.start_send(tensor.memory(), options)?;
         Ok(self.handle(started, |_| Ok(tensor)))
     }
 
     /// Receives a tensor of any shape from another rank. Both ranks must use the same element type.
-    ///
-    /// # Errors
-    /// Those of [`Session::send`].
     pub fn receive<P: FromBuffer>(&self, options: ReceiveOptions) -> Result<P> {
-        let started = self.start_receive::<P>(options)?;
-        self.finish(started)?.one()
+        self.receive_async(options)?.wait()
     }
 
-    /// Starts [`Session::receive`] and does not wait for it.
-    ///
-    /// # Errors
-    /// If the operation was not started.
+    /// Starts [`Session::receive`] without waiting for it.
     pub fn receive_async<P: FromBuffer>(&self, options: ReceiveOptions) -> Result<Handle<P>> {
-        let started = self.start_receive::<P>(options)?;
+        let ReceiveOptions { common, peer, tag, dtype, expecting } = options;
+        let dtype = P::DTYPE.or(dtype).ok_or_else(untyped)?;
+        let shape = expecting.unwrap_or_else(|| Shape::new(&[0]))?;
+        let call = self.message(common, (peer, self.rank(), tag), dtype, shape)?;
+        let started = self.start(call, &[], Target::New)?;
         Ok(self.handle(started, Finished::one))
     }
 
-    /// Receives into a given tensor, whose shape and element type are those of the message. The
-    /// shape and the element type in the options are ignored.
+    /// Receives into a given tensor with the shape and element type of the message. The shape and
+    /// element type in the options are ignored.
     ///
     /// # Errors
-    /// Those of [`Session::receive`]; also for a message of another shape. It is received but not
-    /// kept, and the tensor is unchanged.
+    /// As for [`Session::receive`]; also for a message of another shape, which is received and
+    /// dropped; the tensor is unchanged.
     pub fn receive_into<P: Payload>(&self, tensor: &mut P, options: ReceiveOptions) -> Result<()> {
         let (from, shape) = (options.peer, tensor.memory().shape().clone());
         let started = self.start_receive_into(tensor.memory(), options)?;
         fitted(&self.finish(started)?, from, &shape)
     }
 
-    /// Starts [`Session::receive_into`] and does not wait for it.
-    ///
-    /// # Errors
-    /// If the operation was not started; the tensor is lost then.
+    /// Starts [`Session::receive_into`] without waiting for it.
     pub fn receive_into_async<P: Payload>(
         &self,
         tensor: P,
@@ -83,14 +73,6 @@ impl Session {
         let (dtype, shape) = (memory.dtype(), memory.shape().clone());
         let call = self.message(common, (self.rank(), peer, tag), dtype, shape)?;
         self.start(call, &[memory], Target::New)
-    }
-
-    fn start_receive<P: FromBuffer>(&self, options: ReceiveOptions) -> Result<Started> {
-        let ReceiveOptions { common, peer, tag, dtype, expecting } = options;
-        let dtype = P::DTYPE.or(dtype).ok_or_else(untyped)?;
-        let shape = expecting.unwrap_or_else(|| Shape::new(&[0]))?;
-        let call = self.message(common, (peer, self.rank(), tag), dtype, shape)?;
-        self.start(call, &[], Target::New)
     }
 
     fn start_receive_into(&self, memory: &Memory, options: ReceiveOptions) -> Result<Started> {
@@ -121,7 +103,7 @@ impl Session {
     }
 }
 
-/// An error if the message went into other memory, because the given tensor has another shape.
+/// An error if the message went to other memory because the given tensor has another shape.
 fn fitted(finished: &Finished, from: u32, shape: &Shape) -> Result<()> {
     match finished.outputs.first() {
         Some(Some(output)) if output.buffer.shape() != shape => {

@@ -1,9 +1,8 @@
-//! Collectives that move rows and do not change them: broadcast, allgather, gather, scatter,
-//! alltoall.
+//! Collectives that move rows unchanged: broadcast, allgather, gather, scatter, alltoall.
 
 use gradwire_proto::{Collective, DType, Part, Rank, Request, Shape, agreed};
 
-use super::{Gathered, Started, Target, as_rows, parts};
+use super::{Gathered, Started, Target, as_rows, buffers, parts};
 use crate::{
     element::Element,
     error::{GradwireError, Result},
@@ -16,18 +15,12 @@ use crate::{
 
 impl Session {
     /// Gives every rank the root's tensor, in place.
-    ///
-    /// # Errors
-    /// Those of [`Session::allreduce`]; also if the root is not a member of the process set.
     pub fn broadcast<P: Payload>(&self, tensor: &mut P, options: BroadcastOptions) -> Result<()> {
         let started = self.start_broadcast(tensor.memory(), options)?;
         self.finish(started).map(drop)
     }
 
-    /// Starts [`Session::broadcast`] and does not wait for it.
-    ///
-    /// # Errors
-    /// If the operation was not started; the tensor is lost then.
+    /// Starts [`Session::broadcast`] without waiting for it.
     pub fn broadcast_async<P: Payload>(
         &self,
         tensor: P,
@@ -37,10 +30,7 @@ impl Session {
         Ok(self.handle(started, |_| Ok(tensor)))
     }
 
-    /// Like [`Session::broadcast`], for ordinary memory.
-    ///
-    /// # Errors
-    /// Those of [`Session::broadcast`]; the slice is unchanged then.
+    /// Like [`Session::broadcast`], for ordinary memory, which an error leaves unchanged.
     pub fn broadcast_slice<T: Element>(
         &self,
         values: &mut [T],
@@ -52,11 +42,8 @@ impl Session {
         Ok(())
     }
 
-    /// Gives every rank the tensors of all ranks, concatenated along the first dimension. That
-    /// dimension may differ between ranks, and may be zero. A single number counts as one row.
-    ///
-    /// # Errors
-    /// Those of [`Session::allreduce`].
+    /// Gives every rank the tensors of all ranks, concatenated along the first dimension, which may
+    /// differ between ranks and may be zero. A single number counts as one row.
     pub fn allgather<P: FromBuffer>(
         &self,
         tensor: &P,
@@ -66,11 +53,8 @@ impl Session {
         self.finish(started)?.gathered()
     }
 
-    /// Starts [`Session::allgather`] and does not wait for it. The handle returns the tensor and
+    /// Starts [`Session::allgather`] without waiting for it. The handle returns the tensor and
     /// the result.
-    ///
-    /// # Errors
-    /// If the operation was not started; the tensor is lost then.
     pub fn allgather_async<P: FromBuffer>(
         &self,
         tensor: P,
@@ -82,39 +66,30 @@ impl Session {
 
     /// Like [`Session::allgather`] for several tensors as one operation: all of them succeed, or
     /// none. [`Buffer`](crate::Buffer)s may have different element types.
-    ///
-    /// # Errors
-    /// Those of [`Session::allgather`]; also for no tensors or more than 1024.
+
     pub fn grouped_allgather<P: FromBuffer>(
         &self,
         tensors: &[P],
         options: AllgatherOptions,
     ) -> Result<Vec<Gathered<P>>> {
-        let buffers: Vec<_> = tensors.iter().map(Payload::memory).collect();
-        let started = self.start_allgather(&buffers, options)?;
+        let started = self.start_allgather(&buffers(tensors), options)?;
         self.finish(started)?.gathered_many()
     }
 
-    /// Starts [`Session::grouped_allgather`] and does not wait for it. The handle returns the
+    /// Starts [`Session::grouped_allgather`] without waiting for it. The handle returns the
     /// tensors and the results.
-    ///
-    /// # Errors
-    /// If the operation was not started; the tensors are lost then.
-    #[expect(clippy::type_complexity, reason = "the tensors, and a result for each")]
+    #[expect(clippy::type_complexity, reason = "the tensors and a result for each")]
     pub fn grouped_allgather_async<P: FromBuffer>(
         &self,
         tensors: Vec<P>,
         options: AllgatherOptions,
     ) -> Result<Handle<(Vec<P>, Vec<Gathered<P>>)>> {
-        let buffers: Vec<_> = tensors.iter().map(Payload::memory).collect();
-        let started = self.start_allgather(&buffers, options)?;
+        let started = self.start_allgather(&buffers(&tensors), options)?;
         Ok(self.handle(started, |finished| Ok((tensors, finished.gathered_many()?))))
     }
 
     /// Like [`Session::allgather`], but only the root gets the result. Other ranks get `None`.
-    ///
-    /// # Errors
-    /// Those of [`Session::allgather`]; also if the root is not a member of the process set.
+
     pub fn gather<P: FromBuffer>(
         &self,
         tensor: &P,
@@ -126,11 +101,8 @@ impl Session {
         if is_root { finished.gathered().map(Some) } else { Ok(None) }
     }
 
-    /// Starts [`Session::gather`] and does not wait for it. The handle returns the tensor and the
+    /// Starts [`Session::gather`] without waiting for it. The handle returns the tensor and the
     /// result.
-    ///
-    /// # Errors
-    /// If the operation was not started; the tensor is lost then.
     pub fn gather_async<P: FromBuffer>(
         &self,
         tensor: P,
@@ -144,22 +116,19 @@ impl Session {
         }))
     }
 
-    /// Gives each member its rows of the root's tensor, in the order of ranks. The root gives the
-    /// tensor. Of a tensor that another rank gives, only the element type is used.
+    /// Gives each member its rows of the root's tensor, in rank order. If another rank gives a
+    /// tensor, only its element type is used.
     ///
     /// # Errors
-    /// Those of [`Session::allreduce`]; also if the root is not a member of the process set, if it
-    /// gives no tensor, or if its splits don't fit the rows.
+    /// As for [`Session::allreduce`]; also if the root gives no tensor, or if its splits don't fit
+    /// the rows.
     pub fn scatter<P: FromBuffer>(&self, tensor: Option<&P>, options: ScatterOptions) -> Result<P> {
         let started = self.start_scatter(tensor, options)?;
         self.finish(started)?.one()
     }
 
-    /// Starts [`Session::scatter`] and does not wait for it. The handle returns the tensor and the
+    /// Starts [`Session::scatter`] without waiting for it. The handle returns the tensor and the
     /// result.
-    ///
-    /// # Errors
-    /// If the operation was not started; the tensor is lost then.
     pub fn scatter_async<P: FromBuffer>(
         &self,
         tensor: Option<P>,
@@ -169,11 +138,11 @@ impl Session {
         Ok(self.handle(started, |finished| Ok((tensor, finished.one()?))))
     }
 
-    /// Gives each member its rows of every member's tensor. The result has the members' rows in the
-    /// order of ranks, and reports how many came from each.
+    /// Gives each member its rows of every member's tensor. The result has the rows in rank order,
+    /// with the number of rows from each member.
     ///
     /// # Errors
-    /// Those of [`Session::allreduce`]; also if the splits don't fit the rows or the number of
+    /// As for [`Session::allreduce`]; also if the splits don't fit the rows or the number of
     /// members.
     pub fn alltoall<P: FromBuffer>(
         &self,
@@ -184,11 +153,8 @@ impl Session {
         self.finish(started)?.gathered()
     }
 
-    /// Starts [`Session::alltoall`] and does not wait for it. The handle returns the tensor and the
+    /// Starts [`Session::alltoall`] without waiting for it. The handle returns the tensor and the
     /// result.
-    ///
-    /// # Errors
-    /// If the operation was not started; the tensor is lost then.
     pub fn alltoall_async<P: FromBuffer>(
         &self,
         tensor: P,
@@ -237,7 +203,7 @@ impl Session {
         let shape = match root_tensor {
             Some(memory) => memory.shape().clone(),
             None if root == self.rank() => {
-                let text = format!("rank {root} is the root of a scatter and gives no tensor");
+                let text = format!("rank {root} is the root of a scatter but gives no tensor");
                 return Err(GradwireError::Invalid(text));
             }
             None => expecting.unwrap_or_else(|| Shape::new(&[0]))?,
@@ -268,12 +234,12 @@ impl Session {
     }
 }
 
-/// The error if the element type of the result is not known.
+/// The error if the element type of the result is unknown.
 pub(super) fn untyped() -> GradwireError {
     let types: Vec<_> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
     GradwireError::Invalid(format!(
-        "the element type of the result is not known: give it with .dtype(…), or ask for a Tensor \
-         of {}",
+        "the element type of the result is unknown: set it with .dtype(…), or receive a \
+         Tensor of {}",
         types.join(", ")
     ))
 }

@@ -2,7 +2,7 @@
 
 use gradwire_proto::{Collective, Rank, Request};
 
-use super::{Call, Started, Target, parts};
+use super::{Call, Started, Target, buffers, parts};
 use crate::{
     error::Result,
     handle::Handle,
@@ -11,28 +11,21 @@ use crate::{
     session::Session,
 };
 
-fn buffers<P: Payload>(tensors: &[P]) -> Vec<&Memory> {
-    tensors.iter().map(Payload::memory).collect()
-}
-
 impl Session {
     /// Reduces the ranks' tensors; every rank gets the result in place. An average is over the
-    /// ranks that take part: those that have not joined.
+    /// ranks that have not joined.
     ///
     /// # Errors
-    /// [`GradwireError::Failed`](crate::GradwireError::Failed) with the rank and the reason when
-    /// the operation or the job fails; the tensor's contents are undefined then.
-    /// [`GradwireError::Invalid`](crate::GradwireError::Invalid) or a similar error if it was not
+    /// [`GradwireError::Failed`](crate::GradwireError::Failed) with the rank and the reason if the
+    /// operation or the job fails; then the tensor's contents are undefined.
+    /// [`GradwireError::Invalid`](crate::GradwireError::Invalid) or a similar error if nothing was
     /// started.
     pub fn allreduce<P: Payload>(&self, tensor: &mut P, options: AllreduceOptions) -> Result<()> {
         let started = self.start_allreduce(&[tensor.memory()], options, Target::InPlace)?;
         self.finish(started).map(drop)
     }
 
-    /// Starts [`Session::allreduce`] and does not wait for it.
-    ///
-    /// # Errors
-    /// If the operation was not started; the tensor is lost then.
+    /// Starts [`Session::allreduce`] without waiting for it.
     pub fn allreduce_async<P: Payload>(
         &self,
         tensor: P,
@@ -42,20 +35,14 @@ impl Session {
         Ok(self.handle(started, |_| Ok(tensor)))
     }
 
-    /// Like [`Session::allreduce`], with the result in a new tensor. The given one is unchanged.
-    ///
-    /// # Errors
-    /// Those of [`Session::allreduce`].
+    /// Like [`Session::allreduce`], with the result in a new tensor. `tensor` is unchanged.
     pub fn allreduce_to<P: FromBuffer>(&self, tensor: &P, options: AllreduceOptions) -> Result<P> {
         let started = self.start_allreduce(&[tensor.memory()], options, Target::New)?;
         self.finish(started)?.one()
     }
 
-    /// Starts [`Session::allreduce_to`] and does not wait for it. The handle returns the tensor and
+    /// Starts [`Session::allreduce_to`] without waiting for it. The handle returns the tensor and
     /// the result.
-    ///
-    /// # Errors
-    /// If the operation was not started; the tensor is lost then.
     pub fn allreduce_to_async<P: FromBuffer>(
         &self,
         tensor: P,
@@ -67,10 +54,8 @@ impl Session {
 
     /// Reduces several tensors as one operation: all of them succeed, or none. They may have
     /// different shapes; [`Buffer`](crate::Buffer)s may also have different element types. All
-    /// ranks give the same number of tensors.
-    ///
-    /// # Errors
-    /// Those of [`Session::allreduce`]; also for no tensors or more than 1024.
+    /// ranks must give the same number of tensors.
+
     pub fn grouped_allreduce<P: Payload>(
         &self,
         tensors: &mut [P],
@@ -80,10 +65,7 @@ impl Session {
         self.finish(started).map(drop)
     }
 
-    /// Starts [`Session::grouped_allreduce`] and does not wait for it.
-    ///
-    /// # Errors
-    /// If the operation was not started; the tensors are lost then.
+    /// Starts [`Session::grouped_allreduce`] without waiting for it.
     pub fn grouped_allreduce_async<P: Payload>(
         &self,
         tensors: Vec<P>,
@@ -94,9 +76,6 @@ impl Session {
     }
 
     /// Like [`Session::grouped_allreduce`], with the results in new tensors.
-    ///
-    /// # Errors
-    /// Those of [`Session::grouped_allreduce`].
     pub fn grouped_allreduce_to<P: FromBuffer>(
         &self,
         tensors: &[P],
@@ -106,11 +85,8 @@ impl Session {
         self.finish(started)?.many()
     }
 
-    /// Starts [`Session::grouped_allreduce_to`] and does not wait for it. The handle returns the
+    /// Starts [`Session::grouped_allreduce_to`] without waiting for it. The handle returns the
     /// tensors and the results.
-    ///
-    /// # Errors
-    /// If the operation was not started; the tensors are lost then.
     pub fn grouped_allreduce_to_async<P: FromBuffer>(
         &self,
         tensors: Vec<P>,
@@ -122,28 +98,23 @@ impl Session {
 
     /// Reduces the ranks' tensors. The root gets the result in place; the tensors of other ranks
     /// are unchanged.
-    ///
-    /// # Errors
-    /// Those of [`Session::allreduce`]; also if the root is not a member of the process set.
+
     pub fn reduce<P: Payload>(&self, tensor: &mut P, options: ReduceOptions) -> Result<()> {
         let started = self.start_reduce(tensor.memory(), options)?;
         self.finish(started).map(drop)
     }
 
-    /// Starts [`Session::reduce`] and does not wait for it.
-    ///
-    /// # Errors
-    /// If the operation was not started; the tensor is lost then.
+    /// Starts [`Session::reduce`] without waiting for it.
     pub fn reduce_async<P: Payload>(&self, tensor: P, options: ReduceOptions) -> Result<Handle<P>> {
         let started = self.start_reduce(tensor.memory(), options)?;
         Ok(self.handle(started, |_| Ok(tensor)))
     }
 
-    /// Reduces the ranks' tensors and gives each member its rows of the result, in the order of
-    /// ranks. If the rows can't be shared evenly, the first members get one more.
+    /// Reduces the ranks' tensors and gives each member its rows of the result, in rank order. If
+    /// the rows can't be split evenly, the first members get one more.
     ///
     /// # Errors
-    /// Those of [`Session::allreduce`]; also for a tensor without dimensions.
+    /// As for [`Session::allreduce`]; also for a tensor without dimensions.
     pub fn reducescatter<P: FromBuffer>(
         &self,
         tensor: &P,
@@ -153,11 +124,8 @@ impl Session {
         self.finish(started)?.one()
     }
 
-    /// Starts [`Session::reducescatter`] and does not wait for it. The handle returns the tensor
+    /// Starts [`Session::reducescatter`] without waiting for it. The handle returns the tensor
     /// and the result.
-    ///
-    /// # Errors
-    /// If the operation was not started; the tensor is lost then.
     pub fn reducescatter_async<P: FromBuffer>(
         &self,
         tensor: P,
@@ -169,9 +137,7 @@ impl Session {
 
     /// Like [`Session::reducescatter`] for several tensors as one operation: all of them succeed,
     /// or none.
-    ///
-    /// # Errors
-    /// Those of [`Session::reducescatter`]; also for no tensors or more than 1024.
+
     pub fn grouped_reducescatter<P: FromBuffer>(
         &self,
         tensors: &[P],
@@ -181,11 +147,8 @@ impl Session {
         self.finish(started)?.many()
     }
 
-    /// Starts [`Session::grouped_reducescatter`] and does not wait for it. The handle returns the
+    /// Starts [`Session::grouped_reducescatter`] without waiting for it. The handle returns the
     /// tensors and the results.
-    ///
-    /// # Errors
-    /// If the operation was not started; the tensors are lost then.
     pub fn grouped_reducescatter_async<P: FromBuffer>(
         &self,
         tensors: Vec<P>,

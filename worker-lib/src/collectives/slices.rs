@@ -1,24 +1,24 @@
 //! Allreduce of ordinary memory: the rank copies it into shared memory, and the result back.
 //!
-//! A large slice is cut into pieces. Each piece is an operation of its own, and a few are in flight
-//! at a time: while the daemon reduces some, the rank copies the next one in and the last one out.
+//! A large slice is cut into pieces. Each piece is a separate operation, and a few are in flight at
+//! a time: while the daemon reduces some, the rank copies the next one in and a finished one out.
 //! All pieces use the same few blocks of shared memory, which stay in the cache. So main memory is
 //! only used to read the slice once and to write it once. (Copied as a whole, a tensor that is
 //! larger than the cache crosses the memory bus six more times.)
 //!
-//! All ranks must cut alike, so they must give slices of one length. They exchange the length
-//! before the first piece, under the name of the whole operation. A rank whose slice is too short
-//! to be cut asks for something else under that name, and all ranks receive that disagreement at
-//! once.
+//! All ranks must cut in the same way, so they must give slices of the same length. They exchange
+//! the length before the first piece, under the name of the whole operation. A rank with a slice
+//! too short to be cut makes another request under that name, so all ranks receive the disagreement
+//! at once.
 
 use std::{collections::VecDeque, ops::Range};
 
-use gradwire_proto::{DType, Request, Shape};
+use gradwire_proto::{Request, Shape};
 
 use crate::{
     element::Element,
     error::Result,
-    exchange::disagreement,
+    exchange::{disagreement, dtype_name},
     handle::Handle,
     memory::{Payload, Tensor},
     options::{AllreduceOptions, Reduction},
@@ -27,24 +27,24 @@ use crate::{
 };
 use gradwire_shm::control::Origin;
 
-/// Bytes of a piece. It is large enough that the copies of other pieces hide the time to agree on
-/// it. It is the same on all ranks of a job.
+/// The bytes of a piece, the same on all ranks. The copies of other pieces hide the time to agree
+/// on one of this size.
 const PIECE: usize = 1 << 20;
 
-/// How many pieces are in flight at a time. Together with those of the node's other ranks they
-/// should fit the cache.
+/// The number of pieces in flight. Together with those of the node's other ranks they should fit
+/// into the cache.
 const AHEAD: usize = 4;
 
 /// A piece in flight: its range of the slice, and its handle.
 type UnderWay<T> = (Range<usize>, Handle<Tensor<T>>);
 
 impl Session {
-    /// Reduces ordinary memory: copies it into shared memory and the result back. All ranks call
-    /// this with slices of one length. A slice above 1 MiB is reduced piece by piece, while other
-    /// pieces are copied. It is an operation of several parts, so its name may have 16 bytes less.
+    /// Reduces ordinary memory: copies it into shared memory and the result back. All ranks must
+    /// give slices of the same length. A slice above 1 MiB is reduced piece by piece, while other
+    /// pieces are copied. This is an operation of several parts, with names up to 16 bytes shorter.
     ///
     /// # Errors
-    /// Those of [`Session::allreduce`]. A part of the slice may be reduced already then; the rest
+    /// As for [`Session::allreduce`]. A part of the slice may have been reduced already; the rest
     /// is unchanged.
     pub fn allreduce_slice<T: Element>(
         &self,
@@ -64,7 +64,7 @@ impl Session {
         self.shared()
             .noted(Request { prescale, postscale, ..whole }.validate().map_err(Into::into))?;
         let parts = self.parts(common, "allreduce", Origin::Plain)?;
-        // This is not one of the parts yet: if it can't be started, no rank waits for the parts.
+        // Outside of `run_parts`: if this can't be started, no rank waits for the parts.
         let own = [u64::from(self.rank()), T::DTYPE as u64, values.len() as u64];
         let all = self.exchange(parts.whole(), own)?;
         self.run_parts(&parts, |session| {
@@ -88,9 +88,9 @@ impl Session {
             let free = if under_way.len() < AHEAD { None } else { under_way.pop_front() };
             let free = free.map(|last| bring_back(last, values)).transpose()?;
             let tensor = self.piece(&values[range.clone()], free)?;
-            // Uses the name of a piece that is done again: names are remembered, so there must be
-            // few of them (BOUND). It is a counted one: what was lost of one piece must not be
-            // added to another one.
+            // Reuses the name of a finished piece: names are remembered, so there must be few of
+            // them (BOUND). The '#' marks a counted name: the rounding error of one piece must not
+            // be fed back into another.
             let whole = range.len() == each;
             let ending = if whole { format!("#{}", number % AHEAD) } else { "last".to_owned() };
             let common = parts.part(&ending);
@@ -99,13 +99,13 @@ impl Session {
             Ok(())
         });
         // All ranks have submitted these, even if other pieces failed. So each of them ends, and
-        // its name is free then.
+        // then its name is free.
         let rest = under_way.into_iter().map(|last| bring_back(last, values).map(drop));
         let rest: Vec<Result<()>> = rest.collect();
         result.and(rest.into_iter().collect())
     }
 
-    /// Shared memory with a copy of these values. Uses `free` again if it has the right size.
+    /// Shared memory with a copy of these values. Reuses `free` if it has the right size.
     fn piece<T: Element>(&self, values: &[T], free: Option<Tensor<T>>) -> Result<Tensor<T>> {
         match free {
             Some(mut tensor) if tensor.as_slice().len() == values.len() => {
@@ -125,8 +125,7 @@ fn bring_back<T: Element>((range, handle): UnderWay<T>, values: &mut [T]) -> Res
     Ok(tensor)
 }
 
-/// What a rank gave, as text.
+/// The text for what a rank gave.
 fn line([rank, dtype, elements]: &[u64; 3]) -> String {
-    let dtype = i32::try_from(*dtype).ok().and_then(DType::from_wire).map_or("?", DType::name);
-    format!("rank {rank}: {dtype} [{elements}]")
+    format!("rank {rank}: {} [{elements}]", dtype_name(*dtype))
 }

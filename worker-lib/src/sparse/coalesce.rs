@@ -1,4 +1,4 @@
-//! Adds up rows of the same index. Pure functions.
+//! Adds up rows with the same index. Pure functions.
 
 use half::{bf16, f16};
 
@@ -13,7 +13,7 @@ pub trait Number: Element {
     fn widen(self) -> Self::Wide;
     #[doc(hidden)]
     fn add(a: Self::Wide, b: Self::Wide) -> Self::Wide;
-    /// The sum divided by a number of contributors; integers are rounded towards zero.
+    /// The sum divided by the number of contributors; integers are rounded towards zero.
     #[doc(hidden)]
     fn narrow(sum: Self::Wide, divisor: u32) -> Self;
 }
@@ -29,7 +29,7 @@ macro_rules! float {
                 a + b
             }
             fn narrow(sum: $wide, divisor: u32) -> Self {
-                // A single contributor's bits stay as they are.
+                // The bits of a single contribution don't change.
                 $from(if divisor == 1 { sum } else { sum / divisor as $wide })
             }
         })+
@@ -53,7 +53,7 @@ macro_rules! integer {
                 a.wrapping_add(b)
             }
             fn narrow(sum: $t, divisor: u32) -> $t {
-                // The type may not hold the divisor, and yet a sum as large: -128 in i8.
+                // i128, because the divisor may not fit the type: 128 in i8.
                 (i128::from(sum) / i128::from(divisor)) as $t
             }
         })+
@@ -62,7 +62,7 @@ macro_rules! integer {
 integer!(i8, u8, i16, u16, i32, u32, i64, u64);
 
 /// Each index once, ascending, with the sum of its rows divided by `divisor`. Rows of one index are
-/// added in the order in which they come, so that all ranks get the same (SAME).
+/// added in their given order, so that all ranks get the same (SAME).
 pub(crate) fn coalesce<T: Number>(
     indices: &[u64],
     values: &[T],
@@ -86,10 +86,10 @@ pub(crate) fn coalesce<T: Number>(
     coalesced
 }
 
-/// Whether the dense tensor is less to move than the rows, in bytes that arrive at each node: an
-/// allgather brings all rows and their indices there, an allreduce about twice the tensor. A dense
-/// tensor and its result have all rows. So there must be only a few of them for each gathered row
-/// (BOUND). There could be any number of rows without bytes, so these are never dense.
+/// Whether moving the dense tensor takes fewer bytes than moving the rows. Each node receives all
+/// rows and their indices in an allgather, but about twice the tensor in an allreduce. This also
+/// limits the size of a dense result to a few times the gathered rows (BOUND); there may be any
+/// number of rows without bytes, so these are never dense.
 pub(crate) fn dense_is_smaller(gathered_rows: u64, rows: u64, row_bytes: u64) -> bool {
     if row_bytes == 0 {
         return false;
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_of_an_index_become_one_in_ascending_order() {
+    fn rows_with_one_index_are_added_up_in_order() {
         let values = [1.0, 2.0, 10.0, 20.0, 100.0, 200.0, 0.5, 0.25f32];
         let (indices, sums) = coalesce(&[7, 2, 7, 0], &values, 2, 1);
         assert_eq!(indices, [0, 2, 7]);
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_are_kept_wide_and_bits_of_single_rows_stay() {
+    fn sums_are_wide_and_single_rows_keep_their_bits() {
         let ones = vec![f16::from_f32(1.0); 4096];
         let (_, sum) = coalesce(&[3; 4096], &ones, 1, 1);
         assert_eq!(sum, [f16::from_f32(4096.0)], "in f16 it would stop at 2048");
@@ -128,8 +128,8 @@ mod tests {
     }
 
     #[test]
-    fn the_smaller_way_is_taken() {
-        // 1000 rows of 400 bytes: 800 000 to move densely, 408 a gathered row.
+    fn the_smaller_form_is_moved() {
+        // 1000 rows of 400 bytes: 800 000 bytes if dense, 408 per gathered row.
         assert!(!dense_is_smaller(1960, 1000, 400));
         assert!(dense_is_smaller(1961, 1000, 400));
         assert!(!dense_is_smaller(0, 1000, 400));

@@ -1,11 +1,11 @@
-//! How long a training step of ResNet-50 takes (161 tensors, 97.5 MiB of gradients), with random
-//! pictures:
+//! Measures the time of a training step of ResNet-50 (161 tensors, 97.5 MiB of gradients) with
+//! random images:
 //!
 //! ```text
 //! gradwire run -H node1:1,node2:1 -- step_time --steps 10
 //! ```
 //!
-//! Rank 0 prints the median, and how much of it is the backward pass with the exchange.
+//! Rank 0 prints the medians of the step and of the backward pass with the exchange.
 
 use std::time::Instant;
 
@@ -19,21 +19,21 @@ use tch::{
 
 #[derive(Debug, Parser)]
 struct Args {
-    /// Steps that are timed, after two that are not.
+    /// Steps to measure, after two warm-up steps.
     #[arg(long, default_value_t = 10)]
     steps: usize,
-    /// Pictures on each rank.
+    /// Images on each rank.
     #[arg(long, default_value_t = 2)]
     batch: i64,
-    /// Their height and width.
+    /// Height and width of an image.
     #[arg(long, default_value_t = 64)]
     pixels: i64,
-    /// The threads with which a rank computes.
+    /// Threads of a rank.
     #[arg(long, default_value_t = 1)]
     threads: i32,
 }
 
-/// A convolution with its normalisation.
+/// A convolution with batch normalization.
 fn convolution(
     path: &nn::Path<'_>,
     (from, to): (i64, i64),
@@ -48,7 +48,7 @@ fn convolution(
     ))
 }
 
-/// Three convolutions and a connection around them (He et al. 2015).
+/// Three convolutions with a skip connection (He et al. 2015).
 #[derive(Debug)]
 struct Bottleneck {
     inside: nn::SequentialT,

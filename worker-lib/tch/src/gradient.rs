@@ -1,10 +1,10 @@
 //! One parameter's gradient: it lives in shared memory, and its exchange starts in the backward
 //! pass.
 //!
-//! libtorch drops gradients before a pass, and autograd makes new ones: a pass into given memory
-//! would have to clear it and to add to it. So the hook of a parameter copies a fresh gradient into
-//! its place in shared memory, while it is still in the caches, makes the place the parameter's
-//! gradient, and starts the exchange. The result is then where the optimizer reads it.
+//! libtorch drops gradients before a pass, and autograd creates new ones: a pass into existing
+//! memory would have to clear it and add to it. So a parameter's hook copies a fresh gradient into
+//! its place in shared memory, while it is still in the cache, makes the place the parameter's
+//! gradient, and starts the exchange. The optimizer then reads the result there.
 //!
 //! ```text
 //! idle -- arm --> armed -- the hook, or finish for a gradient without a pass --> in flight
@@ -12,8 +12,8 @@
 //! ```
 //!
 //! A program may keep a gradient for longer than the optimizer lives, so its tensor keeps the
-//! memory in use. If somebody has it when the next exchange starts, the gradient gets another
-//! place, and what the program has kept stays as it is.
+//! memory allocated. If the program still has it when the next exchange starts, the gradient gets
+//! another place, and the kept tensor does not change.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard},
@@ -29,7 +29,7 @@ use crate::{
     shim::{Hook, is_alone, set_gradient, tensor_over},
 };
 
-/// What all gradients of an optimizer have in common.
+/// The common part of all gradients of an optimizer.
 #[derive(Debug)]
 pub(crate) struct Common {
     pub(crate) session: Session,
@@ -51,15 +51,15 @@ struct Shared {
     priority: i32,
     /// Held by the thread of the backward pass while it starts the exchange, and by the optimizer
     /// before and after the pass.
-    state: Mutex<State>,
+    state: Mutex<GradientState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct GradientState {
     variable: Tensor,
     /// Whether the next backward pass is the last before a step.
     armed: bool,
-    /// A second pass has changed the gradient while it was exchanged.
+    /// A second pass changed the gradient during its exchange.
     again: bool,
     /// `None` while in flight, and after a failure.
     place: Option<Place>,
@@ -70,26 +70,26 @@ struct State {
 #[derive(Debug)]
 struct Place {
     memory: SharedBuffer,
-    /// Over the memory, and keeps it in use. While it is the parameter's gradient, autograd and the
-    /// program use it, too.
+    /// A tensor over the memory, which it keeps allocated. While it is the parameter's gradient,
+    /// autograd and the program use it, too.
     view: Tensor,
 }
 
-/// An exchange under way. The daemon reads and writes the memory meanwhile.
+/// An exchange in flight. The daemon reads and writes its memory.
 #[derive(Debug)]
 struct Flight {
     handle: Handle<SharedBuffer>,
     view: Tensor,
-    /// Whether the parameter's gradient is elsewhere and gets a copy of the result: on a GPU, for
-    /// example.
+    /// Whether the parameter's gradient is elsewhere, for example on a GPU, and gets a copy of the
+    /// result.
     copied_back: bool,
 }
 
 impl Gradient {
-    /// Takes memory for a gradient, which is exchanged as `name`, and watches it.
+    /// Allocates memory for a gradient, which is exchanged as `name`, and registers its hook.
     ///
     /// # Errors
-    /// An element type that is not exchanged, or no memory.
+    /// If the element type is not supported, or memory can't be allocated.
     pub(crate) fn new(
         common: Arc<Common>,
         parameter: &str,
@@ -98,7 +98,7 @@ impl Gradient {
         variable: Tensor,
     ) -> Result<Self> {
         let place = Some(Place::new(&common.session, parameter, &variable)?);
-        let state = State { variable, armed: false, again: false, place, flight: None };
+        let state = GradientState { variable, armed: false, again: false, place, flight: None };
         let state = Mutex::new(state);
         let shared = Arc::new(Shared { common, name: name.to_owned(), priority, state });
         let mut gradient = Self { shared, hook: None };
@@ -106,13 +106,13 @@ impl Gradient {
         Ok(gradient)
     }
 
-    /// Sees to it that the parameter has a hook, if it takes gradients.
+    /// Ensures that the parameter has a hook, if it takes gradients.
     fn watch(&mut self) -> Result<()> {
         let state = self.shared.lock()?;
         if !state.variable.requires_grad() {
             self.hook = None;
         } else if !self.hook.as_ref().is_some_and(|hook| hook.sees(&state.variable)) {
-            // A graph that outlives the optimizer keeps the hook; it must not keep the session.
+            // A graph that outlives the optimizer keeps the hook, but must not keep the session.
             let shared = Arc::downgrade(&self.shared);
             let ready = move || shared.upgrade().iter().for_each(|shared| shared.ready());
             self.hook = Some(Hook::new(&state.variable, ready)?);
@@ -123,15 +123,15 @@ impl Gradient {
     /// From now on a backward pass starts the exchange.
     ///
     /// # Errors
-    /// What libtorch says.
+    /// Errors of libtorch.
     pub(crate) fn arm(&mut self) -> Result<()> {
         self.watch()?;
         self.shared.lock()?.armed = true;
         Ok(())
     }
 
-    /// Starts the exchange, unless the backward pass has done it: of zeros, if it has not reached
-    /// the parameter. Other ranks' may have, and all must submit.
+    /// Starts the exchange, unless the backward pass has done so. If the pass has not reached the
+    /// parameter, zeros are exchanged: all ranks must submit, and others may have a gradient.
     pub(crate) fn start(&self) -> Result<()> {
         let mut state = self.shared.lock()?;
         state.armed = false;
@@ -145,10 +145,10 @@ impl Gradient {
         Ok(())
     }
 
-    /// Waits for the exchange, after which the result is the parameter's gradient.
+    /// Waits for the exchange. Afterwards the result is the parameter's gradient.
     ///
     /// # Errors
-    /// Why the exchange failed, or was not started.
+    /// If the exchange failed or was not started.
     pub(crate) fn finish(&self) -> Result<()> {
         let mut state = self.shared.lock()?;
         let (again, flight) = (std::mem::take(&mut state.again), state.flight.take());
@@ -156,7 +156,7 @@ impl Gradient {
         let memory = match flight.handle.wait() {
             Ok(memory) => memory,
             Err(error) => {
-                // What a failed exchange leaves is no gradient.
+                // A failed exchange leaves undefined contents.
                 set_gradient(&state.variable, None)?;
                 return Err(error.into());
             }
@@ -177,8 +177,8 @@ impl Gradient {
         Ok(())
     }
 
-    /// Waits for the end of an exchange whose result is not needed, until `end`. If it has not
-    /// ended then, or has failed, its memory is no longer the parameter's gradient.
+    /// Waits until `end` for an exchange whose result is not needed. If it has not ended by then,
+    /// or has failed, its memory is no longer the parameter's gradient.
     pub(crate) fn abandon(&self, end: Instant) {
         let Ok(mut state) = self.shared.lock() else { return };
         (state.armed, state.again) = (false, false);
@@ -186,20 +186,20 @@ impl Gradient {
         let within = end.saturating_duration_since(Instant::now());
         match flight.handle.wait_deadline(within) {
             Ok(memory) => state.place = Some(Place { memory, view: flight.view }),
-            // The failure that came first is the one that is reported.
+            // The caller reports an earlier failure.
             Err(_) => drop(set_gradient(&state.variable, None)),
         }
     }
 }
 
 impl Shared {
-    fn lock(&self) -> Result<MutexGuard<'_, State>> {
+    fn lock(&self) -> Result<MutexGuard<'_, GradientState>> {
         self.state.lock().map_err(|_| Error::Panicked { name: self.name.clone() })
     }
 
     /// The hook: a backward pass has added to the gradient.
     fn ready(&self) {
-        // Who learns of a panic is the optimizer.
+        // The optimizer reports a poisoned lock.
         let Ok(mut state) = self.state.lock() else { return };
         if state.flight.is_some() {
             state.again = true;
@@ -209,7 +209,7 @@ impl Shared {
         }
     }
 
-    fn start(&self, state: &mut State) -> Result<Flight> {
+    fn start(&self, state: &mut GradientState) -> Result<Flight> {
         let gradient = state.variable.f_grad()?;
         let (place, copied_back) = self.load(state.place.take(), &state.variable, &gradient)?;
         let options =
@@ -218,8 +218,7 @@ impl Shared {
         Ok(Flight { handle, view: place.view, copied_back })
     }
 
-    /// Puts what this rank contributes into a place; returns whether the result must be copied
-    /// back.
+    /// Puts this rank's contribution into a place; returns whether the result must be copied back.
     fn load(
         &self,
         place: Option<Place>,
@@ -237,7 +236,7 @@ impl Shared {
         } else {
             let _ = no_grad(|| place.view.f_zero_())?;
             if !variable.requires_grad() {
-                return Ok((place, false)); // frozen: it keeps its values, without a gradient
+                return Ok((place, false)); // frozen: it gets no gradient and keeps its values
             }
         }
         let near = variable.device() == Device::Cpu;
@@ -257,7 +256,7 @@ impl Place {
         Ok(Self { memory, view })
     }
 
-    /// Whether a gradient of this parameter has room in it.
+    /// Whether a gradient of this parameter has the type and size of this place.
     fn fits(&self, variable: &Tensor) -> bool {
         (self.view.kind(), self.view.size()) == (variable.kind(), variable.size())
     }
@@ -287,9 +286,9 @@ mod tests {
     use crate::{DistributedOptimizer, OptimizerOptions};
 
     /// The backward pass of one rank waits in the middle until the other rank has the result of the
-    /// last layer's exchange. It would wait for ever if the exchange began after the pass.
+    /// last layer's exchange. It would wait forever if the exchange began after the pass.
     #[test]
-    fn an_exchange_ends_while_the_backward_pass_goes_on() {
+    fn an_exchange_can_end_during_the_backward_pass() {
         let (has_result, result) = mpsc::channel();
         let (has_result, result) = (Mutex::new(has_result), Arc::new(Mutex::new(result)));
         let cluster = Cluster::start(&Plan::nodes(&[1, 1])).unwrap();
@@ -328,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hook_ends_with_its_parameter_and_a_panic_ends_in_it() {
+    fn a_hook_contains_panics_and_can_be_dropped() {
         let store = nn::VarStore::new(Device::Cpu);
         let variable = store.root().var("x", &[2], Init::Const(1.0));
         let kept = Arc::new(());
@@ -354,7 +353,7 @@ mod tests {
 
     /// A parameter is frozen and thawed while the program keeps the loss of an earlier step.
     #[test]
-    fn a_hook_that_was_dropped_is_not_called_by_a_graph_that_has_it() {
+    fn an_old_graph_does_not_call_a_dropped_hook() {
         let store = nn::VarStore::new(Device::Cpu);
         let variable = store.root().var("x", &[2], Init::Const(1.0));
         let (told, calls) = mpsc::channel();

@@ -1,15 +1,14 @@
-//! Distributed training with tch: [`DistributedOptimizer`] around one of its optimizers, and
+//! Distributed training with tch: [`DistributedOptimizer`], which wraps one of its optimizers, and
 //! [`broadcast_parameters`].
 //!
-//! Gradients live in shared memory. The exchange of each starts in the backward pass, as soon as
-//! the pass has computed it, so most of it takes place while the pass goes on. tch has no hooks for
-//! that; a small part of this crate is C++ (`shim.cpp`).
+//! Gradients live in shared memory. The exchange of each gradient starts as soon as the backward
+//! pass has computed it, so most of the exchange overlaps with the pass. tch has no hooks for that,
+//! so a small part of this crate is C++ (`shim.cpp`).
 //!
-//! A fresh gradient is copied to its place once: autograd hands over fresh gradients for nothing,
-//! but adds to those that are in a given place, which takes two reads and a write on top of
-//! clearing them. (100 MB of f32 on one core: backward pass and copies out and back 54 ms, clearing
-//! and backward pass in place 56 ms.) The result is not copied: its place is the parameter's
-//! gradient.
+//! A fresh gradient is copied to its place once. Computing it in place would be slower: autograd
+//! adds to existing gradients, which takes two reads and a write after clearing them. (100 MB of
+//! f32 on one core: backward pass and copies out and back 54 ms, clearing and backward pass in
+//! place 56 ms.) The result is not copied: its place is the parameter's gradient.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), gradwire_tch::Error> {
@@ -61,36 +60,36 @@ pub enum Error {
     /// The session refused the call, or the exchange failed.
     #[error(transparent)]
     Gradwire(#[from] GradwireError),
-    /// The parameters can't be told apart by their names.
+    /// The names of the parameters are not unique or not valid.
     #[error(transparent)]
     Plan(#[from] PlanError),
     /// libtorch refused something.
     #[error("libtorch: {0}")]
     Torch(#[from] TchError),
     /// A thread of the backward pass panicked while it started an exchange.
-    #[error("the exchange of '{name}' panicked: make a new optimizer")]
+    #[error("the exchange of '{name}' panicked: create a new optimizer")]
     Panicked {
         /// The name of the exchange.
         name: String,
     },
 }
 
-/// What this crate's calls return.
+/// The result of this crate's calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// How gradients are exchanged.
 #[derive(Debug, Clone)]
 pub struct OptimizerOptions {
-    /// How the ranks' gradients become one.
+    /// The reduction of the ranks' gradients.
     pub op: ReduceOp,
-    /// How many backward passes are added up before a step.
+    /// The number of backward passes that are added up before a step.
     pub accumulate: NonZeroU32,
-    /// What the names of the gradients begin with. Two optimizers need two prefixes.
+    /// The prefix of the gradients' names. Two optimizers need different prefixes.
     pub prefix: String,
 }
 
 impl Default for OptimizerOptions {
-    /// The average, a step after every pass, `gradient.`.
+    /// The average, a step after every pass, and the prefix `gradient.`.
     fn default() -> Self {
         Self { op: ReduceOp::Average, accumulate: NonZeroU32::MIN, prefix: "gradient.".into() }
     }
@@ -107,11 +106,11 @@ pub struct DistributedOptimizer {
 }
 
 impl DistributedOptimizer {
-    /// Wraps the optimizer of these parameters; the order in which the parameters were made is
-    /// taken for the order of the layers. Parameters that are made later are not exchanged.
+    /// Wraps the optimizer of these parameters. The order in which the parameters were created
+    /// should be the order of the layers. Parameters that are created later are not exchanged.
     ///
     /// # Errors
-    /// A parameter of an element type that is not exchanged, or no shared memory for the gradients.
+    /// If the element type of a parameter is not supported, or memory can't be allocated.
     pub fn new(
         session: &Session,
         inner: Optimizer,
@@ -135,13 +134,14 @@ impl DistributedOptimizer {
 
     /// Computes the loss's gradients and, if a step is due, exchanges them and steps. Returns
     /// whether it stepped. Gradients are cleared before the first pass after a step; several passes
-    /// add up, as they do without ranks, and the last of them starts the exchanges.
+    /// add up, as without ranks, and the last pass starts the exchanges.
     ///
-    /// A parameter that the passes did not use contributes zeros, and so does one that is frozen
-    /// here (`set_requires_grad(false)`), which keeps its values. Freeze parameters on all ranks.
+    /// A parameter that the passes did not use contributes zeros. A frozen parameter
+    /// (`set_requires_grad(false)`) also contributes zeros and keeps its values; freeze parameters
+    /// on all ranks.
     ///
     /// # Errors
-    /// What libtorch says, or a failed exchange, with the gradient's name; no step was made then,
+    /// Errors of libtorch, or a failed exchange, with the gradient's name. Then no step was made,
     /// and the passes before it don't count.
     pub fn backward_step(&mut self, loss: &Tensor) -> Result<bool> {
         if self.accumulation.starts() {
@@ -151,7 +151,7 @@ impl DistributedOptimizer {
             self.gradients.iter_mut().try_for_each(Gradient::arm)?;
         }
         if let Err(error) = loss.f_backward() {
-            // Some exchanges may be under way, and some gradients may have a part of this pass.
+            // Some exchanges may be in flight, and some gradients may include a part of this pass.
             let end = Instant::now() + AFTER_FAILURE;
             self.gradients.iter().for_each(|gradient| gradient.abandon(end));
             self.accumulation.step_now();
@@ -163,11 +163,11 @@ impl DistributedOptimizer {
         }
     }
 
-    /// Steps with what was added up so far, before it is due, such as at the end of an epoch.
-    /// Returns whether there was anything.
+    /// Steps early with the gradients that were added up so far, for example at the end of an
+    /// epoch. Returns false if there are none.
     ///
     /// # Errors
-    /// As [`DistributedOptimizer::backward_step`].
+    /// As for [`DistributedOptimizer::backward_step`].
     pub fn step(&mut self) -> Result<bool> {
         if !self.accumulation.step_now() {
             return Ok(false);
@@ -175,13 +175,13 @@ impl DistributedOptimizer {
         self.exchange_and_step().map(|()| true)
     }
 
-    /// The wrapped optimizer, to change its learning rate and the like. A step that is made with it
-    /// uses this rank's gradients alone.
+    /// The wrapped optimizer, for example to change its learning rate. Its own steps use only this
+    /// rank's gradients.
     pub fn inner_mut(&mut self) -> &mut Optimizer {
         &mut self.inner
     }
 
-    /// The session whose ranks step together.
+    /// The session of the optimizer.
     pub fn session(&self) -> &Session {
         &self.common.session
     }
@@ -206,64 +206,14 @@ impl DistributedOptimizer {
     }
 }
 
-/// How long other exchanges may take to end when one has failed (WAIT): ranks that differ may never
-/// start them.
+/// How long other exchanges may take to end after one has failed (WAIT): if ranks differ, some may
+/// never start.
 const AFTER_FAILURE: Duration = Duration::from_secs(5);
 
-/// Exchanges under way, and why the next one was not started, if it could not be.
-struct Started {
-    exchanges: Vec<Exchange>,
-    failure: Option<Error>,
-}
-
-/// Starts an exchange for each item, up to the first that can't be started.
-fn start_all<T>(
-    items: impl Iterator<Item = T>,
-    start: impl FnMut(T) -> Result<Exchange>,
-) -> Started {
-    let mut failure = None;
-    let mut until_failure = |started: Result<Exchange>| match started {
-        Ok(exchange) => Some(exchange),
-        Err(error) => {
-            failure = Some(error);
-            None
-        }
-    };
-    let exchanges = items.map(start).map_while(&mut until_failure).collect();
-    Started { exchanges, failure }
-}
-
-impl Started {
-    /// Waits for all exchanges and stores their results for their items. After a failure it waits
-    /// for the others for a few seconds more: if all ranks have started the same, no name stays in
-    /// flight, and the caller may try again.
-    ///
-    /// # Errors
-    /// Why an exchange was not started, or the first failure. What comes after it is not stored.
-    fn finish<T>(
-        self,
-        items: impl Iterator<Item = T>,
-        mut store: impl FnMut(T, Mirror) -> Result<()>,
-    ) -> Result<()> {
-        let Self { exchanges, failure } = self;
-        let mut result = failure.map_or(Ok(()), Err);
-        let mut end = result.is_err().then(|| Instant::now() + AFTER_FAILURE);
-        for (item, exchange) in items.zip(exchanges) {
-            if let Some(end) = end {
-                exchange.wait_until(end);
-                continue;
-            }
-            result = exchange.wait().and_then(|memory| store(item, memory));
-            end = result.is_err().then(|| Instant::now() + AFTER_FAILURE);
-        }
-        result
-    }
-}
-
-/// The trainable variables in the order in which they were made, with their names.
+/// The trainable variables in the order of their creation, with their names.
 fn trainable(parameters: &VarStore) -> Vec<(String, Tensor)> {
-    // tch keeps the order without names and the names without order; the storage is the link.
-    // Empty tensors may have none of their own: the smallest name first, on all ranks alike.
+    // tch keeps the order without names and the names without order; the storage connects them.
+    // Empty tensors may share an address: these are ordered by name, the same on all ranks.
     let mut names: HashMap<usize, Vec<String>> = HashMap::new();
     for (name, tensor) in parameters.variables() {
         names.entry(tensor.data_ptr().addr()).or_default().push(name);
@@ -286,18 +236,34 @@ fn trainable(parameters: &VarStore) -> Vec<(String, Tensor)> {
 /// Gives every rank the root's parameters, trainable or not.
 ///
 /// # Errors
-/// An element type that is not exchanged, no shared memory, or a failed broadcast with the
-/// parameter's name; some parameters may be the root's then and others not.
+/// If an element type is not supported, memory can't be allocated, or a broadcast fails, with the
+/// parameter's name. Then some parameters may have the root's values and others not.
 pub fn broadcast_parameters(session: &Session, parameters: &VarStore, root: u32) -> Result<()> {
     let mut variables: Vec<(String, Tensor)> = parameters.variables().into_iter().collect();
     variables.sort_by(|a, b| a.0.cmp(&b.0));
-    let started = start_all(variables.iter(), |(name, variable)| {
+    let start = |name: &str, variable: &Tensor| -> Result<Exchange> {
         let mut memory = Mirror::new(session, name, variable)?;
         memory.load(variable)?;
         let options = BroadcastOptions::from_rank(root).name(format!("parameter.{name}"));
         memory.exchange(|buffer| session.broadcast_async(buffer, options))
+    };
+    let mut exchanges = Vec::new();
+    let mut result: Result<()> = variables.iter().try_for_each(|(name, variable)| {
+        exchanges.push(start(name, variable)?);
+        Ok(())
     });
-    started.finish(variables.iter_mut(), |(_, variable), memory| memory.store(variable))
+    let mut end = Instant::now() + AFTER_FAILURE;
+    for ((_, variable), exchange) in variables.iter_mut().zip(exchanges) {
+        if result.is_err() {
+            // If all ranks have started the same exchanges, no name stays in flight, and the caller
+            // may try again.
+            exchange.wait_until(end);
+            continue;
+        }
+        result = exchange.wait().and_then(|memory| memory.store(variable));
+        end = Instant::now() + AFTER_FAILURE;
+    }
+    result
 }
 
 #[cfg(test)]
@@ -307,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn trainable_variables_keep_their_order_and_get_their_names() {
+    fn trainable_variables_keep_order_and_names() {
         let parameters = nn::VarStore::new(Device::Cpu);
         let root = parameters.root();
         let _ = root.zeros("z_first", &[2]);

@@ -1,5 +1,4 @@
-//! A tch tensor over a buffer of shared memory: the only place of this crate where libtorch gets an
-//! address of ours.
+//! A tch tensor over a buffer of shared memory, for copying values in and out.
 
 use std::time::Instant;
 
@@ -8,16 +7,16 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::Result;
 
-/// Shared memory for what one tch tensor holds. Values are copied in and out, which also crosses
-/// devices and straightens strides.
+/// Shared memory for the values of a tch tensor. Copying in and out also handles other devices and
+/// strides.
 #[derive(Debug)]
 pub(crate) struct Mirror {
-    /// Over the memory of `buffer`, with no ownership of it: never given out.
+    /// A tensor over the memory of `buffer`, without owning it: never given out.
     view: Tensor,
     buffer: Buffer,
 }
 
-/// Shared memory while a collective works on it: nothing looks at it meanwhile.
+/// Shared memory during a collective; nothing else accesses it.
 #[derive(Debug)]
 pub(crate) struct Exchange {
     view: Tensor,
@@ -44,16 +43,16 @@ fn dtype(kind: Kind) -> Option<DType> {
     })
 }
 
-/// Shared memory of the size and the element type of `like`, which is called `name` in errors.
+/// Shared memory with the size and element type of `like`. `name` is for errors.
 ///
 /// # Errors
-/// An element type that is not exchanged, or no memory.
+/// If the element type is not supported, or memory can't be allocated.
 pub(crate) fn buffer_like(session: &Session, name: &str, like: &Tensor) -> Result<Buffer> {
     let kind = like.kind();
     let dtype = dtype(kind).ok_or_else(|| {
         GradwireError::Invalid(format!(
-            "tensor '{name}' has elements of kind {kind:?}, which are not exchanged: gradwire has \
-             no such element type; convert it first"
+            "tensor '{name}' has elements of kind {kind:?}, which Gradwire does not support; \
+             convert it first"
         ))
     })?;
     let dims: Vec<u64> = like.size().iter().map(|d| d.unsigned_abs()).collect();
@@ -62,19 +61,19 @@ pub(crate) fn buffer_like(session: &Session, name: &str, like: &Tensor) -> Resul
 }
 
 impl Mirror {
-    /// Memory for a tensor like `like`, which is called `name` in errors.
+    /// Memory for a tensor like `like`. `name` is for errors.
     ///
     /// # Errors
-    /// An element type that is not exchanged, or no memory.
+    /// If the element type is not supported, or memory can't be allocated.
     pub(crate) fn new(session: &Session, name: &str, like: &Tensor) -> Result<Self> {
         let (kind, size) = (like.kind(), like.size());
         let buffer = buffer_like(session, name, like)?;
-        // SAFETY: the memory is as long as the shape says and aligned for every element type. The
-        // view is private and used for copying only, so no other tensor shares its storage. Copies
-        // are made by methods of `Mirror` alone, which owns the buffer: the memory is there, and no
-        // operation is in flight. `Exchange` keeps the view and never touches its memory; dropping
-        // a view of others' memory does not, either.
-        #[expect(unsafe_code, reason = "tch has no safe way to use memory of others")]
+        // SAFETY: the memory has the size of the shape and is aligned for every element type. The
+        // view is private and only used for copying, so no other tensor shares its storage. Only
+        // methods of `Mirror` copy, which owns the buffer: the memory is mapped, and no operation
+        // is in flight. `Exchange` keeps the view and never accesses its memory; nor does dropping
+        // the view.
+        #[expect(unsafe_code, reason = "tch has no safe way to use existing memory")]
         let view = unsafe { Tensor::f_from_blob(buffer.as_ptr(), &size, &[], kind, Device::Cpu) }?;
         Ok(Self { view, buffer })
     }
@@ -85,13 +84,13 @@ impl Mirror {
         Ok(())
     }
 
-    /// Copies the values back, also into a parameter.
+    /// Copies the values to a tensor, which may be a parameter.
     pub(crate) fn store(&self, to: &mut Tensor) -> Result<()> {
         no_grad(|| to.f_copy_(&self.view))?;
         Ok(())
     }
 
-    /// Hands the memory to a collective that `start` starts.
+    /// Passes the memory to a collective that `start` starts.
     pub(crate) fn exchange(
         self,
         start: impl FnOnce(Buffer) -> std::result::Result<Handle<Buffer>, GradwireError>,
@@ -102,16 +101,16 @@ impl Mirror {
 }
 
 impl Exchange {
-    /// Waits for the end of the collective, whatever it is, but not for ever.
+    /// Waits for the end of the collective, but at most until `end`. Ignores its outcome.
     pub(crate) fn wait_until(self, end: Instant) {
-        // The memory stays with the session.
+        // If it does not end in time, the session keeps the memory.
         let _ = self.handle.wait_deadline(end.saturating_duration_since(Instant::now()));
     }
 
-    /// Waits for the collective and gives the memory back.
+    /// Waits for the collective and returns the memory.
     ///
     /// # Errors
-    /// The failure of the collective; the memory stays with the session then.
+    /// The failure of the collective.
     pub(crate) fn wait(self) -> Result<Mirror> {
         let Self { view, handle } = self;
         Ok(Mirror { view, buffer: handle.wait()? })

@@ -1,4 +1,5 @@
-// What tch does not expose of libtorch: hooks on gradients, and tensors that own memory of others.
+// Parts of libtorch that tch does not expose: hooks on gradients, and tensors that own external
+// memory.
 //
 // No exception leaves this file: each function returns its text, which gradwire_forget frees, or
 // null.
@@ -19,7 +20,7 @@ namespace {
 using Node = c10::intrusive_ptr<torch::autograd::Node>;
 using Call = void (*)(void *);
 
-// Is called when a backward pass has added to a gradient, and owns its context.
+// Called when a backward pass has added to a gradient. Owns its context.
 class Ready final : public torch::autograd::FunctionPostHook {
 public:
   Ready(void *context, Call run, Call drop) : context_(context, drop), run_(run) {}
@@ -42,7 +43,7 @@ template <typename F> char *guarded(F &&body) noexcept {
   } catch (const std::exception &error) {
     return strdup(error.what());
   } catch (...) {
-    return strdup("an exception that is no std::exception");
+    return strdup("an exception that is not a std::exception");
   }
 }
 
@@ -53,7 +54,7 @@ extern "C" {
 void gradwire_forget(char *text) { free(text); }
 
 // Calls `run(context)` after each backward pass that has added to the parameter's gradient, and
-// `drop(context)` in the end. `watch` keeps the node of autograd that has the hook.
+// `drop(context)` at the end. `watch` owns a reference to the autograd node that has the hook.
 char *gradwire_watch(const at::Tensor *parameter, void *context, Call run, Call drop,
                      void **watch) {
   return guarded([&] {
@@ -67,7 +68,7 @@ char *gradwire_watch(const at::Tensor *parameter, void *context, Call run, Call 
 
 void gradwire_unwatch(void *watch) { delete static_cast<Node *>(watch); }
 
-// Whether the parameter's gradients still come from the node that has the hook.
+// Whether the node with the hook still produces the parameter's gradients.
 bool gradwire_is_watched(const at::Tensor *parameter, const void *watch) {
   bool same = false;
   char *text = guarded([&] {
@@ -78,8 +79,8 @@ bool gradwire_is_watched(const at::Tensor *parameter, const void *watch) {
   return same;
 }
 
-// A contiguous tensor of the processor over `data`, with the shape and the element type of `like`.
-// `drop(owner)` is called when nothing uses the memory.
+// A contiguous CPU tensor over `data`, with the shape and the element type of `like`. Calls
+// `drop(owner)` when nothing uses the memory any more.
 char *gradwire_tensor(void *data, const at::Tensor *like, void *owner, Call drop,
                       at::Tensor **made) {
   return guarded([&] {
@@ -89,14 +90,14 @@ char *gradwire_tensor(void *data, const at::Tensor *like, void *owner, Call drop
   });
 }
 
-// Makes a tensor the parameter's gradient; null stands for none.
+// Makes a tensor the parameter's gradient; null removes the gradient.
 char *gradwire_set_gradient(const at::Tensor *parameter, const at::Tensor *gradient) {
   return guarded([&] {
     parameter->mutable_grad() = gradient == nullptr ? at::Tensor() : *gradient;
   });
 }
 
-// Whether nobody else has this tensor, or another one over its memory.
+// Whether there are no other references to this tensor or its memory.
 bool gradwire_is_alone(const at::Tensor *tensor) {
   return tensor->use_count() == 1 && tensor->storage().use_count() == 1;
 }

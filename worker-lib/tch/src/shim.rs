@@ -1,4 +1,4 @@
-//! The safe side of `shim.cpp`: hooks on gradients, and tensors that own shared memory.
+//! Safe wrappers of `shim.cpp`: hooks on gradients, and tensors that own shared memory.
 
 use std::{
     ffi::{CStr, c_char, c_void},
@@ -15,8 +15,8 @@ use torch_sys::C_tensor;
 type Call = extern "C" fn(*mut c_void);
 type Result<T> = std::result::Result<T, TchError>;
 
-#[expect(unsafe_code, reason = "these are the functions of shim.cpp, with its types")]
-// SAFETY: the declarations are those of shim.cpp. `C_tensor` is torch-sys' name of `at::Tensor`.
+#[expect(unsafe_code, reason = "the functions of shim.cpp")]
+// SAFETY: the declarations match shim.cpp. `C_tensor` is torch-sys' name for `at::Tensor`.
 unsafe extern "C" {
     fn gradwire_forget(text: *mut c_char);
     fn gradwire_watch(
@@ -39,14 +39,14 @@ unsafe extern "C" {
     fn gradwire_is_alone(tensor: *const C_tensor) -> bool;
 }
 
-/// The result of a call that has returned this text.
+/// The result of a call that returned this text.
 fn checked(text: *mut c_char) -> Result<()> {
     if text.is_null() {
         return Ok(());
     }
-    // SAFETY: the shim returns null or a string of its own, which ends with a zero and which is
-    // freed here only, after it was copied.
-    #[expect(unsafe_code, reason = "the text is C's")]
+    // SAFETY: the shim returns null or a string with a terminating zero, which only this function
+    // frees, after copying it.
+    #[expect(unsafe_code, reason = "the text is a C string")]
     let text = unsafe {
         let words = CStr::from_ptr(text).to_string_lossy().into_owned();
         gradwire_forget(text);
@@ -61,16 +61,16 @@ type Watcher = Box<dyn Fn() + Send + Sync>;
 /// of that pass.
 pub(crate) struct Hook {
     watch: NonNull<c_void>,
-    /// The function knows it weakly.
+    /// The function has a weak reference to it.
     _alive: Arc<()>,
 }
 
 impl Hook {
-    /// Registers a function. A panic of it ends there. It is not called after the hook was dropped,
-    /// although a graph that is still alive keeps it: another hook may be there by then.
+    /// Registers a function. Its panics are caught. It is not called after the hook was dropped,
+    /// even if a graph still keeps it: there may be another hook by then.
     ///
     /// # Errors
-    /// A tensor that takes no gradients.
+    /// If the tensor takes no gradients.
     pub(crate) fn new(
         parameter: &Tensor,
         watcher: impl Fn() + Send + Sync + 'static,
@@ -84,9 +84,9 @@ impl Hook {
         };
         let context = Box::into_raw(Box::new(Box::new(watcher) as Watcher));
         let mut watch = ptr::null_mut();
-        // SAFETY: the parameter lives during the call. The context is given to the shim, which
-        // passes it to `run` while it has it, and once to `drop_watcher`, also if it fails. `watch`
-        // is written by a call that succeeds.
+        // SAFETY: the parameter lives during the call. The shim owns the context: it passes it to
+        // `run`, and in the end once to `drop_watcher`, also if it fails. A successful call writes
+        // `watch`.
         #[expect(unsafe_code, reason = "the shim is C++")]
         let text = unsafe {
             gradwire_watch(parameter.as_ptr(), context.cast(), run, drop_watcher, &mut watch)
@@ -97,8 +97,8 @@ impl Hook {
             .ok_or_else(|| TchError::Torch("the hook was not registered".into()))
     }
 
-    /// Whether it still sees this parameter's gradients. A parameter whose element type or device
-    /// has changed has lost its hooks.
+    /// Whether it still sees this parameter's gradients. Changing the element type or device of a
+    /// parameter removes its hooks.
     pub(crate) fn sees(&self, parameter: &Tensor) -> bool {
         // SAFETY: both live during the call, which changes neither.
         #[expect(unsafe_code, reason = "the shim is C++")]
@@ -108,15 +108,15 @@ impl Hook {
     }
 }
 
-// SAFETY: `watch` is a counted reference to a node of autograd. Its count is atomic, and nothing
-// else is done with it.
-#[expect(unsafe_code, reason = "a raw pointer says nothing about threads")]
+// SAFETY: `watch` is a counted reference to a node of autograd. Its count is atomic, and it is not
+// used in any other way.
+#[expect(unsafe_code, reason = "raw pointers are not Send")]
 unsafe impl Send for Hook {}
 
 impl Drop for Hook {
     fn drop(&mut self) {
         // A graph that is still alive may keep the node, and with it the function.
-        // SAFETY: `watch` was made by `gradwire_watch` and is given back once, here.
+        // SAFETY: `gradwire_watch` made `watch`, and it is released only here, once.
         #[expect(unsafe_code, reason = "the shim is C++")]
         unsafe {
             gradwire_unwatch(self.watch.as_ptr());
@@ -131,11 +131,11 @@ impl fmt::Debug for Hook {
 }
 
 extern "C" fn run(context: *mut c_void) {
-    // SAFETY: the context of `Hook::new`, which the shim has until it calls `drop_watcher`. Several
-    // threads may be here at once: the function is `Sync`.
+    // SAFETY: the context of `Hook::new`, which the shim keeps until it calls `drop_watcher`.
+    // Several threads may be here at once: the function is `Sync`.
     #[expect(unsafe_code, reason = "the context went through C++")]
     let watcher = unsafe { &*context.cast::<Watcher>() };
-    // Who panics while it holds a lock leaves it poisoned, which is how others learn of it.
+    // A panic is reported by the lock that it poisons.
     let _ = catch_unwind(AssertUnwindSafe(watcher));
 }
 
@@ -151,24 +151,24 @@ extern "C" fn drop_memory(owner: *mut c_void) {
     drop(unsafe { Box::from_raw(owner.cast::<SharedBuffer>()) });
 }
 
-/// A contiguous tensor over shared memory, which it keeps in use. It has the shape and the element
+/// A contiguous tensor over shared memory, which it keeps allocated, with the shape and the element
 /// type of `like`.
 ///
 /// # Errors
-/// The memory has another size, or what libtorch says.
+/// If the memory has another size, and errors of libtorch.
 pub(crate) fn tensor_over(memory: SharedBuffer, like: &Tensor) -> Result<Tensor> {
     let bytes = like.numel() * like.kind().elt_size_in_bytes();
     if bytes as u64 != memory.byte_len() {
-        let text = format!("{bytes} bytes are not the {} of the memory", memory.byte_len());
+        let text = format!("the tensor has {bytes} bytes, the memory {}", memory.byte_len());
         return Err(TchError::Shape(text));
     }
     let data = memory.as_ptr();
     let owner = Box::into_raw(Box::new(memory));
     let mut made = ptr::null_mut();
-    // SAFETY: the memory is as long as the tensor, checked above, aligned for every element type,
-    // and stays while its owner lives. The shim drops the owner when the tensor's storage ends, or
-    // at once if it fails. A tensor that was made is owned by nobody else.
-    #[expect(unsafe_code, reason = "tch has no tensors that own memory of others")]
+    // SAFETY: the memory is as long as the tensor, as checked above, aligned for every element
+    // type, and stays mapped while its owner lives. The shim drops the owner with the tensor's
+    // storage, or at once if it fails. Nobody else owns the new tensor.
+    #[expect(unsafe_code, reason = "tch has no tensors that own external memory")]
     let made = unsafe {
         let text =
             gradwire_tensor(data.cast(), like.as_ptr(), owner.cast(), drop_memory, &mut made);
@@ -178,10 +178,10 @@ pub(crate) fn tensor_over(memory: SharedBuffer, like: &Tensor) -> Result<Tensor>
     Ok(made)
 }
 
-/// Makes a tensor the gradient of a parameter; `None` takes the gradient away.
+/// Makes a tensor the gradient of a parameter; `None` removes the gradient.
 ///
 /// # Errors
-/// What libtorch says: the tensor has another shape, element type or device.
+/// If the tensor has another shape, element type or device.
 pub(crate) fn set_gradient(parameter: &Tensor, gradient: Option<&Tensor>) -> Result<()> {
     let gradient = gradient.map_or(ptr::null(), Tensor::as_ptr);
     // SAFETY: both live during the call; libtorch counts its own reference to the gradient.
@@ -189,10 +189,10 @@ pub(crate) fn set_gradient(parameter: &Tensor, gradient: Option<&Tensor>) -> Res
     checked(unsafe { gradwire_set_gradient(parameter.as_ptr(), gradient) })
 }
 
-/// Whether nobody else has this tensor or another one over its memory.
+/// Whether there are no other references to this tensor or its memory.
 pub(crate) fn is_alone(tensor: &Tensor) -> bool {
     // SAFETY: the tensor is defined and lives during the call.
-    #[expect(unsafe_code, reason = "tch does not tell")]
+    #[expect(unsafe_code, reason = "tch does not expose reference counts")]
     unsafe {
         gradwire_is_alone(tensor.as_ptr())
     }

@@ -14,7 +14,7 @@ use tch::{
 
 const RATE: f64 = 0.5;
 
-/// A job of nodes with so many ranks.
+/// Runs `rank` on each rank of a job; `slots` are the ranks of each node.
 fn ranks(slots: &[u32], rank: impl Fn(&Session) + Send + Sync + 'static) {
     let cluster = Cluster::start(&Plan::nodes(slots)).unwrap();
     cluster.ranks(rank).unwrap();
@@ -43,13 +43,13 @@ fn wrap(session: &Session, store: &nn::VarStore, accumulate: u32) -> Distributed
 }
 
 #[test]
-fn every_rank_steps_with_the_sum_of_the_gradients() {
+fn every_rank_steps_with_the_summed_gradients() {
     ranks(&[2, 1], |session| {
         let (store, first, second) = parameters(1.0);
         let mut optimizer = wrap(session, &store, 1);
         let own = f64::from(session.rank() + 1);
         for step in 1..=3 {
-            // d/dx of own · sum(x): own, transposed so that strides are not the plain ones.
+            // d/dx of own · sum(x): own; transposed, so that the gradient is not contiguous.
             let loss = (first.tr() * own).sum(Kind::Float) + (&second * 2.0).sum(Kind::Float);
             assert!(optimizer.backward_step(&loss).unwrap());
             assert_eq!(values(&first), [1.0 - RATE * 6.0 * f64::from(step); 6]);
@@ -79,7 +79,7 @@ fn passes_are_added_up_before_a_step() {
 }
 
 #[test]
-fn a_parameter_that_one_rank_does_not_use_is_exchanged_all_the_same() {
+fn a_parameter_unused_on_one_rank_is_exchanged() {
     ranks(&[1, 1], |session| {
         let (store, first, second) = parameters(0.0);
         let mut optimizer = wrap(session, &store, 1);
@@ -94,7 +94,7 @@ fn a_parameter_that_one_rank_does_not_use_is_exchanged_all_the_same() {
 }
 
 #[test]
-fn everybody_gets_the_roots_parameters() {
+fn all_ranks_get_the_roots_parameters() {
     ranks(&[2, 1], |session| {
         let (store, first, second) = parameters(f64::from(session.rank()));
         broadcast_parameters(session, &store, 1).unwrap();
@@ -108,11 +108,11 @@ fn everybody_gets_the_roots_parameters() {
 }
 
 #[test]
-fn a_failed_exchange_names_the_gradient_and_makes_no_step() {
+fn a_failed_exchange_is_named_and_makes_no_step() {
     ranks(&[1, 1], |session| {
         let (store, first, _) = parameters(1.0);
         let inner = nn::Sgd::default().build(&store, RATE).unwrap();
-        // Sum here, average there: the exchange can't be carried out.
+        // Sum on one rank, average on the other: the exchange must fail.
         let op = if session.rank() == 0 { ReduceOp::Sum } else { ReduceOp::Average };
         let options = OptimizerOptions { op, ..Default::default() };
         let mut optimizer = DistributedOptimizer::new(session, inner, &store, options).unwrap();
@@ -125,7 +125,7 @@ fn a_failed_exchange_names_the_gradient_and_makes_no_step() {
     });
 }
 
-/// What else is in flight has ended when a failure is reported, so one can try again at once.
+/// All other exchanges have ended when a failure is reported, so the caller can retry at once.
 #[test]
 fn a_failed_exchange_waits_for_the_others() {
     ranks(&[1, 1], |session| {
@@ -145,7 +145,7 @@ fn a_failed_exchange_waits_for_the_others() {
                 session.broadcast_async(buffer, options).unwrap().wait()
             };
             broadcast("parameter.bad", 4).unwrap_err();
-            // Rank 0 has its failure by now.
+            // By now rank 0 has received its failure.
             std::thread::sleep(Duration::from_millis(300));
             broadcast("parameter.good", 2).unwrap();
         }
@@ -161,7 +161,7 @@ fn with(name: &str, tensor: &Tensor) -> nn::VarStore {
 }
 
 #[test]
-fn tensors_that_are_not_contiguous_are_packed_and_unpacked() {
+fn noncontiguous_tensors_are_packed_and_unpacked() {
     ranks(&[1, 1], |session| {
         let first = i64::from(session.rank()) * 100;
         let whole = Tensor::arange_start(first, first + 24, (Kind::Int64, Device::Cpu));
@@ -172,13 +172,13 @@ fn tensors_that_are_not_contiguous_are_packed_and_unpacked() {
         let expected = |i: i64, j: i64| (100 + j * 2 * 6 + i) as f64;
         let flat = (0..6).flat_map(|i| (0..2).map(move |j| expected(i, j)));
         assert_eq!(values(&strided), flat.collect::<Vec<_>>());
-        // What lies between is not touched.
+        // Elements in between are not touched.
         assert_eq!(whole.int64_value(&[6]), first + 6);
     });
 }
 
 #[test]
-fn every_element_type_that_both_know_is_exchanged() {
+fn every_common_element_type_is_exchanged() {
     ranks(&[1, 1], |session| {
         let own = f64::from(session.rank());
         for kind in [
@@ -203,7 +203,7 @@ fn every_element_type_that_both_know_is_exchanged() {
 }
 
 #[test]
-fn elements_that_are_not_exchanged_are_named() {
+fn an_unsupported_element_type_is_named() {
     ranks(&[1], |session| {
         let half = Tensor::zeros([2], (Kind::ComplexHalf, Device::Cpu));
         let error = broadcast_parameters(session, &with("half", &half), 0).unwrap_err().to_string();
@@ -211,8 +211,8 @@ fn elements_that_are_not_exchanged_are_named() {
     });
 }
 
-/// What a step changes, by the way without hooks: a backward pass, one exchange after the other,
-/// and the optimizer's arithmetic.
+/// A step without hooks: a backward pass, one exchange after the other, and the optimizer's
+/// arithmetic.
 fn step_by_hand(session: &Session, store: &nn::VarStore, loss: &Tensor) {
     loss.backward();
     let mut all: Vec<_> = store.variables().into_iter().collect();
@@ -228,7 +228,7 @@ fn step_by_hand(session: &Session, store: &nn::VarStore, loss: &Tensor) {
     }
 }
 
-/// Layers, whose first one is used twice and whose last one in odd steps only.
+/// Layers. The first one is used twice, and the last one only in odd steps.
 struct Layers {
     store: nn::VarStore,
     layers: Vec<Tensor>,
@@ -265,7 +265,7 @@ impl Layers {
 const DENSE: (Kind, Device) = (Kind::Float, Device::Cpu);
 
 #[test]
-fn the_bits_are_those_of_exchanges_after_the_pass() {
+fn the_bits_equal_exchanges_after_the_pass() {
     ranks(&[1, 1], |session| {
         let (ours, by_hand) = (Layers::new(), Layers::new());
         let inner = nn::Sgd::default().build(&ours.store, RATE).unwrap();
@@ -284,7 +284,7 @@ fn the_bits_are_those_of_exchanges_after_the_pass() {
 }
 
 #[test]
-fn a_gradient_that_the_program_keeps_stays_as_it_is() {
+fn a_gradient_that_is_kept_does_not_change() {
     ranks(&[1, 1], |session| {
         let (store, first, second) = parameters(1.0);
         let mut optimizer = wrap(session, &store, 1);
@@ -390,14 +390,14 @@ fn failing_pass(optimizer: &mut DistributedOptimizer, first: &Tensor, second: &T
 }
 
 #[test]
-fn a_pass_that_fails_in_the_middle_can_be_repeated() {
+fn a_pass_that_fails_midway_can_be_repeated() {
     ranks(&[1, 1], |session| {
         let (store, first, second) = parameters(0.0);
         let mut optimizer = wrap(session, &store, 2);
         for _ in 0..2 {
             let good = || first.exp().sum(Kind::Float) + second.sum(Kind::Float);
             assert!(!optimizer.backward_step(&good()).unwrap());
-            // It has exchanged the second gradient by then.
+            // By then it has exchanged the second gradient.
             failing_pass(&mut optimizer, &first, &second);
             assert_eq!(values(&second), [0.0; 3]);
             assert!(!optimizer.step().unwrap(), "the passes don't count");
@@ -410,9 +410,9 @@ fn a_pass_that_fails_in_the_middle_can_be_repeated() {
     });
 }
 
-/// One gradient has it and the other one has not, so neither is the sum of the passes.
+/// Only one of the gradients includes the failed pass, so neither is the sum of the passes.
 #[test]
-fn a_pass_that_fails_before_the_last_one_does_not_count_either() {
+fn a_failed_pass_before_the_last_does_not_count() {
     ranks(&[1, 1], |session| {
         let (store, first, second) = parameters(0.0);
         let mut optimizer = wrap(session, &store, 3);
@@ -427,8 +427,8 @@ fn a_pass_that_fails_before_the_last_one_does_not_count_either() {
     });
 }
 
-/// The backward pass of rank 0 never gets to its end, and yet rank 1 has its gradient: nothing that
-/// comes after the pass has sent it.
+/// The backward pass of rank 0 fails, but rank 1 gets its gradient: the exchange started during the
+/// pass.
 #[test]
 fn an_exchange_begins_in_the_backward_pass() {
     ranks(&[1, 1], |session| {
@@ -449,9 +449,9 @@ fn an_exchange_begins_in_the_backward_pass() {
 }
 
 #[test]
-fn a_session_that_has_failed_is_reported_by_the_step() {
+fn a_step_reports_a_failed_session() {
     let cluster = Cluster::start(&Plan::nodes(&[1, 1])).unwrap();
-    // In a session that has failed, no optimizer can be made: both are made before it fails.
+    // No optimizer can be created in a failed session, so both are created before.
     let made = Barrier::new(2);
     let ended = cluster.ranks(move |session| {
         let (store, first, second) = parameters(1.0);
@@ -467,7 +467,7 @@ fn a_session_that_has_failed_is_reported_by_the_step() {
             assert!(error.to_string().contains("no more data"), "{error}");
             assert_eq!(values(&first), [1.0; 6]);
         }
-        // The tensors are this process's own: reading and computing go on.
+        // The tensors belong to this process and stay usable.
         optimizer.inner_mut().zero_grad();
         loss().backward();
         assert_eq!(values(&second.grad()), [1.0; 3]);

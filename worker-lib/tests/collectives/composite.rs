@@ -1,4 +1,4 @@
-//! Collectives that are made of several: objects, sparse allreduces, Adasum.
+//! Collectives that consist of others: objects, sparse allreduces, Adasum.
 
 use gradwire_worker::{
     AdasumOptions, AllgatherOptions, BarrierOptions, BroadcastOptions, DType, FailureKind,
@@ -29,10 +29,10 @@ fn objects_are_given_to_all() {
         assert_eq!(session.broadcast_object(own.as_ref(), options()).unwrap(), plan(2));
         let all = session.allgather_object(&plan(rank), AllgatherOptions::default()).unwrap();
         assert_eq!(all, [plan(0), plan(1), plan(2)]);
-        // Nothing is an object as well.
+        // An empty object.
         session.broadcast_object(Some(&()), options()).unwrap();
 
-        // Waited for in different orders: their parts go on by themselves.
+        // Ranks wait in different orders: the parts run without the waits.
         let one = session.broadcast_object_async(own.as_ref(), options().name("one")).unwrap();
         let two =
             session.allgather_object_async(&plan(rank), AllgatherOptions::named("two")).unwrap();
@@ -47,8 +47,8 @@ fn objects_are_given_to_all() {
 }
 
 #[test]
-fn an_object_that_is_too_large_is_reported_to_all() {
-    // Only the giver's limit counts.
+fn a_too_large_object_is_reported_to_all() {
+    // Only the sender's limit counts.
     let settings = |rank, builder: gradwire_worker::SessionBuilder| {
         builder.max_object_bytes(if rank == 1 { 1000 } else { 10 })
     };
@@ -71,13 +71,13 @@ fn an_object_that_is_too_large_is_reported_to_all() {
 }
 
 #[test]
-fn an_object_of_another_type_and_a_missing_one_are_errors() {
+fn a_missing_object_or_another_type_is_an_error() {
     ranks(2, |session| {
         let options = || BroadcastOptions::from_rank(0);
         if session.rank() == 0 {
             let error = text(session.broadcast_object(None::<&u8>, options()));
             assert!(
-                error.contains("rank 0 is the root of a broadcast and gives no object"),
+                error.contains("rank 0 is the root of a broadcast but gives no object"),
                 "{error}"
             );
             session.broadcast_object(Some(&"text".to_owned()), options().name("x")).unwrap();
@@ -89,7 +89,7 @@ fn an_object_of_another_type_and_a_missing_one_are_errors() {
             );
         }
         let error = text(session.broadcast_object(Some(&1u8), BroadcastOptions::from_rank(5)));
-        assert!(error.contains("no rank 5 to be the root"), "{error}");
+        assert!(error.contains("the root, rank 5, does not exist"), "{error}");
     });
 }
 
@@ -98,7 +98,7 @@ fn rows(cols: u64, indices: &[u64], values: &[f32]) -> SparseRows<f32> {
 }
 
 #[test]
-fn rows_are_added_up_and_the_smaller_way_is_taken() {
+fn rows_are_added_up_in_the_smaller_form() {
     ranks(3, |session| {
         let own = match session.rank() {
             0 => rows(2, &[5, 1, 5], &[1.0, 2.0, 3.0, 4.0, 10.0, 20.0]),
@@ -109,7 +109,7 @@ fn rows_are_added_up_and_the_smaller_way_is_taken() {
         let reduced = session.sparse_allreduce(&own, sum("few")).unwrap();
         assert!(!reduced.dense);
         assert_eq!(reduced.rows, rows(2, &[1, 5], &[3.0, 4.0, 111.0, 222.0]));
-        // The average is over all that take part, with or without the row.
+        // The average is over all ranks, with or without the row.
         let handle = session.sparse_allreduce_async(own, SparseOptions::default()).unwrap();
         assert_eq!(handle.wait().unwrap().rows.values, [1.0, 4.0 / 3.0, 37.0, 74.0]);
 
@@ -135,7 +135,7 @@ fn a_bad_index_fails_on_all_ranks() {
         assert!(text.contains("2 such indices"), "{text}");
         assert_eq!(failure.tensor, "sparse-allreduce.#1");
 
-        // Shapes that differ: the same for all, with what each gave.
+        // Different shapes: all ranks get the same error, with the shape of each.
         let own = rows(u64::from(session.rank()) + 1, &[], &[]);
         let error = session.sparse_allreduce(&own, SparseOptions::default()).unwrap_err();
         assert_eq!(error.failure().unwrap().kind, FailureKind::Disagreement);
@@ -143,7 +143,7 @@ fn a_bad_index_fails_on_all_ranks() {
 
         let short = rows(2, &[1, 2], &[1.0; 3]);
         let error = self::text(session.sparse_allreduce(&short, SparseOptions::default()));
-        assert!(error.contains("2 rows of 2 columns need as many values, 3 were given"), "{error}");
+        assert!(error.contains("2 rows of 2 columns do not match 3 values"), "{error}");
         let own = rows(1, &[], &[]);
         let max = SparseOptions::default().op(ReduceOp::Max);
         let error = self::text(session.sparse_allreduce(&own, max));
@@ -153,7 +153,7 @@ fn a_bad_index_fails_on_all_ranks() {
 }
 
 #[test]
-fn rows_without_columns_are_as_small_as_they_look() {
+fn rows_without_columns_are_never_dense() {
     // BOUND: a dense result would list a million million rows.
     ranks(2, |session| {
         let indices = vec![u64::from(session.rank()), 1 << 39];
@@ -164,7 +164,7 @@ fn rows_without_columns_are_as_small_as_they_look() {
     });
 }
 
-/// Any values, the same for the same rank.
+/// Pseudorandom values for a rank.
 fn values(rank: u32, elements: usize) -> Vec<f64> {
     let mut bits = u64::from(rank + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut next = || {
@@ -196,7 +196,7 @@ fn adasum(tensors: &[Vec<f64>]) -> Vec<f64> {
 
 #[test]
 fn adasum_is_its_formula_for_any_number_of_ranks() {
-    const ELEMENTS: usize = 13; // not a multiple of any of them
+    const ELEMENTS: usize = 13; // not a multiple of any size
     for size in 1..=5 {
         let expected = adasum(&(0..size).map(|rank| values(rank, ELEMENTS)).collect::<Vec<_>>());
         ranks(size, |session| {
@@ -231,7 +231,7 @@ fn adasum_of_nothing_and_of_zeros() {
         let mut tensor = session.tensor(&[bf16::from_f32(value)], &[]).unwrap();
         session.adasum(&mut tensor, AdasumOptions::default()).unwrap();
         assert_eq!(tensor.as_slice(), [bf16::from_f32(2.0)]);
-        // Also where others have views of the memory.
+        // Also for shared buffers.
         let buffer = session.buffer(DType::F32, Shape::new(&[3]).unwrap()).unwrap();
         let handle = session.adasum_async(buffer.into_shared(), AdasumOptions::default()).unwrap();
         assert_eq!(handle.wait().unwrap().byte_len(), 12);
@@ -242,7 +242,7 @@ fn adasum_of_nothing_and_of_zeros() {
 }
 
 #[test]
-fn adasum_of_different_tensors_fails_on_all_ranks_alike() {
+fn adasum_of_different_tensors_fails_everywhere() {
     ranks(3, |session| {
         let rank = session.rank();
         let fails = |error: GradwireError, name: &str, lines: [&str; 3]| {
@@ -272,7 +272,7 @@ fn adasum_of_different_tensors_fails_on_all_ranks_alike() {
     });
 }
 
-/// Lets what is held go on, until it has ended: its thread may have submitted it late.
+/// Releases a held operation until it has ended: its thread may submit it late.
 fn release(session: &Session, set: &ProcessSet, held: Handle<Vec<u8>>) {
     while !held.poll() {
         let options = BarrierOptions::named("release").process_set(set);
@@ -282,7 +282,7 @@ fn release(session: &Session, set: &ProcessSet, held: Handle<Vec<u8>>) {
 }
 
 #[test]
-fn no_more_operations_of_several_parts_than_the_limit_are_under_way() {
+fn operations_of_several_parts_are_limited() {
     const LIMIT: usize = 256;
     let (_daemon, session) = FakeDaemon::alone();
     // BOUND: from several threads at once.
@@ -304,12 +304,12 @@ fn no_more_operations_of_several_parts_than_the_limit_are_under_way() {
     }
     let all = session.global_process_set();
     started.into_iter().for_each(|handle| release(&session, &all, handle.unwrap()));
-    // What was refused had no number.
+    // Refused operations took no number.
     session.allgather_object(&1u8, AllgatherOptions::default()).unwrap();
 }
 
 #[test]
-fn a_set_stays_while_an_operation_of_several_parts_is_under_way_there() {
+fn a_set_with_parts_in_flight_can_not_be_removed() {
     let (_daemon, session) = FakeDaemon::alone();
     let set = session.add_process_set(&[0]).unwrap();
     let other = session.add_process_set(&[0]).unwrap();
@@ -324,17 +324,17 @@ fn a_set_stays_while_an_operation_of_several_parts_is_under_way_there() {
 }
 
 #[test]
-fn names_of_several_parts_are_checked_and_dropping_a_handle_stops_nothing() {
+fn names_are_checked_and_dropped_handles_end() {
     ranks(2, |session| {
         let tensor = |session: &Session| session.zeros::<f32>(&[4]).unwrap();
         let long = AdasumOptions::named("x".repeat(1020));
         let error = text(session.adasum(&mut tensor(&session), long));
         assert!(error.contains("may have 1008 bytes"), "{error}");
-        // Nobody waits for it, and it is done all the same.
+        // Nobody waits for it, but it completes.
         drop(session.adasum_async(tensor(&session), AdasumOptions::named("dropped")).unwrap());
         session.barrier().unwrap();
     });
-    // One that can't end yet.
+    // An operation that can't end yet.
     let (_daemon, session) = FakeDaemon::alone();
     let options = || AllgatherOptions::named("hold");
     let held = session.allgather_object_async(&1u8, options()).unwrap();
@@ -356,7 +356,7 @@ fn names_of_several_parts_are_checked_and_dropping_a_handle_stops_nothing() {
     );
 }
 
-/// One that can't be read without a panic.
+/// An object whose deserialization panics.
 #[derive(Debug, Serialize)]
 struct Trap;
 
@@ -367,7 +367,7 @@ impl<'de> Deserialize<'de> for Trap {
 }
 
 #[test]
-fn a_panic_in_a_thread_of_its_own_ends_the_wait_and_is_reported() {
+fn a_panic_in_a_separate_thread_is_reported() {
     ranks(2, |session| {
         let held = session.allreduce_async(
             session.zeros::<f32>(&[1]).unwrap(),
@@ -379,7 +379,7 @@ fn a_panic_in_a_thread_of_its_own_ends_the_wait_and_is_reported() {
             let error = handle.wait().unwrap_err().to_string();
             assert!(error.contains("'trap' panicked"), "{error}");
         } else {
-            // The same object, as something that can be read.
+            // The same object as another type, which can be read.
             let options = BroadcastOptions::from_rank(0).name("trap");
             session.broadcast_object(None::<&()>, options).unwrap();
         }

@@ -1,5 +1,4 @@
-//! What is refused, and in which words. At the call, nothing is started; otherwise all ranks
-//! receive the error.
+//! Errors and their texts. An error at the call starts nothing; other errors reach all ranks.
 
 use gradwire_worker::{
     AllgatherOptions, AllreduceOptions, AlltoallOptions, BroadcastOptions, Buffer, Complex,
@@ -37,9 +36,9 @@ fn impossible_calls_start_nothing_and_say_why() {
             ),
             (
                 text(session.alltoall(&six, splits(&[4, 3]))),
-                format!("the splits of {sized} are 7 rows together, its tensor has 6"),
+                format!("the splits of {sized} add up to 7 rows, but its tensor has 6"),
             ),
-            (text(session.alltoall(&six, splits(&[u64::MAX, 9]))), "rows together".into()),
+            (text(session.alltoall(&six, splits(&[u64::MAX, 9]))), "rows, but its tensor".into()),
             (
                 text(session.alltoall(&five, AlltoallOptions::default())),
                 format!("the 5 rows of {sized} can't be split evenly between 2 members"),
@@ -54,28 +53,28 @@ fn impossible_calls_start_nothing_and_say_why() {
             ),
             (text(session.scatter(Some(&number), scatter(&[]))), "0-d tensor".into()),
             (text(session.scatter(Some(&six), scatter(&[1, 2, 3]))), "gave 3 splits".into()),
-            (text(session.scatter(Some(&six), scatter(&[6, 1]))), "7 rows together".into()),
+            (text(session.scatter(Some(&six), scatter(&[6, 1]))), "add up to 7 rows".into()),
             (text(session.scatter(Some(&five), scatter(&[]))), "can't be split evenly".into()),
             (text(session.scatter(None::<&Tensor<f32>>, scatter(&[]))), "gives no tensor".into()),
             (
                 text(session.scatter(None::<&Buffer>, ScatterOptions::from_rank(other))),
-                "give it with .dtype".into(),
+                "set it with .dtype".into(),
             ),
             (text(session.receive::<Buffer>(ReceiveOptions::from_rank(other))), ".dtype".into()),
             (
                 text(session.send(&six, SendOptions::to_rank(2))),
-                "no rank 2 to be the receiver: the job has ranks 0 to 1".into(),
+                "the receiver, rank 2, does not exist: the job has only ranks 0 to 1".into(),
             ),
             (
                 text(session.receive::<Tensor<f32>>(ReceiveOptions::from_rank(9))),
-                "no rank 9 to be the sender".into(),
+                "the sender, rank 9, does not exist".into(),
             ),
             (text(session.send(&six, SendOptions::to_rank(rank))), "would send to itself".into()),
             (
                 text(session.gather(&six, GatherOptions::to_rank(2))),
-                "no rank 2 to be the root".into(),
+                "the root, rank 2, does not exist".into(),
             ),
-            (text(session.reduce(&mut whole, ReduceOptions::to_rank(7))), "no rank 7".into()),
+            (text(session.reduce(&mut whole, ReduceOptions::to_rank(7))), "rank 7".into()),
             (
                 text(session.allreduce(&mut complex, op(ReduceOp::Max))),
                 "max of c64 is not possible".into(),
@@ -90,7 +89,7 @@ fn impossible_calls_start_nothing_and_say_why() {
                     session
                         .grouped_allreduce(&mut many.into_iter().collect::<Vec<_>>(), named("g")),
                 ),
-                "a group of 1025 tensors is more than the 1024".into(),
+                "a group of 1025 tensors exceeds the limit of 1024".into(),
             ),
             (text(session.grouped_allreduce_to(&none, named("g"))), "a group of no tensors".into()),
             (
@@ -108,14 +107,14 @@ fn impossible_calls_start_nothing_and_say_why() {
             assert!(error.contains(&part), "{part}: {error}");
         }
         assert_eq!(session.stats().operations, 0);
-        // What was refused has not been counted: both ranks' names still fit.
+        // Refused calls were not counted: the names still agree on both ranks.
         session.barrier().unwrap();
         session.alltoall(&six, AlltoallOptions::default()).unwrap();
     });
 }
 
 #[test]
-fn a_name_in_flight_twice_names_both() {
+fn a_name_in_flight_twice_describes_both() {
     let (_daemon, session) = FakeDaemon::alone();
     let first = session.zeros::<f32>(&[2, 3]).unwrap();
     let held = session.allreduce_async(first, named("hold").op(ReduceOp::Sum)).unwrap();
@@ -133,7 +132,7 @@ fn a_name_in_flight_twice_names_both() {
 }
 
 #[test]
-fn what_only_all_requests_show_fails_on_all_ranks() {
+fn requests_that_disagree_fail_on_all_ranks() {
     ranks(2, |session| {
         // Each request is possible by itself, but the element types differ.
         let failure = if session.rank() == 0 {
@@ -149,7 +148,7 @@ fn what_only_all_requests_show_fails_on_all_ranks() {
 }
 
 #[test]
-fn a_rank_without_room_for_its_result_gives_up_and_all_are_notified() {
+fn a_rank_without_memory_for_its_result_gives_up() {
     let settings = |rank, builder: gradwire_worker::SessionBuilder| {
         let builder = builder.huge_pages(HugePages::Never);
         if rank == 0 { builder.arena_max_bytes(1 << 20) } else { builder }
@@ -161,7 +160,8 @@ fn a_rank_without_room_for_its_result_gives_up_and_all_are_notified() {
         let GradwireError::Failed(failure) = error else { panic!("{error}") };
         if session.rank() == 0 {
             assert_eq!(failure.kind, FailureKind::Resource);
-            assert!(failure.what.contains("no room for a result of f32 [1048577]"), "{failure}");
+            let text = "can't allocate a result of f32 [1048577]";
+            assert!(failure.what.contains(text), "{failure}");
         } else {
             // TELL
             assert_eq!(failure.kind, FailureKind::WorkerLost);
@@ -170,7 +170,7 @@ fn a_rank_without_room_for_its_result_gives_up_and_all_are_notified() {
 }
 
 #[test]
-fn one_rank_with_many_rows_needs_room_for_no_more_than_there_are() {
+fn no_memory_is_allocated_for_a_large_guess() {
     // BOUND: 48 MiB and the same again for the result, not three times as much for a guess.
     let settings = |rank, builder: gradwire_worker::SessionBuilder| {
         let builder = builder.huge_pages(HugePages::Never);

@@ -1,4 +1,4 @@
-//! Operations that are called before their tensors are there.
+//! Operations that are called before their tensors are written.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn filled(session: &Session, value: f32) -> Tensor<f32> {
 }
 
 #[test]
-fn an_operation_starts_when_its_gate_is_opened_and_is_counted_when_it_is_called() {
+fn a_held_operation_counts_at_once() {
     ranks(2, |session| {
         let gate = Gate::new();
         let first = session.behind(&gate).allreduce_async(filled(&session, 1.0), sum()).unwrap();
@@ -29,12 +29,12 @@ fn an_operation_starts_when_its_gate_is_opened_and_is_counted_when_it_is_called(
         assert_eq!((session.stats().operations, session.stats().in_flight), (1, 1));
         let Err(WaitError::Timeout { handle, .. }) = first.wait_deadline(Duration::from_millis(20))
         else {
-            panic!("it has begun");
+            panic!("it has started");
         };
         gate.open();
         assert!(!handle.is_held());
         assert_eq!(handle.wait().unwrap().as_slice(), [2.0; 3]);
-        // An open gate holds nothing, also that of an operation of several parts.
+        // An open gate holds nothing back.
         let third = session.behind(&gate).allreduce_async(filled(&session, 2.0), sum()).unwrap();
         assert_eq!(third.wait().unwrap().as_slice(), [4.0; 3]);
         gate.open();
@@ -64,7 +64,7 @@ fn several_operations_wait_behind_one_gate() {
 }
 
 #[test]
-fn a_call_behind_a_gate_is_refused_at_once_and_not_counted() {
+fn a_refused_call_behind_a_gate_is_not_counted() {
     ranks(2, |session| {
         let gate = Gate::new();
         let behind = session.behind(&gate);
@@ -85,7 +85,7 @@ fn a_call_behind_a_gate_is_refused_at_once_and_not_counted() {
 }
 
 #[test]
-fn a_gate_that_fails_fails_what_waits_and_what_comes() {
+fn a_failed_gate_fails_waiting_and_later_calls() {
     ranks(2, |session| {
         let gate = Gate::new();
         let behind = session.behind(&gate);
@@ -98,7 +98,7 @@ fn a_gate_that_fails_fails_what_waits_and_what_comes() {
             assert!(error.contains("the copy failed"), "{error}");
         }
         assert!(text(behind.allreduce_async(filled(&session, 1.0), sum())).contains("copy failed"));
-        // The name is free, and what was refused has not been counted. The session goes on.
+        // The name is free, and refused calls were not counted. The session continues.
         let options = AllreduceOptions::named("lost").op(ReduceOp::Sum);
         let again = session.allreduce_async(filled(&session, 1.0), options).unwrap();
         assert_eq!(again.wait().unwrap().as_slice(), [2.0; 3]);
@@ -107,7 +107,7 @@ fn a_gate_that_fails_fails_what_waits_and_what_comes() {
 }
 
 #[test]
-fn a_session_that_ends_ends_what_is_held() {
+fn the_end_of_a_session_ends_held_operations() {
     let (_daemon, session) = FakeDaemon::alone();
     let gate = Gate::new();
     let held = session.behind(&gate).allreduce_async(filled(&session, 1.0), sum()).unwrap();
@@ -118,7 +118,7 @@ fn a_session_that_ends_ends_what_is_held() {
 }
 
 #[test]
-fn a_gate_that_is_dropped_fails_what_waits() {
+fn a_dropped_gate_fails_waiting_operations() {
     ranks(2, |session| {
         let gate = Gate::new();
         let behind = session.behind(&gate);

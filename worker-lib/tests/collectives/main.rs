@@ -22,7 +22,7 @@ fn ranks(size: u32, body: impl Fn(Session) + Sync) {
     ranks_with(size, |_, builder| builder, body);
 }
 
-/// As [`ranks`], with settings of each rank's own.
+/// Like [`ranks`], with settings for each rank.
 fn ranks_with(
     size: u32,
     settings: impl Fn(u32, SessionBuilder) -> SessionBuilder,
@@ -36,14 +36,14 @@ fn ranks_with(
             scope.spawn(move || {
                 let session = builder.attach().unwrap();
                 body(session.clone());
-                // A session that is dropped without it has failed.
+                // Without it, dropping the session would be a failure.
                 let _ = session.shutdown();
             });
         }
     });
 }
 
-/// The text of an error that must come.
+/// The text of an expected error.
 fn text<T>(result: Result<T, GradwireError>) -> String {
     match result {
         Ok(_) => panic!("no error"),

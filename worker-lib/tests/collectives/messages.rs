@@ -13,14 +13,14 @@ fn send(session: &Session, number: u32) -> Handle<Tensor<u32>> {
     session.send_async(tensor, SendOptions::to_rank(1)).unwrap()
 }
 
-/// A message that comes within a time: ends that have counted differently would wait forever.
+/// Receives within a time limit: if the ends counted differently, this would wait forever.
 fn receive(session: &Session) -> u32 {
     let handle = session.receive_async::<Tensor<u32>>(ReceiveOptions::from_rank(0)).unwrap();
     handle.wait_deadline(Duration::from_secs(20)).unwrap().as_slice()[0]
 }
 
 #[test]
-fn a_message_comes_in_whatever_shape_it_has() {
+fn a_message_of_any_shape_is_received() {
     ranks(3, |session| match session.rank() {
         0 => {
             let tensor = session.tensor(&[1.0f32, 2.0, 3.0], &[3, 1]).unwrap();
@@ -57,7 +57,7 @@ fn a_message_comes_in_whatever_shape_it_has() {
 }
 
 #[test]
-fn a_message_that_does_not_fit_is_an_error_and_the_next_one_comes() {
+fn a_message_that_does_not_fit_is_an_error() {
     ranks(2, |session| {
         if session.rank() == 0 {
             let tensor = session.tensor(&[1.0f32; 6], &[2, 3]).unwrap();
@@ -75,9 +75,9 @@ fn a_message_that_does_not_fit_is_an_error_and_the_next_one_comes() {
 }
 
 #[test]
-fn tags_do_not_wait_for_each_other_and_messages_of_one_keep_their_order() {
+fn each_tag_has_its_own_order() {
     ranks(2, |session| {
-        const MESSAGES: u32 = 150; // more than are counted before the count wraps around
+        const MESSAGES: u32 = 150; // the count wraps around earlier
         if session.rank() == 0 {
             let late = session.tensor(&[u32::MAX], &[]).unwrap();
             let late = session.send_async(late, SendOptions::to_rank(1).tag(1)).unwrap();
@@ -120,7 +120,7 @@ fn a_message_too_many_is_refused_and_not_counted() {
                 for part in ["send.0>1.tag0.#0", "64 messages ago", "wait for some of them first"] {
                     assert!(error.contains(part), "{error}");
                 }
-                assert!(!error.contains("own name"), "{error}");
+                assert!(!error.contains("different names"), "{error}");
             }
             session.barrier().unwrap();
             sent.into_iter().for_each(|handle| drop(handle.wait().unwrap()));
@@ -151,10 +151,10 @@ fn a_receive_without_memory_is_not_counted() {
 }
 
 #[test]
-fn messages_to_a_rank_that_had_joined_are_not_counted_after_it() {
+fn a_join_forgets_messages_to_joined_ranks() {
     ranks(2, |session| {
         if session.rank() == 0 {
-            // Once the other one has joined, whichever comes first; it never knows of it.
+            // Fails once the other rank has joined, which never learns of the message.
             let error = send(&session, 1).wait().unwrap_err();
             assert!(error.failure().is_some(), "{error}");
         }

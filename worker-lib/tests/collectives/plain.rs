@@ -1,4 +1,4 @@
-//! What each collective means.
+//! The result of each collective.
 
 use gradwire_worker::{
     AllgatherOptions, AllreduceOptions, AlltoallOptions, Bool, Buffer, Complex, DType, Element,
@@ -49,7 +49,7 @@ fn a_group_is_one_operation_of_any_element_types() {
         let check = |group: Vec<Buffer>| {
             let [a, b, c] = <[Buffer; 3]>::try_from(group).unwrap();
             assert_eq!(a.into_tensor::<f32>().unwrap().as_slice(), [3.0; 3]);
-            let b = b.into_tensor::<f32>().unwrap_err(); // it is not
+            let b = b.into_tensor::<f32>().unwrap_err();
             assert_eq!(b.into_tensor::<i64>().unwrap().as_slice(), [14]);
             assert_eq!(c.shape().dims(), [0, 4]);
         };
@@ -65,7 +65,7 @@ fn a_group_is_one_operation_of_any_element_types() {
 }
 
 #[test]
-fn a_reduction_is_the_roots_and_others_keep_theirs() {
+fn only_the_root_gets_a_reduction() {
     ranks(3, |session| {
         let options = || ReduceOptions::to_rank(1).op(ReduceOp::Sum);
         let expected = |session: &Session| if session.rank() == 1 { 6.0 } else { 2.0f32 };
@@ -79,7 +79,7 @@ fn a_reduction_is_the_roots_and_others_keep_theirs() {
 }
 
 #[test]
-fn gathered_rows_may_be_different_numbers_also_none() {
+fn ranks_may_gather_different_numbers_of_rows() {
     ranks(3, |session| {
         let rank = session.rank();
         let check = |gathered: Gathered<Tensor<f32>>| {
@@ -149,7 +149,7 @@ fn a_group_is_gathered_and_scattered_as_one() {
 }
 
 #[test]
-fn the_first_ranks_take_the_remainder_of_a_reducescatter() {
+fn the_first_ranks_get_the_remaining_rows() {
     ranks(3, |session| {
         let values: Vec<f32> = (0..10).map(|i| i as f32).collect();
         let own = session.tensor(&values, &[5, 2]).unwrap();
@@ -164,12 +164,12 @@ fn the_first_ranks_take_the_remainder_of_a_reducescatter() {
 }
 
 #[test]
-fn the_root_gives_its_rows_out() {
+fn the_root_scatters_its_rows() {
     ranks(3, |session| {
         let rank = session.rank() as usize;
         let values: Vec<i64> = (0..12).collect();
         let own = (rank == 1).then(|| session.tensor(&values, &[6, 2]).unwrap());
-        // What others know of their shape beforehand makes no difference.
+        // Whether the others know their shape in advance makes no difference.
         let known = [
             ScatterOptions::from_rank(1),
             ScatterOptions::from_rank(1).expecting(&[2, 2]),
@@ -187,7 +187,7 @@ fn the_root_gives_its_rows_out() {
         assert_eq!(share.shape().dims(), [splits[rank], 2]);
         assert_eq!(share.as_slice(), &values[[0, 0, 8][rank]..][..splits[rank] as usize * 2]);
 
-        // A buffer needs the element type to be said.
+        // A buffer needs an element type.
         let own: Option<Buffer> = own.map(Tensor::into_buffer);
         let options = ScatterOptions::from_rank(1).dtype(DType::I64).name("buffer");
         let share = session.scatter(own.as_ref(), options).unwrap();
@@ -196,7 +196,7 @@ fn the_root_gives_its_rows_out() {
 }
 
 #[test]
-fn everybody_gets_rows_of_everybody() {
+fn every_rank_gets_rows_of_every_rank() {
     ranks(3, |session| {
         let rank = session.rank();
         let values: Vec<u32> = (0..6).map(|i| rank * 10 + i).collect();
@@ -248,7 +248,7 @@ fn every_element_type_is_moved() {
         moves::<Complex<f32>>(&session);
         moves::<Complex<f64>>(&session);
     });
-    assert_eq!(DType::ALL.len(), 17, "a new element type is to be moved here, too");
+    assert_eq!(DType::ALL.len(), 17, "add the new element type to this test");
 }
 
 #[test]
@@ -259,7 +259,7 @@ fn views_of_shared_memory_take_part() {
         let part = whole.view(3, DType::F32, &shape(&[2])).unwrap();
         let mut filled = session.tensor(&[session.rank() as f32 + 1.0; 2], &[2]).unwrap();
         session.allreduce(&mut filled, sum("filled")).unwrap();
-        // By way of the address, as a framework does.
+        // Through the address, as a framework does.
         let gathered = session.gather(&filled, GatherOptions::to_rank(0)).unwrap();
         assert_eq!(
             gathered.map(|g| g.tensor.as_slice().to_vec()),
@@ -270,8 +270,8 @@ fn views_of_shared_memory_take_part() {
         assert_eq!((back.as_ptr(), back.byte_len()), (part.as_ptr(), 8));
         assert_eq!(part.as_ptr().addr() - whole.as_ptr().addr(), 12);
         for (first, dtype, dims, wrong) in [
-            (7, DType::F32, &[2][..], "not within a buffer of 32 bytes"),
-            (u64::MAX, DType::F64, &[1], "not within"),
+            (7, DType::F32, &[2][..], "exceeds a buffer of 32 bytes"),
+            (u64::MAX, DType::F64, &[1], "exceeds"),
         ] {
             let error = whole.view(first, dtype, &shape(dims)).unwrap_err().to_string();
             assert!(error.contains(wrong), "{error}");

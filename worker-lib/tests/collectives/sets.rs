@@ -8,7 +8,7 @@ use gradwire_worker::{
 use crate::{ranks, text};
 
 #[test]
-fn a_set_is_a_world_of_its_own() {
+fn a_set_has_its_own_names_and_operations() {
     ranks(4, |session| {
         let odd = session.add_process_set(&[3, 1]).unwrap();
         let rest = session.add_process_set_async(&[0, 2, 3]).unwrap().wait().unwrap();
@@ -40,7 +40,7 @@ fn a_set_is_a_world_of_its_own() {
             let options = AllgatherOptions::default().process_set(&rest);
             assert_eq!(session.allgather(&own, options).unwrap().tensor.as_slice(), [0, 2, 3]);
         }
-        // Refused at the call, without anything being started.
+        // Refused at the call; nothing is started.
         let before = session.stats().operations;
         if rank == 0 {
             let mut own = [0.0f32];
@@ -67,9 +67,9 @@ fn a_set_is_a_world_of_its_own() {
 fn impossible_sets_are_refused_at_the_call() {
     ranks(1, |session| {
         for (ranks, wrong) in [
-            (&[][..], "needs one rank at least"),
-            (&[0, 1], "no rank 1 for a process set: the job has ranks 0 to 0"),
-            (&[0, 0], "rank 0 is given twice"),
+            (&[][..], "needs at least one rank"),
+            (&[0, 1], "process set contains rank 1, but the job has only ranks 0 to 0"),
+            (&[0, 0], "contains rank 0 twice"),
         ] {
             let error = text(session.add_process_set(ranks));
             assert!(error.contains(wrong), "{error}");
@@ -82,7 +82,7 @@ fn impossible_sets_are_refused_at_the_call() {
 }
 
 #[test]
-fn ranks_without_data_join_and_the_others_go_on() {
+fn ranks_without_data_join_and_others_continue() {
     ranks(3, |session| {
         let rank = session.rank();
         for epoch in 0..2 {
@@ -90,7 +90,7 @@ fn ranks_without_data_join_and_the_others_go_on() {
             for batch in 0..=rank {
                 let mut own = [f64::from(rank)];
                 session.allreduce_slice(&mut own, AllreduceOptions::default()).unwrap();
-                // The average of those that still had one.
+                // The average of the ranks that still had a batch.
                 assert_eq!(own, [[1.0, 1.5, 2.0][batch as usize]], "epoch {epoch}");
                 let own = session.tensor(&[rank], &[1]).unwrap();
                 let gathered = session.allgather(&own, AllgatherOptions::default()).unwrap();
@@ -103,13 +103,13 @@ fn ranks_without_data_join_and_the_others_go_on() {
             };
             assert_eq!(last, 2);
         }
-        // Operations without names are counted anew, so those of all ranks fit.
+        // Unnamed operations are counted from the beginning, so the names of all ranks agree.
         session.barrier().unwrap();
     });
 }
 
 #[test]
-fn a_set_joins_for_itself() {
+fn a_set_can_join_by_itself() {
     ranks(3, |session| {
         let set = session.add_process_set(&[0, 2]).unwrap();
         if set.includes(session.rank()) {

@@ -1,13 +1,13 @@
-//! A daemon for tests: real socket, real shared memory, and it does what a tensor's name says.
+//! A fake daemon with a real socket and real shared memory. A tensor's name tells it what to do:
 //!
-//! - `hold…`: nothing, until somebody submits `release`
+//! - `hold…`: nothing, until a rank submits `release`
 //! - `fail…`: the operation fails on all ranks
 //! - `abort…`: the job fails
 //! - `freeze…`: the daemon stops, as by SIGSTOP: its sockets stay open
-//! - `die…`: the daemon ends without a word
-//! - `deaf…`: the daemon stops, and its socket takes no messages any more
-//! - anything else: once all members of its process set have submitted it, what it is, by the same
-//!   flows as the real one; see [`operations`]
+//! - `die…`: the daemon ends without a message
+//! - `deaf…`: the daemon stops, and its socket accepts no more messages
+//! - anything else: once all members of its process set have submitted it, the operation, by the
+//!   same flows as the real daemon; see [`operations`]
 
 mod operations;
 
@@ -40,11 +40,11 @@ use gradwire_shm::{
     handover,
 };
 use gradwire_worker::{Session, SessionBuilder};
-use operations::State;
+use operations::FakeState;
 use prost::Message as _;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-/// The fake. Ends with its workers' connections, or when dropped.
+/// The fake daemon. Ends with its workers' connections, or when dropped.
 pub(crate) struct FakeDaemon {
     world: Arc<World>,
     socket: String,
@@ -64,10 +64,10 @@ struct Peer {
 struct World {
     size: u32,
     peers: Mutex<BTreeMap<u32, Peer>>,
-    state: Mutex<State>,
+    state: Mutex<FakeState>,
     formed: Barrier,
     stop: Arc<AtomicBool>,
-    /// Whether a socket takes no messages any more.
+    /// Whether a socket accepts no more messages.
     is_deaf: AtomicBool,
 }
 
@@ -86,7 +86,7 @@ impl FakeDaemon {
         let world = Arc::new(World {
             size,
             peers: Mutex::default(),
-            state: Mutex::new(State::new(size)),
+            state: Mutex::new(FakeState::new(size)),
             formed: Barrier::new(size as usize),
             stop: stop.clone(),
             is_deaf: AtomicBool::new(false),
@@ -114,12 +114,12 @@ impl FakeDaemon {
         Self { world, socket: format!("@{name}"), job, secret, stop, acceptor: Some(acceptor) }
     }
 
-    /// A rank that is about to attach.
+    /// The builder of a rank.
     pub(crate) fn rank(&self, rank: u32) -> SessionBuilder {
         self.rank_with(rank, self.secret.clone())
     }
 
-    /// A rank with a secret of its own.
+    /// The builder of a rank with another secret.
     pub(crate) fn rank_with(&self, rank: u32, secret: Secret) -> SessionBuilder {
         Session::builder(self.job.clone(), secret, &self.socket, rank)
             .arena_segment_bytes(1 << 20)
@@ -135,7 +135,7 @@ impl FakeDaemon {
         }
     }
 
-    /// What a rank has lent to the daemon by a submission of this name, in place; waits for it.
+    /// The memory that a rank has lent by an in-place submission of this name; waits for it.
     pub(crate) fn lent(&self, rank: u32, name: &str) -> Lent {
         let begin = Instant::now();
         loop {
@@ -166,7 +166,7 @@ impl FakeDaemon {
     }
 }
 
-/// An operation with which the daemon may go on whatever the rank thinks of it.
+/// An operation that the daemon may continue even if the rank has given it up.
 pub(crate) struct Lent {
     memory: Vec<(File, u64, usize)>,
     writer: Arc<CompletionWriter>,
@@ -174,9 +174,8 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
-    /// Writes a result and says that it is there, as a daemon does that was stopped and is
-    /// continued.
-    pub(crate) fn go_on(&self) {
+    /// Writes a result and reports its completion, like a daemon that was stopped and resumed.
+    pub(crate) fn resume(&self) {
         for (file, offset, bytes) in &self.memory {
             file.write_all_at(&vec![0xEE; *bytes], *offset).unwrap();
         }
@@ -281,11 +280,11 @@ fn serve(world: &World, secret: &Secret, stream: Arc<UnixStream>) {
             Some((worker_message::Message::Allocated(allocated), _)) => {
                 operations::allocated(world, rank, allocated);
             }
-            // Its pages stay, as those of an operation would.
+            // Ignored: its pages stay mapped.
             Some((worker_message::Message::DropSegment(_), _)) => {}
             Some((worker_message::Message::Attach(_), _)) => panic!("attached twice"),
             Some((worker_message::Message::GiveUp(_), _)) | None => {
-                // TELL, as the real one would.
+                // TELL, like the real daemon.
                 let failure =
                     Failure::new(FailureKind::WorkerLost, "the process ended").rank(Rank(rank));
                 let mut peers = world.peers.lock().unwrap();

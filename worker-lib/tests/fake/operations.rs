@@ -1,6 +1,5 @@
-//! What the fake does with what is submitted: waits for all members, agrees with
-//! `gradwire_proto::Agreed`, asks for room where results are of another size, and copies or adds up
-//! each flow.
+//! The fake daemon's operations: it waits for all members, agrees with `gradwire_proto::Agreed`,
+//! asks for memory for results of unexpected size, and copies or adds up each flow.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,26 +21,26 @@ use super::{Peer, World, say};
 /// Process set and name.
 type Key = (u32, String);
 
-/// One round of a name: who has submitted what, by rank.
+/// One round of a name: the submission of each rank.
 type Round = BTreeMap<u32, Submission>;
 
-/// An operation that waits for room for its results.
+/// An operation that waits for memory for its results.
 struct Roomless {
     round: Round,
     agreed: Agreed,
     asked: BTreeSet<u32>,
 }
 
-pub(super) struct State {
+pub(super) struct FakeState {
     sets: BTreeMap<u32, Vec<u32>>,
     next_set: u32,
     waiting: BTreeMap<Key, Round>,
     roomless: Vec<Roomless>,
-    /// Who has joined in which set, in the order of joining.
+    /// The joined ranks of each set, in the order of joining.
     joined: BTreeMap<u32, Vec<u32>>,
 }
 
-impl State {
+impl FakeState {
     pub(super) fn new(size: u32) -> Self {
         let sets = BTreeMap::from([(0, (0..size).collect())]);
         let (waiting, roomless, joined) = Default::default();
@@ -52,7 +51,7 @@ impl State {
         self.joined.get(&set).map_or(&[], Vec::as_slice)
     }
 
-    /// Who has to submit this.
+    /// The ranks that must submit this.
     fn expected(&self, submission: &Submission) -> Vec<u32> {
         let request = &submission.request;
         let mut ranks = match request.collective {
@@ -72,13 +71,13 @@ impl State {
     }
 }
 
-/// What a rank has submitted under a name, while other ranks or something else are waited for.
+/// The submission of a rank under a name, if it has not been answered.
 pub(super) fn waiting(world: &World, rank: u32, name: &str) -> Option<Submission> {
     let state = world.state.lock().unwrap();
     state.waiting.get(&(0, name.to_owned()))?.get(&rank).cloned()
 }
 
-/// Reads all submissions; false when the daemon is to die.
+/// Reads all submissions; false if the daemon must die.
 pub(super) fn read_all(world: &World, rank: u32, reader: &mut SubmissionReader) -> bool {
     while let Some(submission) = reader.pop().unwrap() {
         let name = submission.name.as_str().to_owned();
@@ -95,14 +94,14 @@ pub(super) fn read_all(world: &World, rank: u32, reader: &mut SubmissionReader) 
         }
         let mut state = world.state.lock().unwrap();
         let set = submission.process_set;
-        // What prepares an operation of several parts is never counted as one.
+        // The preparation of an operation of several parts has the origin `Count`.
         let prepares = ["/counts", "/shapes", "/size"].iter().any(|ending| name.ends_with(ending));
         assert_eq!(prepares, submission.origin == Origin::Count, "{name}");
         if submission.request.collective == Collective::Join {
             state.joined.entry(set).or_default().push(rank);
         }
         state.waiting.entry((set, name.clone())).or_default().insert(rank, submission);
-        // A join may complete what others wait for.
+        // A join may complete operations of others.
         let keys: Vec<Key> = state.waiting.keys().filter(|key| key.0 == set).cloned().collect();
         for key in keys {
             let held = key.1.starts_with("hold") && name != "release";
@@ -132,7 +131,7 @@ fn complete(world: &World, round: &Round, aux: u64) {
     }
 }
 
-fn answer(world: &World, state: &mut State, name: &str, round: Round) {
+fn answer(world: &World, state: &mut FakeState, name: &str, round: Round) {
     if name.starts_with("fail") {
         let failure = Failure::new(FailureKind::Disagreement, "the shapes differ").tensor(name);
         return fail(world, &round, &failure);
@@ -203,7 +202,7 @@ fn answer(world: &World, state: &mut State, name: &str, round: Round) {
     }
 }
 
-/// A worker has made room.
+/// A worker has allocated memory.
 pub(super) fn allocated(world: &World, rank: u32, allocated: pb::Allocated) {
     let mut state = world.state.lock().unwrap();
     let at = state
@@ -213,7 +212,7 @@ pub(super) fn allocated(world: &World, rank: u32, allocated: pb::Allocated) {
             waits.asked.contains(&rank)
                 && waits.round.get(&rank).is_some_and(|s| s.ticket == allocated.ticket)
         })
-        .expect("room that nobody asked for");
+        .expect("nobody asked for this memory");
     let waits = &mut state.roomless[at];
     let places = allocated.places.iter();
     let outputs = places.map(|place| Place { segment: place.segment, offset: place.offset });
@@ -234,7 +233,7 @@ fn read(peer: &Peer, place: Place, offset: u64, bytes: u64) -> Vec<u8> {
     read
 }
 
-/// Every flow, one after the other. Results are written once all inputs are read (INPUT).
+/// Runs all flows. Results are written once all inputs are read (INPUT).
 fn execute(world: &World, round: &Round, agreed: &Agreed) {
     let members: Vec<Rank> = round.keys().map(|&rank| Rank(rank)).collect();
     let peers = world.peers.lock().unwrap();
@@ -282,12 +281,12 @@ fn reduce(dtype: DType, op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
             total.iter().flat_map(|n| n.to_le_bytes()).collect()
         }};
     }
-    assert!(matches!(op, ReduceOp::Sum | ReduceOp::Average), "the fake does no {op}");
+    assert!(matches!(op, ReduceOp::Sum | ReduceOp::Average), "the fake daemon can't do {op}");
     match dtype {
         DType::F32 => add!(f32),
         DType::F64 => add!(f64),
         DType::I64 => add!(i64),
         DType::U64 => add!(u64),
-        other => panic!("the fake does not add {other}"),
+        other => panic!("the fake daemon can't add {other}"),
     }
 }

@@ -1,5 +1,5 @@
-//! The images: read once from the file beside this one, split and ordered by a seed alone, so that
-//! every rank, and a run with another number of ranks, sees the same batches.
+//! The images, from the file next to this one. Only the seed determines their split and order, so
+//! all ranks, and runs with other numbers of ranks, see the same batches.
 
 use std::{io::Read, ops::Range};
 
@@ -13,7 +13,7 @@ use tch::{Kind, Tensor};
 
 /// Rows and columns of an image.
 pub(crate) const SIDE: usize = 8;
-/// Digits that there are.
+/// The number of different digits.
 pub(crate) const CLASSES: i64 = 10;
 const PIXELS: usize = SIDE * SIDE;
 const BRIGHTEST: u8 = 16;
@@ -42,12 +42,12 @@ impl Images {
         }
     }
 
-    /// How many there are.
+    /// The number of images.
     pub(crate) fn len(&self) -> usize {
         self.digits.size()[0] as usize
     }
 
-    /// Those with the given numbers, in that order.
+    /// The images with the given numbers, in that order.
     pub(crate) fn select(&self, numbers: &[i64]) -> Self {
         let numbers = Tensor::from_slice(numbers).to_kind(Kind::Int64);
         Self {
@@ -57,7 +57,7 @@ impl Images {
     }
 }
 
-/// Reads the file and splits it into images to train on and images to test with.
+/// Reads the file and splits it into images for training and for testing.
 pub(crate) fn load(seed: u64) -> anyhow::Result<(Images, Images)> {
     let mut text = String::new();
     GzDecoder::new(include_bytes!("optdigits.csv.gz").as_slice())
@@ -98,12 +98,12 @@ pub(crate) fn epoch_order(images: usize, seed: u64, epoch: u32) -> Vec<i64> {
     order
 }
 
-/// The part of a batch of `images` that is a rank's: neighbours, in rank order, as equal as can be.
+/// A rank's part of a batch of `images`: consecutive, in rank order, with nearly equal sizes.
 pub(crate) fn share(images: usize, rank: usize, size: usize) -> Range<usize> {
     images * rank / size..images * (rank + 1) / size
 }
 
-/// The same numbers with every version of every library.
+/// Random numbers that do not depend on versions of libraries.
 struct Random(SplitMix64);
 
 impl Random {

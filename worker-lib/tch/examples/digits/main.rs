@@ -1,5 +1,5 @@
 //! Trains a small convolutional network on 1,437 images of handwritten digits and tests it with
-//! 360 others: alone, or as the ranks of a job.
+//! 360 others, in one process or as the ranks of a job.
 //!
 //! ```text
 //! eval "$(scripts/libtorch.sh)"
@@ -8,15 +8,15 @@
 //! gradwire run -np 4 -- target/release/examples/digits     # four, the same losses within 1e-4
 //! ```
 //!
-//! What makes the two equal: the seed decides split, order and batches; each rank takes its share
-//! of every batch and divides the *sum* of its images' losses by the size of the whole batch; and
-//! the ranks' gradients are added. A short last batch is no special case.
+//! Both give the same losses because the seed determines split, order and batches; each rank takes
+//! its share of every batch and divides the *sum* of its images' losses by the size of the whole
+//! batch; and the ranks' gradients are added up. This also works for a shorter last batch.
 //!
 //! - `data`: the images, their split and order
 //! - `model`: the network
-//! - `ranks`: alone or together
-//! - `progress`: the bar
-//! - `report`: the last lines
+//! - `ranks`: one process or a job
+//! - `progress`: the progress bar
+//! - `report`: the report at the end
 
 mod data;
 mod model;
@@ -38,19 +38,19 @@ use crate::{model::Model, ranks::Ranks};
 /// Trains a network on handwritten digits.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// How often each image is seen.
+    /// The number of times that each image is seen.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     epochs: u32,
-    /// Images in a step, over all ranks.
+    /// Images per step, over all ranks.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     global_batch: u32,
     /// Learning rate.
     #[arg(long, default_value_t = 0.05)]
     lr: f64,
-    /// Decides the split, the first parameters and the order of the images.
+    /// Determines the split, the initial parameters and the order of the images.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u64).range(..1 << 62))]
     seed: u64,
-    /// Rank 0 writes the losses of all steps, the accuracy and the hashes here.
+    /// Rank 0 writes the losses of all steps, the accuracy and the hashes to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -68,10 +68,10 @@ fn main() -> ExitCode {
 fn train(arguments: &Arguments) -> anyhow::Result<()> {
     ensure!(
         arguments.lr.is_finite() && arguments.lr > 0.0,
-        "--lr must be a number above 0, {} was given",
+        "--lr must be a number above 0, but is {}",
         arguments.lr
     );
-    // Ranks share a machine's cores: one thread each, and sums in one order.
+    // Ranks share the cores of a machine. One thread each also keeps the order of sums fixed.
     tch::set_num_threads(1);
     let ranks = Ranks::from_env()?;
     let (train, test) = data::load(arguments.seed)?;

@@ -1,8 +1,7 @@
 //! The network: two convolutions and two dense layers, 38,282 parameters.
 //!
-//! All of it is smooth. With kinks (ReLU, the largest of a pool) a last bit that differs between
-//! one rank and four can take another branch, and the losses part by 1e-2; so they stay within
-//! 1e-6.
+//! All functions are smooth. With ReLU or max pooling, a difference in the last bit between one
+//! rank and four could take another branch, and the losses would differ by 1e-2 instead of 1e-6.
 
 use tch::{
     Kind, Tensor,
@@ -11,7 +10,7 @@ use tch::{
 
 use crate::data::{CLASSES, Images};
 
-/// Images that are looked at in one go when testing.
+/// The batch size for testing.
 const TEST_BATCH: i64 = 256;
 
 /// The layers, in the order in which an image passes them.
@@ -24,7 +23,7 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// Makes the layers' parameters under `path`.
+    /// Creates the layers' parameters under `path`.
     pub(crate) fn new(path: &nn::Path<'_>) -> Self {
         let padded = nn::ConvConfig { padding: 1, ..Default::default() };
         Self {
@@ -43,8 +42,8 @@ impl Model {
         self.dense2.forward(&x)
     }
 
-    /// The sum of the images' cross entropies, not their mean: sums of shares add up to the sum of
-    /// the batch, however it is shared out.
+    /// The sum of the images' cross entropies, not the mean: the sums of the shares add up to the
+    /// sum of the batch, for any sizes of shares.
     pub(crate) fn summed_loss(&self, images: &Images) -> Tensor {
         self.scores(&images.pixels).cross_entropy_loss::<Tensor>(
             &images.digits,
@@ -55,7 +54,7 @@ impl Model {
         )
     }
 
-    /// The share of images whose digit gets the highest score, 0 to 1.
+    /// The fraction of images whose digit gets the highest score, 0 to 1.
     pub(crate) fn accuracy(&self, images: &Images) -> anyhow::Result<f64> {
         let right = tch::no_grad(|| {
             let parts = images.pixels.split(TEST_BATCH, 0).into_iter();

@@ -1,4 +1,4 @@
-//! Rank 0's progress bar: epoch, loss, images a second.
+//! Rank 0's progress bar: epoch, loss, images per second.
 
 use std::{
     fmt,
@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 
 const REDRAWS_PER_SECOND: u8 = 4;
 
-/// The bar of a training of `images` images in all; nothing on other ranks.
+/// The progress bar for a total of `images` images; hidden on other ranks.
 pub(crate) fn bar(images: u64, rank: usize, launched: bool) -> ProgressBar {
     let target = if rank != 0 {
         ProgressDrawTarget::hidden()
@@ -23,15 +23,15 @@ pub(crate) fn bar(images: u64, rank: usize, launched: bool) -> ProgressBar {
     let style = ProgressStyle::with_template(template)
         .unwrap_or_else(|_| ProgressStyle::default_bar())
         .with_key("per_sec", |state: &indicatif::ProgressState, f: &mut dyn fmt::Write| {
-            // A formatter's error has nowhere to go: the bar would be cut, no more.
+            // An error would only truncate the bar.
             let _ = write!(f, "{:.0} images/s", state.per_sec());
         })
         .progress_chars("=> ");
     ProgressBar::with_draw_target(Some(images), target).with_style(style)
 }
 
-/// The launcher's pipe: it forwards what ends in a carriage return as it is, so that each update
-/// overwrites the one before. It has one line and no cursor.
+/// The launcher's pipe, a terminal of one line without a cursor. The launcher forwards text that
+/// ends in a carriage return unchanged, so that each update overwrites the previous one.
 #[derive(Debug, Default)]
 struct Pipe(Mutex<String>);
 

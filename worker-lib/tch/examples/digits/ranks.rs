@@ -1,22 +1,22 @@
-//! One trainer or many: alone, or a rank of a job that `gradwire run` started. Everything that
-//! differs between the two is here.
+//! One process, or a rank of a job that `gradwire run` started. All differences between the two are
+//! here.
 
 use anyhow::Context;
 use gradwire_tch::{DistributedOptimizer, OptimizerOptions, broadcast_parameters};
 use gradwire_worker::{AllreduceOptions, GradwireError, ReduceOp, Session};
 use tch::{Tensor, nn};
 
-/// Who trains.
+/// The processes that train.
 #[derive(Debug)]
 pub(crate) enum Ranks {
-    /// This process and no other.
+    /// Only this process.
     Alone,
     /// All ranks of a job.
     Together(Session),
 }
 
 impl Ranks {
-    /// A job's rank where the launcher's variables are there, alone otherwise.
+    /// A rank of a job if the launcher's variables are set, otherwise alone.
     pub(crate) fn from_env() -> Result<Self, GradwireError> {
         match Session::from_env() {
             Ok(session) => Ok(Self::Together(session)),
@@ -39,7 +39,7 @@ impl Ranks {
         }
     }
 
-    /// Leaves the job in good order.
+    /// Leaves the job cleanly.
     pub(crate) fn leave(&self) -> Result<(), GradwireError> {
         match self {
             Self::Alone => Ok(()),
@@ -47,7 +47,7 @@ impl Ranks {
         }
     }
 
-    /// Gives every rank rank 0's parameters.
+    /// Copies the parameters of rank 0 to all ranks.
     pub(crate) fn agree_on(&self, parameters: &nn::VarStore) -> gradwire_tch::Result<()> {
         match self {
             Self::Alone => Ok(()),
@@ -55,7 +55,7 @@ impl Ranks {
         }
     }
 
-    /// Steps with gradients that are summed over the ranks.
+    /// A stepper with gradients that are summed over the ranks.
     pub(crate) fn stepper(
         &self,
         optimizer: nn::Optimizer,
@@ -80,7 +80,7 @@ impl Ranks {
         Ok(numbers[0])
     }
 
-    /// Every rank's value, in rank order: each rank adds a vector with its own place filled.
+    /// Every rank's value, in rank order: a sum of vectors in which each rank fills its own place.
     pub(crate) fn gather(&self, name: &str, value: i64) -> Result<Vec<i64>, GradwireError> {
         let mut values = vec![0; self.size()];
         values[self.rank()] = value;
@@ -91,7 +91,7 @@ impl Ranks {
         Ok(values)
     }
 
-    /// The bytes of the tensors that this rank has given to the collectives so far.
+    /// The bytes of the tensors that this rank has given to collectives.
     pub(crate) fn bytes_given(&self) -> u64 {
         match self {
             Self::Alone => 0,
@@ -100,17 +100,17 @@ impl Ranks {
     }
 }
 
-/// What a step is made with.
+/// The optimizer.
 #[derive(Debug)]
 pub(crate) enum Stepper {
-    /// With the gradients of this process.
+    /// Steps with the gradients of this process.
     Alone(nn::Optimizer),
-    /// With the sum of all ranks' gradients.
+    /// Steps with the sum of all ranks' gradients.
     Together(DistributedOptimizer),
 }
 
 impl Stepper {
-    /// Gradients of the loss, and a step with them.
+    /// Computes the gradients of the loss and makes a step with them.
     pub(crate) fn backward_step(&mut self, loss: &Tensor) -> gradwire_tch::Result<()> {
         match self {
             Self::Alone(optimizer) => optimizer.backward_step(loss),

@@ -1,4 +1,4 @@
-//! What rank 0 says at the end.
+//! Rank 0's report at the end.
 
 use std::{
     env,
@@ -11,7 +11,7 @@ use anyhow::Context;
 use sha2::{Digest, Sha256};
 use tch::{Kind, nn};
 
-/// A metrics endpoint that does not answer by then is left out.
+/// A metrics endpoint that does not answer within this time is left out.
 const METRICS_TIMEOUT: Duration = Duration::from_secs(2);
 const METRICS_MAX_BYTES: u64 = 4 << 20;
 
@@ -33,7 +33,7 @@ pub(crate) fn hash(parameters: &nn::VarStore) -> anyhow::Result<i64> {
     Ok(i64::from_be_bytes(*first))
 }
 
-/// Hashes as people compare them.
+/// Hashes in hexadecimal, for people.
 pub(crate) fn hex(hashes: &[i64]) -> String {
     hashes.iter().map(|hash| format!("{hash:016x}")).collect::<Vec<_>>().join(" ")
 }
@@ -41,7 +41,7 @@ pub(crate) fn hex(hashes: &[i64]) -> String {
 /// The figures of a finished training.
 #[derive(Debug)]
 pub(crate) struct Report<'a> {
-    /// Share of the test images that are recognised, 0 to 1.
+    /// The fraction of test images that are recognized, 0 to 1.
     pub(crate) accuracy: f64,
     /// Test images.
     pub(crate) tested: usize,
@@ -56,7 +56,7 @@ pub(crate) struct Report<'a> {
 }
 
 impl Report<'_> {
-    /// Writes it for people.
+    /// Writes the report for people.
     pub(crate) fn write(&self, out: &mut impl Write) -> io::Result<()> {
         let (ranks, hashes) = (self.hashes.len(), hex(self.hashes));
         let accuracy = self.accuracy * 100.0;
@@ -91,7 +91,7 @@ impl Report<'_> {
         Ok(())
     }
 
-    /// The same figures, and the loss of each step.
+    /// The same figures as JSON, with the loss of each step.
     pub(crate) fn json(&self, losses: &[f64]) -> serde_json::Value {
         serde_json::json!({
             "ranks": self.hashes.len(),
@@ -113,8 +113,8 @@ fn address(variable: &str) -> Option<SocketAddr> {
     env::var(variable).ok()?.parse().ok()
 }
 
-/// The counters of bytes that a metrics endpoint shows, added up over their labels. Nothing where
-/// it does not answer: the report is not worth a failure.
+/// The byte counters of a metrics endpoint, added up over their labels. Empty if it does not
+/// answer: that should not fail the report.
 fn byte_counters(address: SocketAddr) -> Vec<(String, u64)> {
     let Ok(text) = fetch(address) else {
         return Vec::new();
