@@ -160,7 +160,7 @@ mod tests {
         assert!(text.contains("it does not read its messages"), "{text}");
         assert!(outbox.lock().bytes <= MAX_KEPT, "BOUND");
         let text = outbox.send(failure(0, 2 << 20)).unwrap_err().to_string();
-        assert!(text.contains("a frame has at most"), "{text}");
+        assert!(text.contains("a frame may have at most"), "{text}");
         drop(theirs);
         outbox.flush();
         assert_eq!(outbox.lock().bytes, 0);

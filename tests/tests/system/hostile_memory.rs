@@ -112,7 +112,7 @@ fn counters_that_can_not_be() {
     };
     nonsense("submissions: the ring's tail is", write(SUBMISSION_TAIL, 1 << 40));
     nonsense("submissions: the ring's tail is", write(SUBMISSION_TAIL, u64::MAX));
-    nonsense("a record claims 0 words where 9 are published", write(SUBMISSION_TAIL, 9));
+    nonsense("a record claims 0 words, but 9 are published", write(SUBMISSION_TAIL, 9));
     nonsense("completions: the ring's head is", |_, raw| {
         raw.scribble(COMPLETION_HEAD, &(1u64 << 40).to_le_bytes()).unwrap();
         // The daemon sees the wrong head when it has something to answer.

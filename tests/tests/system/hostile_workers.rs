@@ -124,7 +124,7 @@ fn memory_that_is_no_control_page_is_refused_and_the_place_is_free_again() {
     expect(refused(&[unsealed.as_fd()]), "not memory sealed against shrinking and growing");
     let sealed = |bytes| Segment::create("gradwire-test", bytes, HugePages::Never).unwrap().1;
     expect(refused(&[sealed(4096).as_fd()]), "this one has 4096");
-    expect(refused(&[sealed(CONTROL_BYTES).as_fd()]), "this is not a control page");
+    expect(refused(&[sealed(CONTROL_BYTES).as_fd()]), "not a control page");
     // More descriptors than a frame may carry: the connection ends, and all of them are closed.
     let stranger = Stranger::connect(&cluster.socket(0)).unwrap();
     let challenge = stranger.challenge().unwrap();
