@@ -1,4 +1,4 @@
-//! What a daemon needs to know: the job's part from the environment that the launcher sets, the
+//! The configuration of a daemon: the job's part from the environment that the launcher sets, the
 //! rest from the settings.
 
 use std::{
@@ -15,7 +15,7 @@ use gradwire_settings::{
 
 use crate::{model::job::JobIdentity, transport::handshake::MAX_STREAMS};
 
-/// Everything that a daemon needs to know. Made by [`DaemonConfig::from_env`].
+/// The configuration of a daemon, made by [`DaemonConfig::from_env`].
 #[derive(Debug, Clone)]
 pub struct DaemonConfig {
     pub(crate) identity: JobIdentity,
@@ -30,7 +30,7 @@ pub struct DaemonConfig {
     /// The workers' Unix socket: a path, or `@name` in the abstract namespace.
     pub(crate) socket: String,
     pub(crate) start_timeout: Duration,
-    /// How long the system may take to send again what was lost on the stream to the coordinator.
+    /// The longest interval between retransmissions on the stream to the coordinator.
     pub(crate) retransmission: Duration,
     pub(crate) grace: Duration,
     pub(crate) connect_timeout: Duration,
@@ -45,25 +45,25 @@ pub struct DaemonConfig {
     pub(crate) stall_warning: Duration,
     /// The rate of this host's line in Mbit/s, if it was set.
     pub(crate) line_rate: Option<u32>,
-    /// Each step whose number is a multiple of this one is recorded; 0: none.
+    /// Every step with a multiple of this number is recorded; 0: none.
     pub(crate) sample_steps: u64,
 }
 
-/// Results of at least this size bypass the cache: they would not stay there until the rank reads
-/// them. About the L2 cache of two cores.
+/// Results of at least this size, in bytes, bypass the cache: they would be evicted before the rank
+/// reads them. About the L2 cache of two cores.
 const STREAMING_BYTES: u64 = 4 << 20;
 
-/// A number of bytes that holds whole elements of every type.
+/// A multiple of the size of every element type, in bytes.
 const WIDEST: u64 = 64;
 
-/// How many ranks one node may have.
+/// The limit of ranks on a node.
 const MAX_SLOTS: u32 = 4096;
 
 impl DaemonConfig {
     /// Reads the job's part from variables and the rest from settings.
     ///
     /// # Errors
-    /// [`VariableError`] with the variable and what is wrong with it.
+    /// [`VariableError`] names the variable and what is wrong with it.
     pub fn from_env(
         variables: &HashMap<String, String>,
         settings: &Settings,
@@ -77,7 +77,7 @@ impl DaemonConfig {
             return Err(VariableError::Invalid {
                 variable: "GRADWIRE_SLOTS",
                 value: slots.to_string(),
-                reason: format!("a node has up to {MAX_SLOTS} ranks, and a server none"),
+                reason: format!("a node has at most {MAX_SLOTS} ranks, and a server has none"),
             });
         }
         Ok(Self {
@@ -97,7 +97,7 @@ impl DaemonConfig {
             connect_timeout: settings.data.connect_timeout,
             progress_timeout: settings.job.timeout,
             streams: settings.data.streams.min(MAX_STREAMS),
-            // A whole number of elements of every type.
+            // Rounded down to whole elements of every type.
             chunk_bytes: settings.data.chunk_bytes / WIDEST * WIDEST,
             socket_buffer_bytes: usize::try_from(settings.data.socket_buffer_bytes)
                 .unwrap_or(usize::MAX),
@@ -112,7 +112,7 @@ impl DaemonConfig {
     }
 }
 
-/// The rate of this host's line in Mbit/s, if the settings have one.
+/// The rate of this host's line in Mbit/s, if the settings contain it.
 fn line_rate(settings: &Settings) -> Option<u32> {
     let common = settings.network.rate_mbit;
     let is_set = common != Settings::default().network.rate_mbit;
@@ -131,7 +131,7 @@ impl DaemonConfig {
         self.coordinator
     }
 
-    /// The job and the host, as all metrics name them.
+    /// The job and the host, which are labels of all metrics.
     pub fn labels(&self) -> (String, String) {
         (self.identity.job.to_string(), self.host.clone())
     }
@@ -143,7 +143,7 @@ mod tests {
 
     use super::*;
 
-    /// A chunk that ended within an element would lose its rest.
+    /// A chunk that ended within an element would lose the rest of the element.
     #[test]
     fn chunks_hold_whole_elements_of_every_type() {
         let secret = "00".repeat(32);

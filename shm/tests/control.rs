@@ -190,8 +190,7 @@ fn many_threads_submit_and_many_threads_answer() {
                     while let Some(Completion { ticket, .. }) = worker.pop_completion().unwrap() {
                         assert!(
                             answered.lock().unwrap().insert(ticket),
-                            "{ticket} was \
-                                                                          answered twice"
+                            "{ticket} was answered twice"
                         );
                     }
                     if answered.lock().unwrap().len() as u64 == 2 * EACH {
@@ -259,8 +258,7 @@ fn a_full_ring_is_an_error_until_it_is_read() {
     assert_eq!(
         u64::from(worker.in_flight()),
         submission.ticket,
-        "a refused submission is not \
-                                                                  in flight"
+        "a refused submission is not in flight"
     );
     assert_eq!(reader.pop().unwrap().unwrap().ticket, 0);
     let _ = worker.submit(&submission).unwrap();

@@ -146,8 +146,7 @@ fn each_field_of_a_record_is_checked() {
         (
             14,
             u64::from_le_bytes([b'a', 0xff, b'b', 0, 0, 0, 0, 0]),
-            "not valid UTF-8 from byte \
-                                                                     1 on",
+            "not valid UTF-8 from byte 1 on",
         ),
         (14, u64::from_le_bytes(*b"a\nb\0\0\0\0\0"), "no control characters"),
     ];

@@ -49,7 +49,7 @@ impl Dispatch for Dispatcher {
         let config = &node.config;
         if world.me().slots != config.slots {
             let what = format!(
-                "the coordinator gave this node {} slots, it has {}",
+                "the coordinator gave this node {} slots, but it has {}",
                 world.me().slots,
                 config.slots
             );
@@ -142,7 +142,11 @@ impl Dispatch for Dispatcher {
                 let made = queue.create_set(set, members);
                 metrics::process_sets(queue.process_sets());
                 let done = self.done(queue, &tensor, Collective::AddProcessSet, ranks, set);
-                if made { done } else { Err(protocol(format!("there are two process sets {set}"))) }
+                if made {
+                    done
+                } else {
+                    Err(protocol(format!("process set {set} was created twice")))
+                }
             }
             Instruction::Arrange(topology) => {
                 operations.arrange(topology);
@@ -172,7 +176,9 @@ impl Dispatch for Dispatcher {
             Instruction::Resume { set, last } => {
                 let joined = queue.resume(set).ok_or_else(|| {
                     let what = format!("all ranks of process set {set} have joined");
-                    protocol(format!("the coordinator said that {what}, and here some have not"))
+                    protocol(format!(
+                        "the coordinator said that {what}, but some local ranks have not"
+                    ))
                 })?;
                 self.node.complete_tickets(&joined, last.0.into());
                 Ok(())
@@ -192,8 +198,8 @@ impl Dispatch for Dispatcher {
                         .host(self.node.config.host.clone())
                         .tensor(key.name.as_str())
                         .hint(
-                            "make the same calls on all of its ranks, and wait for them before \
-                             removing a process set",
+                            "make the same calls on all of its ranks, and wait for them before you \
+                             remove a process set",
                         );
                     self.node.fail(&key, removed, &failure);
                 }
@@ -217,8 +223,7 @@ impl Dispatcher {
         }
     }
 
-    /// A process set was added or removed: completes the request, if the local ranks asked for
-    /// that.
+    /// A process set was added or removed: completes the request, if the local ranks made it.
     fn done(
         &self,
         queue: &TensorQueue,
@@ -228,11 +233,11 @@ impl Dispatcher {
         made: ProcessSetId,
     ) -> Result<(), Failure> {
         if self.node.config.slots == 0 {
-            // A server has no ranks that could have asked.
+            // A server has no ranks that could have made the request.
             return Ok(());
         }
         let asked = queue.announced(tensor).is_some_and(|asked| {
-            // A removal also has a flag: whether waiting tensors are removed, too.
+            // A removal also has a flag that says whether waiting tensors are removed, too.
             let is_it = |request: &Request| {
                 let removal = collective == Collective::RemoveProcessSet;
                 let named = if removal { request.list.get(..1) } else { Some(&request.list[..]) };
@@ -241,8 +246,8 @@ impl Dispatcher {
             asked.locals().iter().all(|local| is_it(&local.request))
         });
         if !asked {
-            let what = format!("what the coordinator did for '{}' is not what was", tensor.name);
-            return Err(protocol(format!("{what} asked for here")));
+            let what = format!("the coordinator did not do what '{}' requested here", tensor.name);
+            return Err(protocol(what));
         }
         self.node.complete(tensor, queue.remove(tensor), made.0.into());
         Ok(())

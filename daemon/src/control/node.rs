@@ -1,4 +1,5 @@
-//! What all threads of the daemon share, and how the events of lanes are handled ([`LaneEvents`]).
+//! The state that all threads of the daemon share, and the handling of the lanes' events
+//! ([`LaneEvents`]).
 
 use std::{
     sync::{
@@ -36,13 +37,13 @@ use crate::{
     workers::{outbox::OutboxError, process_ends::ProcessEnds, slots::Workers, worker::Worker},
 };
 
-/// Names in a failure's text.
+/// How many names a failure's text lists.
 const NAMES: usize = 3;
 
 /// How often to check whether the data threads have stopped.
 const STOPPING: Duration = Duration::from_millis(1);
 
-/// What exists only once the world has formed.
+/// The state that exists once the world has formed.
 #[derive(Debug)]
 pub(crate) struct Running {
     pub(crate) world: Arc<World>,
@@ -51,12 +52,12 @@ pub(crate) struct Running {
     pub(crate) lanes: Arc<[Lane]>,
     pub(crate) mesh: Arc<Mesh>,
     pub(crate) paths: Arc<Paths>,
-    /// What is exchanged with each node, by its number.
+    /// The traffic with each node, by its number.
     pub(crate) traffic: Vec<PeerTraffic>,
 }
 
 /// Submits requests that had to wait until their name was free. All submissions go through one
-/// task: announcements and joins have to reach the coordinator in the order of the queue.
+/// task: announcements and joins must reach the coordinator in the order of the queue.
 pub(crate) trait Resubmit: std::fmt::Debug + Send + Sync {
     /// Submits a checked request again.
     fn resubmit(&self, key: TensorKey, local: LocalTensor);
@@ -70,13 +71,13 @@ pub(crate) struct Node {
     pub(crate) workers: Workers,
     intake: Box<dyn Resubmit>,
     pub(crate) process_ends: ProcessEnds,
-    /// What is recorded while somebody traces the job.
+    /// Records events while the job is traced.
     pub(crate) tracer: Arc<Tracer>,
-    /// For all threads that are no lanes.
+    /// The recorder for all threads except lanes.
     pub(crate) recorder: Recorder,
     pub(crate) sending: Arc<Sending>,
     pub(crate) liveness: Arc<Liveness>,
-    /// The packets that had been sent again when the last probes were ordered.
+    /// The retransmitted packets at the time when the last probes were ordered.
     pub(crate) retransmits: AtomicU64,
     running: OnceLock<Running>,
 }
@@ -118,7 +119,7 @@ impl Node {
         self.running.get().map(|running| &*running.queue)
     }
 
-    /// For a thread or task that others wait for, which holds it while it runs.
+    /// A guard for a thread or task that others wait for; it reports a panic.
     pub(crate) fn report_panic(&self, who: &'static str) -> ReportPanic {
         ReportPanic { job: self.job.clone(), who, host: self.config.host.clone() }
     }
@@ -129,10 +130,10 @@ impl Node {
         metrics::workers(workers.len(), workers.iter().map(|w| w.memory.bytes()).sum());
     }
 
-    /// A worker has died or sent nonsense: the job can't go on without it.
+    /// A worker has died or sent invalid data: the job can't continue without it.
     pub(crate) fn worker_failed(&self, worker: &Worker, failure: Failure) {
         if self.job.ending().is_some() {
-            // It ends because the job is over.
+            // The worker ends because the job is over.
             return;
         }
         let names = self.queue().map(|q| q.names_of(worker.local_rank, NAMES)).unwrap_or_default();
@@ -140,22 +141,22 @@ impl Node {
         self.job.report(failure.host(self.config.host.clone()).tensor(names.join(", ")));
     }
 
-    /// If a message can't reach a worker, neither the worker can continue nor the ranks that wait
-    /// for it (TELL).
+    /// If a message can't reach a worker, neither the worker nor the ranks that wait for it can
+    /// continue (TELL).
     pub(crate) fn ensure_sent(&self, worker: &Worker, sent: Result<(), OutboxError>) {
         if let Err(error) = sent {
             self.worker_failed(worker, worker.silent(&error.to_string()));
         }
     }
 
-    /// Sends workers what their sockets did not accept before.
+    /// Sends the workers' pending messages.
     pub(crate) fn flush_workers(&self) {
         for worker in self.workers.all() {
             worker.flush();
         }
     }
 
-    /// This node was asked to end, for this reason.
+    /// This node was asked to end, for the reason `why`.
     pub(crate) fn asked_to_end(&self, why: &str) {
         let failure =
             Failure::new(FailureKind::Cancelled, format!("gradwired was asked to end: {why}"))
@@ -178,8 +179,8 @@ impl Node {
         }
     }
 
-    /// All processes of this host are being ended, for this reason. If a worker has failed and its
-    /// thread has not handled that yet, the worker is the cause (TELL).
+    /// All processes of this host are being ended, for the reason `why`. If a worker has failed and
+    /// its thread has not handled that yet, the worker is the cause (TELL).
     pub(crate) fn stopped(&self, why: &str) {
         if self.job.ending().is_some() {
             return;
@@ -195,7 +196,7 @@ impl Node {
     }
 
     /// A rank's process has ended. The end of an attached process is reported when its connection
-    /// ends. The connection is ended now, in case another process holds its other end.
+    /// ends; this closes the connection, in case another process holds the other end.
     fn ended(&self, rank: Rank, end: ProcessEnd) {
         let Some(running) = self.running.get() else { return };
         let Some(local) = rank.0.checked_sub(running.world.me().first_rank.0) else { return };
@@ -206,8 +207,8 @@ impl Node {
         self.ended_without_attaching(rank, local, end);
     }
 
-    /// The slot of a process that was not attached is free again. If the process has ended, that
-    /// was reported while it had the slot.
+    /// The slot of a process that did not attach is free again. The process may have ended while it
+    /// still had the slot.
     pub(crate) fn freed(&self, local_rank: u32) {
         let Some(running) = self.running.get() else { return };
         if let Some(end) = self.process_ends.end(local_rank) {
@@ -217,8 +218,8 @@ impl Node {
     }
 
     /// If the process of a rank never attached, it can't take part any more, and nobody waits for
-    /// it. If it also failed, it is the cause of the job's failure (TELL). A process that has its
-    /// slot is looked at when that is free again.
+    /// it. If it also failed, it is the cause of the job's failure (TELL). A process that still has
+    /// its slot is handled when the slot is free again.
     fn ended_without_attaching(&self, rank: Rank, local_rank: u32, end: ProcessEnd) {
         if !self.workers.ended(local_rank) || self.job.ending().is_some() {
             return;
@@ -242,17 +243,17 @@ impl Node {
         let _ = self.running.set(running);
     }
 
-    /// What exists once the world has formed.
+    /// The state that exists once the world has formed.
     pub(crate) fn running(&self) -> Option<&Running> {
         self.running.get()
     }
 
-    /// What starts operations, once the world has formed.
+    /// The operation manager, once the world has formed.
     pub(crate) fn operations(&self) -> Option<&OperationManager> {
         self.running.get().map(|running| &running.operations)
     }
 
-    /// Restarts the time of ranks that have to allocate: this process itself was suspended.
+    /// Restarts the deadlines of allocations, because this process itself was suspended.
     pub(crate) fn restart_allocations(&self, now: Instant) {
         if let Some(operations) = self.operations() {
             operations.restart_allocations(now);
@@ -260,7 +261,7 @@ impl Node {
     }
 
     /// Reports ranks that do not allocate memory for their results in time (WAIT). They have the
-    /// time limit of data, and the time that their memory may take to fill.
+    /// time limit of data transfers, plus the time to fill their memory.
     pub(crate) fn report_overdue_allocations(&self, now: Instant) {
         let limit = self.config.progress_timeout;
         let overdue_allocations =
@@ -271,7 +272,7 @@ impl Node {
                 continue;
             };
             let why = format!(
-                "it was asked for room for the result of tensor '{name}' and has not answered for \
+                "it was asked to allocate the result of tensor '{name}' and has not answered for \
                  {:.1} s",
                 waited.as_secs_f64()
             );
@@ -280,11 +281,11 @@ impl Node {
     }
 
     /// A rank has left or died before it allocated memory for its result. So the tensor will never
-    /// be done, although others wait for it (TELL). The death of a rank has been reported before.
+    /// be done, although others wait for it (TELL). The death of a rank has already been reported.
     pub(crate) fn left_before_allocating(&self, local_rank: u32, name: &TensorName) {
         let first = self.running.get().map_or(Rank(0), |r| r.world.me().first_rank);
-        let what = "it has left the job while the result of an operation was on its way to it, and \
-                    others take part in that";
+        let what = "it has left the job before it received the result of an operation in which \
+                    others take part";
         let failure = Failure::new(FailureKind::RankLeft, what)
             .rank(Rank(first.0 + local_rank))
             .host(self.config.host.clone())
@@ -293,16 +294,16 @@ impl Node {
         self.job.report(failure);
     }
 
-    /// Why a rank may not leave the job in good order now: others need it.
+    /// Why a rank may not leave the job now: others need it.
     pub(crate) fn needed_for(&self, local_rank: u32) -> Option<String> {
         if let Some(set) = self.queue()?.joined_by(local_rank) {
             return Some(format!("in the join of process set {set}: wait for the join first"));
         }
         let name = self.operations()?.pending_allocation_of(local_rank)?;
-        Some(format!("to get its result of tensor '{name}': wait for every handle first"))
+        Some(format!("waiting for its result of tensor '{name}': wait for every handle first"))
     }
 
-    /// Reports tensors that have waited long for ranks of this node (WAIT).
+    /// Reports tensors that have waited too long for ranks of this node (WAIT).
     pub(crate) fn report_stalls(&self, now: Instant) {
         let limit = self.config.stall_warning;
         metrics::stalled(self.queue().map_or(0, |queue| queue.overdue(now, limit)));
@@ -320,18 +321,18 @@ impl Node {
         }
     }
 
-    /// A local rank has left in good order: nobody waits for it any more.
+    /// A local rank has left the job: nobody waits for it any more.
     pub(crate) fn left(&self, rank: Rank) {
         self.leaves(rank, false);
     }
 
-    /// A local rank no longer takes part; `absent` if it never did.
+    /// A local rank no longer takes part; `absent` if it never took part.
     fn leaves(&self, rank: Rank, absent: bool) {
         self.job.send(Outgoing::Left { ranks: vec![rank], absent });
         let Some(running) = self.running.get() else { return };
         let local_rank = rank.0 - running.world.me().first_rank.0;
         let gone = running.queue.leave(local_rank);
-        // In one message, because they may be many. Each worker knows the names of its tensors.
+        // In one message, because there may be many. Each worker knows the names of its tensors.
         let tickets: Vec<Ticket> =
             gone.iter().flat_map(|(_, r)| r.tickets.iter().chain(&r.duplicates)).copied().collect();
         self.fail_tickets(&tickets, &self.rank_left(rank));
@@ -354,8 +355,8 @@ impl Node {
         failure.host(self.config.host.clone())
     }
 
-    /// When this returns, the data threads access no memory any more. It needs no thread to wait
-    /// for them, which the system might refuse.
+    /// Stops the data threads; then they access no memory any more. Polls, because the system might
+    /// refuse a thread that waits for them.
     pub(crate) async fn stop_lanes(&self) {
         let lanes = self.running.get().map_or(&[][..], |running| &running.lanes[..]);
         while lanes.iter().filter(|lane| !lane.try_stop()).count() > 0 {
@@ -411,7 +412,7 @@ impl Node {
         }
     }
 
-    /// Notifies ranks that their submissions are done.
+    /// Notifies ranks that their submissions have succeeded.
     pub(crate) fn complete_tickets(&self, tickets: &[Ticket], aux: u64) {
         for ticket in tickets {
             let Some(worker) = self.workers.get(ticket.local_rank) else { continue };
@@ -425,7 +426,7 @@ impl Node {
         }
     }
 
-    /// Notifies the ranks of a removed tensor that it is done.
+    /// Notifies the ranks of a removed tensor that it has succeeded.
     pub(crate) fn complete(&self, key: &TensorKey, removed: Removed, aux: u64) {
         self.complete_tickets(&removed.tickets, aux);
         let first = self.running.get().map_or(Rank(0), |r| r.world.me().first_rank);
@@ -452,7 +453,7 @@ impl Collect for Node {
     }
 }
 
-/// A weak reference: lanes must not keep the node alive, which stops them.
+/// A weak reference, because the node stops the lanes and they must not keep it alive.
 impl LaneEvents for Weak<Node> {
     fn finished(&self, piece: &Piece, complete: Option<Instant>) {
         let Some(node) = self.upgrade() else { return };

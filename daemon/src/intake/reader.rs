@@ -1,8 +1,8 @@
 //! The task that reads the workers' rings and checks their heartbeats.
 //!
-//! It runs on the thread of the stream to the coordinator: a submission is announced without waking
-//! another thread. It sleeps on the workers' doorbells. They ring only after it has marked itself
-//! as asleep, so a busy intake costs no system call.
+//! It runs on the control thread, so a submission is announced without waking another thread. It
+//! sleeps on the workers' doorbells, which ring only if it has marked itself as asleep: a busy
+//! intake costs no system call.
 
 use std::{
     future::poll_fn,
@@ -32,7 +32,7 @@ use crate::{
     workers::worker::Worker,
 };
 
-/// The most records that are read from one ring before the next ring.
+/// How many records are read from one ring before the next ring.
 const TURN: usize = 256;
 
 /// How often the workers' heartbeats are checked.
@@ -53,15 +53,15 @@ pub(crate) struct Intake {
     requests: UnboundedSender<Request>,
 }
 
-/// What other threads request of the intake. Both kinds are bounded: by the slots of the node, and
-/// by what its ranks may have in flight.
+/// The requests of other threads to the intake. Both kinds are bounded: by the slots of the node,
+/// and by the limit of submissions in flight.
 #[derive(Debug)]
 enum Request {
     Read(Source),
     Resubmit(TensorKey, Box<LocalTensor>),
 }
 
-/// Requests that are not handled yet.
+/// The receiving end of the requests.
 #[derive(Debug)]
 pub(crate) struct Requests(UnboundedReceiver<Request>);
 
@@ -93,8 +93,8 @@ struct Watched {
     worker: Arc<Worker>,
     reader: SubmissionReader,
     heartbeats: Heartbeats,
-    /// An eventfd that is never read: each ring of it is an event by itself. The worker could make
-    /// a read block (TRUST), or ring so often that reading never ends (BOUND).
+    /// An eventfd that is never read: each ring is an event. The worker could make a read block
+    /// (TRUST), or ring so often that reading never ends (BOUND).
     doorbell: AsyncFd<OwnedFd>,
     beats: u32,
     since: Instant,
@@ -120,7 +120,7 @@ impl Watched {
             rung = true;
             match ready {
                 Ok(mut ring) => ring.clear_ready(),
-                // The reactor ends, and with it the task.
+                // The reactor has ended, and the task ends, too.
                 Err(_) => break,
             }
         }
@@ -158,7 +158,7 @@ impl Reader {
                     self.check(&node, limit);
                 }
                 node.report_overdue_allocations(checked);
-                // Waits that began together are reported together.
+                // Checked rarely, so that waits that began together are reported together.
                 if looked.elapsed() >= node.config.stall_warning / 10 {
                     looked = Instant::now();
                     node.report_stalls(looked);
@@ -166,7 +166,7 @@ impl Reader {
             }
             drop(node);
             if came {
-                // Other tasks have their turn, above all the one that sends announcements.
+                // Lets other tasks run, above all the sender of announcements.
                 tokio::task::yield_now().await;
             } else {
                 self.sleep(&mut clock).await;
@@ -188,7 +188,7 @@ impl Reader {
         }
     }
 
-    /// Reads what has arrived. Returns false when nothing has.
+    /// Reads submissions. Returns false if there are none.
     fn read(&mut self, node: &Arc<Node>) -> bool {
         let mut came = false;
         self.sources.retain_mut(|watched| {
@@ -213,14 +213,14 @@ impl Reader {
         came
     }
 
-    /// Sleeps until a doorbell rings, a request comes, or it is time to check the workers.
+    /// Sleeps until a doorbell rings, a request arrives, or it is time to check the workers.
     async fn sleep(&mut self, clock: &mut Interval) {
         let empty = self.sources.iter().filter(|w| !w.reader.prepare_sleep()).count() == 0;
         let mut request = None;
         if empty {
             let sources = &self.sources;
             let rung = poll_fn(|context| {
-                // All of them are checked, so that each can wake the task.
+                // Checks all of them, so that each can wake the task.
                 let rings = sources.iter().filter(|watched| watched.has_rung(context)).count();
                 if rings > 0 { Poll::Ready(()) } else { Poll::Pending }
             });
@@ -238,7 +238,7 @@ impl Reader {
         }
     }
 
-    /// A worker without new heartbeats may be alive but stopped or swapped out.
+    /// Reports workers without new heartbeats, which may be stopped or swapped out.
     fn check(&mut self, node: &Node, limit: Duration) {
         self.sources.retain_mut(|watched| {
             let beats = watched.heartbeats.count();
@@ -255,18 +255,15 @@ impl Reader {
             if silent <= limit {
                 return true;
             }
-            let why = format!(
-                "no sign of life for {:.1} s{}",
-                silent.as_secs_f64(),
-                state_of(worker.pid)
-            );
+            let why =
+                format!("no heartbeat for {:.1} s{}", silent.as_secs_f64(), state_of(worker.pid));
             node.worker_failed(worker, worker.silent(&why));
             false
         });
     }
 }
 
-/// The state of a process as a part of a text: `; it is stopped (SIGSTOP)`, or nothing.
+/// The state of a process as a part of a text, such as `; the process is stopped`; may be empty.
 fn state_of(pid: u32) -> &'static str {
     let stat = i32::try_from(pid).ok().and_then(|pid| Process::new(pid).ok()?.stat().ok());
     match stat.map(|stat| stat.state) {

@@ -1,4 +1,4 @@
-//! The slots of this node's ranks: attached, left, or never used.
+//! The slots of this node's ranks.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use parking_lot::RwLock;
 
 use super::worker::Worker;
 
-/// The attached workers by local rank.
+/// The slots by local rank.
 #[derive(Debug)]
 pub(crate) struct Workers {
     slots: Vec<RwLock<Slot>>,
@@ -16,12 +16,12 @@ pub(crate) struct Workers {
 pub(crate) enum Slot {
     #[default]
     Free,
-    /// Taken by this process, which waits for the world or is attached.
+    /// Taken by this process, which waits for the world.
     Claimed {
         pid: u32,
     },
     Attached(Arc<Worker>),
-    /// It has left in good order.
+    /// Its rank has left.
     Left,
     /// Its process ended before it attached.
     Absent,
@@ -34,7 +34,7 @@ pub(crate) enum ClaimError {
     Taken { local_rank: u32, pid: u32 },
     #[error("local rank {local_rank} has left the job already")]
     Left { local_rank: u32 },
-    #[error("there is no local rank {local_rank}: this node has {slots} slots, numbered from 0")]
+    #[error("local rank {local_rank} does not exist: this node has {slots} slots, numbered from 0")]
     Outside { local_rank: u32, slots: usize },
 }
 
@@ -63,8 +63,8 @@ impl Workers {
         }
     }
 
-    /// The process of a rank has ended. Returns true if it never attached: nothing else shows its
-    /// end.
+    /// The process of a rank has ended. Returns true if it never attached, so that nothing else
+    /// reports its end.
     pub(crate) fn ended(&self, local_rank: u32) -> bool {
         let Some(slot) = self.slot(local_rank) else { return false };
         let mut slot = slot.write();
@@ -95,7 +95,7 @@ impl Workers {
         }
     }
 
-    /// Whether any process is attached or about to be, or, with `yet_to_come`, may still attach.
+    /// Whether any process is attached or attaching, or, with `yet_to_come`, may still attach.
     pub(crate) fn any(&self, yet_to_come: bool) -> bool {
         let there = |slot: &RwLock<Slot>| match &*slot.read() {
             Slot::Claimed { .. } | Slot::Attached(_) => true,
