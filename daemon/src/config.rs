@@ -33,11 +33,16 @@ pub struct DaemonConfig {
     /// The longest interval between retransmissions on the stream to the coordinator.
     pub(crate) retransmission: Duration,
     pub(crate) grace: Duration,
+    /// How long a data connection may take, with its handshake.
     pub(crate) connect_timeout: Duration,
+    /// How long data that is waited for may stand still.
     pub(crate) progress_timeout: Duration,
+    /// The number of connections of each lane with a peer.
     pub(crate) streams: u32,
     pub(crate) chunk_bytes: u64,
+    /// The size of socket buffers; 0: it adapts to the path.
     pub(crate) socket_buffer_bytes: usize,
+    /// Empty: the system's, except bbr, and reno on loopback.
     pub(crate) congestion_control: String,
     pub(crate) streaming_bytes: u64,
     pub(crate) feedback_max_bytes: u64,
@@ -56,7 +61,6 @@ const STREAMING_BYTES: u64 = 4 << 20;
 /// A multiple of the size of every element type, in bytes.
 const WIDEST: u64 = 64;
 
-/// The limit of ranks on a node.
 const MAX_SLOTS: u32 = 4096;
 
 impl DaemonConfig {
@@ -110,17 +114,7 @@ impl DaemonConfig {
             sample_steps: settings.otlp.sample_steps,
         })
     }
-}
 
-/// The rate of this host's line in Mbit/s, if the settings contain it.
-fn line_rate(settings: &Settings) -> Option<u32> {
-    let common = settings.network.rate_mbit;
-    let is_set = common != Settings::default().network.rate_mbit;
-    let own = settings.node.line_mbit.and_then(|rate| u32::try_from(rate).ok());
-    own.or(is_set.then_some(common))
-}
-
-impl DaemonConfig {
     /// The address at which others reach this host.
     pub fn address(&self) -> IpAddr {
         self.address
@@ -135,6 +129,14 @@ impl DaemonConfig {
     pub fn labels(&self) -> (String, String) {
         (self.identity.job.to_string(), self.host.clone())
     }
+}
+
+/// The rate of this host's line in Mbit/s, if the settings contain it.
+fn line_rate(settings: &Settings) -> Option<u32> {
+    let common = settings.network.rate_mbit;
+    let is_set = common != Settings::default().network.rate_mbit;
+    let own = settings.node.line_mbit.and_then(|rate| u32::try_from(rate).ok());
+    own.or(is_set.then_some(common))
 }
 
 #[cfg(test)]

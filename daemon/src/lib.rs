@@ -61,14 +61,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::config::DaemonConfig;
 use self::{
-    control::{
-        client::{self},
-        connect::Introduction,
-        dispatch::Dispatcher,
-        heartbeat,
-        node::Node,
-    },
-    intake::reader::Intake,
+    control::{client, connect::Introduction, dispatch::Dispatcher, heartbeat, node::Node},
     model::{
         hint::resource_hint,
         job::{self, Job},
@@ -210,10 +203,11 @@ impl Daemon {
     ) -> Result<Ending, DaemonError> {
         let Self { config, data, data_address, workers, mut notices, acceptor, metrics } = self;
         let (job, outgoing) = Job::new();
-        let (intake, requests) = Intake::new();
-        let node = Node::new(config.clone(), job.clone(), Box::new(intake.clone()));
+        let (intake, added) = mpsc::unbounded_channel();
+        let (resubmit, resubmitted) = mpsc::unbounded_channel();
+        let node = Node::new(config.clone(), job.clone(), resubmit);
         on_scrape(&node);
-        intake::reader::start(Arc::downgrade(&node), requests);
+        intake::reader::start(Arc::downgrade(&node), added, resubmitted);
         if notices.is_some() {
             node.process_ends.expect(true);
         }

@@ -27,7 +27,7 @@ use gradwire_telemetry::{
 use gradwire_viewer::{access::Access, pages::router, spans::Spans};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
+    signal::unix::{SignalKind, signal},
     sync::{mpsc, watch},
     task::JoinHandle,
     time::{sleep, timeout},
@@ -205,8 +205,8 @@ async fn serve(
     let mut daemon = Daemon::bind(config).await?.shown_at(endpoint.address());
     // All resources that the system may refuse are taken before other processes rely on this
     // daemon.
-    let (mut terminate, mut interrupt) =
-        (handler(SignalKind::terminate())?, handler(SignalKind::interrupt())?);
+    let mut terminate = signal(SignalKind::terminate()).map_err(DaemonError::from)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(DaemonError::from)?;
     let notices = launcher().map_err(DaemonError::from)?;
     // The launcher reads this line, and then starts the other daemons and the ranks.
     report(&ServiceReport::Serving {
@@ -295,10 +295,6 @@ async fn end(mut coordinator: JoinHandle<()>, cancel: &CancellationToken, grace:
 /// Reports to the launcher. The job does not depend on whether the launcher reads the report.
 fn report(report: &ServiceReport) {
     let _ = io::stdout().write_all(to_line(report).as_bytes());
-}
-
-fn handler(kind: SignalKind) -> Result<Signal, DaemonError> {
-    Ok(signal(kind)?)
 }
 
 /// The notices of the launcher's agent on standard input. A separate thread reads them, because a

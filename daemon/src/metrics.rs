@@ -119,7 +119,6 @@ pub(crate) fn gathered(took: Duration) {
     PHASES.gather.record(took);
 }
 
-/// A tensor has entered the queue.
 pub(crate) fn queued() {
     DAEMON.queued_tensors.increment(1.0);
 }
@@ -244,7 +243,6 @@ pub(crate) struct LaneActivity {
 }
 
 impl LaneActivity {
-    /// For the lane with this number.
     pub(crate) fn new(lane: u32) -> Self {
         let lane = lane.to_string();
         let of = |activity| DAEMON.lane_seconds.series([&lane, activity]);
@@ -268,7 +266,6 @@ pub(crate) struct PeerTraffic {
 }
 
 impl PeerTraffic {
-    /// For the node with this number.
     pub(crate) fn new(node: usize, host: &str) -> Self {
         let host = host_label(node, host);
         Self {
@@ -301,7 +298,6 @@ pub(crate) struct PathMetrics {
 }
 
 impl PathMetrics {
-    /// For the peers with this label.
     pub(crate) fn new(peer: &str) -> Self {
         Self {
             peer: peer.to_owned(),

@@ -22,7 +22,7 @@ use std::{
 };
 
 use gradwire_proto::JobId;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::segment::{
     HUGE_PAGE, HugePages, Segment, SegmentError, SegmentId,
@@ -209,12 +209,6 @@ struct Shared {
     state: Mutex<ArenaState>,
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, ArenaState> {
-        self.state.lock()
-    }
-}
-
 /// A growing pool of shared memory. Cheap to clone; clones share the memory.
 #[derive(Clone)]
 pub struct Arena(Arc<Shared>);
@@ -261,7 +255,7 @@ impl Arena {
     }
 
     fn take(&self, bytes: u64, taken: u64) -> Option<ArenaBlock> {
-        let mut state = self.0.state();
+        let mut state = self.0.state.lock();
         let (index, offset) = state.free.take(taken)?;
         state.stats.used += taken;
         let segment = SegmentId(index);
@@ -278,7 +272,7 @@ impl Arena {
     fn grow(&self, taken: u64, full: impl Fn() -> ArenaError) -> Result<(), ArenaError> {
         let ArenaConfig { job, huge, .. } = &self.0.config;
         let size = self.0.config.next_segment(self.stats().reserved, taken).ok_or_else(full)?;
-        let id = self.0.state().next();
+        let id = self.0.state.lock().next();
         let name = format!("gradwire-{job}-{}-arena-{id}", std::process::id());
         let (segment, fd) = Segment::create(&name, size, *huge)?;
         let bytes = segment.bytes();
@@ -288,7 +282,7 @@ impl Arena {
             bytes,
             source,
         })?;
-        let mut state = self.0.state();
+        let mut state = self.0.state.lock();
         state.put(id, Lent { segment, reserve, mapped: None });
         state.free.add(id.0, bytes);
         state.stats.segments += 1;
@@ -312,7 +306,7 @@ impl Arena {
         if !self.may_adopt() {
             return Err(ArenaError::Adopted { max: *max_adopted });
         }
-        let id = self.0.state().next();
+        let id = self.0.state.lock().next();
         let name = format!("gradwire-{job}-{}-adopted-{id}", std::process::id());
         let Adopted { segment, reserve, mapped, fd } =
             adopt::adopt(&name, start, bytes, fd, *huge)?;
@@ -322,7 +316,7 @@ impl Arena {
             bytes: size,
             source,
         })?;
-        let mut state = self.0.state();
+        let mut state = self.0.state.lock();
         state.put(id, Lent { segment, reserve, mapped: Some(mapped) });
         state.stats.adopted += 1;
         state.stats.adopted_bytes += size;
@@ -339,7 +333,7 @@ impl Arena {
     /// The segment and offset of `pointer`, if the `bytes` bytes from there are in one segment of
     /// this arena.
     pub fn locate(&self, pointer: *const u8, bytes: u64) -> Option<(SegmentId, u64)> {
-        let state = self.0.state();
+        let state = self.0.state.lock();
         (0..).zip(&state.segments).find_map(|(index, lent)| {
             let segment = &lent.as_ref()?.segment;
             let offset = pointer.addr().checked_sub(segment.as_ptr().addr())? as u64;
@@ -354,7 +348,7 @@ impl Arena {
 
     /// How full the arena is.
     pub fn stats(&self) -> ArenaStats {
-        self.0.state().stats
+        self.0.state.lock().stats
     }
 }
 
@@ -397,7 +391,7 @@ impl ArenaBlock {
     /// The mapping that contains it: its first byte and size in bytes. It lives as long as the
     /// arena, so a driver needs to register it only once.
     pub fn mapping(&self) -> (*mut u8, u64) {
-        let state = self.arena.state();
+        let state = self.arena.state.lock();
         let bytes = state.get(self.segment).map_or(0, |lent| lent.segment.bytes());
         (self.pointer.wrapping_sub(self.offset as usize), bytes)
     }
@@ -438,7 +432,7 @@ pub fn take_back<'a>(
         if end > block.bytes {
             return Err(SegmentError::OutOfRange { bytes: end, max: block.bytes });
         }
-        let lent = block.arena.state().get(block.segment).cloned();
+        let lent = block.arena.state.lock().get(block.segment).cloned();
         // A segment is not removed before its blocks. If the program has unmapped the memory,
         // something else may be at its addresses.
         let Some(lent) = lent.filter(|lent| lent.is_there()) else { continue };
@@ -458,7 +452,7 @@ impl fmt::Debug for ArenaBlock {
 
 impl Drop for ArenaBlock {
     fn drop(&mut self) {
-        let mut state = self.arena.state();
+        let mut state = self.arena.state.lock();
         if let Some(taken) = self.taken {
             state.free.give(self.segment.0, self.offset, taken);
             state.stats.used -= taken;
@@ -470,7 +464,8 @@ impl Drop for ArenaBlock {
         state.stats.adopted_bytes -= lent.as_ref().map_or(0, |lent| lent.segment.bytes());
         drop(state);
         (self.arena.release)(self.segment);
-        let slot = self.arena.state().segments.get_mut(self.segment.0 as usize).map(Option::take);
+        let slot =
+            self.arena.state.lock().segments.get_mut(self.segment.0 as usize).map(Option::take);
         drop((lent, slot)); // unmaps without holding our lock
     }
 }

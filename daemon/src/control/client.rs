@@ -22,6 +22,7 @@ use tonic::Status;
 
 use super::{
     connect::{Introduction, Messages, from_status, lost, open},
+    dispatch::Dispatcher,
     liveness::Liveness,
     registry,
 };
@@ -29,7 +30,6 @@ use crate::{
     metrics,
     model::{
         job::{Job, Outgoing},
-        operation::Instruction,
         tensor::Announced,
         world::World,
     },
@@ -44,49 +44,28 @@ const READY_BYTES: usize = MAX_CONTROL_MESSAGE / 4;
 /// The limit for the announcements that a join makes ready, in bytes.
 const MAX_JOINED: usize = MAX_CONTROL_MESSAGE - (64 << 10);
 
-/// Executes the orders of the coordinator.
-pub(crate) trait Dispatch {
-    /// The world has formed.
-    fn formed(&mut self, world: Arc<World>) -> Result<(), Failure>;
-    /// Executes an instruction.
-    fn execute(&mut self, instruction: Instruction) -> Result<(), Failure>;
-    /// Whether the job is traced.
-    fn trace(&mut self, is_wanted: bool);
-}
-
 /// Takes part in the job until it is over, and sets the ending in `job`.
 pub(crate) async fn negotiate(
     introduction: Introduction,
     job: Job,
     outgoing: mpsc::UnboundedReceiver<Outgoing>,
     liveness: Arc<Liveness>,
-    dispatch: &mut impl Dispatch,
+    dispatcher: &mut Dispatcher,
 ) {
-    let ending = match attend(&introduction, &job, outgoing, &liveness, dispatch).await {
-        Ok(ending) => ending,
-        Err(failure) => Ending::Failed(failure),
+    let ending = async {
+        let (sender, stream) = open(&introduction).await?;
+        let mut session = Session {
+            introduction: &introduction,
+            job: &job,
+            liveness: &liveness,
+            sender,
+            registry: None,
+            failure: None,
+            nonce: Vec::new(),
+        };
+        session.run(stream, outgoing, dispatcher).await
     };
-    job.end(ending);
-}
-
-async fn attend(
-    introduction: &Introduction,
-    job: &Job,
-    outgoing: mpsc::UnboundedReceiver<Outgoing>,
-    liveness: &Liveness,
-    dispatch: &mut impl Dispatch,
-) -> Result<Ending, Failure> {
-    let (sender, stream) = open(introduction).await?;
-    let mut session = Session {
-        introduction,
-        job,
-        liveness,
-        sender,
-        registry: None,
-        failure: None,
-        nonce: Vec::new(),
-    };
-    session.run(stream, outgoing, dispatch).await
+    job.end(ending.await.unwrap_or_else(Ending::Failed));
 }
 
 struct Session<'a> {
@@ -94,7 +73,6 @@ struct Session<'a> {
     job: &'a Job,
     liveness: &'a Liveness,
     sender: mpsc::Sender<pb::NodeMessage>,
-    /// Set once the world has formed.
     registry: Option<registry::Registry>,
     /// This node's own failure, and the deadline for the coordinator's answer.
     failure: Option<(Failure, Instant)>,
@@ -107,13 +85,13 @@ impl Session<'_> {
         &mut self,
         mut stream: Messages,
         mut outgoing: mpsc::UnboundedReceiver<Outgoing>,
-        dispatch: &mut impl Dispatch,
+        dispatcher: &mut Dispatcher,
     ) -> Result<Ending, Failure> {
         loop {
             let deadline = self.failure.as_ref().map(|(_, until)| *until);
             tokio::select! {
                 message = stream.next() => {
-                    match self.handle(message.transpose(), dispatch).await {
+                    match self.handle(message.transpose(), dispatcher).await {
                         Ok(None) => {}
                         Ok(Some(ending)) => return Ok(ending),
                         Err(lost) => return Err(match self.failure.take() {
@@ -265,7 +243,7 @@ impl Session<'_> {
     async fn handle(
         &mut self,
         message: Result<Option<pb::CoordinatorMessage>, Status>,
-        dispatch: &mut impl Dispatch,
+        dispatcher: &mut Dispatcher,
     ) -> Result<Option<Ending>, Failure> {
         let coordinator = self.introduction.coordinator;
         let message = message.map_err(|status| from_status(&status, coordinator))?;
@@ -289,10 +267,10 @@ impl Session<'_> {
                 let world = World::try_from(wire).map_err(|e| registry::nonsense(&e))?;
                 let world = Arc::new(world);
                 self.registry = Some(registry::Registry::new(world.clone()));
-                match dispatch.formed(world.clone()) {
+                match dispatcher.formed(world.clone()) {
                     Ok(()) => {
                         self.job.form(world);
-                        dispatch.trace(is_traced);
+                        dispatcher.trace(is_traced);
                     }
                     // The coordinator tells the other nodes the reason (TELL).
                     Err(failure) => self.job.report(failure),
@@ -311,7 +289,7 @@ impl Session<'_> {
                     self.job.send(Outgoing::Forgotten(evicted));
                 }
                 for instruction in instructions {
-                    if let Err(failure) = dispatch.execute(instruction) {
+                    if let Err(failure) = dispatcher.execute(instruction) {
                         self.job.report(failure);
                     }
                 }
@@ -323,7 +301,7 @@ impl Session<'_> {
             }
             Some(coordinator_message::Message::Shutdown(_)) => return Ok(Some(Ending::Finished)),
             Some(coordinator_message::Message::Heartbeat(heartbeat)) => {
-                dispatch.trace(heartbeat.trace);
+                dispatcher.trace(heartbeat.trace);
                 let received = self.liveness.heartbeat_received(&heartbeat);
                 if let Some((round_trip, clock)) = received {
                     metrics::heartbeat(round_trip, clock);

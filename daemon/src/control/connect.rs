@@ -232,7 +232,6 @@ async fn connect(introduction: &Introduction) -> Result<CoordinatorClient<Channe
     }
 }
 
-/// One attempt.
 async fn dial(
     address: SocketAddr,
     retransmission: Duration,
@@ -273,8 +272,8 @@ mod tests {
 
     use super::*;
 
-    /// Connections of strangers can briefly keep out any daemon, even the one that hosts the
-    /// coordinator.
+    /// Connections of strangers can briefly keep out any daemon, even that of the coordinator's
+    /// host.
     #[tokio::test]
     async fn a_daemon_beside_the_coordinator_retries() {
         let (job, secret) = (JobId::new("job").unwrap(), Secret::generate());

@@ -8,8 +8,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    client::Dispatch,
-    mesh::{Mesh, MeshConfig},
+    mesh::Mesh,
     node::{Node, Running},
     trace,
 };
@@ -31,7 +30,6 @@ use crate::{
     transport::{handshake::Identity, line::Line, paths::Paths},
 };
 
-/// Executes the orders of the coordinator.
 #[derive(Debug)]
 pub(crate) struct Dispatcher {
     pub(crate) node: Arc<Node>,
@@ -40,8 +38,8 @@ pub(crate) struct Dispatcher {
     pub(crate) cancel: CancellationToken,
 }
 
-impl Dispatch for Dispatcher {
-    fn formed(&mut self, world: Arc<World>) -> Result<(), Failure> {
+impl Dispatcher {
+    pub(super) fn formed(&mut self, world: Arc<World>) -> Result<(), Failure> {
         let node = &self.node;
         let Some(listener) = self.listener.take() else {
             return Err(protocol("the coordinator formed the world twice"));
@@ -92,15 +90,8 @@ impl Dispatch for Dispatcher {
             nodes: world.nodes.len() as u32,
             lanes: world.lanes,
         };
-        let mesh_config = MeshConfig {
-            connect_timeout: config.connect_timeout,
-            streams: config.streams,
-            limit: config.progress_timeout,
-            socket_buffer: config.socket_buffer_bytes,
-            congestion_control: config.congestion_control.clone(),
-        };
         let mesh = Mesh::new(
-            mesh_config,
+            config.clone(),
             identity,
             world.clone(),
             lanes.clone(),
@@ -124,16 +115,17 @@ impl Dispatch for Dispatcher {
         );
         let hosts = world.nodes.iter().map(|node| node.host.as_str());
         let traffic = hosts.enumerate().map(|(at, host)| PeerTraffic::new(at, host)).collect();
-        node.run(Running { world, queue, operations, lanes, mesh, paths, traffic });
+        let running = Running { world, queue, operations, lanes, mesh, paths, traffic };
+        let _ = node.running.set(running);
         Ok(())
     }
 
-    fn trace(&mut self, is_wanted: bool) {
+    pub(super) fn trace(&self, is_wanted: bool) {
         trace::follow(&self.node, is_wanted);
     }
 
-    fn execute(&mut self, instruction: Instruction) -> Result<(), Failure> {
-        let Some(Running { queue, operations, paths, .. }) = self.node.running() else {
+    pub(super) fn execute(&self, instruction: Instruction) -> Result<(), Failure> {
+        let Some(Running { queue, operations, paths, .. }) = self.node.running.get() else {
             return Err(protocol("the coordinator ordered operations before it formed the world"));
         };
         match instruction {
@@ -142,28 +134,19 @@ impl Dispatch for Dispatcher {
                 let made = queue.create_set(set, members);
                 metrics::process_sets(queue.process_sets());
                 let done = self.done(queue, &tensor, Collective::AddProcessSet, ranks, set);
-                if made {
-                    done
-                } else {
-                    Err(protocol(format!("process set {set} was created twice")))
+                if !made {
+                    return Err(protocol(format!("process set {set} was created twice")));
                 }
+                done?;
             }
-            Instruction::Arrange(topology) => {
-                operations.arrange(topology);
-                Ok(())
-            }
+            Instruction::Arrange(topology) => operations.arrange(topology),
             Instruction::Probe(probes) => {
                 self.node.retransmits.store(paths.retransmits(), Ordering::Relaxed);
                 operations.probe(&probes);
-                Ok(())
             }
-            Instruction::Links(links) => {
-                operations.set_links(links);
-                Ok(())
-            }
+            Instruction::Links(links) => operations.set_links(links),
             Instruction::Start(operation) => {
                 self.request_allocations(operations.start(operation)?);
-                Ok(())
             }
             Instruction::Fail { tensor, failure } => {
                 metrics::failure(failure.kind);
@@ -171,7 +154,6 @@ impl Dispatch for Dispatcher {
                 if tensor == join_of(tensor.set) {
                     self.node.fail_tickets(&queue.unjoin(tensor.set), &failure);
                 }
-                Ok(())
             }
             Instruction::Resume { set, last } => {
                 let joined = queue.resume(set).ok_or_else(|| {
@@ -181,7 +163,6 @@ impl Dispatch for Dispatcher {
                     ))
                 })?;
                 self.node.complete_tickets(&joined, last.0.into());
-                Ok(())
             }
             Instruction::RemoveSet { set, tensor } => {
                 let doomed = queue.remove_set(set).unwrap_or_default();
@@ -205,13 +186,12 @@ impl Dispatch for Dispatcher {
                 }
                 let number = vec![u64::from(set.0)];
                 let none = ProcessSetId::GLOBAL;
-                self.done(queue, &tensor, Collective::RemoveProcessSet, number, none)
+                self.done(queue, &tensor, Collective::RemoveProcessSet, number, none)?;
             }
         }
+        Ok(())
     }
-}
 
-impl Dispatcher {
     fn request_allocations(&self, wanted: Vec<AllocationRequest>) {
         for AllocationRequest { answer, outputs, name } in wanted {
             let Some(worker) = self.node.workers.get(answer.local_rank) else {

@@ -20,7 +20,6 @@ use crate::model::{
     world::World,
 };
 
-/// How often to check whether the world has formed.
 const FORMING_POLL: Duration = Duration::from_millis(100);
 
 /// The minimum wait for datagrams, so that those which have arrived are read.
@@ -108,7 +107,6 @@ fn check_silence(node: &Node, liveness: &Liveness, world: &World) {
     node.job.end(Ending::Failed(failure.host(node.config.host.clone())));
 }
 
-/// Heartbeats as datagrams.
 #[derive(Debug)]
 struct Datagrams {
     socket: UdpSocket,

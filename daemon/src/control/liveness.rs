@@ -13,7 +13,6 @@ use gradwire_proto::{
 };
 use parking_lot::Mutex;
 
-/// When the coordinator's last messages arrived.
 #[derive(Debug)]
 pub(crate) struct Liveness {
     begin: Instant,

@@ -16,7 +16,7 @@ use std::{
 
 use gradwire_proto::{Failure, FailureKind, NodeId};
 use gradwire_telemetry::Rate;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
@@ -27,6 +27,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
+    config::DaemonConfig,
     data::{
         lane::Lane,
         order::{Connected, Disconnected, Order},
@@ -77,25 +78,10 @@ fn probes(limit: Duration) -> (Duration, u32) {
 static REFUSALS: Rate = Rate::new();
 static SILENT: Rate = Rate::new();
 
-/// How a data connection is set up.
-#[derive(Debug, Clone)]
-pub(crate) struct MeshConfig {
-    /// How long a connection may take, with its handshake.
-    pub(crate) connect_timeout: Duration,
-    /// The number of connections of each lane with a peer.
-    pub(crate) streams: u32,
-    /// How long a connection that is waited for may stand still.
-    pub(crate) limit: Duration,
-    /// The size of socket buffers in bytes; 0: it adapts to the path.
-    pub(crate) socket_buffer: usize,
-    /// The congestion control; empty: the system's, except bbr, and reno on loopback.
-    pub(crate) congestion_control: String,
-}
-
 /// Connections to all peers that are needed.
 #[derive(Debug)]
 pub(crate) struct Mesh {
-    config: MeshConfig,
+    config: DaemonConfig,
     identity: Identity,
     world: Arc<World>,
     lanes: Arc<[Lane]>,
@@ -104,7 +90,6 @@ pub(crate) struct Mesh {
     cancel: CancellationToken,
     /// The first size of socket buffers in bytes, if the size adapts to the path.
     initial: Option<usize>,
-    /// The connections that this node dials.
     dialled: Mutex<Connections>,
     /// The connections that peers have dialled, with the latest attempt.
     accepted: Mutex<HashMap<ConnectionId, u32>>,
@@ -112,7 +97,7 @@ pub(crate) struct Mesh {
 
 impl Mesh {
     pub(crate) fn new(
-        config: MeshConfig,
+        config: DaemonConfig,
         identity: Identity,
         world: Arc<World>,
         lanes: Arc<[Lane]>,
@@ -120,7 +105,7 @@ impl Mesh {
         cancel: CancellationToken,
     ) -> Arc<Self> {
         let initial = Window::initial(identity.lanes * config.streams);
-        let fits = config.socket_buffer == 0 && grants_buffers(initial);
+        let fits = config.socket_buffer_bytes == 0 && grants_buffers(initial);
         Arc::new(Self {
             initial: fits.then_some(initial),
             config,
@@ -135,10 +120,6 @@ impl Mesh {
         })
     }
 
-    fn dialled(&self) -> MutexGuard<'_, Connections> {
-        self.dialled.lock()
-    }
-
     /// A connection broke and, as far as this node knows, no frame was in flight on it.
     pub(crate) fn disconnected(self: &Arc<Self>, connection: Disconnected) {
         let Disconnected { peer, lane, number, totals, is_closed } = connection;
@@ -146,7 +127,7 @@ impl Mesh {
             return;
         }
         let id = ConnectionId { peer, number: number * self.identity.lanes + lane };
-        if self.dialled().lost(id, totals, is_closed) {
+        if self.dialled.lock().lost(id, totals, is_closed) {
             self.start(id, totals);
         }
     }
@@ -166,10 +147,10 @@ impl Mesh {
         let node = &self.world.nodes[id.peer.0 as usize];
         match self.dial(node.address, id, totals).await {
             Ok((stream, attempt, round_trip)) => {
-                self.dialled().connected(id);
+                self.dialled.lock().connected(id);
                 self.hand_over(id, attempt, None, stream, round_trip);
             }
-            Err(why) if self.dialled().failed(id, totals) => {
+            Err(why) if self.dialled.lock().failed(id, totals) => {
                 let what = format!(
                     "its data plane at {} can't be reached from {}: {why}",
                     node.address,
@@ -198,7 +179,7 @@ impl Mesh {
         let mut limit = FIRST_HANDSHAKE;
         loop {
             // The peer accepts the attempt with the largest number, so attempts must not overlap.
-            let number = self.dialled().attempt(id);
+            let number = self.dialled.lock().attempt(id);
             let attempt = async {
                 let opened = self.open(address).await;
                 let (mut stream, round_trip) = opened.map_err(|error| error.to_string())?;
@@ -349,7 +330,7 @@ impl Mesh {
         let connections = self.identity.lanes * self.config.streams;
         let size = match self.initial {
             Some(_) => Window::receive_buffer(connections, round_trip),
-            None => self.config.socket_buffer,
+            None => self.config.socket_buffer_bytes,
         };
         if size > 0 {
             let _ = SockRef::from(stream).set_recv_buffer_size(size);
@@ -365,12 +346,12 @@ impl Mesh {
         if let Err(error) = gradwire_net::limit_retransmission_interval(stream, RETRANSMISSION) {
             tracing::debug!(%error, "the system chooses the retransmission interval");
         }
-        let (interval, probes) = probes(self.config.limit);
+        let (interval, probes) = probes(self.config.progress_timeout);
         let keepalive = TcpKeepalive::new().with_time(interval).with_interval(interval);
         socket.set_tcp_keepalive(&keepalive.with_retries(probes))?;
         let is_loopback = stream.peer_addr()?.ip().is_loopback();
         choose_congestion_control(&socket, &self.config.congestion_control, is_loopback)?;
-        let size = self.initial.unwrap_or(self.config.socket_buffer);
+        let size = self.initial.unwrap_or(self.config.socket_buffer_bytes);
         if size > 0 {
             socket.set_send_buffer_size(size)?;
         }
@@ -378,26 +359,15 @@ impl Mesh {
     }
 }
 
-impl Mesh {
-    /// Dials the missing connections, if this node is the dialler.
-    fn reach_all(self: &Arc<Self>, peer: NodeId, demand: Demand) {
+impl Connector for Arc<Mesh> {
+    fn connect(&self, peer: NodeId, demand: Demand) {
         if peer <= self.identity.node {
             return;
         }
         let count = self.identity.lanes * self.config.streams;
-        for (id, totals) in self.dialled().need(peer, count, demand) {
+        for (id, totals) in self.dialled.lock().need(peer, count, demand) {
             self.start(id, totals);
         }
-    }
-}
-
-impl Connector for Arc<Mesh> {
-    fn connect(&self, peer: NodeId) {
-        self.reach_all(peer, Demand::Schedule);
-    }
-
-    fn try_connect(&self, peer: NodeId) {
-        self.reach_all(peer, Demand::Probe);
     }
 }
 
@@ -473,12 +443,8 @@ fn grants_buffers(initial: usize) -> bool {
     match granted() {
         // The system reports twice the requested size.
         Ok(granted) if granted >= 2 * initial => true,
-        Ok(granted) => {
-            tracing::debug!(granted, "the system chooses the sockets' buffers");
-            false
-        }
-        Err(error) => {
-            tracing::debug!(%error, "the system chooses the sockets' buffers");
+        other => {
+            tracing::debug!(granted = ?other, "the system chooses the sockets' buffers");
             false
         }
     }

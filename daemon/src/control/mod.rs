@@ -5,13 +5,13 @@
 //! - `connect`: opens the stream to the coordinator
 //! - `registry`: maps ids to names and messages to domain types; the only place that checks the
 //!   coordinator's messages (TRUST)
-//! - `client`: the stream: joins, sends the node's messages, passes on received ones
 //! - `mesh`: dials and accepts data connections, and hands them to their lanes
 //! - `node`: the state that all threads share, and the handling of the lanes' events
 //! - `report`: reports on this node for viewers of the job
 //! - `trace` and `sending`: this node's part of a trace
 //! - `heartbeat`: heartbeats to and from the coordinator
 //! - `dispatch`: executes the orders of the coordinator
+//! - `client`: the stream: joins, sends the node's messages, passes on received ones
 
 pub(crate) mod client;
 pub(crate) mod connect;

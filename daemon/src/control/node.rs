@@ -2,6 +2,7 @@
 //! ([`LaneEvents`]).
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc, OnceLock, Weak,
         atomic::{AtomicU64, Ordering},
@@ -13,9 +14,10 @@ use gradwire_proto::{
     Ending, Failure, FailureKind, NodeId, Rank, Sequence, TensorName,
     launch::{Notice, ProcessEnd},
 };
+use gradwire_shm::control::Completion;
 use gradwire_telemetry::Collect;
 use gradwire_trace::{Event, Kind, Recorder, Tracer, Track, time};
-use tokio::task::JoinHandle;
+use tokio::{sync::mpsc::UnboundedSender, task::JoinHandle};
 
 use super::{liveness::Liveness, mesh::Mesh, sending::Sending};
 use crate::{
@@ -37,7 +39,6 @@ use crate::{
     workers::{outbox::OutboxError, process_ends::ProcessEnds, slots::Workers, worker::Worker},
 };
 
-/// How many names a failure's text lists.
 const NAMES: usize = 3;
 
 /// How often to check whether the data threads have stopped.
@@ -56,20 +57,17 @@ pub(crate) struct Running {
     pub(crate) traffic: Vec<PeerTraffic>,
 }
 
-/// Submits requests that had to wait until their name was free. All submissions go through one
-/// task: announcements and joins must reach the coordinator in the order of the queue.
-pub(crate) trait Resubmit: std::fmt::Debug + Send + Sync {
-    /// Submits a checked request again.
-    fn resubmit(&self, key: TensorKey, local: LocalTensor);
-}
+/// A checked request that is submitted again.
+pub(crate) type Resubmitted = (TensorKey, LocalTensor);
 
-/// The daemon's shared state.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) config: DaemonConfig,
     pub(crate) job: Job,
     pub(crate) workers: Workers,
-    intake: Box<dyn Resubmit>,
+    /// Requests that had to wait until their name was free. The intake submits them: announcements
+    /// and joins must reach the coordinator in the order of the queue.
+    resubmit: UnboundedSender<Resubmitted>,
     pub(crate) process_ends: ProcessEnds,
     /// Records events while the job is traced.
     pub(crate) tracer: Arc<Tracer>,
@@ -79,18 +77,23 @@ pub(crate) struct Node {
     pub(crate) liveness: Arc<Liveness>,
     /// The retransmitted packets at the time when the last probes were ordered.
     pub(crate) retransmits: AtomicU64,
-    running: OnceLock<Running>,
+    /// Set once the world has formed.
+    pub(crate) running: OnceLock<Running>,
 }
 
 impl Node {
-    pub(crate) fn new(config: DaemonConfig, job: Job, intake: Box<dyn Resubmit>) -> Arc<Self> {
+    pub(crate) fn new(
+        config: DaemonConfig,
+        job: Job,
+        resubmit: UnboundedSender<Resubmitted>,
+    ) -> Arc<Self> {
         let workers = Workers::new(config.slots);
         let tracer = Arc::<Tracer>::default();
         Arc::new(Self {
             config,
             job,
             workers,
-            intake,
+            resubmit,
             process_ends: ProcessEnds::default(),
             recorder: tracer.recorder(Track::Control),
             tracer,
@@ -119,12 +122,16 @@ impl Node {
         self.running.get().map(|running| &*running.queue)
     }
 
+    fn rank(&self, local_rank: u32) -> Rank {
+        let first = self.running.get().map_or(0, |running| running.world.me().first_rank.0);
+        Rank(first + local_rank)
+    }
+
     /// A guard for a thread or task that others wait for; it reports a panic.
     pub(crate) fn report_panic(&self, who: &'static str) -> ReportPanic {
         ReportPanic { job: self.job.clone(), who, host: self.config.host.clone() }
     }
 
-    /// Updates the gauges.
     pub(crate) fn count_workers(&self) {
         let workers = self.workers.all();
         metrics::workers(workers.len(), workers.iter().map(|w| w.memory.bytes()).sum());
@@ -146,13 +153,6 @@ impl Node {
     pub(crate) fn ensure_sent(&self, worker: &Worker, sent: Result<(), OutboxError>) {
         if let Err(error) = sent {
             self.worker_failed(worker, worker.silent(&error.to_string()));
-        }
-    }
-
-    /// Sends the workers' pending messages.
-    pub(crate) fn flush_workers(&self) {
-        for worker in self.workers.all() {
-            worker.flush();
         }
     }
 
@@ -202,7 +202,7 @@ impl Node {
         let Some(local) = rank.0.checked_sub(running.world.me().first_rank.0) else { return };
         self.process_ends.ended(local, end);
         if let Some(worker) = self.workers.get(local) {
-            worker.hang_up();
+            worker.outbox.hang_up();
         }
         self.ended_without_attaching(rank, local, end);
     }
@@ -210,10 +210,11 @@ impl Node {
     /// The slot of a process that did not attach is free again. The process may have ended while it
     /// still had the slot.
     pub(crate) fn freed(&self, local_rank: u32) {
-        let Some(running) = self.running.get() else { return };
+        if self.running.get().is_none() {
+            return;
+        }
         if let Some(end) = self.process_ends.end(local_rank) {
-            let rank = Rank(running.world.me().first_rank.0 + local_rank);
-            self.ended_without_attaching(rank, local_rank, end);
+            self.ended_without_attaching(self.rank(local_rank), local_rank, end);
         }
     }
 
@@ -238,26 +239,9 @@ impl Node {
         }
     }
 
-    /// The world has formed.
-    pub(crate) fn run(&self, running: Running) {
-        let _ = self.running.set(running);
-    }
-
-    /// The state that exists once the world has formed.
-    pub(crate) fn running(&self) -> Option<&Running> {
-        self.running.get()
-    }
-
     /// The operation manager, once the world has formed.
     pub(crate) fn operations(&self) -> Option<&OperationManager> {
         self.running.get().map(|running| &running.operations)
-    }
-
-    /// Restarts the deadlines of allocations, because this process itself was suspended.
-    pub(crate) fn restart_allocations(&self, now: Instant) {
-        if let Some(operations) = self.operations() {
-            operations.restart_allocations(now);
-        }
     }
 
     /// Reports ranks that do not allocate memory for their results in time (WAIT). They have the
@@ -265,7 +249,7 @@ impl Node {
     pub(crate) fn report_overdue_allocations(&self, now: Instant) {
         let limit = self.config.progress_timeout;
         let overdue_allocations =
-            self.operations().map(|operations| operations.overdue_allocations(now, limit));
+            self.operations().map(|operations| operations.pending.overdue(now, limit));
         for OverdueAllocation { answer, name, waited } in overdue_allocations.unwrap_or_default() {
             let Some(worker) = self.workers.get(answer.local_rank) else {
                 self.left_before_allocating(answer.local_rank, &name);
@@ -283,11 +267,10 @@ impl Node {
     /// A rank has left or died before it allocated memory for its result. So the tensor will never
     /// be done, although others wait for it (TELL). The death of a rank has already been reported.
     pub(crate) fn left_before_allocating(&self, local_rank: u32, name: &TensorName) {
-        let first = self.running.get().map_or(Rank(0), |r| r.world.me().first_rank);
         let what = "it has left the job before it received the result of an operation in which \
                     others take part";
         let failure = Failure::new(FailureKind::RankLeft, what)
-            .rank(Rank(first.0 + local_rank))
+            .rank(self.rank(local_rank))
             .host(self.config.host.clone())
             .tensor(name.as_str())
             .hint("wait for every handle before leaving");
@@ -299,7 +282,7 @@ impl Node {
         if let Some(set) = self.queue()?.joined_by(local_rank) {
             return Some(format!("in the join of process set {set}: wait for the join first"));
         }
-        let name = self.operations()?.pending_allocation_of(local_rank)?;
+        let name = self.operations()?.pending.tensor_of(local_rank)?;
         Some(format!("waiting for its result of tensor '{name}': wait for every handle first"))
     }
 
@@ -321,13 +304,8 @@ impl Node {
         }
     }
 
-    /// A local rank has left the job: nobody waits for it any more.
-    pub(crate) fn left(&self, rank: Rank) {
-        self.leaves(rank, false);
-    }
-
-    /// A local rank no longer takes part; `absent` if it never took part.
-    fn leaves(&self, rank: Rank, absent: bool) {
+    /// A local rank no longer takes part, so nobody waits for it; `absent` if it never took part.
+    pub(crate) fn leaves(&self, rank: Rank, absent: bool) {
         self.job.send(Outgoing::Left { ranks: vec![rank], absent });
         let Some(running) = self.running.get() else { return };
         let local_rank = rank.0 - running.world.me().first_rank.0;
@@ -343,8 +321,7 @@ impl Node {
 
     /// The failure of tensors that need a rank of this node that has left.
     pub(crate) fn rank_left(&self, gone: Rank) -> Failure {
-        let first = self.running.get().map_or(Rank(0), |r| r.world.me().first_rank);
-        let failure = if self.workers.never_came(gone.0.saturating_sub(first.0)) {
+        let failure = if self.workers.never_came(gone.0.saturating_sub(self.rank(0).0)) {
             Failure::never_came(gone)
         } else {
             let what = "it has left the job and can't take part any more";
@@ -363,7 +340,7 @@ impl Node {
             tokio::time::sleep(STOPPING).await;
         }
         if let Some(operations) = self.operations() {
-            operations.clear();
+            operations.pending.clear();
         }
         if let Some(queue) = self.queue() {
             queue.clear();
@@ -378,20 +355,13 @@ impl Node {
         }
     }
 
-    fn by_worker(tickets: &[Ticket]) -> Vec<(u32, Vec<u64>)> {
-        let mut sorted: Vec<(u32, Vec<u64>)> = Vec::new();
-        for ticket in tickets {
-            match sorted.iter_mut().find(|(local, _)| *local == ticket.local_rank) {
-                Some((_, list)) => list.push(ticket.ticket),
-                None => sorted.push((ticket.local_rank, vec![ticket.ticket])),
-            }
-        }
-        sorted
-    }
-
     /// Notifies ranks that their submissions have failed (TELL).
     pub(crate) fn fail_tickets(&self, tickets: &[Ticket], failure: &Failure) {
-        for (local_rank, tickets) in Self::by_worker(tickets) {
+        let mut by_worker: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
+        for ticket in tickets {
+            by_worker.entry(ticket.local_rank).or_default().push(ticket.ticket);
+        }
+        for (local_rank, tickets) in by_worker {
             if let Some(worker) = self.workers.get(local_rank) {
                 self.ensure_sent(&worker, worker.fail(tickets, failure));
             }
@@ -408,11 +378,11 @@ impl Node {
     /// Submits requests that had to wait until their name was free.
     fn submit_again(&self, key: &TensorKey, later: Vec<LocalTensor>) {
         for local in later {
-            self.intake.resubmit(key.clone(), local);
+            let _ = self.resubmit.send((key.clone(), local));
         }
     }
 
-    /// Notifies ranks that their submissions have succeeded.
+    /// Notifies ranks that their submissions have succeeded. `aux` is that of a [`Completion`].
     pub(crate) fn complete_tickets(&self, tickets: &[Ticket], aux: u64) {
         for ticket in tickets {
             let Some(worker) = self.workers.get(ticket.local_rank) else { continue };
@@ -420,7 +390,8 @@ impl Node {
                 let event = Event::new(Kind::Complete, time::now_ns(), ticket.ticket);
                 self.recorder.record(Event { other: worker.rank.0, ..event });
             }
-            if let Err(error) = worker.complete(ticket.ticket, aux) {
+            let completion = Completion { ticket: ticket.ticket, aux };
+            if let Err(error) = worker.completions.push(completion) {
                 self.worker_failed(&worker, worker.sent_nonsense(&error.to_string()));
             }
         }
@@ -429,13 +400,11 @@ impl Node {
     /// Notifies the ranks of a removed tensor that it has succeeded.
     pub(crate) fn complete(&self, key: &TensorKey, removed: Removed, aux: u64) {
         self.complete_tickets(&removed.tickets, aux);
-        let first = self.running.get().map_or(Rank(0), |r| r.world.me().first_rank);
         for ticket in &removed.duplicates {
-            let rank = Rank(first.0 + ticket.local_rank);
             let what = "it was submitted a second time while the first submission was in flight; \
                         the first one succeeded, this is the second";
             let failure = Failure::new(FailureKind::Disagreement, what)
-                .rank(rank)
+                .rank(self.rank(ticket.local_rank))
                 .host(self.config.host.clone())
                 .tensor(key.name.as_str())
                 .hint("wait for a tensor before submitting its name again, or use another name");

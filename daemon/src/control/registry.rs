@@ -62,12 +62,7 @@ pub(crate) struct Registry {
     unregistered: HashMap<TensorKey, Arc<Agreement>>,
 }
 
-/// A tensor, and the agreement on it.
 type Terms = (TensorKey, Arc<Agreement>);
-
-fn name_of(set: ProcessSetId, name: TensorName) -> TensorKey {
-    TensorKey { set, name }
-}
 
 impl Registry {
     /// A registry with the set of all ranks.
@@ -207,7 +202,7 @@ impl Registry {
     fn register(&mut self, wire: pb::Registration) -> Result<(), WireError> {
         let set = ProcessSetId(wire.process_set);
         let agreement = self.agreement(set, &[], wire.agreed, None)?;
-        let key = name_of(set, TensorName::new(&wire.name)?);
+        let key = TensorKey { set, name: TensorName::new(&wire.name)? };
         let id = TensorId(wire.id);
         if let Some(other) = self.by_id.get(&id).filter(|other| **other != key) {
             return Err(invalid(
@@ -266,7 +261,7 @@ impl Registry {
         wire: Option<pb::TensorRef>,
     ) -> Result<TensorKey, WireError> {
         match TensorRef::try_from(wire)? {
-            TensorRef::Name(name) => Ok(name_of(set, name)),
+            TensorRef::Name(name) => Ok(TensorKey { set, name }),
             TensorRef::Id(id) => self
                 .by_id
                 .get(&id)
@@ -352,7 +347,7 @@ impl Registry {
         }
         let sequence = Sequence(wire.sequence);
         let spec = match route {
-            // There is no choice of algorithms.
+            // Only one algorithm applies.
             Route::Nothing | Route::Move(..) => Algorithm::Ring.into(),
             _ if members.nodes.len() == 1 => Algorithm::Ring.into(),
             _ => self.spec(SpecId(wire.spec), members.nodes.len())?,

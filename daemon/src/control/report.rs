@@ -36,7 +36,6 @@ struct Counts {
     traffic: Vec<(u64, u64)>,
 }
 
-/// Makes the reports of this node.
 #[derive(Debug, Default)]
 pub(super) struct Reporter {
     before: Option<Counts>,
@@ -47,7 +46,7 @@ pub(super) struct Reporter {
 impl Reporter {
     /// The next report, if it is time for one and the world has formed.
     pub(super) fn next(&mut self, node: &Node, now: Instant) -> Option<pb::Report> {
-        let running = node.running()?;
+        let running = node.running.get()?;
         if self.before.as_ref().is_some_and(|before| now < before.at + INTERVAL - EARLY) {
             return None;
         }

@@ -128,7 +128,6 @@ struct Sender {
     sending: Arc<Sending>,
     /// The offset from the monotonic clock to the clock of heartbeats.
     shift_ns: i128,
-    /// Lost events that have not been reported yet.
     lost: u64,
     /// The events of this round, and the number of events in the largest track.
     tracks: Vec<TraceTrack>,
@@ -208,7 +207,6 @@ impl Sender {
         self.tracer.is_on() && !self.sending.is_running.swap(true, SeqCst)
     }
 
-    /// Reads new events.
     fn look(&mut self, node: &Node, is_on: bool) {
         self.most = 0;
         if self.liveness.ahead().is_none() {
@@ -288,7 +286,6 @@ impl Sender {
     }
 }
 
-/// Turns the recording of a worker on or off.
 fn turn(worker: &Worker, is_on: bool) {
     if let Err(error) = worker.trace.turn(is_on) {
         tracing::warn!(rank = %worker.rank, %error, "this rank's events are missing in the trace");

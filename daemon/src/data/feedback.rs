@@ -6,9 +6,9 @@
 //! it starts, and stores the new errors when it is published. No two pieces in flight have the same
 //! part.
 //!
-//! All errors together take a limited amount of memory (BOUND). If there is no room for a new
-//! tensor, those that have not been used for a while are forgotten: their names never come back. If
-//! that isn't enough, the tensor is rounded without feedback.
+//! All errors together take a limited amount of memory (BOUND). If a new tensor does not fit, those
+//! that have not been used for a while are forgotten: their names never come back. If that isn't
+//! enough, the tensor is rounded without feedback.
 
 use std::{
     collections::HashMap,
@@ -23,10 +23,8 @@ use crate::{metrics::Share, model::tensor::TensorKey};
 /// How long an unused tensor is kept when another one needs its room.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// The size of an error, in bytes.
 const BYTES: usize = size_of::<f32>();
 
-/// The errors of one tensor.
 #[derive(Debug)]
 pub(crate) struct Errors(Mutex<Vec<f32>>);
 
@@ -68,7 +66,6 @@ struct Tensors {
     has_told: bool,
 }
 
-/// The errors of all tensors.
 #[derive(Debug)]
 pub(crate) struct Feedback {
     limit: u64,
@@ -84,7 +81,7 @@ impl Feedback {
     }
 
     /// The errors of one tensor of a request, which has `elements` elements. `None` if its name is
-    /// generated, or if there is no room.
+    /// generated, or if it does not fit.
     pub(crate) fn of(
         &self,
         tensor: &TensorKey,

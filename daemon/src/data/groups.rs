@@ -17,10 +17,8 @@ use gradwire_proto::compression::{GROUP, GROUP_BYTES};
 use super::piece::Piece;
 use crate::model::memory;
 
-/// Elements of a tile: eight groups.
 const TILE: usize = 8 * GROUP;
 
-/// The bytes of an element in f32.
 const WIDE: usize = size_of::<f32>();
 
 /// The place of a block's value before a step.
@@ -28,7 +26,6 @@ const WIDE: usize = size_of::<f32>();
 pub(super) enum Before {
     /// In the local ranks' inputs.
     Ranks,
-    /// In the buffer.
     Buffer,
 }
 
@@ -36,12 +33,10 @@ pub(super) enum Before {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Groups {
     format: Quantized,
-    /// The elements of the piece.
     elements: usize,
     /// The offsets of the unrounded sums and of the errors.
     sums: usize,
     errors: usize,
-    /// The end of all of them.
     end: usize,
 }
 
@@ -72,7 +67,6 @@ impl Tile {
 }
 
 impl Groups {
-    /// The layout for a piece in this format.
     pub(super) fn new(piece: &Piece, format: Quantized) -> Self {
         let elements = piece.bytes as usize / WIDE;
         let sums = elements.div_ceil(GROUP) * GROUP_BYTES;
@@ -83,7 +77,6 @@ impl Groups {
         Self { format, elements, sums, errors, end }
     }
 
-    /// The size of the buffer, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.end
     }
@@ -175,7 +168,6 @@ impl Groups {
         }
     }
 
-    /// Publishes the finished result to the local ranks.
     pub(super) fn publish(&self, memory: &[u8], piece: &Piece, store: Store) {
         let mut tile = Tile::new();
         for segment in piece.segments.iter().filter(|segment| !segment.has_no_targets()) {

@@ -49,7 +49,6 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    /// Starts the thread.
     pub(crate) fn start(config: LaneConfig, events: Arc<dyn LaneEvents>) -> io::Result<Self> {
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKE)?;
@@ -83,14 +82,6 @@ impl Lane {
         }
     }
 
-    /// Stops the thread and waits for its end.
-    #[cfg(test)]
-    pub(crate) fn stop(&self) {
-        while !self.try_stop() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
     /// Orders the thread to stop. Returns true once it has stopped and accesses no memory any more.
     /// Until then call it again.
     pub(crate) fn try_stop(&self) -> bool {
@@ -115,16 +106,13 @@ const IDLE_CHECK: Duration = Duration::from_millis(250);
 /// The delay of a check after a limit, so that the limit has certainly passed.
 const TICK: Duration = Duration::from_millis(1);
 
-/// How many names a failure's text lists.
 const MAX_NAMES: usize = 3;
 
-/// The token of a connection's events.
 fn token(peer: NodeId, number: u32) -> Token {
     debug_assert!(number < MAX_STREAMS);
     Token(peer.0 as usize * MAX_STREAMS as usize + number as usize)
 }
 
-/// The peer and the number of the connection.
 fn place(token: Token) -> (usize, u32) {
     (token.0 / MAX_STREAMS as usize, (token.0 % MAX_STREAMS as usize) as u32)
 }

@@ -27,11 +27,9 @@ use crate::transport::{
 pub(crate) struct LinkConfig {
     pub(crate) epoch: u32,
     pub(crate) chunk: u64,
-    /// How many nodes there are.
     pub(crate) nodes: u32,
 }
 
-/// Sends the frames of the pieces of a lane.
 struct Departures<'a> {
     peer: NodeId,
     pieces: &'a mut Pieces,
@@ -84,7 +82,6 @@ impl Slot {
     }
 }
 
-/// A connection that can't be used any more.
 #[derive(Debug)]
 pub(crate) struct Broken {
     /// Its number among the lane's connections with the peer.
@@ -124,7 +121,6 @@ impl Link {
         self.inbound.peer
     }
 
-    /// The activity on this link.
     pub(crate) fn activity(&self) -> Activity {
         self.inbound.activity
     }
@@ -133,7 +129,6 @@ impl Link {
         self.slots.iter_mut().filter_map(|slot| slot.stream.as_mut())
     }
 
-    /// Whether there is any connection.
     pub(crate) fn is_connected(&self) -> bool {
         self.slots.iter().any(|slot| slot.stream.is_some())
     }
@@ -190,7 +185,6 @@ impl Link {
         Ok(true)
     }
 
-    /// Puts a connection into its prepared slot.
     pub(crate) fn connect(&mut self, number: u32, socket: Arc<DataSocket>, window: Option<Window>) {
         let slot = &mut self.slots[number as usize];
         slot.stream = Some(Stream::new(socket, window, slot.totals, slot.unsent.take()));
@@ -202,7 +196,6 @@ impl Link {
         slot.end().then_some(slot.totals)
     }
 
-    /// One of the connections.
     pub(crate) fn stream(&mut self, number: u32) -> Option<&mut Stream> {
         self.slots.get_mut(number as usize)?.stream.as_mut()
     }

@@ -12,7 +12,6 @@ use gradwire_trace::{Event, Kind, Recorder};
 
 use crate::metrics::LaneActivity;
 
-/// The clock of a lane.
 #[derive(Debug)]
 pub(super) struct Meter {
     last: Instant,
@@ -20,7 +19,6 @@ pub(super) struct Meter {
     recorder: Recorder,
 }
 
-/// An activity of a lane.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Doing {
     Reduce,

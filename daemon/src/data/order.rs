@@ -19,7 +19,6 @@ pub(crate) trait LaneEvents: std::fmt::Debug + Send + Sync + 'static {
     fn finished(&self, piece: &Piece, complete: Option<Instant>);
     /// The time that a probe has taken on this node.
     fn measured(&self, sequence: Sequence, time: Duration);
-    /// The lane has failed.
     fn failed(&self, failure: Failure);
     /// The bytes sent to and received from a peer since the last call.
     fn moved(&self, peer: NodeId, sent: u64, received: u64);
@@ -28,7 +27,6 @@ pub(crate) trait LaneEvents: std::fmt::Debug + Send + Sync + 'static {
     fn disconnected(&self, connection: Disconnected);
 }
 
-/// A connection that broke.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Disconnected {
     pub(crate) peer: NodeId,
@@ -56,11 +54,9 @@ pub(crate) struct Connected {
     pub(crate) theirs: Option<Totals>,
 }
 
-/// An order for a lane.
 #[derive(Debug)]
 pub(crate) enum Order {
     Start(Piece),
-    /// Measures memory.
     Measure {
         sequence: Sequence,
         pattern: Pattern,
@@ -69,18 +65,15 @@ pub(crate) enum Order {
     Allocated,
     /// A connection with a peer is ready.
     Connected(Connected),
-    /// Panics, for a test.
     #[cfg(test)]
     Panic,
     /// Drops everything and ends.
     Stop,
 }
 
-/// A lane's settings.
 #[derive(Debug, Clone)]
 pub(crate) struct LaneConfig {
     pub(crate) index: u32,
-    /// This node.
     pub(crate) me: NodeId,
     /// The hosts of all nodes, for messages.
     pub(crate) hosts: Arc<[String]>,

@@ -62,7 +62,6 @@ impl PieceSegment {
     }
 }
 
-/// What a piece is for.
 #[derive(Debug)]
 pub(crate) enum Purpose {
     /// Tensors of local ranks.
@@ -116,7 +115,6 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
-    /// Whether it only measures links.
     pub(crate) fn is_probe(&self) -> bool {
         matches!(self.purpose, Purpose::Probe)
     }

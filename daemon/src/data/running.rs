@@ -63,7 +63,6 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts a piece, with the buffer of an earlier one.
     pub(crate) fn new(piece: Piece, buffer: Vec<u8>) -> Self {
         let staging = Staging::new(&piece, buffer);
         let mut progress = Progress::new(&piece.plan);
@@ -78,7 +77,6 @@ impl Running {
         Self { piece, progress, last_progress: Instant::now(), staging, sends_input }
     }
 
-    /// Returns the piece and its buffer.
     pub(crate) fn into_parts(self) -> (Piece, Vec<u8>) {
         (self.piece, self.staging.into_memory())
     }

@@ -24,7 +24,6 @@ use crate::model::memory::{self, Partial};
 /// Sums begin on a cache line of their own.
 const LINE: usize = 64;
 
-/// A piece's buffer.
 #[derive(Debug)]
 pub(crate) struct Staging {
     /// The blocks, and behind them the unrounded sums, if there are any.
@@ -68,12 +67,10 @@ impl Staging {
         Self { memory, sums: 0, wire: None, groups: Some(groups) }
     }
 
-    /// Its size in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.memory.capacity()
     }
 
-    /// The memory, for the next piece.
     pub(crate) fn into_memory(self) -> Vec<u8> {
         self.memory
     }
@@ -132,7 +129,6 @@ impl Staging {
         }
     }
 
-    /// Combines a block with its received bytes.
     pub(crate) fn combine(
         &mut self,
         piece: &Piece,
@@ -173,7 +169,6 @@ impl Staging {
         memory::combine_partial(op, to, Some(from), received, theirs_first);
     }
 
-    /// Publishes the finished result to the local ranks.
     pub(crate) fn publish(&self, piece: &Piece, store: Store) {
         if let Some(groups) = self.groups {
             groups.publish(&self.memory, piece, store);

@@ -32,7 +32,6 @@ struct Received {
     at: Instant,
     /// When bytes last moved for the peer.
     moved: Instant,
-    /// The root of its wait.
     root: NodeId,
 }
 
@@ -42,12 +41,10 @@ impl Activity {
         Self { moved, received: None }
     }
 
-    /// Bytes have moved.
     pub(crate) fn moved(&mut self, now: Instant) {
         self.moved = now;
     }
 
-    /// A notice was received.
     pub(crate) fn receive(&mut self, notice: Notice, now: Instant) {
         // A peer may send any duration (TRUST). Time before the start of the clock does not matter.
         let moved = now.checked_sub(notice.stalled).unwrap_or(self.moved);

@@ -149,6 +149,13 @@ pub(crate) fn connect(nodes: &[&[Lane]], streams: u32, buffer: Option<usize>) {
     }
 }
 
+/// Stops a lane and waits for its end.
+pub(crate) fn stop(lane: &Lane) {
+    while !lane.try_stop() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 struct Cluster {
     lanes: Vec<Vec<Lane>>,
     events: Vec<Receiver<Event>>,
@@ -190,7 +197,7 @@ impl Cluster {
     }
 
     fn stop(&self) {
-        self.lanes.iter().flatten().for_each(Lane::stop);
+        self.lanes.iter().flatten().for_each(stop);
     }
 }
 

@@ -28,16 +28,13 @@ use gradwire_shm::{
     segment::Segment,
 };
 use gradwire_telemetry::Rate;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use prost::Message;
 use rustix::event::{EventfdFlags, eventfd};
-use tokio::{net::UnixListener, runtime::Handle};
+use tokio::{net::UnixListener, runtime::Handle, sync::mpsc::UnboundedSender};
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    reader::{Intake, Source},
-    submit,
-};
+use super::{reader::Source, submit};
 use crate::{
     control::node::Node,
     metrics::{self, Rejection},
@@ -71,12 +68,8 @@ const MAX_UNIDENTIFIED: usize = 64;
 struct Unidentified(Mutex<BTreeMap<u64, UnixStream>>);
 
 impl Unidentified {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, UnixStream>> {
-        self.0.lock()
-    }
-
     fn admit(&self, number: u64, stream: UnixStream) {
-        let mut unidentified = self.lock();
+        let mut unidentified = self.0.lock();
         unidentified.insert(number, stream);
         if unidentified.len() > MAX_UNIDENTIFIED
             && let Some((_, silent)) = unidentified.pop_first()
@@ -89,7 +82,7 @@ impl Unidentified {
     /// The worker of a connection is now known, or the connection has ended. Returns the
     /// connection; `None` if it has already been closed.
     fn dismiss(&self, number: u64) -> Option<UnixStream> {
-        self.lock().remove(&number)
+        self.0.lock().remove(&number)
     }
 }
 
@@ -97,10 +90,9 @@ impl Unidentified {
 static REFUSALS: Rate = Rate::new();
 static BROKEN: Rate = Rate::new();
 
-/// Accepts workers until cancelled.
 pub(crate) async fn serve(
     node: Arc<Node>,
-    intake: Intake,
+    intake: UnboundedSender<Source>,
     listener: UnixListener,
     cancel: CancellationToken,
 ) {
@@ -169,7 +161,7 @@ fn no_thread(error: &io::Error) -> Failure {
 
 struct Session {
     node: Arc<Node>,
-    intake: Intake,
+    intake: UnboundedSender<Source>,
     runtime: Handle,
     stream: UnixStream,
 }
@@ -348,7 +340,9 @@ impl Session {
         handover::send(&self.stream, &reply.encode_to_vec(), &[doorbell.as_fd()])?;
         self.stream.set_read_timeout(None)?;
         self.node.workers.set(local_rank, Slot::Attached(worker.clone()));
-        self.intake.add(Source { worker: worker.clone(), reader, heartbeats, doorbell });
+        let source = Source { worker: worker.clone(), reader, heartbeats, doorbell };
+        // The intake ends only with the daemon.
+        let _ = self.intake.send(source);
         self.node.count_workers();
         tracing::info!(rank = %worker.rank, pid, "worker attached");
         // The job may have ended since the world formed, before this worker could be notified.
@@ -398,12 +392,12 @@ impl Session {
                     }
                     tracing::info!(rank = %worker.rank, "worker leaves");
                     self.node.sending.flush();
-                    self.node.left(worker.rank);
+                    self.node.leaves(worker.rank, false);
                     let detached = Reply::Detached(pb::Detached {});
                     self.node.ensure_sent(worker, worker.outbox.send(detached));
                     // The connection ends with this thread, so the outbox must be empty first.
                     let deadline = Instant::now() + DETACH_TIMEOUT;
-                    while !worker.flush() && Instant::now() < deadline {
+                    while !worker.outbox.flush() && Instant::now() < deadline {
                         thread::sleep(Duration::from_millis(5));
                     }
                     break None;

@@ -18,17 +18,16 @@ use gradwire_shm::control::{Heartbeats, SubmissionReader};
 use procfs::process::Process;
 use tokio::{
     io::{Interest, unix::AsyncFd},
-    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    sync::mpsc::UnboundedReceiver,
     time::{Interval, MissedTickBehavior, interval},
 };
 
 use super::submit;
 use crate::{
     control::{
-        node::{Node, Resubmit},
+        node::{Node, Resubmitted},
         trace,
     },
-    model::tensor::{LocalTensor, TensorKey},
     workers::worker::Worker,
 };
 
@@ -47,46 +46,13 @@ pub(crate) struct Source {
     pub(crate) doorbell: OwnedFd,
 }
 
-/// The other threads' end of the intake.
-#[derive(Debug, Clone)]
-pub(crate) struct Intake {
-    requests: UnboundedSender<Request>,
-}
-
-/// The requests of other threads to the intake. Both kinds are bounded: by the slots of the node,
-/// and by the limit of submissions in flight.
-#[derive(Debug)]
-enum Request {
-    Read(Source),
-    Resubmit(TensorKey, Box<LocalTensor>),
-}
-
-/// The receiving end of the requests.
-#[derive(Debug)]
-pub(crate) struct Requests(UnboundedReceiver<Request>);
-
-impl Intake {
-    pub(crate) fn new() -> (Self, Requests) {
-        let (requests, receiver) = unbounded_channel();
-        (Self { requests }, Requests(receiver))
-    }
-
-    /// Reads this worker's ring from now on.
-    pub(crate) fn add(&self, source: Source) {
-        // The intake ends only with the daemon.
-        let _ = self.requests.send(Request::Read(source));
-    }
-}
-
-impl Resubmit for Intake {
-    fn resubmit(&self, key: TensorKey, local: LocalTensor) {
-        let _ = self.requests.send(Request::Resubmit(key, Box::new(local)));
-    }
-}
-
 /// Starts the task; it ends when the node is gone.
-pub(crate) fn start(node: Weak<Node>, requests: Requests) {
-    tokio::spawn(Reader { node, requests: requests.0, sources: Vec::new() }.run());
+pub(crate) fn start(
+    node: Weak<Node>,
+    added: UnboundedReceiver<Source>,
+    resubmitted: UnboundedReceiver<Resubmitted>,
+) {
+    tokio::spawn(Reader { node, added, resubmitted, sources: Vec::new() }.run());
 }
 
 struct Watched {
@@ -130,7 +96,10 @@ impl Watched {
 
 struct Reader {
     node: Weak<Node>,
-    requests: UnboundedReceiver<Request>,
+    /// Bounded by the slots of the node.
+    added: UnboundedReceiver<Source>,
+    /// Bounded by the submissions that ranks may have in flight.
+    resubmitted: UnboundedReceiver<Resubmitted>,
     sources: Vec<Watched>,
 }
 
@@ -143,17 +112,24 @@ impl Reader {
         let _panics =
             self.node.upgrade().map(|n| n.report_panic("the reader of the workers' rings"));
         while let Some(node) = self.node.upgrade() {
-            while let Ok(request) = self.requests.try_recv() {
-                self.handle(&node, request);
+            while let Ok(source) = self.added.try_recv() {
+                self.add(&node, source);
+            }
+            while let Ok((key, local)) = self.resubmitted.try_recv() {
+                submit::resubmit(&node, key, local);
             }
             let came = self.read(&node);
             if checked.elapsed() >= CHECK {
                 checked = Instant::now();
-                node.flush_workers();
+                for worker in node.workers.all() {
+                    worker.outbox.flush();
+                }
                 if let Some(limit) = node.job.world().map(|world| world.heartbeat_timeout) {
                     if suspension.check(checked, limit).is_some() {
                         self.sources.iter_mut().for_each(|watched| watched.since = checked);
-                        node.restart_allocations(checked);
+                        if let Some(operations) = node.operations() {
+                            operations.pending.restart(checked);
+                        }
                     }
                     self.check(&node, limit);
                 }
@@ -174,17 +150,14 @@ impl Reader {
         }
     }
 
-    fn handle(&mut self, node: &Node, request: Request) {
-        match request {
-            Request::Resubmit(key, local) => submit::resubmit(node, key, *local),
-            Request::Read(source) => match Watched::new(source) {
-                Ok(watched) => self.sources.push(watched),
-                Err((worker, error)) => {
-                    let what = format!("the system refuses to watch a worker's doorbell: {error}");
-                    let failure = Failure::new(FailureKind::Resource, what).rank(worker.rank);
-                    node.job.report(failure.host(node.config.host.clone()));
-                }
-            },
+    fn add(&mut self, node: &Node, source: Source) {
+        match Watched::new(source) {
+            Ok(watched) => self.sources.push(watched),
+            Err((worker, error)) => {
+                let what = format!("the system refuses to watch a worker's doorbell: {error}");
+                let failure = Failure::new(FailureKind::Resource, what).rank(worker.rank);
+                node.job.report(failure.host(node.config.host.clone()));
+            }
         }
     }
 
@@ -216,7 +189,7 @@ impl Reader {
     /// Sleeps until a doorbell rings, a request arrives, or it is time to check the workers.
     async fn sleep(&mut self, clock: &mut Interval) {
         let empty = self.sources.iter().filter(|w| !w.reader.prepare_sleep()).count() == 0;
-        let mut request = None;
+        let (mut added, mut resubmitted) = (None, None);
         if empty {
             let sources = &self.sources;
             let rung = poll_fn(|context| {
@@ -226,15 +199,20 @@ impl Reader {
             });
             tokio::select! {
                 () = rung => {}
-                some = self.requests.recv() => request = some,
+                Some(source) = self.added.recv() => added = Some(source),
+                request = self.resubmitted.recv() => resubmitted = request,
                 _ = clock.tick() => {}
             }
         }
         for watched in &self.sources {
             watched.reader.awake();
         }
-        if let (Some(request), Some(node)) = (request, self.node.upgrade()) {
-            self.handle(&node, request);
+        let Some(node) = self.node.upgrade() else { return };
+        if let Some(source) = added {
+            self.add(&node, source);
+        }
+        if let Some((key, local)) = resubmitted {
+            submit::resubmit(&node, key, local);
         }
     }
 

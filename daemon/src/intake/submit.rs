@@ -224,7 +224,7 @@ pub(super) fn allocated(
     let ticket = allocated.ticket;
     let answer = Ticket { local_rank: worker.local_rank, ticket };
     let Some(operations) = node.operations() else { return Ok(()) };
-    let Some(asked) = operations.asked(answer) else {
+    let Some(asked) = operations.pending.asked(answer) else {
         if node.job.ending().is_some() {
             return Ok(());
         }

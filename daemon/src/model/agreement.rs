@@ -17,7 +17,6 @@ pub(crate) type OutputShapes = Vec<(Option<Shape>, Vec<u64>)>;
 pub(crate) struct NodeFlow {
     /// By the positions of the nodes among the participating nodes.
     pub(crate) roles: Roles,
-    /// The number of elements.
     pub(crate) count: u64,
 }
 
@@ -32,7 +31,6 @@ pub(crate) struct PartFlows {
     pub(crate) longest: u64,
 }
 
-/// The agreement on a tensor.
 #[derive(Debug)]
 pub(crate) struct Agreement {
     agreed: Agreed,
@@ -43,7 +41,6 @@ pub(crate) struct Agreement {
     /// The route of all its tensors.
     route: Route,
     parts: Vec<PartFlows>,
-    /// The number of all flows.
     flows: usize,
     /// Bytes of the flows that concern this node.
     bytes: u64,
@@ -111,7 +108,6 @@ impl Agreement {
         self.route
     }
 
-    /// The flows of one of its tensors.
     pub(crate) fn part(&self, part: usize) -> Option<&PartFlows> {
         self.parts.get(part)
     }
@@ -136,7 +132,6 @@ impl Agreement {
         self.agreed == *agreed && self.members == *members
     }
 
-    /// Whether both agreements are the same.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.is(&other.agreed, &other.members)
     }

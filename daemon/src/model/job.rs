@@ -26,26 +26,29 @@ pub(crate) struct JobIdentity {
 /// A message of this node to the coordinator.
 #[derive(Debug)]
 pub(crate) enum Outgoing {
-    /// A tensor is ready here.
     Ready(Announced),
     /// A rank joins, which makes these tensors ready here. This is one message, because the
     /// coordinator must not see one without the other.
     Joined(Vec<Announced>),
-    /// An operation is done here.
     Done(Sequence),
     /// The time that a probe has taken here, and the count of retransmitted packets before it.
-    Probed { sequence: Sequence, time: Duration, retransmits: u64 },
+    Probed {
+        sequence: Sequence,
+        time: Duration,
+        retransmits: u64,
+    },
     /// The registry has forgotten these ids: no later message uses them.
     Forgotten(Vec<TensorId>),
-    /// This node has failed.
     Failed(Failure),
     /// Ranks have left the job; `absent` if they never took part.
-    Left { ranks: Vec<Rank>, absent: bool },
+    Left {
+        ranks: Vec<Rank>,
+        absent: bool,
+    },
     /// A heartbeat is due, perhaps with a report.
     Heartbeat(Option<Box<pb::Report>>),
     /// A rank has begun a sampled step: all nodes must record.
     Sampled,
-    /// A batch of a trace.
     Trace(Vec<u8>, Underway),
 }
 
@@ -72,7 +75,6 @@ impl Departed {
     }
 }
 
-/// The phase of the job.
 #[derive(Debug, Clone)]
 pub(crate) enum Phase {
     Forming,
@@ -114,7 +116,6 @@ impl Job {
         (Self { phase: watch::Sender::new(Phase::Forming), outgoing }, messages)
     }
 
-    /// Follows the phase.
     pub(crate) fn watch(&self) -> watch::Receiver<Phase> {
         self.phase.subscribe()
     }
@@ -127,7 +128,6 @@ impl Job {
         }
     }
 
-    /// Waits until the job is over.
     pub(crate) async fn over(&self) -> Ending {
         let mut phase = self.watch();
         // `self` holds a sender, so the wait can't fail.
@@ -135,7 +135,6 @@ impl Job {
         self.ending().unwrap_or(Ending::Finished)
     }
 
-    /// How the job ended, if it has.
     pub(crate) fn ending(&self) -> Option<Ending> {
         match &*self.phase.borrow() {
             Phase::Over(ending) => Some(ending.clone()),
@@ -143,7 +142,6 @@ impl Job {
         }
     }
 
-    /// The world has formed.
     pub(crate) fn form(&self, world: Arc<World>) {
         self.phase.send_if_modified(|phase| {
             let forming = matches!(phase, Phase::Forming);

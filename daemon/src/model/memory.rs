@@ -23,7 +23,6 @@ pub(crate) struct WorkerMemory {
     segments: RwLock<HashMap<u32, Arc<Segment>>>,
 }
 
-/// Why a place is not in a worker's memory.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PlaceError {
     #[error("segment {segment} does not exist ({known} were handed over)")]
@@ -45,7 +44,6 @@ impl WorkerMemory {
         true
     }
 
-    /// Whether a segment with this number exists.
     pub(crate) fn has(&self, number: u32) -> bool {
         self.segments.read().contains_key(&number)
     }
@@ -57,7 +55,6 @@ impl WorkerMemory {
         removed.is_some() // unmapped here, without holding our lock
     }
 
-    /// Bytes of all segments.
     pub(crate) fn bytes(&self) -> u64 {
         let segments = self.segments.read();
         segments.values().map(|segment| segment.bytes()).sum()
@@ -100,7 +97,6 @@ unsafe impl Send for Span {}
 unsafe impl Sync for Span {}
 
 impl Span {
-    /// An empty span.
     pub(crate) fn empty() -> Self {
         Self {
             start: std::ptr::NonNull::<u64>::dangling().as_ptr().cast(),
@@ -109,7 +105,6 @@ impl Span {
         }
     }
 
-    /// Its size.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -237,7 +232,7 @@ pub(crate) fn reduce_partial(
 }
 
 /// Like [`combine`], for partial results: `target := received op mine` or `mine op received`.
-/// Without `mine` it is the target itself.
+/// `mine` is the target itself by default.
 pub(crate) fn combine_partial(
     op: ReduceOp,
     target: Partial<&mut [u8]>,

@@ -37,7 +37,6 @@ pub(crate) struct Operation {
     /// Collective, element type, reduction and factors; a piece is flat.
     pub(crate) request: Request,
     pub(crate) spec: Spec,
-    /// The route of all segments.
     pub(crate) route: Route,
     /// The ranks that take part in the collective.
     pub(crate) members: Arc<Members>,

@@ -107,7 +107,6 @@ impl LocalTensor {
 pub(crate) struct AllocationRequest {
     pub(crate) answer: Ticket,
     pub(crate) outputs: OutputShapes,
-    /// The name of the tensor.
     pub(crate) name: TensorName,
 }
 
@@ -219,7 +218,6 @@ impl QueuedTensor {
         self.pending_allocations.store(ranks, Ordering::Relaxed);
     }
 
-    /// A local rank has allocated memory for its results.
     pub(crate) fn set_outputs(&self, local_rank: u32, spans: Vec<Span>) {
         let local = self.locals.iter().find(|local| local.local_rank == local_rank);
         if local.is_some_and(|local| local.allocated.set(spans).is_ok()) {
@@ -227,7 +225,6 @@ impl QueuedTensor {
         }
     }
 
-    /// Whether every result has memory.
     pub(crate) fn is_allocated(&self) -> bool {
         self.pending_allocations.load(Ordering::Acquire) == 0
     }

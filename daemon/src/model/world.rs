@@ -5,7 +5,6 @@ use std::{net::SocketAddr, time::Duration};
 use gradwire_collectives::Topology;
 use gradwire_proto::{Compression, Epoch, MAX_LANES, NodeId, Rank, WireError, pb};
 
-/// One node of the world.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NodeInfo {
     pub(crate) host: String,
@@ -17,7 +16,6 @@ pub(crate) struct NodeInfo {
     pub(crate) line_mbit: u32,
 }
 
-/// The world as formed by the coordinator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct World {
     pub(crate) epoch: Epoch,
@@ -33,7 +31,6 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// This node.
     pub(crate) fn me(&self) -> &NodeInfo {
         &self.nodes[self.node.0 as usize]
     }
@@ -52,17 +49,14 @@ impl World {
         topology.with_lines(&lines)
     }
 
-    /// Whether this node is a server.
     pub(crate) fn is_server(&self) -> bool {
         self.me().slots == 0
     }
 
-    /// The number of ranks.
     pub(crate) fn size(&self) -> u32 {
         self.nodes.last().map_or(0, |last| last.first_rank.0 + last.slots)
     }
 
-    /// The node of a rank.
     pub(crate) fn node_of(&self, rank: Rank) -> Option<NodeId> {
         let after = self.nodes.partition_point(|node| node.first_rank <= rank) as u32;
         (rank.0 < self.size()).then(|| NodeId(after - 1))

@@ -29,7 +29,6 @@ use crate::{
 pub(super) struct Builder {
     pub(super) queue: Arc<TensorQueue>,
     pub(super) plans: Plans,
-    /// The compression of the job.
     pub(super) compression: Compression,
     pub(super) feedback: Feedback,
 }
@@ -215,7 +214,6 @@ impl Builder {
     }
 }
 
-/// The content of a piece.
 #[derive(Default)]
 struct Content {
     /// Consecutive flows with the same roles form one section.
@@ -239,7 +237,7 @@ struct Range {
 }
 
 impl Content {
-    /// Adds a range of all flows of a tensor; on a server there is no tensor.
+    /// Adds a range of all flows of a tensor, which is `None` on a server.
     fn add(&mut self, tensor: Option<&Arc<QueuedTensor>>, agreement: &Agreement, range: PartRange) {
         let PartRange { part, offset, count } = range;
         let Some(flows) = agreement.part(part) else { return };

@@ -13,17 +13,14 @@ mod pending;
 mod plans;
 mod probe;
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
 use gradwire_collectives::{Links, Topology};
 use gradwire_kernels::Store;
-use gradwire_proto::{Failure, NodeId, Sequence, TensorName};
+use gradwire_proto::{Failure, NodeId, Sequence};
 use gradwire_trace::{Event, Kind, Recorder};
 
-pub(crate) use self::pending::{Allocation, OverdueAllocation};
+pub(crate) use self::pending::OverdueAllocation;
 use self::{build::Builder, pending::PendingAllocations, plans::Plans};
 use crate::{
     data::{
@@ -39,6 +36,7 @@ use crate::{
         world::World,
     },
     queue::TensorQueue,
+    transport::connections::Demand,
 };
 
 /// Up to this size in bytes, reducing a piece for a few ranks takes less time than waking a lane.
@@ -47,14 +45,10 @@ const QUICK_BYTES: u64 = 32 << 10;
 
 /// Makes the connections with other nodes.
 pub(crate) trait Connector: std::fmt::Debug + Send + Sync {
-    /// A schedule needs this peer. Connects to it, if this node is the dialler.
-    fn connect(&self, peer: NodeId);
-
-    /// A probe needs this peer. The same, but the peer may stay unreachable.
-    fn try_connect(&self, peer: NodeId);
+    /// Connects to a peer, if this node is the dialler.
+    fn connect(&self, peer: NodeId, demand: Demand);
 }
 
-/// Starts operations.
 #[derive(Debug)]
 pub(crate) struct OperationManager {
     me: NodeId,
@@ -63,7 +57,7 @@ pub(crate) struct OperationManager {
     connector: Arc<dyn Connector>,
     /// Receives the pieces that are done without a lane.
     events: Arc<dyn LaneEvents>,
-    pending: PendingAllocations,
+    pub(crate) pending: PendingAllocations,
     recorder: Recorder,
 }
 
@@ -106,7 +100,7 @@ impl OperationManager {
             return Ok(wanted);
         }
         for &peer in &piece.plan.peers {
-            self.connector.connect(piece.nodes[peer as usize]);
+            self.connector.connect(piece.nodes[peer as usize], Demand::Schedule);
         }
         self.pending.admit(piece, &wanted, |order| self.send(sequence, order));
         Ok(wanted)
@@ -137,7 +131,7 @@ impl OperationManager {
             return;
         }
         for &peer in &piece.plan.peers {
-            self.connector.try_connect(piece.nodes[peer as usize]);
+            self.connector.connect(piece.nodes[peer as usize], Demand::Probe);
         }
         self.send(sequence, Order::Start(piece));
     }
@@ -162,42 +156,12 @@ impl OperationManager {
         self.lanes[lane as usize].send(order);
     }
 
-    /// The allocation that was requested from a rank.
-    pub(crate) fn asked(&self, answer: Ticket) -> Option<Allocation> {
-        self.pending.asked(answer)
-    }
-
     /// A rank has made the requested allocation. Pieces that wait for no other rank are started.
     pub(crate) fn allocated(&self, answer: Ticket, spans: Vec<Span>) {
         self.pending.resolve(answer, spans, |sequence, order| self.send(sequence, order));
         for lane in self.lanes.iter() {
             lane.send(Order::Allocated);
         }
-    }
-
-    /// A tensor that waits for an allocation of this rank.
-    pub(crate) fn pending_allocation_of(&self, local_rank: u32) -> Option<TensorName> {
-        self.pending.tensor_of(local_rank)
-    }
-
-    /// The ranks that have not allocated within `limit` plus the time to fill their memory (WAIT).
-    /// Each is returned once.
-    pub(crate) fn overdue_allocations(
-        &self,
-        now: Instant,
-        limit: Duration,
-    ) -> Vec<OverdueAllocation> {
-        self.pending.overdue(now, limit)
-    }
-
-    /// Restarts the deadline of every pending allocation.
-    pub(crate) fn restart_allocations(&self, now: Instant) {
-        self.pending.restart(now);
-    }
-
-    /// Removes everything: the job is over.
-    pub(crate) fn clear(&self) {
-        self.pending.clear();
     }
 }
 

@@ -17,7 +17,7 @@ use std::{
 
 use gradwire_proto::{Sequence, Shape, TensorName};
 use gradwire_shm::segment;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::{
     data::{order::Order, piece::Piece},
@@ -71,13 +71,9 @@ struct PendingState {
 
 /// The requested allocations, and the pieces that wait for them.
 #[derive(Debug, Default)]
-pub(super) struct PendingAllocations(Mutex<PendingState>);
+pub(crate) struct PendingAllocations(Mutex<PendingState>);
 
 impl PendingAllocations {
-    fn lock(&self) -> MutexGuard<'_, PendingState> {
-        self.0.lock()
-    }
-
     /// Starts a piece, or keeps it until the `wanted` allocations are made.
     pub(super) fn admit(
         &self,
@@ -88,7 +84,7 @@ impl PendingAllocations {
         if wanted.is_empty() && piece.is_allocated() {
             return send(Order::Start(piece));
         }
-        let mut held = self.lock();
+        let mut held = self.0.lock();
         for AllocationRequest { answer, outputs, .. } in wanted {
             let found = piece.tensors.iter().find_map(|(tensor, _)| {
                 let is_it = |local: &&LocalTensor| local.answer() == *answer;
@@ -106,20 +102,19 @@ impl PendingAllocations {
     }
 
     /// The allocation that was requested from a rank and has not been made yet.
-    pub(super) fn asked(&self, answer: Ticket) -> Option<Allocation> {
-        self.lock().asked.get(&answer).cloned()
+    pub(crate) fn asked(&self, answer: Ticket) -> Option<Allocation> {
+        self.0.lock().asked.get(&answer).cloned()
     }
 
-    /// A tensor that waits for a rank.
-    pub(super) fn tensor_of(&self, local_rank: u32) -> Option<TensorName> {
-        let held = self.lock();
+    pub(crate) fn tensor_of(&self, local_rank: u32) -> Option<TensorName> {
+        let held = self.0.lock();
         let mut asked = held.asked.iter().filter(|(answer, _)| answer.local_rank == local_rank);
         asked.next().map(|(_, asked)| asked.tensor.key.name.clone())
     }
 
     /// A rank has allocated. Pieces that waited for it are started, in order (ORD).
     pub(super) fn resolve(&self, answer: Ticket, spans: Vec<Span>, send: impl Fn(Sequence, Order)) {
-        let mut held = self.lock();
+        let mut held = self.0.lock();
         let Some(asked) = held.asked.remove(&answer) else { return };
         held.made.insert(answer.local_rank, Instant::now());
         asked.tensor.set_outputs(answer.local_rank, spans);
@@ -130,8 +125,8 @@ impl PendingAllocations {
 
     /// The ranks that have not allocated within `limit` plus the time to fill their memory. Each is
     /// returned once.
-    pub(super) fn overdue(&self, now: Instant, limit: Duration) -> Vec<OverdueAllocation> {
-        let mut held = self.lock();
+    pub(crate) fn overdue(&self, now: Instant, limit: Duration) -> Vec<OverdueAllocation> {
+        let mut held = self.0.lock();
         let mut first: BTreeMap<u32, (Instant, Ticket)> = BTreeMap::new();
         for (answer, asked) in &held.asked {
             let turn = first.entry(answer.local_rank).or_insert((asked.since, *answer));
@@ -156,12 +151,12 @@ impl PendingAllocations {
     }
 
     /// Restarts the deadline of every allocation.
-    pub(super) fn restart(&self, now: Instant) {
-        self.lock().asked.values_mut().for_each(|asked| asked.since = now);
+    pub(crate) fn restart(&self, now: Instant) {
+        self.0.lock().asked.values_mut().for_each(|asked| asked.since = now);
     }
 
-    pub(super) fn clear(&self) {
-        *self.lock() = PendingState::default();
+    pub(crate) fn clear(&self) {
+        *self.0.lock() = PendingState::default();
     }
 }
 
@@ -193,7 +188,7 @@ mod tests {
             let tensor = Arc::new(QueuedTensor::new(key, vec![local()], Rank(0)));
             let outputs = vec![(Some(Shape::new(&[*bytes]).unwrap()), vec![*bytes])];
             let asked = Allocation::new(tensor, &local(), outputs);
-            pending.lock().asked.insert(local().answer(), asked);
+            pending.0.lock().asked.insert(local().answer(), asked);
         }
         (pending, Instant::now())
     }
@@ -208,7 +203,7 @@ mod tests {
         // The first takes 30 s; then the time of the second begins.
         let answer = Ticket { local_rank: 0, ticket: 0 };
         pending.resolve(answer, vec![Span::empty()], |_, _| {});
-        pending.lock().made.insert(0, begin + after(30));
+        pending.0.lock().made.insert(0, begin + after(30));
         assert_eq!(pending.overdue(begin + after(45), limit), []);
         let late = pending.overdue(begin + after(55), limit);
         assert_eq!(late.len(), 1);

@@ -49,7 +49,6 @@ pub(super) struct Planned {
     pub(super) elements: u64,
 }
 
-/// The schedules of this node.
 #[derive(Debug)]
 pub(super) struct Plans {
     me: NodeId,
@@ -61,7 +60,6 @@ pub(super) struct Plans {
 /// The schedules, and the topology that they are made for.
 #[derive(Debug)]
 struct Made {
-    /// The topology of all nodes of the job.
     topology: Topology,
     /// How often the topology has changed.
     changes: u64,

@@ -10,6 +10,7 @@ use std::{
         OnceLock,
         mpsc::{Receiver, Sender, channel},
     },
+    time::Duration,
 };
 
 use gradwire_collectives::algorithms::Algorithm;
@@ -27,7 +28,7 @@ use crate::{
         feedback::Feedback,
         order::{Disconnected, LaneConfig, LaneEvents},
         piece::Piece,
-        tests::connect,
+        tests::{connect, stop},
     },
     model::{
         agreement::OutputShapes,
@@ -323,7 +324,7 @@ proptest! {
             let concerned = takers.iter().any(|rank| node.world.local(*rank).is_some());
             prop_assert_eq!(completed, usize::from(concerned), "reported done once");
         }
-        nodes.iter().flat_map(|node| &node.lanes).for_each(Lane::stop);
+        nodes.iter().flat_map(|node| &node.lanes).for_each(stop);
         prop_assert!(pair(&case.takers[0].request).is_none() || case.takers.len() <= 2);
         case.check();
     }
@@ -358,7 +359,7 @@ fn a_missing_allocation_is_reported() {
         late.iter().map(|late| (late.answer.local_rank, late.name.as_str())).collect();
     assert_eq!(late, [(0, "t"), (1, "t")]);
     assert_eq!(node.pending.overdue(now + limit * 2, limit), []);
-    node.lanes.iter().for_each(Lane::stop);
+    node.lanes.iter().for_each(stop);
 }
 
 /// TRUST, ONE: an order that arrives twice, or for a tensor that was never submitted, is refused
@@ -382,5 +383,5 @@ fn orders_that_do_not_fit_the_past_are_refused() {
     assert_eq!(order(&mut node), Ok(()));
     let text = order(&mut node).unwrap_err();
     assert!(text.contains("moves more elements of 't' than exist"), "{text}");
-    node.lanes.iter().for_each(Lane::stop);
+    node.lanes.iter().for_each(stop);
 }

@@ -20,7 +20,7 @@ use std::{
 
 use dashmap::{DashMap, Entry as Slot};
 use gradwire_proto::{ProcessSetId, Rank, Request};
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::RwLock;
 
 pub(crate) use self::sets::Refusal;
 use self::sets::{ProcessSet, Sets};
@@ -84,22 +84,18 @@ impl Entry {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Stalled {
     pub(crate) missing: Vec<Rank>,
-    /// The longest wait.
     pub(crate) waited: Duration,
     /// Their names, sorted.
     pub(crate) names: Vec<String>,
 }
 
-/// The result of a submission.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Submitted {
     /// Other local ranks have not submitted the tensor yet, or it must wait for its turn.
     Waits,
-    /// The tensor must be announced to the coordinator.
     Announce(Announced),
     /// It can never be complete: this rank has left the job.
     RankLeft(Rank),
-    /// This rank may not submit it.
     Refused(Refusal),
 }
 
@@ -132,17 +128,8 @@ impl TensorQueue {
         Self { entries: DashMap::new(), sets: RwLock::new(Sets::new(everybody)), first_rank }
     }
 
-    /// How many tensors are in flight.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
-    }
-
-    fn sets(&self) -> RwLockReadGuard<'_, Sets> {
-        self.sets.read()
-    }
-
-    fn sets_mut(&self) -> RwLockWriteGuard<'_, Sets> {
-        self.sets.write()
     }
 
     /// The members of a process set in which this local rank may submit a tensor now.
@@ -154,18 +141,18 @@ impl TensorQueue {
         set: ProcessSetId,
         local_rank: u32,
     ) -> Result<Arc<Members>, Refusal> {
-        self.sets().admit(set, local_rank).map(|state| state.members.clone())
+        self.sets.read().admit(set, local_rank).map(|state| state.members.clone())
     }
 
     /// Adds a process set. False if it exists already.
     pub(crate) fn create_set(&self, set: ProcessSetId, members: Arc<Members>) -> bool {
-        self.sets_mut().create(set, members)
+        self.sets.write().create(set, members)
     }
 
     /// Removes a process set. Returns its tensors and joins in flight, which will never be done;
     /// `None` if the set does not exist.
     pub(crate) fn remove_set(&self, set: ProcessSetId) -> Option<Vec<(TensorKey, Removed)>> {
-        let mut sets = self.sets_mut();
+        let mut sets = self.sets.write();
         let mut missing = BTreeMap::new();
         for item in self.entries.iter().filter(|item| item.key().set == set) {
             if let Some(state) = sets.get(set).filter(|_| item.announced.is_none()) {
@@ -186,17 +173,16 @@ impl TensorQueue {
 
     /// A process set that a local rank has joined while others have not.
     pub(crate) fn joined_by(&self, local_rank: u32) -> Option<ProcessSetId> {
-        self.sets().joined_by(local_rank)
+        self.sets.read().joined_by(local_rank)
     }
 
-    /// The number of process sets.
     pub(crate) fn process_sets(&self) -> usize {
-        self.sets().len()
+        self.sets.read().len()
     }
 
     /// Adds a submission that is not a join.
     pub(crate) fn submit(&self, key: TensorKey, local: LocalTensor) -> Submitted {
-        let sets = self.sets();
+        let sets = self.sets.read();
         let state = match sets.admit(key.set, local.local_rank) {
             Ok(state) => state,
             Err(refusal) => return Submitted::Refused(refusal),
@@ -269,7 +255,7 @@ impl TensorQueue {
         request: Request,
         priority: i32,
     ) -> Result<Vec<Announced>, Submitted> {
-        let mut sets = self.sets_mut();
+        let mut sets = self.sets.write();
         let state = sets.admit(set, answer.local_rank).map_err(Submitted::Refused)?;
         if let Some(gone) = sets.first_left(state) {
             return Err(Submitted::RankLeft(self.rank(gone)));
@@ -297,19 +283,19 @@ impl TensorQueue {
     /// All members of a process set have joined and take part again. Returns the submissions that
     /// wait for that; `None` if a local member has not joined.
     pub(crate) fn resume(&self, set: ProcessSetId) -> Option<Vec<Ticket>> {
-        self.sets_mut().resume(set)
+        self.sets.write().resume(set)
     }
 
     /// The join of a process set has failed. Returns the submissions that wait for it; their ranks
     /// take part again.
     pub(crate) fn unjoin(&self, set: ProcessSetId) -> Vec<Ticket> {
-        self.sets_mut().unjoin(set)
+        self.sets.write().unjoin(set)
     }
 
     /// A local rank has left the job. Removes the gathering tensors that need it, which will never
     /// be complete. The coordinator notifies the ranks of other nodes.
     pub(crate) fn leave(&self, local_rank: u32) -> Vec<(TensorKey, Removed)> {
-        let mut sets = self.sets_mut();
+        let mut sets = self.sets.write();
         sets.left.push(local_rank);
         let rank = self.rank(local_rank);
         self.remove_where(|key, entry| {
@@ -361,12 +347,10 @@ impl TensorQueue {
         (Announced { key, variants, all_there, latest: None }, waited)
     }
 
-    /// An announced tensor.
     pub(crate) fn announced(&self, key: &TensorKey) -> Option<Arc<QueuedTensor>> {
         self.entries.get(key).and_then(|entry| entry.announced.clone())
     }
 
-    /// Removes a tensor that is done or has failed.
     pub(crate) fn remove(&self, key: &TensorKey) -> Removed {
         let Slot::Occupied(entry) = self.entries.entry(key.clone()) else {
             return Removed::default();
@@ -403,7 +387,7 @@ impl TensorQueue {
     /// The tensors that have waited for local ranks for `limit` since they began to wait or were
     /// last reported (WAIT). The coordinator does not know these tensors yet.
     pub(crate) fn stalled(&self, now: Instant, limit: Duration) -> Vec<Stalled> {
-        let sets = self.sets();
+        let sets = self.sets.read();
         let mut found: BTreeMap<Vec<Rank>, (Duration, Vec<String>)> = BTreeMap::new();
         for mut item in self.entries.iter_mut() {
             let (key, entry) = item.pair_mut();

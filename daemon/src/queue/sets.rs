@@ -23,7 +23,6 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    /// What to do about it.
     pub(crate) fn hint(&self) -> &'static str {
         match self {
             Self::NoSet { .. } => "create process sets with a collective call of all ranks",
@@ -34,7 +33,6 @@ impl Refusal {
     }
 }
 
-/// A process set.
 #[derive(Debug)]
 pub(super) struct ProcessSet {
     pub(super) members: Arc<Members>,

@@ -10,7 +10,6 @@ use gradwire_proto::NodeId;
 
 use super::{frame::Totals, handshake::ConnectionId};
 
-/// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Demand {
     /// A schedule: the job fails without the connection.
@@ -36,7 +35,6 @@ struct Entry {
     attempts: u32,
 }
 
-/// The connections with one peer.
 #[derive(Debug)]
 struct Peer {
     /// By number.
@@ -45,7 +43,6 @@ struct Peer {
     is_settled: bool,
 }
 
-/// The connections that this node dials.
 #[derive(Debug, Default)]
 pub(crate) struct Connections(HashMap<NodeId, Peer>);
 
@@ -86,14 +83,12 @@ impl Connections {
         Some((there.connections.get_mut(id.number as usize)?, &mut there.is_settled))
     }
 
-    /// The number of the next attempt.
     pub(crate) fn attempt(&mut self, id: ConnectionId) -> u32 {
         let Some((entry, _)) = self.entry(id) else { return 0 };
         entry.attempts += 1;
         entry.attempts
     }
 
-    /// The connection is up.
     pub(crate) fn connected(&mut self, id: ConnectionId) {
         if let Some((entry, _)) = self.entry(id) {
             entry.state = ConnectionState::Up;

@@ -11,18 +11,15 @@ use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 /// A megabit per second, in bytes per second.
 const MBIT: u64 = 1_000_000 / 8;
 
-/// The source of the line's rate.
 #[derive(Debug)]
 pub(crate) enum Line {
-    /// The settings, in Mbit/s.
+    /// In Mbit/s.
     Given(u32),
     /// This file of the interface.
     Interface(PathBuf),
-    /// The interface is not known.
     Unknown,
 }
 
-/// Whether an interface has this address.
 fn has(interface: &InterfaceAddress, address: IpAddr) -> bool {
     let Some(own) = &interface.address else { return false };
     let v4 = own.as_sockaddr_in().map(|own| IpAddr::V4(*SocketAddrV4::from(*own).ip()));

@@ -55,12 +55,10 @@ impl Drop for DataSocket {
     }
 }
 
-/// The paths to all peers of this node.
 #[derive(Debug)]
 pub(crate) struct Paths {
     hosts: Arc<[String]>,
     line: Line,
-    /// The sockets of all connections.
     sockets: Mutex<Vec<Weak<DataSocket>>>,
 }
 
@@ -79,9 +77,7 @@ impl Paths {
         sockets.push(Arc::downgrade(&socket));
         socket
     }
-}
 
-impl Paths {
     /// The retransmitted packets of all existing connections.
     pub(crate) fn retransmits(&self) -> u64 {
         let sockets: Vec<Weak<DataSocket>> = self.sockets.lock().clone();

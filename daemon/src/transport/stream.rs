@@ -31,7 +31,6 @@ pub(crate) enum StreamError {
     Frame(#[from] FrameError),
 }
 
-/// The result of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// Data was moved; another call may move more.
@@ -53,7 +52,6 @@ pub(crate) struct Chunk {
     pub(crate) step: u32,
 }
 
-/// Supplies the payload of outgoing frames.
 pub(crate) trait Source {
     /// The bytes of a chunk, starting from its byte `from`.
     fn payload(&self, chunk: &Chunk, from: u64) -> Bytes<'_>;
@@ -63,7 +61,6 @@ pub(crate) trait Source {
     fn sent(&mut self, chunk: &Chunk);
 }
 
-/// The destination of an incoming frame's payload.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Target {
     pub(crate) step: u32,
@@ -71,10 +68,8 @@ pub(crate) struct Target {
     pub(crate) is_direct: bool,
 }
 
-/// Receives incoming frames.
 pub(crate) trait Sink {
     type Error: From<StreamError>;
-    /// A notice was received.
     fn notice(&mut self, notice: Notice) -> Result<(), Self::Error>;
     /// The destination of a frame's payload; `None` while the frame must wait.
     fn admit(&mut self, header: &Header) -> Result<Option<Target>, Self::Error>;
@@ -88,7 +83,6 @@ pub(crate) trait Sink {
     fn take(&mut self, header: &Header, target: Target, payload: &mut Vec<u8>);
 }
 
-/// A frame that is being sent.
 #[derive(Debug)]
 pub(crate) struct OutgoingFrame {
     header: [u8; HEADER_BYTES],
@@ -98,7 +92,6 @@ pub(crate) struct OutgoingFrame {
 }
 
 impl OutgoingFrame {
-    /// A frame with data.
     pub(crate) fn chunk(chunk: Chunk) -> Self {
         Self { header: chunk.header.encode(), header_sent: 0, payload: Some((chunk, 0)) }
     }
@@ -115,7 +108,6 @@ enum Incoming {
     Header {
         filled: usize,
     },
-    /// A frame that has not been admitted yet.
     Waiting(Header),
     Payload {
         header: Header,
@@ -124,7 +116,6 @@ enum Incoming {
     },
 }
 
-/// One connection to a peer.
 #[derive(Debug)]
 pub(crate) struct Stream {
     socket: Arc<DataSocket>,

@@ -30,7 +30,6 @@ const MAX_SIZE: f64 = (1 << 30) as f64;
 /// A rate is measured over this many buffers, because the first one is filled immediately.
 const SAMPLE: u64 = 8;
 
-/// A send buffer.
 #[derive(Debug, Clone)]
 pub(crate) struct Window {
     round_trip: Duration,

@@ -27,11 +27,9 @@ pub(crate) struct RankActivity {
 /// The activity of a local rank since it attached.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Total {
-    /// Steps of the program.
     pub(crate) steps: u64,
     /// The time in which a thread was blocked in a wait.
     pub(crate) blocked: Duration,
-    /// When it made its last step.
     pub(crate) last_step: Option<Instant>,
     /// The time per step of its last steps; kept until the next step.
     pub(crate) step: Option<Duration>,

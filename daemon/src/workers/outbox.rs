@@ -9,7 +9,7 @@ use std::{collections::VecDeque, io, net::Shutdown, os::unix::net::UnixStream};
 
 use gradwire_proto::pb;
 use gradwire_shm::handover;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use prost::Message;
 use rustix::{io::Errno, net::SendFlags};
 
@@ -17,13 +17,10 @@ use rustix::{io::Errno, net::SendFlags};
 /// operation that a worker may have in flight.
 const MAX_KEPT: usize = 32 << 20;
 
-/// Why a message can't reach a worker.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OutboxError {
-    /// It does not read.
     #[error("it does not read its messages: {bytes} bytes are waiting")]
     Full { bytes: usize },
-    /// The message can't be sent.
     #[error("a message for it can't be sent: {0}")]
     Invalid(io::Error),
 }
@@ -33,9 +30,7 @@ struct Kept {
     frames: VecDeque<Vec<u8>>,
     /// Bytes of the first frame that were sent.
     sent: usize,
-    /// Bytes of all frames.
     bytes: usize,
-    /// The worker is gone.
     closed: bool,
 }
 
@@ -51,10 +46,6 @@ impl Outbox {
         Self { socket, kept: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock()
-    }
-
     /// Sends a message, or keeps it. A message for a worker that is gone is dropped: the thread
     /// that reads the worker's messages notices its end after the last of them.
     ///
@@ -64,7 +55,7 @@ impl Outbox {
     pub(crate) fn send(&self, message: pb::daemon_message::Message) -> Result<(), OutboxError> {
         let message = pb::DaemonMessage { message: Some(message) };
         let frame = handover::encode(&message.encode_to_vec()).map_err(OutboxError::Invalid)?;
-        let mut kept = self.lock();
+        let mut kept = self.kept.lock();
         if kept.bytes + frame.len() > MAX_KEPT {
             let bytes = kept.bytes;
             // The rest of a partly sent message must follow.
@@ -81,12 +72,13 @@ impl Outbox {
 
     /// Sends as many kept messages as the socket accepts. Returns true if nothing is left.
     pub(crate) fn flush(&self) -> bool {
-        let mut kept = self.lock();
+        let mut kept = self.kept.lock();
         self.flush_kept(&mut kept);
         kept.frames.is_empty()
     }
 
-    /// Ends the connection in both directions.
+    /// Ends the connection in both directions: the worker's process has ended, but a process that
+    /// it forked may hold the other end open. Messages that it sent before are still read.
     pub(crate) fn hang_up(&self) {
         // It may have ended already.
         let _ = self.socket.shutdown(Shutdown::Both);
@@ -147,7 +139,7 @@ mod tests {
             outbox.flush();
         }
         assert!(outbox.flush());
-        assert_eq!(outbox.lock().bytes, 0);
+        assert_eq!(outbox.kept.lock().bytes, 0);
     }
 
     #[test]
@@ -157,12 +149,12 @@ mod tests {
         let full = (0..1000).find_map(|number| outbox.send(failure(number, 100_000)).err());
         let text = full.unwrap().to_string();
         assert!(text.contains("it does not read its messages"), "{text}");
-        assert!(outbox.lock().bytes <= MAX_KEPT, "BOUND");
+        assert!(outbox.kept.lock().bytes <= MAX_KEPT, "BOUND");
         let text = outbox.send(failure(0, 2 << 20)).unwrap_err().to_string();
         assert!(text.contains("a frame may have at most"), "{text}");
         drop(theirs);
         outbox.flush();
-        assert_eq!(outbox.lock().bytes, 0);
+        assert_eq!(outbox.kept.lock().bytes, 0);
         assert!(outbox.send(failure(0, 100)).is_ok());
     }
 }

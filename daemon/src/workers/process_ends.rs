@@ -8,7 +8,7 @@ use std::{
 };
 
 use gradwire_proto::launch::ProcessEnd;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 
 /// How long the agent may take to report the end of a process whose connection has ended.
 const REPORT_TIMEOUT: Duration = Duration::from_millis(500);
@@ -32,19 +32,14 @@ struct EndState {
 }
 
 impl ProcessEnds {
-    fn lock(&self) -> MutexGuard<'_, EndState> {
-        self.state.lock()
-    }
-
-    /// Sets whether an agent sends reports.
     pub(crate) fn expect(&self, by_agent: bool) {
-        self.lock().by_agent = by_agent;
+        self.state.lock().by_agent = by_agent;
         self.news.notify_all();
     }
 
     /// A rank's process has ended. This is ignored once all processes are being ended.
     pub(crate) fn ended(&self, local_rank: u32, end: ProcessEnd) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.stopped.is_none() {
             state.ends.insert(local_rank, end);
         }
@@ -53,17 +48,16 @@ impl ProcessEnds {
 
     /// How the process of a rank ended, if known.
     pub(crate) fn end(&self, local_rank: u32) -> Option<ProcessEnd> {
-        self.lock().ends.get(&local_rank).copied()
+        self.state.lock().ends.get(&local_rank).copied()
     }
 
-    /// How the process of a rank failed, if known.
     pub(crate) fn failure(&self, local_rank: u32) -> Option<ProcessEnd> {
         self.end(local_rank).filter(|end| !end.is_well())
     }
 
     /// All processes of this host are being ended.
     pub(crate) fn stop(&self, why: String) {
-        self.lock().stopped.get_or_insert(why);
+        self.state.lock().stopped.get_or_insert(why);
         self.news.notify_all();
     }
 
@@ -78,7 +72,7 @@ impl ProcessEnds {
         interesting: impl Fn() -> bool,
     ) -> Result<Option<ProcessEnd>, String> {
         let deadline = Instant::now() + REPORT_TIMEOUT;
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if let Some(end) = state.ends.get(&local_rank) {
                 return Ok(Some(*end));

@@ -6,7 +6,6 @@ use parking_lot::RwLock;
 
 use super::worker::Worker;
 
-/// The slots by local rank.
 #[derive(Debug)]
 pub(crate) struct Workers {
     slots: Vec<RwLock<Slot>>,
@@ -21,13 +20,11 @@ pub(crate) enum Slot {
         pid: u32,
     },
     Attached(Arc<Worker>),
-    /// Its rank has left.
     Left,
     /// Its process ended before it attached.
     Absent,
 }
 
-/// Why a slot can't be claimed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ClaimError {
     #[error("local rank {local_rank} is taken by process {pid} on this host")]
@@ -47,7 +44,6 @@ impl Workers {
         self.slots.get(local_rank as usize)
     }
 
-    /// Takes a slot for a process.
     pub(crate) fn claim(&self, local_rank: u32, pid: u32) -> Result<(), ClaimError> {
         let slots = self.slots.len();
         let slot = self.slot(local_rank).ok_or(ClaimError::Outside { local_rank, slots })?;
@@ -105,7 +101,6 @@ impl Workers {
         self.slots.iter().any(there)
     }
 
-    /// All attached workers.
     pub(crate) fn all(&self) -> Vec<Arc<Worker>> {
         (0..self.slots.len() as u32).filter_map(|local| self.get(local)).collect()
     }

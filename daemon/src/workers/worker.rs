@@ -4,7 +4,7 @@ use std::os::unix::net::UnixStream;
 
 use gradwire_proto::{Failure, FailureKind, Rank, launch::ProcessEnd, pb};
 use gradwire_shm::{
-    control::{Completion, CompletionWriter, RankTrace, RingError},
+    control::{CompletionWriter, RankTrace},
     handover,
 };
 use prost::Message;
@@ -16,7 +16,6 @@ use super::{
 };
 use crate::model::{agreement::OutputShapes, memory::WorkerMemory};
 
-/// One attached worker.
 #[derive(Debug)]
 pub(crate) struct Worker {
     pub(crate) local_rank: u32,
@@ -44,12 +43,6 @@ fn brief(failure: &Failure) -> pb::Failure {
 }
 
 impl Worker {
-    /// Notifies the worker that an operation has succeeded. `aux` is the number of a new process
-    /// set, or for a join the rank that joined last; otherwise 0.
-    pub(crate) fn complete(&self, ticket: u64, aux: u64) -> Result<(), RingError> {
-        self.completions.push(Completion { ticket, aux })
-    }
-
     /// Asks the worker to allocate memory for results of unexpected shapes.
     ///
     /// # Errors
@@ -77,7 +70,6 @@ impl Worker {
         self.outbox.send(pb::daemon_message::Message::TensorFailed(failed))
     }
 
-    /// Notifies the worker that the job is over.
     pub(crate) fn abort(&self, failure: &Failure) {
         let sent = self.outbox.send(pb::daemon_message::Message::Aborted(brief(failure)));
         if let Err(error) = sent {
@@ -85,20 +77,8 @@ impl Worker {
             tracing::warn!(%rank, %error, "a worker can't be notified that the job is over");
         }
     }
-
-    /// Ends the connection. The worker's process has ended, but a process that it forked may hold
-    /// its end open. Messages that it sent before are still read.
-    pub(crate) fn hang_up(&self) {
-        self.outbox.hang_up();
-    }
-
-    /// Sends kept messages. Returns true if nothing is left.
-    pub(crate) fn flush(&self) -> bool {
-        self.outbox.flush()
-    }
 }
 
-/// Sends one message to a worker.
 pub(crate) fn send(
     socket: &UnixStream,
     message: pb::daemon_message::Message,
@@ -138,7 +118,6 @@ impl Worker {
         self.failure(FailureKind::WorkerLost, &format!("is lost: {why}"), hint)
     }
 
-    /// The worker has reported that it failed.
     pub(crate) fn gave_up(&self, reason: &str) -> Failure {
         self.failure(FailureKind::WorkerLost, &format!("gave up: {reason}"), "see its output")
     }
@@ -150,7 +129,6 @@ impl Worker {
         self.failure(FailureKind::RankLeft, &what, hint)
     }
 
-    /// The worker sent invalid data.
     pub(crate) fn sent_nonsense(&self, why: &str) -> Failure {
         let hint = "look for writes past the end of a tensor, or another release of Gradwire";
         let what = format!("sent nonsense to gradwired: {why}");

@@ -27,7 +27,7 @@ fn plain(collective: Collective, dims: &[u64]) -> Request {
 
 /// The announcement of this node's ranks.
 fn announced(requests: &[Request]) -> Announced {
-    let key = name_of(ProcessSetId::GLOBAL, TensorName::new("w").unwrap());
+    let key = TensorKey { set: ProcessSetId::GLOBAL, name: TensorName::new("w").unwrap() };
     let variant = |(rank, request): (u32, &Request)| Variant {
         ranks: vec![Rank(rank)],
         request: request.clone(),

@@ -104,7 +104,7 @@ fn a_node_may_leave_during_a_probe() {
     cluster.lanes[0][0].send(Order::Start(probe(1, Pattern::RoundTrips(9), &[0, 1], 0)));
     // It has sent its first message, which the other node does not expect.
     std::thread::sleep(Duration::from_millis(100));
-    cluster.lanes[1].iter().for_each(Lane::stop);
+    cluster.lanes[1].iter().for_each(stop);
     let event = cluster.events[0].recv_timeout(Duration::from_secs(1));
     assert!(!matches!(event, Ok(Event::Failed(_))), "{event:?}");
     cluster.stop();
