@@ -1,4 +1,4 @@
-//! What a daemon needs to know: the job's part from the environment that the launcher sets, the
+//! The configuration of a daemon: the job's part from the environment that the launcher sets, the
 //! rest from the settings.
 
 use std::{
@@ -15,7 +15,7 @@ use gradwire_settings::{
 
 use crate::{model::job::JobIdentity, transport::handshake::MAX_STREAMS};
 
-/// Everything that a daemon needs to know. Made by [`DaemonConfig::from_env`].
+/// The configuration of a daemon, made by [`DaemonConfig::from_env`].
 #[derive(Debug, Clone)]
 pub struct DaemonConfig {
     pub(crate) identity: JobIdentity,
@@ -30,14 +30,19 @@ pub struct DaemonConfig {
     /// The workers' Unix socket: a path, or `@name` in the abstract namespace.
     pub(crate) socket: String,
     pub(crate) start_timeout: Duration,
-    /// How long the system may take to send again what was lost on the stream to the coordinator.
+    /// The longest interval between retransmissions on the stream to the coordinator.
     pub(crate) retransmission: Duration,
     pub(crate) grace: Duration,
+    /// How long a data connection may take, with its handshake.
     pub(crate) connect_timeout: Duration,
+    /// How long data that is waited for may stand still.
     pub(crate) progress_timeout: Duration,
+    /// The number of connections of each lane with a peer.
     pub(crate) streams: u32,
     pub(crate) chunk_bytes: u64,
+    /// The size of socket buffers; 0: it adapts to the path.
     pub(crate) socket_buffer_bytes: usize,
+    /// Empty: the system's, except bbr, and reno on loopback.
     pub(crate) congestion_control: String,
     pub(crate) streaming_bytes: u64,
     pub(crate) feedback_max_bytes: u64,
@@ -45,25 +50,24 @@ pub struct DaemonConfig {
     pub(crate) stall_warning: Duration,
     /// The rate of this host's line in Mbit/s, if it was set.
     pub(crate) line_rate: Option<u32>,
-    /// Each step whose number is a multiple of this one is recorded; 0: none.
+    /// Every step with a multiple of this number is recorded; 0: none.
     pub(crate) sample_steps: u64,
 }
 
-/// Results of at least this size bypass the cache: they would not stay there until the rank reads
-/// them. About the L2 cache of two cores.
+/// Results of at least this size, in bytes, bypass the cache: they would be evicted before the rank
+/// reads them. About the L2 cache of two cores.
 const STREAMING_BYTES: u64 = 4 << 20;
 
-/// A number of bytes that holds whole elements of every type.
+/// A multiple of the size of every element type, in bytes.
 const WIDEST: u64 = 64;
 
-/// How many ranks one node may have.
 const MAX_SLOTS: u32 = 4096;
 
 impl DaemonConfig {
     /// Reads the job's part from variables and the rest from settings.
     ///
     /// # Errors
-    /// [`VariableError`] with the variable and what is wrong with it.
+    /// [`VariableError`] names the variable and what is wrong with it.
     pub fn from_env(
         variables: &HashMap<String, String>,
         settings: &Settings,
@@ -77,7 +81,7 @@ impl DaemonConfig {
             return Err(VariableError::Invalid {
                 variable: "GRADWIRE_SLOTS",
                 value: slots.to_string(),
-                reason: format!("a node has up to {MAX_SLOTS} ranks, and a server none"),
+                reason: format!("a node has at most {MAX_SLOTS} ranks, and a server has none"),
             });
         }
         Ok(Self {
@@ -97,7 +101,7 @@ impl DaemonConfig {
             connect_timeout: settings.data.connect_timeout,
             progress_timeout: settings.job.timeout,
             streams: settings.data.streams.min(MAX_STREAMS),
-            // A whole number of elements of every type.
+            // Rounded down to whole elements of every type.
             chunk_bytes: settings.data.chunk_bytes / WIDEST * WIDEST,
             socket_buffer_bytes: usize::try_from(settings.data.socket_buffer_bytes)
                 .unwrap_or(usize::MAX),
@@ -110,17 +114,7 @@ impl DaemonConfig {
             sample_steps: settings.otlp.sample_steps,
         })
     }
-}
 
-/// The rate of this host's line in Mbit/s, if the settings have one.
-fn line_rate(settings: &Settings) -> Option<u32> {
-    let common = settings.network.rate_mbit;
-    let is_set = common != Settings::default().network.rate_mbit;
-    let own = settings.node.line_mbit.and_then(|rate| u32::try_from(rate).ok());
-    own.or(is_set.then_some(common))
-}
-
-impl DaemonConfig {
     /// The address at which others reach this host.
     pub fn address(&self) -> IpAddr {
         self.address
@@ -131,10 +125,18 @@ impl DaemonConfig {
         self.coordinator
     }
 
-    /// The job and the host, as all metrics name them.
+    /// The job and the host, which are labels of all metrics.
     pub fn labels(&self) -> (String, String) {
         (self.identity.job.to_string(), self.host.clone())
     }
+}
+
+/// The rate of this host's line in Mbit/s, if the settings contain it.
+fn line_rate(settings: &Settings) -> Option<u32> {
+    let common = settings.network.rate_mbit;
+    let is_set = common != Settings::default().network.rate_mbit;
+    let own = settings.node.line_mbit.and_then(|rate| u32::try_from(rate).ok());
+    own.or(is_set.then_some(common))
 }
 
 #[cfg(test)]
@@ -143,7 +145,7 @@ mod tests {
 
     use super::*;
 
-    /// A chunk that ended within an element would lose its rest.
+    /// A chunk that ended within an element would lose the rest of the element.
     #[test]
     fn chunks_hold_whole_elements_of_every_type() {
         let secret = "00".repeat(32);

@@ -1,19 +1,19 @@
 //! `gradwired`: one per node, between the training processes of the node and all other nodes.
 //!
-//! The map, lowest first. A module imports from those above it in this list and from none below.
+//! The modules, lowest first. A module imports only from those above it in this list.
 //!
 //! - [`metrics`]: what is measured
-//! - `model`: what all others talk about
+//! - `model`: the types that all others share
 //! - [`transport`]: bytes between nodes
-//! - [`config`]: what a daemon has to know
-//! - `queue`: what local ranks have submitted, until every one of them has
+//! - [`config`]: the configuration of a daemon
+//! - `queue`: the tensors that local ranks have submitted
 //! - `data`: pieces, and the threads that run them
-//! - `ops`: from an operation to its piece and its schedule
+//! - `ops`: turns an operation into a piece with a schedule
 //! - `workers`: the attached training processes, and the messages to them
 //! - `control`: the stream to the coordinator, and the execution of its orders
-//! - `intake`: what the workers ask for
+//! - `intake`: the workers' submissions
 //!
-//! A gradient goes through it from the end of this list to its beginning:
+//! A gradient passes through the modules from the end of this list to its beginning:
 //!
 //! ```text
 //!  workers ──► intake ──► queue ──► control ──► (coordinator)
@@ -24,8 +24,8 @@
 //!  workers ◄────────────── control ◄────────────┘ finished
 //! ```
 //!
-//! Control runs on tokio, bytes on threads of their own, heartbeats on another; no lock is held
-//! across an await, and control never waits for bytes.
+//! Control runs on tokio, data on lane threads, heartbeats on a thread of their own. No lock is
+//! held across an await, and control never waits for data.
 
 #![deny(unsafe_code)]
 
@@ -61,14 +61,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::config::DaemonConfig;
 use self::{
-    control::{
-        client::{self},
-        connect::Introduction,
-        dispatch::Dispatcher,
-        heartbeat,
-        node::Node,
-    },
-    intake::reader::Intake,
+    control::{client, connect::Introduction, dispatch::Dispatcher, heartbeat, node::Node},
     model::{
         hint::resource_hint,
         job::{self, Job},
@@ -79,7 +72,7 @@ use self::{
 /// Why a daemon could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// The data plane's address can't be listened on.
+    /// The daemon can't listen on the data plane's address.
     #[error(
         "can't listen on {address} for other nodes: {reason}{hint}; see data.listen",
         hint = resource_hint(reason)
@@ -97,11 +90,11 @@ pub enum DaemonError {
         socket: String,
         /// The system's error.
         reason: io::Error,
-        /// What to do about it.
+        /// What to do about the error.
         hint: &'static str,
     },
-    /// The system refuses a thread or a descriptor.
-    #[error("the system refuses what a daemon needs: {reason}{hint}", hint = resource_hint(reason))]
+    /// The system refused a thread or a descriptor.
+    #[error("the system refused a resource: {reason}{hint}", hint = resource_hint(reason))]
     System {
         /// The system's error.
         reason: io::Error,
@@ -140,7 +133,7 @@ impl Daemon {
     /// Listens for workers and for other nodes.
     ///
     /// # Errors
-    /// [`DaemonError`] with the address that is taken or not this machine's.
+    /// [`DaemonError`] if an address is taken or is not one of this machine's.
     pub async fn bind(config: DaemonConfig) -> Result<Self, DaemonError> {
         let address = config.data_listen;
         let data = TcpListener::bind(address)
@@ -148,7 +141,7 @@ impl Daemon {
             .map_err(|reason| DaemonError::Data { address, reason })?;
         let mut data_address = data.local_addr()?;
         if data_address.ip().is_unspecified() {
-            // A listener on all addresses is reached at the node's own.
+            // Other nodes reach a listener on all addresses at the node's own address.
             data_address.set_ip(config.address);
         }
         let workers = listen_for_workers(&config.socket).map_err(|reason| DaemonError::Socket {
@@ -175,22 +168,23 @@ impl Daemon {
         self.data_address
     }
 
-    /// Receives the agent's reports on the ranks' processes. So nobody waits for ranks that never
-    /// attach, and failures say how a process ended.
+    /// Receives the agent's reports on the ranks' processes. So the job does not wait for ranks
+    /// that never attach, and failures say how a process ended.
     #[must_use]
     pub fn with_agent(mut self, notices: mpsc::UnboundedReceiver<Notice>) -> Self {
         self.notices = Some(notices);
         self
     }
 
-    /// Uses the coordinator of this process, not over gRPC.
+    /// Uses the coordinator of this process directly, without gRPC.
     #[must_use]
     pub fn beside(mut self, acceptor: SessionAcceptor) -> Self {
         self.acceptor = Some(acceptor);
         self
     }
 
-    /// Says where this daemon shows its metrics: the coordinator lists the addresses of all.
+    /// Sets the address of this daemon's metrics; the coordinator lists the addresses of all
+    /// daemons.
     #[must_use]
     pub fn shown_at(mut self, metrics: SocketAddr) -> Self {
         self.metrics = Some(metrics);
@@ -198,7 +192,7 @@ impl Daemon {
     }
 
     /// Takes part in the job until it is over, or until `cancel` ends it for all nodes. `ready` is
-    /// set while the world is formed.
+    /// called with true once the world has formed, and with false at the end.
     ///
     /// # Errors
     /// [`DaemonError`] if the system refuses a thread or a descriptor.
@@ -209,10 +203,11 @@ impl Daemon {
     ) -> Result<Ending, DaemonError> {
         let Self { config, data, data_address, workers, mut notices, acceptor, metrics } = self;
         let (job, outgoing) = Job::new();
-        let (intake, requests) = Intake::new();
-        let node = Node::new(config.clone(), job.clone(), Box::new(intake.clone()));
+        let (intake, added) = mpsc::unbounded_channel();
+        let (resubmit, resubmitted) = mpsc::unbounded_channel();
+        let node = Node::new(config.clone(), job.clone(), resubmit);
         on_scrape(&node);
-        intake::reader::start(Arc::downgrade(&node), requests);
+        intake::reader::start(Arc::downgrade(&node), added, resubmitted);
         if notices.is_some() {
             node.process_ends.expect(true);
         }
@@ -270,8 +265,8 @@ impl Daemon {
             node.abort_workers(failure);
         }
         // The workers have the grace period to read the cause and leave. After a failure, workers
-        // that attach late receive the cause, too (TELL). Nobody waits for them if this host is
-        // being stopped, or if no agent reports that they will not attach.
+        // that attach late receive the cause, too (TELL). The daemon does not wait for them if this
+        // host is being stopped, or if no agent would report that they will not attach.
         let late = ending != Ending::Finished && notices.is_some();
         let deadline = Instant::now() + config.grace;
         let gone = async {
@@ -281,17 +276,17 @@ impl Daemon {
         };
         tokio::select! { () = gone => {} () = handle_notices(&node, &mut notices) => {} }
         stop.cancel();
-        // If the task has panicked, that was reported.
+        // A panic of the task has already been reported.
         let _ = accept.await;
         if let Some(path) = Some(&config.socket).filter(|socket| !socket.starts_with('@')) {
-            // CLEAN: names in the file system outlive their process.
+            // CLEAN: a socket in the file system outlives its process.
             let _ = std::fs::remove_file(path);
         }
         Ok(ending)
     }
 }
 
-/// Handles the agent's reports, without end.
+/// Handles the agent's reports; never returns.
 async fn handle_notices(node: &Node, notices: &mut Option<mpsc::UnboundedReceiver<Notice>>) {
     if let Some(notices) = notices {
         while let Some(notice) = notices.recv().await {

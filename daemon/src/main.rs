@@ -27,7 +27,7 @@ use gradwire_telemetry::{
 use gradwire_viewer::{access::Access, pages::router, spans::Spans};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
+    signal::unix::{SignalKind, signal},
     sync::{mpsc, watch},
     task::JoinHandle,
     time::{sleep, timeout},
@@ -63,23 +63,24 @@ fn main() -> ExitCode {
     }
 }
 
-/// Writes why it ends. Where nobody reads, `eprintln` would panic and change the exit code.
+/// Writes why the daemon ends. Unlike `eprintln`, this does not panic (and change the exit code) if
+/// the reader is gone.
 fn say(what: &dyn Display) {
     let _ = writeln!(io::stderr(), "gradwired: {what}");
 }
 
-/// The exit code of a daemon that ends for a reason of its own, and not because the job has failed.
-/// The launcher then knows that its ranks end because of the daemon.
+/// The exit code of a daemon that ends for its own reason, not because the job has failed. The
+/// launcher then knows that its ranks end because of the daemon.
 const OWN_FAULT: u8 = 2;
 
-/// Whether the job failed because the system refused this host's daemon something.
+/// Whether the job failed because the system refused this host's daemon a resource.
 fn is_own(failure: &Failure, host: &str) -> bool {
     failure.blames_daemon() && failure.host == host
 }
 
 /// Runs the daemon. Returns how the job ended, and the name of this host.
 fn start(arguments: Arguments) -> anyhow::Result<(Ending, String)> {
-    // A variable that is not UTF-8 does not concern Gradwire.
+    // Gradwire has no variables that are not UTF-8.
     let text = |(name, value): (OsString, OsString)| {
         Some((name.into_string().ok()?, value.into_string().ok()?))
     };
@@ -89,14 +90,14 @@ fn start(arguments: Arguments) -> anyhow::Result<(Ending, String)> {
     let json = settings.log.format == LogFormat::Json;
     init_logging(&LogConfig { filter: settings.log.level.clone(), json })?;
     let first = layers.environment.get("GRADWIRE_COORDINATOR").is_some_and(|at| at == HERE);
-    // Once for each job, however it was started.
+    // Logged once per job.
     if first && !without_effect.is_empty() {
         let variables = without_effect.join(" ");
-        tracing::warn!(variables, "these variables of horovod's have no counterpart here");
+        tracing::warn!(variables, "these Horovod variables have no effect in Gradwire");
     }
     check_limits()?;
-    // One control thread is enough, because bytes have threads of their own. It is not a thread of
-    // tokio, which would panic where the system refuses one.
+    // One control thread is enough, because lanes move the data. It is not one of tokio's threads:
+    // tokio would panic if the system refused it.
     let control = move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(DaemonError::from)?;
@@ -111,36 +112,36 @@ fn start(arguments: Arguments) -> anyhow::Result<(Ending, String)> {
     control.join().map_err(|_| anyhow!("the control thread panicked"))?
 }
 
-/// The descriptors that a daemon needs to start and to report it when it runs out of them later.
+/// The descriptors that a daemon needs to start, and to report it if it runs out of them later.
 const MIN_OPEN_FILES: u64 = 24;
 
-/// The address space that a daemon needs to start, in bytes: the program itself, the stacks of its
+/// The address space that a daemon needs to start, in bytes: for the program, the stacks of its
 /// threads and a little for each worker.
 const MIN_ADDRESS_SPACE: u64 = 64 << 20;
 
-/// Raises the limit of descriptors as far as this process may: the usual soft limit is for programs
-/// that use `select`. If even the hard limits are too low, this reports it. Without this check,
-/// libraries would panic first.
+/// Raises the soft limit of descriptors to the hard limit: the usual soft limit is for programs
+/// that use `select`. Fails if the hard limits are too low; without this check, libraries would
+/// panic first.
 fn check_limits() -> anyhow::Result<()> {
     if let Some(most) = getrlimit(Resource::As).current.filter(|most| *most < MIN_ADDRESS_SPACE) {
         return Err(anyhow!(
-            "this process may have {most} bytes of address space, and needs at least \
-             {MIN_ADDRESS_SPACE}; raise gradwired's limit of memory (ulimit -v)"
+            "this process may use {most} bytes of address space, but needs at least \
+             {MIN_ADDRESS_SPACE}; raise gradwired's memory limit (ulimit -v)"
         ));
     }
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     if let Some(most) = limit.maximum.filter(|most| *most < MIN_OPEN_FILES) {
         return Err(anyhow!(
-            "this process may open {most} files, and needs at least {MIN_OPEN_FILES}; raise \
+            "this process may open {most} files, but needs at least {MIN_OPEN_FILES}; raise \
              gradwired's limit of open files (ulimit -n)"
         ));
     }
     setrlimit(Resource::Nofile, limit).context("the limit of open files can't be raised")
 }
 
-/// How long after a signal the reason for it may arrive.
-const LOOK_ROUND: Duration = Duration::from_millis(500);
+/// How long after a signal its reason may arrive.
+const REASON_WAIT: Duration = Duration::from_millis(500);
 
 async fn serve(
     mut environment: HashMap<String, String>,
@@ -179,18 +180,18 @@ async fn serve(
             ready,
             targets: hosted.as_ref().map(Hosted::targets),
             lists_itself: false,
-            // Once for the process, whatever endpoints it has.
+            // Once for the process, even if it has two endpoints.
             otlp: if service == "gradwired" { otlp.clone() } else { None },
             pages: pages(listen)?,
         })
         .map_err(anyhow::Error::from)
     };
-    // Nobody has asked for these ports, so no job fails because others have them.
+    // Default ports may be taken by others: the job must not fail because of that.
     let is_default = settings.metrics.listen == Settings::default().metrics.listen;
     let listen = settings.metrics.listen.clone();
     let endpoint = show("gradwired", listen, "metrics.listen", is_default)?;
-    // The daemon's endpoint also shows the coordinator's metrics. The coordinator has an endpoint
-    // of its own only if the settings ask for it.
+    // The daemon's endpoint also shows the coordinator's metrics. The coordinator has its own
+    // endpoint only if the settings say so.
     let coordinators = settings.coordinator.metrics_listen.clone();
     let coordinators = if hosted.is_some() && *coordinators.ports.end() != 0 {
         Some(show("coordinator", coordinators, "coordinator.metrics_listen", false)?)
@@ -202,11 +203,12 @@ async fn serve(
     }
     metrics::start();
     let mut daemon = Daemon::bind(config).await?.shown_at(endpoint.address());
-    // Everything that the system may refuse is done before other processes rely on this daemon.
-    let (mut terminate, mut interrupt) =
-        (handler(SignalKind::terminate())?, handler(SignalKind::interrupt())?);
+    // All resources that the system may refuse are taken before other processes rely on this
+    // daemon.
+    let mut terminate = signal(SignalKind::terminate()).map_err(DaemonError::from)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(DaemonError::from)?;
     let notices = launcher().map_err(DaemonError::from)?;
-    // The launcher reads this one line, and starts the other daemons and then the ranks.
+    // The launcher reads this line, and then starts the other daemons and the ranks.
     report(&ServiceReport::Serving {
         metrics: endpoint.address(),
         data: Some(daemon.data_address()),
@@ -219,10 +221,10 @@ async fn serve(
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
-        // The signal may be the consequence of something that this daemon has not noticed yet, such
+        // The signal may be the consequence of an event that this daemon has not noticed yet, such
         // as a worker's death. The sender of the signal may also be about to report the reason
         // (TELL).
-        sleep(LOOK_ROUND).await;
+        sleep(REASON_WAIT).await;
         on_signal.cancel();
     });
     if let Some(hosted) = &hosted {
@@ -266,11 +268,11 @@ fn pages(
     Ok(router(hosted.inspection(), access))
 }
 
-/// The shortest time for the coordinator's last messages to other nodes.
+/// The minimum time for the coordinator's last messages to other nodes.
 const MIN_GRACE: Duration = Duration::from_millis(200);
 
-/// Serves the job as its coordinator. The launcher is notified of the cause as soon as it is known,
-/// before this node waits for its ranks.
+/// Serves the job as its coordinator. Reports the cause of a failure to the launcher as soon as it
+/// is known, before this node waits for its ranks.
 async fn coordinate(hosted: Hosted, cancel: CancellationToken) {
     match hosted.run(cancel).await {
         Ok(Ending::Failed(failure)) => report(&ServiceReport::Failed { failure }),
@@ -279,27 +281,23 @@ async fn coordinate(hosted: Hosted, cancel: CancellationToken) {
     }
 }
 
-/// Waits until the coordinator has notified the other nodes how the job ended. It may still wait
-/// for nodes that never join, if this daemon could not take part at all.
+/// Waits until the coordinator has told the other nodes how the job ended. If this daemon could not
+/// take part at all, the coordinator may still be waiting for nodes that never join.
 async fn end(mut coordinator: JoinHandle<()>, cancel: &CancellationToken, grace: Duration) {
     if timeout(grace, &mut coordinator).await.is_err() {
         cancel.cancel();
         if timeout(grace, coordinator).await.is_err() {
-            tracing::warn!(?grace, "the coordinator does not end");
+            tracing::warn!(?grace, "the coordinator does not stop");
         }
     }
 }
 
-/// Reports to the launcher. The job does not depend on whether the launcher reads it.
+/// Reports to the launcher. The job does not depend on whether the launcher reads the report.
 fn report(report: &ServiceReport) {
     let _ = io::stdout().write_all(to_line(report).as_bytes());
 }
 
-fn handler(kind: SignalKind) -> Result<Signal, DaemonError> {
-    Ok(signal(kind)?)
-}
-
-/// What the launcher's agent reports on standard input. A thread of its own reads it, because a
+/// The notices of the launcher's agent on standard input. A separate thread reads them, because a
 /// blocked read of a terminal or pipe can't be cancelled.
 fn launcher() -> io::Result<mpsc::UnboundedReceiver<Notice>> {
     let (sender, notices) = mpsc::unbounded_channel();
@@ -322,7 +320,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_this_daemon_was_refused_is_its_own_fault() {
+    fn only_resources_refused_here_are_an_own_fault() {
         let refused = Failure::new(FailureKind::Resource, "no thread").host("a");
         assert!(is_own(&refused, "a"));
         assert!(!is_own(&refused, "b"));

@@ -1,5 +1,5 @@
-//! What the daemon records, with the handles of [`gradwire_telemetry::catalog`]. Handles with
-//! labels are created once, for each value when it first occurs.
+//! The daemon's metrics, as handles of [`gradwire_telemetry::catalog`]. The handle for a label
+//! value is created once, when the value first occurs.
 
 use std::{
     sync::{
@@ -17,7 +17,7 @@ use gradwire_telemetry::{
     catalog::{DAEMON, host_label, rank_label},
 };
 
-/// Shows every metric whose labels are known. Call this once the recorder is installed.
+/// Creates every metric with known labels. Call this once the recorder is installed.
 pub fn start() {
     LazyLock::force(&DAEMON);
     LazyLock::force(&FAILURES);
@@ -26,26 +26,27 @@ pub fn start() {
     LazyLock::force(&SUBMITTED);
 }
 
-/// One more than the largest number of a collective; they begin at 1.
+/// One more than the largest number of a collective; the numbers begin at 1.
 const COLLECTIVES: usize = Collective::ALL[Collective::ALL.len() - 1] as usize + 1;
 
-/// By collective and origin. Most combinations never occur, so they are created when they do.
+/// By collective and origin. Most combinations never occur, so each is created on first use.
 static SUBMISSIONS: LazyLock<Vec<OnceLock<Counter>>> =
     LazyLock::new(|| (0..COLLECTIVES * Origin::ALL.len()).map(|_| OnceLock::new()).collect());
 
-/// By kind. Those of which there are none are shown as 0: an alert can count on them.
+/// By kind. Kinds that have not occurred are shown as 0, so that alerts can rely on them.
 static FAILURES: LazyLock<Vec<Counter>> = LazyLock::new(|| {
     FailureKind::ALL.iter().map(|kind| DAEMON.failures.series([kind.name()])).collect()
 });
 
-/// Algorithms, and none.
+/// The algorithms, and one for an operation on a single node.
 const WAYS: usize = Algorithm::ALL.len() + 1;
 
-/// By collective and algorithm; of most there are none. The last way is that of one node alone.
+/// By collective and algorithm, created on first use. The last algorithm is "none", for a single
+/// node.
 static MOVED: LazyLock<Vec<OnceLock<Counter>>> =
     LazyLock::new(|| (0..COLLECTIVES * WAYS).map(|_| OnceLock::new()).collect());
 
-/// Where the bytes of an operation are counted. `algorithm` is `None` for one node alone.
+/// The counter of an operation's bytes. `algorithm` is `None` for a single node.
 pub(crate) fn moved(collective: Collective, algorithm: Option<Algorithm>) -> &'static Counter {
     let way = algorithm.map_or(WAYS - 1, |algorithm| algorithm as usize);
     MOVED[collective as usize * WAYS + way].get_or_init(|| {
@@ -61,11 +62,11 @@ pub(crate) fn submission(collective: Collective, origin: Origin) {
     SUBMISSIONS[index].get_or_init(series).increment(1);
 }
 
-/// By memory: shared and ordinary.
+/// By kind of memory: shared and ordinary.
 static SUBMITTED: LazyLock<[Counter; 2]> =
     LazyLock::new(|| ["shared", "ordinary"].map(|memory| DAEMON.submitted.series([memory])));
 
-/// A rank contributes so many bytes. It may have copied them to shared memory.
+/// A rank contributes `bytes` bytes; `copied` if it has copied them to shared memory.
 pub(crate) fn contribution(bytes: u64, copied: bool) {
     SUBMITTED[usize::from(copied)].increment(bytes);
 }
@@ -78,7 +79,7 @@ pub(crate) fn allocation_request() {
     DAEMON.allocation_requests.increment(1);
 }
 
-/// The phases that a daemon knows.
+/// The phases that a daemon measures.
 struct Phases {
     gather: Histogram,
     transfer: Histogram,
@@ -93,11 +94,11 @@ static PHASES: LazyLock<Phases> = LazyLock::new(|| {
 /// When an operation reached its phases on this node.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Times {
-    /// Its order was received.
+    /// When its order was received.
     pub(crate) ordered: Instant,
-    /// Its result was complete. `None` if it was published as it was computed.
+    /// When its result was complete. `None` if it was published as it was computed.
     pub(crate) complete: Option<Instant>,
-    /// The local ranks had the result.
+    /// When the local ranks had the result.
     pub(crate) published: Instant,
 }
 
@@ -113,17 +114,16 @@ pub(crate) fn operation(tensors: usize, bytes: u64, times: Times) {
     PHASES.transfer.record(complete.unwrap_or(published).saturating_duration_since(ordered));
 }
 
-/// All local ranks have submitted a tensor, which took this long.
+/// How long it took until all local ranks had submitted a tensor.
 pub(crate) fn gathered(took: Duration) {
     PHASES.gather.record(took);
 }
 
-/// A tensor has come into the queue.
 pub(crate) fn queued() {
     DAEMON.queued_tensors.increment(1.0);
 }
 
-/// So many tensors have left the queue.
+/// `tensors` tensors have left the queue.
 pub(crate) fn unqueued(tensors: usize) {
     DAEMON.queued_tensors.decrement(tensors as f64);
 }
@@ -133,7 +133,7 @@ pub(crate) fn workers(attached: usize, shared_bytes: u64) {
     DAEMON.shared_memory.set(shared_bytes as f64);
 }
 
-/// What one local rank does with its time.
+/// How one local rank spends its time.
 #[derive(Debug)]
 pub(crate) struct RankMetrics {
     steps: Counter,
@@ -157,30 +157,30 @@ impl RankMetrics {
         self.in_flight.add(progress.in_flight);
     }
 
-    /// The time since the last step of a rank that makes steps.
+    /// The time since the last step of a rank that has made one.
     pub(crate) fn since_step(rank: Rank) -> Gauge {
         DAEMON.rank_since_step.series([&rank_label(rank.0)])
     }
 
-    /// The time per step of a rank that makes steps.
+    /// The time per step of a rank that has made several.
     pub(crate) fn step(rank: Rank) -> Gauge {
         DAEMON.rank_step.series([&rank_label(rank.0)])
     }
 }
 
-/// The pieces that all lanes exchange now.
+/// How many pieces all lanes are exchanging.
 static PIECES: AtomicU64 = AtomicU64::new(0);
 
-/// How many pieces all lanes exchange now.
+/// How many pieces all lanes are exchanging.
 pub(crate) fn pieces_in_flight() -> u32 {
     u32::try_from(PIECES.load(Relaxed)).unwrap_or(u32::MAX)
 }
 
-/// The part of its owner in a gauge that others have parts in, too. It goes with its owner.
+/// One owner's share of a gauge that several owners share. Dropping it removes the share.
 #[derive(Debug)]
 pub(crate) struct Share {
     gauge: Gauge,
-    /// The same of all owners, to be read here.
+    /// The sum of all owners, for readers in this process.
     total: Option<&'static AtomicU64>,
     value: f64,
 }
@@ -190,18 +190,18 @@ impl Share {
         Self { gauge, total: None, value: 0.0 }
     }
 
-    /// Of the pieces that lanes exchange.
+    /// A share of the pieces that lanes are exchanging.
     pub(crate) fn of_pieces() -> Self {
         let gauge = DAEMON.pieces_in_flight.clone();
         Self { gauge, total: Some(&PIECES), value: 0.0 }
     }
 
-    /// Of the frames that links hold.
+    /// A share of the frames that links hold.
     pub(crate) fn of_held_frames() -> Self {
         Self::new(DAEMON.held_frames.clone())
     }
 
-    /// Of the bytes of buffers of this kind.
+    /// A share of the bytes of buffers of this kind.
     pub(crate) fn of_memory(buffer: &str) -> Self {
         Self::new(DAEMON.memory.series([buffer]))
     }
@@ -232,7 +232,7 @@ impl Drop for Share {
     }
 }
 
-/// What a lane did with its time.
+/// How a lane spends its time.
 #[derive(Debug)]
 pub(crate) struct LaneActivity {
     pub(crate) reduce: TimeCounter,
@@ -243,7 +243,6 @@ pub(crate) struct LaneActivity {
 }
 
 impl LaneActivity {
-    /// Of the lane with this number.
     pub(crate) fn new(lane: u32) -> Self {
         let lane = lane.to_string();
         let of = |activity| DAEMON.lane_seconds.series([&lane, activity]);
@@ -262,12 +261,11 @@ impl LaneActivity {
 pub(crate) struct PeerTraffic {
     sent: Counter,
     received: Counter,
-    /// The same of this peer alone, to be read here.
+    /// The bytes sent and received, for readers in this process.
     bytes: [AtomicU64; 2],
 }
 
 impl PeerTraffic {
-    /// For the node with this number.
     pub(crate) fn new(node: usize, host: &str) -> Self {
         let host = host_label(node, host);
         Self {
@@ -290,7 +288,7 @@ impl PeerTraffic {
     }
 }
 
-/// The path to one peer, or to all that share a label.
+/// The path to one peer, or to all peers that share a label.
 #[derive(Debug, Clone)]
 pub(crate) struct PathMetrics {
     peer: String,
@@ -300,7 +298,6 @@ pub(crate) struct PathMetrics {
 }
 
 impl PathMetrics {
-    /// For the peers with this label.
     pub(crate) fn new(peer: &str) -> Self {
         Self {
             peer: peer.to_owned(),
@@ -314,7 +311,7 @@ impl PathMetrics {
         &self.peer
     }
 
-    /// So many packets were sent, and so many of them again.
+    /// Counts packets that were sent, and the retransmissions among them.
     pub(crate) fn sent(&self, packets: u32, retransmits: u32) {
         self.packets.increment(packets.into());
         self.retransmits.increment(retransmits.into());
@@ -325,7 +322,7 @@ impl PathMetrics {
     }
 }
 
-/// Bytes per second of this host's line.
+/// The rate of this host's line, in bytes per second.
 pub(crate) fn line_rate(bytes: u64) {
     DAEMON.line_rate.series([]).set(bytes as f64);
 }
@@ -345,7 +342,7 @@ pub(crate) enum Rejection {
 }
 
 impl Rejection {
-    /// All of them, in the order of their numbers, with their labels.
+    /// All reasons in the order of their numbers, with their labels.
     const ALL: [(Self, &str); 9] = [
         (Self::NotGradwire, "not_gradwire"),
         (Self::WrongJob, "wrong_job"),
@@ -359,7 +356,7 @@ impl Rejection {
     ];
 }
 
-/// By reason. All are shown from the start: an alert can count on them.
+/// By reason. All are shown from the start, so that alerts can rely on them.
 static REJECTED: LazyLock<[Counter; Rejection::ALL.len()]> =
     LazyLock::new(|| Rejection::ALL.map(|(_, label)| DAEMON.rejected_connections.series([label])));
 
@@ -367,7 +364,7 @@ pub(crate) fn rejected_connection(why: Rejection) {
     REJECTED[why as usize].increment(1);
 }
 
-/// How many tensors wait for ranks of this node for too long.
+/// How many tensors have waited too long for ranks of this node.
 pub(crate) fn stalled(tensors: usize) {
     DAEMON.stalled_tensors.set(tensors as f64);
 }
@@ -376,7 +373,7 @@ pub(crate) fn failure(kind: FailureKind) {
     FAILURES[kind as usize].increment(1);
 }
 
-/// A round trip, and the best estimate of the clock's offset.
+/// A heartbeat's round trip, and the best estimate of the clock's offset.
 pub(crate) fn heartbeat(round_trip: Duration, clock: Measured) {
     DAEMON.round_trip.record(round_trip);
     DAEMON.clock_offset.set(clock.offset_ns as f64 / 1e9);

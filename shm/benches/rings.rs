@@ -1,5 +1,5 @@
-//! What asking and answering costs: without anybody asleep, spinning, and with both sides asleep.
-//! The two sides are threads; the futex and the eventfd are those of two processes.
+//! The cost of submitting and answering: in one thread, with both sides spinning, and with both
+//! sides asleep. The two sides are threads, but use a futex and an eventfd as two processes do.
 
 use std::{
     hint::{self, black_box},
@@ -77,16 +77,16 @@ fn serve(
             let limit = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
             poll(&mut [PollFd::new(bell, PollFlags::IN)], Some(&limit)).expect("a poll");
             reader.awake();
-            let _ = rustix::io::read(bell, &mut [0u8; 8]); // fails where nobody rang
+            let _ = rustix::io::read(bell, &mut [0u8; 8]); // fails if nobody rang
         }
     }
 }
 
-/// A spinner that shares a core with whom it waits for waits for the scheduler.
+/// Two spinners on one core would wait for the scheduler.
 fn pin(core: usize) {
     let mut cores = CpuSet::new();
     cores.set(core);
-    let _ = sched_setaffinity(None, &cores); // without a second core the figure is what it is
+    let _ = sched_setaffinity(None, &cores); // ignored: there may be no second core
 }
 
 fn round_trip(c: &mut Criterion, name: &str, bell: Option<OwnedFd>, spin: Duration) {

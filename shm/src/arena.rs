@@ -4,11 +4,11 @@
 //! nothing fits, and uses freed blocks again (best fit; neighbours are joined). Each segment is
 //! about as large as all before it together (`ArenaConfig::next_segment`), so that a small job uses
 //! little memory and a large one has few segments. Segments live as long as the arena, because the
-//! daemon has them mapped. If the daemon can't be asked to stop, [`take_back`] makes them
-//! independent of it.
+//! daemon has mapped them. If the daemon cannot be asked to stop, [`take_back`] detaches them from
+//! it.
 //!
-//! Memory that the program has elsewhere can become a segment of its own, too ([`Arena::adopt`]).
-//! It is one block. When that is dropped, the memory is the program's alone again.
+//! Memory that the program already has can become a segment of its own ([`Arena::adopt`]). It is a
+//! single block. When the block is dropped, only the program owns the memory.
 
 use std::{
     error::Error,
@@ -22,7 +22,7 @@ use std::{
 };
 
 use gradwire_proto::JobId;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::segment::{
     HUGE_PAGE, HugePages, Segment, SegmentError, SegmentId,
@@ -34,51 +34,51 @@ mod free_list;
 
 use free_list::FreeList;
 
-/// A block's address and size are multiples of this: a cache line, and the widest vector.
+/// A block's address and size are multiples of this: a cache line, and the widest vector register.
 pub const ALIGNMENT: u64 = 64;
 
 /// The size of the first segment, in bytes.
 const FIRST_SEGMENT: u64 = 4 << 20;
 
-/// A segment has at least the reserved bytes divided by this.
+/// A new segment has at least the reserved bytes divided by this.
 const MIN_GROWTH: u64 = 64;
 
 /// How an arena grows.
 #[derive(Debug, Clone)]
 pub struct ArenaConfig {
-    /// The job, part of the memory's name (CLEAN).
+    /// The job, which is part of the memory's name (CLEAN).
     pub job: JobId,
     /// The size up to which segments double, in bytes. A larger tensor gets a segment of its own
     /// size.
     pub segment_bytes: u64,
-    /// The most bytes of all segments together (BOUND). `None`: what the machine has.
+    /// The limit for all segments together, in bytes (BOUND). `None`: the machine's memory.
     pub max_bytes: Option<u64>,
-    /// The most adopted segments at a time (BOUND). The numbers of all segments are limited, and
-    /// the arena needs some to grow.
+    /// How many segments may be adopted at a time (BOUND). Segment numbers are limited, and the
+    /// arena needs some to grow.
     pub max_adopted: u32,
     /// Whether the segments use huge pages.
     pub huge: HugePages,
 }
 
 impl ArenaConfig {
-    /// Segments of up to 64 MiB, as many as the machine has memory for, 512 adopted ones, huge
+    /// Segments of up to 64 MiB without a limit in total, up to 512 adopted segments, and huge
     /// pages where the kernel offers them.
     pub fn new(job: JobId) -> Self {
         let (segment_bytes, huge) = (64 << 20, HugePages::default());
         Self { job, segment_bytes, max_bytes: None, max_adopted: 512, huge }
     }
 
-    /// The size of the segment that is made for a block of `block` bytes, when all segments
-    /// together have `reserved` bytes. `None` if that is more than the limit.
+    /// The size of the next segment, which is made for a block of `block` bytes when all segments
+    /// together have `reserved` bytes. `None` if the limit does not allow it.
     ///
     /// Segments have 4, 4, 8, 16 … MiB, up to `segment_bytes`. Later they grow again: each has a
-    /// 64th of what there is. So their number grows with the logarithm of the memory (BOUND).
+    /// 64th of the total. So their number grows with the logarithm of the memory (BOUND).
     fn next_segment(&self, reserved: u64, block: u64) -> Option<u64> {
         let left = self.max_bytes.map_or(u64::MAX, |max| max.saturating_sub(reserved));
         let doubled = round_down(reserved).max(FIRST_SEGMENT).min(self.segment_bytes);
         let step = doubled.max(round_down(reserved / MIN_GROWTH));
         let wanted = if block > step { block.checked_next_multiple_of(HUGE_PAGE)? } else { step };
-        // The last segments may be smaller than the others, down to what is needed.
+        // The last segments may be smaller than the others, but hold the block.
         let size = wanted.min(left).max(block);
         (size <= left).then_some(size)
     }
@@ -89,16 +89,16 @@ fn round_down(bytes: u64) -> u64 {
     bytes.checked_ilog2().map_or(0, |log| 1 << log)
 }
 
-/// Why there is no block.
+/// Why a block could not be allocated.
 #[derive(Debug, thiserror::Error)]
 pub enum ArenaError {
-    /// The arena may not grow that far.
+    /// The arena would grow beyond its limit.
     #[error(
         "a tensor of {bytes} bytes does not fit: {reserved} of at most {max} bytes of shared \
          memory are taken, {used} of them in use; raise the arena's limit or drop tensors"
     )]
     Full {
-        /// The size asked for, in bytes.
+        /// The requested size, in bytes.
         bytes: u64,
         /// Bytes of all segments.
         reserved: u64,
@@ -107,13 +107,13 @@ pub enum ArenaError {
         /// The limit, in bytes.
         max: u64,
     },
-    /// There are as many adopted segments as there may be.
-    #[error("{max} segments are adopted, which is the most; raise worker.max_segments")]
+    /// The limit of adopted segments is reached.
+    #[error("{max} segments are adopted, which is the limit; raise worker.max_segments")]
     Adopted {
         /// The limit.
         max: u32,
     },
-    /// There is no memory for a further segment.
+    /// The memory for another segment could not be made.
     #[error(transparent)]
     Segment(#[from] SegmentError),
     /// The daemon did not take the new segment.
@@ -131,21 +131,21 @@ pub enum ArenaError {
 /// The error of a [`Register`] function.
 pub type RegisterError = Box<dyn Error + Send + Sync>;
 
-/// Hands a new segment over to the daemon; called before any block of it is given out, and never
-/// by two threads at once.
+/// Hands a new segment over to the daemon. It is called before any block of the segment is given
+/// out, and never by two threads at once.
 pub type Register =
     Box<dyn Fn(SegmentId, &Segment, OwnedFd) -> Result<(), RegisterError> + Send + Sync>;
 
-/// Notifies the daemon that an adopted segment is not used any more. Its number may be used again.
-/// It must not fail, and must not wait for the arena.
+/// Notifies the daemon that an adopted segment is no longer used. Its number may be used again. The
+/// function must not fail, and must not wait for the arena.
 pub type Release = Box<dyn Fn(SegmentId) + Send + Sync>;
 
 /// How full an arena is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ArenaStats {
-    /// Segments that there are, without adopted ones.
+    /// Segments, without adopted ones.
     pub segments: u32,
-    /// Adopted segments that there are.
+    /// Adopted segments.
     pub adopted: u32,
     /// Bytes of the adopted segments.
     pub adopted_bytes: u64,
@@ -155,32 +155,32 @@ pub struct ArenaStats {
     pub used: u64,
 }
 
-/// A segment, and the reserve to take it back.
+/// A segment, and the reserve mapping that takes it back.
 struct Lent {
     segment: Segment,
     reserve: Reserve,
-    /// What is mapped at the addresses of an adopted segment, which others may unmap.
+    /// The mapping at the addresses of an adopted segment, which others may unmap.
     mapped: Option<Mapped>,
 }
 
 impl Lent {
-    /// Whether its addresses are still its own.
+    /// Whether its addresses still belong to it.
     fn is_there(&self) -> bool {
         let (start, bytes) = (self.segment.as_ptr().addr(), self.segment.bytes());
-        let mapped = |file| self.reserve.is_used() || adopt::is_mapped(start, bytes, file);
-        self.mapped.is_none_or(mapped)
+        self.mapped
+            .is_none_or(|file| self.reserve.is_used() || adopt::is_mapped(start, bytes, file))
     }
 }
 
 #[derive(Default)]
-struct State {
+struct ArenaState {
     /// By number. `None`: an adopted segment that was released.
     segments: Vec<Option<Arc<Lent>>>,
     free: FreeList,
     stats: ArenaStats,
 }
 
-impl State {
+impl ArenaState {
     /// The lowest free number.
     fn next(&self) -> SegmentId {
         let free = self.segments.iter().position(Option::is_none);
@@ -206,13 +206,7 @@ struct Shared {
     release: Release,
     /// Held while a segment is made and handed over: allocations that fit continue meanwhile.
     growing: Mutex<()>,
-    state: Mutex<State>,
-}
-
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
+    state: Mutex<ArenaState>,
 }
 
 /// A growing pool of shared memory. Cheap to clone; clones share the memory.
@@ -233,11 +227,11 @@ impl Arena {
         Self(Arc::new(Shared { config, register, release, growing, state }))
     }
 
-    /// A block of `bytes` bytes, aligned to [`ALIGNMENT`]. Its contents are whatever was there
-    /// before, or zeros if there was nothing.
+    /// Allocates `bytes` bytes, aligned to [`ALIGNMENT`]. The memory is not cleared: it may hold
+    /// the contents of an earlier block.
     ///
     /// # Errors
-    /// [`ArenaError`] if it does not fit, or if its memory can't be made or handed over.
+    /// [`ArenaError`] if it does not fit, or if its memory cannot be made or handed over.
     pub fn allocate(&self, bytes: u64) -> Result<ArenaBlock, ArenaError> {
         let full = || {
             let ArenaStats { reserved, used, .. } = self.stats();
@@ -261,7 +255,7 @@ impl Arena {
     }
 
     fn take(&self, bytes: u64, taken: u64) -> Option<ArenaBlock> {
-        let mut state = self.0.state();
+        let mut state = self.0.state.lock();
         let (index, offset) = state.free.take(taken)?;
         state.stats.used += taken;
         let segment = SegmentId(index);
@@ -278,7 +272,7 @@ impl Arena {
     fn grow(&self, taken: u64, full: impl Fn() -> ArenaError) -> Result<(), ArenaError> {
         let ArenaConfig { job, huge, .. } = &self.0.config;
         let size = self.0.config.next_segment(self.stats().reserved, taken).ok_or_else(full)?;
-        let id = self.0.state().next();
+        let id = self.0.state.lock().next();
         let name = format!("gradwire-{job}-{}-arena-{id}", std::process::id());
         let (segment, fd) = Segment::create(&name, size, *huge)?;
         let bytes = segment.bytes();
@@ -288,7 +282,7 @@ impl Arena {
             bytes,
             source,
         })?;
-        let mut state = self.0.state();
+        let mut state = self.0.state.lock();
         state.put(id, Lent { segment, reserve, mapped: None });
         state.free.add(id.0, bytes);
         state.stats.segments += 1;
@@ -296,22 +290,23 @@ impl Arena {
         Ok(())
     }
 
-    /// Makes a segment of memory that the program has already, at the same addresses. It is exactly
-    /// the mapping of the file `fd`, from that file's first byte on; the descriptor becomes one of
-    /// the segment's memory. The addresses still belong to the program, which may unmap them.
+    /// Turns memory that the program already has into a segment at the same addresses. The memory
+    /// must be exactly the mapping of the file `fd`, from the file's first byte on; the descriptor
+    /// then refers to the segment's memory. The addresses still belong to the program, which may
+    /// unmap them.
     ///
     /// The caller ensures that nothing writes to the memory during the call: such a write may be
-    /// lost. If the daemon does not take the segment, the memory is usable all the same.
+    /// lost. If the daemon refuses the segment, the memory stays usable.
     ///
     /// # Errors
-    /// [`ArenaError`] if it is not such a mapping, or if its memory can't be made or handed over.
+    /// [`ArenaError`] if it is not such a mapping, or if its memory cannot be made or handed over.
     pub fn adopt(&self, start: usize, bytes: u64, fd: RawFd) -> Result<ArenaBlock, ArenaError> {
         let _growing = self.0.growing.lock();
         let ArenaConfig { job, huge, max_adopted, .. } = &self.0.config;
         if !self.may_adopt() {
             return Err(ArenaError::Adopted { max: *max_adopted });
         }
-        let id = self.0.state().next();
+        let id = self.0.state.lock().next();
         let name = format!("gradwire-{job}-{}-adopted-{id}", std::process::id());
         let Adopted { segment, reserve, mapped, fd } =
             adopt::adopt(&name, start, bytes, fd, *huge)?;
@@ -321,7 +316,7 @@ impl Arena {
             bytes: size,
             source,
         })?;
-        let mut state = self.0.state();
+        let mut state = self.0.state.lock();
         state.put(id, Lent { segment, reserve, mapped: Some(mapped) });
         state.stats.adopted += 1;
         state.stats.adopted_bytes += size;
@@ -330,14 +325,15 @@ impl Arena {
         Ok(ArenaBlock { arena, segment: id, offset: 0, bytes, taken: None, pointer, copied })
     }
 
-    /// Whether there may be another adopted segment.
+    /// Whether another segment may be adopted.
     pub fn may_adopt(&self) -> bool {
         self.stats().adopted < self.0.config.max_adopted
     }
 
-    /// Where `bytes` bytes from `pointer` lie, if all of them are in one segment of this arena.
+    /// The segment and offset of `pointer`, if the `bytes` bytes from there are in one segment of
+    /// this arena.
     pub fn locate(&self, pointer: *const u8, bytes: u64) -> Option<(SegmentId, u64)> {
-        let state = self.0.state();
+        let state = self.0.state.lock();
         (0..).zip(&state.segments).find_map(|(index, lent)| {
             let segment = &lent.as_ref()?.segment;
             let offset = pointer.addr().checked_sub(segment.as_ptr().addr())? as u64;
@@ -345,14 +341,14 @@ impl Arena {
         })
     }
 
-    /// Whether a block is of this arena.
+    /// Whether a block belongs to this arena.
     pub fn owns(&self, block: &ArenaBlock) -> bool {
         Arc::ptr_eq(&self.0, &block.arena)
     }
 
     /// How full the arena is.
     pub fn stats(&self) -> ArenaStats {
-        self.0.state().stats
+        self.0.state.lock().stats
     }
 }
 
@@ -362,15 +358,15 @@ pub struct ArenaBlock {
     segment: SegmentId,
     offset: u64,
     bytes: u64,
-    /// The bytes that it occupies, a multiple of [`ALIGNMENT`]. `None`: it is an adopted segment.
+    /// The bytes that it occupies, a multiple of [`ALIGNMENT`]. `None` for an adopted segment.
     taken: Option<u64>,
     pointer: *mut u8,
-    /// It was filled from ordinary memory, and nobody has counted that.
+    /// It was filled from ordinary memory, and this has not been counted yet.
     copied: AtomicBool,
 }
 
-// SAFETY: a block is an address range that nobody else is given while it lives; nothing of it is
-// bound to a thread.
+// SAFETY: a block is an address range that nobody else gets while it lives; nothing in it is bound
+// to a thread.
 unsafe impl Send for ArenaBlock {}
 // SAFETY: the methods read fields only; ordering accesses through the pointer is the duty of
 // whoever dereferences it.
@@ -387,27 +383,27 @@ impl ArenaBlock {
         self.offset
     }
 
-    /// Its size in bytes, as asked for.
+    /// Its size in bytes, as requested.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The mapping that contains it, first byte and size in bytes: for drivers that register memory
-    /// once. It lives as long as the arena.
+    /// The mapping that contains it: its first byte and size in bytes. It lives as long as the
+    /// arena, so a driver needs to register it only once.
     pub fn mapping(&self) -> (*mut u8, u64) {
-        let state = self.arena.state();
+        let state = self.arena.state.lock();
         let bytes = state.get(self.segment).map_or(0, |lent| lent.segment.bytes());
         (self.pointer.wrapping_sub(self.offset as usize), bytes)
     }
 
-    /// Notes, for metrics, that it was filled from ordinary memory.
+    /// Records, for metrics, that it was filled from ordinary memory.
     pub fn mark_copied(&self) {
         self.copied.store(true, Ordering::Relaxed);
     }
 
     /// Whether it was filled from ordinary memory since the last call.
     pub fn take_copied(&self) -> bool {
-        // Mostly it was not, and to look costs less than to write.
+        // Usually it was not, and a load is cheaper than a swap.
         self.copied.load(Ordering::Relaxed) && self.copied.swap(false, Ordering::Relaxed)
     }
 
@@ -417,15 +413,15 @@ impl ArenaBlock {
     }
 }
 
-/// Takes blocks back from a daemon that may still work on them and can't be asked to stop. After
-/// this the daemon sees nothing that this process writes to any block of their segments. What the
-/// daemon writes to the given bytes of a block has no effect here: they are what they were at some
-/// moment during the call. If there is no memory for copies, some of them are zeros. Their
-/// addresses don't change.
+/// Takes blocks back from a daemon that may still work on them and cannot be asked to stop. After
+/// this the daemon sees nothing that this process writes to any block of their segments, and the
+/// daemon's writes to the given bytes of a block have no effect here: the bytes keep the values of
+/// some moment during the call. If memory for copies is missing, some of them are zeros. Addresses
+/// do not change.
 ///
 /// # Errors
-/// [`SegmentError`] if the kernel refuses a step, or if a range is not within its block; the daemon
-/// may still write to some blocks then.
+/// [`SegmentError`] if the kernel refuses a step, or if a range is not within its block. The daemon
+/// may then still write to some blocks.
 pub fn take_back<'a>(
     blocks: impl IntoIterator<Item = (&'a ArenaBlock, Range<u64>), IntoIter: Clone>,
 ) -> Result<(), SegmentError> {
@@ -436,9 +432,9 @@ pub fn take_back<'a>(
         if end > block.bytes {
             return Err(SegmentError::OutOfRange { bytes: end, max: block.bytes });
         }
-        let lent = block.arena.state().get(block.segment).cloned();
-        // A segment is not removed before its blocks. What the program has unmapped is not its
-        // memory any more, and something else may be there.
+        let lent = block.arena.state.lock().get(block.segment).cloned();
+        // A segment is not removed before its blocks. If the program has unmapped the memory,
+        // something else may be at its addresses.
         let Some(lent) = lent.filter(|lent| lent.is_there()) else { continue };
         lent.reserve.replace(&lent.segment)?;
         let range = block.offset + start..block.offset + end;
@@ -456,7 +452,7 @@ impl fmt::Debug for ArenaBlock {
 
 impl Drop for ArenaBlock {
     fn drop(&mut self) {
-        let mut state = self.arena.state();
+        let mut state = self.arena.state.lock();
         if let Some(taken) = self.taken {
             state.free.give(self.segment.0, self.offset, taken);
             state.stats.used -= taken;
@@ -468,8 +464,9 @@ impl Drop for ArenaBlock {
         state.stats.adopted_bytes -= lent.as_ref().map_or(0, |lent| lent.segment.bytes());
         drop(state);
         (self.arena.release)(self.segment);
-        let slot = self.arena.state().segments.get_mut(self.segment.0 as usize).map(Option::take);
-        drop((lent, slot)); // unmaps without our lock
+        let slot =
+            self.arena.state.lock().segments.get_mut(self.segment.0 as usize).map(Option::take);
+        drop((lent, slot)); // unmaps without holding our lock
     }
 }
 
@@ -506,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn no_limit_is_none() {
+    fn an_arena_without_limit_has_few_segments() {
         let all = sizes(&config(), 4 << 40);
         assert!(all.len() < 1024, "{} segments are more than a worker may have", all.len());
         assert_eq!(config().next_segment(64 << 30, 1 << 40), Some(1 << 40));
@@ -518,8 +515,8 @@ mod tests {
     }
 
     proptest! {
-        /// Any blocks of any sizes: each fits its segment, the limit holds (BOUND), what there is
-        /// at most doubles at a time, and no segment is smaller than necessary.
+        /// Any blocks of any sizes: each fits its segment, the limit holds (BOUND), the total at
+        /// most doubles at a time, and no segment is smaller than necessary.
         #[test]
         fn growth_fits_and_is_bounded(
             blocks in prop::collection::vec((0u32..34, 0u64..1 << 20), 1..400),

@@ -1,9 +1,9 @@
-//! The atomic words that the ring algorithms need, as traits: shared memory in production, a
-//! model checker's words in the tests.
+//! The atomic words of the ring algorithms, as traits: shared memory in production, the model
+//! checker's types in tests.
 //!
-//! The model checker's types are not laid out like integers, so they can't live in a mapping. A
-//! compile-time switch would have to hold for every dependency at once. A type parameter costs
-//! nothing and lets one test binary run both.
+//! The model checker's types do not have the layout of integers, so they cannot live in a mapping.
+//! A compile-time switch would apply to every dependency at once. A type parameter costs nothing,
+//! and one test binary can run both.
 
 use std::{
     sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
@@ -35,13 +35,13 @@ pub trait Flag {
 /// A [`Flag`] that threads can sleep on.
 pub trait Signal: Flag {
     /// Sleeps until somebody calls [`Signal::wake_all`] or the time is up; returns at once if the
-    /// word is no longer `seen`. May also return without a reason.
+    /// word is no longer `seen`. Spurious wake-ups are possible.
     fn sleep(&self, seen: u32, timeout: Duration);
     /// Wakes every sleeper.
     fn wake_all(&self);
 }
 
-/// A family of words that work together.
+/// The word types of one kind of memory.
 pub trait Backing {
     /// Positions and contents of the rings.
     type Cell: Cell;
@@ -99,8 +99,8 @@ impl Signal for AtomicU32 {
     fn sleep(&self, seen: u32, timeout: Duration) {
         // Not a private futex: the sleeper and the waker are different processes.
         let timeout = Timespec::try_from(timeout).ok();
-        // Every outcome (woken, timed out, interrupted, already changed) sends the caller back to
-        // its condition, so none of them is an error.
+        // After any outcome (woken, timed out, interrupted, already changed) the caller checks its
+        // condition again, so none of them is an error.
         let _ = futex::wait(self, Flags::empty(), seen, timeout.as_ref());
     }
 

@@ -1,4 +1,4 @@
-//! Frames and file descriptors over a Unix socket: how memory is handed over.
+//! Frames and file descriptors over a Unix socket, by which memory is handed over.
 //!
 //! ```text
 //!  u32 length, little endian, at most 1 MiB │ that many bytes
@@ -6,10 +6,10 @@
 //! ```
 //!
 //! Calls block, handle one frame at a time, and never read a byte past the frame. So descriptors
-//! can't get from one frame into the next. The stream's timeouts apply. Between frames a timeout
-//! loses nothing. Within a frame, the whole rest has as long as one read may take, so a peer can't
-//! hold a thread by sending a byte now and then (WAIT). An end of the connection between two frames
-//! is clean; within a frame it is not.
+//! cannot get from one frame into the next. The stream's timeouts apply. Between frames a timeout
+//! loses nothing. Within a frame, the read timeout applies to the whole rest, so a peer cannot hold
+//! a thread by sending a byte now and then (WAIT). If the connection ends between two frames, that
+//! is not an error; within a frame it is.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -29,57 +29,57 @@ use rustix::{
     },
 };
 
-/// The longest frame, in bytes without its length.
+/// The maximum length of a frame, in bytes without the length field.
 pub const MAX_FRAME: usize = 1 << 20;
 
-/// The most descriptors of one frame.
+/// The maximum number of descriptors of one frame.
 pub const MAX_FDS: usize = 4;
 
 /// A received frame.
 #[derive(Debug)]
 pub struct Frame {
-    /// Its bytes, without the length.
+    /// Its bytes, without the length field.
     pub bytes: Vec<u8>,
     /// The descriptors that came with it, in order; closed on exec.
     pub fds: Vec<OwnedFd>,
 }
 
-/// Why no frame was received. After any other than [`HandoverError::TimedOut`] the stream must not
-/// be used any more.
+/// Why no frame was received. After any error other than [`HandoverError::TimedOut`] the stream
+/// must not be used any more.
 #[derive(Debug, thiserror::Error)]
 pub enum HandoverError {
-    /// Nothing came within the stream's read timeout; nothing is lost.
+    /// Nothing arrived within the stream's read timeout; nothing is lost.
     #[error("nothing was received within the read timeout")]
     TimedOut,
-    /// The rest of a frame did not come within the stream's read timeout.
-    #[error("the peer stopped sending within a frame: {got} of {needed} bytes had come")]
+    /// The rest of a frame did not arrive within the stream's read timeout.
+    #[error("the peer stopped sending within a frame: {got} of {needed} bytes had arrived")]
     Stalled {
-        /// Bytes that came.
+        /// Bytes that arrived.
         got: usize,
         /// Bytes of this part of the frame.
         needed: usize,
     },
-    /// The peer ended within a frame.
-    #[error("the connection ended within a frame: {got} of {needed} bytes had come")]
+    /// The peer ended the connection within a frame.
+    #[error("the connection ended within a frame: {got} of {needed} bytes had arrived")]
     Cut {
-        /// Bytes that came.
+        /// Bytes that arrived.
         got: usize,
         /// Bytes of this part of the frame.
         needed: usize,
     },
     /// The announced length is more than allowed.
     #[error(
-        "a frame of {bytes} bytes was announced where at most {max} are allowed",
+        "a frame of {bytes} bytes was announced, but at most {max} are allowed",
         max = MAX_FRAME
     )]
     TooLong {
         /// The announced length.
         bytes: u32,
     },
-    /// More descriptors came than allowed, or than this process may open.
+    /// More descriptors arrived than are allowed, or than this process may open.
     #[error(
-        "more than {max} file descriptors came with a frame, or this process may open no more \
-         (ulimit -n)",
+        "more than {max} file descriptors arrived with a frame, or this process cannot open any \
+         more (ulimit -n)",
         max = MAX_FDS
     )]
     TooManyFds,
@@ -91,15 +91,15 @@ pub enum HandoverError {
 /// Sends a frame and its descriptors.
 ///
 /// # Errors
-/// `InvalidInput` if frame or descriptors are over the limits, otherwise the error of the socket.
-/// After an error other than `InvalidInput` part of the frame may be sent: drop the stream.
+/// `InvalidInput` if the frame or the descriptors exceed the limits, otherwise the socket's error.
+/// After an error other than `InvalidInput` part of the frame may have been sent: drop the stream.
 pub fn send(stream: &UnixStream, frame: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     check(frame.len(), fds.len())?;
     let length = (frame.len() as u32).to_le_bytes();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() {
-        control.push(SendAncillaryMessage::ScmRights(fds)); // there is space for MAX_FDS
+        control.push(SendAncillaryMessage::ScmRights(fds)); // there is room for MAX_FDS
     }
     let mut parts = [IoSlice::new(&length), IoSlice::new(frame)];
     let mut left: &mut [IoSlice<'_>] = &mut parts;
@@ -119,25 +119,25 @@ fn check(bytes: usize, fds: usize) -> io::Result<()> {
         return Ok(());
     }
     let text = format!(
-        "a frame has at most {MAX_FRAME} bytes and {MAX_FDS} file descriptors, not {bytes} and \
-         {fds}"
+        "a frame may have at most {MAX_FRAME} bytes and {MAX_FDS} file descriptors, this one has \
+         {bytes} and {fds}"
     );
     Err(io::Error::new(io::ErrorKind::InvalidInput, text))
 }
 
-/// The bytes of a frame without descriptors, for a caller that sends them bit by bit.
+/// The bytes of a frame without descriptors, for a caller that sends them in parts.
 ///
 /// # Errors
-/// `InvalidInput` if the frame is over the limit.
+/// `InvalidInput` if the frame exceeds the limit.
 pub fn encode(frame: &[u8]) -> io::Result<Vec<u8>> {
     check(frame.len(), 0)?;
     Ok([&(frame.len() as u32).to_le_bytes(), frame].concat())
 }
 
-/// Receives the next frame; `None` if the peer has ended the connection before it.
+/// Receives the next frame; `None` if the peer has ended the connection.
 ///
 /// # Errors
-/// [`HandoverError`]; all descriptors that came are closed.
+/// [`HandoverError`]; all descriptors that arrived are closed.
 pub fn receive(stream: &UnixStream) -> Result<Option<Frame>, HandoverError> {
     let mut reader = Reader { stream, started: false, deadline: None, fds: Vec::new() };
     let mut length = [0; 4];
@@ -158,7 +158,7 @@ pub fn receive(stream: &UnixStream) -> Result<Option<Frame>, HandoverError> {
 
 struct Reader<'a> {
     stream: &'a UnixStream,
-    /// Whether a byte of the frame has come: from then on a timeout loses data.
+    /// Whether a byte of the frame has arrived: from then on a timeout loses data.
     started: bool,
     /// When the frame must be complete, if the stream has a timeout.
     deadline: Option<Instant>,
@@ -166,7 +166,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Fills the buffer; false if the peer ended before its first byte.
+    /// Fills the buffer; false if the connection ended before its first byte.
     fn fill(&mut self, buffer: &mut [u8]) -> Result<bool, HandoverError> {
         let needed = buffer.len();
         let mut got = 0;
@@ -208,7 +208,7 @@ impl Reader<'_> {
                 self.fds.extend(fds);
             }
         }
-        // Those that did not fit were closed by the kernel, those that did are closed with `self`.
+        // The kernel has closed the descriptors that did not fit; `self` closes the others.
         if message.flags.contains(ReturnFlags::CTRUNC) || self.fds.len() > MAX_FDS {
             return Err(HandoverError::TooManyFds);
         }
@@ -216,19 +216,19 @@ impl Reader<'_> {
     }
 }
 
-/// The process at the other end, as the kernel reports it. That process can't lie about it.
+/// The process at the other end, as reported by the kernel, so it cannot be forged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
-    /// Process id when it connected.
+    /// The process id when it connected.
     pub pid: u32,
-    /// User id when it connected.
+    /// The user id when it connected.
     pub uid: u32,
 }
 
 /// The process at the other end of a stream.
 ///
 /// # Errors
-/// The error of the socket.
+/// The socket's error.
 pub fn peer(stream: &UnixStream) -> io::Result<Peer> {
     let credentials = rustix::net::sockopt::socket_peercred(stream)?;
     Ok(Peer {

@@ -3,8 +3,8 @@
 //!
 //! The worker makes the memory and hands it over; the daemon maps it and trusts nothing in it. A
 //! hostile worker may write anything into the shared pages at any moment (TRUST): the daemon copies
-//! each word out once, checks the copy, and answers what is impossible with an error that names it.
-//! The seals of [`segment`] ensure that a worker can't even make the daemon fault.
+//! each word out once, checks the copy, and reports impossible values as errors. The seals of
+//! [`segment`] ensure that a worker cannot even make the daemon fault.
 //!
 //! ```text
 //!  worker                                                daemon
@@ -24,8 +24,8 @@
 //! - [`ring`] and [`backing`]: the ring algorithms over any atomic words, so that a model
 //!   checker can run them
 //!
-//! Everything here is anonymous: nothing has a path, so nothing is left behind when both processes
-//! have ended, however they ended (CLEAN).
+//! All memory is anonymous: nothing has a path, so nothing is left behind when both processes have
+//! ended, however they ended (CLEAN).
 
 pub mod arena;
 pub mod backing;

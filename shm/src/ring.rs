@@ -1,16 +1,16 @@
-//! The two rings, over any [`Backing`]: who may write what, and who wakes whom.
+//! The two rings, over any [`Backing`]: which side writes what, and which side wakes the other.
 //!
-//! Positions are free-running counters. Each is written by one side only; that side keeps its own
-//! copy and never reads the shared one back. The other side's counter is checked before it is used
-//! (TRUST), so a hostile peer can only cause an error.
+//! Positions are free-running counters. Each is written by one side, which keeps its own copy and
+//! never reads the shared one back. The other side's counter is checked before it is used (TRUST),
+//! so a hostile peer can only cause an error.
 //!
 //! - Submissions are records of whole words. The first word holds the record's length. A record may
 //!   wrap around the end; both sides copy word by word.
 //! - Completions have three words each.
 //!
-//! Sleeping is the store–load pattern with a fence between on both sides: the sleeper registers
-//! itself and then checks once more, the other side publishes and then checks for a sleeper. One of
-//! them sees the other, so no wake-up is lost, and no thread is woken that does not sleep. A worker
+//! Sleeping uses the store–load pattern with a fence on both sides: the sleeper registers itself
+//! and then checks once more; the other side publishes and then checks for a sleeper. At least one
+//! of them sees the other, so no wake-up is lost, and only sleeping threads are woken. A worker
 //! also registers its ticket: a training step has hundreds of completions and waits for a few of
 //! them. Each unneeded wake-up would take a core from the threads that work on the rest.
 
@@ -30,17 +30,16 @@ pub const MAX_RECORD_WORDS: usize = 176 + Request::MAX_EXTRA_WORDS;
 /// Words of one completion, the ticket first.
 pub const COMPLETION_WORDS: usize = 3;
 
-/// Stands for the ticket of a sleeper that any completion wakes. No ticket has this number.
+/// The ticket registered by a sleeper that any completion wakes. No real ticket has this number.
 pub const ANY: u64 = 0;
 
-/// What is wrong with the other side's counters or lengths. The text states a fact; whoever reports
-/// it adds whose ring it is.
+/// An impossible counter or length from the other side. The caller adds which ring it is about.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Nonsense {
     /// The producer claims more than the ring can hold.
     #[error(
-        "the ring's tail is {tail} with the head at {head}: more than its {capacity} words lie \
-         between"
+        "the ring's tail is {tail} with the head at {head}: the distance exceeds its \
+         {capacity} words"
     )]
     Tail {
         /// The tail that was read.
@@ -50,7 +49,7 @@ pub enum Nonsense {
         /// Words or entries of the ring.
         capacity: u64,
     },
-    /// The producer took back what it had published.
+    /// The producer withdrew what it had published.
     #[error("the ring's tail went back from {seen} to {tail}")]
     TailWentBack {
         /// The tail that was seen before.
@@ -58,10 +57,10 @@ pub enum Nonsense {
         /// The tail now.
         tail: u64,
     },
-    /// The consumer claims to have read what was never written.
+    /// The consumer claims to have read entries that were never written.
     #[error(
-        "the ring's head is {head} with the tail at {tail}: more than its {capacity} entries lie \
-         between"
+        "the ring's head is {head} with the tail at {tail}: the distance exceeds its \
+         {capacity} entries"
     )]
     Head {
         /// The head that was read.
@@ -73,8 +72,8 @@ pub enum Nonsense {
     },
     /// A record's length is impossible.
     #[error(
-        "a record claims {words} words where {available} are published and at most {max} are \
-         allowed",
+        "a record claims {words} words, but {available} are published and at most {max} \
+         are allowed",
         max = MAX_RECORD_WORDS
     )]
     Length {
@@ -88,7 +87,7 @@ pub enum Nonsense {
 /// Why a producer could not publish.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PushError {
-    /// There is no room now.
+    /// The ring has no room now.
     Full,
     /// The consumer's counter is impossible.
     Nonsense(Nonsense),
@@ -101,9 +100,9 @@ pub struct SubmissionRing<'a, B: Backing> {
     pub head: &'a B::Cell,
     /// Words published so far; written by the worker.
     pub tail: &'a B::Cell,
-    /// 1 while the daemon sleeps; set by the daemon, cleared by whoever wakes it.
+    /// 1 while the daemon sleeps; set by the daemon, cleared by the thread that wakes it.
     pub sleeping: &'a B::Flag,
-    /// The records; a power of two of words.
+    /// The records; the number of words is a power of two.
     pub cells: &'a [B::Cell],
 }
 
@@ -113,12 +112,12 @@ impl<B: Backing> SubmissionRing<'_, B> {
     }
 
     fn cell(&self, position: u64) -> &B::Cell {
-        // The index is below the length for any position, which a peer may have chosen.
+        // The index is in range for any position, even one that a hostile peer has chosen.
         &self.cells[(position % self.capacity()) as usize]
     }
 
-    /// Publishes a record; `tail` is the producer's own count. True if the daemon slept: the
-    /// caller, and only it, must wake it.
+    /// Publishes a record; `tail` is the producer's own count. True if the daemon sleeps: then this
+    /// caller must wake it.
     ///
     /// # Errors
     /// [`PushError`] if the record does not fit now or the daemon's counter is impossible.
@@ -146,10 +145,10 @@ impl<B: Backing> SubmissionRing<'_, B> {
     }
 
     /// Takes the next record out into `record`, without its length; `head` is the consumer's own
-    /// count, `seen` the highest tail so far. `None` if there is nothing.
+    /// count, `seen` the highest tail so far. `None` if the ring is empty.
     ///
     /// # Errors
-    /// [`Nonsense`] if tail or length are impossible (TRUST); nothing is consumed then.
+    /// [`Nonsense`] if the tail or length is impossible (TRUST); then nothing is consumed.
     pub fn pop<'r>(
         &self,
         head: &mut u64,
@@ -181,8 +180,8 @@ impl<B: Backing> SubmissionRing<'_, B> {
         Ok(Some(record))
     }
 
-    /// Notes that the consumer sleeps, and checks once more. Returns the tail if something came in
-    /// the meantime: then the flag is cleared and the consumer must not sleep.
+    /// Announces that the consumer sleeps, and checks once more. Returns the tail if a record has
+    /// arrived meanwhile: then the flag is cleared and the consumer must not sleep.
     pub fn prepare_sleep(&self, head: u64) -> Option<u64> {
         self.sleeping.store(1, Relaxed);
         B::fence();
@@ -194,7 +193,7 @@ impl<B: Backing> SubmissionRing<'_, B> {
         Some(tail)
     }
 
-    /// Notes that the consumer no longer sleeps, so that no wake-up is sent.
+    /// Announces that the consumer no longer sleeps, so that no wake-up is sent.
     pub fn awake(&self) {
         self.sleeping.store(0, Relaxed);
     }
@@ -209,11 +208,11 @@ pub struct CompletionRing<'a, B: Backing> {
     pub tail: &'a B::Cell,
     /// Moves with every entry; the worker's threads sleep on it.
     pub epoch: &'a B::Signal,
-    /// How many threads sleep or are about to.
+    /// How many threads sleep or are about to sleep.
     pub waiters: &'a B::Flag,
-    /// The one ticket that they sleep for, or [`ANY`].
+    /// The ticket that they sleep for, or [`ANY`].
     pub wanted: &'a B::Cell,
-    /// The entries, [`COMPLETION_WORDS`] words each; a power of two of entries.
+    /// The entries, [`COMPLETION_WORDS`] words each; their number is a power of two.
     pub cells: &'a [B::Cell],
 }
 
@@ -231,7 +230,7 @@ impl<B: Backing> CompletionRing<'_, B> {
     /// count.
     ///
     /// # Errors
-    /// [`PushError`] if there is no room or the worker's counter is impossible.
+    /// [`PushError`] if the ring is full or the worker's counter is impossible.
     pub fn push(&self, tail: &mut u64, entry: [u64; COMPLETION_WORDS]) -> Result<(), PushError> {
         let head = self.head.load(Acquire);
         let used = tail.wrapping_sub(head);
@@ -259,8 +258,8 @@ impl<B: Backing> CompletionRing<'_, B> {
     fn move_on(&self, concerns: impl FnOnce(u64) -> bool) {
         self.epoch.fetch_add(1, Release);
         B::fence();
-        // A wake-up is a system call, so it is only for a sleeper. A thread that is about to sleep
-        // for another ticket than the one that is read here sees the epoch move.
+        // A wake-up is a system call, so only a sleeper gets one. A thread that is about to sleep
+        // for a ticket other than `wanted` sees the epoch move.
         if self.waiters.load(Relaxed) != 0 && concerns(self.wanted.load(Relaxed)) {
             self.epoch.wake_all();
         }
@@ -289,8 +288,8 @@ impl<B: Backing> CompletionRing<'_, B> {
     }
 
     /// Registers a thread that is about to [`sleep`](Self::sleep), and its ticket. Only one thread
-    /// may call this at a time. If others are registered, it registers [`ANY`], so that none of
-    /// their tickets is lost.
+    /// may call this at a time. If others are registered, it registers [`ANY`], so that no other
+    /// ticket is lost.
     pub fn register_waiter(&self, wanted: u64) {
         let others = self.waiters.fetch_add(1, Relaxed);
         self.wanted.store(if others == 0 { wanted } else { ANY }, Relaxed);
@@ -317,7 +316,7 @@ impl<B: Backing> CompletionRing<'_, B> {
     }
 }
 
-/// Heap words instead of shared ones, and nobody sleeps: these run under miri.
+/// These tests use heap memory and never sleep, so they run under miri.
 #[cfg(test)]
 mod tests {
     use std::{
@@ -351,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn records_of_all_lengths_wrap_around_between_threads() {
+    fn records_wrap_around_between_threads() {
         const RECORDS: u64 = if cfg!(miri) { 200 } else { 20_000 };
         let words = Words::default();
         let content = |record: u64| vec![record; (record % 15) as usize];
@@ -397,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_ring_refuses_and_goes_on_when_there_is_room() {
+    fn a_full_ring_accepts_again_once_there_is_room() {
         let words = Words::default();
         let ring = words.completions();
         let (mut tail, mut head) = (0, 0);
@@ -415,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_sleeper_is_rung_for_and_only_once() {
+    fn a_sleeper_is_woken_once() {
         let words = Words::default();
         let ring = words.submissions();
         let mut tail = 0;

@@ -1,17 +1,17 @@
 //! Sealed, reserved and mapped memory: made by the worker, opened by the daemon.
 //!
-//! Touching a mapped page must never fail, because a failure there is a signal and not an error. So
-//! everything that can fail is made to fail earlier:
+//! Touching a mapped page must never fail, because it would fail with a signal and not an error. So
+//! everything that can fail does so earlier:
 //!
-//! - the maker first checks whether there is memory, so that the out-of-memory killer does not act;
-//!   then it fills every page: too little memory is a [`SegmentError`], never a later SIGBUS. Pages
-//!   at the end that may never be needed are left out; they are filled before their first use;
+//! - the maker first checks whether memory is available, so that the out-of-memory killer does not
+//!   act; then it fills every page: too little memory is a [`SegmentError`], never a later SIGBUS.
+//!   Pages at the end that may never be needed are left out and filled before their first use;
 //! - it seals the memory against shrinking and growing;
-//! - the daemon checks those seals, maps the memory, and adds the seal against future writes. That
-//!   seal also refuses to punch holes, so from then on no page can be taken away (TRUST). Then the
-//!   daemon fills the missing pages, within the limit that it was given (BOUND).
+//! - the daemon checks these seals, maps the memory, and adds the seal against future writes. That
+//!   seal also prevents punching holes, so from then on no page can be taken away (TRUST). Then the
+//!   daemon fills the missing pages, within its limit (BOUND).
 //!
-//! After the last step the segment belongs to the daemon for ever: it can be opened only once.
+//! The seals are permanent, so a segment can be opened only once.
 
 use std::{
     ffi::c_void,
@@ -50,13 +50,13 @@ impl fmt::Display for SegmentId {
     }
 }
 
-/// How long it may take to fill, hand over and map memory of so many bytes, on a machine that is
-/// slow or busy: at 64 MiB a second.
+/// How long it may take to fill, hand over and map `bytes` bytes of memory on a slow or busy
+/// machine: 64 MiB per second.
 pub fn time_to_fill(bytes: u64) -> Duration {
     Duration::from_millis(bytes / ((64 << 20) / 1000))
 }
 
-/// A mapped piece of shared memory; unmapped on drop, unless its addresses belong to somebody else.
+/// A mapped range of shared memory; unmapped on drop, unless another owner has its addresses.
 #[derive(Debug)]
 pub struct Segment {
     start: NonNull<u8>,
@@ -65,7 +65,7 @@ pub struct Segment {
     unmaps: bool,
 }
 
-// SAFETY: a segment is an address range that this value owns; nothing of it is bound to a thread.
+// SAFETY: a segment is an address range that this value owns; nothing in it is bound to a thread.
 unsafe impl Send for Segment {}
 // SAFETY: the methods hand out raw pointers and atomics only; ordering accesses through the raw
 // pointers is the callers' duty, stated where they dereference them.
@@ -77,7 +77,7 @@ impl Segment {
     /// the daemon.
     ///
     /// # Errors
-    /// [`SegmentError`] with the size and what to do.
+    /// [`SegmentError`] names the size and what to do.
     pub fn create(
         name: &str,
         bytes: u64,
@@ -86,8 +86,8 @@ impl Segment {
         Self::create_partly(name, bytes, u64::MAX, huge)
     }
 
-    /// As [`create`](Self::create), but of all pages only those with the first `filled` bytes are
-    /// reserved. Nobody may use the others before [`fill`](Self::fill).
+    /// Like [`create`](Self::create), but reserves only the pages with the first `filled` bytes.
+    /// The others must not be used before [`fill`](Self::fill).
     pub(crate) fn create_partly(
         name: &str,
         bytes: u64,
@@ -99,7 +99,7 @@ impl Segment {
             .checked_next_multiple_of(page)
             .filter(|b| (1..=1 << 47).contains(b))
             .ok_or(SegmentError::Size { bytes })?;
-        // Over this limit ftruncate does not fail, it sends SIGXFSZ.
+        // Beyond this limit ftruncate does not fail, it raises SIGXFSZ.
         if let Some(limit) = rustix::process::getrlimit(Resource::Fsize).current
             && bytes > limit
         {
@@ -125,16 +125,16 @@ impl Segment {
         Ok((segment, fd))
     }
 
-    /// Maps what a worker handed over, after checking that it can't be made to fault (TRUST).
+    /// Maps the memory that a worker handed over, after checking that it cannot fault (TRUST).
     ///
     /// # Errors
-    /// [`SegmentError`] if it is not sealed, too large, opened before, or can't be filled.
+    /// [`SegmentError`] if it is not sealed, too large, opened before, or cannot be filled.
     pub fn open(fd: OwnedFd, max_bytes: u64) -> Result<Self, SegmentError> {
         Self::open_partly(fd, max_bytes, u64::MAX)
     }
 
-    /// As [`open`](Self::open), but of all pages only those with the first `filled` bytes are
-    /// there. Nobody may use the others before [`fill`](Self::fill).
+    /// Like [`open`](Self::open), but fills only the pages with the first `filled` bytes. The
+    /// others must not be used before [`fill`](Self::fill).
     pub(crate) fn open_partly(
         fd: OwnedFd,
         max_bytes: u64,
@@ -161,7 +161,7 @@ impl Segment {
         let segment = Self::map(&fd, bytes)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL)
             .map_err(|errno| SegmentError::system("seal against holes", bytes, errno))?;
-        // Pages that the worker promised and did not fill are filled here, and count as the
+        // The daemon fills the pages that the worker has not filled, and they count as the
         // daemon's.
         let there = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
         available::check(bytes, bytes.min(filled).saturating_sub(there))?;
@@ -188,7 +188,7 @@ impl Segment {
         Ok(Self { start, bytes, unmaps: true })
     }
 
-    /// Asks for huge pages. This is only advice: if it is refused, the pages are small.
+    /// Advises the kernel to use huge pages; if it refuses, the pages are small.
     fn advise_huge(&self) {
         // SAFETY: the range is exactly our mapping, and the advice does not change its contents.
         let _ = unsafe {
@@ -196,40 +196,41 @@ impl Segment {
         };
     }
 
-    /// Makes the first pages exist, so that no later access needs a new one.
+    /// Fills the first pages, so that no later access needs a new one.
     fn fill_first(&self, fd: BorrowedFd<'_>, filled: u64) -> Result<(), SegmentError> {
         match self.populate(0..filled.min(self.bytes)) {
-            // Kernels before 5.14 can't do this. Reserving all is enough; a first touch is slower.
+            // Kernels before 5.14 cannot do this. Reserving all pages is enough, but makes the
+            // first touch slower.
             Err(Errno::INVAL) => rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, self.bytes),
             other => other,
         }
         .map_err(|errno| SegmentError::system("reserve pages", self.bytes, errno))
     }
 
-    /// Makes the pages from `offset` on exist, too.
+    /// Fills the pages from `offset` on, too.
     ///
     /// # Errors
-    /// [`SegmentError`] if there is no memory for them.
+    /// [`SegmentError`] if memory for them is missing.
     pub(crate) fn fill(&self, offset: u64) -> Result<(), SegmentError> {
         let missing = self.bytes.saturating_sub(offset);
         available::check(missing, missing)?;
         match self.populate(offset..self.bytes) {
-            // `fill_first` has reserved all.
+            // `fill_first` has reserved all pages.
             Err(Errno::INVAL) => Ok(()),
             other => other,
         }
         .map_err(|errno| SegmentError::system("reserve pages", missing, errno))
     }
 
-    /// Fills the pages with these bytes.
+    /// Fills the pages that contain these bytes.
     fn populate(&self, bytes: Range<u64>) -> rustix::io::Result<()> {
         // The kernel wants whole pages.
         let begin = bytes.start - bytes.start % rustix::param::page_size() as u64;
         let length = bytes.end.saturating_sub(begin);
         let start = self.range(begin, length).ok_or(Errno::FAULT)?.cast::<c_void>();
         rustix::io::retry_on_intr(|| {
-            // SAFETY: `range` has checked that all of it is our mapping; filling keeps what is
-            // there.
+            // SAFETY: `range` has checked that all of it is our mapping; filling keeps the
+            // contents.
             unsafe { rustix::mm::madvise(start, length as usize, Advice::LinuxPopulateWrite) }
         })
     }

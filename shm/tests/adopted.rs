@@ -1,4 +1,4 @@
-//! Memory of the program that becomes a segment of its arena.
+//! Memory of the program that an arena adopts as a segment.
 
 use std::{
     collections::BTreeMap,
@@ -39,7 +39,7 @@ fn arena() -> (Arena, Daemon) {
     (Arena::new(config, register, release), daemon)
 }
 
-/// Memory as a framework has it: a file that is mapped. Unmapped on drop.
+/// Memory of a framework: a mapped file. Unmapped on drop.
 struct Array {
     fd: OwnedFd,
     start: *mut c_void,
@@ -62,7 +62,7 @@ impl Array {
     }
 
     fn set(&self, value: u8) {
-        // SAFETY: it is mapped, and this thread alone uses it.
+        // SAFETY: it is mapped, and only this thread uses it.
         unsafe { self.start.cast::<u8>().write_bytes(value, SIZE) };
     }
 
@@ -87,12 +87,12 @@ impl Drop for Array {
 fn write(daemon: &Daemon, id: SegmentId, value: u8) {
     let daemon = daemon.lock().unwrap();
     let start = daemon[&id].range(0, SIZE as u64).unwrap();
-    // SAFETY: `range` has checked it, and nobody else uses it now.
+    // SAFETY: `range` has checked it, and nothing else uses it now.
     unsafe { start.write_bytes(value, SIZE) };
 }
 
 #[test]
-fn numbers_are_used_again_and_memory_stays_the_programs() {
+fn numbers_are_reused_and_memory_stays_usable() {
     let (arena, daemon) = arena();
     let plain = arena.allocate(10).unwrap();
     let arrays = [1, 2, 3].map(Array::new);
@@ -108,7 +108,7 @@ fn numbers_are_used_again_and_memory_stays_the_programs() {
     drop(second);
     assert_eq!(daemon.lock().unwrap().len(), 3);
     arrays[1].set(21);
-    // The next one gets its number, and so does one of the arena's own.
+    // The next adopted segment reuses the number, and so does a segment of the arena.
     let again = arrays[1].adopt(&arena).unwrap();
     assert_eq!((again.segment(), arrays[1].get(7)), (SegmentId(2), 21));
     drop(first);
@@ -123,12 +123,12 @@ fn numbers_are_used_again_and_memory_stays_the_programs() {
 }
 
 #[test]
-fn what_is_under_way_is_taken_back() {
+fn a_block_in_use_is_taken_back() {
     let (arena, daemon) = arena();
     let (array, idle) = (Array::new(1), Array::new(2));
     let (block, other) = (array.adopt(&arena).unwrap(), idle.adopt(&arena).unwrap());
     arena::take_back([(&block, 0..SIZE as u64)]).unwrap();
-    // A daemon that is continued later reaches neither of them.
+    // A daemon that is resumed later reaches neither of them.
     write(&daemon, block.segment(), 50);
     assert_eq!((array.get(0), array.get(SIZE - 1)), (1, 1));
     array.set(3);
@@ -143,9 +143,9 @@ fn what_is_under_way_is_taken_back() {
     assert_eq!(array.get(SIZE - 1), 60);
 }
 
-/// The program may unmap its memory at any time. What is there afterwards is not touched.
+/// The program may unmap its memory at any time. Memory mapped there later is not touched.
 #[test]
-fn what_the_program_has_unmapped_is_not_taken_back() {
+fn unmapped_memory_is_not_taken_back() {
     let (arena, daemon) = arena();
     let array = Array::new(1);
     let block = array.adopt(&arena).unwrap();
@@ -161,7 +161,7 @@ fn what_the_program_has_unmapped_is_not_taken_back() {
 }
 
 #[test]
-fn a_daemon_that_refuses_leaves_the_memory_as_it_is() {
+fn a_refused_segment_leaves_the_memory_unchanged() {
     let register = Box::new(|_, _: &Segment, _| Err("the daemon said no".into()));
     let release = Box::new(|_| unreachable!("it was never handed over"));
     let job = JobId::new("shm-test-adopted").unwrap();
@@ -195,7 +195,7 @@ fn other_memory_is_refused() {
     assert!(array.adopt(&arena).is_ok());
 }
 
-/// BOUND: adopted segments leave numbers for the arena itself.
+/// BOUND: adopted segments leave numbers for the arena's own.
 #[test]
 fn the_number_of_adopted_segments_is_limited() {
     let (register, release) = (Box::new(|_, _: &Segment, _| Ok(())), Box::new(drop));

@@ -40,15 +40,15 @@ fn arena(segment_bytes: u64, max_bytes: u64) -> (Arena, Daemon) {
 }
 
 #[test]
-fn the_daemon_finds_every_byte_where_the_worker_says() {
+fn the_daemon_sees_the_workers_bytes() {
     let (arena, daemon) = arena(MIB, 64 * MIB);
     let blocks: Vec<_> = (0..40u64).map(|i| arena.allocate(i * 10_007).unwrap()).collect();
     for (i, block) in (0u8..).zip(&blocks) {
-        // SAFETY: the block is ours alone and has these bytes.
+        // SAFETY: the block is ours and has this many bytes.
         unsafe { block.as_ptr().write_bytes(i, block.bytes() as usize) };
     }
     let daemon = daemon.lock().unwrap();
-    assert!(daemon.len() > 2, "it has grown");
+    assert!(daemon.len() > 2, "the arena has grown");
     for (i, block) in (0u8..).zip(&blocks) {
         assert_eq!(block.bytes(), u64::from(i) * 10_007);
         assert_eq!(block.offset() % ALIGNMENT, 0);
@@ -58,12 +58,12 @@ fn the_daemon_finds_every_byte_where_the_worker_says() {
         let start = segment.range(block.offset(), block.bytes()).unwrap();
         // SAFETY: `range` has checked it, and nobody writes now.
         let bytes = unsafe { std::slice::from_raw_parts(start, block.bytes() as usize) };
-        assert!(bytes.iter().all(|&b| b == i), "block {i} was written over");
+        assert!(bytes.iter().all(|&b| b == i), "block {i} was overwritten");
     }
 }
 
 #[test]
-fn freed_memory_is_used_again_and_the_count_is_right() {
+fn freed_memory_is_reused_and_counted_right() {
     let (arena, daemon) = arena(MIB, 64 * MIB);
     for _ in 0..100 {
         let (a, b) = (arena.allocate(MIB / 2).unwrap(), arena.allocate(MIB / 2).unwrap());
@@ -86,7 +86,7 @@ fn a_large_tensor_gets_a_segment_of_its_own() {
 }
 
 #[test]
-fn the_limit_is_kept_and_the_error_says_how_full_it_is() {
+fn a_full_arena_refuses_and_says_how_full_it_is() {
     let (arena, _daemon) = arena(4 * MIB, 6 * MIB);
     let first = arena.allocate(4 * MIB).unwrap();
     let second = arena.allocate(2 * MIB).unwrap(); // a smaller segment, up to the limit
@@ -107,7 +107,7 @@ fn a_segment_that_is_not_handed_over_is_not_used() {
     let refuse = Arc::new(AtomicBool::new(true));
     let refusing = Arc::clone(&refuse);
     let register = Box::new(move |id, _: &Segment, _| {
-        assert_eq!(id, SegmentId(0), "a number that was refused is free again");
+        assert_eq!(id, SegmentId(0), "the number of a refused segment is free again");
         if refusing.load(SeqCst) { Err("the daemon said no".into()) } else { Ok(()) }
     });
     let arena = Arena::new(config(MIB, MIB), register, Box::new(drop));
@@ -151,7 +151,7 @@ fn threads_allocate_at_once() {
                 for round in 0..200u64 {
                     let bytes = (round * 7919 + u64::from(id) * 104_729) % (MIB / 2);
                     let block = arena.allocate(bytes).unwrap();
-                    // SAFETY: the block is this thread's alone and has these bytes.
+                    // SAFETY: only this thread uses the block, which has this many bytes.
                     let memory = unsafe {
                         block.as_ptr().write_bytes(id, bytes as usize);
                         std::slice::from_raw_parts(block.as_ptr(), bytes as usize)

@@ -1,4 +1,4 @@
-//! Both sides of a control page in one process: waiting, waking, several threads, liveness.
+//! Both sides of a control page in one process: waiting, waking, several threads, heartbeats.
 
 use std::{
     collections::BTreeSet,
@@ -26,11 +26,11 @@ fn both() -> (WorkerControl, SubmissionReader, CompletionWriter, Heartbeats) {
 }
 
 #[test]
-fn a_wait_ends_with_an_answer_with_news_or_with_its_time() {
+fn a_wait_ends_with_an_answer_or_its_timeout() {
     let (worker, _, writer, _) = both();
     let seen = worker.epoch();
     let start = Instant::now();
-    assert!(!worker.wait(seen, Duration::from_millis(30), SPIN), "nothing came");
+    assert!(!worker.wait(seen, Duration::from_millis(30), SPIN), "nothing arrived");
     assert!(start.elapsed() >= Duration::from_millis(30));
 
     thread::scope(|scope| {
@@ -39,7 +39,7 @@ fn a_wait_ends_with_an_answer_with_news_or_with_its_time() {
         writer.push(Completion { ticket: 5, aux: 9 }).unwrap();
         assert!(waiter.join().unwrap());
     });
-    // What came before the wait ends it, too.
+    // An answer from before the wait ends it, too.
     assert!(worker.wait(seen, LONG, SPIN));
     assert_eq!(worker.pop_completion(), Ok(Some(Completion { ticket: 5, aux: 9 })));
     assert_eq!(worker.pop_completion(), Ok(None));
@@ -52,15 +52,15 @@ fn a_wait_ends_with_an_answer_with_news_or_with_its_time() {
         worker.wake_all();
         assert!(waiters.into_iter().all(|waiter| waiter.join().unwrap()));
     });
-    // No time and no end of time are both times.
+    // The shortest and the longest timeout are both possible.
     assert!(!worker.wait(worker.epoch(), Duration::ZERO, Duration::MAX));
     assert!(worker.wait(seen, Duration::MAX, Duration::MAX));
 }
 
-/// What a rank does with its time: steps, blocked threads, operations in flight. Times at once
-/// count once, and what is still going on counts, too.
+/// How a rank spends its time: steps, blocked threads, operations in flight. Overlapping times
+/// count once, and unfinished ones count, too.
 #[test]
-fn the_daemon_sees_what_a_rank_does_with_its_time() {
+fn the_daemon_sees_how_a_rank_spends_its_time() {
     const PAUSE: Duration = Duration::from_millis(20);
     let (worker, fd) = WorkerControl::create("gradwire-test-activity").unwrap();
     let DaemonControl { mut submissions, completions, activity, .. } =
@@ -93,9 +93,9 @@ fn the_daemon_sees_what_a_rank_does_with_its_time() {
     assert_eq!((idle.blocked, idle.in_flight), (Duration::ZERO, Duration::ZERO));
 }
 
-/// A rank records the steps that are sampled by itself, from the first moment to the last.
+/// Without a trace a rank records sampled steps, from their beginning to their end.
 #[test]
-fn a_rank_records_the_steps_that_are_sampled() {
+fn a_rank_records_sampled_steps() {
     let (worker, fd) = WorkerControl::create("gradwire-test-samples").unwrap();
     let DaemonControl { trace, .. } = DaemonControl::open(fd).unwrap();
     let read = || {
@@ -117,7 +117,7 @@ fn a_rank_records_the_steps_that_are_sampled() {
     let step = |number| (Kind::Step, number);
     let sampled = |number| [step(number - 1), (Kind::Submit, number), step(number)];
     assert_eq!(read(), [sampled(3), sampled(6)].concat());
-    // Somebody traces the job meanwhile: nothing of the step is lost.
+    // A trace of the job begins meanwhile: nothing of the step is lost.
     worker.mark_step();
     trace.turn(true).unwrap();
     submit(9);
@@ -128,22 +128,22 @@ fn a_rank_records_the_steps_that_are_sampled() {
     submit(11);
     worker.mark_step();
     assert_eq!(read(), [&sampled(9)[..], &[(Kind::Submit, 10)]].concat());
-    // A step that takes too long is given up.
+    // The recording of a step that takes too long ends.
     worker.mark_step();
     assert!(trace.is_sampled());
     trace.end_sample();
     submit(12);
     worker.mark_step();
     assert_eq!(read(), [step(11)]);
-    // Without samples, what was recorded before a trace is not a part of it.
+    // Without samples nothing is recorded outside of a trace.
     trace.sample(0).unwrap();
     (0..4).for_each(|_| worker.mark_step());
     assert!(read().is_empty() && worker.traced().is_none());
 }
 
-/// A ring of megabytes takes memory only where somebody wants what is in it.
+/// The trace ring has megabytes, which are taken only when it is needed.
 #[test]
-fn what_a_rank_records_takes_memory_once_it_is_asked_for() {
+fn the_trace_ring_takes_memory_when_needed() {
     let taken = |fd: BorrowedFd<'_>| rustix::fs::fstat(fd).unwrap().st_blocks * 512;
     let ring = RING_BYTES as i64;
     let (worker, fd) = WorkerControl::create("gradwire-test-ring").unwrap();
@@ -188,10 +188,13 @@ fn many_threads_submit_and_many_threads_answer() {
                 loop {
                     let seen = worker.epoch();
                     while let Some(Completion { ticket, .. }) = worker.pop_completion().unwrap() {
-                        assert!(answered.lock().unwrap().insert(ticket), "{ticket} came twice");
+                        assert!(
+                            answered.lock().unwrap().insert(ticket),
+                            "{ticket} was answered twice"
+                        );
                     }
                     if answered.lock().unwrap().len() as u64 == 2 * EACH {
-                        worker.wake_all(); // the other one waits for nothing
+                        worker.wake_all(); // nothing else wakes the other one
                         break;
                     }
                     assert!(worker.wait(seen, LONG, SPIN));
@@ -225,7 +228,7 @@ fn many_threads_submit_and_many_threads_answer() {
 }
 
 #[test]
-fn only_a_sleeping_daemon_is_rung_for() {
+fn only_a_sleeping_daemon_needs_its_doorbell() {
     let (worker, mut reader, _, _) = both();
     assert_eq!(worker.submit(&common::submission(1)), Ok(Doorbell::Quiet));
     assert!(!reader.prepare_sleep(), "there is something to read");
@@ -241,7 +244,7 @@ fn only_a_sleeping_daemon_is_rung_for() {
 }
 
 #[test]
-fn a_full_ring_is_an_error_until_the_daemon_reads_on() {
+fn a_full_ring_is_an_error_until_it_is_read() {
     let (worker, mut reader, _, _) = both();
     let mut submission = common::submission(0);
     submission.name = gradwire_proto::TensorName::new(&"n".repeat(1024)).unwrap();
@@ -252,13 +255,17 @@ fn a_full_ring_is_an_error_until_the_daemon_reads_on() {
         }
     };
     assert_eq!(full, SubmitError::Full { capacity_bytes: 1 << 20 });
-    assert_eq!(u64::from(worker.in_flight()), submission.ticket, "what was refused is not open");
+    assert_eq!(
+        u64::from(worker.in_flight()),
+        submission.ticket,
+        "a refused submission is not in flight"
+    );
     assert_eq!(reader.pop().unwrap().unwrap().ticket, 0);
     let _ = worker.submit(&submission).unwrap();
 }
 
 #[test]
-fn a_request_that_contradicts_itself_never_leaves_the_worker() {
+fn an_invalid_request_never_leaves_the_worker() {
     let (worker, mut reader, _, _) = both();
     let mut submission = common::submission(1);
     submission.request.prescale = f64::NAN;
@@ -272,7 +279,7 @@ fn a_request_that_contradicts_itself_never_leaves_the_worker() {
 }
 
 #[test]
-fn failures_that_go_over_the_socket_are_counted_as_answers() {
+fn failures_over_the_socket_count_as_answers() {
     let (worker, mut reader, writer, _) = both();
     let _ = worker.submit(&common::submission(1)).unwrap();
     assert!(reader.pop().unwrap().is_some());
@@ -280,14 +287,14 @@ fn failures_that_go_over_the_socket_are_counted_as_answers() {
     writer.answered();
     worker.answered();
     assert_eq!((worker.in_flight(), writer.in_flight()), (0, 0));
-    // Once too often does no harm.
+    // An excess call does no harm.
     writer.answered();
     worker.answered();
     assert_eq!((worker.in_flight(), writer.in_flight()), (0, 0));
 }
 
 #[test]
-fn each_side_sees_the_other_one_live() {
+fn each_side_sees_the_others_heartbeats() {
     let (worker, reader, _, beats) = both();
     assert_eq!((beats.count(), worker.daemon_beats()), (0, 0));
     worker.beat();

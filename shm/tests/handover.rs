@@ -1,5 +1,4 @@
-//! Frames and descriptors over a socket, from honest and from other peers. All tests run in one
-//! function after another where they count descriptors, so that none counts another's.
+//! Frames and descriptors over a socket, from honest and from hostile peers.
 
 use std::{
     io::{IoSlice, Read, Write},
@@ -39,7 +38,7 @@ fn pair() -> (UnixStream, UnixStream) {
     (a, b)
 }
 
-/// What the peer sends without keeping to the rules.
+/// Sends like a peer that violates the protocol.
 fn send_raw(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -52,7 +51,7 @@ fn send_raw(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
 }
 
 #[test]
-fn frames_and_descriptors_arrive_in_order_and_together() {
+fn frames_arrive_in_order_with_their_descriptors() {
     counted(|| {
         let (a, b) = pair();
         let (mut reader, writer) = std::io::pipe().unwrap();
@@ -76,7 +75,7 @@ fn frames_and_descriptors_arrive_in_order_and_together() {
         assert_eq!(&byte, b"x");
         let frame = receive(&b).unwrap().unwrap();
         assert!(frame.bytes.is_empty());
-        assert!(receive(&b).unwrap().is_none(), "a clean end");
+        assert!(receive(&b).unwrap().is_none(), "the end is clean");
     });
 }
 
@@ -98,7 +97,7 @@ fn bytes_may_come_one_at_a_time() {
 }
 
 #[test]
-fn the_largest_frame_passes_and_a_larger_one_is_refused_on_both_sides() {
+fn both_sides_refuse_frames_over_the_limit() {
     counted(|| {
         let (a, b) = pair();
         let largest = vec![7; MAX_FRAME];
@@ -116,7 +115,7 @@ fn the_largest_frame_passes_and_a_larger_one_is_refused_on_both_sides() {
 }
 
 #[test]
-fn too_many_descriptors_are_refused_and_none_is_leaked() {
+fn too_many_descriptors_are_refused_and_closed() {
     counted(|| {
         let (a, b) = pair();
         let file: OwnedFd = std::fs::File::open("/proc/self/exe").unwrap().into();
@@ -129,7 +128,7 @@ fn too_many_descriptors_are_refused_and_none_is_leaked() {
         let error = receive(&b).unwrap_err();
         assert!(matches!(error, HandoverError::TooManyFds), "{error}");
 
-        // A few with each byte of one frame.
+        // Each byte of one frame brings a few descriptors.
         let (a, b) = pair();
         for byte in 0u32.to_le_bytes() {
             send_raw(&a, &[byte], &many[..3]);
@@ -140,7 +139,7 @@ fn too_many_descriptors_are_refused_and_none_is_leaked() {
 }
 
 #[test]
-fn a_frame_that_is_cut_is_an_error_and_leaks_nothing() {
+fn a_truncated_frame_is_an_error_without_leaks() {
     counted(|| {
         let file: OwnedFd = std::fs::File::open("/proc/self/exe").unwrap().into();
         for bytes in [&b"\x03\0"[..], &b"\x03\0\0\0"[..], &b"\x03\0\0\0ab"[..]] {
@@ -154,7 +153,7 @@ fn a_frame_that_is_cut_is_an_error_and_leaks_nothing() {
 }
 
 #[test]
-fn timeouts_lose_nothing_between_frames_and_end_the_stream_within_one() {
+fn timeouts_are_harmless_only_between_frames() {
     counted(|| {
         let (a, b) = pair();
         b.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
@@ -168,12 +167,12 @@ fn timeouts_lose_nothing_between_frames_and_end_the_stream_within_one() {
 }
 
 #[test]
-fn a_peer_that_drips_is_not_waited_for() {
+fn a_slow_peer_holds_no_thread() {
     counted(|| {
         let (a, b) = pair();
         b.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
         let dripping = thread::spawn(move || {
-            // Each byte is in time; the frame would take an hour.
+            // Each byte arrives in time, but the frame would take an hour.
             (&a).write_all(&100_000u32.to_le_bytes()).unwrap();
             while (&a).write_all(b"x").is_ok() {
                 thread::sleep(Duration::from_millis(20));
@@ -199,7 +198,7 @@ fn the_kernel_says_who_the_peer_is() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Any bytes at all: frames or an error, in the end, and nothing is left open.
+    /// Any bytes give frames or an error in the end, and nothing is left open.
     #[test]
     fn any_bytes_end(
         bytes in prop::collection::vec(prop_oneof![3 => 0..4u8, 1 => any::<u8>()], 0..200),

@@ -1,5 +1,5 @@
-//! A worker that writes whatever it likes into the shared page (TRUST): the daemon gets an error
-//! or a submission that is valid in itself, never a fault, a panic or a loop without end.
+//! A worker that writes anything into the shared page (TRUST): the daemon gets an error or a valid
+//! submission, never a fault, a panic or an endless loop.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -27,7 +27,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 mod common;
 
-/// The page's words as an enemy sees them.
+/// The page's words, as a hostile worker maps them.
 struct Words(*mut AtomicU64);
 
 // SAFETY: the pointer is to a mapping that lives as long as the value; it is only used atomically.
@@ -36,7 +36,7 @@ unsafe impl Sync for Words {}
 const WORDS: usize = CONTROL_BYTES as usize / 8;
 
 impl Words {
-    /// Maps the page a second time: after the daemon has opened it nobody can any more.
+    /// Maps the page a second time, which is impossible after the daemon has opened it.
     fn map(fd: &OwnedFd) -> Self {
         // SAFETY: a new mapping at an address of the kernel's choice.
         let start = unsafe {
@@ -83,7 +83,7 @@ fn page() -> (WorkerControl, Words, SubmissionReader, CompletionWriter) {
     (worker, words, daemon.submissions, daemon.completions)
 }
 
-/// What a rank says of its time is not more than there was, and a little.
+/// A rank's times never exceed the time that has passed by much.
 fn look(activity: &Activity) {
     let Progress { steps, blocked, in_flight, since_step } = activity.look();
     assert!(steps <= 60_000_000 && blocked.max(in_flight) <= Duration::from_secs(120));
@@ -120,14 +120,14 @@ fn impossible_lengths_are_named() {
         let expected = Nonsense::Length { words: length, available: 500 };
         assert_eq!(reader.pop(), Err(RingError::Submissions(expected)), "length {length}");
     }
-    // Long enough to be taken, too short to be a submission.
+    // Long enough for a record, too short for a submission.
     words.set(RECORDS, 3);
     assert_eq!(reader.pop(), Err(RingError::Size { words: 3, tensors: 0, list: 0, name: 0 }));
 }
 
 #[test]
 fn each_field_of_a_record_is_checked() {
-    // Word of the record, its new value, what the error says.
+    // Word of the record, its new value, text of the error.
     let cases: &[(usize, u64, &str)] = &[
         (3, 1 << 8, "collective has the unknown number 0"),
         (3, 1 | 99 << 8, "reduce operation has the unknown number 99"),
@@ -141,9 +141,13 @@ fn each_field_of_a_record_is_checked() {
         (7, 0, "0 tensors"),
         (7, u64::MAX, "4294967295 tensors"),
         (8, 99 | 2 << 8, "element type has the unknown number 99"),
-        (8, 1 | 255 << 8, "does not fit"),
+        (8, 1 | 255 << 8, "does not match its length"),
         (12, u64::MAX, "shape [18446744073709551615, 4]"),
-        (14, u64::from_le_bytes([b'a', 0xff, b'b', 0, 0, 0, 0, 0]), "not UTF-8 from byte 1 on"),
+        (
+            14,
+            u64::from_le_bytes([b'a', 0xff, b'b', 0, 0, 0, 0, 0]),
+            "not valid UTF-8 from byte 1 on",
+        ),
         (14, u64::from_le_bytes(*b"a\nb\0\0\0\0\0"), "no control characters"),
     ];
     for &(word, value, text) in cases {
@@ -172,7 +176,7 @@ fn a_head_that_was_never_reached_is_named() {
 }
 
 #[test]
-fn a_worker_that_takes_no_answers_is_given_up_and_never_waited_for() {
+fn a_worker_that_reads_no_answers_is_given_up() {
     let (_worker, _, _, writer) = page();
     for ticket in 0..u64::from(MAX_IN_FLIGHT) {
         writer.push(Completion { ticket, aux: 0 }).unwrap();
@@ -181,8 +185,8 @@ fn a_worker_that_takes_no_answers_is_given_up_and_never_waited_for() {
 }
 
 #[test]
-fn the_limit_of_open_operations_holds_on_both_sides() {
-    // BOUND, on the side of an honest worker …
+fn both_sides_enforce_the_limit_in_flight() {
+    // BOUND: the side of an honest worker enforces it …
     let (worker, words, mut reader, writer) = page();
     let mut submission = common::submission(0);
     for ticket in 0..u64::from(MAX_IN_FLIGHT) {
@@ -191,19 +195,19 @@ fn the_limit_of_open_operations_holds_on_both_sides() {
         reader.pop().unwrap().unwrap();
     }
     assert_eq!(worker.submit(&submission), Err(SubmitError::TooMany { limit: MAX_IN_FLIGHT }));
-    // … and of the daemon, if the worker keeps no limit.
+    // … and the daemon, if the worker does not.
     let consumed = words.get(SUBMISSION_HEAD);
     words.set(RECORDS + consumed as usize % (SUBMISSION_RING_BYTES as usize / 8), 1);
     words.set(SUBMISSION_TAIL, consumed + 1);
     assert_eq!(reader.pop(), Err(RingError::TooMany { limit: MAX_IN_FLIGHT }));
-    // One answer makes room for one.
+    // Each answer makes room for one submission.
     writer.push(Completion { ticket: 0, aux: 0 }).unwrap();
     assert_eq!(worker.pop_completion(), Ok(Some(Completion { ticket: 0, aux: 0 })));
     assert_eq!(worker.in_flight(), MAX_IN_FLIGHT - 1);
 }
 
 #[test]
-fn what_is_not_a_control_page_is_refused() {
+fn other_memory_than_a_control_page_is_refused() {
     let other = |bytes| Segment::create("gradwire-test-page", bytes, HugePages::Never).unwrap().1;
     let error = DaemonControl::open(other(4096)).unwrap_err();
     assert!(matches!(error, ControlError::Size { bytes: 4096, .. }), "{error}");
@@ -212,7 +216,7 @@ fn what_is_not_a_control_page_is_refused() {
     assert!(error.to_string().contains("install the same release"), "{error}");
     let error = DaemonControl::open(other(CONTROL_BYTES)).unwrap_err();
     assert!(matches!(error, ControlError::Magic { magic: 0 }), "{error}");
-    // A page of another release is called that, whatever its size is.
+    // A page of another release is reported as such, whatever its size is.
     let fd = other(CONTROL_BYTES / 2);
     let words = Words::map(&fd);
     words.set(0, u64::from_le_bytes(*b"GRADWIRE"));
@@ -245,7 +249,7 @@ fn a_worker_notices_damage_to_its_own_page() {
     assert!(error.contains("the ring's tail is 1125899906842624"), "{error}");
 }
 
-/// Where random writes go: the counters and the first records far more often than the rest.
+/// The targets of random writes: mostly the counters and the first records.
 fn place() -> impl Strategy<Value = usize> {
     prop_oneof![
         3 => 0..104usize,
@@ -254,7 +258,7 @@ fn place() -> impl Strategy<Value = usize> {
     ]
 }
 
-/// Values that mean something, near what means something, or anything.
+/// Meaningful values, values near them, or any values.
 fn value() -> impl Strategy<Value = u64> {
     prop_oneof![0..400u64, Just(u64::MAX), (0..64u32).prop_map(|bit| 1 << bit), any::<u64>()]
 }
@@ -286,7 +290,7 @@ proptest! {
     })]
 
     #[test]
-    fn no_writes_between_steps_do_harm(steps in prop::collection::vec(step(), 1..120)) {
+    fn writes_between_steps_do_no_harm(steps in prop::collection::vec(step(), 1..120)) {
         let (worker, words, daemon) = sides();
         let DaemonControl { submissions: mut reader, completions: writer, activity, .. } = daemon;
         for step in steps {
@@ -306,7 +310,7 @@ proptest! {
     }
 
     #[test]
-    fn no_writes_at_the_same_time_do_harm(seed in any::<u64>()) {
+    fn concurrent_writes_do_no_harm(seed in any::<u64>()) {
         let (worker, words, daemon) = sides();
         let DaemonControl { submissions: mut reader, completions: writer, activity, .. } = daemon;
         let done = AtomicBool::new(false);
@@ -335,7 +339,7 @@ proptest! {
 }
 
 #[test]
-fn pages_can_not_be_taken_away_once_the_daemon_has_them() {
+fn mapped_pages_cannot_be_taken_away() {
     use rustix::fs::{FallocateFlags, SealFlags};
     let (_segment, fd) = Segment::create("gradwire-test-holes", 1 << 20, HugePages::Never).unwrap();
     let kept = fd.as_fd().try_clone_to_owned().unwrap();

@@ -1,7 +1,7 @@
 //! Every interleaving (with up to three preemptions) of the two sides of each ring: nothing is
-//! lost, nothing is seen twice or half-written, and no wake-up is missed. A missed wake-up is a
-//! deadlock here, which the model checker reports; the last tests take the fence away and
-//! expect exactly that, so that the others are known to be able to fail.
+//! lost, nothing is seen twice or half-written, and no wake-up is missed. The model checker reports
+//! a missed wake-up as a deadlock. The last tests remove the fence and expect a deadlock, which
+//! proves that the others can fail.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -29,8 +29,8 @@ impl Cell for ModelCell {
     }
 }
 
-/// A word with the kernel's promise about futexes: whoever wakes either is seen by the sleeper's
-/// last look, or finds it asleep.
+/// A word with the guarantee of a futex: a change before a wake-up is seen by the sleeper's last
+/// check, or the wake-up finds it asleep.
 struct ModelSignal {
     word: AtomicU32,
     kernel: Mutex<()>,
@@ -159,7 +159,7 @@ fn model(preemptions: usize, run: impl Fn() + Sync + Send + 'static) {
     model.check(run);
 }
 
-/// The worker submits, rings if asked to; the daemon reads and sleeps by the doorbell only.
+/// The worker submits and rings if needed; only the doorbell wakes the daemon.
 fn submit_and_sleep<B>(records: u64)
 where
     B: Backing<Cell = ModelCell, Flag = ModelSignal>,
@@ -197,7 +197,7 @@ where
     producer.join().unwrap();
 }
 
-/// The daemon answers; the worker sleeps on the epoch only, and for the ticket that `wanted` says.
+/// The daemon answers; the worker sleeps on the epoch, for the ticket that `wanted` returns.
 fn complete_and_sleep<B>(entries: u64, wanted: impl Fn(u64) -> u64)
 where
     B: Backing<Cell = ModelCell, Flag = ModelSignal, Signal = ModelSignal>,
@@ -241,19 +241,19 @@ fn no_completion_and_no_wake_up_is_lost() {
 }
 
 #[test]
-fn who_sleeps_for_one_ticket_is_woken_by_it() {
+fn a_sleeper_for_a_ticket_is_woken_by_it() {
     model(3, || complete_and_sleep::<Fenced>(2, |expected| expected));
     model(3, || complete_and_sleep::<Fenced>(2, |_| 2));
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn who_sleeps_for_one_ticket_is_woken_by_no_other() {
+fn a_sleeper_for_a_ticket_sleeps_through_others() {
     model(3, || complete_and_sleep::<Fenced>(1, |_| 2));
 }
 
 #[test]
-fn a_full_ring_is_never_written_over() {
+fn a_full_ring_is_never_overwritten() {
     model(2, || {
         // Room for one record of three words and a part of the next, which wraps around.
         let words = Words::new(4);
@@ -290,7 +290,7 @@ fn a_full_ring_is_never_written_over() {
 fn both_of_two_waiters_are_woken() {
     model(2, || {
         let words = Words::new(2 * COMPLETION_WORDS);
-        // Whoever is awake takes everything out of the ring, as the threads of a worker do.
+        // A thread that is awake empties the ring, as the threads of a worker do.
         let taken = Arc::new(Mutex::new((0, Vec::new())));
         let registering = Arc::new(Mutex::new(()));
         let waiter = {

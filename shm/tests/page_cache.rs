@@ -1,4 +1,5 @@
-//! Memory that the page cache holds is available: in a real control group, full of a file's pages.
+//! Memory in the page cache counts as available: tested in a real control group that is full of a
+//! file's pages.
 
 use std::{
     fs,
@@ -14,7 +15,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 mod common;
 
 const MIB: u64 = 1 << 20;
-/// What the group may have, how large the file in its cache is, and how large the segment.
+/// The limit of the group, and the sizes of the file in its cache and of the segment.
 const LIMIT: u64 = 160 * MIB;
 const FILE: u64 = 120 * MIB;
 const SEGMENT: u64 = 80 * MIB;
@@ -23,7 +24,7 @@ const SEGMENT: u64 = 80 * MIB;
 struct Group(PathBuf);
 
 impl Group {
-    /// A group below this process's own, or why there can't be one here.
+    /// A group below this process's own, or why it cannot be made.
     fn new() -> Result<Self, String> {
         let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let path = |of: &str| groups.lines().find_map(|l| Some(l.split_once(of)?.1.to_owned()));
@@ -58,8 +59,8 @@ impl Drop for Group {
     }
 }
 
-/// In the group: fills the page cache with a mapped file, in use and so active, then makes a
-/// segment that fits only where the cache gives way.
+/// Runs in the group: fills the page cache with a mapped file, which is active because it is in
+/// use, then makes a segment that fits only if the cache is reclaimed.
 #[test]
 fn child_in_a_group() {
     let Some(group) = common::role() else { return };
@@ -90,7 +91,7 @@ fn child_in_a_group() {
 }
 
 #[test]
-fn active_page_cache_gives_way_to_a_segment() {
+fn a_segment_reclaims_active_page_cache() {
     let group = match Group::new() {
         Ok(group) => group,
         Err(reason) => return println!("skipped: no control group with a limit: {reason}"),

@@ -1,5 +1,5 @@
-//! Two real processes over one socket, one control page and one segment: a hundred thousand
-//! records, and the death of either side at every step. After each death the survivor knows, and
+//! Two real processes with one socket, one control page and one segment: a hundred thousand
+//! records, and the death of either side at every step. After each death the survivor notices, and
 //! nothing of the job is left on the machine (CLEAN).
 
 use std::{
@@ -35,10 +35,10 @@ use rustix::{
 
 mod common;
 
-/// No wait of these tests is without an end.
+/// The longest wait in these tests.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// How a child learns where to stop: `ROLE:STEP:RECORDS:JOB`.
+/// The parameters of a child: `ROLE:STEP:RECORDS:JOB`.
 struct Part {
     stop_at: String,
     records: u64,
@@ -46,7 +46,7 @@ struct Part {
 }
 
 impl Part {
-    /// Says that the step is reached; stays there if it is the last one.
+    /// Prints that the step is reached; stays there if it is the last one.
     fn reach(&self, step: &str) {
         println!("AT {step}");
         if self.stop_at == step {
@@ -57,7 +57,7 @@ impl Part {
     }
 }
 
-/// The worker: what worker-lib does, in small.
+/// The worker: a small version of worker-lib.
 fn worker(part: &Part) -> Result<(), &'static str> {
     let gone = "the daemon is gone";
     let socket = common::socket();
@@ -137,7 +137,7 @@ fn worker(part: &Part) -> Result<(), &'static str> {
     outcome
 }
 
-/// The daemon: what its intake does, in small.
+/// The daemon: a small version of its intake.
 fn daemon(part: &Part) -> Result<(), &'static str> {
     let gone = "the worker is gone";
     let socket = common::socket();
@@ -195,7 +195,7 @@ fn next(
         assert_ne!(poll(&mut fds, Some(&limit)).unwrap(), 0, "neither bell nor end");
         let ended = !fds[1].revents().is_empty();
         reader.awake();
-        // Fails only where nobody has rung.
+        // Fails only if nobody has rung.
         let _ = rustix::io::read(bell, &mut [0u8; 8]);
         if ended {
             return reader.pop();
@@ -216,7 +216,7 @@ fn child_side() {
     };
     let before = common::open_fds();
     let outcome = if side == "worker" { worker(&part) } else { daemon(&part) };
-    // CLEAN, within the survivor.
+    // CLEAN: in the survivor.
     assert_eq!(common::open_fds(), before, "descriptors were left open");
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     assert!(!maps.contains("memfd:gradwire"), "memory was left mapped: {maps}");
@@ -238,7 +238,7 @@ fn end(mut child: Child) -> String {
     text.lines().find_map(|l| l.split_once("END ")).map(|(_, end)| end.to_owned()).expect(&text)
 }
 
-/// Whatever on this machine carries the job's id.
+/// Everything on this machine that contains the job's id.
 fn left_behind(job: &str) -> Vec<String> {
     let mut found = Vec::new();
     for process in fs::read_dir("/proc").unwrap().flatten() {
@@ -258,14 +258,15 @@ fn left_behind(job: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_hundred_thousand_records_arrive_whole_and_in_order() {
+fn many_records_arrive_whole_and_in_order() {
     let (worker, daemon) = start("shm-test-many", 100_000, "never", "never");
     assert_eq!(end(worker), "all done");
     assert_eq!(end(daemon), "all done");
     assert_eq!(left_behind("shm-test-many"), [""; 0]);
 }
 
-/// More than may be in flight, so that nobody is done when the other stops at its first.
+/// More than may be in flight, so that neither side is done when the other stops at its first
+/// record.
 const RECORDS: u64 = 3 * MAX_IN_FLIGHT as u64;
 
 #[test]
@@ -288,7 +289,7 @@ fn either_side_may_be_killed_at_every_step() {
             assert!(!victim.wait().unwrap().success());
             let gone = if victim_is_worker { "the worker is gone" } else { "the daemon is gone" };
             assert_eq!(end(survivor), gone, "{job}");
-            // The kernel takes a dead process's memory apart a moment after its end is seen.
+            // The kernel frees a dead process's memory a moment after its end is seen.
             let start = Instant::now();
             while !left_behind(&job).is_empty() && start.elapsed() < LIMIT {
                 thread::sleep(Duration::from_millis(10));

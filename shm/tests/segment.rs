@@ -1,4 +1,4 @@
-//! Segments: what is refused, and that running out is an error and never a signal.
+//! Segments: which memory is refused, and that running out of memory is an error, never a signal.
 
 use std::{fs::File, io::Read, os::fd::OwnedFd, process::Child};
 
@@ -28,7 +28,7 @@ fn both_sides_see_the_same_bytes() {
     assert_eq!(daemon.bytes(), 8192);
     assert_ne!(worker.as_ptr(), daemon.as_ptr());
     let (there, here) = (worker.range(4999, 1).unwrap(), daemon.range(4999, 1).unwrap());
-    // SAFETY: both ranges are mapped, and this thread alone uses them.
+    // SAFETY: both ranges are mapped, and only this thread uses them.
     unsafe {
         assert_eq!(here.read(), 0);
         there.write(42);
@@ -48,7 +48,7 @@ fn ranges_are_checked_without_overflow() {
 }
 
 #[test]
-fn what_could_shrink_is_refused() {
+fn memory_that_could_shrink_is_refused() {
     for seals in [SealFlags::empty(), SealFlags::SHRINK, SealFlags::GROW] {
         let error = Segment::open(memfd(4096, seals), 1 << 20).unwrap_err();
         assert!(matches!(error, SegmentError::Unsealed { .. }), "{error}");
@@ -61,7 +61,7 @@ fn what_could_shrink_is_refused() {
 }
 
 #[test]
-fn what_can_not_be_sealed_further_is_refused() {
+fn memory_that_accepts_no_seals_is_refused() {
     for more in [SealFlags::SEAL, SealFlags::FUTURE_WRITE, SealFlags::WRITE] {
         let error = Segment::open(memfd(4096, BOTH | more), 1 << 20).unwrap_err();
         assert!(matches!(error, SegmentError::NotOurs { .. }), "{error}");
@@ -82,7 +82,7 @@ fn sizes_out_of_range_are_refused() {
 }
 
 #[test]
-fn more_than_there_is_memory_is_refused_before_it_is_taken() {
+fn too_large_a_segment_is_refused_early() {
     let error = Segment::create("gradwire-test-large", 1 << 46, HugePages::Never).unwrap_err();
     let text = error.to_string();
     assert!(matches!(error, SegmentError::NoMemory { .. }), "{text}");
@@ -90,7 +90,7 @@ fn more_than_there_is_memory_is_refused_before_it_is_taken() {
 }
 
 #[test]
-fn a_promise_without_pages_is_filled_or_refused_when_it_is_opened() {
+fn a_sparse_segment_is_filled_or_refused() {
     // BOUND: a sparse segment of the allowed size takes real memory at once …
     let opened = Segment::open(memfd(1 << 20, BOTH), 1 << 20).unwrap();
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
@@ -98,7 +98,7 @@ fn a_promise_without_pages_is_filled_or_refused_when_it_is_opened() {
     let entry = smaps.split_once(&start).unwrap().1;
     let rss = entry.lines().find_map(|l| l.strip_prefix("Rss:")).unwrap();
     assert_eq!(rss.trim(), "1024 kB");
-    // … and one that can't be filled is refused.
+    // … and one that cannot be filled is refused.
     let error = Segment::open(memfd(1 << 46, BOTH), 1 << 46).unwrap_err();
     assert!(
         matches!(error, SegmentError::NoMemory { .. } | SegmentError::System { .. }),
@@ -107,13 +107,13 @@ fn a_promise_without_pages_is_filled_or_refused_when_it_is_opened() {
 }
 
 #[test]
-fn huge_pages_are_used_or_the_error_says_how_many_are_missing() {
+fn missing_huge_pages_are_reported() {
     // More than any pool has.
     let error = Segment::create("gradwire-test-huge", 1 << 46, HugePages::Require).unwrap_err();
     let text = error.to_string();
     assert!(text.contains("needs 33554432 huge pages of 2 MiB"), "{text}");
     assert!(text.contains("vm.nr_hugepages"), "{text}");
-    // One page, where the pool has one.
+    // One page, if the pool has one.
     match Segment::create("gradwire-test-huge", 1, HugePages::Require) {
         Ok((segment, fd)) => {
             assert_eq!(segment.bytes(), 2 << 20);
@@ -123,7 +123,7 @@ fn huge_pages_are_used_or_the_error_says_how_many_are_missing() {
     }
 }
 
-/// A process of its own for each limit, because a limit can't be taken back.
+/// Runs each limit in a process of its own, because a limit cannot be raised again.
 fn under_limit(case: &str) -> String {
     let mut child: Child = common::spawn("child_under_a_limit", case, None);
     let mut text = String::new();
@@ -155,7 +155,7 @@ fn child_under_a_limit() {
 fn each_limit_is_an_error_that_names_it() {
     let text = under_limit("file size");
     assert!(
-        text.contains("2097152 bytes is over this process's file size limit of 1048576"),
+        text.contains("2097152 bytes exceeds this process's file size limit of 1048576"),
         "{text}"
     );
     let text = under_limit("address space");

@@ -1,8 +1,10 @@
-//! The stream to the coordinator: joins the job, then carries both directions until it is over.
+//! The stream to the coordinator: joins the job, then carries messages in both directions until the
+//! job is over.
 //!
 //! Only this part of the daemon decides how the job has ended: the coordinator reports the end, or
-//! the coordinator is lost. A failure of this node goes to the coordinator first, which has the
-//! reports of all nodes. The node ends with its own failure only if no answer comes in time (WAIT).
+//! the coordinator is lost. A failure of this node is first sent to the coordinator, which has the
+//! reports of all nodes. The node ends with its own failure only if no answer arrives in time
+//! (WAIT).
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,6 +22,7 @@ use tonic::Status;
 
 use super::{
     connect::{Introduction, Messages, from_status, lost, open},
+    dispatch::Dispatcher,
     liveness::Liveness,
     registry,
 };
@@ -27,7 +30,6 @@ use crate::{
     metrics,
     model::{
         job::{Job, Outgoing},
-        operation::Instruction,
         tensor::Announced,
         world::World,
     },
@@ -36,55 +38,34 @@ use crate::{
 /// How long the coordinator may take to report the end of the job after this node has failed.
 const ABORT_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// Bytes of announcements after which a message is sent; one more announcement fits in any case.
+/// A message is sent once its announcements have this many bytes; one more always fits.
 const READY_BYTES: usize = MAX_CONTROL_MESSAGE / 4;
 
-/// The most bytes of what becomes ready because a rank joins.
+/// The limit for the announcements that a join makes ready, in bytes.
 const MAX_JOINED: usize = MAX_CONTROL_MESSAGE - (64 << 10);
 
-/// Executes the orders of the coordinator.
-pub(crate) trait Dispatch {
-    /// The world has formed.
-    fn formed(&mut self, world: Arc<World>) -> Result<(), Failure>;
-    /// Executes an instruction.
-    fn execute(&mut self, instruction: Instruction) -> Result<(), Failure>;
-    /// Somebody traces the job, or nobody does.
-    fn trace(&mut self, is_wanted: bool);
-}
-
-/// Takes part in the job until it is over. The ending is set in `job` before this returns.
+/// Takes part in the job until it is over, and sets the ending in `job`.
 pub(crate) async fn negotiate(
     introduction: Introduction,
     job: Job,
     outgoing: mpsc::UnboundedReceiver<Outgoing>,
     liveness: Arc<Liveness>,
-    dispatch: &mut impl Dispatch,
+    dispatcher: &mut Dispatcher,
 ) {
-    let ending = match attend(&introduction, &job, outgoing, &liveness, dispatch).await {
-        Ok(ending) => ending,
-        Err(failure) => Ending::Failed(failure),
+    let ending = async {
+        let (sender, stream) = open(&introduction).await?;
+        let mut session = Session {
+            introduction: &introduction,
+            job: &job,
+            liveness: &liveness,
+            sender,
+            registry: None,
+            failure: None,
+            nonce: Vec::new(),
+        };
+        session.run(stream, outgoing, dispatcher).await
     };
-    job.end(ending);
-}
-
-async fn attend(
-    introduction: &Introduction,
-    job: &Job,
-    outgoing: mpsc::UnboundedReceiver<Outgoing>,
-    liveness: &Liveness,
-    dispatch: &mut impl Dispatch,
-) -> Result<Ending, Failure> {
-    let (sender, stream) = open(introduction).await?;
-    let mut session = Session {
-        introduction,
-        job,
-        liveness,
-        sender,
-        registry: None,
-        failure: None,
-        nonce: Vec::new(),
-    };
-    session.run(stream, outgoing, dispatch).await
+    job.end(ending.await.unwrap_or_else(Ending::Failed));
 }
 
 struct Session<'a> {
@@ -92,9 +73,8 @@ struct Session<'a> {
     job: &'a Job,
     liveness: &'a Liveness,
     sender: mpsc::Sender<pb::NodeMessage>,
-    /// Set once the world has formed.
     registry: Option<registry::Registry>,
-    /// This node's own failure, and the time until which the coordinator may answer it.
+    /// This node's own failure, and the deadline for the coordinator's answer.
     failure: Option<(Failure, Instant)>,
     /// The nonce with which the coordinator proves the secret.
     nonce: Vec<u8>,
@@ -105,13 +85,13 @@ impl Session<'_> {
         &mut self,
         mut stream: Messages,
         mut outgoing: mpsc::UnboundedReceiver<Outgoing>,
-        dispatch: &mut impl Dispatch,
+        dispatcher: &mut Dispatcher,
     ) -> Result<Ending, Failure> {
         loop {
             let deadline = self.failure.as_ref().map(|(_, until)| *until);
             tokio::select! {
                 message = stream.next() => {
-                    match self.handle(message.transpose(), dispatch).await {
+                    match self.handle(message.transpose(), dispatcher).await {
                         Ok(None) => {}
                         Ok(Some(ending)) => return Ok(ending),
                         Err(lost) => return Err(match self.failure.take() {
@@ -133,7 +113,8 @@ impl Session<'_> {
                     let (failure, _) = self.failure.take().expect("guarded by the deadline");
                     return Ok(Ending::Failed(failure));
                 }
-                // Another part has ended it (a signal, the heartbeat thread): its ending stands.
+                // Another part has ended the job (a signal, the heartbeat thread): its ending
+                // stands.
                 ending = self.job.over() => return Ok(ending),
             }
         }
@@ -144,13 +125,13 @@ impl Session<'_> {
         Some(self.job.world()?.nodes.first()?.host.clone())
     }
 
-    /// Sends a message. If the stream has ended the message is lost, and what is left to be read
-    /// has the reason.
+    /// Sends a message. If the stream has ended, the message is lost, and the messages still to be
+    /// read contain the reason.
     async fn send(&self, message: node_message::Message) {
         let _ = self.sender.send(pb::NodeMessage { message: Some(message) }).await;
     }
 
-    /// What is done is sent before what is ready: it may be the same tensor again.
+    /// Completions go before announcements, which may be for the same tensors.
     async fn send_work(&self, done: &mut pb::Done, ready: &mut pb::Ready) {
         if !done.sequences.is_empty() {
             self.send(node_message::Message::Done(std::mem::take(done))).await;
@@ -162,7 +143,7 @@ impl Session<'_> {
 
     /// Adds an announcement, and returns its bytes.
     fn announce(&self, announced: Announced, ready: &mut pb::Ready) -> usize {
-        // Nothing is ready before there is a world.
+        // Nothing is ready before the world has formed.
         let Some(registry) = &self.registry else { return 0 };
         let announcement = registry.announcement(announced);
         let bytes = announcement.encoded_len();
@@ -170,7 +151,7 @@ impl Session<'_> {
         bytes
     }
 
-    /// Sends what is waiting, in as few messages as possible.
+    /// Sends all waiting messages, merged into as few as possible.
     async fn send_pending(
         &mut self,
         first: Outgoing,
@@ -188,21 +169,21 @@ impl Session<'_> {
                     ready_bytes += self.announce(announced, &mut ready);
                 }
                 Outgoing::Joined(announced) => {
-                    // What was ready before this rank joined is also sent before: within one
-                    // message the joins count first.
+                    // Tensors that were ready before this rank joined go into an earlier message:
+                    // within a message the coordinator handles joins first.
                     ready_bytes = 0;
                     self.send_work(&mut done, &mut ready).await;
                     for announced in announced {
                         ready_bytes += self.announce(announced, &mut ready);
                     }
                     if ready_bytes > MAX_JOINED {
-                        // BOUND: it has to be one message, and this is too large for one.
+                        // BOUND: this must be one message, and it is too large for one.
                         let what = format!(
-                            "a rank joined, and the tensors that waited for it take {ready_bytes} \
-                             bytes to send of, more than the {MAX_JOINED} of one message"
+                            "a rank joined, and announcing the tensors that waited for it takes \
+                             {ready_bytes} bytes, more than the {MAX_JOINED} of one message"
                         );
                         let hint =
-                            "have fewer operations in flight when ranks join, or shorter names";
+                            "keep fewer operations in flight when ranks join, or use shorter names";
                         let failure = Failure::new(FailureKind::Resource, what).hint(hint);
                         self.job.report(failure.host(self.introduction.host.clone()));
                         return;
@@ -224,7 +205,7 @@ impl Session<'_> {
                     rest.push(node_message::Message::Heartbeat(heartbeat));
                 }
                 Outgoing::Sampled => {
-                    // At once: what is announced now is a part of the step.
+                    // At once: the announcements that follow belong to the step.
                     let heartbeat = pb::Heartbeat { trace: true, ..self.liveness.heartbeat() };
                     self.send(node_message::Message::Heartbeat(heartbeat)).await;
                 }
@@ -255,14 +236,14 @@ impl Session<'_> {
         for message in rest {
             self.send(message).await;
         }
-        // Now that they are sent, the next ones may come.
+        // They are sent, so the next batches may follow.
         drop(traces);
     }
 
     async fn handle(
         &mut self,
         message: Result<Option<pb::CoordinatorMessage>, Status>,
-        dispatch: &mut impl Dispatch,
+        dispatcher: &mut Dispatcher,
     ) -> Result<Option<Ending>, Failure> {
         let coordinator = self.introduction.coordinator;
         let message = message.map_err(|status| from_status(&status, coordinator))?;
@@ -286,12 +267,12 @@ impl Session<'_> {
                 let world = World::try_from(wire).map_err(|e| registry::nonsense(&e))?;
                 let world = Arc::new(world);
                 self.registry = Some(registry::Registry::new(world.clone()));
-                match dispatch.formed(world.clone()) {
+                match dispatcher.formed(world.clone()) {
                     Ok(()) => {
                         self.job.form(world);
-                        dispatch.trace(is_traced);
+                        dispatcher.trace(is_traced);
                     }
-                    // The coordinator passes it on, so that the others get the reason (TELL).
+                    // The coordinator tells the other nodes the reason (TELL).
                     Err(failure) => self.job.report(failure),
                 }
             }
@@ -308,7 +289,7 @@ impl Session<'_> {
                     self.job.send(Outgoing::Forgotten(evicted));
                 }
                 for instruction in instructions {
-                    if let Err(failure) = dispatch.execute(instruction) {
+                    if let Err(failure) = dispatcher.execute(instruction) {
                         self.job.report(failure);
                     }
                 }
@@ -320,24 +301,24 @@ impl Session<'_> {
             }
             Some(coordinator_message::Message::Shutdown(_)) => return Ok(Some(Ending::Finished)),
             Some(coordinator_message::Message::Heartbeat(heartbeat)) => {
-                dispatch.trace(heartbeat.trace);
+                dispatcher.trace(heartbeat.trace);
                 let received = self.liveness.heartbeat_received(&heartbeat);
                 if let Some((round_trip, clock)) = received {
                     metrics::heartbeat(round_trip, clock);
                 }
             }
-            // A message of a later release. It has joined with the same protocol, so the message
-            // can be ignored.
+            // A message of a later release. The protocol version is the same, so the message can be
+            // ignored.
             None => {}
         }
         Ok(None)
     }
 }
 
-/// The cause of the end: this node's own failure, or the loss of the stream (TELL). The coordinator
-/// ends because of the own failure, and then the stream ends. But if the coordinator's host is
-/// gone, data connections with it fail too. Then it does not matter which of them was noticed
-/// first.
+/// The cause of the end: this node's own failure, or the loss of the stream (TELL). Usually the
+/// coordinator ends because of this node's failure, and then the stream ends. But if the
+/// coordinator's host is gone, data connections with it fail, too: then the loss is the cause, even
+/// if it was noticed later.
 fn cause(own: Failure, lost: Failure, coordinator_host: Option<String>) -> Failure {
     let is_symptom = own.kind.rootness() < lost.kind.rootness();
     let is_there = coordinator_host.is_some_and(|host| own.host == host);
@@ -349,7 +330,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connection_with_a_lost_coordinators_host_is_no_cause() {
+    fn a_lost_coordinator_is_the_cause() {
         let own = |kind, host: &str| Failure::new(kind, "own").host(host.to_owned());
         let stream = || lost("the coordinator went away");
         for (kind, host, first, expected) in [

@@ -1,5 +1,5 @@
-//! The connection to the coordinator. The daemon dials until the coordinator answers, or until it
-//! is clear that it will not.
+//! Connects to the coordinator. The daemon dials until the coordinator answers, or until it is
+//! clear that it will not.
 
 use std::{
     net::SocketAddr,
@@ -28,17 +28,16 @@ use tonic::{
 };
 use tower::service_fn;
 
-/// Messages that may be on their way to the coordinator.
+/// How many messages may wait for the coordinator.
 const QUEUE: usize = 64;
 
-/// How long one attempt may take: longer than the system takes to find out that there is no such
-/// host.
+/// How long one attempt may take: longer than the system takes to report an unknown host.
 const ATTEMPT: Duration = Duration::from_secs(5);
 
 /// Without any answer, the daemon gives up after this part of the start timeout.
 const SILENT_FRACTION: u32 = 3;
 
-/// What a node sends about itself when it joins.
+/// A node's description of itself when it joins.
 #[derive(Debug, Clone)]
 pub(crate) struct Introduction {
     pub(crate) job: JobId,
@@ -52,10 +51,10 @@ pub(crate) struct Introduction {
     pub(crate) slots: u32,
     pub(crate) order: u32,
     pub(crate) rack: String,
-    /// The rate of its line in Mbit/s; 0 if it is not known.
+    /// The rate of its line in Mbit/s; 0 if unknown.
     pub(crate) line_mbit: u32,
     pub(crate) start_timeout: Duration,
-    /// How long the system may take to send again what was lost.
+    /// The longest interval between retransmissions.
     pub(crate) retransmission: Duration,
 }
 
@@ -99,10 +98,10 @@ impl Introduction {
     }
 }
 
-/// When to give up. A daemon may start before the coordinator. Its system then refuses connections,
-/// or its network reports that there is no such host. The limit ends before the coordinator stops
-/// waiting for this node, because this node knows the cause. Where nothing ever answers, waiting
-/// does not help: something drops the packets.
+/// When to give up. A daemon may start before the coordinator; then connections are refused, or the
+/// host is reported as unknown. This node gives up before the coordinator stops waiting for it,
+/// because this node knows the cause. If nothing ever answers, packets are being dropped, and
+/// waiting longer does not help.
 #[derive(Debug)]
 struct DialDeadline {
     began: Instant,
@@ -119,7 +118,7 @@ impl DialDeadline {
 
 pub(super) fn lost(what: impl Into<String>) -> Failure {
     Failure::new(FailureKind::CoordinatorLost, what)
-        .hint("it runs in the first host's gradwired: see that one's log for why it ended")
+        .hint("it runs in the first host's gradwired, whose log says why it ended")
 }
 
 /// The failure for a refusal by the coordinator or the end of the stream.
@@ -134,7 +133,7 @@ pub(super) fn from_status(status: &Status, coordinator: SocketAddr) -> Failure {
             let what = format!("the coordinator at {coordinator} refused: {}", status.message());
             Failure::new(FailureKind::Invalid, what)
         }
-        // Each node sees the broken connection differently, but the cause is the same (TELL).
+        // Each node may see a different error, but the cause is the same (TELL).
         Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled => {
             tracing::warn!(%status, "the stream to the coordinator broke");
             lost(format!("the coordinator at {coordinator} went away"))
@@ -143,15 +142,15 @@ pub(super) fn from_status(status: &Status, coordinator: SocketAddr) -> Failure {
     }
 }
 
-/// The messages of the coordinator, from this process or over gRPC.
+/// The coordinator's messages, from this process or over gRPC.
 pub(super) type Messages =
     Pin<Box<dyn Stream<Item = Result<pb::CoordinatorMessage, Status>> + Send>>;
 
-/// The coordinator that a stream is opened to.
+/// The coordinator to which the stream is opened.
 enum Coordinator {
     /// In this process.
     Here(SessionAcceptor),
-    /// Elsewhere.
+    /// On another host.
     There(CoordinatorClient<Channel>),
 }
 
@@ -170,8 +169,8 @@ impl Coordinator {
     }
 }
 
-/// Opens the stream. A coordinator that is busy with other joining nodes refuses for a moment, and
-/// is asked again.
+/// Opens the stream. A coordinator that is busy with other joining nodes refuses for a moment; then
+/// this retries.
 pub(super) async fn open(
     introduction: &Introduction,
 ) -> Result<(mpsc::Sender<pb::NodeMessage>, Messages), Failure> {
@@ -187,7 +186,7 @@ pub(super) async fn open(
             Err(status)
                 if status.code() == Code::ResourceExhausted && Instant::now() < deadline =>
             {
-                // So that not all nodes try again at the same moment.
+                // Not all nodes retry at the same moment.
                 let spread = u64::from(introduction.order % 16) * 10;
                 tokio::time::sleep(Duration::from_millis(100 + spread)).await;
             }
@@ -199,8 +198,8 @@ pub(super) async fn open(
 /// Connects to the coordinator.
 ///
 /// # Errors
-/// A [`Failure`] with what was tried, after the start timeout, or after the part of it within which
-/// there should have been an answer.
+/// A [`Failure`] that says what was tried, after most of the start timeout, or earlier if nothing
+/// has answered.
 async fn connect(introduction: &Introduction) -> Result<CoordinatorClient<Channel>, Failure> {
     let Introduction { coordinator: address, host, start_timeout, .. } = introduction;
     let mut attempts =
@@ -233,7 +232,6 @@ async fn connect(introduction: &Introduction) -> Result<CoordinatorClient<Channe
     }
 }
 
-/// One attempt.
 async fn dial(
     address: SocketAddr,
     retransmission: Duration,
@@ -241,9 +239,9 @@ async fn dial(
     let mut stream = TcpStream::connect(address).await.map_err(|error| error.to_string())?;
     stream.set_nodelay(true).map_err(|error| error.to_string())?;
     stream.write_all(NODE_PREFACE).await.map_err(|error| error.to_string())?;
-    // After an outage the stream has to continue before the timeout.
+    // After an outage the stream must continue before the timeout.
     if let Err(error) = gradwire_net::limit_retransmission_interval(&stream, retransmission) {
-        tracing::debug!(%error, "the system chooses when what was lost is sent again");
+        tracing::debug!(%error, "the system chooses the retransmission interval");
     }
     let endpoint =
         Endpoint::from_shared(format!("http://{address}")).map_err(|error| error.to_string())?;
@@ -274,10 +272,10 @@ mod tests {
 
     use super::*;
 
-    /// Strangers that have come before the daemon that hosts the coordinator keep it out for a
-    /// moment, as they do any other.
+    /// Connections of strangers can briefly keep out any daemon, even that of the coordinator's
+    /// host.
     #[tokio::test]
-    async fn the_daemon_that_hosts_the_coordinator_asks_again_too() {
+    async fn a_daemon_beside_the_coordinator_retries() {
         let (job, secret) = (JobId::new("job").unwrap(), Secret::generate());
         let config =
             CoordinatorConfig::new(job.clone(), secret.clone(), (1, 0), &Settings::default());
@@ -315,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_enough_sooner_than_a_refusal() {
+    fn a_silent_coordinator_is_given_up_sooner() {
         let began = Instant::now();
         let mut attempts =
             DialDeadline { began, start_timeout: Duration::from_secs(30), has_answered: false };

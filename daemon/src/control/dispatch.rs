@@ -8,8 +8,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    client::Dispatch,
-    mesh::{Mesh, MeshConfig},
+    mesh::Mesh,
     node::{Node, Running},
     trace,
 };
@@ -31,7 +30,6 @@ use crate::{
     transport::{handshake::Identity, line::Line, paths::Paths},
 };
 
-/// Executes the orders of the coordinator.
 #[derive(Debug)]
 pub(crate) struct Dispatcher {
     pub(crate) node: Arc<Node>,
@@ -40,8 +38,8 @@ pub(crate) struct Dispatcher {
     pub(crate) cancel: CancellationToken,
 }
 
-impl Dispatch for Dispatcher {
-    fn formed(&mut self, world: Arc<World>) -> Result<(), Failure> {
+impl Dispatcher {
+    pub(super) fn formed(&mut self, world: Arc<World>) -> Result<(), Failure> {
         let node = &self.node;
         let Some(listener) = self.listener.take() else {
             return Err(protocol("the coordinator formed the world twice"));
@@ -49,7 +47,7 @@ impl Dispatch for Dispatcher {
         let config = &node.config;
         if world.me().slots != config.slots {
             let what = format!(
-                "the coordinator gave this node {} slots, it has {}",
+                "the coordinator gave this node {} slots, but it has {}",
                 world.me().slots,
                 config.slots
             );
@@ -92,15 +90,8 @@ impl Dispatch for Dispatcher {
             nodes: world.nodes.len() as u32,
             lanes: world.lanes,
         };
-        let mesh_config = MeshConfig {
-            connect_timeout: config.connect_timeout,
-            streams: config.streams,
-            limit: config.progress_timeout,
-            socket_buffer: config.socket_buffer_bytes,
-            congestion_control: config.congestion_control.clone(),
-        };
         let mesh = Mesh::new(
-            mesh_config,
+            config.clone(),
             identity,
             world.clone(),
             lanes.clone(),
@@ -124,16 +115,17 @@ impl Dispatch for Dispatcher {
         );
         let hosts = world.nodes.iter().map(|node| node.host.as_str());
         let traffic = hosts.enumerate().map(|(at, host)| PeerTraffic::new(at, host)).collect();
-        node.run(Running { world, queue, operations, lanes, mesh, paths, traffic });
+        let running = Running { world, queue, operations, lanes, mesh, paths, traffic };
+        let _ = node.running.set(running);
         Ok(())
     }
 
-    fn trace(&mut self, is_wanted: bool) {
+    pub(super) fn trace(&self, is_wanted: bool) {
         trace::follow(&self.node, is_wanted);
     }
 
-    fn execute(&mut self, instruction: Instruction) -> Result<(), Failure> {
-        let Some(Running { queue, operations, paths, .. }) = self.node.running() else {
+    pub(super) fn execute(&self, instruction: Instruction) -> Result<(), Failure> {
+        let Some(Running { queue, operations, paths, .. }) = self.node.running.get() else {
             return Err(protocol("the coordinator ordered operations before it formed the world"));
         };
         match instruction {
@@ -142,24 +134,19 @@ impl Dispatch for Dispatcher {
                 let made = queue.create_set(set, members);
                 metrics::process_sets(queue.process_sets());
                 let done = self.done(queue, &tensor, Collective::AddProcessSet, ranks, set);
-                if made { done } else { Err(protocol(format!("there are two process sets {set}"))) }
+                if !made {
+                    return Err(protocol(format!("process set {set} was created twice")));
+                }
+                done?;
             }
-            Instruction::Arrange(topology) => {
-                operations.arrange(topology);
-                Ok(())
-            }
+            Instruction::Arrange(topology) => operations.arrange(topology),
             Instruction::Probe(probes) => {
                 self.node.retransmits.store(paths.retransmits(), Ordering::Relaxed);
                 operations.probe(&probes);
-                Ok(())
             }
-            Instruction::Links(links) => {
-                operations.set_links(links);
-                Ok(())
-            }
+            Instruction::Links(links) => operations.set_links(links),
             Instruction::Start(operation) => {
                 self.request_allocations(operations.start(operation)?);
-                Ok(())
             }
             Instruction::Fail { tensor, failure } => {
                 metrics::failure(failure.kind);
@@ -167,15 +154,15 @@ impl Dispatch for Dispatcher {
                 if tensor == join_of(tensor.set) {
                     self.node.fail_tickets(&queue.unjoin(tensor.set), &failure);
                 }
-                Ok(())
             }
             Instruction::Resume { set, last } => {
                 let joined = queue.resume(set).ok_or_else(|| {
                     let what = format!("all ranks of process set {set} have joined");
-                    protocol(format!("the coordinator said that {what}, and here some have not"))
+                    protocol(format!(
+                        "the coordinator said that {what}, but some local ranks have not"
+                    ))
                 })?;
                 self.node.complete_tickets(&joined, last.0.into());
-                Ok(())
             }
             Instruction::RemoveSet { set, tensor } => {
                 let doomed = queue.remove_set(set).unwrap_or_default();
@@ -192,20 +179,19 @@ impl Dispatch for Dispatcher {
                         .host(self.node.config.host.clone())
                         .tensor(key.name.as_str())
                         .hint(
-                            "make the same calls on all of its ranks, and wait for them before \
-                             removing a process set",
+                            "make the same calls on all of its ranks, and wait for them before you \
+                             remove a process set",
                         );
                     self.node.fail(&key, removed, &failure);
                 }
                 let number = vec![u64::from(set.0)];
                 let none = ProcessSetId::GLOBAL;
-                self.done(queue, &tensor, Collective::RemoveProcessSet, number, none)
+                self.done(queue, &tensor, Collective::RemoveProcessSet, number, none)?;
             }
         }
+        Ok(())
     }
-}
 
-impl Dispatcher {
     fn request_allocations(&self, wanted: Vec<AllocationRequest>) {
         for AllocationRequest { answer, outputs, name } in wanted {
             let Some(worker) = self.node.workers.get(answer.local_rank) else {
@@ -217,8 +203,7 @@ impl Dispatcher {
         }
     }
 
-    /// A process set was added or removed: completes the request, if the local ranks asked for
-    /// that.
+    /// A process set was added or removed: completes the request, if the local ranks made it.
     fn done(
         &self,
         queue: &TensorQueue,
@@ -228,11 +213,11 @@ impl Dispatcher {
         made: ProcessSetId,
     ) -> Result<(), Failure> {
         if self.node.config.slots == 0 {
-            // A server has no ranks that could have asked.
+            // A server has no ranks that could have made the request.
             return Ok(());
         }
         let asked = queue.announced(tensor).is_some_and(|asked| {
-            // A removal also has a flag: whether waiting tensors are removed, too.
+            // A removal also has a flag that says whether waiting tensors are removed, too.
             let is_it = |request: &Request| {
                 let removal = collective == Collective::RemoveProcessSet;
                 let named = if removal { request.list.get(..1) } else { Some(&request.list[..]) };
@@ -241,8 +226,8 @@ impl Dispatcher {
             asked.locals().iter().all(|local| is_it(&local.request))
         });
         if !asked {
-            let what = format!("what the coordinator did for '{}' is not what was", tensor.name);
-            return Err(protocol(format!("{what} asked for here")));
+            let what = format!("the coordinator did not do what '{}' requested here", tensor.name);
+            return Err(protocol(what));
         }
         self.node.complete(tensor, queue.remove(tensor), made.0.into());
         Ok(())

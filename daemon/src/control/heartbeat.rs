@@ -1,5 +1,5 @@
-//! Heartbeats to and from the coordinator: on the stream, and as datagrams, which get through at
-//! once when an outage ends.
+//! Heartbeats to and from the coordinator: on the stream, and as datagrams, which get through
+//! immediately when an outage ends.
 
 use std::{
     io,
@@ -20,18 +20,17 @@ use crate::model::{
     world::World,
 };
 
-/// How often to check whether the world has formed.
 const FORMING_POLL: Duration = Duration::from_millis(100);
 
-/// The shortest wait for datagrams that have arrived already.
+/// The minimum wait for datagrams, so that those which have arrived are read.
 const MIN_WAIT: Duration = Duration::from_millis(1);
 
-/// The most datagrams that are read after each one that is sent (BOUND): any host can send some.
+/// How many datagrams are read after each one that is sent (BOUND): any host can send some.
 const MAX_DATAGRAMS: usize = 256;
 
-/// Sends heartbeats and listens for the coordinator's, on a thread of its own (`gw-heartbeat`): a
-/// busy control thread must not look dead, and a stopped coordinator closes no connection.
-/// `is_local`: the coordinator is in this process, so no datagrams are needed.
+/// Sends heartbeats and listens for the coordinator's on a separate thread (`gw-heartbeat`): a busy
+/// control thread must not look dead, and a stopped coordinator closes no connection. `is_local`:
+/// the coordinator is in this process, so no datagrams are needed.
 pub(crate) fn start(node: &Arc<Node>, is_local: bool) -> io::Result<()> {
     let report = node.report_panic("the heartbeat thread");
     let (liveness, node) = (node.liveness.clone(), Arc::downgrade(node));
@@ -68,7 +67,7 @@ fn beat(node: &Weak<Node>, liveness: &Liveness, is_local: bool) {
         if !is_local && datagrams.is_none() {
             let opened = Datagrams::open(&there, &world);
             if let Err(error) = &opened {
-                tracing::warn!(%error, "no heartbeats by UDP: outages have to be shorter");
+                tracing::warn!(%error, "no heartbeats by UDP: outages must be shorter");
             }
             datagrams = Some(opened);
         }
@@ -81,7 +80,7 @@ fn beat(node: &Weak<Node>, liveness: &Liveness, is_local: bool) {
     }
 }
 
-/// A coordinator that is silent for too long is lost.
+/// Ends the job if the coordinator has been silent for too long.
 fn check_silence(node: &Node, liveness: &Liveness, world: &World) {
     let limits = Limits::new(world.heartbeat_interval, world.heartbeat_timeout);
     let coordinator = node.config.coordinator;
@@ -96,26 +95,24 @@ fn check_silence(node: &Node, liveness: &Liveness, world: &World) {
         ),
         Some(Silence::Stream(time)) => (
             format!(
-                "nothing has come on the stream from the coordinator at {coordinator} for {:.1} s, \
-                 although it is there",
+                "nothing has arrived on the stream from the coordinator at {coordinator} for {:.1} \
+                 s, although it is alive",
                 time.as_secs_f64()
             ),
-            "something between holds up what goes over TCP to or from that port, a firewall \
-             perhaps",
+            "something on the path, perhaps a firewall, holds up TCP traffic to or from that port",
         ),
     };
     let failure = Failure::new(FailureKind::CoordinatorLost, what).hint(hint);
-    // Where the coordinator still hears of this, it is told which host does not hear it (TELL).
+    // If this failure reaches the coordinator, it names the host that does not hear it (TELL).
     node.job.end(Ending::Failed(failure.host(node.config.host.clone())));
 }
 
-/// Heartbeats as datagrams.
 #[derive(Debug)]
 struct Datagrams {
     socket: UdpSocket,
     identity: JobIdentity,
     sent: u64,
-    /// Answers to earlier datagrams are too old.
+    /// The first datagram without an answer; answers to earlier ones are too old.
     unanswered: u64,
 }
 
@@ -132,13 +129,13 @@ impl Datagrams {
         let JobIdentity { job, secret } = &self.identity;
         let (node, epoch) = (world.node, world.epoch);
         let beat = Beat { side: Side::Node, node, epoch, count: self.sent };
-        // A datagram that can't be sent counts as lost.
+        // A datagram that can't be sent is as good as lost.
         let _ = self.socket.send(&beat.encode(job, secret));
         self.sent += 1;
         // One byte more: a longer datagram is not a heartbeat.
         let mut bytes = [0; BEAT_BYTES + 1];
         for _ in 0..MAX_DATAGRAMS {
-            // What has arrived is read first, even if it is late: this thread may have been
+            // Datagrams that have arrived are read even if they are late: this thread may have been
             // stopped.
             let left = until.saturating_duration_since(Instant::now()).max(MIN_WAIT);
             if self.socket.set_read_timeout(Some(left)).is_err() {

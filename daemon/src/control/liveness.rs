@@ -1,5 +1,5 @@
-//! When the last messages of the coordinator arrived, and the echo of its heartbeats. The heartbeat
-//! thread and the stream share it.
+//! When the coordinator's last messages arrived, and the echo of its heartbeats. The heartbeat
+//! thread and the stream share this.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -13,7 +13,6 @@ use gradwire_proto::{
 };
 use parking_lot::Mutex;
 
-/// When the last messages of the coordinator arrived.
 #[derive(Debug)]
 pub(crate) struct Liveness {
     begin: Instant,
@@ -26,7 +25,7 @@ pub(crate) struct Liveness {
 /// The heartbeats that were received on the stream.
 #[derive(Debug, Default)]
 struct Heartbeats {
-    /// The coordinator's clock in the last one, and when that was received.
+    /// The coordinator's clock in the last one, and when it was received.
     last: Option<(u64, Instant)>,
     estimate: Estimate,
     /// The best estimate of the offset of the clocks.
@@ -74,8 +73,8 @@ impl Liveness {
         }
     }
 
-    /// A heartbeat of the coordinator was received. Returns the round trip, if it echoes one of
-    /// this node, and the best estimate of the offset of the clocks.
+    /// A heartbeat of the coordinator was received. If it echoes one of this node, returns the
+    /// round trip and the best estimate of the offset of the clocks.
     pub(super) fn heartbeat_received(&self, heartbeat: &Heartbeat) -> Option<(Duration, Measured)> {
         let (now, arrived_ns) = (Instant::now(), self.clock.now_ns());
         let Heartbeat { sent_ns: answered_ns, echo_ns, held_ns, .. } = *heartbeat;
@@ -98,7 +97,7 @@ impl Liveness {
 
     /// Ignores all silence up to now: this process itself was suspended.
     pub(super) fn restart(&self) {
-        // While this process was stopped, the clocks may have gone apart.
+        // While this process was stopped, the clocks may have drifted apart.
         self.heartbeats.lock().estimate = Estimate::default();
         self.stream_received();
         self.datagram_received();

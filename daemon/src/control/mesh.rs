@@ -1,7 +1,7 @@
 //! Makes the connections between nodes. When a schedule first needs a peer, the node with the
 //! smaller number dials, `streams` times per lane, and the other one accepts. The dialler alone
-//! chooses how many there are: a frame says where it belongs. `connections` decides what is dialled
-//! again when a connection has broken.
+//! chooses the number of connections: a frame says where it belongs. `connections` decides when a
+//! broken connection is dialled again.
 //!
 //! Dialling, accepting and the handshakes run on the control thread. A connection that has passed
 //! its handshake goes to its lane, which owns the socket from then on.
@@ -16,7 +16,7 @@ use std::{
 
 use gradwire_proto::{Failure, FailureKind, NodeId};
 use gradwire_telemetry::Rate;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
@@ -27,6 +27,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
+    config::DaemonConfig,
     data::{
         lane::Lane,
         order::{Connected, Disconnected, Order},
@@ -45,29 +46,29 @@ use crate::{
     },
 };
 
-/// How many connections may be in their handshake at a time (BOUND). One more replaces the oldest:
-/// a silent connection keeps nobody else out.
+/// How many connections may be in their handshake at a time, at least (BOUND). One more replaces
+/// the oldest, so silent connections keep nobody out.
 const MIN_HANDSHAKES: usize = 64;
 
-/// The same for any number of peers.
+/// The upper limit of the same, for any number of peers.
 const MAX_HANDSHAKES: usize = 4096;
 
-/// How long the peer's kernel may take to answer before another attempt begins beside the first
-/// one, as in RFC 8305 §5; then twice as long, and so on. The kernel sends a lost first packet
-/// again only after a second.
+/// How long the peer's kernel may take to answer before a second attempt begins beside the first
+/// one, as in RFC 8305 §5; the delay then doubles each time. The kernel retransmits a lost first
+/// packet only after a second.
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
-/// How long a handshake may take before another connection is tried; then twice as long, and so
-/// on. Each time a packet of it is lost, the kernel waits longer before it sends it again.
+/// How long a handshake may take before another connection is tried; the limit then doubles each
+/// time. The kernel waits longer before each retransmission of a lost packet.
 const FIRST_HANDSHAKE: Duration = Duration::from_secs(1);
 
-/// The longest time after which a system sends lost data again: the shortest that it accepts.
+/// The longest interval between retransmissions: the shortest one that the system accepts.
 const RETRANSMISSION: Duration = Duration::from_secs(1);
 
-/// How often the system probes a connection on which nothing comes, and how often in vain until it
-/// ends the connection: once the limit of the lane is over. To end it before would break transfers
-/// in the other direction after an outage that the job survives. An end that has no connection any
-/// more answers the first probe that arrives.
+/// How often the system probes a silent connection, and after how many unanswered probes it ends
+/// the connection: after the limit of the lane. An earlier end would break transfers in the other
+/// direction after an outage that the job survives. If the peer has lost the connection, it rejects
+/// the first probe that arrives.
 fn probes(limit: Duration) -> (Duration, u32) {
     let interval = (limit / 60).max(Duration::from_secs(1));
     (interval, limit.div_duration_f64(interval).ceil() as u32 + 1)
@@ -77,42 +78,26 @@ fn probes(limit: Duration) -> (Duration, u32) {
 static REFUSALS: Rate = Rate::new();
 static SILENT: Rate = Rate::new();
 
-/// How a data connection is set up.
-#[derive(Debug, Clone)]
-pub(crate) struct MeshConfig {
-    /// How long a connection may take, with its handshake.
-    pub(crate) connect_timeout: Duration,
-    /// How many connections each lane has with a peer.
-    pub(crate) streams: u32,
-    /// How long nothing may move on a connection that is waited for.
-    pub(crate) limit: Duration,
-    /// Socket buffers in bytes; 0: their size follows the path.
-    pub(crate) socket_buffer: usize,
-    /// Name of the congestion control; empty: the system's, but reno on loopback, and no bbr.
-    pub(crate) congestion_control: String,
-}
-
 /// Connections to all peers that are needed.
 #[derive(Debug)]
 pub(crate) struct Mesh {
-    config: MeshConfig,
+    config: DaemonConfig,
     identity: Identity,
     world: Arc<World>,
     lanes: Arc<[Lane]>,
     job: Job,
     runtime: Handle,
     cancel: CancellationToken,
-    /// The first size of sockets' buffers, in bytes, if it follows the path.
+    /// The first size of socket buffers in bytes, if the size adapts to the path.
     initial: Option<usize>,
-    /// The connections that this node dials.
     dialled: Mutex<Connections>,
-    /// The connections that others have dialled, with the latest attempt.
+    /// The connections that peers have dialled, with the latest attempt.
     accepted: Mutex<HashMap<ConnectionId, u32>>,
 }
 
 impl Mesh {
     pub(crate) fn new(
-        config: MeshConfig,
+        config: DaemonConfig,
         identity: Identity,
         world: Arc<World>,
         lanes: Arc<[Lane]>,
@@ -120,7 +105,7 @@ impl Mesh {
         cancel: CancellationToken,
     ) -> Arc<Self> {
         let initial = Window::initial(identity.lanes * config.streams);
-        let fits = config.socket_buffer == 0 && grants_buffers(initial);
+        let fits = config.socket_buffer_bytes == 0 && grants_buffers(initial);
         Arc::new(Self {
             initial: fits.then_some(initial),
             config,
@@ -135,18 +120,14 @@ impl Mesh {
         })
     }
 
-    fn dialled(&self) -> MutexGuard<'_, Connections> {
-        self.dialled.lock()
-    }
-
-    /// A connection broke, and as far as this node knows, no frame was under way on it.
+    /// A connection broke and, as far as this node knows, no frame was in flight on it.
     pub(crate) fn disconnected(self: &Arc<Self>, connection: Disconnected) {
         let Disconnected { peer, lane, number, totals, is_closed } = connection;
         if peer <= self.identity.node {
             return;
         }
         let id = ConnectionId { peer, number: number * self.identity.lanes + lane };
-        if self.dialled().lost(id, totals, is_closed) {
+        if self.dialled.lock().lost(id, totals, is_closed) {
             self.start(id, totals);
         }
     }
@@ -166,10 +147,10 @@ impl Mesh {
         let node = &self.world.nodes[id.peer.0 as usize];
         match self.dial(node.address, id, totals).await {
             Ok((stream, attempt, round_trip)) => {
-                self.dialled().connected(id);
+                self.dialled.lock().connected(id);
                 self.hand_over(id, attempt, None, stream, round_trip);
             }
-            Err(why) if self.dialled().failed(id, totals) => {
+            Err(why) if self.dialled.lock().failed(id, totals) => {
                 let what = format!(
                     "its data plane at {} can't be reached from {}: {why}",
                     node.address,
@@ -197,8 +178,8 @@ impl Mesh {
         let deadline = Instant::now() + self.config.connect_timeout;
         let mut limit = FIRST_HANDSHAKE;
         loop {
-            // The peer takes the attempt with the largest number, so they do not overlap from here.
-            let number = self.dialled().attempt(id);
+            // The peer accepts the attempt with the largest number, so attempts must not overlap.
+            let number = self.dialled.lock().attempt(id);
             let attempt = async {
                 let opened = self.open(address).await;
                 let (mut stream, round_trip) = opened.map_err(|error| error.to_string())?;
@@ -226,10 +207,10 @@ impl Mesh {
     }
 
     /// The first connection that the peer's kernel answers, with its round trip. Several attempts
-    /// may be under way: on a line that loses packets, one of them has to get through in time.
+    /// may be in flight: on a lossy line, one of them must get through in time.
     async fn open(&self, address: SocketAddr) -> io::Result<(TcpStream, Duration)> {
-        // From this node's own address, which the peer knows. The host may have several nodes or
-        // networks.
+        // Dials from this node's own address, which the peer knows: the host may have several nodes
+        // or networks.
         let from = SocketAddr::new(self.world.me().address.ip(), 0);
         let mut attempts = JoinSet::new();
         let mut delay = ATTEMPT_DELAY;
@@ -244,12 +225,12 @@ impl Mesh {
 
     /// Accepts until cancelled.
     pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener) {
-        // What it accepts inherits this. `prepare` reports what is not to be had.
+        // Accepted connections inherit this. `prepare` reports an error.
         let is_loopback = listener.local_addr().is_ok_and(|own| own.ip().is_loopback());
         let chosen = &self.config.congestion_control;
         let _ = choose_congestion_control(&SockRef::from(&listener), chosen, is_loopback);
         let mut handshakes = VecDeque::new();
-        // Peers with smaller numbers may all dial at once, each with as many connections as it
+        // All peers with smaller numbers may dial at once, each with as many connections as it
         // chooses.
         let dialled =
             self.identity.node.0.saturating_mul(self.identity.lanes * self.config.streams);
@@ -269,7 +250,7 @@ impl Mesh {
                         handshakes.push_back(AbortOnDropHandle::new(tokio::spawn(receive)));
                     }
                     Err(error) => {
-                        // Perhaps out of descriptors: existing connections continue, and this may
+                        // Probably out of descriptors: existing connections continue, and this may
                         // be temporary.
                         let hint = crate::model::hint::resource_hint(&error);
                         tracing::warn!("a data connection could not be accepted: {error}{hint}");
@@ -284,8 +265,8 @@ impl Mesh {
     async fn receive(&self, mut stream: TcpStream, from: SocketAddr) {
         let began = Instant::now();
         let admit = |id: ConnectionId, attempt: Attempt, stream: &TcpStream| {
-            // One round trip, and the time of the dialler itself. A slow dialler gets larger
-            // buffers than it needs, within what the system grants (BOUND).
+            // One round trip, plus the dialler's own time. A slow dialler gets larger buffers than
+            // it needs, within the system's limits (BOUND).
             self.set_receive_buffer(stream, began.elapsed());
             match self.accepted.lock().entry(id) {
                 Entry::Occupied(latest) if *latest.get() >= attempt.number => false,
@@ -342,14 +323,14 @@ impl Mesh {
         }
     }
 
-    /// Sets the receive buffer of a connection before the peer may send. With the first full
-    /// segment, the system fixes the largest window that it will announce, and a later size would
-    /// not change it. A failure costs only speed.
+    /// Sets the receive buffer of a connection before the peer may send: with the first full
+    /// segment, the system fixes the largest window that it will announce. A failure only costs
+    /// speed.
     fn set_receive_buffer(&self, stream: &TcpStream, round_trip: Duration) {
         let connections = self.identity.lanes * self.config.streams;
         let size = match self.initial {
             Some(_) => Window::receive_buffer(connections, round_trip),
-            None => self.config.socket_buffer,
+            None => self.config.socket_buffer_bytes,
         };
         if size > 0 {
             let _ = SockRef::from(stream).set_recv_buffer_size(size);
@@ -359,18 +340,18 @@ impl Mesh {
     fn prepare(&self, stream: &TcpStream) -> io::Result<()> {
         let socket = SockRef::from(stream);
         socket.set_tcp_nodelay(true)?;
-        // After an outage the line has to continue before the timeout. The lane alone decides when
-        // a connection that it waits for is dead: a user timeout would also end one whose peer is
-        // alive and does not read.
+        // After an outage the connection must continue before the timeout. Only the lane decides
+        // when a connection that it waits for is dead: a TCP user timeout would also end a
+        // connection with a live peer that does not read.
         if let Err(error) = gradwire_net::limit_retransmission_interval(stream, RETRANSMISSION) {
-            tracing::debug!(%error, "the system chooses when lost data is sent again");
+            tracing::debug!(%error, "the system chooses the retransmission interval");
         }
-        let (interval, probes) = probes(self.config.limit);
+        let (interval, probes) = probes(self.config.progress_timeout);
         let keepalive = TcpKeepalive::new().with_time(interval).with_interval(interval);
         socket.set_tcp_keepalive(&keepalive.with_retries(probes))?;
         let is_loopback = stream.peer_addr()?.ip().is_loopback();
         choose_congestion_control(&socket, &self.config.congestion_control, is_loopback)?;
-        let size = self.initial.unwrap_or(self.config.socket_buffer);
+        let size = self.initial.unwrap_or(self.config.socket_buffer_bytes);
         if size > 0 {
             socket.set_send_buffer_size(size)?;
         }
@@ -378,30 +359,19 @@ impl Mesh {
     }
 }
 
-impl Mesh {
-    /// Dials the missing connections, if this node is the one that dials.
-    fn reach_all(self: &Arc<Self>, peer: NodeId, demand: Demand) {
+impl Connector for Arc<Mesh> {
+    fn connect(&self, peer: NodeId, demand: Demand) {
         if peer <= self.identity.node {
             return;
         }
         let count = self.identity.lanes * self.config.streams;
-        for (id, totals) in self.dialled().need(peer, count, demand) {
+        for (id, totals) in self.dialled.lock().need(peer, count, demand) {
             self.start(id, totals);
         }
     }
 }
 
-impl Connector for Arc<Mesh> {
-    fn connect(&self, peer: NodeId) {
-        self.reach_all(peer, Demand::Schedule);
-    }
-
-    fn try_connect(&self, peer: NodeId) {
-        self.reach_all(peer, Demand::Probe);
-    }
-}
-
-/// Why a handshake did not pass, for the metrics.
+/// The reason why a handshake failed, for the metrics.
 fn rejection(error: &HandshakeError) -> Rejection {
     match error {
         HandshakeError::Io(_) => Rejection::Broken,
@@ -412,7 +382,7 @@ fn rejection(error: &HandshakeError) -> Rejection {
     }
 }
 
-/// One connection. Only the kernels take part, so the time is the shortest round trip.
+/// Makes one connection. Only the kernels take part, so the time is the minimal round trip.
 async fn connect(
     from: SocketAddr,
     to: SocketAddr,
@@ -420,7 +390,7 @@ async fn connect(
 ) -> io::Result<(TcpStream, Duration)> {
     let socket = if to.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket.bind(from)?;
-    // `prepare` reports what is not to be had.
+    // `prepare` reports an error.
     let is_loopback = to.ip().is_loopback();
     let _ = choose_congestion_control(&SockRef::from(&socket), &congestion_control, is_loopback);
     let began = Instant::now();
@@ -428,13 +398,12 @@ async fn connect(
     Ok((stream, began.elapsed()))
 }
 
-/// Sets the congestion control of a socket to the one of the setting; if that is empty, to the
-/// system's, but reno on loopback, and no bbr. Done before the socket is connected, so that bbr has
-/// never begun there: the pacing that it begins stays, whatever is chosen later, and slows a fast
-/// line down.
+/// Sets the congestion control of a socket to `chosen`; if that is empty, keeps the system's,
+/// except bbr, and uses reno on loopback. Must be called before the socket connects, so that bbr
+/// never starts: the pacing that it turns on would stay, and slow a fast line down.
 ///
 /// # Errors
-/// If the system does not have or not allow what the setting says.
+/// If the system does not have the chosen one, or does not allow it.
 fn choose_congestion_control(
     socket: &SockRef<'_>,
     chosen: &str,
@@ -442,27 +411,27 @@ fn choose_congestion_control(
 ) -> io::Result<()> {
     if !chosen.is_empty() {
         return socket.set_tcp_congestion(chosen.as_bytes()).map_err(|error| {
-            let text = format!("data.congestion_control={chosen:?} is not to be had: {error}");
+            let text = format!("data.congestion_control={chosen:?} is not available: {error}");
             io::Error::new(error.kind(), text)
         });
     }
     let instead: &[&str] = if is_loopback {
-        // A paced sender (bbr) leaves a loopback idle half of the time.
+        // A paced sender (bbr) leaves loopback idle half of the time.
         &["reno"]
     } else if socket.tcp_congestion()?.starts_with(b"bbr") {
-        // Each connection of bbr takes the line for its own, and loss does not tell it otherwise:
-        // what several nodes send to one keeps overflowing the queue.
+        // Each bbr connection assumes that it has the line alone, and ignores loss: several nodes
+        // that send to one keep overflowing the queue.
         &["cubic", "reno"]
     } else {
         &[]
     };
-    // Every kernel has reno. Where none is allowed, nothing changes.
+    // Every kernel has reno. If none is allowed, nothing changes.
     let _ = instead.iter().any(|name| socket.set_tcp_congestion(name.as_bytes()).is_ok());
     Ok(())
 }
 
-/// Whether the system grants sockets buffers of our first size. It is tried on another socket,
-/// because setting a size ends the automatic one, which is better where less is granted
+/// Whether the system grants socket buffers of our first size. This tries it on a separate socket,
+/// because setting a size disables automatic sizing, which is better if less is granted
 /// (`net.core.wmem_max` and `rmem_max`).
 fn grants_buffers(initial: usize) -> bool {
     let granted = || {
@@ -472,14 +441,10 @@ fn grants_buffers(initial: usize) -> bool {
         Ok::<_, io::Error>(socket.send_buffer_size()?.min(socket.recv_buffer_size()?))
     };
     match granted() {
-        // What the system reports is twice what it was asked for.
+        // The system reports twice the requested size.
         Ok(granted) if granted >= 2 * initial => true,
-        Ok(granted) => {
-            tracing::debug!(granted, "the system chooses the sockets' buffers");
-            false
-        }
-        Err(error) => {
-            tracing::debug!(%error, "the system chooses the sockets' buffers");
+        other => {
+            tracing::debug!(granted = ?other, "the system chooses the sockets' buffers");
             false
         }
     }
@@ -490,11 +455,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_system_probes_for_longer_than_the_limit() {
+    fn keepalive_outlasts_the_limit() {
         for limit in [0.1, 4.0, 5.0, 59.5, 61.0, 3600.0].map(Duration::from_secs_f64) {
             let (interval, probes) = probes(limit);
             assert!(interval * probes > limit, "{limit:?}: {probes} probes, every {interval:?}");
-            // The most that Linux takes.
+            // Linux's limit.
             assert!(probes <= 127, "{limit:?}: {probes}");
         }
     }

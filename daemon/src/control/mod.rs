@@ -1,17 +1,17 @@
-//! Executes what is decided elsewhere: the stream to the coordinator, and what depends on it. Runs
-//! on the control thread, except `heartbeat`, `report` and `trace`.
+//! Executes the decisions of the coordinator: the stream to it, and all that depends on the stream.
+//! Runs on the control thread, except `heartbeat`, `report` and `trace`.
 //!
-//! - `liveness`: when the coordinator last sent something, and the clocks of both
+//! - `liveness`: when the coordinator last sent a message, and the offset of its clock
 //! - `connect`: opens the stream to the coordinator
-//! - `registry`: ids and names, messages and domain types; the only place where the coordinator's
-//!   messages are checked (TRUST)
-//! - `client`: the stream: joins, sends what the node reports, passes on what it receives
+//! - `registry`: maps ids to names and messages to domain types; the only place that checks the
+//!   coordinator's messages (TRUST)
 //! - `mesh`: dials and accepts data connections, and hands them to their lanes
-//! - `node`: what all threads share, and how events of the lanes are handled
-//! - `report`: what this node does, for those who watch the job
-//! - `trace` and `sending`: what this node has done, for those who trace the job
+//! - `node`: the state that all threads share, and the handling of the lanes' events
+//! - `report`: reports on this node for viewers of the job
+//! - `trace` and `sending`: this node's part of a trace
 //! - `heartbeat`: heartbeats to and from the coordinator
 //! - `dispatch`: executes the orders of the coordinator
+//! - `client`: the stream: joins, sends the node's messages, passes on received ones
 
 pub(crate) mod client;
 pub(crate) mod connect;

@@ -1,6 +1,8 @@
-//! What all threads of the daemon share, and how the events of lanes are handled ([`LaneEvents`]).
+//! The state that all threads of the daemon share, and the handling of the lanes' events
+//! ([`LaneEvents`]).
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc, OnceLock, Weak,
         atomic::{AtomicU64, Ordering},
@@ -12,9 +14,10 @@ use gradwire_proto::{
     Ending, Failure, FailureKind, NodeId, Rank, Sequence, TensorName,
     launch::{Notice, ProcessEnd},
 };
+use gradwire_shm::control::Completion;
 use gradwire_telemetry::Collect;
 use gradwire_trace::{Event, Kind, Recorder, Tracer, Track, time};
-use tokio::task::JoinHandle;
+use tokio::{sync::mpsc::UnboundedSender, task::JoinHandle};
 
 use super::{liveness::Liveness, mesh::Mesh, sending::Sending};
 use crate::{
@@ -36,13 +39,12 @@ use crate::{
     workers::{outbox::OutboxError, process_ends::ProcessEnds, slots::Workers, worker::Worker},
 };
 
-/// Names in a failure's text.
 const NAMES: usize = 3;
 
 /// How often to check whether the data threads have stopped.
 const STOPPING: Duration = Duration::from_millis(1);
 
-/// What exists only once the world has formed.
+/// The state that exists once the world has formed.
 #[derive(Debug)]
 pub(crate) struct Running {
     pub(crate) world: Arc<World>,
@@ -51,45 +53,47 @@ pub(crate) struct Running {
     pub(crate) lanes: Arc<[Lane]>,
     pub(crate) mesh: Arc<Mesh>,
     pub(crate) paths: Arc<Paths>,
-    /// What is exchanged with each node, by its number.
+    /// The traffic with each node, by its number.
     pub(crate) traffic: Vec<PeerTraffic>,
 }
 
-/// Submits requests that had to wait until their name was free. All submissions go through one
-/// task: announcements and joins have to reach the coordinator in the order of the queue.
-pub(crate) trait Resubmit: std::fmt::Debug + Send + Sync {
-    /// Submits a checked request again.
-    fn resubmit(&self, key: TensorKey, local: LocalTensor);
-}
+/// A checked request that is submitted again.
+pub(crate) type Resubmitted = (TensorKey, LocalTensor);
 
-/// The daemon's shared state.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) config: DaemonConfig,
     pub(crate) job: Job,
     pub(crate) workers: Workers,
-    intake: Box<dyn Resubmit>,
+    /// Requests that had to wait until their name was free. The intake submits them: announcements
+    /// and joins must reach the coordinator in the order of the queue.
+    resubmit: UnboundedSender<Resubmitted>,
     pub(crate) process_ends: ProcessEnds,
-    /// What is recorded while somebody traces the job.
+    /// Records events while the job is traced.
     pub(crate) tracer: Arc<Tracer>,
-    /// For all threads that are no lanes.
+    /// The recorder for all threads except lanes.
     pub(crate) recorder: Recorder,
     pub(crate) sending: Arc<Sending>,
     pub(crate) liveness: Arc<Liveness>,
-    /// The packets that had been sent again when the last probes were ordered.
+    /// The retransmitted packets at the time when the last probes were ordered.
     pub(crate) retransmits: AtomicU64,
-    running: OnceLock<Running>,
+    /// Set once the world has formed.
+    pub(crate) running: OnceLock<Running>,
 }
 
 impl Node {
-    pub(crate) fn new(config: DaemonConfig, job: Job, intake: Box<dyn Resubmit>) -> Arc<Self> {
+    pub(crate) fn new(
+        config: DaemonConfig,
+        job: Job,
+        resubmit: UnboundedSender<Resubmitted>,
+    ) -> Arc<Self> {
         let workers = Workers::new(config.slots);
         let tracer = Arc::<Tracer>::default();
         Arc::new(Self {
             config,
             job,
             workers,
-            intake,
+            resubmit,
             process_ends: ProcessEnds::default(),
             recorder: tracer.recorder(Track::Control),
             tracer,
@@ -118,21 +122,25 @@ impl Node {
         self.running.get().map(|running| &*running.queue)
     }
 
-    /// For a thread or task that others wait for, which holds it while it runs.
+    fn rank(&self, local_rank: u32) -> Rank {
+        let first = self.running.get().map_or(0, |running| running.world.me().first_rank.0);
+        Rank(first + local_rank)
+    }
+
+    /// A guard for a thread or task that others wait for; it reports a panic.
     pub(crate) fn report_panic(&self, who: &'static str) -> ReportPanic {
         ReportPanic { job: self.job.clone(), who, host: self.config.host.clone() }
     }
 
-    /// Updates the gauges.
     pub(crate) fn count_workers(&self) {
         let workers = self.workers.all();
         metrics::workers(workers.len(), workers.iter().map(|w| w.memory.bytes()).sum());
     }
 
-    /// A worker has died or sent nonsense: the job can't go on without it.
+    /// A worker has died or sent invalid data: the job can't continue without it.
     pub(crate) fn worker_failed(&self, worker: &Worker, failure: Failure) {
         if self.job.ending().is_some() {
-            // It ends because the job is over.
+            // The worker ends because the job is over.
             return;
         }
         let names = self.queue().map(|q| q.names_of(worker.local_rank, NAMES)).unwrap_or_default();
@@ -140,22 +148,15 @@ impl Node {
         self.job.report(failure.host(self.config.host.clone()).tensor(names.join(", ")));
     }
 
-    /// If a message can't reach a worker, neither the worker can continue nor the ranks that wait
-    /// for it (TELL).
+    /// If a message can't reach a worker, neither the worker nor the ranks that wait for it can
+    /// continue (TELL).
     pub(crate) fn ensure_sent(&self, worker: &Worker, sent: Result<(), OutboxError>) {
         if let Err(error) = sent {
             self.worker_failed(worker, worker.silent(&error.to_string()));
         }
     }
 
-    /// Sends workers what their sockets did not accept before.
-    pub(crate) fn flush_workers(&self) {
-        for worker in self.workers.all() {
-            worker.flush();
-        }
-    }
-
-    /// This node was asked to end, for this reason.
+    /// This node was asked to end, for the reason `why`.
     pub(crate) fn asked_to_end(&self, why: &str) {
         let failure =
             Failure::new(FailureKind::Cancelled, format!("gradwired was asked to end: {why}"))
@@ -178,8 +179,8 @@ impl Node {
         }
     }
 
-    /// All processes of this host are being ended, for this reason. If a worker has failed and its
-    /// thread has not handled that yet, the worker is the cause (TELL).
+    /// All processes of this host are being ended, for the reason `why`. If a worker has failed and
+    /// its thread has not handled that yet, the worker is the cause (TELL).
     pub(crate) fn stopped(&self, why: &str) {
         if self.job.ending().is_some() {
             return;
@@ -195,30 +196,31 @@ impl Node {
     }
 
     /// A rank's process has ended. The end of an attached process is reported when its connection
-    /// ends. The connection is ended now, in case another process holds its other end.
+    /// ends; this closes the connection, in case another process holds the other end.
     fn ended(&self, rank: Rank, end: ProcessEnd) {
         let Some(running) = self.running.get() else { return };
         let Some(local) = rank.0.checked_sub(running.world.me().first_rank.0) else { return };
         self.process_ends.ended(local, end);
         if let Some(worker) = self.workers.get(local) {
-            worker.hang_up();
+            worker.outbox.hang_up();
         }
         self.ended_without_attaching(rank, local, end);
     }
 
-    /// The slot of a process that was not attached is free again. If the process has ended, that
-    /// was reported while it had the slot.
+    /// The slot of a process that did not attach is free again. The process may have ended while it
+    /// still had the slot.
     pub(crate) fn freed(&self, local_rank: u32) {
-        let Some(running) = self.running.get() else { return };
+        if self.running.get().is_none() {
+            return;
+        }
         if let Some(end) = self.process_ends.end(local_rank) {
-            let rank = Rank(running.world.me().first_rank.0 + local_rank);
-            self.ended_without_attaching(rank, local_rank, end);
+            self.ended_without_attaching(self.rank(local_rank), local_rank, end);
         }
     }
 
     /// If the process of a rank never attached, it can't take part any more, and nobody waits for
-    /// it. If it also failed, it is the cause of the job's failure (TELL). A process that has its
-    /// slot is looked at when that is free again.
+    /// it. If it also failed, it is the cause of the job's failure (TELL). A process that still has
+    /// its slot is handled when the slot is free again.
     fn ended_without_attaching(&self, rank: Rank, local_rank: u32, end: ProcessEnd) {
         if !self.workers.ended(local_rank) || self.job.ending().is_some() {
             return;
@@ -237,41 +239,24 @@ impl Node {
         }
     }
 
-    /// The world has formed.
-    pub(crate) fn run(&self, running: Running) {
-        let _ = self.running.set(running);
-    }
-
-    /// What exists once the world has formed.
-    pub(crate) fn running(&self) -> Option<&Running> {
-        self.running.get()
-    }
-
-    /// What starts operations, once the world has formed.
+    /// The operation manager, once the world has formed.
     pub(crate) fn operations(&self) -> Option<&OperationManager> {
         self.running.get().map(|running| &running.operations)
     }
 
-    /// Restarts the time of ranks that have to allocate: this process itself was suspended.
-    pub(crate) fn restart_allocations(&self, now: Instant) {
-        if let Some(operations) = self.operations() {
-            operations.restart_allocations(now);
-        }
-    }
-
     /// Reports ranks that do not allocate memory for their results in time (WAIT). They have the
-    /// time limit of data, and the time that their memory may take to fill.
+    /// time limit of data transfers, plus the time to fill their memory.
     pub(crate) fn report_overdue_allocations(&self, now: Instant) {
         let limit = self.config.progress_timeout;
         let overdue_allocations =
-            self.operations().map(|operations| operations.overdue_allocations(now, limit));
+            self.operations().map(|operations| operations.pending.overdue(now, limit));
         for OverdueAllocation { answer, name, waited } in overdue_allocations.unwrap_or_default() {
             let Some(worker) = self.workers.get(answer.local_rank) else {
                 self.left_before_allocating(answer.local_rank, &name);
                 continue;
             };
             let why = format!(
-                "it was asked for room for the result of tensor '{name}' and has not answered for \
+                "it was asked to allocate the result of tensor '{name}' and has not answered for \
                  {:.1} s",
                 waited.as_secs_f64()
             );
@@ -280,29 +265,28 @@ impl Node {
     }
 
     /// A rank has left or died before it allocated memory for its result. So the tensor will never
-    /// be done, although others wait for it (TELL). The death of a rank has been reported before.
+    /// be done, although others wait for it (TELL). The death of a rank has already been reported.
     pub(crate) fn left_before_allocating(&self, local_rank: u32, name: &TensorName) {
-        let first = self.running.get().map_or(Rank(0), |r| r.world.me().first_rank);
-        let what = "it has left the job while the result of an operation was on its way to it, and \
-                    others take part in that";
+        let what = "it has left the job before it received the result of an operation in which \
+                    others take part";
         let failure = Failure::new(FailureKind::RankLeft, what)
-            .rank(Rank(first.0 + local_rank))
+            .rank(self.rank(local_rank))
             .host(self.config.host.clone())
             .tensor(name.as_str())
             .hint("wait for every handle before leaving");
         self.job.report(failure);
     }
 
-    /// Why a rank may not leave the job in good order now: others need it.
+    /// Why a rank may not leave the job now: others need it.
     pub(crate) fn needed_for(&self, local_rank: u32) -> Option<String> {
         if let Some(set) = self.queue()?.joined_by(local_rank) {
             return Some(format!("in the join of process set {set}: wait for the join first"));
         }
-        let name = self.operations()?.pending_allocation_of(local_rank)?;
-        Some(format!("to get its result of tensor '{name}': wait for every handle first"))
+        let name = self.operations()?.pending.tensor_of(local_rank)?;
+        Some(format!("waiting for its result of tensor '{name}': wait for every handle first"))
     }
 
-    /// Reports tensors that have waited long for ranks of this node (WAIT).
+    /// Reports tensors that have waited too long for ranks of this node (WAIT).
     pub(crate) fn report_stalls(&self, now: Instant) {
         let limit = self.config.stall_warning;
         metrics::stalled(self.queue().map_or(0, |queue| queue.overdue(now, limit)));
@@ -320,18 +304,13 @@ impl Node {
         }
     }
 
-    /// A local rank has left in good order: nobody waits for it any more.
-    pub(crate) fn left(&self, rank: Rank) {
-        self.leaves(rank, false);
-    }
-
-    /// A local rank no longer takes part; `absent` if it never did.
-    fn leaves(&self, rank: Rank, absent: bool) {
+    /// A local rank no longer takes part, so nobody waits for it; `absent` if it never took part.
+    pub(crate) fn leaves(&self, rank: Rank, absent: bool) {
         self.job.send(Outgoing::Left { ranks: vec![rank], absent });
         let Some(running) = self.running.get() else { return };
         let local_rank = rank.0 - running.world.me().first_rank.0;
         let gone = running.queue.leave(local_rank);
-        // In one message, because they may be many. Each worker knows the names of its tensors.
+        // In one message, because there may be many. Each worker knows the names of its tensors.
         let tickets: Vec<Ticket> =
             gone.iter().flat_map(|(_, r)| r.tickets.iter().chain(&r.duplicates)).copied().collect();
         self.fail_tickets(&tickets, &self.rank_left(rank));
@@ -342,8 +321,7 @@ impl Node {
 
     /// The failure of tensors that need a rank of this node that has left.
     pub(crate) fn rank_left(&self, gone: Rank) -> Failure {
-        let first = self.running.get().map_or(Rank(0), |r| r.world.me().first_rank);
-        let failure = if self.workers.never_came(gone.0.saturating_sub(first.0)) {
+        let failure = if self.workers.never_came(gone.0.saturating_sub(self.rank(0).0)) {
             Failure::never_came(gone)
         } else {
             let what = "it has left the job and can't take part any more";
@@ -354,15 +332,15 @@ impl Node {
         failure.host(self.config.host.clone())
     }
 
-    /// When this returns, the data threads access no memory any more. It needs no thread to wait
-    /// for them, which the system might refuse.
+    /// Stops the data threads; then they access no memory any more. Polls, because the system might
+    /// refuse a thread that waits for them.
     pub(crate) async fn stop_lanes(&self) {
         let lanes = self.running.get().map_or(&[][..], |running| &running.lanes[..]);
         while lanes.iter().filter(|lane| !lane.try_stop()).count() > 0 {
             tokio::time::sleep(STOPPING).await;
         }
         if let Some(operations) = self.operations() {
-            operations.clear();
+            operations.pending.clear();
         }
         if let Some(queue) = self.queue() {
             queue.clear();
@@ -377,20 +355,13 @@ impl Node {
         }
     }
 
-    fn by_worker(tickets: &[Ticket]) -> Vec<(u32, Vec<u64>)> {
-        let mut sorted: Vec<(u32, Vec<u64>)> = Vec::new();
-        for ticket in tickets {
-            match sorted.iter_mut().find(|(local, _)| *local == ticket.local_rank) {
-                Some((_, list)) => list.push(ticket.ticket),
-                None => sorted.push((ticket.local_rank, vec![ticket.ticket])),
-            }
-        }
-        sorted
-    }
-
     /// Notifies ranks that their submissions have failed (TELL).
     pub(crate) fn fail_tickets(&self, tickets: &[Ticket], failure: &Failure) {
-        for (local_rank, tickets) in Self::by_worker(tickets) {
+        let mut by_worker: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
+        for ticket in tickets {
+            by_worker.entry(ticket.local_rank).or_default().push(ticket.ticket);
+        }
+        for (local_rank, tickets) in by_worker {
             if let Some(worker) = self.workers.get(local_rank) {
                 self.ensure_sent(&worker, worker.fail(tickets, failure));
             }
@@ -407,11 +378,11 @@ impl Node {
     /// Submits requests that had to wait until their name was free.
     fn submit_again(&self, key: &TensorKey, later: Vec<LocalTensor>) {
         for local in later {
-            self.intake.resubmit(key.clone(), local);
+            let _ = self.resubmit.send((key.clone(), local));
         }
     }
 
-    /// Notifies ranks that their submissions are done.
+    /// Notifies ranks that their submissions have succeeded. `aux` is that of a [`Completion`].
     pub(crate) fn complete_tickets(&self, tickets: &[Ticket], aux: u64) {
         for ticket in tickets {
             let Some(worker) = self.workers.get(ticket.local_rank) else { continue };
@@ -419,22 +390,21 @@ impl Node {
                 let event = Event::new(Kind::Complete, time::now_ns(), ticket.ticket);
                 self.recorder.record(Event { other: worker.rank.0, ..event });
             }
-            if let Err(error) = worker.complete(ticket.ticket, aux) {
+            let completion = Completion { ticket: ticket.ticket, aux };
+            if let Err(error) = worker.completions.push(completion) {
                 self.worker_failed(&worker, worker.sent_nonsense(&error.to_string()));
             }
         }
     }
 
-    /// Notifies the ranks of a removed tensor that it is done.
+    /// Notifies the ranks of a removed tensor that it has succeeded.
     pub(crate) fn complete(&self, key: &TensorKey, removed: Removed, aux: u64) {
         self.complete_tickets(&removed.tickets, aux);
-        let first = self.running.get().map_or(Rank(0), |r| r.world.me().first_rank);
         for ticket in &removed.duplicates {
-            let rank = Rank(first.0 + ticket.local_rank);
             let what = "it was submitted a second time while the first submission was in flight; \
                         the first one succeeded, this is the second";
             let failure = Failure::new(FailureKind::Disagreement, what)
-                .rank(rank)
+                .rank(self.rank(ticket.local_rank))
                 .host(self.config.host.clone())
                 .tensor(key.name.as_str())
                 .hint("wait for a tensor before submitting its name again, or use another name");
@@ -452,7 +422,7 @@ impl Collect for Node {
     }
 }
 
-/// A weak reference: lanes must not keep the node alive, which stops them.
+/// A weak reference, because the node stops the lanes and they must not keep it alive.
 impl LaneEvents for Weak<Node> {
     fn finished(&self, piece: &Piece, complete: Option<Instant>) {
         let Some(node) = self.upgrade() else { return };

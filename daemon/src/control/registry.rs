@@ -1,10 +1,9 @@
-//! Ids and names, messages and domain types. Pure.
+//! Maps ids to names, and messages to domain types. Pure.
 //!
-//! The coordinator gives a tensor an id when it has been agreed on once; from then on an
-//! announcement of the same request is only that id. What comes from the coordinator is checked
-//! here, once (TRUST): every set and id must be known, every number within its range, and what was
-//! agreed has to fit the ranks that take part. That it also is what the local ranks asked for is
-//! checked against the queue, where that is known.
+//! The coordinator gives a tensor an id once it has been agreed on; from then on an announcement of
+//! the same request is only the id. The coordinator's messages are checked here, once (TRUST):
+//! every set and id must be known, every number must be within its range, and an agreement must fit
+//! the ranks that take part. The queue checks whether it also fits the requests of the local ranks.
 
 use std::{collections::HashMap, ops::RangeInclusive, sync::Arc, time::Duration};
 
@@ -28,17 +27,17 @@ use crate::model::{
     world::{World, invalid},
 };
 
-/// Shorter waits of local ranks for each other are not reported.
+/// Shorter waits between local ranks are not reported.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
-/// The bytes that a chunk may have.
+/// The allowed sizes of a chunk, in bytes.
 const CHUNKS: RangeInclusive<u32> = 4 << 10..=4 << 20;
 
-/// Specs that have ids (BOUND). A coordinator chooses among a few.
+/// The limit of specs with ids (BOUND). A coordinator uses a few.
 const MAX_SPECS: usize = 1024;
 
-/// Agreements on tensors without an id that are kept for their next segment (BOUND), and the number
-/// of flows that they have together.
+/// The limits of agreements on tensors without an id that are kept for their next segment (BOUND),
+/// and of their flows in total.
 const MAX_UNREGISTERED: usize = 1024;
 const MAX_UNREGISTERED_FLOWS: usize = 1 << 16;
 
@@ -57,18 +56,13 @@ pub(crate) struct Registry {
     by_key: HashMap<TensorKey, Registered>,
     by_id: HashMap<TensorId, TensorKey>,
     specs: HashMap<SpecId, Spec>,
-    /// For how many tensors with ids the tables have room while tensors replace each other.
+    /// The number of tensors with ids for which the tables have spare room.
     room: usize,
-    /// What was agreed on tensors without an id: a large tensor has many segments.
+    /// The agreements on tensors without an id, because a large tensor has many segments.
     unregistered: HashMap<TensorKey, Arc<Agreement>>,
 }
 
-/// A tensor, and what was agreed on it.
 type Terms = (TensorKey, Arc<Agreement>);
-
-fn name_of(set: ProcessSetId, name: TensorName) -> TensorKey {
-    TensorKey { set, name }
-}
 
 impl Registry {
     /// A registry with the set of all ranks.
@@ -123,7 +117,7 @@ impl Registry {
     }
 
     fn set(&self, set: ProcessSetId) -> Result<&Arc<Members>, WireError> {
-        let unknown = || invalid("process_set", format!("there is no process set {set}"));
+        let unknown = || invalid("process_set", format!("process set {set} does not exist"));
         self.sets.get(&set).ok_or_else(unknown)
     }
 
@@ -134,7 +128,7 @@ impl Registry {
             invalid("ranks", format!("{:?} are not ascending ranks of the job", wire.ranks))
         })?;
         if self.sets.contains_key(&set) {
-            return Err(invalid("process_set", format!("there already is a process set {set}")));
+            return Err(invalid("process_set", format!("process set {set} already exists")));
         }
         let members = Arc::new(members);
         self.sets.insert(set, members.clone());
@@ -156,7 +150,7 @@ impl Registry {
         Ok(Instruction::RemoveSet { set, tensor })
     }
 
-    /// The ranks that take part in what was agreed on in a process set, without `absent`.
+    /// The ranks of a process set that take part in a request, without `absent`.
     fn members(
         &self,
         set: &Arc<Members>,
@@ -164,7 +158,7 @@ impl Registry {
         request: &Request,
     ) -> Result<Arc<Members>, WireError> {
         let members = if let Some((from, to)) = pair(request) {
-            // The other ranks do not take part, whether they have joined or not.
+            // Only the two ends take part, whether other ranks have joined or not.
             let mut ends = vec![from, to];
             ends.sort_unstable();
             ends.dedup();
@@ -177,12 +171,15 @@ impl Registry {
             set.without(&self.world, absent)
         };
         let members = members.ok_or_else(|| {
-            invalid("absent", format!("{absent:?} leaves not those that the operation needs"))
+            invalid(
+                "absent",
+                format!("{absent:?} does not leave the ranks that the operation needs"),
+            )
         })?;
         Ok(Arc::new(members))
     }
 
-    /// What was agreed on; `known` itself if it is the same.
+    /// Checks an agreement; returns `known` itself if it is the same.
     fn agreement(
         &self,
         set: ProcessSetId,
@@ -199,18 +196,18 @@ impl Registry {
         let size = members.ranks.len();
         Agreement::new(&self.world, set, members, agreed)
             .map(Arc::new)
-            .ok_or_else(|| invalid("agreed", format!("its rows are not those of {size} ranks")))
+            .ok_or_else(|| invalid("agreed", format!("its rows do not match {size} ranks")))
     }
 
     fn register(&mut self, wire: pb::Registration) -> Result<(), WireError> {
         let set = ProcessSetId(wire.process_set);
         let agreement = self.agreement(set, &[], wire.agreed, None)?;
-        let key = name_of(set, TensorName::new(&wire.name)?);
+        let key = TensorKey { set, name: TensorName::new(&wire.name)? };
         let id = TensorId(wire.id);
         if let Some(other) = self.by_id.get(&id).filter(|other| **other != key) {
             return Err(invalid(
                 "registration",
-                format!("id {id} already stands for {}", other.name),
+                format!("id {id} is already used for {}", other.name),
             ));
         }
         self.unregistered.remove(&key);
@@ -222,10 +219,10 @@ impl Registry {
         Ok(())
     }
 
-    /// Makes the tables as large now as they will ever be for so many tensors. From the first
-    /// eviction on, tensors replace each other and leave gaps. In a hash table that is more than
-    /// half full, these gaps would make it grow one day, long after the job has settled. In a table
-    /// that is at most half full, they are cleared in place (BOUND).
+    /// Gives the tables twice the room that the present tensors need. From the first eviction on,
+    /// tensors replace each other and leave gaps. In a hash table that is more than half full, the
+    /// gaps would make it grow at some time, long after the job has settled. In a table that is at
+    /// most half full, they are cleared in place (BOUND).
     fn make_room(&mut self) {
         let tensors = self.by_key.len();
         if tensors > self.room {
@@ -246,11 +243,11 @@ impl Registry {
         let spec = Spec::parse(&wire.text).map_err(|error| refused(error.to_string()))?;
         match self.specs.insert(SpecId(wire.id), spec) {
             None => Ok(()),
-            Some(old) => Err(refused(format!("id {} already stands for {old}", wire.id))),
+            Some(old) => Err(refused(format!("id {} is already used for {old}", wire.id))),
         }
     }
 
-    /// The spec of an operation among so many nodes.
+    /// The spec with this id, which must fit `nodes` nodes.
     fn spec(&self, id: SpecId, nodes: usize) -> Result<Spec, WireError> {
         let unknown = || invalid("spec", format!("id {id} was never registered"));
         let spec = *self.specs.get(&id).ok_or_else(unknown)?;
@@ -264,7 +261,7 @@ impl Registry {
         wire: Option<pb::TensorRef>,
     ) -> Result<TensorKey, WireError> {
         match TensorRef::try_from(wire)? {
-            TensorRef::Name(name) => Ok(name_of(set, name)),
+            TensorRef::Name(name) => Ok(TensorKey { set, name }),
             TensorRef::Id(id) => self
                 .by_id
                 .get(&id)
@@ -274,9 +271,9 @@ impl Registry {
         }
     }
 
-    /// What was agreed on a segment's tensor. A tensor with an id has its registration. A tensor
-    /// with a name has what the segment contains, or what the segment `before` it in the operation
-    /// has, if that is of the same tensor.
+    /// The agreement on a segment's tensor. A tensor with an id has its registration. A tensor with
+    /// a name has the agreement in the segment, or that of the segment `before` it in the
+    /// operation, if that is of the same tensor.
     fn terms(
         &mut self,
         set: ProcessSetId,
@@ -316,7 +313,7 @@ impl Registry {
         Ok((key, agreement))
     }
 
-    /// The operation, or none where this node takes no part in it.
+    /// The operation; `None` if this node takes no part in it.
     fn operation(&mut self, wire: pb::Operation) -> Result<Option<Operation>, WireError> {
         let request = convert::piece(wire.request.ok_or(WireError::Missing("request"))?)?;
         let set = ProcessSetId(wire.process_set);
@@ -331,12 +328,12 @@ impl Registry {
             let (tensor, agreement) = before.insert(terms).clone();
             let (route, range) = Place { part, offset, count }.check(&request, &agreement)?;
             if *way.get_or_insert(route) != route {
-                let reason = "they do not all take the same way between the nodes";
+                let reason = "they do not all have the same route";
                 return Err(invalid("segments", reason));
             }
             members.get_or_insert_with(|| agreement.members.clone());
-            // Each of several empty sends and receives has ranks of its own. A node takes part if
-            // any of these ranks is on it.
+            // Each of several empty sends and receives has its own ranks. A node takes part if any
+            // of these ranks is on it.
             takes_part |= !agreement.members.here.is_empty();
             if self.world.is_server() || !agreement.members.here.is_empty() {
                 segments.push(OperationSegment { tensor, agreement, range });
@@ -350,7 +347,7 @@ impl Registry {
         }
         let sequence = Sequence(wire.sequence);
         let spec = match route {
-            // There is nothing to choose between.
+            // Only one algorithm applies.
             Route::Nothing | Route::Move(..) => Algorithm::Ring.into(),
             _ if members.nodes.len() == 1 => Algorithm::Ring.into(),
             _ => self.spec(SpecId(wire.spec), members.nodes.len())?,
@@ -359,7 +356,7 @@ impl Registry {
             && nodes_of(route, &spec, &members).binary_search(&self.world.node).is_ok();
         let quantized = wire.quantized;
         if quantized && !self.is_quantized(route, &request, &spec, &members) {
-            return Err(invalid("quantized", "it is no allreduce that this job may quantize"));
+            return Err(invalid("quantized", "it is not an allreduce that this job may quantize"));
         }
         let chunk = match wire.chunk_bytes {
             0 => None,
@@ -371,7 +368,7 @@ impl Registry {
         Ok(takes_part.then_some(operation))
     }
 
-    /// Whether an operation may travel in eight bits (TRUST).
+    /// Whether an operation may be quantized (TRUST).
     fn is_quantized(
         &self,
         route: Route,
@@ -381,7 +378,7 @@ impl Registry {
     ) -> bool {
         let Request { collective, dtype, reduce_op: op, .. } = *request;
         let rounds_once = Algorithm::ROUNDS_ONCE.contains(&spec.algorithm());
-        // Tensors that are large enough have been cut.
+        // The coordinator has checked the size of the whole tensor.
         self.world.compression.quantizes(collective, dtype, op, u64::MAX)
             && route == Route::All
             && (rounds_once || members.nodes.len() == 1)
@@ -391,25 +388,25 @@ impl Registry {
     fn links(&self, wire: pb::Links) -> Result<Links, WireError> {
         let links = Links::new(wire.line_mbit, wire.uplink_mbit, wire.pair_mbit);
         let nodes = self.world.nodes.len();
-        let refused = || invalid("links", format!("they are not those of {nodes} nodes"));
+        let refused = || invalid("links", format!("they do not match {nodes} nodes"));
         links.filter(|links| links.participants() as usize == nodes).ok_or_else(refused)
     }
 
-    /// All nodes in other racks, or in another order (TRUST).
+    /// The topology with all nodes in other racks, or in another order (TRUST).
     fn arranged(&self, wire: &pb::Arrangement) -> Result<Topology, WireError> {
         let nodes = self.world.nodes.len();
         self.world.topology().arranged(&wire.racks, &wire.order).ok_or_else(|| {
             let (racks, order) = (wire.racks.len(), wire.order.len());
             let reason = format!(
-                "racks of {racks} nodes and an order of {order}, where there are {nodes}: both are \
-                 of all nodes or empty, and an order has each number from 0 to {} once",
+                "racks of {racks} nodes and an order of {order} do not match {nodes} nodes: each \
+                 must have all nodes or be empty, and an order has each number from 0 to {} once",
                 nodes - 1
             );
             invalid("arrangement", reason)
         })
     }
 
-    /// The probe, or none where this node takes no part in it.
+    /// The probe; `None` if this node takes no part in it.
     fn probe(&self, wire: pb::Probe) -> Result<Option<Probe>, WireError> {
         let pattern: Pattern = wire
             .pattern
@@ -426,17 +423,17 @@ impl Registry {
         let are_nodes = different.len() == group.nodes.len()
             && different.last().is_some_and(|last| *last < nodes);
         if !are_nodes || !pattern.fits(group.nodes.len() as u32) {
-            let reason = format!("{pattern} of nodes {:?} can't be run", group.nodes);
+            let reason = format!("{pattern} cannot run on nodes {:?}", group.nodes);
             return Err(invalid("probe", reason));
         }
         let nodes = group.nodes.into_iter().map(NodeId).collect();
         Ok(Some(Probe { sequence: Sequence(wire.sequence), pattern, nodes }))
     }
 
-    /// What an `Execute` orders, in the order in which it is to be carried out.
+    /// The instructions in an `Execute`, in the order in which they must be executed.
     ///
     /// # Errors
-    /// [`WireError`] when any of it is not understood; nothing of it must be carried out then.
+    /// [`WireError`] if any of it is invalid; then none of it must be executed.
     pub(crate) fn instructions(
         &mut self,
         wire: pb::Execute,
@@ -468,7 +465,7 @@ impl Registry {
         for wire in wire.failures {
             let failure: Failure = wire.failure.ok_or(WireError::Missing("failure"))?.into();
             let set = ProcessSetId(wire.process_set);
-            // What was in flight of a set that has been removed has failed with it.
+            // The tensors of a removed set have failed with it.
             if self.sets.contains_key(&set) {
                 let tensor = self.resolve(set, wire.tensor)?;
                 instructions.push(Instruction::Fail { tensor, failure });
@@ -498,7 +495,7 @@ impl Registry {
     }
 }
 
-/// The position of a segment.
+/// The position of a segment in its tensor.
 struct Place {
     part: u32,
     offset: u64,
@@ -519,19 +516,19 @@ impl Place {
                 && count == 0
                 && request.collective == whole.collective
                 && agreement.route() == Route::Nothing;
-            let reason =
-                "a segment of no tensor has no range, its request's collective, and no elements";
+            let reason = "a segment without a tensor must have no range, no elements and its \
+                          request's collective";
             let nothing = (Route::Nothing, None);
             return if fits { Ok(nothing) } else { Err(invalid("segment", reason)) };
         }
         let Some(flows) = agreement.part(part as usize).filter(|_| count > 0) else {
             let parts = whole.parts();
-            let reason = format!("{count} elements of tensor {part}, where there are {parts}");
+            let reason = format!("{count} elements of tensor {part}, but there are {parts}");
             return Err(invalid("segment", reason));
         };
         if offset.checked_add(count).is_none_or(|end| end > flows.longest) {
             let longest = flows.longest;
-            let reason = format!("{count} elements from {offset} on of flows of {longest}");
+            let reason = format!("{count} elements from {offset} on, but the flows have {longest}");
             return Err(invalid("segment", reason));
         }
         let part = part as usize;
@@ -544,7 +541,7 @@ impl Place {
 
 /// The failure for a message of the coordinator that is not valid.
 pub(super) fn nonsense(error: &WireError) -> Failure {
-    let what = format!("the coordinator sent a message that makes no sense: {error}");
+    let what = format!("the coordinator sent an invalid message: {error}");
     Failure::new(gradwire_proto::FailureKind::Protocol, what)
         .hint("coordinator and gradwired must be of the same release")
 }

@@ -1,5 +1,5 @@
-//! What this node does, for those who watch the job. The heartbeat thread takes it from counters
-//! that exist in any case. It goes with a heartbeat, so nobody wakes up for it.
+//! Reports on this node for viewers of the job. The heartbeat thread makes them from counters that
+//! exist anyway, and sends them with heartbeats, so no extra wake-up is needed.
 //!
 //! The daemon computes the rates: the coordinator keeps only the newest report. Lists are bounded,
 //! so that a report has at most 1 KiB (BOUND).
@@ -12,19 +12,19 @@ use procfs::process::Process;
 use super::node::{Node, Running};
 use crate::{metrics, workers::activity::Total};
 
-/// The time between two reports, unless heartbeats are rarer.
+/// The time between two reports, unless heartbeats are less frequent.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// How far before that a heartbeat may take one.
+/// How much earlier a heartbeat may carry a report.
 const EARLY: Duration = Duration::from_millis(100);
 
-/// How many reports use one reading of the rate of the line.
+/// How many reports use one reading of the line's rate.
 const LINE_REPORTS: u32 = 60;
 
-/// The most ranks of a report, the first ones (BOUND).
+/// A report has the first ranks, up to this number (BOUND).
 const MAX_RANKS: usize = 32;
 
-/// The most peers of a report, those with which the node exchanges most (BOUND).
+/// A report has the peers with the most traffic, up to this number (BOUND).
 const MAX_PEERS: usize = 24;
 
 /// Counters of the node at one moment.
@@ -36,7 +36,6 @@ struct Counts {
     traffic: Vec<(u64, u64)>,
 }
 
-/// Makes the reports of this node.
 #[derive(Debug, Default)]
 pub(super) struct Reporter {
     before: Option<Counts>,
@@ -47,7 +46,7 @@ pub(super) struct Reporter {
 impl Reporter {
     /// The next report, if it is time for one and the world has formed.
     pub(super) fn next(&mut self, node: &Node, now: Instant) -> Option<pb::Report> {
-        let running = node.running()?;
+        let running = node.running.get()?;
         if self.before.as_ref().is_some_and(|before| now < before.at + INTERVAL - EARLY) {
             return None;
         }
@@ -88,7 +87,7 @@ fn counts(node: &Node, running: &Running, now: Instant) -> Counts {
     Counts { at: now, ranks, traffic }
 }
 
-/// What has changed between two moments.
+/// The rates of change between two moments.
 fn rates(before: &Counts, now: &Counts) -> pb::Report {
     let passed = now.at.saturating_duration_since(before.at).as_secs_f64().max(1e-3);
     let mut report = pb::Report::default();
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_those_of_the_time_that_has_passed() {
+    fn rates_are_per_second_since_the_last_report() {
         let began = Instant::now();
         let after = |ms| began + Duration::from_millis(ms);
         let mut before = counts(began, 2, &[(0, 0), (1000, 500)]);
@@ -156,12 +155,12 @@ mod tests {
         assert_eq!(report.peers, [1]);
         assert_eq!(report.sent_bytes_per_second, [2000.0]);
         assert_eq!(report.received_bytes_per_second, [1000.0]);
-        // No step for a while: the last ones count.
+        // Without a new step the last value stays.
         let later = Counts { at: after(3000), ..now.clone() };
         assert_eq!(rates(&now, &later).rank_step_seconds, [0.45, 0.0]);
     }
 
-    /// BOUND: whatever the counters are.
+    /// BOUND: for any counters.
     #[test]
     fn a_report_has_at_most_1_kib() {
         let began = Instant::now();

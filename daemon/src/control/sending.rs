@@ -1,4 +1,4 @@
-//! How far the thread has come that sends what is recorded of a trace.
+//! The progress of the thread that sends trace events.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
@@ -8,27 +8,27 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 
-/// How long a rank that leaves may wait until what it has recorded is sent (WAIT).
+/// How long a leaving rank may wait until its events are sent (WAIT).
 const LEAVING: Duration = Duration::from_millis(500);
 
-/// The thread that sends what is recorded, if there is one.
+/// The state of the thread that sends trace events, if it runs.
 #[derive(Debug, Default)]
 pub(crate) struct Sending {
-    /// Whether the coordinator asks for what this node does.
+    /// Whether the coordinator asks for events.
     pub(super) is_asked: AtomicBool,
-    /// Whether a rank of this node was in a step that is sampled when that was looked at last.
+    /// Whether a rank of this node was in a sampled step at the last check.
     pub(super) samples: AtomicBool,
     pub(super) is_running: AtomicBool,
-    /// How often it has begun to look, and the last of these looks that found all there was.
+    /// How many rounds it has begun, and the last round that read all events.
     pub(super) looks: AtomicU64,
     pub(super) complete: AtomicU64,
-    /// Whether somebody waits for the next look.
+    /// Whether somebody waits for the next round.
     is_urgent: Mutex<bool>,
     hurry: Condvar,
 }
 
 impl Sending {
-    /// Waits before the next look, unless somebody waits for that.
+    /// Waits before the next round, unless somebody waits for it.
     pub(super) fn pause(&self, time: Duration) {
         let mut is_urgent = self.is_urgent.lock();
         if !*is_urgent {
@@ -37,8 +37,8 @@ impl Sending {
         *is_urgent = false;
     }
 
-    /// Waits until what is recorded by now is sent. What a rank has recorded can't be read once it
-    /// has left.
+    /// Waits until the events recorded so far are sent. A rank's events can't be read after it has
+    /// left.
     pub(crate) fn flush(&self) {
         let until = Instant::now() + LEAVING;
         let next = self.looks.load(SeqCst) + 1;

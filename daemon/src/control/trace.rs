@@ -1,9 +1,9 @@
-//! What this node has done, for those who trace the job: while the coordinator asks for it, or one
-//! of the ranks is in a step that is sampled, a thread (`gw-trace`) reads the rings of all threads
-//! and ranks, and sends what is new.
+//! This node's part of a trace: while the coordinator asks for it, or one of the ranks is in a
+//! sampled step, a thread (`gw-trace`) reads the rings of all threads and ranks, and sends new
+//! events.
 //!
-//! One batch is under way at a time, and all nodes together send at most [`TOTAL_RATE`]: what does
-//! not fit is overwritten in its ring, counted, and reported as lost (BOUND).
+//! One batch is in flight at a time, and all nodes together send at most [`TOTAL_RATE`]: events
+//! that do not fit are overwritten in their ring, counted, and reported as lost (BOUND).
 
 use std::{
     io,
@@ -25,48 +25,48 @@ use crate::{
     workers::worker::Worker,
 };
 
-/// How often a node sends a batch at least, with or without events: so everyone who reads knows
-/// when it records.
+/// A node sends a batch at least this often, with or without events, so that readers know that it
+/// records.
 const SIGN: Duration = Duration::from_millis(250);
 
-/// How often the rings are read, so that few batches have many events: each batch wakes up the
-/// thread of the control stream, the coordinator and all readers.
+/// How often the rings are read. Fewer and larger batches are better: each batch wakes up the
+/// control thread, the coordinator and all readers.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// How often they are read while a step is sampled, which may be shorter than [`LOOK`].
+/// How often they are read during a sampled step, which may be shorter than [`LOOK`].
 const SHORT_LOOK: Duration = Duration::from_millis(10);
 
-/// The most events of a thread in a batch, and the most bytes of all events in one. Both fit into
-/// what a batch may have.
+/// The limit of events of one thread in a batch, and of all events in bytes. Both fit into the
+/// limit of a batch.
 const BATCH: usize = 1_400;
 const BATCH_BYTES: usize = BATCH * event::BYTES;
 
-/// The most bytes of names in a batch, which has no events then; one more name fits in any case.
+/// The limit of names in a batch, in bytes; one more name always fits. A batch with names has no
+/// events.
 const NAME_BYTES: usize = 16 << 10;
 
-/// The most bytes per second that all nodes together send.
+/// The limit of all nodes together, in bytes per second.
 const TOTAL_RATE: f64 = 32e6;
 
-/// How long a batch may be under way before nobody waits for it any more (WAIT).
+/// How long the thread waits until a batch has been sent (WAIT).
 const SENDING: Duration = Duration::from_secs(1);
 
-/// The most by which a time that a rank has written may differ from when it is read (TRUST).
+/// Events of ranks that are older than this are not believed (TRUST).
 const OLDEST_NS: u64 = 60_000_000_000;
 
-/// How long a node still records once nobody wants it any more: its threads may have something left
-/// to do for a step that is sampled.
+/// How long a node goes on recording when nobody needs it any more: its threads may still work on a
+/// sampled step.
 const TRAIL: Duration = Duration::from_millis(20);
 
-/// The longest step that is sampled. Then it is left out, because the program may have ended its
-/// training.
+/// A longer step is not sampled to its end, because the program may have finished its training.
 const LONGEST_STEP: Duration = Duration::from_secs(600);
 
-/// Begins to record and to send, or ends that, as the coordinator asks for it.
+/// Starts or stops recording and sending, as the coordinator asks.
 pub(crate) fn follow(node: &Arc<Node>, is_wanted: bool) {
     if node.sending.is_asked.swap(is_wanted, SeqCst) != is_wanted {
-        tracing::debug!(is_wanted, "what this node does is recorded");
+        tracing::debug!(is_wanted, "recording for a trace was turned on or off");
         if is_wanted {
-            // For a new reader, if this node has recorded for another one before.
+            // A new reader needs the names that were sent to an earlier one.
             node.tracer.names().restart();
         }
     }
@@ -75,8 +75,8 @@ pub(crate) fn follow(node: &Arc<Node>, is_wanted: bool) {
     }
 }
 
-/// Begins to record if this worker has begun a step that is sampled, and asks the coordinator that
-/// all nodes do so. Called for each submission.
+/// Starts recording if this worker has begun a sampled step, and asks the coordinator to start it
+/// on all nodes. Called for each submission.
 pub(crate) fn sample(node: &Arc<Node>, worker: &Worker) {
     if node.config.sample_steps > 0
         && worker.trace.is_sampled()
@@ -91,12 +91,12 @@ fn begin(node: &Arc<Node>) {
     if !node.tracer.is_on() {
         node.tracer.turn(true);
     }
-    // The thread that ends the recording runs, or begins to.
+    // The thread that stops the recording must run.
     if !node.sending.is_running.swap(true, SeqCst)
         && let Err(error) = start(node)
     {
         node.sending.is_running.store(false, SeqCst);
-        tracing::warn!(%error, "the system refuses the thread that sends a trace");
+        tracing::warn!(%error, "the system refused the thread that sends a trace");
     }
 }
 
@@ -126,18 +126,17 @@ struct Sender {
     tracer: Arc<Tracer>,
     liveness: Arc<Liveness>,
     sending: Arc<Sending>,
-    /// From the monotonic clock to the clock of heartbeats.
+    /// The offset from the monotonic clock to the clock of heartbeats.
     shift_ns: i128,
-    /// Events that were lost and not reported yet.
     lost: u64,
-    /// What this look has found, and the most events of one track.
+    /// The events of this round, and the number of events in the largest track.
     tracks: Vec<TraceTrack>,
     most: usize,
-    /// When this node last sent a batch, and from when on it may send the next one.
+    /// When this node last sent a batch, and when it may send the next one.
     last_sent: Option<Instant>,
     free: Instant,
-    /// When a rank was last seen in a step that is sampled, when somebody last wanted what this
-    /// node does, and when a rank last ended a step.
+    /// When a rank was last seen in a sampled step, when events were last needed, and when a rank
+    /// last ended a step.
     sampled: Option<Instant>,
     wanted: Option<Instant>,
     stepped: Instant,
@@ -153,7 +152,8 @@ impl Sender {
             let is_on = self.goes_on(&node);
             self.look(&node, is_on);
             let is_full = self.most >= BATCH;
-            // Times that others can't place are of no use yet. They stay in their rings.
+            // Before the clock's offset is known, events are of no use to others. They stay in
+            // their rings.
             if let Some(measured) = self.liveness.ahead() {
                 self.send(&node, measured);
             }
@@ -172,7 +172,7 @@ impl Sender {
         self.sending.is_running.store(false, SeqCst);
     }
 
-    /// Ends the recording once nobody wants it any more. Returns whether it goes on.
+    /// Stops the recording once nobody needs it any more. Returns whether it goes on.
     fn goes_on(&mut self, node: &Arc<Node>) -> bool {
         let workers = node.workers.all();
         let is_sampled = || workers.iter().any(|worker| worker.trace.is_sampled());
@@ -193,7 +193,7 @@ impl Sender {
             return true;
         }
         self.tracer.turn(false);
-        // Somebody may have seen that it was on, and relied on that.
+        // Another thread may have seen that it was on, and relied on that.
         workers.iter().for_each(|worker| sample(node, worker));
         if self.sending.is_asked.load(SeqCst) {
             self.tracer.turn(true);
@@ -201,13 +201,12 @@ impl Sender {
         self.tracer.is_on()
     }
 
-    /// Ends the thread, unless somebody traces the job again.
+    /// Ends the thread, unless the recording has been started again.
     fn begins_again(&self) -> bool {
         self.sending.is_running.store(false, SeqCst);
         self.tracer.is_on() && !self.sending.is_running.swap(true, SeqCst)
     }
 
-    /// Reads what is new.
     fn look(&mut self, node: &Node, is_on: bool) {
         self.most = 0;
         if self.liveness.ahead().is_none() {
@@ -217,7 +216,7 @@ impl Sender {
         let Self { tracks, most, shift_ns, lost, stepped, .. } = self;
         let shifted =
             |at_ns: u64| u64::try_from((i128::from(at_ns) + *shift_ns).max(0)).unwrap_or(u64::MAX);
-        // The events of a track come one after the other.
+        // The events of a track follow each other.
         let mut take = |track: Track, event: Event| {
             let track = match track {
                 Track::Control => 0,
@@ -232,7 +231,7 @@ impl Sender {
                 *most = (*most).max(last.events.len() / event::BYTES);
             }
         };
-        // Ranks first: what the daemon does for a submission comes after it.
+        // Ranks first: the daemon's events for a submission come after it.
         for worker in node.workers.all() {
             turn(&worker, is_on);
             let now = time::now_ns();
@@ -249,12 +248,12 @@ impl Sender {
         *lost += self.tracer.read(BATCH, &mut take);
     }
 
-    /// Sends what was read, one batch after the other.
+    /// Sends the events, one batch after the other.
     fn send(&mut self, node: &Node, measured: Measured) {
         let Some(world) = node.job.world() else { return };
         let mut tracks = std::mem::take(&mut self.tracks).into_iter().peekable();
         loop {
-            // The names of what was read are there by now. They go first.
+            // The names in these events are known by now, and are sent first.
             let names = self.tracer.names().take(NAME_BYTES);
             let mut left = if names.is_empty() { BATCH_BYTES } else { 0 };
             let fitting = std::iter::from_fn(|| {
@@ -287,14 +286,13 @@ impl Sender {
     }
 }
 
-/// The worker is to record, or no longer.
 fn turn(worker: &Worker, is_on: bool) {
     if let Err(error) = worker.trace.turn(is_on) {
-        tracing::warn!(rank = %worker.rank, %error, "what this rank does is missing in the trace");
+        tracing::warn!(rank = %worker.rank, %error, "this rank's events are missing in the trace");
     }
 }
 
-/// Whether something has just been, so that threads may still do something for it.
+/// Whether this was so recent that threads may still work on it.
 fn is_recent(at: Instant) -> bool {
     at.elapsed() < TRAIL
 }

@@ -1,4 +1,4 @@
-//! The frames that arrive from one peer, and those that arrive too early.
+//! The frames that arrive from one peer, including those that arrive too early.
 //!
 //! A frame states where its bytes belong. This code never blocks, and never allocates what the peer
 //! announces (TRUST, BOUND).
@@ -25,31 +25,31 @@ use crate::{
 pub(crate) enum LinkError {
     #[error(transparent)]
     Stream(#[from] StreamError),
-    #[error("the peer says that it waits for node {0}, and there is none of that number")]
+    #[error("the peer claims to wait for node {0}, which does not exist")]
     NoNode(NodeId),
-    #[error("the connection broke, and bytes were lost: {written} were sent, {read} have come")]
+    #[error("the connection broke, and bytes were lost: {written} were sent, {read} received")]
     Lost { written: u64, read: u64 },
-    #[error("the peer sent message {message} of operation {sequence}, which expects none such")]
+    #[error("the peer sent message {message} of operation {sequence}, which was not expected")]
     Unexpected { sequence: u64, message: u32 },
     #[error(
-        "the peer sent bytes {offset}+{length} of message {message} of operation {sequence}, \
-         a block of {block} bytes: not whole elements of it that had not come before, or too few"
+        "the peer sent bytes {offset}+{length} of message {message} of operation {sequence}, a \
+         block of {block} bytes: these are not whole new elements of the block, or too few"
     )]
     OutOfPlace { sequence: u64, message: u32, offset: u64, length: u32, block: u64 },
 }
 
 impl LinkError {
-    /// Whether the connection ended, and the peer has not sent anything wrong.
+    /// Whether the connection ended and the peer has not sent anything invalid.
     pub(crate) fn is_end(&self) -> bool {
         matches!(self, Self::Stream(StreamError::Closed | StreamError::Io(_)))
     }
 }
 
-/// A frame that arrived before its step may receive it: the block is still to be sent, or another
+/// A frame that arrived before its step may receive it: the block must be sent first, or another
 /// peer's part comes first. The frames behind it on the connection must not wait for that, because
-/// the needed one may be among them. It is held in memory of its own (BOUND): no byte of a started
-/// piece comes twice, a frame has a minimum size, and no buffer is more than twice as large as its
-/// frame.
+/// the needed one may be among them. So the frame is held in its own memory (BOUND): no byte of a
+/// started piece arrives twice, a frame has a minimum size, and no buffer is more than twice as
+/// large as its frame.
 #[derive(Debug)]
 struct Held {
     sequence: Sequence,
@@ -58,10 +58,10 @@ struct Held {
     payload: Vec<u8>,
 }
 
-/// The most bytes that a link keeps in buffers for reuse.
+/// The limit of buffers that a link keeps for reuse, in bytes.
 const MAX_SPARE: usize = 16 << 20;
 
-/// Cuts a frame's buffer to its payload, and returns memory that is far too much.
+/// Cuts a frame's buffer to its payload, and frees excess memory.
 fn fitted(mut buffer: Vec<u8>, length: usize) -> Vec<u8> {
     buffer.truncate(length);
     if buffer.capacity() > 2 * length {
@@ -70,7 +70,7 @@ fn fitted(mut buffer: Vec<u8>, length: usize) -> Vec<u8> {
     buffer
 }
 
-/// What a link knows of the frames that its peer sends.
+/// The state of the frames that a link receives.
 #[derive(Debug)]
 pub(super) struct Inbound {
     pub(super) peer: NodeId,
@@ -80,10 +80,10 @@ pub(super) struct Inbound {
     /// Buffers of frames that are no longer held, and their size in bytes.
     spare: Vec<Vec<u8>>,
     spare_bytes: usize,
-    /// What the metrics show of these frames and of their memory.
+    /// The shares of these frames and of their memory in the metrics.
     held_frames: Share,
     memory: Share,
-    /// The smallest payload of a frame that does not end its block.
+    /// The minimum payload of a frame that does not end its block.
     least: u64,
 }
 
@@ -118,8 +118,8 @@ impl Sink for Arrivals<'_> {
     }
 
     /// A frame of a piece that has not started here waits, and so do the frames behind it on its
-    /// connection. The start is on its way from the coordinator, which does not wait for data. So
-    /// no wait goes in a circle (ORD).
+    /// connection. The coordinator has sent the start, and does not wait for data, so waits never
+    /// form a circle (ORD).
     fn admit(&mut self, header: &Header) -> Result<Option<Target>, LinkError> {
         let Header { sequence, message, offset, length, .. } = *header;
         let Some(piece) = self.pieces.get_mut(&Sequence(sequence)) else {
@@ -234,9 +234,9 @@ impl Inbound {
 mod tests {
     use super::*;
 
-    /// BOUND: the memory of earlier large frames is not kept for small frames that are held.
+    /// BOUND: a small frame does not hold the buffer of an earlier large frame.
     #[test]
-    fn what_is_held_takes_about_its_size() {
+    fn a_held_frame_takes_about_its_size() {
         for (was, length) in [(4 << 20, 4096), (262_144, 262_144), (262_144, 200_000), (8192, 1)] {
             let held = fitted(vec![7; was], length);
             assert_eq!(held, vec![7; length]);

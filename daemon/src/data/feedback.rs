@@ -1,14 +1,14 @@
-//! What quantizing has lost of each tensor on this node, which is added the next time (error
+//! The quantization errors of each tensor on this node, which are added the next time (error
 //! feedback).
 //!
-//! A tensor is known by its name and its length. Names that workers give by counting come again for
-//! other data, so what is lost of that is not kept. A piece takes its part of the errors when it
-//! starts, and puts back what is new when it is published. No two pieces in flight have the same
+//! A tensor is identified by its name and its length. Names that workers generate by counting are
+//! reused for other data, so their errors are not kept. A piece takes its part of the errors when
+//! it starts, and stores the new errors when it is published. No two pieces in flight have the same
 //! part.
 //!
-//! All errors together take a limited amount of memory (BOUND). If a new tensor has no room, those
-//! that were not used for a while give way: names that never come back. If that isn't enough the
-//! tensor is rounded without feedback.
+//! All errors together take a limited amount of memory (BOUND). If a new tensor does not fit, those
+//! that have not been used for a while are forgotten: their names never come back. If that isn't
+//! enough, the tensor is rounded without feedback.
 
 use std::{
     collections::HashMap,
@@ -20,13 +20,11 @@ use parking_lot::Mutex;
 
 use crate::{metrics::Share, model::tensor::TensorKey};
 
-/// How long a tensor is kept that is not used, where another one needs its room.
+/// How long an unused tensor is kept when another one needs its room.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// The bytes of an error.
 const BYTES: usize = size_of::<f32>();
 
-/// The errors of one tensor.
 #[derive(Debug)]
 pub(crate) struct Errors(Mutex<Vec<f32>>);
 
@@ -35,7 +33,7 @@ impl Errors {
         Self(Mutex::new(vec![0.0; elements as usize]))
     }
 
-    /// Copies those from element `first` on.
+    /// Copies the errors from element `first` on.
     pub(super) fn take(&self, first: u64, to: &mut [u8]) {
         let errors = self.0.lock();
         for (to, error) in to.as_chunks_mut::<BYTES>().0.iter_mut().zip(&errors[first as usize..]) {
@@ -43,7 +41,7 @@ impl Errors {
         }
     }
 
-    /// Replaces those from element `first` on.
+    /// Replaces the errors from element `first` on.
     pub(super) fn put(&self, first: u64, from: &[u8]) {
         let mut errors = self.0.lock();
         for (error, from) in errors[first as usize..].iter_mut().zip(from.as_chunks::<BYTES>().0) {
@@ -64,11 +62,10 @@ struct Tensors {
     kept: HashMap<(TensorKey, usize), Kept>,
     bytes: u64,
     memory: Share,
-    /// Whether the log says that there is too little room.
+    /// Whether a lack of room has been logged.
     has_told: bool,
 }
 
-/// The errors of all tensors.
 #[derive(Debug)]
 pub(crate) struct Feedback {
     limit: u64,
@@ -83,8 +80,8 @@ impl Feedback {
         Self { limit, tensors: Mutex::new(tensors) }
     }
 
-    /// The errors of one tensor of a request, of so many elements. `None` if it has no name of its
-    /// own, or there is no room.
+    /// The errors of one tensor of a request, which has `elements` elements. `None` if its name is
+    /// generated, or if it does not fit.
     pub(crate) fn of(
         &self,
         tensor: &TensorKey,
@@ -141,8 +138,8 @@ impl Tensors {
             tracing::warn!(
                 tensor = tensor.name.as_str(),
                 limit,
-                "what rounding loses of this tensor is not kept for the next time: there is no \
-                 room for it; data.feedback_max_bytes sets the limit"
+                "this tensor is rounded without error feedback: the limit data.feedback_max_bytes \
+                 is reached"
             );
         }
     }
@@ -175,12 +172,12 @@ mod tests {
         again.take(1, &mut taken);
         assert_eq!(taken, bytes);
         assert_eq!(errors(&feedback.of(&key("a"), 1, 4, now).unwrap()), [0.0; 4]);
-        // A tensor of another length is another tensor.
+        // The same name with another length is another tensor.
         assert_eq!(errors(&feedback.of(&key("a"), 0, 5, now).unwrap()), [0.0; 5]);
         assert_eq!(errors(&feedback.of(&key("a"), 0, 4, now).unwrap()), [0.0; 4]);
     }
 
-    /// Names that are counted come again for other tensors.
+    /// Generated names are reused for other tensors.
     #[test]
     fn tensors_without_a_name_have_no_errors() {
         let feedback = Feedback::new(1 << 20);
@@ -192,9 +189,9 @@ mod tests {
         assert!(!feedback.tensors.lock().has_told);
     }
 
-    /// BOUND: tensors that are used stay, others give way after a while.
+    /// BOUND: tensors in use stay, others are forgotten after a while.
     #[test]
-    fn there_is_a_limit_and_what_is_idle_gives_way() {
+    fn idle_tensors_are_forgotten_at_the_limit() {
         let feedback = Feedback::new(100);
         let start = Instant::now();
         assert!(feedback.of(&key("large"), 0, 26, start).is_none());

@@ -1,10 +1,10 @@
-//! The arithmetic on a piece whose partial results are quantized: groups of 256 elements with one
-//! scale ([`gradwire_kernels::Quantized`]).
+//! The arithmetic on a piece with quantized partial results: groups of 256 elements share a scale
+//! ([`gradwire_kernels::Quantized`]).
 //!
 //! Everything is computed in f32, in tiles of a few groups that stay in the first-level cache. A
-//! value is quantized where it is sent or published; what is only added to is kept in f32 beside
-//! the block, as bf16's sums are. Each node quantizes each block once ([`ROUNDS_ONCE`]), so what is
-//! lost of an element there is one number, and is added the next time.
+//! value is quantized when it is sent or published; intermediate sums are kept in f32 beside the
+//! block, like those of bf16. Each node quantizes each block once ([`ROUNDS_ONCE`]), so there is
+//! one error per element, which is added the next time.
 //!
 //! [`ROUNDS_ONCE`]: gradwire_collectives::Algorithm::ROUNDS_ONCE
 
@@ -17,35 +17,30 @@ use gradwire_proto::compression::{GROUP, GROUP_BYTES};
 use super::piece::Piece;
 use crate::model::memory;
 
-/// Elements of a tile: eight groups.
 const TILE: usize = 8 * GROUP;
 
-/// The bytes of an element in f32.
 const WIDE: usize = size_of::<f32>();
 
-/// Where the value of a block is before a step.
+/// The place of a block's value before a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Before {
-    /// It is what the local ranks bring.
+    /// In the local ranks' inputs.
     Ranks,
-    /// In the buffer.
     Buffer,
 }
 
-/// Where a quantized piece is in its buffer: its blocks begin it.
+/// The layout of a quantized piece in its buffer, which begins with the blocks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Groups {
     format: Quantized,
-    /// The elements of the piece.
     elements: usize,
-    /// The offset of the unrounded sums, and of what was lost.
+    /// The offsets of the unrounded sums and of the errors.
     sums: usize,
     errors: usize,
-    /// The end of all.
     end: usize,
 }
 
-/// A tile's elements, in the two forms that the kernels and the ranks have.
+/// A tile's elements, in the forms of the kernels and of the ranks.
 struct Tile {
     values: [f32; TILE],
     bytes: [u8; TILE * WIDE],
@@ -72,7 +67,6 @@ impl Tile {
 }
 
 impl Groups {
-    /// The places for a piece in this format.
     pub(super) fn new(piece: &Piece, format: Quantized) -> Self {
         let elements = piece.bytes as usize / WIDE;
         let sums = elements.div_ceil(GROUP) * GROUP_BYTES;
@@ -83,7 +77,6 @@ impl Groups {
         Self { format, elements, sums, errors, end }
     }
 
-    /// How many bytes the buffer has.
     pub(super) fn bytes(&self) -> usize {
         self.end
     }
@@ -92,12 +85,12 @@ impl Groups {
         self.end > self.errors
     }
 
-    /// The bytes of a segment among the errors.
+    /// The range of a segment's errors in the buffer.
     fn errors_of(&self, start: u64, bytes: u64) -> Range<usize> {
         self.errors + start as usize..self.errors + (start + bytes) as usize
     }
 
-    /// Copies what was lost the last time. Segments without any have lost nothing.
+    /// Copies the last errors. Segments without any get zeros.
     pub(super) fn take_errors(&self, memory: &mut [u8], piece: &Piece) {
         if !self.has_errors() {
             return;
@@ -111,7 +104,7 @@ impl Groups {
         }
     }
 
-    /// Keeps what was lost for the next time.
+    /// Keeps the errors for the next time.
     pub(super) fn put_errors(&self, memory: &[u8], piece: &Piece) {
         for segment in &piece.segments {
             if let Some((errors, first)) = &segment.errors {
@@ -175,7 +168,6 @@ impl Groups {
         }
     }
 
-    /// Publishes the finished result to the local ranks.
     pub(super) fn publish(&self, memory: &[u8], piece: &Piece, store: Store) {
         let mut tile = Tile::new();
         for segment in piece.segments.iter().filter(|segment| !segment.has_no_targets()) {
@@ -198,7 +190,7 @@ impl Groups {
     }
 }
 
-/// Reduces what the local ranks bring of some elements.
+/// Reduces the local ranks' inputs for some elements.
 fn reduce_ranks(piece: &Piece, elements: &Range<usize>, to: &mut [u8]) {
     let bytes = (elements.start * WIDE) as u64..(elements.end * WIDE) as u64;
     piece.segments_of(bytes.clone(), |segment, at, range| {

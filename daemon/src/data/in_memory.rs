@@ -1,4 +1,4 @@
-//! How fast this machine reduces and copies, for the cost model.
+//! Measures how fast this machine reduces and copies, for the cost model.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use gradwire_proto::{DType, ReduceOp};
 
 use crate::model::memory;
 
-/// Runs a pattern that concerns memory, and returns how long it took. Others take no time.
+/// Runs a pattern in memory, and returns how long it took. Other patterns take no time.
 pub(super) fn measure(pattern: Pattern) -> Duration {
     let combine = Combine { dtype: DType::F32, op: ReduceOp::Sum };
     match pattern {
@@ -18,14 +18,14 @@ pub(super) fn measure(pattern: Pattern) -> Duration {
         }
         Pattern::Copy(bytes) => {
             let (mut target, source) = (vec![0; bytes as usize], vec![1; bytes as usize]);
-            // Both have the same length, so there is no error.
+            // Both have the same length, so this can't fail.
             timed(|| drop(reduce_slices(combine, 1.0, &mut target, &[&source])))
         }
         _ => Duration::ZERO,
     }
 }
 
-/// The second of two times: the first one also faults pages.
+/// The time of a second run: the first one also faults pages.
 fn timed(mut work: impl FnMut()) -> Duration {
     work();
     let began = Instant::now();

@@ -1,7 +1,7 @@
 //! A lane: one data thread with its own connections to each peer.
 //!
-//! It blocks only in `poll`, and only when no piece can make progress. Orders come through its
-//! inbox, and its events go to [`LaneEvents`].
+//! It blocks only in `poll`, and only when no piece can make progress. It receives orders through
+//! its inbox, and sends events to [`LaneEvents`].
 
 use std::{
     io,
@@ -49,7 +49,6 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    /// Starts the thread.
     pub(crate) fn start(config: LaneConfig, events: Arc<dyn LaneEvents>) -> io::Result<Self> {
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKE)?;
@@ -77,17 +76,9 @@ impl Lane {
     /// Gives the lane an order. A lane that has ended drops it, and has reported why it ended.
     pub(crate) fn send(&self, order: Order) {
         if self.inbox.send(order).is_ok() {
-            // A failed wake-up (the kernel has no memory) costs at most the lane's time-out in
+            // A failed wake-up (if the kernel has no memory) costs at most the lane's timeout in
             // `poll`.
             let _ = self.waker.wake();
-        }
-    }
-
-    /// Stops the thread and waits for its end.
-    #[cfg(test)]
-    pub(crate) fn stop(&self) {
-        while !self.try_stop() {
-            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -107,24 +98,21 @@ impl Lane {
 }
 
 const WAKE: Token = Token(usize::MAX);
-/// While bytes move, the sockets are polled only once in so many turns. Polling is a system call,
-/// and sockets that were ready mostly still are.
+/// While bytes move, the sockets are polled only once in this many turns. Polling is a system call,
+/// and sockets that were ready usually still are.
 const POLL_EVERY: u32 = 4;
 const IDLE_CHECK: Duration = Duration::from_millis(250);
 
-/// How long after a limit to check, so that the limit has certainly passed.
+/// The delay of a check after a limit, so that the limit has certainly passed.
 const TICK: Duration = Duration::from_millis(1);
 
-/// Names in a failure's text.
 const MAX_NAMES: usize = 3;
 
-/// The token of a connection's events.
 fn token(peer: NodeId, number: u32) -> Token {
     debug_assert!(number < MAX_STREAMS);
     Token(peer.0 as usize * MAX_STREAMS as usize + number as usize)
 }
 
-/// The peer and the number of the connection.
 fn place(token: Token) -> (usize, u32) {
     (token.0 / MAX_STREAMS as usize, (token.0 % MAX_STREAMS as usize) as u32)
 }
@@ -138,7 +126,7 @@ struct Runner {
     ordered: Ordered,
     /// Staging buffers for reuse: the steady state allocates nothing and faults no page.
     spare: Vec<Vec<u8>>,
-    /// What the metrics show of the pieces and of these buffers.
+    /// The shares of the pieces and of these buffers in the metrics.
     in_flight: Share,
     memory: Share,
     meter: Meter,
@@ -164,7 +152,7 @@ impl Runner {
         });
         if let Err(failure) = result {
             events.failed(failure);
-            // Until it is stopped, it does nothing more: the job is about to end.
+            // The job is about to end: just wait for the order to stop.
             while !matches!(self.orders.recv(), Ok(Order::Stop) | Err(_)) {}
         }
     }
@@ -230,8 +218,8 @@ impl Runner {
                 break;
             }
         }
-        // Each node begins with the one after it. If all began with the first one, the queue of its
-        // line would overflow, and then that of the second one.
+        // Each node begins with the node after it. If all began with the first node, the queue of
+        // its line would overflow, and then that of the second node.
         let (me, nodes) = (self.config.me.index(), self.links.len());
         for index in (1..nodes).map(|after| (me + after) % nodes) {
             let Some(link) = &mut self.links[index] else { continue };
@@ -357,15 +345,15 @@ impl Runner {
         names.join(", ")
     }
 
-    /// Whether an operation needs this peer. Nobody waits for a probe.
+    /// Whether an operation needs this peer. Probes don't count: nobody waits for them.
     fn concerns(&self, peer: NodeId) -> bool {
         let is_there = |piece: &Piece| !piece.is_probe() && piece.nodes.contains(&peer);
         self.pieces.values().any(|running| is_there(&running.piece))
     }
 
-    /// A connection is lost. Where no frame was under way, another one may replace it: the acceptor
-    /// compares the counts of both ends. While no piece needs the connection, its end counts as
-    /// that of a peer in good order.
+    /// A connection was lost. If no frame was in flight, another connection may replace it: the
+    /// acceptor compares the counts of both ends. If no piece needs the connection, the peer is
+    /// assumed to have closed it regularly.
     fn lost(&mut self, index: usize, broken: &Broken) -> Result<(), Failure> {
         let Broken { number, error } = broken;
         let peer = NodeId(index as u32);
@@ -399,8 +387,8 @@ impl Runner {
         Failure::new(kind, what).host(self.host(peer)).tensor(names)
     }
 
-    /// Checks whether a piece is late (WAIT), and notifies peers of the pieces that wait here. It
-    /// does so a few times within the limit, and when a limit ends.
+    /// Checks whether a piece is late (WAIT), and notifies peers of the pieces that wait here: a
+    /// few times within the limit, and when a limit ends.
     fn check_stalls(&mut self) -> Result<(), Failure> {
         let now = self.meter.spent(Doing::Idle);
         if now < self.next_check {
@@ -418,8 +406,8 @@ impl Runner {
         }
         let me = self.config.me;
         let mut notices: Vec<Option<Stall>> = self.links.iter().map(|_| None).collect();
-        // A piece that is complete waits for a rank of this node, which has a deadline of its own.
-        // The coordinator waits for a probe for a limited time.
+        // A complete piece waits for a rank of this node, which has its own deadline. The
+        // coordinator waits for a probe for a limited time.
         let unfinished =
             |running: &&Running| !running.progress.is_complete() && !running.piece.is_probe();
         for running in self.pieces.values().filter(unfinished) {
@@ -434,7 +422,7 @@ impl Runner {
                 let moved = running.last_progress;
                 let stall = Stall::as_reported_to(peer, me, moved, &waits, limit, now);
                 let notice = &mut notices[peer.0 as usize];
-                // The peer's other pieces have waited no longer than this one.
+                // A notice reports the latest progress of any piece with this peer.
                 if notice.is_none_or(|notice| notice.since < stall.since) {
                     *notice = Some(stall);
                 }
@@ -458,7 +446,7 @@ impl Runner {
         running.waits_for(self.config.chunk).into_iter().map(wait).collect()
     }
 
-    /// The failure of a late piece, which names the node that it waits for in the end (WAIT).
+    /// The failure of a late piece, which names the root of the wait (WAIT).
     fn late(&self, stall: &Stall, waits: &[Wait]) -> Failure {
         let root = self.host(stall.root);
         let is_direct = waits.iter().any(|wait| wait.peer == stall.root);
@@ -476,6 +464,6 @@ impl Runner {
         Failure::new(FailureKind::ConnectionLost, what)
             .host(root)
             .tensor(names)
-            .hint("look at that host and at the network between; job.timeout_ms sets the limit")
+            .hint("check that host and the network in between; job.timeout_ms sets the limit")
     }
 }

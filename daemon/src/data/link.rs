@@ -1,4 +1,4 @@
-//! The connections to one peer as their lane sees them, and the chunks to send, which they share.
+//! A lane's connections to one peer, and the queue of chunks that they share.
 //!
 //! The next chunk goes to any connection that can send it, so a slow one does not delay the others.
 //! This code never blocks.
@@ -22,16 +22,14 @@ use crate::transport::{
     window::Window,
 };
 
-/// What links need to know of their lane.
+/// The settings that a link gets from its lane.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LinkConfig {
     pub(crate) epoch: u32,
     pub(crate) chunk: u64,
-    /// How many nodes there are.
     pub(crate) nodes: u32,
 }
 
-/// Sends the frames of the pieces of a lane.
 struct Departures<'a> {
     peer: NodeId,
     pieces: &'a mut Pieces,
@@ -68,12 +66,12 @@ struct Slot {
     attempt: u32,
     /// The counts of the earlier connections.
     totals: Totals,
-    /// The frame that a broken connection has not sent.
+    /// The frame that a broken connection did not send.
     unsent: Option<OutgoingFrame>,
 }
 
 impl Slot {
-    /// Ends the connection, if there is one. Returns false if a frame was under way.
+    /// Ends the connection, if there is one. Returns false if a frame was in flight.
     fn end(&mut self) -> bool {
         let Some(stream) = self.stream.take() else { return true };
         self.totals = stream.totals();
@@ -84,7 +82,6 @@ impl Slot {
     }
 }
 
-/// A connection that can't be used any more.
 #[derive(Debug)]
 pub(crate) struct Broken {
     /// Its number among the lane's connections with the peer.
@@ -92,18 +89,18 @@ pub(crate) struct Broken {
     pub(crate) error: LinkError,
 }
 
-/// The connections to a peer, or the slots of those that are not made yet.
+/// The connections to a peer, or slots for those that do not exist yet.
 #[derive(Debug)]
 pub(crate) struct Link {
     config: LinkConfig,
     slots: Vec<Slot>,
-    /// Which connection gets the next chunk first: the one after the last that got one.
+    /// The connection that gets the next chunk first: the one after the last that got one.
     first: usize,
     queue: SendQueue,
     inbound: Inbound,
     /// Whether anything was sent since the last notice.
     has_sent: bool,
-    /// What the metrics have counted.
+    /// The counts that the metrics include.
     counted: Totals,
 }
 
@@ -124,7 +121,6 @@ impl Link {
         self.inbound.peer
     }
 
-    /// The activity on this link.
     pub(crate) fn activity(&self) -> Activity {
         self.inbound.activity
     }
@@ -133,17 +129,17 @@ impl Link {
         self.slots.iter_mut().filter_map(|slot| slot.stream.as_mut())
     }
 
-    /// Whether there is any connection.
     pub(crate) fn is_connected(&self) -> bool {
         self.slots.iter().any(|slot| slot.stream.is_some())
     }
 
-    /// Prepares the slot of a connection that has passed its handshake. What the earlier connection
-    /// has received is handled first. `theirs` are the peer's counts for that one, if this node has
-    /// to compare them. Returns false if a later attempt has been made already.
+    /// Prepares the slot of a connection that has passed its handshake. First handles the data that
+    /// the earlier connection has received. `theirs` are the peer's counts for the earlier
+    /// connection, if this node must compare them. Returns false if a later attempt already has the
+    /// slot.
     ///
     /// # Errors
-    /// [`LinkError`] if something was under way on the earlier connection when it broke.
+    /// [`LinkError`] if a frame was in flight on the earlier connection when it broke.
     pub(super) fn prepare(
         &mut self,
         number: u32,
@@ -189,24 +185,22 @@ impl Link {
         Ok(true)
     }
 
-    /// Puts a connection into its prepared slot.
     pub(crate) fn connect(&mut self, number: u32, socket: Arc<DataSocket>, window: Option<Window>) {
         let slot = &mut self.slots[number as usize];
         slot.stream = Some(Stream::new(socket, window, slot.totals, slot.unsent.take()));
     }
 
-    /// Ends a connection that broke. Returns its counts, if no frame was under way.
+    /// Ends a connection that broke. Returns its counts, if no frame was in flight.
     pub(crate) fn disconnect(&mut self, number: u32) -> Option<Totals> {
         let slot = &mut self.slots[number as usize];
         slot.end().then_some(slot.totals)
     }
 
-    /// One of the connections.
     pub(crate) fn stream(&mut self, number: u32) -> Option<&mut Stream> {
         self.slots.get_mut(number as usize)?.stream.as_mut()
     }
 
-    /// Bytes sent and received since the last call, on all connections that there were.
+    /// Bytes sent and received since the last call, on all connections, past and present.
     pub(crate) fn take_moved(&mut self) -> Totals {
         let of = |slot: &Slot| slot.stream.as_ref().map_or(slot.totals, Stream::totals);
         let now = self.slots.iter().map(of).fold(Totals::default(), |sum, one| Totals {
@@ -217,8 +211,9 @@ impl Link {
         Totals { written: now.written - before.written, read: now.read - before.read }
     }
 
-    /// Checks what the peer's system has acknowledged. A frame that waits for a piece to start here
-    /// counts as moving. If this process `was_suspended`, everything does.
+    /// Checks whether the peer's system has acknowledged data. A frame that waits for a piece to
+    /// start here also counts as activity, and so does a suspension of this process
+    /// (`was_suspended`).
     pub(crate) fn look(&mut self, now: Instant, was_suspended: bool) {
         let mut has_moved = was_suspended;
         for stream in self.streams() {
@@ -245,7 +240,7 @@ impl Link {
         self.queue.push(sequence, step);
     }
 
-    /// Sends what is ready, at most one chunk on each connection.
+    /// Sends ready data, at most one chunk on each connection.
     pub(super) fn send(&mut self, pieces: &mut Pieces, meter: &mut Meter) -> Turn {
         let (mut turn, count) = (Turn::Idle, self.slots.len());
         let (first, peer) = (self.first, self.peer());
@@ -265,7 +260,7 @@ impl Link {
         turn
     }
 
-    /// Receives what has arrived, at most one frame on each connection.
+    /// Receives data that has arrived, at most one frame on each connection.
     pub(super) fn receive(
         &mut self,
         pieces: &mut Pieces,

@@ -1,9 +1,9 @@
-//! What a lane does with its time.
+//! Measures how a lane spends its time.
 //!
-//! A lane notes the time whenever something has happened: bytes have moved, a chunk is reduced, a
-//! wait is over. The stall detector needs these times in any case, so the meter reads no clock of
-//! its own. It adds the time since the last note to what has happened since. While somebody traces
-//! the job, each note is also an event.
+//! A lane notes the time after each activity: bytes have moved, a chunk is reduced, a wait is over.
+//! The stall detector needs these times anyway, so the meter does not read the clock more often. It
+//! adds the time since the last note to that activity. While the job is traced, each note is also
+//! an event.
 
 use std::time::Instant;
 
@@ -12,7 +12,6 @@ use gradwire_trace::{Event, Kind, Recorder};
 
 use crate::metrics::LaneActivity;
 
-/// The clock of a lane.
 #[derive(Debug)]
 pub(super) struct Meter {
     last: Instant,
@@ -20,19 +19,18 @@ pub(super) struct Meter {
     recorder: Recorder,
 }
 
-/// What a lane has done.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Doing {
     Reduce,
     Send,
     Receive,
     Publish,
-    /// It waited, or looked for something to do.
+    /// It waited, or looked for work.
     Idle,
 }
 
 impl Doing {
-    /// The event of a trace.
+    /// The kind of its trace event.
     fn kind(self) -> Option<Kind> {
         match self {
             Self::Reduce => Some(Kind::Reduce),
@@ -45,18 +43,18 @@ impl Doing {
 }
 
 impl Meter {
-    /// For the lane with this number, from now on.
+    /// A meter for the lane with this number, starting now.
     pub(super) fn new(lane: u32, recorder: Recorder) -> Self {
         Self { last: Instant::now(), activity: LaneActivity::new(lane), recorder }
     }
 
-    /// Since the last call the lane has done this. Returns the time.
+    /// The lane has spent the time since the last call on this activity. Returns the current time.
     pub(super) fn spent(&mut self, doing: Doing) -> Instant {
         self.add(doing).1
     }
 
-    /// Since the last call the lane has done this for a piece: so many bytes of it, perhaps with a
-    /// peer. Returns the time.
+    /// The lane has spent the time since the last call on this activity for `bytes` bytes of a
+    /// piece, perhaps with a peer. Returns the current time.
     pub(super) fn spent_on(
         &mut self,
         doing: Doing,
@@ -74,7 +72,7 @@ impl Meter {
         now
     }
 
-    /// A piece has waited for this lane since its order.
+    /// A piece starts, which has waited for this lane since its order.
     pub(super) fn starts(&self, sequence: Sequence, ordered: Instant) {
         if self.recorder.is_on() {
             let now = Instant::now();

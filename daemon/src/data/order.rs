@@ -1,4 +1,4 @@
-//! What a lane is ordered to do, and what it reports.
+//! The orders for a lane, and its reports.
 
 use std::{
     sync::Arc,
@@ -12,33 +12,30 @@ use gradwire_trace::Tracer;
 use super::piece::Piece;
 use crate::transport::{frame::Totals, paths::Paths, window::Window};
 
-/// What a lane reports to the rest of the daemon.
+/// The reports of a lane to the rest of the daemon.
 pub(crate) trait LaneEvents: std::fmt::Debug + Send + Sync + 'static {
-    /// The piece has been published on this node. Its result was `complete` before, if it was not
-    /// published as it was computed.
+    /// The piece has been published on this node. `complete` is when its result was complete;
+    /// `None` if it was published as it was computed.
     fn finished(&self, piece: &Piece, complete: Option<Instant>);
-    /// A probe has taken this time on this node.
+    /// The time that a probe has taken on this node.
     fn measured(&self, sequence: Sequence, time: Duration);
-    /// The lane can't go on.
     fn failed(&self, failure: Failure);
-    /// Bytes went to and came from a peer since the last call.
+    /// The bytes sent to and received from a peer since the last call.
     fn moved(&self, peer: NodeId, sent: u64, received: u64);
-    /// A connection of this lane broke between two frames. If nothing was under way, another one
-    /// may replace it.
+    /// A connection of this lane broke between two frames. If nothing was in flight, another
+    /// connection may replace it.
     fn disconnected(&self, connection: Disconnected);
 }
 
-/// A connection that broke.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Disconnected {
     pub(crate) peer: NodeId,
     pub(crate) lane: u32,
     /// Its number among the lane's connections with that peer.
     pub(crate) number: u32,
-    /// The counts of it and those before it.
+    /// The counts of this and the earlier connections.
     pub(crate) totals: Totals,
-    /// The peer has closed it in good order: it is probably leaving, and is dialled again only when
-    /// it is needed.
+    /// The peer has closed it: it is probably leaving, and is dialled again only when it is needed.
     pub(crate) is_closed: bool,
 }
 
@@ -49,50 +46,45 @@ pub(crate) struct Connected {
     /// Its number among the lane's connections with that peer.
     pub(crate) number: u32,
     pub(crate) stream: std::net::TcpStream,
-    /// Its send buffer, if the size follows the path.
+    /// Its send buffer, if the size adapts to the path.
     pub(crate) window: Option<Window>,
     /// The number of the dialler's attempt.
     pub(crate) attempt: u32,
-    /// The dialler's counts for those before it; none on the dialler itself.
+    /// The dialler's counts of the earlier connections; `None` on the dialler itself.
     pub(crate) theirs: Option<Totals>,
 }
 
-/// What a lane is ordered to do.
 #[derive(Debug)]
 pub(crate) enum Order {
     Start(Piece),
-    /// Measures memory.
     Measure {
         sequence: Sequence,
         pattern: Pattern,
     },
-    /// Ranks have allocated memory for their results: pieces that waited for it can be published.
+    /// Ranks have allocated memory for their results: pieces that waited for this can be published.
     Allocated,
     /// A connection with a peer is ready.
     Connected(Connected),
-    /// Panics, for a test.
     #[cfg(test)]
     Panic,
-    /// Drop everything and end.
+    /// Drops everything and ends.
     Stop,
 }
 
-/// A lane's settings.
 #[derive(Debug, Clone)]
 pub(crate) struct LaneConfig {
     pub(crate) index: u32,
-    /// This node.
     pub(crate) me: NodeId,
-    /// Hosts of all nodes, for texts.
+    /// The hosts of all nodes, for messages.
     pub(crate) hosts: Arc<[String]>,
-    /// What is measured of the connections.
+    /// The measurements of the connections.
     pub(crate) paths: Arc<Paths>,
     pub(crate) epoch: u32,
     /// Bytes that are reduced, sent and received at once.
     pub(crate) chunk: u64,
-    /// How long a piece may stand still.
+    /// How long a piece may go without progress.
     pub(crate) limit: Duration,
-    /// What lanes do is recorded there while somebody traces the job.
+    /// Records the lane's events while the job is traced.
     pub(crate) tracer: Arc<Tracer>,
     /// Results of at least this size bypass the cache on their way to the ranks.
     pub(crate) streaming_bytes: u64,

@@ -31,7 +31,7 @@ pub(crate) struct PieceSegment {
     /// First byte within the piece.
     pub(crate) start: u64,
     pub(crate) bytes: u64,
-    /// What quantizing has lost of the tensor, and the first element there, if that is kept.
+    /// The quantization errors of the tensor, and the index of the first one, if they are kept.
     pub(crate) errors: Option<(Arc<Errors>, u64)>,
 }
 
@@ -62,32 +62,31 @@ impl PieceSegment {
     }
 }
 
-/// What a piece is for.
 #[derive(Debug)]
 pub(crate) enum Purpose {
     /// Tensors of local ranks.
     Ranks,
     /// Tensors of other nodes, for which this one is a server: the names of the first ones.
     Others(Vec<TensorName>),
-    /// To measure links. Nobody waits for it.
+    /// Measures links. Nobody waits for it.
     Probe,
 }
 
-/// The form of partial results, in memory and between nodes.
+/// The form of partial results in memory and between nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wire {
-    /// That of the ranks' elements.
+    /// The form of the ranks' elements.
     Ranks,
-    /// Each element in another form.
+    /// Another form for each element.
     Partial(Form),
-    /// Groups of elements with one scale.
+    /// Groups of elements that share a scale.
     Quantized(Quantized),
 }
 
-/// The most tensors that texts name.
+/// How many tensors a text names.
 pub(crate) const NAMES: usize = 3;
 
-/// An operation as this node runs it.
+/// This node's part of an operation.
 #[derive(Debug)]
 pub(crate) struct Piece {
     pub(crate) sequence: Sequence,
@@ -98,35 +97,34 @@ pub(crate) struct Piece {
     /// The wire form of partial results. The plan counts bytes in wire form, and everything else
     /// counts bytes of the ranks' type.
     pub(crate) wire: Wire,
-    /// What it has of each tensor: so many elements of the longest flow.
+    /// Its tensors, with the number of elements of the longest flow that it contains.
     pub(crate) tensors: Vec<(Arc<QueuedTensor>, u64)>,
-    /// By their places in the piece, ascending. What is only passed on is in none of them.
+    /// In the order of their places in the piece. Data that is only passed on is in none of them.
     pub(crate) segments: Vec<PieceSegment>,
-    /// Of all that this node sends, receives or reduces.
+    /// The bytes that this node sends, receives or reduces.
     pub(crate) bytes: u64,
     pub(crate) plan: Arc<Plan>,
     /// The node of each participant of the schedule.
     pub(crate) nodes: Arc<[NodeId]>,
     /// When the coordinator's order was received.
     pub(crate) ordered: Instant,
-    /// The bytes of its chunks; none: as many as the lane is set to.
+    /// The bytes of its chunks; `None`: the lane's setting.
     pub(crate) chunk: Option<u64>,
-    /// Where its bytes are counted when it is published.
+    /// The counter of its bytes, when it is published.
     pub(crate) moved: Option<&'static Counter>,
 }
 
 impl Piece {
-    /// Whether it only measures links.
     pub(crate) fn is_probe(&self) -> bool {
         matches!(self.purpose, Purpose::Probe)
     }
 
-    /// Whether all local ranks have made room for its results.
+    /// Whether all local ranks have memory for its results.
     pub(crate) fn is_allocated(&self) -> bool {
         self.tensors.iter().all(|(tensor, _)| tensor.is_allocated())
     }
 
-    /// The names of its tensors, for texts; at most [`NAMES`].
+    /// The names of its tensors, at most [`NAMES`], for messages.
     pub(crate) fn names(&self) -> String {
         let others: &[TensorName] =
             if let Purpose::Others(names) = &self.purpose { names } else { &[] };
@@ -139,7 +137,7 @@ impl Piece {
         names.join(", ")
     }
 
-    /// The bytes that belong together in wire form: those of an element, or of a group.
+    /// The bytes of an indivisible unit in wire form: an element or a group.
     pub(crate) fn wire_element(&self) -> usize {
         match self.wire {
             Wire::Ranks => self.combine.dtype.size(),
@@ -148,9 +146,9 @@ impl Piece {
         }
     }
 
-    /// Converts bytes of ranks to bytes in wire form, where each element has its own.
+    /// Converts bytes of ranks to bytes in wire form; not for quantized pieces.
     pub(super) fn wire_bytes(&self, bytes: u64) -> u64 {
-        debug_assert!(!matches!(self.wire, Wire::Quantized(_)), "groups have them");
+        debug_assert!(!matches!(self.wire, Wire::Quantized(_)), "a quantized piece has groups");
         bytes / self.combine.dtype.size() as u64 * self.wire_element() as u64
     }
 
@@ -173,7 +171,7 @@ impl Piece {
     }
 
     /// Calls `act(segment, first byte of the ranks' type within it, bytes in wire form)` for each
-    /// part of a range of bytes in wire form, where each element has its own.
+    /// part of a range of bytes in wire form; not for quantized pieces.
     pub(super) fn parts_of(
         &self,
         range: Range<usize>,
@@ -187,10 +185,10 @@ impl Piece {
         });
     }
 
-    /// The input that these bytes in wire form are as they are: that of a tensor to which one local
-    /// rank contributes, if nothing is computed on it.
+    /// The input that is identical to these bytes in wire form: only one local rank contributes to
+    /// the tensor, and nothing is computed on it.
     pub(super) fn input(&self, range: Range<usize>) -> Option<Part<'_>> {
-        // Any value but zero is true, and is sent as one.
+        // Bool values are normalized: any value but zero is sent as one.
         let is_kept = self.prescale == 1.0 && self.combine.dtype != DType::Bool;
         let is_own = match self.wire {
             Wire::Ranks => true,
@@ -208,12 +206,12 @@ impl Piece {
         (is_within && is_alone).then(|| segment.sources(start - segment.start).pop())?
     }
 
-    /// Reduces and publishes without staging, for a piece that concerns no other node. It works in
-    /// parts that fit the cache. Nothing interrupts it, so INPUT holds.
+    /// Reduces and publishes without staging, for a piece of this node alone, in parts that fit the
+    /// cache. Nothing interrupts it, so INPUT holds.
     pub(crate) fn run_alone(&self, chunk: u64, store: Store) {
         for segment in &self.segments {
-            // The target has just been read and is in the cache, so bypassing the cache would be
-            // slower.
+            // An in-place target has just been read and is in the cache, so bypassing the cache
+            // would be slower.
             let store = if segment.is_in_place() { Store::Cached } else { store };
             let mut at = 0;
             while at < segment.bytes {

@@ -1,8 +1,8 @@
 //! A piece in flight on this node: the staging buffer in which the result is computed, and the
 //! progress of its schedule.
 //!
-//! The staging buffer makes INPUT hold: nothing is written to a rank's output before every other
-//! step of the piece has ended here. So an aborted piece could be run again.
+//! The staging buffer ensures INPUT: nothing is written to a rank's output before every other step
+//! of the piece has ended here. So an aborted piece could be run again.
 
 use std::{collections::BTreeMap, ops::Range, time::Instant};
 
@@ -32,7 +32,7 @@ fn within(part: &StepPart, offset: u64) -> Range<usize> {
     start..start + part.bytes as usize
 }
 
-/// The operations that a lane has been given.
+/// The operations that a lane has received.
 #[derive(Debug, Default)]
 pub(crate) struct Ordered {
     last: Option<Sequence>,
@@ -56,14 +56,13 @@ pub(crate) struct Running {
     pub(crate) progress: Progress,
     pub(crate) last_progress: Instant,
     staging: Staging,
-    /// Whether each step sends inputs as they are, which then are not copied into the buffer. Only
-    /// for steps that are the one user of these values: so all nodes get what that step sent, even
-    /// if a rank changes its input meanwhile (SAME).
+    /// Whether each step sends inputs directly, without a copy in the buffer. Only for steps that
+    /// are the only user of these values: so all nodes get the same bytes, even if a rank changes
+    /// its input meanwhile (SAME).
     sends_input: Vec<bool>,
 }
 
 impl Running {
-    /// Starts a piece with the buffer of an earlier one.
     pub(crate) fn new(piece: Piece, buffer: Vec<u8>) -> Self {
         let staging = Staging::new(&piece, buffer);
         let mut progress = Progress::new(&piece.plan);
@@ -78,7 +77,6 @@ impl Running {
         Self { piece, progress, last_progress: Instant::now(), staging, sends_input }
     }
 
-    /// Returns the piece and its buffer.
     pub(crate) fn into_parts(self) -> (Piece, Vec<u8>) {
         (self.piece, self.staging.into_memory())
     }
@@ -88,17 +86,17 @@ impl Running {
         self.mark_progress(now);
     }
 
-    /// Something has moved, even if it is only a part of a chunk, so the piece is not late.
+    /// Data has moved, even if only a part of a chunk, so the piece is not late.
     pub(crate) fn mark_progress(&mut self, now: Instant) {
         self.last_progress = now;
     }
 
-    /// The bytes of its buffer.
+    /// The size of its buffer, in bytes.
     pub(crate) fn staging_bytes(&self) -> usize {
         self.staging.bytes()
     }
 
-    /// The most bytes of its chunks; `usual` unless the coordinator has ordered others.
+    /// The maximum size of its chunks; `usual` unless the coordinator has ordered another.
     fn chunk(&self, usual: u64) -> u64 {
         self.piece.chunk.unwrap_or(usual)
     }
@@ -112,15 +110,14 @@ impl Running {
         HandedOut { chunk, is_all: progress.is_handed_out(&piece.plan, step) }
     }
 
-    /// The position of bytes of a step in the piece. All of them must be in one place.
+    /// The position of a step's bytes in the piece, where they must be contiguous.
     fn range(&self, step: u32, offset: u64, bytes: u64) -> Range<usize> {
         let range = self.piece.plan.steps[step as usize].beginning(offset..offset + bytes);
-        debug_assert_eq!(range.len() as u64, bytes, "step {step} at {offset} is in several places");
+        debug_assert_eq!(range.len() as u64, bytes, "step {step} at {offset} is not contiguous");
         range
     }
 
-    /// Does the next chunk of local reduction that others wait for. Returns false when there is
-    /// none.
+    /// Reduces the next local chunk that other steps wait for. Returns false if there is none.
     pub(super) fn reduce_some(&mut self, usual: u64, meter: &mut Meter) -> bool {
         let next = self.progress.next_local(&self.piece.plan, self.chunk(usual));
         let Some(Chunk { step, offset, bytes }) = next else { return false };
@@ -139,13 +136,13 @@ impl Running {
         }
     }
 
-    /// Whether a receiving step keeps what it receives as it is.
+    /// Whether a receiving step copies data without reducing it.
     pub(crate) fn copies(&self, step: u32) -> bool {
         self.piece.plan.steps[step as usize].work == Work::Copy
     }
 
-    /// Whether a receiving step may process these bytes now. Its own earlier bytes may be missing:
-    /// no byte of the step depends on another one.
+    /// Whether a receiving step may process these bytes now. Its earlier bytes may be missing: no
+    /// byte of the step depends on another one.
     pub(crate) fn takes(&self, step: u32, offset: u64, bytes: u64) -> bool {
         self.progress.takes(&self.piece.plan, step, offset, bytes)
     }
@@ -180,27 +177,27 @@ impl Running {
                     let received = &received[within(&part, offset)];
                     self.staging.block_mut(place(&part)).copy_from_slice(received);
                 }
-                // Who has sent it is known by the note of its arrival.
+                // The note of its arrival already names the sender.
                 meter.spent(Doing::Receive);
             }
         }
         self.advance(step, offset, bytes, meter.last());
     }
 
-    /// Whether a chunk of a receiving step is in one place.
+    /// Whether a chunk of a receiving step is contiguous in the piece.
     pub(crate) fn is_in_one_place(&self, step: u32, offset: u64, bytes: u64) -> bool {
         let planned = &self.piece.plan.steps[step as usize];
         planned.beginning(offset..offset + bytes).len() as u64 == bytes
     }
 
-    /// The memory into which a chunk of a copying step can be received directly, if it is in one
-    /// place. Call [`Running::placed`] when it has been received.
+    /// The memory into which a contiguous chunk of a copying step can be received directly. Call
+    /// [`Running::placed`] when it has been received.
     pub(crate) fn place(&mut self, step: u32, offset: u64, bytes: u64) -> &mut [u8] {
         let range = self.range(step, offset, bytes);
         self.staging.block_mut(range)
     }
 
-    /// The bytes to send for a sending step. Call [`Running::sent`] when they have been sent.
+    /// The bytes that a sending step sends. Call [`Running::sent`] when they have been sent.
     pub(crate) fn outgoing(&self, step: u32, offset: u64, bytes: u64) -> Bytes<'_> {
         let range = self.range(step, offset, bytes);
         if self.sends_input[step as usize]
@@ -227,8 +224,9 @@ impl Running {
         self.staging.publish(&self.piece, store);
     }
 
-    /// The nodes that the piece waits for: those that have yet to send, and those to which a ready
-    /// chunk has not been sent. `usual` is the size of a chunk, unless another was ordered.
+    /// The nodes that the piece waits for: those that have not sent all their data, and those to
+    /// which a ready chunk has not been sent. `usual` is the size of a chunk, unless another was
+    /// ordered.
     pub(crate) fn waits_for(&self, usual: u64) -> Vec<NodeId> {
         let (plan, chunk) = (&self.piece.plan, self.chunk(usual));
         let is_ready = |step: u32| {

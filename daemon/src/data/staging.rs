@@ -1,13 +1,14 @@
-//! The buffer in which the result of a piece is computed, in wire form.
+//! The buffer in which the result of a piece is computed in wire form.
 //!
-//! Blocks are sent from here and received to here as they are, so a node publishes what it has sent
-//! or received, and all ranks receive identical bits (SAME). Where partial results have another
-//! form than the ranks' elements ([`Piece::wire`]) they are finished and converted when they are
-//! published. Where that form is rounded (bf16), the node that computed the result rounds it, too.
+//! Blocks are sent from here and received to here unchanged, so a node publishes exactly the bytes
+//! that it has sent or received, and all ranks receive identical bits (SAME). If partial results
+//! have another form than the ranks' elements ([`Piece::wire`]), they are finished and converted
+//! when they are published. If that form is rounded (bf16), the node that computed the result
+//! rounds it, too.
 //!
-//! A sum is not rounded before it is sent. Where a schedule adds the parts of several peers to a
-//! block before it sends it, the sum is kept in f32 beside the block: one rounding for each hop,
-//! for any number of parts.
+//! A sum is not rounded before it is sent. If a schedule adds the parts of several peers to a block
+//! before it sends the block, the sum is kept in f32 beside the block: so there is one rounding for
+//! each hop, for any number of parts.
 
 use std::ops::Range;
 
@@ -20,10 +21,9 @@ use super::{
 };
 use crate::model::memory::{self, Partial};
 
-/// Cache lines keep sums and blocks apart.
+/// Sums begin on a cache line of their own.
 const LINE: usize = 64;
 
-/// A piece's buffer.
 #[derive(Debug)]
 pub(crate) struct Staging {
     /// The blocks, and behind them the unrounded sums, if there are any.
@@ -31,12 +31,12 @@ pub(crate) struct Staging {
     /// The offset of these sums.
     sums: usize,
     wire: Option<Form>,
-    /// Where everything is instead, if the piece is quantized.
+    /// The layout, if the piece is quantized.
     groups: Option<Groups>,
 }
 
 impl Staging {
-    /// A buffer for a piece, in the memory of an earlier one.
+    /// A buffer for a piece, which reuses the memory of an earlier one.
     pub(crate) fn new(piece: &Piece, mut memory: Vec<u8>) -> Self {
         let wire = match piece.wire {
             Wire::Ranks => None,
@@ -52,7 +52,7 @@ impl Staging {
         } else {
             (blocks, blocks)
         };
-        // It only grows: memory beyond the piece is not accessed, and costs nothing.
+        // It only grows: excess memory is not accessed, and costs nothing.
         if memory.len() < needed {
             memory.resize(needed, 0);
         }
@@ -67,12 +67,10 @@ impl Staging {
         Self { memory, sums: 0, wire: None, groups: Some(groups) }
     }
 
-    /// The bytes that it takes.
     pub(crate) fn bytes(&self) -> usize {
         self.memory.capacity()
     }
 
-    /// The memory, for the next piece.
     pub(crate) fn into_memory(self) -> Vec<u8> {
         self.memory
     }
@@ -123,7 +121,7 @@ impl Staging {
         });
     }
 
-    /// The form of a block's value, which may be `unrounded`, and its position.
+    /// The form and the position of a block's value, which may be `unrounded`.
     fn place(&self, wire: Form, range: Range<usize>, unrounded: bool) -> (Form, Range<usize>) {
         match wire {
             Form::Bf16 if unrounded => (Form::F32, self.sums_of(&range)),
@@ -131,7 +129,6 @@ impl Staging {
         }
     }
 
-    /// Combines a block with the received bytes of it.
     pub(crate) fn combine(
         &mut self,
         piece: &Piece,
@@ -158,7 +155,7 @@ impl Staging {
             memory::combine_partial(op, mine, None, received, theirs_first);
             return;
         }
-        // One of them is a block, and the other one is its unrounded sum.
+        // One of them is a block, and the other is its unrounded sum.
         let (blocks, sums) = self.memory.split_at_mut(self.sums);
         let shifted = |range: &Range<usize>| range.start - self.sums..range.end - self.sums;
         let (from, to) = if before == wire {
@@ -172,7 +169,6 @@ impl Staging {
         memory::combine_partial(op, to, Some(from), received, theirs_first);
     }
 
-    /// Publishes the finished result to the local ranks.
     pub(crate) fn publish(&self, piece: &Piece, store: Store) {
         if let Some(groups) = self.groups {
             groups.publish(&self.memory, piece, store);
@@ -180,7 +176,7 @@ impl Staging {
             return;
         }
         for segment in &piece.segments {
-            // A rank that only sends, or adds to the result of another node, receives nothing.
+            // A rank that only sends, or contributes to another node's result, receives nothing.
             if segment.has_no_targets() {
                 continue;
             }

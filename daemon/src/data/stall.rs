@@ -1,14 +1,14 @@
-//! When a piece is late, and which node is at fault (WAIT). Pure: what moved, and when, is the
-//! input.
+//! Decides when a piece is late, and which node is at fault (WAIT). Pure: its input is when data
+//! moved.
 //!
-//! The duration of a piece means nothing: a line may be slow, and pieces share it. A piece is late
-//! when nothing has moved for the limit on any of the links that it waits for. Bytes move on a link
-//! when they arrive, or when the peer's system acknowledges them; what has gone into a socket's
-//! buffer has not moved yet.
+//! The duration of a piece says nothing: a line may be slow, and pieces share it. A piece is late
+//! if nothing has moved for the limit on any of the links that it waits for. Bytes move on a link
+//! when they arrive, or when the peer's system acknowledges them; bytes in a socket's buffer have
+//! not moved yet.
 //!
-//! A node that waits for another one is not at fault, and reports it in a [`Notice`]: how long
-//! nothing has moved for it, and which node it waits for in the end. So all nodes of a chain count
-//! from the same moment and name the same node.
+//! A node that waits for another one is not at fault, and says so in a [`Notice`]: how long nothing
+//! has moved for it, and which node is the root of its wait. So all nodes of a chain count from the
+//! same moment and name the same node.
 
 use std::time::{Duration, Instant};
 
@@ -19,10 +19,10 @@ use crate::transport::frame::Notice;
 /// How many notices a node sends within the limit while it waits.
 pub(crate) const NOTICES_PER_LIMIT: u32 = 8;
 
-/// What is known of a link, and of the peer at its end.
+/// The activity of a link and of its peer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Activity {
-    /// When bytes moved last.
+    /// When bytes last moved.
     moved: Instant,
     received: Option<Received>,
 }
@@ -30,24 +30,21 @@ pub(crate) struct Activity {
 #[derive(Debug, Clone, Copy)]
 struct Received {
     at: Instant,
-    /// When something last moved for the peer.
+    /// When bytes last moved for the peer.
     moved: Instant,
-    /// The node that it waits for.
     root: NodeId,
 }
 
 impl Activity {
-    /// The activity of a link on which something moved at `moved`, and no notice was received.
+    /// A link on which bytes last moved at `moved`, without a notice.
     pub(crate) fn new(moved: Instant) -> Self {
         Self { moved, received: None }
     }
 
-    /// Bytes have moved.
     pub(crate) fn moved(&mut self, now: Instant) {
         self.moved = now;
     }
 
-    /// A notice was received.
     pub(crate) fn receive(&mut self, notice: Notice, now: Instant) {
         // A peer may send any duration (TRUST). Time before the start of the clock does not matter.
         let moved = now.checked_sub(notice.stalled).unwrap_or(self.moved);
@@ -67,7 +64,7 @@ pub(crate) struct Wait {
 }
 
 impl Wait {
-    /// The same without the notice of `peer` itself, which must not get its own information back.
+    /// The same without the notice of `peer`, which must not get its own information back.
     fn as_reported_to(mut self, peer: NodeId) -> Self {
         if self.peer == peer {
             self.activity.received = None;
@@ -76,12 +73,12 @@ impl Wait {
     }
 }
 
-/// The node on whose link nothing has moved for longest.
+/// The node with the longest time without activity.
 fn longest(waits: &mut dyn Iterator<Item = (NodeId, &Wait)>) -> Option<NodeId> {
     waits.min_by_key(|(_, wait)| wait.activity.last()).map(|(node, _)| node)
 }
 
-/// A wait: since when nothing has moved, and which node is waited for in the end.
+/// A wait: since when nothing has moved, and the node that is its root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stall {
     pub(crate) since: Instant,
@@ -89,7 +86,7 @@ pub(crate) struct Stall {
 }
 
 impl Stall {
-    /// The wait of a piece on node `me` that moved something at `moved` and waits for `waits`.
+    /// The wait of a piece on node `me` that last moved bytes at `moved` and waits for `waits`.
     pub(crate) fn of(
         me: NodeId,
         moved: Instant,
@@ -99,14 +96,14 @@ impl Stall {
     ) -> Self {
         let since = waits.iter().map(|wait| wait.activity.last()).fold(moved, Instant::max);
         let root = Self::at_fault(me, waits, limit, now)
-            // All of them wait for each other, which must not happen.
+            // They all wait for each other, which must not happen.
             .or_else(|| longest(&mut waits.iter().map(|wait| (wait.peer, wait))))
             .unwrap_or(me);
         Self { since, root }
     }
 
-    /// The same as it is reported to `peer`. A peer that reads the notice is not silent, so the
-    /// other nodes that are waited for come first.
+    /// The wait as reported to `peer`. A peer that reads the notice is not silent, so the blame
+    /// goes first to the other nodes.
     pub(crate) fn as_reported_to(
         peer: NodeId,
         me: NodeId,
@@ -122,8 +119,8 @@ impl Stall {
         Self { root, ..stall }
     }
 
-    /// A peer that has given no notice for half of the `limit`; then the node that the peers wait
-    /// for. None if they all wait for this one.
+    /// A peer that has sent no notice for half of the `limit`; otherwise the root of the peers'
+    /// waits. `None` if they all wait for this node.
     fn at_fault(me: NodeId, waits: &[Wait], limit: Duration, now: Instant) -> Option<NodeId> {
         let is_silent = |wait: &&Wait| {
             let received = wait.activity.received;
@@ -141,7 +138,7 @@ impl Stall {
         now.saturating_duration_since(self.since) > limit
     }
 
-    /// The notice about it for nodes that may wait for this one.
+    /// The notice about it, for nodes that may wait for this one.
     pub(crate) fn notice(&self, now: Instant) -> Notice {
         Notice { root: self.root, stalled: now.saturating_duration_since(self.since) }
     }
@@ -166,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_line_is_not_a_dead_one() {
+    fn a_slow_line_is_not_late() {
         let start = Instant::now();
         let mut link = Activity::new(start);
         for second in 1..100 {
@@ -195,9 +192,9 @@ mod tests {
         assert_eq!(stall(start, &waits, 10.0), Stall { since: start + seconds(9.0), root: A });
     }
 
-    /// In a chain of nodes each counts from the same moment and names the one that is silent.
+    /// All nodes of a chain count from the same moment and name the silent node.
     #[test]
-    fn a_node_that_waits_itself_is_not_at_fault() {
+    fn a_waiting_node_is_not_at_fault() {
         let start = Instant::now();
         let at = |after: f64| start + seconds(after);
         // A waits for B, which is dead, and this node waits for A.
@@ -212,14 +209,14 @@ mod tests {
         assert_eq!(ours.root, B);
         assert!(ours.is_late(LIMIT, now));
         assert!(Stall::of(A, start, &to_b, LIMIT, now).is_late(LIMIT, now));
-        // If B is also connected to this node and equally silent, it is still B.
+        // If B is also connected to this node and equally silent, it is still at fault.
         let both =
             [Wait { peer: A, activity: from_a }, Wait { peer: B, activity: Activity::new(start) }];
         assert_eq!(Stall::of(ME, start, &both, LIMIT, now).root, B);
     }
 
     #[test]
-    fn a_peer_that_waits_for_us_is_not_at_fault_if_another_one_is() {
+    fn a_peer_that_waits_for_us_is_blamed_last() {
         let start = Instant::now();
         let now = start + seconds(5.0);
         let mut from_a = Activity::new(start);
@@ -232,9 +229,10 @@ mod tests {
         assert_eq!(Stall::of(ME, start, &[a], LIMIT, now).root, A);
     }
 
-    /// A received something last and is silent; B waits for this node. The notice for B names A.
+    /// A is silent, although bytes moved to it last; B waits for this node. The notice for B names
+    /// A.
     #[test]
-    fn who_reads_a_notice_is_not_the_one_that_is_silent() {
+    fn a_notice_does_not_blame_its_reader() {
         let start = Instant::now();
         let now = start + seconds(3.0);
         let mut to_a = Activity::new(start);
@@ -248,7 +246,7 @@ mod tests {
         assert_eq!(reported(A), A);
     }
 
-    /// A peer that has become silent is at fault itself, whatever its last notice was.
+    /// A peer that has become silent is at fault, whatever its last notice said.
     #[test]
     fn an_old_notice_excuses_nobody() {
         let start = Instant::now();
@@ -261,7 +259,7 @@ mod tests {
 
     /// Two nodes that wait for each other must not keep each other waiting by their notices.
     #[test]
-    fn nobody_receives_what_it_sent() {
+    fn a_node_does_not_get_its_own_notice_back() {
         let start = Instant::now();
         let at = |tick: u32| start + seconds(f64::from(tick) * 0.5);
         let mut ends = [Activity::new(start), Activity::new(start)];
@@ -283,7 +281,7 @@ mod tests {
 
     /// TRUST: a peer may send anything.
     #[test]
-    fn a_notice_from_before_the_clock_began_is_harmless() {
+    fn a_notice_of_any_duration_is_harmless() {
         let start = Instant::now();
         let mut from_a = Activity::new(start);
         from_a.receive(Notice { root: A, stalled: Duration::MAX }, start + seconds(1.0));

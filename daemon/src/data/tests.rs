@@ -1,5 +1,5 @@
-//! Real lanes over real sockets: several nodes in one process, each with its own lanes and
-//! workers' segments, run the same pieces. Only the control plane is missing.
+//! Real lanes over real sockets: several nodes in one process, each with its own lanes and workers'
+//! segments, run the same pieces. Only the control plane is left out.
 
 mod inputs;
 mod interpreted;
@@ -126,7 +126,7 @@ pub(crate) fn connected(peer: NodeId, number: u32, stream: TcpStream) -> Order {
 }
 
 /// Connects the lanes of all nodes, each `streams` times. `buffer` is the size of the socket
-/// buffers in bytes: so small that hardly anything is under way.
+/// buffers in bytes, if it should be small.
 pub(crate) fn connect(nodes: &[&[Lane]], streams: u32, buffer: Option<usize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     for (lane, number) in (0..nodes[0].len()).flat_map(|l| (0..streams).map(move |n| (l, n))) {
@@ -146,6 +146,13 @@ pub(crate) fn connect(nodes: &[&[Lane]], streams: u32, buffer: Option<usize>) {
                 }
             }
         }
+    }
+}
+
+/// Stops a lane and waits for its end.
+pub(crate) fn stop(lane: &Lane) {
+    while !lane.try_stop() {
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -190,11 +197,11 @@ impl Cluster {
     }
 
     fn stop(&self) {
-        self.lanes.iter().flatten().for_each(Lane::stop);
+        self.lanes.iter().flatten().for_each(stop);
     }
 }
 
-/// The ranks between which a tensor goes; `None` stands for all.
+/// The ranks between which a tensor moves; `None`: all.
 #[derive(Debug, Clone, Copy)]
 struct Way {
     source: Option<u32>,
@@ -224,7 +231,7 @@ impl Way {
     }
 }
 
-/// A tensor on every rank, and the right result of its way.
+/// A tensor on every rank, and the way that it moves.
 struct Job {
     buffers: Vec<Vec<Buffer>>,
     tensors: Vec<Arc<QueuedTensor>>,
@@ -285,7 +292,7 @@ impl Job {
 /// Labels of racks to choose from: some are in groups.
 const RACKS: &[&str] = &["", "a", "a/1", "a/2", "b/1", "b/2"];
 
-/// The piece of `node` over whole tensors, which all go the same way.
+/// The piece of `node` with whole tensors that all move the same way.
 fn piece(
     sequence: u64,
     jobs: &[&Job],
@@ -397,10 +404,10 @@ proptest! {
     }
 }
 
-/// A schedule in which one node may be late runs as the others do: nobody has a result before that
-/// node comes, and all have it then.
+/// A schedule for a late node works: no node has a result before the late one starts, and then all
+/// have it.
 #[test]
-fn who_is_late_is_waited_for() {
+fn a_late_node_is_waited_for() {
     for (nodes, late) in (2..=5).flat_map(|nodes| (0..nodes).map(move |late| (nodes, late))) {
         let cluster = Cluster::new(nodes, 1, 4096, Duration::from_secs(10));
         cluster.connect(1, None);
@@ -427,10 +434,10 @@ fn who_is_late_is_waited_for() {
     }
 }
 
-/// A piece whose result has no memory yet runs to its end. Neither its peers nor later pieces wait
-/// for that, and its lane does not count it as late. It is published when there is memory.
+/// A piece without memory for its result still runs to its end. Neither peers nor later pieces wait
+/// for it, and its lane does not count it as late. It is published once there is memory.
 #[test]
-fn a_piece_without_room_keeps_nobody_waiting() {
+fn a_piece_without_memory_delays_nothing() {
     let limit = Duration::from_millis(300);
     let cluster = Cluster::new(2, 1, 4096, limit);
     cluster.connect(2, None);
@@ -460,7 +467,7 @@ fn a_piece_without_room_keeps_nobody_waiting() {
 }
 
 #[test]
-fn a_peer_that_never_comes_is_named() {
+fn a_peer_that_never_connects_is_named() {
     let cluster = Cluster::new(2, 1, 4096, Duration::from_millis(300));
     let job = Job::new("grad", 2, 1, 100, SUM);
     let topology = Topology::flat(2);
@@ -476,9 +483,9 @@ fn a_peer_that_never_comes_is_named() {
 }
 
 #[test]
-fn nonsense_and_a_closed_connection_are_distinguished() {
+fn invalid_data_and_a_closed_connection_differ() {
     for (bytes, kind, text) in [
-        (&b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n"[..], FailureKind::Protocol, "nonsense"),
+        (&b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n"[..], FailureKind::Protocol, "invalid data"),
         (&[][..], FailureKind::ConnectionLost, "the data connection with this host failed"),
     ] {
         let cluster = Cluster::new(2, 1, 4096, Duration::from_secs(10));
@@ -493,7 +500,7 @@ fn nonsense_and_a_closed_connection_are_distinguished() {
         cluster.lanes[0][0].send(connected(NodeId(1), 0, stream));
         std::io::Write::write_all(&mut there, bytes).unwrap();
         if bytes.is_empty() {
-            // It is not dropped: that would reset the connection if data has arrived by then.
+            // Not dropped: that would reset the connection if data has arrived by then.
             there.shutdown(Shutdown::Write).unwrap();
         }
         let Event::Failed(failure) = cluster.wait_for(0) else { panic!("it must fail") };

@@ -1,8 +1,8 @@
-//! The session of one worker over the Unix socket, from its first message to its end. Each has a
-//! thread (`gw-worker`), because messages are rare.
+//! The session of one worker over the Unix socket, from its first message to its end. Messages are
+//! rare, so each session has a thread (`gw-worker`).
 //!
 //! A worker whose connection ends without a `Detach` has died, and the job ends with it (TELL). The
-//! kernel closes its socket within a millisecond of a SIGKILL.
+//! kernel closes the socket within a millisecond of a SIGKILL.
 
 use std::{
     collections::BTreeMap,
@@ -28,16 +28,13 @@ use gradwire_shm::{
     segment::Segment,
 };
 use gradwire_telemetry::Rate;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use prost::Message;
 use rustix::event::{EventfdFlags, eventfd};
-use tokio::{net::UnixListener, runtime::Handle};
+use tokio::{net::UnixListener, runtime::Handle, sync::mpsc::UnboundedSender};
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    reader::{Intake, Source},
-    submit,
-};
+use super::{reader::Source, submit};
 use crate::{
     control::node::Node,
     metrics::{self, Rejection},
@@ -50,33 +47,29 @@ use crate::{
     },
 };
 
-/// Characters of the reason why a worker gave up (BOUND).
+/// The limit of a worker's reason for giving up, in characters (BOUND).
 const MAX_REASON_CHARS: usize = 4096;
 
-/// How long a worker may take for its first message, and the socket for each.
+/// How long a worker may take for its first message, and for each read of it.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long a message to a worker that is not attached may wait for the socket.
+/// How long a message to a worker that is not yet attached may wait for the socket.
 const WRITE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long a worker that leaves may take to read its last messages.
+/// How long a leaving worker may take to read its last messages.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The most connections whose worker is not known yet (BOUND).
+/// The limit of connections with unknown workers (BOUND).
 const MAX_UNIDENTIFIED: usize = 64;
 
-/// The connections whose worker is not known yet, by number. Where there are too many, the oldest
-/// one is closed, so silent connections keep no worker out.
+/// The connections with unknown workers, by number. If there are too many, the oldest one is
+/// closed, so silent connections keep no worker out.
 #[derive(Debug, Default)]
 struct Unidentified(Mutex<BTreeMap<u64, UnixStream>>);
 
 impl Unidentified {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, UnixStream>> {
-        self.0.lock()
-    }
-
     fn admit(&self, number: u64, stream: UnixStream) {
-        let mut unidentified = self.lock();
+        let mut unidentified = self.0.lock();
         unidentified.insert(number, stream);
         if unidentified.len() > MAX_UNIDENTIFIED
             && let Some((_, silent)) = unidentified.pop_first()
@@ -86,10 +79,10 @@ impl Unidentified {
         }
     }
 
-    /// The worker of a connection is known now, or the connection has ended. Returns the
-    /// connection; `None` if it was closed before.
+    /// The worker of a connection is now known, or the connection has ended. Returns the
+    /// connection; `None` if it has already been closed.
     fn dismiss(&self, number: u64) -> Option<UnixStream> {
-        self.lock().remove(&number)
+        self.0.lock().remove(&number)
     }
 }
 
@@ -97,10 +90,9 @@ impl Unidentified {
 static REFUSALS: Rate = Rate::new();
 static BROKEN: Rate = Rate::new();
 
-/// Accepts workers until cancelled.
 pub(crate) async fn serve(
     node: Arc<Node>,
-    intake: Intake,
+    intake: UnboundedSender<Source>,
     listener: UnixListener,
     cancel: CancellationToken,
 ) {
@@ -132,7 +124,7 @@ pub(crate) async fn serve(
                 if let Some(stream) = unidentified.dismiss(number) {
                     let _ = send(&stream, Reply::Refused(failure.clone().into()));
                 }
-                // Without one of its ranks the job can't begin (TELL).
+                // The job can't begin without one of its ranks (TELL).
                 match node.job.world() {
                     Some(_) => node.job.report(failure),
                     None => node.job.end(Ending::Failed(failure)),
@@ -143,7 +135,7 @@ pub(crate) async fn serve(
     cancel.run_until_cancelled(accept).await;
 }
 
-/// The connection for its thread, and a second descriptor to close it.
+/// Returns the connection, and a second descriptor that can close it.
 fn prepare(stream: tokio::net::UnixStream) -> io::Result<(UnixStream, UnixStream)> {
     let stream = stream.into_std()?;
     stream.set_nonblocking(false)?;
@@ -154,22 +146,22 @@ fn prepare(stream: tokio::net::UnixStream) -> io::Result<(UnixStream, UnixStream
     Ok((stream, second))
 }
 
-/// The failure of a worker for whose connection the system grants no descriptor.
+/// The failure of a worker if the system refuses a descriptor for its connection.
 fn no_descriptor(error: &io::Error) -> Failure {
-    let what = format!("gradwired has no descriptor for a worker: {error}");
+    let what = format!("gradwired can't open a descriptor for a worker: {error}");
     Failure::new(FailureKind::Resource, what).hint("raise its limit of open files (ulimit -n)")
 }
 
-/// The failure of the job where the system refuses the thread for a worker.
+/// The failure of the job if the system refuses the thread for a worker.
 fn no_thread(error: &io::Error) -> Failure {
-    let what = format!("gradwired has no thread for a worker: {error}");
+    let what = format!("gradwired can't start a thread for a worker: {error}");
     Failure::new(FailureKind::Resource, what)
         .hint("raise gradwired's limits of memory and processes (ulimit -v -u)")
 }
 
 struct Session {
     node: Arc<Node>,
-    intake: Intake,
+    intake: UnboundedSender<Source>,
     runtime: Handle,
     stream: UnixStream,
 }
@@ -181,7 +173,7 @@ fn refusal(what: impl Into<String>) -> Failure {
 /// Why a session ended before the worker was attached.
 enum AttachError {
     Refused(Failure),
-    /// The other side closed the connection, or sent no frames.
+    /// The other side closed the connection, or did not send valid frames.
     Broken(String),
 }
 
@@ -218,11 +210,11 @@ impl Session {
                     tracing::warn!(why, left_out, "{what}");
                 }
                 // TELL: a worker that is still there gets the reason. The text contains no secret.
-                let what = format!("the conversation with the daemon of this node broke: {why}");
+                let what = format!("the connection to the daemon of this node failed: {why}");
                 let _ = send(&self.stream, Reply::Refused(refusal(what).into()));
             }
         }
-        // Only now, because the daemon must not end before the worker has been sent the reason.
+        // Only now: the daemon must not end before the reason has been sent to the worker.
         if let Some(local_rank) = claimed {
             let over = self.node.job.ending().is_some();
             self.node.workers.set(local_rank, if over { Slot::Left } else { Slot::Free });
@@ -234,7 +226,7 @@ impl Session {
         let mut frame = match handover::receive(&self.stream) {
             Ok(Some(frame)) => frame,
             Ok(None) => return Ok(None),
-            // A killed process ends like this if it has not read everything.
+            // The connection of a killed process ends like this if it has not read everything.
             Err(HandoverError::Io(error)) if error.kind() == io::ErrorKind::ConnectionReset => {
                 return Ok(None);
             }
@@ -255,7 +247,7 @@ impl Session {
         let peer = handover::peer(&self.stream)?;
         let me = rustix::process::getuid().as_raw();
         if peer.uid != me {
-            let what = format!("it runs as user {}, this job's daemon as user {me}", peer.uid);
+            let what = format!("it runs as user {}, but this job's daemon as user {me}", peer.uid);
             return Err(refusal(what).hint("start both as the same user").into());
         }
         self.stream.set_read_timeout(Some(HANDSHAKE_TIMEOUT))?;
@@ -271,15 +263,15 @@ impl Session {
         let (message, frame) = self
             .receive()
             .map_err(AttachError::Broken)?
-            .ok_or_else(|| AttachError::Broken("it said nothing".into()))?;
+            .ok_or_else(|| AttachError::Broken("it sent nothing".into()))?;
         let Request::Attach(attach) = message else {
             return Err(refusal("the first message must be Attach").into());
         };
         let identity = &self.node.config.identity;
         if attach.protocol != PROTOCOL {
             let what = format!(
-                "the worker is Gradwire {} (protocol {}), this daemon is {VERSION} (protocol \
-                 {PROTOCOL})",
+                "the worker is Gradwire {} (protocol {}), but this daemon is {VERSION} \
+                 (protocol {PROTOCOL})",
                 attach.version, attach.protocol
             );
             let hint = "install the same release for the training program and on the node";
@@ -292,12 +284,14 @@ impl Session {
         let claim =
             Claim::Attach { challenge: &nonce, job: &attach.job, local_rank: attach.local_rank };
         if !identity.secret.verify(&claim, &attach.proof) {
-            return Err(refusal("the job's secret is another one here")
+            return Err(refusal("the worker's secret is not that of this job")
                 .hint("see GRADWIRE_SECRET; the launcher sets it for every process of a job")
                 .into());
         }
         if unidentified.dismiss(number).is_none() {
-            return Err(AttachError::Broken("it was silent for too long and others came".into()));
+            return Err(AttachError::Broken(
+                "it was silent for too long while others connected".into(),
+            ));
         }
         self.node
             .workers
@@ -337,8 +331,8 @@ impl Session {
             trace,
             outbox: Outbox::new(self.stream.try_clone().map_err(|e| no_descriptor(&e))?),
         });
-        // WAIT: a worker notices the daemon's silence from the first heartbeat on. So that is sent
-        // before the worker is attached.
+        // WAIT: a worker notices the daemon's silence from the first heartbeat on. So the first one
+        // is sent before the worker is attached.
         heartbeats.beat();
         let reply = pb::DaemonMessage {
             message: Some(attached(&world, local_rank, self.node.config.coordinator)),
@@ -346,10 +340,12 @@ impl Session {
         handover::send(&self.stream, &reply.encode_to_vec(), &[doorbell.as_fd()])?;
         self.stream.set_read_timeout(None)?;
         self.node.workers.set(local_rank, Slot::Attached(worker.clone()));
-        self.intake.add(Source { worker: worker.clone(), reader, heartbeats, doorbell });
+        let source = Source { worker: worker.clone(), reader, heartbeats, doorbell };
+        // The intake ends only with the daemon.
+        let _ = self.intake.send(source);
         self.node.count_workers();
         tracing::info!(rank = %worker.rank, pid, "worker attached");
-        // The job may have ended since the world formed, without this worker being notified.
+        // The job may have ended since the world formed, before this worker could be notified.
         if let Phase::Over(Ending::Failed(failure)) = &*self.node.job.watch().borrow() {
             worker.abort(failure);
         }
@@ -379,7 +375,8 @@ impl Session {
                 }
                 Ok(Some((Request::DropSegment(gone), _))) => {
                     if !worker.memory.remove(gone.segment) {
-                        let why = format!("it dropped segment {}, which it has not", gone.segment);
+                        let why =
+                            format!("it dropped segment {}, which does not exist", gone.segment);
                         break Some(worker.sent_nonsense(&why));
                     }
                     self.node.count_workers();
@@ -395,12 +392,12 @@ impl Session {
                     }
                     tracing::info!(rank = %worker.rank, "worker leaves");
                     self.node.sending.flush();
-                    self.node.left(worker.rank);
+                    self.node.leaves(worker.rank, false);
                     let detached = Reply::Detached(pb::Detached {});
                     self.node.ensure_sent(worker, worker.outbox.send(detached));
-                    // The connection ends with this thread, so the outbox has to be empty first.
+                    // The connection ends with this thread, so the outbox must be empty first.
                     let deadline = Instant::now() + DETACH_TIMEOUT;
-                    while !worker.flush() && Instant::now() < deadline {
+                    while !worker.outbox.flush() && Instant::now() < deadline {
                         thread::sleep(Duration::from_millis(5));
                     }
                     break None;
@@ -416,7 +413,7 @@ impl Session {
                     let interesting = || self.node.job.ending().is_none();
                     match self.node.process_ends.of(worker.local_rank, interesting) {
                         Ok(end) => break Some(worker.died(end)),
-                        // The worker ends because it was asked to, like this daemon.
+                        // The worker was asked to end, like this daemon.
                         Err(why) => self.node.stopped(&why),
                     }
                     break None;
@@ -428,8 +425,8 @@ impl Session {
             let is_there = matches!(failure.kind, FailureKind::Protocol | FailureKind::RankLeft);
             self.node.worker_failed(worker, failure);
             if is_there {
-                // The connection stays open until the worker closes it, so that it receives the
-                // cause like all others (TELL).
+                // The connection stays open until the worker closes it, so that this worker also
+                // receives the cause (TELL).
                 let _ = io::copy(&mut &self.stream, &mut io::sink());
             }
         }
@@ -443,7 +440,7 @@ impl Session {
         let max = self.node.config.max_segments;
         if add.segment >= max || worker.memory.has(add.segment) {
             return Err(format!(
-                "it handed over segment {}, which it has already or which is not below {max}",
+                "it handed over segment {}, which exists already or is not below {max}",
                 add.segment
             ));
         }
@@ -454,7 +451,7 @@ impl Session {
     }
 }
 
-/// The message with the world and the worker's position in it.
+/// The message that tells a worker the world and its position in it.
 fn attached(world: &World, local_rank: u32, coordinator: SocketAddr) -> Reply {
     let me = world.me();
     let has_it = |n: &&crate::model::world::NodeInfo| n.slots > local_rank;

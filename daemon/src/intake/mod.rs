@@ -1,8 +1,8 @@
-//! What the workers request.
+//! The requests of the workers.
 //!
 //! - `submit`: checks a submission, and the memory that a worker allocates for a result
-//! - `reader`: the task that reads the workers' rings
-//! - `attach`: the Unix socket: a worker's identity, its memory, its leaving and its death
+//! - `reader`: the task that reads the workers' submission rings
+//! - `attach`: the Unix socket: a worker's identity, memory, departure and death
 
 pub(crate) mod attach;
 pub(crate) mod reader;

@@ -1,8 +1,8 @@
 //! The task that reads the workers' rings and checks their heartbeats.
 //!
-//! It runs on the thread of the stream to the coordinator: a submission is announced without waking
-//! another thread. It sleeps on the workers' doorbells. They ring only after it has marked itself
-//! as asleep, so a busy intake costs no system call.
+//! It runs on the control thread, so a submission is announced without waking another thread. It
+//! sleeps on the workers' doorbells, which ring only if it has marked itself as asleep: a busy
+//! intake costs no system call.
 
 use std::{
     future::poll_fn,
@@ -18,21 +18,20 @@ use gradwire_shm::control::{Heartbeats, SubmissionReader};
 use procfs::process::Process;
 use tokio::{
     io::{Interest, unix::AsyncFd},
-    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    sync::mpsc::UnboundedReceiver,
     time::{Interval, MissedTickBehavior, interval},
 };
 
 use super::submit;
 use crate::{
     control::{
-        node::{Node, Resubmit},
+        node::{Node, Resubmitted},
         trace,
     },
-    model::tensor::{LocalTensor, TensorKey},
     workers::worker::Worker,
 };
 
-/// The most records that are read from one ring before the next ring.
+/// How many records are read from one ring before the next ring.
 const TURN: usize = 256;
 
 /// How often the workers' heartbeats are checked.
@@ -47,54 +46,21 @@ pub(crate) struct Source {
     pub(crate) doorbell: OwnedFd,
 }
 
-/// The other threads' end of the intake.
-#[derive(Debug, Clone)]
-pub(crate) struct Intake {
-    requests: UnboundedSender<Request>,
-}
-
-/// What other threads request of the intake. Both kinds are bounded: by the slots of the node, and
-/// by what its ranks may have in flight.
-#[derive(Debug)]
-enum Request {
-    Read(Source),
-    Resubmit(TensorKey, Box<LocalTensor>),
-}
-
-/// Requests that are not handled yet.
-#[derive(Debug)]
-pub(crate) struct Requests(UnboundedReceiver<Request>);
-
-impl Intake {
-    pub(crate) fn new() -> (Self, Requests) {
-        let (requests, receiver) = unbounded_channel();
-        (Self { requests }, Requests(receiver))
-    }
-
-    /// Reads this worker's ring from now on.
-    pub(crate) fn add(&self, source: Source) {
-        // The intake ends only with the daemon.
-        let _ = self.requests.send(Request::Read(source));
-    }
-}
-
-impl Resubmit for Intake {
-    fn resubmit(&self, key: TensorKey, local: LocalTensor) {
-        let _ = self.requests.send(Request::Resubmit(key, Box::new(local)));
-    }
-}
-
 /// Starts the task; it ends when the node is gone.
-pub(crate) fn start(node: Weak<Node>, requests: Requests) {
-    tokio::spawn(Reader { node, requests: requests.0, sources: Vec::new() }.run());
+pub(crate) fn start(
+    node: Weak<Node>,
+    added: UnboundedReceiver<Source>,
+    resubmitted: UnboundedReceiver<Resubmitted>,
+) {
+    tokio::spawn(Reader { node, added, resubmitted, sources: Vec::new() }.run());
 }
 
 struct Watched {
     worker: Arc<Worker>,
     reader: SubmissionReader,
     heartbeats: Heartbeats,
-    /// An eventfd that is never read: each ring of it is an event by itself. The worker could make
-    /// a read block (TRUST), or ring so often that reading never ends (BOUND).
+    /// An eventfd that is never read: each ring is an event. The worker could make a read block
+    /// (TRUST), or ring so often that reading never ends (BOUND).
     doorbell: AsyncFd<OwnedFd>,
     beats: u32,
     since: Instant,
@@ -120,7 +86,7 @@ impl Watched {
             rung = true;
             match ready {
                 Ok(mut ring) => ring.clear_ready(),
-                // The reactor ends, and with it the task.
+                // The reactor has ended, and the task ends, too.
                 Err(_) => break,
             }
         }
@@ -130,7 +96,10 @@ impl Watched {
 
 struct Reader {
     node: Weak<Node>,
-    requests: UnboundedReceiver<Request>,
+    /// Bounded by the slots of the node.
+    added: UnboundedReceiver<Source>,
+    /// Bounded by the submissions that ranks may have in flight.
+    resubmitted: UnboundedReceiver<Resubmitted>,
     sources: Vec<Watched>,
 }
 
@@ -143,22 +112,29 @@ impl Reader {
         let _panics =
             self.node.upgrade().map(|n| n.report_panic("the reader of the workers' rings"));
         while let Some(node) = self.node.upgrade() {
-            while let Ok(request) = self.requests.try_recv() {
-                self.handle(&node, request);
+            while let Ok(source) = self.added.try_recv() {
+                self.add(&node, source);
+            }
+            while let Ok((key, local)) = self.resubmitted.try_recv() {
+                submit::resubmit(&node, key, local);
             }
             let came = self.read(&node);
             if checked.elapsed() >= CHECK {
                 checked = Instant::now();
-                node.flush_workers();
+                for worker in node.workers.all() {
+                    worker.outbox.flush();
+                }
                 if let Some(limit) = node.job.world().map(|world| world.heartbeat_timeout) {
                     if suspension.check(checked, limit).is_some() {
                         self.sources.iter_mut().for_each(|watched| watched.since = checked);
-                        node.restart_allocations(checked);
+                        if let Some(operations) = node.operations() {
+                            operations.pending.restart(checked);
+                        }
                     }
                     self.check(&node, limit);
                 }
                 node.report_overdue_allocations(checked);
-                // Waits that began together are reported together.
+                // Checked rarely, so that waits that began together are reported together.
                 if looked.elapsed() >= node.config.stall_warning / 10 {
                     looked = Instant::now();
                     node.report_stalls(looked);
@@ -166,7 +142,7 @@ impl Reader {
             }
             drop(node);
             if came {
-                // Other tasks have their turn, above all the one that sends announcements.
+                // Lets other tasks run, above all the sender of announcements.
                 tokio::task::yield_now().await;
             } else {
                 self.sleep(&mut clock).await;
@@ -174,21 +150,18 @@ impl Reader {
         }
     }
 
-    fn handle(&mut self, node: &Node, request: Request) {
-        match request {
-            Request::Resubmit(key, local) => submit::resubmit(node, key, *local),
-            Request::Read(source) => match Watched::new(source) {
-                Ok(watched) => self.sources.push(watched),
-                Err((worker, error)) => {
-                    let what = format!("the system refuses to watch a worker's doorbell: {error}");
-                    let failure = Failure::new(FailureKind::Resource, what).rank(worker.rank);
-                    node.job.report(failure.host(node.config.host.clone()));
-                }
-            },
+    fn add(&mut self, node: &Node, source: Source) {
+        match Watched::new(source) {
+            Ok(watched) => self.sources.push(watched),
+            Err((worker, error)) => {
+                let what = format!("the system refuses to watch a worker's doorbell: {error}");
+                let failure = Failure::new(FailureKind::Resource, what).rank(worker.rank);
+                node.job.report(failure.host(node.config.host.clone()));
+            }
         }
     }
 
-    /// Reads what has arrived. Returns false when nothing has.
+    /// Reads submissions. Returns false if there are none.
     fn read(&mut self, node: &Arc<Node>) -> bool {
         let mut came = false;
         self.sources.retain_mut(|watched| {
@@ -213,32 +186,37 @@ impl Reader {
         came
     }
 
-    /// Sleeps until a doorbell rings, a request comes, or it is time to check the workers.
+    /// Sleeps until a doorbell rings, a request arrives, or it is time to check the workers.
     async fn sleep(&mut self, clock: &mut Interval) {
         let empty = self.sources.iter().filter(|w| !w.reader.prepare_sleep()).count() == 0;
-        let mut request = None;
+        let (mut added, mut resubmitted) = (None, None);
         if empty {
             let sources = &self.sources;
             let rung = poll_fn(|context| {
-                // All of them are checked, so that each can wake the task.
+                // Checks all of them, so that each can wake the task.
                 let rings = sources.iter().filter(|watched| watched.has_rung(context)).count();
                 if rings > 0 { Poll::Ready(()) } else { Poll::Pending }
             });
             tokio::select! {
                 () = rung => {}
-                some = self.requests.recv() => request = some,
+                Some(source) = self.added.recv() => added = Some(source),
+                request = self.resubmitted.recv() => resubmitted = request,
                 _ = clock.tick() => {}
             }
         }
         for watched in &self.sources {
             watched.reader.awake();
         }
-        if let (Some(request), Some(node)) = (request, self.node.upgrade()) {
-            self.handle(&node, request);
+        let Some(node) = self.node.upgrade() else { return };
+        if let Some(source) = added {
+            self.add(&node, source);
+        }
+        if let Some((key, local)) = resubmitted {
+            submit::resubmit(&node, key, local);
         }
     }
 
-    /// A worker without new heartbeats may be alive but stopped or swapped out.
+    /// Reports workers without new heartbeats, which may be stopped or swapped out.
     fn check(&mut self, node: &Node, limit: Duration) {
         self.sources.retain_mut(|watched| {
             let beats = watched.heartbeats.count();
@@ -255,18 +233,15 @@ impl Reader {
             if silent <= limit {
                 return true;
             }
-            let why = format!(
-                "no sign of life for {:.1} s{}",
-                silent.as_secs_f64(),
-                state_of(worker.pid)
-            );
+            let why =
+                format!("no heartbeat for {:.1} s{}", silent.as_secs_f64(), state_of(worker.pid));
             node.worker_failed(worker, worker.silent(&why));
             false
         });
     }
 }
 
-/// The state of a process as a part of a text: `; it is stopped (SIGSTOP)`, or nothing.
+/// The state of a process as a part of a text, such as `; the process is stopped`; may be empty.
 fn state_of(pid: u32) -> &'static str {
     let stat = i32::try_from(pid).ok().and_then(|pid| Process::new(pid).ok()?.stat().ok());
     match stat.map(|stat| stat.state) {

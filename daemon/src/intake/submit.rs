@@ -1,6 +1,6 @@
 //! Checks a submission against the rank's process sets and memory (TRUST), and puts it into the
-//! queue. A submission that no correct library sends ends the job. A mistake of the program fails
-//! that submission alone.
+//! queue. A submission that a correct library never sends ends the job. A mistake of the program
+//! only fails that submission.
 
 use gradwire_proto::{
     Collective, Failure, FailureKind, ProcessSetId, Rank, Request, Shape, TensorName,
@@ -22,7 +22,7 @@ use crate::{
     workers::worker::Worker,
 };
 
-/// A failure of one submission, and what to do about it.
+/// A mistake in one submission, and what to do about it.
 struct Invalid {
     what: String,
     hint: &'static str,
@@ -59,7 +59,7 @@ pub(super) fn take(node: &Node, worker: &Worker, submission: Submission) -> Resu
     Ok(())
 }
 
-/// Submits a checked request that had to wait for its name.
+/// Submits a checked request that had to wait until its name was free.
 pub(super) fn resubmit(node: &Node, key: TensorKey, local: LocalTensor) {
     let (Some(queue), Some(worker)) = (node.queue(), node.workers.get(local.local_rank)) else {
         return;
@@ -68,7 +68,7 @@ pub(super) fn resubmit(node: &Node, key: TensorKey, local: LocalTensor) {
     answer(node, &worker, ticket, &name, queue.submit(key, local));
 }
 
-/// Reports the result of a submission.
+/// Acts on the result of a submission.
 fn answer(node: &Node, worker: &Worker, ticket: u64, name: &TensorName, submitted: Submitted) {
     match submitted {
         Submitted::Waits => {}
@@ -92,7 +92,7 @@ fn answer(node: &Node, worker: &Worker, ticket: u64, name: &TensorName, submitte
     }
 }
 
-/// Fails one submission; the job goes on (TELL).
+/// Fails one submission (TELL); the job goes on.
 fn fail(node: &Node, worker: &Worker, ticket: u64, name: &str, invalid: Invalid) {
     let failure = Failure::new(FailureKind::Invalid, invalid.what)
         .rank(worker.rank)
@@ -103,7 +103,7 @@ fn fail(node: &Node, worker: &Worker, ticket: u64, name: &str, invalid: Invalid)
     node.ensure_sent(worker, worker.fail(vec![ticket], &failure));
 }
 
-/// Joins at once: other local ranks are not waited for.
+/// Joins immediately, without waiting for other local ranks.
 fn join(
     node: &Node,
     queue: &TensorQueue,
@@ -121,7 +121,7 @@ fn join(
     }
 }
 
-/// Checks what a rank asks for against its process set and its memory.
+/// Checks a rank's request against its process set and its memory.
 fn check(
     queue: &TensorQueue,
     worker: &Worker,
@@ -132,7 +132,7 @@ fn check(
     let members = queue.admit(set, worker.local_rank).map_err(|refusal| {
         Refused::Invalid(Invalid { what: refusal.to_string(), hint: refusal.hint() })
     })?;
-    makes_sense(&name, &request, set, &members, worker.rank).map_err(Refused::Invalid)?;
+    validate(&name, &request, set, &members, worker.rank).map_err(Refused::Invalid)?;
     let places = |what: &str, places: &[Place], bytes: &dyn Fn(usize) -> u64| {
         spans(worker, &request, places, bytes)
             .map_err(|why| Refused::Nonsense(format!("the {what} of tensor '{name}': {why}")))
@@ -153,8 +153,8 @@ fn check(
     Ok(LocalTensor { local_rank, ticket, request, priority, inputs, outputs, allocated })
 }
 
-/// Finds what is impossible without the requests of other ranks.
-fn makes_sense(
+/// Finds mistakes that can be seen without the requests of other ranks.
+fn validate(
     name: &TensorName,
     request: &Request,
     set: ProcessSetId,
@@ -163,7 +163,7 @@ fn makes_sense(
 ) -> Result<(), Invalid> {
     let collective = request.collective;
     if name.as_str() == Request::JOIN {
-        let what = format!("'{}' is the name of joins, and this is {collective}", Request::JOIN);
+        let what = format!("'{}' is reserved for joins, but this is {collective}", Request::JOIN);
         return Err(Invalid { what, hint: "use another name" });
     }
     if let Some((from, to)) = pair(request) {
@@ -179,19 +179,20 @@ fn makes_sense(
     }
     let of_all = matches!(collective, Collective::AddProcessSet | Collective::RemoveProcessSet);
     if of_all && set != ProcessSetId::GLOBAL {
-        let what =
-            format!("{collective} is a call of all ranks, not of those of process set {set}");
+        let what = format!(
+            "{collective} must be called by all ranks of the job, not in process set {set}"
+        );
         return Err(Invalid { what, hint: "call it in process set 0" });
     }
     Ok(())
 }
 
-/// Bytes of a result of such a shape; none for no result.
+/// The bytes of a result with this shape; 0 without one.
 fn bytes(request: &Request, part: usize, shape: Option<&Shape>) -> u64 {
     shape.map_or(0, |shape| shape.elements() * request.dtype_of(part).size() as u64)
 }
 
-/// The memory of the worker's places, one for each tensor of the request.
+/// The memory at the worker's places, one for each tensor of the request.
 fn spans(
     worker: &Worker,
     request: &Request,
@@ -204,7 +205,7 @@ fn spans(
     let span = |(part, place): (usize, &Place)| {
         let bytes = bytes(part);
         if bytes == 0 {
-            // A tensor without elements has no memory, so a worker without memory may submit it.
+            // A tensor without elements needs no memory, so a worker without memory may submit it.
             return Ok(Span::empty());
         }
         let align = request.dtype_of(part).size() as u64;
@@ -223,11 +224,13 @@ pub(super) fn allocated(
     let ticket = allocated.ticket;
     let answer = Ticket { local_rank: worker.local_rank, ticket };
     let Some(operations) = node.operations() else { return Ok(()) };
-    let Some(asked) = operations.asked(answer) else {
+    let Some(asked) = operations.pending.asked(answer) else {
         if node.job.ending().is_some() {
             return Ok(());
         }
-        return Err(format!("it made room for submission {ticket}, for which it was not asked"));
+        return Err(format!(
+            "it allocated memory for submission {ticket}, which was not requested"
+        ));
     };
     let is_it = |local: &&LocalTensor| local.answer() == answer;
     let Some(local) = asked.tensor.locals().iter().find(is_it) else { return Ok(()) };
@@ -236,7 +239,7 @@ pub(super) fn allocated(
     let outputs = &asked.outputs;
     let bytes = |part: usize| bytes(&local.request, part, outputs[part].0.as_ref());
     let spans = spans(worker, &local.request, &places, &bytes)
-        .map_err(|why| format!("the room for tensor '{}': {why}", asked.tensor.key.name))?;
+        .map_err(|why| format!("the memory for tensor '{}': {why}", asked.tensor.key.name))?;
     operations.allocated(answer, spans);
     Ok(())
 }
@@ -249,7 +252,7 @@ mod tests {
     use crate::model::world::tests::world;
 
     #[test]
-    fn what_one_rank_alone_can_see_is_refused() {
+    fn mistakes_of_a_single_rank_are_refused() {
         let world = world(0, &[2, 2]);
         let set = ProcessSetId(3);
         let members = Members::of(&world, vec![Rank(0), Rank(1), Rank(3)]).unwrap();
@@ -260,7 +263,7 @@ mod tests {
             ..Request::plain(Collective::SendReceive, DType::F32, Shape::default())
         };
         let text = |request: &Request, rank| {
-            makes_sense(&name, request, set, &members, Rank(rank)).err().map(|invalid| invalid.what)
+            validate(&name, request, set, &members, Rank(rank)).err().map(|invalid| invalid.what)
         };
         assert_eq!(text(&send(3), 1), None);
         assert_eq!(text(&send(3), 3), None);
@@ -269,11 +272,11 @@ mod tests {
         let stranger = text(&send(2), 1).unwrap();
         assert_eq!(stranger, "rank 2 is not a member of process set 3");
         let remove = Request { list: vec![3], ..Request::empty(Collective::RemoveProcessSet) };
-        assert!(text(&remove, 1).unwrap().contains("a call of all ranks"));
+        assert!(text(&remove, 1).unwrap().contains("must be called by all ranks"));
         let all = ProcessSetId::GLOBAL;
-        assert!(makes_sense(&name, &remove, all, &members, Rank(1)).is_ok());
+        assert!(validate(&name, &remove, all, &members, Rank(1)).is_ok());
         let join = TensorName::new(Request::JOIN).unwrap();
-        let taken = makes_sense(&join, &Request::barrier(), all, &members, Rank(1)).unwrap_err();
-        assert_eq!(taken.what, "'join' is the name of joins, and this is barrier");
+        let taken = validate(&join, &Request::barrier(), all, &members, Rank(1)).unwrap_err();
+        assert_eq!(taken.what, "'join' is reserved for joins, but this is barrier");
     }
 }

@@ -1,4 +1,4 @@
-//! What was agreed on for a tensor, and what of it concerns this node. This is computed once and
+//! The agreement on a tensor, and the part of it that concerns this node. It is computed once and
 //! shared by all rounds of the tensor. Pure.
 
 use std::sync::Arc;
@@ -8,51 +8,48 @@ use gradwire_proto::{Agreed, Collective, Flow, Rank, Request, Route, Shape};
 
 use super::{members::Members, world::World};
 
-/// The results of a rank: for each of its tensors the shape, if it gets any, and the rows from each
-/// member.
+/// The results of a rank: for each of its tensors the shape, if it gets a result, and the rows from
+/// each member.
 pub(crate) type OutputShapes = Vec<(Option<Shape>, Vec<u64>)>;
 
-/// One flow between the nodes of those that take part.
+/// One flow between the participating nodes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NodeFlow {
-    /// By the places of the nodes among these nodes.
+    /// By the positions of the nodes among the participating nodes.
     pub(crate) roles: Roles,
-    /// The number of elements.
     pub(crate) count: u64,
 }
 
-/// The flows of one tensor of a request that are not empty.
+/// The non-empty flows of one tensor of a request.
 #[derive(Debug)]
 pub(crate) struct PartFlows {
-    /// All of them: all nodes need them for their schedules.
+    /// All of them, which every node needs for its schedules.
     pub(crate) all: Vec<NodeFlow>,
-    /// Those that concern this node, each with its place among all.
+    /// The flows that concern this node, each with its index in `all`.
     pub(crate) here: Vec<(usize, Flow)>,
-    /// The number of elements of the longest.
+    /// The number of elements of the longest flow.
     pub(crate) longest: u64,
 }
 
-/// What was agreed on.
 #[derive(Debug)]
 pub(crate) struct Agreement {
     agreed: Agreed,
     /// The members that take part.
     pub(crate) members: Arc<Members>,
-    /// How many members the process set has, whether they take part or not.
+    /// The number of members of the process set, whether they take part or not.
     set: usize,
     /// The route of all its tensors.
     route: Route,
     parts: Vec<PartFlows>,
-    /// How many flows there are.
     flows: usize,
     /// Bytes of the flows that concern this node.
     bytes: u64,
 }
 
-/// The flows of a tensor; `None` if the root is not one of those that take part (TRUST).
+/// The flows of a tensor; `None` if the root does not take part (TRUST).
 fn part_flows(world: &World, members: &Members, flows: Vec<Flow>) -> Option<PartFlows> {
     let is_here = |end: Option<Rank>| end.is_none_or(|rank| world.local(rank).is_some());
-    // A node without a member takes part in nothing, not even in flows to all.
+    // A node without a member does not take part, not even in flows to all.
     let takes_part = !members.here.is_empty();
     let participant = |rank: Rank| {
         members.position(rank)?;
@@ -75,7 +72,7 @@ fn part_flows(world: &World, members: &Members, flows: Vec<Flow>) -> Option<Part
 }
 
 impl Agreement {
-    /// `None` if what was agreed does not fit the members (TRUST).
+    /// `None` if the agreement does not fit the members (TRUST).
     pub(crate) fn new(
         world: &World,
         set: &Members,
@@ -101,27 +98,26 @@ impl Agreement {
         Some(Self { agreed, members, set: set.ranks.len(), route, parts, flows, bytes })
     }
 
-    /// What is the same for all members.
+    /// The common part of all members' requests.
     pub(crate) fn request(&self) -> &Request {
         self.agreed.request()
     }
 
-    /// The route of all its tensors; nothing if all of them are empty.
+    /// The route of all its tensors; [`Route::Nothing`] if all of them are empty.
     pub(crate) fn route(&self) -> Route {
         self.route
     }
 
-    /// The flows of one of its tensors.
     pub(crate) fn part(&self, part: usize) -> Option<&PartFlows> {
         self.parts.get(part)
     }
 
-    /// The number of flows. The memory of this value grows with it.
+    /// The number of flows, which the size of this value depends on.
     pub(crate) fn flows(&self) -> usize {
         self.flows
     }
 
-    /// Elements of the longest flow of each tensor: so many have to be ordered and moved.
+    /// The number of elements to be ordered and moved: the sum of the longest flows of the tensors.
     pub(crate) fn length(&self) -> u64 {
         self.parts.iter().map(|part| part.longest).fold(0, u64::saturating_add)
     }
@@ -131,28 +127,27 @@ impl Agreement {
         self.bytes
     }
 
-    /// Whether this is what these members agreed on.
+    /// Whether this is the same agreement of the same members.
     pub(crate) fn is(&self, agreed: &Agreed, members: &Arc<Members>) -> bool {
         self.agreed == *agreed && self.members == *members
     }
 
-    /// Whether both are the same.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.is(&other.agreed, &other.members)
     }
 
-    /// Whether this is what a member asked for.
+    /// Whether this fits the request of a member.
     pub(crate) fn fits(&self, rank: Rank, asked: &Request) -> bool {
         if asked.has_free_rows() || self.request().has_free_rows() {
-            // `new` has checked that the rows are those of these members.
+            // `new` has checked that the rows fit these members.
             self.agreed.fits_one(&self.members.ranks, rank, asked)
         } else {
-            // All members ask for the same, so the common part is the whole request.
+            // All members have the same request, so the common part is the whole request.
             asked == self.request() && self.members.position(rank).is_some()
         }
     }
 
-    /// The shapes of a member's results, if they are not those that it could expect.
+    /// The shapes of a member's results, if they differ from those that it could expect.
     pub(crate) fn unexpected_shapes(&self, rank: Rank, asked: &Request) -> Option<OutputShapes> {
         let as_asked = matches!(
             asked.collective,
@@ -188,14 +183,14 @@ mod tests {
     }
 
     #[test]
-    fn flows_are_known_by_their_nodes_and_by_what_is_here() {
+    fn flows_have_roles_and_local_parts() {
         let world = world(1, &[1, 2]);
         let asked = vec![request(Collective::Alltoall, &[3, 2]); 3];
         let alltoall = agreement(&world, &asked);
         assert_eq!((alltoall.flows(), alltoall.bytes()), (9, 8 * 2 * 4));
         assert_eq!((alltoall.route(), alltoall.length()), (Route::Each, 2));
         let part = alltoall.part(0).unwrap();
-        assert_eq!(part.here[0].0, 1, "not that from rank 0 to itself");
+        assert_eq!(part.here[0].0, 1, "not the flow from rank 0 to itself");
         let (at, flow) = part.here[1];
         assert_eq!((flow.source, flow.target), (Some(Rank(0)), Some(Rank(2))));
         assert_eq!(part.all[at].roles, Roles { from: Some(0), to: Some(1) });
@@ -204,12 +199,12 @@ mod tests {
     }
 
     #[test]
-    fn other_rows_than_ones_own_are_a_surprise() {
+    fn different_rows_give_unexpected_shapes() {
         let world = world(0, &[2]);
         let asked =
             [request(Collective::Allgather, &[1, 2]), request(Collective::Allgather, &[0, 2])];
         let gathered = agreement(&world, &asked);
-        assert_eq!(gathered.bytes(), 8, "ONE: the empty flow counts for nothing");
+        assert_eq!(gathered.bytes(), 8, "ONE: the empty flow has no bytes");
         assert_eq!(gathered.flows(), 1);
         assert!(gathered.fits(Rank(0), &asked[0]) && !gathered.fits(Rank(0), &asked[1]));
         let outcome = gathered.unexpected_shapes(Rank(1), &asked[1]).unwrap();

@@ -1,10 +1,10 @@
-//! What to do where the system has refused something.
+//! Hints for errors of the system.
 
 use std::io;
 
 use rustix::io::Errno;
 
-/// A hint for errors where the system has refused a descriptor, memory or a thread.
+/// What to do if the system has refused a descriptor, memory or a thread; otherwise empty.
 #[must_use]
 pub(crate) fn resource_hint(error: &io::Error) -> &'static str {
     match Errno::from_io_error(error) {

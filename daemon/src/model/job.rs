@@ -1,8 +1,7 @@
 //! The state of the job, shared by all parts of the daemon.
 //!
 //! It is *forming* until the coordinator has sent the world, *running* until it ends, and *over*
-//! with the first ending that is set: later ones change nothing, so every rank gets the same cause
-//! (TELL).
+//! once an ending is set. Later endings change nothing, so every rank gets the same cause (TELL).
 
 use std::{
     sync::{
@@ -17,44 +16,47 @@ use tokio::sync::{mpsc, watch};
 
 use super::{tensor::Announced, world::World};
 
-/// Which job this is, and its secret.
+/// The job's id and its secret.
 #[derive(Debug, Clone)]
 pub(crate) struct JobIdentity {
     pub(crate) job: JobId,
     pub(crate) secret: Secret,
 }
 
-/// What this node reports to the coordinator.
+/// A message of this node to the coordinator.
 #[derive(Debug)]
 pub(crate) enum Outgoing {
-    /// A tensor is ready here.
     Ready(Announced),
-    /// A rank joins, and with it these tensors are ready here: one message, because the coordinator
-    /// must not see the one without the other.
+    /// A rank joins, which makes these tensors ready here. This is one message, because the
+    /// coordinator must not see one without the other.
     Joined(Vec<Announced>),
-    /// An operation is complete here.
     Done(Sequence),
-    /// A probe has taken this time here. Before it, so many packets had been sent again.
-    Probed { sequence: Sequence, time: Duration, retransmits: u64 },
+    /// The time that a probe has taken here, and the count of retransmitted packets before it.
+    Probed {
+        sequence: Sequence,
+        time: Duration,
+        retransmits: u64,
+    },
     /// The registry has forgotten these ids: no later message uses them.
     Forgotten(Vec<TensorId>),
-    /// This node can't go on.
     Failed(Failure),
-    /// Ranks have left in good order.
-    Left { ranks: Vec<Rank>, absent: bool },
+    /// Ranks have left the job; `absent` if they never took part.
+    Left {
+        ranks: Vec<Rank>,
+        absent: bool,
+    },
     /// A heartbeat is due, perhaps with a report.
     Heartbeat(Option<Box<pb::Report>>),
-    /// A rank has begun a step that is sampled: all nodes are to record.
+    /// A rank has begun a sampled step: all nodes must record.
     Sampled,
-    /// A batch of a trace.
     Trace(Vec<u8>, Underway),
 }
 
-/// Goes with a message, and is dropped once that has been sent.
+/// Accompanies a message, and is dropped once the message has been sent.
 #[derive(Debug)]
-pub(crate) struct Underway(#[expect(dead_code, reason = "it counts by being there")] Sender<()>);
+pub(crate) struct Underway(#[expect(dead_code, reason = "its drop is the signal")] Sender<()>);
 
-/// Whether a message is still on its way to the stream.
+/// Waits for the drop of the matching [`Underway`].
 #[derive(Debug)]
 pub(crate) struct Departed(Receiver<()>);
 
@@ -66,14 +68,13 @@ impl Underway {
 }
 
 impl Departed {
-    /// Waits until the message has been sent, or dropped, at most so long (WAIT).
+    /// Waits until the message has been sent or dropped, at most for `limit` (WAIT).
     pub(crate) fn wait(&self, limit: Duration) {
-        // Nothing is ever received: it ends with the sender.
+        // Nothing is ever received: the call ends when the sender is dropped.
         let _ = self.0.recv_timeout(limit);
     }
 }
 
-/// Where the job stands.
 #[derive(Debug, Clone)]
 pub(crate) enum Phase {
     Forming,
@@ -81,11 +82,11 @@ pub(crate) enum Phase {
     Over(Ending),
 }
 
-/// Reports a panic of the thread or task that holds it: others wait for what it does (TELL).
+/// Reports a panic of the thread or task that holds it, because others wait for that (TELL).
 #[derive(Debug)]
 pub(crate) struct ReportPanic {
     pub(crate) job: Job,
-    /// Its name for the text.
+    /// The name of the thread or task, for the text.
     pub(crate) who: &'static str,
     pub(crate) host: String,
 }
@@ -109,14 +110,12 @@ pub(crate) struct Job {
 
 impl Job {
     /// A job that is forming, and the channel of messages to the coordinator. The channel needs no
-    /// bound of its own: announcements are bounded by the ranks' rings, the rest by the
-    /// coordinator's credit.
+    /// bound: announcements are bounded by the ranks' rings, the rest by the coordinator's credit.
     pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<Outgoing>) {
         let (outgoing, messages) = mpsc::unbounded_channel();
         (Self { phase: watch::Sender::new(Phase::Forming), outgoing }, messages)
     }
 
-    /// Follows the phase.
     pub(crate) fn watch(&self) -> watch::Receiver<Phase> {
         self.phase.subscribe()
     }
@@ -129,7 +128,6 @@ impl Job {
         }
     }
 
-    /// Waits until the job is over.
     pub(crate) async fn over(&self) -> Ending {
         let mut phase = self.watch();
         // `self` holds a sender, so the wait can't fail.
@@ -137,7 +135,6 @@ impl Job {
         self.ending().unwrap_or(Ending::Finished)
     }
 
-    /// How the job ended, if it has.
     pub(crate) fn ending(&self) -> Option<Ending> {
         match &*self.phase.borrow() {
             Phase::Over(ending) => Some(ending.clone()),
@@ -145,7 +142,6 @@ impl Job {
         }
     }
 
-    /// The world has formed.
     pub(crate) fn form(&self, world: Arc<World>) {
         self.phase.send_if_modified(|phase| {
             let forming = matches!(phase, Phase::Forming);
@@ -167,17 +163,17 @@ impl Job {
         });
     }
 
-    /// Sends the coordinator a message. Once the job is over it is dropped.
+    /// Sends the coordinator a message. Once the job is over, messages are dropped.
     pub(crate) fn send(&self, message: Outgoing) {
         let _ = self.outgoing.send(message);
     }
 
     /// Reports a failure of this node. The coordinator finds the first cause among the reports of
-    /// all nodes and ends the job with it; the client ends it if no answer comes.
+    /// all nodes and ends the job with it; if it does not answer, the client ends the job.
     pub(crate) fn report(&self, failure: Failure) {
-        // The ranks and the launcher report the failure. The log repeats it where that is asked
-        // for.
-        tracing::info!(%failure, "this node can't go on");
+        // The ranks and the launcher report the failure, so the log needs it only at a verbose
+        // level.
+        tracing::info!(%failure, "this node has failed");
         self.send(Outgoing::Failed(failure));
     }
 }

@@ -1,5 +1,5 @@
-//! Ranks that do something together, and their nodes: a process set, or the rest of one while some
-//! of its ranks have joined. Pure.
+//! The ranks that take part in a collective, and their nodes: a process set, or the rest of one
+//! while some of its ranks have joined. Pure.
 
 use std::sync::Arc;
 
@@ -12,17 +12,17 @@ use super::world::World;
 pub(crate) struct Members {
     /// Ascending.
     pub(crate) ranks: Vec<Rank>,
-    /// The nodes with any of these ranks, ascending: the participants of their schedules.
+    /// The nodes of these ranks, ascending: the participants of their schedules.
     pub(crate) nodes: Arc<[NodeId]>,
-    /// The same and all servers, for the schedules in which these take part.
+    /// The same plus all servers, for schedules with servers.
     pub(crate) with_servers: Arc<[NodeId]>,
-    /// The ranks on this node, by local rank, ascending.
+    /// The local ranks on this node, ascending.
     pub(crate) here: Vec<u32>,
 }
 
 impl Members {
-    /// These ranks; `None` if the list is empty or not ascending, or if a rank is not in the job
-    /// (TRUST).
+    /// Members with these ranks; `None` if the list is empty or not ascending, or if a rank is not
+    /// in the job (TRUST).
     pub(crate) fn of(world: &World, ranks: Vec<Rank>) -> Option<Self> {
         if ranks.is_empty() || !ranks.is_sorted_by(|a, b| a < b) {
             return None;
@@ -96,9 +96,9 @@ mod tests {
         assert_eq!(Members::of(&world, all.ranks.clone()), Some(all));
     }
 
-    /// TRUST: a list of ranks from the coordinator is checked before anything is derived from it.
+    /// TRUST: a list of ranks from the coordinator is checked before it is used.
     #[test]
-    fn nonsense_is_no_set() {
+    fn invalid_lists_of_ranks_are_refused() {
         let world = world(0, &[2, 3]);
         for bad in [&[][..], &[1, 0], &[1, 1], &[5]] {
             assert_eq!(Members::of(&world, ranks(bad)), None, "{bad:?}");

@@ -1,9 +1,9 @@
 //! The only module of the daemon that accesses the workers' memory.
 //!
-//! A worker's segment stays mapped, and can't shrink (it is sealed), for as long as any [`Span`] of
-//! it lives, also if the worker has dropped it meanwhile, so no access here can fault. Its contents
+//! A worker's segment is sealed against shrinking and stays mapped as long as any [`Span`] of it
+//! lives, even if the worker has dropped it meanwhile, so no access here can fault. Its contents
 //! may change at any moment: the bytes are only used as numbers to reduce, never as lengths or
-//! offsets (TRUST). Everything outside of this module is safe code over spans and ordinary slices.
+//! offsets (TRUST). Everything outside of this module is safe code with spans and ordinary slices.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -23,10 +23,9 @@ pub(crate) struct WorkerMemory {
     segments: RwLock<HashMap<u32, Arc<Segment>>>,
 }
 
-/// Why a place is not in a worker's memory.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PlaceError {
-    #[error("there is no segment {segment} ({known} were handed over)")]
+    #[error("segment {segment} does not exist ({known} were handed over)")]
     NoSegment { segment: u32, known: usize },
     #[error("{bytes} bytes at offset {offset} are not within segment {segment} of {size} bytes")]
     Outside { segment: u32, offset: u64, bytes: u64, size: u64 },
@@ -37,7 +36,7 @@ pub(crate) enum PlaceError {
 }
 
 impl WorkerMemory {
-    /// Adds a segment under this number; returns false if there is one.
+    /// Adds a segment under this number; returns false if the number is in use.
     pub(crate) fn add(&self, number: u32, segment: Segment) -> bool {
         let mut segments = self.segments.write();
         let Entry::Vacant(slot) = segments.entry(number) else { return false };
@@ -45,25 +44,23 @@ impl WorkerMemory {
         true
     }
 
-    /// Whether there is a segment with this number.
     pub(crate) fn has(&self, number: u32) -> bool {
         self.segments.read().contains_key(&number)
     }
 
-    /// Removes a segment; returns false if there is none. Its memory stays while a span of it
+    /// Removes a segment; returns false if it does not exist. Its memory stays while a span of it
     /// lives.
     pub(crate) fn remove(&self, number: u32) -> bool {
         let removed = self.segments.write().remove(&number);
-        removed.is_some() // unmapped here, without our lock
+        removed.is_some() // unmapped here, without holding our lock
     }
 
-    /// Bytes of all segments.
     pub(crate) fn bytes(&self) -> u64 {
         let segments = self.segments.read();
         segments.values().map(|segment| segment.bytes()).sum()
     }
 
-    /// The span at a place that a worker named.
+    /// The span at a place that a worker has named.
     pub(crate) fn resolve(&self, place: Place, bytes: u64, align: u64) -> Result<Span, PlaceError> {
         let Place { segment, offset } = place;
         let segments = self.segments.read();
@@ -88,7 +85,7 @@ impl WorkerMemory {
 pub(crate) struct Span {
     start: *mut u8,
     bytes: u64,
-    /// `None` for a span of no bytes.
+    /// `None` for an empty span.
     _segment: Option<Arc<Segment>>,
 }
 
@@ -100,7 +97,6 @@ unsafe impl Send for Span {}
 unsafe impl Sync for Span {}
 
 impl Span {
-    /// The span of no bytes.
     pub(crate) fn empty() -> Self {
         Self {
             start: std::ptr::NonNull::<u64>::dangling().as_ptr().cast(),
@@ -109,21 +105,20 @@ impl Span {
         }
     }
 
-    /// Its size.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether it begins where another one begins.
+    /// Whether both begin at the same address.
     pub(crate) fn begins_with(&self, other: &Self) -> bool {
         std::ptr::eq(self.start, other.start)
     }
 
-    /// The address of `offset`, of which `bytes` follow.
+    /// The address of `offset`, from which `bytes` bytes must be in the span.
     ///
     /// # Panics
-    /// If that is not within the span: the callers cut pieces from the tensor's own shape, so
-    /// this can't be reached from any input.
+    /// If they are not within the span. Callers cut pieces from the tensor's own shape, so no input
+    /// can cause this.
     fn at(&self, offset: u64, bytes: u64) -> *mut u8 {
         let end = offset.checked_add(bytes);
         assert!(end.is_some_and(|end| end <= self.bytes), "a piece reaches beyond its tensor");
@@ -135,7 +130,7 @@ impl Span {
 /// A part of a worker's tensor: the span, and the first byte.
 pub(crate) type Part<'a> = (&'a Span, u64);
 
-/// Bytes of a worker's tensor, to be sent as they are.
+/// Bytes of a worker's tensor, to be sent directly.
 pub(crate) fn outgoing((span, offset): Part<'_>, bytes: u64) -> Bytes<'_> {
     let start = span.at(offset, bytes).cast_const();
     // SAFETY: `bytes` of the span follow (checked by `at`), and they stay mapped while it lives.
@@ -161,7 +156,7 @@ pub(crate) fn reduce(
     if let Some(received) = received {
         assert_eq!(received.len(), target.len());
     }
-    // What was received is a sum already and must not be scaled again, so it may need a second
+    // The received bytes are a scaled sum and must not be scaled again, so they may need a second
     // pass.
     let same_pass = received.filter(|_| prescale == 1.0);
     inputs.extend(same_pass.map(<[u8]>::as_ptr));
@@ -186,7 +181,7 @@ pub(crate) fn combine(combine: Combine, target: &mut [u8], received: &[u8], thei
     unsafe { kernels::reduce(combine, 1.0, mine, &inputs, count(combine, target.len())) };
 }
 
-/// Every target gets the finished result.
+/// Writes the finished result to every target.
 pub(crate) fn publish(finish: &Finish, source: &[u8], targets: &[Part<'_>], store: Store) {
     let bytes = source.len() as u64;
     let targets: Vec<*mut u8> =
@@ -199,7 +194,7 @@ pub(crate) fn publish(finish: &Finish, source: &[u8], targets: &[Part<'_>], stor
     }
 }
 
-/// A partial result that has another form than the ranks' elements.
+/// A partial result in another form than the ranks' elements.
 #[derive(Debug)]
 pub(crate) struct Partial<Bytes> {
     pub(crate) form: Form,
@@ -211,15 +206,14 @@ impl<Bytes: AsRef<[u8]>> Partial<Bytes> {
         self.bytes.as_ref().len() / self.form.size()
     }
 
-    /// The operand for the kernels, of so many elements.
+    /// The operand for the kernels, which must have `elements` elements.
     fn operand(&self, elements: usize) -> (Form, *const u8) {
         assert_eq!(self.elements(), elements);
         (self.form, self.bytes.as_ref().as_ptr())
     }
 }
 
-/// [`reduce`] to a partial result: the parts are ranks' elements, what was received is a partial
-/// result, too.
+/// Like [`reduce`], but `target` and `received` are partial results.
 pub(crate) fn reduce_partial(
     combine: Combine,
     prescale: f64,
@@ -241,8 +235,8 @@ pub(crate) fn reduce_partial(
     }
 }
 
-/// [`combine`] of partial results: `target := received op mine` or `mine op received`, where none
-/// stands for the target itself.
+/// Like [`combine`], for partial results: `target := received op mine` or `mine op received`.
+/// `mine` is the target itself by default.
 pub(crate) fn combine_partial(
     op: ReduceOp,
     target: Partial<&mut [u8]>,
@@ -263,7 +257,7 @@ pub(crate) fn combine_partial(
     }
 }
 
-/// [`publish`] of a partial result.
+/// Like [`publish`], for a partial result.
 pub(crate) fn publish_partial(
     finish: &Finish,
     source: Partial<&[u8]>,
@@ -279,8 +273,8 @@ pub(crate) fn publish_partial(
     unsafe { kernels::finish_partial(level, finish, &targets, source, elements, store) };
 }
 
-/// Reduces and publishes in one pass, where no other node takes part: every target gets the
-/// finished reduction of the parts. Targets may be the parts themselves.
+/// Reduces and publishes in one pass if no other node takes part: every target gets the finished
+/// reduction of the parts. Targets may be the parts themselves.
 pub(crate) fn reduce_and_publish(
     combine: Combine,
     prescale: f64,

@@ -1,13 +1,13 @@
 //! The types that all parts of the daemon share. Nothing here waits, reads or sends.
 //!
-//! - `hint`: what to do where the system has refused something
+//! - `hint`: hints for errors of the system
 //! - `world`: the nodes of the job
-//! - `members`: ranks that do something together, and where they are
+//! - `members`: the ranks that take part in a collective, and their nodes
 //! - `memory`: the workers' memory, the only module with unsafe code
-//! - `agreement`: what was agreed on for a tensor, and which bytes of it concern this node
+//! - `agreement`: the agreement on a tensor, and the part of it that concerns this node
 //! - `tensor`: a tensor that local ranks have submitted
-//! - `operation`: what the coordinator orders
-//! - `job`: which job this is, where it stands, and what this node reports to the coordinator
+//! - `operation`: the orders of the coordinator
+//! - `job`: the job's identity and phase, and the messages to the coordinator
 
 pub(crate) mod agreement;
 pub(crate) mod hint;

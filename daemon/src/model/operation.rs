@@ -10,7 +10,8 @@ use gradwire_proto::{Failure, NodeId, ProcessSetId, Rank, Request, Route, Sequen
 
 use super::{agreement::Agreement, members::Members, tensor::TensorKey};
 
-/// The same range of all flows of one tensor of a request, in elements, as far as each flow has it.
+/// A range of elements, the same in all flows of one tensor of a request; short flows have only a
+/// part of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PartRange {
     /// The number of the tensor in the request.
@@ -20,31 +21,30 @@ pub(crate) struct PartRange {
     pub(crate) count: u64,
 }
 
-/// What an operation has of a request.
+/// The part of a request that an operation moves.
 #[derive(Debug, Clone)]
 pub(crate) struct OperationSegment {
     pub(crate) tensor: TensorKey,
     pub(crate) agreement: Arc<Agreement>,
-    /// `None` if there is nothing to move: the request is done.
+    /// `None` if there is nothing to move, and the request is done.
     pub(crate) range: Option<PartRange>,
 }
 
-/// One piece of work in which this node takes part, as the coordinator ordered it.
+/// One operation in which this node takes part, as ordered by the coordinator.
 #[derive(Debug, Clone)]
 pub(crate) struct Operation {
     pub(crate) sequence: Sequence,
     /// Collective, element type, reduction and factors; a piece is flat.
     pub(crate) request: Request,
     pub(crate) spec: Spec,
-    /// The route of all segments.
     pub(crate) route: Route,
     /// The ranks that take part in the collective.
     pub(crate) members: Arc<Members>,
-    /// Those of ranks of this node; on a server all of them.
+    /// The segments of ranks of this node; on a server all of them.
     pub(crate) segments: Vec<OperationSegment>,
     /// Whether partial results travel in the job's eight-bit format.
     pub(crate) quantized: bool,
-    /// The bytes of its chunks; none: as many as this node is set to.
+    /// The bytes of its chunks; `None`: this node's setting.
     pub(crate) chunk: Option<u64>,
 }
 
@@ -55,8 +55,8 @@ impl Operation {
     }
 }
 
-/// The nodes that take part in an operation of these ranks, ascending: where there is something to
-/// exchange, also the servers, if it is by such a spec.
+/// The nodes that take part in an operation of these ranks, ascending. An allreduce between nodes
+/// also includes the servers, if the spec uses them.
 pub(crate) fn nodes_of<'a>(route: Route, spec: &Spec, members: &'a Members) -> &'a Arc<[NodeId]> {
     let is_allreduce = route == Route::All && members.nodes.len() > 1;
     if is_allreduce && has_servers(Kind::Allreduce, spec) {
@@ -66,30 +66,30 @@ pub(crate) fn nodes_of<'a>(route: Route, spec: &Spec, members: &'a Members) -> &
     }
 }
 
-/// What this node does to measure links.
+/// A measurement of links in which this node takes part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Probe {
     pub(crate) sequence: Sequence,
     /// It fits the nodes.
     pub(crate) pattern: Pattern,
-    /// Who does it together with this node, which is one of them.
+    /// The participating nodes, including this one.
     pub(crate) nodes: Arc<[NodeId]>,
 }
 
 /// One order of the coordinator. They are executed in sequence.
 #[derive(Debug, Clone)]
 pub(crate) enum Instruction {
-    /// The tensor is the request that made the set; it is done.
+    /// The tensor is the request that created the set; it is done.
     CreateSet {
         set: ProcessSetId,
         members: Arc<Members>,
         tensor: TensorKey,
     },
-    /// Schedules are for all nodes in these racks and this order from now on.
+    /// From now on, schedules use these racks and this order of nodes.
     Arrange(Topology),
-    /// They run at the same time.
+    /// Probes that run at the same time.
     Probe(Vec<Probe>),
-    /// By which load is distributed from now on.
+    /// From now on, load is distributed by these rates.
     Links(Links),
     Start(Operation),
     Fail {

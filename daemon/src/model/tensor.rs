@@ -1,4 +1,4 @@
-//! A tensor that all local ranks which take part have submitted.
+//! Tensors that local ranks have submitted.
 
 use std::{
     ops::Range,
@@ -23,7 +23,7 @@ pub(crate) struct TensorKey {
     pub(crate) name: TensorName,
 }
 
-/// One distinct request for a tensor, and the local ranks that made it.
+/// A distinct request for a tensor, and the ranks of this node that made it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Variant {
     pub(crate) ranks: Vec<Rank>,
@@ -38,7 +38,7 @@ pub(crate) struct Announced {
     pub(crate) key: TensorKey,
     pub(crate) variants: Vec<Variant>,
     /// No local member of the process set has joined, not even one that submitted the tensor
-    /// before.
+    /// earlier.
     pub(crate) all_there: bool,
     pub(crate) latest: Option<Latest>,
 }
@@ -47,7 +47,7 @@ pub(crate) struct Announced {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Latest {
     pub(crate) local_rank: u32,
-    /// Since the first one did.
+    /// How long the first submission waited for it.
     pub(crate) waited: Duration,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct Ticket {
     pub(crate) ticket: u64,
 }
 
-/// The sender and the receiver of a send and receive.
+/// The sender and the receiver, if the request is a send and receive.
 pub(crate) fn pair(request: &Request) -> Option<(Rank, Rank)> {
     let [to] = request.list[..] else { return None };
     let sent = request.collective == Collective::SendReceive;
@@ -67,7 +67,7 @@ pub(crate) fn pair(request: &Request) -> Option<(Rank, Rank)> {
 
 /// The name under which the coordinator handles the join of a process set.
 pub(crate) fn join_of(set: ProcessSetId) -> TensorKey {
-    let name = TensorName::new(Request::JOIN).expect("it is a name");
+    let name = TensorName::new(Request::JOIN).expect("a valid name");
     TensorKey { set, name }
 }
 
@@ -79,10 +79,10 @@ pub(crate) struct LocalTensor {
     pub(crate) ticket: u64,
     pub(crate) request: Request,
     pub(crate) priority: i32,
-    /// One for each tensor of the request; empty where nothing is read.
+    /// One for each tensor of the request; empty if nothing is read.
     pub(crate) inputs: Vec<Span>,
-    /// The memory for results of the expected shapes, one for each tensor of the request; empty
-    /// where the rank expects none.
+    /// The memory for results of the expected shapes, one for each tensor of the request; empty if
+    /// the rank expects none.
     pub(crate) outputs: Vec<Span>,
     /// The memory for results of other shapes.
     pub(crate) allocated: OnceLock<Vec<Span>>,
@@ -102,17 +102,16 @@ impl LocalTensor {
     }
 }
 
-/// A rank has to allocate memory for its results first.
+/// A rank must first allocate memory for its results.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct AllocationRequest {
     pub(crate) answer: Ticket,
     pub(crate) outputs: OutputShapes,
-    /// The name of the tensor.
     pub(crate) name: TensorName,
 }
 
-/// Why an agreement is not valid for this tensor: a local rank asked for something else, or another
-/// agreement was received before.
+/// An agreement does not fit a tensor: a local rank has a different request, or another agreement
+/// was received before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mismatch;
 
@@ -125,11 +124,11 @@ pub(crate) struct QueuedTensor {
     /// When all local ranks had submitted it.
     pub(crate) announced: Instant,
     agreement: OnceLock<Arc<Agreement>>,
-    /// How many local ranks have yet to allocate.
+    /// How many local ranks have not allocated yet.
     pending_allocations: AtomicU32,
     /// Elements of the longest flow of each tensor that have not been ordered yet.
     unordered: AtomicU64,
-    /// Of these, those that are not published yet.
+    /// Elements of the longest flow of each tensor that have not been published yet.
     remaining: AtomicU64,
 }
 
@@ -158,7 +157,7 @@ impl QueuedTensor {
         self.locals.iter().map(move |local| (Rank(first + local.local_rank), local.ticket))
     }
 
-    /// The local parts at one end of a flow: all of them, that of the rank, or none.
+    /// The local parts at one end of a flow: all of them, that of one rank, or none.
     pub(crate) fn at(&self, end: Option<Rank>) -> Range<usize> {
         let Some(rank) = end else { return 0..self.locals.len() };
         let is_it = |local: &LocalTensor| self.first_rank.0 + local.local_rank == rank.0;
@@ -166,12 +165,12 @@ impl QueuedTensor {
         found.map_or(0..0, |at| at..at + 1)
     }
 
-    /// Sets what was agreed on, before the first of its operations is started. Later calls check
-    /// that it is the same. Returns the allocations that local ranks have to make.
+    /// Sets the agreement before the first of its operations is started. Later calls check that it
+    /// is the same. Returns the allocations that local ranks must make.
     ///
     /// # Errors
-    /// [`Mismatch`] if that is not what every local rank asked for (TRUST). Past this every offset
-    /// of its flows is within the spans.
+    /// [`Mismatch`] if it does not fit every local rank's request (TRUST). After this check, every
+    /// offset of its flows is within the spans.
     pub(crate) fn agree(
         &self,
         agreement: &Arc<Agreement>,
@@ -197,29 +196,28 @@ impl QueuedTensor {
                 name: self.key.name.clone(),
             }));
         }
-        // Relaxed: the pieces that look at these reach other threads through a channel.
+        // Relaxed: the pieces that read these reach other threads through a channel.
         self.pending_allocations.store(wanted.len() as u32, Ordering::Relaxed);
-        // A tensor without elements is ordered once, too.
+        // A tensor without elements is also ordered once.
         self.unordered.store(agreement.length().max(1), Ordering::Relaxed);
         self.remaining.store(agreement.length(), Ordering::Relaxed);
         let _ = self.agreement.set(agreement.clone());
         Ok(wanted)
     }
 
-    /// Counts elements of the longest flow as ordered, 1 if there are none. Returns false if that
-    /// is more than it has (ONE).
+    /// Counts elements of the longest flow as ordered, 1 if there are none. Returns false if there
+    /// are not that many (ONE).
     pub(crate) fn order(&self, elements: u64) -> bool {
         let less = |left: u64| left.checked_sub(elements);
         self.unordered.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
 
-    /// Sets how many local ranks have yet to allocate.
+    /// Sets how many local ranks have not allocated yet.
     #[cfg(test)]
     pub(crate) fn expect_allocations(&self, ranks: u32) {
         self.pending_allocations.store(ranks, Ordering::Relaxed);
     }
 
-    /// A local rank has allocated memory for its results.
     pub(crate) fn set_outputs(&self, local_rank: u32, spans: Vec<Span>) {
         let local = self.locals.iter().find(|local| local.local_rank == local_rank);
         if local.is_some_and(|local| local.allocated.set(spans).is_ok()) {
@@ -227,18 +225,17 @@ impl QueuedTensor {
         }
     }
 
-    /// Whether there is memory for every result.
     pub(crate) fn is_allocated(&self) -> bool {
         self.pending_allocations.load(Ordering::Acquire) == 0
     }
 
-    /// Bytes of the tensor that concern this node; 0 before it is agreed on.
+    /// The bytes of the tensor that concern this node; 0 before the agreement.
     pub(crate) fn bytes(&self) -> u64 {
         self.agreement.get().map_or(0, |agreement| agreement.bytes())
     }
 
-    /// Counts elements of the longest flow as published. Returns true when they were the last, or
-    /// when the tensor has none.
+    /// Counts elements of the longest flow as published. Returns true if they were the last, or if
+    /// the tensor has none.
     pub(crate) fn published(&self, elements: u64) -> bool {
         // AcqRel: the thread that publishes the last ones must see all others as published before
         // it notifies the ranks.

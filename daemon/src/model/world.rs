@@ -1,11 +1,10 @@
-//! The nodes of the job and their ranks, as the coordinator has formed them.
+//! The nodes of the job and their ranks, as formed by the coordinator.
 
 use std::{net::SocketAddr, time::Duration};
 
 use gradwire_collectives::Topology;
 use gradwire_proto::{Compression, Epoch, MAX_LANES, NodeId, Rank, WireError, pb};
 
-/// One node of the world.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NodeInfo {
     pub(crate) host: String,
@@ -13,28 +12,25 @@ pub(crate) struct NodeInfo {
     pub(crate) first_rank: Rank,
     pub(crate) slots: u32,
     pub(crate) rack: String,
-    /// The rate of its line in Mbit/s; 0 if it is not known.
+    /// The rate of its line in Mbit/s; 0 if unknown.
     pub(crate) line_mbit: u32,
 }
 
-/// The world as the coordinator has formed it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct World {
     pub(crate) epoch: Epoch,
     pub(crate) node: NodeId,
-    /// At least one with ranks, which are numbered through them without gaps. Those without ranks,
-    /// the servers, come last.
+    /// At least one node has ranks, which are numbered without gaps in node order. Nodes without
+    /// ranks, the servers, come last.
     pub(crate) nodes: Vec<NodeInfo>,
     pub(crate) lanes: u32,
-    /// It comes from the coordinator and not from this node's settings, so all nodes use the same
-    /// (SAME).
+    /// From the coordinator, not from this node's settings, so all nodes use the same (SAME).
     pub(crate) compression: Compression,
     pub(crate) heartbeat_interval: Duration,
     pub(crate) heartbeat_timeout: Duration,
 }
 
 impl World {
-    /// This node.
     pub(crate) fn me(&self) -> &NodeInfo {
         &self.nodes[self.node.0 as usize]
     }
@@ -45,7 +41,7 @@ impl World {
         (first..self.nodes.len() as u32).map(NodeId)
     }
 
-    /// All nodes as they are labelled, by number.
+    /// The topology of all nodes by their labels.
     pub(crate) fn topology(&self) -> Topology {
         let racks: Vec<&str> = self.nodes.iter().map(|node| node.rack.as_str()).collect();
         let lines: Vec<u32> = self.nodes.iter().map(|node| node.line_mbit).collect();
@@ -53,17 +49,14 @@ impl World {
         topology.with_lines(&lines)
     }
 
-    /// Whether this node is a server.
     pub(crate) fn is_server(&self) -> bool {
         self.me().slots == 0
     }
 
-    /// How many ranks there are.
     pub(crate) fn size(&self) -> u32 {
         self.nodes.last().map_or(0, |last| last.first_rank.0 + last.slots)
     }
 
-    /// The node of a rank.
     pub(crate) fn node_of(&self, rank: Rank) -> Option<NodeId> {
         let after = self.nodes.partition_point(|node| node.first_rank <= rank) as u32;
         (rank.0 < self.size()).then(|| NodeId(after - 1))
@@ -91,7 +84,7 @@ impl TryFrom<pb::World> for World {
             }
             let is_before_ranks = |last: &NodeInfo| last.slots == 0 && node.slots > 0;
             if next == 0 && node.slots == 0 || nodes.last().is_some_and(is_before_ranks) {
-                let reason = format!("{} has no ranks, or comes after one without", node.host);
+                let reason = format!("{} has no ranks, or follows a node without ranks", node.host);
                 return Err(invalid("nodes", reason));
             }
             next =
@@ -107,15 +100,14 @@ impl TryFrom<pb::World> for World {
             });
         }
         if wire.node as usize >= nodes.len() {
-            return Err(invalid("node", format!("{} of {} nodes", wire.node, nodes.len())));
+            return Err(invalid("node", format!("{} of only {} nodes", wire.node, nodes.len())));
         }
         if !(1..=MAX_LANES).contains(&wire.lanes) {
             let reason = format!("{} is not within 1 to {MAX_LANES}", wire.lanes);
             return Err(invalid("lanes", reason));
         }
-        let compression = Compression::from_wire(wire.compression).ok_or_else(|| {
-            invalid("compression", format!("there is no compression {}", wire.compression))
-        })?;
+        let compression = Compression::from_wire(wire.compression)
+            .ok_or_else(|| invalid("compression", format!("{} is unknown", wire.compression)))?;
         Ok(Self {
             epoch: Epoch(wire.epoch),
             node: NodeId(wire.node),
@@ -128,7 +120,7 @@ impl TryFrom<pb::World> for World {
     }
 }
 
-/// An error of a message's field.
+/// An error in a field of a message.
 pub(crate) fn invalid(field: &'static str, reason: impl Into<String>) -> WireError {
     WireError::Invalid { field, reason: reason.into() }
 }
@@ -148,7 +140,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Nodes with so many slots each, seen from node `me`.
+    /// Nodes with these numbers of slots, seen from node `me`.
     pub(crate) fn world(me: u32, slots: &[u32]) -> World {
         let mut next = 0;
         let nodes = slots.iter().map(|&slots| {
@@ -179,7 +171,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_world_that_makes_no_sense_is_refused() {
+    fn an_invalid_world_is_refused() {
         let good =
             pb::World { nodes: vec![node(0, 2), node(2, 1)], lanes: 2, ..Default::default() };
         let formed = World::try_from(good.clone()).unwrap();

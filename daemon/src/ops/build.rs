@@ -24,12 +24,11 @@ use crate::{
     queue::TensorQueue,
 };
 
-/// Builds pieces.
+/// Builds pieces from operations.
 #[derive(Debug)]
 pub(super) struct Builder {
     pub(super) queue: Arc<TensorQueue>,
     pub(super) plans: Plans,
-    /// The compression of the job.
     pub(super) compression: Compression,
     pub(super) feedback: Feedback,
 }
@@ -50,9 +49,9 @@ impl Arithmetic {
     fn of(request: &Request, contributors: u32) -> Self {
         let Request { dtype, reduce_op: op, prescale, postscale, .. } = *request;
         match request.collective {
-            // f32 holds the sum of the other short floats for any possible number of ranks. bf16
-            // has the range of f32. So an average of bf16 is a sum of parts, which is never too
-            // large.
+            // f32 can hold the sum of other short floats for any possible number of ranks, but bf16
+            // has the range of f32. So an average of bf16 is a sum of scaled parts, which does not
+            // overflow.
             Collective::Allreduce | Collective::Reduce | Collective::ReduceScatter
                 if op == ReduceOp::Average && dtype == DType::Bf16 =>
             {
@@ -72,7 +71,7 @@ impl Arithmetic {
         }
     }
 
-    /// One input is copied bit for bit, whatever its type. The widest words that fit it are the
+    /// A single input is copied bit for bit, whatever its type. The widest words that fit are the
     /// fastest.
     fn copy(dtype: DType) -> Self {
         let dtype = match dtype.size() {
@@ -90,7 +89,7 @@ impl Builder {
     /// The piece of an operation, and the allocations that it needs before it can run.
     ///
     /// # Errors
-    /// A [`Failure`] when the order does not fit what was announced: the coordinator and this node
+    /// A [`Failure`] if the order does not fit the announcements: the coordinator and this node
     /// disagree on the past, which can't be repaired.
     pub(super) fn build(
         &self,
@@ -106,7 +105,7 @@ impl Builder {
         let mut others = Vec::new();
         for segment in segments {
             if segment.agreement.members.here.is_empty() {
-                // This node is a server: it reduces for others. One more than texts name.
+                // This node is a server and reduces for others. One name more than texts list.
                 let is_new = others.last() != Some(&segment.tensor.name);
                 if is_new && others.len() <= NAMES {
                     others.push(segment.tensor.name.clone());
@@ -120,7 +119,10 @@ impl Builder {
             let elements = segment.range.map_or(0, |range| range.count);
             if !tensor.order(elements.max(1)) {
                 let name = &segment.tensor.name;
-                return Err(protocol(sequence, format!("it moves more of '{name}' than there is")));
+                return Err(protocol(
+                    sequence,
+                    format!("it moves more elements of '{name}' than exist"),
+                ));
             }
             if let Some(range) = segment.range {
                 content.add(Some(&tensor), &segment.agreement, range);
@@ -134,7 +136,7 @@ impl Builder {
             Wire::Quantized(_) => (GROUP_BYTES as u64, GROUP as u64),
         };
         let all: u64 = sections.iter().map(|section| section.count).sum();
-        // All of what is quantized has the same roles, so it is one section.
+        // All quantized elements have the same roles, so they are one section.
         sections.iter_mut().for_each(|section| section.count = section.count.div_ceil(per_unit));
         let Planned { plan, nodes, starts, elements } = self
             .plans
@@ -177,7 +179,7 @@ impl Builder {
         Ok((piece, wanted))
     }
 
-    /// How partial results travel.
+    /// The wire form of partial results.
     fn wire(&self, request: &Request, quantized: bool) -> Wire {
         match self.compression {
             Compression::Int8 if quantized => return Wire::Quantized(Quantized::Int8),
@@ -185,8 +187,8 @@ impl Builder {
             _ => {}
         }
         let dtype = self.compression.between_nodes(request);
-        // Sums of bf16 are in f32 also where they travel as bf16 (compression), which is their own
-        // type.
+        // Sums of bf16 are computed in f32, even if they are sent as bf16 because of the
+        // compression.
         let is_own = dtype == request.dtype;
         let is_computed = Compression::None.between_nodes(request) != request.dtype;
         let form = Form::of(dtype).filter(|_| is_computed || !is_own);
@@ -204,18 +206,17 @@ impl Builder {
             .queue
             .announced(&segment.tensor)
             .ok_or_else(|| protocol(sequence, format!("'{name}' is not in flight here")))?;
-        let more = tensor
-            .agree(&segment.agreement)
-            .map_err(|_| protocol(sequence, format!("it is not what was asked of '{name}'")))?;
+        let more = tensor.agree(&segment.agreement).map_err(|_| {
+            protocol(sequence, format!("it does not fit the requests for '{name}'"))
+        })?;
         wanted.extend(more);
         Ok(tensor)
     }
 }
 
-/// What a piece consists of.
 #[derive(Default)]
 struct Content {
-    /// Flows of the same roles that follow each other, as one.
+    /// Consecutive flows with the same roles form one section.
     sections: Vec<Section>,
     /// The ranges of flows that concern this node.
     ranges: Vec<Range>,
@@ -227,16 +228,16 @@ struct Range {
     tensor: Arc<QueuedTensor>,
     part: usize,
     flow: Flow,
-    /// Its first element in the flow.
+    /// The first element in the flow.
     offset: u64,
     count: u64,
-    /// The section that it is in, and its place there.
+    /// Its section, and its place there.
     section: usize,
     at: u64,
 }
 
 impl Content {
-    /// Adds a range of all flows of a tensor, which a server does not have.
+    /// Adds a range of all flows of a tensor, which is `None` on a server.
     fn add(&mut self, tensor: Option<&Arc<QueuedTensor>>, agreement: &Agreement, range: PartRange) {
         let PartRange { part, offset, count } = range;
         let Some(flows) = agreement.part(part) else { return };
@@ -255,8 +256,7 @@ impl Content {
         }
     }
 
-    /// Adds so many elements of these roles. Returns the section that they are in, and their place
-    /// there.
+    /// Adds `count` elements with these roles. Returns their section, and their place there.
     fn extend(&mut self, roles: Roles, count: u64) -> (usize, u64) {
         match self.sections.last_mut() {
             Some(last) if last.roles == roles => {
@@ -273,7 +273,7 @@ impl Content {
 }
 
 impl Range {
-    /// The segment of the piece, where its sections begin at `starts`.
+    /// The segment of the piece; the piece's sections begin at `starts`.
     fn segment(self, starts: &[u64], element: u64) -> PieceSegment {
         let Self { tensor, part, flow, offset, count, section, at } = self;
         PieceSegment {

@@ -1,30 +1,26 @@
 //! The operation manager: turns operations into pieces that lanes can run.
 //!
-//! It finds the tensors in the queue, and the schedule among those that it has generated before,
-//! and hands the piece to its lane. It makes no decision on which all nodes have to agree: the
-//! coordinator does (SAME).
+//! It finds the tensors in the queue, finds or generates the schedule, and hands the piece to its
+//! lane. Decisions on which all nodes must agree are made by the coordinator (SAME).
 //!
-//! - `build`: from an operation to its piece
-//! - `plans`: from the route of a piece to its schedule
-//! - `probe`: from a probe to its piece
-//! - `pending`: allocations that ranks have to make, and the pieces that wait for them
+//! - `build`: builds the piece of an operation
+//! - `plans`: finds the schedule of a piece
+//! - `probe`: builds the piece of a probe
+//! - `pending`: allocations that ranks must make, and the pieces that wait for them
 
 mod build;
 mod pending;
 mod plans;
 mod probe;
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
 use gradwire_collectives::{Links, Topology};
 use gradwire_kernels::Store;
-use gradwire_proto::{Failure, NodeId, Sequence, TensorName};
+use gradwire_proto::{Failure, NodeId, Sequence};
 use gradwire_trace::{Event, Kind, Recorder};
 
-pub(crate) use self::pending::{Allocation, OverdueAllocation};
+pub(crate) use self::pending::OverdueAllocation;
 use self::{build::Builder, pending::PendingAllocations, plans::Plans};
 use crate::{
     data::{
@@ -40,31 +36,28 @@ use crate::{
         world::World,
     },
     queue::TensorQueue,
+    transport::connections::Demand,
 };
 
-/// Up to this size in bytes, a piece for a few ranks takes less time than to wake a lane. It is
-/// about what one core reduces in ten microseconds.
+/// Up to this size in bytes, reducing a piece for a few ranks takes less time than waking a lane.
+/// One core reduces about this much in ten microseconds.
 const QUICK_BYTES: u64 = 32 << 10;
 
 /// Makes the connections with other nodes.
 pub(crate) trait Connector: std::fmt::Debug + Send + Sync {
-    /// A schedule needs this peer. Connects to it, if this node is the one that connects.
-    fn connect(&self, peer: NodeId);
-
-    /// A probe would like to have this peer. The same, but it may stay out of reach.
-    fn try_connect(&self, peer: NodeId);
+    /// Connects to a peer, if this node is the dialler.
+    fn connect(&self, peer: NodeId, demand: Demand);
 }
 
-/// Starts operations.
 #[derive(Debug)]
 pub(crate) struct OperationManager {
     me: NodeId,
     builder: Builder,
     lanes: Arc<[Lane]>,
     connector: Arc<dyn Connector>,
-    /// Receives the pieces that are done at once.
+    /// Receives the pieces that are done without a lane.
     events: Arc<dyn LaneEvents>,
-    pending: PendingAllocations,
+    pub(crate) pending: PendingAllocations,
     recorder: Recorder,
 }
 
@@ -85,11 +78,11 @@ impl OperationManager {
         Self { me, builder, lanes, connector, events, pending, recorder }
     }
 
-    /// Starts an operation, or runs it at once where that is faster than handing it over. Returns
-    /// the allocations to ask ranks for.
+    /// Starts an operation, or runs it immediately if that is faster than handing it over. Returns
+    /// the allocations to request from ranks.
     ///
     /// # Errors
-    /// A [`Failure`] when the order does not fit what was announced.
+    /// A [`Failure`] if the order does not fit the announcements.
     pub(crate) fn start(&self, operation: Operation) -> Result<Vec<AllocationRequest>, Failure> {
         let sequence = operation.sequence;
         let (piece, wanted) = self.builder.build(operation)?;
@@ -107,24 +100,24 @@ impl OperationManager {
             return Ok(wanted);
         }
         for &peer in &piece.plan.peers {
-            self.connector.connect(piece.nodes[peer as usize]);
+            self.connector.connect(piece.nodes[peer as usize], Demand::Schedule);
         }
         self.pending.admit(piece, &wanted, |order| self.send(sequence, order));
         Ok(wanted)
     }
 
-    /// Distributes load by these rates from now on.
+    /// From now on, distributes load by these rates.
     pub(crate) fn set_links(&self, links: Links) {
         self.builder.plans.set_links(links);
     }
 
-    /// Makes schedules for all nodes in these racks and this order from now on.
+    /// From now on, makes schedules for these racks and this order of nodes.
     pub(crate) fn arrange(&self, topology: Topology) {
         self.builder.plans.arrange(topology);
     }
 
-    /// Starts to measure. What can't be measured is left out. Probes at the same time begin at the
-    /// same instant, so the longest of their times is that of all of them.
+    /// Starts probes; those that can't run are left out. All of them begin at the same instant, so
+    /// the longest of their times is the time of all together.
     pub(crate) fn probe(&self, probes: &[Probe]) {
         let now = Instant::now();
         probes.iter().for_each(|probe| self.probe_one(probe, now));
@@ -138,12 +131,12 @@ impl OperationManager {
             return;
         }
         for &peer in &piece.plan.peers {
-            self.connector.try_connect(piece.nodes[peer as usize]);
+            self.connector.connect(piece.nodes[peer as usize], Demand::Probe);
         }
         self.send(sequence, Order::Start(piece));
     }
 
-    /// Records which submissions are in a piece, if somebody traces the job.
+    /// Records which submissions are in a piece, if the job is traced.
     fn record(&self, piece: &Piece) {
         if !self.recorder.is_on() {
             return;
@@ -163,42 +156,12 @@ impl OperationManager {
         self.lanes[lane as usize].send(order);
     }
 
-    /// What a rank was asked to allocate.
-    pub(crate) fn asked(&self, answer: Ticket) -> Option<Allocation> {
-        self.pending.asked(answer)
-    }
-
-    /// A rank has allocated what it was asked for. Pieces that wait for no other rank are started.
+    /// A rank has made the requested allocation. Pieces that wait for no other rank are started.
     pub(crate) fn allocated(&self, answer: Ticket, spans: Vec<Span>) {
         self.pending.resolve(answer, spans, |sequence, order| self.send(sequence, order));
         for lane in self.lanes.iter() {
             lane.send(Order::Allocated);
         }
-    }
-
-    /// A tensor that waits for an allocation of this rank.
-    pub(crate) fn pending_allocation_of(&self, local_rank: u32) -> Option<TensorName> {
-        self.pending.tensor_of(local_rank)
-    }
-
-    /// The ranks that have not allocated within `limit` and the time that their memory may take
-    /// (WAIT). Each is returned once.
-    pub(crate) fn overdue_allocations(
-        &self,
-        now: Instant,
-        limit: Duration,
-    ) -> Vec<OverdueAllocation> {
-        self.pending.overdue(now, limit)
-    }
-
-    /// Restarts the time of every rank that has to allocate.
-    pub(crate) fn restart_allocations(&self, now: Instant) {
-        self.pending.restart(now);
-    }
-
-    /// Removes everything: the job is over.
-    pub(crate) fn clear(&self) {
-        self.pending.clear();
     }
 }
 

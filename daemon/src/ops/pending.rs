@@ -1,13 +1,13 @@
-//! Ranks that have to allocate memory for results of unexpected shapes, and the pieces that wait
-//! for them.
+//! Ranks that must allocate memory for results of unexpected shapes, and the pieces that wait for
+//! them.
 //!
 //! A piece with other nodes runs meanwhile: its result is computed in the daemon's own memory, and
 //! its lane publishes it once the rank has memory for it. So no peer waits for a rank of this node.
-//! A piece of this node alone goes straight to the ranks, and is held here.
+//! A piece of this node alone is written directly to the ranks, and is held here.
 //!
-//! An allocation depends on nothing but the rank's own process, so no wait goes in a circle. It
-//! takes time, though: the memory has to be filled and handed over. A rank allocates for one tensor
-//! after the other, so the time of each starts when the one before it is done.
+//! An allocation depends only on the rank's own process, so waits never form a circle. But it takes
+//! time: the memory must be filled and handed over. A rank allocates for one tensor after the
+//! other, so the time of each starts when the previous one is done.
 
 use std::{
     collections::BTreeMap,
@@ -17,7 +17,7 @@ use std::{
 
 use gradwire_proto::{Sequence, Shape, TensorName};
 use gradwire_shm::segment;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::{
     data::{order::Order, piece::Piece},
@@ -28,13 +28,13 @@ use crate::{
     },
 };
 
-/// What a rank was asked to allocate.
+/// An allocation that was requested from a rank.
 #[derive(Debug, Clone)]
 pub(crate) struct Allocation {
     pub(crate) tensor: Arc<QueuedTensor>,
     pub(crate) outputs: OutputShapes,
     since: Instant,
-    /// How long the memory may take, once it is its turn.
+    /// How long filling the memory may take, once it is its turn.
     filling: Duration,
 }
 
@@ -60,24 +60,20 @@ pub(crate) struct OverdueAllocation {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct PendingState {
     /// At most one for each submission in flight (BOUND).
     asked: BTreeMap<Ticket, Allocation>,
-    /// When each local rank allocated last.
+    /// When each local rank last allocated.
     made: BTreeMap<u32, Instant>,
     /// At most as many as the coordinator's credit allows (BOUND).
     pieces: BTreeMap<Sequence, Piece>,
 }
 
-/// The allocations that ranks were asked for, and the pieces that wait for them.
+/// The requested allocations, and the pieces that wait for them.
 #[derive(Debug, Default)]
-pub(super) struct PendingAllocations(Mutex<State>);
+pub(crate) struct PendingAllocations(Mutex<PendingState>);
 
 impl PendingAllocations {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock()
-    }
-
     /// Starts a piece, or keeps it until the `wanted` allocations are made.
     pub(super) fn admit(
         &self,
@@ -88,7 +84,7 @@ impl PendingAllocations {
         if wanted.is_empty() && piece.is_allocated() {
             return send(Order::Start(piece));
         }
-        let mut held = self.lock();
+        let mut held = self.0.lock();
         for AllocationRequest { answer, outputs, .. } in wanted {
             let found = piece.tensors.iter().find_map(|(tensor, _)| {
                 let is_it = |local: &&LocalTensor| local.answer() == *answer;
@@ -97,7 +93,7 @@ impl PendingAllocations {
             let Some((tensor, local)) = found else { continue };
             held.asked.insert(*answer, Allocation::new(tensor.clone(), local, outputs.clone()));
         }
-        // Under the lock, so an allocation that is made at the same time finds the piece.
+        // Under the lock, so that a concurrent allocation finds the piece.
         if piece.nodes.len() > 1 || piece.is_allocated() {
             send(Order::Start(piece));
         } else {
@@ -105,21 +101,20 @@ impl PendingAllocations {
         }
     }
 
-    /// What a rank was asked for and has not made yet.
-    pub(super) fn asked(&self, answer: Ticket) -> Option<Allocation> {
-        self.lock().asked.get(&answer).cloned()
+    /// The allocation that was requested from a rank and has not been made yet.
+    pub(crate) fn asked(&self, answer: Ticket) -> Option<Allocation> {
+        self.0.lock().asked.get(&answer).cloned()
     }
 
-    /// A tensor that waits for a rank.
-    pub(super) fn tensor_of(&self, local_rank: u32) -> Option<TensorName> {
-        let held = self.lock();
+    pub(crate) fn tensor_of(&self, local_rank: u32) -> Option<TensorName> {
+        let held = self.0.lock();
         let mut asked = held.asked.iter().filter(|(answer, _)| answer.local_rank == local_rank);
         asked.next().map(|(_, asked)| asked.tensor.key.name.clone())
     }
 
     /// A rank has allocated. Pieces that waited for it are started, in order (ORD).
     pub(super) fn resolve(&self, answer: Ticket, spans: Vec<Span>, send: impl Fn(Sequence, Order)) {
-        let mut held = self.lock();
+        let mut held = self.0.lock();
         let Some(asked) = held.asked.remove(&answer) else { return };
         held.made.insert(answer.local_rank, Instant::now());
         asked.tensor.set_outputs(answer.local_rank, spans);
@@ -128,10 +123,10 @@ impl PendingAllocations {
         }
     }
 
-    /// The ranks that have not allocated within `limit` and the time that their memory may take.
-    /// Each is returned once.
-    pub(super) fn overdue(&self, now: Instant, limit: Duration) -> Vec<OverdueAllocation> {
-        let mut held = self.lock();
+    /// The ranks that have not allocated within `limit` plus the time to fill their memory. Each is
+    /// returned once.
+    pub(crate) fn overdue(&self, now: Instant, limit: Duration) -> Vec<OverdueAllocation> {
+        let mut held = self.0.lock();
         let mut first: BTreeMap<u32, (Instant, Ticket)> = BTreeMap::new();
         for (answer, asked) in &held.asked {
             let turn = first.entry(answer.local_rank).or_insert((asked.since, *answer));
@@ -155,13 +150,13 @@ impl PendingAllocations {
         overdue
     }
 
-    /// Restarts the time of every rank.
-    pub(super) fn restart(&self, now: Instant) {
-        self.lock().asked.values_mut().for_each(|asked| asked.since = now);
+    /// Restarts the deadline of every allocation.
+    pub(crate) fn restart(&self, now: Instant) {
+        self.0.lock().asked.values_mut().for_each(|asked| asked.since = now);
     }
 
-    pub(super) fn clear(&self) {
-        *self.lock() = State::default();
+    pub(crate) fn clear(&self) {
+        *self.0.lock() = PendingState::default();
     }
 }
 
@@ -174,7 +169,7 @@ mod tests {
     use super::*;
     use crate::model::tensor::TensorKey;
 
-    /// A rank that was asked at once for results of these sizes in bytes.
+    /// A rank with simultaneous requests for results of these sizes in bytes.
     fn asked(results: &[u64]) -> (PendingAllocations, Instant) {
         let pending = PendingAllocations::default();
         for (ticket, bytes) in (0..).zip(results) {
@@ -193,28 +188,28 @@ mod tests {
             let tensor = Arc::new(QueuedTensor::new(key, vec![local()], Rank(0)));
             let outputs = vec![(Some(Shape::new(&[*bytes]).unwrap()), vec![*bytes])];
             let asked = Allocation::new(tensor, &local(), outputs);
-            pending.lock().asked.insert(local().answer(), asked);
+            pending.0.lock().asked.insert(local().answer(), asked);
         }
         (pending, Instant::now())
     }
 
     /// A rank allocates for one result after the other, and more memory takes longer.
     #[test]
-    fn each_result_has_its_own_time() {
+    fn each_allocation_has_its_own_deadline() {
         let limit = Duration::from_secs(4);
         let after = Duration::from_secs;
         let (pending, begin) = asked(&[2 << 30, 1 << 30, 0]);
         assert_eq!(pending.overdue(begin + after(30), limit), []);
-        // The first takes 30 s; the second has its time from then on.
+        // The first takes 30 s; then the time of the second begins.
         let answer = Ticket { local_rank: 0, ticket: 0 };
         pending.resolve(answer, vec![Span::empty()], |_, _| {});
-        pending.lock().made.insert(0, begin + after(30));
+        pending.0.lock().made.insert(0, begin + after(30));
         assert_eq!(pending.overdue(begin + after(45), limit), []);
         let late = pending.overdue(begin + after(55), limit);
         assert_eq!(late.len(), 1);
         assert_eq!((late[0].answer.ticket, late[0].name.as_str()), (1, "t1"));
         assert!(late[0].waited >= after(24), "{:?}", late[0].waited);
-        // An allocation that is not its turn yet is not late. One without memory has little time.
+        // An allocation whose turn has not come is not late. One without memory has little time.
         let (pending, begin) = asked(&[0]);
         assert_eq!(pending.overdue(begin + after(3), limit), []);
         assert_eq!(pending.overdue(begin + after(5), limit).len(), 1);

@@ -1,4 +1,4 @@
-//! Finds the schedule for a piece, and the nodes that run it.
+//! Finds or generates the schedule of a piece, and the nodes that run it.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -15,21 +15,22 @@ use parking_lot::Mutex;
 
 use crate::model::world::World;
 
-/// Schedules kept for reuse (BOUND). A training step needs a few: one per size of piece.
+/// The limit of schedules kept for reuse (BOUND). A training step needs a few: one per size of
+/// piece.
 const PLANS: usize = 256;
 
-/// The sections that they have together (BOUND). An alltoall has many.
+/// The limit of their sections in total (BOUND). An alltoall has many.
 const SECTIONS: usize = 1 << 16;
 
-/// The steps that they have together, if there are several (BOUND): some 200 MB. Thousands of nodes
-/// have many.
+/// The limit of their steps in total, unless there is only one (BOUND): about 200 MB. Schedules for
+/// thousands of nodes have many.
 const STEPS: usize = 1 << 20;
 
-/// What a schedule depends on, besides the world.
+/// The inputs of a schedule, besides the topology.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Key {
     nodes: Arc<[NodeId]>,
-    /// Whether each section has roles of its own; otherwise there is one section.
+    /// Whether each section has its own roles; otherwise they all have the same.
     is_exchange: bool,
     sections: Vec<Section>,
     spec: Spec,
@@ -44,11 +45,10 @@ pub(super) struct Planned {
     pub(super) nodes: Arc<[NodeId]>,
     /// The place of each section in the memory of this node, in elements.
     pub(super) starts: Arc<[u64]>,
-    /// How many elements this node sends, receives or reduces.
+    /// The number of elements that this node sends, receives or reduces.
     pub(super) elements: u64,
 }
 
-/// The schedules that this node has made.
 #[derive(Debug)]
 pub(super) struct Plans {
     me: NodeId,
@@ -57,17 +57,16 @@ pub(super) struct Plans {
     planned: Mutex<Made>,
 }
 
-/// The schedules, and what they are made for.
+/// The schedules, and the topology that they are made for.
 #[derive(Debug)]
 struct Made {
-    /// The topology of all nodes of the job.
     topology: Topology,
     /// How often the topology has changed.
     changes: u64,
     by_key: HashMap<Key, Planned>,
 }
 
-/// Where sections are that follow each other, and their end.
+/// The starts of consecutive sections, and their end.
 fn in_order(sections: &[Section]) -> (Arc<[u64]>, u64) {
     let mut end = 0;
     let starts = sections.iter().map(|section| {
@@ -90,24 +89,24 @@ impl Plans {
         }
     }
 
-    /// Makes schedules by these rates of links from now on.
+    /// From now on, makes schedules for these rates of links.
     pub(super) fn set_links(&self, links: Links) {
         let mut made = self.planned.lock();
         let topology = made.topology.clone().with_links(Some(links));
         made.change(topology);
     }
 
-    /// Makes schedules for all nodes in these racks and this order from now on. The rates of links
-    /// stay.
+    /// From now on, makes schedules for this topology of all nodes, with the present rates of
+    /// links.
     pub(super) fn arrange(&self, topology: Topology) {
         let mut made = self.planned.lock();
         let links = made.topology.links().cloned();
         made.change(topology.with_links(links));
     }
 
-    /// The schedule of this node for a piece of these sections that goes by `route` between
-    /// `nodes`. The roles in `sections` count, and name places in `nodes`, only where each flow has
-    /// its own route. `None` if this node, or that of the route, is not one of them.
+    /// This node's schedule for a piece with these sections that takes `route` between `nodes`. The
+    /// roles in `sections`, as positions in `nodes`, matter only if each flow has its own route.
+    /// `None` if this node or one of the route is not in `nodes`.
     pub(super) fn of(
         &self,
         route: Route,
@@ -151,22 +150,23 @@ impl Plans {
 }
 
 impl Made {
-    /// From now on schedules are for another topology.
+    /// From now on, schedules are for another topology.
     fn change(&mut self, topology: Topology) {
         self.topology = topology;
         self.changes += 1;
         self.by_key.clear();
     }
 
-    /// Keeps a schedule for reuse, made for the topology after so many changes. One for an earlier
-    /// topology is not what later operations need.
+    /// Keeps a schedule for reuse. `changes` is the number of topology changes when it was made: a
+    /// schedule for an earlier topology is not kept.
     fn keep(&mut self, key: Key, new: &Planned, changes: u64) {
         if changes != self.changes {
             return;
         }
         let planned = &mut self.by_key;
-        // A training step repeats itself. If shapes change all the time, no schedule is better to
-        // keep than another. Those of exchanges, which change most, don't drive out the others.
+        // Training steps repeat, so the limits are rarely reached. If shapes change all the time,
+        // no schedule is more useful than another. Exchanges change most, and must not displace the
+        // others.
         let sections: usize = planned.keys().map(|key| key.sections.len()).sum();
         if key.is_exchange && sections + key.sections.len() > SECTIONS {
             planned.retain(|key, _| !key.is_exchange);
@@ -218,14 +218,14 @@ mod tests {
     }
 
     #[test]
-    fn a_schedule_is_made_once_for_the_same_participants() {
+    fn a_schedule_is_made_once_per_participants() {
         let plans = plans(3);
         let (all, participants) = of(&plans, Route::All, &[1, 3, 4]).unwrap();
         assert_eq!(participants, [1, 3, 4]);
         let again = of(&plans, Route::All, &[1, 3, 4]).unwrap().0;
         assert!(Arc::ptr_eq(&all, &again));
         let others = of(&plans, Route::All, &[0, 3, 4]).unwrap().0;
-        assert!(!Arc::ptr_eq(&all, &others), "who takes part is a part of the key");
+        assert!(!Arc::ptr_eq(&all, &others), "the participants are part of the key");
         let root = of(&plans, Route::From(NodeId(4)), &[1, 3, 4]).unwrap().0;
         assert!(!Arc::ptr_eq(&all, &root));
     }
@@ -252,7 +252,7 @@ mod tests {
         // Nodes of one rack are neighbours.
         arrange(&[0, 1, 0, 1, 0], &all);
         assert_eq!(neighbours(&all), [0, 1]);
-        // Rates of links leave the arrangement, and are left by it.
+        // Rates of links do not change the arrangement, and vice versa.
         let links = Links::new(vec![1000; 5], 0, Vec::new());
         plans.set_links(links.clone().unwrap());
         assert_eq!(neighbours(&all), [0, 1]);
@@ -284,12 +284,12 @@ mod tests {
         plans.set_links(slow_line(0));
         plans.planned.lock().keep(key, &planned, 1);
         let new = by_rates();
-        assert!(!Arc::ptr_eq(&new, &old), "it is made by the new rates");
+        assert!(!Arc::ptr_eq(&new, &old), "it is made for the new rates");
         assert!(Arc::ptr_eq(&new, &by_rates()), "and kept");
     }
 
     #[test]
-    fn a_move_concerns_two_nodes_and_the_lower_is_participant_0() {
+    fn a_move_has_its_two_nodes_as_participants() {
         let plans = plans(3);
         let way = |from, to| Route::Move(NodeId(from), NodeId(to));
         let (plan, participants) = of(&plans, way(3, 1), &[1, 3, 4]).unwrap();
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_alone_has_no_schedule() {
+    fn a_single_node_needs_no_schedule() {
         let plans = plans(3);
         for route in [Route::All, Route::From(NodeId(3)), Route::To(NodeId(3))] {
             assert!(of(&plans, route, &[3]).unwrap().0.steps.is_empty());

@@ -1,4 +1,4 @@
-//! Turns a probe into a piece without tensors, which runs on a lane as all others.
+//! Turns a probe into a piece without tensors, which runs on a lane like all others.
 
 use std::{sync::Arc, time::Instant};
 

@@ -1,6 +1,6 @@
 //! Whole collectives between real lanes. The orders of a coordinator for random requests go through
 //! the registry, the queue, the builder of pieces and the lanes of several nodes in one process.
-//! Each rank's results are compared with the meaning of the collective.
+//! Each rank's results are compared with the definition of the collective.
 
 mod reference;
 
@@ -10,6 +10,7 @@ use std::{
         OnceLock,
         mpsc::{Receiver, Sender, channel},
     },
+    time::Duration,
 };
 
 use gradwire_collectives::algorithms::Algorithm;
@@ -27,7 +28,7 @@ use crate::{
         feedback::Feedback,
         order::{Disconnected, LaneConfig, LaneEvents},
         piece::Piece,
-        tests::connect,
+        tests::{connect, stop},
     },
     model::{
         agreement::OutputShapes,
@@ -156,7 +157,7 @@ impl TestNode {
     }
 
     /// Starts the operations that concern this node. Returns their number, and the allocations that
-    /// ranks have to make.
+    /// ranks must make.
     fn execute(&mut self, execute: pb::Execute) -> (usize, Vec<AllocationRequest>) {
         let mut wanted = Vec::new();
         let instructions = self.registry.instructions(execute).unwrap();
@@ -184,7 +185,7 @@ impl TestNode {
         assert!(self.pending.asked(answer).is_none());
     }
 
-    /// Waits for so many operations; returns how many tensors they completed.
+    /// Waits for `operations` operations; returns how many tensors they completed.
     fn finish(&self, operations: usize) -> usize {
         let mut completed = 0;
         for _ in 0..operations {
@@ -248,10 +249,10 @@ fn orders(agreed: &Agreed, members: &[Rank], absent: &[Rank], cut: u64) -> pb::E
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
 
-    /// Every collective gives every rank the right result, for any ranks in the process set and any
-    /// that have joined, on one node and on several. Every node is notified once that it is done.
+    /// Every collective gives every rank the right result, for any process set and any joined
+    /// ranks, on one node and on several. Every node is notified once that it is done.
     #[test]
-    fn every_collective_does_what_it_means(
+    fn every_collective_gives_the_right_results(
         slots in prop::collection::vec(1u32..4, 1..5),
         in_set in prop::collection::vec(any::<bool>(), 12),
         is_absent in prop::collection::vec(any::<bool>(), 12),
@@ -323,13 +324,13 @@ proptest! {
             let concerned = takers.iter().any(|rank| node.world.local(*rank).is_some());
             prop_assert_eq!(completed, usize::from(concerned), "reported done once");
         }
-        nodes.iter().flat_map(|node| &node.lanes).for_each(Lane::stop);
+        nodes.iter().flat_map(|node| &node.lanes).for_each(stop);
         prop_assert!(pair(&case.takers[0].request).is_none() || case.takers.len() <= 2);
         case.check();
     }
 }
 
-/// Two ranks on one node that were asked to make room for the result of a gather.
+/// Two ranks on one node that were asked to allocate the result of an allgather.
 fn asked_for_room() -> TestNode {
     let set = [Rank(0), Rank(1)];
     let mut node = TestNode::new(0, &[2], 1, &set);
@@ -347,9 +348,9 @@ fn asked_for_room() -> TestNode {
     node
 }
 
-/// WAIT: a rank that is asked for room and does not answer is reported, once.
+/// WAIT: a rank that is asked to allocate and does not answer is reported, once.
 #[test]
-fn who_makes_no_room_is_reported() {
+fn a_missing_allocation_is_reported() {
     let node = asked_for_room();
     let (now, limit) = (Instant::now(), Duration::from_secs(5));
     assert_eq!(node.pending.overdue(now, limit), []);
@@ -358,11 +359,11 @@ fn who_makes_no_room_is_reported() {
         late.iter().map(|late| (late.answer.local_rank, late.name.as_str())).collect();
     assert_eq!(late, [(0, "t"), (1, "t")]);
     assert_eq!(node.pending.overdue(now + limit * 2, limit), []);
-    node.lanes.iter().for_each(Lane::stop);
+    node.lanes.iter().for_each(stop);
 }
 
-/// TRUST, ONE: an order that comes twice, or for what was never submitted, is refused before any
-/// byte is moved.
+/// TRUST, ONE: an order that arrives twice, or for a tensor that was never submitted, is refused
+/// before any byte is moved.
 #[test]
 fn orders_that_do_not_fit_the_past_are_refused() {
     let set = [Rank(0)];
@@ -381,6 +382,6 @@ fn orders_that_do_not_fit_the_past_are_refused() {
     node.submit(&mut taker, &set);
     assert_eq!(order(&mut node), Ok(()));
     let text = order(&mut node).unwrap_err();
-    assert!(text.contains("moves more of 't' than there is"), "{text}");
-    node.lanes.iter().for_each(Lane::stop);
+    assert!(text.contains("moves more elements of 't' than exist"), "{text}");
+    node.lanes.iter().for_each(stop);
 }

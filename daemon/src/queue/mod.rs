@@ -1,9 +1,9 @@
-//! The tensor queue: what local ranks have submitted and is not done.
+//! The tensor queue: the tensors that local ranks have submitted and that are not done.
 //!
 //! A tensor is *gathering* until every local member of its process set that has not joined has
-//! submitted it (for a send and receive: the local ones of the two). Then it is *announced* to the
-//! coordinator. It is removed when its last byte is published or it has failed. It is removed
-//! before any rank is notified, so that a rank may submit the name again at once.
+//! submitted it (for a send and receive: the local ones of the two ends). Then it is *announced* to
+//! the coordinator. It is removed when its last byte is published or it has failed, before any rank
+//! is notified, so that a rank may submit the name again immediately.
 //!
 //! BOUND: a rank may have as many submissions in flight as its rings hold, so the queue holds at
 //! most that many names per local rank.
@@ -20,10 +20,10 @@ use std::{
 
 use dashmap::{DashMap, Entry as Slot};
 use gradwire_proto::{ProcessSetId, Rank, Request};
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::RwLock;
 
 pub(crate) use self::sets::Refusal;
-use self::sets::{Sets, State};
+use self::sets::{ProcessSet, Sets};
 use crate::{
     metrics,
     model::{
@@ -38,14 +38,14 @@ use crate::{
 struct Entry {
     /// By local rank, ascending: the order of the reduction (SAME). Empty once announced.
     gathering: Vec<LocalTensor>,
-    /// Set once every local member that is waited for has submitted.
+    /// Set once every required local member has submitted.
     announced: Option<Arc<QueuedTensor>>,
     /// Second submissions of a name that was still in flight.
     duplicates: Vec<Ticket>,
-    /// Submissions for the next round, of ranks that were absent from this one: their join ended
+    /// Submissions for the next round, of ranks that were absent from this round: their join ended
     /// before the tensor was done.
     later: Vec<LocalTensor>,
-    /// When it began to wait for local ranks, and when that was last reported.
+    /// When it began to wait for local ranks, and when the wait was last reported.
     waits: Option<(Instant, Instant)>,
 }
 
@@ -59,8 +59,12 @@ impl Entry {
     }
 
     /// The local ranks that it still waits for.
-    fn missing<'a>(&'a self, state: &'a State, first_rank: Rank) -> impl Iterator<Item = u32> + 'a {
-        // If all requests are sends and receives, only their own ranks are waited for.
+    fn missing<'a>(
+        &'a self,
+        state: &'a ProcessSet,
+        first_rank: Rank,
+    ) -> impl Iterator<Item = u32> + 'a {
+        // If all requests are sends and receives, only their two ends are required.
         let pairs = self.gathering.iter().all(|local| pair(&local.request).is_some());
         let concerns = move |local_rank: u32| {
             let rank = Rank(first_rank.0 + local_rank);
@@ -76,35 +80,31 @@ impl Entry {
     }
 }
 
-/// Tensors that wait for the same local ranks.
+/// Tensors that have waited too long for the same local ranks.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Stalled {
     pub(crate) missing: Vec<Rank>,
-    /// The longest of their waits.
     pub(crate) waited: Duration,
     /// Their names, sorted.
     pub(crate) names: Vec<String>,
 }
 
-/// The result of a submission.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Submitted {
-    /// Other local ranks have not submitted the tensor yet, or it has to wait for its turn.
+    /// Other local ranks have not submitted the tensor yet, or it must wait for its turn.
     Waits,
-    /// The tensor has to be announced to the coordinator.
     Announce(Announced),
     /// It can never be complete: this rank has left the job.
     RankLeft(Rank),
-    /// This rank may not submit it.
     Refused(Refusal),
 }
 
-/// What is left of a tensor that is done or has failed.
+/// The submissions of a tensor that is done or has failed.
 #[derive(Debug, Default)]
 pub(crate) struct Removed {
     /// The submissions of the tensor itself.
     pub(crate) tickets: Vec<Ticket>,
-    /// Submissions under the same name that came too early and fail in any case.
+    /// Premature submissions of the same name, which fail in any case.
     pub(crate) duplicates: Vec<Ticket>,
     /// Submissions whose turn it is now.
     pub(crate) later: Vec<LocalTensor>,
@@ -112,13 +112,13 @@ pub(crate) struct Removed {
     pub(crate) missing: Vec<Rank>,
 }
 
-/// All tensors in flight on this node. Where both locks are needed, that of the sets is taken
+/// All tensors in flight on this node. If both locks are needed, the lock of the sets is taken
 /// first.
 #[derive(Debug)]
 pub(crate) struct TensorQueue {
     entries: DashMap<TensorKey, Entry>,
     sets: RwLock<Sets>,
-    /// Global rank of local rank 0.
+    /// The rank of local rank 0.
     first_rank: Rank,
 }
 
@@ -128,20 +128,11 @@ impl TensorQueue {
         Self { entries: DashMap::new(), sets: RwLock::new(Sets::new(everybody)), first_rank }
     }
 
-    /// How many tensors are in flight.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    fn sets(&self) -> RwLockReadGuard<'_, Sets> {
-        self.sets.read()
-    }
-
-    fn sets_mut(&self) -> RwLockWriteGuard<'_, Sets> {
-        self.sets.write()
-    }
-
-    /// The members of a process set in which this local rank may submit something now.
+    /// The members of a process set in which this local rank may submit a tensor now.
     ///
     /// # Errors
     /// [`Refusal`] if it may not.
@@ -150,18 +141,18 @@ impl TensorQueue {
         set: ProcessSetId,
         local_rank: u32,
     ) -> Result<Arc<Members>, Refusal> {
-        self.sets().admit(set, local_rank).map(|state| state.members.clone())
+        self.sets.read().admit(set, local_rank).map(|state| state.members.clone())
     }
 
     /// Adds a process set. False if it exists already.
     pub(crate) fn create_set(&self, set: ProcessSetId, members: Arc<Members>) -> bool {
-        self.sets_mut().create(set, members)
+        self.sets.write().create(set, members)
     }
 
     /// Removes a process set. Returns its tensors and joins in flight, which will never be done;
-    /// `None` if there is no such set.
+    /// `None` if the set does not exist.
     pub(crate) fn remove_set(&self, set: ProcessSetId) -> Option<Vec<(TensorKey, Removed)>> {
-        let mut sets = self.sets_mut();
+        let mut sets = self.sets.write();
         let mut missing = BTreeMap::new();
         for item in self.entries.iter().filter(|item| item.key().set == set) {
             if let Some(state) = sets.get(set).filter(|_| item.announced.is_none()) {
@@ -180,19 +171,18 @@ impl TensorQueue {
         Some(removed)
     }
 
-    /// A process set that a local rank has joined, and in which it waits for the others.
+    /// A process set that a local rank has joined while others have not.
     pub(crate) fn joined_by(&self, local_rank: u32) -> Option<ProcessSetId> {
-        self.sets().joined_by(local_rank)
+        self.sets.read().joined_by(local_rank)
     }
 
-    /// How many process sets there are.
     pub(crate) fn process_sets(&self) -> usize {
-        self.sets().len()
+        self.sets.read().len()
     }
 
     /// Adds a submission that is not a join.
     pub(crate) fn submit(&self, key: TensorKey, local: LocalTensor) -> Submitted {
-        let sets = self.sets();
+        let sets = self.sets.read();
         let state = match sets.admit(key.set, local.local_rank) {
             Ok(state) => state,
             Err(refusal) => return Submitted::Refused(refusal),
@@ -221,7 +211,7 @@ impl TensorQueue {
                 // It is a part of the announcement.
                 return Submitted::Waits;
             }
-            // A correction, which counts if the coordinator has not started the tensor yet.
+            // A correction, which takes effect if the coordinator has not started the tensor yet.
             let variant = Variant {
                 ranks: vec![self.rank(local.local_rank)],
                 request: local.request,
@@ -253,8 +243,8 @@ impl TensorQueue {
         })
     }
 
-    /// A local rank has no more data for a process set: nobody waits for it there any more. Returns
-    /// what has to be announced to the coordinator, in this order.
+    /// A local rank has no more data for a process set, so nobody waits for it there any more.
+    /// Returns the announcements for the coordinator, in order.
     ///
     /// # Errors
     /// [`Submitted`], as from [`TensorQueue::submit`], if the rank may not join.
@@ -265,7 +255,7 @@ impl TensorQueue {
         request: Request,
         priority: i32,
     ) -> Result<Vec<Announced>, Submitted> {
-        let mut sets = self.sets_mut();
+        let mut sets = self.sets.write();
         let state = sets.admit(set, answer.local_rank).map_err(Submitted::Refused)?;
         if let Some(gone) = sets.first_left(state) {
             return Err(Submitted::RankLeft(self.rank(gone)));
@@ -273,7 +263,7 @@ impl TensorQueue {
         let Some(state) = sets.join(set, answer) else { return Ok(Vec::new()) };
         let ranks = vec![self.rank(answer.local_rank)];
         let join = Variant { ranks, request, priority, duplicate: false };
-        // The join goes first: it makes the tensors complete that are announced after it.
+        // The join goes first: it completes the tensors that are announced after it.
         let mut announced = vec![Announced {
             key: join_of(set),
             variants: vec![join],
@@ -293,20 +283,19 @@ impl TensorQueue {
     /// All members of a process set have joined and take part again. Returns the submissions that
     /// wait for that; `None` if a local member has not joined.
     pub(crate) fn resume(&self, set: ProcessSetId) -> Option<Vec<Ticket>> {
-        self.sets_mut().resume(set)
+        self.sets.write().resume(set)
     }
 
-    /// The join of a process set has failed. Returns the submissions that wait for it. Their ranks
+    /// The join of a process set has failed. Returns the submissions that wait for it; their ranks
     /// take part again.
     pub(crate) fn unjoin(&self, set: ProcessSetId) -> Vec<Ticket> {
-        self.sets_mut().unjoin(set)
+        self.sets.write().unjoin(set)
     }
 
-    /// A local rank has left in good order. Removes the tensors that wait for others and of which
-    /// it is a member: they will never be complete. The coordinator notifies the ranks of other
-    /// nodes.
+    /// A local rank has left the job. Removes the gathering tensors that need it, which will never
+    /// be complete. The coordinator notifies the ranks of other nodes.
     pub(crate) fn leave(&self, local_rank: u32) -> Vec<(TensorKey, Removed)> {
-        let mut sets = self.sets_mut();
+        let mut sets = self.sets.write();
         sets.left.push(local_rank);
         let rank = self.rank(local_rank);
         self.remove_where(|key, entry| {
@@ -322,8 +311,13 @@ impl TensorQueue {
         Rank(self.first_rank.0 + local_rank)
     }
 
-    /// Announces a tensor. Returns how long it has waited, too: no time if it has one rank here.
-    fn announce(&self, key: TensorKey, entry: &mut Entry, state: &State) -> (Announced, Duration) {
+    /// Announces a tensor. Also returns how long it has waited: no time if it has one rank here.
+    fn announce(
+        &self,
+        key: TensorKey,
+        entry: &mut Entry,
+        state: &ProcessSet,
+    ) -> (Announced, Duration) {
         let since = entry.waits.filter(|_| entry.gathering.len() > 1).map(|(since, _)| since);
         let waited = since.map_or(Duration::ZERO, |since| since.elapsed());
         metrics::gathered(waited);
@@ -353,12 +347,10 @@ impl TensorQueue {
         (Announced { key, variants, all_there, latest: None }, waited)
     }
 
-    /// An announced tensor.
     pub(crate) fn announced(&self, key: &TensorKey) -> Option<Arc<QueuedTensor>> {
         self.entries.get(key).and_then(|entry| entry.announced.clone())
     }
 
-    /// Removes a tensor that is done or has failed.
     pub(crate) fn remove(&self, key: &TensorKey) -> Removed {
         let Slot::Occupied(entry) = self.entries.entry(key.clone()) else {
             return Removed::default();
@@ -379,7 +371,7 @@ impl TensorQueue {
         keys.into_iter().map(|key| (key.clone(), self.remove(&key))).collect()
     }
 
-    /// The names of at most `most` tensors that a local rank has submitted, for texts.
+    /// The names of at most `most` tensors that a local rank has submitted, for messages.
     pub(crate) fn names_of(&self, local_rank: u32, most: usize) -> Vec<String> {
         let mut names: Vec<String> = self
             .entries
@@ -392,10 +384,10 @@ impl TensorQueue {
         names
     }
 
-    /// The tensors that have waited for local ranks for `limit`, since they began to wait or were
+    /// The tensors that have waited for local ranks for `limit` since they began to wait or were
     /// last reported (WAIT). The coordinator does not know these tensors yet.
     pub(crate) fn stalled(&self, now: Instant, limit: Duration) -> Vec<Stalled> {
-        let sets = self.sets();
+        let sets = self.sets.read();
         let mut found: BTreeMap<Vec<Rank>, (Duration, Vec<String>)> = BTreeMap::new();
         for mut item in self.entries.iter_mut() {
             let (key, entry) = item.pair_mut();
@@ -427,7 +419,7 @@ impl TensorQueue {
         self.entries.iter().filter(|item| is_overdue(item.value())).count()
     }
 
-    /// Removes everything: the job is over. Its ranks are notified in other ways.
+    /// Removes everything, because the job is over. The ranks are notified in other ways.
     pub(crate) fn clear(&self) {
         metrics::unqueued(self.len());
         self.entries.clear();

@@ -1,4 +1,4 @@
-//! The process sets as this node's ranks see them: members, joined ranks, ranks that have left.
+//! The process sets from this node's point of view: members, joined ranks, ranks that have left.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -9,24 +9,23 @@ use gradwire_proto::ProcessSetId;
 
 use crate::model::{members::Members, tensor::Ticket};
 
-/// Why a rank may not submit something in a process set. The job goes on.
+/// Why a rank may not submit a tensor in a process set. The job goes on.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
-    #[error("there is no process set {set}: it was never made, or it has been removed")]
+    #[error("process set {set} does not exist: it was never created, or it has been removed")]
     NoSet { set: ProcessSetId },
     #[error("this rank is not a member of process set {set}")]
     NoMember { set: ProcessSetId },
-    #[error("this rank has joined process set {set}, and all others have not yet")]
+    #[error("this rank has joined process set {set}, but not all others have joined yet")]
     Joined { set: ProcessSetId },
     #[error("it was submitted a second time while the first submission waits for its turn")]
     Twice,
 }
 
 impl Refusal {
-    /// What to do about it.
     pub(crate) fn hint(&self) -> &'static str {
         match self {
-            Self::NoSet { .. } => "make process sets with a collective call of all ranks",
+            Self::NoSet { .. } => "create process sets with a collective call of all ranks",
             Self::NoMember { .. } => "submit only to process sets that include this rank",
             Self::Joined { .. } => "wait for the join before submitting anything else there",
             Self::Twice => "wait for a tensor before submitting its name again",
@@ -34,18 +33,17 @@ impl Refusal {
     }
 }
 
-/// A process set.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct ProcessSet {
     pub(super) members: Arc<Members>,
     /// The local ranks that have joined, and the tickets of their joins.
     pub(super) joined: BTreeMap<u32, u64>,
 }
 
-/// All process sets, and the local ranks that have left the job, in this order.
+/// All process sets, and the local ranks that have left the job, in the order in which they left.
 #[derive(Debug)]
 pub(super) struct Sets {
-    by_id: HashMap<ProcessSetId, State>,
+    by_id: HashMap<ProcessSetId, ProcessSet>,
     pub(super) left: Vec<u32>,
 }
 
@@ -61,7 +59,7 @@ impl Sets {
     }
 
     pub(super) fn create(&mut self, set: ProcessSetId, members: Arc<Members>) -> bool {
-        let state = State { members, joined: BTreeMap::new() };
+        let state = ProcessSet { members, joined: BTreeMap::new() };
         let is_new = !self.by_id.contains_key(&set);
         if is_new {
             self.by_id.insert(set, state);
@@ -69,8 +67,7 @@ impl Sets {
         is_new
     }
 
-    /// Removes a set and returns the joins in it; `None` if there is no such set, or if it can't be
-    /// removed.
+    /// Removes a set and returns the joins in it; `None` if it does not exist or can't be removed.
     pub(super) fn remove(&mut self, set: ProcessSetId) -> Option<Vec<Ticket>> {
         if set == ProcessSetId::GLOBAL || !self.by_id.contains_key(&set) {
             return None;
@@ -80,13 +77,14 @@ impl Sets {
         Some(joined)
     }
 
-    /// A set that a local rank has joined and that other ranks have not joined yet.
+    /// A set that a local rank has joined while others have not.
     pub(super) fn joined_by(&self, local_rank: u32) -> Option<ProcessSetId> {
-        let joined = |(_, state): &(&ProcessSetId, &State)| state.joined.contains_key(&local_rank);
+        let joined =
+            |(_, state): &(&ProcessSetId, &ProcessSet)| state.joined.contains_key(&local_rank);
         self.by_id.iter().find(joined).map(|(set, _)| *set)
     }
 
-    pub(super) fn get(&self, set: ProcessSetId) -> Option<&State> {
+    pub(super) fn get(&self, set: ProcessSetId) -> Option<&ProcessSet> {
         self.by_id.get(&set)
     }
 
@@ -94,8 +92,8 @@ impl Sets {
         self.get(set).is_some_and(|state| state.members.has_local(local_rank))
     }
 
-    /// A process set in which a local rank may submit something now.
-    pub(super) fn admit(&self, set: ProcessSetId, local_rank: u32) -> Result<&State, Refusal> {
+    /// A process set in which a local rank may submit a tensor now.
+    pub(super) fn admit(&self, set: ProcessSetId, local_rank: u32) -> Result<&ProcessSet, Refusal> {
         let state = self.get(set).ok_or(Refusal::NoSet { set })?;
         if !state.members.has_local(local_rank) {
             return Err(Refusal::NoMember { set });
@@ -107,13 +105,13 @@ impl Sets {
     }
 
     /// The first local member that has left the job without joining. Others may have left because
-    /// of it.
-    pub(super) fn first_left(&self, state: &State) -> Option<u32> {
+    /// of that.
+    pub(super) fn first_left(&self, state: &ProcessSet) -> Option<u32> {
         let is_missed = |l: &u32| state.members.has_local(*l) && !state.joined.contains_key(l);
         self.left.iter().copied().find(is_missed)
     }
 
-    pub(super) fn join(&mut self, set: ProcessSetId, answer: Ticket) -> Option<&State> {
+    pub(super) fn join(&mut self, set: ProcessSetId, answer: Ticket) -> Option<&ProcessSet> {
         let state = self.by_id.get_mut(&set)?;
         state.joined.insert(answer.local_rank, answer.ticket);
         Some(state)

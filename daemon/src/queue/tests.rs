@@ -63,7 +63,7 @@ fn ranks(announced: &Announced) -> Vec<u32> {
 }
 
 #[test]
-fn a_tensor_is_announced_once_by_the_last_local_rank() {
+fn the_last_local_rank_announces_a_tensor() {
     let queue = queue();
     assert_eq!(queue.submit(key("w"), local(1, 8)), Submitted::Waits);
     let announced = announced(queue.submit(key("w"), local(0, 8)));
@@ -71,7 +71,7 @@ fn a_tensor_is_announced_once_by_the_last_local_rank() {
     assert_eq!(announced.variants[0].ranks, [Rank(4), Rank(5)]);
     let tensor = queue.announced(&key("w")).unwrap();
     let order: Vec<u32> = tensor.locals().iter().map(|l| l.local_rank).collect();
-    assert_eq!(order, [0, 1], "rank order, whoever came first (SAME)");
+    assert_eq!(order, [0, 1], "rank order, whichever was first (SAME)");
     assert_eq!(tensor.at(None), 0..2);
     assert_eq!((tensor.at(Some(Rank(5))), tensor.at(Some(Rank(3)))), (1..2, 0..0));
 }
@@ -86,7 +86,7 @@ fn local_ranks_that_disagree_are_distinguished() {
 }
 
 #[test]
-fn a_second_submission_is_sent_with_or_after_the_announcement() {
+fn a_second_submission_is_announced() {
     let queue = queue();
     queue.submit(key("w"), local(0, 8));
     assert_eq!(queue.submit(key("w"), local(0, 8)), Submitted::Waits);
@@ -102,7 +102,7 @@ fn a_second_submission_is_sent_with_or_after_the_announcement() {
 }
 
 #[test]
-fn what_needs_a_rank_that_has_left_is_given_up() {
+fn tensors_that_need_a_left_rank_are_removed() {
     let world = node(3);
     let queue = queue_of(&world);
     let pair = Members::of(&world, vec![Rank(4), Rank(6)]).unwrap();
@@ -113,7 +113,7 @@ fn what_needs_a_rank_that_has_left_is_given_up() {
         queue.submit(key("all"), local(rank, 8));
     }
     let given_up = queue.leave(1);
-    assert_eq!(given_up.len(), 1, "what everybody submitted, or it has no part in, goes on");
+    assert_eq!(given_up.len(), 1, "complete tensors and those of other ranks stay");
     assert_eq!(given_up[0].0, key("v"));
     assert_eq!(given_up[0].1.tickets.len(), 1);
     assert_eq!(queue.submit(key("w"), local(0, 8)), Submitted::RankLeft(Rank(5)));
@@ -121,7 +121,7 @@ fn what_needs_a_rank_that_has_left_is_given_up() {
 }
 
 #[test]
-fn after_it_is_done_a_name_is_free_again() {
+fn a_name_is_free_again_once_it_is_done() {
     let (queue, world) = (queue(), node(2));
     for _ in 0..2 {
         queue.submit(key("w"), local(0, 8));
@@ -139,7 +139,7 @@ fn after_it_is_done_a_name_is_free_again() {
 }
 
 #[test]
-fn a_wait_for_a_local_rank_is_reported_after_each_limit() {
+fn a_wait_is_reported_after_each_limit() {
     let queue = queue_of(&node(3));
     queue.submit(key("b"), local(1, 8));
     queue.submit(key("a"), local(1, 8));
@@ -162,7 +162,7 @@ fn a_wait_for_a_local_rank_is_reported_after_each_limit() {
 }
 
 #[test]
-fn process_sets_are_worlds_of_their_own() {
+fn process_sets_are_independent() {
     let world = node(3);
     let queue = queue_of(&world);
     let set = ProcessSetId(7);
@@ -175,7 +175,7 @@ fn process_sets_are_worlds_of_their_own() {
     queue.submit(key("w"), local(1, 8));
     let here = announced(queue.submit(set_key(7, "w"), local(1, 8)));
     assert_eq!((ranks(&here), here.key), (vec![5], set_key(7, "w")));
-    // TELL: a tensor that was submitted too late for its process set is not forgotten.
+    // TELL: a tensor that is in flight when its process set is removed is not forgotten.
     let doomed = queue.remove_set(set).unwrap();
     assert_eq!((doomed.len(), &doomed[0].0), (1, &set_key(7, "w")));
     assert_eq!(doomed[0].1.tickets, [Ticket { local_rank: 1, ticket: 100 }]);
@@ -183,7 +183,7 @@ fn process_sets_are_worlds_of_their_own() {
     let text = queue.submit(set_key(7, "w"), local(1, 8));
     assert_eq!(text, Submitted::Refused(Refusal::NoSet { set }));
     assert_eq!(queue.len(), 1, "the other set's is still there");
-    // A join that came too late is not forgotten, either.
+    // Nor is a join that is in flight.
     let (set, members) = (ProcessSetId(8), Members::of(&world, vec![Rank(1), Rank(5)]).unwrap());
     assert!(queue.create_set(set, Arc::new(members)));
     assert_eq!(queue.joined_by(1), None);
@@ -192,7 +192,7 @@ fn process_sets_are_worlds_of_their_own() {
     let doomed = queue.remove_set(set).unwrap();
     assert_eq!((doomed.len(), &doomed[0].0), (1, &join_of(set)));
     assert_eq!(doomed[0].1.tickets, [Ticket { local_rank: 1, ticket: 901 }]);
-    // The rank that has not submitted it is named.
+    // The rank that has not submitted a tensor is named.
     let (set, members) = (ProcessSetId(9), Members::of(&world, vec![Rank(4), Rank(5)]).unwrap());
     assert!(queue.create_set(set, Arc::new(members)));
     queue.submit(set_key(9, "w"), local(1, 8));
@@ -201,7 +201,7 @@ fn process_sets_are_worlds_of_their_own() {
 }
 
 #[test]
-fn only_the_two_are_waited_for_in_a_send_and_receive() {
+fn a_send_and_receive_needs_only_its_two_ends() {
     let queue = queue_of(&node(3));
     let send = |from: u32, to: u64| Request {
         root: Rank(from),
@@ -214,7 +214,7 @@ fn only_the_two_are_waited_for_in_a_send_and_receive() {
     let far = announced(queue.submit(key("far"), with(1, send(0, 5))));
     assert_eq!(ranks(&far), [5], "the sender is on another node");
     assert_eq!(ranks(&announced(queue.submit(key("self"), with(1, send(5, 5))))), [5]);
-    // If any rank asks for something else under the name, all ranks are waited for.
+    // If any rank has a different request under the name, all ranks are required.
     queue.submit(key("odd"), with(0, send(4, 5)));
     assert_eq!(queue.submit(key("odd"), local(1, 8)), Submitted::Waits);
     assert_eq!(ranks(&announced(queue.submit(key("odd"), local(2, 8)))), [4, 5, 6]);
@@ -224,7 +224,7 @@ fn only_the_two_are_waited_for_in_a_send_and_receive() {
 }
 
 #[test]
-fn who_has_joined_is_not_waited_for() {
+fn a_joined_rank_is_not_waited_for() {
     let queue = queue();
     queue.submit(key("before"), local(1, 8));
     queue.submit(key("w"), local(0, 8));
@@ -234,8 +234,8 @@ fn who_has_joined_is_not_waited_for() {
     assert_eq!((ranks(&reported[0]), joins), (vec![5], true));
     assert_eq!((ranks(&reported[1]), reported[1].all_there), (vec![4], false));
     let before = announced(queue.submit(key("before"), local(0, 8)));
-    assert_eq!(ranks(&before), [4, 5], "what it submitted before counts");
-    assert!(!before.all_there, "and yet its id alone would say too much");
+    assert_eq!(ranks(&before), [4, 5], "its earlier submission counts");
+    assert!(!before.all_there, "but the id alone would be wrong");
     let set = ProcessSetId::GLOBAL;
     let again = queue.submit(key("x"), local(1, 8));
     assert_eq!(again, Submitted::Refused(Refusal::Joined { set }));
@@ -276,7 +276,7 @@ fn a_rank_that_was_absent_waits_for_its_turn() {
     assert_eq!(ranks(&announced(queue.submit(key("w"), local(0, 8)))), [4, 5]);
 }
 
-/// What all ranks except the absent ones have asked for.
+/// The agreement on these requests of all ranks except the absent ones.
 fn agreement(world: &World, absent: &[Rank], requests: &[Request]) -> Arc<Agreement> {
     let set = Members::everybody(world);
     let members = Arc::new(set.without(world, absent).unwrap());
@@ -287,7 +287,7 @@ fn agreement(world: &World, absent: &[Rank], requests: &[Request]) -> Arc<Agreem
 
 /// TRUST: after this check, no order of the coordinator is outside the memory of the ranks.
 #[test]
-fn an_agreement_has_to_be_what_was_asked() {
+fn an_agreement_must_fit_the_requests() {
     let world = node(2);
     let queue = queue_of(&world);
     queue.submit(key("w"), local(0, 8));
@@ -296,7 +296,7 @@ fn an_agreement_has_to_be_what_was_asked() {
     let asked = |count| vec![local(0, count).request; 6];
     assert!(tensor.agree(&agreement(&world, &[], &asked(9))).is_err(), "another shape");
     let absent = agreement(&world, &[Rank(5)], &asked(8)[1..]);
-    assert!(tensor.agree(&absent).is_err(), "without one that takes part");
+    assert!(tensor.agree(&absent).is_err(), "without a rank that takes part");
     assert_eq!(tensor.agree(&agreement(&world, &[], &asked(8))), Ok(vec![]));
     assert_eq!(tensor.agree(&agreement(&world, &[], &asked(8))), Ok(vec![]), "the same again");
     let fewer = agreement(&world, &[Rank(0)], &asked(8)[1..]);
@@ -305,7 +305,7 @@ fn an_agreement_has_to_be_what_was_asked() {
 }
 
 #[test]
-fn room_is_wanted_where_results_are_not_as_expected() {
+fn unexpected_results_need_allocations() {
     let world = node(2);
     let queue = queue_of(&world);
     let rows =
@@ -325,7 +325,7 @@ fn room_is_wanted_where_results_are_not_as_expected() {
     assert!(!tensor.is_allocated());
     tensor.set_outputs(0, vec![Span::empty()]);
     tensor.set_outputs(0, vec![Span::empty()]);
-    assert!(!tensor.is_allocated(), "a rank makes room once");
+    assert!(!tensor.is_allocated(), "a rank allocates once");
     tensor.set_outputs(1, vec![Span::empty()]);
     assert!(tensor.is_allocated());
 }

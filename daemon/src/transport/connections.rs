@@ -1,8 +1,8 @@
-//! Which connections a node dials, and when it does so again. Pure.
+//! Decides which connections a node dials, and when it dials them again. Pure.
 //!
-//! A connection that broke is dialled again at once. If nothing was under way, the pieces continue;
+//! A broken connection is dialled again immediately. If nothing was in flight, the pieces continue;
 //! otherwise the job fails. A connection that the peer has closed is dialled again when a schedule
-//! next needs the peer: at the end of a job each node leaves at its own time.
+//! next needs the peer: at the end of a job, nodes leave one by one.
 
 use std::collections::HashMap;
 
@@ -10,18 +10,17 @@ use gradwire_proto::NodeId;
 
 use super::{frame::Totals, handshake::ConnectionId};
 
-/// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Demand {
-    /// A schedule needs it: the job fails without.
+    /// A schedule: the job fails without the connection.
     Schedule,
-    /// A probe would like to have it.
+    /// A probe, which can do without it.
     Probe,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum State {
-    /// There is no connection. The counts of the earlier ones.
+enum ConnectionState {
+    /// Not connected; the counts of the earlier connections.
     Down(Totals),
     /// It is being dialled; `is_needed` if a schedule needs it.
     Dialling {
@@ -32,26 +31,24 @@ enum State {
 
 #[derive(Debug)]
 struct Entry {
-    state: State,
+    state: ConnectionState,
     attempts: u32,
 }
 
-/// The connections with one peer.
 #[derive(Debug)]
 struct Peer {
     /// By number.
     connections: Vec<Entry>,
-    /// Whether none of them has to be dialled when the peer is needed.
+    /// Whether all of them are up or dialled for a schedule.
     is_settled: bool,
 }
 
-/// The connections that this node dials.
 #[derive(Debug, Default)]
 pub(crate) struct Connections(HashMap<NodeId, Peer>);
 
 impl Connections {
-    /// A schedule needs a peer, or a probe would like to have it, with which there are `count`
-    /// connections. Returns those to dial now, with their counts.
+    /// A schedule or a probe needs a peer, with which there are `count` connections. Returns the
+    /// connections to dial now, with their counts.
     pub(crate) fn need(
         &mut self,
         peer: NodeId,
@@ -59,7 +56,7 @@ impl Connections {
         demand: Demand,
     ) -> Vec<(ConnectionId, Totals)> {
         let none = || {
-            let down = || Entry { state: State::Down(Totals::default()), attempts: 0 };
+            let down = || Entry { state: ConnectionState::Down(Totals::default()), attempts: 0 };
             Peer { connections: (0..count).map(|_| down()).collect(), is_settled: false }
         };
         let there = self.0.entry(peer).or_insert_with(none);
@@ -71,12 +68,12 @@ impl Connections {
         let mut due = Vec::new();
         for (number, entry) in (0..).zip(&mut there.connections) {
             match entry.state {
-                State::Up => continue,
-                State::Down(totals) => due.push((ConnectionId { peer, number }, totals)),
-                State::Dialling { .. } => {}
+                ConnectionState::Up => continue,
+                ConnectionState::Down(totals) => due.push((ConnectionId { peer, number }, totals)),
+                ConnectionState::Dialling { .. } => {}
             }
-            let was_needed = matches!(entry.state, State::Dialling { is_needed: true });
-            entry.state = State::Dialling { is_needed: is_schedule || was_needed };
+            let was_needed = matches!(entry.state, ConnectionState::Dialling { is_needed: true });
+            entry.state = ConnectionState::Dialling { is_needed: is_schedule || was_needed };
         }
         due
     }
@@ -86,37 +83,38 @@ impl Connections {
         Some((there.connections.get_mut(id.number as usize)?, &mut there.is_settled))
     }
 
-    /// The number of the next attempt.
     pub(crate) fn attempt(&mut self, id: ConnectionId) -> u32 {
         let Some((entry, _)) = self.entry(id) else { return 0 };
         entry.attempts += 1;
         entry.attempts
     }
 
-    /// The connection is made.
     pub(crate) fn connected(&mut self, id: ConnectionId) {
         if let Some((entry, _)) = self.entry(id) {
-            entry.state = State::Up;
+            entry.state = ConnectionState::Up;
         }
     }
 
-    /// The connection was lost with these counts. Returns whether to dial it now.
+    /// The connection was lost with these counts. Returns whether to dial it again now.
     pub(crate) fn lost(&mut self, id: ConnectionId, totals: Totals, is_closed: bool) -> bool {
         let Some((entry, is_settled)) = self.entry(id) else { return false };
         *is_settled = false;
-        entry.state =
-            if is_closed { State::Down(totals) } else { State::Dialling { is_needed: false } };
+        entry.state = if is_closed {
+            ConnectionState::Down(totals)
+        } else {
+            ConnectionState::Dialling { is_needed: false }
+        };
         !is_closed
     }
 
     /// The connection can't be made. Returns whether a schedule needs it; otherwise it is dialled
-    /// when one does.
+    /// again when one does.
     pub(crate) fn failed(&mut self, id: ConnectionId, totals: Totals) -> bool {
         let Some((entry, is_settled)) = self.entry(id) else { return true };
-        if matches!(entry.state, State::Dialling { is_needed: true }) {
+        if matches!(entry.state, ConnectionState::Dialling { is_needed: true }) {
             return true;
         }
-        entry.state = State::Down(totals);
+        entry.state = ConnectionState::Down(totals);
         *is_settled = false;
         false
     }
@@ -146,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_connection_is_dialled_at_once_and_a_closed_one_when_it_is_needed() {
+    fn a_closed_connection_is_dialled_when_needed() {
         let mut connections = up();
         assert!(connections.lost(FIRST, SOME, false));
         assert!(!connections.lost(SECOND, SOME, true));
@@ -155,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_needs_may_stay_unreachable() {
+    fn an_unneeded_peer_may_stay_unreachable() {
         let mut connections = up();
         assert!(connections.lost(FIRST, SOME, false));
         assert!(!connections.failed(FIRST, SOME));
@@ -164,16 +162,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_needed_while_it_is_dialled_must_be_reached() {
+    fn a_peer_needed_while_dialled_must_be_reached() {
         let mut connections = up();
         assert!(connections.lost(FIRST, SOME, false));
         assert_eq!(connections.need(PEER, 2, Demand::Schedule), []);
         assert!(connections.failed(FIRST, SOME));
     }
 
-    /// A probe must not fail the job, and takes nothing away from a schedule.
+    /// A probe must not fail the job, nor change what a schedule needs.
     #[test]
-    fn what_only_a_probe_wants_may_stay_unreachable() {
+    fn a_probed_peer_may_stay_unreachable() {
         let mut connections = Connections::default();
         let none = Totals::default();
         let both = [(FIRST, none), (SECOND, none)];
@@ -186,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn attempts_ascend_whatever_becomes_of_them() {
+    fn the_numbers_of_attempts_ascend() {
         let mut connections = up();
         assert_eq!([connections.attempt(FIRST), connections.attempt(FIRST)], [1, 2]);
         connections.lost(FIRST, SOME, false);

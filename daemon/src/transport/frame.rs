@@ -1,4 +1,4 @@
-//! What travels on a data connection after the handshake: frames, one after the other.
+//! The format of a data connection after the handshake: frames, one after the other.
 //!
 //! ```text
 //!  0        2    3    4            8                    16                  24        28       32
@@ -10,11 +10,11 @@
 //!
 //! All numbers are little endian. The fourth byte is the kind of the frame.
 //!
-//! - 0, data: `sequence` names the operation, `message` the n-th message of it from this sender to
-//!   this receiver (as the schedule numbers them), `offset` the first byte of the payload within
-//!   that message's block, `length` the bytes that follow. A message travels as frames of ascending
-//!   offset.
-//! - 1, a notice: the sender waits itself. `root` is the node that it waits for in the end, and
+//! - 0, data: `sequence` is the operation, `message` the number of the message from this sender to
+//!   this receiver in the operation (as in the schedule), `offset` the first byte of the payload
+//!   within that message's block, `length` the bytes that follow. A message is sent as frames of
+//!   ascending offset.
+//! - 1, a notice: the sender itself waits. `root` is the node at the root of its wait, and
 //!   `stalled` how long nothing has moved for it.
 //!
 //! `epoch` is the low half of the world's epoch. A connection ends only between frames.
@@ -29,7 +29,7 @@ pub const HEADER_BYTES: usize = 32;
 /// The largest payload of one frame: the upper limit of `data.chunk_bytes`.
 pub const MAX_PAYLOAD: u32 = 4 << 20;
 
-/// The lower limit of `data.chunk_bytes`, too.
+/// Also the lower limit of `data.chunk_bytes`.
 pub use gradwire_collectives::execution::MIN_PAYLOAD;
 
 const MAGIC: [u8; 2] = *b"GW";
@@ -47,16 +47,16 @@ pub struct Totals {
 /// The beginning of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Frame {
-    /// A part of a message follows.
+    /// A part of a message, whose payload follows.
     Data(Header),
-    /// The sender waits itself; nothing follows.
+    /// The sender itself waits; nothing follows.
     Notice(Notice),
 }
 
-/// What a node that waits reports to those that may wait for it.
+/// The report of a waiting node to those that may wait for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Notice {
-    /// The node that it waits for in the end: itself, where it holds a piece back.
+    /// The node at the root of the wait; the sender itself, if it holds a piece back.
     pub root: NodeId,
     /// How long nothing has moved for it, to the millisecond.
     pub stalled: Duration,
@@ -111,17 +111,17 @@ pub struct Header {
 }
 
 /// Why received bytes are not a header (TRUST). After any of these errors the connection is given
-/// up: there is no way to find the next frame.
+/// up, because the next frame can't be found.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// It does not begin with the mark of a frame.
-    #[error("a frame begins with {0:02x?} instead of the mark of version {VERSION}")]
+    /// It does not begin with the magic bytes of a frame.
+    #[error("a frame begins with {0:02x?} instead of the magic bytes of version {VERSION}")]
     Mark([u8; 4]),
-    /// Its payload is empty, or larger than a sender may make it.
+    /// Its payload is empty or too large.
     #[error("a frame announces {0} bytes; 1 to {MAX_PAYLOAD} are allowed")]
     Length(u32),
     /// It belongs to another epoch.
-    #[error("a frame is of epoch …{received}, this is …{expected}")]
+    #[error("a frame belongs to epoch …{received}, but this is epoch …{expected}")]
     Epoch {
         /// Low half of the epoch that the frame names.
         received: u32,
@@ -142,7 +142,7 @@ impl Frame {
     /// Reads and checks the beginning of a frame.
     ///
     /// # Errors
-    /// [`FrameError`] if it isn't a frame of this version and epoch with a length within the limit.
+    /// [`FrameError`] if it isn't a frame of this version and epoch with an allowed length.
     pub fn decode(bytes: &[u8; HEADER_BYTES], epoch: u32) -> Result<Self, FrameError> {
         let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| bytes[at + i]));
         let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_named() {
+    fn invalid_headers_are_named() {
         let mut bytes = header().encode();
         assert!(matches!(Frame::decode(&bytes, 8), Err(FrameError::Epoch { received: 9, .. })));
         for (at, wrong) in [(0, b'H'), (2, 1), (3, 2)] {

@@ -9,14 +9,14 @@
 //!     │ Begin ─────────────────────────────────────────► │    1 byte
 //! ```
 //!
-//! Each attempt of a dialler's to make a connection has a number of its own, and the latest one
-//! stands: a lost Admission has no lasting effect. The acceptor sends nothing before it has
-//! received Begin: until then the dialler may not know that it was admitted. The Hello also carries
-//! the byte counts of the connection that this one replaces.
+//! Each of the dialler's attempts has its own number, and the latest one wins, so a lost Admission
+//! has no lasting effect. The acceptor sends no data before it has received Begin: until then the
+//! dialler may not know that it was admitted. The Hello also carries the byte counts of the
+//! connection that this one replaces.
 //!
-//! Both prove the job's secret over the other's nonce, so neither an overheard handshake nor a
-//! daemon of another job or epoch gets through (TRUST). No message of the other side decides how
-//! much memory is allocated.
+//! Both sides prove the job's secret over the other's nonce, so neither a replayed handshake nor a
+//! daemon of another job or epoch succeeds (TRUST). No message of the other side decides how much
+//! memory is allocated.
 
 use gradwire_proto::{
     Epoch, JobId, NodeId, Secret,
@@ -26,7 +26,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::frame::Totals;
 
-/// The most connections that one lane has with a peer.
+/// The limit of connections that one lane has with a peer.
 pub(crate) const MAX_STREAMS: u32 = 16;
 
 const MAGIC: [u8; 8] = *b"GRADWIRE";
@@ -40,7 +40,7 @@ pub enum HandshakeError {
     /// The connection itself failed.
     #[error("the connection broke during the handshake: {0}")]
     Io(#[from] std::io::Error),
-    /// The other side is no Gradwire daemon of this version.
+    /// The other side is not a Gradwire daemon of this version.
     #[error("the other side does not speak version {VERSION} of Gradwire's data protocol")]
     NotGradwire,
     /// The other side is a daemon of another job, epoch or node.
@@ -62,7 +62,7 @@ pub enum Admission {
     Granted = 0,
     /// The dialler's proof is wrong.
     Secret = 1,
-    /// There is such a connection already, of the same attempt or a later one.
+    /// This connection already exists, from the same attempt or a later one.
     Taken = 2,
 }
 
@@ -71,7 +71,7 @@ impl std::fmt::Display for Admission {
         f.write_str(match self {
             Self::Granted => "granted",
             Self::Secret => "the secrets differ",
-            Self::Taken => "there is such a connection already",
+            Self::Taken => "this connection already exists",
         })
     }
 }
@@ -87,7 +87,7 @@ pub struct Identity {
     pub epoch: Epoch,
     /// This node.
     pub node: NodeId,
-    /// How many nodes there are.
+    /// The number of nodes.
     pub nodes: u32,
     /// The number of data threads of each node. Connection n belongs to thread n modulo this
     /// number.
@@ -99,12 +99,12 @@ pub struct Identity {
 pub struct ConnectionId {
     /// The node at the other end.
     pub peer: NodeId,
-    /// Its number among the connections with that node. The dialler decides how many there are.
+    /// Its number among the connections with that node; the dialler chooses how many there are.
     pub number: u32,
 }
 
 impl ConnectionId {
-    /// The lane that it belongs to, and its number among those of that lane.
+    /// Its lane, and its number among the connections of that lane.
     pub(crate) fn place(self, lanes: u32) -> (u32, u32) {
         (self.number % lanes, self.number / lanes)
     }
@@ -113,9 +113,9 @@ impl ConnectionId {
 /// An attempt to make a connection, and what it replaces.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Attempt {
-    /// Attempts of one dialler to make one connection have ascending numbers.
+    /// Attempts to make the same connection have ascending numbers.
     pub number: u32,
-    /// The bytes that the earlier connections have carried, as the dialler has counted them.
+    /// The bytes that the earlier connections have carried, as counted by the dialler.
     pub totals: Totals,
 }
 
@@ -151,7 +151,7 @@ fn hello(
 /// Authenticates the acceptor on a new connection to `id.peer`.
 ///
 /// # Errors
-/// [`HandshakeError`]; the connection can't be used then.
+/// [`HandshakeError`]; then the connection can't be used.
 pub async fn dial<S>(
     stream: &mut S,
     me: &Identity,
@@ -181,11 +181,11 @@ where
     }
 }
 
-/// Authenticates the dialler. `admit` decides whether this attempt gets the connection. It is the
-/// last to use the connection before the other side may send.
+/// Authenticates the dialler. `admit` decides whether this attempt gets the connection. It is
+/// called before the other side may send data.
 ///
 /// # Errors
-/// [`HandshakeError`]; the connection can't be used then.
+/// [`HandshakeError`]; then the connection can't be used.
 pub async fn accept<S>(
     stream: &mut S,
     me: &Identity,
@@ -213,7 +213,7 @@ where
     if received != expected || id.peer.0 >= me.nodes || id.number >= me.lanes * MAX_STREAMS {
         let epoch = long(12);
         return Err(HandshakeError::WrongPeer(format!(
-            "it says node {} to node {}, connection {}, epoch {epoch}",
+            "its Hello is from node {} to node {}, connection {}, epoch {epoch}",
             id.peer,
             word(24),
             id.number
@@ -296,15 +296,15 @@ mod tests {
         Attempt { number: 7, totals: Totals { written: 5 << 40, read: 6 << 33 } };
 
     #[tokio::test]
-    async fn two_nodes_of_one_job_find_each_other() {
+    async fn two_nodes_of_one_job_connect() {
         let (dialled, accepted) = shake(identity(0), identity(1), ID, true).await;
         dialled.unwrap();
         assert_eq!(accepted.unwrap(), (ConnectionId { peer: NodeId(0), number: 1 }, ATTEMPT));
     }
 
-    /// What `admit` does to a connection is done before its first byte can arrive.
+    /// `admit` has finished before the first byte of data can arrive.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn the_dialler_may_not_send_before_it_is_admitted() {
+    async fn the_dialler_waits_for_its_admission() {
         let (mut a, mut b) = tokio::io::duplex(4096);
         let welcomed = Arc::new(AtomicBool::new(false));
         let dialler = {
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn another_job_epoch_or_addressee_is_a_stranger() {
+    async fn another_job_epoch_or_node_is_refused() {
         let other_job = Identity { job: JobId::new("other").unwrap(), ..identity(0) };
         let other_epoch = Identity { epoch: Epoch(4), ..identity(0) };
         for dialler in [other_job, other_epoch, identity(7)] {
@@ -350,17 +350,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_second_connection_is_refused_with_the_reason() {
+    async fn a_duplicate_connection_is_refused() {
         let (dialled, _) = shake(identity(0), identity(1), ID, false).await;
         assert_eq!(
             dialled.unwrap_err().to_string(),
-            "the other side refused the connection: there is such a connection already"
+            "the other side refused the connection: this connection already exists"
         );
     }
 
     /// Before the dialler has sent Begin, it may not know that it was accepted.
     #[tokio::test]
-    async fn who_does_not_begin_has_no_connection() {
+    async fn a_dialler_that_does_not_begin_is_dropped() {
         let (mut a, mut b) = tokio::io::duplex(4096);
         let cut = async {
             let nonce = nonce();
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn other_protocols_and_cut_hellos_end_it() {
+    async fn other_protocols_and_short_hellos_are_refused() {
         for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096], &MAGIC] {
             let (mut a, mut b) = tokio::io::duplex(8192);
             a.write_all(bytes).await.unwrap();

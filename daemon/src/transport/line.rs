@@ -1,5 +1,4 @@
-//! The rate of this host's line: what the settings say, or else what the interface says that
-//! carries the data plane.
+//! The rate of this host's line: from the settings, or else from the interface of the data plane.
 
 use std::{
     fs,
@@ -9,21 +8,18 @@ use std::{
 
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 
-/// Bytes per second of a megabit per second.
+/// A megabit per second, in bytes per second.
 const MBIT: u64 = 1_000_000 / 8;
 
-/// Where the rate of the line is to be found.
 #[derive(Debug)]
 pub(crate) enum Line {
-    /// In the settings, in Mbit/s.
+    /// In Mbit/s.
     Given(u32),
-    /// In this file of the interface.
+    /// This file of the interface.
     Interface(PathBuf),
-    /// The interface is not known.
     Unknown,
 }
 
-/// Whether an interface has this address.
 fn has(interface: &InterfaceAddress, address: IpAddr) -> bool {
     let Some(own) = &interface.address else { return false };
     let v4 = own.as_sockaddr_in().map(|own| IpAddr::V4(*SocketAddrV4::from(*own).ip()));
@@ -32,8 +28,8 @@ fn has(interface: &InterfaceAddress, address: IpAddr) -> bool {
 }
 
 impl Line {
-    /// The line that carries this address of the host; `given` is the rate in Mbit/s, if the
-    /// settings have one.
+    /// The line with this address of the host; `given` is the rate in Mbit/s, if the settings have
+    /// one.
     pub(crate) fn of(address: IpAddr, given: Option<u32>) -> Self {
         if let Some(rate) = given {
             return Self::Given(rate);
@@ -46,13 +42,13 @@ impl Line {
         })
     }
 
-    /// Mbit/s; 0 if that is not known.
+    /// The rate in Mbit/s; 0 if unknown.
     pub(crate) fn mbit(&self) -> u32 {
         self.rate().map_or(0, |rate| u32::try_from(rate / MBIT).unwrap_or(u32::MAX))
     }
 
-    /// Bytes per second. `None` if that is not known: a loopback has no rate, and virtual
-    /// interfaces often say -1. It may change, where another cable is plugged in.
+    /// The rate in bytes per second. `None` if unknown: loopback has no rate, and virtual
+    /// interfaces often report -1. It may change if another cable is plugged in.
     pub(crate) fn rate(&self) -> Option<u64> {
         match self {
             Self::Given(mbit) => Some(u64::from(*mbit) * MBIT),
@@ -70,11 +66,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_interface_is_that_of_the_address() {
+    fn the_address_determines_the_interface() {
         let loopback = Line::of(IpAddr::from([127, 0, 0, 1]), None);
         let Line::Interface(path) = &loopback else { panic!("{loopback:?}") };
         assert_eq!(path.to_str(), Some("/sys/class/net/lo/speed"));
-        // Anything may claim a rate of 0 or -1, but a loopback claims none at all.
+        // Other interfaces may report 0 or -1, but loopback has no rate at all.
         assert_eq!(loopback.rate(), None);
         let nobody = Line::of(IpAddr::from([192, 0, 2, 1]), None);
         assert!(matches!(nobody, Line::Unknown), "{nobody:?}");
@@ -82,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_comes_first_and_nonsense_is_no_rate() {
+    fn given_rates_come_first_and_must_be_valid() {
         let given = Line::of(IpAddr::from([127, 0, 0, 1]), Some(1000));
         assert_eq!((given.rate(), given.mbit()), (Some(125_000_000), 1000));
         let file = std::env::temp_dir().join(format!("gwtest-speed-{}", std::process::id()));

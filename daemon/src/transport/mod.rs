@@ -1,11 +1,11 @@
-//! Bytes between nodes: TCP, some connections per lane and pair of nodes.
+//! Moves bytes between nodes: TCP, with a few connections per lane and pair of nodes.
 //!
 //! - [`frame`]: the format on the wire
 //! - [`handshake`]: how two daemons authenticate each other
-//! - `connections`: which connections are dialled, and when they are dialled again (pure)
-//! - `window`: how large a connection's buffers are (pure)
+//! - `connections`: decides which connections are dialled, and when they are dialled again (pure)
+//! - `window`: the sizes of a connection's buffers (pure)
 //! - `line`: the rate of this host's line
-//! - `paths`: what the system knows of the paths to the peers
+//! - `paths`: the system's measurements of the paths to the peers
 //! - `stream`: one connection
 
 pub(crate) mod connections;

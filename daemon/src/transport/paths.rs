@@ -1,11 +1,11 @@
-//! What the system knows of the line of this host and of the paths to the peers: how long a round
-//! trip takes, how many packets were sent, and how many of them again.
+//! The system's measurements of this host's line and of the paths to the peers: round trips,
+//! packets sent, and retransmissions.
 //!
-//! A scrape reads it from the sockets, and once more whoever closes one, so nothing is lost with a
-//! connection. Lanes pay nothing for it. A scrape holds a socket while it reads it. So it never
-//! reads a descriptor that has been closed and belongs to something else (TRUST); at worst it
-//! closes the socket instead of its lane, some microseconds later. An event that such a socket
-//! still causes may reach the connection that replaces it, which then looks once in vain.
+//! A scrape reads them from the sockets; they are read once more when a socket is closed, so
+//! nothing is lost with a connection. Lanes have no cost from this. A scrape holds a socket while
+//! it reads it, so it never reads a descriptor that has been closed and reused (TRUST); at worst
+//! the scrape closes the socket instead of its lane, some microseconds later. A late event of such
+//! a socket may reach the connection that replaces it, which then checks its socket once in vain.
 
 use std::{
     collections::BTreeMap,
@@ -21,14 +21,14 @@ use parking_lot::Mutex;
 use super::line::Line;
 use crate::metrics::{self, PathMetrics};
 
-/// The packets of a connection that have been counted, as the system counts them.
+/// The packets of a connection that have already been counted, as the system counts them.
 #[derive(Debug, Default)]
 struct Counted {
     packets: u32,
     retransmits: u32,
 }
 
-/// The socket of a data connection. The last one who drops it closes it.
+/// The socket of a data connection. The last drop closes it.
 #[derive(Debug)]
 pub(crate) struct DataSocket {
     pub(crate) socket: TcpStream,
@@ -37,11 +37,11 @@ pub(crate) struct DataSocket {
 }
 
 impl DataSocket {
-    /// Counts the packets since the last call. Returns the round trip, if there has been one.
+    /// Counts the packets since the last call. Returns the round trip, if it is known.
     fn look(&self) -> Option<Duration> {
         let now = gradwire_net::path(&self.socket).ok()?;
         let mut counted = self.counted.lock();
-        // The counts of the system wrap.
+        // The system's counts wrap around.
         let since = |now: u32, before: &mut u32| now.wrapping_sub(std::mem::replace(before, now));
         let packets = since(now.packets, &mut counted.packets);
         self.path.sent(packets, since(now.retransmits, &mut counted.retransmits));
@@ -55,22 +55,20 @@ impl Drop for DataSocket {
     }
 }
 
-/// The paths to all peers of this node.
 #[derive(Debug)]
 pub(crate) struct Paths {
     hosts: Arc<[String]>,
     line: Line,
-    /// The sockets that exist.
     sockets: Mutex<Vec<Weak<DataSocket>>>,
 }
 
 impl Paths {
-    /// Without connections. The hosts are those of all nodes, and the line is this host's.
+    /// No connections yet. `hosts` are those of all nodes, and `line` is this host's.
     pub(crate) fn new(hosts: Arc<[String]>, line: Line) -> Self {
         Self { hosts, line, sockets: Mutex::default() }
     }
 
-    /// The socket of a new connection with a peer, which scrapes see from now on.
+    /// Adds the socket of a new connection with a peer.
     pub(crate) fn watch(&self, peer: NodeId, socket: TcpStream) -> Arc<DataSocket> {
         let path = PathMetrics::new(host_label(peer.index(), &self.hosts[peer.index()]));
         let socket = Arc::new(DataSocket { socket, path, counted: Mutex::default() });
@@ -79,10 +77,8 @@ impl Paths {
         sockets.push(Arc::downgrade(&socket));
         socket
     }
-}
 
-impl Paths {
-    /// The packets that all connections which exist have sent again.
+    /// The retransmitted packets of all existing connections.
     pub(crate) fn retransmits(&self) -> u64 {
         let sockets: Vec<Weak<DataSocket>> = self.sockets.lock().clone();
         let sockets = sockets.iter().filter_map(Weak::upgrade);
@@ -90,7 +86,7 @@ impl Paths {
         paths.map(|path| u64::from(path.retransmits)).sum()
     }
 
-    /// Bytes per second of the line of this host, if that is known.
+    /// The rate of this host's line in bytes per second, if known.
     pub(crate) fn line_rate(&self) -> Option<u64> {
         self.line.rate()
     }
@@ -98,7 +94,7 @@ impl Paths {
 
 impl Collect for Paths {
     fn collect(&self) {
-        // A lane that makes a connection does not wait for the system calls.
+        // Cloned, so that a lane that makes a connection does not wait for the system calls.
         let sockets: Vec<Weak<DataSocket>> = self.sockets.lock().clone();
         let mut slowest: BTreeMap<String, (Duration, PathMetrics)> = BTreeMap::new();
         for socket in sockets.iter().filter_map(Weak::upgrade) {
@@ -136,9 +132,9 @@ mod tests {
         (there, paths.watch(NodeId(1), TcpStream::from_std(here)))
     }
 
-    /// CLEAN: a scrape keeps no socket, and what is closed meanwhile is not read.
+    /// CLEAN: a scrape keeps no socket, and does not read sockets that were closed meanwhile.
     #[test]
-    fn connections_may_come_and_go_while_they_are_read() {
+    fn scrapes_survive_closing_connections() {
         let paths = Arc::new(Paths::new(["a".to_owned(), "b".to_owned()].into(), Line::Unknown));
         let scraping = paths.clone();
         let scrapes = thread::spawn(move || (0..2000).for_each(|_| scraping.collect()));

@@ -1,8 +1,8 @@
-//! One connection: the chunk that is being sent on it, and the frame that is being read.
+//! One connection: the frame that is being sent on it, and the frame that is being received.
 //!
-//! It makes as few system calls as the bytes allow: a header is sent with its payload, and received
-//! with the end of the payload before it. A call that moves less than it was asked to shows that
-//! the socket is full or empty. So it is not tried again before the next event.
+//! It makes as few system calls as possible: a header is sent with its payload, and received with
+//! the end of the previous payload. A call that moves less than requested shows that the socket is
+//! full or empty, so it is not tried again before the next event.
 
 use std::{
     io::{self, ErrorKind, IoSliceMut, Read},
@@ -27,14 +27,13 @@ pub(crate) enum StreamError {
     Closed,
     #[error("the connection broke: {0}")]
     Io(#[from] io::Error),
-    #[error("the peer sent nonsense: {0}")]
+    #[error("the peer sent invalid data: {0}")]
     Frame(#[from] FrameError),
 }
 
-/// The result of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// Something was moved; another call may move more.
+    /// Data was moved; another call may move more.
     Moved,
     /// Nothing can be moved until a socket or a piece changes.
     Idle,
@@ -46,14 +45,13 @@ impl Turn {
     }
 }
 
-/// A chunk of data that a frame carries, and the number that the user has for it.
+/// A chunk of data in a frame, and the step that it belongs to.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Chunk {
     pub(crate) header: Header,
     pub(crate) step: u32,
 }
 
-/// Where the payload of outgoing frames comes from.
 pub(crate) trait Source {
     /// The bytes of a chunk, starting from its byte `from`.
     fn payload(&self, chunk: &Chunk, from: u64) -> Bytes<'_>;
@@ -63,7 +61,6 @@ pub(crate) trait Source {
     fn sent(&mut self, chunk: &Chunk);
 }
 
-/// Where the payload of an incoming frame goes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Target {
     pub(crate) step: u32,
@@ -71,12 +68,10 @@ pub(crate) struct Target {
     pub(crate) is_direct: bool,
 }
 
-/// Receives incoming frames.
 pub(crate) trait Sink {
     type Error: From<StreamError>;
-    /// A notice was received.
     fn notice(&mut self, notice: Notice) -> Result<(), Self::Error>;
-    /// The place for the payload of a frame; `None` while the frame has to wait.
+    /// The destination of a frame's payload; `None` while the frame must wait.
     fn admit(&mut self, header: &Header) -> Result<Option<Target>, Self::Error>;
     /// The memory for the whole payload of a frame.
     fn memory(&mut self, header: &Header, target: Target) -> &mut [u8];
@@ -88,22 +83,20 @@ pub(crate) trait Sink {
     fn take(&mut self, header: &Header, target: Target, payload: &mut Vec<u8>);
 }
 
-/// A frame that is being sent.
 #[derive(Debug)]
 pub(crate) struct OutgoingFrame {
     header: [u8; HEADER_BYTES],
     header_sent: usize,
-    /// The data after the header, and how much of it was sent. A notice has no data.
+    /// The data after the header, and how many of its bytes were sent. A notice has no data.
     payload: Option<(Chunk, u64)>,
 }
 
 impl OutgoingFrame {
-    /// A frame with data.
     pub(crate) fn chunk(chunk: Chunk) -> Self {
         Self { header: chunk.header.encode(), header_sent: 0, payload: Some((chunk, 0)) }
     }
 
-    /// A frame that is only a header.
+    /// A frame with only a header.
     pub(crate) fn bare(header: [u8; HEADER_BYTES]) -> Self {
         Self { header, header_sent: 0, payload: None }
     }
@@ -111,11 +104,10 @@ impl OutgoingFrame {
 
 #[derive(Debug, Clone, Copy)]
 enum Incoming {
-    /// So many bytes of the next header were received.
+    /// `filled` bytes of the next header were received.
     Header {
         filled: usize,
     },
-    /// A frame that has not been admitted yet.
     Waiting(Header),
     Payload {
         header: Header,
@@ -124,26 +116,25 @@ enum Incoming {
     },
 }
 
-/// One connection to a peer.
 #[derive(Debug)]
 pub(crate) struct Stream {
     socket: Arc<DataSocket>,
     readable: bool,
     pub(crate) writable: bool,
-    /// The peer will send no more. What has arrived has to be read to its end, for which the socket
-    /// gives no further event.
+    /// The peer will send no more. The data that has arrived must be read to its end without
+    /// further events of the socket.
     closing: bool,
-    /// Why nothing can be sent any more. What had arrived before can still be read.
+    /// Why nothing can be sent any more. Data that had arrived can still be read.
     broken: Option<io::Error>,
     outgoing: Option<OutgoingFrame>,
     incoming: Incoming,
     header: [u8; HEADER_BYTES],
     scratch: Vec<u8>,
-    /// The size of the send buffer, where the daemon chooses it.
+    /// The size of the send buffer, if the daemon chooses it.
     window: Option<Window>,
     /// The counts, including those of the connections that this one replaces.
     totals: Totals,
-    /// How many bytes had been written when the last chunk was.
+    /// How many bytes had been written after the last chunk.
     chunks_end: u64,
     /// How many of these bytes the peer's system had acknowledged at the last check.
     acknowledged: u64,
@@ -151,7 +142,7 @@ pub(crate) struct Stream {
 
 impl Stream {
     /// A connection that has passed its handshake. Its send buffer has the size of `window` and
-    /// grows as far as the path needs it; without `window` it stays as it is. `totals` are the
+    /// grows as far as the path needs it; without `window` it is not changed. `totals` are the
     /// counts of the earlier connections, which have left `unsent`.
     pub(crate) fn new(
         socket: Arc<DataSocket>,
@@ -176,7 +167,7 @@ impl Stream {
         }
     }
 
-    /// The socket has changed.
+    /// Handles an event of the socket.
     pub(crate) fn notice(&mut self, event: &Event) {
         self.closing |= event.is_read_closed();
         self.readable |= event.is_readable() || self.closing;
@@ -188,7 +179,7 @@ impl Stream {
         }
     }
 
-    /// Nothing can be sent any more. What has arrived is read to its end.
+    /// Nothing can be sent any more. Data that has arrived is read to its end.
     fn breaks(&mut self, error: io::Error) {
         self.broken.get_or_insert(error);
         self.writable = false;
@@ -204,8 +195,8 @@ impl Stream {
         self.totals
     }
 
-    /// Ends the connection. Returns the frame of which nothing has been sent yet, if there is one;
-    /// the outer `None` if a frame is under way in either direction.
+    /// Ends the connection. Returns the frame that has not been started yet, if there is one; the
+    /// outer `None` if a frame is in flight in either direction.
     pub(crate) fn end(self) -> Option<Option<OutgoingFrame>> {
         let has_begun = |out: &OutgoingFrame| out.header_sent > 0;
         let between = matches!(self.incoming, Incoming::Header { filled: 0 })
@@ -219,7 +210,7 @@ impl Stream {
     }
 
     /// Whether the peer's system has acknowledged more of the pieces' data since the last check.
-    /// Notices don't count: the system of a stopped peer acknowledges them, too.
+    /// Notices don't count, because the system of a stopped peer also acknowledges them.
     pub(crate) fn has_been_acknowledged(&mut self) -> bool {
         if self.acknowledged == self.chunks_end {
             return false;
@@ -231,24 +222,24 @@ impl Stream {
         more
     }
 
-    /// The peer has replaced this connection. What has arrived is read to its end.
+    /// The peer has replaced this connection. Data that has arrived is read to its end.
     pub(crate) fn is_replaced(&mut self) {
         self.breaks(ErrorKind::ConnectionReset.into());
     }
 
-    /// Whether it can be given a frame to send.
+    /// Whether it can take a frame to send.
     pub(crate) fn is_free(&self) -> bool {
         self.outgoing.is_none()
     }
 
-    /// Gives it a frame to send.
+    /// Takes a frame to send.
     pub(crate) fn carry(&mut self, frame: OutgoingFrame) {
         debug_assert!(self.is_free());
         self.outgoing = Some(frame);
     }
 
-    /// Sends its frame, as far as possible. If the connection broke, that is reported once
-    /// everything that had arrived is read.
+    /// Sends its frame as far as possible. If the connection broke, this is reported once all data
+    /// that had arrived is read.
     pub(crate) fn send(&mut self, source: &mut impl Source) -> Turn {
         let Some(out) = &mut self.outgoing else { return Turn::Idle };
         let header = &out.header[out.header_sent..];
@@ -293,7 +284,7 @@ impl Stream {
         Turn::Moved
     }
 
-    /// Receives what has arrived, at most to the end of one frame.
+    /// Receives data that has arrived, at most to the end of one frame.
     pub(crate) fn receive<S: Sink>(&mut self, sink: &mut S, epoch: u32) -> Result<Turn, S::Error> {
         loop {
             match self.incoming {
@@ -353,7 +344,7 @@ impl Stream {
             }
             &mut self.scratch[filled..length]
         };
-        // The next header, which has often arrived already, is read together with it.
+        // The next header has often arrived already, so it is read together with the payload.
         let wants = memory.len() + HEADER_BYTES;
         let mut parts = [IoSliceMut::new(memory), IoSliceMut::new(&mut self.header)];
         let read = read(&self.socket.socket, &mut self.readable, self.closing, &mut parts, wants);
@@ -377,20 +368,20 @@ impl Stream {
         Ok(Turn::Moved)
     }
 
-    /// Why it ended: the error that was seen first.
+    /// Why the connection ended: the first error.
     fn cause(&mut self, error: StreamError) -> StreamError {
         self.broken.take().map_or(error, StreamError::Io)
     }
 }
 
-/// Asks for a larger send buffer, which the system then reports as twice as large. Returns false
-/// when the system does not grant all of it: that costs speed, and is not a failure.
+/// Requests a larger send buffer; the system reports twice its size. Returns false if the system
+/// does not grant all of it, which only costs speed.
 fn grow(socket: &SockRef<'_>, size: usize) -> bool {
     let granted = socket.set_send_buffer_size(size).and_then(|()| socket.send_buffer_size());
     granted.is_ok_and(|granted| granted >= 2 * size)
 }
 
-/// Reads into `parts`, which have room for `wants` bytes; `None` when nothing is there.
+/// Reads into `parts`, which have room for `wants` bytes; `None` if no data is available.
 fn read(
     mut socket: &TcpStream,
     readable: &mut bool,

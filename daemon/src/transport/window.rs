@@ -1,54 +1,53 @@
-//! How large a connection's buffers are. Pure.
+//! The sizes of a connection's buffers. Pure.
 //!
-//! The automatic buffers of the system grow until the queue of the line overflows. Then the sender
-//! repeats what was lost, and what waits in memory has left the cache when it is read. The sender's
-//! buffer bounds the bytes under way. So it is small at first and grows only as far as the path
-//! needs it: to twice the bytes under way at the measured rate, as long as that makes the rate
-//! grow. Where the path is the limit, the product of rate and round trip is constant, and so is the
-//! buffer.
+//! The system's automatic buffers grow until the queue of the line overflows. Then the sender
+//! retransmits, and data that waits in memory has left the cache when it is read. The sender's
+//! buffer bounds the bytes in flight. So it is small at first and grows only as far as the path
+//! needs it: to twice the bytes in flight at the measured rate, as long as that increases the rate.
+//! If the path is the limit, the product of rate and round trip is constant, and so is the buffer.
 //!
-//! The receiver's buffer has to be chosen before the first byte arrives, when only the round trip
-//! is known. It is large enough for any sender.
+//! The receiver's buffer must be chosen before the first byte arrives, when only the round trip is
+//! known. It is large enough for any sender.
 
 use std::time::{Duration, Instant};
 
 /// The first size of the buffers of all connections with a peer together, in bytes: enough for 10
-/// Gbit/s over a millisecond. A quarter of it slowed a line with such a delay down. Twice as much
-/// lost packets at the queue of the line, and so did the automatic buffers.
+/// Gbit/s with a round trip of a millisecond. A quarter of this slowed such a line down. Twice as
+/// much lost packets at the queue of the line, and so did the automatic buffers.
 const INITIAL_TOTAL: usize = 2 << 20;
 
-/// The smallest first size of a buffer: less costs calls, and gains nothing.
+/// The minimum first size of a buffer, in bytes: a smaller one costs system calls, and gains
+/// nothing.
 const MIN_INITIAL: usize = 256 << 10;
 
-/// The fastest line that a receiver's buffer is made for, in bytes per second: 25 Gbit/s. The
-/// system grants twice what it is asked for, which is enough for 40 Gbit/s.
+/// The fastest line for a receiver's buffer, in bytes per second: 25 Gbit/s. The system grants
+/// twice the requested size, which is enough for 40 Gbit/s.
 const MAX_RATE: f64 = 25e9 / 8.0;
-/// More than a system grants, and within what it can be asked for. A peer that is slow in the
-/// handshake makes its round trip as long as it likes (TRUST).
+/// The limit of a receiver's buffer, in bytes: more than a system grants, but a valid request. A
+/// peer that delays the handshake can make its round trip as long as it likes (TRUST).
 const MAX_SIZE: f64 = (1 << 30) as f64;
 
-/// A rate is measured over so many buffers, because the first one is filled at once.
+/// A rate is measured over this many buffers, because the first one is filled immediately.
 const SAMPLE: u64 = 8;
 
-/// A send buffer.
 #[derive(Debug, Clone)]
 pub(crate) struct Window {
     round_trip: Duration,
     size: u64,
-    /// Set when the system grants no more.
+    /// Set when the system has not granted more.
     at_most: bool,
     moved: u64,
     since: Instant,
 }
 
 impl Window {
-    /// The first size of each buffer, in bytes, with so many connections with a peer.
+    /// The first size of each buffer, in bytes, for `connections` connections with a peer.
     pub(crate) fn initial(connections: u32) -> usize {
         (INITIAL_TOTAL / connections.max(1) as usize).max(MIN_INITIAL)
     }
 
-    /// The size of a receive buffer, in bytes, with so many connections with a peer and this round
-    /// trip. The system may grant less.
+    /// The size of a receive buffer, in bytes, for `connections` connections with a peer and this
+    /// round trip. The system may grant less.
     pub(crate) fn receive_buffer(connections: u32, round_trip: Duration) -> usize {
         let under_way = MAX_RATE * round_trip.as_secs_f64() / f64::from(connections.max(1));
         Self::initial(connections).max(under_way.min(MAX_SIZE) as usize)
@@ -59,7 +58,7 @@ impl Window {
         Self { round_trip, size: size as u64, at_most: false, moved: 0, since: now }
     }
 
-    /// Bytes have moved. Returns the size that the buffer should grow to, if it should.
+    /// Bytes have moved. Returns the size to which the buffer should grow, if it should.
     pub(crate) fn moved(&mut self, bytes: usize, now: Instant) -> Option<usize> {
         self.moved += bytes as u64;
         if self.at_most || self.moved < SAMPLE * self.size {
@@ -70,7 +69,7 @@ impl Window {
         self.moved = 0;
         self.since = now;
         let wanted = 2.0 * rate * self.round_trip.as_secs_f64();
-        // Step by step: the effect of a larger buffer on the rate is only known once it is used.
+        // At most doubled: the effect on the rate is only known once the buffer is used.
         let wanted = wanted.min(2.0 * self.size as f64) as u64;
         (wanted > self.size + self.size / 4).then(|| {
             self.size = wanted;
@@ -78,7 +77,7 @@ impl Window {
         })
     }
 
-    /// The system has not granted what was asked for: no more is asked for.
+    /// The system has not granted a request, so no more are made.
     pub(crate) fn settle(&mut self) {
         self.at_most = true;
     }
@@ -103,21 +102,21 @@ mod tests {
     }
 
     #[test]
-    fn a_short_path_keeps_the_smallest() {
+    fn a_short_path_keeps_the_first_size() {
         assert_eq!(settled(1.25e9, Duration::from_micros(100)), SIZE as u64);
         assert_eq!(settled(125e6, Duration::from_millis(2)), SIZE as u64);
     }
 
     #[test]
-    fn a_long_path_gets_what_is_under_way_twice_and_no_more() {
+    fn a_long_path_gets_twice_the_bytes_in_flight() {
         let product = 1.25e9 * 0.02;
         let size = settled(1.25e9, Duration::from_millis(20)) as f64;
         assert!(size >= 1.5 * product && size <= 2.1 * product, "{size}");
     }
 
     #[test]
-    fn a_receiver_holds_no_line_back() {
-        // A peer that delays the handshake gets no more than can be asked for.
+    fn a_receive_buffer_does_not_limit_the_rate() {
+        // A peer that delays the handshake gets no more than the limit.
         assert_eq!(Window::receive_buffer(1, Duration::from_secs(3)), 1 << 30);
         assert_eq!(Window::receive_buffer(2, Duration::from_micros(100)), SIZE);
         let far = Duration::from_millis(10);
@@ -129,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_system_does_not_give_is_not_asked_for_again() {
+    fn a_refused_size_is_not_requested_again() {
         let mut now = Instant::now();
         let mut window = Window::new(SIZE, Duration::from_secs(1), now);
         let mut asked = 0;
@@ -144,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_time_makes_nothing_grow() {
+    fn an_idle_connection_does_not_grow() {
         let mut now = Instant::now();
         let mut window = Window::new(SIZE, Duration::from_millis(1), now);
         for _ in 0..100 {

@@ -1,4 +1,4 @@
-//! What a local rank does with its time, for metrics and reports. It is read when somebody looks.
+//! How a local rank spends its time, for metrics and reports. It is read on demand.
 
 use std::{
     sync::OnceLock,
@@ -12,33 +12,31 @@ use parking_lot::Mutex;
 
 use crate::metrics::RankMetrics;
 
-/// What a local rank does with its time.
+/// How a local rank spends its time.
 #[derive(Debug)]
 pub(crate) struct RankActivity {
     rank: Rank,
     activity: Activity,
     metrics: RankMetrics,
-    /// Shown from the first step on, and from the second one on.
+    /// Shown from the first step on, and from the second step on.
     since_step: OnceLock<Gauge>,
     step: OnceLock<Gauge>,
     total: Mutex<Total>,
 }
 
-/// What a local rank has done since it is here.
+/// The activity of a local rank since it attached.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Total {
-    /// Steps of the program.
     pub(crate) steps: u64,
-    /// Time in which some thread was blocked in a wait.
+    /// The time in which a thread was blocked in a wait.
     pub(crate) blocked: Duration,
-    /// When it made its last step.
     pub(crate) last_step: Option<Instant>,
-    /// The time per step, over its last steps. Until the next one, what was measured last counts.
+    /// The time per step of its last steps; kept until the next step.
     pub(crate) step: Option<Duration>,
 }
 
 impl Total {
-    /// Adds what was seen at some moment.
+    /// Adds the progress seen at `now`.
     fn add(&mut self, progress: &Progress, now: Instant) {
         let last_step = progress.since_step.and_then(|since| now.checked_sub(since));
         let made = u32::try_from(progress.steps).unwrap_or(u32::MAX);
@@ -58,7 +56,7 @@ impl RankActivity {
         Self { rank, activity, metrics, since_step, step, total }
     }
 
-    /// Adds what is new to the metrics, and returns what there is in total.
+    /// Adds new progress to the metrics, and returns the total.
     pub(crate) fn look(&self) -> Total {
         let mut total = self.total.lock();
         let progress = self.activity.look();
@@ -77,8 +75,7 @@ impl RankActivity {
 }
 
 impl Drop for RankActivity {
-    /// The rank has left: its last values would look like those of one that makes no steps any
-    /// more.
+    /// The rank has left: its last values would look like those of a rank that makes no more steps.
     fn drop(&mut self) {
         for gauge in [&self.since_step, &self.step].into_iter().filter_map(OnceLock::get) {
             gauge.set(f64::NAN);
@@ -91,11 +88,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_per_step_is_that_of_the_last_steps() {
+    fn the_time_per_step_is_of_the_last_steps() {
         let began = Instant::now();
         let ms = Duration::from_millis;
         let mut total = Total::default();
-        // How many steps were new, how long ago the last one was, and when somebody looked.
+        // The new steps, the time since the last one, the time of the look, and the time per step.
         for (steps, since, at, step) in [
             (0, None, 0, None),
             (3, Some(200), 1000, None),

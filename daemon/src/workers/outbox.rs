@@ -1,29 +1,26 @@
-//! The messages to a worker over its socket, in order and without waiting for it.
+//! Sends messages to a worker over its socket, in order and without waiting for it.
 //!
-//! A worker that is stopped for a while, or busy, does not read. The socket holds some messages for
-//! it, and the rest is kept here: no failure is lost (TELL), and no thread of the daemon waits
-//! (WAIT). What is kept has a limit (BOUND). A worker that does not read for long is lost by its
-//! heartbeats anyway.
+//! A worker that is busy, or stopped for a while, does not read. The socket holds some messages for
+//! it, and the rest is kept here, up to a limit (BOUND): no failure is lost (TELL), and no thread
+//! of the daemon waits (WAIT). A worker that does not read for long also misses its heartbeats, and
+//! is lost.
 
 use std::{collections::VecDeque, io, net::Shutdown, os::unix::net::UnixStream};
 
 use gradwire_proto::pb;
 use gradwire_shm::handover;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use prost::Message;
 use rustix::{io::Errno, net::SendFlags};
 
-/// The most bytes that are kept for a worker: enough for a failure with a table of all ranks, for
-/// each operation that it may have in flight.
+/// The limit of kept messages, in bytes: enough for a failure with a table of all ranks for each
+/// operation that a worker may have in flight.
 const MAX_KEPT: usize = 32 << 20;
 
-/// Why a message can't reach a worker.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OutboxError {
-    /// It does not read.
-    #[error("it does not read its messages: {bytes} bytes wait for it")]
+    #[error("it does not read its messages: {bytes} bytes are waiting")]
     Full { bytes: usize },
-    /// The message can't be sent.
     #[error("a message for it can't be sent: {0}")]
     Invalid(io::Error),
 }
@@ -33,13 +30,11 @@ struct Kept {
     frames: VecDeque<Vec<u8>>,
     /// Bytes of the first frame that were sent.
     sent: usize,
-    /// Bytes of all frames.
     bytes: usize,
-    /// The worker is gone.
     closed: bool,
 }
 
-/// The way to one worker.
+/// The messages to one worker.
 #[derive(Debug)]
 pub(crate) struct Outbox {
     socket: UnixStream,
@@ -51,24 +46,19 @@ impl Outbox {
         Self { socket, kept: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock()
-    }
-
     /// Sends a message, or keeps it. A message for a worker that is gone is dropped: the thread
-    /// that reads from the worker notices that, after the last messages of the worker.
+    /// that reads the worker's messages notices its end after the last of them.
     ///
     /// # Errors
-    /// [`OutboxError`]: the worker will never get the message. Where that is because it does not
-    /// read, it won't get those before either; the queue is cleared, so the last message of the job
-    /// fits.
+    /// [`OutboxError`]: the worker will never get the message. If it does not read, the earlier
+    /// messages are dropped, too, to make room for the last message of the job.
     pub(crate) fn send(&self, message: pb::daemon_message::Message) -> Result<(), OutboxError> {
         let message = pb::DaemonMessage { message: Some(message) };
         let frame = handover::encode(&message.encode_to_vec()).map_err(OutboxError::Invalid)?;
-        let mut kept = self.lock();
+        let mut kept = self.kept.lock();
         if kept.bytes + frame.len() > MAX_KEPT {
             let bytes = kept.bytes;
-            // The rest of a message that was partly sent has to follow.
+            // The rest of a partly sent message must follow.
             let begun = usize::from(kept.sent > 0);
             kept.frames.truncate(begun);
             kept.bytes = kept.frames.iter().map(Vec::len).sum();
@@ -80,14 +70,15 @@ impl Outbox {
         Ok(())
     }
 
-    /// Sends as much as the socket accepts of what was kept. Returns true when nothing is left.
+    /// Sends as many kept messages as the socket accepts. Returns true if nothing is left.
     pub(crate) fn flush(&self) -> bool {
-        let mut kept = self.lock();
+        let mut kept = self.kept.lock();
         self.flush_kept(&mut kept);
         kept.frames.is_empty()
     }
 
-    /// Ends the connection, both ways.
+    /// Ends the connection in both directions: the worker's process has ended, but a process that
+    /// it forked may hold the other end open. Messages that it sent before are still read.
     pub(crate) fn hang_up(&self) {
         // It may have ended already.
         let _ = self.socket.shutdown(Shutdown::Both);
@@ -132,9 +123,9 @@ mod tests {
         })
     }
 
-    /// TELL: far more than the socket takes arrives whole and in order once it is read.
+    /// TELL: far more than the socket can hold arrives whole and in order once it is read.
     #[test]
-    fn what_is_not_read_is_kept() {
+    fn unread_messages_are_kept() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let outbox = Outbox::new(ours);
         for number in 0..2000 {
@@ -148,22 +139,22 @@ mod tests {
             outbox.flush();
         }
         assert!(outbox.flush());
-        assert_eq!(outbox.lock().bytes, 0);
+        assert_eq!(outbox.kept.lock().bytes, 0);
     }
 
     #[test]
-    fn who_never_reads_is_reported_and_who_is_gone_is_not() {
+    fn a_worker_that_never_reads_is_reported() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let outbox = Outbox::new(ours);
         let full = (0..1000).find_map(|number| outbox.send(failure(number, 100_000)).err());
         let text = full.unwrap().to_string();
         assert!(text.contains("it does not read its messages"), "{text}");
-        assert!(outbox.lock().bytes <= MAX_KEPT, "BOUND");
+        assert!(outbox.kept.lock().bytes <= MAX_KEPT, "BOUND");
         let text = outbox.send(failure(0, 2 << 20)).unwrap_err().to_string();
-        assert!(text.contains("a frame has at most"), "{text}");
+        assert!(text.contains("a frame may have at most"), "{text}");
         drop(theirs);
         outbox.flush();
-        assert_eq!(outbox.lock().bytes, 0);
+        assert_eq!(outbox.kept.lock().bytes, 0);
         assert!(outbox.send(failure(0, 100)).is_ok());
     }
 }

@@ -1,6 +1,6 @@
-//! What the launcher's agent reports about the ranks' processes. Only the parent of a process knows
-//! how it ended. The daemon sees the connection of a crashed rank end like that of a rank that just
-//! exited, or that was ended together with all others.
+//! The reports of the launcher's agent about the ranks' processes. Only the parent of a process
+//! knows how it ended. To the daemon, the end of a crashed rank's connection looks like that of a
+//! rank that just exited, or that was ended together with all others.
 
 use std::{
     collections::BTreeMap,
@@ -8,77 +8,71 @@ use std::{
 };
 
 use gradwire_proto::launch::ProcessEnd;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 
 /// How long the agent may take to report the end of a process whose connection has ended.
 const REPORT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How often to check meanwhile whether the job has ended for another reason.
+/// How often to check, while waiting, whether the job has ended for another reason.
 const CHECK: Duration = Duration::from_millis(20);
 
-/// The ends of the processes of this node's ranks, as far as they are known.
+/// How the processes of this node's ranks have ended, as far as it is known.
 #[derive(Debug, Default)]
 pub(crate) struct ProcessEnds {
-    state: Mutex<State>,
+    state: Mutex<EndState>,
     news: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// Whether there is an agent that reports.
+struct EndState {
+    /// Whether an agent sends reports.
     by_agent: bool,
     ends: BTreeMap<u32, ProcessEnd>,
     stopped: Option<String>,
 }
 
 impl ProcessEnds {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
-    /// Sets whether there is an agent that reports.
     pub(crate) fn expect(&self, by_agent: bool) {
-        self.lock().by_agent = by_agent;
+        self.state.lock().by_agent = by_agent;
         self.news.notify_all();
     }
 
-    /// A rank's process has ended. Once all processes are being ended, this has no meaning.
+    /// A rank's process has ended. This is ignored once all processes are being ended.
     pub(crate) fn ended(&self, local_rank: u32, end: ProcessEnd) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.stopped.is_none() {
             state.ends.insert(local_rank, end);
         }
         self.news.notify_all();
     }
 
-    /// How the process of a rank has ended, if that is known.
+    /// How the process of a rank ended, if known.
     pub(crate) fn end(&self, local_rank: u32) -> Option<ProcessEnd> {
-        self.lock().ends.get(&local_rank).copied()
+        self.state.lock().ends.get(&local_rank).copied()
     }
 
-    /// How the process of a rank failed, if that is known.
     pub(crate) fn failure(&self, local_rank: u32) -> Option<ProcessEnd> {
         self.end(local_rank).filter(|end| !end.is_well())
     }
 
     /// All processes of this host are being ended.
     pub(crate) fn stop(&self, why: String) {
-        self.lock().stopped.get_or_insert(why);
+        self.state.lock().stopped.get_or_insert(why);
         self.news.notify_all();
     }
 
-    /// How the process of a rank whose connection has ended did end; `None` if the agent has not
-    /// reported it. Waits a moment for the report, unless it no longer matters.
+    /// How the process of a rank ended, whose connection has ended; `None` if the agent has not
+    /// reported it. Waits a moment for the report while it is `interesting`.
     ///
     /// # Errors
-    /// Why all processes of this host are being ended, if they are.
+    /// If all processes of this host are being ended, the reason why.
     pub(crate) fn of(
         &self,
         local_rank: u32,
         interesting: impl Fn() -> bool,
     ) -> Result<Option<ProcessEnd>, String> {
         let deadline = Instant::now() + REPORT_TIMEOUT;
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if let Some(end) = state.ends.get(&local_rank) {
                 return Ok(Some(*end));
@@ -99,13 +93,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_is_waited_for_where_an_agent_reports_it() {
+    fn the_end_of_a_process_is_waited_for() {
         let ends = ProcessEnds::default();
         const KILLED: ProcessEnd = ProcessEnd::Signal(9);
         let unknown = Ok(None);
-        assert_eq!(ends.of(3, || true), unknown, "there is no agent");
+        assert_eq!(ends.of(3, || true), unknown, "no agent");
         ends.expect(true);
-        assert_eq!(ends.of(3, || false), unknown, "it is of no interest");
+        assert_eq!(ends.of(3, || false), unknown, "not interesting");
         assert_eq!(ends.of(3, || true), unknown, "WAIT");
         std::thread::scope(|scope| {
             scope.spawn(|| ends.ended(3, ProcessEnd::Code(0)));

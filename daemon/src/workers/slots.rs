@@ -1,4 +1,4 @@
-//! The slots of this node's ranks: attached, left, or never used.
+//! The slots of this node's ranks.
 
 use std::sync::Arc;
 
@@ -6,7 +6,6 @@ use parking_lot::RwLock;
 
 use super::worker::Worker;
 
-/// The attached workers by local rank.
 #[derive(Debug)]
 pub(crate) struct Workers {
     slots: Vec<RwLock<Slot>>,
@@ -16,25 +15,23 @@ pub(crate) struct Workers {
 pub(crate) enum Slot {
     #[default]
     Free,
-    /// Taken by this process, which waits for the world or is attached.
+    /// Taken by this process, which waits for the world.
     Claimed {
         pid: u32,
     },
     Attached(Arc<Worker>),
-    /// It has left in good order.
     Left,
     /// Its process ended before it attached.
     Absent,
 }
 
-/// Why a slot can't be claimed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ClaimError {
     #[error("local rank {local_rank} is taken by process {pid} on this host")]
     Taken { local_rank: u32, pid: u32 },
     #[error("local rank {local_rank} has left the job already")]
     Left { local_rank: u32 },
-    #[error("there is no local rank {local_rank}: this node has {slots} slots, numbered from 0")]
+    #[error("local rank {local_rank} does not exist: this node has {slots} slots, numbered from 0")]
     Outside { local_rank: u32, slots: usize },
 }
 
@@ -47,7 +44,6 @@ impl Workers {
         self.slots.get(local_rank as usize)
     }
 
-    /// Takes a slot for a process.
     pub(crate) fn claim(&self, local_rank: u32, pid: u32) -> Result<(), ClaimError> {
         let slots = self.slots.len();
         let slot = self.slot(local_rank).ok_or(ClaimError::Outside { local_rank, slots })?;
@@ -63,8 +59,8 @@ impl Workers {
         }
     }
 
-    /// The process of a rank has ended. Returns true if it never attached: nothing else shows its
-    /// end.
+    /// The process of a rank has ended. Returns true if it never attached, so that nothing else
+    /// reports its end.
     pub(crate) fn ended(&self, local_rank: u32) -> bool {
         let Some(slot) = self.slot(local_rank) else { return false };
         let mut slot = slot.write();
@@ -95,7 +91,7 @@ impl Workers {
         }
     }
 
-    /// Whether any process is attached or about to be, or, with `yet_to_come`, may still attach.
+    /// Whether any process is attached or attaching, or, with `yet_to_come`, may still attach.
     pub(crate) fn any(&self, yet_to_come: bool) -> bool {
         let there = |slot: &RwLock<Slot>| match &*slot.read() {
             Slot::Claimed { .. } | Slot::Attached(_) => true,
@@ -105,7 +101,6 @@ impl Workers {
         self.slots.iter().any(there)
     }
 
-    /// All attached workers.
     pub(crate) fn all(&self) -> Vec<Arc<Worker>> {
         (0..self.slots.len() as u32).filter_map(|local| self.get(local)).collect()
     }

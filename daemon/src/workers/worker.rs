@@ -4,7 +4,7 @@ use std::os::unix::net::UnixStream;
 
 use gradwire_proto::{Failure, FailureKind, Rank, launch::ProcessEnd, pb};
 use gradwire_shm::{
-    control::{Completion, CompletionWriter, RankTrace, RingError},
+    control::{CompletionWriter, RankTrace},
     handover,
 };
 use prost::Message;
@@ -16,7 +16,6 @@ use super::{
 };
 use crate::model::{agreement::OutputShapes, memory::WorkerMemory};
 
-/// One attached worker.
 #[derive(Debug)]
 pub(crate) struct Worker {
     pub(crate) local_rank: u32,
@@ -30,10 +29,10 @@ pub(crate) struct Worker {
     pub(crate) outbox: Outbox,
 }
 
-/// The longest text of a failure in a message to a worker, in bytes (BOUND).
+/// The limit of a failure's text in a message to a worker, in bytes (BOUND).
 const MAX_TEXT: usize = 256 << 10;
 
-/// The message for a worker about a failure.
+/// A failure as a message for a worker, with a limited text.
 fn brief(failure: &Failure) -> pb::Failure {
     let mut failure = failure.clone();
     if failure.what.len() > MAX_TEXT {
@@ -44,19 +43,13 @@ fn brief(failure: &Failure) -> pb::Failure {
 }
 
 impl Worker {
-    /// Notifies the worker that an operation has succeeded. `aux` is the number of a new process
-    /// set, or for a join the rank that joined last; otherwise 0.
-    pub(crate) fn complete(&self, ticket: u64, aux: u64) -> Result<(), RingError> {
-        self.completions.push(Completion { ticket, aux })
-    }
-
-    /// Asks the worker to allocate memory for results whose shapes it could not expect.
+    /// Asks the worker to allocate memory for results of unexpected shapes.
     ///
     /// # Errors
-    /// If the request can't reach the worker: then it can't answer.
+    /// If the request can't reach the worker, so that it can't answer.
     pub(crate) fn allocate(&self, ticket: u64, outputs: &OutputShapes) -> Result<(), OutboxError> {
         let outputs = outputs.iter().map(|(shape, rows)| pb::Output {
-            // A result that this rank does not get has one empty dimension.
+            // If this rank gets no result, the shape is one empty dimension.
             shape: shape.as_ref().map_or_else(|| vec![0], |shape| shape.dims().to_vec()),
             rows: rows.clone(),
         });
@@ -64,11 +57,11 @@ impl Worker {
         self.outbox.send(pb::daemon_message::Message::Allocate(allocate))
     }
 
-    /// Notifies the worker that operations have failed. Where the failure names no tensor the
-    /// worker names each operation's own.
+    /// Notifies the worker that operations have failed. If the failure names no tensor, the worker
+    /// adds the tensor of each operation.
     ///
     /// # Errors
-    /// If the message can't reach the worker (TELL): the caller has to end the job.
+    /// If the message can't reach the worker (TELL): then the caller must end the job.
     pub(crate) fn fail(&self, tickets: Vec<u64>, failure: &Failure) -> Result<(), OutboxError> {
         for _ in &tickets {
             self.completions.answered();
@@ -77,7 +70,6 @@ impl Worker {
         self.outbox.send(pb::daemon_message::Message::TensorFailed(failed))
     }
 
-    /// Notifies the worker that the job is over.
     pub(crate) fn abort(&self, failure: &Failure) {
         let sent = self.outbox.send(pb::daemon_message::Message::Aborted(brief(failure)));
         if let Err(error) = sent {
@@ -85,20 +77,8 @@ impl Worker {
             tracing::warn!(%rank, %error, "a worker can't be notified that the job is over");
         }
     }
-
-    /// Ends the connection. The worker's process has ended, but a process that it forked may hold
-    /// its end open. What it sent before is still read.
-    pub(crate) fn hang_up(&self) {
-        self.outbox.hang_up();
-    }
-
-    /// Sends what the socket did not accept before. True when nothing is left.
-    pub(crate) fn flush(&self) -> bool {
-        self.outbox.flush()
-    }
 }
 
-/// Sends one message to a worker.
 pub(crate) fn send(
     socket: &UnixStream,
     message: pb::daemon_message::Message,
@@ -107,7 +87,7 @@ pub(crate) fn send(
     handover::send(socket, &message.encode_to_vec(), &[])
 }
 
-/// The failures with which a worker ends the job. The caller adds what only it knows.
+/// The failures with which a worker ends the job. The caller adds the host and the tensors.
 impl Worker {
     fn failure(&self, kind: FailureKind, what: &str, hint: &str) -> Failure {
         let what = format!("its process (pid {}) {what}", self.pid);
@@ -132,25 +112,23 @@ impl Worker {
         self.failure(FailureKind::WorkerLost, &what, hint)
     }
 
-    /// The worker is attached and shows no sign of life.
+    /// The worker is attached but does not respond.
     pub(crate) fn silent(&self, why: &str) -> Failure {
         let hint = "see what that process does";
         self.failure(FailureKind::WorkerLost, &format!("is lost: {why}"), hint)
     }
 
-    /// The worker has reported that it failed.
     pub(crate) fn gave_up(&self, reason: &str) -> Failure {
         self.failure(FailureKind::WorkerLost, &format!("gave up: {reason}"), "see its output")
     }
 
-    /// The worker wanted to leave in good order while others needed it.
+    /// The worker wanted to leave while others needed it.
     pub(crate) fn left_early(&self, why: &str) -> Failure {
-        let hint = "make sure that every rank waits for what it has started before it leaves";
+        let hint = "make sure that every rank waits for its operations before it leaves";
         let what = format!("left the job while it was {why}");
         self.failure(FailureKind::RankLeft, &what, hint)
     }
 
-    /// The worker sent something that is not valid.
     pub(crate) fn sent_nonsense(&self, why: &str) -> Failure {
         let hint = "look for writes past the end of a tensor, or another release of Gradwire";
         let what = format!("sent nonsense to gradwired: {why}");

@@ -1,9 +1,8 @@
-//! The free ranges of segments, found by size and joined by place. Pure bookkeeping.
+//! The free ranges of segments, found by size and joined with their neighbours.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Free ranges of any number of segments. Neighbours are always joined, so two free ranges never
-/// touch.
+/// The free ranges of all segments. Neighbours are always joined, so two free ranges never touch.
 #[derive(Debug, Default)]
 pub(super) struct FreeList {
     /// (segment, offset) to size.
@@ -18,7 +17,7 @@ impl FreeList {
         self.give(segment, 0, bytes);
     }
 
-    /// Takes `bytes` out of the smallest range that has them: (segment, offset).
+    /// Takes `bytes` out of the smallest range that has them. Returns (segment, offset).
     pub(super) fn take(&mut self, bytes: u64) -> Option<(u32, u64)> {
         let &(size, segment, offset) = self.by_size.range((bytes, 0, 0)..).next()?;
         self.remove(segment, offset, size);
@@ -28,7 +27,7 @@ impl FreeList {
         Some((segment, offset))
     }
 
-    /// Gives a range back that was taken (or is new), and joins it with its neighbours.
+    /// Returns a range that was taken (or is new), and joins it with its neighbours.
     pub(super) fn give(&mut self, segment: u32, offset: u64, bytes: u64) {
         let (mut start, mut end) = (offset, offset + bytes);
         let before = self.by_place.range(..(segment, offset)).next_back();

@@ -1,11 +1,10 @@
-//! What a rank does with its time, for the metrics: its steps, how long it is blocked in waits, and
-//! how long it has operations in flight. Nobody makes a system call for it, and nothing depends on
-//! it.
+//! How a rank spends its time, for the metrics: its steps, how long it is blocked in waits, and how
+//! long it has operations in flight. This needs no system calls, and nothing depends on it.
 //!
-//! A time in a state is the sum of the ends of its periods less the sum of their beginnings, in
+//! The time in a state is the sum of the ends of its periods minus the sum of their beginnings, in
 //! nanoseconds of the system's monotonic clock, wrapping around. So each change of the state is one
-//! addition to one word, in whatever order threads make them, and the reader adds the present
-//! moment where a period has not ended.
+//! addition to one word, in any order, and the reader adds the current time if a period has not
+//! ended.
 
 use std::{
     sync::atomic::{
@@ -47,7 +46,7 @@ impl InFlight {
         before
     }
 
-    /// One has been answered. One answer too many counts for nothing.
+    /// One has been answered. An excess answer is ignored.
     pub(super) fn remove(&self) {
         let before = self.count.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
         if before == Ok(1) {
@@ -60,7 +59,7 @@ impl InFlight {
     }
 }
 
-/// A thread of the worker is blocked until this is dropped.
+/// While this exists, a thread of the worker counts as blocked.
 #[derive(Debug)]
 pub struct Blocked<'a> {
     threads: &'a AtomicU32,
@@ -85,7 +84,7 @@ impl Drop for Blocked<'_> {
     }
 }
 
-/// What has been added since the last look.
+/// The increase since the last call of [`Activity::look`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
     /// Steps of the program.
@@ -98,8 +97,8 @@ pub struct Progress {
     pub since_step: Option<Duration>,
 }
 
-/// Reads what a rank does. The rank may have written anything (TRUST): what is not possible counts
-/// for nothing.
+/// Reads a rank's activity. The rank may have written anything (TRUST): impossible values are
+/// ignored.
 #[derive(Debug)]
 pub struct Activity {
     page: Page,
@@ -107,7 +106,7 @@ pub struct Activity {
     last: Mutex<Last>,
 }
 
-/// What was read last.
+/// The values of the last call.
 #[derive(Debug)]
 struct Last {
     at: u64,
@@ -116,7 +115,7 @@ struct Last {
     in_flight: u64,
 }
 
-/// The most steps of a second that are believed.
+/// More steps than this in a second are not believed.
 const MOST_STEPS: u64 = 1_000_000;
 
 impl Activity {
@@ -125,11 +124,11 @@ impl Activity {
         Self { page, in_flight, last: Mutex::new(last) }
     }
 
-    /// What has been added since the last call.
+    /// The increase since the last call.
     pub fn look(&self) -> Progress {
         let mut last = self.last.lock();
         let last = &mut *last;
-        // The clock is read after the state, so it is later than all that is in it.
+        // The clock is read after the state, so it is later than all times in it.
         let blocked = total(self.page.blocked_time(), || self.page.blocked_threads().load(Acquire));
         let in_flight = total(&self.in_flight.time, || self.in_flight.count());
         let (steps, step_at) = (self.page.steps().load(Acquire), self.page.step_at().load(Relaxed));
@@ -149,17 +148,17 @@ impl Activity {
     }
 }
 
-/// The time in a state up to now, in which `count` threads or operations are.
+/// The time in a state up to now; `count` threads or operations are in it.
 fn total(time: &AtomicU64, count: impl Fn() -> u32) -> u64 {
     let active = count() > 0;
     let time = time.load(Relaxed);
     if active { time.wrapping_add(now()) } else { time }
 }
 
-/// What was added to a total since it was `last`, if that is possible in the time that has passed.
-/// A total that is read while a period begins or ends may be far off; the next one is right again.
+/// The increase of a total since it was `last`, if that is possible in the time that has passed. A
+/// total that is read while a period begins or ends may be far off; the next one is right again.
 fn added(last: &mut u64, total: u64, passed: u64) -> Duration {
-    // Something may have been left out last time.
+    // The last call may have missed part of a period.
     const LATE: u64 = 60_000_000_000;
     match total.checked_sub(*last) {
         Some(more) if more <= passed.saturating_add(LATE) => {
@@ -195,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_possible_counts_for_nothing() {
+    fn impossible_totals_are_ignored() {
         let mut last = 1000;
         assert_eq!(added(&mut last, 1500, 10_000), Duration::from_nanos(500));
         for nonsense in [0, 1499, u64::MAX, 1 << 63] {

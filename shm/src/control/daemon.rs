@@ -1,4 +1,4 @@
-//! The daemon's side of the control page. A hostile worker may have written everything that is read
+//! The daemon's side of the control page. A hostile worker may have written all data that is read
 //! here, and may change it at any moment (TRUST).
 
 use std::{
@@ -21,23 +21,23 @@ use super::{
 };
 use crate::ring::PushError;
 
-/// A worker's control page, for the daemon, as parts that live in different threads.
+/// A worker's control page for the daemon, split into parts for different threads.
 #[derive(Debug)]
 pub struct DaemonControl {
-    /// What the worker asks for.
+    /// The worker's submissions.
     pub submissions: SubmissionReader,
     /// The answers.
     pub completions: CompletionWriter,
-    /// Signs of life.
+    /// Heartbeats in both directions.
     pub heartbeats: Heartbeats,
-    /// What the rank does with its time.
+    /// How the rank spends its time.
     pub activity: Activity,
-    /// What the rank records.
+    /// The rank's trace events.
     pub trace: RankTrace,
 }
 
 impl DaemonControl {
-    /// Maps and checks what a worker handed over.
+    /// Maps and checks the control page that a worker handed over.
     ///
     /// # Errors
     /// [`ControlError`] if it is not a control page of this version.
@@ -58,7 +58,7 @@ impl DaemonControl {
     }
 }
 
-/// Reads what the worker asks for.
+/// Reads the worker's submissions.
 #[derive(Debug)]
 pub struct SubmissionReader {
     page: Page,
@@ -77,7 +77,7 @@ impl SubmissionReader {
     /// against the worker's segments. One call reads at most one record, however full the ring is.
     ///
     /// # Errors
-    /// [`RingError`] with what is wrong; the daemon must give the worker up then.
+    /// [`RingError`] says what is wrong; the daemon must then give the worker up.
     pub fn pop(&mut self) -> Result<Option<Submission>, RingError> {
         let ring = self.page.submissions();
         let popped = ring
@@ -91,20 +91,21 @@ impl SubmissionReader {
         record::decode(record).map(Some)
     }
 
-    /// Notes that the daemon is about to sleep, and checks once more. True: the ring is empty and
-    /// the next submission will ring the doorbell. False: something has come, to be read first.
+    /// Announces that the daemon is about to sleep, and checks once more. True: the ring is empty
+    /// and the next submission will ring the doorbell. False: a submission has arrived and must be
+    /// read first.
     pub fn prepare_sleep(&self) -> bool {
         let Some(tail) = self.page.submissions().prepare_sleep(self.head) else { return true };
         self.seen.store(tail, Relaxed);
         false
     }
 
-    /// Notes that the daemon is awake, so that the worker need not ring the doorbell.
+    /// Announces that the daemon is awake, so that the worker need not ring the doorbell.
     pub fn awake(&self) {
         self.page.submissions().awake();
     }
 
-    /// The process id that the worker wrote, for texts only: it may be wrong.
+    /// The process id that the worker wrote, for messages only: it may be wrong.
     pub fn claimed_pid(&self) -> u32 {
         self.page.pid()
     }
@@ -123,7 +124,7 @@ impl CompletionWriter {
     /// Answers one submission and wakes its waiters.
     ///
     /// # Errors
-    /// [`RingError`] if the worker's counters are wrong; the daemon must give the worker up then.
+    /// [`RingError`] if the worker's counters are wrong; the daemon must then give the worker up.
     pub fn push(&self, completion: Completion) -> Result<(), RingError> {
         // Before it is published: the worker may submit again as soon as it sees the answer.
         self.answered();
@@ -135,7 +136,7 @@ impl CompletionWriter {
         })
     }
 
-    /// Counts a submission as answered whose failure is sent over the socket. Called once per
+    /// Counts a failed submission as answered; its failure is sent over the socket. Called once per
     /// failed ticket, before the message is sent.
     pub fn answered(&self) {
         self.in_flight.remove();
@@ -147,15 +148,15 @@ impl CompletionWriter {
     }
 }
 
-/// Heartbeats in both directions. If a process is killed, its socket ends; heartbeats are for a
-/// process that exists and does nothing.
+/// Heartbeats in both directions. If a process is killed, its socket ends; heartbeats detect a
+/// process that exists but hangs.
 #[derive(Debug)]
 pub struct Heartbeats {
     page: Page,
 }
 
 impl Heartbeats {
-    /// Heartbeats of the worker so far; wraps around.
+    /// The worker's heartbeats so far; wraps around.
     pub fn count(&self) -> u32 {
         self.page.worker_beats().load(Relaxed)
     }

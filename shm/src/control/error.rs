@@ -1,19 +1,19 @@
-//! What can be wrong with a control page, and with what its two sides write there.
+//! Errors of a control page and of its contents.
 
 use gradwire_proto::WireError;
 
 use crate::{ring::Nonsense, segment::SegmentError};
 
-/// The version of the layout. Two sides with different numbers can't share a page.
+/// The version of the layout. Two sides with different versions cannot share a page.
 pub const LAYOUT_VERSION: u32 = 7;
 
 /// Why a submission was not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// The ring has no room now: the daemon has not yet read what is in it.
+    /// The ring has no room: the daemon has not read its contents yet.
     #[error(
         "the submission ring of {capacity_bytes} bytes is full; try again when the daemon has read \
-         on"
+         some of it"
     )]
     Full {
         /// Size of the ring, in bytes.
@@ -28,8 +28,8 @@ pub enum SubmitError {
     /// The request contradicts itself; the daemon would refuse it.
     #[error(transparent)]
     Invalid(#[from] WireError),
-    /// There is not one place for each tensor.
-    #[error("{tensors} tensors need as many inputs and outputs, {inputs} and {outputs} were given")]
+    /// The number of places differs from the number of tensors.
+    #[error("{tensors} tensors need as many inputs and outputs, but have {inputs} and {outputs}")]
     Places {
         /// Tensors of the request.
         tensors: usize,
@@ -38,13 +38,13 @@ pub enum SubmitError {
         /// Outputs that were given.
         outputs: usize,
     },
-    /// The control page is damaged: something in this process has written over it.
+    /// The control page is damaged: code in this process has overwritten it.
     #[error("the control page is damaged: {0}; look for writes past the end of a tensor")]
     Damaged(Nonsense),
 }
 
-/// What is impossible in what a worker wrote. The daemon gives the worker up: either something in
-/// it writes where it must not, or it is hostile (TRUST).
+/// Impossible data from a worker. The daemon gives the worker up: it either has a stray write or is
+/// hostile (TRUST).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
     /// A counter or a length of the submission ring.
@@ -55,8 +55,8 @@ pub enum RingError {
     Completions(Nonsense),
     /// The record's length does not fit its contents.
     #[error(
-        "a submission of {words} words says that it has {tensors} tensors, a list of {list} and a \
-         name of {name} bytes: that does not fit"
+        "a submission of {words} words claims {tensors} tensors, a list of {list} entries and a \
+         name of {name} bytes, which does not match its length"
     )]
     Size {
         /// Words of the record.
@@ -69,11 +69,11 @@ pub enum RingError {
         name: u32,
     },
     /// The name is not text.
-    #[error("the name of submission {ticket} is not UTF-8 from byte {valid} on")]
+    #[error("the name of submission {ticket} is not valid UTF-8 from byte {valid} on")]
     Name {
         /// The submission's ticket.
         ticket: u64,
-        /// How many bytes of it are text.
+        /// The length of its valid part, in bytes.
         valid: usize,
     },
     /// The request is not valid.
@@ -90,8 +90,8 @@ pub enum RingError {
         /// The limit, [`MAX_IN_FLIGHT`](super::MAX_IN_FLIGHT).
         limit: u32,
     },
-    /// The completion ring is full, which is impossible while the worker keeps the limit.
-    #[error("the completion ring is full: the worker takes no answers but goes on asking")]
+    /// The completion ring is full, which is impossible while the worker observes the limit.
+    #[error("the completion ring is full: the worker reads no answers but keeps submitting")]
     CompletionsFull,
 }
 
@@ -101,9 +101,9 @@ pub enum ControlError {
     /// The memory itself is not usable.
     #[error(transparent)]
     Segment(#[from] SegmentError),
-    /// It does not have the size of a control page.
+    /// Its size is not that of a control page.
     #[error(
-        "a control page of this daemon has {expected} bytes, this one has {bytes}; install the \
+        "this daemon expects a control page of {expected} bytes, this one has {bytes}; install the \
          same release of Gradwire in the training environment and on the node"
     )]
     Size {
@@ -113,7 +113,7 @@ pub enum ControlError {
         expected: u64,
     },
     /// It does not begin with the magic number of a control page.
-    #[error("this is not a control page: it begins with {magic:#018x}")]
+    #[error("not a control page: it begins with {magic:#018x}")]
     Magic {
         /// The first eight bytes.
         magic: u64,
@@ -124,12 +124,12 @@ pub enum ControlError {
          same release of Gradwire in the training environment and on the node"
     )]
     Version {
-        /// The version that was found; 0 if it was never finished.
+        /// The version found; 0 if the layout was never finished.
         found: u32,
         /// The version of this crate, [`LAYOUT_VERSION`].
         expected: u32,
     },
-    /// Its rings have other sizes than this version's.
+    /// Its ring sizes are not those of this version.
     #[error(
         "the control page's rings have {submission_words} words and {completions} entries, which \
          are not those of layout version {version}",

@@ -1,4 +1,4 @@
-//! The places in the control page. The diagram is in the parent module.
+//! The fields of the control page; the parent module shows the layout.
 
 use std::{
     os::fd::OwnedFd,
@@ -26,8 +26,7 @@ use crate::{
 /// Bytes of the submission ring.
 pub const SUBMISSION_RING_BYTES: u64 = 1 << 20;
 
-/// Bytes of a control page: a multiple of every page size in use up to 4 KiB; the memory that is
-/// made for it is rounded up to whole pages.
+/// Bytes of a control page, a multiple of 4 KiB. Its memory is rounded up to whole pages.
 pub const CONTROL_BYTES: u64 = TRACE + TRACE_WORDS as u64 * 8;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"GRADWIRE");
@@ -59,7 +58,7 @@ const TRACE: u64 = COMPLETIONS + COMPLETION_RING_WORDS as u64 * 8;
 
 const SUBMISSION_RING_WORDS: usize = SUBMISSION_RING_BYTES as usize / 8;
 const COMPLETION_RING_WORDS: usize = MAX_IN_FLIGHT as usize * COMPLETION_WORDS;
-/// As many as for a thread of a daemon. Filled when the rank is to record for the first time.
+/// As many as for a thread of a daemon. Filled when the rank is first asked to record.
 const TRACE_WORDS: usize = RING_BYTES / 8;
 
 /// A mapped control page. Cheap to clone.
@@ -78,7 +77,7 @@ impl Page {
         page.flag(SUBMISSION_WORDS_AT).store(SUBMISSION_RING_WORDS as u32, Relaxed);
         page.flag(COMPLETION_ENTRIES_AT).store(MAX_IN_FLIGHT, Relaxed);
         page.cell(0).store(MAGIC, Relaxed);
-        // Last, so that whoever sees the version sees the rest.
+        // Last, so that a reader that sees the version sees the rest.
         page.flag(VERSION_AT).store(LAYOUT_VERSION, Release);
         Ok(page)
     }
@@ -88,7 +87,7 @@ impl Page {
         let has_header = page.0.bytes() >= SUBMISSIONS;
         let version = if has_header { page.flag(VERSION_AT).load(Acquire) } else { 0 };
         let magic = if has_header { page.cell(0).load(Relaxed) } else { 0 };
-        // Another version may have another size, too.
+        // Checked first: another version may have another size, too.
         if magic == MAGIC && version != LAYOUT_VERSION {
             return Err(ControlError::Version { found: version, expected: LAYOUT_VERSION });
         }
@@ -109,10 +108,10 @@ impl Page {
         if bytes == expected { Ok(()) } else { Err(ControlError::Size { bytes, expected }) }
     }
 
-    /// Makes the memory of a new page.
+    /// Creates the memory of a new page.
     ///
     /// # Errors
-    /// [`SegmentError`] if there is none.
+    /// [`SegmentError`] if the memory cannot be made.
     pub(super) fn make(name: &str) -> Result<(Segment, OwnedFd), SegmentError> {
         Segment::create_partly(name, Self::whole_pages(), TRACE, HugePages::Never)
     }
@@ -120,7 +119,7 @@ impl Page {
     /// Opens and checks the page that another process has made (TRUST).
     ///
     /// # Errors
-    /// [`ControlError`] with what is wrong.
+    /// [`ControlError`] says what is wrong.
     pub(super) fn open(fd: OwnedFd) -> Result<Self, ControlError> {
         let expected = Self::whole_pages();
         match Segment::open_partly(fd, expected, TRACE) {
@@ -131,10 +130,10 @@ impl Page {
         }
     }
 
-    /// Fills the memory of the ring of what the worker does. Neither side may use it before.
+    /// Fills the memory of the trace ring. Neither side may use it before.
     ///
     /// # Errors
-    /// [`SegmentError`] if there is not enough.
+    /// [`SegmentError`] if there is not enough memory.
     pub(super) fn fill_trace(&self) -> Result<(), SegmentError> {
         self.0.fill(TRACE)
     }
@@ -145,7 +144,7 @@ impl Page {
     }
 
     fn cells(&self, offset: u64, count: usize) -> &[AtomicU64] {
-        self.0.cells(offset, count).expect("`sized` has checked that the layout fits the memory")
+        self.0.cells(offset, count).expect("`check_size` has checked the size")
     }
 
     fn cell(&self, offset: u64) -> &AtomicU64 {
@@ -153,7 +152,7 @@ impl Page {
     }
 
     fn flag(&self, offset: u64) -> &AtomicU32 {
-        self.0.flag(offset).expect("`sized` has checked that the layout fits the memory")
+        self.0.flag(offset).expect("`check_size` has checked the size")
     }
 
     pub(super) fn submissions(&self) -> SubmissionRing<'_, Shared> {
@@ -200,7 +199,7 @@ impl Page {
         self.flag(DAEMON_BEATS)
     }
 
-    /// Whether the worker records what it does, and why.
+    /// The reasons why the worker records events, as bits; 0: it does not.
     pub(super) fn tracing(&self) -> &AtomicU32 {
         self.flag(TRACING)
     }
@@ -210,12 +209,12 @@ impl Page {
         self.cell(SAMPLE_STEPS)
     }
 
-    /// What the worker records, once [`fill_trace`](Self::fill_trace) has made room for it.
+    /// The worker's trace ring; [`fill_trace`](Self::fill_trace) must have filled its memory.
     pub(super) fn trace(&self) -> Ring<'_> {
         Ring::new(self.cell(TRACE_HEAD), self.cells(TRACE, TRACE_WORDS))
     }
 
-    /// The process id that the worker wrote, for texts.
+    /// The process id that the worker wrote, for messages.
     pub(super) fn pid(&self) -> u32 {
         self.flag(PID_AT).load(Relaxed)
     }

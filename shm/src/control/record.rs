@@ -1,4 +1,5 @@
-//! A submission as words, and back. The way back checks all that the worker wrote (TRUST).
+//! Encodes a submission as words, and decodes it. Decoding checks everything that the worker wrote
+//! (TRUST).
 
 use gradwire_proto::{
     Collective, DType, Part, Rank, ReduceOp, Request, Shape, TensorName, WireError,
@@ -18,8 +19,8 @@ const TENSOR: usize = 4;
 
 const NAME_WORDS: usize = TensorName::MAX_BYTES.div_ceil(8);
 
-// `Request::validate` counts 5 words for a further tensor besides its dimensions. So whatever it
-// accepts fits, with the longest name: no submission is ever too long.
+// `Request::validate` counts 5 words for each further tensor besides its dimensions. So every
+// request that it accepts fits, even with the longest name.
 const _: () = assert!(
     1 + FIXED + TENSOR + Shape::MAX_DIMS + Request::MAX_EXTRA_WORDS + NAME_WORDS
         <= MAX_RECORD_WORDS
@@ -34,7 +35,7 @@ fn unpair(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
 }
 
-/// A record without its length. There is a place for each tensor.
+/// The record of a submission, without its length. There must be a place for each tensor.
 pub(super) fn encode(submission: &Submission) -> Vec<u64> {
     let Submission {
         ticket,
@@ -79,7 +80,7 @@ pub(super) fn encode(submission: &Submission) -> Vec<u64> {
     record
 }
 
-/// Takes words from the front of what is left of a record.
+/// Takes words from the front of the rest of a record.
 fn take<'r>(rest: &mut &'r [u64], words: usize) -> Option<&'r [u64]> {
     let (taken, left) = rest.split_at_checked(words)?;
     *rest = left;
@@ -103,7 +104,7 @@ pub(super) fn decode(record: &[u64]) -> Result<Submission, RingError> {
     let unknown = |field, number: u8| bad(WireError::Unknown { field, number: i32::from(number) });
 
     let list = take(&mut rest, list as usize).ok_or_else(size)?.to_vec();
-    // Each tensor takes words of the record, so no more is reserved than was received (BOUND).
+    // Each tensor takes words of the record, so the reserved room is bounded by it (BOUND).
     let room = (tensors as usize).min(rest.len() / TENSOR);
     let mut parts = Vec::with_capacity(room);
     let (mut inputs, mut outputs) = (Vec::with_capacity(room), Vec::with_capacity(room));
@@ -231,7 +232,7 @@ mod tests {
                     if lists.contains(&collective) {
                         request.list = vec![3];
                     }
-                    // What can't be reduced is refused at both ends alike.
+                    // Both ends refuse what cannot be reduced.
                     if request.validate().is_ok() {
                         round_trip(&submission("naïve.weight", request));
                         survived += 1;
@@ -247,7 +248,7 @@ mod tests {
 
     /// TRUST: a flag has two values.
     #[test]
-    fn another_number_is_no_flag() {
+    fn a_flag_with_another_value_is_refused() {
         let mut record = encode(&submission("x", Request::barrier()));
         record[2] += 1 << 24;
         let error = decode(&record).unwrap_err();

@@ -1,8 +1,8 @@
-//! What worker and daemon exchange through the control page: submissions and completions.
+//! The messages in the control page: submissions and completions.
 
 use gradwire_proto::{Request, TensorName};
 
-/// The most tickets that a worker may have unanswered at a time (BOUND).
+/// How many tickets of a worker may be unanswered at a time (BOUND).
 pub const MAX_IN_FLIGHT: u32 = 4096;
 
 /// Where a tensor's bytes are.
@@ -10,11 +10,11 @@ pub const MAX_IN_FLIGHT: u32 = 4096;
 pub struct Place {
     /// The segment's number.
     pub segment: u32,
-    /// The first byte there. The daemon checks it against the segment and the tensor's bytes.
+    /// The offset in the segment. The daemon checks it against the sizes of segment and tensor.
     pub offset: u64,
 }
 
-/// Which call of the worker's library an operation is a part of. It is only for metrics.
+/// Which call of the worker's library an operation belongs to. Only metrics use it.
 #[derive(
     Debug,
     Clone,
@@ -42,7 +42,7 @@ pub enum Origin {
     Object = 3,
     /// An allreduce by Adasum.
     Adasum = 4,
-    /// What ranks exchange before one of these: sizes, shapes, numbers of rows.
+    /// What ranks exchange before one of these: sizes, shapes, row counts.
     Count = 5,
 }
 
@@ -55,13 +55,13 @@ impl Origin {
         Self::ALL.get(usize::from(number)).copied()
     }
 
-    /// The name that people read.
+    /// The name in metrics.
     pub fn name(self) -> &'static str {
         self.into()
     }
 }
 
-/// What a worker asks for.
+/// An operation that a worker submits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Submission {
     /// The number of this submission; the answer carries the same number.
@@ -74,31 +74,32 @@ pub struct Submission {
     pub request: Request,
     /// Larger goes first.
     pub priority: i32,
-    /// The rank's contributions, one for each tensor of the request, [`Request::bytes_of`] long. Of
-    /// a scatter and a send and receive only the root's or sender's is used.
+    /// The rank's contributions, one for each tensor of the request, [`Request::bytes_of`] long. A
+    /// scatter uses only the root's, a send and receive only the sender's.
     pub inputs: Vec<Place>,
-    /// Where the results go, one for each tensor of the request, as long as [`Request::expected`]
-    /// says; where that has no shape, the place is ignored. In place, it is the same as the input.
+    /// Where the results go, one for each tensor of the request, with the size of
+    /// [`Request::expected`]; if that has no shape, the place is ignored. In place, it is the same
+    /// as the input.
     pub outputs: Vec<Place>,
-    /// Which call it is a part of.
+    /// The call that it belongs to.
     pub origin: Origin,
-    /// Whether the rank has copied its contributions from ordinary memory. It is only for metrics.
+    /// Whether the rank has copied its contributions from ordinary memory. Only metrics use it.
     pub copied: bool,
 }
 
-/// The operation of this ticket has succeeded and its output is written. Failures come over the
-/// socket, because they have a text. For each failed ticket the daemon calls
+/// The operation of this ticket has succeeded and its output is written. Failures are sent over the
+/// socket, because they contain text. For each failed ticket the daemon calls
 /// [`CompletionWriter::answered`](super::CompletionWriter::answered) and the worker
 /// [`WorkerControl::answered`](super::WorkerControl::answered), so that both counts stay right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
     /// The submission's ticket.
     pub ticket: u64,
-    /// The number of a new process set; of a join the rank that joined last; otherwise 0.
+    /// The number of a new process set; for a join the rank that joined last; otherwise 0.
     pub aux: u64,
 }
 
-/// Whether the daemon has to be woken after a submission.
+/// Whether the daemon must be woken after a submission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a sleeping daemon sees nothing until its doorbell rings"]
 pub enum Doorbell {

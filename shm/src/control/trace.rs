@@ -1,6 +1,6 @@
-//! What a rank records of itself while somebody traces the job: when it submits, waits and steps.
-//! It also does so by itself in each step whose number its daemon samples, from the first moment of
-//! that step to its last.
+//! What a rank records about itself while the job is traced: when it submits, waits and steps.
+//! Without a trace it records the steps that its daemon samples, from the beginning of the step to
+//! its end.
 
 use std::sync::atomic::{
     AtomicU32,
@@ -19,48 +19,49 @@ const ASKED: u32 = 1;
 /// A reason to record: the rank is in a step that is sampled.
 const SAMPLED: u32 = 2;
 
-/// The number of the calling thread among those of this process that have recorded something.
+/// The calling thread's number among the threads of this process that have recorded an event.
 fn thread_number() -> u32 {
     static THREADS: AtomicU32 = AtomicU32::new(0);
     thread_local! {
         static NUMBER: u32 = THREADS.fetch_add(1, Relaxed);
     }
-    // A thread that ends, and whose storage is gone, shares the number of the first one.
+    // A thread whose storage is already destroyed shares the number of the first one.
     NUMBER.try_with(|number| *number).unwrap_or_default()
 }
 
-/// The daemon's side: reads what a rank records. The rank may have written anything (TRUST).
+/// The daemon's side: reads a rank's events. The rank may have written anything (TRUST).
 #[derive(Debug)]
 pub struct RankTrace {
     page: Page,
-    state: Mutex<State>,
-    /// Makes room for what the rank records. A test has one that finds no memory.
+    state: Mutex<TraceState>,
+    /// Fills the memory of the trace ring. A test replaces it with a function that fails.
     fill: fn(&Page) -> Result<(), SegmentError>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct TraceState {
     reader: Reader,
     /// Whether the rank was asked to record.
     is_asked: bool,
-    /// Whether it also does so by itself.
+    /// Whether it records sampled steps.
     samples: bool,
     room: Room,
 }
 
-/// Whether there is memory for what the rank records.
+/// Whether the trace ring has memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Room {
-    /// It was not needed yet.
+    /// It has not been needed yet.
     #[default]
     Unasked,
     Filled,
-    /// There was none, so the rank does not record this time.
+    /// Memory was missing, so the rank does not record this time.
     Refused,
 }
 
-impl State {
-    /// Makes room for what the rank records, if there is none yet. Returns whether there is.
+impl TraceState {
+    /// Fills the memory of the trace ring, if it has not been tried yet. Returns whether it is
+    /// filled.
     fn fill(
         &mut self,
         fill: impl FnOnce() -> Result<(), SegmentError>,
@@ -79,10 +80,10 @@ impl RankTrace {
         Self { page, state: Mutex::default(), fill: Page::fill_trace }
     }
 
-    /// The rank is to record each step whose number is a multiple of this one; none if it is 0.
+    /// Asks the rank to record each step with a multiple of this number; none if it is 0.
     ///
     /// # Errors
-    /// [`SegmentError`] if there is no memory for what it records; it records nothing then.
+    /// [`SegmentError`] if memory for the ring is missing; the rank then records nothing.
     pub fn sample(&self, steps: u64) -> Result<(), SegmentError> {
         let mut state = self.state.lock();
         if steps > 0 {
@@ -90,7 +91,7 @@ impl RankTrace {
                 Ok(true) => {}
                 Ok(false) => return Ok(()),
                 Err(error) => {
-                    // Whoever traces the job later asks again, and is told.
+                    // A later trace of the job tries again, and reports the error.
                     state.room = Room::Unasked;
                     return Err(error);
                 }
@@ -101,7 +102,7 @@ impl RankTrace {
         Ok(())
     }
 
-    /// Whether the rank records because of the step that it is in.
+    /// Whether the rank records because its current step is sampled.
     pub fn is_sampled(&self) -> bool {
         self.page.tracing().load(Acquire) & SAMPLED != 0
     }
@@ -111,10 +112,10 @@ impl RankTrace {
         self.page.tracing().fetch_and(!SAMPLED, Release);
     }
 
-    /// The rank is to record from now on, or no longer.
+    /// Turns the recording of the rank on or off.
     ///
     /// # Errors
-    /// [`SegmentError`], once, if there is no memory for what it records; it records nothing then.
+    /// [`SegmentError`], once, if memory for the ring is missing; the rank then records nothing.
     pub fn turn(&self, on: bool) -> Result<(), SegmentError> {
         let mut state = self.state.lock();
         if on == state.is_asked {
@@ -139,8 +140,8 @@ impl RankTrace {
         Ok(())
     }
 
-    /// Calls `take` with what was recorded since the last call, at most `limit` events. Returns how
-    /// many were lost.
+    /// Calls `take` with the events since the last call, at most `limit`. Returns how many were
+    /// lost.
     pub fn read(&self, limit: usize, mut take: impl FnMut(Event)) -> u64 {
         let mut state = self.state.lock();
         if state.room != Room::Filled {
@@ -154,20 +155,20 @@ impl RankTrace {
     }
 }
 
-/// The time now, if the rank is to record.
+/// The current time, if the rank must record.
 pub(super) fn begin(page: &Page) -> Option<u64> {
     (page.tracing().load(Relaxed) != 0).then(now_ns)
 }
 
-/// Records something that began at `at_ns` and ends now.
+/// Records an event that began at `at_ns` and ends now.
 pub(super) fn end(page: &Page, kind: Kind, at_ns: u64, subject: u64) {
     let duration_ns = now_ns().saturating_sub(at_ns);
     let event = Event { duration_ns, other: thread_number(), ..Event::new(kind, at_ns, subject) };
     page.trace().push(event.encode());
 }
 
-/// Notes that a step has ended at `at_ns`. It is recorded if it was, and if the next one will be:
-/// the end of the one is the beginning of the other.
+/// Notes that a step has ended at `at_ns`. The end is recorded if this step or the next one is: the
+/// end of one step is the beginning of the next.
 pub(super) fn step(page: &Page, at_ns: u64, number: u64) {
     let tracing = page.tracing().load(Relaxed);
     let sampled = page.sample_steps().load(Relaxed);
@@ -175,7 +176,7 @@ pub(super) fn step(page: &Page, at_ns: u64, number: u64) {
     if tracing != 0 || is_next {
         end(page, Kind::Step, at_ns, number);
     }
-    // Last: who sees that a step is no longer recorded can read its end.
+    // Last: when the daemon sees that a step is no longer recorded, it can read the step's end.
     let was_sampled = tracing & SAMPLED != 0;
     if is_next && !was_sampled {
         page.tracing().fetch_or(SAMPLED, Release);
@@ -189,10 +190,10 @@ mod tests {
     use super::*;
     use crate::control::{DaemonControl, WorkerControl};
 
-    /// Where there is no memory for what a rank records it records nothing, neither side touches
-    /// the ring, each request says so once, and the next one has what it needs.
+    /// Without memory for its ring a rank records nothing, neither side touches the ring, each
+    /// request reports this once, and a later request can succeed.
     #[test]
-    fn a_rank_without_memory_for_its_ring_records_nothing() {
+    fn a_rank_without_ring_memory_records_nothing() {
         let (worker, fd) = WorkerControl::create("gradwire-test-refused").unwrap();
         let DaemonControl { mut trace, .. } = DaemonControl::open(fd).unwrap();
         trace.fill = |_| Err(SegmentError::Size { bytes: 1 });
@@ -205,7 +206,7 @@ mod tests {
         assert!(trace.sample(3).is_err() && is_silent(&trace));
         for _ in 0..2 {
             assert!(trace.turn(true).is_err() && is_silent(&trace));
-            // The daemon asks again at each look, and nobody wants to read the same again.
+            // The daemon asks again in each round; the error must not be repeated.
             assert!(trace.turn(true).is_ok() && is_silent(&trace));
             assert!(trace.sample(3).is_ok() && is_silent(&trace));
             assert!(trace.turn(false).is_ok() && is_silent(&trace));

@@ -46,11 +46,11 @@ pub struct WorkerControl {
 }
 
 impl WorkerControl {
-    /// Makes a control page; `name` appears in `/proc/PID/maps` and should carry the job's id
+    /// Creates a control page; `name` appears in `/proc/PID/maps` and should contain the job's id
     /// (CLEAN). The descriptor is for the daemon.
     ///
     /// # Errors
-    /// [`SegmentError`] if there is no memory for it.
+    /// [`SegmentError`] if memory for it is missing.
     pub fn create(name: &str) -> Result<(Self, OwnedFd), SegmentError> {
         let (segment, fd) = Page::make(name)?;
         let bytes = segment.bytes();
@@ -73,7 +73,7 @@ impl WorkerControl {
     /// answer.
     ///
     /// # Errors
-    /// [`SubmitError`]; nothing was submitted then.
+    /// [`SubmitError`]; nothing has been submitted.
     pub fn submit(&self, submission: &Submission) -> Result<Doorbell, SubmitError> {
         submission.request.validate()?;
         let (tensors, inputs, outputs) =
@@ -83,7 +83,8 @@ impl WorkerControl {
         }
         let record = record::encode(submission);
         let mut submitted = self.submitted.lock();
-        // Only submitters add, and they hold the lock: the limit can't be passed by two at once.
+        // Only submitters add, and they hold the lock, so two of them cannot exceed the limit
+        // together.
         if self.in_flight.load(Acquire) >= MAX_IN_FLIGHT {
             return Err(SubmitError::TooMany { limit: MAX_IN_FLIGHT });
         }
@@ -105,7 +106,7 @@ impl WorkerControl {
     /// Takes the next answer, if there is one.
     ///
     /// # Errors
-    /// [`Nonsense`] if something has written over the page: then no answer comes any more.
+    /// [`Nonsense`] if the page has been overwritten: no further answers will come.
     pub fn pop_completion(&self) -> Result<Option<Completion>, Nonsense> {
         let mut completed = self.completed.lock();
         let popped = self.page.completions().pop(&mut completed)?;
@@ -115,11 +116,11 @@ impl WorkerControl {
         }))
     }
 
-    /// Counts a ticket as answered whose failure came over the socket. Called once per failed
+    /// Counts a failed ticket as answered; its failure came over the socket. Called once per failed
     /// ticket.
     pub fn answered(&self) {
-        // Release: whoever submits because of this also makes the completion's free place visible.
-        // Saturating: one answer too many must not turn the count into a very large one.
+        // Release: a thread that submits because of this also makes the completion's free place
+        // visible. Checked: an excess answer must not make the count wrap around.
         let _ = self.in_flight.fetch_update(Release, Relaxed, |count| count.checked_sub(1));
     }
 
@@ -128,21 +129,21 @@ impl WorkerControl {
         self.in_flight.load(Relaxed)
     }
 
-    /// The epoch of the completion ring. Read it, look for answers, and if there is none pass it to
-    /// [`WorkerControl::wait`], which returns at once if something has come in between.
+    /// The epoch of the completion ring. Read it, look for answers, and if there are none pass it
+    /// to [`WorkerControl::wait`], which returns at once if an answer has arrived meanwhile.
     pub fn epoch(&self) -> u32 {
         self.page.completions().epoch.load(Acquire)
     }
 
     /// Waits until the epoch is no longer `seen`, for at most `timeout` (WAIT); true if it moved.
-    /// Spins for up to `spin` first, because waking up costs more than a short wait. It spins for
-    /// less if that has not helped lately.
+    /// Spins for up to `spin` first, because waking up costs more than a short wait, and for less
+    /// if spinning has not helped lately.
     pub fn wait(&self, seen: u32, timeout: Duration, spin: Duration) -> bool {
         self.wait_for(ANY, seen, timeout, spin)
     }
 
-    /// As [`WorkerControl::wait`], for one ticket only. Answers to other tickets move the epoch but
-    /// don't wake the caller, unless another thread sleeps too.
+    /// Like [`WorkerControl::wait`], for one ticket only. Answers to other tickets move the epoch
+    /// but do not wake the caller, unless another thread sleeps, too.
     pub fn wait_for(&self, ticket: u64, seen: u32, timeout: Duration, spin: Duration) -> bool {
         let ring = self.page.completions();
         let moved = || ring.epoch.load(Acquire) != seen;
@@ -165,7 +166,7 @@ impl WorkerControl {
         self.page.completions().signal();
     }
 
-    /// Notes that the program has made a step, for the metrics.
+    /// Notes that the program has finished a step, for the metrics.
     pub fn mark_step(&self) {
         let now = now_ns();
         self.page.step_at().store(now, Relaxed);
@@ -173,18 +174,17 @@ impl WorkerControl {
         trace::step(&self.page, now, number);
     }
 
-    /// The time now, if somebody traces the job. What begins now is recorded by
-    /// [`WorkerControl::record`].
+    /// The current time, if the job is traced. Pass it to [`WorkerControl::record`] at the end.
     pub fn traced(&self) -> Option<u64> {
         trace::begin(&self.page)
     }
 
-    /// Records for a trace what began at `at_ns` and ends now. `subject` is a ticket.
+    /// Records for a trace an event that began at `at_ns` and ends now. `subject` is a ticket.
     pub fn record(&self, kind: Kind, at_ns: u64, subject: u64) {
         trace::end(&self.page, kind, at_ns, subject);
     }
 
-    /// Notes that the calling thread is blocked, until the result is dropped, for the metrics.
+    /// Counts the calling thread as blocked until the result is dropped, for the metrics.
     pub fn block(&self) -> Blocked<'_> {
         Blocked::new(&self.page)
     }
@@ -194,29 +194,29 @@ impl WorkerControl {
         self.page.worker_beats().fetch_add(1, Relaxed);
     }
 
-    /// Heartbeats of the daemon so far.
+    /// The daemon's heartbeats so far.
     pub fn daemon_beats(&self) -> u32 {
         self.page.daemon_beats().load(Relaxed)
     }
 }
 
-/// How long spinning is worth it, learned from earlier waits: it grows while spinning ends waits
-/// and shrinks while it does not. So spinning costs little in a slow step, and saves the wake-up in
-/// a fast one.
+/// How long to spin, learned from earlier waits: the budget grows while spinning ends waits and
+/// shrinks while it does not. So spinning costs little in a slow step, and saves the wake-up in a
+/// fast one.
 #[derive(Debug, Default)]
 struct SpinBudget {
-    /// Sixteenths of what the caller allows that are not worth it: 0 to 15.
+    /// How many sixteenths of the allowed time are not used: 0 to 15.
     lost: AtomicU32,
 }
 
 impl SpinBudget {
     const WHOLE: u32 = 16;
-    /// What waking up costs at most on a virtual machine. Spinning for longer is a loss even if it
+    /// The highest cost of a wake-up on a virtual machine. Spinning for longer is a loss even if it
     /// ends the wait: others could have used the core, perhaps the daemon.
     const WAKE_UP: Duration = Duration::from_micros(60);
 
     fn spin(&self, allowed: Duration, done: impl Fn() -> bool) -> bool {
-        // On one core nothing can happen while we spin.
+        // On a single core nothing else can run while we spin.
         if allowed.is_zero() || cores() < 2 {
             return false;
         }
@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_budget_shrinks_when_it_is_wasted_and_grows_back() {
+    fn the_budget_shrinks_and_grows_back() {
         let budget = SpinBudget::default();
         let shares = |worth_it| {
             [(); 5].map(|()| {

@@ -1,15 +1,15 @@
-//! How memory that the program has already becomes a segment, at the same addresses.
+//! Turns memory that the program already has into a segment, at the same addresses.
 //!
-//! A framework can put an array of its own into a file that it maps (PyTorch does so to share a
-//! tensor with other processes). Such a file can't be handed to the daemon: it is not sealed, so a
-//! process could truncate it while the daemon works on it, and the daemon would receive SIGBUS
-//! (TRUST). So the contents move to a sealed memfd, which replaces the mapping in one step of the
-//! kernel. The descriptor of the framework's file becomes one of the memfd, so that the old file
-//! takes no memory any more.
+//! A framework can keep an array in a file that it maps (PyTorch does so to share a tensor with
+//! other processes). Such a file cannot be handed to the daemon: it is not sealed, so a process
+//! could truncate it while the daemon works on it, and the daemon would receive SIGBUS (TRUST). So
+//! the contents move to a sealed memfd, whose mapping replaces the old one atomically. The
+//! descriptor of the framework's file is redirected to the memfd, so that the old file takes no
+//! memory any more.
 //!
-//! The addresses stay the framework's: it unmaps them when the array ends, and the segment does
-//! not. Before anything is put there, [`is_mapped`] therefore checks that they are still the
-//! mapping of that file and nothing else.
+//! The framework keeps the addresses: it, and not the segment, unmaps them when the array is freed.
+//! So before anything is mapped there, [`is_mapped`] checks that they are still exactly the mapping
+//! of that file.
 
 use std::{
     mem::ManuallyDrop,
@@ -33,7 +33,7 @@ pub(crate) struct Mapped {
 pub(crate) struct Adopted {
     pub(crate) segment: Segment,
     pub(crate) reserve: Reserve,
-    /// What is mapped there from now on.
+    /// The file that is mapped there from now on.
     pub(crate) mapped: Mapped,
     /// For the daemon.
     pub(crate) fd: OwnedFd,
@@ -65,13 +65,13 @@ pub(crate) fn is_mapped(start: usize, bytes: u64, file: Mapped) -> bool {
 }
 
 /// Moves memory of the program to a segment, at the same addresses. `fd` is the descriptor of the
-/// file that is mapped there, from its first byte on. It becomes one of the segment's memory.
+/// file that is mapped there, from its first byte on. It is redirected to the segment's memory.
 ///
-/// The caller ensures that nothing writes to the memory meanwhile: such a write may be lost.
+/// The caller ensures that nothing writes to the memory during the call: such a write may be lost.
 ///
 /// # Errors
-/// [`SegmentError`] if it is not a mapping of that file, or if there is no memory. Nothing has
-/// changed then.
+/// [`SegmentError`] if it is not a mapping of that file, or if memory is missing. Then nothing has
+/// changed.
 pub(crate) fn adopt(
     name: &str,
     start: usize,
@@ -86,28 +86,28 @@ pub(crate) fn adopt(
     else {
         return Err(refused);
     };
-    // SAFETY: the number may not be a descriptor, which `fstat` reports, and nothing else is done
-    // with it before the check below has shown that it is the one that is mapped here. It is not
-    // closed here (`ManuallyDrop`).
+    // SAFETY: if the number is not a descriptor, `fstat` reports that. It is not used otherwise
+    // before the check below has shown that its file is mapped here. It is not closed here
+    // (`ManuallyDrop`).
     let mut file = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(fd) });
     let before = file_behind(file.as_fd())?;
     if bytes == 0 || !is_mapped(start, size, before) {
         return Err(refused);
     }
-    // Pages of the pool have another size than the addresses may have.
+    // The addresses may not be aligned to the huge pages of the pool.
     let huge = if huge == HugePages::Require { HugePages::Advise } else { huge };
     let (mut segment, memory) = Segment::create(name, size, huge)?;
     let mapped = file_behind(memory.as_fd())?;
     let reserve = Reserve::of(&segment, memory.as_fd(), huge)?;
     let there = ptr::with_exposed_provenance_mut::<u8>(start);
     // SAFETY: both ranges are mapped for this many bytes, as checked above, and do not overlap. The
-    // bytes are copied as they are. If somebody writes to them at this time, against the contract
-    // of this function, the copy has old or new bytes.
+    // bytes are copied as they are. If somebody violates the contract of this function and writes
+    // to them meanwhile, the copy has old or new bytes.
     unsafe { ptr::copy_nonoverlapping(there.cast_const(), segment.as_ptr(), bytes as usize) };
     // SAFETY: the source is exactly the segment's mapping, and the target exactly that of the file,
-    // as checked above. After this the target has the same bytes as before, and it stays
-    // accessible while it happens, so references into it stay good. `segment` names the new place
-    // from now on, and no longer unmaps it.
+    // as checked above. After this the target has the same bytes as before, and it stays accessible
+    // meanwhile, so references into it stay valid. `segment` refers to the new place from now on,
+    // and no longer unmaps it.
     let moved = unsafe {
         rustix::mm::mremap_fixed(
             segment.pointer(),
@@ -121,7 +121,7 @@ pub(crate) fn adopt(
     segment.start = ptr::NonNull::new(there)
         .ok_or_else(|| SegmentError::system("map memory", size, Errno::FAULT))?;
     segment.unmaps = false;
-    // The number is the framework's, which closes it. If the system refuses, the old file keeps its
+    // The framework owns the number and closes it. If the system refuses, the old file keeps its
     // memory until then.
     let _ = rustix::io::dup3(&memory, &mut file, rustix::io::DupFlags::CLOEXEC);
     Ok(Adopted { segment, reserve, mapped, fd: memory })
@@ -138,7 +138,7 @@ mod tests {
 
     use super::*;
 
-    /// Memory as a framework has it: a file that is mapped, not sealed. Unmapped on drop.
+    /// Memory of a framework: a mapped file, not sealed. Unmapped on drop.
     struct Framework {
         fd: OwnedFd,
         start: *mut c_void,
@@ -177,13 +177,13 @@ mod tests {
     }
 
     #[test]
-    fn memory_moves_at_its_addresses_and_can_not_be_truncated() {
+    fn memory_keeps_its_addresses_and_is_sealed() {
         let mut memory = Framework::new(3 * 4096 + 100);
         memory.bytes().iter_mut().zip(1..).for_each(|(byte, value)| *byte = value as u8);
         let before = memory.bytes().to_vec();
         let adopted = memory.adopt().unwrap();
         assert_eq!(memory.bytes(), before);
-        // What the framework has is the sealed memory, so it can't be cut either (TRUST).
+        // The framework has the sealed memory now, so it cannot truncate it either (TRUST).
         let seals = rustix::fs::fcntl_get_seals(&memory.fd).unwrap();
         assert!(seals.contains(SealFlags::SHRINK | SealFlags::GROW));
         assert_eq!(rustix::fs::ftruncate(&memory.fd, 0), Err(Errno::PERM));
@@ -196,7 +196,7 @@ mod tests {
             daemon.as_ptr().add(9000).write_volatile(78);
         }
         assert_eq!(memory.bytes()[9000], 78);
-        // The framework ends: the daemon's mapping stays.
+        // The daemon's mapping outlives the framework's.
         drop(adopted.segment);
         memory.bytes()[1] = 9;
         drop(memory);
@@ -241,7 +241,7 @@ mod tests {
             (start + 8, 4 * 4096 - 8),
             (start, 0),
         ] {
-            assert!(refused(start, bytes, fd).contains("can't be adopted"), "{start} {bytes}");
+            assert!(refused(start, bytes, fd).contains("cannot be adopted"), "{start} {bytes}");
         }
         let other = Framework::new(4 * 4096);
         refused(start, 4 * 4096, other.fd.as_raw_fd());
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_are_used_again_are_noticed() {
+    fn unmapped_addresses_are_noticed() {
         let memory = Framework::new(4096);
         let adopted = memory.adopt().unwrap();
         let start = memory.start.expose_provenance();

@@ -1,9 +1,8 @@
-//! How much memory may still be taken before the out-of-memory killer acts.
+//! How much memory can still be taken before the out-of-memory killer acts.
 //!
 //! The kernel does not refuse to reserve more than a control group allows. It kills a process
-//! instead, often a training process that did nothing wrong. So this module checks first. The
-//! answer is a snapshot, not a promise; it turns the usual mistake (a tensor set that can't fit)
-//! into an error.
+//! instead, often an innocent training process. So this module checks first. The answer is a
+//! snapshot, not a promise; it turns the usual mistake (tensors that cannot fit) into an error.
 
 use std::{fs, path::Path};
 
@@ -14,9 +13,9 @@ use super::{error::SegmentError, pages::HUGE_PAGE};
 /// How much memory is left, and by which limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Available {
-    /// So many bytes.
+    /// The bytes left.
     pub bytes: u64,
-    /// What limits them.
+    /// The limit that applies.
     pub limit: String,
 }
 
@@ -29,7 +28,7 @@ pub fn available() -> Option<Available> {
     limits.min_by_key(|left| left.bytes)
 }
 
-/// Refuses a segment of `bytes`, of which `missing` are still to be taken, if they don't fit.
+/// Refuses a segment of `bytes` bytes if the `missing` bytes that it does not have yet don't fit.
 pub(super) fn check(bytes: u64, missing: u64) -> Result<(), SegmentError> {
     match available() {
         Some(left) if missing > left.bytes => {
@@ -41,15 +40,14 @@ pub(super) fn check(bytes: u64, missing: u64) -> Result<(), SegmentError> {
     }
 }
 
-/// Refuses a segment that the pool of huge pages does not hold.
+/// Refuses a segment that does not fit the pool of huge pages.
 pub(super) fn check_huge(bytes: u64) -> Result<(), SegmentError> {
     let path = "/sys/kernel/mm/hugepages/hugepages-2048kB";
     let number = |file| {
         let text = fs::read_to_string(format!("{path}/{file}")).unwrap_or_default();
         text.trim().parse::<u64>().unwrap_or(0)
     };
-    // Free pages may already be promised to others. Pages that may be overcommitted don't exist
-    // yet.
+    // Free pages may already be reserved by others. Overcommitted pages do not exist yet.
     let free = number("free_hugepages").saturating_sub(number("resv_hugepages"));
     let surplus = number("nr_overcommit_hugepages").saturating_sub(number("surplus_hugepages"));
     let pages = bytes / HUGE_PAGE;
@@ -69,7 +67,7 @@ struct Names {
     root: &'static str,
     max: &'static str,
     current: &'static str,
-    /// The lines of `memory.stat` that count what the kernel gives back under pressure.
+    /// The lines of `memory.stat` that count memory which the kernel reclaims under pressure.
     reclaimable: &'static [&'static str],
 }
 
@@ -88,7 +86,7 @@ const V1: Names = Names {
 };
 
 /// How much each limit above this process leaves. In a container the group's own path is often not
-/// visible and the limit is found at the root, so every level is looked at.
+/// visible and the limit is at the root, so this checks every level.
 fn control_groups(
     groups: &[ProcessCGroup],
     read: &dyn Fn(&Path) -> Option<String>,
@@ -114,7 +112,8 @@ fn group(
     read: &dyn Fn(&Path) -> Option<String>,
 ) -> Option<Available> {
     let number = |file| read(&folder.join(file))?.trim().parse::<u64>().ok();
-    // "max" is no number: no limit at this level. Version 1 has a very large number then.
+    // Without a limit, version 2 has "max", which is not a number, and version 1 a very large
+    // number.
     let max = number(names.max)?;
     let current = number(names.current)?;
     let stat = read(&folder.join("memory.stat")).unwrap_or_default();
@@ -169,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn version_one_is_read_at_its_own_place() {
+    fn control_groups_version_1_are_read() {
         let read = |path: &Path| {
             let text = match path.to_str()? {
                 "/sys/fs/cgroup/memory/memory.limit_in_bytes" => "1000\n",
@@ -183,7 +182,7 @@ mod tests {
         assert_eq!(limits[0].bytes, 0);
     }
 
-    /// What a group leaves with the limit 1000, of which 900 are used.
+    /// How much a group with a limit of 1000 leaves when 900 are used.
     fn left(text: &str, stat: &'static str) -> u64 {
         let read = |path: &Path| {
             let text = match path.file_name()?.to_str()? {
@@ -198,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn page_cache_and_reclaimable_slab_are_not_in_use() {
+    fn reclaimable_memory_counts_as_available() {
         let (v2, v1) = ("0::/\n", "4:memory:/\n");
         let stat = "anon 100\nfile 600\nshmem 50\nactive_file 400\ninactive_file 150\n\
                     slab_reclaimable 30\nslab_unreclaimable 20\nslab 50\n";
@@ -216,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_the_machine_has_is_refused_with_numbers() {
+    fn more_than_the_machine_has_is_refused() {
         let error = check(1 << 46, 1 << 46).unwrap_err().to_string();
         assert!(error.contains("70368744177664 bytes does not fit"), "{error}");
         assert!(error.contains("raise the limit"), "{error}");

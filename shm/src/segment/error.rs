@@ -1,56 +1,56 @@
-//! Why there is no segment.
+//! Why a segment could not be made or opened.
 
 use std::io;
 
 use rustix::io::Errno;
 
-/// Why there is no segment. Each text names the size that was asked for and what to do.
+/// Why a segment could not be made or opened. Each text names the size and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum SegmentError {
     /// The size is zero, or not addressable.
-    #[error("a segment of {bytes} bytes can't be made: the size must be between 1 and 2^47 bytes")]
+    #[error("a segment of {bytes} bytes cannot be made: the size must be between 1 and 2^47 bytes")]
     Size {
-        /// The size asked for, in bytes.
+        /// The requested size, in bytes.
         bytes: u64,
     },
-    /// There is not enough memory for it now.
+    /// Not enough memory is available now.
     #[error(
         "shared memory of {bytes} bytes does not fit: {available} bytes are available ({limit}); \
          use fewer or smaller tensors, fewer ranks per node, or raise the limit"
     )]
     NoMemory {
-        /// The size asked for, in bytes.
+        /// The requested size, in bytes.
         bytes: u64,
-        /// What is available, in bytes.
+        /// The available bytes.
         available: u64,
-        /// Whose limit it is.
+        /// The limit that applies.
         limit: String,
     },
-    /// There are not enough huge pages.
+    /// Not enough huge pages are free.
     #[error(
         "shared memory of {bytes} bytes needs {pages} huge pages of 2 MiB and {free} are free; set \
          vm.nr_hugepages to at least {pages} more, or don't require huge pages"
     )]
     NoHugePages {
-        /// The size asked for, in bytes.
+        /// The requested size, in bytes.
         bytes: u64,
-        /// Huge pages that it takes.
+        /// Huge pages that it needs.
         pages: u64,
         /// Huge pages that are free.
         free: u64,
     },
-    /// The process may not make files this large, and memory counts as one.
+    /// The process may not make files this large; shared memory counts as a file.
     #[error(
-        "shared memory of {bytes} bytes is over this process's file size limit of {limit} bytes; \
+        "shared memory of {bytes} bytes exceeds this process's file size limit of {limit} bytes; \
          raise it with ulimit -f"
     )]
     FileSizeLimit {
-        /// The size asked for, in bytes.
+        /// The requested size, in bytes.
         bytes: u64,
         /// The limit (RLIMIT_FSIZE), in bytes.
         limit: u64,
     },
-    /// What was handed over is not memory sealed against shrinking and growing.
+    /// The descriptor is not memory sealed against shrinking and growing.
     #[error(
         "the file descriptor is not memory sealed against shrinking and growing: {found}; only a \
          memfd with F_SEAL_SHRINK and F_SEAL_GROW is accepted"
@@ -59,26 +59,26 @@ pub enum SegmentError {
         /// What it is instead.
         found: String,
     },
-    /// What was handed over is empty or larger than allowed.
-    #[error("a segment of {bytes} bytes was handed over where 1 to {max} bytes are allowed")]
+    /// The memory is empty or larger than allowed.
+    #[error("a segment of {bytes} bytes was handed over, but 1 to {max} bytes are allowed")]
     OutOfRange {
         /// Its size, in bytes.
         bytes: u64,
-        /// The most that is allowed, in bytes.
+        /// The limit, in bytes.
         max: u64,
     },
-    /// It was opened before, or its list of seals is closed.
+    /// It was opened before, or it accepts no more seals.
     #[error(
-        "the segment can't be sealed against holes, its seals are {found}: it was opened before, \
-         or its maker has closed the list; hand over memory that nobody has opened"
+        "the segment cannot be sealed against holes, its seals are {found}: it was opened before, \
+         or its maker has forbidden further seals; hand over memory that nobody has opened"
     )]
     NotOurs {
         /// Its seals.
         found: String,
     },
-    /// The program's memory is not what can be adopted.
+    /// The program's memory cannot be adopted.
     #[error(
-        "memory of {bytes} bytes at {address:#x} can't be adopted: it is not exactly the mapping \
+        "memory of {bytes} bytes at {address:#x} cannot be adopted: it is not exactly the mapping \
          of file descriptor {fd}"
     )]
     NotAMapping {
@@ -96,9 +96,9 @@ pub enum SegmentError {
         step: &'static str,
         /// The size, in bytes.
         bytes: u64,
-        /// The error of the kernel.
+        /// The kernel's error.
         source: io::Error,
-        /// What to do, from a semicolon on; may be empty.
+        /// What to do, beginning with a semicolon; may be empty.
         hint: &'static str,
     },
 }

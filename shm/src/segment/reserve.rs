@@ -1,14 +1,14 @@
-//! How the maker of shared memory takes it back from a process that can't be asked to stop.
+//! Takes shared memory back from a process that cannot be asked to stop.
 //!
-//! A daemon that was stopped in the middle of a write continues to write when it is continued, even
+//! A daemon that was stopped in the middle of a write goes on writing when it is resumed, even
 //! after all ranks have given it up. So the maker leaves the shared pages to it. A private mapping
-//! of the same memory replaces the shared one, at the same addresses and with the same contents:
-//! the kernel swaps them in one step. After that the other process sees nothing that the maker
-//! writes. The maker sees nothing that the other process writes once the page is copied.
+//! of the same memory atomically replaces the shared one, at the same addresses and with the same
+//! contents. After that the other process sees nothing that the maker writes, and once a page is
+//! copied, the maker sees nothing that the other process writes to it.
 //!
 //! The private mapping is made together with the segment and kept in reserve. It has no pages, so
-//! it costs address space only. (A descriptor kept for this would count against a limit that is far
-//! lower, and without either there is no way to the pages.)
+//! it only costs address space. (It needs the descriptor, but a descriptor kept open would count
+//! against a far lower limit.)
 
 use std::{
     ops::Range,
@@ -25,28 +25,28 @@ use parking_lot::Mutex;
 
 use super::{HugePages, Segment, SegmentError, available};
 
-/// A private mapping of a segment's memory, in reserve.
+/// A private mapping of a segment's memory, kept in reserve.
 #[derive(Debug)]
 pub(crate) struct Reserve {
     /// Where it is, until it has replaced the shared mapping.
     start: Mutex<Option<NonNull<u8>>>,
     bytes: u64,
-    /// The size of the memory's pages.
+    /// The page size of the memory.
     page: u64,
 }
 
-// SAFETY: it is an address range that this value owns; nothing of it is bound to a thread.
+// SAFETY: it is an address range that this value owns; nothing in it is bound to a thread.
 unsafe impl Send for Reserve {}
 // SAFETY: the address is behind a lock.
 unsafe impl Sync for Reserve {}
 
-/// Whether there is memory for copies of so many bytes.
+/// Whether `bytes` bytes of memory for copies are available.
 pub(crate) fn fits(bytes: u64) -> bool {
     available::check(bytes, bytes).is_ok()
 }
 
 impl Reserve {
-    /// The reserve of a segment that was just created, by its descriptor.
+    /// Makes the reserve of a new segment from its descriptor.
     ///
     /// # Errors
     /// [`SegmentError`] if the system has no address space for it.
@@ -57,8 +57,7 @@ impl Reserve {
     ) -> Result<Self, SegmentError> {
         let bytes = segment.bytes();
         let failed = |errno| SegmentError::system("map memory", bytes, errno);
-        // Without access the kernel commits no memory to it, and locking all memory gives it no
-        // pages.
+        // Without access rights the kernel commits no memory to it, and mlockall gives it no pages.
         // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
         let start = unsafe {
             let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -69,11 +68,11 @@ impl Reserve {
         Ok(Self { start: Mutex::new(Some(start)), bytes, page: huge.page() })
     }
 
-    /// Replaces the shared mapping of the segment, which must be the one that this was made for. A
-    /// second call does nothing.
+    /// Replaces the shared mapping of the segment for which this reserve was made. A second call
+    /// does nothing.
     ///
     /// # Errors
-    /// [`SegmentError`] if the kernel refuses it; then nothing has changed.
+    /// [`SegmentError`] if the kernel refuses; then nothing has changed.
     pub(crate) fn replace(&self, segment: &Segment) -> Result<(), SegmentError> {
         let failed = |errno| SegmentError::system("take back memory", self.bytes, errno);
         let mut start = self.start.lock();
@@ -83,9 +82,9 @@ impl Reserve {
         // SAFETY: the range is exactly our mapping, which nobody has a pointer to.
         unsafe { rustix::mm::mprotect(from, length, access) }.map_err(failed)?;
         // SAFETY: both ranges are exactly mappings of ours and of one length. The memory at the
-        // segment's addresses has the same bytes after this as before, and stays accessible while
-        // it happens: other threads that touch it wait in the kernel. So references into it stay
-        // good.
+        // segment's addresses has the same bytes after this as before, and stays accessible
+        // meanwhile: other threads that touch it wait in the kernel. So references into it stay
+        // valid.
         unsafe {
             let flags = MremapFlags::MAYMOVE;
             rustix::mm::mremap_fixed(from, length, length, flags, segment.pointer())
@@ -100,12 +99,12 @@ impl Reserve {
         self.start.lock().is_none()
     }
 
-    /// Makes a range of the segment independent of what other processes write, after
-    /// [`Reserve::replace`]. With `copied` the bytes are what they were at some moment during this
+    /// Makes a range of the segment independent of other processes' writes, after
+    /// [`Reserve::replace`]. With `copied` the bytes keep the values of some moment during this
     /// call. Otherwise they may also be zeros, and almost no memory is taken for them.
     ///
     /// # Errors
-    /// [`SegmentError`] if the range is not within the segment, or if there is no memory at all.
+    /// [`SegmentError`] if the range is not within the segment, or if memory is missing.
     pub(crate) fn settle(
         &self,
         segment: &Segment,
@@ -120,7 +119,7 @@ impl Reserve {
             return copy(segment, range);
         }
         clear(segment, &whole)?;
-        // The first and the last page may also hold other tensors.
+        // The first and the last page may contain other tensors, too.
         copy(segment, range.start..whole.start)?;
         copy(segment, whole.end..range.end)
     }
@@ -146,7 +145,7 @@ fn address(segment: &Segment, range: &Range<u64>) -> Result<(*mut u8, usize), Se
     Ok((start.ok_or(outside)?, bytes as usize))
 }
 
-/// Copies the pages of a range.
+/// Gives a range private copies of its pages.
 fn copy(segment: &Segment, range: Range<u64>) -> Result<(), SegmentError> {
     if range.is_empty() {
         return Ok(());
@@ -160,28 +159,27 @@ fn copy(segment: &Segment, range: Range<u64>) -> Result<(), SegmentError> {
     });
     match copied {
         Ok(()) => Ok(()),
-        // Kernels before 5.14 can't: a write to each page does the same.
+        // Kernels before 5.14 cannot do this: a write to each page does the same.
         Err(Errno::INVAL) => touch(segment, range, page),
         Err(errno) => Err(SegmentError::system("copy pages", range.end - range.start, errno)),
     }
 }
 
-/// Writes to each page of a range what is there already.
+/// Rewrites a byte of each page of a range with its own value.
 fn touch(segment: &Segment, range: Range<u64>, page: u64) -> Result<(), SegmentError> {
     let mut at = range.start;
     while at < range.end {
         let (byte, _) = address(segment, &(at..at + 1))?;
         // SAFETY: the byte is within our mapping and within the range, which is lent to the daemon:
-        // nobody in this process has a reference to it. The accesses are volatile, so they take
-        // place as they stand here.
+        // nobody in this process has a reference to it. The accesses are volatile, so they are not
+        // optimized away.
         unsafe { byte.write_volatile(byte.read_volatile()) };
         at = (at - at % page) + page;
     }
     Ok(())
 }
 
-/// Replaces a range of whole pages by new ones, which are zero and exist only once they are
-/// touched.
+/// Replaces a range of whole pages by zero pages, which are allocated only when they are touched.
 fn clear(segment: &Segment, range: &Range<u64>) -> Result<(), SegmentError> {
     let (start, length) = address(segment, range)?;
     // SAFETY: the pages are within our mapping. All of their bytes are lent to the daemon, so
@@ -198,7 +196,7 @@ fn clear(segment: &Segment, range: &Range<u64>) -> Result<(), SegmentError> {
 mod tests {
     use super::*;
 
-    /// A segment of four pages, as its maker sees it and as the daemon does.
+    /// A segment of four pages, as its maker and as the daemon map it.
     fn shared() -> (Segment, Segment, Reserve) {
         let bytes = 4 * rustix::param::page_size() as u64;
         let name = "gradwire-test-reserve";
@@ -218,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_taken_back_is_nobody_elses() {
+    fn memory_taken_back_is_private() {
         for copied in [true, false] {
             let (maker, daemon, reserve) = shared();
             let page = rustix::param::page_size() as u64;
@@ -235,14 +233,14 @@ mod tests {
             lent.clone().for_each(|at| set(&daemon, at, 0));
             let after: Vec<u8> = all.clone().map(|at| byte(&maker, at)).collect();
             assert_eq!(before, after, "copied: {copied}");
-            // Nor does the daemon see what its maker does with it.
+            // Nor does the daemon see the maker's writes.
             set(&maker, 4 * page - 1, 0);
             assert_eq!(byte(&daemon, 4 * page - 1), (4 * page - 1) as u8 | 1);
         }
     }
 
     #[test]
-    fn pages_are_copied_by_hand_where_the_kernel_can_not() {
+    fn pages_are_copied_by_touching_on_old_kernels() {
         let (maker, daemon, reserve) = shared();
         let page = rustix::param::page_size() as u64;
         reserve.replace(&maker).unwrap();
@@ -254,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_needed_leaves_nothing() {
+    fn an_unused_reserve_is_unmapped() {
         let (maker, _daemon, reserve) = shared();
         let start = reserve.start.lock().unwrap();
         let maps = || std::fs::read_to_string("/proc/self/maps").unwrap();

@@ -1,4 +1,4 @@
-//! What several tests need: requests, and children that are this test binary again.
+//! Shared by several tests: requests, and child processes that run this test binary.
 #![allow(dead_code, reason = "each test binary uses its own part; expect would fail in the others")]
 
 use std::{
@@ -14,7 +14,7 @@ use rand_xoshiro::{
     rand_core::{Rng, SeedableRng},
 };
 
-/// Says what a child is to do; unset in the test itself.
+/// The role of a child process; unset in the test itself.
 pub(crate) const ROLE: &str = "GRADWIRE_TEST_ROLE";
 
 pub(crate) fn role() -> Option<String> {
@@ -43,17 +43,17 @@ pub(crate) fn socket() -> UnixStream {
 
 /// Counts the open descriptors of this process.
 ///
-/// Files of `/proc` are left out: the allocator of the system reads some of them, in any thread
-/// and at any time (`/proc/sys/vm/overcommit_memory` when it first shrinks a heap).
+/// Files of `/proc` are left out: the system's allocator reads some of them, in any thread and at
+/// any time (`/proc/sys/vm/overcommit_memory` when it first shrinks a heap).
 pub(crate) fn open_fds() -> usize {
     let all = fs::read_dir("/proc/self/fd").unwrap();
-    // One that is closed meanwhile has no link any more.
+    // A descriptor that is closed meanwhile has no link any more.
     let links = all.filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
     links.filter(|link| !link.starts_with("/proc")).count()
 }
 
-/// Which submission the ticket stands for: any kind of name, shape and request, the same for
-/// the same ticket.
+/// The submission of a ticket: a random name, shape and request, always the same for the same
+/// ticket.
 pub(crate) fn submission(ticket: u64) -> Submission {
     let mut random = SplitMix64::seed_from_u64(ticket);
     let mut next = move |below: u64| random.next_u64() % below;

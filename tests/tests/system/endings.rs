@@ -201,7 +201,7 @@ fn a_rank_that_shows_no_sign_of_life_is_named() {
     let raw = RawWorker::attach(&cluster, 1).unwrap();
     let cause = one_cause(cluster, survivors);
     assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(1))));
-    assert!(cause.what.contains("no sign of life"), "{cause}");
+    assert!(cause.what.contains("no heartbeat"), "{cause}");
     assert_eq!(raw.aborted().unwrap(), cause);
 }
 

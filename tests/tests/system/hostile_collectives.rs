@@ -84,7 +84,7 @@ fn places_of_any_tensor_of_a_group() {
     let cases = [
         (1, BEYOND, "32 bytes at offset 65528 are not within segment 0"),
         (3, ODD, "offset 2 in segment 0 is not a multiple of the element's 8"),
-        (2, NOWHERE, "there is no segment 3"),
+        (2, NOWHERE, "segment 3 does not exist"),
     ];
     for (index, place, expected) in cases {
         nonsense(expected, |raw| {
@@ -143,7 +143,7 @@ fn room_that_is_none() {
     let cases: [(&[Place], &str); 5] = [
         (&[BEYOND], "1152 bytes at offset 65528 are not within segment 0"),
         (&[ODD], "offset 2 in segment 0 is not a multiple of the element's 4"),
-        (&[NOWHERE], "there is no segment 3"),
+        (&[NOWHERE], "segment 3 does not exist"),
         (&[], "0 places for 1 tensors"),
         (&[START, START], "2 places for 1 tensors"),
     ];
@@ -157,13 +157,13 @@ fn room_that_is_none() {
 
 #[test]
 fn room_that_was_not_asked_for() {
-    let expected = "it made room for submission 9, for which it was not asked";
+    let expected = "it allocated memory for submission 9, which was not requested";
     nonsense(expected, |raw| allocated(raw, 9, &[START]));
     nonsense(expected, |raw| {
         asked_for_room(raw);
         allocated(raw, 9, &[START]);
     });
-    nonsense("it made room for submission 7, for which it was not asked", |raw| {
+    nonsense("it allocated memory for submission 7, which was not requested", |raw| {
         asked_for_room(raw);
         allocated(raw, 7, &[START]);
         allocated(raw, 7, &[START]);
@@ -240,11 +240,11 @@ fn sets_and_joins_that_make_no_sense_fail_alone() {
         Request { root: Rank(1), list: vec![to], ..asked }
     };
     let cases = [
-        (in_set(2, 9, w()), "there is no process set 9"),
-        (in_set(3, u32::MAX, w()), "there is no process set 4294967295"),
+        (in_set(2, 9, w()), "process set 9 does not exist"),
+        (in_set(3, u32::MAX, w()), "process set 4294967295 does not exist"),
         (in_set(4, 1, w()), "this rank is not a member of process set 1"),
         (in_set(5, 1, joins()), "this rank is not a member of process set 1"),
-        (in_set(6, 9, joins()), "there is no process set 9"),
+        (in_set(6, 9, joins()), "process set 9 does not exist"),
         (in_set(7, 1, add), "not a member of process set 1"),
         (in_set(8, 0, to(9)), "rank 9 is not a member of process set 0"),
         (

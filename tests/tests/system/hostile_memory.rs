@@ -88,8 +88,8 @@ fn places_outside_of_its_memory() {
         (Place { segment: 0, offset: bytes }, "are not within segment 0 of 65536 bytes"),
         (Place { segment: 0, offset: u64::MAX - 59 }, "are not within segment 0"),
         (Place { segment: 0, offset: 2 }, "offset 2 in segment 0 is not a multiple of"),
-        (Place { segment: 1, offset: 0 }, "there is no segment 1 (1 were handed over)"),
-        (Place { segment: u32::MAX, offset: 0 }, "there is no segment 4294967295"),
+        (Place { segment: 1, offset: 0 }, "segment 1 does not exist (1 were handed over)"),
+        (Place { segment: u32::MAX, offset: 0 }, "segment 4294967295 does not exist"),
     ];
     for (place, expected) in cases {
         let evil = || submission(1, "evil", sixteen());
@@ -112,7 +112,7 @@ fn counters_that_can_not_be() {
     };
     nonsense("submissions: the ring's tail is", write(SUBMISSION_TAIL, 1 << 40));
     nonsense("submissions: the ring's tail is", write(SUBMISSION_TAIL, u64::MAX));
-    nonsense("a record claims 0 words where 9 are published", write(SUBMISSION_TAIL, 9));
+    nonsense("a record claims 0 words, but 9 are published", write(SUBMISSION_TAIL, 9));
     nonsense("completions: the ring's head is", |_, raw| {
         raw.scribble(COMPLETION_HEAD, &(1u64 << 40).to_le_bytes()).unwrap();
         // The daemon sees the wrong head when it has something to answer.
@@ -140,7 +140,7 @@ fn records_that_are_none() {
     };
     let most = MAX_RECORD_WORDS as u64 + 1;
     let too_long = format!("a record claims {most} words");
-    let does_not_fit = "that does not fit";
+    let does_not_fit = "which does not match its length";
     let cases: Vec<(Vec<u64>, &str)> = vec![
         (vec![2, 7], "a submission of 2 words"),
         (vec![most; MAX_RECORD_WORDS + 1], &too_long),
@@ -160,7 +160,7 @@ fn records_that_are_none() {
         (record(&[(3, kinds(1, 6, 0))]), "only integers and bool have bits to combine"),
         (record(&[(8, tensor(16, 1)), (3, kinds(1, 3, 0))]), "complex numbers can only be summed"),
         (record(&[(12, u64::MAX)]), "shape [18446744073709551615]"),
-        (record(&[(13, u64::MAX)]), "is not UTF-8"),
+        (record(&[(13, u64::MAX)]), "is not valid UTF-8"),
     ];
     for (words, expected) in cases {
         nonsense(expected, |_, raw| {
@@ -238,13 +238,13 @@ fn messages_that_come_at_the_wrong_time() {
     let add = |segment, bytes| ToDaemon::AddSegment(pb::AddSegment { segment, bytes });
     for segment in [0, 1024, u32::MAX] {
         let what =
-            format!("it handed over segment {segment}, which it has already or which is not");
+            format!("it handed over segment {segment}, which exists already or is not below");
         nonsense(&what, |_, raw| {
             let (_segment, fd) = Segment::create("gradwire-test", 4096, HugePages::Never).unwrap();
             raw.socket.say(add(segment, 4096), &[fd.as_fd()]).unwrap();
         });
     }
-    nonsense("it dropped segment 1, which it has not", |_, raw| {
+    nonsense("it dropped segment 1, which does not exist", |_, raw| {
         let gone = pb::DropSegment { segment: 1 };
         raw.socket.say(ToDaemon::DropSegment(gone), &[]).unwrap();
     });

@@ -69,16 +69,20 @@ fn who_does_not_belong_here_learns_why() {
     let protocols = format!("this daemon is {VERSION} (protocol {PROTOCOL})");
     type Spoil = fn(&mut pb::Attach);
     let cases: [(u32, Spoil, &[&str]); 7] = [
-        (1, |a| a.proof = auth::nonce().to_vec(), &["the job's secret is another one here"]),
-        (1, |a| a.proof = vec![7], &["the job's secret is another one here", "GRADWIRE_SECRET"]),
+        (1, |a| a.proof = auth::nonce().to_vec(), &["the worker's secret is not that of this job"]),
+        (
+            1,
+            |a| a.proof = vec![7],
+            &["the worker's secret is not that of this job", "GRADWIRE_SECRET"],
+        ),
         (1, |a| a.job = "another".into(), &[&job, "not \"another\"", "GRADWIRE_JOB"]),
         (
             1,
             |a| (a.protocol, a.version) = (99, "9.8.7".into()),
             &["the worker is Gradwire 9.8.7 (protocol 99)", &protocols, "install the same release"],
         ),
-        (2, |_| (), &["there is no local rank 2: this node has 2 slots", "GRADWIRE_LOCAL_RANK"]),
-        (u32::MAX, |_| (), &["there is no local rank 4294967295"]),
+        (2, |_| (), &["local rank 2 does not exist: this node has 2 slots", "GRADWIRE_LOCAL_RANK"]),
+        (u32::MAX, |_| (), &["local rank 4294967295 does not exist"]),
         (0, |_| (), &[&pid]),
     ];
     for (local_rank, spoil, expected) in cases {
@@ -103,7 +107,7 @@ fn a_proof_serves_once() {
         unreachable!("attach makes an Attach")
     };
     let text = refusal(&cluster, 1, move |a| a.proof = old.proof, &[page().as_fd()]);
-    assert!(text.contains("the job's secret is another one here"), "{text}");
+    assert!(text.contains("the worker's secret is not that of this job"), "{text}");
     whole_job(cluster, first);
 }
 
@@ -124,7 +128,7 @@ fn memory_that_is_no_control_page_is_refused_and_the_place_is_free_again() {
     expect(refused(&[unsealed.as_fd()]), "not memory sealed against shrinking and growing");
     let sealed = |bytes| Segment::create("gradwire-test", bytes, HugePages::Never).unwrap().1;
     expect(refused(&[sealed(4096).as_fd()]), "this one has 4096");
-    expect(refused(&[sealed(CONTROL_BYTES).as_fd()]), "this is not a control page");
+    expect(refused(&[sealed(CONTROL_BYTES).as_fd()]), "not a control page");
     // More descriptors than a frame may carry: the connection ends, and all of them are closed.
     let stranger = Stranger::connect(&cluster.socket(0)).unwrap();
     let challenge = stranger.challenge().unwrap();

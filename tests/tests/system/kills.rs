@@ -109,7 +109,7 @@ fn a_worker_that_is_stopped_is_reported_as_stopped() {
         let fault = job.signal(Role::Rank(1), Signal::STOP);
         let report = job.finish();
         let what =
-            ["rank 1 on host 127.0.0.1", "no sign of life for ", "the process is stopped (SIGSTOP"];
+            ["rank 1 on host 127.0.0.1", "no heartbeat for ", "the process is stopped (SIGSTOP"];
         report.assert_notified(&others(world, 1), fault, &what);
         // The first rank that ends because of it gives the exit code, and its last lines give the
         // reason.

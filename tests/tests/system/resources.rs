@@ -34,7 +34,7 @@ fn a_rank_without_the_right_to_large_files_says_so() {
     let report = with_limit("limit:fsize=6000000", "say:attached");
     let parts = [
         "shared memory of 8",
-        "bytes is over this process's file size limit of 6000000 bytes",
+        "bytes exceeds this process's file size limit of 6000000 bytes",
         "raise it with ulimit -f",
     ];
     assert_own(&report, &parts);

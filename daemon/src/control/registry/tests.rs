@@ -25,9 +25,9 @@ fn plain(collective: Collective, dims: &[u64]) -> Request {
     Request::plain(collective, DType::F32, Shape::new(dims).unwrap())
 }
 
-/// What this node's ranks announce.
+/// The announcement of this node's ranks.
 fn announced(requests: &[Request]) -> Announced {
-    let key = name_of(ProcessSetId::GLOBAL, TensorName::new("w").unwrap());
+    let key = TensorKey { set: ProcessSetId::GLOBAL, name: TensorName::new("w").unwrap() };
     let variant = |(rank, request): (u32, &Request)| Variant {
         ranks: vec![Rank(rank)],
         request: request.clone(),
@@ -38,7 +38,7 @@ fn announced(requests: &[Request]) -> Announced {
     Announced { key, variants, all_there: true, latest: None }
 }
 
-/// What these ranks have agreed on.
+/// The agreement of these ranks.
 fn agreed(ranks: &[u32], requests: &[Request]) -> pb::Agreed {
     let ranks: Vec<Rank> = ranks.iter().copied().map(Rank).collect();
     let requests: Vec<&Request> = requests.iter().collect();
@@ -102,7 +102,7 @@ fn refusal(registry: &mut Registry, operation: pb::Operation) -> String {
 }
 
 #[test]
-fn once_registered_an_announcement_is_an_id() {
+fn a_registered_tensor_is_announced_by_its_id() {
     let mut registry = registry();
     let same = || announced(&[request(8), request(8)]);
     let first = registry.announcement(same());
@@ -117,11 +117,11 @@ fn once_registered_an_announcement_is_an_id() {
     let partly = registry.announcement(announced(&[request(8)]));
     assert_eq!(partly.submitted.len(), 1, "not all local ranks take part");
     let joined = registry.announcement(Announced { all_there: false, ..same() });
-    assert_eq!(joined.submitted.len(), 2, "one of them has joined since");
+    assert_eq!(joined.submitted.len(), 2, "one of the ranks has joined since");
 }
 
 #[test]
-fn an_evicted_id_is_used_no_more() {
+fn an_evicted_id_is_not_used_any_more() {
     let mut registry = registry();
     registry.instructions(execute(vec![registration(7, all(&request(8)))])).unwrap();
     let evict = |ids: &[u32]| pb::Execute { evicted: ids.to_vec(), ..Default::default() };
@@ -132,14 +132,14 @@ fn an_evicted_id_is_used_no_more() {
     assert!(refusal(&mut registry, whole).contains("id 7 was never registered"));
     let again = registry.announcement(announced(&[request(8), request(8)]));
     assert_eq!((again.tensor, again.submitted.len()), (name("w"), 2), "in full");
-    // The ids that have replaced it stay.
+    // The ids that replaced it stay.
     let both = vec![registration(8, all(&request(8))), registration(9, all(&request(9)))];
     registry.instructions(pb::Execute { registrations: both, ..evict(&[8]) }).unwrap();
     assert_eq!(registry.announcement(announced(&[request(9), request(9)])).tensor, id(9));
 }
 
 #[test]
-fn tables_in_which_tensors_replace_each_other_do_not_grow() {
+fn tables_do_not_grow_under_eviction() {
     let mut registry = registry();
     let named = |id: u32| pb::Registration {
         name: format!("w.{id}"),
@@ -159,7 +159,7 @@ fn tables_in_which_tensors_replace_each_other_do_not_grow() {
 }
 
 #[test]
-fn each_rank_may_have_rows_of_its_own_under_an_id() {
+fn ranks_may_have_different_rows_under_an_id() {
     let mut registry = registry();
     let rows = |rows| plain(Collective::Allgather, &[rows, 2]);
     let terms = agreed(&[0, 1, 2, 3, 4], &[1, 2, 3, 4, 5].map(rows));
@@ -191,7 +191,7 @@ fn a_segment_becomes_a_range_of_all_flows() {
     assert_eq!(started.segments[0].range, Some(PartRange { part: 0, offset: 1, count: 2 }));
 }
 
-/// TRUST: an order of the coordinator is within what was agreed, or the message is refused.
+/// TRUST: an order of the coordinator that is outside of the agreement is refused.
 #[test]
 fn segments_outside_of_the_agreement_are_refused() {
     let mut registry = registry();
@@ -215,44 +215,47 @@ fn segments_outside_of_the_agreement_are_refused() {
     };
     let broadcast = |segments| operation(&plain(Collective::Broadcast, &[4]), segments);
     let cases = [
-        (of(5, 0, 4), "4 elements of tensor 5, where there are 1"),
+        (of(5, 0, 4), "4 elements of tensor 5, but there are 1"),
         (of(0, 0, 0), "0 elements of tensor 0"),
-        (of(0, 1, 4), "4 elements from 1 on of flows of 4"),
-        (of(0, u64::MAX, 2), "of flows of 4"),
-        (of(NO_PART, 0, 1), "a segment of no tensor has no range"),
-        (of(NO_PART, 0, 0), "and no elements"),
+        (of(0, 1, 4), "4 elements from 1 on, but the flows have 4"),
+        (of(0, u64::MAX, 2), "but the flows have 4"),
+        (of(NO_PART, 0, 1), "a segment without a tensor must have no range"),
+        (of(NO_PART, 0, 0), "no elements"),
         (operation(&sum, vec![segment(id(7), 0, 0, 1)]), "not what was agreed on"),
         (operation(&sum, vec![segment(id(7), NO_PART, 0, 0)]), "request's collective"),
-        (broadcast(vec![rooted(0), rooted(4)]), "do not all take the same way"),
+        (broadcast(vec![rooted(0), rooted(4)]), "do not all have the same route"),
         (operation(&gather, vec![]), "no segments"),
         (operation(&gather, vec![segment(id(3), 0, 0, 1)]), "id 3 was never registered"),
         (pb::Operation { spec: 7, ..of(0, 0, 4) }, "spec: id 7 was never registered"),
         (pb::Operation { quantized: true, ..of(0, 0, 4) }, "that this job may quantize"),
-        (pb::Operation { process_set: 4, ..by_name(some(&[1; 5])) }, "no process set 4"),
+        (
+            pb::Operation { process_set: 4, ..by_name(some(&[1; 5])) },
+            "process set 4 does not exist",
+        ),
         (pb::Operation { absent: vec![1], ..of(0, 0, 4) }, "registered for all ranks"),
         (pb::Operation { absent: vec![7], ..by_name(some(&[1; 5])) }, "absent"),
-        (pb::Operation { absent: vec![1], ..by_name(some(&[1; 5])) }, "not those of 4 ranks"),
+        (pb::Operation { absent: vec![1], ..by_name(some(&[1; 5])) }, "do not match 4 ranks"),
         (by_name(None), "no agreed"),
-        (by_name(some(&[1, 2])), "not those of 5 ranks"),
-        (by_name(some(&[u64::MAX; 5])), "not those of 5 ranks"),
-        (broadcast(vec![rooted(9)]), "not those of 5 ranks"),
+        (by_name(some(&[1, 2])), "do not match 5 ranks"),
+        (by_name(some(&[u64::MAX; 5])), "do not match 5 ranks"),
+        (broadcast(vec![rooted(9)]), "do not match 5 ranks"),
     ];
     for (operation, text) in cases {
         let refused = refusal(&mut registry, operation);
-        assert!(refused.contains(text), "{refused:?} has not {text:?}");
+        assert!(refused.contains(text), "{refused:?} does not contain {text:?}");
     }
     assert!(order(&mut registry, of(0, 1, 3)).unwrap().is_some());
 }
 
-/// TRUST: a spec is read once, when it gets its id.
+/// TRUST: a spec is parsed once, when it gets its id.
 #[test]
-fn specs_are_refused_unless_they_are_known_and_new() {
+fn unknown_and_duplicate_specs_are_refused() {
     let mut registry = registry();
     for (id, text, expected) in [
         (2, "rign", "unknown algorithm"),
         (2, "circulant(radix=1)", "radix is a number"),
         (2, &"x".repeat(1000), "longer than"),
-        (RING, "double-tree", "id 1 already stands for ring"),
+        (RING, "double-tree", "id 1 is already used for ring"),
     ] {
         let error = registry.instructions(specs(&[(id, text)])).unwrap_err().to_string();
         assert!(error.contains("spec") && error.contains(expected), "{error}");
@@ -264,7 +267,7 @@ fn specs_are_refused_unless_they_are_known_and_new() {
     assert!(registry.instructions(specs(&[(9999, "ring")])).is_err(), "BOUND");
 }
 
-/// TRUST: an arrangement is of all nodes.
+/// TRUST: an arrangement contains all nodes.
 #[test]
 fn arrangements_are_checked() {
     let arrange = |racks: &[u32], order: &[u32]| pb::Execute {
@@ -283,11 +286,12 @@ fn arrangements_are_checked() {
     ] {
         let error = registry.instructions(arrange(racks, order)).unwrap_err().to_string();
         let (racks, order) = (racks.len(), order.len());
-        let expected = format!("racks of {racks} nodes and an order of {order}, where there are 3");
+        let expected =
+            format!("racks of {racks} nodes and an order of {order} do not match 3 nodes");
         assert!(error.contains("arrangement") && error.contains(&expected), "{error}");
         assert!(error.contains("each number from 0 to 2 once"), "{error}");
     }
-    // It comes before the operations of the same message. Racks may have any numbers.
+    // It precedes the operations of the same message. Racks may have any numbers.
     registry.instructions(execute(vec![registration(7, all(&request(8)))])).unwrap();
     let started = operation(&request(0), vec![segment(id(7), 0, 0, 8)]);
     let both = pb::Execute { operations: vec![started], ..arrange(&[u32::MAX, 9, 9], &[2, 0, 1]) };
@@ -299,7 +303,7 @@ fn arrangements_are_checked() {
     assert!(topology.same_rack(1, 2) && !topology.same_rack(0, 1));
 }
 
-/// TRUST: rates are those of all nodes, and chunks have a size that settings may have.
+/// TRUST: there are rates for all nodes, and chunks have a size that the settings allow.
 #[test]
 fn rates_and_chunks_are_checked() {
     let links = |line_mbit: &[u32], pair_mbit: &[u32]| pb::Execute {
@@ -313,7 +317,7 @@ fn rates_and_chunks_are_checked() {
     let mut registry = registry();
     for (lines, pairs) in [(&[1, 1][..], &[][..]), (&[1, 0, 1], &[]), (&[1, 1, 1], &[1, 2])] {
         let error = registry.instructions(links(lines, pairs)).unwrap_err().to_string();
-        assert!(error.contains("not those of 3 nodes"), "{error}");
+        assert!(error.contains("do not match 3 nodes"), "{error}");
     }
     let known = registry.instructions(links(&[1, 1, 2], &[0, 5, 1])).unwrap();
     assert!(matches!(&known[..], [Instruction::Links(links)] if links.pair(2, 0) == 5));
@@ -331,7 +335,7 @@ fn rates_and_chunks_are_checked() {
     }
 }
 
-/// TRUST: the factors of a grid are those of the nodes that take part.
+/// TRUST: the factors of a grid match the nodes that take part.
 #[test]
 fn a_grid_of_other_nodes_is_refused() {
     let mut registry = registry();
@@ -343,7 +347,7 @@ fn a_grid_of_other_nodes_is_refused() {
 }
 
 #[test]
-fn what_was_agreed_without_joined_ranks_travels_with_the_segment() {
+fn a_segment_carries_terms_without_joined_ranks() {
     let mut registry = registry();
     let rows = |rows| plain(Collective::Allgather, &[rows]);
     let terms = agreed(&[0, 2, 4], &[1, 2, 3].map(rows));
@@ -358,7 +362,7 @@ fn what_was_agreed_without_joined_ranks_travels_with_the_segment() {
     let second = order(&mut registry, piece(1, 2)).unwrap().unwrap();
     assert_eq!(second.segments[0].range.map(|range| range.offset), Some(1));
     let [first, second] = [first, second].map(|o| o.segments[0].agreement.clone());
-    assert!(Arc::ptr_eq(&first, &second), "worked out once");
+    assert!(Arc::ptr_eq(&first, &second), "computed once");
     // All of this node's ranks have joined: it takes no part.
     let others = agreed(&[0, 1, 4], &[1, 2, 3].map(rows));
     let elsewhere = pb::Segment { agreed: Some(others), ..segment(name("u"), 0, 0, 1) };
@@ -367,7 +371,7 @@ fn what_was_agreed_without_joined_ranks_travels_with_the_segment() {
 }
 
 #[test]
-fn what_was_agreed_is_sent_once_in_an_operation() {
+fn terms_are_sent_once_per_operation() {
     let mut registry = registry();
     let terms = all(&plain(Collective::Alltoall, &[5, 3]));
     let of = |tensor: &str, agreed: Option<&pb::Agreed>, offset| pb::Segment {
@@ -383,15 +387,15 @@ fn what_was_agreed_is_sent_once_in_an_operation() {
     assert!(Arc::ptr_eq(&there[0].agreement, &there[1].agreement));
     let next = vec![of("v", Some(&terms), 0), of("u", None, 1)];
     let again = vec![of("v", Some(&terms), 0), of("u", Some(&terms), 0), of("v", None, 1)];
-    // TRUST: each operation contains what was agreed on each tensor in it.
+    // TRUST: each operation contains the agreement on each of its tensors.
     for segments in [next, again, vec![of("v", None, 0)]] {
         assert!(moves(segments).unwrap_err().to_string().contains("no agreed"));
     }
 }
 
-/// A node without elements of a tensor takes part, too: it may pass on what others have.
+/// A node without elements of a tensor takes part, too: it may pass on the elements of others.
 #[test]
-fn what_is_empty_here_is_not_done_before_it_is_done_elsewhere() {
+fn a_tensor_that_is_empty_here_is_still_moved() {
     let mut registry = registry();
     let gather = |rows| plain(Collective::Gather, &[rows]);
     let ranks = [0, 1, 2, 3, 4];
@@ -413,7 +417,7 @@ fn what_is_empty_here_is_not_done_before_it_is_done_elsewhere() {
 }
 
 #[test]
-fn a_send_and_receive_is_between_two_whoever_has_joined() {
+fn joined_ranks_do_not_affect_send_and_receive() {
     let mut registry = registry();
     let send = Request { root: Rank(4), list: vec![2], ..plain(Collective::SendReceive, &[3]) };
     let terms = agreed(&[2, 4], &[send.clone(), send.clone()]);
@@ -464,15 +468,15 @@ fn process_sets_come_and_go() {
     let resumed = registry.instructions(joined(3, 2)).unwrap();
     assert!(matches!(resumed[..], [Instruction::Resume { last: Rank(2), .. }]));
     for (bad, text) in [
-        (created(3, &[0, 1]), "already is a process set 3"),
+        (created(3, &[0, 1]), "process set 3 already exists"),
         (created(4, &[1, 0]), "not ascending ranks"),
         (created(4, &[5]), "not ascending ranks"),
-        (removed(4), "no process set 4"),
+        (removed(4), "process set 4 does not exist"),
         (removed(0), "can't be removed"),
         (joined(3, 0), "rank 0 is not a member"),
     ] {
         let refused = registry.instructions(bad).unwrap_err().to_string();
-        assert!(refused.contains(text), "{refused:?} has not {text:?}");
+        assert!(refused.contains(text), "{refused:?} does not contain {text:?}");
     }
     registry.instructions(removed(3)).unwrap();
     assert!(registry.resolve(ProcessSetId(3), id(7)).is_err(), "its ids go with it");

@@ -1,4 +1,4 @@
-//! Inputs that are sent as they are, without the copy in the buffer.
+//! Inputs that are sent directly, without a copy in the buffer.
 
 use gradwire_collectives::execution::Work;
 
@@ -10,8 +10,8 @@ const EAGER: Work = Work::Reduce { lazily: false };
 /// Elements: each of the two nodes owns one half of them.
 const COUNT: u64 = 1024;
 
-/// How many bytes of local reduction a piece has left when it starts, of node 0 of two that reduce
-/// directly.
+/// How many bytes of local reduction a piece has left when it starts, on node 0 of two with the
+/// direct algorithm.
 fn left(jobs: &[&Job], change: impl Fn(Piece) -> Piece) -> u64 {
     let topology = Topology::flat(2);
     let piece = change(piece(0, jobs, 0, 2, Algorithm::Direct, &topology));
@@ -21,7 +21,7 @@ fn left(jobs: &[&Job], change: impl Fn(Piece) -> Piece) -> u64 {
 }
 
 #[test]
-fn only_what_one_rank_contributes_unchanged_is_sent_as_it_is() {
+fn only_unchanged_inputs_of_one_rank_skip_a_copy() {
     let alone = Job::new("t", 2, 1, COUNT, SUM);
     let together = Job::new("t", 2, 2, COUNT, SUM);
     let same = |piece: Piece| piece;
@@ -38,26 +38,26 @@ fn only_what_one_rank_contributes_unchanged_is_sent_as_it_is() {
     };
     assert_eq!(travels_as(Form::Bf16), 0, "it travels in its own type");
     assert_eq!(travels_as(Form::F32), copied);
-    // Node 0 sends the second half. With the short tensor last, that is in two places.
+    // Node 0 sends the second half. With the short tensor last, it spans two tensors.
     let (long, short) = (Job::new("a", 2, 1, 624, SUM), Job::new("b", 2, 1, 400, SUM));
     assert_eq!(left(&[&short, &long], same), 0);
     assert_eq!(left(&[&long, &short], same), copied);
-    // What this node publishes itself is computed in the buffer.
+    // A result that this node publishes is computed in the buffer.
     let way = Way { source: Some(0), target: None };
     assert_eq!(left(&[&Job::new("t", 2, 1, COUNT, way)], same), COUNT * 4);
-    // What goes to another node only is not.
+    // A result only for another node is not.
     let way = Way { source: Some(0), target: Some(3) };
     assert_eq!(left(&[&Job::new("t", 2, 2, COUNT, way)], same), 0);
 }
 
-/// SAME: a rank that changes its input meanwhile gets a wrong result, and the same one as others.
+/// SAME: if a rank changes its input meanwhile, the result is wrong, but the same on all ranks.
 #[test]
-fn all_ranks_get_the_same_bits_although_an_input_changes() {
+fn changing_inputs_give_all_ranks_the_same_bits() {
     for turn in 0..8 {
         let cluster = Cluster::new(3, 1, 4096, Duration::from_secs(10));
         cluster.connect(1, Some(32 << 10));
         let topology = Topology::flat(3);
-        // Results go to memory of their own.
+        // Results go to separate memory.
         let jobs: Vec<Job> = (0..2).map(|_| Job::new("t", 3, 1, 100_000, SUM)).collect();
         for node in 0..3 {
             let algorithm = if turn % 2 == 0 { Algorithm::Ring } else { Algorithm::Direct };

@@ -1,4 +1,4 @@
-//! SAME: what lanes give over sockets is, bit by bit, what the interpreter of schedules gives in
+//! SAME: lanes over sockets give bit for bit the same results as the interpreter of schedules in
 //! memory, on all ranks and for every algorithm.
 
 #[path = "../../../../collectives/tests/schedules/interpret.rs"]
@@ -30,7 +30,7 @@ fn specs() -> Vec<Spec> {
     Algorithm::ALL.iter().map(|&algorithm| Spec::usual(algorithm)).chain(others).collect()
 }
 
-/// Numbers of so different sizes that each order of additions has other bits.
+/// Numbers of very different magnitudes, so that each order of additions gives different bits.
 fn numbers(count: u64, random: &mut SplitMix64) -> Vec<f32> {
     let one = |_| {
         let size = 2f32.powi(random.random_range(-12..12));
@@ -43,7 +43,7 @@ fn bytes_of(numbers: &[f32]) -> Vec<u8> {
     numbers.iter().flat_map(|number| number.to_ne_bytes()).collect()
 }
 
-/// What the interpreter gives each node; `inputs` are those of all ranks.
+/// The interpreter's result for each node; `inputs` are those of all ranks.
 fn interpreted(
     kind: Kind,
     spec: Spec,
@@ -93,7 +93,7 @@ proptest! {
         let mut random = SplitMix64::seed_from_u64(seed);
         let jobs: Vec<Job> =
             counts.iter().map(|&count| Job::new("t", all, locals, count, way)).collect();
-        // What each rank of each node has of all tensors of the piece.
+        // The input of each rank of each node for all tensors of the piece.
         let mut inputs = vec![Vec::new(); all as usize];
         for rank in 0..nodes * locals {
             let (node, local) = ((rank / locals) as usize, (rank % locals) as usize);
@@ -140,9 +140,9 @@ proptest! {
     }
 }
 
-/// The numbers are such that another order of additions is noticed: so the test above can fail.
+/// Another order of additions is noticed with these numbers, so the test above can fail.
 #[test]
-fn another_order_has_other_bits() {
+fn another_order_gives_other_bits() {
     let mut random = SplitMix64::seed_from_u64(1);
     let inputs: Vec<_> = (0..6).map(|_| vec![bytes_of(&numbers(1000, &mut random))]).collect();
     let of = |spec: Algorithm| {

@@ -10,7 +10,7 @@ use crate::transport::frame::{HEADER_BYTES, Header, Totals};
 
 const LIMIT: Duration = Duration::from_millis(800);
 
-/// Both ends of a connection: the first is for a lane, the second for the test.
+/// Both ends of a connection: the first for a lane, the second for the test.
 fn connection() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -83,7 +83,7 @@ impl Waiting {
     }
 }
 
-/// WAIT: the limit is for a link on which nothing moves, and not for a piece.
+/// WAIT: the limit is for a link without activity, not for a piece.
 #[test]
 fn a_piece_takes_as_long_as_its_line_does() {
     let waiting = Waiting::new(0);
@@ -97,7 +97,7 @@ fn a_piece_takes_as_long_as_its_line_does() {
 }
 
 #[test]
-fn a_line_that_stands_still_is_reported_with_the_host_at_its_end() {
+fn a_stalled_line_names_the_peers_host() {
     let waiting = Waiting::new(0);
     let mut there = waiting.connect(1, None);
     waiting.start();
@@ -109,9 +109,10 @@ fn a_line_that_stands_still_is_reported_with_the_host_at_its_end() {
     waiting.cluster.stop();
 }
 
-/// What the peer's system has not acknowledged has not moved, even if our own system accepted it.
+/// Data that the peer's system has not acknowledged has not moved, even if our own system accepted
+/// it.
 #[test]
-fn a_peer_that_takes_nothing_is_reported() {
+fn a_peer_that_receives_nothing_is_reported() {
     let cluster = Cluster::new(2, 1, 1 << 16, LIMIT);
     let job = Job::new("grad", 2, 1, 5_000_000, Way { source: Some(0), target: None });
     let (stream, _there) = connection();
@@ -123,9 +124,9 @@ fn a_peer_that_takes_nothing_is_reported() {
     cluster.stop();
 }
 
-/// TELL: one of three nodes is silent, and the others wait for it and for each other.
+/// TELL: one of three nodes is silent; the others wait for it and for each other.
 #[test]
-fn all_that_wait_for_a_node_name_that_node() {
+fn all_nodes_name_the_silent_one() {
     // Most of the time is spent waiting.
     thread::scope(|scope| {
         for silent in 0..3 {
@@ -153,9 +154,9 @@ fn silent_node_is_named(silent: u32, algorithm: Algorithm) {
     cluster.stop();
 }
 
-/// A connection that broke between two frames is reported, and the next one continues.
+/// A connection that broke between two frames is reported, and the next one takes over.
 #[test]
-fn a_connection_takes_the_place_of_one_that_broke() {
+fn a_connection_replaces_a_broken_one() {
     for (me, started) in [(0, false), (0, true), (1, true)] {
         let waiting = Waiting::new(me);
         let there = waiting.connect(1, None);
@@ -176,9 +177,9 @@ fn a_connection_takes_the_place_of_one_that_broke() {
     }
 }
 
-/// The accepting side may notice the break only by the connection that replaces the broken one.
+/// The accepting side may notice the break only when the connection is replaced.
 #[test]
-fn what_has_come_before_a_connection_is_replaced_counts() {
+fn data_before_a_replacement_counts() {
     let waiting = Waiting::new(1);
     waiting.start();
     let mut first = waiting.connect(1, None);
@@ -189,9 +190,9 @@ fn what_has_come_before_a_connection_is_replaced_counts() {
     waiting.finishes();
 }
 
-/// Bytes that were under way are lost. The side that compares the counts reports that at once.
+/// Bytes in flight are lost. The side that compares the counts reports that immediately.
 #[test]
-fn a_connection_that_lost_bytes_has_no_successor() {
+fn a_connection_that_lost_bytes_is_not_replaced() {
     for (written, read) in [(432, 0), (0, 32)] {
         let waiting = Waiting::new(1);
         let there = waiting.connect(1, None);
@@ -208,7 +209,7 @@ fn a_connection_that_lost_bytes_has_no_successor() {
 }
 
 #[test]
-fn a_connection_that_breaks_within_a_frame_ends_it() {
+fn a_connection_broken_within_a_frame_is_fatal() {
     let waiting = Waiting::new(0);
     let mut there = waiting.connect(1, None);
     waiting.start();
@@ -220,9 +221,9 @@ fn a_connection_that_breaks_within_a_frame_ends_it() {
     waiting.cluster.stop();
 }
 
-/// A node that waits sends notices to those that may wait for it.
+/// A waiting node sends notices to those that may wait for it.
 #[test]
-fn notices_are_given_while_a_piece_waits_and_not_before() {
+fn notices_are_sent_only_while_a_piece_waits() {
     let waiting = Waiting::new(0);
     let mut there = waiting.connect(1, None);
     there.set_read_timeout(Some(LIMIT / 2)).unwrap();

@@ -5,7 +5,7 @@ use std::io::Write;
 use super::*;
 use crate::transport::frame::Header;
 
-/// The size of a chunk of the node itself: no frame inside a block may have less.
+/// The chunk size of the node: no frame inside a block may be smaller.
 const CHUNK: u64 = 16;
 
 /// A node that waits for a broadcast of `count` elements from node 1, and the test's ends of its
@@ -46,13 +46,13 @@ impl Waiting {
     }
 }
 
-/// What is sent first may arrive last.
+/// The first frame may arrive last.
 #[test]
-fn frames_find_their_place_whatever_they_arrive_on() {
+fn frames_may_arrive_on_any_connection() {
     let waiting = Waiting::new(1000, 3);
     for (stream, elements) in [(2, 700..1000), (0, 100..200), (1, 200..700)] {
         waiting.send(stream, elements);
-        // With a pause, or they would sometimes arrive in order.
+        // Without a pause, they would sometimes arrive in order.
         let early = waiting.cluster.events[0].recv_timeout(Duration::from_millis(50));
         assert!(early.is_err(), "{early:?}");
     }
@@ -63,9 +63,9 @@ fn frames_find_their_place_whatever_they_arrive_on() {
     assert!(waiting.job.buffers[0][0].read() == expected);
 }
 
-/// ONE, TRUST: no byte is accepted twice, none outside of its block, and no part of an element.
+/// ONE, TRUST: no byte is accepted twice or outside of its block, and no element partly.
 #[test]
-fn frames_that_do_not_fit_end_it() {
+fn frames_that_do_not_fit_are_fatal() {
     let sends: [&[(usize, std::ops::Range<u64>)]; 3] =
         [&[(0, 0..50), (1, 49..60)], &[(0, 50..60), (1, 40..70)], &[(0, 60..101)]];
     for frames in sends {
@@ -75,7 +75,7 @@ fn frames_that_do_not_fit_end_it() {
         }
         let Event::Failed(failure) = waiting.cluster.wait_for(0) else { panic!("{frames:?}") };
         assert_eq!(failure.kind, FailureKind::Protocol, "{failure}");
-        assert!(failure.to_string().contains("had not come before"), "{failure}");
+        assert!(failure.to_string().contains("not whole new elements"), "{failure}");
         waiting.cluster.stop();
     }
     for (offset, length) in [(2, 4), (4, 6), (u64::MAX - 3, 4), (1 << 40, 4)] {
@@ -88,10 +88,9 @@ fn frames_that_do_not_fit_end_it() {
     }
 }
 
-/// BOUND: each frame that arrives early takes memory besides its bytes, so there can't be millions
-/// of them.
+/// BOUND: each early frame takes memory besides its bytes, so there must not be millions of them.
 #[test]
-fn crumbs_are_refused() {
+fn tiny_frames_are_refused() {
     let waiting = Waiting::new(100, 1);
     waiting.send(0, 0..96);
     // The end of the block may be short.
@@ -103,10 +102,10 @@ fn crumbs_are_refused() {
     waiting.cluster.stop();
 }
 
-/// What a peer sent before it closed its end is read to the last byte. A frame that is cut is a
-/// lost connection.
+/// The data that a peer sent before it closed its end is read to the last byte. A truncated frame
+/// is a lost connection.
 #[test]
-fn the_end_of_a_connection_comes_after_what_is_before_it() {
+fn data_is_read_before_the_end_of_a_connection() {
     let waiting = Waiting::new(100_000, 1);
     waiting.send(0, 0..100_000);
     waiting.peers[0].shutdown(std::net::Shutdown::Write).unwrap();

@@ -4,7 +4,7 @@ use gradwire_collectives::algorithms::probe::Pattern;
 
 use super::*;
 
-/// The piece of a participant, which are the nodes in this order.
+/// The piece of `node`; the participants are `nodes` in this order.
 fn probe(sequence: u64, pattern: Pattern, nodes: &[u32], node: u32) -> Piece {
     let own = nodes.iter().position(|other| *other == node).unwrap() as u32;
     let schedule = pattern.schedule(nodes.len() as u32, own);
@@ -28,7 +28,7 @@ fn probe(sequence: u64, pattern: Pattern, nodes: &[u32], node: u32) -> Piece {
 
 /// All patterns, from either end, on several connections and with chunks of any size.
 #[test]
-fn every_pattern_ends_on_all_of_its_nodes() {
+fn every_pattern_ends_on_all_its_nodes() {
     for (streams, chunk) in [(1, 4096), (3, 1000), (2, 1 << 20)] {
         let cluster = Cluster::new(4, 1, chunk, Duration::from_secs(4));
         cluster.connect(streams, None);
@@ -71,10 +71,9 @@ fn memory_is_measured_without_peers() {
     cluster.stop();
 }
 
-/// A peer that does not answer is late for an operation, but not for a probe; and what comes after
-/// the probe runs.
+/// A peer that does not answer is late for an operation, but not for a probe; and later pieces run.
 #[test]
-fn a_probe_that_waits_fails_nothing_and_delays_nothing() {
+fn a_waiting_probe_neither_fails_nor_delays() {
     let limit = Duration::from_millis(200);
     let cluster = Cluster::new(3, 1, 4096, limit);
     cluster.connect(1, None);
@@ -97,15 +96,15 @@ fn a_probe_that_waits_fails_nothing_and_delays_nothing() {
     cluster.stop();
 }
 
-/// A node that leaves while it is probed has left in good order.
+/// A node that leaves while it is probed causes no failure.
 #[test]
 fn a_node_may_leave_during_a_probe() {
     let cluster = Cluster::new(2, 1, 4096, Duration::from_secs(4));
     cluster.connect(1, None);
     cluster.lanes[0][0].send(Order::Start(probe(1, Pattern::RoundTrips(9), &[0, 1], 0)));
-    // It has sent its first message, which the other one does not know.
+    // It has sent its first message, which the other node does not expect.
     std::thread::sleep(Duration::from_millis(100));
-    cluster.lanes[1].iter().for_each(Lane::stop);
+    cluster.lanes[1].iter().for_each(stop);
     let event = cluster.events[0].recv_timeout(Duration::from_secs(1));
     assert!(!matches!(event, Ok(Event::Failed(_))), "{event:?}");
     cluster.stop();

@@ -1,5 +1,5 @@
-//! f32 that travels in eight bits, over real lanes: all ranks receive identical bits, the error is
-//! within its bound, and what is lost comes with the next rounds.
+//! f32 that is sent in eight bits, over real lanes: all ranks receive identical bits, the error is
+//! within its bound, and the next rounds compensate for it.
 
 use std::ops::RangeInclusive;
 
@@ -9,7 +9,7 @@ use gradwire_proto::compression::{GROUP, GROUP_BYTES};
 use super::{short::number, *};
 use crate::data::feedback::Feedback;
 
-/// The same piece in groups. Its tensors have memory for what is lost.
+/// The same piece, quantized. Its tensors have memory for errors.
 fn quantized(
     piece: Piece,
     format: Quantized,
@@ -40,14 +40,14 @@ fn step(format: Quantized, most: f64) -> f64 {
     }
 }
 
-/// How often the same numbers are added.
+/// The rounds in which the same numbers are added.
 const ROUNDS: RangeInclusive<u64> = 1..=5;
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
-    fn algorithms_that_round_once_move_a_quarter_of_the_bytes(
+    fn quantized_results_are_within_bounds(
         nodes in 2u32..8,
         locals in 1u32..4,
         streams in 1u32..4,
@@ -73,8 +73,8 @@ proptest! {
         let parts = |i: u64| (0..ranks).map(move |rank| number(rank, i));
         let longest = counts.iter().copied().max().unwrap();
         let most = (0..longest).map(|i| parts(i).map(f64::abs).sum()).fold(0.0, f64::max);
-        // Each node rounds what it sends, and the owner what it publishes. With what was lost
-        // before, a group may be larger by one rounding.
+        // Each node rounds when it sends, and the owner when it publishes. With the last error, a
+        // group may be larger by one rounding.
         let bound = f64::from(nodes + 1) * 1.1 * step(format, most);
         let feedback: Vec<Feedback> = (0..nodes).map(|_| Feedback::new(room)).collect();
         let mut sums: Vec<Vec<f64>> =
@@ -115,7 +115,7 @@ proptest! {
         if room < 1 << 30 {
             return Ok(());
         }
-        // All that is missing in the end is what was lost in the last round.
+        // In the end only the error of the last round is missing.
         let rounds = *ROUNDS.end() as f64;
         for (i, sum) in sums.iter().flat_map(|sums| (0..).zip(sums)) {
             let error = (sum - rounds * parts(i).sum::<f64>()).abs();

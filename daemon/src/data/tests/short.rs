@@ -1,9 +1,9 @@
-//! f32 that travels as bf16, over real lanes: all ranks receive identical bits, and the error is
-//! within the bound of the roundings on the way.
+//! f32 that is sent as bf16, over real lanes: all ranks receive identical bits, and the error is
+//! within the bound of the roundings.
 
 use super::*;
 
-/// Numbers that are not sums of few powers of two, of both signs and several sizes.
+/// Numbers that are not sums of few powers of two, of both signs and several magnitudes.
 pub(super) fn number(rank: u32, i: u64) -> f32 {
     let mixed = (u64::from(rank) << 32 | i).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let part = (mixed >> 40) as f32 / (1 << 24) as f32 - 0.5;
@@ -28,7 +28,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_algorithm_moves_half_the_bytes(
+    fn bf16_results_are_within_bounds(
         nodes in 2u32..8,
         locals in 1u32..4,
         streams in 1u32..4,
@@ -94,18 +94,18 @@ proptest! {
     }
 }
 
-/// A sum of several peers' parts is rounded once, not after each part: on four nodes that exchange
-/// directly, one large part does not absorb the small ones.
+/// A sum of several peers' parts is rounded once, not after each part: so one large part does not
+/// absorb the small ones.
 #[test]
-fn sums_are_kept_whole_until_they_are_sent() {
+fn sums_are_rounded_only_when_they_are_sent() {
     let cluster = Cluster::new(4, 1, 4096, Duration::from_secs(10));
     cluster.connect(1, None);
     let topology = Topology::flat(4);
     let job = Job::new("t", 4, 1, 4096, SUM);
     // 256 + 1 + 1 + 1 is 259 in f32, and 260 in bf16. Rounded after each part, it would stay 256.
     for (rank, buffer) in job.buffers.iter().flatten().enumerate() {
-        let whose = |i: usize| i / 1024;
-        let values = (0..4096).map(|i| if whose(i) == rank { 256.0 } else { 1.0 });
+        let owner = |i: usize| i / 1024;
+        let values = (0..4096).map(|i| if owner(i) == rank { 256.0 } else { 1.0 });
         buffer.write(&values.collect::<Vec<f32>>());
     }
     for node in 0..4 {

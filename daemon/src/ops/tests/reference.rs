@@ -1,5 +1,4 @@
-//! Random requests, and the right results of their collectives: computed from the inputs, without
-//! flows.
+//! Random requests, and the right results of their collectives, computed directly from the inputs.
 
 use gradwire_kernels::{Combine, Finish, Store};
 use gradwire_proto::{Collective, DType, Part, Rank, ReduceOp, Request, Shape};
@@ -89,7 +88,7 @@ impl Case {
         (0..all[0].len()).map(fold).collect()
     }
 
-    /// How the rows of an input are divided.
+    /// The split of an input's rows.
     fn split(&self, from: usize) -> Vec<usize> {
         let request = &self.takers[from].request;
         let n = self.takers.len();
@@ -174,7 +173,7 @@ fn dtype(at: u8) -> DType {
     [DType::F32, DType::I64, DType::U8][at as usize % 3]
 }
 
-/// What each of `takers` asks for: the same where it has to be, and otherwise decided by `dice`.
+/// The requests of `takers`: equal where they must be, and otherwise chosen by `dice`.
 pub(super) fn requests(
     collective: Collective,
     op: ReduceOp,
@@ -216,7 +215,7 @@ pub(super) fn requests(
                 let root = if collective == Collective::Scatter { root } else { Rank(0) };
                 let is_root = takers[at] == root;
                 if collective == Collective::Scatter && !is_root {
-                    // The shape that it expects may be right or wrong.
+                    // Its expected shape may be right or wrong.
                     let shape = plain.shape.with_rows(die(7) % 9).unwrap();
                     return Request { root, shape, reduce_op: ReduceOp::Sum, ..plain };
                 }
