@@ -50,19 +50,18 @@ impl Session {
     /// Args:
     ///     tensors: The buffers.
     ///     op: The name of the reduction, such as `sum` or `average`.
-    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
-    ///         order.
-    ///     priority: A larger number goes first.
-    ///     prescale: Each contribution is multiplied by it.
-    ///     postscale: The result is multiplied by it.
-    ///     process_set: The ranks that take part; all by default.
+    ///     name: Identifies the call across ranks. Unnamed calls are matched by their order.
+    ///     priority: Operations with a larger number go first.
+    ///     prescale: The factor for each contribution.
+    ///     postscale: The factor for the result.
+    ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
     ///     A handle whose result is the list of the buffers.
     ///
     /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
+    ///     InvalidRequest: An argument is invalid. Nothing was started.
+    ///     GradwireError: The session has ended, or memory is exhausted.
     #[pyo3(signature = (
         tensors, op, *, name=None, priority=0, prescale=1.0, postscale=1.0,
         process_set=None,
@@ -100,17 +99,16 @@ impl Session {
     ///
     /// Args:
     ///     tensor: The buffer.
-    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
-    ///         order.
-    ///     priority: A larger number goes first.
-    ///     process_set: The ranks that take part; all by default.
+    ///     name: Identifies the call across ranks. Unnamed calls are matched by their order.
+    ///     priority: Operations with a larger number go first.
+    ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
     ///     A handle whose result is a list with the buffer.
     ///
     /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
+    ///     InvalidRequest: An argument is invalid. Nothing was started.
+    ///     GradwireError: The session has ended, or memory is exhausted.
     #[pyo3(signature = (tensor, *, name=None, priority=0, process_set=None))]
     fn adasum(
         &self,
@@ -131,21 +129,20 @@ impl Session {
     ///
     /// Args:
     ///     tensor: The buffer.
-    ///     root: The rank that gets the result.
+    ///     root: The rank that receives the result.
     ///     op: The name of the reduction, such as `sum` or `average`.
-    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
-    ///         order.
-    ///     priority: A larger number goes first.
-    ///     prescale: Each contribution is multiplied by it.
-    ///     postscale: The result is multiplied by it.
-    ///     process_set: The ranks that take part; all by default.
+    ///     name: Identifies the call across ranks. Unnamed calls are matched by their order.
+    ///     priority: Operations with a larger number go first.
+    ///     prescale: The factor for each contribution.
+    ///     postscale: The factor for the result.
+    ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
     ///     A handle whose result is a list with the buffer.
     ///
     /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
+    ///     InvalidRequest: An argument is invalid. Nothing was started.
+    ///     GradwireError: The session has ended, or memory is exhausted.
     #[pyo3(signature = (
         tensor, root, op, *, name=None, priority=0, prescale=1.0, postscale=1.0,
         process_set=None,
@@ -176,18 +173,17 @@ impl Session {
     ///
     /// Args:
     ///     tensor: The buffer.
-    ///     root: The rank whose tensor all get.
-    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
-    ///         order.
-    ///     priority: A larger number goes first.
-    ///     process_set: The ranks that take part; all by default.
+    ///     root: The rank whose tensor all ranks receive.
+    ///     name: Identifies the call across ranks. Unnamed calls are matched by their order.
+    ///     priority: Operations with a larger number go first.
+    ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
     ///     A handle whose result is a list with the buffer.
     ///
     /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
+    ///     InvalidRequest: An argument is invalid. Nothing was started.
+    ///     GradwireError: The session has ended, or memory is exhausted.
     #[pyo3(signature = (tensor, root, *, name=None, priority=0, process_set=None))]
     fn broadcast(
         &self,
@@ -209,19 +205,18 @@ impl Session {
     ///
     /// Args:
     ///     tensors: The buffers.
-    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
-    ///         order.
+    ///     name: Identifies the call across ranks. Unnamed calls are matched by their order.
     ///     object: The kind of an exchange of objects, if the rows are the bytes of objects.
-    ///     priority: A larger number goes first.
-    ///     process_set: The ranks that take part; all by default.
+    ///     priority: Operations with a larger number go first.
+    ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
     ///     A handle whose result is a list of pairs: a new buffer, and the number of rows of each
     ///     member.
     ///
     /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
+    ///     InvalidRequest: An argument is invalid. Nothing was started.
+    ///     GradwireError: The session has ended, or memory is exhausted.
     #[pyo3(signature = (tensors, *, name=None, object=None, priority=0, process_set=None))]
     fn allgather(
         &self,
@@ -254,18 +249,17 @@ impl Session {
     ///
     /// Args:
     ///     tensor: The buffer.
-    ///     root: The rank that gets the result.
-    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
-    ///         order.
-    ///     priority: A larger number goes first.
-    ///     process_set: The ranks that take part; all by default.
+    ///     root: The rank that receives the result.
+    ///     name: Identifies the call across ranks. Unnamed calls are matched by their order.
+    ///     priority: Operations with a larger number go first.
+    ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
     ///     A handle whose result is as that of an allgather at the root, and None elsewhere.
     ///
     /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
+    ///     InvalidRequest: An argument is invalid. Nothing was started.
+    ///     GradwireError: The session has ended, or memory is exhausted.
     #[pyo3(signature = (tensor, root, *, name=None, priority=0, process_set=None))]
     fn gather(
         &self,
@@ -291,17 +285,16 @@ impl Session {
     ///     splits: At the root the number of rows of each member; the same for each by default.
     ///     dtype: The name of the element type, elsewhere than at the root.
     ///     expecting: The expected shape of the result. If it is right it saves a round trip.
-    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
-    ///         order.
-    ///     priority: A larger number goes first.
-    ///     process_set: The ranks that take part; all by default.
+    ///     name: Identifies the call across ranks. Unnamed calls are matched by their order.
+    ///     priority: Operations with a larger number go first.
+    ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
     ///     A handle whose result is a list with a new buffer.
     ///
     /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
+    ///     InvalidRequest: An argument is invalid. Nothing was started.
+    ///     GradwireError: The session has ended, or memory is exhausted.
     #[pyo3(signature = (
         tensor, root, *, splits=None, dtype=None, expecting=None, name=None, priority=0,
         process_set=None,
@@ -340,19 +333,18 @@ impl Session {
     /// Args:
     ///     tensors: The buffers.
     ///     op: The name of the reduction, such as `sum` or `average`.
-    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
-    ///         order.
-    ///     priority: A larger number goes first.
-    ///     prescale: Each contribution is multiplied by it.
-    ///     postscale: The result is multiplied by it.
-    ///     process_set: The ranks that take part; all by default.
+    ///     name: Identifies the call across ranks. Unnamed calls are matched by their order.
+    ///     priority: Operations with a larger number go first.
+    ///     prescale: The factor for each contribution.
+    ///     postscale: The factor for the result.
+    ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
     ///     A handle whose result is a list of new buffers.
     ///
     /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
+    ///     InvalidRequest: An argument is invalid. Nothing was started.
+    ///     GradwireError: The session has ended, or memory is exhausted.
     #[pyo3(signature = (
         tensors, op, *, name=None, priority=0, prescale=1.0, postscale=1.0,
         process_set=None,
@@ -391,17 +383,16 @@ impl Session {
     /// Args:
     ///     tensor: The buffer.
     ///     splits: The number of rows for each member; the same for each by default.
-    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
-    ///         order.
-    ///     priority: A larger number goes first.
-    ///     process_set: The ranks that take part; all by default.
+    ///     name: Identifies the call across ranks. Unnamed calls are matched by their order.
+    ///     priority: Operations with a larger number go first.
+    ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
     ///     A handle whose result is as that of an allgather.
     ///
     /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
+    ///     InvalidRequest: An argument is invalid. Nothing was started.
+    ///     GradwireError: The session has ended, or memory is exhausted.
     #[pyo3(signature = (tensor, *, splits=None, name=None, priority=0, process_set=None))]
     fn alltoall(
         &self,
@@ -427,16 +418,16 @@ impl Session {
     /// Args:
     ///     tensor: The buffer.
     ///     to: The rank that receives it.
-    ///     tag: The receiver gives the same.
-    ///     priority: A larger number goes first.
-    ///     process_set: The ranks that take part; all by default.
+    ///     tag: The receiver passes the same tag.
+    ///     priority: Operations with a larger number go first.
+    ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
     ///     A handle without a result that matters.
     ///
     /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
+    ///     InvalidRequest: An argument is invalid. Nothing was started.
+    ///     GradwireError: The session has ended, or memory is exhausted.
     #[pyo3(signature = (tensor, to, *, tag=0, priority=0, process_set=None))]
     fn send(
         &self,
@@ -463,16 +454,16 @@ impl Session {
     ///     into: The buffer for it; None for a new one.
     ///     dtype: The name of the element type of a new buffer.
     ///     expecting: The expected shape of a new buffer. If it is right it saves a round trip.
-    ///     tag: The sender gives the same.
-    ///     priority: A larger number goes first.
-    ///     process_set: The ranks that take part; all by default.
+    ///     tag: The sender passes the same tag.
+    ///     priority: Operations with a larger number go first.
+    ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
     ///     A handle whose result is a list with the buffer.
     ///
     /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
+    ///     InvalidRequest: An argument is invalid. Nothing was started.
+    ///     GradwireError: The session has ended, or memory is exhausted.
     #[pyo3(signature = (
         source, *, into=None, dtype=None, expecting=None, tag=0, priority=0,
         process_set=None,
@@ -513,16 +504,15 @@ impl Session {
     /// Starts a barrier, which ends once every member has come.
     ///
     /// Args:
-    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
-    ///         order.
-    ///     process_set: The ranks that take part; all by default.
+    ///     name: Identifies the call across ranks. Unnamed calls are matched by their order.
+    ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
     ///     A handle without a result.
     ///
     /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
+    ///     InvalidRequest: An argument is invalid. Nothing was started.
+    ///     GradwireError: The session has ended, or memory is exhausted.
     #[pyo3(signature = (*, name=None, process_set=None))]
     fn barrier(
         &self,
@@ -539,14 +529,14 @@ impl Session {
     /// Declares that this rank has no more data.
     ///
     /// Args:
-    ///     process_set: The ranks that take part; all by default.
+    ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
     ///     A handle that ends when no rank has more data; its result is the last rank that joined.
     ///
     /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
+    ///     InvalidRequest: An argument is invalid. Nothing was started.
+    ///     GradwireError: The session has ended, or memory is exhausted.
     #[pyo3(signature = (*, process_set=None))]
     fn join(&self, py: Python<'_>, process_set: Set<'_>) -> PyResult<Handle> {
         let mut options = JoinOptions::default();

@@ -195,7 +195,7 @@ impl Handle {
     /// Returns whether `wait` would return, or raise, at once.
     ///
     /// Returns:
-    ///     True if the operation has ended.
+    ///     True if the operation has completed.
     fn poll(&self, py: Python<'_>) -> bool {
         py.detach(|| match self.state.try_lock() {
             Ok(state) => match &*state {
@@ -208,10 +208,10 @@ impl Handle {
         })
     }
 
-    /// Waits for the operation to end. Ctrl-C ends the wait.
+    /// Waits for the operation to complete. Ctrl-C interrupts the wait.
     ///
     /// Args:
-    ///     timeout: The longest time to wait, in seconds. None waits without a limit.
+    ///     timeout: The maximum time to wait, in seconds. None waits forever.
     ///
     /// Returns:
     ///     A list of buffers, a list of pairs of a buffer and the number of rows from each member,
@@ -219,7 +219,7 @@ impl Handle {
     ///     same.
     ///
     /// Raises:
-    ///     WaitTimeout: The operation has not ended within `timeout`. It continues.
+    ///     WaitTimeout: The operation did not complete within `timeout`. It continues.
     ///     GradwireError: The operation failed.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {

@@ -214,7 +214,7 @@ impl Session {
     ///     The memory.
     ///
     /// Raises:
-    ///     InvalidRequest: There is no such element type, or the shape is too large.
+    ///     InvalidRequest: The element type is unknown, or the shape is too large.
     ///     OutOfResources: There is not enough shared memory.
     fn buffer(&self, py: Python<'_>, dtype: &str, shape: Vec<u64>) -> PyResult<Buffer> {
         let dtype = buffer::dtype(dtype).or_raise(py)?;
@@ -283,8 +283,8 @@ impl Session {
     ///     A handle whose result is the process set.
     ///
     /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
+    ///     InvalidRequest: An argument is invalid. Nothing was started.
+    ///     GradwireError: The session has ended, or memory is exhausted.
     fn add_process_set(&self, py: Python<'_>, ranks: Vec<u32>) -> PyResult<Handle> {
         let handle = py.detach(|| self.inner.add_process_set_async(&ranks)).or_raise(py)?;
         Ok(Handle::new("add_process_set", handle))
@@ -301,8 +301,8 @@ impl Session {
     ///     A handle without a result.
     ///
     /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
+    ///     InvalidRequest: An argument is invalid. Nothing was started.
+    ///     GradwireError: The session has ended, or memory is exhausted.
     #[pyo3(signature = (set, give_up = false))]
     fn remove_process_set(
         &self,

@@ -28,15 +28,15 @@ def broadcast_parameters(
         params: A ``state_dict()``, ``named_parameters()`` or ``parameters()``. All ranks give
             parameters of the same names, dtypes and shapes; those of ``parameters()`` are paired by
             their order. None as a parameter is skipped.
-        root_rank: The rank in the job whose parameters all ranks get.
-        process_set: The ranks that take part. The default is all ranks.
+        root_rank: The global rank whose parameters all ranks receive.
+        process_set: The participating ranks. The default is all ranks.
 
     Raises:
         ValueError: ``params`` is none of these.
         NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        Disagreement: The ranks made different requests under the same name.
+        PeerLost: A participating rank or node has exited or does not respond.
         GradwireError: The operation failed for another reason.
 
     Example:
@@ -127,15 +127,15 @@ def broadcast_optimizer_state(
 
     Args:
         optimizer: The optimizer, with the same parameters on all ranks.
-        root_rank: The rank in the job whose state all ranks get.
+        root_rank: The global rank whose state all ranks receive.
         model: Accepted for Horovod's scripts and not used.
-        process_set: The ranks that take part. The default is all ranks.
+        process_set: The participating ranks. The default is all ranks.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        Disagreement: The ranks made different requests under the same name.
+        PeerLost: A participating rank or node has exited or does not respond.
         GradwireError: The operation failed for another reason.
 
     Example:

@@ -63,7 +63,7 @@ class Derived(Handle[Any]):
         self._inner, self._map = inner, make
 
     def poll(self) -> bool:
-        """Returns whether ``wait`` would return, or raise, at once."""
+        """Returns whether ``wait`` would return or raise immediately."""
         return self._inner.poll()
 
     def wait(self, timeout: float | None = None) -> Any:

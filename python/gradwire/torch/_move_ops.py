@@ -27,23 +27,22 @@ def _first(handle: Handle[list[tuple[torch.Tensor, list[int]]]]) -> Handle[torch
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[torch.Tensor]:
-    """Starts an allgather and returns at once.
+    """Starts an allgather and returns immediately.
 
-    The result can't be differentiated.
+    The result is not differentiable.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and the same dimensions
-            but the first. A tensor without dimensions counts as one row.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+        tensor: A dense tensor on any device. All ranks pass the same dtype, and the same dimensions
+            except the first. A tensor without dimensions counts as one row.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
         The operation in flight. Its ``wait`` returns what ``allgather`` returns.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
     """
     return _first(collectives.allgather([tensor], name, process_set))
 
@@ -54,20 +53,19 @@ def allgather(
     """Concatenates all ranks' tensors along the first dimension; every rank gets the result.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and the same dimensions
-            but the first. A tensor without dimensions counts as one row.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+        tensor: A dense tensor on any device. All ranks pass the same dtype, and the same dimensions
+            except the first. A tensor without dimensions counts as one row.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        A new tensor with the rows of all ranks, in rank order. It can be differentiated.
+        A new tensor with the rows of all ranks, in rank order. It is differentiable.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        Disagreement: The ranks made different requests under the same name.
+        PeerLost: A participating rank or node has exited or does not respond.
         GradwireError: The operation failed for another reason.
 
     Example:
@@ -86,20 +84,19 @@ def grouped_allgather_async(
 ) -> Handle[list[torch.Tensor]]:
     """Starts several allgathers in one request.
 
-    The result can't be differentiated.
+    The result is not differentiable.
 
     Args:
-        tensors: Tensors as ``allgather`` takes them; at least one. All ranks give as many.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+        tensors: Tensors as ``allgather`` takes them; at least one. All ranks pass the same number.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
         The operation in flight. Its ``wait`` returns what ``grouped_allgather`` returns.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
     """
     handle = collectives.allgather(tensors, name, process_set)
     return derived(handle, lambda result: [tensor for tensor, _ in result])
@@ -113,20 +110,19 @@ def grouped_allgather(
     """Gathers several tensors, each as ``allgather`` does, in one request.
 
     Args:
-        tensors: Tensors as ``allgather`` takes them; at least one. All ranks give as many.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+        tensors: Tensors as ``allgather`` takes them; at least one. All ranks pass the same number.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        New tensors in the order of the arguments, each with the rows of all ranks. They can be
-        differentiated.
+        New tensors in the order of the arguments, each with the rows of all ranks. They are
+        differentiable.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        Disagreement: The ranks made different requests under the same name.
+        PeerLost: A participating rank or node has exited or does not respond.
         GradwireError: The operation failed for another reason.
     """
     return list(_autograd.Allgather.apply(name, process_set, *tensors))
@@ -138,23 +134,22 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
-    """Starts a broadcast into a new tensor and returns at once.
+    """Starts a broadcast into a new tensor and returns immediately.
 
-    The result can't be differentiated.
+    The result is not differentiable.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and shape.
-        root_rank: The rank in the job whose tensor all ranks get.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+        tensor: A dense tensor on any device. All ranks pass the same dtype and shape.
+        root_rank: The global rank whose tensor all ranks receive.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
         The operation in flight. Its ``wait`` returns what ``broadcast`` returns.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
     """
     return collectives.broadcast(tensor, root_rank, name, process_set)
 
@@ -168,20 +163,19 @@ def broadcast(
     """Copies the root's tensor to every rank.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and shape.
-        root_rank: The rank in the job whose tensor all ranks get.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+        tensor: A dense tensor on any device. All ranks pass the same dtype and shape.
+        root_rank: The global rank whose tensor all ranks receive.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        A new tensor with the root's elements. It can be differentiated.
+        A new tensor with the root's elements. It is differentiable.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        Disagreement: The ranks made different requests under the same name.
+        PeerLost: A participating rank or node has exited or does not respond.
         GradwireError: The operation failed for another reason.
     """
     result: torch.Tensor = _autograd.Broadcast.apply(tensor, root_rank, name, process_set)
@@ -194,24 +188,23 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
-    """Starts a broadcast in place and returns at once.
+    """Starts a broadcast in place and returns immediately.
 
-    The result can't be differentiated.
+    The result is not differentiable.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and shape. It receives
+        tensor: A dense tensor on any device. All ranks pass the same dtype and shape. It receives
             the result.
-        root_rank: The rank in the job whose tensor all ranks get.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+        root_rank: The global rank whose tensor all ranks receive.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        The operation in flight. The tensor changes in its ``wait``, which returns the tensor.
+        The operation in flight. Its ``wait`` changes the tensor and returns it.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
     """
     return collectives.broadcast(tensor, root_rank, name, process_set, in_place=True)
 
@@ -224,24 +217,23 @@ def broadcast_(
 ) -> torch.Tensor:
     """Copies the root's tensor to every rank, in place.
 
-    The result can't be differentiated.
+    The result is not differentiable.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and shape. It receives
+        tensor: A dense tensor on any device. All ranks pass the same dtype and shape. It receives
             the result.
-        root_rank: The rank in the job whose tensor all ranks get.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+        root_rank: The global rank whose tensor all ranks receive.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        The tensor that was given, with the root's elements in it.
+        The given tensor, which contains the root's elements.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        Disagreement: The ranks made different requests under the same name.
+        PeerLost: A participating rank or node has exited or does not respond.
         GradwireError: The operation failed for another reason.
     """
     return broadcast_async_(tensor, root_rank, name, process_set).wait()
@@ -267,24 +259,23 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Any]:
-    """Starts an alltoall and returns at once.
+    """Starts an alltoall and returns immediately.
 
-    The result can't be differentiated.
+    The result is not differentiable.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and the same dimensions
-            but the first, which there must be.
+        tensor: A dense tensor on any device. All ranks pass the same dtype, and the same dimensions
+            except the first. At least one dimension is required.
         splits: The number of rows for each rank, as ``alltoall`` takes them.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
         The operation in flight. Its ``wait`` returns what ``alltoall`` returns.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
     """
     handle = collectives.alltoall(tensor, _splits(splits), name, process_set)
     if splits is None:
@@ -302,28 +293,27 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Splits every rank's tensor along the first dimension and gives each rank its part of all.
+    """Splits every rank's tensor along the first dimension and sends each rank its part.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and the same dimensions
-            but the first, which there must be.
+        tensor: A dense tensor on any device. All ranks pass the same dtype, and the same dimensions
+            except the first. At least one dimension is required.
         splits: The number of rows for each rank, in rank order: a list, or a tensor of whole
-            numbers in one dimension. They add up to at most the rows of the tensor. The default is
-            the same number for each, which must divide the rows.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+            numbers in one dimension. Their sum is at most the number of rows of the tensor. By
+            default, all ranks receive the same number, which must divide the number of rows.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
         A new tensor with the rows from all ranks, in rank order. With ``splits`` a pair: that
-        tensor, and an int32 tensor with the number of rows from each rank. The rows can be
-        differentiated.
+        tensor, and an int32 tensor with the number of rows from each rank. The rows are
+        differentiable.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        Disagreement: The ranks made different requests under the same name.
+        PeerLost: A participating rank or node has exited or does not respond.
         GradwireError: The operation failed for another reason.
     """
     result, received = _autograd.Alltoall.apply(tensor, _splits(splits), name, process_set)

@@ -192,9 +192,9 @@ class _Distributed(Wrapped):
 
         Raises:
             NotInitialized: ``init()`` has not been called.
-            InvalidRequest: An argument is not usable. Nothing was started.
-            Disagreement: The ranks asked for different things under one name.
-            PeerLost: A rank or a node that takes part has ended or does not answer.
+            InvalidRequest: An argument is invalid. Nothing was started.
+            Disagreement: The ranks made different requests under the same name.
+            PeerLost: A participating rank or node has exited or does not respond.
             GradwireError: The operation failed for another reason.
         """
         self._check_parameters()
@@ -251,9 +251,9 @@ class _Distributed(Wrapped):
 
         Raises:
             NotInitialized: ``init()`` has not been called.
-            InvalidRequest: An argument is not usable. Nothing was started.
-            Disagreement: The ranks asked for different things under one name.
-            PeerLost: A rank or a node that takes part has ended or does not answer.
+            InvalidRequest: An argument is invalid. Nothing was started.
+            Disagreement: The ranks made different requests under the same name.
+            PeerLost: A participating rank or node has exited or does not respond.
             GradwireError: The operation failed for another reason.
         """
         exchange = self._exchange
@@ -395,8 +395,8 @@ def DistributedOptimizer(
         optimizer: Any optimizer of PyTorch.
         named_parameters: Pairs of name and parameter that name every parameter of the optimizer. By
             default parameters are named by their order.
-        compression: The dtype that gradients have in shared memory: one of ``Compression``, or
-            another subclass of ``Compressor``.
+        compression: How gradients are compressed: one of ``Compression``, or another subclass of
+            ``Compressor``.
         backward_passes_per_step: The number of backward passes that are added up before the
             gradients are exchanged.
         op: ``Average``, ``Sum`` or ``Adasum``.

@@ -44,28 +44,27 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
-    """Starts an allreduce into a new tensor and returns at once.
+    """Starts an allreduce into a new tensor and returns immediately.
 
-    The result can't be differentiated.
+    The result is not differentiable.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and shape.
+        tensor: A dense tensor on any device. All ranks pass the same dtype and shape.
         average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
-        process_set: The ranks that take part. The default is all ranks.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
+            integers are truncated.
+        prescale_factor: A finite factor for each contribution before the reduction. Integers are
+            multiplied as 64-bit floats and truncated.
+        postscale_factor: A finite factor for the result.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
         The operation in flight. Its ``wait`` returns a new tensor, on the device of ``tensor``.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
         ValueError: Both ``op`` and ``average`` were given.
 
     Example:
@@ -91,28 +90,27 @@ def allreduce(
     """Reduces one tensor over all ranks; every rank gets the result.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and shape.
+        tensor: A dense tensor on any device. All ranks pass the same dtype and shape.
         average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        compression: The dtype that the tensor has in shared memory: one of ``Compression``, or
-            another subclass of ``Compressor``.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
-        process_set: The ranks that take part. The default is all ranks.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        compression: How the tensor is compressed: one of ``Compression``, or another subclass of
+            ``Compressor``.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
+            integers are truncated.
+        prescale_factor: A finite factor for each contribution before the reduction. Integers are
+            multiplied as 64-bit floats and truncated.
+        postscale_factor: A finite factor for the result.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        A new tensor of the same dtype and shape, on the same device. It can be differentiated if
-        ``op`` is ``Average``, ``Sum``, ``Adasum``, ``Min`` or ``Max``.
+        A new tensor of the same dtype and shape, on the same device. It is differentiable if ``op``
+        is ``Average``, ``Sum``, ``Adasum``, ``Min`` or ``Max``.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        Disagreement: The ranks made different requests under the same name.
+        PeerLost: A participating rank or node has exited or does not respond.
         GradwireError: The operation failed for another reason.
         ValueError: Both ``op`` and ``average`` were given.
 
@@ -139,29 +137,28 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
-    """Starts an allreduce in place and returns at once.
+    """Starts an allreduce in place and returns immediately.
 
-    The result can't be differentiated.
+    The result is not differentiable.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and shape. It receives
+        tensor: A dense tensor on any device. All ranks pass the same dtype and shape. It receives
             the result.
         average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
-        process_set: The ranks that take part. The default is all ranks.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
+            integers are truncated.
+        prescale_factor: A finite factor for each contribution before the reduction. Integers are
+            multiplied as 64-bit floats and truncated.
+        postscale_factor: A finite factor for the result.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        The operation in flight. The tensor changes in its ``wait``, which returns the tensor.
+        The operation in flight. Its ``wait`` changes the tensor and returns it.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
         ValueError: Both ``op`` and ``average`` were given.
     """
     op = handle_average(op, average)
@@ -181,29 +178,28 @@ def allreduce_(
 ) -> torch.Tensor:
     """Reduces one tensor over all ranks, in place.
 
-    The result can't be differentiated.
+    The result is not differentiable.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and shape. It receives
+        tensor: A dense tensor on any device. All ranks pass the same dtype and shape. It receives
             the result.
         average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
-        process_set: The ranks that take part. The default is all ranks.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
+            integers are truncated.
+        prescale_factor: A finite factor for each contribution before the reduction. Integers are
+            multiplied as 64-bit floats and truncated.
+        postscale_factor: A finite factor for the result.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        The tensor that was given, with the result in it.
+        The given tensor, which contains the result.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        Disagreement: The ranks made different requests under the same name.
+        PeerLost: A participating rank or node has exited or does not respond.
         GradwireError: The operation failed for another reason.
         ValueError: Both ``op`` and ``average`` were given.
     """
@@ -224,29 +220,28 @@ def grouped_allreduce_async(
 ) -> Handle[list[torch.Tensor]]:
     """Starts an allreduce of several tensors in one request.
 
-    The result can't be differentiated.
+    The result is not differentiable.
 
     The request completes as a whole: either all tensors are reduced or none is.
 
     Args:
-        tensors: Dense tensors on any device; at least one. All ranks give as many, with the same
-            dtypes and shapes.
+        tensors: Dense tensors on any device; at least one. All ranks pass the same number, with the
+            same dtypes and shapes.
         average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
-        process_set: The ranks that take part. The default is all ranks.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
+            integers are truncated.
+        prescale_factor: A finite factor for each contribution before the reduction. Integers are
+            multiplied as 64-bit floats and truncated.
+        postscale_factor: A finite factor for the result.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
         The operation in flight. Its ``wait`` returns new tensors in the order of the arguments.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
         ValueError: Both ``op`` and ``average`` were given.
     """
     op = handle_average(op, average)
@@ -270,29 +265,28 @@ def grouped_allreduce(
     The request completes as a whole: either all tensors are reduced or none is.
 
     Args:
-        tensors: Dense tensors on any device; at least one. All ranks give as many, with the same
-            dtypes and shapes.
+        tensors: Dense tensors on any device; at least one. All ranks pass the same number, with the
+            same dtypes and shapes.
         average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        compression: The dtype that the tensor has in shared memory: one of ``Compression``, or
-            another subclass of ``Compressor``.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
-        process_set: The ranks that take part. The default is all ranks.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        compression: How the tensor is compressed: one of ``Compression``, or another subclass of
+            ``Compressor``.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
+            integers are truncated.
+        prescale_factor: A finite factor for each contribution before the reduction. Integers are
+            multiplied as 64-bit floats and truncated.
+        postscale_factor: A finite factor for the result.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
         New tensors in the order of the arguments, each of the dtype, shape and device of its
-        argument. They can be differentiated, as the result of ``allreduce`` can.
+        argument. They are differentiable like the result of ``allreduce``.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        Disagreement: The ranks made different requests under the same name.
+        PeerLost: A participating rank or node has exited or does not respond.
         GradwireError: The operation failed for another reason.
         ValueError: Both ``op`` and ``average`` were given.
     """
@@ -315,27 +309,26 @@ def grouped_allreduce_async_(
 ) -> Handle[list[torch.Tensor]]:
     """Starts an allreduce of several tensors in place, in one request.
 
-    The result can't be differentiated.
+    The result is not differentiable.
 
     Args:
-        tensors: Dense tensors on any device; at least one. All ranks give as many, with the same
-            dtypes and shapes. They receive the results.
+        tensors: Dense tensors on any device; at least one. All ranks pass the same number, with the
+            same dtypes and shapes. They receive the results.
         average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
-        process_set: The ranks that take part. The default is all ranks.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
+            integers are truncated.
+        prescale_factor: A finite factor for each contribution before the reduction. Integers are
+            multiplied as 64-bit floats and truncated.
+        postscale_factor: A finite factor for the result.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        The operation in flight. The tensors change in its ``wait``, which returns them.
+        The operation in flight. Its ``wait`` changes the tensors and returns them.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
         ValueError: Both ``op`` and ``average`` were given.
     """
     op = handle_average(op, average)
@@ -355,29 +348,28 @@ def grouped_allreduce_(
 ) -> list[torch.Tensor]:
     """Reduces several tensors over all ranks in place, in one request.
 
-    The result can't be differentiated.
+    The result is not differentiable.
 
     Args:
-        tensors: Dense tensors on any device; at least one. All ranks give as many, with the same
-            dtypes and shapes. They receive the results.
+        tensors: Dense tensors on any device; at least one. All ranks pass the same number, with the
+            same dtypes and shapes. They receive the results.
         average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
-        process_set: The ranks that take part. The default is all ranks.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
+            integers are truncated.
+        prescale_factor: A finite factor for each contribution before the reduction. Integers are
+            multiplied as 64-bit floats and truncated.
+        postscale_factor: A finite factor for the result.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        The tensors that were given, with the results in them.
+        The given tensors, which contain the results.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        Disagreement: The ranks made different requests under the same name.
+        PeerLost: A participating rank or node has exited or does not respond.
         GradwireError: The operation failed for another reason.
         ValueError: Both ``op`` and ``average`` were given.
     """
@@ -395,27 +387,26 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle[torch.Tensor]:
-    """Starts a reducescatter and returns at once.
+    """Starts a reducescatter and returns immediately.
 
-    The result can't be differentiated.
+    The result is not differentiable.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and shape.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        process_set: The ranks that take part. The default is all ranks.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
+        tensor: A dense tensor on any device. All ranks pass the same dtype and shape.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
+            integers are truncated.
+        process_set: The participating ranks. The default is all ranks.
+        prescale_factor: A finite factor for each contribution before the reduction. Integers are
+            multiplied as 64-bit floats and truncated.
+        postscale_factor: A finite factor for the result.
 
     Returns:
         The operation in flight. Its ``wait`` returns what ``reducescatter`` returns.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
     """
     handle = collectives.reducescatter(
         [tensor], name, op, prescale_factor, postscale_factor, process_set
@@ -435,28 +426,27 @@ def reducescatter(
     """Reduces one tensor over all ranks and splits the result along the first dimension.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and shape.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        compression: The dtype that the tensor has in shared memory: one of ``Compression``, or
-            another subclass of ``Compressor``.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        process_set: The ranks that take part. The default is all ranks.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
+        tensor: A dense tensor on any device. All ranks pass the same dtype and shape.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        compression: How the tensor is compressed: one of ``Compression``, or another subclass of
+            ``Compressor``.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
+            integers are truncated.
+        process_set: The participating ranks. The default is all ranks.
+        prescale_factor: A finite factor for each contribution before the reduction. Integers are
+            multiplied as 64-bit floats and truncated.
+        postscale_factor: A finite factor for the result.
 
     Returns:
         A new tensor with this rank's rows of the result. If the number of rows is not a multiple of
-        the number of ranks, the first ranks get one row more. It can be differentiated if ``op`` is
+        the number of ranks, the first ranks receive one more row. It is differentiable if ``op`` is
         ``Average`` or ``Sum``.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        Disagreement: The ranks made different requests under the same name.
+        PeerLost: A participating rank or node has exited or does not respond.
         GradwireError: The operation failed for another reason.
     """
     return grouped_reducescatter(
@@ -474,26 +464,25 @@ def grouped_reducescatter_async(
 ) -> Handle[list[torch.Tensor]]:
     """Starts several reducescatters in one request.
 
-    The result can't be differentiated.
+    The result is not differentiable.
 
     Args:
-        tensors: Dense tensors on any device; at least one. All ranks give as many, with the same
-            dtypes and shapes.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        process_set: The ranks that take part. The default is all ranks.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
+        tensors: Dense tensors on any device; at least one. All ranks pass the same number, with the
+            same dtypes and shapes.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
+            integers are truncated.
+        process_set: The participating ranks. The default is all ranks.
+        prescale_factor: A finite factor for each contribution before the reduction. Integers are
+            multiplied as 64-bit floats and truncated.
+        postscale_factor: A finite factor for the result.
 
     Returns:
         The operation in flight. Its ``wait`` returns what ``grouped_reducescatter`` returns.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
     """
     return collectives.reducescatter(
         tensors, name, op, prescale_factor, postscale_factor, process_set
@@ -512,27 +501,26 @@ def grouped_reducescatter(
     """Reduces and splits several tensors, each as ``reducescatter`` does, in one request.
 
     Args:
-        tensors: Dense tensors on any device; at least one. All ranks give as many, with the same
-            dtypes and shapes.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        compression: The dtype that the tensor has in shared memory: one of ``Compression``, or
-            another subclass of ``Compressor``.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        process_set: The ranks that take part. The default is all ranks.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
+        tensors: Dense tensors on any device; at least one. All ranks pass the same number, with the
+            same dtypes and shapes.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        compression: How the tensor is compressed: one of ``Compression``, or another subclass of
+            ``Compressor``.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
+            integers are truncated.
+        process_set: The participating ranks. The default is all ranks.
+        prescale_factor: A finite factor for each contribution before the reduction. Integers are
+            multiplied as 64-bit floats and truncated.
+        postscale_factor: A finite factor for the result.
 
     Returns:
         New tensors in the order of the arguments, each with this rank's rows.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        Disagreement: The ranks made different requests under the same name.
+        PeerLost: A participating rank or node has exited or does not respond.
         GradwireError: The operation failed for another reason.
     """
     small = [compression.compress(tensor) for tensor in tensors]

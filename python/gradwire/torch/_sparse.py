@@ -58,10 +58,10 @@ class SparseHandle(Handle[torch.Tensor]):
         self._gathered, self._size, self._op = gathered, size, op
 
     def poll(self) -> bool:
-        """Returns whether ``wait`` would return, or raise, at once.
+        """Returns whether ``wait`` would return or raise immediately.
 
         Returns:
-            True if the operation has ended.
+            True if the operation has completed.
         """
         return self._gathered.poll()
 
@@ -69,17 +69,17 @@ class SparseHandle(Handle[torch.Tensor]):
         """Waits for the operation to end.
 
         Args:
-            timeout: The longest time to wait, in seconds. None waits without a limit.
+            timeout: The maximum time to wait, in seconds. None waits forever.
 
         Returns:
             A coalesced sparse COO tensor of the shape that was given.
 
         Raises:
-            WaitTimeout: The operation has not ended within ``timeout``. It continues.
+            WaitTimeout: The operation did not complete within ``timeout``. It continues.
             NotInitialized: ``init()`` has not been called.
-            InvalidRequest: An argument is not usable. Nothing was started.
-            Disagreement: The ranks asked for different things under one name.
-            PeerLost: A rank or a node that takes part has ended or does not answer.
+            InvalidRequest: An argument is invalid. Nothing was started.
+            Disagreement: The ranks made different requests under the same name.
+            PeerLost: A participating rank or node has exited or does not respond.
             GradwireError: The operation failed for another reason.
         """
         if not hasattr(self, "_result"):
@@ -104,26 +104,25 @@ def sparse_allreduce_async(
     op: ReduceOp | int | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> SparseHandle:
-    """Starts an allreduce of a sparse COO tensor and returns at once.
+    """Starts an allreduce of a sparse COO tensor and returns immediately.
 
-    The result can't be differentiated.
+    The result is not differentiable.
 
     Entries of the same place are added up before they are sent, so each is sent once.
 
     Args:
-        tensor: A sparse COO tensor on any device. All ranks give the same dtype, shape and number
+        tensor: A sparse COO tensor on any device. All ranks pass the same dtype, shape and number
             of sparse dimensions.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
         op: ``Average``, which is the default, or ``Sum``.
-        process_set: The ranks that take part. The default is all ranks.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
         The operation in flight. Its ``wait`` returns a coalesced sparse COO tensor.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
 
     Example:
         ```python

@@ -212,9 +212,9 @@ class SyncBatchNorm(_BatchNorm):
             ValueError: The input has less than two dimensions, or all ranks together have less than
                 two values per channel.
             NotInitialized: ``init()`` has not been called.
-            InvalidRequest: An argument is not usable. Nothing was started.
-            Disagreement: The ranks asked for different things under one name.
-            PeerLost: A rank or a node that takes part has ended or does not answer.
+            InvalidRequest: An argument is invalid. Nothing was started.
+            Disagreement: The ranks made different requests under the same name.
+            PeerLost: A participating rank or node has exited or does not respond.
             GradwireError: The operation failed for another reason.
         """
         self._check_input_dim(input)

@@ -291,7 +291,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """Sets the timeout of later operations.
 
         Args:
-            timeout: The longest time to wait for a result.
+            timeout: The maximum time to wait for a result.
         """
         self._timeout = timeout
 

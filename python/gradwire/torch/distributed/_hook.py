@@ -53,10 +53,10 @@ class DdpHookState:
 
     Args:
         process_set: The ranks that exchange their gradients. The default is all ranks.
-        compression: The dtype that gradients have in shared memory: one of ``Compression``, or
-            another subclass of ``Compressor``.
+        compression: How gradients are compressed: one of ``Compression``, or another subclass of
+            ``Compressor``.
         op: ``Average``, or another reduction.
-        timeout: The longest time to wait for a bucket.
+        timeout: The maximum time to wait for a bucket.
 
     Example:
         ```python
@@ -214,7 +214,7 @@ def ddp_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tenso
 
     Raises:
         NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
 
     Example:
         ```python

@@ -43,7 +43,7 @@ class QueuedHandle:
         self._started.set()
 
     def poll(self) -> bool:
-        """Returns whether ``wait`` would return, or raise, at once."""
+        """Returns whether ``wait`` would return or raise immediately."""
         return self._started.is_set() and (self._handle is None or self._handle.poll())
 
     def wait(self, timeout: float) -> Any:

@@ -33,16 +33,16 @@ class Moves(Group):
         """Copies the root's tensors to all ranks.
 
         Args:
-            tensors: One tensor, or a list of tensors of one dtype. All ranks give the same shapes.
-            opts: PyTorch's options of the call, or None.
-            timeout: The longest time to wait for the result. The default is the group's timeout.
-            root: The rank in the group whose tensors all get.
+            tensors: One tensor, or a list of tensors of one dtype. All ranks pass the same shapes.
+            opts: PyTorch's options for the call, or None.
+            timeout: The maximum time to wait for the result. The default is the group's timeout.
+            root: The rank in the group whose tensors all ranks receive.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
 
         Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         given = Options(opts, self._timeout, timeout, root=root)
         tensors = as_list(tensors)
@@ -65,14 +65,14 @@ class Moves(Group):
         Args:
             outputs: For each input a list with one tensor for each rank.
             inputs: The tensors of this rank, or one tensor.
-            opts: PyTorch's options of the call, or None.
-            timeout: The longest time to wait for the result. The default is the group's timeout.
+            opts: PyTorch's options for the call, or None.
+            timeout: The maximum time to wait for the result. The default is the group's timeout.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
 
         Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
@@ -93,13 +93,13 @@ class Moves(Group):
         Args:
             outputs: For each rank a list with as many tensors as there are inputs.
             inputs: The tensors of this rank.
-            opts: PyTorch's options of the call, or None.
+            opts: PyTorch's options for the call, or None.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
 
         Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         self._one_each("allgather_coalesced", outputs)
         if any(len(output) != len(inputs) for output in outputs):
@@ -134,14 +134,14 @@ class Moves(Group):
 
         Args:
             output: A tensor with the elements of all ranks' inputs, in the order of the group.
-            input: The tensor of this rank. All ranks give the same dtype and number of elements.
-            opts: PyTorch's options of the call, or None.
+            input: The tensor of this rank. All ranks pass the same dtype and number of elements.
+            opts: PyTorch's options for the call, or None.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
 
         Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         return self.all_gather_single_coalesced([output], [input], opts)
 
@@ -155,13 +155,13 @@ class Moves(Group):
         Args:
             outputs: The output tensors.
             inputs: The input tensors, as many as there are outputs.
-            opts: PyTorch's options of the call, or None.
+            opts: PyTorch's options for the call, or None.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
 
         Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         given = Options(opts, self._timeout)
         buffers = []
@@ -205,15 +205,15 @@ class Moves(Group):
         Args:
             outputs: At the root a list that contains a list with one tensor for each rank.
             inputs: The tensor of this rank, or a list with it.
-            opts: PyTorch's options of the call, or None.
-            timeout: The longest time to wait for the result. The default is the group's timeout.
-            root: The rank in the group that gets the tensors.
+            opts: PyTorch's options for the call, or None.
+            timeout: The maximum time to wait for the result. The default is the group's timeout.
+            root: The rank in the group that receives the tensors.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
 
         Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         given = Options(opts, self._timeout, timeout, root=root)
         [tensor] = as_list(inputs)
@@ -234,13 +234,13 @@ class Moves(Group):
         Args:
             output: At the root a tensor with the elements of all ranks' inputs.
             input: The tensor of this rank.
-            opts: PyTorch's options of the call, or None.
+            opts: PyTorch's options for the call, or None.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
 
         Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         given = Options(opts, self._timeout)
         at_root = self._rank == given.root
@@ -282,15 +282,15 @@ class Moves(Group):
         Args:
             outputs: The tensor for the result, or a list with it.
             inputs: At the root one tensor for each rank, in a list, or in a list in a list.
-            opts: PyTorch's options of the call, or None.
-            timeout: The longest time to wait for the result. The default is the group's timeout.
+            opts: PyTorch's options for the call, or None.
+            timeout: The maximum time to wait for the result. The default is the group's timeout.
             root: The rank in the group that gives the tensors.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
 
         Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         given = Options(opts, self._timeout, timeout, root=root)
         [output] = as_list(outputs)
@@ -325,14 +325,14 @@ class Moves(Group):
         Args:
             outputs: One tensor for each rank, for what comes from it.
             inputs: One tensor for each rank, all of one dtype.
-            opts: PyTorch's options of the call, or None.
-            timeout: The longest time to wait for the result. The default is the group's timeout.
+            opts: PyTorch's options for the call, or None.
+            timeout: The maximum time to wait for the result. The default is the group's timeout.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
 
         Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         given = Options(opts, self._timeout, timeout)
         outputs, inputs = list(outputs), list(inputs)
@@ -364,14 +364,14 @@ class Moves(Group):
             input: The tensor to split.
             output_split_sizes: The number of rows from each rank; empty for the same number each.
             input_split_sizes: The number of rows for each rank; empty for the same number each.
-            opts: PyTorch's options of the call, or None.
-            timeout: The longest time to wait for the result. The default is the group's timeout.
+            opts: PyTorch's options for the call, or None.
+            timeout: The maximum time to wait for the result. The default is the group's timeout.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
 
         Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         _memory.check_writable([output])
         parts = []
@@ -406,13 +406,13 @@ class Moves(Group):
         Args:
             tensors: One tensor, or a list of tensors of one dtype.
             dst: The rank in the group that receives them.
-            tag: A number from 0 to 2**32 - 1. The receiver gives the same.
+            tag: A number from 0 to 2**32 - 1. The receiver passes the same tag.
 
         Returns:
             The operation in flight.
 
         Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         tensors = as_list(tensors)
         to, tag = self._member(dst), self._tag(tag)
@@ -429,13 +429,13 @@ class Moves(Group):
             tensors: One tensor, or a list of tensors of one dtype, with as many elements as are
                 sent.
             src: The rank in the group that sends them.
-            tag: A number from 0 to 2**32 - 1. The sender gives the same.
+            tag: A number from 0 to 2**32 - 1. The sender passes the same tag.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
 
         Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         tensors = as_list(tensors)
         source, tag = self._member(src), self._tag(tag)
@@ -477,8 +477,8 @@ class Moves(Group):
         """Waits until all ranks of the group have called it.
 
         Args:
-            opts: PyTorch's options of the call, or None.
-            timeout: The longest time to wait for the result. The default is the group's timeout.
+            opts: PyTorch's options for the call, or None.
+            timeout: The maximum time to wait for the result. The default is the group's timeout.
 
         Returns:
             The operation in flight.
@@ -496,7 +496,7 @@ class Moves(Group):
         missing.
 
         Args:
-            timeout: The longest time to wait. The default is the group's timeout.
+            timeout: The maximum time to wait. The default is the group's timeout.
             wait_all_ranks: Changes nothing: all missing ranks are always named.
 
         Raises:

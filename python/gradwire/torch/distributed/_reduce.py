@@ -35,17 +35,17 @@ class Reductions(Group):
         """Reduces tensors over all ranks, in place.
 
         Args:
-            tensors: One tensor, or a list of tensors. All ranks give the same dtypes and shapes. A
+            tensors: One tensor, or a list of tensors. All ranks pass the same dtypes and shapes. A
                 sparse COO tensor can only be summed.
-            opts: PyTorch's options of the call, or None.
-            timeout: The longest time to wait for the result. The default is the group's timeout.
+            opts: PyTorch's options for the call, or None.
+            timeout: The maximum time to wait for the result. The default is the group's timeout.
             op: The reduction, as ``torch.distributed.ReduceOp``.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
 
         Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
             NotImplementedError: Sparse tensors were given with another reduction, or more than one.
         """
         return self._allreduce(
@@ -56,14 +56,14 @@ class Reductions(Group):
         """Reduces several tensors over all ranks, in place, in one request.
 
         Args:
-            tensors: The tensors. All ranks give the same dtypes and shapes.
-            opts: PyTorch's options of the call, or None.
+            tensors: The tensors. All ranks pass the same dtypes and shapes.
+            opts: PyTorch's options for the call, or None.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
 
         Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         return self._allreduce(
             "allreduce_coalesced", as_list(tensors), Options(opts, self._timeout)
@@ -163,17 +163,17 @@ class Reductions(Group):
         """Reduces tensors over all ranks, in place; only the root gets the result.
 
         Args:
-            tensors: One tensor, or a list of tensors of one dtype. All ranks give the same shapes.
-            opts: PyTorch's options of the call, or None.
+            tensors: One tensor, or a list of tensors of one dtype. All ranks pass the same shapes.
+            opts: PyTorch's options for the call, or None.
             op: The reduction, as ``torch.distributed.ReduceOp``.
-            timeout: The longest time to wait for the result. The default is the group's timeout.
-            root: The rank in the group that gets the result.
+            timeout: The maximum time to wait for the result. The default is the group's timeout.
+            root: The rank in the group that receives the result.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
 
         Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         given = Options(opts, self._timeout, timeout, op, root)
         tensors = as_list(tensors)
@@ -205,15 +205,15 @@ class Reductions(Group):
         Args:
             outputs: The tensor for the result, or a list with it.
             inputs: One tensor for each rank, in a list, or in a list in a list.
-            opts: PyTorch's options of the call, or None.
-            timeout: The longest time to wait for the result. The default is the group's timeout.
+            opts: PyTorch's options for the call, or None.
+            timeout: The maximum time to wait for the result. The default is the group's timeout.
             op: The reduction, as ``torch.distributed.ReduceOp``.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
 
         Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
             NotImplementedError: There is more than one output.
         """
         given = Options(opts, self._timeout, timeout, op)
@@ -293,13 +293,13 @@ class Reductions(Group):
         Args:
             output: The tensor for this rank's part.
             input: A tensor with the elements of all parts, in the order of the group.
-            opts: PyTorch's options of the call, or None.
+            opts: PyTorch's options for the call, or None.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
 
         Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
@@ -313,13 +313,13 @@ class Reductions(Group):
         Args:
             outputs: The output tensors.
             inputs: The input tensors, as many as there are outputs.
-            opts: PyTorch's options of the call, or None.
+            opts: PyTorch's options for the call, or None.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
 
         Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         given = Options(opts, self._timeout)
         reduction = Reduction(given.op)

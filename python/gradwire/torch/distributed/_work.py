@@ -223,7 +223,7 @@ class Work(_Work):  # type: ignore[misc]
         handles: The native handles.
         finish: Copies the results of the handles to their tensors.
         result: The tensors with the result.
-        timeout: The longest time to wait for the result.
+        timeout: The maximum time to wait for the result.
         devices: The devices of the tensors.
         source: The rank in the group that a message comes from.
         destroyed: Is set when the group is destroyed.
@@ -280,15 +280,15 @@ class Work(_Work):  # type: ignore[misc]
         All ranks that wait for an operation that fails get the same cause.
 
         Args:
-            timeout: The longest time to wait; 0 is the timeout of the call or of the group.
+            timeout: The maximum time to wait; 0 is the timeout of the call or of the group.
 
         Returns:
             True.
 
         Raises:
-            WaitTimeout: The operation has not ended in time.
-            Disagreement: The ranks asked for different things.
-            PeerLost: A rank or a node that takes part has ended or does not answer.
+            WaitTimeout: The operation did not complete in time.
+            Disagreement: The ranks made different requests.
+            PeerLost: A participating rank or node has exited or does not respond.
             GradwireError: The operation failed for another reason.
         """
         limit = timeout.total_seconds()
@@ -310,18 +310,18 @@ class Work(_Work):  # type: ignore[misc]
         """Waits until the result is in its tensors, as ``wait`` does.
 
         Raises:
-            WaitTimeout: The operation has not ended in time.
-            Disagreement: The ranks asked for different things.
-            PeerLost: A rank or a node that takes part has ended or does not answer.
+            WaitTimeout: The operation did not complete in time.
+            Disagreement: The ranks made different requests.
+            PeerLost: A participating rank or node has exited or does not respond.
             GradwireError: The operation failed for another reason.
         """
         self.wait()
 
     def is_completed(self) -> bool:
-        """Returns whether ``wait`` would return, or raise, at once.
+        """Returns whether ``wait`` would return or raise immediately.
 
         Returns:
-            True if the operation has ended.
+            True if the operation has completed.
         """
         return self.operation.try_to_end()
 
@@ -348,9 +348,9 @@ class Work(_Work):  # type: ignore[misc]
             The tensors with the result.
 
         Raises:
-            WaitTimeout: The operation has not ended in time.
-            Disagreement: The ranks asked for different things.
-            PeerLost: A rank or a node that takes part has ended or does not answer.
+            WaitTimeout: The operation did not complete in time.
+            Disagreement: The ranks made different requests.
+            PeerLost: A participating rank or node has exited or does not respond.
             GradwireError: The operation failed for another reason.
         """
         self.wait()
