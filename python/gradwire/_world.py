@@ -172,8 +172,8 @@ def native_set(process_set: ProcessSet | int | None) -> _native.ProcessSet | Non
         return known._native
     if process_set._native is None:
         raise InvalidRequest(
-            f"{process_set} is not registered: pass it to add_process_set on all ranks, or to "
-            "init(process_sets=…)",
+            f"{process_set} is not registered: pass it to add_process_set on all ranks, or "
+            "to init(process_sets=…)",
             kind="invalid",
         )
     return process_set._native

@@ -1,4 +1,4 @@
-"""Horovod's interface for PyTorch: ``import gradwire.torch as hvd``, and the script runs as it is.
+"""Horovod's interface for PyTorch: ``import gradwire.torch as hvd`` runs Horovod scripts as is.
 
 ```python
 import torch
@@ -12,7 +12,7 @@ hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 ```
 
-The README of the package lists the differences from Horovod.
+The package's README lists the differences from Horovod.
 """
 
 from gradwire import run

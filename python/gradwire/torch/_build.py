@@ -1,4 +1,4 @@
-"""Horovod's questions about how it was built. Most answers are no: Gradwire moves bytes itself."""
+"""Horovod's queries for build features. Gradwire uses none of them: it moves bytes itself."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def ccl_built() -> bool:
 def cuda_built() -> bool:
     """Returns whether anything was compiled against CUDA.
 
-    Tensors on a GPU work all the same, through memory of the processor.
+    GPU tensors are still supported, through CPU memory.
 
     Returns:
         False.

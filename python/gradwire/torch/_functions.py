@@ -1,4 +1,4 @@
-"""Copies the root's model and optimizer to all ranks."""
+"""Broadcasts the root's model and optimizer."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def broadcast_parameters(
     """Copies the root's parameters to every rank, in place.
 
     Args:
-        params: A ``state_dict()``, ``named_parameters()`` or ``parameters()``. All ranks give
-            parameters of the same names, dtypes and shapes; those of ``parameters()`` are paired by
-            their order. None as a parameter is skipped.
+        params: A ``state_dict()``, ``named_parameters()`` or ``parameters()``. All ranks pass
+            parameters with the same names, dtypes and shapes; those of ``parameters()`` are matched
+            by order. Parameters that are None are skipped.
         root_rank: The global rank whose parameters all ranks receive.
         process_set: The participating ranks. The default is all ranks.
 
@@ -46,8 +46,8 @@ def broadcast_parameters(
     """
     if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
         raise ValueError(
-            f"broadcast_parameters takes a state_dict(), named_parameters() or parameters(), not a "
-            f"{type(params).__name__}"
+            "broadcast_parameters takes a state_dict(), named_parameters() or parameters(), "
+            f"not a {type(params).__name__}"
         )
     pairs = sorted(params.items()) if isinstance(params, Mapping) else list(params)
     handles = []
@@ -61,14 +61,14 @@ def broadcast_parameters(
             continue
         if not isinstance(parameter, torch.Tensor):
             raise ValueError(
-                f"{name} is no tensor but {type(parameter).__name__}: use broadcast_object"
+                f"{name} is a {type(parameter).__name__}, not a tensor: use broadcast_object"
             )
         handles.append(broadcast_async_(parameter, root_rank, f"parameter.{name}", process_set))
     wait_for_all(handles)
 
 
 class _Tensor:
-    """Stands for a tensor in a state that is sent as an object."""
+    """A placeholder for a tensor in a state that is sent as an object."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape, self.dtype, self.strides = (
@@ -122,13 +122,12 @@ def broadcast_optimizer_state(
 ) -> None:
     """Copies the root's optimizer state to every rank: learning rates, moments, step counts.
 
-    It works with any optimizer of PyTorch. The state is sent as it is, and no step is made to
-    create it.
+    It works with any PyTorch optimizer. It makes no step to create a state.
 
     Args:
         optimizer: The optimizer, with the same parameters on all ranks.
         root_rank: The global rank whose state all ranks receive.
-        model: Accepted for Horovod's scripts and not used.
+        model: Ignored; exists for Horovod scripts.
         process_set: The participating ranks. The default is all ranks.
 
     Raises:
@@ -146,7 +145,7 @@ def broadcast_optimizer_state(
     del model
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidRequest(
-            f"a torch.optim.Optimizer is needed, not {type(optimizer).__name__}", kind="invalid"
+            f"expected a torch.optim.Optimizer, not {type(optimizer).__name__}", kind="invalid"
         )
     root_rank = whole_number("root_rank", root_rank)
     at_root = rank() == root_rank
@@ -165,16 +164,15 @@ def broadcast_optimizer_state(
     wait_for_all(handles)
     if not at_root:
         given = _with_tensors(plan, tensors)
-        # It moves each tensor to its parameter's device, and converts it to the parameter's dtype.
+        # This moves each tensor to its parameter's device and converts it to the parameter's dtype.
         optimizer.load_state_dict(given)
         _keep_types(optimizer, given)
 
 
 def _keep_types(optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> None:
-    """Restores the root's dtypes of a state's tensors.
+    """Restores the dtypes of the root's state.
 
-    Those of NAdam and ASGD are wider than bf16 parameters are. Without this the ranks would
-    diverge.
+    NAdam and ASGD keep wider states than bf16 parameters. Without this, the ranks would diverge.
     """
     numbers = [number for group in given["param_groups"] for number in group["params"]]
     parameters = [

@@ -1,7 +1,7 @@
-"""The collectives on tensors that move data, with Horovod's signatures.
+"""The data-moving collectives on tensors, with Horovod's signatures.
 
-Those that wait can be differentiated. The gradient of an operation is what Horovod defines: of an
-allgather and of a broadcast the average of this rank's part, of an alltoall the alltoall back.
+The blocking functions are differentiable, with Horovod's gradients: for allgather and broadcast,
+the average of this rank's part; for alltoall, the reverse alltoall.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ def alltoall_async(
     Args:
         tensor: A dense tensor on any device. All ranks pass the same dtype, and the same dimensions
             except the first. At least one dimension is required.
-        splits: The number of rows for each rank, as ``alltoall`` takes them.
+        splits: The number of rows for each rank, as for ``alltoall``.
         name: Identifies the call across ranks. Unnamed calls are matched by their order.
         process_set: The participating ranks. The default is all ranks.
 
@@ -305,8 +305,8 @@ def alltoall(
         process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        A new tensor with the rows from all ranks, in rank order. With ``splits`` a pair: that
-        tensor, and an int32 tensor with the number of rows from each rank. The rows are
+        A new tensor with the rows from all ranks, in rank order. With ``splits``, a pair of that
+        tensor and an int32 tensor of the number of rows from each rank. The rows are
         differentiable.
 
     Raises:

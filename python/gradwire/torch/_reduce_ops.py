@@ -1,7 +1,7 @@
-"""The collectives on tensors that reduce, with Horovod's signatures.
+"""The reducing collectives on tensors, with Horovod's signatures.
 
-Those that wait can be differentiated. The gradient of an operation is what Horovod defines: of an
-allreduce the allreduce, of a reducescatter the allgather.
+The blocking functions are differentiable, with Horovod's gradients: for allreduce, the allreduce of
+the gradients; for reducescatter, the allgather.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Op = ReduceOp | int | None
 
 
 def handle_average(op: Op, average: bool | None) -> ReduceOp:
-    """Returns the reduction that ``op`` and Horovod's deprecated argument ``average`` ask for.
+    """Returns the reduction selected by ``op`` or Horovod's deprecated argument ``average``.
 
     Raises:
         ValueError: Both were given.
@@ -30,7 +30,7 @@ def handle_average(op: Op, average: bool | None) -> ReduceOp:
     if average is None:
         return reduce_op(op)
     if op is not None:
-        raise ValueError("give op or average, not both: op has replaced average")
+        raise ValueError("pass either op or average, not both: op replaces average")
     warnings.warn("average is deprecated: use op", DeprecationWarning, stacklevel=3)
     return Average if average else Sum
 
@@ -222,7 +222,7 @@ def grouped_allreduce_async(
 
     The result is not differentiable.
 
-    The request completes as a whole: either all tensors are reduced or none is.
+    Either all tensors are reduced or none is.
 
     Args:
         tensors: Dense tensors on any device; at least one. All ranks pass the same number, with the
@@ -262,7 +262,7 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """Reduces several tensors over all ranks in one request.
 
-    The request completes as a whole: either all tensors are reduced or none is.
+    Either all tensors are reduced or none is.
 
     Args:
         tensors: Dense tensors on any device; at least one. All ranks pass the same number, with the

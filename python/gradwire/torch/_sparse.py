@@ -1,4 +1,4 @@
-"""The allreduce of sparse tensors: an allgather of their entries, which are added up by place."""
+"""The allreduce of sparse tensors: an allgather of their entries, which are summed by index."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gradwire.torch._adapter import check_is_tensor, collectives
 
 
 def entries(indices: torch.Tensor, values: torch.Tensor, size: torch.Size) -> torch.Tensor:
-    """Returns the sparse COO tensor with these entries, on their device.
+    """Returns a sparse COO tensor with these entries, on their device.
 
-    PyTorch wants both to be pinned memory, or neither. In shared memory each is pinned if tensors
-    on a GPU have used its mapping.
+    PyTorch requires that either both or neither are pinned memory. Shared memory is pinned if GPU
+    tensors have used its mapping.
     """
     if indices.is_pinned() != values.is_pinned():
         indices, values = indices.clone(), values.clone()
@@ -26,12 +26,12 @@ def entries(indices: torch.Tensor, values: torch.Tensor, size: torch.Size) -> to
 
 
 def size_to_send(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the size of a tensor as one, to be gathered with its entries."""
+    """Returns the size of a tensor as a tensor, to be gathered with its entries."""
     return torch.tensor(list(tensor.size()), dtype=torch.int64, device="cpu")
 
 
 def check_sizes(gathered: torch.Tensor, dims: list[int], own: torch.Size, name: str) -> None:
-    """Raises Disagreement if the ranks gave tensors of different sizes.
+    """Raises Disagreement if the ranks' tensors have different sizes.
 
     ``dims`` is each rank's number of dimensions.
     """
@@ -39,8 +39,8 @@ def check_sizes(gathered: torch.Tensor, dims: list[int], own: torch.Size, name: 
     if any(size != list(own) for size in sizes):
         given = ", ".join(f"{size}" for size in sizes)
         raise Disagreement(
-            f"tensor {name!r}: the ranks disagree on the shape of a sparse tensor. In their order "
-            f"they gave {given}: make the same call on every rank",
+            f"tensor {name!r}: the ranks passed sparse tensors of different shapes: {given} in "
+            "rank order; make the same call on every rank",
             kind="disagreement",
             tensor=name,
         )
@@ -49,7 +49,7 @@ def check_sizes(gathered: torch.Tensor, dims: list[int], own: torch.Size, name: 
 class SparseHandle(Handle[torch.Tensor]):
     """The handle of a sparse allreduce.
 
-    Horovod's handle is called to get the result. This one can be called, too, or waited for.
+    Horovod's handle is called to get the result. This one can be called or waited for.
     """
 
     __slots__ = ("_gathered", "_op", "_size")
@@ -72,7 +72,7 @@ class SparseHandle(Handle[torch.Tensor]):
             timeout: The maximum time to wait, in seconds. None waits forever.
 
         Returns:
-            A coalesced sparse COO tensor of the shape that was given.
+            A coalesced sparse COO tensor with the input's shape.
 
         Raises:
             WaitTimeout: The operation did not complete within ``timeout``. It continues.
@@ -86,7 +86,7 @@ class SparseHandle(Handle[torch.Tensor]):
             (indices, rows), (values, _), (sizes, dims) = self._gathered.wait(timeout)
             check_sizes(sizes, dims, self._size, self._gathered._native.name)
             if self._op == Average:
-                # The number of ranks that took part: ranks that have joined give no rows.
+                # The number of participating ranks: joined ranks contribute no rows.
                 values = values / len(rows)
             self._result = entries(indices.t(), values, self._size).coalesce()
         return self._result
@@ -108,7 +108,7 @@ def sparse_allreduce_async(
 
     The result is not differentiable.
 
-    Entries of the same place are added up before they are sent, so each is sent once.
+    Entries with the same index are summed before sending.
 
     Args:
         tensor: A sparse COO tensor on any device. All ranks pass the same dtype, shape and number
@@ -132,12 +132,14 @@ def sparse_allreduce_async(
     """
     op = reduce_op(op)
     if op not in (Average, Sum):
-        raise InvalidRequest(f"sparse tensors have no {op!r}: use Average or Sum", kind="invalid")
+        raise InvalidRequest(
+            f"sparse tensors can't be reduced with {op!r}: use Average or Sum", kind="invalid"
+        )
     check_is_tensor(tensor)
     if not tensor.is_sparse:
         raise InvalidRequest("sparse_allreduce_async needs a sparse COO tensor", kind="invalid")
     tensor = tensor.detach().coalesce()
     parts = [tensor.indices().t().contiguous(), tensor.values(), size_to_send(tensor)]
-    # Under an allreduce's name: a rank whose tensor of that name is dense gets an error at once.
+    # Named like an allreduce, so a rank with a dense tensor of that name fails immediately.
     handle = collectives.allgather(parts, name, process_set, kind="allreduce")
     return SparseHandle(handle, tensor.size(), op)

@@ -1,6 +1,7 @@
-"""Makes the job of processes that neither ``gradwire run`` nor torchrun has started.
+"""Forms a job from processes started by neither ``gradwire run`` nor torchrun.
 
-The processes meet in the store of the process group. Consecutive ranks on one machine are a node.
+The processes find each other through the process group's store. Consecutive ranks on one machine
+form a node.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from gradwire import _start
 
 
 def machine() -> str:
-    """Returns this machine's name, with an id that distinguishes machines of one name."""
+    """Returns this machine's name, with an id that distinguishes machines of the same name."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ''}"
 
@@ -47,9 +48,9 @@ def _address(machines: list[str]) -> str:
 
 
 def prepare(store: Any, rank: int, size: int, timeout: timedelta) -> None:
-    """Makes a job if no launcher did.
+    """Forms a job if no launcher did.
 
-    Each node's first rank starts the node's daemon, and the first daemon hosts the coordinator.
+    The first rank of each node starts its daemon, and the first daemon hosts the coordinator.
     """
     if any(name in os.environ for name in ("GRADWIRE_JOB", "GRADWIRE_SOCKET")):
         return

@@ -348,7 +348,7 @@ def test_what_is_not_there_says_so() -> None:
     assert group is not None
     one, sparse = torch.ones(1), torch.eye(2).to_sparse()
     for what, call in {
-        "give recv a source": lambda: dist.recv(one),
+        "pass src to recv": lambda: dist.recv(one),
         "only by SUM": lambda: dist.all_reduce(sparse, ReduceOp.MAX),
         "one output and a list": lambda: group.reduce_scatter([one, one], [[one] * size()] * 2),
         "pg_options must be None": lambda: dist.new_group(pg_options=object()),
