@@ -1,8 +1,8 @@
-//! Starting collectives: each returns a handle at once. An operation is done in place if its input
-//! and its result have the same size; otherwise the handle's result is new memory.
+//! Starting collectives: each call returns a handle immediately. An operation works in place if its
+//! input and its result have the same size; otherwise the handle's result is new memory.
 //!
 //! A handle's `wait` returns a list of buffers, or of `(buffer, rows from each member)` if ranks
-//! may give different numbers of rows.
+//! may contribute different numbers of rows.
 
 use gradwire_worker::{
     AdasumOptions, AllgatherOptions, AllreduceOptions, AlltoallOptions, BarrierOptions,
@@ -26,7 +26,7 @@ fn common(name: Option<String>, priority: i32, set: &Set<'_>) -> Common {
     Common::new(name, priority, set.as_deref())
 }
 
-/// One tensor, or several as a group.
+/// One tensor, or a group of several.
 enum Parts {
     One(SharedBuffer),
     Group(Vec<SharedBuffer>),
@@ -45,7 +45,7 @@ fn sizes(dims: &[u64]) -> Vec<usize> {
 
 #[pymethods]
 impl Session {
-    /// Starts an allreduce, in place. Several buffers are one group.
+    /// Starts an in-place allreduce. Several buffers form a group.
     ///
     /// Args:
     ///     tensors: The buffers.
@@ -57,7 +57,7 @@ impl Session {
     ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
-    ///     A handle whose result is the list of the buffers.
+    ///     A handle whose result is the list of buffers.
     ///
     /// Raises:
     ///     InvalidRequest: An argument is invalid. Nothing was started.
@@ -95,7 +95,7 @@ impl Session {
         .or_raise(py)
     }
 
-    /// Starts a combination by Adasum, in place.
+    /// Starts an in-place combination with Adasum.
     ///
     /// Args:
     ///     tensor: The buffer.
@@ -125,7 +125,7 @@ impl Session {
         Ok(Handle::new(common.called("adasum"), handle))
     }
 
-    /// Starts a reduce to the root, in place there.
+    /// Starts a reduce to the root, in place on the root.
     ///
     /// Args:
     ///     tensor: The buffer.
@@ -169,7 +169,7 @@ impl Session {
         Ok(Handle::new(common.called("reduce"), handle))
     }
 
-    /// Starts a broadcast of the root's tensor, in place.
+    /// Starts an in-place broadcast of the root's tensor.
     ///
     /// Args:
     ///     tensor: The buffer.
@@ -201,18 +201,18 @@ impl Session {
         Ok(Handle::new(common.called("broadcast"), handle))
     }
 
-    /// Starts an allgather. Several buffers are one group.
+    /// Starts an allgather. Several buffers form a group.
     ///
     /// Args:
     ///     tensors: The buffers.
     ///     name: Identifies the call across ranks. Unnamed calls are matched by their order.
-    ///     object: The kind of an exchange of objects, if the rows are the bytes of objects.
+    ///     object: The kind of object operation, if the rows are the bytes of objects.
     ///     priority: Operations with a larger number go first.
     ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
-    ///     A handle whose result is a list of pairs: a new buffer, and the number of rows of each
-    ///     member.
+    ///     A handle whose result is a list of pairs: a new buffer, and the members' numbers of
+    ///     rows.
     ///
     /// Raises:
     ///     InvalidRequest: An argument is invalid. Nothing was started.
@@ -255,7 +255,7 @@ impl Session {
     ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
-    ///     A handle whose result is as that of an allgather at the root, and None elsewhere.
+    ///     A handle whose result on the root is like that of an allgather, and None elsewhere.
     ///
     /// Raises:
     ///     InvalidRequest: An argument is invalid. Nothing was started.
@@ -280,11 +280,11 @@ impl Session {
     /// Starts a scatter of the root's tensor.
     ///
     /// Args:
-    ///     tensor: The buffer at the root; None elsewhere.
+    ///     tensor: The buffer on the root; None elsewhere.
     ///     root: The rank whose tensor is split.
-    ///     splits: At the root the number of rows of each member; the same for each by default.
-    ///     dtype: The name of the element type, elsewhere than at the root.
-    ///     expecting: The expected shape of the result. If it is right it saves a round trip.
+    ///     splits: On the root, the number of rows for each member; equal by default.
+    ///     dtype: The name of the element type, except on the root.
+    ///     expecting: The expected shape of the result; saves a round trip if correct.
     ///     name: Identifies the call across ranks. Unnamed calls are matched by their order.
     ///     priority: Operations with a larger number go first.
     ///     process_set: The participating ranks; all by default.
@@ -328,7 +328,7 @@ impl Session {
         Ok(Handle::new(common.called("scatter"), handle))
     }
 
-    /// Starts a reducescatter. Several buffers are one group.
+    /// Starts a reducescatter. Several buffers form a group.
     ///
     /// Args:
     ///     tensors: The buffers.
@@ -382,13 +382,13 @@ impl Session {
     ///
     /// Args:
     ///     tensor: The buffer.
-    ///     splits: The number of rows for each member; the same for each by default.
+    ///     splits: The number of rows for each member; equal by default.
     ///     name: Identifies the call across ranks. Unnamed calls are matched by their order.
     ///     priority: Operations with a larger number go first.
     ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
-    ///     A handle whose result is as that of an allgather.
+    ///     A handle whose result is like that of an allgather.
     ///
     /// Raises:
     ///     InvalidRequest: An argument is invalid. Nothing was started.
@@ -423,7 +423,7 @@ impl Session {
     ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
-    ///     A handle without a result that matters.
+    ///     A handle; its result has no meaning.
     ///
     /// Raises:
     ///     InvalidRequest: An argument is invalid. Nothing was started.
@@ -450,10 +450,10 @@ impl Session {
     /// Starts to receive a message from a rank.
     ///
     /// Args:
-    ///     source: The rank that sends it.
-    ///     into: The buffer for it; None for a new one.
+    ///     source: The rank that sends the message.
+    ///     into: The buffer for the message; None allocates a new one.
     ///     dtype: The name of the element type of a new buffer.
-    ///     expecting: The expected shape of a new buffer. If it is right it saves a round trip.
+    ///     expecting: The expected shape of a new buffer; saves a round trip if correct.
     ///     tag: The sender passes the same tag.
     ///     priority: Operations with a larger number go first.
     ///     process_set: The participating ranks; all by default.
@@ -501,7 +501,7 @@ impl Session {
         Ok(Handle::new(called, started.or_raise(py)?))
     }
 
-    /// Starts a barrier, which ends once every member has come.
+    /// Starts a barrier, which completes once every member has started it.
     ///
     /// Args:
     ///     name: Identifies the call across ranks. Unnamed calls are matched by their order.
@@ -532,7 +532,7 @@ impl Session {
     ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
-    ///     A handle that ends when no rank has more data; its result is the last rank that joined.
+    ///     A handle that completes when all ranks have joined; its result is the last one.
     ///
     /// Raises:
     ///     InvalidRequest: An argument is invalid. Nothing was started.

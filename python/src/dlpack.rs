@@ -1,10 +1,10 @@
-//! DLPack: memory for other libraries, in a capsule; and copies from and to their memory. This
-//! module and `at_exit` are the only ones of this crate with `unsafe`.
+//! Exports memory to other libraries in DLPack capsules, and copies from and to their memory. This
+//! module and `at_exit` are the only ones in this crate with `unsafe`.
 //!
-//! A capsule holds a pointer to a structure whose layout the DLPack standard fixes. A consumer
-//! renames the capsule and calls the structure's deleter when it is done; a capsule without a
-//! consumer does so itself. The structure keeps the shared memory allocated until then. This module
-//! never creates a reference to the memory: Python and the daemon access it through pointers.
+//! A capsule holds a pointer to a structure whose layout is defined by DLPack. A consumer renames
+//! the capsule and calls the structure's deleter when it is done; a capsule without a consumer
+//! calls it itself. The structure keeps the shared memory allocated until then. This module never
+//! creates a reference to the memory: Python and the daemon access it through pointers.
 
 use std::{
     ffi::{CStr, c_void},
@@ -40,7 +40,7 @@ struct DlTensor {
     byte_offset: u64,
 }
 
-/// `DLManagedTensor` of dlpack.h: what consumers before DLPack 1.0 take.
+/// `DLManagedTensor` of dlpack.h, for consumers before DLPack 1.0.
 #[repr(C)]
 struct Managed {
     tensor: DlTensor,
@@ -48,7 +48,7 @@ struct Managed {
     deleter: Option<unsafe extern "C" fn(*mut Self)>,
 }
 
-/// `DLManagedTensorVersioned` of dlpack.h. Without it NumPy makes arrays that can't be written to.
+/// `DLManagedTensorVersioned` of dlpack.h. Without it, NumPy creates read-only arrays.
 #[repr(C)]
 struct ManagedVersioned {
     major: u32,
@@ -59,10 +59,10 @@ struct ManagedVersioned {
     tensor: DlTensor,
 }
 
-/// What the structure points to, and the structure; freed in one.
+/// The structure and the data that it points to, freed together.
 struct Export<M> {
     managed: M,
-    #[expect(dead_code, reason = "held for its drop: what the structure points to stays there")]
+    #[expect(dead_code, reason = "keeps alive what the structure points to")]
     kept: (Vec<i64>, Vec<i64>, SharedBuffer),
 }
 
@@ -93,7 +93,7 @@ fn tensor(memory: &SharedBuffer, shape: &mut [i64], strides: &mut [i64]) -> DlTe
     }
 }
 
-/// Dimensions and, in elements, the distances between neighbours. Shapes are at most 2^53 elements.
+/// Dimensions and strides, in elements. Shapes have at most 2^53 elements.
 fn geometry(memory: &SharedBuffer) -> (Vec<i64>, Vec<i64>) {
     let shape: Vec<i64> = memory.shape().dims().iter().map(|&d| d as i64).collect();
     let mut strides = vec![1; shape.len()];
@@ -103,7 +103,7 @@ fn geometry(memory: &SharedBuffer) -> (Vec<i64>, Vec<i64>) {
     (shape, strides)
 }
 
-/// A capsule with the memory, as the consumer's version of DLPack wants it.
+/// A capsule with the memory, for the consumer's version of DLPack.
 pub(crate) fn capsule(
     py: Python<'_>,
     memory: SharedBuffer,
@@ -121,14 +121,14 @@ pub(crate) fn capsule(
             tensor,
         };
         let export = Box::into_raw(Box::new(Export { managed, kept: (shape, strides, memory) }));
-        // SAFETY: `export` is the pointer of a box that nobody else has, and valid; the field is
-        // only written. Its context is what `delete_versioned` takes the box back from.
+        // SAFETY: `export` is a valid pointer from a box, without other users; the field is only
+        // written. `delete_versioned` restores the box from the context.
         let managed = unsafe {
             (*export).managed.context = export.cast();
             &raw mut (*export).managed
         };
         new_capsule(py, managed, VERSIONED, destroy_versioned, |managed| {
-            // SAFETY: no capsule was made, so the structure is still ours alone.
+            // SAFETY: no capsule was created, so the structure has no other users.
             unsafe { delete_versioned(managed) }
         })
     } else {
@@ -154,8 +154,8 @@ fn new_capsule<'py, M>(
     destroy: unsafe extern "C" fn(*mut ffi::PyObject),
     give_up: impl FnOnce(*mut M),
 ) -> PyResult<Bound<'py, PyAny>> {
-    // SAFETY: the interpreter is attached; the pointer is not null and lives until the deleter is
-    // called; the name is static; the destructor is for capsules of just this name.
+    // SAFETY: the interpreter is attached; the pointer is not null and valid until the deleter is
+    // called; the name is static; the destructor is for capsules of this name.
     let capsule = unsafe { ffi::PyCapsule_New(managed.cast(), name.as_ptr(), Some(destroy)) };
     // SAFETY: a new reference, or null with an exception set.
     let capsule = unsafe { Bound::from_owned_ptr_or_err(py, capsule) };
@@ -165,31 +165,31 @@ fn new_capsule<'py, M>(
     capsule
 }
 
-/// Copies bytes to the beginning of the memory; as many as fit.
+/// Copies bytes to the beginning of the memory, as many as fit.
 pub(crate) fn write(memory: &SharedBuffer, bytes: &[u8]) {
     let count = bytes.len().min(memory.byte_len() as usize);
-    // SAFETY: the memory is at least `count` bytes long and mapped while `memory` lives; nobody has
-    // a reference to it, and `bytes` is Python's own.
+    // SAFETY: the memory has at least `count` bytes and is mapped while `memory` lives; there are
+    // no references to it, and `bytes` belongs to Python.
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), memory.as_ptr(), count) };
 }
 
-/// Fills the memory from ordinary memory, without an array around either: for a small tensor that
-/// is most of the time of its exchange. As many bytes as the memory has can be read at the address.
+/// Fills the memory from ordinary memory. No arrays are created, which would dominate the latency
+/// of small tensors. The address must have as many readable bytes as the memory holds.
 pub(crate) fn copy_from(memory: &SharedBuffer, address: usize) {
     let from = ptr::with_exposed_provenance::<u8>(address);
-    // SAFETY: as in `write`; the caller vouches for the bytes at the address, as it does for those
-    // of a capsule. The interpreter's lock is held, so its other threads don't free them.
+    // SAFETY: as in `write`; the caller guarantees the bytes at the address, as for a capsule. The
+    // GIL is held, so other Python threads don't free them.
     unsafe { ptr::copy(from, memory.as_ptr(), memory.byte_len() as usize) };
 }
 
-/// Copies the memory to ordinary memory, where as many bytes as it has can be written.
+/// Copies the memory to ordinary memory with as many writable bytes.
 pub(crate) fn copy_to(memory: &SharedBuffer, address: usize) {
     let to = ptr::with_exposed_provenance_mut::<u8>(address);
     // SAFETY: as above.
     unsafe { ptr::copy(memory.as_ptr(), to, memory.byte_len() as usize) };
 }
 
-/// Copies the beginning of the memory; as much as `into` takes.
+/// Copies the beginning of the memory, as much as fits into `into`.
 pub(crate) fn read(memory: &SharedBuffer, into: &mut [u8]) {
     let count = into.len().min(memory.byte_len() as usize);
     // SAFETY: as above; `into` is borrowed mutably.
@@ -197,27 +197,27 @@ pub(crate) fn read(memory: &SharedBuffer, into: &mut [u8]) {
 }
 
 /// # Safety
-/// `managed` is part of an [`Export`] that [`capsule`] made, and is not used after this.
+/// `managed` is part of an [`Export`] created by [`capsule`], and is not used afterwards.
 unsafe extern "C" fn delete_unversioned(managed: *mut Managed) {
     // SAFETY: the context is the pointer of the box that holds the structure. Consumers call this
-    // once; letting go of the memory needs no interpreter.
+    // once; releasing the memory needs no interpreter.
     drop(unsafe { Box::from_raw((*managed).context.cast::<Export<Managed>>()) });
 }
 
 /// # Safety
 /// As [`delete_unversioned`].
 unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
-    // SAFETY: as there.
+    // SAFETY: as above.
     drop(unsafe { Box::from_raw((*managed).context.cast::<Export<ManagedVersioned>>()) });
 }
 
-/// The structure in a capsule that still has its name: it has no consumer.
+/// The structure in a capsule without a consumer, which still has its name; otherwise null.
 ///
 /// # Safety
 /// `capsule` is a capsule and the interpreter is attached.
 unsafe fn untaken(capsule: *mut ffi::PyObject, name: &CStr) -> *mut c_void {
-    // SAFETY: by the contract; the name is compared before the pointer is asked for, so no
-    // exception is set.
+    // SAFETY: by the contract; the name is checked before the pointer is requested, so no exception
+    // is set.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, name.as_ptr()) == 1 {
             ffi::PyCapsule_GetPointer(capsule, name.as_ptr())
@@ -228,9 +228,9 @@ unsafe fn untaken(capsule: *mut ffi::PyObject, name: &CStr) -> *mut c_void {
 }
 
 /// # Safety
-/// Python calls it, once, with a capsule that [`capsule`] made.
+/// Python calls it once, with a capsule created by [`capsule`].
 unsafe extern "C" fn destroy_unversioned(capsule: *mut ffi::PyObject) {
-    // SAFETY: by the contract; what was not taken is ours to delete.
+    // SAFETY: by the contract; a structure without a consumer must be deleted here.
     unsafe {
         let managed = untaken(capsule, UNVERSIONED);
         if !managed.is_null() {
@@ -242,7 +242,7 @@ unsafe extern "C" fn destroy_unversioned(capsule: *mut ffi::PyObject) {
 /// # Safety
 /// As [`destroy_unversioned`].
 unsafe extern "C" fn destroy_versioned(capsule: *mut ffi::PyObject) {
-    // SAFETY: as there.
+    // SAFETY: as above.
     unsafe {
         let managed = untaken(capsule, VERSIONED);
         if !managed.is_null() {

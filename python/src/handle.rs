@@ -1,7 +1,7 @@
 //! Operations in flight, for Python.
 //!
-//! WAIT: a wait sleeps in slices of [`SLICE`] without the interpreter's lock, and checks for
-//! signals between them, so that Ctrl-C ends it and other Python threads run meanwhile.
+//! WAIT: a wait releases the GIL for slices of [`SLICE`] and checks for signals between them, so
+//! that Ctrl-C interrupts it and other Python threads can run.
 
 use std::{
     fmt,
@@ -14,7 +14,7 @@ use pyo3::{IntoPyObjectExt, prelude::*, types::PyList};
 
 use crate::{buffer::Buffer, error::PythonError, process_set};
 
-/// The longest time without a check for signals.
+/// The maximum time between two checks for signals.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
 /// The result of an operation.
@@ -44,7 +44,7 @@ impl Value {
     }
 }
 
-/// Results of the worker library as values.
+/// Converts results of the worker library to values.
 pub(crate) trait IntoValue: Send + 'static {
     fn into_value(self) -> Value;
 }
@@ -97,20 +97,20 @@ impl IntoValue for ProcessSet {
     }
 }
 
-/// An input that is kept until the operation has ended, and the result that matters.
+/// An input that is kept until the operation has completed, and the actual result.
 impl<I: Send + 'static, R: IntoValue> IntoValue for (I, R) {
     fn into_value(self) -> Value {
         self.1.into_value()
     }
 }
 
-/// An operation that has not ended.
+/// An operation that may still be running.
 pub(crate) trait Running: Send {
-    /// Whether it has ended.
+    /// Whether it has completed.
     fn poll(&self) -> bool;
     /// Whether its tensors are still being written.
     fn is_held(&self) -> bool;
-    /// Its result, or itself if it has not ended within the time.
+    /// Its result, or itself if it has not completed within the time.
     fn wait(
         self: Box<Self>,
         within: Duration,
@@ -141,7 +141,7 @@ impl<P: IntoValue> Running for gradwire_worker::Handle<P> {
 enum State {
     Running(Box<dyn Running>),
     Ended(Result<Value, PythonError>),
-    /// While a thread that has the lock waits.
+    /// While a thread that holds the lock waits.
     Taken,
 }
 
@@ -157,7 +157,7 @@ impl Handle {
         Self { name: name.into(), state: Mutex::new(State::Running(Box::new(running))) }
     }
 
-    /// Waits for at most this long; returns none if the operation has not ended.
+    /// Waits for at most this long; returns `None` if the operation has not completed.
     fn wait_slice(&self, within: Duration) -> Option<Result<Value, PythonError>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let outcome = match std::mem::replace(&mut *state, State::Taken) {
@@ -175,7 +175,7 @@ impl Handle {
         Some(outcome)
     }
 
-    /// What did not happen in time.
+    /// Describes the operation for a timeout error.
     fn what(&self) -> String {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let held = matches!(&*state, State::Running(running) if running.is_held());
@@ -192,7 +192,7 @@ impl Handle {
         &self.name
     }
 
-    /// Returns whether `wait` would return, or raise, at once.
+    /// Returns whether `wait` would return or raise immediately.
     ///
     /// Returns:
     ///     True if the operation has completed.
@@ -202,7 +202,7 @@ impl Handle {
                 State::Running(running) => running.poll(),
                 State::Ended(_) | State::Taken => true,
             },
-            // A thread waits for it at this moment.
+            // Another thread is waiting for it.
             Err(TryLockError::WouldBlock) => false,
             Err(TryLockError::Poisoned(_)) => true,
         })
@@ -215,8 +215,8 @@ impl Handle {
     ///
     /// Returns:
     ///     A list of buffers, a list of pairs of a buffer and the number of rows from each member,
-    ///     a number, a process set, or None, depending on the operation. A second call returns the
-    ///     same.
+    ///     a number, a process set, or None, depending on the operation. Further calls return the
+    ///     same result.
     ///
     /// Raises:
     ///     WaitTimeout: The operation did not complete within `timeout`. It continues.
@@ -226,7 +226,7 @@ impl Handle {
         let limit = match timeout {
             None => None,
             Some(seconds) => Some(Duration::try_from_secs_f64(seconds).map_err(|error| {
-                PythonError::invalid(format!("timeout={seconds} is not usable: {error}")).raise(py)
+                PythonError::invalid(format!("invalid timeout={seconds}: {error}")).raise(py)
             })?),
         };
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));

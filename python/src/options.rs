@@ -1,4 +1,4 @@
-//! The options that all collectives have: name, priority, process set, reduction.
+//! The options common to all collectives: name, priority, process set, reduction.
 
 use gradwire_worker::{ObjectKind, ProcessSet, ReduceOp};
 
@@ -27,7 +27,7 @@ impl Common {
     }
 }
 
-/// Sets the fields of [`Common`] in options of the worker library.
+/// Applies [`Common`] to options of the worker library.
 macro_rules! apply {
     ($common:expr, $options:expr) => {{
         let common: &$crate::options::Common = &$common;
@@ -44,18 +44,18 @@ macro_rules! apply {
 
 pub(crate) use apply;
 
-/// The exchange of objects of that name.
+/// Parses the kind of an object operation.
 pub(crate) fn object_kind(name: &str) -> Result<ObjectKind, PythonError> {
     name.parse().map_err(|_| {
         let all = ObjectKind::NAMES.join(", ");
-        PythonError::invalid(format!("objects are not exchanged by {name:?}, but by {all}"))
+        PythonError::invalid(format!("unknown object operation {name:?}: use one of {all}"))
     })
 }
 
-/// The reduction of that name.
+/// Parses a reduction.
 pub(crate) fn reduce_op(name: &str) -> Result<ReduceOp, PythonError> {
     name.parse().map_err(|_| {
         let all = ReduceOp::NAMES.join(", ");
-        PythonError::invalid(format!("there is no reduction {name:?}: they are {all}"))
+        PythonError::invalid(format!("unknown reduction {name:?}: use one of {all}"))
     })
 }
