@@ -4,7 +4,7 @@ A copy from a GPU takes time, and the calling thread should not wait for it. So 
 needs such a copy is called immediately, behind a gate: its arguments are checked, and it has a name
 and a handle. A thread waits for the copies, in call order, and opens the gates.
 
-Until the first such copy, ``session()`` returns the native session and there is no thread.
+Until the first such copy, ``session()`` returns the native session, and no thread is started.
 """
 
 from __future__ import annotations
