@@ -29,7 +29,6 @@ def broadcast_async(
         The operation in flight. Its ``wait`` returns what ``broadcast`` returns.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
     """
     return collectives.broadcast(array, root_rank, name, process_set)
@@ -54,11 +53,8 @@ def broadcast(
         A new array with the root's elements.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return broadcast_async(array, root_rank, name, process_set).wait()
 
@@ -82,11 +78,8 @@ def broadcast_(
         The given array, which contains the root's elements.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return collectives.broadcast(array, root_rank, name, process_set, True).wait()
 
@@ -106,11 +99,8 @@ def allgather(
         A new array with the rows of all ranks, in rank order.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
 
     Example:
         ```python
@@ -134,11 +124,8 @@ def grouped_allgather(
         New arrays in the order of the arguments, each with the rows of all ranks.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return [result for result, _ in collectives.allgather(arrays, name, process_set).wait()]
 
@@ -162,11 +149,8 @@ def gather(
         On the root, a new array with the rows of all ranks; None on the other ranks.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     result = collectives.gather(array, root_rank, name, process_set).wait()
     return None if result is None else result[0]
@@ -195,11 +179,8 @@ def scatter(
         A new array with this rank's rows.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return collectives.scatter(array, root_rank, splits, name, process_set).wait()
 
@@ -226,11 +207,8 @@ def alltoall(
         array and a list of the number of rows from each rank.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     result, received = collectives.alltoall(array, splits, name, process_set).wait()
     return result if splits is None else (result, received)
@@ -248,11 +226,8 @@ def send(
         process_set: A process set that contains both ranks. The default is all ranks.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     collectives.send(array, to_rank, tag, process_set).wait()
 
@@ -273,11 +248,8 @@ def receive(
         A new array of the shape that was sent.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
 
     Example:
         ```python

@@ -32,10 +32,8 @@ def allreduce_async(
         array: A NumPy array, or an object that supports DLPack, of any supported dtype and shape.
             All ranks pass the same dtype and shape. It is copied before the call returns.
         name: Identifies the call across ranks. Unnamed calls are matched by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
-            integers are truncated.
-        prescale_factor: A finite factor for each contribution before the reduction. Integers are
-            multiplied as 64-bit floats and truncated.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
         postscale_factor: A finite factor for the result.
         process_set: The participating ranks. The default is all ranks.
 
@@ -44,7 +42,6 @@ def allreduce_async(
         ``allreduce`` raises.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
 
     Example:
@@ -71,10 +68,8 @@ def allreduce(
         array: A NumPy array, or an object that supports DLPack, of any supported dtype and shape.
             All ranks pass the same dtype and shape. It is copied before the call returns.
         name: Identifies the call across ranks. Unnamed calls are matched by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
-            integers are truncated.
-        prescale_factor: A finite factor for each contribution before the reduction. Integers are
-            multiplied as 64-bit floats and truncated.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
         postscale_factor: A finite factor for the result.
         process_set: The participating ranks. The default is all ranks.
 
@@ -82,11 +77,8 @@ def allreduce(
         A new array of the same type, dtype and shape.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
 
     Example:
         ```python
@@ -111,10 +103,8 @@ def allreduce_async_(
         array: A writable NumPy array, or a writable object that supports DLPack. All ranks pass the
             same dtype and shape. It receives the result.
         name: Identifies the call across ranks. Unnamed calls are matched by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
-            integers are truncated.
-        prescale_factor: A finite factor for each contribution before the reduction. Integers are
-            multiplied as 64-bit floats and truncated.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
         postscale_factor: A finite factor for the result.
         process_set: The participating ranks. The default is all ranks.
 
@@ -122,7 +112,6 @@ def allreduce_async_(
         The operation in flight. Its ``wait`` changes the array and returns it.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
     """
     return collectives.allreduce(
@@ -144,10 +133,8 @@ def allreduce_(
         array: A writable NumPy array, or a writable object that supports DLPack. All ranks pass the
             same dtype and shape. It receives the result.
         name: Identifies the call across ranks. Unnamed calls are matched by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
-            integers are truncated.
-        prescale_factor: A finite factor for each contribution before the reduction. Integers are
-            multiplied as 64-bit floats and truncated.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
         postscale_factor: A finite factor for the result.
         process_set: The participating ranks. The default is all ranks.
 
@@ -155,11 +142,8 @@ def allreduce_(
         The given array, which contains the result.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return allreduce_async_(array, name, op, prescale_factor, postscale_factor, process_set).wait()
 
@@ -178,10 +162,8 @@ def grouped_allreduce_async(
         arrays: NumPy arrays, or objects that support DLPack; at least one. All ranks pass the same
             number, with the same dtypes and shapes.
         name: Identifies the call across ranks. Unnamed calls are matched by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
-            integers are truncated.
-        prescale_factor: A finite factor for each contribution before the reduction. Integers are
-            multiplied as 64-bit floats and truncated.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
         postscale_factor: A finite factor for the result.
         process_set: The participating ranks. The default is all ranks.
 
@@ -189,7 +171,6 @@ def grouped_allreduce_async(
         The operation in flight. Its ``wait`` returns what ``grouped_allreduce`` returns.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
     """
     return collectives.grouped_allreduce(
@@ -213,10 +194,8 @@ def grouped_allreduce(
         arrays: NumPy arrays, or objects that support DLPack; at least one. All ranks pass the same
             number, with the same dtypes and shapes.
         name: Identifies the call across ranks. Unnamed calls are matched by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
-            integers are truncated.
-        prescale_factor: A finite factor for each contribution before the reduction. Integers are
-            multiplied as 64-bit floats and truncated.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
         postscale_factor: A finite factor for the result.
         process_set: The participating ranks. The default is all ranks.
 
@@ -224,11 +203,8 @@ def grouped_allreduce(
         New arrays in the order of the arguments, each with the dtype and shape of its argument.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return grouped_allreduce_async(
         arrays, name, op, prescale_factor, postscale_factor, process_set
@@ -251,10 +227,8 @@ def reduce(
             All ranks pass the same dtype and shape. It is copied before the call returns.
         root_rank: The global rank that receives the result.
         name: Identifies the call across ranks. Unnamed calls are matched by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
-            integers are truncated.
-        prescale_factor: A finite factor for each contribution before the reduction. Integers are
-            multiplied as 64-bit floats and truncated.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
         postscale_factor: A finite factor for the result.
         process_set: The participating ranks. The default is all ranks.
 
@@ -262,11 +236,8 @@ def reduce(
         On the root, a new array of the same dtype and shape; None on the other ranks.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return collectives.reduce(
         array, root_rank, name, op, prescale_factor, postscale_factor, process_set
@@ -287,10 +258,8 @@ def reducescatter(
         array: A NumPy array, or an object that supports DLPack, of any supported dtype and shape.
             All ranks pass the same dtype and shape. It is copied before the call returns.
         name: Identifies the call across ranks. Unnamed calls are matched by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
-            integers are truncated.
-        prescale_factor: A finite factor for each contribution before the reduction. Integers are
-            multiplied as 64-bit floats and truncated.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
         postscale_factor: A finite factor for the result.
         process_set: The participating ranks. The default is all ranks.
 
@@ -299,11 +268,8 @@ def reducescatter(
         the number of ranks, the first ranks receive one more row.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return collectives.reducescatter(
         [array], name, op, prescale_factor, postscale_factor, process_set
@@ -324,10 +290,8 @@ def grouped_reducescatter(
         arrays: NumPy arrays, or objects that support DLPack; at least one. All ranks pass the same
             number, with the same dtypes and shapes.
         name: Identifies the call across ranks. Unnamed calls are matched by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
-            integers are truncated.
-        prescale_factor: A finite factor for each contribution before the reduction. Integers are
-            multiplied as 64-bit floats and truncated.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
         postscale_factor: A finite factor for the result.
         process_set: The participating ranks. The default is all ranks.
 
@@ -335,11 +299,8 @@ def grouped_reducescatter(
         New arrays in the order of the arguments, each with this rank's rows.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return collectives.reducescatter(
         arrays, name, op, prescale_factor, postscale_factor, process_set

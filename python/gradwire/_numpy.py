@@ -66,20 +66,22 @@ def as_numpy(array: Any) -> np.ndarray:
     return np.asarray(array)
 
 
+def _element(dtype: np.dtype) -> str:
+    name = _NAMES.get(dtype.name)
+    if name is None or not dtype.isnative:
+        raise InvalidRequest(
+            f"arrays of {dtype} can't be exchanged: supported dtypes are {', '.join(_NAMES)}",
+            kind="invalid",
+        )
+    return name
+
+
 class NumpyAdapter:
     """Adapter whose results are NumPy arrays, or have the argument's type if it supports DLPack."""
 
     def describe(self, array: Any) -> tuple[str, tuple[int, ...]]:
-        """Returns the element type and the dimensions."""
         array = as_numpy(array)
-        name = _NAMES.get(array.dtype.name)
-        if name is None or not array.dtype.isnative:
-            raise InvalidRequest(
-                f"arrays of {array.dtype} can't be exchanged: the element types are "
-                f"{', '.join(_NAMES)}",
-                kind="invalid",
-            )
-        return name, array.shape
+        return _element(array.dtype), array.shape
 
     def _memory(self, buffer: _native.Buffer, dtype: np.dtype) -> np.ndarray:
         bare = _BARE.get(buffer.dtype)
@@ -88,12 +90,10 @@ class NumpyAdapter:
         return _module().asarray(buffer.view(0, bare, list(buffer.shape))).view(dtype)
 
     def load(self, array: Any, buffer: _native.Buffer) -> None:
-        """Copies an array to shared memory of the same size."""
         array = as_numpy(array)
         _module().copyto(self._memory(buffer, array.dtype), array, casting="no")
 
     def check_writable(self, array: Any) -> None:
-        """Raises InvalidRequest if an array is not writable."""
         own = as_numpy(array)
         if own is not array and not hasattr(array, "__dlpack__"):
             raise InvalidRequest(
@@ -113,7 +113,6 @@ class NumpyAdapter:
         """Does nothing: the array shares the memory."""
 
     def view(self, buffer: _native.Buffer, like: Any) -> Any:
-        """Returns shared memory as an array of the type of ``like``."""
         if isinstance(like, _module().ndarray) or not hasattr(like, "__dlpack__"):
             return self._memory(buffer, as_numpy(like).dtype)
         # PyTorch tensors have no namespace method, but their module has ``from_dlpack``.
@@ -129,7 +128,6 @@ class NumpyAdapter:
         return module.from_dlpack(buffer)
 
     def store(self, buffer: _native.Buffer, into: Any) -> None:
-        """Copies shared memory to an array of the same size."""
         array = as_numpy(into)
         _module().copyto(array, self._memory(buffer, array.dtype), casting="no")
 
@@ -179,12 +177,7 @@ def empty(shape: int | tuple[int, ...], dtype: Any = "float32") -> np.ndarray:
     """
     np = _module()
     dtype = np.dtype(dtype)
-    name = _NAMES.get(dtype.name)
-    if name is None or not dtype.isnative:
-        raise InvalidRequest(
-            f"arrays of {dtype} can't be exchanged: the element types are {', '.join(_NAMES)}",
-            kind="invalid",
-        )
+    name = _element(dtype)
     dims = [shape] if isinstance(shape, int) else [int(dim) for dim in shape]
     buffer = _world.session().buffer(name, dims)
     return collectives.adapter._memory(buffer, dtype)  # type: ignore[attr-defined]

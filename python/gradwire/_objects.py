@@ -68,11 +68,8 @@ def broadcast_object(
         On the root, ``obj`` itself; on the other ranks, a copy of it.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
 
     Example:
         ```python
@@ -108,11 +105,8 @@ def allgather_object(
         The objects of all ranks, in rank order.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     parts = exchange(dumps(obj), "allgather-object", name, process_set)
     return [pickle.loads(part) for part in parts]

@@ -124,15 +124,17 @@ class Handle(Generic[Result]):
 
         Raises:
             WaitTimeout: The operation did not complete within ``timeout``. It continues.
-            NotInitialized: ``init()`` has not been called.
             InvalidRequest: An argument is invalid. Nothing was started.
-            Disagreement: The ranks made different requests under the same name.
-            PeerLost: A participating rank or node has exited or does not respond.
-            GradwireError: The operation failed for another reason.
+            GradwireError: The operation failed; the subclass and ``kind`` tell why.
         """
         if not hasattr(self, "_result"):
             self._result = self._finish(self._native.wait(timeout))
         return self._result
+
+    def _map(self, convert: Callable[[Result], Any]) -> Handle[Any]:
+        """Returns a handle of the same operation with a converted result."""
+        finish = self._finish
+        return Handle(self._native, lambda result: convert(finish(result)))
 
     def __repr__(self) -> str:
         return f"Handle({self._native.name})"
@@ -163,11 +165,8 @@ def synchronize(handle: Handle[Result]) -> Result:
         The result of the operation.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return _handle(handle).wait()
 
@@ -272,7 +271,7 @@ class Collectives(Generic[Array]):
     ) -> _native.Handle:
         """Starts an allreduce of buffers, in place."""
         op = reduce_op(op)
-        before, after = _factors(prescale_factor, postscale_factor)
+        before, after = factors(prescale_factor, postscale_factor)
         called = None if name is None else f"allreduce.{name}"
         set_ = native_set(process_set)
         if op == Adasum:
@@ -336,7 +335,7 @@ class Collectives(Generic[Array]):
     ) -> Handle[Array | None]:
         """Starts a reduce; its result is None except on the root."""
         root_rank = whole_number("root_rank", root_rank)
-        before, after = _factors(prescale_factor, postscale_factor)
+        before, after = factors(prescale_factor, postscale_factor)
         buffer = self.place(array)
         handle = session().reduce(
             buffer,
@@ -457,7 +456,7 @@ class Collectives(Generic[Array]):
         process_set: ProcessSet,
     ) -> Handle[list[Array]]:
         """Starts a reducescatter of several arrays in one request."""
-        before, after = _factors(prescale_factor, postscale_factor)
+        before, after = factors(prescale_factor, postscale_factor)
         buffers = [self.place(array) for array in not_empty(arrays)]
         handle = session().reducescatter(
             buffers,
@@ -506,7 +505,8 @@ class Collectives(Generic[Array]):
         return Handle(handle, self._view(like))
 
 
-def _factors(prescale_factor: float, postscale_factor: float) -> tuple[float, float]:
+def factors(prescale_factor: float, postscale_factor: float) -> tuple[float, float]:
+    """Returns the finite scale factors of a reduction."""
     return factor("prescale_factor", prescale_factor), factor("postscale_factor", postscale_factor)
 
 
@@ -524,11 +524,8 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
         process_set: The participating ranks. The default is all ranks.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     session().barrier(process_set=native_set(process_set)).wait()
 
@@ -547,11 +544,8 @@ def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
         The last rank that called ``join``.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
 
     Example:
         ```python

@@ -489,11 +489,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         The process set, which now has an id.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
 
     Example:
         ```python
@@ -520,11 +517,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         True if it was removed; False if it was not registered, or is ``global_process_set``.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     if process_set is global_process_set or process_set._native is None:
         return False

@@ -71,7 +71,7 @@ def describe(tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
     if name is None:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _NAMES)
         raise InvalidRequest(
-            f"tensors of {tensor.dtype} can't be exchanged: the element types are {known}",
+            f"tensors of {tensor.dtype} can't be exchanged: supported dtypes are {known}",
             kind="invalid",
         )
     return name, tuple(tensor.shape)
@@ -145,28 +145,23 @@ class TorchAdapter:
     """Adapter for tensors on any device: pinned memory for GPUs, blocking copies for others."""
 
     def describe(self, array: torch.Tensor) -> tuple[str, tuple[int, ...]]:
-        """Returns the element type and the dimensions of a tensor."""
         return describe(array)
 
     def load(self, array: torch.Tensor, buffer: _native.Buffer) -> None:
-        """Copies a tensor to shared memory of the same size."""
         if array.is_cuda:
             _cuda.stage.load(buffer, as_tensor(buffer), array.detach())
         else:
             as_tensor(buffer).copy_(array.detach())
 
     def check_writable(self, array: torch.Tensor) -> None:
-        """Raises InvalidRequest if a tensor is not writable."""
         check_no_overlap(array)
 
     def use(self, array: torch.Tensor) -> Use:
-        """Begins an in-place operation. The use has a buffer if the tensor is shared memory."""
         element = describe(array)[0]
         self.check_writable(array)
         return _adopt.use(array, element)
 
     def written(self, array: torch.Tensor) -> None:
-        """Records that an operation has written to a tensor that is shared memory."""
         _adopt.written(array)
 
     def view(self, buffer: _native.Buffer, like: torch.Tensor) -> torch.Tensor:
@@ -179,7 +174,6 @@ class TorchAdapter:
         return result.to(like.device)
 
     def store(self, buffer: _native.Buffer, into: torch.Tensor) -> None:
-        """Copies shared memory to a tensor of the same size."""
         if into.is_cuda:
             _cuda.stage.store(buffer, as_tensor(buffer), into.detach())
         else:

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from gradwire._arguments import factor, whole_number
-from gradwire._ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
+from gradwire._arguments import whole_number
+from gradwire._ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum, factors
 from gradwire._world import ProcessSet, global_process_set, members, rank
 from gradwire.torch._adapter import check_is_tensor, collectives
 
@@ -78,10 +78,7 @@ class GroupedAllreduce(torch.autograd.Function):
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """Returns the reduced tensors."""
-        before, after = (
-            factor("prescale_factor", prescale_factor),
-            factor("postscale_factor", postscale_factor),
-        )
+        before, after = factors(prescale_factor, postscale_factor)
         ctx.arguments = (name, op, before * after, process_set)
         ctx.had = None
         for tensor in tensors:
@@ -218,10 +215,7 @@ class ReduceScatter(torch.autograd.Function):
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """Returns this rank's rows."""
-        before, after = (
-            factor("prescale_factor", prescale_factor),
-            factor("postscale_factor", postscale_factor),
-        )
+        before, after = factors(prescale_factor, postscale_factor)
         ctx.arguments = (name, op, before * after, process_set)
         results = collectives.reducescatter(tensors, name, op, before, after, process_set).wait()
         return tuple(results)

@@ -58,27 +58,10 @@ class NoneCompressor(Compressor):
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Returns the tensor itself.
-
-        Args:
-            tensor: A dense tensor.
-
-        Returns:
-            The tensor, and None.
-        """
         return tensor, None
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Returns the tensor itself.
-
-        Args:
-            tensor: A dense tensor.
-            ctx: Not used.
-
-        Returns:
-            The tensor.
-        """
         return tensor
 
 
@@ -95,27 +78,10 @@ class FP16Compressor(Compressor):
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Converts a tensor of wider floats to float16.
-
-        Args:
-            tensor: A dense tensor.
-
-        Returns:
-            The converted tensor and its original dtype; other tensors unchanged, and None.
-        """
         return _cast(tensor, torch.float16)
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Converts a tensor back to its original dtype.
-
-        Args:
-            tensor: A dense tensor.
-            ctx: The original dtype, or None.
-
-        Returns:
-            The tensor in its original dtype.
-        """
         return tensor if ctx is None else tensor.to(ctx)
 
 
@@ -124,14 +90,6 @@ class BF16Compressor(FP16Compressor):
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Converts a tensor of wider floats to bfloat16.
-
-        Args:
-            tensor: A dense tensor.
-
-        Returns:
-            The converted tensor and its original dtype; other tensors unchanged, and None.
-        """
         return _cast(tensor, torch.bfloat16)
 
 

@@ -79,7 +79,6 @@ class Cuda:
         self._check(torch.cuda.cudart().cudaHostRegister(address, size, self._PORTABLE))
 
     def unregister(self, address: int) -> None:
-        """Unpins memory."""
         self._check(torch.cuda.cudart().cudaHostUnregister(address))
 
     def clear_error(self) -> None:
@@ -95,11 +94,9 @@ class Cuda:
             raise RuntimeError(f"CUDA error {int(code)}")
 
     def stream(self, device: torch.device) -> torch.cuda.Stream:
-        """Returns a new stream."""
         return torch.cuda.Stream(device)
 
     def current(self, device: torch.device) -> torch.cuda.Stream:
-        """Returns the stream that this thread uses."""
         return torch.cuda.current_stream(device)
 
     def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
@@ -110,11 +107,9 @@ class Cuda:
         return event
 
     def follow(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
-        """Makes the stream wait for the event."""
         stream.wait_event(event)
 
     def copy(self, stream: torch.cuda.Stream, pairs: Sequence[Pair]) -> None:
-        """Copies in the order of the stream."""
         with torch.cuda.stream(stream):
             for into, given in pairs:
                 # PyTorch would resolve the sign on the CPU, before the copy is complete.
@@ -123,11 +118,9 @@ class Cuda:
                 into.copy_(given, non_blocking=True)
 
     def synchronize(self, event: torch.cuda.Event) -> None:
-        """Blocks until an event."""
         event.synchronize()
 
     def happened(self, event: torch.cuda.Event) -> bool:
-        """Returns whether the event has happened."""
         return event.query()
 
 

@@ -33,11 +33,8 @@ def broadcast_parameters(
 
     Raises:
         ValueError: ``params`` is none of these.
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
 
     Example:
         ```python
@@ -131,11 +128,8 @@ def broadcast_optimizer_state(
         process_set: The participating ranks. The default is all ranks.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
 
     Example:
         ```python

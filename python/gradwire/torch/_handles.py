@@ -1,4 +1,4 @@
-"""Handles derived from other handles, and waits for many handles."""
+"""Waits for many handles."""
 
 from __future__ import annotations
 
@@ -48,29 +48,3 @@ def wait_for_all(handles: Iterable[Handle[Any]]) -> None:
     for handle in handles:
         waiting.wait(handle)
     waiting.check()
-
-
-def derived(handle: Handle[Any], make: Any) -> Handle[Any]:
-    return Derived(handle, make)
-
-
-class Derived(Handle[Any]):
-    """A handle whose result is computed from another handle's result."""
-
-    __slots__ = ("_inner", "_map")
-
-    def __init__(self, inner: Handle[Any], make: Any) -> None:
-        self._inner, self._map = inner, make
-
-    def poll(self) -> bool:
-        """Returns whether ``wait`` would return or raise immediately."""
-        return self._inner.poll()
-
-    def wait(self, timeout: float | None = None) -> Any:
-        """Waits for the operation and returns the computed result."""
-        if not hasattr(self, "_result"):
-            self._result = self._map(self._inner.wait(timeout))
-        return self._result
-
-    def __repr__(self) -> str:
-        return repr(self._inner)

@@ -17,19 +17,12 @@ from gradwire._ops import Handle
 from gradwire._world import ProcessSet, global_process_set
 from gradwire.torch import _autograd
 from gradwire.torch._adapter import collectives
-from gradwire.torch._handles import derived
-
-
-def _first(handle: Handle[list[tuple[torch.Tensor, list[int]]]]) -> Handle[torch.Tensor]:
-    return derived(handle, lambda result: result[0][0])
 
 
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[torch.Tensor]:
-    """Starts an allgather and returns immediately.
-
-    The result is not differentiable.
+    """Starts an allgather and returns immediately. Not differentiable.
 
     Args:
         tensor: A dense tensor on any device. All ranks pass the same dtype, and the same dimensions
@@ -41,10 +34,10 @@ def allgather_async(
         The operation in flight. Its ``wait`` returns what ``allgather`` returns.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
     """
-    return _first(collectives.allgather([tensor], name, process_set))
+    handle = collectives.allgather([tensor], name, process_set)
+    return handle._map(lambda result: result[0][0])
 
 
 def allgather(
@@ -62,11 +55,8 @@ def allgather(
         A new tensor with the rows of all ranks, in rank order. It is differentiable.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
 
     Example:
         ```python
@@ -82,9 +72,7 @@ def grouped_allgather_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[torch.Tensor]]:
-    """Starts several allgathers in one request.
-
-    The result is not differentiable.
+    """Starts several allgathers in one request. Not differentiable.
 
     Args:
         tensors: Tensors as ``allgather`` takes them; at least one. All ranks pass the same number.
@@ -95,11 +83,10 @@ def grouped_allgather_async(
         The operation in flight. Its ``wait`` returns what ``grouped_allgather`` returns.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
     """
     handle = collectives.allgather(tensors, name, process_set)
-    return derived(handle, lambda result: [tensor for tensor, _ in result])
+    return handle._map(lambda result: [tensor for tensor, _ in result])
 
 
 def grouped_allgather(
@@ -119,11 +106,8 @@ def grouped_allgather(
         differentiable.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return list(_autograd.Allgather.apply(name, process_set, *tensors))
 
@@ -134,9 +118,7 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
-    """Starts a broadcast into a new tensor and returns immediately.
-
-    The result is not differentiable.
+    """Starts a broadcast into a new tensor and returns immediately. Not differentiable.
 
     Args:
         tensor: A dense tensor on any device. All ranks pass the same dtype and shape.
@@ -148,7 +130,6 @@ def broadcast_async(
         The operation in flight. Its ``wait`` returns what ``broadcast`` returns.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
     """
     return collectives.broadcast(tensor, root_rank, name, process_set)
@@ -172,11 +153,8 @@ def broadcast(
         A new tensor with the root's elements. It is differentiable.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     result: torch.Tensor = _autograd.Broadcast.apply(tensor, root_rank, name, process_set)
     return result
@@ -188,9 +166,7 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
-    """Starts a broadcast in place and returns immediately.
-
-    The result is not differentiable.
+    """Starts a broadcast in place and returns immediately. Not differentiable.
 
     Args:
         tensor: A dense tensor on any device. All ranks pass the same dtype and shape. It receives
@@ -203,7 +179,6 @@ def broadcast_async_(
         The operation in flight. Its ``wait`` changes the tensor and returns it.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
     """
     return collectives.broadcast(tensor, root_rank, name, process_set, in_place=True)
@@ -230,11 +205,8 @@ def broadcast_(
         The given tensor, which contains the root's elements.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return broadcast_async_(tensor, root_rank, name, process_set).wait()
 
@@ -259,9 +231,7 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Any]:
-    """Starts an alltoall and returns immediately.
-
-    The result is not differentiable.
+    """Starts an alltoall and returns immediately. Not differentiable.
 
     Args:
         tensor: A dense tensor on any device. All ranks pass the same dtype, and the same dimensions
@@ -274,17 +244,16 @@ def alltoall_async(
         The operation in flight. Its ``wait`` returns what ``alltoall`` returns.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
     """
     handle = collectives.alltoall(tensor, _splits(splits), name, process_set)
     if splits is None:
-        return derived(handle, lambda result: result[0])
+        return handle._map(lambda result: result[0])
 
     def with_counts(result: tuple[torch.Tensor, list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         return result[0], torch.tensor(result[1], dtype=torch.int32, device="cpu")
 
-    return derived(handle, with_counts)
+    return handle._map(with_counts)
 
 
 def alltoall(
@@ -310,11 +279,8 @@ def alltoall(
         differentiable.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     result, received = _autograd.Alltoall.apply(tensor, _splits(splits), name, process_set)
     return result if splits is None else (result, received)

@@ -187,11 +187,8 @@ class _Distributed(Wrapped):
         """Waits until all gradients are exchanged, for example to clip them before ``step``.
 
         Raises:
-            NotInitialized: ``init()`` has not been called.
             InvalidRequest: An argument is invalid. Nothing was started.
-            Disagreement: The ranks made different requests under the same name.
-            PeerLost: A participating rank or node has exited or does not respond.
-            GradwireError: The operation failed for another reason.
+            GradwireError: The operation failed; the subclass and ``kind`` tell why.
         """
         self._check_parameters()
         # Ranks that have read the parameters of a group have already done this.
@@ -246,11 +243,8 @@ class _Distributed(Wrapped):
             The result of the optimizer's ``step``.
 
         Raises:
-            NotInitialized: ``init()`` has not been called.
             InvalidRequest: An argument is invalid. Nothing was started.
-            Disagreement: The ranks made different requests under the same name.
-            PeerLost: A participating rank or node has exited or does not respond.
-            GradwireError: The operation failed for another reason.
+            GradwireError: The operation failed; the subclass and ``kind`` tell why.
         """
         exchange = self._exchange
         if closure is not None and self._should_synchronize:
@@ -390,8 +384,7 @@ def DistributedOptimizer(
         optimizer: Any PyTorch optimizer.
         named_parameters: Pairs of name and parameter for all parameters of the optimizer. By
             default, parameters are named by their order.
-        compression: How gradients are compressed: one of ``Compression``, or another subclass of
-            ``Compressor``.
+        compression: One of ``Compression``, or another subclass of ``Compressor``.
         backward_passes_per_step: The number of backward passes accumulated before the gradients are
             exchanged.
         op: ``Average``, ``Sum`` or ``Adasum``.

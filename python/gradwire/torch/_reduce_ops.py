@@ -16,7 +16,6 @@ from gradwire._world import ProcessSet, global_process_set
 from gradwire.torch import _autograd
 from gradwire.torch._adapter import collectives
 from gradwire.torch._compression import Compression, Compressor
-from gradwire.torch._handles import derived
 
 Op = ReduceOp | int | None
 
@@ -44,18 +43,14 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
-    """Starts an allreduce into a new tensor and returns immediately.
-
-    The result is not differentiable.
+    """Starts an allreduce into a new tensor and returns immediately. Not differentiable.
 
     Args:
         tensor: A dense tensor on any device. All ranks pass the same dtype and shape.
         average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
         name: Identifies the call across ranks. Unnamed calls are matched by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
-            integers are truncated.
-        prescale_factor: A finite factor for each contribution before the reduction. Integers are
-            multiplied as 64-bit floats and truncated.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
         postscale_factor: A finite factor for the result.
         process_set: The participating ranks. The default is all ranks.
 
@@ -63,7 +58,6 @@ def allreduce_async(
         The operation in flight. Its ``wait`` returns a new tensor, on the device of ``tensor``.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
         ValueError: Both ``op`` and ``average`` were given.
 
@@ -93,12 +87,9 @@ def allreduce(
         tensor: A dense tensor on any device. All ranks pass the same dtype and shape.
         average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
         name: Identifies the call across ranks. Unnamed calls are matched by their order.
-        compression: How the tensor is compressed: one of ``Compression``, or another subclass of
-            ``Compressor``.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
-            integers are truncated.
-        prescale_factor: A finite factor for each contribution before the reduction. Integers are
-            multiplied as 64-bit floats and truncated.
+        compression: One of ``Compression``, or another subclass of ``Compressor``.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
         postscale_factor: A finite factor for the result.
         process_set: The participating ranks. The default is all ranks.
 
@@ -107,11 +98,8 @@ def allreduce(
         is ``Average``, ``Sum``, ``Adasum``, ``Min`` or ``Max``.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
         ValueError: Both ``op`` and ``average`` were given.
 
     Example:
@@ -137,19 +125,15 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
-    """Starts an allreduce in place and returns immediately.
-
-    The result is not differentiable.
+    """Starts an allreduce in place and returns immediately. Not differentiable.
 
     Args:
         tensor: A dense tensor on any device. All ranks pass the same dtype and shape. It receives
             the result.
         average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
         name: Identifies the call across ranks. Unnamed calls are matched by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
-            integers are truncated.
-        prescale_factor: A finite factor for each contribution before the reduction. Integers are
-            multiplied as 64-bit floats and truncated.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
         postscale_factor: A finite factor for the result.
         process_set: The participating ranks. The default is all ranks.
 
@@ -157,7 +141,6 @@ def allreduce_async_(
         The operation in flight. Its ``wait`` changes the tensor and returns it.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
         ValueError: Both ``op`` and ``average`` were given.
     """
@@ -185,10 +168,8 @@ def allreduce_(
             the result.
         average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
         name: Identifies the call across ranks. Unnamed calls are matched by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
-            integers are truncated.
-        prescale_factor: A finite factor for each contribution before the reduction. Integers are
-            multiplied as 64-bit floats and truncated.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
         postscale_factor: A finite factor for the result.
         process_set: The participating ranks. The default is all ranks.
 
@@ -196,11 +177,8 @@ def allreduce_(
         The given tensor, which contains the result.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
         ValueError: Both ``op`` and ``average`` were given.
     """
     op = handle_average(op, average)
@@ -218,9 +196,7 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[torch.Tensor]]:
-    """Starts an allreduce of several tensors in one request.
-
-    The result is not differentiable.
+    """Starts an allreduce of several tensors in one request. Not differentiable.
 
     Either all tensors are reduced or none is.
 
@@ -229,10 +205,8 @@ def grouped_allreduce_async(
             same dtypes and shapes.
         average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
         name: Identifies the call across ranks. Unnamed calls are matched by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
-            integers are truncated.
-        prescale_factor: A finite factor for each contribution before the reduction. Integers are
-            multiplied as 64-bit floats and truncated.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
         postscale_factor: A finite factor for the result.
         process_set: The participating ranks. The default is all ranks.
 
@@ -240,7 +214,6 @@ def grouped_allreduce_async(
         The operation in flight. Its ``wait`` returns new tensors in the order of the arguments.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
         ValueError: Both ``op`` and ``average`` were given.
     """
@@ -269,12 +242,9 @@ def grouped_allreduce(
             same dtypes and shapes.
         average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
         name: Identifies the call across ranks. Unnamed calls are matched by their order.
-        compression: How the tensor is compressed: one of ``Compression``, or another subclass of
-            ``Compressor``.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
-            integers are truncated.
-        prescale_factor: A finite factor for each contribution before the reduction. Integers are
-            multiplied as 64-bit floats and truncated.
+        compression: One of ``Compression``, or another subclass of ``Compressor``.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
         postscale_factor: A finite factor for the result.
         process_set: The participating ranks. The default is all ranks.
 
@@ -283,11 +253,8 @@ def grouped_allreduce(
         argument. They are differentiable like the result of ``allreduce``.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
         ValueError: Both ``op`` and ``average`` were given.
     """
     op = handle_average(op, average)
@@ -307,19 +274,15 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[torch.Tensor]]:
-    """Starts an allreduce of several tensors in place, in one request.
-
-    The result is not differentiable.
+    """Starts an allreduce of several tensors in place, in one request. Not differentiable.
 
     Args:
         tensors: Dense tensors on any device; at least one. All ranks pass the same number, with the
             same dtypes and shapes. They receive the results.
         average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
         name: Identifies the call across ranks. Unnamed calls are matched by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
-            integers are truncated.
-        prescale_factor: A finite factor for each contribution before the reduction. Integers are
-            multiplied as 64-bit floats and truncated.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
         postscale_factor: A finite factor for the result.
         process_set: The participating ranks. The default is all ranks.
 
@@ -327,7 +290,6 @@ def grouped_allreduce_async_(
         The operation in flight. Its ``wait`` changes the tensors and returns them.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
         ValueError: Both ``op`` and ``average`` were given.
     """
@@ -355,10 +317,8 @@ def grouped_allreduce_(
             same dtypes and shapes. They receive the results.
         average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
         name: Identifies the call across ranks. Unnamed calls are matched by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
-            integers are truncated.
-        prescale_factor: A finite factor for each contribution before the reduction. Integers are
-            multiplied as 64-bit floats and truncated.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
         postscale_factor: A finite factor for the result.
         process_set: The participating ranks. The default is all ranks.
 
@@ -366,11 +326,8 @@ def grouped_allreduce_(
         The given tensors, which contain the results.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
         ValueError: Both ``op`` and ``average`` were given.
     """
     op = handle_average(op, average)
@@ -387,31 +344,26 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle[torch.Tensor]:
-    """Starts a reducescatter and returns immediately.
-
-    The result is not differentiable.
+    """Starts a reducescatter and returns immediately. Not differentiable.
 
     Args:
         tensor: A dense tensor on any device. All ranks pass the same dtype and shape.
         name: Identifies the call across ranks. Unnamed calls are matched by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
-            integers are truncated.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
         process_set: The participating ranks. The default is all ranks.
-        prescale_factor: A finite factor for each contribution before the reduction. Integers are
-            multiplied as 64-bit floats and truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
         postscale_factor: A finite factor for the result.
 
     Returns:
         The operation in flight. Its ``wait`` returns what ``reducescatter`` returns.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
     """
     handle = collectives.reducescatter(
         [tensor], name, op, prescale_factor, postscale_factor, process_set
     )
-    return derived(handle, lambda result: result[0])
+    return handle._map(lambda result: result[0])
 
 
 def reducescatter(
@@ -428,13 +380,10 @@ def reducescatter(
     Args:
         tensor: A dense tensor on any device. All ranks pass the same dtype and shape.
         name: Identifies the call across ranks. Unnamed calls are matched by their order.
-        compression: How the tensor is compressed: one of ``Compression``, or another subclass of
-            ``Compressor``.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
-            integers are truncated.
+        compression: One of ``Compression``, or another subclass of ``Compressor``.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
         process_set: The participating ranks. The default is all ranks.
-        prescale_factor: A finite factor for each contribution before the reduction. Integers are
-            multiplied as 64-bit floats and truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
         postscale_factor: A finite factor for the result.
 
     Returns:
@@ -443,11 +392,8 @@ def reducescatter(
         ``Average`` or ``Sum``.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return grouped_reducescatter(
         [tensor], name, compression, op, process_set, prescale_factor, postscale_factor
@@ -462,26 +408,21 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle[list[torch.Tensor]]:
-    """Starts several reducescatters in one request.
-
-    The result is not differentiable.
+    """Starts several reducescatters in one request. Not differentiable.
 
     Args:
         tensors: Dense tensors on any device; at least one. All ranks pass the same number, with the
             same dtypes and shapes.
         name: Identifies the call across ranks. Unnamed calls are matched by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
-            integers are truncated.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
         process_set: The participating ranks. The default is all ranks.
-        prescale_factor: A finite factor for each contribution before the reduction. Integers are
-            multiplied as 64-bit floats and truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
         postscale_factor: A finite factor for the result.
 
     Returns:
         The operation in flight. Its ``wait`` returns what ``grouped_reducescatter`` returns.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
     """
     return collectives.reducescatter(
@@ -504,24 +445,18 @@ def grouped_reducescatter(
         tensors: Dense tensors on any device; at least one. All ranks pass the same number, with the
             same dtypes and shapes.
         name: Identifies the call across ranks. Unnamed calls are matched by their order.
-        compression: How the tensor is compressed: one of ``Compression``, or another subclass of
-            ``Compressor``.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. Averages of
-            integers are truncated.
+        compression: One of ``Compression``, or another subclass of ``Compressor``.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
         process_set: The participating ranks. The default is all ranks.
-        prescale_factor: A finite factor for each contribution before the reduction. Integers are
-            multiplied as 64-bit floats and truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
         postscale_factor: A finite factor for the result.
 
     Returns:
         New tensors in the order of the arguments, each with this rank's rows.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
-        Disagreement: The ranks made different requests under the same name.
-        PeerLost: A participating rank or node has exited or does not respond.
-        GradwireError: The operation failed for another reason.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     small = [compression.compress(tensor) for tensor in tensors]
     results = _autograd.ReduceScatter.apply(

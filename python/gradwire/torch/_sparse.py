@@ -52,50 +52,10 @@ class SparseHandle(Handle[torch.Tensor]):
     Horovod's handle is called to get the result. This one can be called or waited for.
     """
 
-    __slots__ = ("_gathered", "_op", "_size")
-
-    def __init__(self, gathered: Handle[Any], size: torch.Size, op: ReduceOp) -> None:
-        self._gathered, self._size, self._op = gathered, size, op
-
-    def poll(self) -> bool:
-        """Returns whether ``wait`` would return or raise immediately.
-
-        Returns:
-            True if the operation has completed.
-        """
-        return self._gathered.poll()
-
-    def wait(self, timeout: float | None = None) -> torch.Tensor:
-        """Waits for the operation to end.
-
-        Args:
-            timeout: The maximum time to wait, in seconds. None waits forever.
-
-        Returns:
-            A coalesced sparse COO tensor with the input's shape.
-
-        Raises:
-            WaitTimeout: The operation did not complete within ``timeout``. It continues.
-            NotInitialized: ``init()`` has not been called.
-            InvalidRequest: An argument is invalid. Nothing was started.
-            Disagreement: The ranks made different requests under the same name.
-            PeerLost: A participating rank or node has exited or does not respond.
-            GradwireError: The operation failed for another reason.
-        """
-        if not hasattr(self, "_result"):
-            (indices, rows), (values, _), (sizes, dims) = self._gathered.wait(timeout)
-            check_sizes(sizes, dims, self._size, self._gathered._native.name)
-            if self._op == Average:
-                # The number of participating ranks: joined ranks contribute no rows.
-                values = values / len(rows)
-            self._result = entries(indices.t(), values, self._size).coalesce()
-        return self._result
+    __slots__ = ()
 
     def __call__(self) -> torch.Tensor:
         return self.wait()
-
-    def __repr__(self) -> str:
-        return repr(self._gathered)
 
 
 def sparse_allreduce_async(
@@ -104,9 +64,7 @@ def sparse_allreduce_async(
     op: ReduceOp | int | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> SparseHandle:
-    """Starts an allreduce of a sparse COO tensor and returns immediately.
-
-    The result is not differentiable.
+    """Starts an allreduce of a sparse COO tensor and returns immediately. Not differentiable.
 
     Entries with the same index are summed before sending.
 
@@ -121,7 +79,6 @@ def sparse_allreduce_async(
         The operation in flight. Its ``wait`` returns a coalesced sparse COO tensor.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
 
     Example:
@@ -141,5 +98,15 @@ def sparse_allreduce_async(
     tensor = tensor.detach().coalesce()
     parts = [tensor.indices().t().contiguous(), tensor.values(), size_to_send(tensor)]
     # Named like an allreduce, so a rank with a dense tensor of that name fails immediately.
-    handle = collectives.allgather(parts, name, process_set, kind="allreduce")
-    return SparseHandle(handle, tensor.size(), op)
+    gathered = collectives.allgather(parts, name, process_set, kind="allreduce")
+    native, size = gathered._native, tensor.size()
+
+    def finish(result: Any) -> torch.Tensor:
+        (indices, rows), (values, _), (sizes, dims) = gathered._finish(result)
+        check_sizes(sizes, dims, size, native.name)
+        if op == Average:
+            # The number of participating ranks: joined ranks contribute no rows.
+            values = values / len(rows)
+        return entries(indices.t(), values, size).coalesce()
+
+    return SparseHandle(native, finish)

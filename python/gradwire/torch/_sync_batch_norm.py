@@ -209,11 +209,8 @@ class SyncBatchNorm(_BatchNorm):
         Raises:
             ValueError: The input has fewer than two dimensions, or all ranks together have fewer
                 than two values per channel.
-            NotInitialized: ``init()`` has not been called.
             InvalidRequest: An argument is invalid. Nothing was started.
-            Disagreement: The ranks made different requests under the same name.
-            PeerLost: A participating rank or node has exited or does not respond.
-            GradwireError: The operation failed for another reason.
+            GradwireError: The operation failed; the subclass and ``kind`` tell why.
         """
         self._check_input_dim(input)
         own = not self.training and self.running_mean is not None

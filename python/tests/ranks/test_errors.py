@@ -160,7 +160,7 @@ def test_read_only_outputs() -> None:
 
     fixed = np.ones(2)
     fixed.flags.writeable = False
-    array = [([1.0, 2.0], "list objects"), (np.float32(1), "float32"), (fixed, "written to")]
+    array = [([1.0, 2.0], "list objects"), (np.float32(1), "float32"), (fixed, "read-only")]
     tensor = [(torch.ones(1).expand(4), "share memory"), (torch.ones(3, 1).expand(3, 2), "clone")]
     for module, cases in ((gw, array), (hvd, tensor)):
         for odd, text in cases:

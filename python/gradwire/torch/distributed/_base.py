@@ -94,9 +94,8 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self._key = world.key(ascending)
         self._set = world.process_set(self._key, timeout)
         self._left = threading.Event()
-        # The members' ranks in the group, in process set order, and the inverse.
+        # The members' ranks in the group, in process set order.
         self._order = [self._ranks.index(member) for member in ascending]
-        self._places = [ascending.index(member) for member in self._ranks]
         self._group_name, self._group_desc = name, "undefined"
         self._numbers = Numbers(f"{NAME}{world.generation}.{name}")
         self._channels: dict[tuple[int, int, int], Channel] = {}
@@ -113,6 +112,8 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """
         return self._rank
 
+    rank = getRank
+
     def getSize(self) -> int:
         """Returns the number of ranks in the group.
 
@@ -121,29 +122,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """
         return len(self._ranks)
 
-    def rank(self) -> int:
-        """Returns this process's rank in the group.
-
-        Returns:
-            The rank, from 0.
-        """
-        return self._rank
-
-    def size(self) -> int:
-        """Returns the number of ranks in the group.
-
-        Returns:
-            The number of ranks.
-        """
-        return len(self._ranks)
-
-    def name(self) -> str:
-        """Returns the name of the backend.
-
-        Returns:
-            ``gradwire``.
-        """
-        return NAME
+    size = getSize
 
     def getBackendName(self) -> str:
         """Returns the name of the backend.
@@ -153,7 +132,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """
         return NAME
 
-    _get_backend_name = getBackendName
+    name = _get_backend_name = getBackendName
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -208,15 +187,12 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """The group's name, assigned by PyTorch."""
         return self._group_name
 
+    pg_name = group_name
+
     @property
     def group_desc(self) -> str:
         """The description of the group; ``undefined`` if there is none."""
         return self._group_desc
-
-    @property
-    def pg_name(self) -> str:
-        """The group's name, assigned by PyTorch."""
-        return self._group_name
 
     def get_group_store(self) -> Any:
         """Returns the store of the group.

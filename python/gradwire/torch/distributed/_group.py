@@ -12,5 +12,6 @@ class ProcessGroupGradwire(Reductions, Moves):
     Programs use the functions of ``torch.distributed``, which call these methods. Each method has
     PyTorch's signature, starts an operation and returns its ``Work``. Tensors must be dense, with
     any strides and on any device. Collectives that only move data accept any dtype; reductions
-    accept the dtypes that ``gradwire`` reduces.
+    accept the dtypes that ``gradwire`` reduces. Invalid tensors or ranks raise ``InvalidRequest``
+    before anything is started.
     """

@@ -53,8 +53,7 @@ class DdpHookState:
 
     Args:
         process_set: The ranks that exchange their gradients. The default is all ranks.
-        compression: How gradients are compressed: one of ``Compression``, or another subclass of
-            ``Compressor``.
+        compression: One of ``Compression``, or another subclass of ``Compressor``.
         op: ``Average``, or another reduction.
         timeout: The maximum time to wait for a bucket.
 
@@ -209,7 +208,6 @@ def ddp_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tenso
         A future of the reduced bucket, as DDP expects.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is invalid. Nothing was started.
 
     Example:

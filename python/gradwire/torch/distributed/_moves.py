@@ -40,9 +40,6 @@ class Moves(Group):
 
         Returns:
             The operation in flight. Its ``wait`` copies the result to the output tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         given = Options(opts, self._timeout, timeout, root=root)
         tensors = as_list(tensors)
@@ -70,9 +67,6 @@ class Moves(Group):
 
         Returns:
             The operation in flight. Its ``wait`` copies the result to the output tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
@@ -97,9 +91,6 @@ class Moves(Group):
 
         Returns:
             The operation in flight. Its ``wait`` copies the result to the output tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         self._one_each("allgather_coalesced", outputs)
         if any(len(output) != len(inputs) for output in outputs):
@@ -139,9 +130,6 @@ class Moves(Group):
 
         Returns:
             The operation in flight. Its ``wait`` copies the result to the output tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         return self.all_gather_single_coalesced([output], [input], opts)
 
@@ -159,9 +147,6 @@ class Moves(Group):
 
         Returns:
             The operation in flight. Its ``wait`` copies the result to the output tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         given = Options(opts, self._timeout)
         buffers = []
@@ -211,9 +196,6 @@ class Moves(Group):
 
         Returns:
             The operation in flight. Its ``wait`` copies the result to the output tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         given = Options(opts, self._timeout, timeout, root=root)
         [tensor] = as_list(inputs)
@@ -238,9 +220,6 @@ class Moves(Group):
 
         Returns:
             The operation in flight. Its ``wait`` copies the result to the output tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         given = Options(opts, self._timeout)
         at_root = self._rank == given.root
@@ -288,9 +267,6 @@ class Moves(Group):
 
         Returns:
             The operation in flight. Its ``wait`` copies the result to the output tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         given = Options(opts, self._timeout, timeout, root=root)
         [output] = as_list(outputs)
@@ -330,9 +306,6 @@ class Moves(Group):
 
         Returns:
             The operation in flight. Its ``wait`` copies the result to the output tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         given = Options(opts, self._timeout, timeout)
         outputs, inputs = list(outputs), list(inputs)
@@ -369,9 +342,6 @@ class Moves(Group):
 
         Returns:
             The operation in flight. Its ``wait`` copies the result to the output tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         _memory.check_writable([output])
         parts = []
@@ -409,9 +379,6 @@ class Moves(Group):
 
         Returns:
             The operation in flight.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         tensors = as_list(tensors)
         to, tag = self._member(dst), self._tag(tag)
@@ -432,9 +399,6 @@ class Moves(Group):
 
         Returns:
             The operation in flight. Its ``wait`` copies the result to the output tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         tensors = as_list(tensors)
         source, tag = self._member(src), self._tag(tag)

@@ -45,7 +45,6 @@ class Reductions(Group):
             The operation in flight. Its ``wait`` copies the result to the output tensors.
 
         Raises:
-            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
             NotImplementedError: Several sparse tensors, or another reduction of a sparse tensor.
         """
         return self._allreduce(
@@ -61,9 +60,6 @@ class Reductions(Group):
 
         Returns:
             The operation in flight. Its ``wait`` copies the result to the output tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         return self._allreduce(
             "allreduce_coalesced", as_list(tensors), Options(opts, self._timeout)
@@ -171,9 +167,6 @@ class Reductions(Group):
 
         Returns:
             The operation in flight. Its ``wait`` copies the result to the output tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         given = Options(opts, self._timeout, timeout, op, root)
         tensors = as_list(tensors)
@@ -213,7 +206,6 @@ class Reductions(Group):
             The operation in flight. Its ``wait`` copies the result to the output tensors.
 
         Raises:
-            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
             NotImplementedError: There is more than one output.
         """
         given = Options(opts, self._timeout, timeout, op)
@@ -297,9 +289,6 @@ class Reductions(Group):
 
         Returns:
             The operation in flight. Its ``wait`` copies the result to the output tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
@@ -317,9 +306,6 @@ class Reductions(Group):
 
         Returns:
             The operation in flight. Its ``wait`` copies the result to the output tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are invalid. Nothing was started.
         """
         given = Options(opts, self._timeout)
         reduction = Reduction(given.op)

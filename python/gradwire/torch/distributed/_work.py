@@ -284,9 +284,7 @@ class Work(_Work):  # type: ignore[misc]
 
         Raises:
             WaitTimeout: The operation did not complete in time.
-            Disagreement: The ranks made different requests.
-            PeerLost: A participating rank or node has exited or does not respond.
-            GradwireError: The operation failed for another reason.
+            GradwireError: The operation failed; the subclass and ``kind`` tell why.
         """
         limit = timeout.total_seconds()
         until = time.monotonic() + limit if limit > 0 else self._deadline
@@ -308,9 +306,7 @@ class Work(_Work):  # type: ignore[misc]
 
         Raises:
             WaitTimeout: The operation did not complete in time.
-            Disagreement: The ranks made different requests.
-            PeerLost: A participating rank or node has exited or does not respond.
-            GradwireError: The operation failed for another reason.
+            GradwireError: The operation failed; the subclass and ``kind`` tell why.
         """
         self.wait()
 
@@ -346,9 +342,7 @@ class Work(_Work):  # type: ignore[misc]
 
         Raises:
             WaitTimeout: The operation did not complete in time.
-            Disagreement: The ranks made different requests.
-            PeerLost: A participating rank or node has exited or does not respond.
-            GradwireError: The operation failed for another reason.
+            GradwireError: The operation failed; the subclass and ``kind`` tell why.
         """
         self.wait()
         return self.value if isinstance(self.value, list) else [self.value]
