@@ -253,6 +253,9 @@ class ProcessSet:
 class Session:
     """
     This process as a rank of a job.
+
+    The methods that start an operation raise `InvalidRequest` if an argument is invalid, and
+    `GradwireError` if the session has ended or memory is exhausted. Nothing is started then.
     """
     def abort(self, /, reason: str) -> None:
         """
@@ -281,10 +284,6 @@ class Session:
 
         Returns:
             A handle whose result is a list with the buffer.
-
-        Raises:
-            InvalidRequest: An argument is invalid. Nothing was started.
-            GradwireError: The session has ended, or memory is exhausted.
         """
     def add_process_set(self, /, ranks: SupportsGetItem[int, SupportsIndex]) -> Handle:
         """
@@ -295,10 +294,6 @@ class Session:
 
         Returns:
             A handle whose result is the process set.
-
-        Raises:
-            InvalidRequest: An argument is invalid. Nothing was started.
-            GradwireError: The session has ended, or memory is exhausted.
         """
     def adopt(self, /, address: SupportsIndex, nbytes: SupportsIndex, fd: SupportsIndex) -> Buffer:
         """
@@ -330,7 +325,6 @@ class Session:
         *,
         name: str | None = None,
         object: str | None = None,
-        priority: SupportsIndex = 0,
         process_set: ProcessSet | None = None,
     ) -> Handle:
         """
@@ -340,16 +334,11 @@ class Session:
             tensors: The buffers.
             name: Identifies the call across ranks. Unnamed calls are matched by their order.
             object: The kind of object operation, if the rows are the bytes of objects.
-            priority: Operations with a larger number go first.
             process_set: The participating ranks; all by default.
 
         Returns:
             A handle whose result is a list of pairs: a new buffer, and the members' numbers of
             rows.
-
-        Raises:
-            InvalidRequest: An argument is invalid. Nothing was started.
-            GradwireError: The session has ended, or memory is exhausted.
         """
     def allreduce(
         self,
@@ -377,10 +366,6 @@ class Session:
 
         Returns:
             A handle whose result is the list of buffers.
-
-        Raises:
-            InvalidRequest: An argument is invalid. Nothing was started.
-            GradwireError: The session has ended, or memory is exhausted.
         """
     def alltoall(
         self,
@@ -389,7 +374,6 @@ class Session:
         *,
         splits: SupportsGetItem[int, SupportsIndex] | None = None,
         name: str | None = None,
-        priority: SupportsIndex = 0,
         process_set: ProcessSet | None = None,
     ) -> Handle:
         """
@@ -399,15 +383,10 @@ class Session:
             tensor: The buffer.
             splits: The number of rows for each member; equal by default.
             name: Identifies the call across ranks. Unnamed calls are matched by their order.
-            priority: Operations with a larger number go first.
             process_set: The participating ranks; all by default.
 
         Returns:
             A handle whose result is like that of an allgather.
-
-        Raises:
-            InvalidRequest: An argument is invalid. Nothing was started.
-            GradwireError: The session has ended, or memory is exhausted.
         """
     @staticmethod
     def attach() -> Session:
@@ -436,10 +415,6 @@ class Session:
 
         Returns:
             A handle without a result.
-
-        Raises:
-            InvalidRequest: An argument is invalid. Nothing was started.
-            GradwireError: The session has ended, or memory is exhausted.
         """
     def behind(self, /, gate: Gate) -> Session:
         """
@@ -459,7 +434,6 @@ class Session:
         root: SupportsIndex,
         *,
         name: str | None = None,
-        priority: SupportsIndex = 0,
         process_set: ProcessSet | None = None,
     ) -> Handle:
         """
@@ -469,15 +443,10 @@ class Session:
             tensor: The buffer.
             root: The rank whose tensor all ranks receive.
             name: Identifies the call across ranks. Unnamed calls are matched by their order.
-            priority: Operations with a larger number go first.
             process_set: The participating ranks; all by default.
 
         Returns:
             A handle whose result is a list with the buffer.
-
-        Raises:
-            InvalidRequest: An argument is invalid. Nothing was started.
-            GradwireError: The session has ended, or memory is exhausted.
         """
     def buffer(self, /, dtype: str, shape: SupportsGetItem[int, SupportsIndex]) -> Buffer:
         """
@@ -516,7 +485,6 @@ class Session:
         root: SupportsIndex,
         *,
         name: str | None = None,
-        priority: SupportsIndex = 0,
         process_set: ProcessSet | None = None,
     ) -> Handle:
         """
@@ -526,15 +494,10 @@ class Session:
             tensor: The buffer.
             root: The rank that receives the result.
             name: Identifies the call across ranks. Unnamed calls are matched by their order.
-            priority: Operations with a larger number go first.
             process_set: The participating ranks; all by default.
 
         Returns:
             A handle whose result on the root is like that of an allgather, and None elsewhere.
-
-        Raises:
-            InvalidRequest: An argument is invalid. Nothing was started.
-            GradwireError: The session has ended, or memory is exhausted.
         """
     def global_process_set(self, /) -> ProcessSet:
         """
@@ -562,10 +525,6 @@ class Session:
 
         Returns:
             A handle that completes when all ranks have joined; its result is the last one.
-
-        Raises:
-            InvalidRequest: An argument is invalid. Nothing was started.
-            GradwireError: The session has ended, or memory is exhausted.
         """
     def leave_at_exit(self, /, services: SupportsGetItem[int, SupportsIndex]) -> None:
         """
@@ -628,7 +587,6 @@ class Session:
         dtype: str | None = None,
         expecting: SupportsGetItem[int, SupportsIndex] | None = None,
         tag: SupportsIndex = 0,
-        priority: SupportsIndex = 0,
         process_set: ProcessSet | None = None,
     ) -> Handle:
         """
@@ -640,15 +598,10 @@ class Session:
             dtype: The name of the element type of a new buffer.
             expecting: The expected shape of a new buffer; saves a round trip if correct.
             tag: The sender passes the same tag.
-            priority: Operations with a larger number go first.
             process_set: The participating ranks; all by default.
 
         Returns:
             A handle whose result is a list with the buffer.
-
-        Raises:
-            InvalidRequest: An argument is invalid. Nothing was started.
-            GradwireError: The session has ended, or memory is exhausted.
         """
     def reduce(
         self,
@@ -658,7 +611,6 @@ class Session:
         op: str,
         *,
         name: str | None = None,
-        priority: SupportsIndex = 0,
         prescale: SupportsFloat | SupportsIndex = 1.0,
         postscale: SupportsFloat | SupportsIndex = 1.0,
         process_set: ProcessSet | None = None,
@@ -671,17 +623,12 @@ class Session:
             root: The rank that receives the result.
             op: The name of the reduction, such as `sum` or `average`.
             name: Identifies the call across ranks. Unnamed calls are matched by their order.
-            priority: Operations with a larger number go first.
             prescale: The factor for each contribution.
             postscale: The factor for the result.
             process_set: The participating ranks; all by default.
 
         Returns:
             A handle whose result is a list with the buffer.
-
-        Raises:
-            InvalidRequest: An argument is invalid. Nothing was started.
-            GradwireError: The session has ended, or memory is exhausted.
         """
     def reducescatter(
         self,
@@ -690,7 +637,6 @@ class Session:
         op: str,
         *,
         name: str | None = None,
-        priority: SupportsIndex = 0,
         prescale: SupportsFloat | SupportsIndex = 1.0,
         postscale: SupportsFloat | SupportsIndex = 1.0,
         process_set: ProcessSet | None = None,
@@ -702,17 +648,12 @@ class Session:
             tensors: The buffers.
             op: The name of the reduction, such as `sum` or `average`.
             name: Identifies the call across ranks. Unnamed calls are matched by their order.
-            priority: Operations with a larger number go first.
             prescale: The factor for each contribution.
             postscale: The factor for the result.
             process_set: The participating ranks; all by default.
 
         Returns:
             A handle whose result is a list of new buffers.
-
-        Raises:
-            InvalidRequest: An argument is invalid. Nothing was started.
-            GradwireError: The session has ended, or memory is exhausted.
         """
     def remove_process_set(self, /, set: ProcessSet, give_up: bool = False) -> Handle:
         """
@@ -725,10 +666,6 @@ class Session:
 
         Returns:
             A handle without a result.
-
-        Raises:
-            InvalidRequest: An argument is invalid. Nothing was started.
-            GradwireError: The session has ended, or memory is exhausted.
         """
     def scatter(
         self,
@@ -740,7 +677,6 @@ class Session:
         dtype: str | None = None,
         expecting: SupportsGetItem[int, SupportsIndex] | None = None,
         name: str | None = None,
-        priority: SupportsIndex = 0,
         process_set: ProcessSet | None = None,
     ) -> Handle:
         """
@@ -753,15 +689,10 @@ class Session:
             dtype: The name of the element type, except on the root.
             expecting: The expected shape of the result; saves a round trip if correct.
             name: Identifies the call across ranks. Unnamed calls are matched by their order.
-            priority: Operations with a larger number go first.
             process_set: The participating ranks; all by default.
 
         Returns:
             A handle whose result is a list with a new buffer.
-
-        Raises:
-            InvalidRequest: An argument is invalid. Nothing was started.
-            GradwireError: The session has ended, or memory is exhausted.
         """
     def send(
         self,
@@ -770,7 +701,6 @@ class Session:
         to: SupportsIndex,
         *,
         tag: SupportsIndex = 0,
-        priority: SupportsIndex = 0,
         process_set: ProcessSet | None = None,
     ) -> Handle:
         """
@@ -780,15 +710,10 @@ class Session:
             tensor: The buffer.
             to: The rank that receives it.
             tag: The receiver passes the same tag.
-            priority: Operations with a larger number go first.
             process_set: The participating ranks; all by default.
 
         Returns:
             A handle; its result has no meaning.
-
-        Raises:
-            InvalidRequest: An argument is invalid. Nothing was started.
-            GradwireError: The session has ended, or memory is exhausted.
         """
     def shutdown(self, /) -> None:
         """

@@ -341,10 +341,9 @@ class Collectives(Generic[Array]):
             buffer,
             root_rank,
             reduce_op(op).name,
-            name=None if name is None else f"reduce.{name}",
             prescale=before,
             postscale=after,
-            process_set=native_set(process_set),
+            **_common("reduce", name, process_set),
         )
         view = self._view(array)
         at_root = session().rank == root_rank
@@ -365,12 +364,7 @@ class Collectives(Generic[Array]):
         buffer = self.place(array)
         if is_written:
             self.adapter.check_writable(array)
-        handle = session().broadcast(
-            buffer,
-            root_rank,
-            name=None if name is None else f"broadcast.{name}",
-            process_set=native_set(process_set),
-        )
+        handle = session().broadcast(buffer, root_rank, **_common("broadcast", name, process_set))
         if not in_place:
             return Handle(handle, self._view(array))
         back = self._back([array])
@@ -388,11 +382,7 @@ class Collectives(Generic[Array]):
         ``kind`` is the prefix of the operation's name.
         """
         buffers = [self.place(array) for array in not_empty(arrays)]
-        handle = session().allgather(
-            buffers,
-            name=None if name is None else f"{kind}.{name}",
-            process_set=native_set(process_set),
-        )
+        handle = session().allgather(buffers, **_common(kind, name, process_set))
         return Handle(
             handle,
             lambda result: [
@@ -407,12 +397,7 @@ class Collectives(Generic[Array]):
         """Starts a gather; its result is None except on the root."""
         root_rank = whole_number("root_rank", root_rank)
         buffer = self.place(array)
-        handle = session().gather(
-            buffer,
-            root_rank,
-            name=None if name is None else f"gather.{name}",
-            process_set=native_set(process_set),
-        )
+        handle = session().gather(buffer, root_rank, **_common("gather", name, process_set))
 
         def finish(
             result: list[tuple[_native.Buffer, list[int]]] | None,
@@ -441,8 +426,7 @@ class Collectives(Generic[Array]):
             root_rank,
             splits=given,
             dtype=self.adapter.describe(array)[0],
-            name=None if name is None else f"scatter.{name}",
-            process_set=native_set(process_set),
+            **_common("scatter", name, process_set),
         )
         return Handle(handle, self._view(array))
 
@@ -461,10 +445,9 @@ class Collectives(Generic[Array]):
         handle = session().reducescatter(
             buffers,
             reduce_op(op).name,
-            name=None if name is None else f"reducescatter.{name}",
             prescale=before,
             postscale=after,
-            process_set=native_set(process_set),
+            **_common("reducescatter", name, process_set),
         )
         return Handle(handle, self._views(arrays))
 
@@ -475,10 +458,7 @@ class Collectives(Generic[Array]):
         given = rows("splits", splits)
         buffer = self.place(array)
         handle = session().alltoall(
-            buffer,
-            splits=given,
-            name=None if name is None else f"alltoall.{name}",
-            process_set=native_set(process_set),
+            buffer, splits=given, **_common("alltoall", name, process_set)
         )
         return Handle(handle, lambda result: (self.adapter.view(result[0][0], array), result[0][1]))
 
@@ -503,6 +483,12 @@ class Collectives(Generic[Array]):
             process_set=native_set(process_set),
         )
         return Handle(handle, self._view(like))
+
+
+def _common(kind: str, name: str | None, process_set: ProcessSet) -> dict[str, Any]:
+    """Returns the options that all collectives have."""
+    name = None if name is None else f"{kind}.{name}"
+    return {"name": name, "process_set": native_set(process_set)}
 
 
 def factors(prescale_factor: float, postscale_factor: float) -> tuple[float, float]:

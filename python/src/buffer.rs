@@ -12,14 +12,12 @@ use pyo3::{
 use crate::{
     dlpack,
     error::{PythonError, Raise},
+    options::parse,
 };
 
 /// Parses an element type.
 pub(crate) fn dtype(name: &str) -> Result<DType, PythonError> {
-    name.parse().map_err(|_| {
-        let all = DType::NAMES.join(", ");
-        PythonError::invalid(format!("unknown element type {name:?}: use one of {all}"))
-    })
+    parse("element type", name, DType::NAMES)
 }
 
 /// Dimensions, outermost first.

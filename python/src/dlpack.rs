@@ -14,9 +14,6 @@ use std::{
 use gradwire_worker::{DType, SharedBuffer};
 use pyo3::{ffi, prelude::*};
 
-const UNVERSIONED: &CStr = c"dltensor";
-const VERSIONED: &CStr = c"dltensor_versioned";
-
 /// `kDLCPU`.
 pub(crate) const CPU: i32 = 1;
 
@@ -40,17 +37,27 @@ struct DlTensor {
     byte_offset: u64,
 }
 
+/// A structure in a capsule.
+trait Managed {
+    /// The name of its capsules.
+    const NAME: &'static CStr;
+}
+
 /// `DLManagedTensor` of dlpack.h, for consumers before DLPack 1.0.
 #[repr(C)]
-struct Managed {
+struct Unversioned {
     tensor: DlTensor,
     context: *mut c_void,
     deleter: Option<unsafe extern "C" fn(*mut Self)>,
 }
 
+impl Managed for Unversioned {
+    const NAME: &'static CStr = c"dltensor";
+}
+
 /// `DLManagedTensorVersioned` of dlpack.h. Without it, NumPy creates read-only arrays.
 #[repr(C)]
-struct ManagedVersioned {
+struct Versioned {
     major: u32,
     minor: u32,
     context: *mut c_void,
@@ -59,11 +66,19 @@ struct ManagedVersioned {
     tensor: DlTensor,
 }
 
-/// The structure and the data that it points to, freed together.
+impl Managed for Versioned {
+    const NAME: &'static CStr = c"dltensor_versioned";
+}
+
+type Kept = (Vec<i64>, Vec<i64>, SharedBuffer);
+
+/// The structure and the data that it points to, freed together. A pointer to the structure is also
+/// one to this.
+#[repr(C)]
 struct Export<M> {
     managed: M,
     #[expect(dead_code, reason = "keeps alive what the structure points to")]
-    kept: (Vec<i64>, Vec<i64>, SharedBuffer),
+    kept: Kept,
 }
 
 fn data_type(dtype: DType) -> DlDataType {
@@ -111,56 +126,28 @@ pub(crate) fn capsule(
 ) -> PyResult<Bound<'_, PyAny>> {
     let (mut shape, mut strides) = geometry(&memory);
     let tensor = tensor(&memory, &mut shape, &mut strides);
+    let (context, kept) = (ptr::null_mut(), (shape, strides, memory));
     if versioned {
-        let managed = ManagedVersioned {
-            major: 1,
-            minor: 1,
-            context: ptr::null_mut(),
-            deleter: Some(delete_versioned),
-            flags: 0,
-            tensor,
-        };
-        let export = Box::into_raw(Box::new(Export { managed, kept: (shape, strides, memory) }));
-        // SAFETY: `export` is a valid pointer from a box, without other users; the field is only
-        // written. `delete_versioned` restores the box from the context.
-        let managed = unsafe {
-            (*export).managed.context = export.cast();
-            &raw mut (*export).managed
-        };
-        new_capsule(py, managed, VERSIONED, destroy_versioned, |managed| {
-            // SAFETY: no capsule was created, so the structure has no other users.
-            unsafe { delete_versioned(managed) }
-        })
+        let deleter = Some(delete as unsafe extern "C" fn(*mut Versioned));
+        let managed = Versioned { major: 1, minor: 1, context, deleter, flags: 0, tensor };
+        new_capsule(py, managed, kept)
     } else {
-        let managed =
-            Managed { tensor, context: ptr::null_mut(), deleter: Some(delete_unversioned) };
-        let export = Box::into_raw(Box::new(Export { managed, kept: (shape, strides, memory) }));
-        // SAFETY: as above.
-        let managed = unsafe {
-            (*export).managed.context = export.cast();
-            &raw mut (*export).managed
-        };
-        new_capsule(py, managed, UNVERSIONED, destroy_unversioned, |managed| {
-            // SAFETY: as above.
-            unsafe { delete_unversioned(managed) }
-        })
+        let deleter = Some(delete as unsafe extern "C" fn(*mut Unversioned));
+        new_capsule(py, Unversioned { tensor, context, deleter }, kept)
     }
 }
 
-fn new_capsule<'py, M>(
-    py: Python<'py>,
-    managed: *mut M,
-    name: &'static CStr,
-    destroy: unsafe extern "C" fn(*mut ffi::PyObject),
-    give_up: impl FnOnce(*mut M),
-) -> PyResult<Bound<'py, PyAny>> {
+fn new_capsule<M: Managed>(py: Python<'_>, managed: M, kept: Kept) -> PyResult<Bound<'_, PyAny>> {
+    let managed: *mut M = Box::into_raw(Box::new(Export { managed, kept })).cast();
     // SAFETY: the interpreter is attached; the pointer is not null and valid until the deleter is
     // called; the name is static; the destructor is for capsules of this name.
-    let capsule = unsafe { ffi::PyCapsule_New(managed.cast(), name.as_ptr(), Some(destroy)) };
+    let capsule =
+        unsafe { ffi::PyCapsule_New(managed.cast(), M::NAME.as_ptr(), Some(destroy::<M>)) };
     // SAFETY: a new reference, or null with an exception set.
     let capsule = unsafe { Bound::from_owned_ptr_or_err(py, capsule) };
     if capsule.is_err() {
-        give_up(managed);
+        // SAFETY: no capsule was created, so the structure has no other users.
+        unsafe { delete(managed) };
     }
     capsule
 }
@@ -197,56 +184,24 @@ pub(crate) fn read(memory: &SharedBuffer, into: &mut [u8]) {
 }
 
 /// # Safety
-/// `managed` is part of an [`Export`] created by [`capsule`], and is not used afterwards.
-unsafe extern "C" fn delete_unversioned(managed: *mut Managed) {
-    // SAFETY: the context is the pointer of the box that holds the structure. Consumers call this
-    // once; releasing the memory needs no interpreter.
-    drop(unsafe { Box::from_raw((*managed).context.cast::<Export<Managed>>()) });
+/// `managed` is part of an [`Export`] created by [`new_capsule`], and is not used afterwards.
+unsafe extern "C" fn delete<M>(managed: *mut M) {
+    // SAFETY: the structure is the first field of the boxed export. Consumers call this once;
+    // releasing the memory needs no interpreter.
+    drop(unsafe { Box::from_raw(managed.cast::<Export<M>>()) });
 }
 
-/// # Safety
-/// As [`delete_unversioned`].
-unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
-    // SAFETY: as above.
-    drop(unsafe { Box::from_raw((*managed).context.cast::<Export<ManagedVersioned>>()) });
-}
-
-/// The structure in a capsule without a consumer, which still has its name; otherwise null.
+/// Deletes the structure of a capsule without a consumer, which still has its name.
 ///
 /// # Safety
-/// `capsule` is a capsule and the interpreter is attached.
-unsafe fn untaken(capsule: *mut ffi::PyObject, name: &CStr) -> *mut c_void {
-    // SAFETY: by the contract; the name is checked before the pointer is requested, so no exception
-    // is set.
+/// Python calls it once, with a capsule created by [`new_capsule`].
+unsafe extern "C" fn destroy<M: Managed>(capsule: *mut ffi::PyObject) {
+    let name = M::NAME.as_ptr();
+    // SAFETY: by the contract, and the interpreter is attached; the name is checked before the
+    // pointer is requested, so no exception is set.
     unsafe {
-        if ffi::PyCapsule_IsValid(capsule, name.as_ptr()) == 1 {
-            ffi::PyCapsule_GetPointer(capsule, name.as_ptr())
-        } else {
-            ptr::null_mut()
-        }
-    }
-}
-
-/// # Safety
-/// Python calls it once, with a capsule created by [`capsule`].
-unsafe extern "C" fn destroy_unversioned(capsule: *mut ffi::PyObject) {
-    // SAFETY: by the contract; a structure without a consumer must be deleted here.
-    unsafe {
-        let managed = untaken(capsule, UNVERSIONED);
-        if !managed.is_null() {
-            delete_unversioned(managed.cast());
-        }
-    }
-}
-
-/// # Safety
-/// As [`destroy_unversioned`].
-unsafe extern "C" fn destroy_versioned(capsule: *mut ffi::PyObject) {
-    // SAFETY: as above.
-    unsafe {
-        let managed = untaken(capsule, VERSIONED);
-        if !managed.is_null() {
-            delete_versioned(managed.cast());
+        if ffi::PyCapsule_IsValid(capsule, name) == 1 {
+            delete(ffi::PyCapsule_GetPointer(capsule, name).cast::<M>());
         }
     }
 }

@@ -138,7 +138,7 @@ impl<P: IntoValue> Running for gradwire_worker::Handle<P> {
     }
 }
 
-enum State {
+enum HandleState {
     Running(Box<dyn Running>),
     Ended(Result<Value, PythonError>),
     /// While a thread that holds the lock waits.
@@ -149,36 +149,36 @@ enum State {
 #[pyclass(frozen, module = "gradwire._native")]
 pub(crate) struct Handle {
     name: String,
-    state: Mutex<State>,
+    state: Mutex<HandleState>,
 }
 
 impl Handle {
     pub(crate) fn new(name: impl Into<String>, running: impl Running + 'static) -> Self {
-        Self { name: name.into(), state: Mutex::new(State::Running(Box::new(running))) }
+        Self { name: name.into(), state: Mutex::new(HandleState::Running(Box::new(running))) }
     }
 
     /// Waits for at most this long; returns `None` if the operation has not completed.
     fn wait_slice(&self, within: Duration) -> Option<Result<Value, PythonError>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let outcome = match std::mem::replace(&mut *state, State::Taken) {
-            State::Running(running) => match running.wait(within) {
+        let outcome = match std::mem::replace(&mut *state, HandleState::Taken) {
+            HandleState::Running(running) => match running.wait(within) {
                 Ok(outcome) => outcome,
                 Err(running) => {
-                    *state = State::Running(running);
+                    *state = HandleState::Running(running);
                     return None;
                 }
             },
-            State::Ended(outcome) => outcome,
-            State::Taken => Err(GradwireError::Closed.into()),
+            HandleState::Ended(outcome) => outcome,
+            HandleState::Taken => Err(GradwireError::Closed.into()),
         };
-        *state = State::Ended(outcome.clone());
+        *state = HandleState::Ended(outcome.clone());
         Some(outcome)
     }
 
     /// Describes the operation for a timeout error.
     fn what(&self) -> String {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let held = matches!(&*state, State::Running(running) if running.is_held());
+        let held = matches!(&*state, HandleState::Running(running) if running.is_held());
         let why = if held { ", whose tensors are still being computed or copied," } else { "" };
         format!("the operation on tensor '{}'{why}", self.name)
     }
@@ -199,8 +199,8 @@ impl Handle {
     fn poll(&self, py: Python<'_>) -> bool {
         py.detach(|| match self.state.try_lock() {
             Ok(state) => match &*state {
-                State::Running(running) => running.poll(),
-                State::Ended(_) | State::Taken => true,
+                HandleState::Running(running) => running.poll(),
+                HandleState::Ended(_) | HandleState::Taken => true,
             },
             // Another thread is waiting for it.
             Err(TryLockError::WouldBlock) => false,

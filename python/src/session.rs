@@ -10,7 +10,10 @@ use std::{
 };
 
 use gradwire_worker::GradwireError;
-use pyo3::{prelude::*, types::PyDict};
+use pyo3::{
+    prelude::*,
+    types::{IntoPyDict, PyDict},
+};
 
 use crate::{
     at_exit,
@@ -22,6 +25,9 @@ use crate::{
 };
 
 /// This process as a rank of a job.
+///
+/// The methods that start an operation raise `InvalidRequest` if an argument is invalid, and
+/// `GradwireError` if the session has ended or memory is exhausted. Nothing is started then.
 #[pyclass(frozen, module = "gradwire._native")]
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -195,13 +201,14 @@ impl Session {
     #[pyo3(signature = () -> "dict[str, int]")]
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.inner.stats();
-        let all = PyDict::new(py);
-        all.set_item("operations", stats.operations)?;
-        all.set_item("in_flight", stats.in_flight)?;
-        all.set_item("bytes", stats.bytes)?;
-        all.set_item("copied_bytes", stats.copied_bytes)?;
-        all.set_item("adopted_bytes", stats.arena.adopted_bytes)?;
-        Ok(all)
+        [
+            ("operations", stats.operations),
+            ("in_flight", stats.in_flight as u64),
+            ("bytes", stats.bytes),
+            ("copied_bytes", stats.copied_bytes),
+            ("adopted_bytes", stats.arena.adopted_bytes),
+        ]
+        .into_py_dict(py)
     }
 
     /// Allocates uninitialized memory that is shared with the daemon.
@@ -281,10 +288,6 @@ impl Session {
     ///
     /// Returns:
     ///     A handle whose result is the process set.
-    ///
-    /// Raises:
-    ///     InvalidRequest: An argument is invalid. Nothing was started.
-    ///     GradwireError: The session has ended, or memory is exhausted.
     fn add_process_set(&self, py: Python<'_>, ranks: Vec<u32>) -> PyResult<Handle> {
         let handle = py.detach(|| self.inner.add_process_set_async(&ranks)).or_raise(py)?;
         Ok(Handle::new("add_process_set", handle))
@@ -299,10 +302,6 @@ impl Session {
     ///
     /// Returns:
     ///     A handle without a result.
-    ///
-    /// Raises:
-    ///     InvalidRequest: An argument is invalid. Nothing was started.
-    ///     GradwireError: The session has ended, or memory is exhausted.
     #[pyo3(signature = (set, give_up = false))]
     fn remove_process_set(
         &self,

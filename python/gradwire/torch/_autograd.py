@@ -228,14 +228,8 @@ class ReduceScatter(torch.autograd.Function):
             raise NotImplementedError(f"a reducescatter with {op!r} can't be differentiated")
         by = scale * (members(process_set) if op == Sum else 1)
         scaled = [gradient * by for gradient in gradients]
-        return (
-            None,
-            None,
-            None,
-            None,
-            None,
-            *Allgather.apply(_backward_name(name), process_set, *scaled),
-        )
+        gathered = Allgather.apply(_backward_name(name), process_set, *scaled)
+        return None, None, None, None, None, *gathered
 
 
 def _position(givers: int, name: str | None, process_set: ProcessSet) -> int:

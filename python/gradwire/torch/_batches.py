@@ -60,29 +60,16 @@ class Loads:
             _staging.batch_made(self)
         return _world.session().behind(self._gate)
 
-    def start_if_enough(self) -> None:
-        """Starts the copies if there are enough."""
-        with self.lock:
-            if self._bytes < BATCH_BYTES and self._count < BATCH_TENSORS:
-                return
-            taken = self._take()
-        self._begin(*taken)
-
-    def start(self) -> None:
-        """Starts the copies that were added so far.
+    def start(self, if_enough: bool = False) -> None:
+        """Starts the copies that were added so far, optionally only if there are enough.
 
         If that fails, their operations fail.
         """
         with self.lock:
-            taken = self._take()
-        self._begin(*taken)
-
-    def _take(self) -> tuple[_native.Gate | None, Pairs, Streams]:
-        taken = self._gate, self._pairs, self._streams
-        self._clear()
-        return taken
-
-    def _begin(self, gate: _native.Gate | None, pairs: Pairs, streams: Streams) -> None:
+            if if_enough and self._bytes < BATCH_BYTES and self._count < BATCH_TENSORS:
+                return
+            gate, pairs, streams = self._gate, self._pairs, self._streams
+            self._clear()
         if gate is None:
             return  # there are no copies, or their operation was rejected
         waits: list[Callable[[], None]] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -75,40 +75,15 @@ class _Tensor:
         )
 
 
-def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return _Tensor(value)
+def _map(value: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
+    """Returns a copy of a nested value in which the objects of a kind are converted."""
+    if isinstance(value, kind):
+        return convert(value)
     if isinstance(value, dict):
-        return {key: _without_tensors(inner, tensors) for key, inner in value.items()}
+        return {key: _map(inner, kind, convert) for key, inner in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_without_tensors(inner, tensors) for inner in value)
+        return type(value)(_map(inner, kind, convert) for inner in value)
     return value
-
-
-def _with_tensors(value: Any, tensors: Iterable[torch.Tensor]) -> Any:
-    rest = iter(tensors)
-
-    def fill(value: Any) -> Any:
-        if isinstance(value, _Tensor):
-            return next(rest)
-        if isinstance(value, dict):
-            return {key: fill(inner) for key, inner in value.items()}
-        if type(value) in (list, tuple):
-            return type(value)(fill(inner) for inner in value)
-        return value
-
-    return fill(value)
-
-
-def _expected(value: Any) -> list[_Tensor]:
-    if isinstance(value, _Tensor):
-        return [value]
-    if isinstance(value, dict):
-        return [tensor for inner in value.values() for tensor in _expected(inner)]
-    if type(value) in (list, tuple):
-        return [tensor for inner in value for tensor in _expected(inner)]
-    return []
 
 
 def broadcast_optimizer_state(
@@ -144,20 +119,26 @@ def broadcast_optimizer_state(
     root_rank = whole_number("root_rank", root_rank)
     at_root = rank() == root_rank
     tensors: list[torch.Tensor] = []
-    plan = _without_tensors(optimizer.state_dict(), tensors) if at_root else None
+
+    def replace(tensor: torch.Tensor) -> _Tensor:
+        tensors.append(tensor)
+        return _Tensor(tensor)
+
+    def allocate(like: _Tensor) -> torch.Tensor:
+        tensors.append(
+            torch.empty_strided(like.shape, like.strides, dtype=like.dtype, device="cpu")
+        )
+        return tensors[-1]
+
+    plan = _map(optimizer.state_dict(), torch.Tensor, replace) if at_root else None
     plan = broadcast_object(plan, root_rank, "optimizer_state", process_set)
-    if not at_root:
-        tensors = [
-            torch.empty_strided(each.shape, each.strides, dtype=each.dtype, device="cpu")
-            for each in _expected(plan)
-        ]
+    given = None if at_root else _map(plan, _Tensor, allocate)
     handles = [
         broadcast_async_(tensor, root_rank, f"optimizer_state.{at}", process_set)
         for at, tensor in enumerate(tensors)
     ]
     wait_for_all(handles)
-    if not at_root:
-        given = _with_tensors(plan, tensors)
+    if given is not None:
         # This moves each tensor to its parameter's device and converts it to the parameter's dtype.
         optimizer.load_state_dict(given)
         _keep_types(optimizer, given)

@@ -273,7 +273,7 @@ class Exchange:
                 on_gpu = any(slot.parameter.is_cuda for slot in slots)
                 starter = self._loads.session() if on_gpu else session()
                 self._start(starter, buffers, slots, max(slot.priority for slot in slots))
-            self._loads.start_if_enough()
+            self._loads.start(if_enough=True)
 
     def _start(
         self,

@@ -158,7 +158,7 @@ def test_gradients_of_threads_are_copied_together(gpu: FakeCuda) -> None:
                     buffer = _world.session().buffer("f32", [each])
                     loads.add(buffer, as_tensor(buffer), gradient)
                     handles[at] = loads.session().allreduce([buffer], "sum", name=f"batch {at}")
-                loads.start_if_enough()
+                loads.start(if_enough=True)
 
     threads = [threading.Thread(target=add, args=(first,)) for first in range(2)]
     for thread in threads:

@@ -302,12 +302,7 @@ class Work(_Work):  # type: ignore[misc]
         return True
 
     def synchronize(self) -> None:
-        """Waits until the result is in the output tensors, as ``wait`` does.
-
-        Raises:
-            WaitTimeout: The operation did not complete in time.
-            GradwireError: The operation failed; the subclass and ``kind`` tell why.
-        """
+        """Waits until the result is in the output tensors, as ``wait`` does."""
         self.wait()
 
     def is_completed(self) -> bool:
@@ -339,10 +334,6 @@ class Work(_Work):  # type: ignore[misc]
 
         Returns:
             The tensors with the result.
-
-        Raises:
-            WaitTimeout: The operation did not complete in time.
-            GradwireError: The operation failed; the subclass and ``kind`` tell why.
         """
         self.wait()
         return self.value if isinstance(self.value, list) else [self.value]
