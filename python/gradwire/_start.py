@@ -174,13 +174,6 @@ def _first_daemon(
     return name, report["grpc"]
 
 
-def _other_daemon(
-    job: dict[str, str], coordinator: str, address: str, slots: int, order: int
-) -> str:
-    """Starts another node's daemon; returns its socket."""
-    return _daemon(job | {"GRADWIRE_COORDINATOR": coordinator}, address, slots, order)[0]
-
-
 def _daemon(
     job: dict[str, str], address: str, slots: int, order: int
 ) -> tuple[str, dict[str, str]]:
@@ -278,23 +271,43 @@ def _join_torchrun() -> None:
     address = _own_address(os.environ["MASTER_ADDR"], _number("MASTER_PORT"))
     if local_rank == 0:
         store.set(f"slots/{first}", str(slots))
+    nodes: list[int] = []
+    while rank == 0 and sum(nodes) < size:
+        nodes.append(int(store.get(f"slots/{sum(nodes)}")))
+    within = timedelta(seconds=_timeout())
+    form_job("torchrun", store, rank, first, nodes, slots, address, within)
+
+
+def form_job(
+    prefix: str,
+    store: Any,
+    rank: int,
+    first: int,
+    nodes: list[int],
+    slots: int,
+    address: str,
+    within: timedelta,
+) -> None:
+    """Forms a job through a store.
+
+    Each node's ``first`` rank starts its daemon, and the first daemon hosts the coordinator.
+    ``nodes`` is each node's number of ranks, needed on rank 0.
+    """
     if rank == 0:
-        nodes: list[int] = []  # their first ranks
-        counted = 0
-        while counted < size:
-            nodes.append(counted)
-            counted += int(store.get(f"slots/{counted}"))
-        job = _job("torchrun")
-        name, coordinator = _first_daemon(job, len(nodes), size, address, slots)
+        job = _job(prefix)
+        name, coordinator = _first_daemon(job, len(nodes), sum(nodes), address, slots)
         store.set("socket/0", name)
-        store.set("job", json.dumps({"job": job, "coordinator": coordinator, "nodes": nodes}))
+        firsts = list(itertools.accumulate(nodes, initial=0))
+        store.set("job", json.dumps({"job": job, "coordinator": coordinator, "firsts": firsts}))
+    store.wait(["job"], within)
     report = json.loads(store.get("job"))
-    job = report["job"]
-    if local_rank == 0 and rank > 0:
-        order = report["nodes"].index(first)
-        name = _other_daemon(job, report["coordinator"], address, slots, order)
+    if rank == first and rank > 0:
+        order = report["firsts"].index(first)
+        where = {"GRADWIRE_COORDINATOR": report["coordinator"]}
+        name, _ = _daemon(report["job"] | where, address, slots, order)
         store.set(f"socket/{first}", name)
-    set_variables(job, store.get(f"socket/{first}").decode(), local_rank)
+    store.wait([f"socket/{first}"], within)
+    set_variables(report["job"], store.get(f"socket/{first}").decode(), rank - first)
 
 
 # Rank 0 may host the store: it must outlive all readers.

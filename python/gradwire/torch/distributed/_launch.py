@@ -6,7 +6,6 @@ form a node.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from datetime import timedelta
@@ -48,10 +47,7 @@ def _address(machines: list[str]) -> str:
 
 
 def prepare(store: Any, rank: int, size: int, timeout: timedelta) -> None:
-    """Forms a job if no launcher did.
-
-    The first rank of each node starts its daemon, and the first daemon hosts the coordinator.
-    """
+    """Forms a job, unless a launcher did."""
     if any(name in os.environ for name in ("GRADWIRE_JOB", "GRADWIRE_SOCKET")):
         return
     store = _start.job_store(store)
@@ -59,18 +55,7 @@ def prepare(store: Any, rank: int, size: int, timeout: timedelta) -> None:
     store.wait([f"machine/{each}" for each in range(size)], timeout)
     machines = [store.get(f"machine/{each}").decode() for each in range(size)]
     all_nodes = nodes(machines)
-    order = max(at for at, (first, _) in enumerate(all_nodes) if first <= rank)
-    first, slots = all_nodes[order]
+    first, slots = max((first, slots) for first, slots in all_nodes if first <= rank)
+    counts = [slots for _, slots in all_nodes]
     address = _address(machines)
-    if rank == 0:
-        job = _start._job("torch")
-        name, coordinator = _start._first_daemon(job, len(all_nodes), size, address, slots)
-        store.set("socket/0", name)
-        store.set("job", json.dumps({"job": job, "coordinator": coordinator}))
-    store.wait(["job"], timeout)
-    report = json.loads(store.get("job"))
-    if rank == first and rank > 0:
-        name = _start._other_daemon(report["job"], report["coordinator"], address, slots, order)
-        store.set(f"socket/{first}", name)
-    store.wait([f"socket/{first}"], timeout)
-    _start.set_variables(report["job"], store.get(f"socket/{first}").decode(), rank - first)
+    _start.form_job("torch", store, rank, first, counts, slots, address, timeout)
