@@ -38,8 +38,7 @@ def allreduce_async(
         process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        The operation in flight. Its ``wait`` returns what ``allreduce`` returns, and raises what
-        ``allreduce`` raises.
+        The operation in flight. Its ``wait`` returns what ``allreduce`` returns.
 
     Raises:
         InvalidRequest: An argument is invalid. Nothing was started.

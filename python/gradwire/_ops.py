@@ -457,9 +457,7 @@ class Collectives(Generic[Array]):
         """Starts an alltoall; returns the result with the number of rows from each member."""
         given = rows("splits", splits)
         buffer = self.place(array)
-        handle = session().alltoall(
-            buffer, splits=given, **_common("alltoall", name, process_set)
-        )
+        handle = session().alltoall(buffer, splits=given, **_common("alltoall", name, process_set))
         return Handle(handle, lambda result: (self.adapter.view(result[0][0], array), result[0][1]))
 
     def send(self, array: Array, to_rank: int, tag: int, process_set: ProcessSet) -> Handle[None]:

@@ -19,9 +19,8 @@ from gradwire import _world
 from gradwire._errors import InvalidRequest, NotLaunched
 from gradwire._programs import find
 
-# The timeouts for the command to start tracing, and to write the rest.
-_BEGIN_SECONDS = 20.0
-_END_SECONDS = 20.0
+# The timeout for the command to start tracing, and to write the rest.
+_SECONDS = 20.0
 # Horovod's variable, and its value for a timeline that the program starts itself.
 _VARIABLE, _LATER = "HOROVOD_TIMELINE", "DYNAMIC"
 
@@ -50,7 +49,7 @@ class _Trace:
     def _begins(self) -> bool:
         """Returns whether the command has started tracing; it then prints a line."""
         assert self._child.stdout is not None
-        deadline = time.monotonic() + _BEGIN_SECONDS
+        deadline = time.monotonic() + _SECONDS
         # A signal may interrupt the wait.
         while time.monotonic() < deadline:
             rest = max(0.0, deadline - time.monotonic())
@@ -67,11 +66,11 @@ class _Trace:
         # A process forked from this one may also hold the pipe.
         self._child.terminate()
         try:
-            self._child.wait(_END_SECONDS)
+            self._child.wait(_SECONDS)
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()
-            return f"gradwire trace did not answer within {_END_SECONDS:.0f} s"
+            return f"gradwire trace did not answer within {_SECONDS:.0f} s"
         self._said.seek(0)
         text = self._said.read().decode(errors="replace").strip()
         self._said.close()

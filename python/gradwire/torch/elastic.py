@@ -37,16 +37,13 @@ def run(func: Any) -> NoReturn:
     raise NotImplementedError(_LATER.format(name="elastic.run"))
 
 
-class State:
-    """Horovod's state of an elastic training. Its constructor raises ``NotImplementedError``.
-
-    Args:
-        *args: Not used.
-        **kwargs: Not used.
-    """
-
+class _Unsupported:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError(_LATER.format(name=f"elastic.{type(self).__name__}"))
+
+
+class State(_Unsupported):
+    """Horovod's state of an elastic training. Its constructor raises ``NotImplementedError``."""
 
 
 class ObjectState(State):
@@ -57,13 +54,5 @@ class TorchState(State):
     """Horovod's state of models and optimizers. Its constructor raises ``NotImplementedError``."""
 
 
-class ElasticSampler:
-    """Horovod's elastic sampler. Its constructor raises ``NotImplementedError``.
-
-    Args:
-        *args: Not used.
-        **kwargs: Not used.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError(_LATER.format(name="elastic.ElasticSampler"))
+class ElasticSampler(_Unsupported):
+    """Horovod's elastic sampler. Its constructor raises ``NotImplementedError``."""

@@ -30,7 +30,7 @@ if way != "safe":
                     future.set_result(self.value)
                 except BaseException as error:
                     future.set_exception(error)
-            _work.start(complete)
+            _work._threads.start(complete)
             return future
     def make(*given):
         work = Unsafe(*given)

@@ -260,7 +260,7 @@ def test_cuda_errors_are_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(torch.cuda, "cudart", Runtime)
         patch.setattr(torch, "ones", kernel)
         driver = _cuda.Cuda()
-        with pytest.raises(RuntimeError, match="CUDA's error 2"):
+        with pytest.raises(RuntimeError, match="CUDA error 2"):
             driver.register(4096, 4096)
         driver.clear_error()
     assert not pending

@@ -26,9 +26,6 @@ from gradwire._errors import Cancelled, GradwireError, WaitTimeout
 from gradwire._world import before_shutdown
 from gradwire.torch import _cuda
 from gradwire.torch.distributed import _numbering, _threads
-from gradwire.torch.distributed._threads import start
-
-__all__ = ["Operation", "Work", "keep_for_a_while", "last_error", "start"]
 
 _SLICE = 0.2
 _last_error: BaseException | None = None
@@ -366,7 +363,7 @@ class Work(_Work):  # type: ignore[misc]
         if self.is_completed():
             self._complete(base)
         else:
-            start(lambda: self._complete(base))
+            _threads.start(lambda: self._complete(base))
         return future
 
     def _complete(self, base: torch.futures.Future[Any]) -> None:
