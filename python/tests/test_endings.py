@@ -222,13 +222,13 @@ def test_without_init(job: Job) -> None:
 # Rank 1's action and exit code.
 ENDS = {
     "sys.exit(3)": 3,
-    "sys.exit('no data')": 1,
+    "sys.exit('the data is missing')": 1,
     "sys.exit(256 + 9)": 9,
     "raise SystemExit(4)": 4,
     "argparse.ArgumentParser().parse_args(['--zonk'])": 2,
     "exit(6)": 6,
     "os._exit(5)": 5,
-    "raise LookupError('no data')": 1,
+    "raise LookupError('the data is missing')": 1,
     "sys.excepthook(OSError, OSError('told by hand'), None); sys.exit(7)": 7,
 }
 
