@@ -77,7 +77,7 @@ type Kept = (Vec<i64>, Vec<i64>, SharedBuffer);
 #[repr(C)]
 struct Export<M> {
     managed: M,
-    #[expect(dead_code, reason = "keeps alive what the structure points to")]
+    /// What the structure points to.
     kept: Kept,
 }
 
