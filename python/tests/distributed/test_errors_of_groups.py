@@ -224,7 +224,7 @@ outputs = [torch.empty(2) for _ in range(2)]
 try:
     dist.all_gather(outputs, torch.ones(2 + rank))
 except ValueError as error:
-    print("TOLD rows", "gave 3 elements" in str(error), flush=True)
+    print("TOLD rows", "sent 3 elements" in str(error), flush=True)
 tensor = torch.ones(1)
 dist.all_reduce(tensor)
 print("WENT ON", tensor.item(), flush=True)
