@@ -295,7 +295,7 @@ try:
     dist.init_process_group("gradwire", rank=0, world_size=1, store=dist.HashStore())
     print("SUCCESS", flush=True)
 except ValueError as error:
-    print("TOLD", "of 2 of its gradwire job" in str(error), flush=True)
+    print("TOLD", "of 2 in its gradwire job" in str(error), flush=True)
 """
     )
     assert done.stdout.count("TOLD True") == 2, done.stdout
