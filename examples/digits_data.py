@@ -1,4 +1,4 @@
-"""The digits, the network and the arguments of the examples: nothing here knows of ranks."""
+"""The data, the network and the arguments of the examples, independent of ranks."""
 
 import argparse
 import gzip
@@ -22,15 +22,15 @@ def positive(text: str) -> int:
 
 
 def arguments(about: str) -> argparse.ArgumentParser:
-    """What all of them take; the first line of a program's own text says what it is."""
+    """The common arguments; the first line of the docstring is the program's description."""
     parser = argparse.ArgumentParser(description=about.split("\n")[0])
-    parser.add_argument("--epochs", type=positive, default=10, help="how often each image is seen")
-    parser.add_argument("--batch", type=positive, default=64, help="images of all ranks together")
+    parser.add_argument("--epochs", type=positive, default=10, help="passes over the images")
+    parser.add_argument("--batch", type=positive, default=64, help="batch size of all ranks")
     return parser
 
 
 def load() -> tuple[TensorDataset, TensorDataset]:
-    """1797 images of 8 by 8 pixels, and their digits, in one order everywhere."""
+    """1797 images of 8 by 8 pixels with their digits, in the same order on all ranks."""
     with gzip.open(DATA, "rt") as lines:
         rows = torch.tensor([[float(cell) for cell in line.split(",")] for line in lines])
     rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(1))]
@@ -56,7 +56,7 @@ class Net(nn.Module):
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Differs as soon as one bit of one parameter does."""
+    """A hash of the bits of all parameters."""
     sha = hashlib.sha256()
     for parameter in model.parameters():
         sha.update(parameter.detach().numpy().tobytes())

@@ -1,9 +1,9 @@
-"""Handwritten digits with DistributedDataParallel: only the name of the backend is Gradwire's.
+"""Handwritten digits with DistributedDataParallel and the backend "gradwire".
 
     gradwire run -np 4 -- python examples/digits_ddp.py
     torchrun --nproc-per-node 4 examples/digits_ddp.py
 
-With ``--hook`` the process group stays Gloo, and only DDP's gradients go through Gradwire.
+With ``--hook``, the process group uses Gloo, and only DDP's gradients go through Gradwire.
 """
 
 import torch
@@ -19,7 +19,7 @@ from digits_data import TEST_IMAGES, Net, arguments, load
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument(
-        "--hook", action="store_true", help="keep Gloo, and give Gradwire the gradients"
+        "--hook", action="store_true", help="use Gloo, and Gradwire only for the gradients"
     )
     given = parser.parse_args()
 

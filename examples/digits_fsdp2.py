@@ -1,4 +1,4 @@
-"""Handwritten digits with FSDP2: no rank has the whole network, and all write the checkpoint.
+"""Handwritten digits with FSDP2: the network is sharded, and all ranks write the checkpoint.
 
 gradwire run -np 4 -- python examples/digits_fsdp2.py
 """
@@ -22,7 +22,7 @@ from digits_data import TEST_IMAGES, Net, arguments, load
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument(
-        "--checkpoint", type=Path, help="a folder for the checkpoint; without it a temporary one"
+        "--checkpoint", type=Path, help="folder for the checkpoint (default: a temporary folder)"
     )
     given = parser.parse_args()
 

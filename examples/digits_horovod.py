@@ -1,9 +1,8 @@
-"""Handwritten digits, as a Horovod script: only its import says otherwise.
+"""Handwritten digits with a Horovod script, of which only the import was changed.
 
     gradwire run -np 4 -- python examples/digits_horovod.py
 
-Every rank trains on its share of each batch, so the result is that of one process with whole
-batches.
+Every rank trains on its share of each batch, so the result is the same as with one process.
 """
 
 from time import perf_counter

@@ -1,4 +1,4 @@
-"""Handwritten digits with nothing but torch.distributed: the gradients are averaged by hand.
+"""Handwritten digits with plain torch.distributed, averaging the gradients explicitly.
 
 gradwire run -np 4 -- python examples/digits_torch_distributed.py
 """

@@ -1,6 +1,6 @@
-"""A function as a job, from a script or from a notebook's cell: python examples/function_as_job.py
+"""Runs a function as a job, from a script or a notebook: python examples/function_as_job.py
 
-It wants NumPy, and cloudpickle, which takes along what is defined here and not in a module.
+It needs NumPy, and cloudpickle to send functions that are not defined in a module.
 """
 
 import numpy as np

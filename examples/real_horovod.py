@@ -1,12 +1,12 @@
-r"""Runs a script that was written for Horovod, with nothing but its import changed.
+r"""Runs a script written for Horovod, changing only its imports.
 
     git clone --depth 1 --branch v0.28.1 https://github.com/horovod/horovod
     python examples/real_horovod.py horovod/examples/pytorch/pytorch_synthetic_benchmark.py \
         --model resnet18 --no-cuda
     python examples/real_horovod.py -np 4 train.py --epochs 3
 
-It prints the lines that it changes, and starts the changed copy with `gradwire run`; the script
-itself stays as it is. What follows the script is for the script. (The first one wants torchvision.)
+It prints the changed lines and starts the changed copy with `gradwire run`; the script itself is
+not modified. Arguments after the script are passed to it. (The first one needs torchvision.)
 """
 
 import argparse
@@ -36,12 +36,12 @@ def changed(line: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("-np", dest="ranks", default="2", help="how many ranks (2)")
+    parser.add_argument("-np", dest="ranks", default="2", help="number of ranks (default: 2)")
     parser.add_argument(
-        "-H", dest="hosts", help="hosts with their slots, a:2,b:2; without it this machine"
+        "-H", dest="hosts", help="hosts with slots, such as a:2,b:2 (default: this machine)"
     )
     parser.add_argument("script", type=Path)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script takes")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
     given = parser.parse_args()
 
     before = given.script.read_text().splitlines()
@@ -56,14 +56,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, given.script.name)
         copy.write_text("\n".join(after) + "\n")
-        # What it imports from its own folder is still found there.
+        # Imports from the script's own folder still work.
         paths = [str(given.script.parent.resolve()), os.environ.get("PYTHONPATH", "")]
         words = [find("gradwire"), "run", "-np", given.ranks]
         words += ["-H", given.hosts] if given.hosts else []
         words += ["--", sys.executable, str(copy), *given.arguments]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         with subprocess.Popen(words, env=environment) as job:
-            # The launcher ends its ranks; without it they would go on.
+            # The launcher stops its ranks, which would otherwise keep running.
             signal.signal(signal.SIGTERM, lambda *_: job.terminate())
             return job.wait()
 

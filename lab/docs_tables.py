@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Writes what the simulator shows into the documents.
+"""Updates the simulator's output in the documents.
 
     lab/docs_tables.py target/debug/gradwire-lab
     lab/docs_tables.py --check --without rat target/debug/gradwire-lab
 
-It runs the commands that the marks in lab/docs/simulator.md, formulas.md and rat.md name, and
-replaces what is between the marks:
+It runs the commands named by the marks in lab/docs/simulator.md, formulas.md and rat.md, and
+replaces the text between the marks:
 
 - `<!-- table: PAPER NAME -->`: the table NAME of `gradwire-lab simulate paper PAPER`
-- `<!-- output: WORDS -->`: what `gradwire-lab WORDS` prints, without critical paths
+- `<!-- output: WORDS -->`: the output of `gradwire-lab WORDS`, without critical paths
 
-The same program writes the same bytes. With `--check` nothing is written: the exit code is 1 if a
-document differs. `--without` leaves out a paper that takes long.
+The output is deterministic. With `--check`, nothing is written, and the exit code is 1 if a
+document differs. `--without` skips a paper that takes long.
 """
 
 import argparse
@@ -36,15 +36,15 @@ def markdown(table: dict) -> str:
 
 
 class Gradwire:
-    """The program, and what it has printed."""
+    """The program and its cached output."""
 
     def __init__(self, program: Path) -> None:
-        """Remembers which program."""
+        """Stores the program's path."""
         self.program = program
         self.papers: dict[str, dict[str, str]] = {}
 
     def table(self, paper: str, name: str) -> str:
-        """A table of a paper. All results of the paper have to be within their bounds."""
+        """A table of a paper. All results of the paper must be within their bounds."""
         if paper not in self.papers:
             with tempfile.TemporaryDirectory() as out:
                 command = [self.program, "simulate", "paper", paper, "--out", out]
@@ -54,7 +54,7 @@ class Gradwire:
         return self.papers[paper][name]
 
     def output(self, words: str) -> str:
-        """What a command prints, as a block of text."""
+        """A command's output, as a code block."""
         command = [self.program, *words.split()]
         done = subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         text = done.stdout.split("\nCritical path")[0].rstrip()
@@ -62,7 +62,7 @@ class Gradwire:
 
 
 def generated(text: str, gradwire: Gradwire, without: list[str]) -> str:
-    """A document with what the commands print now between its marks."""
+    """A document with the current output between its marks."""
 
     def replaced(match: re.Match[str]) -> str:
         begin, kind, words, end = match.groups()
@@ -77,11 +77,11 @@ def generated(text: str, gradwire: Gradwire, without: list[str]) -> str:
 
 
 def main() -> int:
-    """Writes or compares all of them."""
+    """Writes or compares all documents."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("program", type=Path, help="gradwire-lab")
-    parser.add_argument("--check", action="store_true", help="compare, and write nothing")
-    parser.add_argument("--without", action="append", default=[], help="a paper to leave out")
+    parser.add_argument("program", type=Path, help="path of gradwire-lab")
+    parser.add_argument("--check", action="store_true", help="compare without writing")
+    parser.add_argument("--without", action="append", default=[], help="paper to skip")
     options = parser.parse_args()
     gradwire = Gradwire(options.program.resolve())
     differ = 0

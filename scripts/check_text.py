@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Checks the files in git: no line over 100 columns, no broken link or path in Markdown.
+"""Checks the files in git for lines over 100 columns and broken links or paths in Markdown.
 
     scripts/check_text.py            # all files in git
-    scripts/check_text.py README.md  # these files only
+    scripts/check_text.py README.md  # only these files
 
-It prints one line per finding, as `file:line: what`, and exits with 1 if there is any.
+It prints one line per finding, as `file:line: what`, and exits with 1 if there are any.
 
-- Lines are checked in the files that end in one of `SUFFIXES`. Rows of tables are exempt in
-  Markdown and in Rust's doc comments, and in Markdown lines that are only long because of a URL. A
+- Line lengths are checked in files that end in one of `SUFFIXES`. Table rows in Markdown and in
+  Rust doc comments are exempt, and so are Markdown lines that are long only because of a URL. A
   file with `@generated` in one of its first five lines is exempt.
-- Relative links in Markdown must lead to a file or folder in the repository. Their anchors, and
-  anchors within the same file, must be a heading, in the form that GitHub gives it.
+- Relative links in Markdown must point to a file or folder in the repository. Anchors must match a
+  heading, in GitHub's form.
 - A path of a source file in a code span, such as `scripts/check_text.py`, must exist if its first
-  folder does. It is relative to the repository or to the file that has it.
+  folder does. It is relative to the repository or to the Markdown file.
 """
 
 import re
@@ -39,12 +39,12 @@ Finding = tuple[Path, int, str]
 
 
 def is_generated(lines: list[str]) -> bool:
-    """Whether the file says that a program writes it."""
+    """Whether the file is marked as generated."""
     return any(GENERATED in line for line in lines[:5])
 
 
 def long_lines(path: Path, lines: list[str]) -> Iterator[Finding]:
-    """Lines with more columns than there may be."""
+    """Lines that exceed the maximum width."""
     if is_generated(lines):
         return
     row = ROW.get(path.suffix)
@@ -53,11 +53,11 @@ def long_lines(path: Path, lines: list[str]) -> Iterator[Finding]:
             continue
         if path.suffix == ".md" and len(URL.sub("", line)) <= COLUMNS:
             continue
-        yield path, number, f"{len(line)} columns, {COLUMNS} at most"
+        yield path, number, f"{len(line)} columns, but the maximum is {COLUMNS}"
 
 
 def prose(lines: list[str]) -> Iterator[tuple[int, str]]:
-    """The lines outside of code blocks, with their numbers from 1."""
+    """The lines outside of code blocks, with line numbers from 1."""
     fence = ""
     for number, line in enumerate(lines, 1):
         mark = FENCE.match(line)
@@ -71,7 +71,7 @@ def prose(lines: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def anchor(heading: str) -> str:
-    """A heading's anchor, as GitHub makes it."""
+    """GitHub's anchor for a heading."""
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
     return re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-")
 
@@ -90,7 +90,7 @@ def anchors(path: Path) -> frozenset[str]:
 
 
 def links(lines: list[str]) -> Iterator[tuple[int, str]]:
-    """The targets of a Markdown file's links, with the numbers of their lines."""
+    """The link targets of a Markdown file, with their line numbers."""
     for number, line in prose(lines):
         text = CODE.sub("", line)
         for link in LINK.finditer(text):
@@ -100,22 +100,22 @@ def links(lines: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def broken_links(path: Path, lines: list[str], root: Path) -> Iterator[Finding]:
-    """Links of a Markdown file that lead nowhere in the repository."""
+    """Broken relative links of a Markdown file."""
     for number, target in links(lines):
         if re.match(r"[a-z][a-z0-9+.-]*:", target, re.IGNORECASE):
             continue
         name, _, wanted = target.partition("#")
         there = (path.parent / name).resolve() if name else path
         if not there.is_relative_to(root):
-            yield path, number, f"the link {target} leaves the repository"
+            yield path, number, f"the link {target} points outside the repository"
         elif not there.exists():
-            yield path, number, f"the link {target} leads to no file"
+            yield path, number, f"the link {target} points to a missing file"
         elif wanted and there.suffix == ".md" and wanted not in anchors(there):
-            yield path, number, f"the link {target} leads to no heading"
+            yield path, number, f"the link {target} points to a missing heading"
 
 
 def broken_paths(path: Path, lines: list[str], root: Path) -> Iterator[Finding]:
-    """Source files that a Markdown file names and that do not exist."""
+    """Missing source files mentioned in a Markdown file."""
     for number, line in prose(lines):
         for span in PATH.finditer(line):
             name = Path(span[1])
@@ -124,11 +124,11 @@ def broken_paths(path: Path, lines: list[str], root: Path) -> Iterator[Finding]:
                     break
             else:
                 if name.suffix in SUFFIXES and (root / name.parts[0]).is_dir():
-                    yield path, number, f"there is no file {name}"
+                    yield path, number, f"the file {name} does not exist"
 
 
 def check(path: Path, root: Path) -> list[Finding]:
-    """Everything that is wrong with one file."""
+    """All findings for one file."""
     if path.suffix not in SUFFIXES:
         return []
     lines = path.read_text(encoding="utf-8").split("\n")
@@ -140,7 +140,7 @@ def check(path: Path, root: Path) -> list[Finding]:
 
 
 def main(arguments: list[str]) -> int:
-    """Checks the files that were named, or all files in git."""
+    """Checks the given files, or all files in git."""
     root = Path(__file__).resolve().parent.parent
     if arguments:
         files = [Path(name).resolve() for name in arguments]

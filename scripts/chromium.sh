@@ -3,10 +3,10 @@
 #
 #     chromium=$(scripts/chromium.sh) && "$chromium" --version
 #
-# Where it is on the PATH, that is taken. Otherwise root installs Debian's package with apt (about
-# 100 MB to download, 400 MB on disk, once), because it needs many libraries.
+# If it is on the PATH, that one is used. Otherwise, root installs Debian's package with apt (once;
+# about 100 MB to download, 400 MB on disk), because it needs many libraries.
 #
-# Messages go to standard error. Where it can't be had, the reason is printed there, and the exit
+# Messages go to standard error. If it can't be installed, the reason is printed there, and the exit
 # code is 3: tests that need it are skipped.
 set -eu
 
@@ -16,12 +16,12 @@ skip() { printf 'chromium.sh: %s\n' "$*" >&2; exit 3; }
 
 command -v chromium && exit 0
 for program in apt-get flock timeout; do
-    command -v "$program" >/dev/null || skip "there is no $program; install chromium"
+    command -v "$program" >/dev/null || skip "$program is not installed; install chromium"
 done
 [ "$(id -u)" = 0 ] || skip "only root can install Debian's package; install chromium"
 
 mkdir -p "$folder"
-# Whoever comes while another process installs it waits, and then finds it.
+# If another process is installing it, waits until it is done.
 exec 9>"$folder/chromium.lock"
 flock -w 600 9 || skip "another process has been installing it for ten minutes"
 command -v chromium && exit 0
@@ -30,7 +30,7 @@ install() {
     DEBIAN_FRONTEND=noninteractive timeout 400 \
         apt-get -q -y install chromium >"$log" 2>&1 9>&-
 }
-# The lists may be missing, or older than what the archive has now.
+# The package lists may be missing or outdated.
 install || { timeout 300 apt-get -q update >"$log" 2>&1 9>&- && install; } ||
     skip "apt can't install the package chromium: $(tail -n 1 "$log")"
 command -v chromium || skip "Debian's package has no chromium here"

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Checks deploy/prometheus/ with promtool: the configuration, the rules, and what each alert does
-# (`make deploy-test`). The dashboards and a real job are tested by python/tests/test_deploy.py and
-# python/tests/test_deploy_live.py.
+# Checks deploy/prometheus/ with promtool: the configuration, the rules and the alerts (`make
+# deploy-test`). python/tests/test_deploy.py and python/tests/test_deploy_live.py test the
+# dashboards and a real job.
 set -eu
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)

@@ -3,12 +3,12 @@
 #
 #     programs=$(scripts/prometheus.sh) && "$programs/promtool" check config …
 #
-# Where both are on the PATH, these are taken. Otherwise Debian's package is downloaded with apt and
-# unpacked in target/prometheus (20 MB to download, 100 MB on disk, once). It is not installed, so
-# root is needed only to update apt's lists where the package is not in them, and no service starts.
+# If both are on the PATH, those are used. Otherwise, Debian's package is downloaded with apt and
+# unpacked in target/prometheus (once; 20 MB to download, 100 MB on disk). It is not installed, so
+# no service starts, and root is needed only to update apt's lists if they lack the package.
 #
-# Messages go to standard error. Where the programs can't be had, the reason is printed there, and
-# the exit code is 3: tests that need them are skipped.
+# Messages go to standard error. If the programs can't be downloaded, the reason is printed there,
+# and the exit code is 3: tests that need them are skipped.
 set -eu
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
@@ -22,27 +22,27 @@ if found=$(command -v promtool) && [ -x "$(dirname -- "$found")/prometheus" ]; t
 fi
 for program in apt-get dpkg-deb flock timeout; do
     command -v "$program" >/dev/null ||
-        skip "there is no $program to fetch Debian's package with; install prometheus and promtool"
+        skip "$program is missing, which downloads the package; install prometheus and promtool"
 done
 
 mkdir -p "$folder"
-# Whoever comes while another process downloads it waits, and then finds it.
+# If another process is downloading it, waits until it is done.
 exec 9>"$folder/lock"
 flock -w 600 9 || skip "another process has been downloading to $folder for ten minutes"
 if [ ! -x "$folder/unpacked/usr/bin/prometheus" ]; then
     rm -rf "$folder/new" && mkdir "$folder/new"
     download() { (cd "$folder/new" && timeout 300 apt-get -q download prometheus >log 2>&1 9>&-); }
     update() { [ "$(id -u)" = 0 ] && timeout 300 apt-get -q update >"$folder/new/log" 2>&1 9>&-; }
-    # The lists may be missing, or older than what the archive has now.
+    # The package lists may be missing or outdated.
     download || { update && download; } ||
         skip "apt can't download the package prometheus: $(tail -n 1 "$folder/new/log")"
     dpkg-deb -x "$folder/new"/prometheus_*.deb "$folder/new/unpacked"
     rm -rf "$folder/unpacked"
-    # Renamed when it is complete.
+    # Renamed when complete.
     mv "$folder/new/unpacked" "$folder/unpacked"
     rm -rf "$folder/new"
 fi
-# It may be a package for another system, or for a later one.
+# The package may be for another system or a later release.
 "$folder/unpacked/usr/bin/promtool" --version >/dev/null 2>&1 ||
-    skip "the promtool of Debian's package does not run here"
+    skip "promtool from Debian's package does not run on this system"
 printf '%s\n' "$folder/unpacked/usr/bin"

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Generates the dashboards in deploy/grafana/dashboards/: `make dashboards`.
 
-    generate.py              # writes them
-    generate.py --check      # exits with 1 if they differ from what would be written
+    generate.py # writes them generate.py --check # exits with 1 if they differ from what would be
+    written
 
-It needs grafana-foundation-sdk, which python/make_venv.py installs. The queries refer to metrics of
+It needs grafana-foundation-sdk, which python/make_venv.py installs. The queries use the metrics of
 docs/metrics.md; python/tests/test_deploy.py checks that.
 """
 
@@ -23,7 +23,7 @@ FOLDER = Path(__file__).resolve().parent / "dashboards"
 
 
 def generated() -> dict[str, str]:
-    """The content of each file, by its name."""
+    """Returns the content of each file, by name."""
     files = {}
     for make in (overview, stragglers, network, node):
         built = make().build()
@@ -35,9 +35,9 @@ def generated() -> dict[str, str]:
 
 
 def main() -> int:
-    """Writes the files, or compares them with those that are there."""
+    """Writes the files, or compares them with the existing ones."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing, compare")
+    parser.add_argument("--check", action="store_true", help="compare without writing")
     check = parser.parse_args().check
     different = []
     for name, text in generated().items():

@@ -1,4 +1,4 @@
-"""The dashboards about hosts: the network between them, and the daemon of each."""
+"""The dashboards about hosts: their network and their daemons."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ TENSORS = "gradwire_daemon_operation_tensors_total"
 
 
 def network() -> Dashboard:
-    """What travels between the nodes, and how well?"""
-    about = "What travels between the nodes of a job, and how long it takes."
+    """The network traffic between nodes."""
+    about = "The network traffic between the nodes of a job: rates, round trips and losses."
     made = dashboard("gradwire-network", "Gradwire / Network", about, with_ranks=False)
     mean = (
         f"sum by (host) ({rate(ROUND_TRIP + '_sum', HOSTS)}) "
@@ -49,13 +49,13 @@ def network() -> Dashboard:
     panels = [
         number(
             "Sent",
-            "Bytes that the selected hosts send to the data planes of their peers.",
+            "Bytes that the selected hosts send to their peers' data planes.",
             "Bps",
             Query(f"sum({rate(SENT, HOSTS)})"),
         ),
         number(
             "Received",
-            "Bytes that the selected hosts receive from the data planes of their peers.",
+            "Bytes that the selected hosts receive from their peers' data planes.",
             "Bps",
             Query(f"sum({rate(RECEIVED, HOSTS)})"),
         ),
@@ -66,29 +66,29 @@ def network() -> Dashboard:
             Query(slowest),
         ),
         number(
-            "Answers of the coordinator",
-            "Bytes of the coordinator's answers to all nodes together.",
+            "Coordinator responses",
+            "Bytes that the coordinator sends to all nodes together.",
             "Bps",
             Query(f"sum({rate('gradwire_coordinator_message_bytes_total')})"),
         ),
         number(
             "Rejected connections",
-            "Connections that did not pass their handshake, in the time shown.",
+            "Connections that failed their handshake, over the time range.",
             "none",
             Query(f"sum({increase(REJECTED, HOSTS)})"),
             bad_from=0.5,
         ),
         number(
             "Connection failures",
-            "Failures of the kind `connection_lost`, in the time shown.",
+            "Failures of kind `connection_lost`, over the time range.",
             "none",
             Query(f"sum({increase(FAILURES, LOST)})"),
             bad_from=0.5,
         ),
         lines(
             "Share of the line: sent",
-            "What a host sends for this job, as a share of what its line carries. Near 100 % the "
-            "line sets the pace. It is empty where the rate is not known: set network.rate_mbit.",
+            "Bytes that a host sends for this job, as a share of its line rate. Near 100 %, the "
+            "line is the bottleneck. Empty if the line rate is unknown: set network.rate_mbit.",
             "percentunit",
             Query(
                 f"sum by (host) ({rate(SENT, HOSTS)}) / max by (host) ({LINE_RATE}{{{HOSTS}}})",
@@ -97,7 +97,7 @@ def network() -> Dashboard:
         ),
         lines(
             "Share of the line: received",
-            "What a host receives for this job, as a share of what its line carries.",
+            "Bytes that a host receives for this job, as a share of its line rate.",
             "percentunit",
             Query(
                 f"sum by (host) ({rate(RECEIVED, HOSTS)}) / max by (host) ({LINE_RATE}{{{HOSTS}}})",
@@ -105,9 +105,9 @@ def network() -> Dashboard:
             ),
         ),
         lines(
-            "Packets sent again",
-            "Of the packets on the data connections of each link, the share that was sent again. "
-            "The ten links with the most.",
+            "Retransmitted packets",
+            "The share of retransmitted packets on the data connections of each link. Shows the "
+            "ten links with the largest share.",
             "percentunit",
             Query(
                 f"topk(10, sum by (host, peer_host) ({rate(RETRANSMITS, HOSTS)}) "
@@ -117,8 +117,8 @@ def network() -> Dashboard:
         ),
         lines(
             "Round trips to peers",
-            "Of the data connections of each link, the slowest, as the system has measured it. "
-            "What waits in the buffers of the line counts. The ten slowest links.",
+            "The longest round-trip time among the data connections of each link, as measured by "
+            "the system, including queueing. Shows the ten slowest links.",
             "s",
             Query(
                 f"topk(10, max by (host, peer_host) ({PEER_ROUND_TRIP}{{{HOSTS}}}))",
@@ -127,19 +127,19 @@ def network() -> Dashboard:
         ),
         lines(
             "Sent by host",
-            "Bytes that each host sends to the data planes of its peers.",
+            "Bytes that each host sends to its peers' data planes.",
             "Bps",
             Query(f"sum by (host) ({rate(SENT, HOSTS)})", "{{host}}"),
         ),
         lines(
             "Received by host",
-            "Bytes that each host receives from the data planes of its peers.",
+            "Bytes that each host receives from its peers' data planes.",
             "Bps",
             Query(f"sum by (host) ({rate(RECEIVED, HOSTS)})", "{{host}}"),
         ),
         matrix(
             "Sent from host to host",
-            "Bytes per second from the host of the row to the host of the column.",
+            "Bytes per second from the row's host to the column's host.",
             "Bps",
             Query(f"sum by (host, peer_host) ({rate(SENT, HOSTS)}) > 0"),
             row="host",
@@ -147,7 +147,7 @@ def network() -> Dashboard:
         ),
         lines(
             "Busiest links",
-            "The ten directions between two hosts that carry the most.",
+            "The ten host pairs with the highest traffic in one direction.",
             "Bps",
             Query(
                 f"topk(10, sum by (host, peer_host) ({rate(SENT, HOSTS)}))",
@@ -156,8 +156,8 @@ def network() -> Dashboard:
         ),
         lines(
             "Bytes sent for each byte of an operation",
-            "What a host sends, compared with the data of its operations. It depends on the "
-            "algorithm and the number of nodes: a ring of many nodes sends each byte twice.",
+            "Bytes sent by a host per byte of its operations. It depends on the algorithm and the "
+            "number of nodes: a ring of many nodes sends each byte twice.",
             "none",
             Query(
                 f"sum by (host) ({rate(SENT, HOSTS)}) "
@@ -167,14 +167,14 @@ def network() -> Dashboard:
         ),
         lines(
             "Round trip of heartbeats by host",
-            "From a daemon to the coordinator and back, in the mean, without the time for which "
-            "the coordinator held the heartbeat. One host far above the others has a slow link.",
+            "Mean time from a daemon to the coordinator and back, without the time for which the "
+            "coordinator held the heartbeat. A host far above the others has a slow link.",
             "s",
             Query(mean, "{{host}}"),
         ),
         times(
             "Round trips of heartbeats",
-            "How many heartbeats of the selected hosts took how long.",
+            "The distribution of the selected hosts' heartbeat round trips.",
             ROUND_TRIP,
             HOSTS,
         ),
@@ -187,7 +187,7 @@ def network() -> Dashboard:
         ),
         lines(
             "Error of the clock offset by host",
-            "The most by which the clock offset may be wrong.",
+            "The maximum error of the clock offset.",
             "s",
             Query(
                 f"max by (host) (gradwire_daemon_clock_offset_error_seconds{{{HOSTS}}})",
@@ -196,7 +196,7 @@ def network() -> Dashboard:
         ),
         lines(
             "Rejected connections by reason",
-            "Connections that did not pass their handshake.",
+            "Connections that failed their handshake.",
             "cps",
             Query(
                 f"sum by (host, reason) ({rate(REJECTED, HOSTS)})",
@@ -210,13 +210,13 @@ def network() -> Dashboard:
 
 
 def node() -> Dashboard:
-    """What does the daemon of each host do?"""
-    about = "What the daemons of the selected hosts do."
+    """The activity of each host's daemon."""
+    about = "The activity of the daemons on the selected hosts."
     made = dashboard("gradwire-node", "Gradwire / Node", about, with_ranks=False)
     panels = [
         number(
             "Attached ranks",
-            "Local ranks that are attached to the daemons.",
+            "Local ranks attached to the daemons.",
             "none",
             Query(f"sum(gradwire_daemon_workers{{{HOSTS}}})"),
         ),
@@ -234,39 +234,39 @@ def node() -> Dashboard:
         ),
         number(
             "Process sets",
-            "Process sets, that of all ranks included.",
+            "Process sets, including the one of all ranks.",
             "none",
             Query(f"max(gradwire_daemon_process_sets{{{HOSTS}}})"),
         ),
         number(
             "Failures",
-            "Failures that ended tensors or the job, in the time shown.",
+            "Failures that ended tensors or the job, over the time range.",
             "none",
             Query(f"sum({increase(FAILURES, HOSTS)})"),
             bad_from=0.5,
         ),
         number(
-            "Daemons that answer",
+            "Reachable daemons",
             "Daemons whose metrics Prometheus can read.",
             "none",
             Query(f"sum(up{{{HOSTS}}})"),
         ),
         lines(
             "Operations by host",
-            "Operations (pieces) that are complete on each node.",
+            "Operations (pieces) completed on each node.",
             "ops",
             Query(f"sum by (host) ({rate(OPERATIONS, HOSTS)})", "{{host}}"),
         ),
         lines(
             "Data of operations by host",
-            "Bytes of the operations that are complete on each node.",
+            "Bytes of the operations completed on each node.",
             "Bps",
             Query(f"sum by (host) ({rate(PUBLISHED, HOSTS)})", "{{host}}"),
         ),
         lines(
             "Bytes of an operation by host",
-            "Mean size of an operation. Small ones that follow each other mean that little is "
-            "fused; the most is negotiation.piece_bytes.",
+            "Mean size of an operation. Many small operations mean that little is fused; the "
+            "maximum is negotiation.piece_bytes.",
             "bytes",
             Query(
                 f"sum by (host) ({rate(PUBLISHED, HOSTS)}) "
@@ -276,8 +276,8 @@ def node() -> Dashboard:
         ),
         lines(
             "Submissions of local ranks",
-            "By collective and origin. The origin is `plain` for the collective itself, and "
-            "else the call that it is a part of.",
+            "By collective and origin. The origin is `plain` for the collective itself, otherwise "
+            "the call that it is a part of.",
             "cps",
             Query(
                 f"sum by (collective, origin) ({rate(SUBMISSIONS, HOSTS)})",
@@ -286,8 +286,8 @@ def node() -> Dashboard:
         ),
         lines(
             "Contributions of ranks by memory",
-            "Bytes that local ranks contribute. Tensors in shared memory are not copied; those in "
-            "ordinary memory are copied there, and the result back.",
+            "Bytes that local ranks contribute. Tensors in shared memory are not copied; tensors "
+            "in ordinary memory are copied there, and their results back.",
             "Bps",
             Query(f"sum by (memory) ({rate(CONTRIBUTED, HOSTS)})", "{{memory}}"),
         ),
@@ -299,7 +299,7 @@ def node() -> Dashboard:
         ),
         times(
             "Times of operations",
-            "How many operations took how long on the selected hosts.",
+            "The distribution of operation times on the selected hosts.",
             OPERATION,
             HOSTS,
         ),
@@ -316,9 +316,8 @@ def node() -> Dashboard:
             Query(f"sum by (host) (gradwire_daemon_shared_memory_bytes{{{HOSTS}}})", "{{host}}"),
         ),
         lines(
-            "What lanes do",
-            "Lanes that are busy with each activity, in the mean; the rest of their time they are "
-            "idle.",
+            "Lane activity",
+            "Mean number of lanes busy with each activity; the other lanes are idle.",
             "none",
             Query(
                 f"sum by (activity) ({rate(LANES, IN_USE)})",
@@ -327,8 +326,8 @@ def node() -> Dashboard:
         ),
         lines(
             "Busy lanes by host",
-            "How busy the lanes of each host are, as a share of their time. Near 100 % they set "
-            "the pace: more lanes may help (data.lanes).",
+            "The share of time for which the lanes of each host are busy. Near 100 %, they are the "
+            "bottleneck: more lanes may help (data.lanes).",
             "percentunit",
             Query(
                 f"sum by (host) ({rate(LANES, IN_USE)}) / sum by (host) ({rate(LANES, HOSTS)})",
@@ -349,13 +348,13 @@ def node() -> Dashboard:
         ),
         lines(
             "Memory of the daemon by host",
-            "Memory that is in RAM, with the shared memory that the daemon has used.",
+            "Resident memory, including the shared memory that the daemon has used.",
             "bytes",
             Query(f"max by (host) (process_resident_memory_bytes{{{HOSTS}}})", "{{host}}"),
         ),
         lines(
             "Memory of buffers",
-            "What daemons keep for data: results of pieces, and frames that come early.",
+            "Daemons' data buffers: results of pieces, and frames that arrive early.",
             "bytes",
             Query(
                 f"sum by (host, buffer) (gradwire_daemon_memory_bytes{{{HOSTS}}})",
@@ -364,15 +363,15 @@ def node() -> Dashboard:
         ),
         lines(
             "Pieces in flight and held frames",
-            "Pieces that lanes exchange with other nodes, and frames that have come before their "
-            "piece can take them.",
+            "Pieces that lanes exchange with other nodes, and frames that arrived before their "
+            "pieces could take them.",
             "none",
             Query(f"sum(gradwire_daemon_pieces_in_flight{{{HOSTS}}})", "pieces in flight"),
             Query(f"sum(gradwire_daemon_held_frames{{{HOSTS}}})", "held frames"),
         ),
         lines(
             "Tensors of an operation by host",
-            "How many tensors an operation has, in the mean. More than one: they are fused.",
+            "Mean number of tensors per operation. Above one, tensors are fused.",
             "none",
             Query(
                 f"sum by (host) ({rate(TENSORS, HOSTS)}) "
@@ -382,7 +381,7 @@ def node() -> Dashboard:
         ),
         lines(
             "File descriptors by host",
-            "Open descriptors of each daemon, as a share of those that it may open.",
+            "Open descriptors of each daemon, as a share of its limit.",
             "percentunit",
             Query(
                 f"max by (host) (process_open_fds{{{HOSTS}}} / process_max_fds{{{HOSTS}}})",
@@ -397,7 +396,7 @@ def node() -> Dashboard:
         ),
         lines(
             "Allocations for results by host",
-            "Times that a local rank had to allocate memory for a result that it could not expect.",
+            "How often local ranks had to allocate memory for a result of unexpected size.",
             "cps",
             Query(
                 f"sum by (host) ({rate('gradwire_daemon_allocation_requests_total', HOSTS)})",

@@ -38,8 +38,8 @@ SUBMISSIONS = "gradwire_daemon_submissions_total"
 
 
 def overview() -> Dashboard:
-    """Is the job well, how fast is it, and where does its time go?"""
-    about = "Whether a job of Gradwire is well, how fast it is, and what it waits for."
+    """A job's health and speed, and where its time goes."""
+    about = "The health and speed of a Gradwire job, and what it waits for."
     made = dashboard("gradwire-overview", "Gradwire / Overview", about, with_ranks=True)
     panels = [
         number(
@@ -55,16 +55,15 @@ def overview() -> Dashboard:
             Query(f"max(gradwire_coordinator_ranks{{{JOB}}})"),
         ),
         number(
-            "Daemons that answer",
+            "Reachable daemons",
             "Daemons whose metrics Prometheus can read. It should be the number of nodes.",
             "none",
             Query(f"sum(up{{{JOB}}})"),
         ),
         number(
             "Stalled tensors",
-            "Tensors that wait for longer than negotiation.stall_warning_ms: for other nodes, as "
-            "the coordinator sees them, or for ranks of the same node. `gradwire status` and the "
-            "log name the ranks that are missing.",
+            "Tensors that have waited longer than negotiation.stall_warning_ms for other nodes or "
+            "for ranks of the same node. `gradwire status` and the log name the missing ranks.",
             "none",
             Query(
                 f"max(gradwire_coordinator_stalled_tensors{{{JOB}}}) "
@@ -74,37 +73,37 @@ def overview() -> Dashboard:
         ),
         number(
             "Failures",
-            "Failures that ended tensors or the job, in the time shown. One failure is counted "
-            "by every daemon that it concerns.",
+            "Failures that ended tensors or the job, over the time range. Every affected daemon "
+            "counts a failure.",
             "none",
             Query(f"sum({increase(FAILURES)})"),
             bad_from=0.5,
         ),
         number(
             "Alerts",
-            "Alerts of this job that fire now.",
+            "Alerts of this job that are firing.",
             "none",
             Query(f'count(ALERTS{{alertstate="firing", {JOB}}}) or vector(0)'),
             bad_from=1,
         ),
         lines(
             "Steps",
-            "Steps of each rank: of an optimizer, with the last bucket of ddp_hook, or by "
-            "mark_step().",
+            "Steps of each rank, recorded by an optimizer, by ddp_hook with its last bucket, or by "
+            "calls of mark_step().",
             "ops",
             Query(f"sum by (rank) ({rate(STEPS, RANKS)})", "rank {{rank}}"),
         ),
         lines(
             "Blocked in waits",
-            "The share of the time in which a rank waited for results: what communication, or "
-            "waiting for others, adds to its steps.",
+            "The share of time for which a rank waited for results: what communication and waiting "
+            "for other ranks add to its steps.",
             "percentunit",
             Query(f"sum by (rank) ({rate(BLOCKED, RANKS)})", "rank {{rank}}"),
         ),
         lines(
             "Hidden communication",
-            "Of the time in which a rank had operations in flight, the share in which it was not "
-            "blocked: that is hidden behind its computation.",
+            "The share of a rank's communication that is hidden behind its computation: the time "
+            "with operations in flight for which it was not blocked.",
             "percentunit",
             Query(
                 f"1 - sum by (rank) ({rate(BLOCKED, RANKS)}) "
@@ -114,7 +113,7 @@ def overview() -> Dashboard:
         ),
         lines(
             "Time since the last step",
-            "How long ago each rank has made a step. A line that rises has stopped.",
+            "The time since each rank's last step. If a line keeps rising, the rank has stopped.",
             "s",
             Query(
                 f"max by (rank) (gradwire_daemon_rank_since_step_seconds{{{RANKS}}})",
@@ -129,14 +128,14 @@ def overview() -> Dashboard:
         ),
         lines(
             "Data of operations by host",
-            "Bytes of the operations that are complete on each node.",
+            "Bytes of the operations completed on each node.",
             "Bps",
             Query(f"sum by (host) ({rate(PUBLISHED, HOSTS)})", "{{host}}"),
         ),
         lines(
             "Ranks that others wait for",
-            "The five ranks that others wait for the longest, as a share of the time. Part of "
-            "it may be hidden: ranks can compute while their tensors wait.",
+            "The five ranks that others wait for the longest, as a share of time. Part of it may "
+            "be hidden: ranks can compute while their tensors wait.",
             "percentunit",
             Query(f"topk(5, sum by (rank) ({rate(RANK_LAG, RANKS)}))", "rank {{rank}}"),
         ),
@@ -170,8 +169,8 @@ def overview() -> Dashboard:
         ),
         lines(
             "Data by algorithm",
-            "Bytes of the operations that are complete, by what they are and how they are moved. "
-            "Operations of one node alone need no algorithm.",
+            "Bytes of completed operations, by collective and algorithm. Operations within one "
+            "node need no algorithm.",
             "Bps",
             Query(
                 f"sum by (collective, algorithm) ({rate(MOVED, HOSTS)})",
@@ -180,9 +179,8 @@ def overview() -> Dashboard:
         ),
         lines(
             "Tensors and operations at the coordinator",
-            "Pending: some nodes have announced the tensor and others have not. Queued: all "
-            "ranks agree, and the tensor waits for credit. In flight: operations that have "
-            "started and are not done by all nodes.",
+            "Pending: not all nodes have announced the tensor. Queued: all ranks agree, and the "
+            "tensor waits for credit. In flight: operations that not all nodes have completed.",
             "none",
             Query(f"max(gradwire_coordinator_pending_tensors{{{JOB}}})", "pending tensors"),
             Query(f"max(gradwire_coordinator_queued_tensors{{{JOB}}})", "queued tensors"),
@@ -193,25 +191,25 @@ def overview() -> Dashboard:
         ),
         lines(
             "Data sent between nodes by host",
-            "Bytes that each host sends to the data planes of its peers.",
+            "Bytes that each host sends to its peers' data planes.",
             "Bps",
             Query(f"sum by (host) ({rate(SENT, HOSTS)})", "{{host}}"),
         ),
         lines(
             "Submissions by collective",
-            "What local ranks submit, by collective.",
+            "Submissions of local ranks, by collective.",
             "cps",
             Query(f"sum by (collective) ({rate(SUBMISSIONS, HOSTS)})", "{{collective}}"),
         ),
         rows(
             "Services",
-            "What is running on which host.",
+            "The services running on each host.",
             Query(f"gradwire_build_info{{{HOSTS}}}"),
             ["Time", "Value", "__name__", "gradwire_job", "instance", "job"],
         ),
         lines(
             "Disagreements",
-            "Tensors on which ranks disagreed. The ranks get a table of what each submitted.",
+            "Tensors whose ranks disagreed. The ranks receive a table of their requests.",
             "cps",
             Query(f"sum({rate('gradwire_coordinator_disagreements_total')})", "disagreements"),
         ),
@@ -222,26 +220,26 @@ def overview() -> Dashboard:
 
 
 def stragglers() -> Dashboard:
-    """Which ranks and hosts do the others wait for?"""
-    about = "Which ranks and which hosts the others wait for, and for how long."
+    """The ranks and hosts that the others wait for."""
+    about = "The ranks and hosts that the others wait for, and for how long."
     made = dashboard("gradwire-stragglers", "Gradwire / Stragglers", about, with_ranks=True)
     panels = [
         number(
             "Slowest rank",
-            "The rank that others waited for the longest, in the time shown.",
+            "The rank that others waited for the longest, over the time range.",
             "s",
             Query(f"topk(1, sum by (rank) ({increase(RANK_LAG)}))", "rank {{rank}}"),
         ),
         number(
             "Slowest host",
-            "The host that others waited for the longest, in the time shown.",
+            "The host that others waited for the longest, over the time range.",
             "s",
             Query(f"topk(1, sum by (node_host) ({increase(NODE_LAG)}))", "{{node_host}}"),
         ),
         number(
             "Waits for ranks",
-            "The time for which ranks waited for others, per second. Waits for two ranks may "
-            "overlap, so it may be above 100 %.",
+            "The share of time for which ranks waited for others. Waits for different ranks may "
+            "overlap, so it may exceed 100 %.",
             "percentunit",
             Query(f"sum({rate(RANK_LAG)})"),
             bad_from=0.3,
@@ -254,7 +252,7 @@ def stragglers() -> Dashboard:
         ),
         number(
             "Stalled tensors",
-            "Tensors that wait for longer than negotiation.stall_warning_ms.",
+            "Tensors that have waited longer than negotiation.stall_warning_ms.",
             "none",
             Query(f"max(gradwire_coordinator_stalled_tensors{{{JOB}}})"),
             bad_from=1,
@@ -267,21 +265,21 @@ def stragglers() -> Dashboard:
         ),
         lines(
             "Waits for each rank",
-            "The share of the time in which a tensor waited for this rank, which was the last "
-            "to submit it. A line far above the others is a straggler.",
+            "The share of time for which tensors waited for this rank, the last to submit them. A "
+            "rank far above the others is a straggler.",
             "percentunit",
             Query(f"sum by (rank) ({rate(RANK_LAG, RANKS)})", "rank {{rank}}"),
         ),
         lines(
             "How often each rank is the last",
-            "Tensors per second that waited for this rank, which was the last to submit them, for "
-            "at least a millisecond.",
+            "Tensors per second that waited at least a millisecond for this rank, the last to "
+            "submit them.",
             "cps",
             Query(f"sum by (rank) ({rate(RANK_LAST, RANKS)})", "rank {{rank}}"),
         ),
         ranking(
             "Longest waits by rank",
-            "The ten ranks that others waited for the longest, in the time shown.",
+            "The ten ranks that others waited for the longest, over the time range.",
             "s",
             Query(
                 f"sort_desc(topk(10, sum by (rank) ({increase(RANK_LAG, RANKS)})))",
@@ -290,8 +288,8 @@ def stragglers() -> Dashboard:
         ),
         lines(
             "Wait for each tensor by rank",
-            "How long the others wait each time that this rank is the last. Waits at the same "
-            "time count once, so it is less where many tensors wait at once.",
+            "How long the others wait each time this rank is the last. Simultaneous waits count "
+            "once, so the value is lower if many tensors wait at once.",
             "s",
             Query(
                 f"sum by (rank) ({rate(RANK_LAG, RANKS)}) "
@@ -301,34 +299,34 @@ def stragglers() -> Dashboard:
         ),
         lines(
             "Waits for each host",
-            "The share of the time in which a tensor waited for this host, which was the last "
-            "to announce it. If one host is late with all of its ranks, look at the host.",
+            "The share of time for which tensors waited for this host, the last to announce them. "
+            "If a host is late with all its ranks, check the host.",
             "percentunit",
             Query(f"sum by (node_host) ({rate(NODE_LAG, NODES)})", "{{node_host}}"),
         ),
         lines(
             "Tensors that ranks of each host wait for",
-            "Tensors that local ranks have submitted and that are not done. Where others wait "
-            "for a host, its own number is small and that of the others is large.",
+            "Tensors that local ranks have submitted and that are not done. If others wait for a "
+            "host, its own number is small and that of the others is large.",
             "none",
             Query(f"sum by (host) (gradwire_daemon_queued_tensors{{{HOSTS}}})", "{{host}}"),
         ),
         times(
             "Waits from the first rank to the last",
-            "How many tensors waited how long from the submission by their first rank to that by "
-            "their last one.",
+            "The distribution of the time from a tensor's submission by its first rank to that by "
+            "its last one.",
             RANK_WAIT,
             JOB,
         ),
         lines(
             "Wait from the first rank to the last",
-            "Time from the submission of a tensor by its first rank to that by its last one.",
+            "Time from a tensor's submission by its first rank to that by its last one.",
             "s",
             *percentiles(RANK_WAIT, JOB),
         ),
         times(
             "Times of negotiation",
-            "How many tensors needed how long from their first announcement to their first "
+            "The distribution of the time from a tensor's first announcement to its first "
             "operation. Two bands mean that some tensors wait for a late rank.",
             NEGOTIATION,
             JOB,

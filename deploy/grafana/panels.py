@@ -1,6 +1,6 @@
-"""The parts of the dashboards: panels with a title, a description, a unit and queries.
+"""Builders for panels with a title, a description, a unit and queries.
 
-Every panel needs all of these, so no panel is without them. `generate.py` puts the panels together.
+All of them are required. `generate.py` builds the dashboards from the panels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models import heatmap as heatmaps
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-# What the variables at the top of a dashboard select.
+# Label filters from the variables at the top of a dashboard.
 JOB = 'gradwire_job="$job"'
 HOSTS = f'{JOB}, host=~"$host"'
 RANKS = f'{JOB}, rank=~"$rank"'
@@ -28,19 +28,19 @@ P = TypeVar("P")
 
 
 class Query(NamedTuple):
-    """A query, and what its series are called."""
+    """A query and the legend of its series."""
 
     expr: str
     legend: str = "__auto"
 
 
 def rate(metric: str, labels: str = JOB) -> str:
-    """How fast a counter grows, per second."""
+    """The per-second rate of a counter."""
     return f"rate({metric}{{{labels}}}[$__rate_interval])"
 
 
 def increase(metric: str, labels: str = JOB) -> str:
-    """By how much a counter grew in the time that the dashboard shows."""
+    """The increase of a counter over the dashboard's time range."""
     return f"increase({metric}{{{labels}}}[$__range])"
 
 
@@ -55,9 +55,9 @@ def percentiles(metric: str, labels: str, by: str = "", name: str = "") -> list[
 
 
 def _common(panel: P, title: str, about: str, unit: str, size: tuple[int, int]) -> P:
-    """What all kinds of panels have."""
+    """Sets the properties common to all panels."""
     width, height = size
-    # Their builders have these methods, and no common type.
+    # All builders have these methods, but no common type.
     builder: Any = panel
     return (
         builder.title(title)
@@ -70,7 +70,7 @@ def _common(panel: P, title: str, about: str, unit: str, size: tuple[int, int]) 
 
 
 def _query(number: int, query: Query) -> queries.Dataquery:
-    """One query of a panel, which is called A, B and so on."""
+    """One query of a panel, named A, B and so on."""
     name = chr(ord("A") + number)
     return queries.Dataquery().expr(query.expr).legend_format(query.legend).ref_id(name)
 
@@ -78,7 +78,7 @@ def _query(number: int, query: Query) -> queries.Dataquery:
 def lines(
     title: str, about: str, unit: str, *given: Query, signed: bool = False
 ) -> timeseries.Panel:
-    """Values over time. The axis begins at 0, unless they may be below it."""
+    """Values over time. The axis starts at 0, unless values may be negative."""
     panel = _common(timeseries.Panel(), title, about, unit, (12, 8))
     panel = panel if signed else panel.min(0)
     for number, query in enumerate(given):
@@ -97,9 +97,9 @@ def lines(
 def number(
     title: str, about: str, unit: str, query: Query, *, bad_from: float | None = None
 ) -> stat.Panel:
-    """The present value. It is red from `bad_from` on.
+    """The current value, red from `bad_from` on.
 
-    Its past is a small line below it, unless it is of all the time shown or has a name.
+    A small graph shows its history, unless the query covers the whole time range or has a legend.
     """
     panel = _common(stat.Panel(), title, about, unit, (4, 4))
     steps = [models.Threshold(color="green" if bad_from is not None else "text")]
@@ -129,7 +129,7 @@ def ranking(title: str, about: str, unit: str, query: Query) -> bargauge.Panel:
 
 
 def times(title: str, about: str, metric: str, labels: str) -> heatmap.Panel:
-    """How many of the times in a histogram were how long, over time."""
+    """The distribution of the durations in a histogram, over time."""
     counts = f"sum by (le) (increase({metric}_bucket{{{labels}}}[$__rate_interval]))"
     target = _query(0, Query(counts, "{{le}}")).format(PromQueryFormat.HEATMAP).range()
     color = heatmap.HeatmapColorOptions().mode(heatmaps.HeatmapColorMode.SCHEME)
@@ -167,7 +167,7 @@ def matrix(title: str, about: str, unit: str, query: Query, row: str, column: st
 
 
 def _values(name: str, label: str, about: str, query: str) -> dashboards.QueryVariable:
-    """A variable with the values of a label."""
+    """A variable for the values of a label."""
     return (
         dashboards.QueryVariable(name)
         .label(label)
@@ -180,13 +180,13 @@ def _values(name: str, label: str, about: str, query: str) -> dashboards.QueryVa
 
 
 def _any(variable: dashboards.QueryVariable) -> dashboards.QueryVariable:
-    """The same for several values at once; all of them are selected at first."""
+    """The same with multiple selection; initially, all values are selected."""
     every = models.VariableOption(selected=True, text="All", value="$__all")
     return variable.multi(True).include_all(True).all_value(".*").current(every)
 
 
 def dashboard(uid: str, title: str, about: str, with_ranks: bool) -> dashboards.Dashboard:
-    """A dashboard without panels, in which one selects a job, then hosts and ranks of it."""
+    """A dashboard without panels, with variables for the job, its hosts and its ranks."""
     source = dashboards.DatasourceVariable("datasource").label("Data source").type("prometheus")
     job = "label_values(gradwire_build_info, gradwire_job)"
     host = f"label_values(gradwire_build_info{{{JOB}}}, host)"

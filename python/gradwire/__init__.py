@@ -10,7 +10,7 @@ print(gw.rank(), "of", gw.size(), mean)
 ```
 
 ``gradwire.torch`` is the same for PyTorch, with Horovod's interface. Every error is a
-``GradwireError`` and says which rank, which host, which tensor, and what to do.
+``GradwireError`` that names the rank, the host and the tensor, and says what to do.
 """
 
 from gradwire._array_move_ops import (

@@ -1,7 +1,7 @@
-"""Checks of numbers in arguments, before anything is started.
+"""Checks numeric arguments before an operation starts.
 
-NumPy numbers and tensors of one element are numbers, too. 1.5 rows or rank -1 are an InvalidRequest
-that names the argument; the conversions of the native module would say less.
+NumPy scalars and one-element tensors are accepted. An invalid value, such as rank -1, raises an
+InvalidRequest that names the argument; the native module's conversions would not name it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ROWS = 2**63 - 1
 
 
 def whole_number(name: str, value: Any, most: int = _RANKS) -> int:
-    """Returns a whole number from 0 to ``most``: a rank, a tag, the id of a process set.
+    """Returns a whole number from 0 to ``most``, such as a rank, a tag or a process set id.
 
     Raises:
         InvalidRequest: It is not one.
@@ -50,7 +50,7 @@ def whole_numbers(name: str, values: Iterable[Any], most: int = _RANKS) -> list[
 
 
 def rows(name: str, values: Iterable[Any] | None) -> list[int] | None:
-    """Returns the number of rows for each member; None for None.
+    """Returns the number of rows for each member, or None if ``values`` is None.
 
     Raises:
         InvalidRequest: They are not whole numbers.

@@ -1,4 +1,4 @@
-"""The collectives that move arrays. ``_array_reduce_ops`` names the arrays and element types."""
+"""The collectives that move arrays. ``_array_reduce_ops`` lists the supported arrays and dtypes."""
 
 from __future__ import annotations
 
@@ -16,22 +16,20 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Any]:
-    """Starts a ``broadcast`` and returns at once.
+    """Starts a ``broadcast`` and returns immediately.
 
     Args:
         array: A NumPy array, or an object that supports DLPack, of any supported dtype and shape.
-            All ranks give the same dtype and shape. It is copied before the call returns.
-        root_rank: The rank in the job whose array all ranks get.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+            All ranks pass the same dtype and shape. It is copied before the call returns.
+        root_rank: The global rank whose array all ranks receive.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
         The operation in flight. Its ``wait`` returns what ``broadcast`` returns.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
     """
     return collectives.broadcast(array, root_rank, name, process_set)
 
@@ -46,21 +44,17 @@ def broadcast(
 
     Args:
         array: A NumPy array, or an object that supports DLPack, of any supported dtype and shape.
-            All ranks give the same dtype and shape. It is copied before the call returns.
-        root_rank: The rank in the job whose array all ranks get.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+            All ranks pass the same dtype and shape. It is copied before the call returns.
+        root_rank: The global rank whose array all ranks receive.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
         A new array with the root's elements.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return broadcast_async(array, root_rank, name, process_set).wait()
 
@@ -74,22 +68,18 @@ def broadcast_(
     """Copies the root's array to every rank, in place.
 
     Args:
-        array: A writable NumPy array, or a writable object that supports DLPack. All ranks give the
+        array: A writable NumPy array, or a writable object that supports DLPack. All ranks pass the
             same dtype and shape. It receives the result.
-        root_rank: The rank in the job whose array all ranks get.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+        root_rank: The global rank whose array all ranks receive.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        The array that was given, with the root's elements in it.
+        The given array, which contains the root's elements.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return collectives.broadcast(array, root_rank, name, process_set, True).wait()
 
@@ -100,25 +90,21 @@ def allgather(
     """Concatenates all ranks' arrays along the first dimension; every rank gets the result.
 
     Args:
-        array: A NumPy array, or an object that supports DLPack. All ranks give the same dtype and
-            the same dimensions but the first. An array without dimensions counts as one row.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+        array: A NumPy array, or an object that supports DLPack. All ranks pass the same dtype, and
+            the same dimensions except the first. An array without dimensions counts as one row.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
         A new array with the rows of all ranks, in rank order.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
 
     Example:
         ```python
-        everybody = gw.allgather(np.arange(gw.rank() + 1))  # the number of rows may differ
+        everybody = gw.allgather(np.arange(gw.rank() + 1)) # the number of rows may differ
         ```
     """
     return collectives.allgather([array], name, process_set).wait()[0][0]
@@ -130,20 +116,16 @@ def grouped_allgather(
     """Gathers several arrays, each as ``allgather`` does, in one request.
 
     Args:
-        arrays: Arrays as ``allgather`` takes them; at least one. All ranks give as many.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+        arrays: Arrays as ``allgather`` takes them; at least one. All ranks pass the same number.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
         New arrays in the order of the arguments, each with the rows of all ranks.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return [result for result, _ in collectives.allgather(arrays, name, process_set).wait()]
 
@@ -157,22 +139,18 @@ def gather(
     """Concatenates all ranks' arrays along the first dimension; only the root gets the result.
 
     Args:
-        array: A NumPy array, or an object that supports DLPack. All ranks give the same dtype and
-            the same dimensions but the first. An array without dimensions counts as one row.
-        root_rank: The rank in the job that gets the result.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+        array: A NumPy array, or an object that supports DLPack. All ranks pass the same dtype, and
+            the same dimensions except the first. An array without dimensions counts as one row.
+        root_rank: The global rank that receives the result.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        A new array with the rows of all ranks at the root, None on the other ranks.
+        On the root, a new array with the rows of all ranks; None on the other ranks.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     result = collectives.gather(array, root_rank, name, process_set).wait()
     return None if result is None else result[0]
@@ -188,25 +166,21 @@ def scatter(
     """Splits the root's array along the first dimension and gives each rank its part.
 
     Args:
-        array: At the root the array to split. On the other ranks an array of the same dtype; only
-            its kind and dtype are used.
-        root_rank: The rank in the job whose array is split.
-        splits: At the root the number of rows for each rank, in rank order. They add up to at most
-            the rows of the array. The default is the same number for each, which must divide the
-            rows. Ignored on the other ranks.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+        array: On the root, the array to split. On the other ranks, an array of the same type and
+            dtype; its contents are ignored.
+        root_rank: The global rank whose array is split.
+        splits: On the root, the number of rows for each rank, in rank order. Their sum is at most
+            the number of rows of the array. By default, all ranks receive the same number, which
+            must divide the number of rows. Ignored on the other ranks.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
         A new array with this rank's rows.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return collectives.scatter(array, root_rank, splits, name, process_set).wait()
 
@@ -217,27 +191,24 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Splits every rank's array along the first dimension and gives each rank its part of all.
+    """Splits every rank's array along the first dimension and sends each rank its part.
 
     Args:
-        array: A NumPy array, or an object that supports DLPack. All ranks give the same dtype and
-            the same dimensions but the first, which there must be.
-        splits: The number of rows for each rank, in rank order. They add up to at most the rows of
-            the array. The default is the same number for each, which must divide the rows.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+        array: A NumPy array, or an object that supports DLPack. All ranks pass the same dtype, and
+            the same dimensions except the first. At least one dimension is required.
+        splits: The number of rows for each rank, in rank order. Their sum is at most the number of
+            rows of the array. By default, all ranks receive the same number, which must divide the
+            number of rows.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        A new array with the rows from all ranks, in rank order. With ``splits`` a pair: that array,
-        and a list with the number of rows from each rank.
+        A new array with the rows from all ranks, in rank order. With ``splits``, a pair of that
+        array and a list of the number of rows from each rank.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     result, received = collectives.alltoall(array, splits, name, process_set).wait()
     return result if splits is None else (result, received)
@@ -246,20 +217,17 @@ def alltoall(
 def send(
     array: Any, to_rank: int, tag: int = 0, process_set: ProcessSet = global_process_set
 ) -> None:
-    """Sends an array to another rank, and waits until it has been received.
+    """Sends an array to another rank and waits until it has been received.
 
     Args:
         array: A NumPy array, or an object that supports DLPack, of any supported dtype and shape.
-        to_rank: The rank in the job that receives it.
-        tag: A number from 0 to 2**32 - 1. The receiver gives the same.
-        process_set: A process set that both ranks are members of. The default is all ranks.
+        to_rank: The global rank of the receiver.
+        tag: A number from 0 to 2**32 - 1. The receiver passes the same tag.
+        process_set: A process set that contains both ranks. The default is all ranks.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     collectives.send(array, to_rank, tag, process_set).wait()
 
@@ -270,21 +238,18 @@ def receive(
     """Receives an array from another rank.
 
     Args:
-        like: An array of the dtype and the kind of the result. A good guess of the shape saves a
-            round trip; the shape may be another.
-        from_rank: The rank in the job that sends it.
-        tag: A number from 0 to 2**32 - 1. The sender gives the same.
-        process_set: A process set that both ranks are members of. The default is all ranks.
+        like: An array of the dtype and type of the result. The shapes may differ; equal shapes save
+            a round trip.
+        from_rank: The global rank of the sender.
+        tag: A number from 0 to 2**32 - 1. The sender passes the same tag.
+        process_set: A process set that contains both ranks. The default is all ranks.
 
     Returns:
         A new array of the shape that was sent.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
 
     Example:
         ```python

@@ -1,11 +1,11 @@
-"""The collectives on arrays that reduce: NumPy arrays, and objects that support DLPack.
+"""The reducing collectives on NumPy arrays and on objects that support DLPack.
 
-The element types are float16, float32, float64, bfloat16, float8_e4m3fn, float8_e5m2, int8 to
-int64, uint8 to uint64, bool, complex64 and complex128. NumPy has bfloat16 and the 8-bit floats with
-the package ``ml_dtypes``.
+Supported dtypes are float16, float32, float64, bfloat16, float8_e4m3fn, float8_e5m2, int8 to int64,
+uint8 to uint64, bool, complex64 and complex128. In NumPy, bfloat16 and the 8-bit floats need the
+package ``ml_dtypes``.
 
-A result is an array of the argument's kind: a NumPy array for a NumPy array, a PyTorch tensor for a
-PyTorch tensor.
+The result has the argument's type: a NumPy array for a NumPy array, a PyTorch tensor for a PyTorch
+tensor.
 """
 
 from __future__ import annotations
@@ -26,27 +26,22 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Any]:
-    """Starts an ``allreduce`` and returns at once.
+    """Starts an ``allreduce`` and returns immediately.
 
     Args:
         array: A NumPy array, or an object that supports DLPack, of any supported dtype and shape.
-            All ranks give the same dtype and shape. It is copied before the call returns.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
-        process_set: The ranks that take part. The default is all ranks.
+            All ranks pass the same dtype and shape. It is copied before the call returns.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
+        postscale_factor: A finite factor for the result.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        The operation in flight. Its ``wait`` returns what ``allreduce`` returns, and raises what
-        ``allreduce`` raises.
+        The operation in flight. Its ``wait`` returns what ``allreduce`` returns.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
 
     Example:
         ```python
@@ -70,25 +65,19 @@ def allreduce(
 
     Args:
         array: A NumPy array, or an object that supports DLPack, of any supported dtype and shape.
-            All ranks give the same dtype and shape. It is copied before the call returns.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
-        process_set: The ranks that take part. The default is all ranks.
+            All ranks pass the same dtype and shape. It is copied before the call returns.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
+        postscale_factor: A finite factor for the result.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        A new array of the same dtype and shape, and of the argument's kind.
+        A new array of the same type, dtype and shape.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
 
     Example:
         ```python
@@ -107,26 +96,22 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Any]:
-    """Starts an ``allreduce_`` and returns at once.
+    """Starts an ``allreduce_`` and returns immediately.
 
     Args:
-        array: A writable NumPy array, or a writable object that supports DLPack. All ranks give the
+        array: A writable NumPy array, or a writable object that supports DLPack. All ranks pass the
             same dtype and shape. It receives the result.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
-        process_set: The ranks that take part. The default is all ranks.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
+        postscale_factor: A finite factor for the result.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        The operation in flight. The array changes in its ``wait``, which returns the array.
+        The operation in flight. Its ``wait`` changes the array and returns it.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
     """
     return collectives.allreduce(
         array, name, op, prescale_factor, postscale_factor, process_set, True
@@ -144,26 +129,20 @@ def allreduce_(
     """Reduces one array over all ranks, in place.
 
     Args:
-        array: A writable NumPy array, or a writable object that supports DLPack. All ranks give the
+        array: A writable NumPy array, or a writable object that supports DLPack. All ranks pass the
             same dtype and shape. It receives the result.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
-        process_set: The ranks that take part. The default is all ranks.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
+        postscale_factor: A finite factor for the result.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        The array that was given, with the result in it.
+        The given array, which contains the result.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return allreduce_async_(array, name, op, prescale_factor, postscale_factor, process_set).wait()
 
@@ -176,26 +155,22 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[Any]]:
-    """Starts a ``grouped_allreduce`` and returns at once.
+    """Starts a ``grouped_allreduce`` and returns immediately.
 
     Args:
-        arrays: NumPy arrays, or objects that support DLPack; at least one. All ranks give as many,
-            with the same dtypes and shapes.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
-        process_set: The ranks that take part. The default is all ranks.
+        arrays: NumPy arrays, or objects that support DLPack; at least one. All ranks pass the same
+            number, with the same dtypes and shapes.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
+        postscale_factor: A finite factor for the result.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
         The operation in flight. Its ``wait`` returns what ``grouped_allreduce`` returns.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
     """
     return collectives.grouped_allreduce(
         arrays, name, op, prescale_factor, postscale_factor, process_set
@@ -212,29 +187,23 @@ def grouped_allreduce(
 ) -> list[Any]:
     """Reduces several arrays over all ranks in one request.
 
-    The request completes as a whole: either all arrays are reduced or none is.
+    Either all arrays are reduced or none is.
 
     Args:
-        arrays: NumPy arrays, or objects that support DLPack; at least one. All ranks give as many,
-            with the same dtypes and shapes.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
-        process_set: The ranks that take part. The default is all ranks.
+        arrays: NumPy arrays, or objects that support DLPack; at least one. All ranks pass the same
+            number, with the same dtypes and shapes.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
+        postscale_factor: A finite factor for the result.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        New arrays in the order of the arguments, each of the dtype and shape of its argument.
+        New arrays in the order of the arguments, each with the dtype and shape of its argument.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return grouped_allreduce_async(
         arrays, name, op, prescale_factor, postscale_factor, process_set
@@ -254,26 +223,20 @@ def reduce(
 
     Args:
         array: A NumPy array, or an object that supports DLPack, of any supported dtype and shape.
-            All ranks give the same dtype and shape. It is copied before the call returns.
-        root_rank: The rank in the job that gets the result.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
-        process_set: The ranks that take part. The default is all ranks.
+            All ranks pass the same dtype and shape. It is copied before the call returns.
+        root_rank: The global rank that receives the result.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
+        postscale_factor: A finite factor for the result.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        A new array of the same dtype and shape at the root, None on the other ranks.
+        On the root, a new array of the same dtype and shape; None on the other ranks.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return collectives.reduce(
         array, root_rank, name, op, prescale_factor, postscale_factor, process_set
@@ -292,26 +255,20 @@ def reducescatter(
 
     Args:
         array: A NumPy array, or an object that supports DLPack, of any supported dtype and shape.
-            All ranks give the same dtype and shape. It is copied before the call returns.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
-        process_set: The ranks that take part. The default is all ranks.
+            All ranks pass the same dtype and shape. It is copied before the call returns.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
+        postscale_factor: A finite factor for the result.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
         A new array with this rank's rows of the result. If the number of rows is not a multiple of
-        the number of ranks, the first ranks get one row more.
+        the number of ranks, the first ranks receive one more row.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return collectives.reducescatter(
         [array], name, op, prescale_factor, postscale_factor, process_set
@@ -329,26 +286,20 @@ def grouped_reducescatter(
     """Reduces and splits several arrays, each as ``reducescatter`` does, in one request.
 
     Args:
-        arrays: NumPy arrays, or objects that support DLPack; at least one. All ranks give as many,
-            with the same dtypes and shapes.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
-        process_set: The ranks that take part. The default is all ranks.
+        arrays: NumPy arrays, or objects that support DLPack; at least one. All ranks pass the same
+            number, with the same dtypes and shapes.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
+        postscale_factor: A finite factor for the result.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
         New arrays in the order of the arguments, each with this rank's rows.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return collectives.reducescatter(
         arrays, name, op, prescale_factor, postscale_factor, process_set

@@ -1,7 +1,7 @@
-"""The exceptions of Gradwire. Each says what happened, where, and what to do.
+"""Gradwire's exceptions. Each says what happened, where, and what to do.
 
-All of them are a ``GradwireError``, which is a ``RuntimeError``. ``gradwire.torch`` has the same
-class under the name ``HorovodInternalError``, so code that was written for Horovod catches it.
+All of them derive from ``GradwireError``, which is a ``RuntimeError``. ``gradwire.torch`` exports
+it as ``HorovodInternalError`` as well, so code written for Horovod catches it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from gradwire import _uncaught
 class GradwireError(RuntimeError):
     """An operation or a call failed.
 
-    When an operation fails, all ranks that wait for it get the same cause.
+    When an operation fails, all ranks that wait for it receive the same cause.
 
     Attributes:
-        kind: The kind of the cause: ``disagreement``, ``invalid``, ``worker-lost``, ``node-lost``,
+        kind: The kind of failure: ``disagreement``, ``invalid``, ``worker-lost``, ``node-lost``,
             ``connection-lost``, ``coordinator-lost``, ``rank-left``, ``not-launched``, ``closed``,
             ``forked``, ``resource``, ``timeout``, ``cancelled``, ``protocol`` or ``internal``.
-        rank: The rank that caused it, or None if that is not known.
-        host: The host where it happened; may be empty.
-        tensor: The name of the tensor concerned; may be empty.
+        rank: The rank that caused the failure, or None if unknown.
+        host: The host where the failure occurred; may be empty.
+        tensor: The name of the affected tensor; may be empty.
 
     Example:
         ```python
@@ -68,19 +68,19 @@ class NotLaunched(GradwireError):
 
 
 class InvalidRequest(GradwireError, ValueError):
-    """A call has an argument that is not usable. Nothing was started."""
+    """A call has an invalid argument. Nothing was started."""
 
 
 class Disagreement(GradwireError):
-    """The ranks asked for different things under one name; the text has a table of them."""
+    """The ranks made different requests under the same name; the message lists them in a table."""
 
 
 class PeerLost(GradwireError):
-    """A process or a machine that takes part has died, does not answer, or has left the job."""
+    """A participating process or host has exited, does not respond, or has left the job."""
 
 
 class OutOfResources(GradwireError):
-    """Memory, file descriptors, ports or threads ran out."""
+    """Memory, file descriptors, ports or threads are exhausted."""
 
 
 class WaitTimeout(GradwireError, TimeoutError):
@@ -88,13 +88,13 @@ class WaitTimeout(GradwireError, TimeoutError):
 
 
 class Cancelled(GradwireError):
-    """A rank gave up, or the job was ended from outside."""
+    """A rank aborted the job, or the job was stopped externally."""
 
 
 class Forked(GradwireError):
-    """A forked child used its parent's session. A forked child is not a rank."""
+    """A forked child, which is not a rank, used its parent's session."""
 
 
-# A traceback shows the name under which programs know them.
+# Tracebacks show the public module name.
 for _error in (GradwireError, *GradwireError.__subclasses__()):
     _error.__module__ = "gradwire"

@@ -16,16 +16,16 @@ The version of the package and its programs.
 @final
 class Buffer:
     """
-    Memory that this process and the daemon share: typed, shaped, without gaps.
+    Memory shared by this process and the daemon: typed, shaped, contiguous.
 
-    Other libraries access it by `__dlpack__` or `__array_interface__`. It is not reused while
-    anybody holds it.
+    Other libraries access it through `__dlpack__` or `__array_interface__`. It is not reused while
+    it is referenced.
     """
     @property
     def __array_interface__(self, /) -> dict:
         """
-        The description of the memory for NumPy. Element types that NumPy lacks raise an
-        AttributeError.
+        The description of the memory for NumPy. Raises an AttributeError for element types that
+        NumPy lacks.
         """
     def __dlpack__(
         self,
@@ -37,46 +37,46 @@ class Buffer:
         copy: bool | None = None,
     ) -> Any:
         """
-        Exports the memory in place, by DLPack.
+        Exports the memory through DLPack, without a copy.
 
         Args:
-            stream: Not used: memory of the processor has no streams.
-            max_version: The newest version of DLPack that the caller understands.
-            dl_device: The device that the caller wants; only the processor is possible.
-            copy: Whether the caller wants a copy; True is not possible.
+            stream: Ignored: CPU memory has no streams.
+            max_version: The newest DLPack version that the caller supports.
+            dl_device: The requested device; only the CPU is supported.
+            copy: Whether a copy is requested; True is not supported.
 
         Returns:
             A capsule.
 
         Raises:
-            BufferError: Another device, or a copy, is wanted.
+            BufferError: Another device or a copy is requested.
         """
     def __dlpack_device__(self, /) -> tuple[int, int]:
         """
-        Returns DLPack's numbers of the processor's memory.
+        Returns DLPack's device numbers for CPU memory.
 
         Returns:
-            The kind of device and its number.
+            The device type and the device id.
         """
     def __repr__(self, /) -> str: ...
     @property
     def address(self, /) -> int:
         """
-        The address of the first byte. Views of the same memory have the same address.
+        The address of the first byte.
         """
     def copy_from(self, /, address: SupportsIndex) -> None:
         """
         Fills the memory from ordinary memory.
 
         Args:
-            address: Where as many bytes as the memory has can be read.
+            address: The source address, with as many readable bytes as the memory holds.
         """
     def copy_to(self, /, address: SupportsIndex) -> None:
         """
         Copies the memory to ordinary memory.
 
         Args:
-            address: Where as many bytes as the memory has can be written.
+            address: The destination address, with as many writable bytes as the memory holds.
         """
     @property
     def dtype(self, /) -> str:
@@ -86,13 +86,13 @@ class Buffer:
     @property
     def mapping(self, /) -> tuple[int, int]:
         """
-        The mapping that contains the memory: its address and its size in bytes.
+        The address and the size in bytes of the mapping that contains the memory.
         """
     def mark_copied(self, /) -> None:
         """
-        Notes that it was filled from ordinary memory.
+        Records that the memory was filled from ordinary memory.
 
-        The next operation on it counts that in the metrics of the daemon.
+        The next operation on it counts the copy in the daemon's metrics.
         """
     @property
     def nbytes(self, /) -> int:
@@ -108,21 +108,21 @@ class Buffer:
         owner: Any,
     ) -> Buffer:
         """
-        Returns a part of the same memory, which belongs to another object.
+        Returns a part of the same memory that is owned by another object.
 
-        Operations on the part keep that object alive until they have ended.
+        Operations on the part keep that object alive until they complete.
 
         Args:
-            first_element: Where the part begins, in elements of `dtype`.
+            first_element: The start of the part, in elements of `dtype`.
             dtype: The name of the element type.
             shape: The dimensions, outermost first.
-            owner: The object that the memory belongs to.
+            owner: The object that owns the memory.
 
         Returns:
             A buffer on the same memory.
 
         Raises:
-            InvalidRequest: The part is not within the memory, or not aligned.
+            InvalidRequest: The part is outside of the memory, or not aligned.
         """
     def read(self, /) -> bytes:
         """
@@ -144,10 +144,10 @@ class Buffer:
         shape: SupportsGetItem[int, SupportsIndex],
     ) -> Buffer:
         """
-        Returns a part of the same memory, with another element type and shape.
+        Returns a part of the same memory, with a given element type and shape.
 
         Args:
-            first_element: Where the part begins, in elements of `dtype`.
+            first_element: The start of the part, in elements of `dtype`.
             dtype: The name of the element type.
             shape: The dimensions, outermost first.
 
@@ -155,39 +155,39 @@ class Buffer:
             A buffer on the same memory.
 
         Raises:
-            InvalidRequest: The part is not within the memory, or not aligned.
+            InvalidRequest: The part is outside of the memory, or not aligned.
         """
     def write(self, /, bytes: bytes) -> None:
         """
         Copies bytes to the memory.
 
         Args:
-            bytes: As many bytes as the memory has.
+            bytes: The bytes, exactly as many as the memory holds.
 
         Raises:
-            InvalidRequest: It is another number of bytes.
+            InvalidRequest: The number of bytes differs.
         """
 
 @final
 class Gate:
     """
-    What operations wait behind until their tensors are in shared memory. Whoever makes a gate opens
-    it, or fails it.
+    Holds back operations until their tensors are in shared memory. The creator of a gate must open
+    or fail it.
     """
     def __new__(cls, /) -> Gate:
         """
-        Makes a closed gate.
+        Creates a closed gate.
         """
     def fail(self, /, why: str) -> None:
         """
-        Fails the operations behind it, and later ones: their tensors could not be copied.
+        Fails the operations behind it and later ones, because their tensors could not be copied.
 
         Args:
-            why: What happened.
+            why: The reason.
         """
     def open(self, /) -> None:
         """
-        Starts the operations behind it, in the order of their calls. Later ones don't wait.
+        Starts the operations behind it, in call order. Later ones don't wait.
         """
 
 @final
@@ -203,25 +203,25 @@ class Handle:
         """
     def poll(self, /) -> bool:
         """
-        Returns whether `wait` would return, or raise, at once.
+        Returns whether `wait` would return or raise immediately.
 
         Returns:
-            True if the operation has ended.
+            True if the operation has completed.
         """
     def wait(self, /, timeout: SupportsFloat | SupportsIndex | None = None) -> Any:
         """
-        Waits for the operation to end. Ctrl-C ends the wait.
+        Waits for the operation to complete. Ctrl-C interrupts the wait.
 
         Args:
-            timeout: The longest time to wait, in seconds. None waits without a limit.
+            timeout: The maximum time to wait, in seconds. None waits forever.
 
         Returns:
             A list of buffers, a list of pairs of a buffer and the number of rows from each member,
-            a number, a process set, or None, depending on the operation. A second call returns the
-            same.
+            a number, a process set, or None, depending on the operation. Further calls return the
+            same result.
 
         Raises:
-            WaitTimeout: The operation has not ended within `timeout`. It continues.
+            WaitTimeout: The operation did not complete within `timeout`. It continues.
             GradwireError: The operation failed.
         """
 
@@ -236,12 +236,12 @@ class ProcessSet:
     @property
     def id(self, /) -> int:
         """
-        The number of the process set; 0 for all ranks.
+        The id of the process set; 0 for all ranks.
         """
     @property
     def position(self, /) -> int | None:
         """
-        The place of this rank among the members; None if it is not one.
+        This process's rank within the process set; None if it is not a member.
         """
     @property
     def ranks(self, /) -> list[int]:
@@ -253,13 +253,16 @@ class ProcessSet:
 class Session:
     """
     This process as a rank of a job.
+
+    The methods that start an operation raise `InvalidRequest` if an argument is invalid, and
+    `GradwireError` if the session has ended or memory is exhausted. Nothing is started then.
     """
     def abort(self, /, reason: str) -> None:
         """
-        Ends the job: all other ranks get the reason.
+        Aborts the job: all other ranks receive the reason.
 
         Args:
-            reason: The text that they get.
+            reason: The message that they receive.
         """
     def adasum(
         self,
@@ -271,21 +274,16 @@ class Session:
         process_set: ProcessSet | None = None,
     ) -> Handle:
         """
-        Starts a combination by Adasum, in place.
+        Starts an in-place combination with Adasum.
 
         Args:
             tensor: The buffer.
-            name: Pairs the calls of different ranks. Calls without a name are paired by their
-                order.
-            priority: A larger number goes first.
-            process_set: The ranks that take part; all by default.
+            name: Identifies the call across ranks. Unnamed calls are matched by their order.
+            priority: Operations with a larger number go first.
+            process_set: The participating ranks; all by default.
 
         Returns:
             A handle whose result is a list with the buffer.
-
-        Raises:
-            InvalidRequest: An argument is not usable. Nothing was started.
-            GradwireError: The session has ended, or memory ran out.
         """
     def add_process_set(self, /, ranks: SupportsGetItem[int, SupportsIndex]) -> Handle:
         """
@@ -296,33 +294,29 @@ class Session:
 
         Returns:
             A handle whose result is the process set.
-
-        Raises:
-            InvalidRequest: An argument is not usable. Nothing was started.
-            GradwireError: The session has ended, or memory ran out.
         """
     def adopt(self, /, address: SupportsIndex, nbytes: SupportsIndex, fd: SupportsIndex) -> Buffer:
         """
-        Makes memory that the program has already shared with the daemon, at the same addresses.
+        Shares memory of the program with the daemon, at the same addresses.
 
-        It is exactly the mapping of a file. Nothing may write to it during the call.
+        It must be exactly the mapping of a file. Nothing may write to it during the call.
 
         Args:
             address: The address of the first byte.
             nbytes: The size in bytes.
-            fd: The descriptor of the file. It becomes one of the new memory.
+            fd: The file's descriptor, which will refer to the new memory.
 
         Returns:
-            A buffer of bytes. The memory belongs to the program all the same.
+            A buffer of bytes. The memory still belongs to the program.
 
         Raises:
-            InvalidRequest: It is not such a mapping.
-            OutOfResources: There is not enough shared memory.
+            InvalidRequest: The memory is not such a mapping.
+            OutOfResources: Not enough shared memory is available.
         """
     @property
     def adopt_max_bytes(self, /) -> int:
         """
-        The most bytes of a tensor whose memory may be adopted; 0 if none may.
+        The maximum size of a tensor whose memory may be adopted, in bytes; 0 if none may.
         """
     def allgather(
         self,
@@ -331,27 +325,20 @@ class Session:
         *,
         name: str | None = None,
         object: str | None = None,
-        priority: SupportsIndex = 0,
         process_set: ProcessSet | None = None,
     ) -> Handle:
         """
-        Starts an allgather. Several buffers are one group.
+        Starts an allgather. Several buffers form a group.
 
         Args:
             tensors: The buffers.
-            name: Pairs the calls of different ranks. Calls without a name are paired by their
-                order.
-            object: The kind of an exchange of objects, if the rows are the bytes of objects.
-            priority: A larger number goes first.
-            process_set: The ranks that take part; all by default.
+            name: Identifies the call across ranks. Unnamed calls are matched by their order.
+            object: The kind of object operation, if the rows are the bytes of objects.
+            process_set: The participating ranks; all by default.
 
         Returns:
-            A handle whose result is a list of pairs: a new buffer, and the number of rows of each
-            member.
-
-        Raises:
-            InvalidRequest: An argument is not usable. Nothing was started.
-            GradwireError: The session has ended, or memory ran out.
+            A handle whose result is a list of pairs: a new buffer, and the members' numbers of
+            rows.
         """
     def allreduce(
         self,
@@ -366,24 +353,19 @@ class Session:
         process_set: ProcessSet | None = None,
     ) -> Handle:
         """
-        Starts an allreduce, in place. Several buffers are one group.
+        Starts an in-place allreduce. Several buffers form a group.
 
         Args:
             tensors: The buffers.
             op: The name of the reduction, such as `sum` or `average`.
-            name: Pairs the calls of different ranks. Calls without a name are paired by their
-                order.
-            priority: A larger number goes first.
-            prescale: Each contribution is multiplied by it.
-            postscale: The result is multiplied by it.
-            process_set: The ranks that take part; all by default.
+            name: Identifies the call across ranks. Unnamed calls are matched by their order.
+            priority: Operations with a larger number go first.
+            prescale: The factor for each contribution.
+            postscale: The factor for the result.
+            process_set: The participating ranks; all by default.
 
         Returns:
-            A handle whose result is the list of the buffers.
-
-        Raises:
-            InvalidRequest: An argument is not usable. Nothing was started.
-            GradwireError: The session has ended, or memory ran out.
+            A handle whose result is the list of buffers.
         """
     def alltoall(
         self,
@@ -392,7 +374,6 @@ class Session:
         *,
         splits: SupportsGetItem[int, SupportsIndex] | None = None,
         name: str | None = None,
-        priority: SupportsIndex = 0,
         process_set: ProcessSet | None = None,
     ) -> Handle:
         """
@@ -400,62 +381,51 @@ class Session:
 
         Args:
             tensor: The buffer.
-            splits: The number of rows for each member; the same for each by default.
-            name: Pairs the calls of different ranks. Calls without a name are paired by their
-                order.
-            priority: A larger number goes first.
-            process_set: The ranks that take part; all by default.
+            splits: The number of rows for each member; equal by default.
+            name: Identifies the call across ranks. Unnamed calls are matched by their order.
+            process_set: The participating ranks; all by default.
 
         Returns:
-            A handle whose result is as that of an allgather.
-
-        Raises:
-            InvalidRequest: An argument is not usable. Nothing was started.
-            GradwireError: The session has ended, or memory ran out.
+            A handle whose result is like that of an allgather.
         """
     @staticmethod
     def attach() -> Session:
         """
-        Attaches to this node's daemon as the rank that the launcher's variables describe.
+        Attaches to this node's daemon, as the rank described by the launcher's variables.
 
-        Returns once every node is there; other ranks may still be missing.
+        Returns once every node has joined; other ranks may still be missing.
 
         Returns:
             The session.
 
         Raises:
             NotLaunched: The variables are missing.
-            InvalidRequest: A setting is not usable.
-            PeerLost: The daemon, or a node, does not answer.
+            InvalidRequest: A setting is invalid.
+            PeerLost: The daemon or a node does not respond.
         """
     def barrier(
         self, /, *, name: str | None = None, process_set: ProcessSet | None = None
     ) -> Handle:
         """
-        Starts a barrier, which ends once every member has come.
+        Starts a barrier, which completes once every member has started it.
 
         Args:
-            name: Pairs the calls of different ranks. Calls without a name are paired by their
-                order.
-            process_set: The ranks that take part; all by default.
+            name: Identifies the call across ranks. Unnamed calls are matched by their order.
+            process_set: The participating ranks; all by default.
 
         Returns:
             A handle without a result.
-
-        Raises:
-            InvalidRequest: An argument is not usable. Nothing was started.
-            GradwireError: The session has ended, or memory ran out.
         """
     def behind(self, /, gate: Gate) -> Session:
         """
-        Returns this session for operations that wait behind a gate: each is checked, and has its
-        name and its handle, at once.
+        Returns this session for operations that wait behind a gate. Each is checked immediately,
+        and gets its name and handle.
 
         Args:
-            gate: Starts them when it is opened.
+            gate: The gate, which starts them when it opens.
 
         Returns:
-            The same rank of the same job.
+            A session for the same rank.
         """
     def broadcast(
         self,
@@ -464,30 +434,23 @@ class Session:
         root: SupportsIndex,
         *,
         name: str | None = None,
-        priority: SupportsIndex = 0,
         process_set: ProcessSet | None = None,
     ) -> Handle:
         """
-        Starts a broadcast of the root's tensor, in place.
+        Starts an in-place broadcast of the root's tensor.
 
         Args:
             tensor: The buffer.
-            root: The rank whose tensor all get.
-            name: Pairs the calls of different ranks. Calls without a name are paired by their
-                order.
-            priority: A larger number goes first.
-            process_set: The ranks that take part; all by default.
+            root: The rank whose tensor all ranks receive.
+            name: Identifies the call across ranks. Unnamed calls are matched by their order.
+            process_set: The participating ranks; all by default.
 
         Returns:
             A handle whose result is a list with the buffer.
-
-        Raises:
-            InvalidRequest: An argument is not usable. Nothing was started.
-            GradwireError: The session has ended, or memory ran out.
         """
     def buffer(self, /, dtype: str, shape: SupportsGetItem[int, SupportsIndex]) -> Buffer:
         """
-        Allocates memory that is shared with the daemon. Its content is undefined.
+        Allocates uninitialized memory that is shared with the daemon.
 
         Args:
             dtype: The name of the element type.
@@ -497,18 +460,18 @@ class Session:
             The memory.
 
         Raises:
-            InvalidRequest: There is no such element type, or the shape is too large.
-            OutOfResources: There is not enough shared memory.
+            InvalidRequest: The element type is unknown, or the shape is too large.
+            OutOfResources: Not enough shared memory is available.
         """
     @property
     def coordinator(self, /) -> str:
         """
-        The address, `ip:port`, at which the coordinator serves.
+        The coordinator's address, `ip:port`.
         """
     @property
     def cross_rank(self, /) -> int:
         """
-        The number of this node among the nodes that have a rank with this local rank.
+        This node's number among the nodes that have a rank with this local rank.
         """
     @property
     def cross_size(self, /) -> int:
@@ -522,7 +485,6 @@ class Session:
         root: SupportsIndex,
         *,
         name: str | None = None,
-        priority: SupportsIndex = 0,
         process_set: ProcessSet | None = None,
     ) -> Handle:
         """
@@ -530,25 +492,19 @@ class Session:
 
         Args:
             tensor: The buffer.
-            root: The rank that gets the result.
-            name: Pairs the calls of different ranks. Calls without a name are paired by their
-                order.
-            priority: A larger number goes first.
-            process_set: The ranks that take part; all by default.
+            root: The rank that receives the result.
+            name: Identifies the call across ranks. Unnamed calls are matched by their order.
+            process_set: The participating ranks; all by default.
 
         Returns:
-            A handle whose result is as that of an allgather at the root, and None elsewhere.
-
-        Raises:
-            InvalidRequest: An argument is not usable. Nothing was started.
-            GradwireError: The session has ended, or memory ran out.
+            A handle whose result on the root is like that of an allgather, and None elsewhere.
         """
     def global_process_set(self, /) -> ProcessSet:
         """
         Returns the process set of all ranks.
 
         Returns:
-            The process set with the number 0.
+            The process set with id 0.
         """
     @property
     def host(self, /) -> str:
@@ -565,32 +521,28 @@ class Session:
         Declares that this rank has no more data.
 
         Args:
-            process_set: The ranks that take part; all by default.
+            process_set: The participating ranks; all by default.
 
         Returns:
-            A handle that ends when no rank has more data; its result is the last rank that joined.
-
-        Raises:
-            InvalidRequest: An argument is not usable. Nothing was started.
-            GradwireError: The session has ended, or memory ran out.
+            A handle that completes when all ranks have joined; its result is the last one.
         """
     def leave_at_exit(self, /, services: SupportsGetItem[int, SupportsIndex]) -> None:
         """
-        Leaves the job when the process ends, in good order if its exit code is 0.
+        Leaves the job when the process ends, cleanly if its exit code is 0.
 
-        Then it waits for those of its children that serve the job. If that can't be arranged it
+        Then it waits for its child processes that serve the job. If that can't be registered, it
         leaves the job now.
 
         Args:
-            services: The process ids of the children.
+            services: The ids of the child processes.
 
         Raises:
-            GradwireError: The job had failed before.
+            GradwireError: The job had already failed.
         """
     @property
     def local_rank(self, /) -> int:
         """
-        The number of this rank on its node.
+        This rank's number on its node.
         """
     @property
     def local_size(self, /) -> int:
@@ -599,7 +551,7 @@ class Session:
         """
     def mark_step(self, /) -> None:
         """
-        Notes that the program has made a step, for the metrics.
+        Records a training step in the metrics.
         """
     @property
     def may_adopt(self, /) -> bool:
@@ -613,7 +565,7 @@ class Session:
         """
     def owns(self, /, buffer: Buffer) -> bool:
         """
-        Returns whether memory is of this session.
+        Returns whether memory belongs to this session.
 
         Args:
             buffer: The memory.
@@ -624,7 +576,7 @@ class Session:
     @property
     def rank(self, /) -> int:
         """
-        The number of this rank in the job.
+        This rank's number in the job.
         """
     def receive(
         self,
@@ -635,27 +587,21 @@ class Session:
         dtype: str | None = None,
         expecting: SupportsGetItem[int, SupportsIndex] | None = None,
         tag: SupportsIndex = 0,
-        priority: SupportsIndex = 0,
         process_set: ProcessSet | None = None,
     ) -> Handle:
         """
         Starts to receive a message from a rank.
 
         Args:
-            source: The rank that sends it.
-            into: The buffer for it; None for a new one.
+            source: The rank that sends the message.
+            into: The buffer for the message; None allocates a new one.
             dtype: The name of the element type of a new buffer.
-            expecting: The expected shape of a new buffer. If it is right it saves a round trip.
-            tag: The sender gives the same.
-            priority: A larger number goes first.
-            process_set: The ranks that take part; all by default.
+            expecting: The expected shape of a new buffer; saves a round trip if correct.
+            tag: The sender passes the same tag.
+            process_set: The participating ranks; all by default.
 
         Returns:
             A handle whose result is a list with the buffer.
-
-        Raises:
-            InvalidRequest: An argument is not usable. Nothing was started.
-            GradwireError: The session has ended, or memory ran out.
         """
     def reduce(
         self,
@@ -665,31 +611,24 @@ class Session:
         op: str,
         *,
         name: str | None = None,
-        priority: SupportsIndex = 0,
         prescale: SupportsFloat | SupportsIndex = 1.0,
         postscale: SupportsFloat | SupportsIndex = 1.0,
         process_set: ProcessSet | None = None,
     ) -> Handle:
         """
-        Starts a reduce to the root, in place there.
+        Starts a reduce to the root, in place on the root.
 
         Args:
             tensor: The buffer.
-            root: The rank that gets the result.
+            root: The rank that receives the result.
             op: The name of the reduction, such as `sum` or `average`.
-            name: Pairs the calls of different ranks. Calls without a name are paired by their
-                order.
-            priority: A larger number goes first.
-            prescale: Each contribution is multiplied by it.
-            postscale: The result is multiplied by it.
-            process_set: The ranks that take part; all by default.
+            name: Identifies the call across ranks. Unnamed calls are matched by their order.
+            prescale: The factor for each contribution.
+            postscale: The factor for the result.
+            process_set: The participating ranks; all by default.
 
         Returns:
             A handle whose result is a list with the buffer.
-
-        Raises:
-            InvalidRequest: An argument is not usable. Nothing was started.
-            GradwireError: The session has ended, or memory ran out.
         """
     def reducescatter(
         self,
@@ -698,30 +637,23 @@ class Session:
         op: str,
         *,
         name: str | None = None,
-        priority: SupportsIndex = 0,
         prescale: SupportsFloat | SupportsIndex = 1.0,
         postscale: SupportsFloat | SupportsIndex = 1.0,
         process_set: ProcessSet | None = None,
     ) -> Handle:
         """
-        Starts a reducescatter. Several buffers are one group.
+        Starts a reducescatter. Several buffers form a group.
 
         Args:
             tensors: The buffers.
             op: The name of the reduction, such as `sum` or `average`.
-            name: Pairs the calls of different ranks. Calls without a name are paired by their
-                order.
-            priority: A larger number goes first.
-            prescale: Each contribution is multiplied by it.
-            postscale: The result is multiplied by it.
-            process_set: The ranks that take part; all by default.
+            name: Identifies the call across ranks. Unnamed calls are matched by their order.
+            prescale: The factor for each contribution.
+            postscale: The factor for the result.
+            process_set: The participating ranks; all by default.
 
         Returns:
             A handle whose result is a list of new buffers.
-
-        Raises:
-            InvalidRequest: An argument is not usable. Nothing was started.
-            GradwireError: The session has ended, or memory ran out.
         """
     def remove_process_set(self, /, set: ProcessSet, give_up: bool = False) -> Handle:
         """
@@ -729,15 +661,11 @@ class Session:
 
         Args:
             set: The process set.
-            give_up: Whether operations that only some members have submitted fail. Otherwise the
+            give_up: Whether operations that only some members have submitted fail. Otherwise, the
                 set is not removed while there are any.
 
         Returns:
             A handle without a result.
-
-        Raises:
-            InvalidRequest: An argument is not usable. Nothing was started.
-            GradwireError: The session has ended, or memory ran out.
         """
     def scatter(
         self,
@@ -749,29 +677,22 @@ class Session:
         dtype: str | None = None,
         expecting: SupportsGetItem[int, SupportsIndex] | None = None,
         name: str | None = None,
-        priority: SupportsIndex = 0,
         process_set: ProcessSet | None = None,
     ) -> Handle:
         """
         Starts a scatter of the root's tensor.
 
         Args:
-            tensor: The buffer at the root; None elsewhere.
+            tensor: The buffer on the root; None elsewhere.
             root: The rank whose tensor is split.
-            splits: At the root the number of rows of each member; the same for each by default.
-            dtype: The name of the element type, elsewhere than at the root.
-            expecting: The expected shape of the result. If it is right it saves a round trip.
-            name: Pairs the calls of different ranks. Calls without a name are paired by their
-                order.
-            priority: A larger number goes first.
-            process_set: The ranks that take part; all by default.
+            splits: On the root, the number of rows for each member; equal by default.
+            dtype: The name of the element type, except on the root.
+            expecting: The expected shape of the result; saves a round trip if correct.
+            name: Identifies the call across ranks. Unnamed calls are matched by their order.
+            process_set: The participating ranks; all by default.
 
         Returns:
             A handle whose result is a list with a new buffer.
-
-        Raises:
-            InvalidRequest: An argument is not usable. Nothing was started.
-            GradwireError: The session has ended, or memory ran out.
         """
     def send(
         self,
@@ -780,7 +701,6 @@ class Session:
         to: SupportsIndex,
         *,
         tag: SupportsIndex = 0,
-        priority: SupportsIndex = 0,
         process_set: ProcessSet | None = None,
     ) -> Handle:
         """
@@ -789,23 +709,18 @@ class Session:
         Args:
             tensor: The buffer.
             to: The rank that receives it.
-            tag: The receiver gives the same.
-            priority: A larger number goes first.
-            process_set: The ranks that take part; all by default.
+            tag: The receiver passes the same tag.
+            process_set: The participating ranks; all by default.
 
         Returns:
-            A handle without a result that matters.
-
-        Raises:
-            InvalidRequest: An argument is not usable. Nothing was started.
-            GradwireError: The session has ended, or memory ran out.
+            A handle; its result has no meaning.
         """
     def shutdown(self, /) -> None:
         """
-        Leaves the job in good order.
+        Leaves the job cleanly.
 
         Raises:
-            GradwireError: The job had failed before.
+            GradwireError: The job had already failed.
         """
     @property
     def size(self, /) -> int:
@@ -817,7 +732,7 @@ class Session:
         Returns counters of this rank's operations.
 
         Returns:
-            `operations` and `bytes` that were submitted, `copied_bytes`: those that were copied
-            from ordinary memory, `in_flight`: the operations that have not ended, and
-            `adopted_bytes`: the memory of the program that is shared now.
+            `operations` and `bytes`: submitted; `copied_bytes`: copied from ordinary memory;
+            `in_flight`: operations that have not completed; `adopted_bytes`: memory of the program
+            that is now shared.
         """

@@ -1,4 +1,4 @@
-"""The adapter for NumPy arrays and for all other objects that support DLPack."""
+"""The adapter for NumPy arrays and other objects that support DLPack."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NAMES = {
     "bool": "bool",
     "complex64": "c64",
     "complex128": "c128",
-    # From the package ml_dtypes; NumPy itself has none of them.
+    # These come from the package ml_dtypes.
     "bfloat16": "bf16",
     "float8_e4m3fn": "f8e4m3",
     "float8_e5m2": "f8e5m2",
@@ -37,7 +37,7 @@ _BARE = {"bf16": "u16", "f8e4m3": "u8", "f8e5m2": "u8"}
 
 
 def _module() -> Any:
-    """Returns NumPy. A program that uses gradwire.torch alone may not have it."""
+    """Returns NumPy, which programs that only use gradwire.torch may not have installed."""
     import numpy
 
     return numpy
@@ -48,8 +48,7 @@ def as_numpy(array: Any) -> np.ndarray:
     np = _module()
     if isinstance(array, np.ma.MaskedArray):
         raise InvalidRequest(
-            "masked arrays can't be exchanged, because their masks would be lost: give what "
-            "filled() returns",
+            "masked arrays can't be exchanged, because the mask would be lost: call filled() first",
             kind="invalid",
         )
     if isinstance(array, np.ndarray):
@@ -60,28 +59,29 @@ def as_numpy(array: Any) -> np.ndarray:
         except (BufferError, RuntimeError, TypeError) as error:
             kind = f"{type(array).__module__}.{type(array).__qualname__}"
             raise InvalidRequest(
-                f"this {kind} can't be read through DLPack: {error}; use gradwire.torch for "
-                "PyTorch "
-                "tensors that NumPy has no type for",
+                f"this {kind} can't be read through DLPack: {error}; for PyTorch tensors whose "
+                "dtype NumPy does not support, use gradwire.torch",
                 kind="invalid",
             ) from error
     return np.asarray(array)
 
 
+def _element(dtype: np.dtype) -> str:
+    name = _NAMES.get(dtype.name)
+    if name is None or not dtype.isnative:
+        raise InvalidRequest(
+            f"arrays of {dtype} can't be exchanged: supported dtypes are {', '.join(_NAMES)}",
+            kind="invalid",
+        )
+    return name
+
+
 class NumpyAdapter:
-    """Adapter whose results are NumPy arrays, or of the argument's kind if that supports DLPack."""
+    """Adapter whose results are NumPy arrays, or have the argument's type if it supports DLPack."""
 
     def describe(self, array: Any) -> tuple[str, tuple[int, ...]]:
-        """Returns the element type and the dimensions."""
         array = as_numpy(array)
-        name = _NAMES.get(array.dtype.name)
-        if name is None or not array.dtype.isnative:
-            raise InvalidRequest(
-                f"arrays of {array.dtype} can't be exchanged: the element types are "
-                f"{', '.join(_NAMES)}",
-                kind="invalid",
-            )
-        return name, array.shape
+        return _element(array.dtype), array.shape
 
     def _memory(self, buffer: _native.Buffer, dtype: np.dtype) -> np.ndarray:
         bare = _BARE.get(buffer.dtype)
@@ -90,35 +90,32 @@ class NumpyAdapter:
         return _module().asarray(buffer.view(0, bare, list(buffer.shape))).view(dtype)
 
     def load(self, array: Any, buffer: _native.Buffer) -> None:
-        """Copies an array to shared memory of the same size."""
         array = as_numpy(array)
         _module().copyto(self._memory(buffer, array.dtype), array, casting="no")
 
     def check_writable(self, array: Any) -> None:
-        """Raises InvalidRequest if a result can't be written to an array."""
         own = as_numpy(array)
         if own is not array and not hasattr(array, "__dlpack__"):
             raise InvalidRequest(
-                f"{type(array).__name__} objects can't be changed in place: give a NumPy array",
+                f"{type(array).__name__} objects can't be changed in place: use a NumPy array",
                 kind="invalid",
             )
         if not own.flags.writeable:
-            raise InvalidRequest("this array can't be written to", kind="invalid")
+            raise InvalidRequest("this array is read-only", kind="invalid")
 
     def use(self, array: Any) -> Use:
-        """Begins an operation in place. The use has a buffer if the array is of ``empty``."""
+        """Begins an in-place operation. The use has a buffer if the array was made by ``empty``."""
         self.check_writable(array)
         buffer = _shared(array) if isinstance(array, _module().ndarray) else None
         return COPIED if buffer is None else Use(buffer)
 
     def written(self, array: Any) -> None:
-        """Does nothing: the array is the memory."""
+        """Does nothing: the array shares the memory."""
 
     def view(self, buffer: _native.Buffer, like: Any) -> Any:
-        """Returns shared memory as an array of the kind of ``like``."""
         if isinstance(like, _module().ndarray) or not hasattr(like, "__dlpack__"):
             return self._memory(buffer, as_numpy(like).dtype)
-        # PyTorch's tensors have no namespace method, but their module has the function.
+        # PyTorch tensors have no namespace method, but their module has ``from_dlpack``.
         named = hasattr(like, "__array_namespace__")
         module = (
             like.__array_namespace__()
@@ -126,18 +123,17 @@ class NumpyAdapter:
             else sys.modules[type(like).__module__.partition(".")[0]]
         )
         if module is _module():
-            # Before NumPy 2 the arrays that it makes of DLPack are read-only.
+            # Before NumPy 2, ``from_dlpack`` returns read-only arrays.
             return self._memory(buffer, as_numpy(like).dtype)
         return module.from_dlpack(buffer)
 
     def store(self, buffer: _native.Buffer, into: Any) -> None:
-        """Copies shared memory to an array of the same size."""
         array = as_numpy(into)
         _module().copyto(array, self._memory(buffer, array.dtype), casting="no")
 
 
 def _shared(array: np.ndarray) -> _native.Buffer | None:
-    """Returns the memory of an array, or of a part of one, that ``empty`` has made."""
+    """Returns the memory of an array, or of a part of one, that was made by ``empty``."""
     owner: Any = array
     while isinstance(owner, _module().ndarray):
         owner = owner.base
@@ -148,30 +144,29 @@ def _shared(array: np.ndarray) -> _native.Buffer | None:
     if name is None or not (flags.c_contiguous and flags.writeable and flags.aligned):
         return None
     if not _world.session().owns(owner):
-        return None  # of an earlier session
+        return None  # from an earlier session
     first = array.ctypes.data - owner.address
     whole = owner.view(0, "u8", [owner.nbytes]).view(first, "u8", [array.nbytes])
     return whole.view(0, name, list(array.shape))
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = "float32") -> np.ndarray:
-    """Makes an array in shared memory, whose content is undefined.
+    """Creates an uninitialized array in shared memory.
 
-    ``allreduce_`` and the other functions that reduce in place work on it without a copy, and so
-    they do on parts of it without gaps. It stays usable after ``shutdown()``. In a later session it
-    is copied.
+    ``allreduce_`` and the other in-place reductions use it, or contiguous parts of it, without a
+    copy. The array stays usable after ``shutdown()``, but later sessions copy it.
 
     Args:
-        shape: The dimensions, outermost first; a number for one dimension.
-        dtype: The element type, as NumPy takes it. The default is ``float32``.
+        shape: The dimensions, outermost first, or a number for a single dimension.
+        dtype: Any dtype that NumPy accepts. The default is ``float32``.
 
     Returns:
         The array.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
-        InvalidRequest: There is no such element type, or the shape is too large.
-        OutOfResources: There is not enough shared memory.
+        InvalidRequest: The element type is unknown, or the shape is too large.
+        OutOfResources: Not enough shared memory is available.
 
     Example:
         ```python
@@ -182,12 +177,7 @@ def empty(shape: int | tuple[int, ...], dtype: Any = "float32") -> np.ndarray:
     """
     np = _module()
     dtype = np.dtype(dtype)
-    name = _NAMES.get(dtype.name)
-    if name is None or not dtype.isnative:
-        raise InvalidRequest(
-            f"arrays of {dtype} can't be exchanged: the element types are {', '.join(_NAMES)}",
-            kind="invalid",
-        )
+    name = _element(dtype)
     dims = [shape] if isinstance(shape, int) else [int(dim) for dim in shape]
     buffer = _world.session().buffer(name, dims)
     return collectives.adapter._memory(buffer, dtype)  # type: ignore[attr-defined]

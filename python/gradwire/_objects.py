@@ -1,9 +1,8 @@
 """Collectives on Python objects.
 
-Objects travel pickled, and unpickling runs code that the sender wrote. The sender is a rank of the
-same job, which has proved so with the job's secret; no other bytes are ever unpickled. If
-``cloudpickle`` is installed it does the pickling, so functions and classes of ``__main__`` can
-travel, too.
+Objects are sent pickled, and unpickling runs code chosen by the sender. The sender is a rank that
+has authenticated with the job's secret; no other bytes are ever unpickled. If ``cloudpickle`` is
+installed, it is used for pickling, so functions and classes of ``__main__`` can be sent, too.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def _filled(data: bytes) -> _native.Buffer:
 
 
 def exchange(data: bytes, kind: str, name: str | None, process_set: ProcessSet) -> list[bytes]:
-    """Returns every member's bytes, in rank order. Calls without a name are paired by kind."""
+    """Returns every member's bytes, in rank order. Unnamed calls are matched per ``kind``."""
     name = None if name is None else f"{kind.replace('-', '_')}.{name}"
     handle = session().allgather(
         [_filled(data)], name=name, object=kind, process_set=native_set(process_set)
@@ -57,25 +56,20 @@ def broadcast_object(
 ) -> Any:
     """Copies the root's object to every rank.
 
-    The object travels pickled. Unpickling runs code that the sender wrote; the sender is a rank of
-    the same job.
+    The object is sent pickled. Unpickling runs code chosen by the sender, a rank of the same job.
 
     Args:
-        obj: At the root any object that can be pickled. Ignored on the other ranks.
-        root_rank: The rank in the job whose object all ranks get.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+        obj: On the root, any object that can be pickled. Ignored on the other ranks.
+        root_rank: The global rank whose object all ranks receive.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        At the root ``obj`` itself, on the other ranks a copy of it.
+        On the root, ``obj`` itself; on the other ranks, a copy of it.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
 
     Example:
         ```python
@@ -83,7 +77,7 @@ def broadcast_object(
         ```
     """
     root_rank = whole_number("root_rank", root_rank)
-    at_root = session().rank == root_rank  # before init() the process set of all ranks has none
+    at_root = session().rank == root_rank  # first, because it raises before init()
     members: Sequence[int] = process_set.ranks
     if root_rank not in members:
         raise InvalidRequest(
@@ -91,33 +85,28 @@ def broadcast_object(
         )
     data = dumps(obj) if at_root else b""
     parts = exchange(data, "broadcast-object", name, process_set)
-    # Members that have joined give no part; the root has not joined.
+    # Joined members contribute nothing; the root has not joined.
     return obj if at_root else pickle.loads(max(parts, key=len))
 
 
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Gathers one object from every rank; every rank gets all of them.
+    """Gathers one object from every rank; every rank receives all of them.
 
-    The objects travel pickled. Unpickling runs code that the sender wrote; the sender is a rank of
-    the same job.
+    The objects are sent pickled. Unpickling runs code chosen by the sender, a rank of the same job.
 
     Args:
         obj: Any object that can be pickled.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
         The objects of all ranks, in rank order.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     parts = exchange(dumps(obj), "allgather-object", name, process_set)
     return [pickle.loads(part) for part in parts]

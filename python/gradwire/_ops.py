@@ -1,7 +1,7 @@
-"""Every collective, for any kind of array. An adapter copies arrays to and from shared memory.
+"""All collectives, for any type of array. An adapter copies arrays to and from shared memory.
 
-The result of an operation is a view of shared memory. An operation in place copies it into the
-array that it was given.
+The result of an operation is a view of shared memory. An in-place operation copies the result into
+the given array.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Result = TypeVar("Result")
 
 
 class ReduceOp:
-    """A reduction: how the contributions of all ranks become one value.
+    """A reduction: how the contributions of all ranks are combined.
 
     The reductions are ``Average``, ``Sum``, ``Adasum``, ``Min``, ``Max``, ``Product``, ``BitAnd``,
-    ``BitOr`` and ``BitXor``. ``int(op)`` is Horovod's number of it.
+    ``BitOr`` and ``BitXor``. ``int(op)`` is Horovod's number for it.
 
     Args:
         name: The name of the reduction in messages.
-        number: Horovod's number of the reduction.
+        number: Horovod's number for the reduction.
 
     Example:
         >>> import gradwire as gw
@@ -72,10 +72,10 @@ OPS = (Average, Sum, Adasum, Min, Max, Product, BitAnd, BitOr, BitXor)
 
 
 def reduce_op(op: ReduceOp | int | None) -> ReduceOp:
-    """Returns the reduction of that number; ``Average`` for None.
+    """Returns the reduction with that number; ``Average`` for None.
 
     Raises:
-        InvalidRequest: There is no such reduction.
+        InvalidRequest: The reduction is unknown.
     """
     if op is None:
         return Average
@@ -83,15 +83,15 @@ def reduce_op(op: ReduceOp | int | None) -> ReduceOp:
         if known == op:
             return known
     names = ", ".join(f"gradwire.{each.name.title().replace('-', '')}" for each in OPS)
-    raise InvalidRequest(f"op={op!r} is no reduction: give {names}", kind="invalid")
+    raise InvalidRequest(f"op={op!r} is not a reduction: use one of {names}", kind="invalid")
 
 
 class Handle(Generic[Result]):
-    """An operation in flight. The functions whose names end in ``_async`` return one.
+    """An operation in flight, as returned by functions whose names end in ``_async``.
 
     Args:
         native: The handle of the native module.
-        finish: Makes the result of what the native handle returns.
+        finish: Converts the native handle's result.
 
     Example:
         ```python
@@ -106,68 +106,67 @@ class Handle(Generic[Result]):
         self._native, self._finish = native, finish
 
     def poll(self) -> bool:
-        """Returns whether ``wait`` would return, or raise, at once.
+        """Returns whether ``wait`` would return or raise immediately.
 
         Returns:
-            True if the operation has ended.
+            True if the operation has completed.
         """
         return self._native.poll()
 
     def wait(self, timeout: float | None = None) -> Result:
-        """Waits for the operation to end. Ctrl-C ends the wait.
+        """Waits for the operation to complete. Ctrl-C interrupts the wait.
 
         Args:
-            timeout: The longest time to wait, in seconds. None waits without a limit.
+            timeout: The maximum time to wait, in seconds. None waits forever.
 
         Returns:
             The result of the operation. A second call returns the same object.
 
         Raises:
-            WaitTimeout: The operation has not ended within ``timeout``. It continues.
-            NotInitialized: ``init()`` has not been called.
-            InvalidRequest: An argument is not usable. Nothing was started.
-            Disagreement: The ranks asked for different things under one name.
-            PeerLost: A rank or a node that takes part has ended or does not answer.
-            GradwireError: The operation failed for another reason.
+            WaitTimeout: The operation did not complete within ``timeout``. It continues.
+            InvalidRequest: An argument is invalid. Nothing was started.
+            GradwireError: The operation failed; the subclass and ``kind`` tell why.
         """
         if not hasattr(self, "_result"):
             self._result = self._finish(self._native.wait(timeout))
         return self._result
+
+    def _map(self, convert: Callable[[Result], Any]) -> Handle[Any]:
+        """Returns a handle of the same operation with a converted result."""
+        finish = self._finish
+        return Handle(self._native, lambda result: convert(finish(result)))
 
     def __repr__(self) -> str:
         return f"Handle({self._native.name})"
 
 
 def poll(handle: Handle[Any]) -> bool:
-    """Returns whether ``synchronize`` would return, or raise, at once.
+    """Returns whether ``synchronize`` would return or raise immediately.
 
     Args:
-        handle: What an ``_async`` function returned.
+        handle: The result of an ``_async`` function.
 
     Returns:
-        True if the operation has ended.
+        True if the operation has completed.
 
     Raises:
-        InvalidRequest: It is no handle.
+        InvalidRequest: ``handle`` is not a handle.
     """
     return _handle(handle).poll()
 
 
 def synchronize(handle: Handle[Result]) -> Result:
-    """Waits for an operation to end.
+    """Waits for an operation to complete.
 
     Args:
-        handle: What an ``_async`` function returned.
+        handle: The result of an ``_async`` function.
 
     Returns:
         The result of the operation.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return _handle(handle).wait()
 
@@ -175,13 +174,13 @@ def synchronize(handle: Handle[Result]) -> Result:
 def _handle(handle: Handle[Result]) -> Handle[Result]:
     if not isinstance(handle, Handle):
         raise InvalidRequest(
-            f"{handle!r} is no handle: give what an _async function has returned", kind="invalid"
+            f"{handle!r} is not a handle: pass the result of an _async function", kind="invalid"
         )
     return handle
 
 
 class Adapter(Protocol[Array]):
-    """What the collectives need to know about a kind of array."""
+    """What the collectives need from a type of array."""
 
     def describe(self, array: Array) -> tuple[str, tuple[int, ...]]:
         """Returns the element type and the dimensions."""
@@ -190,27 +189,27 @@ class Adapter(Protocol[Array]):
         """Copies an array to shared memory of the same size."""
 
     def check_writable(self, array: Array) -> None:
-        """Raises InvalidRequest if a result can't be written to an array."""
+        """Raises InvalidRequest if an array is not writable."""
 
     def use(self, array: Array) -> Use:
-        """Begins an operation in place. The use has a buffer if the array is shared memory.
+        """Begins an in-place operation. The use has a buffer if the array is shared memory.
 
         Raises:
-            InvalidRequest: The result can't be written to the array.
+            InvalidRequest: The array is not writable.
         """
 
     def written(self, array: Array) -> None:
-        """Notes that an operation has written to an array that is shared memory."""
+        """Records that an operation has written to an array that is shared memory."""
 
     def view(self, buffer: _native.Buffer, like: Array) -> Array:
-        """Returns shared memory as an array of the kind of ``like``."""
+        """Returns shared memory as an array of the type of ``like``."""
 
     def store(self, buffer: _native.Buffer, into: Array) -> None:
         """Copies shared memory to an array of the same size."""
 
 
 class Collectives(Generic[Array]):
-    """The collectives of one kind of array. Each method starts an operation and returns its handle.
+    """The collectives for one type of array. Each method returns the handle of an operation.
 
     The arguments are those of the functions in ``gradwire._array_reduce_ops`` and
     ``gradwire._array_move_ops``.
@@ -220,9 +219,9 @@ class Collectives(Generic[Array]):
         self.adapter = adapter
 
     def place(self, array: Array) -> _native.Buffer:
-        """Returns a copy of an array in shared memory. The copy may still be under way.
+        """Copies an array to shared memory. The copy may still be in progress.
 
-        The caller gets ``session()`` after this call, so that its operation waits for the copy.
+        The caller calls ``session()`` afterwards, so that its operation waits for the copy.
         """
         dtype, shape = self.adapter.describe(array)
         buffer = session().buffer(dtype, list(shape))
@@ -233,7 +232,7 @@ class Collectives(Generic[Array]):
     def _begin(
         self, arrays: Sequence[Array], in_place: bool
     ) -> tuple[list[_native.Buffer], list[Use]]:
-        """Returns the arrays in shared memory, and how an operation uses them."""
+        """Returns the arrays in shared memory, and their uses by an in-place operation."""
         if not in_place:
             return [self.place(array) for array in arrays], []
         uses = [self.adapter.use(array) for array in arrays]
@@ -272,7 +271,7 @@ class Collectives(Generic[Array]):
     ) -> _native.Handle:
         """Starts an allreduce of buffers, in place."""
         op = reduce_op(op)
-        before, after = _factors(prescale_factor, postscale_factor)
+        before, after = factors(prescale_factor, postscale_factor)
         called = None if name is None else f"allreduce.{name}"
         set_ = native_set(process_set)
         if op == Adasum:
@@ -334,18 +333,17 @@ class Collectives(Generic[Array]):
         postscale_factor: float,
         process_set: ProcessSet,
     ) -> Handle[Array | None]:
-        """Starts a reduce; its result is None on the ranks that are not the root."""
+        """Starts a reduce; its result is None except on the root."""
         root_rank = whole_number("root_rank", root_rank)
-        before, after = _factors(prescale_factor, postscale_factor)
+        before, after = factors(prescale_factor, postscale_factor)
         buffer = self.place(array)
         handle = session().reduce(
             buffer,
             root_rank,
             reduce_op(op).name,
-            name=None if name is None else f"reduce.{name}",
             prescale=before,
             postscale=after,
-            process_set=native_set(process_set),
+            **_common("reduce", name, process_set),
         )
         view = self._view(array)
         at_root = session().rank == root_rank
@@ -361,17 +359,12 @@ class Collectives(Generic[Array]):
     ) -> Handle[Array]:
         """Starts a broadcast."""
         root_rank = whole_number("root_rank", root_rank)
-        # The root has the elements already.
+        # The root already has the elements.
         is_written = in_place and session().rank != root_rank
         buffer = self.place(array)
         if is_written:
             self.adapter.check_writable(array)
-        handle = session().broadcast(
-            buffer,
-            root_rank,
-            name=None if name is None else f"broadcast.{name}",
-            process_set=native_set(process_set),
-        )
+        handle = session().broadcast(buffer, root_rank, **_common("broadcast", name, process_set))
         if not in_place:
             return Handle(handle, self._view(array))
         back = self._back([array])
@@ -389,11 +382,7 @@ class Collectives(Generic[Array]):
         ``kind`` is the prefix of the operation's name.
         """
         buffers = [self.place(array) for array in not_empty(arrays)]
-        handle = session().allgather(
-            buffers,
-            name=None if name is None else f"{kind}.{name}",
-            process_set=native_set(process_set),
-        )
+        handle = session().allgather(buffers, **_common(kind, name, process_set))
         return Handle(
             handle,
             lambda result: [
@@ -405,15 +394,10 @@ class Collectives(Generic[Array]):
     def gather(
         self, array: Array, root_rank: int, name: str | None, process_set: ProcessSet
     ) -> Handle[tuple[Array, list[int]] | None]:
-        """Starts a gather; its result is None on the ranks that are not the root."""
+        """Starts a gather; its result is None except on the root."""
         root_rank = whole_number("root_rank", root_rank)
         buffer = self.place(array)
-        handle = session().gather(
-            buffer,
-            root_rank,
-            name=None if name is None else f"gather.{name}",
-            process_set=native_set(process_set),
-        )
+        handle = session().gather(buffer, root_rank, **_common("gather", name, process_set))
 
         def finish(
             result: list[tuple[_native.Buffer, list[int]]] | None,
@@ -432,10 +416,7 @@ class Collectives(Generic[Array]):
         name: str | None,
         process_set: ProcessSet,
     ) -> Handle[Array]:
-        """Starts a scatter.
-
-        On the ranks that are not the root only the kind and the dtype of ``array`` count.
-        """
+        """Starts a scatter. Except on the root, only the type and dtype of ``array`` matter."""
         root_rank = whole_number("root_rank", root_rank)
         at_root = session().rank == root_rank
         given = rows("splits", splits) if at_root else None
@@ -445,8 +426,7 @@ class Collectives(Generic[Array]):
             root_rank,
             splits=given,
             dtype=self.adapter.describe(array)[0],
-            name=None if name is None else f"scatter.{name}",
-            process_set=native_set(process_set),
+            **_common("scatter", name, process_set),
         )
         return Handle(handle, self._view(array))
 
@@ -460,15 +440,14 @@ class Collectives(Generic[Array]):
         process_set: ProcessSet,
     ) -> Handle[list[Array]]:
         """Starts a reducescatter of several arrays in one request."""
-        before, after = _factors(prescale_factor, postscale_factor)
+        before, after = factors(prescale_factor, postscale_factor)
         buffers = [self.place(array) for array in not_empty(arrays)]
         handle = session().reducescatter(
             buffers,
             reduce_op(op).name,
-            name=None if name is None else f"reducescatter.{name}",
             prescale=before,
             postscale=after,
-            process_set=native_set(process_set),
+            **_common("reducescatter", name, process_set),
         )
         return Handle(handle, self._views(arrays))
 
@@ -478,12 +457,7 @@ class Collectives(Generic[Array]):
         """Starts an alltoall; returns the result with the number of rows from each member."""
         given = rows("splits", splits)
         buffer = self.place(array)
-        handle = session().alltoall(
-            buffer,
-            splits=given,
-            name=None if name is None else f"alltoall.{name}",
-            process_set=native_set(process_set),
-        )
+        handle = session().alltoall(buffer, splits=given, **_common("alltoall", name, process_set))
         return Handle(handle, lambda result: (self.adapter.view(result[0][0], array), result[0][1]))
 
     def send(self, array: Array, to_rank: int, tag: int, process_set: ProcessSet) -> Handle[None]:
@@ -496,7 +470,7 @@ class Collectives(Generic[Array]):
     def receive(
         self, like: Array, from_rank: int, tag: int, process_set: ProcessSet
     ) -> Handle[Array]:
-        """Starts a receive; the result has the shape that was sent and the kind of ``like``."""
+        """Starts a receive; the result has the sender's shape and the type of ``like``."""
         from_rank, tag = whole_number("from_rank", from_rank), whole_number("tag", tag)
         dtype, shape = self.adapter.describe(like)
         handle = session().receive(
@@ -509,12 +483,19 @@ class Collectives(Generic[Array]):
         return Handle(handle, self._view(like))
 
 
-def _factors(prescale_factor: float, postscale_factor: float) -> tuple[float, float]:
+def _common(kind: str, name: str | None, process_set: ProcessSet) -> dict[str, Any]:
+    """Returns the options that all collectives have."""
+    name = None if name is None else f"{kind}.{name}"
+    return {"name": name, "process_set": native_set(process_set)}
+
+
+def factors(prescale_factor: float, postscale_factor: float) -> tuple[float, float]:
+    """Returns the finite scale factors of a reduction."""
     return factor("prescale_factor", prescale_factor), factor("postscale_factor", postscale_factor)
 
 
 def not_empty(arrays: Sequence[Array]) -> Sequence[Array]:
-    """Returns the arrays; refuses an empty group."""
+    """Returns the arrays; rejects an empty group."""
     if len(arrays) == 0:
         raise InvalidRequest("a group needs at least one tensor", kind="invalid")
     return arrays
@@ -524,14 +505,11 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Waits until every rank of the process set has called it.
 
     Args:
-        process_set: The ranks that take part. The default is all ranks.
+        process_set: The participating ranks. The default is all ranks.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     session().barrier(process_set=native_set(process_set)).wait()
 
@@ -539,22 +517,19 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
     """Declares that this rank has no more data, and waits until all ranks have done so.
 
-    Until then this rank contributes nothing to the collectives of the others. An average is then
-    over the ranks that still contribute.
+    Until then, this rank contributes nothing to the collectives of the others. Averages are over
+    the ranks that still contribute.
 
     Args:
-        device: Accepted for Horovod's scripts and not used.
-        process_set: The ranks that take part. The default is all ranks.
+        device: Ignored; exists for Horovod scripts.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
         The last rank that called ``join``.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
 
     Example:
         ```python

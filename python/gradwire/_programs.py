@@ -1,4 +1,4 @@
-"""Finds the programs ``gradwire`` and ``gradwired`` of this installation."""
+"""Finds this installation's programs ``gradwire`` and ``gradwired``."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from gradwire._errors import NotLaunched
 
 
 def find(name: str) -> str:
-    """Returns the path of a program of this wheel, or of one on the PATH.
+    """Returns the path of a program from this wheel, or from the PATH.
 
     Raises:
-        NotLaunched: There is none.
+        NotLaunched: It was not found.
     """
     places = [Path(sysconfig.get_path("scripts")) / name]
     try:
         files = importlib.metadata.files("gradwire") or []
     except importlib.metadata.PackageNotFoundError:
         files = []
-    # An installation with --target or --user puts scripts elsewhere.
+    # Installations with --target or --user put scripts elsewhere.
     places += [Path(str(file.locate())) for file in files if file.name == name]
     for place in places:
         if place.is_file():

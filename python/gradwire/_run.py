@@ -30,30 +30,30 @@ def run(
     executable: str | None = None,
     verbose: bool = False,
 ) -> list[Any]:
-    """Calls a function in several new processes, which are the ranks of one job on this machine.
+    """Runs a function on the ranks of a new job on this machine.
 
-    The function calls ``init()`` itself, as a script does. It travels pickled: without the package
-    ``cloudpickle`` it must be importable, with it it may be defined in a notebook. What the ranks
-    print appears here.
+    Each rank is a new process. The function calls ``init()`` itself, as a script does. It is sent
+    pickled, so it must be importable, unless the package ``cloudpickle`` is installed. The ranks'
+    output is printed here.
 
     Args:
         func: The function.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
         np: The number of ranks.
-        hosts: Hosts and slots as in ``gradwire run -H``, with names of this machine only. To use
-            several machines, start a script with ``gradwire run``.
-        env: Variables of the ranks' environment, in addition to those of this process.
-        executable: The Python interpreter of the ranks. The default is this one.
+        hosts: Hosts and slots as in ``gradwire run -H``. All names must be names of this machine;
+            to use several machines, start a script with ``gradwire run``.
+        env: Environment variables of the ranks, in addition to those of this process.
+        executable: The ranks' Python interpreter. The default is the current one.
         verbose: Whether the launcher prints its log.
 
     Returns:
         The results of all ranks, in rank order.
 
     Raises:
-        InvalidRequest: An argument is not usable, or the function can't be pickled.
+        InvalidRequest: An argument is invalid, or the function can't be pickled.
         NotLaunched: The program ``gradwire`` is not installed.
-        Cancelled: A rank raised, or the job failed. The text has the rank's traceback.
+        Cancelled: A rank raised, or the job failed. The message contains the rank's traceback.
 
     Example:
         ```python
@@ -70,9 +70,7 @@ def run(
         try:
             call = dumps((func, tuple(args), dict(kwargs or {})))
         except Exception as error:
-            text = (
-                f"{_name(func)} or one of its arguments can't be handed to other processes: {error}"
-            )
+            text = f"{_name(func)} or one of its arguments can't be pickled: {error}"
             raise InvalidRequest(text, kind="invalid") from error
         (folder / "call").write_bytes(call)
         words = [find("gradwire"), "run", "-np", str(np)]
@@ -85,7 +83,7 @@ def run(
             "import gradwire._run as job; job.rank()",
             name,
         ]
-        # The ranks unpickle by name what this process has imported by name.
+        # The ranks must be able to import what the pickled call refers to by name.
         paths = os.pathsep.join([path for path in sys.path if path] + [os.getcwd()])
         variables = {**os.environ, "PYTHONPATH": paths, **(env or {})}
         with subprocess.Popen(
@@ -98,13 +96,12 @@ def run(
         ) as job:
             assert job.stdout is not None
             try:
-                # By sys.stdout, which in a notebook is not the stdout of the process.
+                # sys.stdout, because in a notebook it differs from the process's stdout.
                 for line in job.stdout:
                     sys.stdout.write(line)
                 code = job.wait()
             except BaseException:
-                # The interrupt of a notebook reaches this process only; the launcher ends its ranks
-                # (CLEAN).
+                # A notebook interrupts only this process; the launcher ends its ranks (CLEAN).
                 job.terminate()
                 job.communicate()
                 raise
@@ -116,7 +113,7 @@ def _name(func: Any) -> str:
 
 
 def _checked(func: Any, args: Any, np: Any) -> int:
-    """Returns the number of ranks; raises if no job can come of the arguments."""
+    """Checks the arguments and returns the number of ranks."""
     if not callable(func):
         raise InvalidRequest(f"func={func!r}: it must be a function", kind="invalid")
     if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
@@ -133,9 +130,8 @@ def _checked(func: Any, args: Any, np: Any) -> int:
         and importlib.util.find_spec("cloudpickle") is None
     ):
         text = (
-            f"{_name(func)} is defined in the program itself, from where other processes can't "
-            "import it: install cloudpickle (pip install cloudpickle), or move the function into "
-            "a module"
+            f"{_name(func)} is defined in __main__, which other processes can't import: install "
+            "cloudpickle (pip install cloudpickle), or move the function into a module"
         )
         raise InvalidRequest(text, kind="invalid")
     return ranks
@@ -155,7 +151,7 @@ def _results(folder: Path, size: int, code: int) -> list[Any]:
 
 
 def rank() -> None:
-    """Runs as one rank: calls the function, and writes its result or its error to a file."""
+    """Runs on each rank: calls the function, and writes its result or its error to a file."""
     import traceback
 
     folder, own = Path(sys.argv[1]), os.environ["GRADWIRE_RANK"]

@@ -1,10 +1,10 @@
 """Operations whose tensors are still being copied to shared memory.
 
-A copy from a GPU takes time, and the thread that asks for it should not wait. The operation that
-needs such a copy is called at once, behind a gate: it is checked, and has its name and its handle.
-One thread waits for the copies, in the order of the calls, and opens the gates.
+A copy from a GPU takes time, and the calling thread should not wait for it. So an operation that
+needs such a copy is called immediately, behind a gate: its arguments are checked, and it has a name
+and a handle. A thread waits for the copies, in call order, and opens the gates.
 
-Before the first such copy nothing of this exists, and ``session()`` is the native session.
+Until the first such copy, ``session()`` returns the native session, and no thread is started.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ _STARTS = {
     *("broadcast", "allgather", "gather", "scatter", "alltoall"),
     *("send", "receive", "barrier", "join"),
 }
-# What comes after all operations that were called before it: a rank that has joined gives no data
-# any more.
+# Runs after all earlier operations: a joined rank contributes no more data.
 _LAST = {"join"}
-# How many operations may wait for copies at a time; MAX_HELD in worker-lib/src/naming.rs.
+# The maximum number of operations waiting for copies; MAX_HELD in worker-lib/src/naming.rs.
 _MAX_HELD = 1024
 _GRACE_SECONDS = 5.0
 Wait = Callable[[], None]
 
 
 class Gates:
-    """The gates that are closed, and the thread that opens them in the order of the calls.
+    """The closed gates, and the thread that opens them in call order.
 
     The thread lives as long as the session.
     """
@@ -57,9 +56,9 @@ class Gates:
                 self._changed.wait_for(lambda: len(self._closed) < _MAX_HELD)
 
     def add(self, waits: list[Wait], gate: _native.Gate) -> None:
-        """Adds a gate, to be opened after these waits."""
+        """Adds a gate that opens after these waits."""
         with self._changed:
-            # First: if no thread can be started now, the next call tries again.
+            # Before the thread: if it can't be started now, the next call tries again.
             self._closed.append((waits, gate))
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._serve, name="gw-staging", daemon=True)
@@ -87,14 +86,14 @@ class Gates:
             del waits, gate  # they hold tensors
 
     def drain(self, within: float | None = None) -> bool:
-        """Waits until all gates have been opened; returns whether they are."""
+        """Waits until all gates are open; returns whether they are."""
         if threading.current_thread() is self._thread:
             return True
         with self._changed:
             return self._changed.wait_for(lambda: not self._closed, within)
 
     def close(self) -> None:
-        """Opens the gates, and ends the thread."""
+        """Waits for the gates to open, then ends the thread."""
         self.drain(_GRACE_SECONDS)
         with self._changed:
             self._closing = True
@@ -104,14 +103,14 @@ class Gates:
 
 
 class _Copies(threading.local):
-    """The copies that this thread has started for its next operation."""
+    """The copies this thread has started for its next operation."""
 
     def __init__(self) -> None:
         self.waits: list[Wait] = []
 
 
 class _Behind:
-    """The session while copies are under way: an operation that needs them waits behind a gate."""
+    """The session while copies are in progress: operations that need them wait behind gates."""
 
     def __init__(self, native: _native.Session) -> None:
         self._native = native
@@ -128,34 +127,34 @@ def _start(native: _native.Session, what: str, given: Any, named: dict[str, Any]
     elif not _copies.waits:
         return getattr(native, what)(*given, **named)
     _gates.wait_for_room()
-    # Not before: Ctrl-C may end the wait for room.
+    # Not before the wait for room, which Ctrl-C may interrupt.
     waits, _copies.waits = _copies.waits, []
     gate = _native.Gate()
     try:
         return getattr(native.behind(gate), what)(*given, **named)
     finally:
-        # Also if it was refused: the copies need their memory until they have arrived.
+        # Even if the call was rejected: the copies need their memory until they complete.
         _gates.add(waits, gate)
 
 
 class Batch(Protocol):
-    """Operations that wait for copies which have yet to begin."""
+    """Operations waiting for copies that have not started."""
 
     def start(self) -> None:
-        """Begins the copies."""
+        """Starts the copies."""
 
 
 _copies = _Copies()
 _gates = Gates()
-# Batches whose copies have yet to begin.
+# Batches whose copies have not started.
 _batches: weakref.WeakSet[Batch] = weakref.WeakSet()
 _used = False
-# What releases the memory of the copies, once each.
+# Callbacks that release the memory of copies; each is called once.
 _releases: list[Callable[[], None]] = []
 
 
 def _use() -> None:
-    """Opens the gates before a process set is removed and before the session ends."""
+    """Registers this module's hooks, once."""
     global _used
     if not _used:
         _used = True
@@ -164,28 +163,25 @@ def _use() -> None:
 
 
 def copy_started(arrived: Wait) -> None:
-    """Registers a copy to shared memory.
-
-    The next operation that this thread starts waits for it.
-    """
+    """Registers a copy to shared memory. This thread's next operation waits for it."""
     _use()
     _copies.waits.append(arrived)
 
 
 def open_after(waits: list[Wait], gate: _native.Gate) -> None:
-    """Opens a gate after these waits, and after the gates that are closed now."""
+    """Opens a gate after these waits, and after the gates that are currently closed."""
     _use()
     _gates.add(waits, gate)
 
 
 def batch_made(batch: Batch) -> None:
-    """Notes a batch, whose copies begin at the latest when something has to come after them."""
+    """Registers a batch. It starts at the latest before an operation that must follow it."""
     _use()
     _batches.add(batch)
 
 
 def batch_begun(batch: Batch) -> None:
-    """Notes that the copies of a batch have begun, or were dropped."""
+    """Removes a batch whose copies have started or were dropped."""
     _batches.discard(batch)
 
 
@@ -195,28 +191,28 @@ def _start_batches() -> None:
 
 
 def at_close(release: Callable[[], None]) -> None:
-    """Calls ``release`` once before the session ends, after all gates have been opened."""
+    """Calls ``release`` once before the session ends, after all gates are open."""
     _use()
     _releases.append(release)
 
 
 def wait_for_copies() -> None:
-    """Waits now for the copies of this thread, because their data is needed."""
+    """Waits for the copies of this thread."""
     waits, _copies.waits = _copies.waits, []
     for wait in waits:
         wait()
 
 
 def drain() -> None:
-    """Waits until all gates have been opened, those of batches, too."""
+    """Waits until all gates are open, including those of batches."""
     _start_batches()
     _gates.drain()
 
 
 def session() -> _native.Session:
-    """Returns the session; while copies are under way, one whose operations wait for them.
+    """Returns the session; while copies are in progress, one whose operations wait for them.
 
-    The caller asks for it after it has started its copies.
+    The caller starts its copies before this call.
     """
     native = _world.session()
     if not _used or not (_copies.waits or _gates.are_closed or _batches):
@@ -226,7 +222,7 @@ def session() -> _native.Session:
 
 
 def _close() -> None:
-    """Opens the gates before the session ends. Then the memory of the copies is released."""
+    """Waits for the gates before the session ends, and releases the memory of the copies."""
     global _gates
     _start_batches()
     _gates.close()
@@ -236,7 +232,7 @@ def _close() -> None:
 
 
 def _forked() -> None:
-    """Forgets the gates: a forked child has none of the threads and no session."""
+    """Forgets the gates: a forked child has no threads and no session."""
     global _gates, _copies
     _gates, _copies = Gates(), _Copies()
     _batches.clear()

@@ -1,17 +1,17 @@
-"""How a process finds its job.
+"""How a process finds or starts its job.
 
-- Under ``gradwire run`` the variables ``GRADWIRE_...`` say everything.
+- Under ``gradwire run``, the variables ``GRADWIRE_...`` describe the job.
 - Under torchrun (``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR``,
-  ``MASTER_PORT``) each node's first rank starts its daemon, and the first daemon hosts the
-  coordinator. The ranks exchange the job's id, secret and addresses in torch's own store. Whoever
-  can read that store can join the job, as with torch itself.
-- Otherwise this process is the only rank of a new job.
+  ``MASTER_PORT``) the first rank of each node starts its daemon, and the first daemon hosts the
+  coordinator. The ranks exchange the job's id, secret and addresses through torch's store. Anyone
+  who can read that store can join the job, as with torch itself.
+- Otherwise, this process becomes the only rank of a new job.
 
-What is started here ends with this process, however the process ends (CLEAN).
+Processes started here end with this process, however it ends (CLEAN).
 
-After ``shutdown`` the ranks may meet again for a new job. Their keys in the store contain the
-number of the meeting, which is the same on all of them. The ranks of ``gradwire run`` do so, too:
-the launcher's job is over then, and the launcher has set torchrun's variables as well.
+After ``shutdown``, the ranks may form a new job through the store. Its keys contain the number of
+the job, which is the same on all ranks. Ranks of ``gradwire run`` do the same: the launcher's job
+is over, and the launcher has set torchrun's variables as well.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from gradwire._programs import find
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _GRACE_SECONDS = 5.0
 _services: list[subprocess.Popen[str]] = []
-# How often this process has looked for the ranks of a job without a launcher.
+# Counts the jobs that this process has formed without a launcher.
 _jobs = itertools.count()
-# Whether the variables are those of a job without a launcher.
+# Whether the environment variables describe a job formed without a launcher.
 _launched_here = False
 
 
 def prepare() -> None:
-    """Makes sure that the variables ``GRADWIRE_...`` are set, and that there is a daemon."""
+    """Ensures that the variables ``GRADWIRE_...`` are set and that a daemon is running."""
     if any(name in os.environ for name in ("GRADWIRE_JOB", "GRADWIRE_SOCKET")):
         return
     if "HOROVOD_RANK" in os.environ and "RANK" not in os.environ:
-        # Each of its processes would become a job of one rank.
+        # Otherwise, each process would become a job of one rank.
         raise NotLaunched(
-            "HOROVOD_RANK is set, as horovodrun does: start the job with gradwire run or torchrun, "
-            "or unset it",
+            "HOROVOD_RANK is set, as under horovodrun: start the job with gradwire run or "
+            "torchrun, or unset it",
             kind="not-launched",
         )
     given = [name for name in _TORCHRUN if name in os.environ]
@@ -56,8 +56,8 @@ def prepare() -> None:
     elif "RANK" in given or "WORLD_SIZE" in given:
         missing = ", ".join(name for name in _TORCHRUN if name not in given)
         raise NotLaunched(
-            f"{', '.join(given)} are set, as torchrun does, but {missing} not: start the job with "
-            "torchrun or gradwire run, or unset them",
+            f"{', '.join(given)} are set, as under torchrun, but {missing} are not: start the job "
+            "with torchrun or gradwire run, or unset them",
             kind="not-launched",
         )
     else:
@@ -65,7 +65,7 @@ def prepare() -> None:
 
 
 def _timeout() -> float:
-    """Returns the time limit of a start, in seconds. Gradwire's variable goes before Horovod's."""
+    """Returns the start timeout in seconds. Gradwire's variable takes precedence over Horovod's."""
     for name, unit, per_second in (
         ("GRADWIRE_LAUNCH__START_TIMEOUT_MS", "milliseconds", 1000),
         ("HOROVOD_START_TIMEOUT", "seconds", 1),
@@ -80,9 +80,9 @@ def _timeout() -> float:
 
 
 def _serve(words: list[str], variables: dict[str, str]) -> dict[str, str]:
-    """Starts a service; returns what it reports once it is ready."""
+    """Starts a service; returns its report once it is ready."""
     gradwire = find("gradwire")
-    # If this process dies, the daemon has time to report it to the others.
+    # Gently: if this process dies, the daemon still has time to report that to the others.
     command = [gradwire, "exec-child", "--gently", str(os.getpid()), *words]
     environment = {name: text for name, text in os.environ.items() if name not in _TORCHRUN}
     service = subprocess.Popen(
@@ -91,7 +91,7 @@ def _serve(words: list[str], variables: dict[str, str]) -> dict[str, str]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
-        # Ctrl-C is for the training process, which then leaves the job.
+        # Ctrl-C should reach only the training process, which then leaves the job.
         start_new_session=True,
     )
     _services.append(service)
@@ -102,7 +102,7 @@ def _serve(words: list[str], variables: dict[str, str]) -> dict[str, str]:
         line = service.stdout.readline() if ready else ""
         if not line:
             program = os.path.basename(words[0])
-            how = "did not serve in time" if not ready else "ended before it served"
+            how = "was not ready in time" if not ready else "exited before it was ready"
             raise NotLaunched(f"{program} {how}; its output is above", kind="not-launched")
         report: dict[str, str] = json.loads(line)
         if report.get("event") == "serving":
@@ -110,10 +110,11 @@ def _serve(words: list[str], variables: dict[str, str]) -> dict[str, str]:
 
 
 def stop(left: bool = False) -> None:
-    """Waits for the services, which end when all ranks have left.
+    """Waits for the services, which exit when all ranks have left.
 
-    If this rank has ``left`` in good order the other ranks may still need the services, so it waits
-    without a limit, as rank 0 does for torch's own store. Otherwise it ends them after a while.
+    If this rank has ``left`` cleanly, the other ranks may still need the services, so it waits
+    without a limit, as rank 0 does for torch's own store. Otherwise it terminates them after a
+    grace period.
     """
     deadline = time.monotonic() + _GRACE_SECONDS
     while _services:
@@ -132,24 +133,24 @@ def stop(left: bool = False) -> None:
 
 
 def hand_over() -> list[int]:
-    """Returns the process ids of the services, which ``at_exit`` waits for at the very end."""
+    """Returns the process ids of the services; ``at_exit`` waits for them."""
     ids = []
     while _services:
         service = _services.pop()
         if service.poll() is None:
             ids.append(service.pid)
-            service.returncode = 0  # so that Popen does not warn about it
+            service.returncode = 0  # keeps Popen from warning about it
         if service.stdout is not None:
             service.stdout.close()
     return ids
 
 
 def explain_lost_daemon(error: PeerLost) -> PeerLost | None:
-    """Explains why this node's daemon does not answer: the rank that had started it has ended."""
+    """Returns a clearer error if the rank that started this node's daemon has exited."""
     if not _launched_here or _services or error.kind != "node-lost":
         return None
     rank = _number("RANK") - _number("LOCAL_RANK")
-    text = f"rank {rank}, which serves this node's ranks, has ended: see its output ({error})"
+    text = f"rank {rank}, which runs this node's daemon, has exited: see its output ({error})"
     return PeerLost(text, kind=error.kind, rank=rank, host=socket.gethostname())
 
 
@@ -163,7 +164,7 @@ def _job(prefix: str) -> dict[str, str]:
 def _first_daemon(
     job: dict[str, str], nodes: int, ranks: int, address: str, slots: int
 ) -> tuple[str, str]:
-    """Starts the first node's daemon; returns its socket and the address of the coordinator."""
+    """Starts the first node's daemon; returns its socket and the coordinator's address."""
     where = {
         "GRADWIRE_COORDINATOR": "here",
         "GRADWIRE_NODES": str(nodes),
@@ -171,13 +172,6 @@ def _first_daemon(
     }
     name, report = _daemon(job | where, address, slots, order=0)
     return name, report["grpc"]
-
-
-def _other_daemon(
-    job: dict[str, str], coordinator: str, address: str, slots: int, order: int
-) -> str:
-    """Starts another node's daemon; returns its socket."""
-    return _daemon(job | {"GRADWIRE_COORDINATOR": coordinator}, address, slots, order)[0]
 
 
 def _daemon(
@@ -195,14 +189,14 @@ def _daemon(
 
 
 def job_store(store: Any) -> Any:
-    """Returns the part of a store for the next job; earlier jobs have left their own keys."""
+    """Returns the part of a store for the next job, apart from the keys of earlier jobs."""
     from torch.distributed.distributed_c10d import PrefixStore
 
     return PrefixStore(f"gradwire/{next(_jobs)}", store)
 
 
 def set_variables(job: dict[str, str], name: str, local_rank: int) -> None:
-    """Sets the variables of a rank whose job was made here."""
+    """Sets the variables of a rank whose job was formed here."""
     global _launched_here
     _launched_here = True
     os.environ.update(job)
@@ -213,8 +207,8 @@ def set_variables(job: dict[str, str], name: str, local_rank: int) -> None:
 def clear_variables(left: bool, attached: bool = True) -> None:
     """Removes the variables of a job that this process was part of.
 
-    ``init`` can then start a new one. The variables of a launcher whose job this process has not
-    joined stay.
+    ``init`` can then start a new one. Variables set by a launcher remain if this process did not
+    join its job.
     """
     global _launched_here
     if _launched_here or attached:
@@ -240,7 +234,7 @@ def _number(name: str) -> int:
 
 
 def _own_address(master: str, port: int) -> str:
-    """Returns this machine's address on the way to the master, by which others reach it, too."""
+    """Returns this machine's address on the route to the master, where others can reach it."""
     family, _, _, _, address = socket.getaddrinfo(master, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)  # sends nothing
@@ -248,22 +242,21 @@ def _own_address(master: str, port: int) -> str:
 
 
 def _store() -> Any:
-    """Returns the part of torchrun's store that is for the next job."""
+    """Returns the part of torchrun's store for the next job."""
     global _torchrun_store
     try:
         from torch.distributed.distributed_c10d import PrefixStore
         from torch.distributed.rendezvous import rendezvous
     except ImportError:
         raise NotLaunched(
-            "the ranks that torchrun has started, and those that call init() again, meet in "
-            "PyTorch's store, but "
-            "PyTorch is not installed here: use gradwire run, and init() once",
+            "under torchrun, and when init() is called again, ranks connect through PyTorch's "
+            "store, but PyTorch is not installed: use gradwire run, and call init() once",
             kind="not-launched",
         ) from None
     within = timedelta(seconds=_timeout())
     if _torchrun_store is None:
         store, _, _ = next(iter(rendezvous("env://", timeout=within)))
-        # Torchrun may restart all of its processes, with the same store.
+        # Torchrun may restart all of its processes with the same store.
         _torchrun_store = PrefixStore(
             f"gradwire/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store
         )
@@ -278,24 +271,44 @@ def _join_torchrun() -> None:
     address = _own_address(os.environ["MASTER_ADDR"], _number("MASTER_PORT"))
     if local_rank == 0:
         store.set(f"slots/{first}", str(slots))
+    nodes: list[int] = []
+    while rank == 0 and sum(nodes) < size:
+        nodes.append(int(store.get(f"slots/{sum(nodes)}")))
+    within = timedelta(seconds=_timeout())
+    form_job("torchrun", store, rank, first, nodes, slots, address, within)
+
+
+def form_job(
+    prefix: str,
+    store: Any,
+    rank: int,
+    first: int,
+    nodes: list[int],
+    slots: int,
+    address: str,
+    within: timedelta,
+) -> None:
+    """Forms a job through a store.
+
+    Each node's ``first`` rank starts its daemon, and the first daemon hosts the coordinator.
+    ``nodes`` is each node's number of ranks, needed on rank 0.
+    """
     if rank == 0:
-        nodes: list[int] = []  # their first ranks
-        counted = 0
-        while counted < size:
-            nodes.append(counted)
-            counted += int(store.get(f"slots/{counted}"))
-        job = _job("torchrun")
-        name, coordinator = _first_daemon(job, len(nodes), size, address, slots)
+        job = _job(prefix)
+        name, coordinator = _first_daemon(job, len(nodes), sum(nodes), address, slots)
         store.set("socket/0", name)
-        store.set("job", json.dumps({"job": job, "coordinator": coordinator, "nodes": nodes}))
+        firsts = list(itertools.accumulate(nodes, initial=0))
+        store.set("job", json.dumps({"job": job, "coordinator": coordinator, "firsts": firsts}))
+    store.wait(["job"], within)
     report = json.loads(store.get("job"))
-    job = report["job"]
-    if local_rank == 0 and rank > 0:
-        order = report["nodes"].index(first)
-        name = _other_daemon(job, report["coordinator"], address, slots, order)
+    if rank == first and rank > 0:
+        order = report["firsts"].index(first)
+        where = {"GRADWIRE_COORDINATOR": report["coordinator"]}
+        name, _ = _daemon(report["job"] | where, address, slots, order)
         store.set(f"socket/{first}", name)
-    set_variables(job, store.get(f"socket/{first}").decode(), local_rank)
+    store.wait([f"socket/{first}"], within)
+    set_variables(report["job"], store.get(f"socket/{first}").decode(), rank - first)
 
 
-# The store may live in torchrun's rank 0: it has to outlive all readers.
+# Rank 0 may host the store: it must outlive all readers.
 _torchrun_store: Any = None

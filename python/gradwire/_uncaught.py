@@ -1,11 +1,10 @@
-"""Uncaught exceptions: the other ranks get their text, and the user gets a short traceback.
+"""Uncaught exceptions: the other ranks receive the message, and the user sees a short traceback.
 
-An error of Gradwire comes through frames of this package, and often through frames of PyTorch. They
-do not help to find the call that failed. A traceback that is printed for an uncaught error ends in
-the user's frame. ``python -X dev`` prints all frames, and a debugger sees all of them.
+Gradwire's errors pass through frames of this package, and often of PyTorch, which do not help to
+find the failed call. So the printed traceback of an uncaught error ends in the user's frame.
+``python -X dev`` prints all frames, and a debugger sees all of them.
 
-The hooks are installed by ``init`` and by the first error. Calls that succeed do not pass through
-anything for this.
+``init`` and the first error install the hooks. Successful calls have no overhead.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import threading
 from collections.abc import Iterator
 from types import TracebackType
 
-# What ended this process, for the other ranks; None as long as nothing has.
+# Why this process is ending, for the other ranks; None while it runs.
 text: str | None = None
 
 _PACKAGES = ("gradwire", "torch")
@@ -24,7 +23,7 @@ _watching = False
 
 
 def described(error: BaseException) -> str:
-    """Returns the class and the text of an exception, in one line."""
+    """Returns the class and the message of an exception, on one line."""
     message, name = " ".join(str(error).split()), type(error).__name__
     return f"{name}: {message}" if message else name
 
@@ -56,14 +55,14 @@ def watch() -> None:
 
 @contextlib.contextmanager
 def shortened(error: BaseException | None) -> Iterator[bool]:
-    """Returns a context in which the traceback of an error of Gradwire ends in the user's frame.
+    """Returns a context in which the traceback of a Gradwire error ends in the user's frame.
 
     Its value is whether the traceback was changed.
     """
     full = [] if error is None or sys.flags.dev_mode or not _is_ours(error) else _chain(error)
     traces = [(each, each.__traceback__) for each in full]
     for each, trace in traces:
-        # A cause within this package has no frame of the user.
+        # A cause raised within this package has no user frame.
         each.__traceback__ = _until_user(trace) or (trace if each is error else None)
     try:
         yield bool(traces)

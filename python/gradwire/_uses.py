@@ -1,4 +1,4 @@
-"""An operation in place that works on the memory of its array, without a copy."""
+"""In-place operations that use the memory of an array without a copy."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from gradwire import _native
 
 
 class Use:
-    """One array of an operation in place, until the result is in it.
+    """One array of an in-place operation, until the array has the result.
 
     Args:
-        buffer: The array itself, if it is shared memory. None: it has to be copied to shared
-            memory, and the result back.
+        buffer: The array itself, if it is shared memory. None if the array must be copied to shared
+            memory and the result copied back.
     """
 
     __slots__ = ("buffer",)
@@ -19,8 +19,8 @@ class Use:
         self.buffer = buffer
 
     def end(self) -> None:
-        """Notes that the result is in the array."""
+        """Records that the result is in the array."""
 
 
-# An array that is copied, and that nobody needs to know about.
+# For arrays that are copied, which need no tracking.
 COPIED = Use()

@@ -1,6 +1,6 @@
-"""Horovod's variables of a rank, such as ``HOROVOD_RANK``, for scripts that read them.
+"""Horovod's environment variables, such as ``HOROVOD_RANK``, for scripts that read them.
 
-``gradwire run`` sets them for the processes that it starts. In any other job they are set when the
+``gradwire run`` sets them for the processes that it starts. In other jobs, they are set when the
 rank has attached, and removed when it leaves.
 """
 
@@ -31,7 +31,7 @@ def set_for(session: _native.Session) -> None:
 
 
 def restore() -> None:
-    """Restores the variables as they were before."""
+    """Restores the previous values."""
     while _before:
         variable, value = _before.popitem()
         if value is None:

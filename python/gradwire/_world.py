@@ -1,4 +1,4 @@
-"""This process as a rank: ``init()``, its place in the job, process sets, ``shutdown()``."""
+"""This process as a rank: ``init()``, its rank and size, process sets, ``shutdown()``."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from gradwire._errors import Forked, GradwireError, InvalidRequest, NotInitializ
 class ProcessSet:
     """A group of ranks that run collectives among themselves.
 
-    Create it with its ranks, and register it with ``init(process_sets=[...])`` or
-    ``add_process_set``. Before that it has no id and no collective takes it.
+    Register it with ``init(process_sets=[...])`` or ``add_process_set`` before using it in
+    collectives.
 
     Args:
-        ranks: The ranks in the job, in any order. Duplicates count once.
+        ranks: The global ranks, in any order. Duplicates are ignored.
 
     Attributes:
-        process_set_id: The id of the process set; None before it is registered.
+        process_set_id: The id of the process set; None unless it is registered.
 
     Raises:
-        InvalidRequest: There are no ranks, or one of them is no rank.
+        InvalidRequest: ``ranks`` is empty or contains an invalid rank.
 
     Example:
         ```python
@@ -50,8 +50,8 @@ class ProcessSet:
     def _registered(self, native: _native.ProcessSet) -> None:
         self._native, self.process_set_id = native, native.id
         self._ranks = native.ranks
-        # For numbers that all members count in the same way; see `SyncBatchNorm`. Each registration
-        # starts anew.
+        # Numbers that are the same on all members; see `SyncBatchNorm`. Each registration restarts
+        # them.
         self._numbers = itertools.count(1)
 
     def _removed(self) -> None:
@@ -59,26 +59,26 @@ class ProcessSet:
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks of the members in the job, in ascending order."""
+        """The global ranks of the members, in ascending order."""
         return list(self._ranks)
 
     @property
     def mpi_comm(self) -> None:
-        """None: Gradwire does not use MPI. Horovod has the attribute."""
+        """None: Gradwire does not use MPI. The attribute exists for Horovod scripts."""
 
     def size(self) -> int | None:
         """Returns the number of members.
 
         Returns:
-            The number of members; None before the process set is registered.
+            The number of members; None unless the process set is registered.
         """
         return None if self._native is None else len(self._ranks)
 
     def rank(self) -> int | None:
-        """Returns the place of this process among the members.
+        """Returns the rank of this process within the process set.
 
         Returns:
-            The place, from 0; None if this process is not a member, or the process set is not
+            The rank, from 0; None if this process is not a member, or the process set is not
             registered.
         """
         return None if self._native is None else self._native.position
@@ -87,7 +87,7 @@ class ProcessSet:
         """Returns whether this process is a member.
 
         Returns:
-            True or False; None before the process set is registered.
+            True or False; None unless the process set is registered.
         """
         return None if self._native is None else self._native.position is not None
 
@@ -103,16 +103,16 @@ class ProcessSet:
         return hash((self.process_set_id, tuple(self._ranks)))
 
     def __deepcopy__(self, memo: dict[int, object]) -> ProcessSet:
-        """A copy of a model whose layers know a process set uses the same one."""
+        """Returns the same process set: copies of a model keep using it."""
         return self
 
     def __reduce__(self) -> str | tuple[object, ...]:
-        """Pickled it is its ranks. It has to be registered again where it is unpickled."""
+        """Pickles the ranks. The unpickled process set must be registered again."""
         return ProcessSet, (self._ranks,)
 
 
 class _GlobalProcessSet(ProcessSet):
-    """The process set of all ranks. It exists before the job does, so that it can be a default."""
+    """The process set of all ranks. It exists before the job: it is a default argument."""
 
     def __init__(self) -> None:
         self._ranks = []
@@ -129,8 +129,8 @@ _lock = threading.Lock()
 _session: _native.Session | None = None
 _process = 0
 _sets: dict[int, ProcessSet] = {}
-# What other parts of the package do once the session is there, before a process set is removed, and
-# before the session ends.
+# Callbacks of other modules: after the session starts, before a process set is removed, and before
+# the session ends.
 after_init: list[Callable[[], None]] = []
 before_removal: list[Callable[[], None]] = []
 before_shutdown: list[Callable[[], None]] = []
@@ -140,15 +140,15 @@ def session() -> _native.Session:
     """Returns the session of this process.
 
     Raises:
-        NotInitialized: There is none.
+        NotInitialized: There is no session.
         Forked: It belongs to the parent of this process.
     """
     if _session is None:
         raise NotInitialized("gradwire has not been initialized: call init() first", kind="closed")
     if _process != os.getpid():
         raise Forked(
-            f"this process was forked from a rank (process {_process}) and is none itself: do "
-            "collectives in the rank, or start this process without fork",
+            f"this process was forked from a rank (process {_process}) and is not a rank itself: "
+            "run collectives in the parent, or start this process without fork",
             kind="forked",
         )
     return _session
@@ -168,12 +168,12 @@ def native_set(process_set: ProcessSet | int | None) -> _native.ProcessSet | Non
         if number == 0:
             return None
         if known is None or known._native is None:
-            raise InvalidRequest(f"there is no process set {number}", kind="invalid")
+            raise InvalidRequest(f"unknown process set {number}", kind="invalid")
         return known._native
     if process_set._native is None:
         raise InvalidRequest(
-            f"{process_set} is not registered: call add_process_set with it on all ranks, or give "
-            "it to init(process_sets=…)",
+            f"{process_set} is not registered: pass it to add_process_set on all ranks, or "
+            "to init(process_sets=…)",
             kind="invalid",
         )
     return process_set._native
@@ -190,22 +190,21 @@ def init(
 ) -> None:
     """Makes this process a rank of a job, and returns once all ranks have called it.
 
-    Under ``gradwire run`` and torchrun it joins their job. Without a launcher this process becomes
-    the only rank of a new job. A second call does nothing.
+    Under ``gradwire run`` and torchrun, it joins their job. Without a launcher, this process
+    becomes the only rank of a new job. A second call does nothing.
 
-    Call it in the main thread: the processes that it may start end with the thread that started
-    them.
+    Call it in the main thread: any processes it starts end with the calling thread.
 
     Args:
-        comm: All ranks of the job, or None. Horovod also takes a part of them; use process sets for
+        comm: All ranks of the job, or None. Horovod also accepts a subset; use process sets for
             that.
-        process_sets: Process sets to register. Horovod's ``"dynamic"`` is accepted and changes
-            nothing: process sets can be added at any time.
+        process_sets: Process sets to register. Horovod's ``"dynamic"`` is accepted and ignored:
+            process sets can be added at any time.
 
     Raises:
-        NotLaunched: The job can't be found, or can't be started.
-        InvalidRequest: A setting or an argument is not usable.
-        PeerLost: A rank or a node has ended, or can't be reached.
+        NotLaunched: The job can't be found or started.
+        InvalidRequest: A setting or an argument is invalid.
+        PeerLost: A rank or a node has exited or can't be reached.
         Forked: This process was forked from a rank.
 
     Example:
@@ -237,17 +236,17 @@ def init(
                 raise better from error
             raise
         if ranks is not None and sorted(ranks) != list(range(made.size)):
-            made.abort(f"init(comm={ranks}): a job is all of its ranks")
+            made.abort(f"init(comm={ranks}): comm must contain all ranks of the job")
             raise InvalidRequest(
-                f"init(comm={ranks}): a job is all of its {made.size} ranks; use process sets for "
-                "less",
+                f"init(comm={ranks}): comm must contain all {made.size} ranks of the job; use "
+                "process sets for a subset",
                 kind="invalid",
             )
         try:
             made.barrier(name="init").wait()
         except BaseException as error:
             if isinstance(error, GradwireError):
-                # All ranks get the error by themselves: this rank must not look like the cause.
+                # All ranks see this error themselves: this rank must not look like the cause.
                 with contextlib.suppress(GradwireError):
                     made.shutdown()
             else:
@@ -265,13 +264,13 @@ def init(
 
 
 def shutdown() -> None:
-    """Leaves the job in good order.
+    """Leaves the job cleanly.
 
-    Operations that are still in flight fail on the other ranks. It is called at the end of the
-    process; a second call does nothing.
+    Operations that are still in flight fail on the other ranks. It is called automatically when the
+    process exits; a second call does nothing.
 
     Raises:
-        PeerLost: The job had failed before.
+        PeerLost: The job had already failed.
     """
     with _lock:
         ended = _detach()
@@ -286,7 +285,7 @@ def shutdown() -> None:
 
 
 def _detach() -> _native.Session | None:
-    """Takes the session away from this module and returns it; None if there is none."""
+    """Removes and returns the session; None if there is none."""
     global _session
     if _session is None or _process != os.getpid():
         return None
@@ -305,22 +304,22 @@ def is_initialized() -> bool:
     """Returns whether this process is a rank, or was forked from one.
 
     Returns:
-        True after ``init()`` and before ``shutdown()``.
+        True between ``init()`` and ``shutdown()``.
     """
     return _session is not None
 
 
 def is_rank() -> bool:
-    """Returns whether this process itself is a rank, and can run collectives."""
+    """Returns whether this process itself is a rank and can run collectives."""
     return _session is not None and _process == os.getpid()
 
 
 def mark_step() -> None:
-    """Notes that the program has made a step, for the metrics of the daemon.
+    """Records a training step in the daemon's metrics.
 
-    ``DistributedOptimizer.step`` and ``ddp_hook``, with its last bucket, call it by themselves. It
-    takes no system call. The metrics show for each rank how many steps it has made, and how long
-    ago the last one was.
+    ``DistributedOptimizer.step`` calls it automatically, and so does ``ddp_hook`` with its last
+    bucket. It makes no system call. The metrics show each rank's number of steps, and the time
+    since the last one.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
@@ -336,16 +335,16 @@ def mark_step() -> None:
 
 
 def note_step() -> None:
-    """Does what ``mark_step`` does, if this process is a rank."""
+    """Calls ``mark_step`` if this process is a rank."""
     if is_rank() and _session is not None:
         _session.mark_step()
 
 
 def abort(reason: str) -> None:
-    """Ends the job: operations of all other ranks fail with this reason.
+    """Aborts the job: operations on all other ranks fail with this reason.
 
     Args:
-        reason: The text that the other ranks get.
+        reason: The message that the other ranks receive.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
@@ -354,9 +353,9 @@ def abort(reason: str) -> None:
 
 
 def _has_exit_code() -> bool:
-    """Returns whether the exit code of this process is still to come.
+    """Returns whether this process will pass an exit code to the C library's exit handlers.
 
-    A process of ``multiprocessing`` ends in its own way, without one.
+    ``multiprocessing`` ends its processes in another way.
     """
     multiprocessing = sys.modules.get("multiprocessing.process")
     return multiprocessing is None or multiprocessing.parent_process() is None
@@ -364,36 +363,35 @@ def _has_exit_code() -> bool:
 
 @atexit.register
 def _at_exit() -> None:
-    """Leaves the job at the end of the interpreter, or tells all ranks why it ended (TELL)."""
+    """Leaves the job when the interpreter exits, or tells all ranks why it failed (TELL)."""
     if _process and _process != os.getpid():
         return  # a forked child has nothing to end
     try:
         if _session is not None and _uncaught.text is not None:
             _session.abort(_uncaught.text)
         elif _has_exit_code():
-            # SystemExit looks like a good end here. The exit code, which is not known yet, decides.
+            # SystemExit can't be distinguished here. The exit code, not known yet, decides.
             ended = _detach()
             if ended is not None:
                 ended.leave_at_exit(_start.hand_over())
         else:
             shutdown()
     except RuntimeError:
-        pass  # the job has failed; the calls that failed have reported it
+        pass  # the failed calls have already reported it
     finally:
         _start.stop()
 
 
 def _attached() -> _native.Session:
-    """Returns the session, for questions about the place of the rank.
+    """Returns the session, to read the rank's numbers.
 
-    A process that was forked from the rank may ask, too: a ``DataLoader``'s worker shards its data
-    by it.
+    Forked children may use it, too: ``DataLoader`` workers shard their data by rank.
     """
     return session() if _session is None else _session
 
 
 def rank() -> int:
-    """Returns the number of this rank in the job.
+    """Returns this rank's number in the job.
 
     Returns:
         A number from 0 to ``size() - 1``.
@@ -417,7 +415,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Returns the number of this rank on its node.
+    """Returns this rank's number on its node.
 
     Returns:
         A number from 0 to ``local_size() - 1``.
@@ -446,7 +444,7 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """Returns the number of this node among the nodes that have a rank with this ``local_rank()``.
+    """Returns this node's number among the nodes that have a rank with this ``local_rank()``.
 
     Returns:
         A number from 0 to ``cross_size() - 1``.
@@ -473,7 +471,7 @@ def is_homogeneous() -> bool:
     """Returns whether all nodes have the same number of ranks.
 
     Returns:
-        True if they have.
+        True if they do.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
@@ -491,11 +489,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         The process set, which now has an id.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
 
     Example:
         ```python
@@ -505,7 +500,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
     if process_set._native is not None:
-        raise InvalidRequest(f"{process_set} is registered already", kind="invalid")
+        raise InvalidRequest(f"{process_set} is already registered", kind="invalid")
     made: _native.ProcessSet = session().add_process_set(process_set.ranks).wait()
     process_set._registered(made)
     _sets[made.id] = process_set
@@ -519,14 +514,11 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         process_set: A registered process set.
 
     Returns:
-        True if it was removed; False if it was not registered, or is the one of all ranks.
+        True if it was removed; False if it was not registered, or is ``global_process_set``.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     if process_set is global_process_set or process_set._native is None:
         return False
@@ -542,7 +534,7 @@ def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
     """Returns the registered process sets.
 
     Returns:
-        The ranks of each process set, by its id. The process set of all ranks has the id 0.
+        The ranks of each process set, by its id. The process set of all ranks has id 0.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
@@ -556,10 +548,10 @@ def stats() -> dict[str, int]:
     """Returns counters of this rank's operations.
 
     Returns:
-        ``operations``: the operations that were submitted; ``bytes``: the bytes of their tensors;
-        ``copied_bytes``: those of them that were copied from ordinary memory; ``adopted_bytes``:
-        the memory of ordinary tensors that is shared now and is not copied; ``in_flight``: the
-        operations that have not ended.
+        ``operations``: submitted operations; ``bytes``: the size of their tensors;
+        ``copied_bytes``: the part of it that was copied from ordinary memory; ``adopted_bytes``:
+        memory of ordinary tensors that is now shared and no longer copied; ``in_flight``:
+        operations that have not completed.
 
     Raises:
         NotInitialized: ``init()`` has not been called.

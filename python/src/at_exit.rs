@@ -1,9 +1,8 @@
-//! Leaving the job at the very end of the process. Only there the exit code is known, which says
-//! whether the rank has done its work: Python's own `atexit` does not distinguish `sys.exit(3)`
-//! from a good end.
+//! Leaves the job at the very end of the process, when the exit code is known. Python's own
+//! `atexit` can't distinguish `sys.exit(3)` from success.
 //!
-//! The C library passes the code to functions that are registered with `on_exit`, when the
-//! interpreter has ended. This module and `dlpack` are the only ones of this crate with `unsafe`.
+//! The C library passes the code to functions registered with `on_exit`, after the interpreter has
+//! ended. This module and `dlpack` are the only ones in this crate with `unsafe`.
 
 use std::{
     ffi::{c_int, c_void},
@@ -15,16 +14,16 @@ use std::{
 use gradwire_worker::Session;
 use rustix::process::{Pid, WaitOptions, waitpid};
 
-/// How long services may take to end where this rank has not left in good order.
+/// How long services may take to exit if this rank has not left cleanly.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// How long this sleeps between two checks of a service.
+/// The pause between two checks of a service.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What is done when the process ends.
+/// The work to do when the process ends.
 struct Departure {
     session: Session,
-    /// The processes that serve the job as long as other ranks need them.
+    /// The processes that serve the job until no rank needs them.
     services: Vec<i32>,
 }
 
@@ -37,14 +36,13 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Leaves the job when the process ends, in good order if its exit code is 0. Then waits for
-/// `services`, children of this process, which end with the job. Returns false if the C library
-/// refuses the registration.
+/// Leaves the job when the process ends, cleanly if its exit code is 0. Then waits for `services`,
+/// child processes that exit with the job. Returns false if the C library rejects the registration.
 pub(crate) fn leave(session: Session, services: Vec<i32>) -> bool {
     let departure = Departure { session, services };
     *DEPARTURE.lock().unwrap_or_else(PoisonError::into_inner) = Some(departure);
-    // SAFETY: the function has the signature that the C library calls, lives as long as the
-    // process, because Python never unloads modules, and does not use its argument.
+    // SAFETY: the function has the signature that the C library expects, lives as long as the
+    // process because Python never unloads modules, and does not use its argument.
     unsafe { on_exit(finish, std::ptr::null_mut()) == 0 }
 }
 
@@ -52,7 +50,7 @@ extern "C" fn finish(status: c_int, _: *mut c_void) {
     let Some(departure) = DEPARTURE.lock().unwrap_or_else(PoisonError::into_inner).take() else {
         return;
     };
-    // The system keeps these bits. A forked child comes here, too; its session does nothing.
+    // The system keeps only these bits. Forked children also get here; their session does nothing.
     let code = status & 0xff;
     let left = if code == 0 {
         departure.session.shutdown().is_ok()
@@ -62,10 +60,10 @@ extern "C" fn finish(status: c_int, _: *mut c_void) {
     };
     let deadline = (!left).then(|| Instant::now() + GRACE);
     for service in departure.services.into_iter().filter_map(Pid::from_raw) {
-        // An error means that the process has gone, or is the child of a parent that forked.
+        // An error means that the service is gone, or is not a child of this forked process.
         while let Ok(None) = waitpid(Some(service), WaitOptions::NOHANG) {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return; // it ends with this process
+                return; // the service ends with this process
             }
             sleep(POLL_INTERVAL);
         }

@@ -12,14 +12,12 @@ use pyo3::{
 use crate::{
     dlpack,
     error::{PythonError, Raise},
+    options::parse,
 };
 
-/// The element type of that name.
+/// Parses an element type.
 pub(crate) fn dtype(name: &str) -> Result<DType, PythonError> {
-    name.parse().map_err(|_| {
-        let all = DType::NAMES.join(", ");
-        PythonError::invalid(format!("there is no element type {name:?}: they are {all}"))
-    })
+    parse("element type", name, DType::NAMES)
 }
 
 /// Dimensions, outermost first.
@@ -27,10 +25,10 @@ pub(crate) fn shape(dims: &[u64]) -> Result<Shape, PythonError> {
     Shape::new(dims).map_err(|error| PythonError::invalid(error.to_string()))
 }
 
-/// Memory that this process and the daemon share: typed, shaped, without gaps.
+/// Memory shared by this process and the daemon: typed, shaped, contiguous.
 ///
-/// Other libraries access it by `__dlpack__` or `__array_interface__`. It is not reused while
-/// anybody holds it.
+/// Other libraries access it through `__dlpack__` or `__array_interface__`. It is not reused while
+/// it is referenced.
 #[pyclass(frozen, module = "gradwire._native")]
 #[derive(Debug)]
 pub(crate) struct Buffer {
@@ -43,7 +41,7 @@ impl From<SharedBuffer> for Buffer {
     }
 }
 
-/// NumPy's name of an element type, where it has one.
+/// NumPy's name for an element type, if it has one.
 fn typestr(dtype: DType) -> Option<&'static str> {
     Some(match dtype {
         DType::F32 => "<f4",
@@ -84,23 +82,23 @@ impl Buffer {
         self.memory.byte_len()
     }
 
-    /// The address of the first byte. Views of the same memory have the same address.
+    /// The address of the first byte.
     #[getter]
     fn address(&self) -> usize {
         self.memory.as_ptr().addr()
     }
 
-    /// The mapping that contains the memory: its address and its size in bytes.
+    /// The address and the size in bytes of the mapping that contains the memory.
     #[getter]
     fn mapping(&self) -> (usize, u64) {
         let (start, bytes) = self.memory.mapping();
         (start.addr(), bytes)
     }
 
-    /// Returns a part of the same memory, with another element type and shape.
+    /// Returns a part of the same memory, with a given element type and shape.
     ///
     /// Args:
-    ///     first_element: Where the part begins, in elements of `dtype`.
+    ///     first_element: The start of the part, in elements of `dtype`.
     ///     dtype: The name of the element type.
     ///     shape: The dimensions, outermost first.
     ///
@@ -108,7 +106,7 @@ impl Buffer {
     ///     A buffer on the same memory.
     ///
     /// Raises:
-    ///     InvalidRequest: The part is not within the memory, or not aligned.
+    ///     InvalidRequest: The part is outside of the memory, or not aligned.
     fn view(
         &self,
         py: Python<'_>,
@@ -121,21 +119,21 @@ impl Buffer {
         Ok(self.memory.view(first_element, dtype, &shape).or_raise(py)?.into())
     }
 
-    /// Returns a part of the same memory, which belongs to another object.
+    /// Returns a part of the same memory that is owned by another object.
     ///
-    /// Operations on the part keep that object alive until they have ended.
+    /// Operations on the part keep that object alive until they complete.
     ///
     /// Args:
-    ///     first_element: Where the part begins, in elements of `dtype`.
+    ///     first_element: The start of the part, in elements of `dtype`.
     ///     dtype: The name of the element type.
     ///     shape: The dimensions, outermost first.
-    ///     owner: The object that the memory belongs to.
+    ///     owner: The object that owns the memory.
     ///
     /// Returns:
     ///     A buffer on the same memory.
     ///
     /// Raises:
-    ///     InvalidRequest: The part is not within the memory, or not aligned.
+    ///     InvalidRequest: The part is outside of the memory, or not aligned.
     fn part(
         &self,
         py: Python<'_>,
@@ -148,9 +146,9 @@ impl Buffer {
         Ok(part.memory.kept_by(Arc::new(owner)).into())
     }
 
-    /// Notes that it was filled from ordinary memory.
+    /// Records that the memory was filled from ordinary memory.
     ///
-    /// The next operation on it counts that in the metrics of the daemon.
+    /// The next operation on it counts the copy in the daemon's metrics.
     fn mark_copied(&self) {
         self.memory.mark_copied();
     }
@@ -158,13 +156,13 @@ impl Buffer {
     /// Copies bytes to the memory.
     ///
     /// Args:
-    ///     bytes: As many bytes as the memory has.
+    ///     bytes: The bytes, exactly as many as the memory holds.
     ///
     /// Raises:
-    ///     InvalidRequest: It is another number of bytes.
+    ///     InvalidRequest: The number of bytes differs.
     fn write(&self, py: Python<'_>, bytes: &[u8]) -> PyResult<()> {
         if bytes.len() as u64 != self.memory.byte_len() {
-            let text = format!("{} bytes don't fill {}", bytes.len(), self.__repr__());
+            let text = format!("{} has another size than {} bytes", self.__repr__(), bytes.len());
             return Err(PythonError::invalid(text).raise(py));
         }
         dlpack::write(&self.memory, bytes);
@@ -186,7 +184,7 @@ impl Buffer {
     /// Fills the memory from ordinary memory.
     ///
     /// Args:
-    ///     address: Where as many bytes as the memory has can be read.
+    ///     address: The source address, with as many readable bytes as the memory holds.
     fn copy_from(&self, address: usize) {
         dlpack::copy_from(&self.memory, address);
         self.memory.mark_copied();
@@ -195,24 +193,24 @@ impl Buffer {
     /// Copies the memory to ordinary memory.
     ///
     /// Args:
-    ///     address: Where as many bytes as the memory has can be written.
+    ///     address: The destination address, with as many writable bytes as the memory holds.
     fn copy_to(&self, address: usize) {
         dlpack::copy_to(&self.memory, address);
     }
 
-    /// Exports the memory in place, by DLPack.
+    /// Exports the memory through DLPack, without a copy.
     ///
     /// Args:
-    ///     stream: Not used: memory of the processor has no streams.
-    ///     max_version: The newest version of DLPack that the caller understands.
-    ///     dl_device: The device that the caller wants; only the processor is possible.
-    ///     copy: Whether the caller wants a copy; True is not possible.
+    ///     stream: Ignored: CPU memory has no streams.
+    ///     max_version: The newest DLPack version that the caller supports.
+    ///     dl_device: The requested device; only the CPU is supported.
+    ///     copy: Whether a copy is requested; True is not supported.
     ///
     /// Returns:
     ///     A capsule.
     ///
     /// Raises:
-    ///     BufferError: Another device, or a copy, is wanted.
+    ///     BufferError: Another device or a copy is requested.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -222,28 +220,28 @@ impl Buffer {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let _ = stream; // memory of the processor has no streams
+        let _ = stream; // CPU memory has no streams
         if dl_device.is_some_and(|device| device.0 != dlpack::CPU) {
             return Err(PyBufferError::new_err("a gradwire buffer is CPU memory"));
         }
         if copy == Some(true) {
-            let text = "a gradwire buffer is exported in place; copy what you make of it";
+            let text = "a gradwire buffer is exported without a copy; copy the imported array";
             return Err(PyBufferError::new_err(text));
         }
         let versioned = max_version.is_some_and(|(major, _)| major >= 1);
         dlpack::capsule(py, self.memory.clone(), versioned)
     }
 
-    /// Returns DLPack's numbers of the processor's memory.
+    /// Returns DLPack's device numbers for CPU memory.
     ///
     /// Returns:
-    ///     The kind of device and its number.
+    ///     The device type and the device id.
     fn __dlpack_device__(&self) -> (i32, i32) {
         (dlpack::CPU, 0)
     }
 
-    /// The description of the memory for NumPy. Element types that NumPy lacks raise an
-    /// AttributeError.
+    /// The description of the memory for NumPy. Raises an AttributeError for element types that
+    /// NumPy lacks.
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dtype = self.memory.dtype();

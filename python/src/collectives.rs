@@ -1,41 +1,52 @@
-//! Starting collectives: each returns a handle at once. An operation is done in place if its input
-//! and its result have the same size; otherwise the handle's result is new memory.
+//! Starting collectives: each call returns a handle immediately. An operation works in place if its
+//! input and its result have the same size; otherwise the handle's result is new memory.
 //!
 //! A handle's `wait` returns a list of buffers, or of `(buffer, rows from each member)` if ranks
-//! may give different numbers of rows.
+//! may contribute different numbers of rows.
 
 use gradwire_worker::{
     AdasumOptions, AllgatherOptions, AllreduceOptions, AlltoallOptions, BarrierOptions,
-    BroadcastOptions, GatherOptions, JoinOptions, ReceiveOptions, ReduceOptions,
-    ReduceScatterOptions, ScatterOptions, SendOptions, SharedBuffer,
+    BroadcastOptions, GatherOptions, GradwireError, JoinOptions, ObjectKind, ReceiveOptions,
+    ReduceOp, ReduceOptions, ReduceScatterOptions, ScatterOptions, SendOptions, SharedBuffer,
 };
 use pyo3::prelude::*;
 
 use crate::{
     buffer::{self, Buffer},
     error::{PythonError, Raise},
-    handle::Handle,
-    options::{Common, apply, object_kind, reduce_op},
-    process_set::ProcessSet,
+    handle::{Handle, IntoValue},
+    options::{Common, Set, apply, parse},
     session::Session,
 };
 
-type Set<'py> = Option<PyRef<'py, ProcessSet>>;
+type Started<P> = Result<gradwire_worker::Handle<P>, GradwireError>;
 
-fn common(name: Option<String>, priority: i32, set: &Set<'_>) -> Common {
-    Common::new(name, priority, set.as_deref())
+/// Starts an operation that is called `name` in messages.
+fn start<P: IntoValue>(
+    py: Python<'_>,
+    name: impl Into<String>,
+    call: impl FnOnce() -> Started<P> + Send,
+) -> PyResult<Handle> {
+    Ok(Handle::new(name, py.detach(call).or_raise(py)?))
 }
 
-/// One tensor, or several as a group.
-enum Parts {
-    One(SharedBuffer),
-    Group(Vec<SharedBuffer>),
-}
-
-fn parts(mut tensors: Vec<PyRef<'_, Buffer>>) -> Parts {
-    match tensors.len() {
-        1 => Parts::One(tensors.remove(0).memory.clone()),
-        _ => Parts::Group(tensors.iter().map(|tensor| tensor.memory.clone()).collect()),
+/// Starts an operation on one tensor, or on several as a group.
+fn start_all<P: IntoValue, Q: IntoValue>(
+    py: Python<'_>,
+    name: String,
+    tensors: &[PyRef<'_, Buffer>],
+    one: impl FnOnce(SharedBuffer) -> Started<P> + Send,
+    group: impl FnOnce(Vec<SharedBuffer>) -> Started<Q> + Send,
+) -> PyResult<Handle> {
+    match tensors {
+        [tensor] => {
+            let tensor = tensor.memory.clone();
+            start(py, name, || one(tensor))
+        }
+        _ => {
+            let tensors = tensors.iter().map(|tensor| tensor.memory.clone()).collect();
+            start(py, name, || group(tensors))
+        }
     }
 }
 
@@ -45,24 +56,19 @@ fn sizes(dims: &[u64]) -> Vec<usize> {
 
 #[pymethods]
 impl Session {
-    /// Starts an allreduce, in place. Several buffers are one group.
+    /// Starts an in-place allreduce. Several buffers form a group.
     ///
     /// Args:
     ///     tensors: The buffers.
     ///     op: The name of the reduction, such as `sum` or `average`.
-    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
-    ///         order.
-    ///     priority: A larger number goes first.
-    ///     prescale: Each contribution is multiplied by it.
-    ///     postscale: The result is multiplied by it.
-    ///     process_set: The ranks that take part; all by default.
+    ///     name: Identifies the call across ranks. Unnamed calls are matched by their order.
+    ///     priority: Operations with a larger number go first.
+    ///     prescale: The factor for each contribution.
+    ///     postscale: The factor for the result.
+    ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
-    ///     A handle whose result is the list of the buffers.
-    ///
-    /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
+    ///     A handle whose result is the list of buffers.
     #[pyo3(signature = (
         tensors, op, *, name=None, priority=0, prescale=1.0, postscale=1.0,
         process_set=None,
@@ -79,38 +85,29 @@ impl Session {
         postscale: f64,
         process_set: Set<'_>,
     ) -> PyResult<Handle> {
-        let common = common(name, priority, &process_set);
-        let op = reduce_op(op).or_raise(py)?;
+        let common = Common::new(name, &process_set);
+        let op = parse("reduction", op, ReduceOp::NAMES).or_raise(py)?;
         let options = apply!(common, AllreduceOptions::default());
-        let options = options.op(op).prescale(prescale).postscale(postscale);
-        let called = common.called("allreduce");
-        let parts = parts(tensors);
-        py.detach(|| match parts {
-            Parts::One(tensor) => {
-                self.inner.allreduce_async(tensor, options).map(|h| Handle::new(called, h))
-            }
-            Parts::Group(all) => {
-                self.inner.grouped_allreduce_async(all, options).map(|h| Handle::new(called, h))
-            }
-        })
-        .or_raise(py)
+        let options = options.priority(priority).op(op).prescale(prescale).postscale(postscale);
+        start_all(
+            py,
+            common.called("allreduce"),
+            &tensors,
+            |tensor| self.inner.allreduce_async(tensor, options.clone()),
+            |all| self.inner.grouped_allreduce_async(all, options.clone()),
+        )
     }
 
-    /// Starts a combination by Adasum, in place.
+    /// Starts an in-place combination with Adasum.
     ///
     /// Args:
     ///     tensor: The buffer.
-    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
-    ///         order.
-    ///     priority: A larger number goes first.
-    ///     process_set: The ranks that take part; all by default.
+    ///     name: Identifies the call across ranks. Unnamed calls are matched by their order.
+    ///     priority: Operations with a larger number go first.
+    ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
     ///     A handle whose result is a list with the buffer.
-    ///
-    /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
     #[pyo3(signature = (tensor, *, name=None, priority=0, process_set=None))]
     fn adasum(
         &self,
@@ -120,34 +117,27 @@ impl Session {
         priority: i32,
         process_set: Set<'_>,
     ) -> PyResult<Handle> {
-        let common = common(name, priority, &process_set);
-        let options = apply!(common, AdasumOptions::default());
+        let common = Common::new(name, &process_set);
+        let options = apply!(common, AdasumOptions::default()).priority(priority);
         let tensor = tensor.memory.clone();
-        let handle = py.detach(|| self.inner.adasum_async(tensor, options)).or_raise(py)?;
-        Ok(Handle::new(common.called("adasum"), handle))
+        start(py, common.called("adasum"), || self.inner.adasum_async(tensor, options))
     }
 
-    /// Starts a reduce to the root, in place there.
+    /// Starts a reduce to the root, in place on the root.
     ///
     /// Args:
     ///     tensor: The buffer.
-    ///     root: The rank that gets the result.
+    ///     root: The rank that receives the result.
     ///     op: The name of the reduction, such as `sum` or `average`.
-    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
-    ///         order.
-    ///     priority: A larger number goes first.
-    ///     prescale: Each contribution is multiplied by it.
-    ///     postscale: The result is multiplied by it.
-    ///     process_set: The ranks that take part; all by default.
+    ///     name: Identifies the call across ranks. Unnamed calls are matched by their order.
+    ///     prescale: The factor for each contribution.
+    ///     postscale: The factor for the result.
+    ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
     ///     A handle whose result is a list with the buffer.
-    ///
-    /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
     #[pyo3(signature = (
-        tensor, root, op, *, name=None, priority=0, prescale=1.0, postscale=1.0,
+        tensor, root, op, *, name=None, prescale=1.0, postscale=1.0,
         process_set=None,
     ))]
     #[expect(clippy::too_many_arguments, reason = "Python's keywords")]
@@ -158,152 +148,118 @@ impl Session {
         root: u32,
         op: &str,
         name: Option<String>,
-        priority: i32,
         prescale: f64,
         postscale: f64,
         process_set: Set<'_>,
     ) -> PyResult<Handle> {
-        let common = common(name, priority, &process_set);
-        let op = reduce_op(op).or_raise(py)?;
+        let common = Common::new(name, &process_set);
+        let op = parse("reduction", op, ReduceOp::NAMES).or_raise(py)?;
         let options = apply!(common, ReduceOptions::to_rank(root));
         let options = options.op(op).prescale(prescale).postscale(postscale);
         let tensor = tensor.memory.clone();
-        let handle = py.detach(|| self.inner.reduce_async(tensor, options)).or_raise(py)?;
-        Ok(Handle::new(common.called("reduce"), handle))
+        start(py, common.called("reduce"), || self.inner.reduce_async(tensor, options))
     }
 
-    /// Starts a broadcast of the root's tensor, in place.
+    /// Starts an in-place broadcast of the root's tensor.
     ///
     /// Args:
     ///     tensor: The buffer.
-    ///     root: The rank whose tensor all get.
-    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
-    ///         order.
-    ///     priority: A larger number goes first.
-    ///     process_set: The ranks that take part; all by default.
+    ///     root: The rank whose tensor all ranks receive.
+    ///     name: Identifies the call across ranks. Unnamed calls are matched by their order.
+    ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
     ///     A handle whose result is a list with the buffer.
-    ///
-    /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
-    #[pyo3(signature = (tensor, root, *, name=None, priority=0, process_set=None))]
+    #[pyo3(signature = (tensor, root, *, name=None, process_set=None))]
     fn broadcast(
         &self,
         py: Python<'_>,
         tensor: PyRef<'_, Buffer>,
         root: u32,
         name: Option<String>,
-        priority: i32,
         process_set: Set<'_>,
     ) -> PyResult<Handle> {
-        let common = common(name, priority, &process_set);
+        let common = Common::new(name, &process_set);
         let options = apply!(common, BroadcastOptions::from_rank(root));
         let tensor = tensor.memory.clone();
-        let handle = py.detach(|| self.inner.broadcast_async(tensor, options)).or_raise(py)?;
-        Ok(Handle::new(common.called("broadcast"), handle))
+        start(py, common.called("broadcast"), || self.inner.broadcast_async(tensor, options))
     }
 
-    /// Starts an allgather. Several buffers are one group.
+    /// Starts an allgather. Several buffers form a group.
     ///
     /// Args:
     ///     tensors: The buffers.
-    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
-    ///         order.
-    ///     object: The kind of an exchange of objects, if the rows are the bytes of objects.
-    ///     priority: A larger number goes first.
-    ///     process_set: The ranks that take part; all by default.
+    ///     name: Identifies the call across ranks. Unnamed calls are matched by their order.
+    ///     object: The kind of object operation, if the rows are the bytes of objects.
+    ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
-    ///     A handle whose result is a list of pairs: a new buffer, and the number of rows of each
-    ///     member.
-    ///
-    /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
-    #[pyo3(signature = (tensors, *, name=None, object=None, priority=0, process_set=None))]
+    ///     A handle whose result is a list of pairs: a new buffer, and the members' numbers of
+    ///     rows.
+    #[pyo3(signature = (tensors, *, name=None, object=None, process_set=None))]
     fn allgather(
         &self,
         py: Python<'_>,
         tensors: Vec<PyRef<'_, Buffer>>,
         name: Option<String>,
         object: Option<&str>,
-        priority: i32,
         process_set: Set<'_>,
     ) -> PyResult<Handle> {
-        let common = common(name, priority, &process_set);
+        let common = Common::new(name, &process_set);
         let mut options = apply!(common, AllgatherOptions::default());
         if let Some(kind) = object {
-            options = options.objects(object_kind(kind).or_raise(py)?);
+            options =
+                options.objects(parse("object operation", kind, ObjectKind::NAMES).or_raise(py)?);
         }
-        let called = common.called(object.unwrap_or("allgather"));
-        let parts = parts(tensors);
-        py.detach(|| match parts {
-            Parts::One(tensor) => {
-                self.inner.allgather_async(tensor, options).map(|h| Handle::new(called, h))
-            }
-            Parts::Group(all) => {
-                self.inner.grouped_allgather_async(all, options).map(|h| Handle::new(called, h))
-            }
-        })
-        .or_raise(py)
+        start_all(
+            py,
+            common.called(object.unwrap_or("allgather")),
+            &tensors,
+            |tensor| self.inner.allgather_async(tensor, options.clone()),
+            |all| self.inner.grouped_allgather_async(all, options.clone()),
+        )
     }
 
     /// Starts a gather to the root.
     ///
     /// Args:
     ///     tensor: The buffer.
-    ///     root: The rank that gets the result.
-    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
-    ///         order.
-    ///     priority: A larger number goes first.
-    ///     process_set: The ranks that take part; all by default.
+    ///     root: The rank that receives the result.
+    ///     name: Identifies the call across ranks. Unnamed calls are matched by their order.
+    ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
-    ///     A handle whose result is as that of an allgather at the root, and None elsewhere.
-    ///
-    /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
-    #[pyo3(signature = (tensor, root, *, name=None, priority=0, process_set=None))]
+    ///     A handle whose result on the root is like that of an allgather, and None elsewhere.
+    #[pyo3(signature = (tensor, root, *, name=None, process_set=None))]
     fn gather(
         &self,
         py: Python<'_>,
         tensor: PyRef<'_, Buffer>,
         root: u32,
         name: Option<String>,
-        priority: i32,
         process_set: Set<'_>,
     ) -> PyResult<Handle> {
-        let common = common(name, priority, &process_set);
+        let common = Common::new(name, &process_set);
         let options = apply!(common, GatherOptions::to_rank(root));
         let tensor = tensor.memory.clone();
-        let handle = py.detach(|| self.inner.gather_async(tensor, options)).or_raise(py)?;
-        Ok(Handle::new(common.called("gather"), handle))
+        start(py, common.called("gather"), || self.inner.gather_async(tensor, options))
     }
 
     /// Starts a scatter of the root's tensor.
     ///
     /// Args:
-    ///     tensor: The buffer at the root; None elsewhere.
+    ///     tensor: The buffer on the root; None elsewhere.
     ///     root: The rank whose tensor is split.
-    ///     splits: At the root the number of rows of each member; the same for each by default.
-    ///     dtype: The name of the element type, elsewhere than at the root.
-    ///     expecting: The expected shape of the result. If it is right it saves a round trip.
-    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
-    ///         order.
-    ///     priority: A larger number goes first.
-    ///     process_set: The ranks that take part; all by default.
+    ///     splits: On the root, the number of rows for each member; equal by default.
+    ///     dtype: The name of the element type, except on the root.
+    ///     expecting: The expected shape of the result; saves a round trip if correct.
+    ///     name: Identifies the call across ranks. Unnamed calls are matched by their order.
+    ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
     ///     A handle whose result is a list with a new buffer.
-    ///
-    /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
     #[pyo3(signature = (
-        tensor, root, *, splits=None, dtype=None, expecting=None, name=None, priority=0,
+        tensor, root, *, splits=None, dtype=None, expecting=None, name=None,
         process_set=None,
     ))]
     #[expect(clippy::too_many_arguments, reason = "Python's keywords")]
@@ -316,10 +272,9 @@ impl Session {
         dtype: Option<&str>,
         expecting: Option<Vec<u64>>,
         name: Option<String>,
-        priority: i32,
         process_set: Set<'_>,
     ) -> PyResult<Handle> {
-        let common = common(name, priority, &process_set);
+        let common = Common::new(name, &process_set);
         let mut options = apply!(common, ScatterOptions::from_rank(root));
         if let Some(splits) = splits {
             options = options.splits(&splits);
@@ -331,30 +286,23 @@ impl Session {
             options = options.expecting(&sizes(&dims));
         }
         let tensor = tensor.map(|tensor| tensor.memory.clone());
-        let handle = py.detach(|| self.inner.scatter_async(tensor, options)).or_raise(py)?;
-        Ok(Handle::new(common.called("scatter"), handle))
+        start(py, common.called("scatter"), || self.inner.scatter_async(tensor, options))
     }
 
-    /// Starts a reducescatter. Several buffers are one group.
+    /// Starts a reducescatter. Several buffers form a group.
     ///
     /// Args:
     ///     tensors: The buffers.
     ///     op: The name of the reduction, such as `sum` or `average`.
-    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
-    ///         order.
-    ///     priority: A larger number goes first.
-    ///     prescale: Each contribution is multiplied by it.
-    ///     postscale: The result is multiplied by it.
-    ///     process_set: The ranks that take part; all by default.
+    ///     name: Identifies the call across ranks. Unnamed calls are matched by their order.
+    ///     prescale: The factor for each contribution.
+    ///     postscale: The factor for the result.
+    ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
     ///     A handle whose result is a list of new buffers.
-    ///
-    /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
     #[pyo3(signature = (
-        tensors, op, *, name=None, priority=0, prescale=1.0, postscale=1.0,
+        tensors, op, *, name=None, prescale=1.0, postscale=1.0,
         process_set=None,
     ))]
     #[expect(clippy::too_many_arguments, reason = "Python's keywords")]
@@ -364,62 +312,49 @@ impl Session {
         tensors: Vec<PyRef<'_, Buffer>>,
         op: &str,
         name: Option<String>,
-        priority: i32,
         prescale: f64,
         postscale: f64,
         process_set: Set<'_>,
     ) -> PyResult<Handle> {
-        let common = common(name, priority, &process_set);
-        let op = reduce_op(op).or_raise(py)?;
+        let common = Common::new(name, &process_set);
+        let op = parse("reduction", op, ReduceOp::NAMES).or_raise(py)?;
         let options = apply!(common, ReduceScatterOptions::default());
         let options = options.op(op).prescale(prescale).postscale(postscale);
-        let called = common.called("reducescatter");
-        let parts = parts(tensors);
-        py.detach(|| match parts {
-            Parts::One(tensor) => {
-                self.inner.reducescatter_async(tensor, options).map(|h| Handle::new(called, h))
-            }
-            Parts::Group(all) => {
-                self.inner.grouped_reducescatter_async(all, options).map(|h| Handle::new(called, h))
-            }
-        })
-        .or_raise(py)
+        start_all(
+            py,
+            common.called("reducescatter"),
+            &tensors,
+            |tensor| self.inner.reducescatter_async(tensor, options.clone()),
+            |all| self.inner.grouped_reducescatter_async(all, options.clone()),
+        )
     }
 
     /// Starts an alltoall.
     ///
     /// Args:
     ///     tensor: The buffer.
-    ///     splits: The number of rows for each member; the same for each by default.
-    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
-    ///         order.
-    ///     priority: A larger number goes first.
-    ///     process_set: The ranks that take part; all by default.
+    ///     splits: The number of rows for each member; equal by default.
+    ///     name: Identifies the call across ranks. Unnamed calls are matched by their order.
+    ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
-    ///     A handle whose result is as that of an allgather.
-    ///
-    /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
-    #[pyo3(signature = (tensor, *, splits=None, name=None, priority=0, process_set=None))]
+    ///     A handle whose result is like that of an allgather.
+    #[pyo3(signature = (tensor, *, splits=None, name=None, process_set=None))]
     fn alltoall(
         &self,
         py: Python<'_>,
         tensor: PyRef<'_, Buffer>,
         splits: Option<Vec<u64>>,
         name: Option<String>,
-        priority: i32,
         process_set: Set<'_>,
     ) -> PyResult<Handle> {
-        let common = common(name, priority, &process_set);
+        let common = Common::new(name, &process_set);
         let mut options = apply!(common, AlltoallOptions::default());
         if let Some(splits) = splits {
             options = options.splits(&splits);
         }
         let tensor = tensor.memory.clone();
-        let handle = py.detach(|| self.inner.alltoall_async(tensor, options)).or_raise(py)?;
-        Ok(Handle::new(common.called("alltoall"), handle))
+        start(py, common.called("alltoall"), || self.inner.alltoall_async(tensor, options))
     }
 
     /// Starts a message to a rank.
@@ -427,54 +362,42 @@ impl Session {
     /// Args:
     ///     tensor: The buffer.
     ///     to: The rank that receives it.
-    ///     tag: The receiver gives the same.
-    ///     priority: A larger number goes first.
-    ///     process_set: The ranks that take part; all by default.
+    ///     tag: The receiver passes the same tag.
+    ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
-    ///     A handle without a result that matters.
-    ///
-    /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
-    #[pyo3(signature = (tensor, to, *, tag=0, priority=0, process_set=None))]
+    ///     A handle; its result has no meaning.
+    #[pyo3(signature = (tensor, to, *, tag=0, process_set=None))]
     fn send(
         &self,
         py: Python<'_>,
         tensor: PyRef<'_, Buffer>,
         to: u32,
         tag: u32,
-        priority: i32,
         process_set: Set<'_>,
     ) -> PyResult<Handle> {
-        let mut options = SendOptions::to_rank(to).tag(tag).priority(priority);
+        let mut options = SendOptions::to_rank(to).tag(tag);
         if let Some(set) = &process_set {
             options = options.process_set(&set.inner);
         }
         let tensor = tensor.memory.clone();
-        let handle = py.detach(|| self.inner.send_async(tensor, options)).or_raise(py)?;
-        Ok(Handle::new(format!("send to {to}"), handle))
+        start(py, format!("send to {to}"), || self.inner.send_async(tensor, options))
     }
 
     /// Starts to receive a message from a rank.
     ///
     /// Args:
-    ///     source: The rank that sends it.
-    ///     into: The buffer for it; None for a new one.
+    ///     source: The rank that sends the message.
+    ///     into: The buffer for the message; None allocates a new one.
     ///     dtype: The name of the element type of a new buffer.
-    ///     expecting: The expected shape of a new buffer. If it is right it saves a round trip.
-    ///     tag: The sender gives the same.
-    ///     priority: A larger number goes first.
-    ///     process_set: The ranks that take part; all by default.
+    ///     expecting: The expected shape of a new buffer; saves a round trip if correct.
+    ///     tag: The sender passes the same tag.
+    ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
     ///     A handle whose result is a list with the buffer.
-    ///
-    /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
     #[pyo3(signature = (
-        source, *, into=None, dtype=None, expecting=None, tag=0, priority=0,
+        source, *, into=None, dtype=None, expecting=None, tag=0,
         process_set=None,
     ))]
     #[expect(clippy::too_many_arguments, reason = "Python's keywords")]
@@ -486,10 +409,9 @@ impl Session {
         dtype: Option<&str>,
         expecting: Option<Vec<u64>>,
         tag: u32,
-        priority: i32,
         process_set: Set<'_>,
     ) -> PyResult<Handle> {
-        let mut options = ReceiveOptions::from_rank(source).tag(tag).priority(priority);
+        let mut options = ReceiveOptions::from_rank(source).tag(tag);
         if let Some(set) = &process_set {
             options = options.process_set(&set.inner);
         }
@@ -499,30 +421,23 @@ impl Session {
         let called = format!("receive from {source}");
         if let Some(into) = into {
             let into = into.memory.clone();
-            let handle = py.detach(|| self.inner.receive_into_async(into, options)).or_raise(py)?;
-            return Ok(Handle::new(called, handle));
+            return start(py, called, || self.inner.receive_into_async(into, options));
         }
         let Some(name) = dtype else {
             return Err(PythonError::invalid("receive needs `into` or `dtype`").raise(py));
         };
         let options = options.dtype(buffer::dtype(name).or_raise(py)?);
-        let started = py.detach(|| self.inner.receive_async::<SharedBuffer>(options));
-        Ok(Handle::new(called, started.or_raise(py)?))
+        start(py, called, || self.inner.receive_async::<SharedBuffer>(options))
     }
 
-    /// Starts a barrier, which ends once every member has come.
+    /// Starts a barrier, which completes once every member has started it.
     ///
     /// Args:
-    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
-    ///         order.
-    ///     process_set: The ranks that take part; all by default.
+    ///     name: Identifies the call across ranks. Unnamed calls are matched by their order.
+    ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
     ///     A handle without a result.
-    ///
-    /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
     #[pyo3(signature = (*, name=None, process_set=None))]
     fn barrier(
         &self,
@@ -530,30 +445,24 @@ impl Session {
         name: Option<String>,
         process_set: Set<'_>,
     ) -> PyResult<Handle> {
-        let common = common(name, 0, &process_set);
+        let common = Common::new(name, &process_set);
         let options = apply!(common, BarrierOptions::default());
-        let handle = py.detach(|| self.inner.barrier_with_async(options)).or_raise(py)?;
-        Ok(Handle::new(common.called("barrier"), handle))
+        start(py, common.called("barrier"), || self.inner.barrier_with_async(options))
     }
 
     /// Declares that this rank has no more data.
     ///
     /// Args:
-    ///     process_set: The ranks that take part; all by default.
+    ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
-    ///     A handle that ends when no rank has more data; its result is the last rank that joined.
-    ///
-    /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
+    ///     A handle that completes when all ranks have joined; its result is the last one.
     #[pyo3(signature = (*, process_set=None))]
     fn join(&self, py: Python<'_>, process_set: Set<'_>) -> PyResult<Handle> {
         let mut options = JoinOptions::default();
         if let Some(set) = &process_set {
             options = options.process_set(&set.inner);
         }
-        let handle = py.detach(|| self.inner.join_async(options)).or_raise(py)?;
-        Ok(Handle::new("join", handle))
+        start(py, "join", || self.inner.join_async(options))
     }
 }

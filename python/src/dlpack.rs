@@ -1,10 +1,10 @@
-//! DLPack: memory for other libraries, in a capsule; and copies from and to their memory. This
-//! module and `at_exit` are the only ones of this crate with `unsafe`.
+//! Exports memory to other libraries in DLPack capsules, and copies from and to their memory. This
+//! module and `at_exit` are the only ones in this crate with `unsafe`.
 //!
-//! A capsule holds a pointer to a structure whose layout the DLPack standard fixes. A consumer
-//! renames the capsule and calls the structure's deleter when it is done; a capsule without a
-//! consumer does so itself. The structure keeps the shared memory allocated until then. This module
-//! never creates a reference to the memory: Python and the daemon access it through pointers.
+//! A capsule holds a pointer to a structure whose layout is defined by DLPack. A consumer renames
+//! the capsule and calls the structure's deleter when it is done; a capsule without a consumer
+//! calls it itself. The structure keeps the shared memory allocated until then. This module never
+//! creates a reference to the memory: Python and the daemon access it through pointers.
 
 use std::{
     ffi::{CStr, c_void},
@@ -13,9 +13,6 @@ use std::{
 
 use gradwire_worker::{DType, SharedBuffer};
 use pyo3::{ffi, prelude::*};
-
-const UNVERSIONED: &CStr = c"dltensor";
-const VERSIONED: &CStr = c"dltensor_versioned";
 
 /// `kDLCPU`.
 pub(crate) const CPU: i32 = 1;
@@ -40,17 +37,27 @@ struct DlTensor {
     byte_offset: u64,
 }
 
-/// `DLManagedTensor` of dlpack.h: what consumers before DLPack 1.0 take.
+/// A structure in a capsule.
+trait Managed {
+    /// The name of its capsules.
+    const NAME: &'static CStr;
+}
+
+/// `DLManagedTensor` of dlpack.h, for consumers before DLPack 1.0.
 #[repr(C)]
-struct Managed {
+struct Unversioned {
     tensor: DlTensor,
     context: *mut c_void,
     deleter: Option<unsafe extern "C" fn(*mut Self)>,
 }
 
-/// `DLManagedTensorVersioned` of dlpack.h. Without it NumPy makes arrays that can't be written to.
+impl Managed for Unversioned {
+    const NAME: &'static CStr = c"dltensor";
+}
+
+/// `DLManagedTensorVersioned` of dlpack.h. Without it, NumPy creates read-only arrays.
 #[repr(C)]
-struct ManagedVersioned {
+struct Versioned {
     major: u32,
     minor: u32,
     context: *mut c_void,
@@ -59,11 +66,19 @@ struct ManagedVersioned {
     tensor: DlTensor,
 }
 
-/// What the structure points to, and the structure; freed in one.
+impl Managed for Versioned {
+    const NAME: &'static CStr = c"dltensor_versioned";
+}
+
+type Kept = (Vec<i64>, Vec<i64>, SharedBuffer);
+
+/// The structure and the data that it points to, freed together. A pointer to the structure is also
+/// one to this.
+#[repr(C)]
 struct Export<M> {
     managed: M,
-    #[expect(dead_code, reason = "held for its drop: what the structure points to stays there")]
-    kept: (Vec<i64>, Vec<i64>, SharedBuffer),
+    /// What the structure points to.
+    kept: Kept,
 }
 
 fn data_type(dtype: DType) -> DlDataType {
@@ -93,7 +108,7 @@ fn tensor(memory: &SharedBuffer, shape: &mut [i64], strides: &mut [i64]) -> DlTe
     }
 }
 
-/// Dimensions and, in elements, the distances between neighbours. Shapes are at most 2^53 elements.
+/// Dimensions and strides, in elements. Shapes have at most 2^53 elements.
 fn geometry(memory: &SharedBuffer) -> (Vec<i64>, Vec<i64>) {
     let shape: Vec<i64> = memory.shape().dims().iter().map(|&d| d as i64).collect();
     let mut strides = vec![1; shape.len()];
@@ -103,7 +118,7 @@ fn geometry(memory: &SharedBuffer) -> (Vec<i64>, Vec<i64>) {
     (shape, strides)
 }
 
-/// A capsule with the memory, as the consumer's version of DLPack wants it.
+/// A capsule with the memory, for the consumer's version of DLPack.
 pub(crate) fn capsule(
     py: Python<'_>,
     memory: SharedBuffer,
@@ -111,85 +126,57 @@ pub(crate) fn capsule(
 ) -> PyResult<Bound<'_, PyAny>> {
     let (mut shape, mut strides) = geometry(&memory);
     let tensor = tensor(&memory, &mut shape, &mut strides);
+    let (context, kept) = (ptr::null_mut(), (shape, strides, memory));
     if versioned {
-        let managed = ManagedVersioned {
-            major: 1,
-            minor: 1,
-            context: ptr::null_mut(),
-            deleter: Some(delete_versioned),
-            flags: 0,
-            tensor,
-        };
-        let export = Box::into_raw(Box::new(Export { managed, kept: (shape, strides, memory) }));
-        // SAFETY: `export` is the pointer of a box that nobody else has, and valid; the field is
-        // only written. Its context is what `delete_versioned` takes the box back from.
-        let managed = unsafe {
-            (*export).managed.context = export.cast();
-            &raw mut (*export).managed
-        };
-        new_capsule(py, managed, VERSIONED, destroy_versioned, |managed| {
-            // SAFETY: no capsule was made, so the structure is still ours alone.
-            unsafe { delete_versioned(managed) }
-        })
+        let deleter = Some(delete as unsafe extern "C" fn(*mut Versioned));
+        let managed = Versioned { major: 1, minor: 1, context, deleter, flags: 0, tensor };
+        new_capsule(py, managed, kept)
     } else {
-        let managed =
-            Managed { tensor, context: ptr::null_mut(), deleter: Some(delete_unversioned) };
-        let export = Box::into_raw(Box::new(Export { managed, kept: (shape, strides, memory) }));
-        // SAFETY: as above.
-        let managed = unsafe {
-            (*export).managed.context = export.cast();
-            &raw mut (*export).managed
-        };
-        new_capsule(py, managed, UNVERSIONED, destroy_unversioned, |managed| {
-            // SAFETY: as above.
-            unsafe { delete_unversioned(managed) }
-        })
+        let deleter = Some(delete as unsafe extern "C" fn(*mut Unversioned));
+        new_capsule(py, Unversioned { tensor, context, deleter }, kept)
     }
 }
 
-fn new_capsule<'py, M>(
-    py: Python<'py>,
-    managed: *mut M,
-    name: &'static CStr,
-    destroy: unsafe extern "C" fn(*mut ffi::PyObject),
-    give_up: impl FnOnce(*mut M),
-) -> PyResult<Bound<'py, PyAny>> {
-    // SAFETY: the interpreter is attached; the pointer is not null and lives until the deleter is
-    // called; the name is static; the destructor is for capsules of just this name.
-    let capsule = unsafe { ffi::PyCapsule_New(managed.cast(), name.as_ptr(), Some(destroy)) };
+fn new_capsule<M: Managed>(py: Python<'_>, managed: M, kept: Kept) -> PyResult<Bound<'_, PyAny>> {
+    let managed: *mut M = Box::into_raw(Box::new(Export { managed, kept })).cast();
+    // SAFETY: the interpreter is attached; the pointer is not null and valid until the deleter is
+    // called; the name is static; the destructor is for capsules of this name.
+    let capsule =
+        unsafe { ffi::PyCapsule_New(managed.cast(), M::NAME.as_ptr(), Some(destroy::<M>)) };
     // SAFETY: a new reference, or null with an exception set.
     let capsule = unsafe { Bound::from_owned_ptr_or_err(py, capsule) };
     if capsule.is_err() {
-        give_up(managed);
+        // SAFETY: no capsule was created, so the structure has no other users.
+        unsafe { delete(managed) };
     }
     capsule
 }
 
-/// Copies bytes to the beginning of the memory; as many as fit.
+/// Copies bytes to the beginning of the memory, as many as fit.
 pub(crate) fn write(memory: &SharedBuffer, bytes: &[u8]) {
     let count = bytes.len().min(memory.byte_len() as usize);
-    // SAFETY: the memory is at least `count` bytes long and mapped while `memory` lives; nobody has
-    // a reference to it, and `bytes` is Python's own.
+    // SAFETY: the memory has at least `count` bytes and is mapped while `memory` lives; there are
+    // no references to it, and `bytes` belongs to Python.
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), memory.as_ptr(), count) };
 }
 
-/// Fills the memory from ordinary memory, without an array around either: for a small tensor that
-/// is most of the time of its exchange. As many bytes as the memory has can be read at the address.
+/// Fills the memory from ordinary memory. No arrays are created, which would dominate the latency
+/// of small tensors. The address must have as many readable bytes as the memory holds.
 pub(crate) fn copy_from(memory: &SharedBuffer, address: usize) {
     let from = ptr::with_exposed_provenance::<u8>(address);
-    // SAFETY: as in `write`; the caller vouches for the bytes at the address, as it does for those
-    // of a capsule. The interpreter's lock is held, so its other threads don't free them.
+    // SAFETY: as in `write`; the caller guarantees the bytes at the address, as for a capsule. The
+    // GIL is held, so other Python threads don't free them.
     unsafe { ptr::copy(from, memory.as_ptr(), memory.byte_len() as usize) };
 }
 
-/// Copies the memory to ordinary memory, where as many bytes as it has can be written.
+/// Copies the memory to ordinary memory with as many writable bytes.
 pub(crate) fn copy_to(memory: &SharedBuffer, address: usize) {
     let to = ptr::with_exposed_provenance_mut::<u8>(address);
     // SAFETY: as above.
     unsafe { ptr::copy(memory.as_ptr(), to, memory.byte_len() as usize) };
 }
 
-/// Copies the beginning of the memory; as much as `into` takes.
+/// Copies the beginning of the memory, as much as fits into `into`.
 pub(crate) fn read(memory: &SharedBuffer, into: &mut [u8]) {
     let count = into.len().min(memory.byte_len() as usize);
     // SAFETY: as above; `into` is borrowed mutably.
@@ -197,56 +184,24 @@ pub(crate) fn read(memory: &SharedBuffer, into: &mut [u8]) {
 }
 
 /// # Safety
-/// `managed` is part of an [`Export`] that [`capsule`] made, and is not used after this.
-unsafe extern "C" fn delete_unversioned(managed: *mut Managed) {
-    // SAFETY: the context is the pointer of the box that holds the structure. Consumers call this
-    // once; letting go of the memory needs no interpreter.
-    drop(unsafe { Box::from_raw((*managed).context.cast::<Export<Managed>>()) });
+/// `managed` is part of an [`Export`] created by [`new_capsule`], and is not used afterwards.
+unsafe extern "C" fn delete<M>(managed: *mut M) {
+    // SAFETY: the structure is the first field of the boxed export. Consumers call this once;
+    // releasing the memory needs no interpreter.
+    drop(unsafe { Box::from_raw(managed.cast::<Export<M>>()) });
 }
 
-/// # Safety
-/// As [`delete_unversioned`].
-unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
-    // SAFETY: as there.
-    drop(unsafe { Box::from_raw((*managed).context.cast::<Export<ManagedVersioned>>()) });
-}
-
-/// The structure in a capsule that still has its name: it has no consumer.
+/// Deletes the structure of a capsule without a consumer, which still has its name.
 ///
 /// # Safety
-/// `capsule` is a capsule and the interpreter is attached.
-unsafe fn untaken(capsule: *mut ffi::PyObject, name: &CStr) -> *mut c_void {
-    // SAFETY: by the contract; the name is compared before the pointer is asked for, so no
-    // exception is set.
+/// Python calls it once, with a capsule created by [`new_capsule`].
+unsafe extern "C" fn destroy<M: Managed>(capsule: *mut ffi::PyObject) {
+    let name = M::NAME.as_ptr();
+    // SAFETY: by the contract, and the interpreter is attached; the name is checked before the
+    // pointer is requested, so no exception is set.
     unsafe {
-        if ffi::PyCapsule_IsValid(capsule, name.as_ptr()) == 1 {
-            ffi::PyCapsule_GetPointer(capsule, name.as_ptr())
-        } else {
-            ptr::null_mut()
-        }
-    }
-}
-
-/// # Safety
-/// Python calls it, once, with a capsule that [`capsule`] made.
-unsafe extern "C" fn destroy_unversioned(capsule: *mut ffi::PyObject) {
-    // SAFETY: by the contract; what was not taken is ours to delete.
-    unsafe {
-        let managed = untaken(capsule, UNVERSIONED);
-        if !managed.is_null() {
-            delete_unversioned(managed.cast());
-        }
-    }
-}
-
-/// # Safety
-/// As [`destroy_unversioned`].
-unsafe extern "C" fn destroy_versioned(capsule: *mut ffi::PyObject) {
-    // SAFETY: as there.
-    unsafe {
-        let managed = untaken(capsule, VERSIONED);
-        if !managed.is_null() {
-            delete_versioned(managed.cast());
+        if ffi::PyCapsule_IsValid(capsule, name) == 1 {
+            delete(ffi::PyCapsule_GetPointer(capsule, name).cast::<M>());
         }
     }
 }

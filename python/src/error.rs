@@ -3,7 +3,7 @@
 use gradwire_worker::{Failure, FailureKind, GradwireError};
 use pyo3::{prelude::*, sync::PyOnceLock, types::PyDict};
 
-/// An error with the attributes of its exception; cloned if it is raised again.
+/// An error with the attributes of its exception; cloned when it is raised again.
 #[derive(Debug, Clone)]
 pub(crate) struct PythonError {
     class: &'static str,
@@ -15,7 +15,7 @@ pub(crate) struct PythonError {
 }
 
 impl PythonError {
-    /// A call with an argument that is not usable; nothing was started.
+    /// A call with an invalid argument; nothing was started.
     pub(crate) fn invalid(text: impl Into<String>) -> Self {
         Self::plain("InvalidRequest", "invalid", text.into())
     }
@@ -49,7 +49,7 @@ impl PythonError {
         }
     }
 
-    /// The exception, to be raised.
+    /// The exception to raise.
     pub(crate) fn raise(&self, py: Python<'_>) -> PyErr {
         match self.exception(py) {
             Ok(exception) => PyErr::from_value(exception),

@@ -1,9 +1,9 @@
-//! Operations whose tensors are still being copied when they are called.
+//! Gates for operations whose tensors are still being copied when they are called.
 
 use pyo3::prelude::*;
 
-/// What operations wait behind until their tensors are in shared memory. Whoever makes a gate opens
-/// it, or fails it.
+/// Holds back operations until their tensors are in shared memory. The creator of a gate must open
+/// or fail it.
 #[pyclass(frozen, module = "gradwire._native")]
 #[derive(Debug)]
 pub(crate) struct Gate {
@@ -12,21 +12,21 @@ pub(crate) struct Gate {
 
 #[pymethods]
 impl Gate {
-    /// Makes a closed gate.
+    /// Creates a closed gate.
     #[new]
     fn new() -> Self {
         Self { inner: gradwire_worker::Gate::new() }
     }
 
-    /// Starts the operations behind it, in the order of their calls. Later ones don't wait.
+    /// Starts the operations behind it, in call order. Later ones don't wait.
     fn open(&self, py: Python<'_>) {
         py.detach(|| self.inner.open());
     }
 
-    /// Fails the operations behind it, and later ones: their tensors could not be copied.
+    /// Fails the operations behind it and later ones, because their tensors could not be copied.
     ///
     /// Args:
-    ///     why: What happened.
+    ///     why: The reason.
     fn fail(&self, py: Python<'_>, why: &str) {
         py.detach(|| self.inner.fail(why));
     }

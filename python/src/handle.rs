@@ -1,7 +1,7 @@
 //! Operations in flight, for Python.
 //!
-//! WAIT: a wait sleeps in slices of [`SLICE`] without the interpreter's lock, and checks for
-//! signals between them, so that Ctrl-C ends it and other Python threads run meanwhile.
+//! WAIT: a wait releases the GIL for slices of [`SLICE`] and checks for signals between them, so
+//! that Ctrl-C interrupts it and other Python threads can run.
 
 use std::{
     fmt,
@@ -14,7 +14,7 @@ use pyo3::{IntoPyObjectExt, prelude::*, types::PyList};
 
 use crate::{buffer::Buffer, error::PythonError, process_set};
 
-/// The longest time without a check for signals.
+/// The maximum time between two checks for signals.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
 /// The result of an operation.
@@ -44,7 +44,7 @@ impl Value {
     }
 }
 
-/// Results of the worker library as values.
+/// Converts results of the worker library to values.
 pub(crate) trait IntoValue: Send + 'static {
     fn into_value(self) -> Value;
 }
@@ -97,20 +97,20 @@ impl IntoValue for ProcessSet {
     }
 }
 
-/// An input that is kept until the operation has ended, and the result that matters.
+/// An input that is kept until the operation has completed, and the actual result.
 impl<I: Send + 'static, R: IntoValue> IntoValue for (I, R) {
     fn into_value(self) -> Value {
         self.1.into_value()
     }
 }
 
-/// An operation that has not ended.
+/// An operation that may still be running.
 pub(crate) trait Running: Send {
-    /// Whether it has ended.
+    /// Whether it has completed.
     fn poll(&self) -> bool;
     /// Whether its tensors are still being written.
     fn is_held(&self) -> bool;
-    /// Its result, or itself if it has not ended within the time.
+    /// Its result, or itself if it has not completed within the time.
     fn wait(
         self: Box<Self>,
         within: Duration,
@@ -138,10 +138,10 @@ impl<P: IntoValue> Running for gradwire_worker::Handle<P> {
     }
 }
 
-enum State {
+enum HandleState {
     Running(Box<dyn Running>),
     Ended(Result<Value, PythonError>),
-    /// While a thread that has the lock waits.
+    /// While a thread that holds the lock waits.
     Taken,
 }
 
@@ -149,36 +149,36 @@ enum State {
 #[pyclass(frozen, module = "gradwire._native")]
 pub(crate) struct Handle {
     name: String,
-    state: Mutex<State>,
+    state: Mutex<HandleState>,
 }
 
 impl Handle {
     pub(crate) fn new(name: impl Into<String>, running: impl Running + 'static) -> Self {
-        Self { name: name.into(), state: Mutex::new(State::Running(Box::new(running))) }
+        Self { name: name.into(), state: Mutex::new(HandleState::Running(Box::new(running))) }
     }
 
-    /// Waits for at most this long; returns none if the operation has not ended.
+    /// Waits for at most this long; returns `None` if the operation has not completed.
     fn wait_slice(&self, within: Duration) -> Option<Result<Value, PythonError>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let outcome = match std::mem::replace(&mut *state, State::Taken) {
-            State::Running(running) => match running.wait(within) {
+        let outcome = match std::mem::replace(&mut *state, HandleState::Taken) {
+            HandleState::Running(running) => match running.wait(within) {
                 Ok(outcome) => outcome,
                 Err(running) => {
-                    *state = State::Running(running);
+                    *state = HandleState::Running(running);
                     return None;
                 }
             },
-            State::Ended(outcome) => outcome,
-            State::Taken => Err(GradwireError::Closed.into()),
+            HandleState::Ended(outcome) => outcome,
+            HandleState::Taken => Err(GradwireError::Closed.into()),
         };
-        *state = State::Ended(outcome.clone());
+        *state = HandleState::Ended(outcome.clone());
         Some(outcome)
     }
 
-    /// What did not happen in time.
+    /// Describes the operation for a timeout error.
     fn what(&self) -> String {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let held = matches!(&*state, State::Running(running) if running.is_held());
+        let held = matches!(&*state, HandleState::Running(running) if running.is_held());
         let why = if held { ", whose tensors are still being computed or copied," } else { "" };
         format!("the operation on tensor '{}'{why}", self.name)
     }
@@ -192,41 +192,41 @@ impl Handle {
         &self.name
     }
 
-    /// Returns whether `wait` would return, or raise, at once.
+    /// Returns whether `wait` would return or raise immediately.
     ///
     /// Returns:
-    ///     True if the operation has ended.
+    ///     True if the operation has completed.
     fn poll(&self, py: Python<'_>) -> bool {
         py.detach(|| match self.state.try_lock() {
             Ok(state) => match &*state {
-                State::Running(running) => running.poll(),
-                State::Ended(_) | State::Taken => true,
+                HandleState::Running(running) => running.poll(),
+                HandleState::Ended(_) | HandleState::Taken => true,
             },
-            // A thread waits for it at this moment.
+            // Another thread is waiting for it.
             Err(TryLockError::WouldBlock) => false,
             Err(TryLockError::Poisoned(_)) => true,
         })
     }
 
-    /// Waits for the operation to end. Ctrl-C ends the wait.
+    /// Waits for the operation to complete. Ctrl-C interrupts the wait.
     ///
     /// Args:
-    ///     timeout: The longest time to wait, in seconds. None waits without a limit.
+    ///     timeout: The maximum time to wait, in seconds. None waits forever.
     ///
     /// Returns:
     ///     A list of buffers, a list of pairs of a buffer and the number of rows from each member,
-    ///     a number, a process set, or None, depending on the operation. A second call returns the
-    ///     same.
+    ///     a number, a process set, or None, depending on the operation. Further calls return the
+    ///     same result.
     ///
     /// Raises:
-    ///     WaitTimeout: The operation has not ended within `timeout`. It continues.
+    ///     WaitTimeout: The operation did not complete within `timeout`. It continues.
     ///     GradwireError: The operation failed.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
         let limit = match timeout {
             None => None,
             Some(seconds) => Some(Duration::try_from_secs_f64(seconds).map_err(|error| {
-                PythonError::invalid(format!("timeout={seconds} is not usable: {error}")).raise(py)
+                PythonError::invalid(format!("invalid timeout={seconds}: {error}")).raise(py)
             })?),
         };
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));

@@ -1,12 +1,12 @@
 //! The native half of the Python package `gradwire`: the module `gradwire._native`.
 //!
-//! It has sessions, memory and handles. NumPy, PyTorch and pickle are left to the Python half. It
+//! It provides sessions, memory and handles; the Python half handles NumPy, PyTorch and pickle. It
 //! adds to the worker library what an interpreter needs:
 //!
-//! - every wait lets other Python threads run, and ends with Ctrl-C within 50 ms;
+//! - during a wait, other Python threads can run, and Ctrl-C interrupts it within 50 ms;
 //! - memory is shared with libraries that support DLPack or NumPy's array interface, and stays
 //!   allocated while Python or the daemon uses it;
-//! - every error is a Python exception with the cause, the rank, the host and the tensor.
+//! - errors are Python exceptions with the cause, the rank, the host and the tensor.
 //!
 //! Map: `session` (being a rank), `collectives` and `options` (starting operations), `handle`
 //! (waiting for them), `gate` (starting them later), `process_set`, `buffer` and `dlpack` (memory),
@@ -16,11 +16,11 @@
 
 use pyo3::prelude::*;
 
-#[expect(unsafe_code, reason = "the module that the C library calls")]
+#[expect(unsafe_code, reason = "called by the C library")]
 mod at_exit;
 mod buffer;
 mod collectives;
-#[expect(unsafe_code, reason = "the module that exports memory")]
+#[expect(unsafe_code, reason = "exports memory")]
 mod dlpack;
 mod error;
 mod gate;

@@ -1,24 +1,24 @@
-//! The options that all collectives have: name, priority, process set, reduction.
+//! The options common to all collectives: name, process set, reduction.
 
-use gradwire_worker::{ObjectKind, ProcessSet, ReduceOp};
+use std::str::FromStr;
 
-use crate::{error::PythonError, process_set};
+use pyo3::PyRef;
 
-/// Name, priority and process set of an operation.
+use crate::{error::PythonError, process_set::ProcessSet};
+
+/// The process set of a call.
+pub(crate) type Set<'py> = Option<PyRef<'py, ProcessSet>>;
+
+/// Name and process set of an operation.
 #[derive(Debug)]
 pub(crate) struct Common {
     pub(crate) name: Option<String>,
-    pub(crate) priority: i32,
-    pub(crate) set: Option<ProcessSet>,
+    pub(crate) set: Option<gradwire_worker::ProcessSet>,
 }
 
 impl Common {
-    pub(crate) fn new(
-        name: Option<String>,
-        priority: i32,
-        set: Option<&process_set::ProcessSet>,
-    ) -> Self {
-        Self { name, priority, set: set.map(|set| set.inner.clone()) }
+    pub(crate) fn new(name: Option<String>, set: &Set<'_>) -> Self {
+        Self { name, set: set.as_ref().map(|set| set.inner.clone()) }
     }
 
     /// The name of the operation in messages.
@@ -27,11 +27,11 @@ impl Common {
     }
 }
 
-/// Sets the fields of [`Common`] in options of the worker library.
+/// Applies [`Common`] to options of the worker library.
 macro_rules! apply {
     ($common:expr, $options:expr) => {{
         let common: &$crate::options::Common = &$common;
-        let mut options = $options.priority(common.priority);
+        let mut options = $options;
         if let Some(name) = &common.name {
             options = options.name(name.clone());
         }
@@ -44,18 +44,10 @@ macro_rules! apply {
 
 pub(crate) use apply;
 
-/// The exchange of objects of that name.
-pub(crate) fn object_kind(name: &str) -> Result<ObjectKind, PythonError> {
+/// Parses the name of a `what`.
+pub(crate) fn parse<T: FromStr>(what: &str, name: &str, names: &[&str]) -> Result<T, PythonError> {
     name.parse().map_err(|_| {
-        let all = ObjectKind::NAMES.join(", ");
-        PythonError::invalid(format!("objects are not exchanged by {name:?}, but by {all}"))
-    })
-}
-
-/// The reduction of that name.
-pub(crate) fn reduce_op(name: &str) -> Result<ReduceOp, PythonError> {
-    name.parse().map_err(|_| {
-        let all = ReduceOp::NAMES.join(", ");
-        PythonError::invalid(format!("there is no reduction {name:?}: they are {all}"))
+        let all = names.join(", ");
+        PythonError::invalid(format!("unknown {what} {name:?}: use one of {all}"))
     })
 }

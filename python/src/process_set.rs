@@ -17,7 +17,7 @@ impl From<gradwire_worker::ProcessSet> for ProcessSet {
 
 #[pymethods]
 impl ProcessSet {
-    /// The number of the process set; 0 for all ranks.
+    /// The id of the process set; 0 for all ranks.
     #[getter]
     fn id(&self) -> u32 {
         self.inner.id()
@@ -29,7 +29,7 @@ impl ProcessSet {
         self.inner.ranks().to_vec()
     }
 
-    /// The place of this rank among the members; None if it is not one.
+    /// This process's rank within the process set; None if it is not a member.
     #[getter]
     fn position(&self) -> Option<usize> {
         self.inner.position()

@@ -10,7 +10,10 @@ use std::{
 };
 
 use gradwire_worker::GradwireError;
-use pyo3::{prelude::*, types::PyDict};
+use pyo3::{
+    prelude::*,
+    types::{IntoPyDict, PyDict},
+};
 
 use crate::{
     at_exit,
@@ -22,6 +25,9 @@ use crate::{
 };
 
 /// This process as a rank of a job.
+///
+/// The methods that start an operation raise `InvalidRequest` if an argument is invalid, and
+/// `GradwireError` if the session has ended or memory is exhausted. Nothing is started then.
 #[pyclass(frozen, module = "gradwire._native")]
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -30,12 +36,12 @@ pub(crate) struct Session {
 
 type Attached = Result<gradwire_worker::Session, GradwireError>;
 
-/// Attaches on another thread, so that this one can check for signals meanwhile.
+/// Attaches on another thread, so that this one can check for signals.
 fn start_attach(cancel: Arc<AtomicBool>) -> Result<mpsc::Receiver<Attached>, PythonError> {
     let builder = gradwire_worker::Session::builder_from_env()?;
     let (sender, receiver) = mpsc::sync_channel(1);
     let work = move || {
-        // If nobody receives it, the session is dropped and leaves the job.
+        // If the receiver is gone, the session is dropped and leaves the job.
         let _ = sender.send(builder.cancel(cancel).attach());
     };
     let thread = thread::Builder::new().name("gw-attach".to_owned()).spawn(work);
@@ -45,17 +51,17 @@ fn start_attach(cancel: Arc<AtomicBool>) -> Result<mpsc::Receiver<Attached>, Pyt
 
 #[pymethods]
 impl Session {
-    /// Attaches to this node's daemon as the rank that the launcher's variables describe.
+    /// Attaches to this node's daemon, as the rank described by the launcher's variables.
     ///
-    /// Returns once every node is there; other ranks may still be missing.
+    /// Returns once every node has joined; other ranks may still be missing.
     ///
     /// Returns:
     ///     The session.
     ///
     /// Raises:
     ///     NotLaunched: The variables are missing.
-    ///     InvalidRequest: A setting is not usable.
-    ///     PeerLost: The daemon, or a node, does not answer.
+    ///     InvalidRequest: A setting is invalid.
+    ///     PeerLost: The daemon or a node does not respond.
     #[staticmethod]
     fn attach(py: Python<'_>) -> PyResult<Self> {
         let cancel = Arc::new(AtomicBool::new(false));
@@ -78,54 +84,54 @@ impl Session {
         }
     }
 
-    /// Returns this session for operations that wait behind a gate: each is checked, and has its
-    /// name and its handle, at once.
+    /// Returns this session for operations that wait behind a gate. Each is checked immediately,
+    /// and gets its name and handle.
     ///
     /// Args:
-    ///     gate: Starts them when it is opened.
+    ///     gate: The gate, which starts them when it opens.
     ///
     /// Returns:
-    ///     The same rank of the same job.
+    ///     A session for the same rank.
     fn behind(&self, gate: PyRef<'_, Gate>) -> Self {
         Self { inner: self.inner.behind(&gate.inner) }
     }
 
-    /// Leaves the job in good order.
+    /// Leaves the job cleanly.
     ///
     /// Raises:
-    ///     GradwireError: The job had failed before.
+    ///     GradwireError: The job had already failed.
     fn shutdown(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.inner.shutdown()).or_raise(py)
     }
 
-    /// Leaves the job when the process ends, in good order if its exit code is 0.
+    /// Leaves the job when the process ends, cleanly if its exit code is 0.
     ///
-    /// Then it waits for those of its children that serve the job. If that can't be arranged it
+    /// Then it waits for its child processes that serve the job. If that can't be registered, it
     /// leaves the job now.
     ///
     /// Args:
-    ///     services: The process ids of the children.
+    ///     services: The ids of the child processes.
     ///
     /// Raises:
-    ///     GradwireError: The job had failed before.
+    ///     GradwireError: The job had already failed.
     fn leave_at_exit(&self, py: Python<'_>, services: Vec<i32>) -> PyResult<()> {
         if at_exit::leave(self.inner.clone(), services) { Ok(()) } else { self.shutdown(py) }
     }
 
-    /// Notes that the program has made a step, for the metrics.
+    /// Records a training step in the metrics.
     fn mark_step(&self) {
         self.inner.mark_step();
     }
 
-    /// Ends the job: all other ranks get the reason.
+    /// Aborts the job: all other ranks receive the reason.
     ///
     /// Args:
-    ///     reason: The text that they get.
+    ///     reason: The message that they receive.
     fn abort(&self, py: Python<'_>, reason: &str) {
         py.detach(|| self.inner.abort(reason));
     }
 
-    /// The number of this rank in the job.
+    /// This rank's number in the job.
     #[getter]
     fn rank(&self) -> u32 {
         self.inner.rank()
@@ -137,7 +143,7 @@ impl Session {
         self.inner.size()
     }
 
-    /// The number of this rank on its node.
+    /// This rank's number on its node.
     #[getter]
     fn local_rank(&self) -> u32 {
         self.inner.local_rank()
@@ -149,7 +155,7 @@ impl Session {
         self.inner.local_size()
     }
 
-    /// The number of this node among the nodes that have a rank with this local rank.
+    /// This node's number among the nodes that have a rank with this local rank.
     #[getter]
     fn cross_rank(&self) -> u32 {
         self.inner.cross_rank()
@@ -173,7 +179,7 @@ impl Session {
         self.inner.job().as_str()
     }
 
-    /// The address, `ip:port`, at which the coordinator serves.
+    /// The coordinator's address, `ip:port`.
     #[getter]
     fn coordinator(&self) -> String {
         self.inner.coordinator().to_string()
@@ -189,22 +195,23 @@ impl Session {
     /// Returns counters of this rank's operations.
     ///
     /// Returns:
-    ///     `operations` and `bytes` that were submitted, `copied_bytes`: those that were copied
-    ///     from ordinary memory, `in_flight`: the operations that have not ended, and
-    ///     `adopted_bytes`: the memory of the program that is shared now.
+    ///     `operations` and `bytes`: submitted; `copied_bytes`: copied from ordinary memory;
+    ///     `in_flight`: operations that have not completed; `adopted_bytes`: memory of the program
+    ///     that is now shared.
     #[pyo3(signature = () -> "dict[str, int]")]
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.inner.stats();
-        let all = PyDict::new(py);
-        all.set_item("operations", stats.operations)?;
-        all.set_item("in_flight", stats.in_flight)?;
-        all.set_item("bytes", stats.bytes)?;
-        all.set_item("copied_bytes", stats.copied_bytes)?;
-        all.set_item("adopted_bytes", stats.arena.adopted_bytes)?;
-        Ok(all)
+        [
+            ("operations", stats.operations),
+            ("in_flight", stats.in_flight as u64),
+            ("bytes", stats.bytes),
+            ("copied_bytes", stats.copied_bytes),
+            ("adopted_bytes", stats.arena.adopted_bytes),
+        ]
+        .into_py_dict(py)
     }
 
-    /// Allocates memory that is shared with the daemon. Its content is undefined.
+    /// Allocates uninitialized memory that is shared with the daemon.
     ///
     /// Args:
     ///     dtype: The name of the element type.
@@ -214,8 +221,8 @@ impl Session {
     ///     The memory.
     ///
     /// Raises:
-    ///     InvalidRequest: There is no such element type, or the shape is too large.
-    ///     OutOfResources: There is not enough shared memory.
+    ///     InvalidRequest: The element type is unknown, or the shape is too large.
+    ///     OutOfResources: Not enough shared memory is available.
     fn buffer(&self, py: Python<'_>, dtype: &str, shape: Vec<u64>) -> PyResult<Buffer> {
         let dtype = buffer::dtype(dtype).or_raise(py)?;
         let shape = buffer::shape(&shape).or_raise(py)?;
@@ -223,27 +230,27 @@ impl Session {
         Ok(made.or_raise(py)?.into_shared().into())
     }
 
-    /// Makes memory that the program has already shared with the daemon, at the same addresses.
+    /// Shares memory of the program with the daemon, at the same addresses.
     ///
-    /// It is exactly the mapping of a file. Nothing may write to it during the call.
+    /// It must be exactly the mapping of a file. Nothing may write to it during the call.
     ///
     /// Args:
     ///     address: The address of the first byte.
     ///     nbytes: The size in bytes.
-    ///     fd: The descriptor of the file. It becomes one of the new memory.
+    ///     fd: The file's descriptor, which will refer to the new memory.
     ///
     /// Returns:
-    ///     A buffer of bytes. The memory belongs to the program all the same.
+    ///     A buffer of bytes. The memory still belongs to the program.
     ///
     /// Raises:
-    ///     InvalidRequest: It is not such a mapping.
-    ///     OutOfResources: There is not enough shared memory.
+    ///     InvalidRequest: The memory is not such a mapping.
+    ///     OutOfResources: Not enough shared memory is available.
     fn adopt(&self, py: Python<'_>, address: usize, nbytes: u64, fd: i32) -> PyResult<Buffer> {
-        // Other threads of Python do not run meanwhile, so they don't write to it.
+        // Holds the GIL, so other Python threads can't write to the memory.
         Ok(self.inner.adopt(address, nbytes, fd).or_raise(py)?.into())
     }
 
-    /// Returns whether memory is of this session.
+    /// Returns whether memory belongs to this session.
     ///
     /// Args:
     ///     buffer: The memory.
@@ -254,7 +261,7 @@ impl Session {
         self.inner.owns(&buffer.memory)
     }
 
-    /// The most bytes of a tensor whose memory may be adopted; 0 if none may.
+    /// The maximum size of a tensor whose memory may be adopted, in bytes; 0 if none may.
     #[getter]
     fn adopt_max_bytes(&self) -> u64 {
         self.inner.adopt_max_bytes().unwrap_or(0)
@@ -269,7 +276,7 @@ impl Session {
     /// Returns the process set of all ranks.
     ///
     /// Returns:
-    ///     The process set with the number 0.
+    ///     The process set with id 0.
     fn global_process_set(&self) -> ProcessSet {
         self.inner.global_process_set().into()
     }
@@ -281,10 +288,6 @@ impl Session {
     ///
     /// Returns:
     ///     A handle whose result is the process set.
-    ///
-    /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
     fn add_process_set(&self, py: Python<'_>, ranks: Vec<u32>) -> PyResult<Handle> {
         let handle = py.detach(|| self.inner.add_process_set_async(&ranks)).or_raise(py)?;
         Ok(Handle::new("add_process_set", handle))
@@ -294,15 +297,11 @@ impl Session {
     ///
     /// Args:
     ///     set: The process set.
-    ///     give_up: Whether operations that only some members have submitted fail. Otherwise the
+    ///     give_up: Whether operations that only some members have submitted fail. Otherwise, the
     ///         set is not removed while there are any.
     ///
     /// Returns:
     ///     A handle without a result.
-    ///
-    /// Raises:
-    ///     InvalidRequest: An argument is not usable. Nothing was started.
-    ///     GradwireError: The session has ended, or memory ran out.
     #[pyo3(signature = (set, give_up = false))]
     fn remove_process_set(
         &self,

@@ -1,4 +1,4 @@
-"""Debian's Chromium, for the tests of what people see."""
+"""Debian's Chromium, for the tests of web pages."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 from deployed import ROOT
 from launching import LIMIT
 
-# How long something may take to be seen, in milliseconds.
+# The time limit for something to appear, in milliseconds.
 PATIENCE = LIMIT * 1000
 
 
 @functools.cache
 def chromium() -> str:
-    """The path of Chromium; skips the test where it can't be had."""
+    """The path of Chromium; skips the test if it can't be installed."""
     done = subprocess.run(
         [str(ROOT / "scripts" / "chromium.sh")], capture_output=True, text=True, timeout=LIMIT * 4
     )
@@ -31,14 +31,14 @@ def chromium() -> str:
 
 
 class Browser:
-    """Pages in Chromium, which load nothing from elsewhere and have no errors."""
+    """Pages in Chromium, which must load nothing from other hosts and have no errors."""
 
     def __init__(self, browser: Any) -> None:
         self.browser = browser
         self.faults: list[str] = []
 
     def open(self, url: str, theme: str = "light", width: int = 1200) -> Any:
-        """A page of its own, with this colour scheme and width."""
+        """A separate page, with this colour scheme and width."""
         context = self.browser.new_context(
             color_scheme=theme, viewport={"width": width, "height": 900}
         )
@@ -57,7 +57,7 @@ class Browser:
 
 @contextlib.contextmanager
 def browser() -> Iterator[Browser]:
-    """A browser, which is ended afterwards."""
+    """A browser, which is closed afterwards."""
     playwright = pytest.importorskip("playwright.sync_api")
     program = chromium()
     # Its sandbox does not work for root.

@@ -1,4 +1,4 @@
-"""How tests start jobs: real ones, with the programs of the installed wheel."""
+"""Starts real jobs for the tests, with the programs of the installed wheel."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from launching import LAUNCHER, LIMIT, Job
 # The tests in ranks/ run on the ranks of jobs that test_jobs.py starts.
 collect_ignore = [] if "GWTEST_RANK" in os.environ else ["ranks"]
 
-# The process that runs the tests may ignore Ctrl-C (nohup, a job in the background). Programs
-# inherit that, and some tests are about Ctrl-C.
+# The process that runs the tests may ignore Ctrl-C (nohup, a background job). Programs would
+# inherit that, but some tests need Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Several ranks share the processors, and PyTorch's threads spin while they wait for each other.
+# Several ranks share the CPUs, and PyTorch's threads spin while waiting for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    """Runs a program's text as the ranks of a job, or by itself, and returns its result."""
+    """Runs a program text on the ranks of a job, or alone, and returns its result."""
 
     def run(text: str, ranks: int | None = 2, **variables: str) -> subprocess.CompletedProcess[str]:
         program = tmp_path / "program.py"

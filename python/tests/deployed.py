@@ -1,4 +1,4 @@
-"""Reads what is in deploy/: queries, rules, and the metrics that they may refer to."""
+"""Reads the queries and rules in deploy/, and the metrics that they may use."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ ROOT = Path(__file__).parent.parent.parent
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 DASHBOARDS = sorted((ROOT / "deploy" / "grafana" / "dashboards").glob("*.json"))
 
-# What Prometheus itself makes.
+# Series created by Prometheus itself.
 BUILT_IN = {"up", "ALERTS"}
-# Labels that every target has, or an alert, or a bucket.
+# Labels of all targets, of alerts and of buckets.
 COMMON_LABELS = {"gradwire_job", "host", "node", "instance", "job", "le", "alertstate"}
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
@@ -45,7 +45,7 @@ def declared() -> dict[str, set[str]]:
 
 
 def names(expr: str) -> set[str]:
-    """The metrics that an expression refers to."""
+    """The metrics used in an expression."""
     text = _STRING.sub("", expr)
     for pattern in (_MATCHERS, _GROUPING, _RANGE):
         text = pattern.sub(" ", text)
@@ -53,7 +53,7 @@ def names(expr: str) -> set[str]:
 
 
 def labels(expr: str) -> set[str]:
-    """The labels that an expression refers to."""
+    """The labels used in an expression."""
     text = _STRING.sub("", expr)
     found = {
         word for match in _MATCHERS.findall(text) for word in re.findall(r"(\w+)\s*[=!]", match)
@@ -75,7 +75,7 @@ def queries(path: Path) -> Iterator[Query]:
 
 
 def variables(path: Path) -> dict[str, tuple[str, str]]:
-    """The series and the label that each variable of a dashboard takes its values from."""
+    """The series and the label that provide the values of a dashboard's variables."""
     found = {}
     for variable in dashboard(path)["templating"]["list"]:
         if variable["type"] == "query":

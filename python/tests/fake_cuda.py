@@ -1,9 +1,9 @@
-"""A simulated GPU whose streams run late, on threads, so that a wrong order gives wrong data.
+"""A simulated GPU with delayed streams, on threads, so that a wrong order gives wrong data.
 
-Its tensors claim to be on a GPU. Only ``launch`` and copies change them, a short while after their
-stream has reached them. So a copy that does not wait for the kernel before it reads old data. An
-operation that starts before its copy is done exchanges garbage. A kernel that does not wait for the
-copy of a result reads what was there before.
+Its tensors pretend to be on a GPU. Only ``launch`` and copies change them, shortly after their
+stream has reached them. So a copy that does not wait for the preceding kernel reads old data. An
+operation that starts before its copy is complete exchanges garbage. A kernel that does not wait for
+the copy of a result reads old data.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class OnGpu(torch.Tensor):
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a tensor, for kernels. Autograd saw the write when they were launched."""
+    """The memory of a tensor, for kernels. Autograd has seen the write at launch."""
     return tensor.data.as_subclass(torch.Tensor)
 
 
 class Stream:
-    """Runs its jobs one after the other."""
+    """Runs its jobs one after another."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -74,18 +74,18 @@ class FakeCuda:
 
     def __init__(self, refuses: bool = False) -> None:
         self.refuses = refuses
-        # The error of a failed call. The next kernel reports it, unless somebody takes it before.
+        # The error of a failed call. The next kernel reports it, unless it is cleared before.
         self.pending: str | None = None
         self.registered: dict[int, int] = {}
-        # How many tensors were allocated, besides those of ``made``.
+        # The number of allocated tensors, without those of ``made``.
         self.allocated = 0
-        # Memory that the driver refuses to unregister.
+        # Memory that the driver fails to unregister.
         self.lost: set[int] = set()
         # The number of copies in each call.
         self.batches: list[int] = []
-        # How many copies came after their memory was given back.
+        # The number of copies to or from released memory.
         self.freed = 0
-        # The shared memory of each copy that has not ended.
+        # The shared memory of each unfinished copy.
         self.copying: list[int] = []
         self.streams: list[Stream] = []
         # Threads that have waited on the CPU for a copy.
@@ -150,8 +150,8 @@ class FakeCuda:
             )
         to, what = raw(into), raw(given)
         self.copying.append(at)
-        # A real copy knows addresses only: whoever asks for it keeps the shared memory, and what is
-        # copied to it. Later kernels of the stream keep what is copied from it.
+        # A real copy knows only addresses: the caller must keep the shared memory and the source
+        # alive. Later kernels of the stream keep the destination alive.
         kept = [weakref.ref(memory)] if memory is given else [weakref.ref(into), weakref.ref(given)]
 
         def kernel() -> None:
@@ -169,7 +169,7 @@ class FakeCuda:
     def happened(self, event: threading.Event) -> bool:
         return event.is_set()
 
-    # What programs call.
+    # The interface for programs.
 
     def launch(self, kernel: Callable[[], Any]) -> None:
         """Starts a kernel on the current stream."""
@@ -179,14 +179,14 @@ class FakeCuda:
         self.current(torch.device("cuda", 0)).put(kernel)
 
     def made(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns a tensor that a kernel fills later."""
+        """Returns a tensor that a kernel will fill."""
         tensor = torch.full_like(values, 77).as_subclass(OnGpu)
         memory = raw(tensor)
         self.launch(lambda: memory.copy_(values))
         return tensor
 
     def read(self, tensor: torch.Tensor, within: float = 60) -> torch.Tensor:
-        """Returns what the current stream reads, after everything that it was given before."""
+        """Returns the value that the current stream reads after its earlier work."""
         assert isinstance(tensor, OnGpu)
         seen: list[torch.Tensor] = []
         memory = raw(tensor)

@@ -1,4 +1,4 @@
-"""Functions that become jobs: the ranks import them from here."""
+"""Functions that run as jobs: the ranks import them from here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def raises() -> None:
 
 
 def horovods_variables() -> dict[str, str]:
-    """Returns Horovod's variables for the place of a rank."""
+    """Returns Horovod's environment variables of a rank."""
     prefix = "HOROVOD_"
     return {
         name.removeprefix(prefix): value

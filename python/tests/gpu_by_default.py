@@ -1,8 +1,8 @@
-"""A pytest plugin: the tests of ranks make their tensors on a GPU unless they name another device.
+"""A pytest plugin that makes a GPU the default device of the tests of ranks.
 
     gradwire run -np 2 -- python -m pytest -p gpu_by_default python/tests/ranks/test_tensors.py
 
-``GWTEST_DEVICE`` names another device than ``cuda``. Ranks share GPUs where there are fewer.
+``GWTEST_DEVICE`` selects another device than ``cuda``. Ranks share GPUs if there are fewer.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def this_ranks_device() -> torch.device:
 
 
 def use(device: torch.device) -> None:
-    """Makes a device the default of everything that makes tensors, and of generators."""
+    """Makes a device the default for all functions that create tensors, and for generators."""
     torch.set_default_device(device)
     plain = torch.Generator
 
     class Generator(plain):  # type: ignore[misc, valid-type]
         def __new__(cls, of: Any = None) -> Any:
-            # Each thread has a default device of its own.
+            # Each thread has its own default device.
             return plain.__new__(cls, torch.get_default_device() if of is None else of)
 
     torch.Generator = Generator  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What the programs of the tests of process groups share."""
+"""Code shared by the test programs of process groups."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def start(**options):
     dist.init_process_group("gradwire", **options)
     return dist.get_rank()
 
-# For programs that begin again. PyTorch's usual store is at the same port each time: a fast rank
-# would meet the one that rank 0 is about to close.
+# For programs that restart. PyTorch's default store always uses the same port, so a fast rank
+# would connect to the store that rank 0 is about to close.
 def start_turn(backend, turn):
     place = "file://" + os.environ["TEST_FOLDER"] + "/store-" + str(turn)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -1,4 +1,4 @@
-"""What the tests that start jobs share."""
+"""Helpers for tests that start jobs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-# No test may hang. No test checks how long something takes.
+# A limit against hangs; tests never check how long something takes.
 LIMIT = 300
 # The long run of `make nightly`.
 AT_NIGHT = os.environ.get("GWTEST_JOBS") == "all"
 LAUNCHER = str(Path(sys.executable).parent / "gradwire")
 Job = Callable[..., "subprocess.CompletedProcess[str]"]
 
-# One to four ranks on one and on two nodes.
+# One to four ranks on one and two nodes.
 _EVERY = ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:4"]
 _EVERY += [
     "127.0.0.1:1,127.0.0.2:1",
@@ -32,19 +32,19 @@ _EVERY += [
 
 
 def needs_torch(*least: int, why: str) -> None:
-    """Skips a test where there is no PyTorch, or one that is older than this."""
+    """Skips a test if PyTorch is missing or older than this."""
     torch = pytest.importorskip("torch")
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < least:
         pytest.skip(why)
 
 
 def jobs_of(*usual: str) -> list[str]:
-    """The jobs that tests of ranks run on: the usual ones, and at night all of them."""
+    """The jobs for the tests of ranks: the usual ones, or all of them in nightly runs."""
     return list(dict.fromkeys([*usual, *_EVERY])) if AT_NIGHT else list(usual)
 
 
 def until(what: str, see: Callable[[], Any], seconds: float = 60) -> Any:
-    """Waits until something is seen, and returns it."""
+    """Waits until a function returns a result, and returns it."""
     end = time.monotonic() + seconds
     while True:
         seen = see()
@@ -56,7 +56,7 @@ def until(what: str, see: Callable[[], Any], seconds: float = 60) -> Any:
 
 @contextlib.contextmanager
 def running(words: list[str], log: Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is ended afterwards, by its id."""
+    """A process that is killed afterwards, by its id."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             words, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **variables}

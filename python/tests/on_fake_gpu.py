@@ -1,4 +1,4 @@
-"""What the tests of tensors on a simulated GPU (``fake_cuda``) share."""
+"""Helpers for tests with tensors on a simulated GPU (``fake_cuda``)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Random calls of the Horovod-style collectives, and their expected results.
 
 All ranks draw the same calls and the same tensors, so each rank can compute the result of a call.
-Each rank has its own random order in which it starts calls and waits for them.
+Each rank starts calls and waits for them in its own random order.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Wait = Callable[[], Any]
 
 
 class Call:
-    """One call: the members' arguments, how this rank makes it, and the check of its result."""
+    """One call: the members' arguments, how this rank makes the call, and a check of its result."""
 
     def __init__(self, seed: str, at: int, sets: list[hvd.ProcessSet]) -> None:
         self.seed, self.at, self.dice = seed, at, random.Random(f"{seed}.{at}")
@@ -115,7 +115,7 @@ class Call:
         return [make(kind, numbers(dice, kind, shape, product)) for kind, shape in pairs]
 
     def everybody(self) -> list[list[Numbers]]:
-        """Returns the inputs of all members as numbers, by tensor and by rank."""
+        """Returns the inputs of all members as numbers, by tensor and rank."""
         all_ = [[numbers_of(given) for given in self._given(rank)] for rank in self.members]
         return [list(part) for part in zip(*all_)]
 
@@ -130,7 +130,7 @@ class Call:
         return " ".join([*words, f"shapes={self.shapes}", f"options={self.options}"])
 
     def start(self) -> Wait:
-        """Makes the call; a blocking call has ended when this returns."""
+        """Makes the call; blocking calls have completed when this returns."""
         rank, dice = gw.rank(), self._own_dice(1000 + gw.rank())
         given = [laid_out(dice, one) for one in self._given(rank)]
         before = [numbers_of(one) for one in given]
@@ -205,7 +205,7 @@ class Call:
 
 OF_BOTH = ["allreduce", "allreduce", "allgather", "broadcast", "reducescatter", "alltoall"]
 GROUPED = ("allreduce", "allgather", "reducescatter")
-# Calls that can be started without waiting: call, group or not, in place or not.
+# Calls with an asynchronous form: call, group or not, in place or not.
 ASYNC_TORCH = {(what, group, False) for what in GROUPED for group in (False, True)}
 ASYNC_TORCH |= {("allreduce", False, True), ("allreduce", True, True), ("broadcast", False, True)}
 ASYNC_TORCH |= {("broadcast", False, False), ("alltoall", False, False)}
@@ -222,7 +222,7 @@ def _has(op: gw.ReduceOp, kind: str) -> bool:
 
 
 def _share(rows: int, size: int, at: int) -> slice:
-    """Returns a member's rows of divided rows: the first members get the remainder."""
+    """Returns a member's share of the rows: the first members get the remainder."""
     each, more = divmod(rows, size)
     first = at * each + min(at, more)
     return slice(first, first + each + (at < more))

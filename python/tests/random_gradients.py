@@ -1,8 +1,8 @@
-"""First and second gradients through the collectives, compared with those of one process.
+"""First and second gradients through the collectives, compared with a single process.
 
-One process has the tensors of all ranks. A collective is a function of all of them, and the loss is
-the sum of the ranks' losses. Horovod's gradients of some collectives are multiples of the true
-ones; ``Weighed`` has the factors.
+The single process has the tensors of all ranks. A collective is a function of all of them, and the
+loss is the sum of the ranks' losses. Horovod's gradients of some collectives are multiples of the
+true ones; ``Weighed`` applies the factors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import gradwire.torch as hvd
 
 Tensors = list[torch.Tensor]
-# The call of this rank, and the results of all ranks, computed from all tensors.
+# This rank's call, and all ranks' results, computed from all tensors.
 Pair = tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[Tensors], Tensors]]
 WHAT = [
     "sum",
@@ -33,7 +33,7 @@ WHAT += ["reducescatter", "grouped_reducescatter", "reducescatter_average"]
 
 
 class Weighed(torch.autograd.Function):
-    """A tensor as it is, with multiples of its gradient and of its gradient's gradient."""
+    """The identity, with multiples of its first and second gradients."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, first: float, second: float) -> torch.Tensor:
@@ -91,7 +91,7 @@ def check(what: str, dice: random.Random, process_set: hvd.ProcessSet, **named: 
         return result[0] if given_splits else result
 
     def twice(call: Callable[..., Any], **asked: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-        # One result is not used.
+        # One result is unused.
         return lambda x: call([x * x, 2 * x], **asked)[1]
 
     pairs: dict[str, Pair] = {

@@ -1,7 +1,7 @@
-"""Makes random calls of torch.distributed: draws them, waits for their works, checks the results.
+"""Makes random calls of torch.distributed, waits for their works and checks the results.
 
-All ranks draw the same calls from one seed. Each rank draws for itself how, and in which order, it
-waits for its works. A call does not depend on earlier ones.
+All ranks draw the same calls from one seed. Each rank draws separately how and in which order it
+waits for its works. Calls are independent of earlier ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Check = Callable[[], None]
 
 
 class Group:
-    """A group, its ranks in their order, and this rank's place among them."""
+    """A group, its ranks in order, and this rank's position."""
 
     def __init__(self, group: Any, members: Sequence[int]) -> None:
         self.group, self.members, self.size = group, list(members), len(members)
@@ -29,7 +29,7 @@ class Group:
 
 
 def groups(chance: random.Random) -> list[Group]:
-    """Makes groups of all ranks, in this order and in others, and of some ranks."""
+    """Creates groups of all ranks, in different orders, and of some ranks."""
     everybody = list(range(dist.get_world_size()))
     orders = [everybody, everybody[::-1], chance.sample(everybody, len(everybody))]
     orders += [chance.sample(everybody, chance.randint(1, len(everybody))) for _ in range(3)]
@@ -49,7 +49,7 @@ class Player:
 
     def __init__(self, name: str, groups: Sequence[Group]) -> None:
         self.name, self.groups = name, groups
-        # The choices that this rank makes for itself.
+        # The choices of this rank alone.
         self.own = random.Random(f"{name} of rank {dist.get_rank()}")
         self.pending: list[tuple[str, Any, list[Check], list[tuple[Place, torch.Tensor]]]] = []
         self.kinds = [getattr(self, name) for name in sorted(dir(self)) if name.startswith("call_")]
@@ -75,7 +75,7 @@ class Player:
         while self.pending:
             self.end(self.own.randrange(len(self.pending)))
 
-    # How works are waited for.
+    # The ways to wait for works.
 
     def start(
         self,
@@ -83,7 +83,7 @@ class Player:
         *expected: tuple[Place, torch.Tensor | None],
         close: bool = False,
     ) -> None:
-        """Makes a call, blocking or not; ``expected`` are the right tensors afterwards."""
+        """Makes a call, blocking or not; ``expected`` contains the correct tensors afterwards."""
         checks = [
             lambda place=place, wanted=wanted: place.check(wanted, close)
             for place, wanted in expected
@@ -97,7 +97,7 @@ class Player:
             return
         work = call(True)
         if way == "dropped":
-            # Only exact results whose changes can be seen.
+            # Only exact results that differ from the inputs.
             waited = (
                 []
                 if close
@@ -120,7 +120,7 @@ class Player:
             self.pending.append((what, work.wait, checks, []))
 
     def end(self, at: int) -> None:
-        """Waits for one of the works, and checks its results."""
+        """Waits for one of the works and checks its results."""
         what, wait, checks, waited = self.pending.pop(at)
         if wait is not None:
             wait()
@@ -133,7 +133,7 @@ class Player:
             except AssertionError as error:
                 raise AssertionError(f"{what}: {error}") from error
 
-    # The tensors of calls.
+    # The calls' tensors.
 
     def part(
         self, place: int, dtype: torch.dtype, shape: tuple[int, ...], number: int = 0
@@ -147,19 +147,19 @@ class Player:
         return [self.part(place, dtype, shape, number) for place in range(self.at.size)]
 
     def mine(self, dtype: torch.dtype, shape: tuple[int, ...], number: int = 0) -> Place:
-        """Returns this rank's input, in a layout that the rank chooses."""
+        """Returns this rank's input, in a random layout."""
         return Place(self.part(self.at.place, dtype, shape, number), self.own)
 
     def empty(self, dtype: torch.dtype, shape: tuple[int, ...]) -> Place:
-        """Returns the place for a result."""
+        """Returns a tensor for a result."""
         return Place(values("nothing yet", dtype, shape), self.own)
 
     def read(self, dtype: torch.dtype, shape: tuple[int, ...], number: int = 0) -> torch.Tensor:
-        """Returns the same as ``mine``, for a tensor that is only read."""
+        """Like ``mine``, for a tensor that is only read."""
         return self.mine(dtype, shape, number).tensor
 
     def rooted(self) -> tuple[int, int]:
-        """Draws a root; returns its place and its rank."""
+        """Draws a root; returns its position and its rank."""
         place = self.chance.randrange(self.at.size)
         return place, self.at.members[place]
 

@@ -1,4 +1,4 @@
-"""Tensors for random calls, of any element type and layout, and the results of reductions."""
+"""Tensors for random calls, of any element type and layout, and results of reductions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 
 def values(key: str, dtype: torch.dtype, shape: Shape) -> torch.Tensor:
-    """Small numbers that every element type has; their sums and products are exact."""
+    """Small numbers that every element type can represent; their sums and products are exact."""
     generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
     numbers = torch.randint(0, 3, shape, generator=generator)
     if dtype in COMPLEX:
@@ -38,7 +38,7 @@ def values(key: str, dtype: torch.dtype, shape: Shape) -> torch.Tensor:
 
 
 def shape_of(chance: random.Random) -> Shape:
-    """Any shape, from no elements to a few thousand, rarely more."""
+    """A random shape, from no elements to a few thousand, rarely more."""
     if chance.random() < 0.03:
         return (chance.randint(10_000, 200_000),)
     return tuple(
@@ -83,7 +83,7 @@ LAYOUTS = {"plain": _plain, "offset": _offset, "transposed": _transposed, "gaps"
 
 
 class Place:
-    """A tensor in memory whose whole content after a call is known."""
+    """A tensor in memory whose complete content after a call is known."""
 
     def __init__(self, given: torch.Tensor, chance: random.Random) -> None:
         layout = chance.choice(list(LAYOUTS))
@@ -100,7 +100,7 @@ class Place:
         self.what = f"{given.dtype} {list(given.shape)} {layout} {mode}"
 
     def check(self, expected: torch.Tensor | None, close: bool = False) -> None:
-        """Checks the memory; ``expected`` is None where nothing should have been written."""
+        """Checks the memory; ``expected`` is None if nothing should have been written."""
         wanted = self._before.clone()
         if expected is not None:
             assert expected.shape == self.tensor.shape and expected.dtype == self.tensor.dtype, (
@@ -134,7 +134,7 @@ OPERATIONS = {
 
 
 def operation_for(dtype: torch.dtype, chance: random.Random) -> str:
-    """Draws a reduction that an element type has."""
+    """Draws a reduction that an element type supports."""
     if dtype == torch.bool:
         return chance.choice(["MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR"])
     if dtype in COMPLEX:
@@ -145,7 +145,7 @@ def operation_for(dtype: torch.dtype, chance: random.Random) -> str:
 
 
 def reduced(parts: Sequence[torch.Tensor], operation: str) -> torch.Tensor:
-    """The reduction of all parts, computed here."""
+    """The expected reduction of all parts."""
     dtype = parts[0].dtype
     if dtype == torch.bool:
         wide = [part.clone() for part in parts]

@@ -1,8 +1,7 @@
-"""Random tensors and arrays of every element type and layout, and reductions of plain numbers.
+"""Random tensors and arrays of every element type and layout, and reductions of Python numbers.
 
 The ranks' tensors are also kept as arrays of Python numbers: integers of any size, 64-bit floats,
-complex numbers. The expected results are computed from these, by the definition in
-docs/collectives.md.
+complex numbers. Expected results are computed from these, as defined in docs/collectives.md.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import gradwire as gw
 
 Numbers = Any  # an array of Python numbers
 
-# Bits and sign of the integers; the unit roundoff of the floats, and the smallest number above 0.
+# Bits and signedness of integers; unit roundoff and smallest positive number of floats.
 INTEGERS = {"int8": (8, True), "uint8": (8, False), "int16": (16, True), "uint16": (16, False)}
 INTEGERS |= {"int32": (32, True), "uint32": (32, False), "int64": (64, True), "uint64": (64, False)}
 FLOATS = {"float64": (2**-53, 0.0), "float32": (2**-24, 2**-149), "float16": (2**-11, 2**-24)}
@@ -36,7 +35,7 @@ BITS = {"bit-and": int.__and__, "bit-or": int.__or__, "bit-xor": int.__xor__}
 
 
 def numbers(dice: random.Random, kind: str, shape: Sequence[int], product: bool) -> Numbers:
-    """Random numbers in the range of a type; factors of a product are near 1."""
+    """Random numbers in a type's range; factors of a product are near 1."""
 
     def one() -> Any:
         if kind in INTEGERS:
@@ -105,8 +104,7 @@ def numbers_of(given: Any) -> Numbers:
 
 
 def laid_out(dice: random.Random, given: Any) -> Any:
-    """The same elements in another layout: transposed, with gaps, reversed, or all rows in one
-    place."""
+    """The same elements in another layout: transposed, with gaps, reversed, or expanded."""
     is_tensor = isinstance(given, torch.Tensor)
     shape = tuple(given.shape)
     form = dice.choice(["plain", "plain", "transposed", "gaps", "reversed"])
@@ -119,7 +117,7 @@ def laid_out(dice: random.Random, given: Any) -> Any:
         return given.transpose(axes).copy().transpose(back)
     if form == "gaps" and shape:
         wide = (*shape[:-1], 2 * shape[-1] + 1)
-        # PyTorch 2.2 makes no zeros of float8.
+        # PyTorch 2.2 can't create float8 zeros.
         made = torch.zeros(wide).to(given.dtype) if is_tensor else np.zeros(wide, given.dtype)
         part = made[..., 1::2]
         if is_tensor:
@@ -164,7 +162,7 @@ def _combined(kind: str, op: str) -> Callable[[Any, Any], Any]:
 def reduced(
     kind: str, op: gw.ReduceOp, given: Sequence[Numbers], before: float, after: float
 ) -> tuple[Numbers, Any]:
-    """The result of a reduction, and the largest allowed error; zero if nothing is rounded."""
+    """The result of a reduction, and the maximum allowed error; zero if nothing is rounded."""
     combine, count = _combined(kind, op.name), len(given)
     divisor = count if op == gw.Average else 1
     result, bound = np.empty(given[0].shape, object), np.zeros(given[0].shape)
@@ -191,7 +189,7 @@ def reduced(
 
 
 def compare(result: Any, kind: str, expected: Numbers, bound: Any = None) -> None:
-    """Fails if a result has another type, shape or value."""
+    """Fails if a result has a wrong type, shape or value."""
     assert str(result.dtype).removeprefix("torch.") == kind, (result.dtype, kind)
     assert tuple(result.shape) == expected.shape, (tuple(result.shape), expected.shape)
     found = numbers_of(result)

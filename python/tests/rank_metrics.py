@@ -1,4 +1,4 @@
-"""What the daemon of this rank shows of it."""
+"""The daemon's metrics of this rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ADDRESS = os.environ.get("GRADWIRE_DAEMON_METRICS", "")
 
 
 def steps() -> int:
-    """Returns how many steps this rank has made."""
+    """Returns this rank's number of steps."""
     with urllib.request.urlopen(f"http://{ADDRESS}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     own = f'rank="{gradwire.rank()}"'

@@ -1,4 +1,4 @@
-"""A job with a straggler, for the tests of those who look at it."""
+"""A job with a straggler, for the tests of the status page and top."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launching import LAUNCHER, LIMIT, running, until
 
-# Rank 3 needs 50 ms longer for each step. A name that is markup must stay text.
+# Rank 3 takes 50 ms longer for each step. Markup in names must be shown as text.
 NAME = "<b id=markup>gradient</b>"
 PROGRAM = f"""
     import os, time
@@ -37,10 +37,10 @@ PROGRAM = f"""
 
 @contextlib.contextmanager
 def job(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A job of two nodes with two ranks each; its launcher, and the port of its page."""
+    """A job of two nodes with two ranks each; yields its launcher and the port of its page."""
     (folder / "program.py").write_text(textwrap.dedent(PROGRAM))
     start = [LAUNCHER, "run", "-H", "127.0.0.1:2,127.0.0.2:2", *words]
-    # A loopback has no rate of its own.
+    # The loopback interface has no line rate.
     start += ["--set", "network.rate_mbit=1000"]
     start += ["--", sys.executable, str(folder / "program.py")]
     with running(start, folder / "job.log", TEST_FOLDER=str(folder)) as launcher:

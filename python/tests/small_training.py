@@ -1,4 +1,4 @@
-"""A small training, alone and on all ranks, for the tests of the optimizer."""
+"""A small training, in one process and on all ranks, for the tests of the optimizer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def part(whole: torch.Tensor) -> torch.Tensor:
 
 
 def halves(step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Returns this rank's part of a batch, as two smaller ones."""
+    """Returns this rank's part of a batch, as two halves."""
     given, wanted = map(part, batch(step))
     return list(zip(given.split(PER_RANK // 2), wanted.split(PER_RANK // 2)))
 
@@ -78,7 +78,7 @@ def train(net: torch.nn.Module, optimizer: Any, steps: int = STEPS) -> None:
 
 
 def train_by_closures(net: torch.nn.Module, optimizer: Any, steps: int) -> None:
-    """Trains with closures that make the backward pass of each step."""
+    """Trains with closures that run each step's backward pass."""
     for step in range(steps):
 
         def closure(step: int = step) -> torch.Tensor:
@@ -93,7 +93,7 @@ def train_by_closures(net: torch.nn.Module, optimizer: Any, steps: int) -> None:
 def together(
     make: Callable[[Any], Any], **options: Any
 ) -> tuple[torch.nn.Module, list[float], Any]:
-    """Trains on all ranks with their parts of the batch; their models begin differently."""
+    """Trains on all ranks with their parts of the batch; their initial models differ."""
     net = model(seed=3 if hvd.rank() == 0 else 50 + hvd.rank())
     hvd.broadcast_parameters(net.state_dict(), root_rank=0)
     optimizer = distributed(net, make, **options)
@@ -121,7 +121,7 @@ def parameters_are_near(net: torch.nn.Module, other: torch.nn.Module, within: fl
 
 
 class Forked(torch.nn.Module):
-    """A model that uses one of two layers, one layer twice, and one layer that does not learn."""
+    """A model with one of two layers in use, one layer used twice, and a frozen layer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tensors that have moved into shared memory, beyond the life of a session and of a daemon."""
+"""Tensors in shared memory outlive sessions and daemons."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ print("END", flush=True)
 @pytest.mark.parametrize("under_way", [False, True])
 @pytest.mark.parametrize("signal", ["SIGKILL", "SIGSTOP"])
 def test_it_outlives_the_daemon(job: Job, signal: str, under_way: bool) -> None:
-    """The tensor keeps its memory. What was not under way keeps its values (TELL, INPUT)."""
+    """The tensor keeps its memory. Data outside of operations keeps its values (TELL, INPUT)."""
     done = job(
         START
         + f"""
@@ -94,12 +94,12 @@ mark = os.path.join(os.path.dirname(os.path.abspath(__file__)), "through")
 open(mark + str(hvd.rank()), "w").close()
 while not all(os.path.exists(mark + str(rank)) for rank in range(hvd.size())):
     time.sleep(0.01)
-# The launcher stops who is still there a while after a daemon's end.
+# The launcher stops the remaining processes a while after a daemon has exited.
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if hvd.rank() == 0:
     os.kill(daemon, signal.{signal})
 def over():
-    # A signal is sent before it acts.
+    # A signal may take effect after it was sent.
     try:
         folder = f"/proc/{{daemon}}/task"
         tasks = [open(f"{{folder}}/{{task}}/stat").read() for task in os.listdir(folder)]
@@ -127,7 +127,7 @@ print("END", flush=True)
 try:
     os.kill(daemon, signal.SIGKILL)
 except ProcessLookupError:
-    pass  # The launcher has seen its end, or the other rank was faster.
+    pass  # The launcher has stopped it, or the other rank was faster.
 os._exit(0)
 """,
         GRADWIRE_LAUNCH__GRACE_MS="60000",
@@ -177,7 +177,7 @@ def test_a_large_storage_stays(job: Job) -> None:
 
 
 def test_too_little_space_is_one_line(job: Job) -> None:
-    """The folder may be small in a container."""
+    """The folder may be small, as in a container."""
     done = job(
         START
         + """
@@ -214,8 +214,8 @@ print("MOVED", sum(map(adopted, tensors)), flush=True)
     assert done.returncode == 0 and done.stdout.count("MOVED 50") == 2, done.stdout
 
 
-def test_adopted_tensors_leave_segments_for_others(job: Job) -> None:
-    """BOUND: the arena has to grow after them."""
+def test_adoption_leaves_segments_for_others(job: Job) -> None:
+    """BOUND: the arena must be able to grow after them."""
     done = job(
         START
         + """
@@ -227,7 +227,7 @@ for _ in range(3):
     turn()
 print("MOVED", sum(map(adopted, tensors)), flush=True)
 hvd.allreduce_(torch.zeros(20_000_000), name="large", op=hvd.Sum)
-# Those that are left take the places of those that have ended.
+# The remaining tensors take the places of the deleted ones.
 del tensors[:4]
 turn()
 print("LATER", sum(map(adopted, tensors)), flush=True)
@@ -236,7 +236,7 @@ print("LATER", sum(map(adopted, tensors)), flush=True)
     )
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("MOVED 8") == done.stdout.count("LATER 8") == 2, done.stdout
-    assert done.stdout.count("half of the memory segments") == 2, done.stdout
+    assert done.stdout.count("half of a rank's memory segments") == 2, done.stdout
 
 
 def test_a_pytorch_without_the_function_copies(job: Job) -> None:
@@ -245,7 +245,7 @@ def test_a_pytorch_without_the_function_copies(job: Job) -> None:
         + """
 real = torch.UntypedStorage._share_fd_cpu_
 def gone(self):
-    raise RuntimeError("there is no such thing")
+    raise RuntimeError("not available")
 torch.UntypedStorage._share_fd_cpu_ = gone
 tensor = torch.zeros(N)
 for _ in range(4):
@@ -254,4 +254,4 @@ assert not adopted(tensor)
 """
     )
     assert done.returncode == 0, done.stdout
-    assert done.stdout.count("can't move into shared memory and is copied") == 2, done.stdout
+    assert done.stdout.count("can't move into shared memory and will be copied") == 2, done.stdout

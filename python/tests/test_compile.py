@@ -1,4 +1,4 @@
-"""Models compiled by PyTorch's compiler exchange their gradients like others."""
+"""Models compiled by PyTorch exchange their gradients like others."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_machine_code(job: Job, tmp_path: Path) -> None:
         pytest.skip("PyTorch's compiler needs a C++ compiler")
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         pytest.skip("PyTorch's compiler needs Python.h")
-    # One compiling thread: more of them would be processes that load PyTorch first.
+    # One compiling thread: others would be processes that each load PyTorch.
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     done = job(PROGRAM, ranks=2, **cache)
     assert done.stdout.count("TRAINED optimizer") == 2 and done.stdout.count("TRAINED ddp") == 2, (

@@ -1,4 +1,4 @@
-"""The dashboards and rules of deploy/ are complete and refer only to metrics that exist."""
+"""The dashboards and rules of deploy/ are complete and use only existing metrics."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def recorded() -> set[str]:
 
 
 def unknown(expr: str) -> set[str]:
-    """What an expression refers to and nobody declares: metrics, and labels of these metrics."""
+    """The undeclared metrics and labels in an expression."""
     declared = deployed.declared()
     names = deployed.names(expr)
     assert names, f"no metric in {expr}"
     labels = deployed.COMMON_LABELS.union(*(declared.get(name, set()) for name in names))
     for name in names & recorded():
-        # The labels that are left are in its name.
+        # Its name contains the remaining labels.
         labels |= {"rank"} if "rank" in name.split(":")[0] else set()
     allowed = declared.keys() | recorded() | deployed.BUILT_IN
     return (names - allowed) | (deployed.labels(expr) - labels)
 
 
-def test_what_a_query_refers_to_is_found() -> None:
+def test_references_of_queries_are_found() -> None:
     expr = (
         'sum by (a, le) (rate(x_bucket{b="c", d=~"e{f}"}[5m])) / on (g) group_left () y:z:rate1m '
         "> 0.5 or vector(0) and topk(3, z{h!='i'} offset 5m)".replace("'", '"')
@@ -53,7 +53,7 @@ def test_what_a_query_refers_to_is_found() -> None:
     assert deployed.names(expr) == {"x_bucket", "y:z:rate1m", "z"}
     assert deployed.labels(expr) == {"a", "le", "b", "d", "g", "h"}
     assert unknown("sum(rate(gradwire_daemon_operations[5m]))") == {"gradwire_daemon_operations"}
-    # A histogram is its parts.
+    # A histogram has several series.
     assert unknown("gradwire_daemon_operation_seconds") and not unknown(
         "gradwire_daemon_operation_seconds_count"
     )
@@ -79,7 +79,7 @@ def test_panels_are_complete(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_queries_refer_to_declared_metrics_of_the_selected_job(path: Path) -> None:
+def test_queries_use_metrics_of_the_selected_job(path: Path) -> None:
     for query in deployed.queries(path):
         assert not unknown(query.expr), query
         selected = query.expr.count("{"), query.expr.count('gradwire_job="$job"')
@@ -93,12 +93,12 @@ def test_variables_are_chained(path: Path) -> None:
     for name, (series, label) in variables.items():
         assert not unknown(series) and label in ("gradwire_job", "host", "rank")
         assert ("$job" in series) == (name != "job"), series
-    # A variable that no query uses would seem to do something.
+    # An unused variable would be misleading.
     used = " ".join(query.expr for query in deployed.queries(path))
     assert all(f"${name}" in used for name in variables), variables.keys()
 
 
-def test_generating_the_dashboards_changes_nothing() -> None:
+def test_the_dashboards_are_up_to_date() -> None:
     if importlib.util.find_spec("grafana_foundation_sdk") is None:
         assert sys.version_info < (3, 11), "grafana-foundation-sdk is not installed"
         pytest.skip("grafana-foundation-sdk needs Python 3.11")

@@ -1,4 +1,4 @@
-"""Debian's Prometheus reads a real job of two nodes, and every query of deploy/ returns data."""
+"""Debian's Prometheus scrapes a real job of two nodes, and every query of deploy/ returns data."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from launching import LAUNCHER, LIMIT, running, until
 yaml = pytest.importorskip("yaml")
 
 HOSTS = ["127.0.0.1", "127.0.0.2"]
-# What Grafana would put in the queries, when metrics are read every second.
+# Grafana's values for the queries if metrics are scraped every second.
 INTERVALS = {"$__rate_interval": "5s", "$__range": "30s"}
-# Panels that may be empty in this job, and why. There are none.
+# Panels that may be empty in this job, with reasons; none so far.
 MAY_BE_EMPTY: dict[str, str] = {}
 
-# Rank 1 is late with every tensor, so there are series of waits. The program ends by itself, too.
+# Rank 1 is late with every tensor, so there are series of waits. The program also ends by itself.
 PROGRAM = """
     import os, time
     from pathlib import Path
@@ -55,12 +55,12 @@ PROGRAM = """
 
 @contextlib.contextmanager
 def job(folder: Path) -> Iterator[tuple[str, str]]:
-    """A job of two nodes with a rank each; its id, and where its coordinator shows metrics."""
+    """A job of two nodes with one rank each; yields its id and the metrics address."""
     program = folder / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))
     words = [LAUNCHER, "run", "-H", ",".join(f"{host}:1" for host in HOSTS)]
     words += ["--set", "metrics.listen=127.0.0.1:0", "--metrics-sd", str(folder / "jobs")]
-    # A loopback has no rate of its own.
+    # The loopback interface has no line rate.
     words += ["--set", "network.rate_mbit=10000"]
     words += ["--", sys.executable, str(program)]
     variables = {"TEST_FOLDER": str(folder), "TEST_SECONDS": str(LIMIT)}
@@ -86,7 +86,7 @@ class Prometheus:
         self.address = address
 
     def ask(self, path: str, **words: str) -> Any:
-        """The data of an answer of its interface."""
+        """The data of an API response."""
         url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(words)}"
         try:
             with urllib.request.urlopen(url, timeout=20) as answer:
@@ -95,7 +95,7 @@ class Prometheus:
             raise AssertionError(f"{words}: {error.read().decode()}") from error
 
     def is_ready(self) -> bool:
-        """Whether it answers. It listens before it has opened its data, and refuses until then."""
+        """Whether it is ready. Until it has opened its data, it rejects requests."""
         try:
             with urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=20):
                 return True
@@ -105,7 +105,7 @@ class Prometheus:
             return False
 
     def up(self) -> set[tuple[str, str, str]]:
-        """Job, host and node of the targets that it can read."""
+        """Job, host and node of the reachable targets."""
         targets = self.ask("targets")["activeTargets"]
         found = [target["labels"] for target in targets if target["health"] == "up"]
         labels = ("gradwire_job", "host", "node")
@@ -128,9 +128,9 @@ class Prometheus:
 
 @contextlib.contextmanager
 def prometheus(folder: Path, programs: Path, coordinator: str, *ways: str) -> Iterator[Prometheus]:
-    """Prometheus with the configuration of deploy/, of which these ways to find targets are left.
+    """Prometheus with the configuration of deploy/, reduced to these ways to find targets.
 
-    It reads every second, and finds this job's coordinator and file.
+    It scrapes every second, and finds this job's coordinator and file.
     """
     config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
     config["global"] = dict.fromkeys(("scrape_interval", "evaluation_interval"), "1s")
@@ -162,7 +162,7 @@ def prometheus(folder: Path, programs: Path, coordinator: str, *ways: str) -> It
 
 
 def filled(expr: str, job: str) -> str:
-    """A query with everything selected."""
+    """A query with all values selected."""
     for name, value in {"$job": job, "$host": ".*", "$rank": ".*", **INTERVALS}.items():
         expr = expr.replace(name, value)
     assert "$" not in expr, expr
@@ -180,7 +180,7 @@ def programs() -> Path:
 
 
 def check_queries(server: Prometheus, job: str) -> None:
-    """Every query of a panel, a variable or a recording rule returns data."""
+    """Every query of panels, variables and recording rules returns data."""
     left = {
         (query.panel, filled(query.expr, job), query.instant)
         for path in DASHBOARDS
@@ -199,7 +199,7 @@ def check_queries(server: Prometheus, job: str) -> None:
 
 
 def check_variables(server: Prometheus, job: str) -> None:
-    """One can select the job, its hosts, and the rank that is late."""
+    """The job, its hosts and the late rank can be selected."""
     for path in DASHBOARDS:
         for name, (series, label) in deployed.variables(path).items():
             words = {"match[]": filled(series, job)}
@@ -209,7 +209,7 @@ def check_variables(server: Prometheus, job: str) -> None:
 
 
 def check_rules(server: Prometheus, job: str) -> None:
-    """All rules work, and rank 1 is what the alerts are about."""
+    """All rules work, and the alerts are about rank 1."""
     groups = server.ask("rules")["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
     assert {rule["health"] for rule in rules} == {"ok"}, rules
@@ -227,7 +227,7 @@ def test_every_query_returns_data(tmp_path: Path) -> None:
     file, http = "file_sd_configs", "http_sd_configs"
     with job(tmp_path) as (name, coordinator):
         expected = {(name, host, str(node)) for node, host in enumerate(HOSTS)}
-        # As it is in deploy/: what both ways find is there once.
+        # As in deploy/: targets found in both ways appear once.
         with prometheus(tmp_path, where, coordinator, file, http) as server:
             until("both targets are read", lambda: server.up() == expected)
         with prometheus(tmp_path, where, coordinator, file) as server:

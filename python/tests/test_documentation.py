@@ -1,7 +1,7 @@
-"""Everything that a user can call documents its arguments, its result and its errors.
+"""All public functions document their arguments, results and errors.
 
-Ruff checks the form of docstrings. But it takes names for private that a public module exports from
-a private one. These tests look at the names that users see.
+Ruff checks the form of docstrings, but treats names as private that a public module exports from a
+private one. These tests check the names that users see.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ERRORS = {
     for name, value in vars(gradwire).items()
     if inspect.isclass(value) and issubclass(value, BaseException)
 }
-# Classes whose objects this package or PyTorch creates, not the user.
+# Classes that only this package or PyTorch instantiates.
 CREATED = {"Handle", "SparseHandle", "ProcessGroupGradwire", "_Distributed"} | ERRORS
 
 
@@ -47,7 +47,7 @@ def names(module: ModuleType) -> list[str]:
 
 
 def members(kind: type) -> Iterator[tuple[str, Any]]:
-    """Returns the public methods and properties that a class has from this package."""
+    """Returns the public methods and properties that this package defines on a class."""
     for base in kind.__mro__:
         if base.__module__.partition(".")[0] == "gradwire":
             for name, value in vars(base).items():
@@ -57,7 +57,7 @@ def members(kind: type) -> Iterator[tuple[str, Any]]:
 
 
 def public() -> dict[str, Any]:
-    """Returns what users see: functions, classes, and their methods, by their names."""
+    """Returns all public functions, classes and methods, by name."""
     found: dict[str, Any] = {}
     for module in modules():
         for name in names(module):
@@ -120,7 +120,7 @@ def complaints(name: str, value: Any) -> list[str]:
         for error in entries(doc, "Raises")
         if error not in ERRORS and not hasattr(builtins, error)
     ]
-    return found + [f"{name}: raises {error}, which is no error" for error in unknown]
+    return found + [f"{name}: raises {error}, which is not an error" for error in unknown]
 
 
 def test_everything_public_is_documented() -> None:
@@ -130,7 +130,7 @@ def test_everything_public_is_documented() -> None:
     assert not found, "\n".join(found)
 
 
-def test_calls_that_can_fail_say_how() -> None:
+def test_errors_are_documented() -> None:
     silent = ("_built", "_enabled", "_supported", "poll", "is_initialized", "gradient_bytes_copied")
     for module in modules()[:2]:
         for name in names(module):
@@ -171,7 +171,7 @@ def test_examples_are_python() -> None:
     assert count > 20
 
 
-def test_examples_that_need_no_job() -> None:
+def test_doctests_pass() -> None:
     pytest.importorskip("torch")
     launch = importlib.import_module("gradwire.torch.distributed._launch")
     ran = 0

@@ -1,4 +1,4 @@
-"""How processes end, and what the other ranks get: Ctrl-C, exceptions, exits, forks, deaths."""
+"""How processes end, and what the other ranks see: Ctrl-C, exceptions, exits, forks, deaths."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_killed_rank_is_named(job: Job) -> None:
     assert "TOLD worker-lost 1 True" in done.stdout, done.stdout
 
 
-def test_who_gives_up_says_why(job: Job) -> None:
+def test_abort_reports_its_reason(job: Job) -> None:
     done = job(
         """
         import gradwire as gw, numpy as np
@@ -61,13 +61,13 @@ def test_who_gives_up_says_why(job: Job) -> None:
         """
     )
     assert done.returncode != 0
-    # The rank that gave up does not count itself as a peer.
+    # The aborting rank does not count itself as a peer.
     assert (
         "[0] TOLD PeerLost 1 True" in done.stdout and "[1] TOLD Cancelled None True" in done.stdout
     ), done.stdout
 
 
-def test_ctrl_c_ends_a_wait_and_others_run_meanwhile(job: Job) -> None:
+def test_ctrl_c_interrupts_a_wait(job: Job) -> None:
     done = job(
         """
         import os, pathlib, signal, threading, time
@@ -113,12 +113,12 @@ def test_an_exit_with_work_in_flight(job: Job) -> None:
         """
     )
     assert done.stdout.count("LEAVES") == 2, done.stdout
-    # It neither aborts nor hangs. Which rank fails depends on which one leaves first.
+    # No rank aborts or hangs. Which rank fails depends on which one leaves first.
     assert "SIGABRT" not in done.stdout and "SIGSEGV" not in done.stdout, done.stdout
 
 
-def test_a_daemon_that_is_continued_writes_to_no_array_any_more(job: Job) -> None:
-    """The daemon is stopped during an operation until every wait has failed, and then continued."""
+def test_a_resumed_daemon_writes_to_no_array(job: Job) -> None:
+    """The daemon is stopped during an operation until every wait has failed, then resumed."""
     done = job(
         """
         import os, pathlib, signal, threading, time
@@ -138,7 +138,7 @@ def test_a_daemon_that_is_continued_writes_to_no_array_any_more(job: Job) -> Non
                     pass
 
         buffer = session().buffer("f32", [8_000_000])
-        array = np.asarray(buffer)  # of the memory that the daemon writes to
+        array = np.asarray(buffer)  # on the memory that the daemon writes to
         steps = 0
         try:
             while True:
@@ -185,14 +185,14 @@ def test_a_forked_child_is_inert_and_says_so(job: Job) -> None:
                     call()
                 except gw.Forked as error:
                     print("CHILD", "forked" in str(error), flush=True)
-            # Who and where its rank is, a loader of data may ask.
+            # Data loaders may query the rank and its place.
             place = (gw.rank(), gw.size(), gw.local_rank(), gw.local_size())
             place += (gw.cross_rank(), gw.cross_size())
             place += (gw.is_homogeneous(), gw.is_initialized())
             where = int(os.environ["RANK"])
             print("CHILD IS", place == (where, 2, where, 2, 0, 1, True, True), flush=True)
             gw.shutdown()
-            sys.exit(0)  # through all of the interpreter's end
+            sys.exit(0)  # runs all exit handlers
         assert os.waitpid(child, 0)[1] == 0
         print("PARENT", kept.wait()[0], gw.allreduce(np.ones(3), name="after", op=gw.Sum)[0])
         """
@@ -219,22 +219,22 @@ def test_without_init(job: Job) -> None:
     assert done.stdout.count("TOLD True True") == 3, done.stdout
 
 
-# What rank 1 does, and its exit code.
+# Rank 1's action and exit code.
 ENDS = {
     "sys.exit(3)": 3,
-    "sys.exit('there is no data')": 1,
+    "sys.exit('the data is missing')": 1,
     "sys.exit(256 + 9)": 9,
     "raise SystemExit(4)": 4,
     "argparse.ArgumentParser().parse_args(['--zonk'])": 2,
     "exit(6)": 6,
     "os._exit(5)": 5,
-    "raise LookupError('there is no data')": 1,
+    "raise LookupError('the data is missing')": 1,
     "sys.excepthook(OSError, OSError('told by hand'), None); sys.exit(7)": 7,
 }
 
 
 @pytest.mark.parametrize(("how", "code"), ENDS.items(), ids=ENDS)
-def test_who_ends_with_an_exit_code_is_named(job: Job, how: str, code: int) -> None:
+def test_exit_codes_are_reported(job: Job, how: str, code: int) -> None:
     done = job(
         f"""
         import argparse, os, sys
@@ -246,7 +246,7 @@ def test_who_ends_with_an_exit_code_is_named(job: Job, how: str, code: int) -> N
             gw.allreduce(np.ones(3), name="waits")
         except gw.GradwireError as error:
             print("TOLD", error.rank, error, flush=True)
-            sys.exit(8)  # later, and because of it
+            sys.exit(8)  # later, as a consequence
         """,
         ranks=3,
     )
@@ -277,7 +277,7 @@ def test_an_exit_code_of_zero_is_a_good_end(job: Job, how: str) -> None:
     assert done.returncode == 0 and "gradwire:" not in done.stdout, done.stdout
 
 
-def test_a_process_that_skips_its_end_is_reported_as_that(job: Job) -> None:
+def test_a_process_that_skips_exit_handlers(job: Job) -> None:
     done = job(
         """
         import os
@@ -311,7 +311,7 @@ def test_init_waits_for_all(job: Job) -> None:
 @pytest.mark.parametrize(
     ("how", "code"), [("sys.exit(0)", 1), ("sys.exit(3)", 3), ("os._exit(0)", 1)]
 )
-def test_who_never_comes_is_noticed_in_init(job: Job, how: str, code: int) -> None:
+def test_init_notices_a_missing_rank(job: Job, how: str, code: int) -> None:
     done = job(
         f"""
         import os, sys
@@ -335,7 +335,7 @@ def test_who_never_comes_is_noticed_in_init(job: Job, how: str, code: int) -> No
     assert done.returncode == code, done.stdout
 
 
-def test_a_forked_child_does_not_hide_its_parents_death(job: Job) -> None:
+def test_a_fork_does_not_hide_its_parents_death(job: Job) -> None:
     done = job(
         """
         import os, time

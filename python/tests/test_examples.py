@@ -1,4 +1,4 @@
-"""Each example does what it claims to do."""
+"""All examples work as described."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 from launching import LAUNCHER, LIMIT, needs_torch
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-HOROVOD = "0.19.5"  # the last release whose source package has the tests for PyTorch
+HOROVOD = "0.19.5"  # the last release whose source package contains the tests for PyTorch
 HOROVODS_TESTS = "f7897ae830048c16468112316538a5ad8f9bed3418d71a5a5726e21be69c97ff"
-# What those tests expect, and why Gradwire differs.
+# Expectations of those tests, and why Gradwire differs.
 DIFFERENT = {
     "test_horovod_allgather_grad": "the sum of the ranks' gradients; the average since 0.20",
     "test_horovod_broadcast_grad": "the sum of the ranks' gradients; the average since 0.20",
@@ -24,10 +24,10 @@ DIFFERENT = {
     "test_dynamic_requires_grad": "zero gradients after zero_grad(); none since PyTorch 2.0",
     "test_synchronize_step_warning": "a warning of a second exchange; here there is none",
     "test_horovod_join_allreduce": "an average over all ranks; here without those that have joined",
-    "test_horovod_join_allgather": "an error; here allgather goes with join",
-    "test_horovod_join_broadcast": "an error; here broadcast goes with join",
-    "test_horovod_allreduce_async_fused": "poll() is false at first; here there is no cycle",
-    "test_horovod_allgather_async_fused": "poll() is false at first; here there is no cycle",
+    "test_horovod_join_allgather": "an error; here allgather works with join",
+    "test_horovod_join_broadcast": "an error; here broadcast works with join",
+    "test_horovod_allreduce_async_fused": "poll() is false at first; there are no cycles here",
+    "test_horovod_allgather_async_fused": "poll() is false at first; there are no cycles here",
 }
 
 
@@ -52,12 +52,12 @@ def accuracy(said: str) -> float:
     return float(re.findall(r"accuracy ([0-9.]+)", said)[0])
 
 
-def test_digits_train_alike_on_one_and_on_three_ranks() -> None:
+def test_digits_train_alike_on_1_and_3_ranks() -> None:
     pytest.importorskip("torch")
     words = [sys.executable, str(EXAMPLES / "digits_horovod.py"), "--epochs", "4", "--batch", "48"]
     one, three = run(words), run([LAUNCHER, "run", "-H", "127.0.0.1:2,127.0.0.2:1", "--", *words])
     assert len(losses(one)) == len(losses(three)) == 4, (one, three)
-    # The parts of three ranks make the same batches, so the training is the same.
+    # The parts of three ranks form the same batches, so the training is the same.
     assert losses(one) == pytest.approx(losses(three), abs=1e-5), (one, three)
     assert losses(one)[3] < losses(one)[0] / 2, one
     assert min(accuracy(one), accuracy(three)) > 0.8, (one, three)
@@ -98,7 +98,7 @@ def test_digits_in_other_styles(words: list[str]) -> None:
     assert accuracy(said) > 0.7, said
 
 
-def test_numbers_that_make_no_sense() -> None:
+def test_invalid_arguments() -> None:
     pytest.importorskip("torch")
     words = [sys.executable, str(EXAMPLES / "digits_horovod.py"), "--batch", "0"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT)
@@ -115,7 +115,7 @@ def test_a_function_as_a_job() -> None:
 
 @pytest.fixture(scope="module")
 def horovods_tests(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns Horovod's own tests of its PyTorch part, from its source package."""
+    """Returns Horovod's own tests for PyTorch, from its source package."""
     kept = Path(sys.prefix) / f"horovod-{HOROVOD}" / "test_torch.py"
     if not kept.exists():
         folder = tmp_path_factory.mktemp("horovod")
@@ -143,7 +143,7 @@ def horovods_tests(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_horovods_own_tests(horovods_tests: Path) -> None:
-    """Runs a script of 1,730 lines by Horovod's authors, of which only the import is changed."""
+    """Runs a script of 1,730 lines by Horovod's authors, with only its import changed."""
     needs_torch(2, 3, why="it makes tensors of options of optimizers that are None there")
     tests = re.findall(r"def (test_\w+)", horovods_tests.read_text())
     assert len(tests) == 47 and DIFFERENT.keys() <= set(tests)

@@ -1,4 +1,4 @@
-"""`scripts/gpu_check.sh` does all of its parts where there is no GPU, with small sizes."""
+"""`scripts/gpu_check.sh` runs all its parts without a GPU, with small sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the tests in ranks/ on jobs of one to four ranks, on one and on two nodes."""
+"""Runs the tests in ranks/ on jobs of one to four ranks, on one and two nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from launching import LAUNCHER, LIMIT, jobs_of
 
 HERE = Path(__file__).parent
-# The first one is a single process without a launcher.
+# The first job is a single process without a launcher.
 JOBS = jobs_of("", "127.0.0.1:1,127.0.0.2:1", "127.0.0.1:3", "127.0.0.1:2,127.0.0.2:2")
 
 
@@ -22,7 +22,7 @@ def test_on_the_ranks_of(hosts: str) -> None:
     if hosts:
         ranks = sum(int(host.partition(":")[2]) for host in hosts.split(","))
         words = [LAUNCHER, "run", "-np", str(ranks), "-H", hosts, "--", *words]
-    # Without hosts it is a single process without a launcher.
+    # Without hosts, it is a single process without a launcher.
     variables = {**os.environ, "GWTEST_RANK": "1"}
     done = subprocess.run(
         words,

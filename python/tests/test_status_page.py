@@ -1,4 +1,4 @@
-"""The status page of real jobs in Debian's Chromium: what people see, with eyes and without."""
+"""The status page of real jobs in Debian's Chromium, including its accessibility."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def browser() -> Iterator[Browser]:
 
 
 def violations(page: Any) -> list[str]:
-    """What axe finds wrong with the page as it is now."""
-    # The policy of the page forbids scripts from elsewhere, so the debugger runs this one.
+    """The accessibility violations that axe finds on the current page."""
+    # The page's policy forbids external scripts, so the debugger runs this one.
     session = page.context.new_cdp_session(page)
     script = Path(axe.AXE_FILE_PATH).read_text()
     session.send("Runtime.evaluate", {"expression": script + "\n;0"})
@@ -51,7 +51,7 @@ def shows(page: Any, selector: str, text: str | re.Pattern[str]) -> None:
     playwright.expect(page.locator(selector)).to_contain_text(text, timeout=PATIENCE)
 
 
-def test_the_page_names_the_straggler_and_the_failure(browser: Browser, tmp_path: Path) -> None:
+def test_the_page_names_straggler_and_failure(browser: Browser, tmp_path: Path) -> None:
     with job(tmp_path) as (launcher, port):
         url = f"http://127.0.0.1:{port}/"
         pages = {}
@@ -69,7 +69,7 @@ def test_the_page_names_the_straggler_and_the_failure(browser: Browser, tmp_path
             page.screenshot(path=SHOTS / f"{theme}-{width}.png", full_page=True)
             pages[theme, width] = page
 
-        # Without a mouse: the first host, the one right of it, and its ranks.
+        # With the keyboard: the first host, the one to its right, and its ranks.
         page = pages["light", 1200]
         page.locator("#hosts button").first.focus()
         page.keyboard.press("ArrowRight")
@@ -79,7 +79,7 @@ def test_the_page_names_the_straggler_and_the_failure(browser: Browser, tmp_path
         assert page.evaluate("document.activeElement.textContent").startswith("127.0.0.2")
         assert violations(page) == []
 
-        # Names are never markup.
+        # Names are never interpreted as markup.
         for selector in ("#pending", "#operations"):
             with contextlib.suppress(playwright.TimeoutError):
                 page.locator(selector, has_text=NAME).wait_for(timeout=5000)
@@ -99,8 +99,7 @@ def test_the_page_names_the_straggler_and_the_failure(browser: Browser, tmp_path
 
 
 def free_port() -> int:
-    """A port that no connection gets by itself, so that it stays free. If nobody listened at one of
-    the others, a connection to it could get that port, too, and would reach itself."""
+    """A port outside of the ephemeral range, where connections could connect to themselves."""
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         port = random.randrange(max(lowest - 10_000, 1024), lowest)
@@ -130,7 +129,7 @@ def test_the_page_is_readable_with_256_nodes(browser: Browser, tmp_path: Path) -
             assert page.locator("#hosts button").count() == 256
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             page.screenshot(path=SHOTS / f"256-{theme}-{width}.png", full_page=True)
-            # No list is as long as the job is large.
+            # No list grows with the size of the job.
             assert page.evaluate("document.documentElement.scrollHeight") < 10_000
             assert violations(page) == [], (theme, width)
 
@@ -154,7 +153,7 @@ def test_the_page_asks_for_the_token(browser: Browser, tmp_path: Path) -> None:
         assert not page.locator("#sign-in").is_visible()
         assert token not in page.url
 
-        # The job ends well, and the page says so.
+        # The job ends successfully, and the page says so.
         (tmp_path / "end").touch()
         shows(page, "#connection", re.compile("the job is over"))
         shows(page, "#summary", "finished")

@@ -1,4 +1,4 @@
-"""`gradwire top` in tmux, as people use it."""
+"""`gradwire top` in tmux, as users see it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slow_job import job
 
 
 class Terminal:
-    """A terminal of a tmux server of its own."""
+    """A terminal on a separate tmux server."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -32,26 +32,26 @@ class Terminal:
         return done.stdout
 
     def text(self) -> str:
-        """What is on the screen, with lines that go on in the next one put together."""
+        """The text on the screen, with wrapped lines joined."""
         return self.tmux("capture-pane", "-p", "-J")
 
     def shows(self, *words: str) -> None:
-        """Waits until all of them are on the screen."""
+        """Waits until all texts are on the screen."""
         until(f"{words} on the screen", lambda: all(word in self.text() for word in words))
 
 
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Terminal]:
     if shutil.which("tmux") is None:
-        pytest.skip("there is no tmux here (Debian's package tmux)")
+        pytest.skip("tmux is not installed (Debian's package tmux)")
     found = Terminal(tmp_path)
-    # A shell stays when top ends.
+    # The shell remains when top exits.
     found.tmux("new-session", "-d", "-x", "150", "-y", "50", "env PS1= sh")
     yield found
     found.tmux("kill-server")
 
 
-# Sets a colour of text or background.
+# Sets a text or background colour.
 COLOUR = re.compile("\x1b\\[(?:[0-9;]*;)?(?:3|4|9|10)[0-8](?:;[0-9;]*)?m")
 
 

@@ -32,7 +32,7 @@ from tracing import (
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A job that runs until the test is over; its launcher, and the coordinator's address."""
+    """A job that runs until the test ends; yields its launcher and the coordinator's address."""
     program, variables = prepared(tmp_path, 1 << 30)
     words = [LAUNCHER, "run", "-H", HOSTS, *RATE, "--", sys.executable, str(program)]
     with running(words, tmp_path / "job.log", **variables) as launcher:
@@ -68,7 +68,7 @@ def test_a_whole_job(tmp_path: Path) -> None:
     assert max(int(one["name"].split(" ")[1]) for one in steps) == 30
     end = events[-1]
     assert end["name"] == "gradwire_end" and end["args"]["lost_batches"] == 0, end
-    # Every rank submitted each tensor in every step; what came before the reader is not there.
+    # Every rank submitted each tensor in every step; events before the reader are missing.
     ranks = defaultdict(int)
     for one in events:
         if one["name"] == "submit allreduce.large":
@@ -103,7 +103,7 @@ def test_some_steps(tmp_path: Path, job: tuple[subprocess.Popen[bytes], str]) ->
     assert past.returncode == 1 and "step" in past.stderr, past.stderr
 
 
-def test_wrong_words(tmp_path: Path, job: tuple[subprocess.Popen[bytes], str]) -> None:
+def test_invalid_arguments(tmp_path: Path, job: tuple[subprocess.Popen[bytes], str]) -> None:
     _, coordinator = job
     file = str(tmp_path / "t.json")
     for words, said in (
@@ -146,7 +146,7 @@ def test_a_killed_process_leaves_a_file(
     check(read(file))
 
 
-def test_nobody_is_traced_after_a_reader_has_gone(
+def test_tracing_stops_with_its_reader(
     tmp_path: Path, job: tuple[subprocess.Popen[bytes], str]
 ) -> None:
     _, coordinator = job
@@ -156,7 +156,7 @@ def test_nobody_is_traced_after_a_reader_has_gone(
         assert done.returncode == 0, done.stderr
         kinds = check(json.loads(file.read_text()))
         assert kinds["submit"] and kinds["send"], kinds
-        # Nothing of the time before is left over for the next reader.
+        # No earlier events are left for the next reader.
         time.sleep(3)
         times = [one["ts"] for one in json.loads(file.read_text()) if one["ph"] == "X"]
         assert max(times) - min(times) < 4e6
@@ -186,7 +186,7 @@ TIMELINE = """
     gw.start_timeline(folder / "first.json", mark_cycles=True)
     gw.barrier()
     steps(20, "within")
-    # Whoever is forked has all pipes, as the workers of a DataLoader.
+    # Forked children, like DataLoader workers, inherit all pipes.
     forked = os.fork()
     if forked == 0:
         time.sleep(1000)
@@ -196,7 +196,7 @@ TIMELINE = """
     os.waitpid(forked, 0)
     gw.barrier()
     steps(5, "after")
-    # Once more, into the same file and into one that can't be written.
+    # Again, to the same file and to an unwritable one.
     gw.stop_timeline()
     gw.start_timeline(str(folder / "second.json"))
     if gw.rank() == 0:
@@ -214,12 +214,12 @@ TIMELINE = """
         gw.start_timeline(str(folder / "second.json"))
     gw.barrier()
     steps(10, "second")
-    gw.shutdown()  # ends it
+    gw.shutdown()  # stops it
 """
 
 
 def names(events: list[dict[str, Any]]) -> set[str]:
-    """The tensors that were submitted to an allreduce."""
+    """The tensors submitted to an allreduce."""
     prefix = "submit allreduce."
     return {one["name"].removeprefix(prefix) for one in events if one["name"].startswith(prefix)}
 

@@ -1,4 +1,4 @@
-"""The traceback of an uncaught error of Gradwire ends in the user's frame."""
+"""The traceback of an uncaught Gradwire error ends in the user's frame."""
 
 from __future__ import annotations
 
@@ -60,8 +60,7 @@ ERRORS = dict.fromkeys(USES, "Disagreement") | {"no rank": "NotInitialized"}
 
 
 def traces(said: str) -> list[list[str]]:
-    """Returns the files of each traceback's frames, by rank, because the ranks' lines may be
-    mixed."""
+    """Returns the files of each traceback's frames, by rank; the ranks' lines may be mixed."""
     found: list[list[str]] = []
     for rank in "01":
         for line in re.findall(rf"^\[{rank}\] (.*)", said, re.MULTILINE):

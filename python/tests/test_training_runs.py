@@ -40,7 +40,7 @@ def test_trainings_on_the_ranks_of(hosts: str) -> None:
     )
 
 
-def test_a_process_set_that_is_registered_in_each_session(job: Job) -> None:
+def test_a_set_registered_in_each_session(job: Job) -> None:
     needs_torch(2, 2, why="nothing to train without")
     done = job("""
         import torch

@@ -1,4 +1,4 @@
-"""A job that is traced, and what holds for the file of every trace."""
+"""A traced job, and checks that hold for every trace file."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 from launching import LAUNCHER, LIMIT
 
 HOSTS = "127.0.0.1:2,127.0.0.2:2"
-# A loopback has no rate of its own.
+# The loopback interface has no line rate.
 RATE = ["--set", "network.rate_mbit=10000"]
 RANKS, STEPS = range(4), 1000
 FIRST_RANK = 100_000
 
-# A name with all that JSON escapes, a tensor of several pieces, and a small one.
+# A name with all characters that JSON escapes, a tensor of several pieces, and a small one.
 NAME = 'say "hello"\\ é'
 PROGRAM = """
     import os, time
@@ -51,7 +51,7 @@ PROGRAM = """
 
 
 def prepared(folder: Path, steps: int) -> tuple[Path, dict[str, str]]:
-    """The program, and its variables."""
+    """The program and its environment."""
     program = folder / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))
     variables = {"TEST_FOLDER": str(folder), "TEST_SECONDS": str(LIMIT / 2)}
@@ -59,7 +59,7 @@ def prepared(folder: Path, steps: int) -> tuple[Path, dict[str, str]]:
 
 
 def command(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """What a command of the launcher does."""
+    """Runs a gradwire command and returns its result."""
     env = {**os.environ, **variables}
     return subprocess.run(
         [LAUNCHER, *words], capture_output=True, text=True, timeout=LIMIT, check=False, env=env
@@ -67,7 +67,7 @@ def command(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """The events of a file, which may lack its end, as viewers read it."""
+    """The events of a file as viewers read it; the end may be missing."""
     text = file.read_text()
     if not text.endswith("]\n"):
         text = text.rstrip().rstrip(",") + "]"
@@ -76,7 +76,7 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 def check(events: list[dict[str, Any]], nodes: int = 2) -> dict[str, int]:
-    """Checks what holds for every trace. Returns how many slices there are of each kind."""
+    """Checks the properties of every trace. Returns the number of slices of each kind."""
     tracks: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
     open_spans: dict[str, str] = {}
     kinds: dict[str, int] = defaultdict(int)
@@ -99,8 +99,8 @@ def check(events: list[dict[str, Any]], nodes: int = 2) -> dict[str, int]:
             case _:
                 raise AssertionError(event)
     assert not open_spans
-    # Slices of a track are one inside the other or one after the other. Times are rounded to
-    # nanoseconds, and here they are floats of microseconds.
+    # Slices of a track are nested or consecutive. Times are rounded to nanoseconds; here they are
+    # floating-point microseconds.
     for track, slices in tracks.items():
         ends: list[float] = []
         for begin, took in sorted(slices, key=lambda one: (one[0], -one[1])):
@@ -113,7 +113,7 @@ def check(events: list[dict[str, Any]], nodes: int = 2) -> dict[str, int]:
 
 
 def arrows(events: list[dict[str, Any]], nodes: int) -> None:
-    """Checks that nothing arrives before it left, beyond the error of the clocks."""
+    """Checks that nothing arrives before it left, within the error of the clocks."""
     clocks = [one["args"] for one in events if one["name"] == "gradwire_clock"]
     assert {one["pid"] for one in events if one["name"] == "gradwire_clock"} <= {1, 2}
     error = 2 * max(one["error_us"] for one in clocks)

@@ -1,4 +1,4 @@
-"""Random trainings: a plan from a seed, for one process and for N ranks (``training_runs``)."""
+"""Random trainings: a plan from a seed, for one process and N ranks (``training_runs``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-# The options of each optimizer, one of which is drawn, and whether it has a fused form.
+# The options of each optimizer, of which one is drawn, and whether it has a fused form.
 OPTIMIZERS: dict[str, tuple[list[dict[str, Any]], bool]] = {
     "SGD": (
         [{}, {"momentum": 0.9}, {"momentum": 0.8, "nesterov": True, "weight_decay": 0.1}],
@@ -31,7 +31,7 @@ OPTIMIZERS: dict[str, tuple[list[dict[str, Any]], bool]] = {
 SPARSE = ["SGD", "Adagrad", "SparseAdam"]
 SCHEDULERS = ["StepLR", "ExponentialLR", "CosineAnnealingLR", "OneCycleLR", "ReduceLROnPlateau"]
 CLEARS = ["optimizer", "optimizer", "optimizer zeros", "model", "model zeros", "never"]
-# What may happen in a step, and in which step.
+# Events that may happen, and their step.
 EVENTS = {
     "before": [
         "load state",
@@ -88,7 +88,7 @@ class Plan:
 
     @property
     def within(self) -> float:
-        """Returns how far the parameters of N ranks may be from those of one process."""
+        """Returns the allowed difference between the parameters of N ranks and of one process."""
         if "compression" in self.wrapped or self.dtype is torch.bfloat16:
             return 0.1
         return 2e-3 if self.dtype is torch.float32 else 1e-6
@@ -110,7 +110,7 @@ def plan(seed: int) -> Plan:
         ways = [None, "foreach", "loop", "fused" if fused and _TORCH >= (2, 4) else "foreach"]
         made.way = dice.choice(ways)
         if made.optimizer == "SGD" and made.way == "fused":
-            # PyTorch's optimizer fails if a parameter gets its first gradient later than others.
+            # PyTorch's optimizer fails if a parameter gets its first gradient after others.
             made.options = {"weight_decay": 0.1}
     made.norm = made.model == "conv" and chance(0.4)
     made.channels_last = made.model == "conv" and chance(0.6)
@@ -120,7 +120,7 @@ def plan(seed: int) -> Plan:
         made.tied = chance(0.3)
         made.sparse = None if made.tied or chance(0.4) else dice.choice(SPARSE)
     made.frozen = chance(0.4)
-    # Other optimizers divide by the gradient's size, so rounding has a large effect if it is small.
+    # Other optimizers divide by the gradient's norm, so rounding matters if it is small.
     smooth = made.optimizer == "SGD"
     made.dtype = dice.choice(
         [torch.float64] * 2 + ([torch.float32, torch.bfloat16] if smooth else [])
@@ -142,9 +142,9 @@ def plan(seed: int) -> Plan:
             made.scaler = dice.choice(["on", "on", "off"])
     made.hooks, made.clear = chance(0.3), dice.choice(CLEARS)
     if "line_search_fn" in made.options and made.clear == "never":
-        # The search compares losses with gradients. If gradients of earlier losses are added,
-        # rounding decides where it ends: one process differs from itself if it adds its shards in
-        # another order.
+        # The search compares losses with gradients. With accumulated gradients of earlier losses,
+        # its end depends on rounding: even one process gets different results if it adds its shards
+        # in another order.
         made.clear = "optimizer"
     wrapped = made.wrapped
     if chance(0.25):

@@ -2,8 +2,8 @@
 
     gradwire run -np 2 -- python training_runs.py 0 20
 
-After each step, the parameters of N ranks equal those of one process with the joined batch. At the
-end, all ranks have the same bits. Each rank also runs the training of the one process.
+After each step, the parameters of N ranks equal those of one process with the combined batch. At
+the end, all ranks have the same bits. Each rank also runs the single-process training.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WORDS = 12
 
 
 class Net(torch.nn.Module):
-    """A small model with everything that a plan asks for."""
+    """A small model with all layers that plans need."""
 
     def __init__(self, made: Plan, distributed: bool) -> None:
         super().__init__()
@@ -63,19 +63,19 @@ class Net(torch.nn.Module):
 
 
 def distance(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Returns the mean squared difference. PyTorch 2.2 has none of bf16 on a CPU."""
+    """Returns the mean squared difference, which PyTorch 2.2 lacks for bf16 on CPUs."""
     if found.dtype is torch.bfloat16:
         found, wanted = found.float(), wanted.float()
     return F.mse_loss(found, wanted)
 
 
 class Run:
-    """One training: of one process with all shards, or of a rank with its own."""
+    """One training: by one process with all shards, or by a rank with its own."""
 
     def __init__(self, made: Plan, distributed: bool) -> None:
         self.made, self.distributed = made, distributed
         self.size, self.rank = hvd.size(), hvd.rank()
-        self.ranks = list(range(self.size))  # those that still have data
+        self.ranks = list(range(self.size))  # ranks that still have data
         torch.manual_seed(made.seed)
         self.net = Net(made, distributed).to(made.dtype)
         if made.channels_last:
@@ -169,7 +169,7 @@ class Run:
             elif name == "ReduceLROnPlateau":
                 self.schedulers.append(kinds.ReduceLROnPlateau(optimizer, patience=0, factor=0.5))
 
-    # Its data
+    # Data
 
     def _batch(self, step: int, micro: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
         made = self.made
@@ -212,7 +212,7 @@ class Run:
         total = sum(losses[1:], losses[0])
         return total if made.wrapped.get("op") == "Sum" else total / len(shards)
 
-    # Its steps
+    # Steps
 
     def clear(self) -> None:
         how = self.made.clear
@@ -247,7 +247,7 @@ class Run:
             and not self.schedulers
             and not self.made.hooks
         ):
-            # LBFGS can't be copied in PyTorch.
+            # PyTorch can't copy LBFGS.
             self.net, self.optimizers = copy.deepcopy((self.net, self.optimizers))
         elif event == "recast":
             other = torch.float32 if self.made.dtype is torch.float64 else torch.float64
@@ -299,7 +299,7 @@ class Run:
             for parameter in parameters:
                 parameter.grad.mul_(0.5)
         elif not parameters or made_sparse:
-            return  # PyTorch's functions take no sparse ones
+            return  # PyTorch's functions do not accept sparse ones
         elif how == "value":
             torch.nn.utils.clip_grad_value_(parameters, 0.05)
         else:
@@ -378,7 +378,7 @@ class Run:
             self.step(step, happens)
             yield self.state()
         for step in range(self.made.tail if self.size > 1 else 0):
-            # The first rank has no data left, and the second one has none from the second step on.
+            # The first rank has no data left; the second one has none from the second step on.
             left = [rank for rank in range(self.size) if rank > min(step, self.size - 2)]
             if self.distributed and self.rank in self.ranks and self.rank not in left:
                 hvd.join()
@@ -393,7 +393,7 @@ class Run:
 
 
 def compare(seed: int) -> str:
-    """Returns how the ranks' training differs from that of one process; empty if it does not."""
+    """Returns the differences of the ranks' training from a single process; empty if none."""
     made = plan(seed)
     alone = Run(made, distributed=False)
     expected = list(alone.run())

@@ -1,4 +1,4 @@
-"""Horovod's interface for PyTorch: ``import gradwire.torch as hvd``, and the script runs as it is.
+"""Horovod's interface for PyTorch: ``import gradwire.torch as hvd`` runs Horovod scripts as is.
 
 ```python
 import torch
@@ -12,47 +12,38 @@ hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 ```
 
-The README of the package lists the differences from Horovod.
+The package's README lists the differences from Horovod.
 """
 
-from gradwire import run
-from gradwire._errors import (
-    Cancelled,
-    Disagreement,
-    Forked,
-    GradwireError,
-    InvalidRequest,
-    NotInitialized,
-    NotLaunched,
-    OutOfResources,
-    PeerLost,
-    WaitTimeout,
-)
-from gradwire._errors import GradwireError as HorovodInternalError
-from gradwire._native import __version__
-from gradwire._objects import allgather_object, broadcast_object
-from gradwire._ops import (
+from gradwire import (
     Adasum,
     Average,
     BitAnd,
     BitOr,
     BitXor,
+    Cancelled,
+    Disagreement,
+    Forked,
+    GradwireError,
     Handle,
+    InvalidRequest,
     Max,
     Min,
+    NotInitialized,
+    NotLaunched,
+    OutOfResources,
+    PeerLost,
+    ProcessSet,
     Product,
     ReduceOp,
     Sum,
-    barrier,
-    join,
-    poll,
-    synchronize,
-)
-from gradwire._timeline import start_timeline, stop_timeline
-from gradwire._world import (
-    ProcessSet,
+    WaitTimeout,
+    __version__,
     abort,
     add_process_set,
+    allgather_object,
+    barrier,
+    broadcast_object,
     cross_rank,
     cross_size,
     get_process_set_ids_and_ranks,
@@ -60,15 +51,22 @@ from gradwire._world import (
     init,
     is_homogeneous,
     is_initialized,
+    join,
     local_rank,
     local_size,
     mark_step,
+    poll,
     rank,
     remove_process_set,
+    run,
     shutdown,
     size,
+    start_timeline,
     stats,
+    stop_timeline,
+    synchronize,
 )
+from gradwire import GradwireError as HorovodInternalError
 from gradwire.torch import elastic
 from gradwire.torch._build import (
     ccl_built,

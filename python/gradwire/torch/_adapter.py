@@ -27,7 +27,7 @@ _NAMES: dict[torch.dtype, str] = {
     torch.complex64: "c64",
     torch.complex128: "c128",
 }
-# These came with later releases of PyTorch.
+# Later PyTorch releases added these.
 for _name, _ours in {
     "uint16": "u16",
     "uint32": "u32",
@@ -38,17 +38,17 @@ for _name, _ours in {
     if hasattr(torch, _name):
         _NAMES[getattr(torch, _name)] = _ours
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
-# PyTorch's number for a tensor with several elements in one place.
+# PyTorch's code for a tensor with several elements at one address.
 _OVERLAPS = 1
-# The element types that every release of PyTorch takes through DLPack.
+# The dtypes that every PyTorch release accepts through DLPack.
 _PLAIN = {"f32", "f64", "f16", "bf16", "i8", "u8", "i16", "i32", "i64"}
 
 
 def check_is_tensor(tensor: Any) -> None:
-    """Raises InvalidRequest if something is no tensor."""
+    """Raises InvalidRequest if the value is not a tensor."""
     if not isinstance(tensor, torch.Tensor):
         raise InvalidRequest(
-            f"a torch.Tensor is needed, not {type(tensor).__name__}", kind="invalid"
+            f"expected a torch.Tensor, not {type(tensor).__name__}", kind="invalid"
         )
 
 
@@ -61,36 +61,34 @@ def describe(tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
     check_is_tensor(tensor)
     if tensor.layout != torch.strided:
         raise InvalidRequest(
-            f"a tensor of layout {tensor.layout} can't be exchanged as it is: use "
-            "sparse_allreduce_async, or to_dense()",
+            f"a tensor of layout {tensor.layout} can't be exchanged: use sparse_allreduce_async "
+            "or to_dense()",
             kind="invalid",
         )
     if tensor.is_meta:
-        raise InvalidRequest(
-            "a tensor on the device 'meta' has no data that could be exchanged", kind="invalid"
-        )
+        raise InvalidRequest("a tensor on the device 'meta' has no data", kind="invalid")
     name = _NAMES.get(tensor.dtype)
     if name is None:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _NAMES)
         raise InvalidRequest(
-            f"tensors of {tensor.dtype} can't be exchanged: the element types are {known}",
+            f"tensors of {tensor.dtype} can't be exchanged: supported dtypes are {known}",
             kind="invalid",
         )
     return name, tuple(tensor.shape)
 
 
 def address_of_small(tensor: torch.Tensor, element: str | None = None) -> int:
-    """Returns the address of a small tensor that has its elements in their order, without gaps.
+    """Returns the address of a small contiguous tensor.
 
-    A tensor so small is copied by its address: PyTorch's own copy takes longer to begin than it
-    takes to copy. The address is valid until the next call that may change the tensor.
+    Small tensors are copied by address, because the overhead of PyTorch's copy exceeds the time of
+    the copy itself. The address is valid until the next call that may change the tensor.
 
     Args:
         tensor: Any tensor.
-        element: The element type that it must have; None for any that is known.
+        element: The required element type; None for any supported type.
 
     Returns:
-        The address; 0 if it is not such a tensor.
+        The address; 0 if the tensor is not small and contiguous.
     """
     if type(tensor) is not torch.Tensor or not tensor.is_cpu or tensor.layout != torch.strided:
         return 0
@@ -101,21 +99,20 @@ def address_of_small(tensor: torch.Tensor, element: str | None = None) -> int:
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         return 0
     try:
-        # The program may have taken the memory away from the tensor, by resizing its storage.
+        # The program may have shrunk the storage below the tensor's size.
         end = int(tensor.storage_offset()) * width + nbytes
         return tensor.data_ptr() if end <= tensor.untyped_storage().nbytes() else 0
     except RuntimeError:
-        return 0  # a tensor without memory of its own, such as one of functorch
+        return 0  # a tensor without its own memory, such as a functorch tensor
 
 
 def check_no_overlap(tensor: torch.Tensor) -> None:
-    """Raises InvalidRequest if several elements of a tensor are in one place, as after expand."""
+    """Raises InvalidRequest if elements of a tensor share memory, as after expand."""
     # A contiguous tensor is not expanded.
     if not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == _OVERLAPS:
         raise InvalidRequest(
             f"a result can't be written to a tensor of shape {list(tensor.shape)} and strides "
-            f"{list(tensor.stride())}: several of its elements are in one place. Give a "
-            "clone() of it",
+            f"{list(tensor.stride())}, because its elements share memory: pass a clone() of it",
             kind="invalid",
         )
 
@@ -123,9 +120,9 @@ def check_no_overlap(tensor: torch.Tensor) -> None:
 def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
     """Returns the strides of the tensor's gradient.
 
-    They are the tensor's own if its elements fill their memory, as with ``channels_last``;
-    otherwise those of a contiguous tensor. Autograd chooses the strides of gradients in this way,
-    optimizers those of their states, and fused kernels pair their raw memory.
+    These are the tensor's own strides if its elements fill their memory, as with ``channels_last``;
+    otherwise those of a contiguous tensor. Autograd and optimizers choose the strides of gradients
+    and states in the same way, and fused kernels rely on equal layouts.
     """
     like = torch.empty_like(tensor, device="meta")
     return tensor.stride() if like.stride() == tensor.stride() else like.contiguous().stride()
@@ -136,7 +133,7 @@ def as_tensor(buffer: _native.Buffer) -> torch.Tensor:
     name = buffer.dtype
     if buffer.nbytes == 0:
         return torch.empty(buffer.shape, dtype=_DTYPES[name], device="cpu")
-    # Passes the capsule: from_dlpack(buffer) would ask for versions and devices first.
+    # Passes the capsule: from_dlpack(buffer) would negotiate versions and devices first.
     if name in _PLAIN:
         tensor: torch.Tensor = from_dlpack(buffer.__dlpack__())
         return tensor
@@ -145,31 +142,26 @@ def as_tensor(buffer: _native.Buffer) -> torch.Tensor:
 
 
 class TorchAdapter:
-    """Adapter for tensors of any device: a GPU's by pinned memory, others by blocking copies."""
+    """Adapter for tensors on any device: pinned memory for GPUs, blocking copies for others."""
 
     def describe(self, array: torch.Tensor) -> tuple[str, tuple[int, ...]]:
-        """Returns the element type and the dimensions of a tensor."""
         return describe(array)
 
     def load(self, array: torch.Tensor, buffer: _native.Buffer) -> None:
-        """Copies a tensor to shared memory of the same size."""
         if array.is_cuda:
             _cuda.stage.load(buffer, as_tensor(buffer), array.detach())
         else:
             as_tensor(buffer).copy_(array.detach())
 
     def check_writable(self, array: torch.Tensor) -> None:
-        """Raises InvalidRequest if a result can't be written to a tensor."""
         check_no_overlap(array)
 
     def use(self, array: torch.Tensor) -> Use:
-        """Begins an operation in place. The use has a buffer if the tensor is shared memory."""
         element = describe(array)[0]
         self.check_writable(array)
         return _adopt.use(array, element)
 
     def written(self, array: torch.Tensor) -> None:
-        """Notes that an operation has written to a tensor that is shared memory."""
         _adopt.written(array)
 
     def view(self, buffer: _native.Buffer, like: torch.Tensor) -> torch.Tensor:
@@ -182,7 +174,6 @@ class TorchAdapter:
         return result.to(like.device)
 
     def store(self, buffer: _native.Buffer, into: torch.Tensor) -> None:
-        """Copies shared memory to a tensor of the same size."""
         if into.is_cuda:
             _cuda.stage.store(buffer, as_tensor(buffer), into.detach())
         else:

@@ -1,7 +1,7 @@
-"""``DistributedOptimizer`` with ``op=Adasum``: ranks combine their steps, not their gradients.
+"""``DistributedOptimizer`` with ``op=Adasum``: combines the ranks' steps, not their gradients.
 
-Each rank makes its own step, with any optimizer and with any change to the gradients before. Then
-the changes of the parameters are combined, each by itself, and applied.
+Each rank makes its own step, with any optimizer and any prior change to the gradients. Then the
+changes of each parameter are combined and applied.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gradwire.torch._agreement import Agreement
 from gradwire.torch._compression import Compressor
 from gradwire.torch._wrapping import Wrapped, without_hooks
 
-# The number of parameters that are combined at a time; a rank may have 256 tasks in flight.
+# The number of parameters combined at a time; a rank may have 256 tasks in flight.
 AT_ONCE = 128
 
 
@@ -37,7 +37,7 @@ def checked_passes(passes: int) -> int:
 
 
 class PendingChange:
-    """A parameter's change on its way."""
+    """A parameter's change that is being combined."""
 
     def __init__(
         self, handle: _native.Handle, buffer: _native.Buffer, small: torch.Tensor, ctx: Any
@@ -59,7 +59,7 @@ class DistributedAdasum(Wrapped):
     _names: list[tuple[str, torch.Tensor]]
     _prefix: str
     _compression: type[Compressor]
-    # The number of copies that were made of this one.
+    # The number of copies made of this optimizer.
     _copies: int
 
     def _begin(
@@ -83,9 +83,9 @@ class DistributedAdasum(Wrapped):
         self._session: _native.Session | None = None
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Changes the number of backward passes that are added up for a step.
+        """Changes the number of backward passes accumulated for a step.
 
-        Autograd adds them up by itself.
+        Autograd itself accumulates them.
         """
         self.backward_passes_per_step = checked_passes(passes)
 
@@ -94,9 +94,9 @@ class DistributedAdasum(Wrapped):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Raises: there is no step without an exchange."""
+        """Raises ``AssertionError``: steps are always exchanged."""
         raise AssertionError(
-            "skip_synchronize() does not go with Adasum: a step is what it exchanges"
+            "skip_synchronize() can't be used with Adasum, which exchanges the step itself"
         )
         yield
 
@@ -110,7 +110,7 @@ class DistributedAdasum(Wrapped):
         return self.process_set.included() is not False
 
     def _share_infinities(self, found: dict[torch.device, torch.Tensor]) -> None:
-        """Makes all ranks agree: if a rank has found infinities, no rank makes a step."""
+        """Makes all ranks agree: if any rank has found infinities, no rank makes a step."""
         if not self._takes_part():
             return
         [anywhere] = self._agreements[1].exchange([int(any(bool(inf) for inf in found.values()))])
@@ -124,8 +124,7 @@ class DistributedAdasum(Wrapped):
         if not self._takes_part():
             return self._original_step(closure, *args, **kwargs)
         with torch.no_grad():
-            # A parameter without a gradient does not change, unless a closure is going to compute
-            # one.
+            # A parameter without a gradient does not change, unless a closure computes one.
             changing = [
                 closure is not None or parameter.grad is not None for _, parameter in self._names
             ]
@@ -133,8 +132,7 @@ class DistributedAdasum(Wrapped):
                 p.detach().clone() if may else p for (_, p), may in zip(self._names, changing)
             ]
         loss = self._original_step(closure, *args, **kwargs)
-        # A parameter that no rank has a gradient for did not change; the others are combined by all
-        # ranks.
+        # Parameters without a gradient on any rank did not change; all ranks combine the others.
         used = self._agreements[0].exchange(
             _agreement.USED if parameter.grad is not None else 0 for _, parameter in self._names
         )
@@ -168,7 +166,7 @@ class DistributedAdasum(Wrapped):
             prefix, named, self._compression, self.backward_passes_per_step, self.process_set
         )
 
-    # What scripts read from Horovod's optimizer
+    # Attributes of Horovod's optimizer that scripts read
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:

@@ -1,16 +1,16 @@
-"""Memory of ordinary CPU tensors that moves into shared memory, so that it is not copied any more.
+"""Moves ordinary CPU tensors into shared memory, so that they need no further copies.
 
 PyTorch can move a storage into a file in shared memory, in place: all tensors on the storage
-follow, also those that C++ code holds, such as DDP's buckets. Then the native session *adopts* that
-memory: it puts sealed memory that the daemon shares at the same addresses. PyTorch frees it when
-the storage ends, as always. Nothing of the tensor changes but its address.
+follow, including those held by C++ code, such as DDP's buckets. Then the native session *adopts*
+that memory: it maps sealed memory that it shares with the daemon at the same addresses. As usual,
+PyTorch frees the memory with the storage. Only the tensor's address changes.
 
-Which storages move is decided here. A storage moves when it is exchanged in place a second time,
-because then it will likely be exchanged again. It moves in an operation that exchanges all of it:
-nobody else may use the tensors of such an operation, but another thread may compute on the rest of
-their storage. It never moves while an operation on it is under way: that could be about to write to
-the old addresses. Memory of which somebody else may have the address is left where it is: NumPy's,
-pinned, mapped or shared memory, and parameters, of which a forked child may have its own copy.
+This module decides which storages move. A storage moves when it is exchanged in place for the
+second time, because it will likely be exchanged again. It moves only in an operation that exchanges
+all of it: nothing else may use the tensors of that operation, but other threads may compute on the
+rest of their storage. It never moves while an operation on it is in flight, which might write to
+the old addresses. Memory whose address others may hold does not move: NumPy's, pinned, mapped or
+shared memory, and parameters, of which a forked child may have its own copy.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from gradwire import _native, _world
 from gradwire._errors import GradwireError
 from gradwire._uses import COPIED, Use
 
-# Smaller tensors are copied: that takes less time than everything else about them.
+# Smaller tensors are copied: the rest of their exchange takes longer than the copy.
 MIN_BYTES = 64 << 10
-# How many storages are known at a time, and how often all of them are looked at.
+# The maximum number of known storages, and the number of calls between two sweeps of them.
 _MAX_KNOWN = 1 << 14
 _LOOK_EVERY = 64
-# The pause after a look for parameters, as a multiple of its time. Programs make most of their
-# tensors in their first steps, so looks may be ahead of these pauses, by so many seconds.
+# The pause after a search for parameters, as a multiple of its duration. Programs create most
+# tensors in their first steps, so searches may run ahead of these pauses by LOOK_AHEAD seconds.
 LOOK_PAUSE = 20.0
 LOOK_AHEAD = 10.0
-# Where PyTorch makes its files, how long another rank may take to move a storage there, and the
-# pause after one that took longer.
+# The folder of PyTorch's files, the timeout for the lock while another rank moves a storage there,
+# and the pause after such a timeout.
 _FOLDER = "/dev/shm"
 LOCK_SECONDS = 1.0
 LOCK_PAUSE = 20.0
@@ -55,33 +55,33 @@ _log = logging.getLogger("gradwire")
 
 
 class _Storage:
-    """A storage that was exchanged in place, or is shared memory from the beginning.
+    """A storage that was exchanged in place, or was created in shared memory.
 
-    As long as this exists PyTorch makes no other storage at its number, so the number stands for
-    it.
+    While this object exists, PyTorch does not reuse the storage's address, which therefore
+    identifies it.
     """
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.weak = StorageWeakRef(storage)
         self.number = next(_numbers)
         self.watched: weakref.ref[torch.UntypedStorage] | None = None
-        # It was exchanged before.
+        # Whether it was exchanged before.
         self.again = False
-        # It may not move, whatever comes.
+        # Whether it must never move.
         self.refused = False
-        # It has moved, maybe in an earlier session.
+        # Whether it has moved, possibly in an earlier session.
         self.moved = False
-        # All of it in this session; where that is, and its size.
+        # The session and the buffer that contain it, and its address and size.
         self.session: _native.Session | None = None
         self.buffer: _native.Buffer | None = None
         self.address = self.nbytes = 0
-        # The bytes that operations in place work on at this time.
+        # The byte ranges that in-place operations currently use.
         self.ranges: list[tuple[int, int]] = []
 
     def watch(self, storage: torch.UntypedStorage) -> None:
         """Notices the end of the storage.
 
-        In older releases of PyTorch the object in Python may end before.
+        In older PyTorch releases, the Python object may be destroyed earlier than the storage.
         """
         if self.watched is None or self.watched() is None:
             key = storage._cdata
@@ -93,7 +93,7 @@ class _Storage:
             return False
         if storage.data_ptr() == self.address and storage.nbytes() == self.nbytes:
             return True
-        # The program has put other memory under it, such as by ``resize_()``.
+        # The program has replaced its memory, for example by ``resize_()``.
         self.forget()
         self.refused = True
         return False
@@ -119,42 +119,42 @@ class _StorageUse(Use):
         storage.ranges.append(used)
 
     def end(self) -> None:
-        """Notes that the result is in the tensor."""
+        """Records that the result is in the tensor."""
         used, self._range = self._range, _NOTHING
         if used is not _NOTHING:
             self._storage.ranges.remove(used)
 
-    __del__ = end  # it has failed, or nobody has waited for it
+    __del__ = end  # for operations that failed or were never waited for
 
 
 _NOTHING = (0, 0)
 _lock = threading.RLock()
 _numbers, _calls = itertools.count(), itertools.count(1)
 _known: dict[int, _Storage] = {}
-# The storages whose objects in Python have ended.
+# The storages whose Python objects have been destroyed.
 _ended: deque[int] = deque()
-# The storages of parameters when they were last looked for; those with a lower number were known.
+# The storages of parameters at the last search, which covered entries with a number below _looked.
 _parameters: set[int] = set()
 _looked = 0
-# When the next look may begin, and when the next storage may move.
+# When the next search may start, and when the next storage may move.
 _look_from = _move_from = 0.0
 _warned: set[str] = set()
-# In a forked child, what its parent knew.
+# In a forked child, the parent's storages.
 _of_parent: list[dict[int, _Storage]] = []
 
 
 def use(tensor: torch.Tensor, element: str) -> Use:
-    """Begins an operation in place on a tensor. The storage of the tensor may move.
+    """Begins an in-place operation on a tensor. The storage of the tensor may move.
 
-    The caller holds the result until the operation has ended, and calls its ``end`` when the result
-    is in the tensor.
+    The caller keeps the use until the operation has completed, and calls its ``end`` when the
+    result is in the tensor.
 
     Args:
         tensor: A tensor.
         element: The name of its element type.
 
     Returns:
-        A use with the tensor's memory, if that is shared; otherwise the tensor has to be copied.
+        A use with the tensor's memory, if it is shared; otherwise the tensor must be copied.
     """
     nbytes = tensor.numel() * tensor.element_size()
     if nbytes < MIN_BYTES or not tensor.is_cpu or not _is_plain(tensor):
@@ -170,7 +170,7 @@ def use(tensor: torch.Tensor, element: str) -> Use:
         if not shared and entry.again and nbytes == storage.nbytes():
             shared = _may_move(entry, storage, session) and _move(entry, storage, session)
         entry.again = True
-        # A copy, because other threads end their uses meanwhile.
+        # A copy, because other threads may end their uses concurrently.
         free = all(end <= used[0] or used[1] <= start for start, end in tuple(entry.ranges))
         result = _StorageUse(entry, used)
         if shared and free and entry.buffer is not None:
@@ -180,7 +180,7 @@ def use(tensor: torch.Tensor, element: str) -> Use:
 
 
 def find(tensor: torch.Tensor, element: str) -> _native.Buffer | None:
-    """Returns the memory of a tensor that an operation reads, if it is shared already."""
+    """Returns the memory of a tensor that an operation reads, if it is already shared."""
     if not tensor.is_cpu or not _is_plain(tensor):
         return None
     storage = tensor.untyped_storage()
@@ -194,7 +194,7 @@ def find(tensor: torch.Tensor, element: str) -> _native.Buffer | None:
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
-    """Returns whether the memory of a tensor is shared with the daemon now."""
+    """Returns whether the memory of a tensor is currently shared with the daemon."""
     storage = tensor.untyped_storage()
     with _lock:
         entry = _known.get(storage._cdata)
@@ -202,23 +202,23 @@ def is_shared(tensor: torch.Tensor) -> bool:
 
 
 def made(tensor: torch.Tensor, buffer: _native.Buffer) -> None:
-    """Notes that a tensor was made in shared memory, of which it is all."""
+    """Records that a tensor was created in shared memory and covers its storage."""
     storage = tensor.untyped_storage()
     with _lock:
         entry = _entry(storage, new=True)
         if entry is not None:
-            entry.refused = True  # there is nothing to move
+            entry.refused = True  # it is already in shared memory
             entry.share(storage, _world.session(), buffer)
 
 
 def written(tensor: torch.Tensor) -> None:
     """Tells autograd that an operation has written to the memory of a tensor."""
     if not tensor.is_inference():
-        tensor.detach()[:0].zero_()  # it shares the version of the tensor
+        tensor.detach()[:0].zero_()  # the detached tensor shares the version counter
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Returns whether the memory of a tensor has just its elements, in their order."""
+    """Returns whether a tensor is contiguous and without special views."""
     return (
         type(tensor) is torch.Tensor
         and tensor.is_contiguous()
@@ -229,7 +229,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _entry(storage: torch.UntypedStorage, new: bool) -> _Storage | None:
-    """Returns what is known of a storage; with ``new`` it is known from now on."""
+    """Returns the entry of a storage, which is created if ``new`` is True."""
     if _ended or next(_calls) % _LOOK_EVERY == 0:
         sweep()
     key = storage._cdata
@@ -243,7 +243,7 @@ def _entry(storage: torch.UntypedStorage, new: bool) -> _Storage | None:
 
 
 def sweep() -> None:
-    """Forgets the storages that have ended; the session releases their memory."""
+    """Forgets destroyed storages; the session releases their memory."""
     with _lock:
         _ended.clear()
         for key in [key for key, entry in _known.items() if entry.weak.expired()]:
@@ -269,8 +269,8 @@ def _may_move(entry: _Storage, storage: torch.UntypedStorage, session: _native.S
 
 
 def _is_ordinary(storage: torch.UntypedStorage) -> bool:
-    """Returns whether PyTorch alone has the memory of a storage."""
-    # Memory of NumPy, of DLPack and of files can't be resized, nor what NumPy has a view of.
+    """Returns whether only PyTorch uses the memory of a storage."""
+    # Storages of NumPy, DLPack or files, and those with NumPy views, can't be resized.
     resizable = getattr(storage, "resizable", None)
     if resizable is None or not resizable() or not hasattr(storage, "_share_fd_cpu_"):
         return False
@@ -289,10 +289,10 @@ def _has_numpy() -> bool:
 
 
 def _is_parameter(entry: _Storage, storage: torch.UntypedStorage) -> bool | None:
-    """Returns whether a parameter is on a storage. The tensor may be a ``.data`` of it.
+    """Returns whether a storage belongs to a parameter, possibly through its ``.data``.
 
-    To look at all objects takes tens of milliseconds. One look is enough for all storages that are
-    known by then. None: there were too many looks of late.
+    Searching all objects takes tens of milliseconds. One search covers all storages that are known
+    by then. Returns None if there were too many recent searches.
     """
     global _looked, _look_from
     if entry.number >= _looked or storage._cdata in _parameters:
@@ -315,13 +315,13 @@ def _storages_of_parameters() -> Iterator[int]:
         if known is None:
             known = kinds[kind] = issubclass(kind, torch.nn.Parameter)
         if known:
-            # Some kinds of parameters have no storage, or none yet.
+            # Some kinds of parameters have no storage, at least not yet.
             with contextlib.suppress(Exception):
                 yield item.untyped_storage()._cdata
 
 
 def _descriptors_left() -> bool:
-    """Returns whether another storage may have a descriptor: all of them, a quarter."""
+    """Returns whether another storage may use a descriptor; storages may use a quarter of them."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     moved = sum(entry.moved for entry in _known.values())
     if limit == resource.RLIM_INFINITY or 4 * (moved + 1) <= limit:
@@ -329,29 +329,28 @@ def _descriptors_left() -> bool:
     _warn(
         "descriptors",
         f"{moved} tensors have moved into shared memory, each with a file descriptor, and the "
-        f"limit is {limit}: further ones are copied. Raise it (ulimit -n)",
+        f"limit is {limit}: further tensors will be copied. Raise the limit (ulimit -n)",
     )
     return False
 
 
 def _numbers_left(session: _native.Session) -> bool:
-    """Returns whether the session takes another storage: all of them, half of its segments."""
+    """Returns whether the session can adopt another storage; they may use half of its segments."""
     if session.may_adopt:
         return True
     _warn(
         "segments",
-        "half of the memory segments that a rank may have are tensors that have moved into shared "
-        "memory: further ones are copied. Raise worker.max_segments "
-        "(GRADWIRE_WORKER__MAX_SEGMENTS)",
+        "half of a rank's memory segments are tensors that have moved into shared memory: "
+        "further tensors will be copied. Raise worker.max_segments (GRADWIRE_WORKER__MAX_SEGMENTS)",
     )
     return False
 
 
 def _fits(nbytes: int) -> bool:
-    """Returns whether PyTorch can put a storage into its folder, which may be small.
+    """Returns whether a storage fits into PyTorch's folder, which may be small.
 
-    If it could not, the process would end with SIGBUS. As much again has to stay free for the
-    others that use the folder, such as the workers of a ``DataLoader``.
+    Otherwise, the process would die of SIGBUS. The same amount must remain free for other users of
+    the folder, such as the workers of a ``DataLoader``.
     """
     try:
         system = os.statvfs(_FOLDER)
@@ -366,9 +365,8 @@ def _fits(nbytes: int) -> bool:
     except OSError as error:
         _warn(
             "space",
-            f"a tensor of {nbytes} bytes is copied for each exchange: it can't pass through "
-            f"{_FOLDER}, where twice that has to be free ({error}). Enlarge it, or set "
-            "GRADWIRE_WORKER__ADOPT=off",
+            f"a tensor of {nbytes} bytes is copied for each exchange: moving it needs twice its "
+            f"size in {_FOLDER} ({error}). Enlarge it, or set GRADWIRE_WORKER__ADOPT=off",
         )
         return False
     return True
@@ -378,42 +376,42 @@ def _fits(nbytes: int) -> bool:
 
 
 def _move(entry: _Storage, storage: torch.UntypedStorage, session: _native.Session) -> bool:
-    """Makes a storage shared memory of the session; returns whether it is."""
+    """Moves a storage into shared memory of the session; returns whether that worked."""
     global _move_from
     try:
         with _alone():
-            # Another rank may have taken the space meanwhile.
+            # Another rank may have used the space meanwhile.
             if not entry.moved and not _fits(storage.nbytes()):
                 return False
             fd, _ = storage._share_fd_cpu_()
             if not entry.moved:
                 entry.moved = True
                 _keep_size(storage)
-            # The file takes no space in the folder from here on.
+            # From here on, the file uses no space in the folder.
             buffer = session.adopt(storage.data_ptr(), storage.nbytes(), fd)
     except BlockingIOError:
         _move_from = time.monotonic() + LOCK_PAUSE
         return False
     except (GradwireError, RuntimeError, OSError) as error:
         entry.refused = True
-        _warn("failure", f"a tensor can't move into shared memory and is copied: {error}")
+        _warn("failure", f"a tensor can't move into shared memory and will be copied: {error}")
         return False
     entry.share(storage, session, buffer)
     return True
 
 
 def _keep_size(storage: torch.UntypedStorage) -> None:
-    """Lets PyTorch refuse to resize a storage that has moved, instead of crashing.
+    """Makes PyTorch reject resizing of a moved storage, instead of crashing.
 
-    A shared storage has no allocator. PyTorch itself refuses it only for a storage of which NumPy
-    has once had a view.
+    A shared storage has no allocator. PyTorch rejects resizing only for storages that NumPy has had
+    a view of.
     """
     torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
 
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """One rank of a node after the other: each needs free space in the folder."""
+    """Serializes the ranks of a node, each of which needs free space in the folder."""
     folder = os.open(_FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         until = time.monotonic() + LOCK_SECONDS
@@ -427,13 +425,13 @@ def _alone() -> Iterator[None]:
                 time.sleep(0.001)
         yield
     finally:
-        # Explicitly: a child that another thread forks meanwhile has the descriptor, too.
+        # Explicitly, because a child forked concurrently would also hold the descriptor.
         fcntl.flock(folder, fcntl.LOCK_UN)
         os.close(folder)
 
 
 def _warn(what: str, text: str) -> None:
-    """Logs one line, once."""
+    """Logs a warning once."""
     if what not in _warned:
         _warned.add(what)
         _log.warning(text)
@@ -443,17 +441,17 @@ def _warn(what: str, text: str) -> None:
 
 
 def _close() -> None:
-    """Releases what is shared, before the session ends. The tensors keep their memory."""
+    """Releases the shared memory before the session ends. The tensors keep their memory."""
     with _lock:
         for entry in _known.values():
             entry.forget()
 
 
 def _forked() -> None:
-    """Forgets everything: a forked child has no session. It shares the memory of its parent."""
+    """Forgets everything: a forked child has no session, and shares its parent's memory."""
     global _lock, _known
     _lock = threading.RLock()
-    # To drop them takes a lock that another thread may have had at the time of the fork.
+    # Dropping them takes a lock that another thread may have held during the fork.
     _of_parent.append(_known)
     _known = {}
     _ended.clear()

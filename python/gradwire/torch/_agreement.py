@@ -1,9 +1,8 @@
-"""The ranks agree before a step on which gradients there are, and of which kind.
+"""The agreement of the ranks, before a step, on the existing gradients and their kinds.
 
-Each rank gives a word of bits for each parameter, and gets the union of all ranks' words. This is
-one small allreduce, which runs beside the gradients that were submitted already. Then all ranks do
-the same: a parameter that no rank has a gradient for is left alone, and one that any rank has a
-gradient for is exchanged by all.
+Each rank contributes a word of bits for each parameter, and receives the union of all ranks' words.
+This is one small allreduce, which runs concurrently with the submitted gradients. Then all ranks
+act alike: if any rank has a gradient for a parameter, all ranks exchange it; otherwise none does.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from gradwire.torch._adapter import as_tensor
 # What a rank reports about a parameter.
 USED = 1 << 0  # this rank has a gradient of its own, or one in flight
 LEARNS = 1 << 1  # it requires a gradient
-FROZEN = 1 << 2  # it does not
+FROZEN = 1 << 2  # it does not require a gradient
 DENSE = 1 << 3  # its gradients are exchanged as dense ones
-SPARSE = 1 << 4  # this rank's gradient is sparse, and was not exchanged before
+SPARSE = 1 << 4  # this rank's gradient is sparse, and has not been exchanged before
 ALWAYS_SPARSE = 1 << 5  # its gradients are exchanged as sparse ones
 WRITTEN = 1 << 6  # the program has written to the result of the last exchange
 _SPARSE_DIM = 8  # the first of eight bits, one of which is the number of sparse dimensions
@@ -41,24 +40,24 @@ def sparse_dim_of(word: int) -> int:
 
 
 def mark_bits(mark: int) -> int:
-    """Returns the bits for a layout. In a union, two different layouts are seen to be different."""
+    """Returns the bits for a layout. A union shows whether layouts differ."""
     return (mark << _MARK) | ((mark ^ 0xFFFF) << (_MARK + 16))
 
 
 def marks_differ(word: int) -> bool:
-    """Returns whether a union has different layouts."""
+    """Returns whether a union contains different layouts."""
     return (word >> _MARK) & (word >> (_MARK + 16)) & 0xFFFF != 0
 
 
 class Agreement:
-    """The union of all ranks' words, under one name."""
+    """Exchanges words under one name."""
 
     def __init__(self, name: str, process_set: ProcessSet, priority: int) -> None:
         self.name, self.process_set, self.priority = name, process_set, priority
         self._memory: tuple[_native.Buffer, torch.Tensor] | None = None
 
     def forget(self) -> None:
-        """Drops the memory of a session that has ended."""
+        """Drops the memory of an ended session."""
         self._memory = None
 
     def exchange(self, words: Iterable[int]) -> list[int]:

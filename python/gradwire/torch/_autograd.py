@@ -1,8 +1,8 @@
-"""The collectives as functions of autograd.
+"""The collectives as autograd functions.
 
-Gradients are computed by such functions, too, so they can be differentiated again
-(``create_graph``). All ranks make the same calls in a backward pass: a rank whose part of a
-gradient is zero takes part.
+Gradients are computed with such functions as well, so they can be differentiated again
+(``create_graph``). All ranks make the same calls in a backward pass, even if their part of a
+gradient is zero.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from gradwire._arguments import factor, whole_number
-from gradwire._ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
+from gradwire._arguments import whole_number
+from gradwire._ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum, factors
 from gradwire._world import ProcessSet, global_process_set, members, rank
 from gradwire.torch._adapter import check_is_tensor, collectives
 
@@ -36,7 +36,7 @@ def _reduce(
 
 
 def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    """Returns the product, computed in f32 at least and rounded once."""
+    """Returns the product, computed at least in f32 and rounded once."""
     if factor == 1.0:
         return tensor
     wide = torch.float32 if tensor.dtype.itemsize < 4 else tensor.dtype
@@ -44,7 +44,7 @@ def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def _has_extremum(given: torch.Tensor, extremum: torch.Tensor) -> torch.Tensor:
-    """Returns where a rank's tensor has the extremum of all ranks."""
+    """Returns a mask of the elements where a rank has the extremum of all ranks."""
     return (given == extremum) | (given.isnan() & extremum.isnan())
 
 
@@ -57,7 +57,7 @@ def _extremum_gradient(
 ) -> torch.Tensor:
     """Returns the gradient of a Min or Max: the ranks' gradients go to those that had the extremum.
 
-    Horovod gives every rank the extremum of the gradients, which is not a gradient of anything.
+    Horovod returns the extremum of the gradients instead, which is mathematically wrong.
     """
     own = had.to(gradient.dtype)
     total, holders = _reduce([gradient, own], name, Sum, 1.0, process_set)
@@ -65,7 +65,7 @@ def _extremum_gradient(
 
 
 class GroupedAllreduce(torch.autograd.Function):
-    """The gradient of a sum is the sum of the ranks' gradients, of an average their average."""
+    """The gradient of a sum is the sum of the ranks' gradients; of an average, their average."""
 
     @staticmethod
     def forward(
@@ -78,10 +78,7 @@ class GroupedAllreduce(torch.autograd.Function):
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """Returns the reduced tensors."""
-        before, after = (
-            factor("prescale_factor", prescale_factor),
-            factor("postscale_factor", postscale_factor),
-        )
+        before, after = factors(prescale_factor, postscale_factor)
         ctx.arguments = (name, op, before * after, process_set)
         ctx.had = None
         for tensor in tensors:
@@ -91,13 +88,12 @@ class GroupedAllreduce(torch.autograd.Function):
             return tuple(
                 collectives.grouped_allreduce(tensors, name, op, before, after, process_set).wait()
             )
-        # Which ranks had the extremum is decided by comparing bits, so the factors are applied
-        # here: factors that are applied on the way round short floats differently, depending on
-        # where the ranks are.
+        # The mask needs bitwise equality, so the factors are applied here: during the exchange,
+        # they would round short floats differently, depending on the placement of the ranks.
         given = [_scaled(tensor.detach(), before) for tensor in tensors]
         extrema = collectives.grouped_allreduce(given, name, op, 1.0, 1.0, process_set).wait()
         if any(ctx.needs_input_grad):
-            # Not among the saved tensors, so that each output can be differentiated by itself.
+            # Not a saved tensor, so that each output can be differentiated separately.
             ctx.had = [_has_extremum(*pair) for pair in zip(given, extrema)]
         return tuple(_scaled(extremum, after) for extremum in extrema)
 
@@ -120,13 +116,13 @@ class GroupedAllreduce(torch.autograd.Function):
                 for at, (g, had) in enumerate(zip(gradients, ctx.had))
             ]
         else:
-            # Adasum has no factors, and takes one tensor.
+            # Adasum takes a single tensor and no factors.
             reduced = _reduce(gradients, name, op, scale, process_set)
         return None, None, None, None, None, *reduced
 
 
 class Allgather(torch.autograd.Function):
-    """The gradient is the average of what all ranks want of this rank's rows."""
+    """The gradient is the average of all ranks' gradients for this rank's rows."""
 
     @staticmethod
     def forward(
@@ -136,7 +132,7 @@ class Allgather(torch.autograd.Function):
         results = collectives.allgather(tensors, name, process_set).wait()
         at = _position(len(results[0][1]), name, process_set)
         ctx.arguments = (name, process_set)
-        # A tensor without dimensions is one row.
+        # A scalar tensor counts as one row.
         ctx.rows = [(sum(rows[:at]), rows[at]) for _, rows in results]
         ctx.shapes = [tensor.shape for tensor in tensors]
         return tuple(result for result, _ in results)
@@ -170,13 +166,13 @@ class Broadcast(torch.autograd.Function):
         """Returns the gradient of the tensor."""
         root_rank, name, process_set = ctx.arguments
         [reduced] = _reduce([gradients[0]], _backward_name(name), Average, 1.0, process_set)
-        # Zeros that depend on what was reduced: differentiating them calls all ranks again.
+        # Zeros that depend on the reduced value, so that all ranks join a second differentiation.
         at_root = torch.tensor(rank() == root_rank, device=reduced.device)
         return torch.where(at_root, reduced, torch.zeros_like(reduced)), None, None, None
 
 
 class Alltoall(torch.autograd.Function):
-    """The gradient is sent back the way that the rows came."""
+    """The gradient is sent back to where the rows came from."""
 
     @staticmethod
     def forward(
@@ -198,7 +194,7 @@ class Alltoall(torch.autograd.Function):
         """Returns the gradient of the tensor."""
         name, process_set, received, shape = ctx.arguments
         back, _ = Alltoall.apply(gradients[0], received, _backward_name(name), process_set)
-        # Rows that the splits left out were sent nowhere.
+        # Rows beyond the splits were not sent.
         left = shape[0] - back.shape[0]
         if left:
             back = torch.cat([back, back.new_zeros((left, *shape[1:]))])
@@ -206,7 +202,7 @@ class Alltoall(torch.autograd.Function):
 
 
 class ReduceScatter(torch.autograd.Function):
-    """The gradient is the allgather of the gradients; of a sum, times the number of ranks."""
+    """The gradient is the allgather of the gradients; for a sum, times the number of ranks."""
 
     @staticmethod
     def forward(
@@ -219,10 +215,7 @@ class ReduceScatter(torch.autograd.Function):
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """Returns this rank's rows."""
-        before, after = (
-            factor("prescale_factor", prescale_factor),
-            factor("postscale_factor", postscale_factor),
-        )
+        before, after = factors(prescale_factor, postscale_factor)
         ctx.arguments = (name, op, before * after, process_set)
         results = collectives.reducescatter(tensors, name, op, before, after, process_set).wait()
         return tuple(results)
@@ -235,23 +228,17 @@ class ReduceScatter(torch.autograd.Function):
             raise NotImplementedError(f"a reducescatter with {op!r} can't be differentiated")
         by = scale * (members(process_set) if op == Sum else 1)
         scaled = [gradient * by for gradient in gradients]
-        return (
-            None,
-            None,
-            None,
-            None,
-            None,
-            *Allgather.apply(_backward_name(name), process_set, *scaled),
-        )
+        gathered = Allgather.apply(_backward_name(name), process_set, *scaled)
+        return None, None, None, None, None, *gathered
 
 
 def _position(givers: int, name: str | None, process_set: ProcessSet) -> int:
-    """Returns this rank's place among the ranks that gave rows."""
+    """Returns this rank's position among the contributing ranks."""
     if givers == members(process_set):
         at = rank() if process_set is global_process_set else process_set.rank()
-        assert at is not None, "a rank that is not a member was refused before"
+        assert at is not None, "the call rejects ranks that are not members"
         return at
-    # Some ranks have joined. The others see the same, and exchange their numbers.
+    # Some ranks have joined. All others see that as well, and exchange their ranks.
     own = torch.tensor([rank()], device="cpu")
     name = None if name is None else f"{name}.ranks"
     [(ranks, _)] = collectives.allgather([own], name, process_set).wait()

@@ -1,8 +1,8 @@
-"""Copies of gradients between a GPU and shared memory, many at a time.
+"""Batched copies of gradients between a GPU and shared memory.
 
-A copy of its own takes a dozen calls of the driver and a thread's turn, as long as it takes to copy
-a megabyte. An optimizer has hundreds of gradients, most of them smaller. So their copies begin
-together, when there is enough to copy, and their operations wait behind one gate.
+A separate copy costs a dozen driver calls and a thread switch, as much time as copying a megabyte.
+An optimizer has hundreds of mostly smaller gradients. So copies start together once there are
+enough bytes, and their operations wait behind one gate.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import torch
 from gradwire import _native, _staging, _world
 from gradwire.torch import _cuda
 
-# Copies begin when there are so many bytes or tensors: enough to hide what the driver takes, and
-# few enough for the exchange of the first gradients to go on during the backward pass.
+# Copies start at this number of bytes or tensors: enough to amortize the driver calls, but few
+# enough for the first gradients to be exchanged during the backward pass.
 BATCH_BYTES = 4 << 20
 BATCH_TENSORS = 256
 
-# By device: the copies, and the streams that they come after.
+# By device: the copies, and the streams that they follow.
 Pairs = dict[torch.device, list[_cuda.Pair]]
 Streams = dict[torch.device, set[Any]]
 
 
 class Loads:
-    """Copies of gradients to shared memory, and the gate that their operations wait behind.
+    """Copies of gradients to shared memory, and the gate of their operations.
 
-    The hooks of a backward pass add to it, on as many threads as there are devices. Each holds
-    ``lock`` while it adds a copy and starts its operation.
+    The hooks of a backward pass add copies, from one thread per device. Each holds ``lock`` while
+    it adds a copy and starts its operation.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Loads:
         self._gate: _native.Gate | None = None
 
     def add(self, buffer: _native.Buffer, memory: torch.Tensor, tensor: torch.Tensor) -> None:
-        """Adds a copy to ``memory``, the buffer; after what the current stream has to do by now."""
+        """Adds a copy to the buffer's ``memory``, after the current work of the current stream."""
         stage, device = _cuda.stage, tensor.device
         stage.pin(buffer)
         self._pairs.setdefault(device, []).append((memory, tensor.detach()))
@@ -60,31 +60,18 @@ class Loads:
             _staging.batch_made(self)
         return _world.session().behind(self._gate)
 
-    def start_if_enough(self) -> None:
-        """Begins the copies if there is enough to copy."""
-        with self.lock:
-            if self._bytes < BATCH_BYTES and self._count < BATCH_TENSORS:
-                return
-            taken = self._take()
-        self._begin(*taken)
+    def start(self, if_enough: bool = False) -> None:
+        """Starts the copies that were added so far, optionally only if there are enough.
 
-    def start(self) -> None:
-        """Begins the copies that were added so far.
-
-        If they can't begin, their operations fail.
+        If that fails, their operations fail.
         """
         with self.lock:
-            taken = self._take()
-        self._begin(*taken)
-
-    def _take(self) -> tuple[_native.Gate | None, Pairs, Streams]:
-        taken = self._gate, self._pairs, self._streams
-        self._clear()
-        return taken
-
-    def _begin(self, gate: _native.Gate | None, pairs: Pairs, streams: Streams) -> None:
+            if if_enough and self._bytes < BATCH_BYTES and self._count < BATCH_TENSORS:
+                return
+            gate, pairs, streams = self._gate, self._pairs, self._streams
+            self._clear()
         if gate is None:
-            return  # no operation needs the copies: it was refused, or there are none
+            return  # there are no copies, or their operation was rejected
         waits: list[Callable[[], None]] = []
         try:
             for device, copies in pairs.items():
@@ -93,11 +80,11 @@ class Loads:
             gate.fail(f"its tensors could not be copied to shared memory: {error}")
             raise
         finally:
-            # Also if one has failed: the others need their memory until they have arrived.
+            # Even after a failure: started copies need their memory until they complete.
             _staging.open_after(waits, gate)
 
     def drop(self, why: str) -> None:
-        """Fails the operations whose copies have not begun."""
+        """Fails the operations whose copies have not started."""
         with self.lock:
             gate = self._gate
             self._clear()
@@ -120,10 +107,7 @@ class Stores:
         tensor: torch.Tensor,
         afterwards: Callable[[], object],
     ) -> None:
-        """Adds a copy of ``memory``, the buffer.
-
-        ``afterwards`` then uses the tensor, on the current stream.
-        """
+        """Adds a copy of the buffer's ``memory``, and a call on the current stream afterwards."""
         _cuda.stage.pin(buffer)
         self._pairs.setdefault(tensor.device, []).append((tensor.detach(), memory))
         self._afterwards.append(afterwards)
@@ -132,7 +116,7 @@ class Stores:
             self.start()
 
     def start(self) -> None:
-        """Begins the copies that were added so far."""
+        """Starts the copies that were added so far."""
         pairs, afterwards = self._pairs, self._afterwards
         self._pairs, self._afterwards, self._bytes = {}, [], 0
         for device, copies in pairs.items():

@@ -1,10 +1,10 @@
-"""Horovod's questions about how it was built. Most answers are no: Gradwire moves bytes itself."""
+"""Horovod's queries for build features. Gradwire uses none of them: it moves bytes itself."""
 
 from __future__ import annotations
 
 
-def mpi_threads_supported() -> bool:
-    """Returns whether MPI supports threads. Gradwire does not use MPI.
+def _not_built() -> bool:
+    """Returns False: Gradwire moves bytes itself, those of GPU tensors through CPU memory.
 
     Returns:
         False.
@@ -12,40 +12,8 @@ def mpi_threads_supported() -> bool:
     return False
 
 
-def mpi_enabled() -> bool:
-    """Returns whether MPI is in use. Gradwire does not use MPI.
-
-    Returns:
-        False.
-    """
-    return False
-
-
-def mpi_built() -> bool:
-    """Returns whether MPI was compiled in. Gradwire does not use MPI.
-
-    Returns:
-        False.
-    """
-    return False
-
-
-def gloo_enabled() -> bool:
-    """Returns whether Gloo is in use. Gradwire does not use Gloo.
-
-    Returns:
-        False.
-    """
-    return False
-
-
-def gloo_built() -> bool:
-    """Returns whether Gloo was compiled in. Gradwire does not use Gloo.
-
-    Returns:
-        False.
-    """
-    return False
+mpi_threads_supported = mpi_enabled = mpi_built = _not_built
+gloo_enabled = gloo_built = ddl_built = ccl_built = cuda_built = rocm_built = _not_built
 
 
 def nccl_built() -> int:
@@ -55,41 +23,3 @@ def nccl_built() -> int:
         0.
     """
     return 0
-
-
-def ddl_built() -> bool:
-    """Returns whether DDL was compiled in. Gradwire does not use DDL.
-
-    Returns:
-        False.
-    """
-    return False
-
-
-def ccl_built() -> bool:
-    """Returns whether oneCCL was compiled in. Gradwire does not use oneCCL.
-
-    Returns:
-        False.
-    """
-    return False
-
-
-def cuda_built() -> bool:
-    """Returns whether anything was compiled against CUDA.
-
-    Tensors on a GPU work all the same, through memory of the processor.
-
-    Returns:
-        False.
-    """
-    return False
-
-
-def rocm_built() -> bool:
-    """Returns whether anything was compiled against ROCm.
-
-    Returns:
-        False.
-    """
-    return False

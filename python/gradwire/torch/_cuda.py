@@ -1,17 +1,17 @@
-"""Copies of tensors on a GPU to and from shared memory, without a wait for the whole device.
+"""Copies GPU tensors to and from shared memory without synchronizing the whole device.
 
-Shared memory is registered with the driver, once for each mapping, so that the GPU copies by itself
-(pinned memory). A GPU has a copy engine for each direction. So each device has two streams, and
-results come out while the next tensors go in:
+Each mapping of shared memory is registered with the driver (pinned memory), so that the GPU copies
+asynchronously. A GPU has a copy engine for each direction. So each device has two streams, and
+results are copied out while the next tensors are copied in:
 
-- in: the copy comes after what the current stream has to do by now, which computes the tensor. The
-  operation starts when the copy has arrived (``_staging``), and the caller goes on.
-- out: the copy comes after what the current stream has to do by now, which may still use the
-  tensor's memory. What the current stream does from then on comes after the copy. Nothing waits on
-  the processor. The shared memory stays in use until the copy has read it. A copy in to that memory
-  comes after it, whatever streams the program uses.
+- in: the copy follows the current work of the current stream, which computes the tensor. The
+  operation starts when the copy is complete (``_staging``); the caller does not wait.
+- out: the copy follows the current work of the current stream, which may still use the tensor's
+  memory. Later work of that stream follows the copy. The CPU does not wait. The shared memory stays
+  in use until the copy has read it. A copy in to the same memory follows the copy out, whatever
+  streams the program uses.
 
-If the driver does not register the memory the copies are slower, and in the same order.
+If the driver can't register the memory, copies are slower, but in the same order.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from gradwire import _native, _staging
 
 # An event, and the device of its stream.
 Mark = tuple[torch.device, Any]
-# What a copy writes, and what it reads.
+# A copy's destination and source.
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class Driver(Protocol):
-    """What is needed of CUDA: few calls, so that tests can replace it."""
+    """The CUDA calls used here: few, so that tests can replace them."""
 
     def register(self, address: int, size: int) -> None:
         """Pins memory; raises a RuntimeError if that is not possible."""
@@ -45,7 +45,7 @@ class Driver(Protocol):
         """Unpins memory; raises a RuntimeError if that is not possible."""
 
     def clear_error(self) -> None:
-        """Takes the error that a failed call has left for the next kernel of this thread."""
+        """Clears the error that a failed call has left for the next kernel of this thread."""
 
     def stream(self, device: torch.device) -> Any:
         """Returns a new stream."""
@@ -54,23 +54,23 @@ class Driver(Protocol):
         """Returns the stream that this thread uses."""
 
     def record(self, stream: Any) -> Any:
-        """Returns an event: what the stream has been given by now."""
+        """Returns an event that follows the stream's current work."""
 
     def follow(self, stream: Any, event: Any) -> None:
-        """Makes what the stream is given from now on wait for the event."""
+        """Makes the stream's later work wait for the event."""
 
     def copy(self, stream: Any, pairs: Sequence[Pair]) -> None:
         """Copies in the order of the stream."""
 
     def synchronize(self, event: Any) -> None:
-        """Waits on the processor for an event, without the interpreter's lock."""
+        """Blocks until an event, without holding the GIL."""
 
     def happened(self, event: Any) -> bool:
-        """Returns whether ``synchronize`` would return at once."""
+        """Returns whether ``synchronize`` would return immediately."""
 
 
 class Cuda:
-    """The driver of PyTorch's CUDA."""
+    """The driver that uses PyTorch's CUDA."""
 
     _PORTABLE = 1  # pinned for all devices
 
@@ -79,56 +79,48 @@ class Cuda:
         self._check(torch.cuda.cudart().cudaHostRegister(address, size, self._PORTABLE))
 
     def unregister(self, address: int) -> None:
-        """Unpins memory."""
         self._check(torch.cuda.cudart().cudaHostUnregister(address))
 
     def clear_error(self) -> None:
-        """Takes the last error of the CUDA runtime, by a kernel that reports it.
+        """Clears the last error of the CUDA runtime by running a kernel that reports it.
 
-        PyTorch has no binding of ``cudaGetLastError``, but asks it after each kernel.
+        PyTorch does not expose ``cudaGetLastError``, but calls it after each kernel.
         """
         with contextlib.suppress(RuntimeError):
             torch.ones(1, device="cuda")
 
     def _check(self, code: Any) -> None:
         if int(code) != 0:
-            raise RuntimeError(f"CUDA's error {int(code)}")
+            raise RuntimeError(f"CUDA error {int(code)}")
 
     def stream(self, device: torch.device) -> torch.cuda.Stream:
-        """Returns a new stream."""
         return torch.cuda.Stream(device)
 
     def current(self, device: torch.device) -> torch.cuda.Stream:
-        """Returns the stream that this thread uses."""
         return torch.cuda.current_stream(device)
 
     def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        # A stream records events of its own device only.
-        """Returns an event of the stream."""
+        """Returns an event of the stream, which only records events of its own device."""
         with torch.cuda.device(stream.device):
             event = torch.cuda.Event(blocking=True)
             event.record(stream)
         return event
 
     def follow(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
-        """Makes the stream wait for the event."""
         stream.wait_event(event)
 
     def copy(self, stream: torch.cuda.Stream, pairs: Sequence[Pair]) -> None:
-        """Copies in the order of the stream."""
         with torch.cuda.stream(stream):
             for into, given in pairs:
-                # PyTorch would change the sign after the copy, on the processor and too early.
+                # PyTorch would resolve the sign on the CPU, before the copy is complete.
                 if given.is_neg() or given.is_conj():
                     given = given.resolve_neg().resolve_conj()
                 into.copy_(given, non_blocking=True)
 
     def synchronize(self, event: torch.cuda.Event) -> None:
-        """Waits on the processor for an event."""
         event.synchronize()
 
     def happened(self, event: torch.cuda.Event) -> bool:
-        """Returns whether the event has happened."""
         return event.query()
 
 
@@ -140,7 +132,7 @@ class Way(Enum):
 
 
 def _range(memory: torch.Tensor) -> tuple[int, int]:
-    """Returns the addresses of a tensor without gaps: the first one, and the end."""
+    """Returns the start and end addresses of a contiguous tensor."""
     first = memory.data_ptr()
     return first, first + memory.numel() * memory.element_size()
 
@@ -151,11 +143,11 @@ class Stage:
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self._lock = threading.Lock()
-        # One for each device and direction.
+        # One per device and direction.
         self._streams: dict[tuple[torch.device, Way], Any] = {}
-        # Whether each mapping that was seen could be registered.
+        # By address, whether a mapping could be registered.
         self._mappings: dict[int, bool] = {}
-        # The events of copies, and their shared memory, until they are done.
+        # The events of unfinished copies, and their shared memory.
         self._copies_in: deque[tuple[Any, list[torch.Tensor]]] = deque()
         self._copies_out: deque[tuple[Any, list[torch.Tensor]]] = deque()
 
@@ -180,9 +172,8 @@ class Stage:
                 self._mappings[address] = False
                 self.driver.clear_error()
                 warnings.warn(
-                    f"{size >> 20} MiB of shared memory could not be registered with the GPU's "
-                    "driver "
-                    f"({error}): copies to and from it are slower",
+                    f"{size >> 20} MiB of shared memory could not be registered with the GPU "
+                    f"driver ({error}): copies to and from it will be slower",
                     RuntimeWarning,
                     stacklevel=2,
                 )
@@ -190,7 +181,7 @@ class Stage:
     def _after_all(
         self, device: torch.device, way: Way, pairs: Sequence[Pair], streams: Iterable[Any]
     ) -> Any:
-        """Copies after what the streams have been given; returns the event of the copies."""
+        """Copies after the streams' current work; returns the event of the copies."""
         driver, stream = self.driver, self._stream(device, way)
         for other in streams:
             driver.follow(stream, driver.record(other))
@@ -200,14 +191,14 @@ class Stage:
         try:
             driver.copy(stream, pairs)
         except BaseException:
-            # The copies before the one that has failed still use their memory.
+            # The copies before the failed one still use their memory.
             with contextlib.suppress(RuntimeError):
                 driver.synchronize(driver.record(stream))
             raise
         return driver.record(stream)
 
     def _readers(self, written: Sequence[torch.Tensor]) -> list[Any]:
-        """Returns the events of the copies out that read a part of this shared memory."""
+        """Returns the events of copies out that read any of this shared memory."""
         with self._lock:
             copies = list(self._copies_out)
         if not copies:
@@ -235,10 +226,11 @@ class Stage:
     def load_all(
         self, device: torch.device, pairs: Sequence[Pair], streams: Iterable[Any]
     ) -> Callable[[], None]:
-        """Copies tensors to pinned memory, after what the streams have been given.
+        """Copies tensors to pinned memory, after the streams' current work.
 
         Returns:
-            Waits on the processor until they have arrived. Until then it keeps the tensors.
+            A function that blocks until the copies are complete, and keeps the tensors alive until
+            then.
         """
         self._reap()
         done = self._after_all(device, Way.IN, pairs, streams)
@@ -247,21 +239,20 @@ class Stage:
 
         def arrived() -> None:
             self.driver.synchronize(done)
-            _ = pairs  # no memory may be reused before
+            _ = pairs  # keeps the memory from being reused earlier
 
         return arrived
 
     def store(self, buffer: _native.Buffer, memory: torch.Tensor, tensor: torch.Tensor) -> None:
-        """Copies shared memory to a tensor; the current stream goes on after that.
+        """Copies shared memory to a tensor; later work of the current stream follows the copy.
 
-        ``memory`` is the buffer or a part of it. A result may be in a mapping from which nothing
-        was loaded yet.
+        ``memory`` is the buffer or a part of it. Its mapping may not be registered yet.
         """
         self.pin(buffer)
         self.store_all(tensor.device, [(tensor, memory)])
 
     def store_all(self, device: torch.device, pairs: Sequence[Pair]) -> None:
-        """Copies pinned memory to tensors; the current stream goes on after that."""
+        """Copies pinned memory to tensors; later work of the current stream follows the copies."""
         self._reap()
         current = self.driver.current(device)
         done = self._after_all(device, Way.OUT, pairs, [current])
@@ -270,7 +261,7 @@ class Stage:
             self._copies_out.append((done, [memory for _, memory in pairs]))
 
     def marks(self, devices: Iterable[torch.device]) -> list[Mark]:
-        """Returns events of this thread's streams, for streams of other threads to wait for."""
+        """Returns events of this thread's streams, for other threads' streams to wait for."""
         gpus = [device for device in devices if device.type == "cuda"]
         return [(gpu, self.driver.record(self.driver.current(gpu))) for gpu in gpus]
 
@@ -286,7 +277,7 @@ class Stage:
                     copies.popleft()
 
     def settle(self) -> None:
-        """Waits for the copies out, before the processor writes to shared memory."""
+        """Waits for the copies out before the CPU writes to shared memory."""
         self._wait_for(self._copies_out)
 
     def _wait_for(self, copies: deque[tuple[Any, list[torch.Tensor]]]) -> None:
@@ -302,8 +293,8 @@ class Stage:
     def close(self) -> None:
         """Unpins all memory at the end of the session, after the last copy.
 
-        The gates may not all have been opened, and a thread may have started a copy without an
-        operation. So the copies in are waited for here, too.
+        It also waits for copies in: some gates may still be closed, and threads may have started
+        copies without an operation.
         """
         self._wait_for(self._copies_in)
         self.settle()
@@ -313,7 +304,7 @@ class Stage:
                     try:
                         self.driver.unregister(address)
                     except RuntimeError:
-                        # The session ends all the same, and unmaps the memory.
+                        # The session unmaps the memory anyway.
                         self.driver.clear_error()
             self._mappings.clear()
 
@@ -329,7 +320,7 @@ def use(driver: Driver) -> None:
 
 
 def _forked() -> None:
-    """Resets the module: a forked child has no GPU."""
+    """Resets the module: a forked child can't use the GPU."""
     global stage
     stage = Stage(stage.driver)
 

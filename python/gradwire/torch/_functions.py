@@ -1,8 +1,8 @@
-"""Copies the root's model and optimizer to all ranks."""
+"""Broadcasts the root's model and optimizer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -25,19 +25,16 @@ def broadcast_parameters(
     """Copies the root's parameters to every rank, in place.
 
     Args:
-        params: A ``state_dict()``, ``named_parameters()`` or ``parameters()``. All ranks give
-            parameters of the same names, dtypes and shapes; those of ``parameters()`` are paired by
-            their order. None as a parameter is skipped.
-        root_rank: The rank in the job whose parameters all ranks get.
-        process_set: The ranks that take part. The default is all ranks.
+        params: A ``state_dict()``, ``named_parameters()`` or ``parameters()``. All ranks pass
+            parameters with the same names, dtypes and shapes; those of ``parameters()`` are matched
+            by order. Parameters that are None are skipped.
+        root_rank: The global rank whose parameters all ranks receive.
+        process_set: The participating ranks. The default is all ranks.
 
     Raises:
         ValueError: ``params`` is none of these.
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
 
     Example:
         ```python
@@ -46,8 +43,8 @@ def broadcast_parameters(
     """
     if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
         raise ValueError(
-            f"broadcast_parameters takes a state_dict(), named_parameters() or parameters(), not a "
-            f"{type(params).__name__}"
+            "broadcast_parameters takes a state_dict(), named_parameters() or parameters(), "
+            f"not a {type(params).__name__}"
         )
     pairs = sorted(params.items()) if isinstance(params, Mapping) else list(params)
     handles = []
@@ -61,14 +58,14 @@ def broadcast_parameters(
             continue
         if not isinstance(parameter, torch.Tensor):
             raise ValueError(
-                f"{name} is no tensor but {type(parameter).__name__}: use broadcast_object"
+                f"{name} is a {type(parameter).__name__}, not a tensor: use broadcast_object"
             )
         handles.append(broadcast_async_(parameter, root_rank, f"parameter.{name}", process_set))
     wait_for_all(handles)
 
 
 class _Tensor:
-    """Stands for a tensor in a state that is sent as an object."""
+    """A placeholder for a tensor in a state that is sent as an object."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape, self.dtype, self.strides = (
@@ -78,40 +75,15 @@ class _Tensor:
         )
 
 
-def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return _Tensor(value)
+def _map(value: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
+    """Returns a copy of a nested value in which the objects of a kind are converted."""
+    if isinstance(value, kind):
+        return convert(value)
     if isinstance(value, dict):
-        return {key: _without_tensors(inner, tensors) for key, inner in value.items()}
+        return {key: _map(inner, kind, convert) for key, inner in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_without_tensors(inner, tensors) for inner in value)
+        return type(value)(_map(inner, kind, convert) for inner in value)
     return value
-
-
-def _with_tensors(value: Any, tensors: Iterable[torch.Tensor]) -> Any:
-    rest = iter(tensors)
-
-    def fill(value: Any) -> Any:
-        if isinstance(value, _Tensor):
-            return next(rest)
-        if isinstance(value, dict):
-            return {key: fill(inner) for key, inner in value.items()}
-        if type(value) in (list, tuple):
-            return type(value)(fill(inner) for inner in value)
-        return value
-
-    return fill(value)
-
-
-def _expected(value: Any) -> list[_Tensor]:
-    if isinstance(value, _Tensor):
-        return [value]
-    if isinstance(value, dict):
-        return [tensor for inner in value.values() for tensor in _expected(inner)]
-    if type(value) in (list, tuple):
-        return [tensor for inner in value for tensor in _expected(inner)]
-    return []
 
 
 def broadcast_optimizer_state(
@@ -122,21 +94,17 @@ def broadcast_optimizer_state(
 ) -> None:
     """Copies the root's optimizer state to every rank: learning rates, moments, step counts.
 
-    It works with any optimizer of PyTorch. The state is sent as it is, and no step is made to
-    create it.
+    It works with any PyTorch optimizer. It makes no step to create a state.
 
     Args:
         optimizer: The optimizer, with the same parameters on all ranks.
-        root_rank: The rank in the job whose state all ranks get.
-        model: Accepted for Horovod's scripts and not used.
-        process_set: The ranks that take part. The default is all ranks.
+        root_rank: The global rank whose state all ranks receive.
+        model: Ignored; exists for Horovod scripts.
+        process_set: The participating ranks. The default is all ranks.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
 
     Example:
         ```python
@@ -146,35 +114,40 @@ def broadcast_optimizer_state(
     del model
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidRequest(
-            f"a torch.optim.Optimizer is needed, not {type(optimizer).__name__}", kind="invalid"
+            f"expected a torch.optim.Optimizer, not {type(optimizer).__name__}", kind="invalid"
         )
     root_rank = whole_number("root_rank", root_rank)
     at_root = rank() == root_rank
     tensors: list[torch.Tensor] = []
-    plan = _without_tensors(optimizer.state_dict(), tensors) if at_root else None
+
+    def replace(tensor: torch.Tensor) -> _Tensor:
+        tensors.append(tensor)
+        return _Tensor(tensor)
+
+    def allocate(like: _Tensor) -> torch.Tensor:
+        tensors.append(
+            torch.empty_strided(like.shape, like.strides, dtype=like.dtype, device="cpu")
+        )
+        return tensors[-1]
+
+    plan = _map(optimizer.state_dict(), torch.Tensor, replace) if at_root else None
     plan = broadcast_object(plan, root_rank, "optimizer_state", process_set)
-    if not at_root:
-        tensors = [
-            torch.empty_strided(each.shape, each.strides, dtype=each.dtype, device="cpu")
-            for each in _expected(plan)
-        ]
+    given = None if at_root else _map(plan, _Tensor, allocate)
     handles = [
         broadcast_async_(tensor, root_rank, f"optimizer_state.{at}", process_set)
         for at, tensor in enumerate(tensors)
     ]
     wait_for_all(handles)
-    if not at_root:
-        given = _with_tensors(plan, tensors)
-        # It moves each tensor to its parameter's device, and converts it to the parameter's dtype.
+    if given is not None:
+        # This moves each tensor to its parameter's device and converts it to the parameter's dtype.
         optimizer.load_state_dict(given)
         _keep_types(optimizer, given)
 
 
 def _keep_types(optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> None:
-    """Restores the root's dtypes of a state's tensors.
+    """Restores the dtypes of the root's state.
 
-    Those of NAdam and ASGD are wider than bf16 parameters are. Without this the ranks would
-    diverge.
+    NAdam and ASGD keep wider states than bf16 parameters. Without this, the ranks would diverge.
     """
     numbers = [number for group in given["param_groups"] for number in group["params"]]
     parameters = [

@@ -1,14 +1,14 @@
 """The exchange of an optimizer's gradients during the backward pass.
 
-A gradient is submitted as soon as the backward pass has computed it. Before a step (``finish``) the
-ranks agree on which gradients there are (``_agreement``), submit what is missing and any rank has,
-and wait for all.
+A gradient is submitted as soon as the backward pass has computed it. Before a step (``finish``),
+the ranks agree on the existing gradients (``_agreement``), submit those that only other ranks have
+computed, and wait for all.
 
     idle -- a backward pass --> fired -- the last of its passes --> submitted -- finish --> idle
                                   └--------------- finish ------------┘                (exchanged)
 
-A slot of ``_slots`` knows one gradient: its memory, its owner, its passes. This file decides when
-gradients are submitted, in the same way on all ranks.
+A ``Slot`` of ``_slots`` describes one gradient: its memory, content and passes. This module decides
+when gradients are submitted, in the same way on all ranks.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from gradwire.torch._sparse import sparse_allreduce_async
 
 MORE_PASSES = (
     "the gradient of {name} was computed more than backward_passes_per_step={passes} times before "
-    "step(): "
-    "raise backward_passes_per_step to add gradients up, or call step() or synchronize() in between"
+    "step(): to accumulate gradients, raise backward_passes_per_step; otherwise call step() or "
+    "synchronize() in between"
 )
 
 
-# The slot that submits each parameter's gradient. If two slots did, each would take the other's
+# The slot that submits each parameter's gradient. With two slots, each would mistake the other's
 # result for this rank's own gradient.
 _watched: Any = WeakIdKeyDictionary()
 
@@ -67,8 +67,8 @@ class Exchange:
         self.op, self.predivide = op, predivide
         self.sparse_as_dense, self.process_set = sparse_as_dense, process_set
         named = list(named)
-        # A parameter that the next forward pass uses first is sent first; the backward pass ends
-        # with it.
+        # Parameters that the next forward pass needs first, which the backward pass computes last,
+        # are sent first.
         self.slots = {
             parameter: Slot(name, f"allreduce.{prefix}{name}", parameter, len(named) - at, passes)
             for at, (name, parameter) in enumerate(named)
@@ -81,18 +81,18 @@ class Exchange:
             if sparse_as_dense or slot.group is not None:
                 slot.kind = Kind.DENSE
         alone = [[slot] for slot in self.slots.values() if slot.group is None]
-        # The slots of each request.
+        # The slots per request.
         self._requests = [*self.groups, *alone]
-        # The factors of the contributions, and of the result.
+        # The factors for the contributions and for the result.
         self.scales = (1.0 / predivide, predivide) if op == Average else (1.0, 1.0)
         self.handles: list[tuple[_native.Handle, list[Slot]]] = []
         self._loads = Loads()
-        # The slots in flight whose gradients are parts of one tensor, by its address.
+        # By storage address, the slots whose gradients are parts of one tensor.
         self._parts: dict[int, list[Slot]] = {}
         self.submitted: set[Slot] = set()
-        # Everything was exchanged, and there was neither a step nor a backward pass since.
+        # Everything has been exchanged, with no step or backward pass since.
         self.exchanged = False
-        # A backward pass has added to a gradient since the last exchange.
+        # A backward pass has accumulated a gradient since the last exchange.
         self.fired = False
         self._agreement = Agreement(f"{prefix}agreement", process_set, len(named) + 1)
         # The session, and the process set as it was registered there.
@@ -103,7 +103,7 @@ class Exchange:
 
     @property
     def in_flight(self) -> bool:
-        """Whether anything was submitted and not waited for, in a session that goes on."""
+        """Whether anything was submitted but not yet waited for, in the current session."""
         if self.submitted and _world.is_rank():
             self.takes_part()
             return bool(self.submitted)
@@ -111,7 +111,7 @@ class Exchange:
 
     @property
     def is_due(self) -> bool:
-        """Whether a gradient has had all of its passes, so that a step comes next."""
+        """Whether a gradient has had all its backward passes, so that a step is next."""
         if self.in_flight:
             return True
         return (
@@ -120,7 +120,7 @@ class Exchange:
 
     @property
     def is_exchanged(self) -> bool:
-        """Whether every gradient was exchanged, and none was computed since."""
+        """Whether every gradient has been exchanged, and none computed since."""
         return self.exchanged and not any(
             slot.current_content(True) is Content.OWN for slot in self.slots.values()
         )
@@ -128,13 +128,13 @@ class Exchange:
     # The session
 
     def takes_part(self) -> bool:
-        """Returns whether there are ranks to exchange with; forgets a session that has ended.
+        """Returns whether there are ranks to exchange with; forgets an ended session.
 
-        A process set may be registered later than the optimizer is made, and again in each session.
-        Until then there are none, and ``finish`` raises.
+        A process set may be registered after the optimizer is created, and again in each session.
+        Until then, the result is False, and ``finish`` raises.
         """
         native, registered = _world.session(), self.process_set._native
-        with self._beginning:  # each GPU has a thread that runs hooks
+        with self._beginning:  # each GPU's backward thread runs hooks
             if native is not self._session or registered is not self._registered:
                 self._begin(native, registered)
             return self._takes_part
@@ -153,9 +153,9 @@ class Exchange:
             self.watch()
 
     def watch(self) -> None:
-        """Submits each gradient as soon as the backward pass has it, for all trainable parameters.
+        """Installs hooks that submit the gradients of all trainable parameters.
 
-        If several optimizers have a parameter, the last one that was made, cleared gradients or
+        If several optimizers share a parameter, the one that was last created, cleared gradients or
         made a step submits it.
         """
         for slot in self.slots.values():
@@ -164,9 +164,9 @@ class Exchange:
             before = _watched.get(slot.parameter, lambda: None)()
             if before is not None and before.in_flight:
                 raise AssertionError(
-                    f"the gradient of {slot.name} is on its way for another optimizer, which has "
-                    "it, too: call "
-                    "zero_grad() of the optimizer that makes the next step before the backward pass"
+                    f"the gradient of {slot.name} is still being exchanged by another optimizer "
+                    "that shares the parameter: before the backward pass, call zero_grad() of the "
+                    "optimizer that makes the next step"
                 )
             if before is not None:
                 before.unwatch()
@@ -182,7 +182,7 @@ class Exchange:
     # The backward pass
 
     def _before(self, slot: Slot, gradient: torch.Tensor) -> None:
-        """Is called before a backward pass adds to a gradient; a sum must not be added up twice."""
+        """Called before a backward pass accumulates a gradient: a sum must not be summed again."""
         if (
             slot.content is Content.COMMON
             and not slot.fired
@@ -192,8 +192,8 @@ class Exchange:
             slot.set_aside()
 
     def _ready(self, slot: Slot, parameter: torch.Tensor) -> None:
-        # This runs in the middle of the backward pass, whose data has evicted everything else from
-        # the caches. Data that is not read here costs nothing.
+        # This runs within the backward pass, which has evicted other data from the caches. So it
+        # reads as little as possible.
         if not self.takes_part():
             return
         if slot.delay <= 0 or slot in self.submitted:
@@ -202,9 +202,8 @@ class Exchange:
         gradient = parameter.grad
         if gradient is not None and gradient.requires_grad:
             raise AssertionError(
-                f"the gradient of {slot.name} has a graph of its own "
-                "(backward(create_graph=True)), "
-                "which an exchange between ranks would cut"
+                f"the gradient of {slot.name} has its own graph (backward(create_graph=True)), "
+                "which the exchange between ranks would cut off"
             )
         slot.fired = self.fired = True
         slot.absent = False
@@ -219,7 +218,7 @@ class Exchange:
                 self._submit(learning)
             return
         if gradient.is_sparse and slot.kind is None:
-            return  # another rank may not know yet that it is
+            return  # other ranks may not know yet that it is sparse
         dense = self.compression is NoneCompressor and slot.kind is not Kind.SPARSE
         buffer = slot.place_buffer(gradient) if dense else None
         if buffer is not None:
@@ -230,11 +229,11 @@ class Exchange:
             self._submit([slot])
 
     def _note_part(self, slot: Slot, gradient: torch.Tensor) -> None:
-        """Notes that the backward pass has written to a gradient on a GPU.
+        """Records that the backward pass has written to a gradient on a GPU.
 
-        The gradients of parameters that were concatenated are parts of one tensor. A write to one
-        counts as a write to all of them, also to those that are on their way. (On the processor
-        each gradient moves to a place of its own.)
+        The gradients of concatenated parameters are parts of one tensor. A write to one counts as a
+        write to all of them, even those in flight. (On the CPU, each gradient moves to its own
+        place.)
         """
         if not is_a_part(gradient):
             return
@@ -246,7 +245,7 @@ class Exchange:
             parts.append(slot)
 
     def _submit(self, slots: list[Slot]) -> None:
-        """Starts one request, with whatever this rank has for it."""
+        """Starts one request with this rank's contribution."""
         contents = [slot.current_content(self.exchanged) for slot in slots]
         with torch.no_grad():
             for slot, content in zip(slots, contents):
@@ -274,7 +273,7 @@ class Exchange:
                 on_gpu = any(slot.parameter.is_cuda for slot in slots)
                 starter = self._loads.session() if on_gpu else session()
                 self._start(starter, buffers, slots, max(slot.priority for slot in slots))
-            self._loads.start_if_enough()
+            self._loads.start(if_enough=True)
 
     def _start(
         self,
@@ -300,14 +299,14 @@ class Exchange:
     # The step
 
     def _word(self, slot: Slot) -> int:
-        """Returns this rank's word on a gradient."""
+        """Returns this rank's agreement word for a gradient."""
         word = _agreement.LEARNS if slot.parameter.requires_grad else _agreement.FROZEN
         gradient = slot.parameter.grad
         used = slot in self.submitted
         if not used:
             content = slot.current_content(self.exchanged)
-            # The program may have written to the last result without a trace. The average of a
-            # result that is the same on all ranks is that result; a sum is not.
+            # The program may have written to the last result unnoticed. Averaging an unchanged
+            # result again does no harm, unlike summing it again.
             again = self.op == Average and not self.exchanged
             used = content is Content.OWN or (again and content is Content.COMMON)
             if content is Content.OWN and slot.content is Content.COMMON and not slot.fired:
@@ -327,15 +326,15 @@ class Exchange:
         return word
 
     def finish(self) -> None:
-        """Submits what the backward pass did not reach and any rank has, and waits for everything.
+        """Submits the remaining gradients that any rank has, and waits for everything.
 
-        A parameter that this rank did not use contributes zeros if another rank used it. A
-        parameter that no rank used stays as it is.
+        If only other ranks used a parameter, this rank contributes zeros. Parameters that no rank
+        used stay unchanged.
         """
         if not self.takes_part():
             native_set(self.process_set)  # raises if it is not registered
             return
-        self.watch()  # some may require gradients only now
+        self.watch()  # some parameters may require gradients only now
         try:
             self._loads.start()
             words = dict(
@@ -350,7 +349,7 @@ class Exchange:
                     slot.kind = Kind.DENSE if dense else Kind.SPARSE
                     slot.sparse_dim = 0 if dense else _agreement.sparse_dim_of(word)
                 if word & _agreement.WRITTEN and not slot.fired and not self.exchanged:
-                    # Here it may have got the value that it had.
+                    # On this rank, the program may have written the same value.
                     slot.note_content(Content.OWN)
             for request in self._requests:
                 if any(
@@ -362,22 +361,22 @@ class Exchange:
             self._loads.start()
             changed = self._wait()
             for slot in self.submitted:
-                # A gradient that is exchanged with its group may be used by no rank.
+                # A gradient exchanged with its group may be unused on all ranks.
                 used = bool(words[slot] & _agreement.USED)
                 slot.absent = slot.absent and not used
                 slot.note_content(Content.COMMON if used else slot.content)
         finally:
             try:
-                self._loads.start()  # their operations are in flight, even if something failed
+                self._loads.start()  # even after a failure: their operations are in flight
             finally:
                 self._reset()
         self.exchanged = True
         self._check(words, changed)
 
     def _wait(self) -> list[Slot]:
-        """Waits for the requests; returns the slots whose gradients were changed meanwhile.
+        """Waits for the requests; returns the slots whose gradients the program changed meanwhile.
 
-        It raises the first failure when the others have ended, too.
+        It raises the first failure after waiting for the others.
         """
         changed = []
         waiting, stores = Waiting(), Stores()
@@ -403,24 +402,23 @@ class Exchange:
         for slot, word in words.items():
             if _agreement.marks_differ(word):
                 raise InvalidRequest(
-                    f"the gradient of {slot.name} has another element type or other strides on "
-                    "some ranks than "
-                    f"here ({layout_of(slot.parameter)}): give the parameter the same memory "
-                    "format on all ranks",
+                    f"the gradient of {slot.name} has a different dtype or different strides on "
+                    f"some ranks than here ({layout_of(slot.parameter)}): give the parameter the "
+                    "same memory format on all ranks",
                     kind="invalid",
                 )
             both = _agreement.LEARNS | _agreement.FROZEN
             if word & both == both:
                 raise InvalidRequest(
-                    f"{slot.name} requires a gradient on some ranks only: freeze and unfreeze it "
-                    "on all of them",
+                    f"{slot.name} requires a gradient only on some ranks: freeze or unfreeze it "
+                    "on all ranks",
                     kind="invalid",
                 )
         if changed:
             raise AssertionError(
-                f"the gradient of {changed[0].name} was changed while it was on its way to the "
-                "other ranks: call "
-                "optimizer.synchronize() after the backward pass, and then clip or scale gradients"
+                f"the gradient of {changed[0].name} was changed while it was being exchanged: "
+                "after the backward pass, call optimizer.synchronize() before clipping or "
+                "scaling gradients"
             )
 
     def _reset(self) -> None:
@@ -435,7 +433,7 @@ class Exchange:
             slot.sparse = slot.sent = slot.compressed = slot.base = None
 
     def loss(self, loss: Any) -> Any:
-        """Returns a closure's loss, reduced as its gradients are, if it is a number."""
+        """Returns a closure's loss; if it is a number, reduced like the gradients."""
         own = loss
         if isinstance(loss, float):
             own = torch.tensor(loss, dtype=torch.float64, device="cpu")
@@ -450,7 +448,7 @@ class Exchange:
         return reduced.item() if isinstance(loss, float) else reduced
 
     def copy(self, prefix: str, parameters: Sequence[torch.Tensor]) -> Exchange:
-        """Returns an exchange for copies of the parameters, under names of its own."""
+        """Returns an exchange for copies of the parameters, with separate operation names."""
         twins = dict(zip(self.slots, parameters))
         return Exchange(
             [(slot.name, twins[parameter]) for parameter, slot in self.slots.items()],
@@ -465,7 +463,7 @@ class Exchange:
         )
 
     def set_passes(self, passes: int) -> None:
-        """Changes the number of backward passes that are added up."""
+        """Changes the number of accumulated backward passes."""
         if self.in_flight:
             self.finish()
         self.passes = passes
@@ -475,15 +473,15 @@ class Exchange:
     # Around the step, and around what clears gradients
 
     def hide(self, look: bool = True) -> None:
-        """Removes the zeros that stand for no gradient, so a step leaves such parameters alone."""
+        """Removes zeros that represent no gradient, so that a step skips such parameters."""
         for slot in self.slots.values():
             if slot.absent and slot.current_content(self.exchanged, look) is Content.NOTHING:
                 slot.parameter.grad = None
 
     def show(self) -> None:
-        """Restores the zeros that ``hide`` removed: the next backward pass adds to them.
+        """Restores the zeros that ``hide`` removed, for the next backward pass.
 
-        A gradient that is not in its place, as on a GPU, is none until then.
+        Gradients that are not in their place, as on a GPU, stay None until then.
         """
         for slot in self.slots.values():
             here = slot.parameter.device.type == "cpu"
@@ -491,7 +489,7 @@ class Exchange:
                 slot.parameter.grad = slot.place.view_for_parameter()
 
     def stepped(self) -> None:
-        """Notes after a step that the gradients are those that were exchanged."""
+        """Records after a step that the gradients are the exchanged ones."""
         self.show()
         self.exchanged = False
         for slot in self.slots.values():
@@ -500,11 +498,11 @@ class Exchange:
                 slot.keep()
 
     def cleared(self, clear: Callable[[], None]) -> None:
-        """Clears the gradients with ``clear``; those in shared memory stay there, as zeros."""
+        """Clears the gradients with ``clear``; those in shared memory stay there as zeros."""
         if _world.is_rank() and self.takes_part():
             self.watch()
         kept = [slot for slot in self.slots.values() if slot.stays_in_place]
-        # No gradient stays no gradient, however the others are cleared.
+        # Absent gradients stay absent, however the others are cleared.
         self.hide(look=False)
         before = {slot: slot.seen for slot in self.slots.values()}
         clear()
@@ -516,7 +514,7 @@ class Exchange:
             slot.parameter.grad = place.view_for_parameter()
         self._reset()
         for slot, seen in before.items():
-            # An optimizer may leave some gradients as they are.
+            # An optimizer may leave some gradients unchanged.
             if seen != slot.seen or seen is None:
                 slot.absent = False
                 slot.note_content(Content.NOTHING)
@@ -528,7 +526,7 @@ class Exchange:
 def _hook(
     exchange: Exchange, method: Callable[[Exchange, Slot, torch.Tensor], None], slot: Slot
 ) -> Any:
-    """Returns a parameter's hook, which does not keep the optimizer alive."""
+    """Returns a parameter hook that does not keep the optimizer alive."""
     known, its = weakref.ref(exchange), weakref.ref(slot)
 
     def hook(tensor: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Handles whose results are computed from those of other handles, and waits for many handles."""
+"""Waits for many handles."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gradwire._ops import Handle
 
 
 class Waiting:
-    """Waits for many handles, and keeps the first failure.
+    """Waits for many handles and keeps the first failure.
 
-    After a failure it waits for the others for a few seconds more. If all ranks have started the
-    same, no name stays in flight, and the caller may try again. Ranks that differ may never start
-    what others wait for.
+    After a failure, it waits a few more seconds for the other operations. If all ranks have started
+    them, they complete, and the caller may retry under the same names. Otherwise, some may never
+    complete.
     """
 
     AFTER_FAILURE = 5.0
@@ -25,7 +25,7 @@ class Waiting:
         self._end = 0.0
 
     def wait(self, handle: Any) -> bool:
-        """Waits for a handle; returns whether none has failed so far."""
+        """Waits for a handle; returns whether no handle has failed so far."""
         try:
             if self._failure is None:
                 handle.wait()
@@ -43,34 +43,8 @@ class Waiting:
 
 
 def wait_for_all(handles: Iterable[Handle[Any]]) -> None:
-    """Waits for all handles, and raises the first failure afterwards."""
+    """Waits for all handles, then raises the first failure."""
     waiting = Waiting()
     for handle in handles:
         waiting.wait(handle)
     waiting.check()
-
-
-def derived(handle: Handle[Any], make: Any) -> Handle[Any]:
-    return Derived(handle, make)
-
-
-class Derived(Handle[Any]):
-    """A handle whose result is computed from the result of another handle."""
-
-    __slots__ = ("_inner", "_map")
-
-    def __init__(self, inner: Handle[Any], make: Any) -> None:
-        self._inner, self._map = inner, make
-
-    def poll(self) -> bool:
-        """Returns whether ``wait`` would return, or raise, at once."""
-        return self._inner.poll()
-
-    def wait(self, timeout: float | None = None) -> Any:
-        """Waits for the operation, and returns the computed result."""
-        if not hasattr(self, "_result"):
-            self._result = self._map(self._inner.wait(timeout))
-        return self._result
-
-    def __repr__(self) -> str:
-        return repr(self._inner)

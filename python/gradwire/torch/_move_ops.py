@@ -1,7 +1,7 @@
-"""The collectives on tensors that move data, with Horovod's signatures.
+"""The data-moving collectives on tensors, with Horovod's signatures.
 
-Those that wait can be differentiated. The gradient of an operation is what Horovod defines: of an
-allgather and of a broadcast the average of this rank's part, of an alltoall the alltoall back.
+The blocking functions are differentiable, with Horovod's gradients: for allgather and broadcast,
+the average of this rank's part; for alltoall, the reverse alltoall.
 """
 
 from __future__ import annotations
@@ -17,35 +17,27 @@ from gradwire._ops import Handle
 from gradwire._world import ProcessSet, global_process_set
 from gradwire.torch import _autograd
 from gradwire.torch._adapter import collectives
-from gradwire.torch._handles import derived
-
-
-def _first(handle: Handle[list[tuple[torch.Tensor, list[int]]]]) -> Handle[torch.Tensor]:
-    return derived(handle, lambda result: result[0][0])
 
 
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[torch.Tensor]:
-    """Starts an allgather and returns at once.
-
-    The result can't be differentiated.
+    """Starts an allgather and returns immediately. Not differentiable.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and the same dimensions
-            but the first. A tensor without dimensions counts as one row.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+        tensor: A dense tensor on any device. All ranks pass the same dtype, and the same dimensions
+            except the first. A tensor without dimensions counts as one row.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
         The operation in flight. Its ``wait`` returns what ``allgather`` returns.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
     """
-    return _first(collectives.allgather([tensor], name, process_set))
+    handle = collectives.allgather([tensor], name, process_set)
+    return handle._map(lambda result: result[0][0])
 
 
 def allgather(
@@ -54,21 +46,17 @@ def allgather(
     """Concatenates all ranks' tensors along the first dimension; every rank gets the result.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and the same dimensions
-            but the first. A tensor without dimensions counts as one row.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+        tensor: A dense tensor on any device. All ranks pass the same dtype, and the same dimensions
+            except the first. A tensor without dimensions counts as one row.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        A new tensor with the rows of all ranks, in rank order. It can be differentiated.
+        A new tensor with the rows of all ranks, in rank order. It is differentiable.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
 
     Example:
         ```python
@@ -84,25 +72,21 @@ def grouped_allgather_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[torch.Tensor]]:
-    """Starts several allgathers in one request.
-
-    The result can't be differentiated.
+    """Starts several allgathers in one request. Not differentiable.
 
     Args:
-        tensors: Tensors as ``allgather`` takes them; at least one. All ranks give as many.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+        tensors: Tensors as ``allgather`` takes them; at least one. All ranks pass the same number.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
         The operation in flight. Its ``wait`` returns what ``grouped_allgather`` returns.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
     """
     handle = collectives.allgather(tensors, name, process_set)
-    return derived(handle, lambda result: [tensor for tensor, _ in result])
+    return handle._map(lambda result: [tensor for tensor, _ in result])
 
 
 def grouped_allgather(
@@ -113,21 +97,17 @@ def grouped_allgather(
     """Gathers several tensors, each as ``allgather`` does, in one request.
 
     Args:
-        tensors: Tensors as ``allgather`` takes them; at least one. All ranks give as many.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+        tensors: Tensors as ``allgather`` takes them; at least one. All ranks pass the same number.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        New tensors in the order of the arguments, each with the rows of all ranks. They can be
-        differentiated.
+        New tensors in the order of the arguments, each with the rows of all ranks. They are
+        differentiable.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return list(_autograd.Allgather.apply(name, process_set, *tensors))
 
@@ -138,23 +118,19 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
-    """Starts a broadcast into a new tensor and returns at once.
-
-    The result can't be differentiated.
+    """Starts a broadcast into a new tensor and returns immediately. Not differentiable.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and shape.
-        root_rank: The rank in the job whose tensor all ranks get.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+        tensor: A dense tensor on any device. All ranks pass the same dtype and shape.
+        root_rank: The global rank whose tensor all ranks receive.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
         The operation in flight. Its ``wait`` returns what ``broadcast`` returns.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
     """
     return collectives.broadcast(tensor, root_rank, name, process_set)
 
@@ -168,21 +144,17 @@ def broadcast(
     """Copies the root's tensor to every rank.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and shape.
-        root_rank: The rank in the job whose tensor all ranks get.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+        tensor: A dense tensor on any device. All ranks pass the same dtype and shape.
+        root_rank: The global rank whose tensor all ranks receive.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        A new tensor with the root's elements. It can be differentiated.
+        A new tensor with the root's elements. It is differentiable.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     result: torch.Tensor = _autograd.Broadcast.apply(tensor, root_rank, name, process_set)
     return result
@@ -194,24 +166,20 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
-    """Starts a broadcast in place and returns at once.
-
-    The result can't be differentiated.
+    """Starts a broadcast in place and returns immediately. Not differentiable.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and shape. It receives
+        tensor: A dense tensor on any device. All ranks pass the same dtype and shape. It receives
             the result.
-        root_rank: The rank in the job whose tensor all ranks get.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+        root_rank: The global rank whose tensor all ranks receive.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        The operation in flight. The tensor changes in its ``wait``, which returns the tensor.
+        The operation in flight. Its ``wait`` changes the tensor and returns it.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
     """
     return collectives.broadcast(tensor, root_rank, name, process_set, in_place=True)
 
@@ -224,25 +192,21 @@ def broadcast_(
 ) -> torch.Tensor:
     """Copies the root's tensor to every rank, in place.
 
-    The result can't be differentiated.
+    The result is not differentiable.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and shape. It receives
+        tensor: A dense tensor on any device. All ranks pass the same dtype and shape. It receives
             the result.
-        root_rank: The rank in the job whose tensor all ranks get.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+        root_rank: The global rank whose tensor all ranks receive.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        The tensor that was given, with the root's elements in it.
+        The given tensor, which contains the root's elements.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return broadcast_async_(tensor, root_rank, name, process_set).wait()
 
@@ -267,33 +231,29 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Any]:
-    """Starts an alltoall and returns at once.
-
-    The result can't be differentiated.
+    """Starts an alltoall and returns immediately. Not differentiable.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and the same dimensions
-            but the first, which there must be.
-        splits: The number of rows for each rank, as ``alltoall`` takes them.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+        tensor: A dense tensor on any device. All ranks pass the same dtype, and the same dimensions
+            except the first. At least one dimension is required.
+        splits: The number of rows for each rank, as for ``alltoall``.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
         The operation in flight. Its ``wait`` returns what ``alltoall`` returns.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
     """
     handle = collectives.alltoall(tensor, _splits(splits), name, process_set)
     if splits is None:
-        return derived(handle, lambda result: result[0])
+        return handle._map(lambda result: result[0])
 
     def with_counts(result: tuple[torch.Tensor, list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         return result[0], torch.tensor(result[1], dtype=torch.int32, device="cpu")
 
-    return derived(handle, with_counts)
+    return handle._map(with_counts)
 
 
 def alltoall(
@@ -302,29 +262,25 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Splits every rank's tensor along the first dimension and gives each rank its part of all.
+    """Splits every rank's tensor along the first dimension and sends each rank its part.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and the same dimensions
-            but the first, which there must be.
+        tensor: A dense tensor on any device. All ranks pass the same dtype, and the same dimensions
+            except the first. At least one dimension is required.
         splits: The number of rows for each rank, in rank order: a list, or a tensor of whole
-            numbers in one dimension. They add up to at most the rows of the tensor. The default is
-            the same number for each, which must divide the rows.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
+            numbers in one dimension. Their sum is at most the number of rows of the tensor. By
+            default, all ranks receive the same number, which must divide the number of rows.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        A new tensor with the rows from all ranks, in rank order. With ``splits`` a pair: that
-        tensor, and an int32 tensor with the number of rows from each rank. The rows can be
-        differentiated.
+        A new tensor with the rows from all ranks, in rank order. With ``splits``, a pair of that
+        tensor and an int32 tensor of the number of rows from each rank. The rows are
+        differentiable.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     result, received = _autograd.Alltoall.apply(tensor, _splits(splits), name, process_set)
     return result if splits is None else (result, received)

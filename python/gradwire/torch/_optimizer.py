@@ -1,7 +1,7 @@
-"""``DistributedOptimizer``: an optimizer whose steps use the gradients of all ranks.
+"""``DistributedOptimizer``: an optimizer that steps with the gradients of all ranks.
 
-It is the optimizer that was given, with the same state and with a class of the same name whose
-``step`` first waits for the exchange of the gradients. The exchange of a gradient starts in the
+It is the given optimizer object, with the same state and a new class of the same name whose
+``step`` first waits for the exchange of the gradients. The exchange of a gradient starts during the
 backward pass, as soon as the gradient is ready.
 """
 
@@ -27,12 +27,12 @@ from gradwire.torch._wrapping import Wrapped, without_hooks, wrap
 
 Named = Iterable[tuple[str, torch.Tensor]]
 
-# How many optimizers each process set has: two may give their parameters the same names. By ranks,
-# because a process set may get its number later.
+# The number of optimizers per process set, because two may use the same parameter names. Keyed by
+# ranks, because a process set may receive its id later.
 _made: dict[tuple[int, ...], int] = {}
 
-# What a request takes: Request::MAX_PARTS, and Request::MAX_EXTRA_WORDS with 5 words and the
-# dimensions of each tensor.
+# The limits of a request: Request::MAX_PARTS and Request::MAX_EXTRA_WORDS. Each tensor takes 5
+# words plus one per dimension.
 _MAX_TENSORS, _MAX_WORDS, _WORDS = 1024, 8192, 5
 
 
@@ -45,7 +45,7 @@ def _prefix(process_set: ProcessSet) -> str:
 def name_parameters(
     param_groups: Sequence[dict[str, Any]], named_parameters: Named | None
 ) -> list[tuple[str, torch.Tensor]]:
-    """Returns the optimizer's parameters in their order, each with a unique name.
+    """Returns the optimizer's parameters in order, each with a unique name.
 
     Raises:
         ValueError: The names are not unique, or a parameter has none.
@@ -56,19 +56,18 @@ def name_parameters(
     named = list(named_parameters)
     if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in named):
         raise ValueError(
-            "named_parameters must be pairs (name, parameter), such as model.named_parameters() "
-            "gives"
+            "named_parameters must contain pairs (name, parameter), like model.named_parameters()"
         )
     names = [name for name, _ in named]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"named_parameters has names more than once: {', '.join(twice)}")
+        raise ValueError(f"named_parameters contains duplicate names: {', '.join(twice)}")
     by_identity = {id(parameter): name for name, parameter in named}
     unnamed = [str(at) for at, parameter in enumerate(own) if id(parameter) not in by_identity]
     if unnamed:
         raise ValueError(
-            f"named_parameters lacks parameters of the optimizer: numbers {', '.join(unnamed)} in "
-            "its order"
+            "named_parameters lacks some of the optimizer's parameters, at the positions "
+            f"{', '.join(unnamed)}"
         )
     return [(by_identity[id(parameter)], parameter) for parameter in own]
 
@@ -76,7 +75,7 @@ def name_parameters(
 def _groups(
     groups: int | Sequence[Sequence[torch.Tensor]] | None, trainable: list[torch.Tensor]
 ) -> list[list[torch.Tensor]]:
-    """Returns the parameters of each request; those of a large group are several requests."""
+    """Returns the parameters of each request; a large group is split into several requests."""
     if groups is None:
         return []
     if isinstance(groups, int):
@@ -97,15 +96,15 @@ def _groups(
             if id(parameter) in seen:
                 raise ValueError("a parameter is in more than one group")
             seen.add(id(parameter))
-    # Frozen parameters, and those of other optimizers, are not exchanged here.
+    # Frozen parameters and those of other optimizers are not exchanged here.
     return _requests([p for p in group if id(p) in own] for group in groups)
 
 
 def _requests(groups: Iterable[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
-    """Returns the groups, those of more tensors than a request takes in several parts."""
+    """Returns the groups, splitting those that exceed the limits of a request."""
     requests: list[list[torch.Tensor]] = []
     for group in groups:
-        size = words = _MAX_WORDS  # so that the group begins with a new request
+        size = words = _MAX_WORDS  # starts a new request for the group
         for parameter in group:
             size, words = size + 1, words + _WORDS + parameter.dim()
             if size > _MAX_TENSORS or words > _MAX_WORDS:
@@ -116,13 +115,13 @@ def _requests(groups: Iterable[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
 
 
 class _Distributed(Wrapped):
-    """What a distributed optimizer adds to the optimizer that it was made of."""
+    """The methods that a distributed optimizer adds to the original optimizer."""
 
     _exchange: Exchange
     _should_synchronize: bool
-    # Whether the parameters of a group wait for their gradients; see ``Parameters``.
+    # Whether access to a group's parameters waits for their gradients; see ``Parameters``.
     _parameters_wait: bool
-    # The number of copies that were made of this one.
+    # The number of copies made of this optimizer.
     _copies: int
 
     def _begin(self, exchange: Exchange) -> None:
@@ -132,16 +131,13 @@ class _Distributed(Wrapped):
         exchange.takes_part()
 
     def _before_parameters_are_read(self) -> None:
-        """Is called before a program gets parameters of a group; their gradients have to be there.
-
-        It waits for gradients that are on their way.
-        """
+        """Waits for gradients being exchanged, before a program accesses a group's parameters."""
         if self._parameters_wait and self._exchange.is_due:
             self.synchronize()
 
     @contextmanager
     def _without_waiting(self) -> Iterator[None]:
-        """Returns a context in which parameters are read, but not their gradients."""
+        """Returns a context in which parameters are read without their gradients."""
         before, self._parameters_wait = self._parameters_wait, False
         try:
             yield
@@ -149,7 +145,7 @@ class _Distributed(Wrapped):
             self._parameters_wait = before
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the state, as the optimizer does. It does not wait for gradients.
+        """Returns the optimizer's state without waiting for gradients.
 
         Args:
             *args: The arguments of the optimizer's ``state_dict``.
@@ -162,7 +158,7 @@ class _Distributed(Wrapped):
             return super().state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Loads a state, as the optimizer does. It does not wait for gradients.
+        """Loads a state into the optimizer without waiting for gradients.
 
         Args:
             *args: The arguments of the optimizer's ``load_state_dict``.
@@ -173,11 +169,11 @@ class _Distributed(Wrapped):
 
     @property
     def backward_passes_per_step(self) -> int:
-        """The number of backward passes that are added up for a step."""
+        """The number of backward passes accumulated for a step."""
         return self._exchange.passes
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Changes the number of backward passes that are added up for a step.
+        """Changes the number of backward passes accumulated for a step.
 
         Args:
             passes: The number of passes, at least 1.
@@ -188,17 +184,14 @@ class _Distributed(Wrapped):
         self._exchange.set_passes(checked_passes(passes))
 
     def synchronize(self) -> None:
-        """Waits until all gradients are exchanged, to clip or to read them before ``step``.
+        """Waits until all gradients are exchanged, for example to clip them before ``step``.
 
         Raises:
-            NotInitialized: ``init()`` has not been called.
-            InvalidRequest: An argument is not usable. Nothing was started.
-            Disagreement: The ranks asked for different things under one name.
-            PeerLost: A rank or a node that takes part has ended or does not answer.
-            GradwireError: The operation failed for another reason.
+            InvalidRequest: An argument is invalid. Nothing was started.
+            GradwireError: The operation failed; the subclass and ``kind`` tell why.
         """
         self._check_parameters()
-        # A rank that has read the parameters of a group has done it already; the others have not.
+        # Ranks that have read the parameters of a group have already done this.
         if not self._exchange.is_exchanged:
             self._exchange.finish()
 
@@ -208,13 +201,13 @@ class _Distributed(Wrapped):
         return self._exchange.exchanged and not self._exchange.fired
 
     def _before_gradients_are_read(self) -> None:
-        """Exchanges the gradients, if ``step`` would."""
+        """Exchanges the gradients if ``step`` would."""
         if not self._synchronized and self._should_synchronize:
             self.synchronize()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Returns a context in which ``step`` does not exchange: ``synchronize`` was called before.
+        """Returns a context in which ``step`` skips the exchange, for use after ``synchronize``.
 
         Returns:
             A context manager.
@@ -235,26 +228,23 @@ class _Distributed(Wrapped):
 
     @without_hooks
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Makes the optimizer's step with the exchanged gradients.
+        """Makes a step with the exchanged gradients.
 
-        Gradients that ``synchronize`` has exchanged are not exchanged again.
+        Gradients already exchanged by ``synchronize`` are not exchanged again.
 
         Args:
-            closure: Computes the loss and its gradients again. Its gradients are exchanged after
-                each call, and so is its loss: some optimizers decide by it how often they call the
-                closure.
+            closure: Computes the loss and its gradients again. The gradients are exchanged after
+                each call, and so is the loss, because some optimizers use it to decide on further
+                calls.
             *args: Further arguments of the optimizer's ``step``.
             **kwargs: Further keyword arguments of the optimizer's ``step``.
 
         Returns:
-            What the optimizer's ``step`` returns.
+            The result of the optimizer's ``step``.
 
         Raises:
-            NotInitialized: ``init()`` has not been called.
-            InvalidRequest: An argument is not usable. Nothing was started.
-            Disagreement: The ranks asked for different things under one name.
-            PeerLost: A rank or a node that takes part has ended or does not answer.
-            GradwireError: The operation failed for another reason.
+            InvalidRequest: An argument is invalid. Nothing was started.
+            GradwireError: The operation failed; the subclass and ``kind`` tell why.
         """
         exchange = self._exchange
         if closure is not None and self._should_synchronize:
@@ -277,27 +267,27 @@ class _Distributed(Wrapped):
         return result
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Clears the gradients, as the optimizer does.
+        """Clears the gradients like the original optimizer.
 
-        Gradients in shared memory are set to zero and stay there.
+        Gradients in shared memory are zeroed and stay there.
 
         Args:
             *args: The arguments of the optimizer's ``zero_grad``.
             **kwargs: The keyword arguments of the optimizer's ``zero_grad``.
 
         Raises:
-            AssertionError: Gradients are on their way to the other ranks.
+            AssertionError: Gradients are still being exchanged.
         """
         if self._exchange.in_flight:
             raise AssertionError(
-                "zero_grad() was called after backward() but before step() or synchronize(): the "
-                "gradients are on their way to the other ranks"
+                "zero_grad() was called after backward() but before step() or synchronize(), "
+                "while the gradients are still being exchanged"
             )
         with self._without_waiting():
             self._exchange.cleared(partial(super().zero_grad, *args, **kwargs))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Is refused: the new parameters would be left out of the exchange.
+        """Raises an error: new parameters would not be exchanged.
 
         Args:
             param_group: The group.
@@ -306,13 +296,12 @@ class _Distributed(Wrapped):
             NotImplementedError: Always.
         """
         raise NotImplementedError(
-            "add the parameters to the optimizer before DistributedOptimizer is made of it: later "
-            "ones would "
-            "not be exchanged"
+            "add parameters to the optimizer before passing it to DistributedOptimizer: later "
+            "ones would not be exchanged"
         )
 
     def _check_parameters(self) -> None:
-        """Refuses parameters that were put into the groups later: they would be left out."""
+        """Rejects parameters that were added to the groups later, which would not be exchanged."""
         for group in self.param_groups:
             parameters = group["params"]
             if any(
@@ -327,7 +316,7 @@ class _Distributed(Wrapped):
         prefix = f"{self._exchange.prefix}copy{self._copies}."
         made._begin(self._exchange.copy(prefix, parameters))
 
-    # What scripts read from Horovod's optimizer
+    # Attributes of Horovod's optimizer that scripts read
 
     @property
     def op(self) -> ReduceOp:
@@ -336,7 +325,7 @@ class _Distributed(Wrapped):
 
     @property
     def gradient_predivide_factor(self) -> float:
-        """The part of the division of an average that is done before the sum."""
+        """The divisor that an average applies before the sum."""
         return self._exchange.predivide
 
     @property
@@ -383,39 +372,38 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Makes an optimizer use the gradients of all ranks.
+    """Makes an optimizer step with the gradients of all ranks.
 
-    The optimizer stays the same object, so schedulers that know it go on working. A backward pass
-    starts the exchange of each gradient as soon as it is ready, and ``step`` waits for all of them.
-    Between backward pass and step, ``synchronize()`` waits for the gradients, to clip them. So does
-    reading the parameters in ``param_groups``, which all ranks then have to do. Everything else in
-    ``param_groups``, such as the learning rate, is read and written without a wait.
+    The optimizer stays the same object, so its schedulers keep working. A backward pass starts the
+    exchange of each gradient as soon as it is ready, and ``step`` waits for all of them. Between
+    backward pass and step, ``synchronize()`` waits for the gradients, for example to clip them.
+    Reading the parameters in ``param_groups`` also waits, so all ranks must do it. Access to other
+    entries of ``param_groups``, such as the learning rate, does not wait.
 
     Args:
-        optimizer: Any optimizer of PyTorch.
-        named_parameters: Pairs of name and parameter that name every parameter of the optimizer. By
-            default parameters are named by their order.
-        compression: The dtype that gradients have in shared memory: one of ``Compression``, or
-            another subclass of ``Compressor``.
-        backward_passes_per_step: The number of backward passes that are added up before the
-            gradients are exchanged.
+        optimizer: Any PyTorch optimizer.
+        named_parameters: Pairs of name and parameter for all parameters of the optimizer. By
+            default, parameters are named by their order.
+        compression: One of ``Compression``, or another subclass of ``Compressor``.
+        backward_passes_per_step: The number of backward passes accumulated before the gradients are
+            exchanged.
         op: ``Average``, ``Sum`` or ``Adasum``.
-        gradient_predivide_factor: A positive factor of an average: gradients are divided by it
+        gradient_predivide_factor: A positive factor for averages: gradients are divided by it
             before the sum, and the sum is multiplied by it and divided by the number of ranks.
         num_groups: Deprecated: use ``groups``.
         groups: A number of groups, or lists of parameters. The gradients of a group are exchanged
-            in one request; those of about a thousand parameters and more in several.
+            in one request, or in several if it has more than about a thousand parameters.
         sparse_as_dense: Whether sparse gradients are exchanged as dense ones.
         process_set: The ranks that exchange their gradients. The default is all ranks. It may be
-            registered later, but before the first step.
+            registered later, before the first step.
 
     Returns:
-        The optimizer that was given. It also has ``synchronize()``, ``skip_synchronize()`` and
+        The given optimizer, which now also has ``synchronize()``, ``skip_synchronize()`` and
         ``set_backward_passes_per_step(passes)``.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
-        ValueError: An argument is not usable, or the optimizer is distributed already.
+        ValueError: An argument is invalid, or the optimizer is already distributed.
         InvalidRequest: The arguments can't be combined with ``Adasum``.
 
     Example:
@@ -429,23 +417,23 @@ def DistributedOptimizer(
         ```
     """
     if not is_initialized():
-        session()  # raises, and says what to do
+        session()  # raises an error that says what to do
     if not hasattr(optimizer, "param_groups"):
-        raise ValueError(f"optimizer={optimizer!r}: it must be an optimizer of PyTorch")
+        raise ValueError(f"optimizer={optimizer!r}: it must be a PyTorch optimizer")
     if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
         raise ValueError(f"compression={compression!r}: it must be one of hvd.Compression")
     if not isinstance(process_set, ProcessSet):
         raise ValueError(f"process_set={process_set!r}: it must be a ProcessSet")
     op = reduce_op(op)
     if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor goes with op=Average only")
+        raise ValueError("gradient_predivide_factor requires op=Average")
     if gradient_predivide_factor <= 0:
         raise ValueError(
             f"gradient_predivide_factor={gradient_predivide_factor}: it must be positive"
         )
     passes = checked_passes(backward_passes_per_step)
     if isinstance(optimizer, Wrapped):
-        raise ValueError("this optimizer is distributed already")
+        raise ValueError("this optimizer is already distributed")
     named = name_parameters(optimizer.param_groups, named_parameters)
     trainable = [parameter for _, parameter in named if parameter.requires_grad]
     if num_groups:
@@ -453,7 +441,7 @@ def DistributedOptimizer(
         groups = num_groups if groups is None else groups
     parts = _groups(groups, trainable)
     if op == Adasum and (groups is not None or sparse_as_dense):
-        raise InvalidRequest("groups and sparse_as_dense don't go with Adasum", kind="invalid")
+        raise InvalidRequest("groups and sparse_as_dense can't be used with Adasum", kind="invalid")
     prefix = _prefix(process_set)
     _scaler.patch()
     if op == Adasum:
@@ -461,7 +449,7 @@ def DistributedOptimizer(
         made._begin(prefix, named, compression, passes, process_set)
         return made
     if isinstance(optimizer, torch.optim.SparseAdam):
-        # It takes no dense gradients, and both options would make gradients dense.
+        # It does not accept dense gradients, which both options would produce.
         parts, sparse_as_dense = [], False
     made = wrap(optimizer, _Distributed)
     exchange = Exchange(

@@ -1,9 +1,9 @@
-"""The parameters in a group of a distributed optimizer.
+"""The parameter lists in the groups of a distributed optimizer.
 
-A program that goes through an optimizer's parameters is about to read or change their gradients, as
-clipping does, so it has to wait for those that are on their way. A program that reads a learning
-rate, writes one, or saves a state is not. So the wait is not in the groups, which stay the dicts
-that they were, but in their lists of parameters.
+A program that iterates over an optimizer's parameters usually reads or changes their gradients
+next, as clipping does, so it must wait for their exchange. A program that accesses a learning rate
+or saves a state need not wait. So the lists of parameters wait, and the groups remain ordinary
+dicts.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 
 class Parameters(list[Any]):
-    """A list of parameters that waits for their gradients before it gives one of them away.
+    """A list of parameters that waits for their gradients before it returns any of them.
 
-    Copied or pickled it is an ordinary list.
+    Copying or pickling it gives an ordinary list.
 
     Args:
         parameters: The parameters.
-        optimizer: Their distributed optimizer, which is not kept alive.
+        optimizer: Their distributed optimizer, held by a weak reference.
     """
 
     __slots__ = ("_optimizer",)
@@ -69,5 +69,5 @@ class Parameters(list[Any]):
 
 
 def without_waiting(parameters: Iterable[Any]) -> Iterator[Any]:
-    """Returns an iterator over a group's parameters, for what does not look at gradients."""
+    """Iterates over a group's parameters without waiting for their gradients."""
     return list.__iter__(parameters) if isinstance(parameters, list) else iter(parameters)

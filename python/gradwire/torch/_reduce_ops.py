@@ -1,7 +1,7 @@
-"""The collectives on tensors that reduce, with Horovod's signatures.
+"""The reducing collectives on tensors, with Horovod's signatures.
 
-Those that wait can be differentiated. The gradient of an operation is what Horovod defines: of an
-allreduce the allreduce, of a reducescatter the allgather.
+The blocking functions are differentiable, with Horovod's gradients: for allreduce, the allreduce of
+the gradients; for reducescatter, the allgather.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from gradwire._world import ProcessSet, global_process_set
 from gradwire.torch import _autograd
 from gradwire.torch._adapter import collectives
 from gradwire.torch._compression import Compression, Compressor
-from gradwire.torch._handles import derived
 
 Op = ReduceOp | int | None
 
 
 def handle_average(op: Op, average: bool | None) -> ReduceOp:
-    """Returns the reduction that ``op`` and Horovod's deprecated argument ``average`` ask for.
+    """Returns the reduction selected by ``op`` or Horovod's deprecated argument ``average``.
 
     Raises:
         ValueError: Both were given.
@@ -30,7 +29,7 @@ def handle_average(op: Op, average: bool | None) -> ReduceOp:
     if average is None:
         return reduce_op(op)
     if op is not None:
-        raise ValueError("give op or average, not both: op has replaced average")
+        raise ValueError("pass either op or average, not both: op replaces average")
     warnings.warn("average is deprecated: use op", DeprecationWarning, stacklevel=3)
     return Average if average else Sum
 
@@ -44,28 +43,22 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
-    """Starts an allreduce into a new tensor and returns at once.
-
-    The result can't be differentiated.
+    """Starts an allreduce into a new tensor and returns immediately. Not differentiable.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and shape.
+        tensor: A dense tensor on any device. All ranks pass the same dtype and shape.
         average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
-        process_set: The ranks that take part. The default is all ranks.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
+        postscale_factor: A finite factor for the result.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
         The operation in flight. Its ``wait`` returns a new tensor, on the device of ``tensor``.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
         ValueError: Both ``op`` and ``average`` were given.
 
     Example:
@@ -91,29 +84,22 @@ def allreduce(
     """Reduces one tensor over all ranks; every rank gets the result.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and shape.
+        tensor: A dense tensor on any device. All ranks pass the same dtype and shape.
         average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        compression: The dtype that the tensor has in shared memory: one of ``Compression``, or
-            another subclass of ``Compressor``.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
-        process_set: The ranks that take part. The default is all ranks.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        compression: One of ``Compression``, or another subclass of ``Compressor``.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
+        postscale_factor: A finite factor for the result.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        A new tensor of the same dtype and shape, on the same device. It can be differentiated if
-        ``op`` is ``Average``, ``Sum``, ``Adasum``, ``Min`` or ``Max``.
+        A new tensor of the same dtype and shape, on the same device. It is differentiable if ``op``
+        is ``Average``, ``Sum``, ``Adasum``, ``Min`` or ``Max``.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
         ValueError: Both ``op`` and ``average`` were given.
 
     Example:
@@ -139,29 +125,23 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
-    """Starts an allreduce in place and returns at once.
-
-    The result can't be differentiated.
+    """Starts an allreduce in place and returns immediately. Not differentiable.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and shape. It receives
+        tensor: A dense tensor on any device. All ranks pass the same dtype and shape. It receives
             the result.
         average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
-        process_set: The ranks that take part. The default is all ranks.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
+        postscale_factor: A finite factor for the result.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        The operation in flight. The tensor changes in its ``wait``, which returns the tensor.
+        The operation in flight. Its ``wait`` changes the tensor and returns it.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
         ValueError: Both ``op`` and ``average`` were given.
     """
     op = handle_average(op, average)
@@ -181,30 +161,24 @@ def allreduce_(
 ) -> torch.Tensor:
     """Reduces one tensor over all ranks, in place.
 
-    The result can't be differentiated.
+    The result is not differentiable.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and shape. It receives
+        tensor: A dense tensor on any device. All ranks pass the same dtype and shape. It receives
             the result.
         average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
-        process_set: The ranks that take part. The default is all ranks.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
+        postscale_factor: A finite factor for the result.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        The tensor that was given, with the result in it.
+        The given tensor, which contains the result.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
         ValueError: Both ``op`` and ``average`` were given.
     """
     op = handle_average(op, average)
@@ -222,31 +196,25 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[torch.Tensor]]:
-    """Starts an allreduce of several tensors in one request.
+    """Starts an allreduce of several tensors in one request. Not differentiable.
 
-    The result can't be differentiated.
-
-    The request completes as a whole: either all tensors are reduced or none is.
+    Either all tensors are reduced or none is.
 
     Args:
-        tensors: Dense tensors on any device; at least one. All ranks give as many, with the same
-            dtypes and shapes.
+        tensors: Dense tensors on any device; at least one. All ranks pass the same number, with the
+            same dtypes and shapes.
         average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
-        process_set: The ranks that take part. The default is all ranks.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
+        postscale_factor: A finite factor for the result.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
         The operation in flight. Its ``wait`` returns new tensors in the order of the arguments.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
         ValueError: Both ``op`` and ``average`` were given.
     """
     op = handle_average(op, average)
@@ -267,33 +235,26 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """Reduces several tensors over all ranks in one request.
 
-    The request completes as a whole: either all tensors are reduced or none is.
+    Either all tensors are reduced or none is.
 
     Args:
-        tensors: Dense tensors on any device; at least one. All ranks give as many, with the same
-            dtypes and shapes.
+        tensors: Dense tensors on any device; at least one. All ranks pass the same number, with the
+            same dtypes and shapes.
         average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        compression: The dtype that the tensor has in shared memory: one of ``Compression``, or
-            another subclass of ``Compressor``.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
-        process_set: The ranks that take part. The default is all ranks.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        compression: One of ``Compression``, or another subclass of ``Compressor``.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
+        postscale_factor: A finite factor for the result.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
         New tensors in the order of the arguments, each of the dtype, shape and device of its
-        argument. They can be differentiated, as the result of ``allreduce`` can.
+        argument. They are differentiable like the result of ``allreduce``.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
         ValueError: Both ``op`` and ``average`` were given.
     """
     op = handle_average(op, average)
@@ -313,29 +274,23 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[torch.Tensor]]:
-    """Starts an allreduce of several tensors in place, in one request.
-
-    The result can't be differentiated.
+    """Starts an allreduce of several tensors in place, in one request. Not differentiable.
 
     Args:
-        tensors: Dense tensors on any device; at least one. All ranks give as many, with the same
-            dtypes and shapes. They receive the results.
+        tensors: Dense tensors on any device; at least one. All ranks pass the same number, with the
+            same dtypes and shapes. They receive the results.
         average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
-        process_set: The ranks that take part. The default is all ranks.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
+        postscale_factor: A finite factor for the result.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        The operation in flight. The tensors change in its ``wait``, which returns them.
+        The operation in flight. Its ``wait`` changes the tensors and returns them.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
         ValueError: Both ``op`` and ``average`` were given.
     """
     op = handle_average(op, average)
@@ -355,30 +310,24 @@ def grouped_allreduce_(
 ) -> list[torch.Tensor]:
     """Reduces several tensors over all ranks in place, in one request.
 
-    The result can't be differentiated.
+    The result is not differentiable.
 
     Args:
-        tensors: Dense tensors on any device; at least one. All ranks give as many, with the same
-            dtypes and shapes. They receive the results.
+        tensors: Dense tensors on any device; at least one. All ranks pass the same number, with the
+            same dtypes and shapes. They receive the results.
         average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
-        process_set: The ranks that take part. The default is all ranks.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
+        postscale_factor: A finite factor for the result.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        The tensors that were given, with the results in them.
+        The given tensors, which contain the results.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
         ValueError: Both ``op`` and ``average`` were given.
     """
     op = handle_average(op, average)
@@ -395,32 +344,26 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle[torch.Tensor]:
-    """Starts a reducescatter and returns at once.
-
-    The result can't be differentiated.
+    """Starts a reducescatter and returns immediately. Not differentiable.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and shape.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        process_set: The ranks that take part. The default is all ranks.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
+        tensor: A dense tensor on any device. All ranks pass the same dtype and shape.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        process_set: The participating ranks. The default is all ranks.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
+        postscale_factor: A finite factor for the result.
 
     Returns:
         The operation in flight. Its ``wait`` returns what ``reducescatter`` returns.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
     """
     handle = collectives.reducescatter(
         [tensor], name, op, prescale_factor, postscale_factor, process_set
     )
-    return derived(handle, lambda result: result[0])
+    return handle._map(lambda result: result[0])
 
 
 def reducescatter(
@@ -435,29 +378,22 @@ def reducescatter(
     """Reduces one tensor over all ranks and splits the result along the first dimension.
 
     Args:
-        tensor: A dense tensor on any device. All ranks give the same dtype and shape.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        compression: The dtype that the tensor has in shared memory: one of ``Compression``, or
-            another subclass of ``Compressor``.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        process_set: The ranks that take part. The default is all ranks.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
+        tensor: A dense tensor on any device. All ranks pass the same dtype and shape.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        compression: One of ``Compression``, or another subclass of ``Compressor``.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        process_set: The participating ranks. The default is all ranks.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
+        postscale_factor: A finite factor for the result.
 
     Returns:
         A new tensor with this rank's rows of the result. If the number of rows is not a multiple of
-        the number of ranks, the first ranks get one row more. It can be differentiated if ``op`` is
+        the number of ranks, the first ranks receive one more row. It is differentiable if ``op`` is
         ``Average`` or ``Sum``.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return grouped_reducescatter(
         [tensor], name, compression, op, process_set, prescale_factor, postscale_factor
@@ -472,28 +408,22 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle[list[torch.Tensor]]:
-    """Starts several reducescatters in one request.
-
-    The result can't be differentiated.
+    """Starts several reducescatters in one request. Not differentiable.
 
     Args:
-        tensors: Dense tensors on any device; at least one. All ranks give as many, with the same
-            dtypes and shapes.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        process_set: The ranks that take part. The default is all ranks.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
+        tensors: Dense tensors on any device; at least one. All ranks pass the same number, with the
+            same dtypes and shapes.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        process_set: The participating ranks. The default is all ranks.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
+        postscale_factor: A finite factor for the result.
 
     Returns:
         The operation in flight. Its ``wait`` returns what ``grouped_reducescatter`` returns.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
     """
     return collectives.reducescatter(
         tensors, name, op, prescale_factor, postscale_factor, process_set
@@ -512,28 +442,21 @@ def grouped_reducescatter(
     """Reduces and splits several tensors, each as ``reducescatter`` does, in one request.
 
     Args:
-        tensors: Dense tensors on any device; at least one. All ranks give as many, with the same
-            dtypes and shapes.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        compression: The dtype that the tensor has in shared memory: one of ``Compression``, or
-            another subclass of ``Compressor``.
-        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
-            integers is the sum, divided and truncated.
-        process_set: The ranks that take part. The default is all ranks.
-        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
-            Integers are multiplied as 64-bit floats and truncated.
-        postscale_factor: The result is multiplied by this finite number.
+        tensors: Dense tensors on any device; at least one. All ranks pass the same number, with the
+            same dtypes and shapes.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
+        compression: One of ``Compression``, or another subclass of ``Compressor``.
+        op: The reduction; ``Average`` by default. Averages of integers are truncated.
+        process_set: The participating ranks. The default is all ranks.
+        prescale_factor: A finite factor for each contribution. Integer products are truncated.
+        postscale_factor: A finite factor for the result.
 
     Returns:
         New tensors in the order of the arguments, each with this rank's rows.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
+        InvalidRequest: An argument is invalid. Nothing was started.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     small = [compression.compress(tensor) for tensor in tensors]
     results = _autograd.ReduceScatter.apply(

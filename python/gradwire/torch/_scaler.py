@@ -1,8 +1,9 @@
-"""Makes a ``GradScaler`` see the same on all ranks when it decides whether there is a step.
+"""Makes a ``GradScaler`` decide in the same way on all ranks whether to make a step.
 
-The scaler does not notify the optimizer, so its class is patched. Before it reads the gradients of
-a distributed optimizer they are exchanged, also if the scaler is switched off, because clipping may
-follow. With Adasum, which does not exchange gradients, the ranks share what the scaler has found.
+The scaler does not notify the optimizer, so its class is patched. The gradients of a distributed
+optimizer are exchanged before the scaler reads them, even if the scaler is disabled, because
+clipping may follow. Adasum does not exchange gradients; there, the ranks share the scaler's
+findings.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""One parameter's gradient: its memory, its owner, and what of it is sent.
+"""One parameter's gradient: its memory, its content, and the data to send.
 
-Each parameter has a *place* in shared memory, in the strides that autograd gives its gradient:
-kernels that pair the raw memory of parameters, gradients and states can run on it. From the first
-backward pass on the gradient is a view of that place. A gradient that is elsewhere (the first one;
-after ``model.zero_grad()``; on another device) is copied there, and its bytes are counted. Whether
-a gradient is in its place is decided by address, dtype and strides, because the storage of a Python
-object can be swapped.
+Each parameter has a *place* in shared memory, with the strides that autograd uses for its gradient,
+so that fused kernels can run on it. From the first backward pass on, the gradient is a view of that
+place. A gradient elsewhere (the first one; after ``model.zero_grad()``; on another device) is
+copied there, and its bytes are counted. A gradient is in its place if address, dtype and strides
+match; the storage of a Python object can be swapped.
 
-``Content`` decides what this rank contributes: only what a rank has added itself is exchanged, and
-the result of an exchange is not added up again.
+``Content`` determines what this rank contributes: only its own gradients are exchanged, and the
+result of an exchange is not summed again.
 """
 
 from __future__ import annotations
@@ -30,41 +29,41 @@ from gradwire.torch._sparse import SparseHandle, entries
 
 _copied_bytes = 0
 
-# Returns how many tensors have a storage. Builds of PyTorch before 2.6 without CUDA lack it.
+# Returns the number of tensors on a storage. CPU builds of PyTorch before 2.6 lack it.
 _users: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
 
-# The types that a gradient may have been converted to and back.
+# Types that a gradient may have been converted to and back.
 _ROUNDING = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def gradient_bytes_copied() -> int:
-    """Returns how many bytes of gradients had to be copied to shared memory.
+    """Returns the number of gradient bytes that had to be copied to shared memory.
 
     Gradients of ``DistributedOptimizer`` and of ``ddp_hook`` live in shared memory and need no
     copy. The first ones, and those after ``model.zero_grad()``, are copied.
 
     Returns:
-        The bytes that this process has copied since it started.
+        The bytes copied by this process since it started.
     """
     return _copied_bytes
 
 
 def copied(tensor: torch.Tensor) -> None:
-    """Counts a gradient that was copied to shared memory."""
+    """Counts the bytes of a gradient copied to shared memory."""
     global _copied_bytes
     _copied_bytes += tensor.numel() * tensor.element_size()
 
 
 class Content(Enum):
-    """What a parameter's gradient is."""
+    """What a parameter's gradient contains."""
 
-    NOTHING = 0  # no gradient, or zeros that ``zero_grad`` has left in its place
+    NOTHING = 0  # no gradient, or the zeros that ``zero_grad`` leaves
     COMMON = 1  # the result of an exchange: the same on all ranks
-    OWN = 2  # this rank's own: a backward pass or the program has added to it
+    OWN = 2  # this rank's own gradient, from a backward pass or the program
 
 
 class Kind(Enum):
-    """How a gradient is exchanged; the same on all ranks from its first exchange on."""
+    """How a gradient is exchanged; equal on all ranks from the first exchange on."""
 
     DENSE = 0
     SPARSE = 1
@@ -78,7 +77,7 @@ class Layout(NamedTuple):
     strides: tuple[int, ...]
 
     def mark(self) -> int:
-        """Returns 16 bits that distinguish it from other layouts."""
+        """Returns 16 bits that identify the layout."""
         return zlib.crc32(repr(self).encode()) & 0xFFFF
 
 
@@ -88,9 +87,9 @@ def layout_of(parameter: torch.Tensor) -> Layout:
     if gradient is not None and gradient.layout == torch.strided:
         dtype = gradient.dtype
     else:
-        # In newer releases of PyTorch a gradient may have another dtype than its parameter.
+        # In newer PyTorch releases, a gradient may have a different dtype than its parameter.
         dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
-    # For a parameter on another device the place is a staging buffer.
+    # For a parameter on another device, the place is a staging buffer.
     on_cpu = parameter.device.type == "cpu"
     strides = dense_strides(parameter) if on_cpu else _contiguous_strides(parameter.shape)
     return Layout(dtype, parameter.shape, strides)
@@ -109,19 +108,20 @@ class Place:
 
     def __init__(self, layout: Layout, parameter: torch.Tensor) -> None:
         self.layout, self.mark = layout, layout.mark()
-        # If the parameter's dtype or strides change, its gradient's layout does.
+        # The gradient's layout changes with the parameter's dtype or strides.
         self.parameters = (parameter.dtype, parameter.stride())
         element, _ = describe(torch.empty(0, dtype=layout.dtype, device="cpu"))
         self.buffer = session().buffer(element, list(layout.shape))
         self.memory = self._another()
         self.address = self.memory.data_ptr()
-        # What the parameter's gradients are views of, its storage, and how many users that has
-        # without them. Programs may move this storage, but not that of ``memory``.
+        # The tensor that the parameter's gradients are views of, its storage, and the storage's
+        # number of users without those views. Programs may move this storage, but not that of
+        # ``memory``.
         self._lent: torch.Tensor | None = None
         self._storage = self._alone = 0
 
     def _another(self) -> torch.Tensor:
-        """Returns a tensor on this memory with a storage of its own.
+        """Returns a tensor on this memory with its own storage.
 
         ``share_memory_()`` moves whole storages.
         """
@@ -136,7 +136,7 @@ class Place:
         )
 
     def holds(self, gradient: torch.Tensor) -> bool:
-        """Returns whether a tensor is this memory, in this layout."""
+        """Returns whether a tensor is this memory, with this layout."""
         dtype, _, strides = self.layout
         return (
             gradient.layout == torch.strided
@@ -146,7 +146,7 @@ class Place:
         )
 
     def view_for_parameter(self) -> torch.Tensor:
-        """Returns a view for the parameter. Nobody else has it: see ``is_free``."""
+        """Returns an exclusive view for the parameter; see ``is_free``."""
         if self._lent is None or not self.holds(self._lent):
             self._lent = self._another()
             self._storage = self._lent.untyped_storage()._cdata
@@ -155,25 +155,25 @@ class Place:
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody has a gradient that was here: itself, a view of it, or an array on it.
+        """Whether no gradient here is still in use: itself, a view, or an array on its memory.
 
-        The parameter must not have it any more, either.
+        The parameter itself must no longer use it.
         """
         if self._lent is None:
             return True
-        # Where PyTorch can't tell, each gradient gets a place of its own.
+        # If PyTorch can't tell, each gradient gets a new place.
         return _users is not None and _users(self._storage) <= self._alone
 
 
 def _values(gradient: torch.Tensor) -> torch.Tensor:
-    """Returns a gradient's elements, those that a sparse one has."""
+    """Returns a gradient's elements; for a sparse gradient, the stored ones."""
     if gradient.layout == torch.strided:
         return gradient
     return gradient._values() if gradient.is_sparse else gradient.values()
 
 
 def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Returns whether two gradients are the same; sparse ones in the same order of entries."""
+    """Returns whether two gradients are equal, including the order of sparse entries."""
     if one.layout != other.layout or one.dtype != other.dtype:
         return False
     if one.is_sparse and not torch.equal(one._indices(), other._indices()):
@@ -182,14 +182,14 @@ def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def is_a_part(gradient: torch.Tensor) -> bool:
-    """Returns whether a gradient has only a part of its storage."""
+    """Returns whether a gradient uses only a part of its storage."""
     if gradient.layout != torch.strided:
         return False
     return gradient.untyped_storage().nbytes() > gradient.numel() * gradient.element_size()
 
 
 def _stamp(gradient: torch.Tensor) -> tuple[int, int]:
-    """Returns numbers that change when the gradient is replaced, or written to."""
+    """Returns numbers that change when the gradient is replaced or written."""
     where = gradient.data_ptr() if gradient.layout == torch.strided else id(gradient)
     return where, gradient._version
 
@@ -200,37 +200,37 @@ class Slot:
     def __init__(
         self, name: str, operation: str, parameter: torch.Tensor, priority: int, passes: int
     ) -> None:
-        # The name of the parameter, and of its exchange.
+        # The names of the parameter and of its exchange.
         self.name, self.operation = name, operation
         self.parameter, self.priority = parameter, priority
-        # The backward passes that remain before it is exchanged; whether there was one.
+        # The remaining backward passes before the exchange, and whether there was one.
         self.delay, self.fired = passes, False
-        # The slots that are exchanged in one request with it; None if it is exchanged alone.
+        # The slots exchanged in one request with this one; None if it is exchanged alone.
         self.group: list[Slot] | None = None
-        # Created when it is needed: a sparse gradient has no place of its size.
+        # Created on demand: sparse gradients need no place.
         self.place: Place | None = None
-        # Known from the first exchange on; for a sparse gradient with the number of sparse
+        # Known from the first exchange on; for sparse gradients, with the number of sparse
         # dimensions.
         self.kind: Kind | None = None
         self.sparse_dim = 0
-        # What the gradient was when it was last checked.
+        # The gradient's content and stamp at the last check.
         self.content, self.stamp = Content.NOTHING, (0, 0)
-        # Whether a backward pass has computed what was exchanged last.
+        # Whether a backward pass computed the last exchanged gradient.
         self.computed = False
-        # A copy of the last result, if the program may write to it without a trace.
+        # A copy of the last result, if the program may write to it unnoticed.
         self.kept: torch.Tensor | None = None
-        # The zeros in its place stand for no gradient: a step must not see them.
+        # Whether zeros in the place represent no gradient, which a step must not see.
         self.absent = False
-        # The result of an earlier exchange, to be added to the next result.
+        # The result of an earlier exchange, to add to the next result.
         self.base: torch.Tensor | None = None
-        # What is exchanged instead of the place: the buffer, the compressed tensor, and the
-        # compressor's context.
+        # Exchanged instead of the place: the buffer, the compressed tensor and the compressor's
+        # context.
         self.compressed: tuple[_native.Buffer, torch.Tensor, Any] | None = None
         self.sparse: SparseHandle | None = None
-        # The sparse gradient of which ``sparse`` is the exchange. No other has its id meanwhile.
+        # The sparse gradient exchanged by ``sparse``; kept so that its id is not reused.
         self.sent: torch.Tensor | None = None
         self.hooks: list[Any] = []
-        # Submitted, and not waited for.
+        # Submitted but not yet waited for.
         self.in_flight = False
 
     def unwatch(self) -> None:
@@ -242,21 +242,21 @@ class Slot:
     # Where it is
 
     def current(self) -> Place:
-        """Returns the gradient's place, in its present layout."""
+        """Returns the gradient's place, in its current layout."""
         layout = layout_of(self.parameter)
         if self.place is None or self.place.layout != layout:
             self.place = Place(layout, self.parameter)
         return self.place
 
     def in_place(self, gradient: torch.Tensor | None) -> bool:
-        """Returns whether a gradient is the memory that is exchanged."""
+        """Returns whether a gradient is in its place."""
         return gradient is not None and self.place is not None and self.place.holds(gradient)
 
     def free_place(self) -> Place | None:
-        """Returns the place for the next gradient, after the last one was dropped.
+        """Returns the place for the next gradient, after the last one was released.
 
-        If the program has kept that in a variable, it stays as it is, and the next one gets another
-        place; None without a session.
+        If the program still uses the last one, it stays unchanged, and the next one gets a new
+        place, or None without a session.
         """
         place = self.place
         if place is not None and not place.is_free:
@@ -265,34 +265,34 @@ class Slot:
 
     @property
     def stays_in_place(self) -> bool:
-        """Whether the gradient is in its place, and the parameter still has that layout."""
+        """Whether the gradient is in its place and the parameter still has that layout."""
         place, parameter = self.place, self.parameter
         fits = place is not None and place.parameters == (parameter.dtype, parameter.stride())
         return fits and self.in_place(parameter.grad)
 
-    # Whose it is
+    # Its content
 
     def note_content(self, content: Content) -> None:
-        """Remembers what the gradient is now."""
+        """Records the gradient's current content."""
         gradient = self.parameter.grad
         self.content = Content.NOTHING if gradient is None else content
         self.stamp = (0, 0) if gradient is None else _stamp(gradient)
         self.kept = None
 
     def keep(self) -> None:
-        """Keeps a copy of the gradient, to notice writes that leave no trace.
+        """Keeps a copy of the gradient to detect unnoticed writes.
 
-        Ordinary training needs none: a backward pass adds to each gradient.
+        Ordinary training needs none, because a backward pass accumulates each gradient.
         """
         gradient = self.parameter.grad
         self.kept = None if gradient is None else gradient.detach().clone()
 
     def current_content(self, exchanged: bool, look: bool = True) -> Content:
-        """Returns what the gradient is.
+        """Returns the gradient's current content.
 
-        ``exchanged``: there was no step since the last exchange. Until then programs clip and scale
-        the result. ``look``: a gradient that seems to be as it was is looked at, because writes
-        through its ``data``, NumPy and DLPack don't count for its version.
+        ``exchanged``: there was no step since the last exchange; until then, programs may clip and
+        scale the result. ``look``: also compare the values of a gradient with an unchanged stamp,
+        because writes through ``data``, NumPy or DLPack don't change its version.
         """
         gradient = self.parameter.grad
         if gradient is None:
@@ -307,21 +307,21 @@ class Slot:
                 return Content.OWN if look and self._was_written(gradient) else self.content
         if self.content is Content.COMMON and self._was_moved(gradient):
             return Content.COMMON
-        # Zeros that stand for no gradient may have been moved, as ``module.double()`` does.
+        # Zeros that represent no gradient may have been moved, for example by ``module.double()``.
         nothing = self.absent and not bool(_values(gradient).any())
         return Content.NOTHING if nothing else Content.OWN
 
     def _was_written(self, gradient: torch.Tensor) -> bool:
-        """Returns whether the program has written to a gradient that has the same stamp."""
+        """Returns whether the program has written to a gradient with an unchanged stamp."""
         if self.content is Content.NOTHING:
             return bool(_values(gradient).any())
         return self.kept is not None and not _are_equal(self.kept, gradient)
 
     def _was_moved(self, gradient: torch.Tensor) -> bool:
-        """Returns whether a gradient is the result of the exchange in another storage.
+        """Returns whether a gradient is the result of the exchange, moved to another storage.
 
-        ``gradient.data = gradient.data.clone()`` moves it, and so does ``module.half()``, which may
-        round it. The place still holds it.
+        ``gradient.data = gradient.data.clone()`` moves it, and ``module.half()`` may also round it.
+        The place still holds the result.
         """
         place = self.place
         if place is None or place.holds(gradient) or gradient.layout != torch.strided:
@@ -330,24 +330,25 @@ class Slot:
             return False
         result = place.memory
         there = gradient.detach().to(result)
-        # Exactly: what the program has put there must not pass for the result because it is small.
+        # Exactly equal: small values that the program has written must not be mistaken for the
+        # result.
         rounded = (result.to(dtype).to(result) for dtype in (result.dtype, *_ROUNDING))
         return any(torch.allclose(there, one, rtol=0, atol=0, equal_nan=True) for one in rounded)
 
     @property
     def seen(self) -> tuple[int, int] | None:
-        """A stamp of the gradient at this moment."""
+        """The gradient's current stamp."""
         gradient = self.parameter.grad
         return None if gradient is None else _stamp(gradient)
 
     @property
     def changed(self) -> bool:
-        """Whether the program has written to the gradient, or replaced it, while it was sent."""
+        """Whether the program has written or replaced the gradient during the exchange."""
         seen = self.seen
         return seen is not None and seen != self.stamp
 
     def set_aside(self) -> None:
-        """Keeps the result of an exchange for later, so that it is not added up again."""
+        """Sets aside the result of an exchange, so that it is not summed again."""
         gradient = self.parameter.grad
         assert gradient is not None
         with torch.no_grad():
@@ -357,13 +358,13 @@ class Slot:
             else:
                 self.base, self.parameter.grad = gradient, None
 
-    # What is sent
+    # The data to send
 
     def place_buffer(self, gradient: torch.Tensor) -> _native.Buffer | None:
         """Puts the gradient in its place; returns the buffer, or None if a copy is not enough.
 
-        A gradient that was forgotten and computed again is copied: one pass, less than to clear the
-        place and to add to it.
+        A newly allocated gradient is copied, which is faster than clearing the place and
+        accumulating there.
         """
         place = self.place
         if place is None:
@@ -382,16 +383,16 @@ class Slot:
         return place.buffer
 
     def fill(self, content: Content, loads: Loads) -> Place:
-        """Puts this rank's contribution in its place; zeros for a parameter without a gradient."""
+        """Puts this rank's contribution in the place; zeros for a parameter without a gradient."""
         place = self.current()
         gradient = self.parameter.grad
         if not self.in_place(gradient):
             place = self.free_place() or place
-        # If no rank has a gradient, the zeros stand for none.
+        # If no rank has a gradient, the zeros represent none.
         self.absent = self.absent or gradient is None
         if gradient is None or content is Content.NOTHING:
             if self.parameter.is_cuda:
-                _cuda.stage.settle()  # a copy of the last result may still read the place
+                _cuda.stage.settle()  # the copy of the last result may still read the place
             place.memory.zero_()
         elif not place.holds(gradient):
             if gradient.layout != torch.strided:
@@ -414,14 +415,13 @@ class Slot:
         return place
 
     def load(self, compression: type[Compressor], content: Content, loads: Loads) -> _native.Buffer:
-        """Returns what is sent: the gradient's place, or what the compressor makes of it.
+        """Returns the buffer to send: the gradient's place, or the compressor's result.
 
-        What is on a GPU is copied there with ``loads``.
+        GPU gradients are copied there with ``loads``.
         """
         gradient = self.parameter.grad
         if self.parameter.is_cuda and gradient is not None and compression is not NoneCompressor:
-            # Compressed before it is copied. The result is copied to where the compressed gradient
-            # was.
+            # Compressed before the copy. The result is copied to the compressed gradient.
             if gradient.layout != torch.strided:
                 gradient = self.parameter.grad = gradient.to_dense()
             small, ctx = compression.compress(gradient)
@@ -443,7 +443,7 @@ class Slot:
         return compressed
 
     def sparse_gradient(self, content: Content) -> torch.Tensor:
-        """Returns this rank's part of a sparse gradient: no rows if it has none."""
+        """Returns this rank's sparse gradient; without rows if there is none."""
         gradient = self.parameter.grad
         if gradient is None or content is Content.NOTHING:
             parameter, shape = self.parameter, self.parameter.shape
@@ -456,14 +456,14 @@ class Slot:
 
     @property
     def must_store(self) -> bool:
-        """Whether the exchanged gradient is not yet where it has to be."""
+        """Whether the result must still be copied, decompressed or added to the gradient."""
         at_home = self.place is not None and self.stamp[0] == self.place.address
         return not at_home or self.compressed is not None or self.base is not None
 
     def store(self, compression: type[Compressor], stores: Stores) -> None:
-        """Makes the result the parameter's gradient; one on a GPU gets it with ``stores``.
+        """Makes the result the parameter's gradient; a GPU gradient is copied with ``stores``.
 
-        A gradient that was forgotten meanwhile stays so.
+        A gradient that was cleared meanwhile stays None.
         """
         gradient = self.parameter.grad
         compressed, self.compressed = self.compressed, None
@@ -501,7 +501,7 @@ class Slot:
     def store_sparse(self) -> None:
         """Makes the result of a sparse exchange the parameter's gradient.
 
-        A gradient that was forgotten meanwhile stays so.
+        A gradient that was cleared meanwhile stays None.
         """
         assert self.sparse is not None, "it was submitted as a sparse one"
         result = self.sparse.wait()

@@ -1,4 +1,4 @@
-"""The allreduce of sparse tensors: an allgather of their entries, which are added up by place."""
+"""The allreduce of sparse tensors: an allgather of their entries, which are summed by index."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gradwire.torch._adapter import check_is_tensor, collectives
 
 
 def entries(indices: torch.Tensor, values: torch.Tensor, size: torch.Size) -> torch.Tensor:
-    """Returns the sparse COO tensor with these entries, on their device.
+    """Returns a sparse COO tensor with these entries, on their device.
 
-    PyTorch wants both to be pinned memory, or neither. In shared memory each is pinned if tensors
-    on a GPU have used its mapping.
+    PyTorch requires that either both or neither are pinned memory. Shared memory is pinned if GPU
+    tensors have used its mapping.
     """
     if indices.is_pinned() != values.is_pinned():
         indices, values = indices.clone(), values.clone()
@@ -26,12 +26,12 @@ def entries(indices: torch.Tensor, values: torch.Tensor, size: torch.Size) -> to
 
 
 def size_to_send(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the size of a tensor as one, to be gathered with its entries."""
+    """Returns the size of a tensor as a tensor, to be gathered with its entries."""
     return torch.tensor(list(tensor.size()), dtype=torch.int64, device="cpu")
 
 
 def check_sizes(gathered: torch.Tensor, dims: list[int], own: torch.Size, name: str) -> None:
-    """Raises Disagreement if the ranks gave tensors of different sizes.
+    """Raises Disagreement if the ranks' tensors have different sizes.
 
     ``dims`` is each rank's number of dimensions.
     """
@@ -39,8 +39,8 @@ def check_sizes(gathered: torch.Tensor, dims: list[int], own: torch.Size, name: 
     if any(size != list(own) for size in sizes):
         given = ", ".join(f"{size}" for size in sizes)
         raise Disagreement(
-            f"tensor {name!r}: the ranks disagree on the shape of a sparse tensor. In their order "
-            f"they gave {given}: make the same call on every rank",
+            f"tensor {name!r}: the ranks passed sparse tensors of different shapes: {given} in "
+            "rank order; make the same call on every rank",
             kind="disagreement",
             tensor=name,
         )
@@ -49,53 +49,13 @@ def check_sizes(gathered: torch.Tensor, dims: list[int], own: torch.Size, name: 
 class SparseHandle(Handle[torch.Tensor]):
     """The handle of a sparse allreduce.
 
-    Horovod's handle is called to get the result. This one can be called, too, or waited for.
+    Horovod's handle is called to get the result. This one can be called or waited for.
     """
 
-    __slots__ = ("_gathered", "_op", "_size")
-
-    def __init__(self, gathered: Handle[Any], size: torch.Size, op: ReduceOp) -> None:
-        self._gathered, self._size, self._op = gathered, size, op
-
-    def poll(self) -> bool:
-        """Returns whether ``wait`` would return, or raise, at once.
-
-        Returns:
-            True if the operation has ended.
-        """
-        return self._gathered.poll()
-
-    def wait(self, timeout: float | None = None) -> torch.Tensor:
-        """Waits for the operation to end.
-
-        Args:
-            timeout: The longest time to wait, in seconds. None waits without a limit.
-
-        Returns:
-            A coalesced sparse COO tensor of the shape that was given.
-
-        Raises:
-            WaitTimeout: The operation has not ended within ``timeout``. It continues.
-            NotInitialized: ``init()`` has not been called.
-            InvalidRequest: An argument is not usable. Nothing was started.
-            Disagreement: The ranks asked for different things under one name.
-            PeerLost: A rank or a node that takes part has ended or does not answer.
-            GradwireError: The operation failed for another reason.
-        """
-        if not hasattr(self, "_result"):
-            (indices, rows), (values, _), (sizes, dims) = self._gathered.wait(timeout)
-            check_sizes(sizes, dims, self._size, self._gathered._native.name)
-            if self._op == Average:
-                # The number of ranks that took part: ranks that have joined give no rows.
-                values = values / len(rows)
-            self._result = entries(indices.t(), values, self._size).coalesce()
-        return self._result
+    __slots__ = ()
 
     def __call__(self) -> torch.Tensor:
         return self.wait()
-
-    def __repr__(self) -> str:
-        return repr(self._gathered)
 
 
 def sparse_allreduce_async(
@@ -104,26 +64,22 @@ def sparse_allreduce_async(
     op: ReduceOp | int | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> SparseHandle:
-    """Starts an allreduce of a sparse COO tensor and returns at once.
+    """Starts an allreduce of a sparse COO tensor and returns immediately. Not differentiable.
 
-    The result can't be differentiated.
-
-    Entries of the same place are added up before they are sent, so each is sent once.
+    Entries with the same index are summed before sending.
 
     Args:
-        tensor: A sparse COO tensor on any device. All ranks give the same dtype, shape and number
+        tensor: A sparse COO tensor on any device. All ranks pass the same dtype, shape and number
             of sparse dimensions.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
+        name: Identifies the call across ranks. Unnamed calls are matched by their order.
         op: ``Average``, which is the default, or ``Sum``.
-        process_set: The ranks that take part. The default is all ranks.
+        process_set: The participating ranks. The default is all ranks.
 
     Returns:
         The operation in flight. Its ``wait`` returns a coalesced sparse COO tensor.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
 
     Example:
         ```python
@@ -133,12 +89,24 @@ def sparse_allreduce_async(
     """
     op = reduce_op(op)
     if op not in (Average, Sum):
-        raise InvalidRequest(f"sparse tensors have no {op!r}: use Average or Sum", kind="invalid")
+        raise InvalidRequest(
+            f"sparse tensors can't be reduced with {op!r}: use Average or Sum", kind="invalid"
+        )
     check_is_tensor(tensor)
     if not tensor.is_sparse:
         raise InvalidRequest("sparse_allreduce_async needs a sparse COO tensor", kind="invalid")
     tensor = tensor.detach().coalesce()
     parts = [tensor.indices().t().contiguous(), tensor.values(), size_to_send(tensor)]
-    # Under an allreduce's name: a rank whose tensor of that name is dense gets an error at once.
-    handle = collectives.allgather(parts, name, process_set, kind="allreduce")
-    return SparseHandle(handle, tensor.size(), op)
+    # Named like an allreduce, so a rank with a dense tensor of that name fails immediately.
+    gathered = collectives.allgather(parts, name, process_set, kind="allreduce")
+    native, size = gathered._native, tensor.size()
+
+    def finish(result: Any) -> torch.Tensor:
+        (indices, rows), (values, _), (sizes, dims) = gathered._finish(result)
+        check_sizes(sizes, dims, size, native.name)
+        if op == Average:
+            # The number of participating ranks: joined ranks contribute no rows.
+            values = values / len(rows)
+        return entries(indices.t(), values, size).coalesce()
+
+    return SparseHandle(native, finish)

@@ -15,10 +15,10 @@ from gradwire.torch._autograd import GroupedAllreduce
 
 
 class _SyncBatchNorm(torch.autograd.Function):
-    """Normalises with the mean and the variance of all ranks' inputs.
+    """Normalises with the mean and variance of all ranks' inputs.
 
-    The ranks' means and sums of squared distances are combined as Chan et al. do (1979). Adding up
-    squares would lose the variance of values that are far from zero.
+    Combines the ranks' means and sums of squared deviations as in Chan et al. (1979). Sums of
+    squares would lose precision for values far from zero.
     """
 
     @staticmethod
@@ -71,7 +71,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         eps, name, process_set = ctx.arguments
         nothing = (None, None, None, None, None)
         if torch.is_grad_enabled():
-            # The gradient itself is going to be differentiated.
+            # The gradient itself will be differentiated.
             asked = [
                 tensor
                 for tensor, needed in zip((given, weight, bias), ctx.needs_input_grad)
@@ -86,7 +86,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         normal = (own - _wide(mean, own)) * _wide(scale, own)
         gradient = gradients[0].to(normal.dtype)
         axes = _axes(given)
-        # Not views of one tensor: a write to one gradient would count as one to the other.
+        # Not views of one tensor: a write to one gradient would count as a write to the other.
         plain, weighted = gradient.sum(axes), (gradient * normal).sum(axes)
         for_weight = weighted if weight is not None else None
         for_bias = plain if bias is not None else None
@@ -110,7 +110,7 @@ def _by_definition(
     name: str,
     process_set: ProcessSet,
 ) -> torch.Tensor:
-    """Computes what ``_SyncBatchNorm`` computes, by functions that can be differentiated again."""
+    """Computes the same as ``_SyncBatchNorm``, with functions that can be differentiated again."""
 
     def mean_of_all(summed: torch.Tensor, what: str) -> torch.Tensor:
         [everybody] = GroupedAllreduce.apply(f"{name}.{what}", Sum, 1.0, 1.0, process_set, summed)
@@ -124,7 +124,7 @@ def _by_definition(
 
 
 def _axes(given: torch.Tensor) -> list[int]:
-    """Returns all axes but that of the channels."""
+    """Returns all axes except that of the channels."""
     return [axis for axis in range(given.dim()) if axis != 1]
 
 
@@ -149,17 +149,15 @@ class SyncBatchNorm(_BatchNorm):
     """Batch normalisation over the batches of all ranks, like ``torch.nn.BatchNorm1d`` to ``3d``.
 
     It works on any device and with any number of dimensions. Every rank of the process set must
-    take part in each forward pass in training; the batch of a rank may be empty. Layers are paired
-    by the order in which the ranks first train with them, so a layer that only some ranks have must
-    not be used to train.
+    take part in each forward pass in training; its batch may be empty. Layers are matched by the
+    order in which the ranks first train with them, so all ranks must train with the same layers.
 
     Args:
-        num_features: The number of channels, which is the size of the second dimension.
-        eps: Is added to the variance.
+        num_features: The number of channels: the size of the second dimension.
+        eps: A constant added to the variance.
         momentum: The weight of a batch in the running statistics; None for a cumulative average.
         affine: Whether the layer has a weight and a bias for each channel.
-        track_running_stats: Whether the layer keeps running statistics, which it uses in
-            evaluation.
+        track_running_stats: Whether the layer keeps running statistics for evaluation.
         process_set: The ranks whose batches are normalised together. The default is all ranks.
 
     Example:
@@ -184,11 +182,11 @@ class SyncBatchNorm(_BatchNorm):
         self._numbered: tuple[Iterator[int], int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy is a layer of its own.
+        # A copy is a separate layer.
         return {**self.__dict__, "_numbered": None}
 
     def _called(self) -> str:
-        """Returns the name of this layer: unique, and the same on all members."""
+        """Returns the unique name of this layer, the same on all members."""
         numbers = self._process_set._numbers
         if self._numbered is None or self._numbered[0] is not numbers:
             self._numbered = numbers, next(numbers)
@@ -202,20 +200,17 @@ class SyncBatchNorm(_BatchNorm):
         """Normalises a batch.
 
         Args:
-            input: A floating-point tensor of at least two dimensions, with the channels in the
-                second. The batch of a rank may be of any size.
+            input: A floating-point tensor with at least two dimensions; the second one is the
+                channels. Each rank's batch may have any size.
 
         Returns:
             A tensor of the same dtype and shape.
 
         Raises:
-            ValueError: The input has less than two dimensions, or all ranks together have less than
-                two values per channel.
-            NotInitialized: ``init()`` has not been called.
-            InvalidRequest: An argument is not usable. Nothing was started.
-            Disagreement: The ranks asked for different things under one name.
-            PeerLost: A rank or a node that takes part has ended or does not answer.
-            GradwireError: The operation failed for another reason.
+            ValueError: The input has fewer than two dimensions, or all ranks together have fewer
+                than two values per channel.
+            InvalidRequest: An argument is invalid. Nothing was started.
+            GradwireError: The operation failed; the subclass and ``kind`` tell why.
         """
         self._check_input_dim(input)
         own = not self.training and self.running_mean is not None

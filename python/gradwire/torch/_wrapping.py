@@ -1,7 +1,7 @@
-"""The class of every distributed optimizer.
+"""The base class of distributed optimizers.
 
-A distributed optimizer is the same object as the optimizer that it was made of: schedulers and
-scalers that know one know the other. Its ``step`` and ``zero_grad`` do more than the original ones.
+A distributed optimizer is the same object as the original optimizer, so its schedulers and scalers
+keep working. Its ``step`` and ``zero_grad`` extend the original ones.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ Step = TypeVar("Step", bound=Callable[..., Any])
 
 
 def without_hooks(step: Step) -> Step:
-    """Marks a ``step`` as one that PyTorch need not wrap.
+    """Marks a ``step`` that PyTorch need not wrap.
 
-    PyTorch's hooks run in the original step, and would run twice. Schedulers check whether there
-    was a step before theirs; ``Wrapped._original_step`` counts it for them.
+    PyTorch's hooks run in the original step, and would run twice. Schedulers check that a step came
+    before theirs; ``Wrapped._original_step`` counts it for them.
     """
     for mark in ("hooked", "_wrapped_by_lr_sched", "_with_counter"):
         setattr(step, mark, True)
@@ -27,7 +27,7 @@ def without_hooks(step: Step) -> Step:
 
 
 class Wrapped(torch.optim.Optimizer):
-    """An optimizer that was made of another one."""
+    """An optimizer made from another one."""
 
     # The original class, and a ``step`` that was set on the object.
     _original: type[torch.optim.Optimizer]
@@ -35,7 +35,7 @@ class Wrapped(torch.optim.Optimizer):
 
     def _original_step(self, closure: Callable[[], Any] | None, *args: Any, **kwargs: Any) -> Any:
         """Makes the original step."""
-        # What schedulers check, in newer and in older releases.
+        # Schedulers check these, in newer and older releases.
         marks = self.__dict__
         marks["_opt_called"] = True
         marks["_step_count"] = marks.get("_step_count", 0) + 1
@@ -47,13 +47,13 @@ class Wrapped(torch.optim.Optimizer):
         )
 
     def _before_gradients_are_read(self) -> None:
-        """Is called before all gradients are read, on all ranks."""
+        """Called on all ranks before all gradients are read."""
 
     def _share_infinities(self, found: dict[torch.device, torch.Tensor]) -> None:
-        """Is called when a scaler has looked for infinities in all gradients."""
+        """Called after a scaler has looked for infinities in all gradients."""
 
     def _copied_for(self, made: Any, parameters: list[torch.Tensor]) -> None:
-        """Makes a copy of this optimizer, which has copies of the parameters, distributed, too."""
+        """Makes a copy of this optimizer, with copies of the parameters, distributed as well."""
         raise NotImplementedError
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -65,22 +65,22 @@ class Wrapped(torch.optim.Optimizer):
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickled it is the optimizer that it was made of."""
-        # Not ``copyreg.__newobj__``: pickle takes that for objects of their own class only.
+        """Pickles the original optimizer."""
+        # Not ``copyreg.__newobj__``, which pickle accepts only for the object's own class.
         return object.__new__, (self._original,), self.__getstate__()
 
 
 def wrap(optimizer: Any, kind: type[Wrapped]) -> Any:
-    """Changes the class of an optimizer to one that is both ``kind`` and the optimizer's own class.
+    """Changes an optimizer's class to a subclass of both ``kind`` and its original class.
 
     Raises:
-        ValueError: The optimizer is distributed already.
+        ValueError: The optimizer is already distributed.
     """
     if isinstance(optimizer, Wrapped):
-        raise ValueError("this optimizer is distributed already")
+        raise ValueError("this optimizer is already distributed")
     original = type(optimizer)
     about = {"__doc__": original.__doc__, "__module__": original.__module__, "_original": original}
     optimizer.__class__ = type(original.__name__, (kind, original), about)
-    # Schedulers set a ``step`` on the object that calls the original class's.
+    # Schedulers set a ``step`` on the object, which calls that of the original class.
     optimizer._instance_step = vars(optimizer).pop("step", None)
     return optimizer

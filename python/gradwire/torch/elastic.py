@@ -1,6 +1,6 @@
 """Horovod's elastic names, so that scripts can import them.
 
-Gradwire has no elastic training yet: using one of them raises ``NotImplementedError``.
+Gradwire does not support elastic training yet: using these raises ``NotImplementedError``.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 _LATER = (
-    "gradwire has no elastic training yet: {name} is here so that its import works; start again "
-    "from a checkpoint"
+    "gradwire does not support elastic training yet, and {name} exists only so that imports work: "
+    "restart from a checkpoint"
 )
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Horovod raises it when hosts have changed. Gradwire never raises it.
+    """Horovod raises this when hosts have changed. Gradwire never raises it.
 
     Args:
         skip_sync: Horovod's option.
@@ -26,7 +26,7 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 def run(func: Any) -> NoReturn:
-    """Raises: Gradwire has no elastic training yet.
+    """Raises ``NotImplementedError``: Gradwire does not support elastic training yet.
 
     Args:
         func: Horovod's training function.
@@ -37,16 +37,13 @@ def run(func: Any) -> NoReturn:
     raise NotImplementedError(_LATER.format(name="elastic.run"))
 
 
-class State:
-    """Horovod's state of an elastic training. Its constructor raises ``NotImplementedError``.
-
-    Args:
-        *args: Not used.
-        **kwargs: Not used.
-    """
-
+class _Unsupported:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError(_LATER.format(name=f"elastic.{type(self).__name__}"))
+
+
+class State(_Unsupported):
+    """Horovod's state of an elastic training. Its constructor raises ``NotImplementedError``."""
 
 
 class ObjectState(State):
@@ -57,13 +54,5 @@ class TorchState(State):
     """Horovod's state of models and optimizers. Its constructor raises ``NotImplementedError``."""
 
 
-class ElasticSampler:
-    """Horovod's elastic sampler. Its constructor raises ``NotImplementedError``.
-
-    Args:
-        *args: Not used.
-        **kwargs: Not used.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError(_LATER.format(name="elastic.ElasticSampler"))
+class ElasticSampler(_Unsupported):
+    """Horovod's elastic sampler. Its constructor raises ``NotImplementedError``."""

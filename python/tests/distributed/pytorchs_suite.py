@@ -1,11 +1,11 @@
-"""PyTorch's own distributed test suite, on the backend ``gradwire`` or another, with a report.
+"""Runs PyTorch's own distributed test suite on a backend and writes a report.
 
     python python/tests/distributed/pytorchs_suite.py --ranks 4 --as gloo --report report.json
 
 The suite is part of PyTorch's wheel (``torch.testing._internal.distributed.distributed_test``) and
 needs the package ``expecttest``. It starts the ranks of each test itself; here they are forked, so
-that they need not import PyTorch. Many tests run only for backends whose names they know: with
-``--as gloo`` Gradwire has that name. Tests for GPUs are not applicable.
+that they need not import PyTorch. Many tests run only for known backend names; with ``--as gloo``,
+Gradwire uses that name. Tests for GPUs are not applicable.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def arguments() -> argparse.Namespace:
 
 
 class Late(Exception):
-    """A test took too long."""
+    """A test has timed out."""
 
 
 def suite(given: argparse.Namespace) -> type[unittest.TestCase]:
@@ -54,7 +54,7 @@ def suite(given: argparse.Namespace) -> type[unittest.TestCase]:
         backend = torch.distributed.Backend
         backend._ensure_backend_registered(given.backend)
         backend._plugins[given.name.upper()] = backend._plugins[given.backend.upper()]
-    # The suite decides these by the name of the backend.
+    # The suite decides these by the backend's name.
     for feature in ("ddp", "subgroup"):
         common.DistTestCases.backend_feature[feature].add(given.backend)
     if given.backend == "gradwire":
@@ -62,7 +62,7 @@ def suite(given: argparse.Namespace) -> type[unittest.TestCase]:
     from torch.testing._internal.distributed import distributed_test as theirs
 
     if given.name:
-        # It has the name, but not that backend's events of the profiler.
+        # It has that backend's name, but not its profiler events.
         theirs.PROFILING_SUPPORTED_BACKENDS.clear()
         theirs.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.clear()
 

@@ -10,11 +10,11 @@ from launching import AT_NIGHT, Job
 
 torch = pytest.importorskip("torch")
 
-# What waits when rank 1 is killed: the call, DDP's future, or FSDP2's work.
+# The wait during which rank 1 is killed: a call, DDP's future, or FSDP2's work.
 WAITS = """
 rank = start()
 torch.manual_seed(0)
-# A work and a future that deliver errors otherwise, to see what PyTorch makes of them.
+# A work and a future that deliver errors in other ways, to test PyTorch's reaction.
 way = os.environ["WAY"]
 if way != "safe":
     from torch._C._distributed_c10d import _create_work_from_future
@@ -30,7 +30,7 @@ if way != "safe":
                     future.set_result(self.value)
                 except BaseException as error:
                     future.set_exception(error)
-            _work.start(complete)
+            _work._threads.start(complete)
             return future
     def make(*given):
         work = Unsafe(*given)
@@ -48,7 +48,7 @@ def die(*_):
 
 use = os.environ["USE"]
 if use == "call":
-    tensor = torch.ones(300)  # of up to 16 bytes the work is kept, and these stand-ins can't be
+    tensor = torch.ones(300)  # works of up to 16 bytes are kept, which fails for these fakes
     dist.all_reduce(tensor)
     die()
     call = lambda: dist.all_reduce(tensor)
@@ -92,8 +92,8 @@ def test_a_peers_death_is_reported(job: Job, use: str) -> None:
     assert "SUCCESS" not in done.stdout and "SIGSEGV" not in done.stdout, done.stdout
 
 
-# The other three ways are worse, because of what PyTorch then does to the surviving ranks. That
-# changes only with another release of PyTorch, so it is checked nightly.
+# With the other three ways, PyTorch does worse things to the surviving ranks. This can change only
+# with a new PyTorch release, so it is checked nightly.
 @pytest.mark.skipif(not AT_NIGHT, reason="about PyTorch alone: make nightly runs it")
 @pytest.mark.parametrize(
     ("way", "use", "outcome"),
@@ -109,7 +109,7 @@ def test_a_peers_death_is_reported(job: Job, use: str) -> None:
         ("future+then", "fsdp2", "success"),
     ],
 )
-def test_why_errors_are_delivered_as_they_are(job: Job, way: str, use: str, outcome: str) -> None:
+def test_other_ways_to_deliver_errors_fail(job: Job, way: str, use: str, outcome: str) -> None:
     needs(use)
     done = job(START + WAITS, ranks=3, USE=use, WAY=way)
     seen = (
@@ -137,7 +137,7 @@ for name, call in {
     except RuntimeError as error:
         print("TOLD", name, type(error).__name__, "disagree" in str(error), flush=True)
 tensor = torch.ones(3)
-dist.all_reduce(tensor)  # and the job goes on
+dist.all_reduce(tensor)  # the job continues
 print("WENT ON", tensor[0].item(), flush=True)
 dist.destroy_process_group()
 """
@@ -224,7 +224,7 @@ outputs = [torch.empty(2) for _ in range(2)]
 try:
     dist.all_gather(outputs, torch.ones(2 + rank))
 except ValueError as error:
-    print("TOLD rows", "gave 3 elements" in str(error), flush=True)
+    print("TOLD rows", "sent 3 elements" in str(error), flush=True)
 tensor = torch.ones(1)
 dist.all_reduce(tensor)
 print("WENT ON", tensor.item(), flush=True)
@@ -238,8 +238,8 @@ dist.destroy_process_group()
     assert done.stdout.count("WENT ON 2.0") == 2 and done.returncode == 0, done.stdout
 
 
-def test_sizes_that_differ(job: Job) -> None:
-    """Parts of one size and parts of several are reduced in different ways."""
+def test_different_sizes(job: Job) -> None:
+    """Equal and unequal parts are reduced in different ways."""
     done = job(
         START
         + """

@@ -1,4 +1,4 @@
-"""Each example for torch.distributed does what it claims to do, and all of them train alike."""
+"""The examples for torch.distributed work, and all of them train alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests in ranks/ on jobs of one to four ranks, on one and two nodes, and under torchrun."""
+"""Runs the tests in ranks/ on one to four ranks, on one and two nodes and under torchrun."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launching import jobs_of
 pytest.importorskip("torch")
 HERE = Path(__file__).parent
 PROGRAMS = Path(sys.executable).parent
-# These files run only if they are named.
+# These files run only if named explicitly.
 FILES = (
     "collectives.py",
     "works.py",
@@ -23,7 +23,7 @@ FILES = (
 )
 RANKS = [str(HERE / "ranks" / name) for name in FILES]
 PYTEST = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-W", "ignore", *RANKS]
-# No test may hang. No test checks how long something takes.
+# A limit against hangs; tests never check how long something takes.
 LIMIT = 900
 JOBS = jobs_of("127.0.0.1:2", "127.0.0.1:3,127.0.0.2:1")
 
@@ -35,7 +35,7 @@ def _run(words: list[str]) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         timeout=LIMIT,
-        cwd=HERE,  # not where the package's source would be taken for the package
+        cwd=HERE,  # not in the folder of the package's source, which would be imported
     )
     assert done.returncode == 0, done.stdout[-20_000:]
     assert " passed" in done.stdout or "[100%]" in done.stdout, done.stdout[-20_000:]

@@ -57,9 +57,9 @@ for turn in range(3):
     one, two = dist.new_group([0, 2]), dist.new_group([2, 0])
     dist.barrier()
     tensor = torch.ones(1)
-    # Who is no member makes their sets and removes them behind its own back.
+    # Non-members also create and remove the sets, in a background thread.
     if rank != 1:
-        _, first, second = sets.values()  # one each, and that of all ranks
+        _, first, second = sets.values()  # the set of all ranks, and one per group
         dist.destroy_process_group(one)
         dist.all_reduce(tensor, group=two)
         dist.destroy_process_group(two)
@@ -72,7 +72,7 @@ for turn in range(3):
             except ValueError as error:
                 print("REMOVED", flush=True)
     dist.barrier()
-# Those that are left over go with the world of groups.
+# The remaining groups end with the world of groups.
 dist.new_group([0, 1])
 dist.barrier()
 dist.destroy_process_group()
@@ -86,7 +86,7 @@ print("END", rank, flush=True)
 
 
 @pytest.mark.parametrize("hosts", ["127.0.0.1:3", "127.0.0.1:1,127.0.0.2:2"])
-def test_what_others_never_start_is_given_up_with_the_group(hosts: str, tmp_path: Path) -> None:
+def test_unmatched_calls_end_with_their_group(hosts: str, tmp_path: Path) -> None:
     needs_torch(2, 13, why=UNTOLD)
     program = tmp_path / "program.py"
     program.write_text(
@@ -109,7 +109,7 @@ for turn in range(2):
             if rank in members:
                 works.append(dist.all_reduce(done, group=group, async_op=True))
             lonely = call(group) if rank == 0 else None
-            # The other group of the same ranks has nothing to do with it.
+            # The other group of the same ranks is not affected.
             after = torch.ones(2)
             if rank in members:
                 dist.destroy_process_group(group)
@@ -128,7 +128,7 @@ for turn in range(2):
             if rank > 0:
                 dist.barrier(later)
     dist.barrier()
-    # Of the group of all ranks, too; and after it a new one.
+    # Also in the group of all ranks, and in a new one afterwards.
     lonely = dist.all_reduce(torch.ones(3), async_op=True) if rank == 1 else None
     dist.destroy_process_group()
     if lonely is not None:
@@ -143,7 +143,7 @@ dist.destroy_process_group()
 gw.barrier()
 until = time.monotonic() + 60
 while gw.stats()["in_flight"] and time.monotonic() < until:
-    time.sleep(0.01)  # the sets of the groups are on their way out
+    time.sleep(0.01)  # the groups' sets are being removed
 print("END", gw.stats()["in_flight"], flush=True)
 """
     )
@@ -214,7 +214,7 @@ def test_groups_beside_another_backend(job: Job, turns: int) -> None:
     assert done.stdout.count("DONE 3.0 gradwire") == 3 * turns and done.returncode == 0, done.stdout
 
 
-def test_a_group_beside_another_backend_that_some_ranks_know_nothing_of(job: Job) -> None:
+def test_a_group_that_some_ranks_do_not_create(job: Job) -> None:
     done = job(
         START
         + """
@@ -234,7 +234,7 @@ dist.barrier()
 
 
 def test_ddps_hook_in_another_session(job: Job) -> None:
-    """Its buckets move to the memory of the new session, and are not copied from then on."""
+    """Its buckets move to the memory of the new session, and are not copied afterwards."""
     done = job(
         START
         + """
@@ -257,7 +257,7 @@ dist.destroy_process_group()
         ranks=None,
     )
     assert done.returncode == 0, done.stdout
-    # DDP makes new buckets after its first step. In another session it first has to drop its views
+    # DDP creates new buckets after its first step. In another session, it must first drop its views
     # of the last result, and the buckets move in the step after that.
     for step in range(12):
         copied = 80 if step in (0, 1, 4, 5, 8, 9) else 0
@@ -266,7 +266,7 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize("backend", ["gradwire", "cpu:gradwire,cuda:gradwire", "cpu:gradwire"])
 def test_ways_to_name_the_backend(job: Job, backend: str) -> None:
-    """PyTorch's own checks are on, which ask every group for its sequence number."""
+    """PyTorch's own checks are enabled, which request every group's sequence number."""
     done = job(
         START
         + f"""
@@ -295,14 +295,14 @@ try:
     dist.init_process_group("gradwire", rank=0, world_size=1, store=dist.HashStore())
     print("SUCCESS", flush=True)
 except ValueError as error:
-    print("TOLD", "of 2 of its gradwire job" in str(error), flush=True)
+    print("TOLD", "of 2 in its gradwire job" in str(error), flush=True)
 """
     )
     assert done.stdout.count("TOLD True") == 2, done.stdout
 
 
 def test_processes_that_no_launcher_started(tmp_path: Path) -> None:
-    """They use torch.multiprocessing and meet in a file, as in PyTorch's own tests."""
+    """They use torch.multiprocessing and a file store, as in PyTorch's own tests."""
     program = tmp_path / "program.py"
     program.write_text(
         START

@@ -1,6 +1,6 @@
 """Random calls of torch.distributed (``ranks/random_calls.py``), with a new seed each time.
 
-``GWTEST_SEED=…`` sets the seed to one that was printed.
+``GWTEST_SEED=…`` repeats a printed seed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from launching import AT_NIGHT, LAUNCHER, jobs_of
 pytest.importorskip("torch")
 HERE = Path(__file__).parent
 CALLS = 3000 if AT_NIGHT else 300
-# No test may hang. No test checks how long something takes.
+# A limit against hangs; tests never check how long something takes.
 LIMIT = 3600 if AT_NIGHT else 900
 
 
@@ -41,7 +41,7 @@ def test_random_calls(hosts: str) -> None:
         "-x",
         "-q",
     ]
-    # PyTorch logs each call that fails, and many of these are meant to fail.
+    # PyTorch logs each failing call, and many of these are expected to fail.
     words += ["-p", "no:cacheprovider", "-p", "no:logging", "-W", "ignore"]
     words += [str(HERE / "ranks" / "random_calls.py")]
     done = subprocess.run(
@@ -51,6 +51,6 @@ def test_random_calls(hosts: str) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         timeout=LIMIT,
-        cwd=HERE,  # not where the package's source would be taken for the package
+        cwd=HERE,  # not in the folder of the package's source, which would be imported
     )
     assert done.returncode == 0, done.stdout[-20_000:]

@@ -1,4 +1,4 @@
-"""The helpers that Horovod's tests import, and that its source package leaves out."""
+"""Helpers that Horovod's tests import, but that its source package lacks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import torch
 
-if hasattr(torch.optim, "Muon"):  # takes matrices only; the tests try every optimizer
+if hasattr(torch.optim, "Muon"):  # accepts only matrices; the tests try every optimizer
     torch.optim.Muon.__module__ = "after these tests"
-if not hasattr(inspect, "getargspec"):  # gone since Python 3.11
+if not hasattr(inspect, "getargspec"):  # removed in Python 3.11
     inspect.getargspec = inspect.getfullargspec
 
 

@@ -1,4 +1,4 @@
-"""These tests run on all ranks of a job at once: each is a collective, in the same order."""
+"""These tests run on all ranks of a job at once, in the same order: each is a collective."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DistributedOptimizer with Adasum: each rank makes its own step, and the changes are combined."""
+"""DistributedOptimizer with Adasum: ranks make their own steps, and the changes are combined."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_adasum(make: Callable[[Any], Any]) -> None:
         pass
 
 
-def test_adasum_of_gradients_that_are_changed_first() -> None:
+def test_adasum_of_changed_gradients() -> None:
     expected = adasum_by_hand(sgd, STEPS, scale=0.5)
     net = model()
     optimizer = distributed(net, op=hvd.Adasum)
@@ -123,6 +123,6 @@ def test_adasum_with_all_that_goes_with_it() -> None:
         net = model()
         optimizer = distributed(net, op=hvd.Adasum, process_set=mine)
         loss_of(net, *map(part, batch(0))).backward()
-        optimizer.step()  # a rank that is not a member steps alone
+        optimizer.step()  # a non-member steps alone
         hvd.barrier()
         assert hvd.remove_process_set(mine)

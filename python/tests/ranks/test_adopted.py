@@ -28,10 +28,10 @@ _numbers = iter(range(1 << 30))
 
 @pytest.fixture(autouse=True)
 def _look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests make new tensors more often than programs do, and other jobs move theirs."""
+    """Removes the pauses, because the tests create tensors more often than programs do."""
     monkeypatch.setattr(_adopt, "LOOK_PAUSE", 0.0)
     monkeypatch.setattr(_adopt, "LOCK_SECONDS", 60.0)
-    # Tests of other files may have begun a pause.
+    # Tests in other files may have started a pause.
     monkeypatch.setattr(_adopt, "_look_from", 0.0)
     monkeypatch.setattr(_adopt, "_move_from", 0.0)
 
@@ -62,11 +62,11 @@ def moved(elements: int = N, dtype: torch.dtype = torch.float32) -> torch.Tensor
 
 
 def test_looks_for_parameters_may_come_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tensors of the first steps do not wait for each other. Later ones do."""
+    """Tensors of the first steps do not wait for each other; later ones do."""
     monkeypatch.setattr(_adopt, "LOOK_PAUSE", 20.0)
     monkeypatch.setattr(_adopt, "LOOK_AHEAD", 1e6)
     assert all([adopted(exchange(exchange(torch.zeros(N)))) for _ in range(3)])
-    # The pauses of these looks have not passed.
+    # The pauses after these searches have not passed.
     monkeypatch.setattr(_adopt, "LOOK_PAUSE", 1e6)
     assert adopted(exchange(exchange(torch.zeros(N))))
     monkeypatch.setattr(_adopt, "LOOK_AHEAD", 0.0)
@@ -83,7 +83,7 @@ def test_the_second_exchange_moves_it() -> None:
     assert adopted(tensor) and tensor.data_ptr() != before
     for _ in range(3):
         exchange(tensor)
-    # The first exchange alone was copied.
+    # Only the first exchange was copied.
     assert hvd.stats()["copied_bytes"] == copied
     assert hvd.stats()["adopted_bytes"] >= 4 * N
     # Views follow, and see the results.
@@ -140,7 +140,7 @@ def test_offsets_and_parts() -> None:
     exchange(whole)
     assert adopted(whole)
     whole[:16] = 7
-    # A part is exchanged where it is.
+    # A part is exchanged in place.
     copied = hvd.stats()["copied_bytes"]
     exchange(tail)
     exchange(most)
@@ -148,7 +148,7 @@ def test_offsets_and_parts() -> None:
     assert (whole[:16] == 7).all() and adopted(whole)
 
 
-def test_another_thread_computes_on_the_rest_of_a_storage() -> None:
+def test_a_thread_uses_the_rest_of_a_storage() -> None:
     added: list[int] = []
 
     def add(rest: torch.Tensor, stop: threading.Event) -> None:
@@ -315,7 +315,7 @@ def test_resize_and_set() -> None:
 
 
 def test_it_can_not_be_truncated() -> None:
-    """TRUST: the daemon's pages can't be taken away, neither before nor in nor after a call."""
+    """TRUST: the daemon's pages can't be removed, neither before, during nor after a call."""
     tensor = moved()
     fd, _ = tensor.untyped_storage()._share_fd_cpu_()
 
@@ -379,7 +379,7 @@ def test_a_forked_child_shares_it() -> None:
     assert adopted(tensor)
 
 
-def test_a_child_that_is_forked_during_a_move_does_not_keep_the_lock() -> None:
+def test_a_forked_child_does_not_keep_the_lock() -> None:
     go_on, parent = os.pipe()
     with _adopt._alone():
         child = os.fork()
@@ -398,7 +398,7 @@ def test_a_child_that_is_forked_during_a_move_does_not_keep_the_lock() -> None:
         os.waitpid(child, 0)
 
 
-def test_a_lock_that_somebody_keeps_costs_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_held_lock_costs_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = 0
 
     def taken(file: int, operation: int) -> None:
@@ -443,7 +443,7 @@ def test_several_threads() -> None:
     assert all(adopted(tensor) for tensor in tensors)
 
 
-def test_nothing_moves_while_it_is_under_way() -> None:
+def test_nothing_moves_during_an_operation() -> None:
     tensor = fresh()
     address = tensor.data_ptr()
     handles = [
@@ -458,7 +458,7 @@ def test_nothing_moves_while_it_is_under_way() -> None:
     assert adopted(tensor)
 
 
-def test_handles_that_nobody_waits_for() -> None:
+def test_handles_that_are_never_waited_for() -> None:
     tensor = moved()
     for at in range(5):
         hvd.allreduce_async_(tensor, name=f"dropped.{at}", op=hvd.Max)
@@ -478,7 +478,7 @@ def test_numpy_arrays_in_shared_memory() -> None:
         gw.allreduce_(part, name=f"array.{next(_numbers)}", op=gw.Sum)
         assert (part == hvd.size() * (hvd.size() + 1) / 2).all()
     assert array.ctypes.data == address and hvd.stats()["copied_bytes"] == copied
-    # What has gaps is copied.
+    # Arrays with gaps are copied.
     array[...] = hvd.rank() + 1
     gw.allreduce_(array[:, :3], name="gaps", op=gw.Sum)
     assert (array[:, :3] == hvd.size() * (hvd.size() + 1) / 2).all()

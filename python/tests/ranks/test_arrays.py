@@ -30,7 +30,7 @@ def test_the_world() -> None:
     assert 0 <= gw.cross_rank() < gw.cross_size() <= gw.size()
     assert sorted(gw.global_process_set.ranks) == list(range(gw.size()))
     assert gw.global_process_set.process_set_id == 0 and gw.global_process_set.rank() == gw.rank()
-    gw.init()  # a second time does nothing
+    gw.init()  # a second call does nothing
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -61,7 +61,7 @@ def test_every_reduction(kind: str) -> None:
         same(gw.allreduce(own, op=gw.BitXor), np.bitwise_xor.reduce(all_))
 
 
-def test_truth_values() -> None:
+def test_booleans() -> None:
     own = np.array([gw.rank() == 0, True, False])
     same(gw.allreduce(own, op=gw.Max), np.array([True, True, False]))
     same(gw.allreduce(own, op=gw.Min), np.array([gw.size() == 1, True, False]))
@@ -153,7 +153,7 @@ def test_alltoall() -> None:
 
 def test_messages() -> None:
     if gw.size() == 1:
-        pytest.skip("there is nobody to send to")
+        pytest.skip("needs two ranks")
     if gw.rank() == 0:
         gw.send(of_rank(7, "f8"), to_rank=1, tag=3)
         same(gw.receive(np.zeros(0, "i4"), from_rank=1), np.arange(4, dtype="i4"))
@@ -170,7 +170,7 @@ def test_objects() -> None:
     assert gw.broadcast_object(None if gw.rank() else "", name="empty") == ""
 
 
-def test_what_speaks_dlpack() -> None:
+def test_dlpack_arrays() -> None:
     class Speaks:
         def __init__(self, array: np.ndarray) -> None:
             self.array = array

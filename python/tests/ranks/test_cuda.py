@@ -10,9 +10,7 @@ torch = pytest.importorskip("torch")
 
 import gradwire.torch as hvd  # noqa: E402
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="there is no GPU that PyTorch can use"
-)
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no usable GPU")
 
 
 def device() -> Any:
@@ -20,12 +18,12 @@ def device() -> Any:
     return torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
 
 
-def test_operations_come_after_kernels_and_kernels_after_operations() -> None:
+def test_operations_and_kernels_run_in_order() -> None:
     for at in range(10):
         big = torch.randn(512, 512, device=device())
         tensor = torch.full((1 << 16,), float(hvd.rank()), device=device())
         for _ in range(20):
-            big = big @ big.T / 512  # so that the tensor is computed late
+            big = big @ big.T / 512  # delays the computation of the tensor
         tensor += big[0, 0] * 0 + at
         result = hvd.allreduce(tensor, op=hvd.Sum, name=f"cuda{at}") * 2
         assert result.device == device()
@@ -82,7 +80,7 @@ def test_training(small: Any) -> None:
 
 
 def test_memory_that_is_reused_at_once() -> None:
-    """The caller drops its tensors while they are copied; its next kernels write what is free."""
+    """The caller drops its tensors while they are copied; its next kernels reuse freed memory."""
     handles = []
     for at in range(20):
         tensor = torch.full((1 << 18,), float(hvd.rank() + at), device=device())
@@ -96,8 +94,8 @@ def test_memory_that_is_reused_at_once() -> None:
         assert bool((result == expected).all()), (at, result[:3])
 
 
-def test_tensors_whose_sign_is_not_in_their_memory() -> None:
-    """Imaginary parts of a conjugate, and conjugates: the copy must not bring the memory alone."""
+def test_lazily_negated_and_conjugated_tensors() -> None:
+    """Imaginary parts of a conjugate, and conjugates: copying just the memory would be wrong."""
     for at in range(5):
         made = torch.complex(torch.ones(300), torch.full((300,), 2.0 + at)).to(device())
         assert made.conj().imag.is_neg() and made.conj().is_conj()
@@ -108,7 +106,7 @@ def test_tensors_whose_sign_is_not_in_their_memory() -> None:
 
 
 def test_gradients_that_are_parts_of_one_tensor() -> None:
-    """A backward pass that adds to one of them counts as a write to all."""
+    """A backward pass that accumulates one of them counts as a write to all."""
     torch.manual_seed(8)
     parts = [torch.nn.Parameter(torch.randn(2, 3, device=device())) for _ in range(3)]
     plain = torch.optim.SGD(parts, lr=0.1)
@@ -128,7 +126,7 @@ def test_gradients_that_are_parts_of_one_tensor() -> None:
             optimizer.step()
 
 
-def test_streams_of_ones_own() -> None:
+def test_custom_streams() -> None:
     for at in range(10):
         stream = torch.cuda.Stream(device())
         big = torch.randn(512, 512, device=device())
@@ -145,7 +143,7 @@ def test_streams_of_ones_own() -> None:
 
 
 def test_devices_beside_each_other() -> None:
-    """Unnamed operations are paired by their order, wherever each rank's tensors are."""
+    """Unnamed operations are matched by their order, on whatever device the tensors are."""
     handles = []
     for at in range(12):
         where = device() if (at + hvd.rank()) % 3 else torch.device("cpu")
@@ -157,7 +155,7 @@ def test_devices_beside_each_other() -> None:
 
 
 def test_a_scaler_and_autocast() -> None:
-    """One rank's gradient overflows: all ranks skip the step, and lower the scale."""
+    """One rank's gradient overflows: all ranks skip the step and reduce the scale."""
     torch.manual_seed(5)
     net = torch.nn.Linear(8, 1).to(device())
     optimizer = hvd.DistributedOptimizer(
@@ -219,8 +217,8 @@ def test_the_state_of_an_optimizer() -> None:
         assert all(map(torch.equal, state, states[0]))
 
 
-def test_parameters_without_a_gradient_and_sparse_ones_on_the_processor() -> None:
-    """One rank uses another branch; a sparse result is in memory that tensors on the GPU use."""
+def test_missing_and_sparse_gradients() -> None:
+    """One rank uses another branch; a sparse result is in memory that GPU tensors use."""
     torch.manual_seed(6)
     table = torch.nn.Embedding(8, 4, sparse=True)
     ways = torch.nn.ModuleList(torch.nn.Linear(4, 1) for _ in range(3)).to(device())

@@ -1,6 +1,6 @@
-"""Programs that set PyTorch's default device: what Gradwire makes for itself is elsewhere.
+"""Programs that set PyTorch's default device, which Gradwire's own tensors must not use.
 
-The default is ``meta`` here, where tensors have no data, so that nothing works on it by chance.
+The default is ``meta`` here, where tensors have no data, so that nothing works by accident.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def test_training(kind: str) -> None:
             torch.nn.Linear(4, 4), hvd.SyncBatchNorm(4), torch.nn.Linear(4, 1)
         ).append(torch.nn.Linear(4, 1))  # the last one has no gradient
     plain = {
-        # Steps of Adam are counted on the default device.
+        # Adam's step counts are on the default device.
         "momentum": lambda: torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9),
         "lbfgs": lambda: torch.optim.LBFGS(net.parameters(), max_iter=2),
         "adasum": lambda: torch.optim.SGD(net.parameters(), lr=0.1),

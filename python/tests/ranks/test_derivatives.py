@@ -1,4 +1,4 @@
-"""Gradients of gradients, of single outputs, and of extrema with factors."""
+"""Second gradients, gradients of single outputs, and gradients of extrema with factors."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_extrema_with_factors(op: str, dtype: torch.dtype) -> None:
     own = (torch.arange(200) * 7919 % 211 * (hvd.rank() + 1) % 197 / 10).to(dtype).requires_grad_()
     result = hvd.allreduce(own, op=op, prescale_factor=-0.3, postscale_factor=1 / 3)
     result.sum().backward()
-    # The gradient of each rank is 1: the ranks that had the extremum share the sum.
+    # Each rank's gradient is 1: the ranks that had the extremum share the sum.
     shares = hvd.allreduce(own.grad.double(), op=hvd.Sum)
     factor = torch.full((200,), -0.1 * hvd.size(), dtype=torch.float64)
     torch.testing.assert_close(shares, factor, rtol=2e-2, atol=0)
@@ -74,7 +74,7 @@ def test_a_nan_is_an_extremum() -> None:
     assert result[0].isnan() and own.grad[0] == expected and own.grad[1] == 1.0
 
 
-def test_broadcast_of_what_is_not_finite() -> None:
+def test_broadcast_of_non_finite_values() -> None:
     # On ranks other than the root, the gradient is zero.
     own = torch.ones(2, requires_grad=True)
     (hvd.broadcast(own, 0) * float("inf")).sum().backward()
@@ -82,7 +82,7 @@ def test_broadcast_of_what_is_not_finite() -> None:
 
 
 def penalised(layer: torch.nn.Module, given: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Returns a loss that is made of the gradient of another one."""
+    """Returns a loss computed from the gradient of another loss."""
     result = layer(given)
     [slope] = torch.autograd.grad((result**3 * weights).sum(), given, create_graph=True)
     return (slope**2).sum() + (result**2).sum()
@@ -120,7 +120,7 @@ def test_layers_that_only_some_ranks_have() -> None:
     layers = pickle.loads(pickle.dumps(layers))
     layers(of_rank(hvd.rank(), 4, 2).float()).square().sum().backward()
     if hvd.size() > 2:
-        # Each process set numbers its own layers.
+        # Each process set numbers its layers separately.
         some = hvd.add_process_set([0, hvd.size() - 1])
         if some.included():
             hvd.SyncBatchNorm(2, process_set=some)(of_rank(hvd.rank(), 4, 2).float())

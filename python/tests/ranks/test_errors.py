@@ -1,4 +1,4 @@
-"""Errors are reported to all ranks, and the job goes on where it can."""
+"""Errors are reported to all ranks, and the job continues if possible."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def alone() -> bool:
     return gw.size() == 1
 
 
-def test_what_can_not_be_asked_for() -> None:
+def test_invalid_calls() -> None:
     cases = [
         (lambda: gw.allreduce(np.array(["text"])), "can't be exchanged"),
         (lambda: gw.allreduce(np.zeros(2, ">f4")), "can't be exchanged"),
-        (lambda: gw.allreduce(np.ma.array([1.0, 2.0], mask=[True, False])), "masks would be lost"),
-        (lambda: gw.allreduce(np.zeros(2), op=17), "is no reduction"),
-        (lambda: gw.allreduce(np.zeros(2), op="sum"), "give gradwire.Average, gradwire.Sum, "),
+        (lambda: gw.allreduce(np.ma.array([1.0, 2.0], mask=[True, False])), "mask would be lost"),
+        (lambda: gw.allreduce(np.zeros(2), op=17), "is not a reduction"),
+        (lambda: gw.allreduce(np.zeros(2), op="sum"), "one of gradwire.Average, gradwire.Sum, "),
         (lambda: gw.broadcast(np.zeros(2), gw.size()), f"rank {gw.size()}, does not exist"),
         (lambda: gw.allreduce(np.zeros(2, bool), op=gw.Max, prescale_factor=0.5), "factor"),
         (lambda: gw.allreduce(np.zeros(2, "i4"), op=gw.BitOr, postscale_factor=0.5), "factor"),
@@ -44,8 +44,8 @@ def test_what_can_not_be_asked_for() -> None:
         )
 
 
-def test_numbers_that_are_none() -> None:
-    """Checks every whole number and every factor that a function accepts."""
+def test_invalid_numbers() -> None:
+    """Checks all whole-number and factor arguments."""
     two = np.zeros(2)
     roots = [gw.broadcast, gw.broadcast_async, gw.broadcast_, gw.reduce, gw.gather, gw.scatter]
     for odd in (-1, 1.0, 2**32, 2**70, "0", None, np.float32(1), np.zeros(2, int)):
@@ -83,7 +83,7 @@ def test_numbers_that_are_none() -> None:
     for odd in (-1, 1.5, [0.5], ["0"]):
         with pytest.raises(gw.InvalidRequest, match="ranks"):
             gw.ProcessSet(odd)
-    # Every kind of whole number is accepted.
+    # Every type of whole number is accepted.
     assert gw.broadcast(np.ones(2), np.int64(0)).tolist() == [1.0, 1.0]
     assert gw.alltoall(np.ones(gw.size()), np.ones(gw.size(), "u1"))[1] == [1] * gw.size()
     assert (
@@ -92,7 +92,7 @@ def test_numbers_that_are_none() -> None:
     )
 
 
-def test_numbers_that_are_none_in_pytorch() -> None:
+def test_invalid_numbers_in_pytorch() -> None:
     torch = pytest.importorskip("torch")
     import gradwire.torch as hvd
 
@@ -120,8 +120,8 @@ def test_numbers_that_are_none_in_pytorch() -> None:
     assert hvd.broadcast(torch.ones(2), torch.tensor(0)).tolist() == [1.0, 1.0]
 
 
-def test_what_is_no_tensor() -> None:
-    """Checks the error of each function that takes a tensor, with and without options."""
+def test_values_that_are_not_tensors() -> None:
+    """Checks the errors of all functions that take tensors, with and without options."""
     torch = pytest.importorskip("torch")
     import gradwire.torch as hvd
 
@@ -142,36 +142,36 @@ def test_what_is_no_tensor() -> None:
     several = [hvd.grouped_allreduce, hvd.grouped_allreduce_, hvd.grouped_allgather]
     for odd in (None, "x", [1.0], np.ones(2)):
         for call in one:
-            with pytest.raises(gw.InvalidRequest, match="is needed, not "):
+            with pytest.raises(gw.InvalidRequest, match="expected a "):
                 call(odd)
         for call in several:
-            with pytest.raises(gw.InvalidRequest, match="is needed, not "):
+            with pytest.raises(gw.InvalidRequest, match="expected a "):
                 call([torch.ones(2), odd])
     for odd in (None, 5, "x"):
         for call in (hvd.synchronize, hvd.poll, gw.synchronize, gw.poll):
-            with pytest.raises(gw.InvalidRequest, match="is no handle"):
+            with pytest.raises(gw.InvalidRequest, match="is not a handle"):
                 call(odd)
 
 
-def test_what_can_not_be_written_to() -> None:
-    """Checks that an operation in place is refused before it starts, and not when it has ended."""
+def test_read_only_outputs() -> None:
+    """Checks that an in-place operation is rejected before it starts."""
     torch = pytest.importorskip("torch")
     import gradwire.torch as hvd
 
     fixed = np.ones(2)
     fixed.flags.writeable = False
-    array = [([1.0, 2.0], "list objects"), (np.float32(1), "float32"), (fixed, "written to")]
-    tensor = [(torch.ones(1).expand(4), "in one place"), (torch.ones(3, 1).expand(3, 2), "clone")]
+    array = [([1.0, 2.0], "list objects"), (np.float32(1), "float32"), (fixed, "read-only")]
+    tensor = [(torch.ones(1).expand(4), "share memory"), (torch.ones(3, 1).expand(3, 2), "clone")]
     for module, cases in ((gw, array), (hvd, tensor)):
         for odd, text in cases:
             for call in (module.allreduce_, module.allreduce_async_):
                 with pytest.raises(gw.InvalidRequest, match=text):
                     call(odd)
-            # The root is not written to: it is rank 0, and may give what can only be read.
+            # The root, rank 0, is not written to and may pass a read-only array.
             if gw.rank() > 0:
                 with pytest.raises(gw.InvalidRequest, match=text):
                     module.broadcast_(odd, 0)
-    # No rank has started anything, so the next calls belong together.
+    # No rank has started anything, so the next calls match.
     assert gw.allreduce(np.ones(1), op=gw.Sum)[0] == gw.size()
     mine = np.full(2, gw.rank())
     mine.flags.writeable = gw.rank() != 0
@@ -186,7 +186,7 @@ def test_options_of_the_optimizer() -> None:
 
     model = torch.nn.Linear(2, 2)
     for odd in (None, 5, "x"):
-        with pytest.raises(ValueError, match="must be an optimizer of PyTorch"):
+        with pytest.raises(ValueError, match="must be a PyTorch optimizer"):
             hvd.DistributedOptimizer(odd)
     for name, odd in (("compression", "fp16"), ("process_set", 3)):
         with pytest.raises(ValueError, match=f"^{name}={odd!r}: it must be "):
@@ -195,7 +195,7 @@ def test_options_of_the_optimizer() -> None:
 
 def test_a_name_is_in_flight_once() -> None:
     if alone():
-        pytest.skip("alone it is done at once")
+        pytest.skip("needs two ranks")
     if gw.rank() == 0:
         first = gw.allreduce_async(np.zeros(4), name="twice")
         with pytest.raises(gw.InvalidRequest, match=r"allreduce\.twice"):
@@ -207,7 +207,7 @@ def test_a_name_is_in_flight_once() -> None:
     first.wait()
 
 
-def test_ranks_that_disagree_read_who_wanted_what() -> None:
+def test_disagreeing_ranks_see_all_requests() -> None:
     if alone():
         pytest.skip("needs two ranks")
     mine = np.zeros((2, 3 if gw.rank() else 4), "f4")
@@ -220,12 +220,12 @@ def test_ranks_that_disagree_read_who_wanted_what() -> None:
         gw.allreduce(np.zeros(2, "f4" if gw.rank() else "f8"), name="types")
     with pytest.raises(gw.GradwireError, match="root"):
         gw.broadcast(np.zeros(2), 0 if gw.rank() else 1, name="roots")
-    # The job goes on.
+    # The job continues.
     assert gw.allreduce(np.ones(2), op=gw.Sum)[0] == gw.size()
 
 
-def test_a_failure_is_raised_when_nothing_else_is_in_flight() -> None:
-    """Checks that a caller may try again at once."""
+def test_a_failure_waits_for_other_operations() -> None:
+    """Checks that a caller may retry immediately."""
     torch = pytest.importorskip("torch")
     import gradwire.torch as hvd
 
@@ -238,14 +238,14 @@ def test_a_failure_is_raised_when_nothing_else_is_in_flight() -> None:
     else:
         with pytest.raises(gw.Disagreement, match="bad"):
             hvd.broadcast(torch.zeros(5), 0, name="parameter.bad")
-        time.sleep(0.3)  # rank 0 has its failure by now
+        time.sleep(0.3)  # rank 0 has failed by now
         hvd.broadcast(torch.zeros(3), 0, name="parameter.good")
     hvd.broadcast_parameters(parameters, 0)
 
 
 def test_a_wait_has_a_limit() -> None:
     if alone():
-        pytest.skip("alone it is done at once")
+        pytest.skip("needs two ranks")
     if gw.rank() == 0:
         handle = gw.allreduce_async(np.ones(2), name="late", op=gw.Sum)
         with pytest.raises(TimeoutError, match="late") as caught:

@@ -1,4 +1,4 @@
-"""DistributedOptimizer's gradients: their memory, when they are sent, and all their kinds."""
+"""DistributedOptimizer's gradients: their memory, the order of sending, and all kinds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_gradients_stay_in_shared_memory() -> None:
         optimizer.step()
 
     step(lambda: None)
-    # Addresses, because a gradient that the program keeps is left where it is.
+    # Addresses, because gradients that the program keeps don't move.
     places = [parameter.grad.data_ptr() for parameter in net.parameters()]
     copied = hvd.gradient_bytes_copied()
     step(optimizer.zero_grad)
@@ -45,12 +45,12 @@ def test_gradients_stay_in_shared_memory() -> None:
     step(lambda: net.zero_grad(set_to_none=False))
     assert [p.grad.data_ptr() for p in net.parameters()] == places
     assert hvd.gradient_bytes_copied() == copied
-    step(net.zero_grad)  # drops them: they are copied back to their places
+    step(net.zero_grad)  # drops them, so they are copied back to their places
     assert [p.grad.data_ptr() for p in net.parameters()] == places
     assert hvd.gradient_bytes_copied() == copied + sum(p.numel() * 4 for p in net.parameters())
 
 
-def test_gradients_leave_in_the_order_of_the_backward_pass() -> None:
+def test_gradients_are_sent_in_backward_order() -> None:
     if hvd.size() == 1:
         pytest.skip("one rank exchanges nothing")
     net = model()
@@ -68,7 +68,7 @@ def test_gradients_leave_in_the_order_of_the_backward_pass() -> None:
         assert not optimizer._exchange.in_flight
 
 
-def test_passes_are_added_up() -> None:
+def test_passes_are_accumulated() -> None:
     expected, _ = alone(sgd, steps=2)
     net = model()
     optimizer = distributed(net, backward_passes_per_step=2)
@@ -83,7 +83,7 @@ def test_passes_are_added_up() -> None:
             loss_of(net, *batch(0)).backward()
         with pytest.raises(AssertionError, match="backward_passes_per_step=2"):
             loss_of(net, *batch(0)).backward()
-        with pytest.raises(AssertionError, match="on their way"):
+        with pytest.raises(AssertionError, match="still being exchanged"):
             optimizer.zero_grad()
         optimizer.synchronize()
         optimizer.zero_grad()
@@ -107,7 +107,7 @@ def test_clipping() -> None:
     parameters_are_near(net, lone)
 
 
-def test_what_is_exchanged_is_not_exchanged_again() -> None:
+def test_exchanged_gradients_are_not_sent_again() -> None:
     net, lone = model(), model()
     ours = distributed(net, op=hvd.Sum)
     plain = sgd(lone)
@@ -123,7 +123,7 @@ def test_what_is_exchanged_is_not_exchanged_again() -> None:
 
 
 @pytest.mark.parametrize(("count", "shape"), [(1025, (1,)), (1000, (1, 1, 1, 1))])
-def test_groups_of_more_tensors_than_a_request_takes(count: int, shape: tuple[int, ...]) -> None:
+def test_groups_larger_than_a_request(count: int, shape: tuple[int, ...]) -> None:
     parameters = [torch.nn.Parameter(torch.zeros(shape)) for _ in range(count)]
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), groups=1)
     for _ in range(2):
@@ -186,11 +186,11 @@ def test_sparse_gradients_that_one_rank_lacks() -> None:
     words = torch.tensor([[1, hvd.rank()]])
     for step in range(2):
         optimizer.zero_grad()
-        both = step == 0 or hvd.rank() == 0  # then only rank 0 uses the second one
+        both = step == 0 or hvd.rank() == 0  # later, only rank 0 uses the second one
         sum(part(words).sum() for part in net[: 2 if both else 1]).backward()
         optimizer.step()
     bits_are_the_same_everywhere(net)
-    # The ranks that have the first gradient know its kind, and report it to the others.
+    # The ranks that have the first gradient know its kind and report it to the others.
     net = torch.nn.EmbeddingBag(10, 4, mode="sum", sparse=True)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(net.parameters(), lr=0.5), net.named_parameters()

@@ -68,7 +68,7 @@ def test_a_backward_pass_and_a_step(gpu: FakeCuda) -> None:
 
 
 def test_a_join_after_a_backward_pass(gpu: FakeCuda) -> None:
-    """The gradients that wait for more of them are exchanged all the same."""
+    """Gradients in an incomplete batch are exchanged, too."""
     if hvd.size() == 1:
         pytest.skip("nothing is exchanged")
     optimizer, backward, _ = hooked(gpu, 2)
@@ -81,8 +81,8 @@ def test_a_join_after_a_backward_pass(gpu: FakeCuda) -> None:
     optimizer.synchronize()
 
 
-def test_a_process_set_that_is_removed_while_gradients_wait(gpu: FakeCuda) -> None:
-    """They are exchanged before that, and the optimizer goes on with the set as it is then."""
+def test_removing_a_set_while_gradients_wait(gpu: FakeCuda) -> None:
+    """They are exchanged first, and the optimizer continues with the re-registered set."""
     if hvd.size() == 1:
         pytest.skip("nothing is exchanged")
     everybody = hvd.add_process_set(range(hvd.size()))
@@ -99,7 +99,7 @@ def test_a_process_set_that_is_removed_while_gradients_wait(gpu: FakeCuda) -> No
 
 
 def test_a_gradient_that_no_rank_has(gpu: FakeCuda) -> None:
-    """A step leaves its parameter alone, and it stays no gradient."""
+    """A step skips its parameter, and the gradient stays None."""
     parameters = [torch.nn.Parameter(torch.zeros(4, 6).as_subclass(OnGpu)) for _ in range(2)]
     plain = torch.optim.SGD(parameters, lr=0.0, foreach=False)
     optimizer = hvd.DistributedOptimizer(plain, op=hvd.Sum, groups=1)
@@ -114,7 +114,7 @@ def test_a_gradient_that_no_rank_has(gpu: FakeCuda) -> None:
 
 
 def test_a_batch_that_can_not_be_copied(gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its operations fail, and their names can be used again."""
+    """Its operations fail, and their names can be reused."""
     parameters = [torch.nn.Parameter(torch.zeros(4, 6).as_subclass(OnGpu)) for _ in range(2)]
     plain = torch.optim.SGD(parameters, lr=0.0, foreach=False)
     optimizer = hvd.DistributedOptimizer(plain, op=hvd.Sum)
@@ -140,8 +140,8 @@ def test_a_batch_that_can_not_be_copied(gpu: FakeCuda, monkeypatch: pytest.Monke
         assert torch.equal(gpu.read(parameter.grad), total())
 
 
-def test_gradients_of_several_threads_are_copied_together(gpu: FakeCuda) -> None:
-    """Each thread adds gradients of its stream; the copies begin when there is enough to copy."""
+def test_gradients_of_threads_are_copied_together(gpu: FakeCuda) -> None:
+    """Each thread adds gradients of its stream; the copies start when there is enough to copy."""
     loads, stores, count = _batches.Loads(), _batches.Stores(), 12
     each = _batches.BATCH_BYTES // 4 // 5 + 1  # two batches of five, and two of the third
     handles: list[Any] = [None] * count
@@ -158,7 +158,7 @@ def test_gradients_of_several_threads_are_copied_together(gpu: FakeCuda) -> None
                     buffer = _world.session().buffer("f32", [each])
                     loads.add(buffer, as_tensor(buffer), gradient)
                     handles[at] = loads.session().allreduce([buffer], "sum", name=f"batch {at}")
-                loads.start_if_enough()
+                loads.start(if_enough=True)
 
     threads = [threading.Thread(target=add, args=(first,)) for first in range(2)]
     for thread in threads:
@@ -176,14 +176,14 @@ def test_gradients_of_several_threads_are_copied_together(gpu: FakeCuda) -> None
         expected = sum(float(at + rank) for rank in range(hvd.size()))
         assert bool((gpu.read(result) == expected).all()), at
     assert gpu.waited == {"gw-staging"}
-    # In: the other thread may have added one before the copies begin. Out: one thread.
+    # In: the other thread may have added one before the copies start. Out: one thread.
     *full, rest = gpu.batches[:-3]
     assert set(full) <= {5, 6} and sum(full) + rest == count and rest <= 6, gpu.batches
     assert gpu.batches[-3:] == [5, 5, 2]
 
 
 def test_gradients_that_are_parts_of_one_tensor(gpu: FakeCuda) -> None:
-    """A backward pass that adds to one of them counts as a write to all, and so does a program."""
+    """A backward pass or a program that writes to one of them counts as a write to all."""
     if hvd.size() == 1:
         pytest.skip("nothing is exchanged")
     optimizer, _, parameters = hooked(gpu, 2)
@@ -193,7 +193,7 @@ def test_gradients_that_are_parts_of_one_tensor(gpu: FakeCuda) -> None:
         for at, parameter in enumerate(parameters):
             parameter.grad = whole[24 * at :][:24].view(4, 6)
         for parameter in parameters:
-            parameter.grad.add_(0.0)  # a backward pass that adds; both have one version
+            parameter.grad.add_(0.0)  # accumulates; both have the same version
             exchange._ready(exchange.slots[parameter], parameter)
         if written:
             parameters[0].grad.add_(0.0)

@@ -1,4 +1,4 @@
-"""Ranks that run out of data, in several process sets at once."""
+"""Ranks run out of data, in several process sets at once."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def reduced(op: object, values: list[float]) -> float:
 def train(
     number: int, own: hvd.ProcessSet, left: dict[int, int], ops: list[hvd.ReduceOp], name: str
 ) -> None:
-    """Makes this rank's calls in a process set, and joins it; ``left`` has each rank's batches."""
+    """Makes this rank's calls in a process set, then joins; ``left`` has each rank's batches."""
     for at in range(left[hvd.rank()]):
         value = {rank: 1.0 + rank + 10 * at + 100 * number for rank in own.ranks}
         tensor = torch.full((3 + at,), value[hvd.rank()])
         result = hvd.allreduce(tensor, name=f"{name}.{at}", op=ops[at], process_set=own)
-        # Those that have no more data do not count.
+        # Ranks without data do not count.
         expected = reduced(ops[at], [value[rank] for rank in own.ranks if left[rank] > at])
         torch.testing.assert_close(result, torch.full((3 + at,), expected))
     assert hvd.join(process_set=own) in own.ranks
@@ -42,7 +42,7 @@ def test_several_process_sets_have_uneven_data() -> None:
     draw = random.Random(seed)
     everybody = range(hvd.size())
     for turn in range(ROUNDS):
-        # A rank is in several of them, and none has the ranks of another one.
+        # A rank is in several sets, and no two sets are equal.
         ranks = {tuple(sorted(draw.sample(everybody, draw.randint(1, hvd.size())))) for _ in "1234"}
         some = sorted(ranks - {tuple(everybody)})
         sets = [hvd.global_process_set, *(hvd.add_process_set(list(members)) for members in some)]

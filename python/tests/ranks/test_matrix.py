@@ -1,6 +1,6 @@
-"""Every function with every element type, in the world and in a smaller process set.
+"""Every function with every element type, on all ranks and in a smaller process set.
 
-Values are 0 and 1, so that sums of four ranks are exact in every type, also in the 8-bit floats.
+Values are 0 and 1, so that sums of four ranks are exact in every type, even in 8-bit floats.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import gradwire.torch as hvd  # noqa: E402
 
 NAMES = """float32 float64 float16 bfloat16 int8 uint8 int16 int32 int64 bool complex64 complex128
 uint16 uint32 uint64 float8_e4m3fn float8_e5m2"""
-# Some dtypes came with later releases of PyTorch.
+# Later PyTorch releases added some dtypes.
 DTYPES = [getattr(torch, name) for name in NAMES.split() if hasattr(torch, name)]
 Wide = Any
 
 
 def wide(rank: int, rows: int, shift: int = 0) -> Wide:
-    """Returns a rank's numbers, in a type that supports all operations."""
+    """Returns a rank's values in a type that supports all operations."""
     return ((torch.arange(rows * 3) // (rank + 1) + rank + shift) % 2).view(rows, 3)
 
 
@@ -52,7 +52,7 @@ class Ranks:
         return all_.amax(0) if self.dtype == torch.bool else all_.sum(0)
 
     def rows(self, at: int, shift: int = 0) -> Wide:
-        """Returns a member's rows in an allgather. Their number differs between members."""
+        """Returns a member's rows in an allgather. The number differs between members."""
         return wide(self.members[at], at + 1, shift)
 
     def gathered(self, shift: int = 0) -> Wide:
@@ -76,7 +76,7 @@ Case = tuple[Callable[[Ranks, dict[str, Any]], Any], Callable[[Ranks], Any]]
 
 
 def in_place(call: Callable[[Any], Any], given: Any) -> Any:
-    """Returns the result of a function that works in place, which is its argument."""
+    """Returns the result of an in-place function, which is its argument."""
     result = call(given)
     result = result.wait() if isinstance(result, hvd.Handle) else result
     for one, other in zip(
@@ -201,7 +201,7 @@ def test_of_all_ranks(name: str) -> None:
 
 def test_in_a_process_set() -> None:
     if hvd.size() == 1:
-        pytest.skip("there is no smaller set")
+        pytest.skip("no smaller set")
     mine = hvd.add_process_set(range(1, hvd.size()))
     if hvd.rank() > 0:
         for name, (call, expected) in CASES.items():
@@ -285,7 +285,7 @@ def test_gradients_of_groups() -> None:
         one.grad, torch.arange(1.0, size + 1).view(-1, 1).expand(size, 2) * size / 2
     )
     torch.testing.assert_close(two_.grad, torch.full((size, 2), size / 2))
-    # Rows that the splits leave out have no gradient.
+    # Rows beyond the splits have no gradient.
     given = torch.ones(size + 1, 2, requires_grad=True)
     received, _ = hvd.alltoall(given, torch.ones(size, dtype=torch.int32))
     (received.sum() * (rank + 1)).backward()

@@ -1,4 +1,4 @@
-"""Shared memory that other libraries hold, and calls from several threads."""
+"""Shared memory held by other libraries, and calls from several threads."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import gradwire as gw
 from gradwire import _world
 
 
-def test_views_are_of_the_very_memory() -> None:
+def test_views_share_the_memory() -> None:
     buffer = _world.session().buffer("f32", [4, 3])
     assert (buffer.dtype, buffer.shape, buffer.nbytes) == ("f32", (4, 3), 48)
-    # Before NumPy 2 arrays from DLPack are read-only.
+    # Before NumPy 2, arrays from DLPack are read-only.
     first, second = np.asarray(buffer), np.from_dlpack(buffer)
     first[...] = np.arange(12).reshape(4, 3)
     assert first.flags.writeable and np.array_equal(first, second)
@@ -29,7 +29,7 @@ def test_views_are_of_the_very_memory() -> None:
 
 
 def test_the_mapping_that_memory_lies_in() -> None:
-    """A GPU's driver gets the same mapping for all memory of one segment."""
+    """All memory of one segment reports the same mapping."""
     session = _world.session()
     buffers = [session.buffer("f32", [1000]) for _ in range(3)]
     for buffer in buffers:
@@ -42,19 +42,19 @@ def test_the_mapping_that_memory_lies_in() -> None:
     assert buffers[0].view(10, "f32", [2]).mapping == buffers[0].mapping
 
 
-def test_memory_stays_while_somebody_looks() -> None:
+def test_memory_stays_while_it_is_viewed() -> None:
     buffer = _world.session().buffer("i64", [100])
     array = np.from_dlpack(buffer)
     np.asarray(buffer)[...] = 7
     del buffer
     gc.collect()
-    for _ in range(20):  # free memory would be used again
+    for _ in range(20):  # free memory would be reused
         other = np.asarray(_world.session().buffer("i64", [100]))
         other[...] = 1
         assert (array == 7).all()
 
 
-def test_what_memory_refuses() -> None:
+def test_invalid_memory_accesses() -> None:
     session = _world.session()
     buffer = session.buffer("f32", [8])
     cases = [

@@ -60,7 +60,7 @@ def trained(
 
 
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW"])
-def test_fused_optimizers_of_parameters_in_other_strides(kind: str) -> None:
+def test_fused_optimizers_with_other_strides(kind: str) -> None:
     needs_torch(2, 4, why="fused optimizers of the processor came with PyTorch 2.4")
 
     def make(net: torch.nn.Module) -> Optimizer:
@@ -148,8 +148,8 @@ def test_gradients_whose_storage_is_swapped(swap: str, op: Any) -> None:
     bits_are_the_same_everywhere(net)
 
 
-def test_small_gradients_that_the_program_sets_are_exchanged() -> None:
-    """They are close to the last result, but different from it."""
+def test_small_gradients_set_by_the_program() -> None:
+    """They are close to the last result, but different."""
     parameter = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
     ours = hvd.DistributedOptimizer(
         torch.optim.SGD([parameter], lr=1.0), [("parameter", parameter)], op=hvd.Sum
@@ -191,13 +191,13 @@ def test_sums_are_not_summed_again() -> None:
     first, second = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([first, second], lr=1.0), op=hvd.Sum)
     size = hvd.size()
-    # The gradient is read between two passes.
+    # Reads the gradient between two passes.
     first.sum().backward()
     assert optimizer.param_groups[0]["params"][0] is first
     second.sum().backward()
     optimizer.step()
     assert first.tolist() == second.tolist() == [-size] * 2
-    # The gradient is added to after an exchange, and after a step.
+    # Accumulates after an exchange and after a step.
     optimizer.zero_grad()
     first.sum().backward()
     optimizer.synchronize()
@@ -205,7 +205,7 @@ def test_sums_are_not_summed_again() -> None:
     (2 * first).sum().backward()
     optimizer.step()
     assert first.tolist() == [-size - 2.5 * size] * 2
-    assert second.tolist() == [-size] * 2  # no rank used it
+    assert second.tolist() == [-size] * 2  # unused on all ranks
     first.sum().backward()
     optimizer.step()
     assert first.tolist() == [-size - 2.5 * size - 3.5 * size] * 2
@@ -245,7 +245,7 @@ def test_a_parameter_that_is_frozen_on_one_rank() -> None:
         loss_of(net, *map(part, batch(step))).backward()
         if step == 0:
             with pytest.raises(
-                hvd.InvalidRequest, match=r"2\.weight requires a gradient on some ranks only"
+                hvd.InvalidRequest, match=r"2\.weight requires a gradient only on some ranks"
             ):
                 optimizer.step()
         else:
@@ -288,7 +288,7 @@ def test_hooks_run_once() -> None:
 
 def scaler_of(**options: Any) -> Any:
     if not hasattr(torch.amp, "GradScaler"):
-        pytest.skip("this PyTorch has no scaler for the processor")
+        pytest.skip("this PyTorch has no scaler for CPUs")
     return torch.amp.GradScaler(torch.empty(0).device.type, **options)
 
 
@@ -298,9 +298,7 @@ def scaler_of(**options: Any) -> Any:
     ids=lambda o: str([*o]),
 )
 @pytest.mark.parametrize("unscaled", [False, True])
-def test_a_scaler_that_finds_an_infinity_on_one_rank(
-    options: dict[str, Any], unscaled: bool
-) -> None:
+def test_a_scaler_with_an_infinity_on_one_rank(options: dict[str, Any], unscaled: bool) -> None:
     net = Forked()  # no rank uses one of its layers
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(), **options
@@ -322,7 +320,7 @@ def test_a_scaler_that_finds_an_infinity_on_one_rank(
     assert scaler.get_scale() == 2.0
 
 
-def test_clipping_after_a_scaler_that_is_switched_off() -> None:
+def test_clipping_after_a_disabled_scaler() -> None:
     expected, net = model(), model()
     plain, ours = sgd(expected), distributed(net)
     scaler = scaler_of(enabled=False)
@@ -339,7 +337,7 @@ def test_clipping_after_a_scaler_that_is_switched_off() -> None:
     parameters_are_near(net, expected)
 
 
-def test_gradients_that_are_changed_on_their_way() -> None:
+def test_gradients_changed_in_flight() -> None:
     if hvd.size() == 1:
         pytest.skip("one rank exchanges nothing")
     net = model()
@@ -369,7 +367,7 @@ def test_an_optimizer_of_sparse_gradients_only(dense: bool) -> None:
     optimizer = distributed(ours, make, sparse_as_dense=dense, groups=1)
     words = (torch.arange(3 * hvd.size()) * 7 % 10).view(-1, 3)
     for step in range(4):
-        # Only the last rank uses the second one, and no rank in the first step.
+        # Only the last rank uses the second one, but not in the first step.
         used = [[0] if step == 0 or rank < hvd.size() - 1 else [0, 1] for rank in range(hvd.size())]
         plain.zero_grad(), optimizer.zero_grad()
         losses = [
@@ -385,7 +383,7 @@ def test_an_optimizer_of_sparse_gradients_only(dense: bool) -> None:
     bits_are_the_same_everywhere(ours)
 
 
-def test_gradients_of_another_type_than_their_parameters() -> None:
+def test_gradients_with_another_dtype() -> None:
     net = model().to(torch.bfloat16)
     if not hasattr(net[0].weight, "grad_dtype"):
         pytest.skip("in this PyTorch gradients have their parameters' type")
@@ -420,7 +418,7 @@ def test_another_optimizer_of_the_same_parameters() -> None:
 
 
 class Own(torch.optim.SGD):
-    """An optimizer of an older style."""
+    """An old-style optimizer."""
 
     def zero_grad(self) -> None:
         super().zero_grad()
@@ -429,7 +427,7 @@ class Own(torch.optim.SGD):
         super().step()
 
 
-def test_an_optimizer_with_methods_of_its_own() -> None:
+def test_an_optimizer_with_custom_methods() -> None:
     expected, _ = alone(lambda net: torch.optim.SGD(net.parameters(), lr=0.1), steps=2)
     net = model()
     optimizer = hvd.DistributedOptimizer(Own(net.parameters(), lr=0.1), net.named_parameters())
@@ -456,7 +454,7 @@ def test_copies(op: Any) -> None:
     bits_are_the_same_everywhere(twin)
 
 
-def test_a_loss_that_decides_how_an_optimizer_goes_on() -> None:
+def test_a_loss_that_steers_an_optimizer() -> None:
     def train(net: torch.nn.Module, optimizer: Any, given: Callable[[Any], Any]) -> None:
         for step in range(2):
 
@@ -483,7 +481,7 @@ def test_a_loss_that_decides_how_an_optimizer_goes_on() -> None:
     bits_are_the_same_everywhere(net)
 
 
-def test_what_scripts_read_of_horovods_optimizer() -> None:
+def test_attributes_of_horovods_optimizer() -> None:
     net = model()
     optimizer = distributed(net, backward_passes_per_step=2)
     parameters = dict(net.named_parameters())

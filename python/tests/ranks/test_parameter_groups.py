@@ -1,7 +1,7 @@
-"""What of a DistributedOptimizer's groups waits for gradients: their parameters, and nothing else.
+"""In a DistributedOptimizer's groups, only access to the parameters waits for gradients.
 
-One rank alone reads what must not wait, and then takes part in another collective. If it waited,
-the ranks would wait for each other for ever.
+A single rank reads what must not wait, then takes part in another collective. If it waited, the
+ranks would deadlock.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def test_parameters_have_their_gradients(how: str, loaded: bool) -> None:
     bits_are_the_same_everywhere(net)
 
 
-def test_a_pickled_optimizer_is_the_one_that_was_wrapped() -> None:
+def test_pickling_gives_the_original_optimizer() -> None:
     net = model()
     optimizer = distributed(net, adam)
     loss_of(net, *map(part, batch(0))).backward()
@@ -165,12 +165,12 @@ def test_a_list_of_parameters_is_one_of_python() -> None:
     assert all(one is other for one, other in zip(kept, parameters, strict=True))
     for twin in (copy.copy(kept), copy.deepcopy(kept), pickle.loads(pickle.dumps(kept))):
         assert type(twin) is list and len(twin) == len(parameters)
-    # A list that the program puts there waits from the next step on.
+    # A list set by the program waits from the next step on.
     group["params"] = parameters
     loss_of(net, *map(part, batch(0))).backward()
     optimizer.step()
     assert type(group["params"]) is type(kept) and type(parameters) is list
-    # It does not keep its optimizer.
+    # It does not keep its optimizer alive.
     seen = weakref.ref(optimizer)
     del optimizer, plain
     gc.collect()

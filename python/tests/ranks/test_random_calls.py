@@ -1,7 +1,7 @@
-"""Random calls on random process sets, in flight together, compared with computed results.
+"""Random concurrent calls on random process sets, compared with computed results.
 
-The seed is printed; ``GWTEST_SEED`` sets it, ``GWTEST_CALLS`` sets the number of calls. With every
-kind of job (``GWTEST_JOBS=all``) there are more of them, with a new seed each time.
+The seed is printed; ``GWTEST_SEED`` sets it, ``GWTEST_CALLS`` sets the number of calls. With all
+jobs (``GWTEST_JOBS=all``), there are more calls, with a new seed each time.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def seed() -> str:
 
 @pytest.fixture(scope="module")
 def sets(seed: str) -> list[hvd.ProcessSet]:
-    """Some process sets; a rank may be in several of them or in none.
+    """Some process sets; a rank may be in several or in none.
 
-    The last test removes them: a rank on which a test fails must not wait for the others.
+    The last test removes them, because a rank with a failed test must not wait for the others.
     """
     dice = random.Random(seed)
     members = {
@@ -69,7 +69,7 @@ def test_random_gradients(seed: str, sets: list[hvd.ProcessSet]) -> None:
 
 
 def test_random_endings(seed: str) -> None:
-    """Ranks that make different numbers of calls and join, and calls that fail on all of them."""
+    """Ranks make different numbers of calls and join, and some calls fail on all ranks."""
     for at in range(max(3, CALLS // 50)):
         dice = random.Random(f"{seed}.ending.{at}")
         many = [dice.randint(0, 6) for _ in range(hvd.size())]
@@ -95,7 +95,7 @@ def test_the_sets_can_be_removed(sets: list[hvd.ProcessSet]) -> None:
 
 
 def wrong(what: str) -> None:
-    """A wrong call: refused at once if one rank can see it, otherwise on all ranks."""
+    """An invalid call: rejected immediately if a rank can detect it, otherwise on all ranks."""
     odd = hvd.rank() == hvd.size() - 1
     two = torch.ones(2)
     with pytest.raises(hvd.InvalidRequest):
@@ -120,7 +120,7 @@ def wrong(what: str) -> None:
 
 
 def run(batch: list[Call], own: random.Random) -> None:
-    """Starts named calls in an order of this rank's own, and then the others."""
+    """Starts named calls in this rank's own order, then the others."""
     named = [call for call in batch if call.is_async and call.named]
     own.shuffle(named)
     unnamed = [call for call in batch if call.is_async and not call.named]

@@ -20,7 +20,7 @@ from gradwire.torch._adapter import as_tensor, collectives  # noqa: E402
 from gradwire.torch.distributed import _hook  # noqa: E402
 
 
-def test_operations_come_after_kernels_and_kernels_after_operations(gpu: FakeCuda) -> None:
+def test_operations_and_kernels_run_in_order(gpu: FakeCuda) -> None:
     for at in range(5):
         tensor = gpu.made(of_rank(hvd.rank()))
         result = hvd.allreduce(tensor, op=hvd.Sum, name=f"k{at}")
@@ -29,13 +29,13 @@ def test_operations_come_after_kernels_and_kernels_after_operations(gpu: FakeCud
         gpu.launch(lambda memory=memory: memory.mul_(2))
         assert torch.equal(gpu.read(result), 2 * total())
         assert torch.equal(gpu.read(tensor), of_rank(hvd.rank())), "the argument stays as it was"
-    # Only the thread that starts operations has waited on the CPU.
+    # Only the thread that opens the gates has waited on the CPU.
     assert gpu.waited == {"gw-staging"}
     # The default stream, and one for each direction.
     assert len(gpu.registered) >= 1 and len(gpu.streams) == 3
 
 
-def test_in_place_on_streams_of_ones_own(gpu: FakeCuda) -> None:
+def test_in_place_on_custom_streams(gpu: FakeCuda) -> None:
     handles = []
     for at in range(6):
         with gpu.on_a_stream():
@@ -83,7 +83,7 @@ def test_every_function(gpu: FakeCuda) -> None:
 
 
 def test_unnamed_operations_keep_their_order(gpu: FakeCuda) -> None:
-    """Some ranks have their tensors on a GPU and some do not: the order of calls pairs them."""
+    """Some ranks have their tensors on a GPU, others do not: calls are matched by their order."""
     handles = []
     for at in range(12):
         mine = torch.full((3,), float(at))
@@ -98,8 +98,8 @@ def test_unnamed_operations_keep_their_order(gpu: FakeCuda) -> None:
         assert (gpu.read(result) if on_gpu else result).tolist() == [float(at * hvd.size())] * 3
 
 
-def test_a_result_does_not_wait_for_the_next_tensor(gpu: FakeCuda) -> None:
-    """A copy out does not stand behind a copy in whose kernel takes long."""
+def test_results_do_not_wait_for_the_next_tensor(gpu: FakeCuda) -> None:
+    """A copy out does not queue behind a copy in whose kernel is slow."""
     first = hvd.allreduce_async(gpu.made(of_rank(hvd.rank())), name="first", op=hvd.Sum)
     _staging.drain()
     go = threading.Event()
@@ -113,8 +113,8 @@ def test_a_result_does_not_wait_for_the_next_tensor(gpu: FakeCuda) -> None:
     assert torch.equal(gpu.read(second.wait()), total())
 
 
-def test_a_copy_in_comes_after_the_copy_out_of_the_same_memory(gpu: FakeCuda) -> None:
-    """Two threads may use one gradient's place, each on its stream."""
+def test_a_copy_in_follows_the_copy_out(gpu: FakeCuda) -> None:
+    """Two threads may use one gradient's place, each on its own stream."""
     values = torch.arange(24.0)
     buffer = collectives.place(values)
     memory, result = as_tensor(buffer), gpu.made(torch.zeros(24))
@@ -132,8 +132,8 @@ def test_a_copy_in_comes_after_the_copy_out_of_the_same_memory(gpu: FakeCuda) ->
     assert torch.equal(memory, -values)
 
 
-def test_results_are_not_overwritten_while_they_are_copied(gpu: FakeCuda) -> None:
-    """The memory of a result is reused when its copy is done, not when its last name is gone."""
+def test_results_stay_intact_while_copied(gpu: FakeCuda) -> None:
+    """A result's memory is reused after its copy, not after its last reference is gone."""
     results = []
     for at in range(30):
         result = hvd.allreduce(gpu.made(torch.full((50_000,), float(at))), name=f"m{at}")
@@ -142,8 +142,8 @@ def test_results_are_not_overwritten_while_they_are_copied(gpu: FakeCuda) -> Non
         assert bool((gpu.read(result) == at).all())
 
 
-def test_a_refused_call_is_refused_at_once(gpu: FakeCuda) -> None:
-    """It is not counted among the calls without a name, and the next one pairs with the others'."""
+def test_a_rejected_call_fails_immediately(gpu: FakeCuda) -> None:
+    """It is not counted among unnamed calls, so the next one matches those of the others."""
     late = threading.Event()
     gpu.launch(lambda: late.wait(60))
     if hvd.rank() == 0:
@@ -156,7 +156,7 @@ def test_a_refused_call_is_refused_at_once(gpu: FakeCuda) -> None:
     assert gpu.read(handle.wait()).tolist() == [hvd.size()] * 2
 
 
-def test_operations_of_the_processor_do_not_wait_for_copies(gpu: FakeCuda) -> None:
+def test_cpu_operations_do_not_wait_for_copies(gpu: FakeCuda) -> None:
     go = threading.Event()
     gpu.launch(lambda: go.wait(60))
     late = hvd.allreduce_async(gpu.made(of_rank(hvd.rank())), op=hvd.Sum)
@@ -179,7 +179,7 @@ def test_a_join_comes_after_the_calls_before_it(gpu: FakeCuda) -> None:
         assert gpu.read(handle.wait()).tolist() == [float(at * (hvd.size() - at))] * 3
 
 
-def test_what_is_refused_is_reported_to_who_waits(gpu: FakeCuda) -> None:
+def test_rejected_calls_fail_their_handles(gpu: FakeCuda) -> None:
     with pytest.raises(hvd.InvalidRequest, match="name"):
         hvd.allreduce(gpu.made(torch.ones(2)), name="bad\nname")
     if hvd.size() > 1:
@@ -201,7 +201,7 @@ def test_a_copy_that_fails(gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> No
     hvd.barrier()
 
 
-def test_a_wait_for_what_has_not_begun(gpu: FakeCuda) -> None:
+def test_a_wait_for_copies_not_yet_started(gpu: FakeCuda) -> None:
     go = threading.Event()
     gpu.launch(lambda: go.wait(60))
     handle = hvd.allreduce_async(gpu.made(torch.ones(2)), name="late", op=hvd.Sum)
@@ -222,8 +222,8 @@ def test_memory_that_can_not_be_registered() -> None:
     _cuda.use(_cuda.Cuda())
 
 
-def test_a_result_in_memory_from_which_nothing_was_loaded(gpu: FakeCuda) -> None:
-    """Its mapping is registered, too. ``FakeCuda.copy`` refuses memory that is not."""
+def test_a_result_in_unregistered_memory(gpu: FakeCuda) -> None:
+    """Its mapping is registered on demand. ``FakeCuda.copy`` rejects unregistered memory."""
     for elements in (24, 1 << 20):
         values = torch.arange(float(elements))
         buffer = collectives.place(values)
@@ -242,8 +242,8 @@ def test_memory_that_can_not_be_unregistered(gpu: FakeCuda) -> None:
     gpu.lost.clear()
 
 
-def test_the_kernel_that_takes_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``Cuda`` on a simulated runtime that fails: the error is not for the program's kernels."""
+def test_cuda_errors_are_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``Cuda`` on a failing simulated runtime: the program's kernels must not see the error."""
     pending: list[str] = []
 
     class Runtime:
@@ -260,22 +260,20 @@ def test_the_kernel_that_takes_an_error(monkeypatch: pytest.MonkeyPatch) -> None
         patch.setattr(torch.cuda, "cudart", Runtime)
         patch.setattr(torch, "ones", kernel)
         driver = _cuda.Cuda()
-        with pytest.raises(RuntimeError, match="CUDA's error 2"):
+        with pytest.raises(RuntimeError, match="CUDA error 2"):
             driver.register(4096, 4096)
         driver.clear_error()
     assert not pending
 
 
 def before_the_session_ends() -> None:
-    """What ``shutdown`` does first. The session stays for the next test."""
+    """The first part of ``shutdown``. The session stays open for the next test."""
     for prepare in _world.before_shutdown:
         prepare()
 
 
 @pytest.mark.parametrize("starts", [True, False], ids=["queued", "without an operation"])
-def test_memory_stays_registered_until_the_copies_into_it_are_done(
-    gpu: FakeCuda, starts: bool
-) -> None:
+def test_memory_stays_registered_during_copies(gpu: FakeCuda, starts: bool) -> None:
     go = threading.Event()
     gpu.launch(lambda: go.wait(60))
     late = gpu.made(of_rank(hvd.rank()))
@@ -290,7 +288,7 @@ def test_memory_stays_registered_until_the_copies_into_it_are_done(
     assert not gpu.registered and not gpu.copying
     if not starts:
         _staging.wait_for_copies()
-    # The memory is registered again when it is used again.
+    # The memory is registered again when it is reused.
     again = hvd.allreduce(gpu.made(of_rank(hvd.rank())), name="after closing", op=hvd.Sum)
     assert torch.equal(gpu.read(again), total()) and gpu.registered
     if starts:
@@ -298,7 +296,7 @@ def test_memory_stays_registered_until_the_copies_into_it_are_done(
 
 
 class Bucket:
-    """What a hook sees of DDP's bucket."""
+    """A DDP bucket, as a hook sees it."""
 
     def __init__(self, memory: Any) -> None:
         self._memory = memory
@@ -320,13 +318,13 @@ class Bucket:
 def test_ddps_bucket_gets_the_result(
     gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch, compression: str, tensors: int
 ) -> None:
-    """No tensor is allocated for the result, only the compressed one that is sent."""
-    # A future on a GPU asks the real one. The work is what it is made of.
+    """No tensor is allocated for the result, only the compressed one to send."""
+    # A GPU future would query a real GPU, so this uses the work.
     monkeypatch.setattr(_hook.Work, "get_future", lambda work: work)
     state = hvd.DdpHookState(compression=getattr(hvd.Compression, compression), op=hvd.Sum)
     bucket = gpu.made(torch.zeros(24))
     for step in range(3):
-        # Small enough to be exact in any type, and so are the sums.
+        # Small enough for exact values and sums in any type.
         memory, values = raw(bucket), torch.arange(24.0) + hvd.rank() + step
         gpu.launch(lambda memory=memory, values=values: memory.copy_(values))
         gpu.allocated = 0
@@ -337,9 +335,7 @@ def test_ddps_bucket_gets_the_result(
         assert torch.equal(gpu.read(bucket), right)
 
 
-def test_a_bucket_with_a_compressor_of_the_program(
-    gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bucket_with_a_custom_compressor(gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     class Halves(hvd.Compression.fp16):
         @staticmethod
         def compress(tensor: Any) -> Any:
@@ -356,7 +352,7 @@ def test_a_bucket_with_a_compressor_of_the_program(
     assert work.value is bucket and torch.equal(gpu.read(bucket), total().flatten())
 
 
-def test_removing_a_process_set_waits_for_what_stands_in_line(gpu: FakeCuda) -> None:
+def test_removing_a_set_waits_for_queued_calls(gpu: FakeCuda) -> None:
     mine = hvd.add_process_set(range(hvd.size()))
     handle = hvd.allreduce_async(gpu.made(of_rank(hvd.rank())), op=hvd.Sum, process_set=mine)
     if hvd.rank() == 0:
@@ -367,7 +363,7 @@ def test_removing_a_process_set_waits_for_what_stands_in_line(gpu: FakeCuda) -> 
 
 
 def test_more_calls_than_may_wait(gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next call waits until copies have arrived."""
+    """The next call waits until copies are complete."""
     monkeypatch.setattr(_staging, "_MAX_HELD", 3)
     go = threading.Event()
     gpu.launch(lambda: go.wait(60))

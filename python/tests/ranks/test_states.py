@@ -1,4 +1,4 @@
-"""Functions that make ranks equal: parameters, the state of optimizers, objects."""
+"""Functions that synchronize ranks: parameters, optimizer states, objects."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_objects_of_process_sets_that_come_and_go() -> None:
     if hvd.size() < 3:
         pytest.skip("needs three ranks")
     for first in range(hvd.size() - 1):
-        # A rank of an earlier set has made calls that the other rank has not made.
+        # A rank of an earlier set has made calls that the other rank has not.
         pair = hvd.add_process_set([first, first + 1])
         if pair.included():
             for _ in range(2):

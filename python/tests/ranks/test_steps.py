@@ -1,4 +1,4 @@
-"""Steps of the program, which the metrics of the daemon show."""
+"""Training steps in the daemon's metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from small_training import sgd, together  # noqa: E402
 
 import gradwire.torch as hvd  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not ADDRESS, reason="there is no launcher")
+pytestmark = pytest.mark.skipif(not ADDRESS, reason="no launcher")
 
 
 def test_optimizers_and_programs_mark_steps() -> None:
@@ -26,7 +26,7 @@ def test_optimizers_and_programs_mark_steps() -> None:
     assert steps() == before + 4 + len(losses)
 
 
-def test_a_step_that_fails_is_none() -> None:
+def test_a_failed_step_is_not_counted() -> None:
     _, _, optimizer = together(sgd)
     before = steps()
 

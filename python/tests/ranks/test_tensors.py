@@ -63,7 +63,7 @@ def test_small_floats(dtype: torch.dtype) -> None:
     assert result.float().tolist() == (torch.tensor([1.0, 2.0, 0.5]) * hvd.size()).tolist()
 
 
-def test_truth_values() -> None:
+def test_booleans() -> None:
     own = torch.tensor([hvd.rank() == 0, True])
     same(hvd.allreduce(own, op=hvd.Min), torch.tensor([hvd.size() == 1, True]))
     same(hvd.broadcast(own, 0), torch.tensor([True, True]))
@@ -79,7 +79,7 @@ def test_reductions() -> None:
     same(hvd.allreduce(own, op=hvd.Product), everybody.prod(0))
     with pytest.raises(ValueError, match="not both"):
         hvd.allreduce(own, average=True, op=hvd.Sum)
-    # Adasum of equal vectors is that vector; of orthogonal ones it is their sum.
+    # Adasum of equal vectors is that vector; of orthogonal vectors, their sum.
     torch.testing.assert_close(hvd.allreduce(torch.ones(8), op=hvd.Adasum), torch.ones(8))
     square = torch.zeros(hvd.size())
     square[hvd.rank()] = 1.0
@@ -152,9 +152,9 @@ def test_rows() -> None:
 
 
 def test_sparse_tensors_of_different_sizes() -> None:
-    """All ranks get the error, also where the entries would fit."""
+    """All ranks get the error, even those where the entries would fit."""
     if hvd.size() == 1:
-        pytest.skip("there is nobody to differ from")
+        pytest.skip("needs two ranks")
     for size in ((3 + hvd.rank(), 2), (3, 2)[: 1 + (hvd.rank() == 0)]):
         shape = (2, *size[1:]) if len(size) == 2 else (2,)
         own = torch.sparse_coo_tensor(torch.tensor([[0, 1]]), torch.ones(shape), size)
@@ -243,7 +243,7 @@ def test_batch_norm_over_all_ranks() -> None:
     torch.testing.assert_close(ours.running_var, theirs.running_var)
     ours.eval(), theirs.eval()
     torch.testing.assert_close(ours(part), theirs(part))
-    # Batches may have different sizes, and one of them may be empty.
+    # Batches may have different sizes, and one may be empty.
     ours.train(), theirs.train()
     mine = whole[: 4 * (hvd.size() - 1)] if hvd.rank() == 0 else whole[:0]
     mine = whole if hvd.size() == 1 else mine

@@ -1,4 +1,4 @@
-"""DistributedOptimizer: the same training as that of one process with the whole batch."""
+"""DistributedOptimizer trains like one process with the whole batch."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def test_the_loss_is_that_of_one_process(make: Callable[[Any], Any]) -> None:
         {"op": hvd.Average, "sparse_as_dense": True},
     ],
 )
-def test_every_way_of_exchange(options: dict[str, Any]) -> None:
+def test_every_kind_of_exchange(options: dict[str, Any]) -> None:
     expected, _ = alone(sgd)
     net, _, _ = together(sgd, **options)
     parameters_are_near(net, expected)
     bits_are_the_same_everywhere(net)
 
 
-def test_groups_that_the_script_makes_and_its_old_way_to_number_them() -> None:
+def test_custom_groups_and_num_groups() -> None:
     expected, _ = alone(sgd)
     with pytest.warns(DeprecationWarning, match="use groups"):
         net, _, optimizer = together(sgd, num_groups=2)
@@ -82,7 +82,7 @@ def test_a_part_of_the_ranks() -> None:
     everybody, first = hvd.add_process_set(range(hvd.size())), hvd.add_process_set([0])
     net, _, _ = together(sgd, process_set=everybody)
     parameters_are_near(net, expected)
-    # A rank that is not a member, or the only one, steps with its own gradients.
+    # A non-member or a single member steps with its own gradients.
     net, plain = model(), model()
     ours, theirs = (
         distributed(net, process_set=first),
@@ -142,7 +142,7 @@ def test_scaled_gradients(by_hand: bool) -> None:
     try:
         scaler = torch.amp.GradScaler(torch.empty(0).device.type, init_scale=1024.0)
     except (AttributeError, TypeError):
-        pytest.skip("this PyTorch has no scaler for the processor")
+        pytest.skip("this PyTorch has no scaler for CPUs")
     net, (expected, _) = model(), alone(sgd)
     optimizer = distributed(net)
     for step in range(STEPS):
@@ -203,7 +203,7 @@ def test_state_of_any_optimizer() -> None:
             loss.backward()
             return loss
 
-        if hvd.rank() == 0:  # the others have no state yet
+        if hvd.rank() == 0:  # the other ranks have no state yet
             optimizer.step(closure)
         hvd.broadcast_parameters(net.named_parameters(), root_rank=0)
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
@@ -212,12 +212,12 @@ def test_state_of_any_optimizer() -> None:
         bits_are_the_same_everywhere(net)
 
 
-def test_what_an_optimizer_refuses() -> None:
+def test_invalid_optimizer_arguments() -> None:
     net = model()
     names = list(net.named_parameters())
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"named_parameters": names[:-1]}, "lacks parameters"),
-        ({"named_parameters": [*names, (names[0][0], names[1][1])]}, "more than once"),
+        ({"named_parameters": names[:-1]}, "lacks some"),
+        ({"named_parameters": [*names, (names[0][0], names[1][1])]}, "duplicate names"),
         ({"named_parameters": net.parameters()}, "pairs"),
         ({"backward_passes_per_step": 0}, "at least 1"),
         ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "op=Average"),
@@ -247,7 +247,7 @@ def test_batches_from_forked_processes() -> None:
         batch_size=PER_RANK,
         num_workers=1,
         multiprocessing_context="fork",
-        # Like a worker that chooses its rank's part of the data.
+        # Like a worker that selects its rank's part of the data.
         worker_init_fn=partial(is_of_rank, hvd.rank(), hvd.size()),
     )
     for _ in range(2):

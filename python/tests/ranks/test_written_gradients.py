@@ -1,4 +1,4 @@
-"""DistributedOptimizer and gradients that the program itself writes, changes or keeps."""
+"""DistributedOptimizer with gradients that the program itself writes, changes or keeps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradwire.torch import _slots  # noqa: E402
 
 
 def total(op: Any) -> float:
-    """Returns what all ranks' ``rank() + 1`` make."""
+    """Returns the reduction of all ranks' ``rank() + 1``."""
     added = sum(range(1, hvd.size() + 1))
     return added if op == hvd.Sum else added / hvd.size()
 
@@ -32,7 +32,7 @@ def fill_array(gradient: torch.Tensor, value: float) -> None:
     gradient.numpy()[...] = value
 
 
-# Only the last one counts for the gradient's version.
+# Only the last one changes the gradient's version.
 WRITES: dict[str, Callable[[torch.Tensor, float], Any]] = {
     "data": lambda gradient, value: gradient.data.fill_(value),
     "numpy": fill_array,
@@ -70,7 +70,7 @@ def test_gradients_that_one_rank_writes(clear: bool, op: Any) -> None:
         parameter.grad.data.fill_(4.0 * parts if hvd.rank() == 0 else 0.0)
         optimizer.step()
         assert parameter.tolist() == [-4.0 * (step + 1)] * 3
-    # Nobody writes, and zeros stay none.
+    # No rank writes, and zeros still represent no gradient.
     optimizer.zero_grad()
     optimizer.step()
     assert parameter.tolist() == [-12.0] * 3
@@ -95,7 +95,7 @@ def test_writes_between_backward_passes(op: Any) -> None:
 
 
 @pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
-def test_a_result_that_nobody_writes_is_the_same_gradient_again(op: Any) -> None:
+def test_an_unwritten_result_is_reused(op: Any) -> None:
     parameter, optimizer = trained(op)
     (parameter.sum() * (hvd.rank() + 1.0)).backward()
     for step in range(3):
@@ -141,7 +141,7 @@ def test_gradients_that_the_program_keeps(how: str, clear: str) -> None:
         optimizer.step()
         return parameter.grad
 
-    # Or the last rank does not use the parameter.
+    # Alternatively, the last rank does not use the parameter.
     used = 1.0 if clear != "another" else (hvd.size() - 1) / hvd.size()
     if used == 0.0:
         pytest.skip("no rank uses the parameter")
@@ -152,10 +152,10 @@ def test_gradients_that_the_program_keeps(how: str, clear: str) -> None:
         assert read() == pytest.approx([weight * used] * 2)
 
 
-def test_kept_gradients_where_pytorch_does_not_count_users(
+def test_kept_gradients_without_user_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Then each gradient has a place of its own."""
+    """Then each gradient has its own place."""
     monkeypatch.setattr(_slots, "_users", None)
     parameter, optimizer = trained(count=2)
     kept = []
@@ -167,7 +167,7 @@ def test_kept_gradients_where_pytorch_does_not_count_users(
     assert [gradient.tolist() for gradient in kept] == [[1.0] * 2, [5.0] * 2, [7.0] * 2]
 
 
-def test_zeros_are_written_to_a_gradient_that_the_program_keeps() -> None:
+def test_zeros_are_written_to_kept_gradients() -> None:
     """As in PyTorch, if the program asks for zeros."""
     parameter, optimizer = trained()
     parameter.sum().backward()
@@ -196,7 +196,7 @@ def multiply_values(weight: Any) -> None:
 
 
 @pytest.mark.parametrize("change", [replace, replace_after_dropping, multiply, multiply_values])
-def test_sparse_gradients_that_are_changed_on_their_way(change: Callable[[Any], None]) -> None:
+def test_sparse_gradients_changed_in_flight(change: Callable[[Any], None]) -> None:
     if hvd.size() == 1:
         pytest.skip("one rank exchanges nothing")
     torch.manual_seed(2)
@@ -209,7 +209,7 @@ def test_sparse_gradients_that_are_changed_on_their_way(change: Callable[[Any], 
         optimizer.zero_grad()
         net(torch.tensor([1, 1])).sum().backward()
         if step in (0, 2):
-            # In the first step the ranks don't know yet that it is sparse.
+            # In the first step, the ranks don't know yet that it is sparse.
             change(net.weight)
         if step == 2:
             with pytest.raises(AssertionError, match=r"weight was changed while .*synchronize"):
@@ -220,7 +220,7 @@ def test_sparse_gradients_that_are_changed_on_their_way(change: Callable[[Any], 
 
 
 def expected_of(like: torch.Tensor) -> torch.Tensor:
-    """Steps of 1, 2 and 2; the third of the four steps was refused."""
+    """Steps of 1, 2 and 2; the third of four steps was rejected."""
     result = torch.zeros_like(like)
     result[1] = 5.0
     return result

@@ -3,13 +3,13 @@
 ```python
 import torch.distributed as dist
 
-dist.init_process_group("gradwire")  # under gradwire run, or torchrun
+dist.init_process_group("gradwire")  # under gradwire run or torchrun
 ```
 
-PyTorch 2.15 finds the backend by itself. With older releases ``import gradwire.torch`` comes first.
-Everything above process groups works on it unchanged: DDP, FSDP2, HSDP, DTensor, functional
-collectives, distributed checkpoints. ``ddp_hook`` is for programs that keep another backend and
-give Gradwire only DDP's gradients.
+PyTorch 2.15 finds the backend by itself; older releases need ``import gradwire.torch`` first.
+Everything built on process groups works unchanged: DDP, FSDP2, HSDP, DTensor, functional
+collectives, distributed checkpoints. With ``ddp_hook``, programs keep another backend and use
+Gradwire only for DDP's gradients.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _create(opts: Any, backend_options: Any = None) -> ProcessGroupGradwire:
 def register() -> None:
     """Registers the backend with ``torch.distributed``.
 
-    Importing this module does it; a second call does nothing. PyTorch's entry point calls it.
+    Importing this module does this already. PyTorch's entry point calls it.
     """
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=DEVICES)

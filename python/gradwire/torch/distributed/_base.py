@@ -1,4 +1,4 @@
-"""The common part of process groups: their properties, and how their operations start."""
+"""The common part of process groups: properties, and starting operations."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _REDUCTIONS = (dist.ReduceOp, dist.ReduceOp.RedOpType)
 class Options:
     """The options of a call.
 
-    PyTorch passes an object with options. Some forms of a call pass the root, the reduction or the
-    timeout itself.
+    PyTorch passes an object with options. Some call variants pass the root, the reduction or the
+    timeout directly.
     """
 
     def __init__(
@@ -67,16 +67,16 @@ def as_list(tensors: Any) -> list[torch.Tensor]:
 
 
 def devices(tensors: Tensors) -> list[torch.device]:
-    """Returns the devices of the tensors that are not on the processor."""
+    """Returns the devices of the tensors that are not on the CPU."""
     return [tensor.device for tensor in tensors if not tensor.is_cpu]
 
 
-# Its methods have several forms, which type checkers take for overloads of each other.
+# Any, because type checkers misread its methods with several signatures as overloads.
 _ProcessGroup: Any = dist.ProcessGroup
 
 
 class Group(_ProcessGroup):  # type: ignore[misc]
-    """A group of ranks. ``torch.distributed`` creates it, and calls its methods."""
+    """A group of ranks. ``torch.distributed`` creates it and calls its methods."""
 
     def __init__(
         self,
@@ -94,9 +94,8 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self._key = world.key(ascending)
         self._set = world.process_set(self._key, timeout)
         self._left = threading.Event()
-        # The members' ranks in the group, in the order of the process set, and the inverse.
+        # The members' ranks in the group, in process set order.
         self._order = [self._ranks.index(member) for member in ascending]
-        self._places = [ascending.index(member) for member in self._ranks]
         self._group_name, self._group_desc = name, "undefined"
         self._numbers = Numbers(f"{NAME}{world.generation}.{name}")
         self._channels: dict[tuple[int, int, int], Channel] = {}
@@ -113,6 +112,8 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """
         return self._rank
 
+    rank = getRank
+
     def getSize(self) -> int:
         """Returns the number of ranks in the group.
 
@@ -121,29 +122,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """
         return len(self._ranks)
 
-    def rank(self) -> int:
-        """Returns this process's rank in the group.
-
-        Returns:
-            The rank, from 0.
-        """
-        return self._rank
-
-    def size(self) -> int:
-        """Returns the number of ranks in the group.
-
-        Returns:
-            The number of ranks.
-        """
-        return len(self._ranks)
-
-    def name(self) -> str:
-        """Returns the name of the backend.
-
-        Returns:
-            ``gradwire``.
-        """
-        return NAME
+    size = getSize
 
     def getBackendName(self) -> str:
         """Returns the name of the backend.
@@ -153,14 +132,14 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """
         return NAME
 
-    _get_backend_name = getBackendName
+    name = _get_backend_name = getBackendName
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """The devices whose tensors the group takes; none while it is being created.
+        """The devices that the group supports; none while it is being created.
 
-        PyTorch attaches its flight recorder to a group that has devices. That can't be done for a
-        group without backends of PyTorch's own.
+        PyTorch attaches its flight recorder to groups with devices, which fails for groups without
+        one of PyTorch's own backends.
         """
         return [torch.device(kind) for kind in DEVICES] if self in c10d._world.pg_map else []
 
@@ -171,7 +150,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """Returns the name of the group.
 
         Returns:
-            The name that PyTorch has given it.
+            The name assigned by PyTorch.
         """
         return self._group_name
 
@@ -205,29 +184,26 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def group_name(self) -> Any:
-        """The name that PyTorch has given the group."""
+        """The group's name, assigned by PyTorch."""
         return self._group_name
+
+    pg_name = group_name
 
     @property
     def group_desc(self) -> str:
         """The description of the group; ``undefined`` if there is none."""
         return self._group_desc
 
-    @property
-    def pg_name(self) -> str:
-        """The name that PyTorch has given the group."""
-        return self._group_name
-
     def get_group_store(self) -> Any:
         """Returns the store of the group.
 
         Returns:
-            The store that PyTorch has created it with.
+            The store that PyTorch passed to the group.
         """
         return self._store
 
     def _get_backend(self, device: torch.device) -> Any:
-        """Returns the group itself, which is its own backend for every device.
+        """Returns the group itself, which is the backend for every device.
 
         Args:
             device: The device; not used.
@@ -251,7 +227,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return False
 
     def supports_tensor_alloc(self, device: torch.device | str) -> bool:
-        """Returns whether ``allocate_tensor`` makes tensors on a device.
+        """Returns whether ``allocate_tensor`` supports a device.
 
         Args:
             device: The device.
@@ -264,10 +240,10 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     def allocate_tensor(
         self, size: int, *, dtype: torch.dtype, device: torch.device | str
     ) -> torch.Tensor:
-        """Makes a tensor in shared memory, whose content is undefined.
+        """Creates an uninitialized tensor in shared memory.
 
-        ``reduce_scatter_tensor`` reads it without a copy, and ``all_reduce`` works on it. FSDP2
-        makes its buffers so after ``set_allocate_memory_from_process_group_for_comm(True)``.
+        ``reduce_scatter_tensor`` and ``all_reduce`` use it without a copy. FSDP2 allocates its
+        buffers like this after ``set_allocate_memory_from_process_group_for_comm(True)``.
 
         Args:
             size: The number of elements.
@@ -278,12 +254,13 @@ class Group(_ProcessGroup):  # type: ignore[misc]
             A tensor with one dimension.
 
         Raises:
-            InvalidRequest: The device or the dtype is not possible.
-            OutOfResources: There is not enough shared memory.
+            InvalidRequest: The device or the dtype is not supported.
+            OutOfResources: Not enough shared memory is available.
         """
         if not self.supports_tensor_alloc(device):
             raise InvalidRequest(
-                f"the gradwire backend makes tensors on the CPU, not on {device}", kind="invalid"
+                f"the gradwire backend allocates tensors on the CPU, not on {device}",
+                kind="invalid",
             )
         return _memory.make(size, dtype)
 
@@ -291,24 +268,24 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """Sets the timeout of later operations.
 
         Args:
-            timeout: The longest time to wait for a result.
+            timeout: The maximum time to wait for a result.
         """
         self._timeout = timeout
 
     _set_default_timeout = set_timeout
 
     def _set_sequence_number_for_group(self) -> None:
-        """Does nothing: all members count from 0."""
+        """Does nothing: all members start at 0."""
 
     def _get_sequence_number_for_group(self) -> int:
-        """Returns the number of operations that were started."""
+        """Returns the number of started operations."""
         return self._numbers.count
 
     def shutdown(self) -> None:
-        """Removes the process set of the group; with the first group of all ranks, all groups.
+        """Removes the group's process set; for the first group of all ranks, those of all groups.
 
-        Operations that all members have started complete. The others fail on the ranks that wait
-        for them, once all members have called this.
+        Operations that all members have started complete. Once all members have called this, the
+        other operations fail on the ranks that wait for them.
         """
         if self._left.is_set():
             return
@@ -317,16 +294,16 @@ class Group(_ProcessGroup):  # type: ignore[misc]
             self.world.close()
         else:
             self.world.leave(self._key)
-            self._store = None  # it may hold a server that a later group of all ranks would use
+            self._store = None  # it may host a server whose port a later group needs
 
     def abort(self) -> None:
-        """Ends the job: operations of all ranks fail."""
+        """Aborts the job: operations on all ranks fail."""
         session().abort(f"rank {session().rank} aborted the process group {self._group_name!r}")
 
-    # How operations start
+    # Starting operations
 
     def _start(self, call: Callable[[str], T]) -> T:
-        """Starts operations of this group by a call that gets the next name."""
+        """Starts operations of this group with a call that receives the next name."""
         if not _compiler.kept_out:
             _compiler.keep_out()
         return current(self._numbers).start(call)
@@ -334,7 +311,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     def _begin(
         self, call: Callable[..., _native.Handle], *given: Any, into: Tensors = (), **options: Any
     ) -> _native.Handle:
-        """Starts an operation of this group, whose result is for the tensors ``into``."""
+        """Starts an operation of this group that writes its result to the tensors ``into``."""
         _memory.check_writable(into)
         return self._start(lambda name: call(*given, name=name, process_set=self._set, **options))
 
@@ -369,38 +346,38 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         size = self.size()
         if larger.dtype != smaller.dtype or larger.numel() != size * smaller.numel():
             raise InvalidRequest(
-                f"{what}: the larger tensor must have the elements of {size} of the smaller ones; "
-                "they are "
-                f"{larger.dtype} {list(larger.shape)} and {smaller.dtype} {list(smaller.shape)}",
+                f"{what}: the larger tensor must have the same dtype and {size} times the elements "
+                f"of the smaller one; they are {larger.dtype} {list(larger.shape)} and "
+                f"{smaller.dtype} {list(smaller.shape)}",
                 kind="invalid",
             )
 
     def _member(self, rank: int) -> int:
-        """Returns the rank in the job of a rank of the group."""
+        """Converts a rank in the group to a global rank."""
         if not 0 <= rank < self.size():
             raise InvalidRequest(
-                f"there is no rank {rank} in a group of {self.size()}", kind="invalid"
+                f"rank {rank} is not in this group of {self.size()} ranks", kind="invalid"
             )
         return self._ranks[rank]
 
     def _one_each(self, what: str, tensors: Sequence[Any]) -> None:
         if len(tensors) != self.size():
             raise InvalidRequest(
-                f"{what}: {len(tensors)} were given for a group of {self.size()} ranks",
+                f"{what}: expected one item for each of the {self.size()} ranks of the group, "
+                f"not {len(tensors)}",
                 kind="invalid",
             )
 
     def _cut(self, gathered: tuple[_native.Buffer, list[int]], outputs: Tensors, what: str) -> None:
-        """Copies each member's part, in the process set's order, to the tensor for that member."""
+        """Copies the members' parts, in process set order, to their output tensors."""
         buffer, rows = gathered
         ordered = [outputs[member] for member in self._order]
         for member, number, output in zip(self._order, rows, ordered):
             expected = _memory.element(output, moved=True)[1]
             if number != expected:
                 raise InvalidRequest(
-                    f"{what}: rank {self._ranks[member]} gave {number} elements, but the tensor "
-                    "for them has "
-                    f"{expected}",
+                    f"{what}: rank {self._ranks[member]} sent {number} elements, but its output "
+                    f"tensor has {expected}",
                     kind="invalid",
                 )
         _memory.store(buffer, ordered)

@@ -1,9 +1,9 @@
-"""Keeps PyTorch's compiler out of the calls of process groups.
+"""Keeps PyTorch's compiler from tracing calls of process groups.
 
-The compiler ends the program when it follows a call of DDP into a group that is written in Python.
-It does not follow functions that it is asked to skip. That is possible only once it is loaded, and
-loading it takes a second, so it is not loaded for this. A program that compiles DDP has created DDP
-before, and DDP's constructor both loads the compiler and makes calls.
+The compiler crashes the program when it traces a call of DDP into a process group written in
+Python. It can be told to skip functions, but only once it is loaded, and loading it takes a second,
+so this module does not load it. A program that compiles DDP has created DDP before, and DDP's
+constructor loads the compiler and then calls process groups.
 """
 
 from __future__ import annotations

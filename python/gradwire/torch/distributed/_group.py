@@ -1,4 +1,4 @@
-"""The process group: PyTorch's calls as Gradwire's operations."""
+"""The process group, which maps PyTorch's calls to Gradwire's operations."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from gradwire.torch.distributed._reduce import Reductions
 
 
 class ProcessGroupGradwire(Reductions, Moves):
-    """A group of ranks of the backend ``gradwire``. ``torch.distributed`` creates it.
+    """A process group of the backend ``gradwire``. ``torch.distributed`` creates it.
 
-    Programs use the functions of ``torch.distributed``. The methods are what PyTorch calls: each
-    starts an operation and returns its ``Work``, and they have PyTorch's signatures. Tensors are
-    dense, may have any strides, and may be on any device. Collectives that only move data take any
-    dtype; the others those that ``gradwire`` reduces.
+    Programs use the functions of ``torch.distributed``, which call these methods. Each method has
+    PyTorch's signature, starts an operation and returns its ``Work``. Tensors must be dense, with
+    any strides and on any device. Collectives that only move data accept any dtype; reductions
+    accept the dtypes that ``gradwire`` reduces. Invalid tensors or ranks raise ``InvalidRequest``
+    before anything is started.
     """

@@ -1,4 +1,4 @@
-"""DDP's gradients by Gradwire, with any backend of the process group.
+"""Exchanges DDP's gradients with Gradwire, whatever the process group's backend.
 
 ```python
 import gradwire.torch as gw
@@ -8,21 +8,21 @@ model = DistributedDataParallel(model, gradient_as_bucket_view=True)
 model.register_comm_hook(gw.DdpHookState(), gw.ddp_hook)
 ```
 
-With ``gradient_as_bucket_view=True`` DDP's buckets are moved to shared memory when they are first
-seen. After that only DDP itself copies, from the gradients that autograd makes. DDP does not
-notice: it has a tensor for each bucket and one for each parameter's part of it, and gives both to
-the hook, which puts other memory under them. Each time the hook checks that DDP has really used
-that memory, by the address of each parameter's gradient.
+With ``gradient_as_bucket_view=True``, the hook moves DDP's buckets to shared memory when it first
+sees them. Afterwards, only DDP itself copies, from the gradients that autograd produces. The move
+is transparent to DDP: it has a tensor for each bucket and one for each parameter's part of it, and
+passes both to the hook, which replaces their memory. Each time, the hook checks the address of each
+parameter's gradient to verify that DDP has used that memory.
 
-A bucket's name has the number of its model, because several models may share a state and be in one
-backward pass. DDP does not tell a hook which model a bucket belongs to, and the order in which
-buckets become ready is no substitute: a rank that does not use some of the parameters has other
-buckets ready first. So models are numbered when the hook is registered with them, which the program
-does in the same order on all ranks, as it creates them. DDP's method to register a hook is replaced
-for that, and gives DDP a state of our own; with other hooks it does what it did.
+A bucket's name contains the number of its model, because several models may share a state and a
+backward pass. DDP does not tell the hook which model a bucket belongs to, and the order in which
+buckets become ready differs between ranks that use different parameters. So models are numbered
+when the hook is registered, which programs do in the same order on all ranks. For this, DDP's
+method to register a hook is replaced, and passes DDP a state of our own; other hooks are not
+affected.
 """
 
-# Without `from __future__ import annotations`: DDP reads the annotations of the hook.
+# Without `from __future__ import annotations`, because DDP inspects the hook's annotations.
 import functools
 import itertools
 from datetime import timedelta
@@ -48,15 +48,14 @@ _PLACE = "_gradwire_place"
 class DdpHookState:
     """How ``ddp_hook`` exchanges gradients. All ranks create their states in the same order.
 
-    Several models may have the same state, if all ranks register the hook with them in the same
-    order. A hook of the program's own that calls ``ddp_hook`` needs a state for each model.
+    Several models may share a state if all ranks register the hook with them in the same order. A
+    custom hook that calls ``ddp_hook`` needs a separate state for each model.
 
     Args:
         process_set: The ranks that exchange their gradients. The default is all ranks.
-        compression: The dtype that gradients have in shared memory: one of ``Compression``, or
-            another subclass of ``Compressor``.
+        compression: One of ``Compression``, or another subclass of ``Compressor``.
         op: ``Average``, or another reduction.
-        timeout: The longest time to wait for a bucket.
+        timeout: The maximum time to wait for a bucket.
 
     Example:
         ```python
@@ -81,12 +80,12 @@ class DdpHookState:
             timeout,
         )
         self.name = f"ddp{next(self._states)}"
-        # The models that have it.
+        # The number of models that use it.
         self._models = 0
 
 
 class _OfModel:
-    """The state of one model. DDP calls the hook with it."""
+    """The state of one model, with which DDP calls the hook."""
 
     def __init__(self, state: DdpHookState) -> None:
         self.state = state
@@ -94,21 +93,21 @@ class _OfModel:
 
 
 class _Place:
-    """A bucket in shared memory. DDP's tensor of the bucket holds it, and ends it."""
+    """A bucket in shared memory, owned by DDP's tensor of the bucket."""
 
     def __init__(self, gradients: torch.Tensor) -> None:
         self.buffer: _native.Buffer = collectives.place(gradients)
         self.memory: torch.Tensor = as_tensor(self.buffer)
-        # The address of each parameter's gradient, and its part of the memory.
+        # Each parameter's gradient address and part of the memory.
         self.parts: list[tuple[int, torch.Tensor]] = []
 
     @staticmethod
     def of(bucket: GradBucket, gradients: torch.Tensor) -> Optional["_Place"]:
-        """Returns the bucket's place, which may be new; None if the bucket can't have one."""
+        """Returns the bucket's place, created if necessary; None if the bucket can't have one."""
         known = getattr(gradients, _PLACE, None)
         if known is not None and not session().owns(known.buffer):
-            # The session of the place has ended. The tensors keep its memory until they move again,
-            # which is in the next pass: DDP has views of the last result, and this pass ends them.
+            # The place's session has ended. The tensors keep its memory until they move again, in
+            # the next pass: DDP still has views of the last result, which this pass drops.
             delattr(gradients, _PLACE)
             known = None
         if known is not None:
@@ -124,7 +123,7 @@ class _Place:
         ):
             return None
         for grad, part in zip(own, bucket.gradients()):
-            # DDP has gradients of its own here, or none yet.
+            # DDP has separate gradients here, or none yet.
             if grad is None or grad.data_ptr() != part.data_ptr() or grad.dtype != gradients.dtype:
                 return None
         place = _Place(gradients)
@@ -133,7 +132,7 @@ class _Place:
         return place
 
     def _take(self, tensors: list[torch.Tensor]) -> None:
-        """Puts the memory under the bucket's parts and under the bucket, the last tensor."""
+        """Moves the bucket's parts and the bucket (the last tensor) to this memory."""
         *parts, whole = tensors
         first, size = whole.data_ptr(), whole.element_size()
         for tensor in tensors:
@@ -144,14 +143,13 @@ class _Place:
         setattr(whole, _PLACE, self)
 
     def _look(self, bucket: GradBucket) -> None:
-        """Makes sure that the memory has the gradients that DDP has."""
+        """Ensures that the memory contains DDP's gradients."""
         for parameter, (address, part) in zip(bucket.parameters(), self.parts):
             grad = parameter.grad
             if grad is None:
-                part.zero_()  # this rank has not used it
+                part.zero_()  # this rank has not used the parameter
             elif grad.data_ptr() != address:
-                # DDP has another tensor for it than the one that was moved. DDP copies the result
-                # itself.
+                # DDP uses a different tensor than the moved one, and copies the result itself.
                 part.copy_(grad)
                 copied(part)
 
@@ -159,14 +157,11 @@ class _Place:
 def _tensors_on(bucket: torch.Tensor) -> int:
     """Returns the number of tensors on a bucket's memory.
 
-    DDP has one for each parameter and one for the bucket. If there are more the program has made
-    some. A gradient may be one of those; DDP takes it for its own, and it can't be given other
-    memory.
+    DDP has one for each parameter and one for the bucket. The program may have created more, and a
+    gradient that is one of them can't be moved.
     """
     storage = bucket.untyped_storage()
-    return (
-        torch._C._storage_Use_Count(storage._cdata) - 1
-    )  # one more is the reference in this function
+    return torch._C._storage_Use_Count(storage._cdata) - 1  # without this function's reference
 
 
 def _store_on_gpu(
@@ -176,14 +171,14 @@ def _store_on_gpu(
     compression: type[Compressor],
     gradients: torch.Tensor,
 ) -> None:
-    """Copies the result to DDP's bucket, by way of the tensor that was sent.
+    """Copies the result to DDP's bucket, through the tensor that was sent.
 
-    A tensor of its own for the result would be a second bucket on the GPU in each step.
+    A separate tensor for the result would need a second bucket on the GPU in each step.
     """
     collectives.adapter.store(memory, small)
     if small is gradients:
         return
-    # The copy converts what was only converted.
+    # These compressors only convert, and so does the copy.
     casts = compression in (Compression.fp16, Compression.bf16)
     overwrite(gradients, small if casts else compression.decompress(small, ctx))
 
@@ -192,7 +187,7 @@ _default: Optional[DdpHookState] = None  # noqa: UP045 - DDP needs real types
 
 
 def _state(given: Any) -> Any:
-    """Returns the state that was given, or the default one for None."""
+    """Returns the given state, or the default one for None."""
     global _default
     if given is None:
         given = _default = _default or DdpHookState()
@@ -200,9 +195,9 @@ def _state(given: Any) -> Any:
 
 
 def ddp_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Reduces a bucket of DDP's gradients over all ranks: a communication hook.
+    """A communication hook that reduces a bucket of DDP's gradients over all ranks.
 
-    Buckets that the next forward pass needs first are sent first. The last bucket marks a step for
+    Buckets that the next forward pass needs first are sent first. The last bucket records a step in
     the metrics, as ``mark_step`` does.
 
     Args:
@@ -210,11 +205,10 @@ def ddp_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tenso
         bucket: DDP's bucket.
 
     Returns:
-        A future of the reduced bucket, as DDP expects it.
+        A future of the reduced bucket, as DDP expects.
 
     Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
+        InvalidRequest: An argument is invalid. Nothing was started.
 
     Example:
         ```python
@@ -225,7 +219,7 @@ def ddp_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tenso
     """
     if isinstance(state, _OfModel):
         model, state = state.name, state.state
-    else:  # a hook of the program's own calls this one
+    else:  # called by a custom hook
         state = _state(state)
         model = state.name
     gradients, compression = bucket.buffer(), state.compression
@@ -248,7 +242,7 @@ def ddp_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tenso
         if gradients.is_cuda:
             _store_on_gpu(memory, small, ctx, compression, gradients)
         elif place is None or gradients.data_ptr() != place.memory.data_ptr():
-            # DDP takes the gradients from the value of the future, which may be shared memory.
+            # DDP copies the gradients from the future's value, which may be shared memory.
             work.value = compression.decompress(collectives.adapter.view(memory, gradients), ctx)
 
     work = Work(
@@ -276,7 +270,7 @@ def _numbered_register(self: Any, state: Any, hook: Any) -> Any:
             f"ddp_hook takes a DdpHookState or None, not {type(state).__name__}", kind="invalid"
         )
     registered = _register(self, _OfModel(state), hook)
-    state._models += 1  # not if DDP has refused it, as it does with a second hook
+    state._models += 1  # not if DDP has rejected it, like a second hook
     return registered
 
 

@@ -1,11 +1,11 @@
-"""Makes the job of processes that neither ``gradwire run`` nor torchrun has started.
+"""Forms a job from processes started by neither ``gradwire run`` nor torchrun.
 
-The processes meet in the store of the process group. Consecutive ranks on one machine are a node.
+The processes find each other through the process group's store. Consecutive ranks on one machine
+form a node.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from datetime import timedelta
@@ -16,7 +16,7 @@ from gradwire import _start
 
 
 def machine() -> str:
-    """Returns this machine's name, with an id that distinguishes machines of one name."""
+    """Returns this machine's name, with an id that distinguishes machines of the same name."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ''}"
 
@@ -47,10 +47,7 @@ def _address(machines: list[str]) -> str:
 
 
 def prepare(store: Any, rank: int, size: int, timeout: timedelta) -> None:
-    """Makes a job if no launcher did.
-
-    Each node's first rank starts the node's daemon, and the first daemon hosts the coordinator.
-    """
+    """Forms a job, unless a launcher did."""
     if any(name in os.environ for name in ("GRADWIRE_JOB", "GRADWIRE_SOCKET")):
         return
     store = _start.job_store(store)
@@ -58,18 +55,7 @@ def prepare(store: Any, rank: int, size: int, timeout: timedelta) -> None:
     store.wait([f"machine/{each}" for each in range(size)], timeout)
     machines = [store.get(f"machine/{each}").decode() for each in range(size)]
     all_nodes = nodes(machines)
-    order = max(at for at, (first, _) in enumerate(all_nodes) if first <= rank)
-    first, slots = all_nodes[order]
+    first, slots = max((first, slots) for first, slots in all_nodes if first <= rank)
+    counts = [slots for _, slots in all_nodes]
     address = _address(machines)
-    if rank == 0:
-        job = _start._job("torch")
-        name, coordinator = _start._first_daemon(job, len(all_nodes), size, address, slots)
-        store.set("socket/0", name)
-        store.set("job", json.dumps({"job": job, "coordinator": coordinator}))
-    store.wait(["job"], timeout)
-    report = json.loads(store.get("job"))
-    if rank == first and rank > 0:
-        name = _start._other_daemon(report["job"], report["coordinator"], address, slots, order)
-        store.set(f"socket/{first}", name)
-    store.wait([f"socket/{first}"], timeout)
-    _start.set_variables(report["job"], store.get(f"socket/{first}").decode(), rank - first)
+    _start.form_job("torch", store, rank, first, counts, slots, address, timeout)

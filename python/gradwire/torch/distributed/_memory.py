@@ -1,6 +1,7 @@
-"""Copies tensors to and from shared memory, always as a row of elements.
+"""Copies tensors to and from shared memory, as one-dimensional buffers.
 
-Tensors that are only moved may have any dtype. Those that Gradwire can't reduce are sent as bytes.
+Tensors that are only moved may have any dtype. Dtypes that Gradwire does not support are sent as
+bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _AS_IT_IS = contextlib.nullcontext()
 
 
 def element(tensor: torch.Tensor, moved: bool = False) -> tuple[str, int]:
-    """Returns the element type and the number of elements that are sent.
+    """Returns the element type and the number of elements to send.
 
     Raises:
         InvalidRequest: The tensor can't be exchanged.
@@ -44,10 +45,10 @@ def element(tensor: torch.Tensor, moved: bool = False) -> tuple[str, int]:
 
 
 def check_writable(tensors: Sequence[torch.Tensor]) -> None:
-    """Refuses tensors that can't hold a result, before anything is started.
+    """Rejects tensors that can't hold a result, before anything is started.
 
     Raises:
-        InvalidRequest: Several elements of a tensor are in one place.
+        InvalidRequest: Elements of a tensor share memory.
     """
     for tensor in tensors:
         element(tensor, moved=True)
@@ -55,11 +56,11 @@ def check_writable(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def allocate(tensors: Sequence[torch.Tensor], moved: bool = False) -> _native.Buffer:
-    """Memory for all of these tensors, one after the other; they have one element type."""
+    """Allocates memory for all of these tensors, one after the other; they must have one dtype."""
     kinds = {tensor.dtype for tensor in tensors}
     if len(kinds) != 1:
         raise InvalidRequest(
-            "tensors of one call have one dtype; these have "
+            "all tensors of a call must have the same dtype; these have "
             f"{', '.join(sorted(map(str, kinds))) or 'none'}",
             kind="invalid",
         )
@@ -68,18 +69,18 @@ def allocate(tensors: Sequence[torch.Tensor], moved: bool = False) -> _native.Bu
 
 
 def parts(memory: torch.Tensor, like: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
-    """Cuts the memory into tensors of the shapes of ``like``."""
+    """Splits the memory into tensors with the shapes of ``like``."""
     at = 0
     for tensor in like:
         size = tensor.numel()
         if memory.dtype != tensor.dtype:
-            size *= tensor.element_size()  # they are bytes
+            size *= tensor.element_size()  # the memory contains bytes
         yield memory[at : at + size].view(tensor.dtype).view(tensor.shape)
         at += size
 
 
 def load(tensors: Sequence[torch.Tensor], moved: bool = False) -> _native.Buffer:
-    """Copies tensors, of any strides and device, to shared memory, one after the other."""
+    """Copies tensors, with any strides and on any device, to shared memory, one after the other."""
     buffer = allocate(tensors, moved)
     for part, tensor in zip(parts(as_tensor(buffer), tensors), tensors):
         _copy_in(buffer, part, tensor)
@@ -87,9 +88,9 @@ def load(tensors: Sequence[torch.Tensor], moved: bool = False) -> _native.Buffer
 
 
 def use(tensor: torch.Tensor) -> Use:
-    """Begins an operation in place; see ``gradwire.torch._adopt.use``.
+    """Begins an in-place operation; see ``gradwire.torch._adopt.use``.
 
-    The exchange of a small tensor takes as little time as this function.
+    Avoids the overhead of adopting for small tensors, whose latency matters.
     """
     if tensor.numel() * tensor.element_size() < _adopt.MIN_BYTES:
         return COPIED
@@ -97,7 +98,7 @@ def use(tensor: torch.Tensor) -> Use:
 
 
 def load_for_reading(tensor: torch.Tensor) -> _native.Buffer:
-    """Returns a tensor's own memory, if that is shared; otherwise a copy, as a row of elements."""
+    """Returns a tensor's memory if it is shared, otherwise a copy; as a one-dimensional buffer."""
     dtype, number = element(tensor)
     if number * tensor.element_size() < _adopt.MIN_BYTES:
         return load([tensor])
@@ -106,7 +107,7 @@ def load_for_reading(tensor: torch.Tensor) -> _native.Buffer:
 
 
 def make(elements: int, dtype: torch.dtype) -> torch.Tensor:
-    """Makes a row of elements in shared memory."""
+    """Creates a one-dimensional tensor in shared memory."""
     like = torch.empty(0, dtype=dtype, device="cpu")
     buffer = session().buffer(element(like)[0], [elements])
     tensor = as_tensor(buffer)
@@ -116,9 +117,9 @@ def make(elements: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def load_one(tensor: torch.Tensor) -> tuple[_native.Buffer, torch.Tensor]:
-    """Copies a tensor to shared memory; returns the buffer, and a tensor of that shape on it.
+    """Copies a tensor to shared memory; returns the buffer, and a tensor of the same shape on it.
 
-    The exchange of a small tensor takes as little time as this function, so it does nothing twice.
+    This function affects the latency of small tensors, so it avoids repeated work.
     """
     dtype, number = element(tensor)
     buffer = session().buffer(dtype, [number])
@@ -128,7 +129,7 @@ def load_one(tensor: torch.Tensor) -> tuple[_native.Buffer, torch.Tensor]:
 
 
 def load_small(tensor: torch.Tensor) -> _native.Buffer | None:
-    """Copies a tensor to shared memory, as a row, if that can be done by its address alone."""
+    """Copies a tensor to a one-dimensional buffer, if the copy needs only its address."""
     address = address_of_small(tensor)
     if address == 0:
         return None
@@ -138,9 +139,9 @@ def load_small(tensor: torch.Tensor) -> _native.Buffer | None:
 
 
 def store_small(buffer: _native.Buffer, tensor: torch.Tensor) -> None:
-    """Copies what ``load_small`` has made back, as ``store_one`` does.
+    """Copies the buffer of ``load_small`` back, as ``store_one`` does.
 
-    The program may have given the tensor other memory meanwhile.
+    The program may have replaced the tensor's memory meanwhile.
     """
     address = address_of_small(tensor, buffer.dtype)
     if address and buffer.nbytes == tensor.nbytes:
@@ -165,7 +166,7 @@ def store(buffer: _native.Buffer, tensors: Sequence[torch.Tensor]) -> None:
     expected = sum(element(tensor, moved=True)[1] for tensor in tensors)
     if memory.numel() != expected:
         raise InvalidRequest(
-            f"{memory.numel()} elements came, but the tensors given for them have {expected}",
+            f"received {memory.numel()} elements, but the output tensors have {expected}",
             kind="invalid",
         )
     for part, tensor in zip(parts(memory, tensors), tensors):
@@ -173,11 +174,10 @@ def store(buffer: _native.Buffer, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def store_one(buffer: _native.Buffer, memory: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Copies the memory of a buffer, or a part of it, to a tensor of the same shape.
+    """Copies a buffer's memory, or a part of it, to a tensor of the same shape.
 
-    The version of the tensor does not change, as with every other backend: autograd does not see a
-    change of a tensor that it has saved. This writes to the tensor's data, which has a version of
-    its own.
+    As with other backends, the tensor's version does not change, so autograd does not notice
+    changes of saved tensors. This writes to the tensor's data, which has a separate version.
     """
     with _writing(tensor):
         _copy_out(buffer, memory, tensor.data)
@@ -190,7 +190,7 @@ def overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def store_sparse(total: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Copies a sparse tensor, as ``store_one`` does. Its data is in tensors that are replaced."""
+    """Copies a sparse tensor, as ``store_one`` does, replacing the tensors with its data."""
     with _writing(tensor), torch.no_grad():
         tensor.copy_(total)
 
@@ -203,8 +203,8 @@ def _copy_out(buffer: _native.Buffer, memory: torch.Tensor, tensor: torch.Tensor
 
 
 def _writing(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Returns a context in which the tensor can be written to.
+    """Returns a context in which the tensor is writable.
 
-    A waiting thread has its own mode, and inference tensors can be written to in theirs only.
+    Inference tensors are writable only in inference mode, which is set per thread.
     """
     return torch.inference_mode() if tensor.is_inference() else _AS_IT_IS

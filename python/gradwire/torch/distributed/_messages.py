@@ -1,8 +1,8 @@
-"""Messages between ranks, any number at a time.
+"""Any number of concurrent messages between ranks.
 
-Gradwire has a limited number of messages in flight for one sender, receiver and tag. Further
-messages wait here for their turn, and no caller waits for them: both ends may start all their sends
-first and then all their receives.
+Gradwire limits the number of messages in flight for one sender, receiver and tag. Further messages
+are queued here, without blocking the caller: both ends may start all their sends first and then all
+their receives.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Begin = Callable[[], _native.Handle]
 
 
 class QueuedHandle:
-    """The handle of a message that waits for its turn. It has a native handle's methods."""
+    """The handle of a queued message, with the methods of a native handle."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -34,7 +34,7 @@ class QueuedHandle:
         self._error: BaseException | None = None
 
     def start(self, begin: Begin) -> None:
-        """Starts the message. An error is kept for ``wait``."""
+        """Starts the message. An error is stored for ``wait``."""
         try:
             self._handle = begin()
             self.name = self._handle.name
@@ -43,14 +43,14 @@ class QueuedHandle:
         self._started.set()
 
     def poll(self) -> bool:
-        """Returns whether ``wait`` would return, or raise, at once."""
+        """Returns whether ``wait`` would return or raise immediately."""
         return self._started.is_set() and (self._handle is None or self._handle.poll())
 
     def wait(self, timeout: float) -> Any:
-        """Waits until the message has been started, and for its end."""
+        """Waits until the message has been started and has completed."""
         until = time.monotonic() + timeout
         if not self._started.wait(timeout):
-            raise WaitTimeout("earlier messages go first", kind="timeout", tensor=self.name)
+            raise WaitTimeout("queued behind earlier messages", kind="timeout", tensor=self.name)
         if self._handle is None:
             assert self._error is not None
             raise self._error
@@ -58,24 +58,24 @@ class QueuedHandle:
 
 
 class Channel:
-    """The messages of one way that are under way or wait for their turn, at this end."""
+    """One direction's messages, in flight or queued, at this end."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
         self._count = 0
-        # All in the order of the calls. The last ones of the first queue have not started.
+        # Both in call order. The queued messages are also the last ones of ``_messages``.
         self._messages: deque[Operation] = deque()
         self._waiting: deque[tuple[Begin, QueuedHandle]] = deque()
 
     def start(self, begin: Begin, work: Callable[[Any], Work]) -> Work:
-        """Starts a message, or queues it. A message that is refused is not counted."""
+        """Starts or queues a message. Rejected messages are not counted."""
         with self._lock:
             self._sweep()
             if not self._waiting and len(self._messages) < _AT_A_TIME:
                 made = work(begin())
             else:
-                _staging.wait_for_copies()  # a message that is sent later needs its data later
+                _staging.wait_for_copies()  # because the message starts in another thread
                 later = QueuedHandle(self._name)
                 self._waiting.append((begin, later))
                 made = work(later)
@@ -91,7 +91,7 @@ class Channel:
             self._messages.popleft()
 
     def _serve(self) -> None:
-        """Starts the queued messages, each when there is room for it."""
+        """Starts the queued messages, each when there is room."""
         while not _threads.ending.wait(_PAUSE):
             with self._lock:
                 self._sweep()

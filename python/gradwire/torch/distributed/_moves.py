@@ -33,16 +33,13 @@ class Moves(Group):
         """Copies the root's tensors to all ranks.
 
         Args:
-            tensors: One tensor, or a list of tensors of one dtype. All ranks give the same shapes.
-            opts: PyTorch's options of the call, or None.
-            timeout: The longest time to wait for the result. The default is the group's timeout.
-            root: The rank in the group whose tensors all get.
+            tensors: One tensor, or a list of tensors of one dtype. All ranks pass the same shapes.
+            opts: PyTorch's options for the call, or None.
+            timeout: The maximum time to wait for the result. The default is the group's timeout.
+            root: The rank in the group whose tensors all ranks receive.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
         """
         given = Options(opts, self._timeout, timeout, root=root)
         tensors = as_list(tensors)
@@ -63,16 +60,13 @@ class Moves(Group):
         """Copies every rank's tensor to all ranks.
 
         Args:
-            outputs: For each input a list with one tensor for each rank.
+            outputs: For each input, a list with one tensor per rank.
             inputs: The tensors of this rank, or one tensor.
-            opts: PyTorch's options of the call, or None.
-            timeout: The longest time to wait for the result. The default is the group's timeout.
+            opts: PyTorch's options for the call, or None.
+            timeout: The maximum time to wait for the result. The default is the group's timeout.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
         """
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
@@ -91,15 +85,12 @@ class Moves(Group):
         """Copies several tensors of every rank to all ranks.
 
         Args:
-            outputs: For each rank a list with as many tensors as there are inputs.
+            outputs: For each rank, a list with one tensor per input.
             inputs: The tensors of this rank.
-            opts: PyTorch's options of the call, or None.
+            opts: PyTorch's options for the call, or None.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
         """
         self._one_each("allgather_coalesced", outputs)
         if any(len(output) != len(inputs) for output in outputs):
@@ -114,7 +105,7 @@ class Moves(Group):
     def _allgather(
         self, outputs: Sequence[Tensors], inputs: Tensors, result: Any, given: Options
     ) -> Work:
-        """Starts an allgather; ``outputs`` has one list for each input."""
+        """Starts an allgather; ``outputs`` has one list per input."""
         for output in outputs:
             self._one_each("allgather", output)
         flat = [tensor for output in outputs for tensor in output]
@@ -133,15 +124,12 @@ class Moves(Group):
         """Copies every rank's tensor to all ranks, into one tensor.
 
         Args:
-            output: A tensor with the elements of all ranks' inputs, in the order of the group.
-            input: The tensor of this rank. All ranks give the same dtype and number of elements.
-            opts: PyTorch's options of the call, or None.
+            output: A tensor with the elements of all ranks' inputs, in group order.
+            input: The tensor of this rank. All ranks pass the same dtype and number of elements.
+            opts: PyTorch's options for the call, or None.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
         """
         return self.all_gather_single_coalesced([output], [input], opts)
 
@@ -154,14 +142,11 @@ class Moves(Group):
 
         Args:
             outputs: The output tensors.
-            inputs: The input tensors, as many as there are outputs.
-            opts: PyTorch's options of the call, or None.
+            inputs: The input tensors, one per output.
+            opts: PyTorch's options for the call, or None.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
         """
         given = Options(opts, self._timeout)
         buffers = []
@@ -183,7 +168,7 @@ class Moves(Group):
     def _place(
         self, gathered: tuple[_native.Buffer, list[int]], output: torch.Tensor, what: str
     ) -> None:
-        """Copies what came from all members to one tensor."""
+        """Copies the parts of all members to one tensor."""
         if self._order == list(range(self.size())) and len(set(gathered[1])) <= 1:
             _memory.store(gathered[0], [output])
             return
@@ -203,17 +188,14 @@ class Moves(Group):
         """Copies every rank's tensor to the root.
 
         Args:
-            outputs: At the root a list that contains a list with one tensor for each rank.
+            outputs: On the root, a list that contains a list with one tensor per rank.
             inputs: The tensor of this rank, or a list with it.
-            opts: PyTorch's options of the call, or None.
-            timeout: The longest time to wait for the result. The default is the group's timeout.
-            root: The rank in the group that gets the tensors.
+            opts: PyTorch's options for the call, or None.
+            timeout: The maximum time to wait for the result. The default is the group's timeout.
+            root: The rank in the group that receives the tensors.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
         """
         given = Options(opts, self._timeout, timeout, root=root)
         [tensor] = as_list(inputs)
@@ -232,15 +214,12 @@ class Moves(Group):
         """Copies every rank's tensor to the root, into one tensor.
 
         Args:
-            output: At the root a tensor with the elements of all ranks' inputs.
+            output: On the root, a tensor with the elements of all ranks' inputs.
             input: The tensor of this rank.
-            opts: PyTorch's options of the call, or None.
+            opts: PyTorch's options for the call, or None.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
         """
         given = Options(opts, self._timeout)
         at_root = self._rank == given.root
@@ -277,20 +256,17 @@ class Moves(Group):
         *,
         root: int | None = None,
     ) -> Work:
-        """Gives every rank its tensor of the root's list.
+        """Sends each rank its tensor from the root's list.
 
         Args:
             outputs: The tensor for the result, or a list with it.
-            inputs: At the root one tensor for each rank, in a list, or in a list in a list.
-            opts: PyTorch's options of the call, or None.
-            timeout: The longest time to wait for the result. The default is the group's timeout.
-            root: The rank in the group that gives the tensors.
+            inputs: On the root, one tensor per rank, in a list or a nested list.
+            opts: PyTorch's options for the call, or None.
+            timeout: The maximum time to wait for the result. The default is the group's timeout.
+            root: The rank in the group that sends the tensors.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
         """
         given = Options(opts, self._timeout, timeout, root=root)
         [output] = as_list(outputs)
@@ -323,16 +299,13 @@ class Moves(Group):
         """Sends one tensor to each rank and receives one from each.
 
         Args:
-            outputs: One tensor for each rank, for what comes from it.
-            inputs: One tensor for each rank, all of one dtype.
-            opts: PyTorch's options of the call, or None.
-            timeout: The longest time to wait for the result. The default is the group's timeout.
+            outputs: One output tensor per rank.
+            inputs: One input tensor per rank, all with the same dtype.
+            opts: PyTorch's options for the call, or None.
+            timeout: The maximum time to wait for the result. The default is the group's timeout.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
         """
         given = Options(opts, self._timeout, timeout)
         outputs, inputs = list(outputs), list(inputs)
@@ -357,21 +330,18 @@ class Moves(Group):
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        """Splits a tensor along the first dimension, and gives each rank its part.
+        """Splits a tensor along the first dimension and sends each rank its part.
 
         Args:
-            output: The tensor for the rows from all ranks, in the order of the group.
+            output: The tensor for the rows from all ranks, in group order.
             input: The tensor to split.
-            output_split_sizes: The number of rows from each rank; empty for the same number each.
-            input_split_sizes: The number of rows for each rank; empty for the same number each.
-            opts: PyTorch's options of the call, or None.
-            timeout: The longest time to wait for the result. The default is the group's timeout.
+            output_split_sizes: The number of rows from each rank; empty for equal numbers.
+            input_split_sizes: The number of rows for each rank; empty for equal numbers.
+            opts: PyTorch's options for the call, or None.
+            timeout: The maximum time to wait for the result. The default is the group's timeout.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
         """
         _memory.check_writable([output])
         parts = []
@@ -383,9 +353,8 @@ class Moves(Group):
             sizes = list(splits) or [rows // self.size()] * self.size()
             if len(sizes) != self.size() or sum(sizes) != rows:
                 raise InvalidRequest(
-                    f"all_to_all_single: the {what} has {rows} rows, which the splits {sizes} for "
-                    f"{self.size()} "
-                    "ranks do not give",
+                    f"all_to_all_single: the splits {sizes} for {self.size()} ranks don't add up "
+                    f"to the {rows} rows of the {what}",
                     kind="invalid",
                 )
             parts.append(list(tensor.split(sizes)))
@@ -397,7 +366,7 @@ class Moves(Group):
 
     def _tag(self, tag: int) -> int:
         if not 0 <= tag < _TAGS:
-            raise InvalidRequest(f"tag {tag}: tags go from 0 to {_TAGS - 1}", kind="invalid")
+            raise InvalidRequest(f"tag={tag}: it must be from 0 to {_TAGS - 1}", kind="invalid")
         return tag
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
@@ -406,13 +375,10 @@ class Moves(Group):
         Args:
             tensors: One tensor, or a list of tensors of one dtype.
             dst: The rank in the group that receives them.
-            tag: A number from 0 to 2**32 - 1. The receiver gives the same.
+            tag: A number from 0 to 2**32 - 1. The receiver passes the same tag.
 
         Returns:
             The operation in flight.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
         """
         tensors = as_list(tensors)
         to, tag = self._member(dst), self._tag(tag)
@@ -426,16 +392,13 @@ class Moves(Group):
         """Receives tensors from a rank.
 
         Args:
-            tensors: One tensor, or a list of tensors of one dtype, with as many elements as are
+            tensors: One tensor, or a list of tensors of one dtype, with the number of elements
                 sent.
             src: The rank in the group that sends them.
-            tag: A number from 0 to 2**32 - 1. The sender gives the same.
+            tag: A number from 0 to 2**32 - 1. The sender passes the same tag.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
         """
         tensors = as_list(tensors)
         source, tag = self._member(src), self._tag(tag)
@@ -458,7 +421,7 @@ class Moves(Group):
         return channel
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> NoReturn:
-        """Is refused: the backend receives from a rank that is named.
+        """Raises an error: the backend receives only from a given rank.
 
         Args:
             tensors: Not used.
@@ -468,7 +431,7 @@ class Moves(Group):
             NotImplementedError: Always.
         """
         raise NotImplementedError(
-            "the gradwire backend receives from a rank that is named: give recv a source"
+            "the gradwire backend can't receive from any source: pass src to recv"
         )
 
     recvAnysource = recv_anysource
@@ -477,8 +440,8 @@ class Moves(Group):
         """Waits until all ranks of the group have called it.
 
         Args:
-            opts: PyTorch's options of the call, or None.
-            timeout: The longest time to wait for the result. The default is the group's timeout.
+            opts: PyTorch's options for the call, or None.
+            timeout: The maximum time to wait for the result. The default is the group's timeout.
 
         Returns:
             The operation in flight.
@@ -490,26 +453,25 @@ class Moves(Group):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Waits until all ranks of the group have called it; names those that are missing.
+        """Waits until all ranks of the group have called it; reports missing ranks.
 
-        Each rank leaves a key in the group's store, so the ranks that have come know who is
-        missing.
+        Each rank sets a key in the group's store, so that the others know which ranks are missing.
 
         Args:
-            timeout: The longest time to wait. The default is the group's timeout.
-            wait_all_ranks: Changes nothing: all missing ranks are always named.
+            timeout: The maximum time to wait. The default is the group's timeout.
+            wait_all_ranks: Ignored: all missing ranks are always reported.
 
         Raises:
-            WaitTimeout: Some ranks have not come in time.
+            WaitTimeout: Some ranks did not call it in time.
         """
         del wait_all_ranks
         self._monitored += 1
         keys = [f"gradwire/monitored/{self._monitored}/{member}" for member in range(self.size())]
         limit = timeout if timeout is not None else self._timeout
         if self._monitored > 1:
-            # All ranks have passed the previous barrier, or they would not be here.
+            # All ranks have passed the previous barrier.
             self._store.delete_key(f"gradwire/monitored/{self._monitored - 1}/{self._rank}")
-        # A number, because releases before 2.3 can't ask whether there is a key.
+        # A number, because releases before 2.3 can't check whether a key exists.
         self._store.add(keys[self._rank], 1)
         try:
             self.barrier(limit).wait()
@@ -521,7 +483,6 @@ class Moves(Group):
                 raise
             raise WaitTimeout(
                 f"Rank{'s' if len(missing) > 1 else ''} {', '.join(missing)} failed to pass "
-                "monitoredBarrier in "
-                f"{limit / timedelta(milliseconds=1):.0f} ms",
+                f"monitoredBarrier in {limit / timedelta(milliseconds=1):.0f} ms",
                 kind="timeout",
             ) from error

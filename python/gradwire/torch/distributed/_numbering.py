@@ -1,16 +1,16 @@
-"""The names of a group's operations, which are the same on all of its ranks.
+"""The names of a group's operations, which are the same on all its ranks.
 
-- ``gradwire0.mesh.17``: the 17th operation of the group ``mesh``, of whatever kind. Ranks that make
-  different calls meet under one name, and get an error with a table of what each asked for, instead
-  of waiting for each other until a timeout.
-- ``gradwire0.mesh.17>2.1``: the first operation that a callback starts. The callback is the second
-  one of the future of operation 17. Each rank runs callbacks at its own time and in its own thread,
-  so callbacks do not use the group's numbers: each counts for itself.
-- A call that is refused is not counted: the other ranks do not know of it.
-- The numbers repeat after as many as can be in flight: coordinator and daemons remember what was
-  agreed under each name.
+- ``gradwire0.mesh.17``: the 17th operation of the group ``mesh``, of any kind. Ranks that make
+  different calls use the same name, so they get an error with a table of all requests instead of
+  waiting for each other until a timeout.
+- ``gradwire0.mesh.17>2.1``: the first operation started by the second callback of operation 17's
+  future. Ranks run callbacks at different times and in different threads, so each callback has its
+  own numbers instead of the group's.
+- Rejected calls are not counted, because the other ranks do not know of them.
+- The numbers repeat after the maximum number of operations in flight, because coordinator and
+  daemons remember what was agreed under each name.
 
-Messages have names of their own (worker-lib/src/naming.rs).
+Messages have separate names (worker-lib/src/naming.rs).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ import torch
 from gradwire._names import repeating_number
 
 T = TypeVar("T")
-# The names of nested callbacks grow with each level; longer ones become a digest.
+# The names of nested callbacks grow with each level; longer paths are replaced by a digest.
 _MAX_PATH = 200
 
 
 class Numbers:
-    """Names with a number, under one prefix."""
+    """Numbered names with a common prefix."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -40,8 +40,8 @@ class Numbers:
         self.count = 0
 
     def start(self, call: Callable[[str], T]) -> T:
-        """Starts operations by a call that gets the next name."""
-        # The lock is held during the call: if it is refused, no later call may have a number yet.
+        """Starts operations with a call that receives the next name."""
+        # Holds the lock during the call: if it is rejected, the next call must get the same number.
         with self._lock:
             started = call(f"{self.prefix}.{repeating_number(self.count + 1)}")
             self.count += 1
@@ -49,7 +49,7 @@ class Numbers:
 
 
 class _Here(threading.local):
-    """The numbers that this thread uses instead of the group's: those of a callback."""
+    """The numbers of the callback that this thread runs, used instead of the group's."""
 
     numbers: Numbers | None = None
 
@@ -63,7 +63,7 @@ def current(group: Numbers) -> Numbers:
 
 
 class _Place:
-    """A future's place among the callbacks: its path, and the number of its callbacks."""
+    """A future's path, and the number of its callbacks."""
 
     __slots__ = ("callbacks", "path")
 
@@ -78,17 +78,16 @@ class _Place:
         return Numbers(f"{self.path}>{self.callbacks}")
 
 
-# The places of the futures of operations, and of futures that are made of them. A future that can
-# hold an error is created by PyTorch's C++ code only, and has PyTorch's own class, so it can have
-# neither data nor methods of ours. The class's methods are replaced and look here; other futures
-# are not affected.
+# The places of operations' futures and of futures derived from them. Only PyTorch's C++ code
+# creates futures that can hold an error, as objects of its own class, which can't hold our data. So
+# the methods of the class are replaced and look up the place here; other futures are not affected.
 _places: weakref.WeakKeyDictionary[Any, _Place] = weakref.WeakKeyDictionary()
 _Future: Any = torch._C.Future
 _then, _add_done_callback = _Future.then, _Future.add_done_callback
 
 
 def numbered(future: Any, path: str) -> Any:
-    """Gives the callbacks of this future numbers. The path is the same on all ranks."""
+    """Numbers the callbacks of this future. The path is the same on all ranks."""
     if _Future.then is _then:
         _Future.then, _Future.add_done_callback = _numbered_then, _numbered_done
     _places[future] = _Place(path)

@@ -1,4 +1,4 @@
-"""The collectives that reduce."""
+"""The reducing collectives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gradwire.torch.distributed._base import Group, Options, Tensors, as_list
 from gradwire.torch.distributed._reductions import Reduction
 from gradwire.torch.distributed._work import Work, keep_for_a_while
 
-# One number of any dtype.
+# The size of one element of any dtype.
 _SMALL = 16
 
 
@@ -27,7 +27,7 @@ def _is_one_number(tensors: list[torch.Tensor]) -> bool:
 
 
 class Reductions(Group):
-    """allreduce, reduce, reduce_scatter, and their forms for one tensor and for several."""
+    """allreduce, reduce and reduce_scatter, with their variants for one or several tensors."""
 
     def allreduce(
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
@@ -35,18 +35,17 @@ class Reductions(Group):
         """Reduces tensors over all ranks, in place.
 
         Args:
-            tensors: One tensor, or a list of tensors. All ranks give the same dtypes and shapes. A
+            tensors: One tensor, or a list of tensors. All ranks pass the same dtypes and shapes. A
                 sparse COO tensor can only be summed.
-            opts: PyTorch's options of the call, or None.
-            timeout: The longest time to wait for the result. The default is the group's timeout.
+            opts: PyTorch's options for the call, or None.
+            timeout: The maximum time to wait for the result. The default is the group's timeout.
             op: The reduction, as ``torch.distributed.ReduceOp``.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
 
         Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
-            NotImplementedError: Sparse tensors were given with another reduction, or more than one.
+            NotImplementedError: Several sparse tensors, or another reduction of a sparse tensor.
         """
         return self._allreduce(
             "allreduce", as_list(tensors), Options(opts, self._timeout, timeout, op)
@@ -56,14 +55,11 @@ class Reductions(Group):
         """Reduces several tensors over all ranks, in place, in one request.
 
         Args:
-            tensors: The tensors. All ranks give the same dtypes and shapes.
-            opts: PyTorch's options of the call, or None.
+            tensors: The tensors. All ranks pass the same dtypes and shapes.
+            opts: PyTorch's options for the call, or None.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
         """
         return self._allreduce(
             "allreduce_coalesced", as_list(tensors), Options(opts, self._timeout)
@@ -79,7 +75,7 @@ class Reductions(Group):
                 return self._allreduce_small(small, what, tensors, reduction, given.timeout)
         buffers, places, uses = [], [], []
         for tensor in tensors:
-            # A contribution with a factor is prepared in a copy.
+            # Factors are applied in a copy.
             use = COPIED if reduction.factor is not None else _memory.use(tensor)
             buffer, memory = use.buffer, None
             if buffer is None:
@@ -91,7 +87,7 @@ class Reductions(Group):
         handle = self._begin(session().allreduce, buffers, reduction.name, into=tensors)
 
         def finish(_: list[Any]) -> None:
-            # The buffer has the result: an allreduce is done in place.
+            # An allreduce works in place, so the buffers have the results.
             for buffer, memory, tensor, use in zip(buffers, places, tensors, uses):
                 if memory is not None:
                     _memory.store_one(buffer, memory, tensor)
@@ -108,9 +104,9 @@ class Reductions(Group):
         reduction: Reduction,
         timeout: timedelta,
     ) -> Work:
-        """Reduces one tensor, of which ``buffer`` has a copy.
+        """Reduces one tensor, which was copied to ``buffer``.
 
-        The exchange of a small tensor takes as little time as this function.
+        This function affects the latency of small tensors.
         """
         [tensor] = tensors
         handle = self._begin(session().allreduce, [buffer], reduction.name)
@@ -139,8 +135,8 @@ class Reductions(Group):
             check_sizes(as_tensor(sizes), dims, tensor.size(), handle.name)
             gathered = as_tensor(all_indices), as_tensor(all_values)
             rows = [_rows(part, like) for part, like in zip(gathered, (indices, values))]
-            # The number of rows is known from the part whose rows have elements. If neither has,
-            # there is nothing to add.
+            # The number of rows follows from a part whose rows have elements. Without one, the sum
+            # is empty.
             number = next((row for row in rows if row is not None), 0)
             total = entries(
                 gathered[0].view(number, *indices.shape[1:]).t(),
@@ -163,17 +159,14 @@ class Reductions(Group):
         """Reduces tensors over all ranks, in place; only the root gets the result.
 
         Args:
-            tensors: One tensor, or a list of tensors of one dtype. All ranks give the same shapes.
-            opts: PyTorch's options of the call, or None.
+            tensors: One tensor, or a list of tensors of one dtype. All ranks pass the same shapes.
+            opts: PyTorch's options for the call, or None.
             op: The reduction, as ``torch.distributed.ReduceOp``.
-            timeout: The longest time to wait for the result. The default is the group's timeout.
-            root: The rank in the group that gets the result.
+            timeout: The maximum time to wait for the result. The default is the group's timeout.
+            root: The rank in the group that receives the result.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
         """
         given = Options(opts, self._timeout, timeout, op, root)
         tensors = as_list(tensors)
@@ -200,20 +193,19 @@ class Reductions(Group):
         *,
         op: Any = None,
     ) -> Work:
-        """Reduces one tensor for each rank, and gives each rank its own.
+        """Reduces one tensor per rank and sends each rank its own.
 
         Args:
             outputs: The tensor for the result, or a list with it.
-            inputs: One tensor for each rank, in a list, or in a list in a list.
-            opts: PyTorch's options of the call, or None.
-            timeout: The longest time to wait for the result. The default is the group's timeout.
+            inputs: One tensor per rank, in a list or a nested list.
+            opts: PyTorch's options for the call, or None.
+            timeout: The maximum time to wait for the result. The default is the group's timeout.
             op: The reduction, as ``torch.distributed.ReduceOp``.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
 
         Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
             NotImplementedError: There is more than one output.
         """
         given = Options(opts, self._timeout, timeout, op)
@@ -243,11 +235,11 @@ class Reductions(Group):
     def _reduce_each(
         self, output: torch.Tensor, mine: Tensors, reduction: Reduction, timeout: timedelta
     ) -> Work:
-        """Reduces parts of different sizes: one reduction to each rank, all at once.
+        """Reduces parts of different sizes: one reduction to each rank, all concurrently.
 
-        The first one has the name of the call, as parts of one size have. So ranks with different
-        sizes meet there, whatever they are, and all get a table of them. The other reductions of
-        ranks that fail there are given up with the group.
+        The first one has the name that a call with equal parts would have. So ranks with different
+        sizes use the same name, and all get a table of the sizes. The other reductions of ranks
+        that fail there are abandoned with the group.
         """
         _memory.check_writable([output])
         buffers = [self._load([tensor], reduction) for tensor in mine]
@@ -288,18 +280,15 @@ class Reductions(Group):
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> Work:
-        """Reduces a tensor over all ranks and splits it, one part for each rank.
+        """Reduces a tensor over all ranks and splits it into one part per rank.
 
         Args:
             output: The tensor for this rank's part.
-            input: A tensor with the elements of all parts, in the order of the group.
-            opts: PyTorch's options of the call, or None.
+            input: A tensor with the elements of all parts, in group order.
+            opts: PyTorch's options for the call, or None.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
         """
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
@@ -312,14 +301,11 @@ class Reductions(Group):
 
         Args:
             outputs: The output tensors.
-            inputs: The input tensors, as many as there are outputs.
-            opts: PyTorch's options of the call, or None.
+            inputs: The input tensors, one per output.
+            opts: PyTorch's options for the call, or None.
 
         Returns:
-            The operation in flight. Its ``wait`` copies the result to its tensors.
-
-        Raises:
-            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            The operation in flight. Its ``wait`` copies the result to the output tensors.
         """
         given = Options(opts, self._timeout)
         reduction = Reduction(given.op)
@@ -338,9 +324,9 @@ class Reductions(Group):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _in_order(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Returns one part for each member, in the order of the process set.
+        """Returns one part per member, in process set order.
 
-        If that is the order of the group it is the tensor itself.
+        If that equals group order, returns the tensor itself.
         """
         if self._order == list(range(self.size())):
             return [tensor]

@@ -1,4 +1,4 @@
-"""PyTorch's reductions as Gradwire's."""
+"""Maps PyTorch's reductions to Gradwire's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAMES: list[tuple[Any, str]] = [
 
 
 class Reduction:
-    """The name of a reduction, and the factor for each contribution."""
+    """The name of a reduction, and the factor for contributions."""
 
     __slots__ = ("factor", "name")
 
@@ -36,7 +36,7 @@ class Reduction:
             self.name = "sum"
             self.factor = factor_of(op)
             return
-        raise InvalidRequest(f"{op} is no reduction of the gradwire backend", kind="invalid")
+        raise InvalidRequest(f"the gradwire backend does not support {op}", kind="invalid")
 
     def prepare(self, memory: torch.Tensor) -> None:
         """Multiplies a contribution by the factor, in place."""
@@ -48,7 +48,7 @@ class Reduction:
 def factor_of(op: Any) -> float | torch.Tensor:
     """Returns the factor of a PREMUL_SUM.
 
-    Older releases of PyTorch have it only in the pickled form.
+    Older PyTorch releases expose it only in the pickled form.
     """
     factor = getattr(op, "factor", None)
     if factor is None:

@@ -1,4 +1,4 @@
-"""The threads behind works: some wait for one operation each, one ends dropped operations."""
+"""The threads behind works: some wait for one operation each, one finishes dropped operations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 _GRACE_SECONDS = 5.0
-# How long the thread of dropped operations sleeps between two checks.
+# The pauses between two checks of dropped operations.
 _MIN_PAUSE, _MAX_PAUSE = 0.002, 0.1
 
 ending = threading.Event()
@@ -23,10 +23,10 @@ _pool = threading.Lock()
 
 
 def start(job: Callable[[], None]) -> None:
-    """Runs a job in its own thread, an idle one if there is one.
+    """Runs a job in a separate thread, if possible an idle one.
 
-    Each wait has its own thread. Which operation ends first depends on all ranks, and a wait for
-    one operation could be a wait for one that starts only after the result of another was seen.
+    Each wait has its own thread, because operations complete in any order, and one may start only
+    after the result of another was seen.
     """
     global _idle
     with _pool:
@@ -50,22 +50,22 @@ def _wait_for_others() -> None:
 
 
 class Dropped(Protocol):
-    """An operation whose work the program has dropped."""
+    """An operation whose ``Work`` the program has dropped."""
 
     def settle(self) -> bool:
-        """Ends the operation if that is possible now; returns whether nothing is left to do."""
+        """Finishes the operation if it has completed; returns whether nothing is left to do."""
 
 
-# Finalizers put to it, which may run anywhere in this thread: it must be reentrant.
+# Reentrant, because finalizers put operations into it, and they may run anywhere in this thread.
 _dropped: queue.SimpleQueue[Dropped | None] = queue.SimpleQueue()
-# Operations that may be dropped or not. They are checked now and then, without a wake-up for each.
+# Operations that may have been dropped. They are checked occasionally, without a wake-up for each.
 _maybe_dropped: collections.deque[Dropped] = collections.deque()
 _looking = False
 _finisher: threading.Thread | None = None
 
 
 def finish_dropped() -> None:
-    """Makes sure that the thread for dropped operations runs. Finalizers can't start a thread."""
+    """Ensures that the thread for dropped operations runs, because finalizers can't start it."""
     global _finisher
     with _pool:
         if _finisher is None or not _finisher.is_alive():
@@ -74,12 +74,12 @@ def finish_dropped() -> None:
 
 
 def finish_later(operation: Dropped) -> None:
-    """Passes an operation to the thread for dropped operations. Finalizers may call it."""
+    """Passes an operation to the thread for dropped operations. Finalizers may call this."""
     _dropped.put(operation)
 
 
 def finish_perhaps(operation: Dropped) -> None:
-    """Passes an operation that somebody most likely waits for, as ``finish_later`` does."""
+    """Like ``finish_later``, for an operation that will probably be waited for."""
     global _looking
     _maybe_dropped.append(operation)
     if not _looking:
@@ -88,7 +88,7 @@ def finish_perhaps(operation: Dropped) -> None:
 
 
 class _Look:
-    """Makes the thread check the operations that were perhaps dropped."""
+    """Wakes the thread to check the operations that may have been dropped."""
 
     def settle(self) -> bool:
         return True
@@ -106,7 +106,7 @@ def _finish() -> None:
         if None in taken:
             return
         soon = any(operation is not _LOOK for operation in taken)
-        _looking = False  # before the check: a later caller asks for another one
+        _looking = False  # before the check, so that later callers request another one
         pending += taken  # type: ignore[arg-type]
         pending += [_maybe_dropped.popleft() for _ in range(len(_maybe_dropped))]
         left = [operation for operation in pending if not operation.settle()]
@@ -119,7 +119,7 @@ def _finish() -> None:
 
 
 def _take(within: float | None) -> list[Dropped | None]:
-    """Returns the operations that were dropped; waits for the first one for at most this long."""
+    """Returns the dropped operations; waits at most this long for the first one."""
     taken: list[Dropped | None] = []
     try:
         taken.append(_dropped.get(timeout=within))
@@ -130,7 +130,7 @@ def _take(within: float | None) -> list[Dropped | None]:
 
 
 def _stop() -> None:
-    """Ends all threads: one that uses futures while the interpreter ends aborts the process."""
+    """Stops all threads: using futures while the interpreter exits would abort the process."""
     ending.set()
     for _ in _waiters:
         _jobs.put(None)
@@ -141,7 +141,7 @@ def _stop() -> None:
 
 
 def _forked() -> None:
-    """Resets the module: a forked child has none of the threads."""
+    """Resets the module: a forked child has no threads."""
     global _jobs, _idle, _pool, _dropped, _looking, _finisher
     _jobs, _idle, _pool = queue.SimpleQueue(), 0, threading.Lock()
     _dropped, _looking, _finisher = queue.SimpleQueue(), False, None

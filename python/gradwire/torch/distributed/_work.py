@@ -1,13 +1,12 @@
-"""An operation in flight for ``torch.distributed``: ``Work``, and its future.
+"""An operation in flight for ``torch.distributed``: ``Work`` and its future.
 
-How an error reaches PyTorch decides what happens to the ranks that survive it (TELL). There are
-four ways. Three of them end in a segmentation fault, or report wrong data as a success. This module
-uses the fourth: a Python subclass of ``Work`` whose ``wait`` raises, and a future that is *made of*
-another one by a callback that raises. No exception is ever put into a future, and no work is ever
-made of one.
+Of the four ways to report an error to PyTorch, three end in a segmentation fault or report wrong
+data as a success (TELL). This module uses the fourth: a Python subclass of ``Work`` whose ``wait``
+raises, and a future that is *derived* from another one by a callback that raises. It never puts an
+exception into a future, and never derives a work from a future.
 
-A program may drop a work and rely on its tensor all the same. So the operation is an object of its
-own, which ends without its work, too.
+A program may drop a work and still rely on its tensor. So the operation is a separate object, which
+completes without its work, too.
 """
 
 from __future__ import annotations
@@ -27,18 +26,15 @@ from gradwire._errors import Cancelled, GradwireError, WaitTimeout
 from gradwire._world import before_shutdown
 from gradwire.torch import _cuda
 from gradwire.torch.distributed import _numbering, _threads
-from gradwire.torch.distributed._threads import start
-
-__all__ = ["Operation", "Work", "keep_for_a_while", "last_error", "start"]
 
 _SLICE = 0.2
 _last_error: BaseException | None = None
 
 
 def last_error() -> BaseException | None:
-    """Returns the last error of an operation in this process, as it was before PyTorch wrapped it.
+    """Returns the last error of an operation in this process, before PyTorch wrapped it.
 
-    DDP raises a ``RuntimeError`` whose text contains the text of the error.
+    DDP raises a ``RuntimeError`` whose message contains that of the error.
 
     Returns:
         The error; None if no operation has failed.
@@ -56,7 +52,7 @@ def last_error() -> BaseException | None:
 
 
 class Failed:
-    """Stands for an error as the value of a future."""
+    """An error as the value of a future."""
 
     __slots__ = ("error",)
 
@@ -72,18 +68,18 @@ def unwrap(future: torch.futures.Future[Any]) -> Any:
     return value
 
 
-# Before 2.7 PyTorch's C++ code drops the Python half of a work, and then waits for ever for the
-# other half. Works are kept here until they are waited for.
+# Before 2.7, PyTorch's C++ code drops the Python half of a work, and then waits forever for the
+# other half. So works are kept here until they are waited for.
 _KEEPS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 _MAX_KEPT = 1 << 14
 _kept: dict[int, Work] = {}
-# In a join, DDP sums one number to learn how many ranks remain. Newer releases of PyTorch drop that
-# work, too, and ask it for its future after the wait.
+# In a join, DDP sums one number to count the remaining ranks. Even newer PyTorch releases drop that
+# work, and use its future after the wait.
 _join_counts: collections.deque[Work] = collections.deque(maxlen=32)
 
 
 def keep_for_a_while(work: Work) -> Work:
-    """Keeps a work whose tensors are so small that it costs nothing; returns it."""
+    """Keeps a work with tiny tensors alive for a while; returns it."""
     _join_counts.append(work)
     _threads.finish_perhaps(work.operation)
     return work
@@ -93,7 +89,7 @@ before_shutdown.append(_join_counts.clear)
 
 
 class _NotYet(Exception):
-    """The operation goes on."""
+    """The operation has not completed."""
 
 
 def _outcome(handle: _native.Handle, within: float) -> Any:
@@ -102,14 +98,14 @@ def _outcome(handle: _native.Handle, within: float) -> Any:
     except WaitTimeout:
         if not handle.poll():
             raise _NotYet from None
-    # It has ended meanwhile, maybe with a timeout of its own.
+    # It has completed meanwhile, possibly with its own timeout.
     return handle.wait(0.0)
 
 
 class Operation:
     """One operation, or several that were started as one.
 
-    Whoever sees the end first copies the result to its place.
+    The first thread that sees its completion copies the result to the output tensors.
     """
 
     def __init__(
@@ -123,21 +119,21 @@ class Operation:
         self.what = what
         self.name = handles[0].name if handles else what
         self._handles, self._finish, self._devices = list(handles), finish, devices
-        # Is set when its group is destroyed.
+        # Set when its group is destroyed.
         self._destroyed = destroyed
         self._lock = threading.Lock()
         self.ended = False
         self.error: BaseException | None = None
-        # Nobody relies on its result any more.
+        # Whether its result is no longer needed.
         self.given_up = False
-        # Events of the streams of the thread that started it: the result comes after them,
-        # whichever thread copies it.
+        # Stream events of the thread that started it: the result is copied after them, by any
+        # thread.
         self._before = _cuda.stage.marks(devices) if devices else []
-        # Events of the streams of the thread that saw the end first: later waits come after them.
+        # Stream events of the thread that copied the result: later waits follow them.
         self.after: list[_cuda.Mark] = []
 
     def end(self, until: float) -> None:
-        """Waits, and copies the result to its place; raises its error, or ``_NotYet``."""
+        """Waits, and copies the result to the output tensors; raises its error, or ``_NotYet``."""
         global _last_error
         results = []
         try:
@@ -166,31 +162,30 @@ class Operation:
             raise self.error
 
     def _set_ended(self, error: BaseException | None) -> None:
-        """Frees what the operation held, after its end."""
+        """Records the outcome, and releases what the operation holds."""
         if not self.ended:
             self.error, self.ended = error, True
             self._finish, self._handles = None, []
 
     def _in_group_terms(self, error: GradwireError) -> GradwireError:
-        """Returns the error in terms of process groups, if the process set has been removed."""
+        """Rewords the error for process groups if the process set has been removed."""
         gone = self._destroyed is not None and self._destroyed.is_set()
-        # An error that ends the job names no tensor.
+        # Errors that end the job name no tensor.
         if not gone or error.kind not in ("invalid", "cancelled") or not error.tensor:
             return error
         return Cancelled(
-            f"{self.what} was given up: its process group was destroyed, and not all of its ranks "
-            "had made this call "
-            f"({error})",
+            f"{self.what} was abandoned: its process group was destroyed before all of its ranks "
+            f"had made this call ({error})",
             kind="cancelled",
             tensor=error.tensor,
         )
 
     def poll(self) -> bool:
-        """Returns whether it can be ended without waiting."""
+        """Returns whether ``end`` would not wait."""
         return self.ended or all(handle.poll() for handle in self._handles)
 
     def try_to_end(self) -> bool:
-        """Ends it if that is possible now; returns whether it has ended, well or badly."""
+        """Ends the operation if it has completed; returns whether it has ended or failed."""
         if not self.ended and self.poll():
             try:
                 self.end(time.monotonic())
@@ -201,11 +196,11 @@ class Operation:
         return self.ended
 
     def settle(self) -> bool:
-        """Ends it if that is possible now; returns whether nothing is left to do."""
+        """Ends the operation if it has completed; returns whether nothing is left to do."""
         return self.given_up or self.try_to_end()
 
     def dropped(self) -> None:
-        """Is called when nobody will wait for it."""
+        """Called when nothing will wait for it."""
         if not self.ended and not self.given_up:
             _threads.finish_later(self)
 
@@ -214,19 +209,19 @@ _Work: Any = dist._Work  # type: ignore[attr-defined]  # PyTorch exports it with
 
 
 class Work(_Work):  # type: ignore[misc]
-    """An operation in flight. PyTorch may wait for it, get its future, or drop it.
+    """An operation in flight. PyTorch may wait for it, use its future, or drop it.
 
     The collectives of ``torch.distributed`` create it.
 
     Args:
-        what: What it is, for messages.
+        what: A description for messages.
         handles: The native handles.
-        finish: Copies the results of the handles to their tensors.
+        finish: Copies the results of the handles to the output tensors.
         result: The tensors with the result.
-        timeout: The longest time to wait for the result.
+        timeout: The maximum time to wait for the result.
         devices: The devices of the tensors.
-        source: The rank in the group that a message comes from.
-        destroyed: Is set when the group is destroyed.
+        source: The rank in the group that sent a message.
+        destroyed: Set when the group is destroyed.
     """
 
     operation: Operation
@@ -266,37 +261,34 @@ class Work(_Work):  # type: ignore[misc]
     def _timed_out(self, limit: float) -> WaitTimeout:
         global _last_error
         error = WaitTimeout(
-            f"{self.operation.what} did not complete within {limit:g} s, the timeout of the call, "
-            "of "
-            "new_group or of init_process_group: a rank is late or has not made this call",
+            f"{self.operation.what} did not complete within {limit:g} s (the timeout of the call, "
+            "new_group or init_process_group): a rank is late or has not made this call",
             kind="timeout",
         )
         _last_error = error
         return error
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Waits until the result is in its tensors.
+        """Waits until the result is in the output tensors.
 
-        All ranks that wait for an operation that fails get the same cause.
+        If the operation fails, all waiting ranks receive the same cause.
 
         Args:
-            timeout: The longest time to wait; 0 is the timeout of the call or of the group.
+            timeout: The maximum time to wait; 0 uses the timeout of the call or of the group.
 
         Returns:
             True.
 
         Raises:
-            WaitTimeout: The operation has not ended in time.
-            Disagreement: The ranks asked for different things.
-            PeerLost: A rank or a node that takes part has ended or does not answer.
-            GradwireError: The operation failed for another reason.
+            WaitTimeout: The operation did not complete in time.
+            GradwireError: The operation failed; the subclass and ``kind`` tell why.
         """
         limit = timeout.total_seconds()
         until = time.monotonic() + limit if limit > 0 else self._deadline
         try:
             self.operation.end(until)
         except BaseException as error:
-            # A caller that got an error must not find a result in the tensor later.
+            # After an error, no result may appear in the tensor later.
             self.operation.given_up = True
             if isinstance(error, _NotYet):
                 raise self._timed_out(limit if limit > 0 else self._limit) from None
@@ -307,26 +299,19 @@ class Work(_Work):  # type: ignore[misc]
         return True
 
     def synchronize(self) -> None:
-        """Waits until the result is in its tensors, as ``wait`` does.
-
-        Raises:
-            WaitTimeout: The operation has not ended in time.
-            Disagreement: The ranks asked for different things.
-            PeerLost: A rank or a node that takes part has ended or does not answer.
-            GradwireError: The operation failed for another reason.
-        """
+        """Waits until the result is in the output tensors, as ``wait`` does."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Returns whether ``wait`` would return, or raise, at once.
+        """Returns whether ``wait`` would return or raise immediately.
 
         Returns:
-            True if the operation has ended.
+            True if the operation has completed.
         """
         return self.operation.try_to_end()
 
     def is_success(self) -> bool:
-        """Returns whether the operation has ended without an error.
+        """Returns whether the operation has completed without an error.
 
         Returns:
             True if it has.
@@ -337,7 +322,7 @@ class Work(_Work):  # type: ignore[misc]
         """Returns the error of the operation.
 
         Returns:
-            The error; None if it has not failed, or has not ended.
+            The error; None if it has not failed or not completed.
         """
         return self.operation.error if self.is_completed() else None
 
@@ -346,18 +331,12 @@ class Work(_Work):  # type: ignore[misc]
 
         Returns:
             The tensors with the result.
-
-        Raises:
-            WaitTimeout: The operation has not ended in time.
-            Disagreement: The ranks asked for different things.
-            PeerLost: A rank or a node that takes part has ended or does not answer.
-            GradwireError: The operation failed for another reason.
         """
         self.wait()
         return self.value if isinstance(self.value, list) else [self.value]
 
     def source_rank(self) -> int:
-        """Returns the rank in the group that a message came from.
+        """Returns the rank in the group that sent a message.
 
         Returns:
             The rank; -1 if it is not a message.
@@ -369,7 +348,7 @@ class Work(_Work):  # type: ignore[misc]
     def get_future(self) -> torch.futures.Future[Any]:
         """Returns the result as a future.
 
-        A thread completes it when the operation ends.
+        A thread completes the future when the operation completes.
 
         Returns:
             A future of the tensors with the result. It raises what ``wait`` raises.
@@ -384,11 +363,11 @@ class Work(_Work):  # type: ignore[misc]
         if self.is_completed():
             self._complete(base)
         else:
-            start(lambda: self._complete(base))
+            _threads.start(lambda: self._complete(base))
         return future
 
     def _complete(self, base: torch.futures.Future[Any]) -> None:
-        """Completes the future, with a ``Failed`` for an error; not while the interpreter ends."""
+        """Completes the future, with a ``Failed`` for an error; not while the interpreter exits."""
         while True:
             try:
                 self.operation.end(min(self._deadline, time.monotonic() + _SLICE))

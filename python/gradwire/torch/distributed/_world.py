@@ -1,13 +1,13 @@
-"""The job of the process groups, and the groups' process sets.
+"""The job behind the process groups, and the groups' process sets.
 
-Each group has its own process set, also if another group has the same ranks. The set is removed
-when all members have destroyed the group, and with it what some of them have started there and
-others never will (TELL).
+Each group has its own process set, even if another group has the same ranks. When all members have
+destroyed the group, the set is removed, together with operations that only some of them have
+started (TELL).
 
-All ranks of the job together create a process set, but PyTorch tells only the members of a new
-group about it. So every rank has a thread that reads requests from the store that all ranks share,
-and creates each set in turn. Requests are numbered, so all ranks create the same sets in the same
-order. Sets are removed in the same way; the remaining ones are removed with the last group.
+Creating a process set is a collective of all ranks of the job, but PyTorch informs only the members
+of a new group. So every rank has a thread that reads requests from the shared store and creates the
+sets. Requests are numbered, so all ranks create the same sets in the same order. Sets are removed
+in the same way; the remaining ones are removed with the last group.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _GRACE_SECONDS = 5.0
 _SLICE = 0.05
 _FOREVER = timedelta(days=365)
 Ranks = tuple[int, ...]
-# A group's ranks, ascending, and the number of earlier groups of these ranks.
+# A group's ranks, ascending, and the number of earlier groups with these ranks.
 Key = tuple[Ranks, int]
 
 
 class World:
-    """What the groups of one ``init_process_group`` share."""
+    """The shared state of the groups of one ``init_process_group``."""
 
-    # The number of worlds that were opened in this process; the same in all processes.
+    # The number of worlds opened in this process; the same in all processes.
     _opened = 0
 
     def __init__(
         self, store: Any, rank: int, size: int, timeout: timedelta, beside: Any = None
     ) -> None:
-        """Joins the job, or makes it. ``beside`` is the group of all ranks of another backend."""
-        # A group of all ranks of another backend does not mean that all ranks are here.
+        """Joins or forms the job. ``beside`` is another backend's group of all ranks."""
+        # Another backend's group does not guarantee that all ranks create a group of this one.
         self._within = timedelta.max if beside is None else timedelta(seconds=_start._timeout())
         timeout = min(timeout, self._within)
         if not is_initialized():
@@ -58,20 +58,19 @@ class World:
         if (job.rank, job.size) != (rank, size):
             raise InvalidRequest(
                 f"init_process_group was given rank {rank} of {size}, but this process is rank "
-                f"{job.rank} of "
-                f"{job.size} of its gradwire job: leave rank and world_size to the launcher",
+                f"{job.rank} of {job.size} in its gradwire job: don't pass rank and world_size",
                 kind="invalid",
             )
         self.generation = World._opened
         World._opened += 1
         self.rank, self.size = rank, size
-        # The group that ends this world.
+        # The group whose end closes this world.
         self.first: Key | None = (tuple(range(size)), 0) if beside is None else None
         self._beside = weakref.ref(beside) if beside is not None else None
         self._pid = os.getpid()
         self._serials: dict[Ranks, int] = {}
-        # The group of all ranks keeps its store alive, and with it the server for the others. The
-        # store of another backend's group must end with that group.
+        # The group of all ranks keeps its store alive, which may host the server for the others.
+        # The store of another backend's group must end with that group.
         self._find_store = weakref.ref(store) if beside is not None else lambda: store
         self._prefix = f"gradwire/sets/{self.generation}"
         self._requesting = threading.Lock()
@@ -87,24 +86,24 @@ class World:
     def _store(self) -> Any:
         store = self._find_store()
         if store is None:
-            raise Cancelled("the store of the group of all ranks is gone", kind="cancelled")
+            raise Cancelled("the store of the default process group is gone", kind="cancelled")
         return store
 
     def serves(self, everybody: Any) -> bool:
-        """Returns whether its groups are created beside this group of all ranks."""
+        """Returns whether its groups exist beside this group of all ranks."""
         return self._beside is not None and self._beside() is everybody
 
     def key(self, ranks: Ranks) -> Key:
-        """Returns the key of a new group of these ranks; it is the same on all of them."""
+        """Returns the key of a new group of these ranks, the same on all of them."""
         number = self._serials.get(ranks, 0)
         self._serials[ranks] = number + 1
         return ranks, number
 
     def process_set(self, key: Key, timeout: timedelta) -> _native.ProcessSet:
-        """Returns the process set of a new group; all of its ranks call it.
+        """Returns the process set of a new group; all of its ranks call this.
 
         Raises:
-            WaitTimeout: A rank has not come in time.
+            WaitTimeout: A rank did not call this in time.
             GradwireError: The process set can't be created.
         """
         ranks, serial = key
@@ -115,19 +114,19 @@ class World:
             self._changed.wait_for(lambda: key in self._sets or self._closed is not None, limit)
             made = self._sets.get(key, self._closed)
         if made is None:
-            raise _timed_out(f"a process group of the ranks {list(ranks)}", limit)
+            raise _timed_out(f"a process group of ranks {list(ranks)}", limit)
         if isinstance(made, BaseException):
             raise made
         return made
 
     def leave(self, key: Key) -> None:
-        """Notes that a member destroys a group. The last one requests the removal of the set."""
-        # Beside another backend the sets stay until the world is closed. Its store may end before
-        # all ranks have read a request, and they have to remove the same sets in the same order.
+        """Records that a member has destroyed a group. The last one requests the set's removal."""
+        # Beside another backend, sets stay until the world is closed: its store may end before all
+        # ranks have read a request, but they must remove the same sets in the same order.
         if self._pid != os.getpid() or self._closed is not None or self._beside is not None:
             return
         ranks, serial = key
-        # If the store is gone the job is about to end, and its sets with it.
+        # If the store is gone, the job is about to end, and with it its sets.
         with contextlib.suppress(Exception):
             if self._store.add(
                 f"{self._prefix}/left/{serial}/{'.'.join(map(str, ranks))}", 1
@@ -141,9 +140,9 @@ class World:
 
     def _serve(self) -> None:
         try:
-            # A store's client answers one call at a time, and this one waits, so it is a clone. Not
-            # beside another backend: if a server ends while a client waits, PyTorch prints a
-            # message.
+            # A store client handles one call at a time, and this thread blocks in calls, so it uses
+            # a clone. Not beside another backend: PyTorch prints a message if a server ends while a
+            # client waits.
             waits = self._beside is None and hasattr(self._store, "clone")
             store = self._store.clone() if waits else None
             for number in itertools.count(1):
@@ -156,12 +155,11 @@ class World:
                 else:
                     self._add_set((ranks, request["group"]))
         except Exception as error:
-            # Also if the store is gone, with the process that served it.
+            # This also happens when the store is gone with the process that served it.
             ended = error
             if not isinstance(error, GradwireError):
-                ended = Cancelled(
-                    f"no further process group can be made: {error}", kind="cancelled"
-                )
+                text = f"no further process group can be created: {error}"
+                ended = Cancelled(text, kind="cancelled")
             with self._changed:
                 self._closed = ended
                 self._changed.notify_all()
@@ -171,10 +169,10 @@ class World:
         if store is not None:
             store.wait([key], _FOREVER)
             return bytes(store.get(key))
-        # Adding 0 reads the counter, and does not wait.
+        # Adding 0 reads the counter without waiting.
         while True:
-            # The lock keeps this rank's other thread from being between counting and setting, for
-            # which this would wait.
+            # Without the lock, this rank's other thread could have counted a request but not yet
+            # set it, and ``get`` would wait.
             with self._requesting:
                 if self._store.add(f"{self._prefix}/asked", 0) >= number:
                     return bytes(self._store.get(key))
@@ -193,7 +191,7 @@ class World:
     def _remove_set(self, key: Key) -> None:
         made = self._sets[key]
         if isinstance(made, _native.ProcessSet):
-            # If the removal is refused the set stays until the job ends.
+            # If the removal is rejected, the set stays until the job ends.
             with contextlib.suppress(GradwireError):
                 self._until_the_end(_removal(made))
         del self._sets[key]
@@ -205,26 +203,24 @@ class World:
         return handle.wait(0.0)
 
     def close(self) -> None:
-        """Ends the threads of all ranks: without this rank no further set can be created."""
+        """Stops the threads of all ranks: without this rank, no further set can be created."""
         atexit.unregister(self.close)
         if self._pid != os.getpid():
             return
         with self._changed:
             closed = self._closed is not None
         if not closed:
-            text = (
-                f"rank {self.rank} has left the process groups: no new one can be made without it"
-            )
-            # If the store is gone every rank's thread sees that.
+            text = f"rank {self.rank} has left the process groups, so no new one can be created"
+            # If the store is gone, every rank's thread sees that.
             with contextlib.suppress(Exception):
                 self._request({"closed": text})
-        # All ranks serve the same requests: those before the first one that closes.
+        # All ranks serve the same requests, up to the first one that closes the world.
         self._thread.join(_GRACE_SECONDS)
         self._ending.set()
         self._thread.join(_GRACE_SECONDS)
         for made in self._sets.values():
-            # The set is removed when all ranks have asked for it. This waits for that only before
-            # the rank leaves the job.
+            # A set is removed once all ranks have requested that. Only ``_wait_for_removals`` waits
+            # for this.
             with contextlib.suppress(GradwireError):
                 if isinstance(made, _native.ProcessSet):
                     _removals.append(_removal(made))
@@ -235,7 +231,7 @@ _removals: list[_native.Handle] = []
 
 
 def _wait_for_removals() -> None:
-    """Waits a while, before the rank leaves the job, for the others to request the removals."""
+    """Before the rank leaves the job, waits a while for the others to request the removals."""
     until = time.monotonic() + _GRACE_SECONDS
     while _removals:
         with contextlib.suppress(GradwireError):
@@ -252,7 +248,7 @@ def _removal(made: _native.ProcessSet) -> _native.Handle:
 
 
 def _wait_for_ranks(store: Any, rank: int, size: int, opened: int, timeout: timedelta) -> None:
-    """Waits for all ranks to create a group. ``init`` waits, too, but without a deadline (WAIT)."""
+    """Waits for all ranks to create a group. ``init`` also waits, but without a deadline (WAIT)."""
     there = [f"gradwire/there/{opened}/{each}" for each in range(size)]
     store.set(there[rank], "")
     try:
@@ -265,9 +261,8 @@ def _wait_for_ranks(store: Any, rank: int, size: int, opened: int, timeout: time
 
 def _timed_out(what: str, seconds: float) -> WaitTimeout:
     return WaitTimeout(
-        f"{what} could not be made within {seconds:g} s: every rank of the job has to be there, "
-        "members or not, "
-        "and to have made a group of this backend",
+        f"{what} could not be created within {seconds:g} s: every rank of the job, member or not, "
+        "must be running and must have created a group with this backend",
         kind="timeout",
     )
 
@@ -276,7 +271,7 @@ _world: World | None = None
 
 
 def open_world(store: Any, rank: int, size: int, timeout: timedelta, beside: Any = None) -> World:
-    """Creates the world of a new ``init_process_group``, or of one of another backend."""
+    """Creates the world of a new ``init_process_group``, of this or another backend."""
     global _world
     if _world is not None:
         _world.close()
@@ -285,9 +280,9 @@ def open_world(store: Any, rank: int, size: int, timeout: timedelta, beside: Any
 
 
 def world_beside(everybody: Any, store: Any, timeout: timedelta) -> World:
-    """Returns the world of the groups beside another backend's group of all ranks.
+    """Returns the world for groups beside another backend's group of all ranks.
 
-    All ranks of the job have to create such a group.
+    All ranks of the job must create such a group.
     """
     if _world is not None and _world.serves(everybody):
         return _world

@@ -1,4 +1,4 @@
-"""Ordinary tensors of a process group that move into shared memory."""
+"""Ordinary tensors of a process group move into shared memory."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ N = 40_000
 
 @pytest.fixture(autouse=True)
 def _look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests make new tensors more often than programs do, and other jobs move theirs."""
+    """Removes the pauses, because the tests create tensors more often than programs do."""
     monkeypatch.setattr(_adopt, "LOOK_PAUSE", 0.0)
     monkeypatch.setattr(_adopt, "LOCK_SECONDS", 60.0)
-    # Tests of other files may have begun a pause.
+    # Tests in other files may have started a pause.
     monkeypatch.setattr(_adopt, "_look_from", 0.0)
     monkeypatch.setattr(_adopt, "_move_from", 0.0)
 
@@ -93,7 +93,7 @@ def test_two_groups_use_one_storage() -> None:
         assert torch.equal(left, total()), turn
         both = min(2, dist.get_world_size())
         assert torch.equal(right, total(N, both) if dist.get_rank() < 2 else fresh()), turn
-    # A group that is gone takes nothing with it.
+    # Removing a group does not affect other groups.
     assert adopted(tensor)
     dist.barrier()
     for group in groups:
@@ -134,7 +134,7 @@ def rows(step: int, rank: int) -> torch.Tensor:
 @pytest.mark.parametrize("view", [False, True])
 @pytest.mark.parametrize("to_none", [False, True])
 def test_ddp(view: bool, to_none: bool) -> None:
-    """DDP's buckets move; its gradients are those of a model that sees all data."""
+    """DDP's buckets move; its gradients equal those of a model that sees all data."""
     model = DistributedDataParallel(Wide(), gradient_as_bucket_view=view, bucket_cap_mb=0.3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     alone = Wide()
@@ -157,9 +157,9 @@ def test_ddp(view: bool, to_none: bool) -> None:
 
 
 def test_a_wait_that_times_out() -> None:
-    """The operation goes on in the tensor's own memory."""
+    """The operation continues in the tensor's own memory."""
     if dist.get_world_size() == 1:
-        pytest.skip("nobody is late")
+        pytest.skip("needs two ranks")
     tensor = torch.zeros(N)
     for _ in range(2):
         tensor.copy_(fresh())

@@ -1,4 +1,4 @@
-"""DDP's buckets in shared memory: when the hook moves them, and that gradients remain right."""
+"""DDP's buckets in shared memory: when the hook moves them, and correct gradients."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def in_turn(model: nn.Module, step: int) -> None:
 
 
 def elsewhere(model: nn.Module, step: int) -> None:
-    """Sets gradients that are other tensors, in other memory."""
+    """Sets gradients to other tensors in other memory."""
     model.zero_grad(set_to_none=False)
     for at, parameter in enumerate(model.parameters()):
         if parameter.grad is not None and at % 3 == step % 3:
@@ -91,7 +91,7 @@ def elsewhere(model: nn.Module, step: int) -> None:
 
 
 def aliases(model: nn.Module, step: int) -> None:
-    """Sets gradients that are other tensors in the same memory, which DDP takes for its own."""
+    """Sets gradients to other tensors in the same memory, which DDP takes as its own."""
     model.zero_grad(set_to_none=False)
     for at, parameter in enumerate(model.parameters()):
         if parameter.grad is not None and at % 3 == step % 3:
@@ -107,7 +107,7 @@ def detached(model: nn.Module, step: int) -> None:
 
 
 def slices(model: nn.Module, step: int) -> None:
-    """Sets gradients that are parts of something larger, with its own memory."""
+    """Sets gradients to parts of a larger tensor with its own memory."""
     model.zero_grad(set_to_none=False)
     for at, parameter in enumerate(model.parameters()):
         if parameter.grad is not None and at % 2 == step % 2:
@@ -119,7 +119,7 @@ OPTIONS = [{}, {"find_unused_parameters": True}, {"static_graph": True}]
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_gradients_are_right_however_they_are_cleared(change: Change) -> None:
+def test_gradients_are_right_after_any_clearing(change: Change) -> None:
     model = distributed()
     for step in range(6):
         change(model, step)
@@ -131,7 +131,7 @@ def test_gradients_are_right_however_they_are_cleared(change: Change) -> None:
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("view", [True, False])
 def test_a_hook_that_comes_late(view: bool, change: Change, options: dict[str, bool]) -> None:
-    """DDP has trained before: changed gradients remain as they are when the buckets move."""
+    """DDP has trained before: changed gradients keep their values when the buckets move."""
     model = without_hook(view, **options)
     for step in range(9):
         if step == 3:
@@ -146,8 +146,8 @@ def test_a_hook_that_comes_late(view: bool, change: Change, options: dict[str, b
         compare(model, expected(step, 6, [None] * 12))
 
 
-def test_gradients_that_the_program_looks_at_elsewhere() -> None:
-    """If a program has its own tensors on a bucket's memory, the bucket stays where it is."""
+def test_buckets_with_other_views_stay_in_place() -> None:
+    """If a program has its own tensors on a bucket's memory, the bucket does not move."""
     model = without_hook()
     for step in range(3):
         clear(model, step)
@@ -209,7 +209,7 @@ def test_a_network_in_two_models_in_turn(view: bool) -> None:
 @pytest.mark.parametrize("options", OPTIONS[:2], ids=str)
 @pytest.mark.parametrize("view", [True, False])
 def test_several_passes(view: bool, options: dict[str, bool]) -> None:
-    """Makes two passes within no_sync, and two that are exchanged, without clearing in between."""
+    """Makes two passes within no_sync and two exchanged ones, without clearing in between."""
     model = distributed(view, **options)
     for step in range(4):
         in_turn(model, step)
@@ -228,8 +228,7 @@ def test_several_passes(view: bool, options: dict[str, bool]) -> None:
 @pytest.mark.parametrize("hook", [True, False])
 @pytest.mark.parametrize("view", [True, False])
 def test_ranks_that_run_out_of_data(view: bool, hook: bool) -> None:
-    """PyTorch's join: a rank without data takes part with zeros, and averages are over all
-    ranks."""
+    """PyTorch's join: a rank without data contributes zeros, and averages are over all ranks."""
     model = distributed(view) if hook else without_hook(view)
     for _ in range(2):
         with model.join():
@@ -241,7 +240,7 @@ def test_ranks_that_run_out_of_data(view: bool, hook: bool) -> None:
 
 @pytest.mark.parametrize("view", [True, False])
 def test_averages_over_the_ranks_that_are_left(view: bool) -> None:
-    """DDP gets their number from an allreduce whose work it waits for in C++."""
+    """DDP counts them with an allreduce, and waits for its work in C++."""
     model = without_hook(view)
     with model.join(divide_by_initial_world_size=False):
         for step in range(3 + 2 * dist.get_rank()):
@@ -250,7 +249,7 @@ def test_averages_over_the_ranks_that_are_left(view: bool) -> None:
             compare(
                 model, left(step, sum(step < 3 + 2 * rank for rank in range(dist.get_world_size())))
             )
-    # With a hook, the averages are up to the hook, but it must not wait for ever.
+    # The hook determines the averages, but must not wait forever.
     model = distributed(view)
     with model.join(divide_by_initial_world_size=False):
         for step in range(1 + dist.get_rank()):
@@ -259,7 +258,7 @@ def test_averages_over_the_ranks_that_are_left(view: bool) -> None:
 
 
 def left(step: int, divisor: int) -> list[torch.Tensor | None]:
-    """Returns the inputs of the ranks that still have data in this step."""
+    """Returns the inputs of the ranks with data in this step."""
     total = [torch.zeros_like(parameter) for parameter in Network().parameters()]
     for rank in range(dist.get_world_size()):
         if step < 3 + 2 * rank:
@@ -271,7 +270,7 @@ def left(step: int, divisor: int) -> list[torch.Tensor | None]:
     return list(total)
 
 
-def test_nothing_is_copied_once_the_buckets_have_moved() -> None:
+def test_moved_buckets_are_not_copied() -> None:
     model = distributed()
     for step in range(3):  # DDP rebuilds its buckets after the first
         model.zero_grad()
@@ -291,7 +290,7 @@ def test_nothing_is_copied_once_the_buckets_have_moved() -> None:
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_parameters_that_a_step_does_not_use(set_to_none: bool) -> None:
+def test_unused_parameters(set_to_none: bool) -> None:
     model = distributed(find_unused_parameters=True)
     for step, used in enumerate([6, 6, 3, 6, 2, 5, 6]):
         model.zero_grad(set_to_none=set_to_none)
@@ -317,7 +316,7 @@ def test_ranks_that_use_different_parameters() -> None:
                 torch.testing.assert_close(parameter.grad, mean, atol=1e-6, rtol=1e-5)
 
 
-def test_passes_that_are_added_up() -> None:
+def test_accumulated_passes() -> None:
     model = distributed()
     for step in range(4):
         model.zero_grad(set_to_none=step % 2 == 0)
@@ -358,13 +357,13 @@ def with_the_default_state(networks: list[nn.Module], view: bool) -> list[Distri
 
 
 def in_one_pass(models: list[nn.Module], step: int, rank: int) -> torch.Tensor:
-    """Returns a loss for which one model's result is the other one's input."""
+    """Returns a loss in which one model's output is the other's input."""
     first, second = models
     return second(first(rows(step, rank)[:, :8])).square().sum()
 
 
 def beside_each_other(models: list[nn.Module], step: int, rank: int) -> torch.Tensor:
-    """Returns a loss of both models. Their order in the backward pass is not that of all ranks."""
+    """Returns a loss of both models, whose order in the backward pass differs between ranks."""
     order = [0, 1] if rank % 2 == 0 else [1, 0]
     x = rows(step, rank)[:, :8]
     return torch.stack([models[at](x).square().sum() for at in order]).sum()
@@ -386,7 +385,7 @@ def compare_with_all(
 
 @pytest.mark.parametrize("view", [True, False])
 def test_models_that_share_a_state_in_one_pass(view: bool) -> None:
-    """The other ranks have started the buckets of both models when the late one comes."""
+    """The other ranks have started both models' buckets before the late rank."""
     networks = of_one_shape()
     models = with_the_default_state(networks, view)
     for step in range(4):
@@ -400,10 +399,10 @@ def test_models_that_share_a_state_in_one_pass(view: bool) -> None:
 
 
 @pytest.mark.parametrize("view", [True, False])
-def test_models_whose_buckets_are_ready_in_another_order(view: bool) -> None:
-    """Models of one shape that share a state are not taken for each other."""
+def test_models_sharing_a_state_are_kept_apart(view: bool) -> None:
+    """Models of the same shape that share a state are not confused."""
     for step in range(3):
-        # New ones each time: in its second pass DDP itself makes calls that need an order.
+        # New models each time: in its second pass, DDP itself makes calls that must be ordered.
         networks = of_one_shape()
         models = with_the_default_state(networks, view)
         beside_each_other(list(models), step, dist.get_rank()).backward()
@@ -424,7 +423,7 @@ def test_a_second_hook_is_refused_and_not_counted() -> None:
     compare_with_all(models, networks, in_one_pass, 1)
 
 
-def test_a_model_that_goes_gives_its_memory_back() -> None:
+def test_a_deleted_model_frees_its_memory() -> None:
     def in_use() -> int:
         model = distributed()
         for step in range(3):
@@ -432,5 +431,5 @@ def test_a_model_that_goes_gives_its_memory_back() -> None:
             model(rows(step, dist.get_rank()), 6).sum().backward()
         return min(p.grad.data_ptr() for p in model.parameters() if p.grad is not None)
 
-    # Freed memory is reused; otherwise each model would have memory of its own.
+    # Freed memory is reused; otherwise, each model would use new memory.
     assert len({in_use() for _ in range(6)}) < 6

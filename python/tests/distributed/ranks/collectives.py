@@ -1,4 +1,4 @@
-"""Every call of torch.distributed that moves tensors or reduces them."""
+"""Every torch.distributed call that moves or reduces tensors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def last() -> int:
 
 
 def of(member: int, dtype: torch.dtype = torch.float32, number: int = 6) -> torch.Tensor:
-    """Returns the input of a rank: small numbers that every element type has."""
+    """Returns the input of a rank: small numbers that every element type can represent."""
     values = (torch.arange(number) + member) % 3
     return values.to(torch.float32).to(dtype) if dtype in OTHERS else values.to(dtype)
 
@@ -57,7 +57,7 @@ def everyone(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     return [of(member, dtype) for member in range(size())]
 
 
-def test_who() -> None:
+def test_ranks_and_sizes() -> None:
     assert dist.get_backend() == "gradwire"
     assert dist.group.WORLD is not None
     assert (dist.group.WORLD.rank(), dist.group.WORLD.size()) == (rank(), size())
@@ -151,7 +151,7 @@ def test_parts_of_different_sizes() -> None:
     output = torch.empty(rank() + 1)
     dist.reduce_scatter(output, [torch.full((to + 1,), rank() + 1.0) for to in range(size())])
     assert torch.equal(output, torch.full((rank() + 1,), sum(range(1, size() + 1)) * 1.0))
-    outputs = [torch.empty(member, 2) for member in range(size())]  # the first rank gives nothing
+    outputs = [torch.empty(member, 2) for member in range(size())]  # none from rank 0
     dist.all_gather(outputs, torch.full((rank(), 2), float(rank())))
     assert all(
         torch.equal(output, torch.full((member, 2), float(member)))
@@ -226,10 +226,10 @@ def test_futures() -> None:
     torch.futures.collect_all(futures).wait()
 
 
-def test_a_future_that_waits_for_a_later_operation() -> None:
-    """The first future ends only after the second one's result was seen by the sender."""
+def test_a_future_waits_for_a_later_operation() -> None:
+    """The first future completes only after the sender has seen the second one's result."""
     if size() == 1:
-        pytest.skip("there is nobody else")
+        pytest.skip("needs two ranks")
     if rank() == 0:
         late = torch.empty(2)
         first = dist.irecv(late, 1).get_future()
@@ -252,7 +252,7 @@ def test_coalesced() -> None:
     mixed = [
         of(rank()),
         of(rank(), torch.int64),
-    ]  # the group accepts it, PyTorch's function does not
+    ]  # the group accepts this, but PyTorch's function does not
     assert dist.group.WORLD is not None
     dist.group.WORLD.allreduce_coalesced(mixed).wait()
     assert torch.equal(mixed[0], sum(everyone())) and torch.equal(
@@ -289,7 +289,7 @@ def test_coalesced() -> None:
 
 def test_messages() -> None:
     if size() == 1:
-        pytest.skip("there is nobody else")
+        pytest.skip("needs two ranks")
     after, before = (rank() + 1) % size(), (rank() - 1) % size()
     got = torch.empty(2, 3)
     requests = [dist.isend(torch.full((2, 3), float(rank())), after), dist.irecv(got, before)]
@@ -297,7 +297,7 @@ def test_messages() -> None:
         assert request is not None
         request.wait()
     assert torch.equal(got, torch.full((2, 3), float(before)))
-    # Messages of one tag keep their order.
+    # Messages with the same tag stay in order.
     values = [torch.tensor([float(rank() * 10 + number)]) for number in range(3)]
     sent = [dist.isend(value, after, tag=number % 2) for number, value in enumerate(values)]
     for number in (1, 0, 2):
@@ -343,12 +343,12 @@ def test_sparse() -> None:
     assert torch.equal(tensor.to_dense(), expected)
 
 
-def test_what_is_not_there_says_so() -> None:
+def test_unsupported_calls_raise() -> None:
     group = dist.group.WORLD
     assert group is not None
     one, sparse = torch.ones(1), torch.eye(2).to_sparse()
     for what, call in {
-        "give recv a source": lambda: dist.recv(one),
+        "pass src to recv": lambda: dist.recv(one),
         "only by SUM": lambda: dist.all_reduce(sparse, ReduceOp.MAX),
         "one output and a list": lambda: group.reduce_scatter([one, one], [[one] * size()] * 2),
         "pg_options must be None": lambda: dist.new_group(pg_options=object()),
@@ -359,7 +359,7 @@ def test_what_is_not_there_says_so() -> None:
 
 def test_groups() -> None:
     if size() == 1:
-        pytest.skip("there is nobody else")
+        pytest.skip("needs two ranks")
     first = dist.new_group([0, 1])
     last = dist.new_group([size() - 1])
     evens = dist.new_group(list(range(0, size(), 2)))
@@ -386,7 +386,7 @@ def test_groups() -> None:
         assert [int(output) for output in outputs] == members
         dist.barrier(group)
     if rank() < 2:
-        # Two groups of the same ranks do not mix their messages.
+        # Messages of two groups with the same ranks are kept apart.
         if rank() == 0:
             requests = [
                 dist.isend(torch.tensor([at * 1.0]), 1, group=group)
@@ -403,7 +403,7 @@ def test_groups() -> None:
 
 
 def test_groups_that_only_their_members_make() -> None:
-    """The other ranks do something else meanwhile, and need not know of it."""
+    """The other ranks make other calls and need not know of the group."""
     half = [member for member in range(size()) if member % 2 == rank() % 2]
     group = dist.new_group(half, use_local_synchronization=True)
     tensor = torch.ones(2)
@@ -414,7 +414,7 @@ def test_groups_that_only_their_members_make() -> None:
 
 def test_subgroups() -> None:
     if size() % 2:
-        pytest.skip("they are pairs")
+        pytest.skip("needs pairs of ranks")
     mine, groups = dist.new_subgroups(2)
     assert len(groups) == size() // 2
     tensor = torch.full((1,), float(rank()))
@@ -422,8 +422,8 @@ def test_subgroups() -> None:
     assert tensor.item() == rank() // 2 * 4 + 1
 
 
-def test_names_come_again() -> None:
-    """The daemons remember every name, so there are only as many as operations can be in flight."""
+def test_names_repeat() -> None:
+    """Daemons remember every name, so there are no more names than operations in flight."""
     from gradwire._names import NAMES
     from gradwire.torch.distributed._numbering import Numbers
 

@@ -1,5 +1,4 @@
-"""One process group for all tests of a rank. gradwire is not imported: PyTorch finds the
-backend."""
+"""One process group for all tests of a rank. PyTorch finds the backend without an import."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Random calls of torch.distributed, compared with results that every rank calculates.
+"""Random calls of torch.distributed, compared with results computed by every rank.
 
-``GWTEST_SEED`` is the seed, ``GWTEST_CALLS`` the number of calls, ``GWTEST_FIRST`` the first one.
+``GWTEST_SEED`` is the seed, ``GWTEST_CALLS`` the number of calls, ``GWTEST_FIRST`` the first call.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Calls(Player):
 
     def __init__(self, name: str, groups: Sequence[Group]) -> None:
         super().__init__(name, groups)
-        # The futures of callbacks that have yet to start calls.
+        # The futures of callbacks that have not started their calls yet.
         self.continued: list[torch.futures.Future[Any]] = []
 
     def call_all_reduce(self) -> None:
@@ -70,7 +70,7 @@ class Calls(Player):
         *expected: tuple[Place, torch.Tensor | None],
         close: bool = False,
     ) -> None:
-        """Makes a call of the group itself, which always returns a work."""
+        """Calls a method of the group, which always returns a work."""
         self.start(lambda late: call() if late else call().wait(), *expected, close=close)
 
     def call_premul_sum(self) -> None:
@@ -99,7 +99,7 @@ class Calls(Player):
         self.start(lambda late: dist.broadcast(place.tensor, rank, group, late), (place, expected))
 
     def call_all_gather(self) -> None:
-        """Gathers tensors, also of different sizes."""
+        """Gathers tensors, possibly of different sizes."""
         dtype, shape = self.chance.choice(MOVED), shape_of(self.chance)
         shapes = [shape] * self.at.size
         if shape and self.chance.random() < 0.3:
@@ -172,7 +172,7 @@ class Calls(Player):
         )
 
     def call_reduce_scatter(self) -> None:
-        """Reduces and scatters, also in parts of different sizes."""
+        """Reduces and scatters, possibly in parts of different sizes."""
         (dtype, name, op, close), shape = self.reduction(), shape_of(self.chance)
         shapes = [shape] * self.at.size
         if shape and self.chance.random() < 0.3:
@@ -278,8 +278,8 @@ class Calls(Player):
         shapes = [(self.chance.randint(0, 5),) for _ in range(self.chance.randint(1, 3))]
         wide = [(self.at.size, *shape) for shape in shapes]
         kind = self.chance.choice(["all_reduce", "all_gather", "reduce_scatter"])
-        # Inside the manager, PyTorch collects every call that any thread makes for the group, also
-        # those of callbacks.
+        # Inside the manager, PyTorch collects the group's calls of all threads, including those of
+        # callbacks.
         torch.futures.wait_all(self.continued)
         self.continued.clear()
         with manager(group=group):
@@ -316,7 +316,7 @@ class Calls(Player):
             place.check(expected)
 
     def call_messages(self) -> None:
-        """Sends any number of messages with several tags; each way keeps their order."""
+        """Sends any number of messages with several tags, which stay in order."""
         if self.at.size == 1:
             return
         dtype, group = self.chance.choice(MOVED), self.at.group
@@ -343,7 +343,7 @@ class Calls(Player):
     def start_message(
         self, call: Callable[[], Any], *expected: tuple[Place, torch.Tensor | None]
     ) -> None:
-        """Starts a message without a wait: the other end may do something else first."""
+        """Starts a message without waiting, because the other end may make other calls first."""
         what = f"{self.key} among {self.at.members}"
         work = call()
         checks = [
@@ -424,7 +424,7 @@ class Calls(Player):
         assert torch.equal(tensor.to_dense(), reduced([part.to_dense() for part in parts], "SUM"))
 
     def call_callbacks(self) -> None:
-        """Makes callbacks start operations, at a different moment on each rank."""
+        """Makes callbacks start operations, at different times on different ranks."""
         group, shape = self.at.group, (3,)
         parts = self.parts(torch.float64, shape)
         tensor = self.part(self.at.place, torch.float64, shape)
@@ -450,10 +450,10 @@ class Calls(Player):
 
         self.pending.append((self.key, future.wait, [check], []))
 
-    # Calls that fail; the job goes on.
+    # Failing calls, after which the job continues.
 
     def call_refused(self) -> None:
-        """Some members make a call that is refused at once."""
+        """Some members make a call that is rejected immediately."""
         group, one, rank = self.at.group, torch.ones(1), self.at.members[0]
         calls: list[Callable[[], Any]] = [
             lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), ReduceOp.AVG, group),
@@ -474,7 +474,7 @@ class Calls(Player):
                 call()
 
     def call_disagreed(self) -> None:
-        """One member makes another call: all members get the error."""
+        """One member makes a different call: all members get the error."""
         if self.at.size == 1:
             return
         odd, group = self.chance.randrange(self.at.size) == self.at.place, self.at.group
@@ -510,7 +510,7 @@ class Calls(Player):
 
 
 def raw_split(tensor: torch.Tensor, rows: list[int]) -> list[torch.Tensor]:
-    """Returns parts that can be joined, for any element type."""
+    """Returns random splits of a tensor of any element type."""
     bytes_of = tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
     return list(bytes_of.split(rows))
 
@@ -536,7 +536,7 @@ def test_threads_with_a_group_each() -> None:
             Calls(f"{SEED} thread {at}", [made[at]]).play(FIRST, CALLS // 8)
         except BaseException as error:
             failures.append(error)
-            # Otherwise the threads of other ranks would wait for this one.
+            # Otherwise, other ranks' threads would wait for this one.
             dist.group.WORLD.abort()  # type: ignore[union-attr]
 
     threads = [threading.Thread(target=play, args=(at,)) for at in range(len(made))]

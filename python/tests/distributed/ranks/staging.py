@@ -36,7 +36,7 @@ def holds(gpu: FakeCuda, tensor: torch.Tensor, expected: Any) -> None:
     )
 
 
-def test_a_call_comes_after_kernels_and_kernels_after_it(gpu: FakeCuda) -> None:
+def test_calls_and_kernels_run_in_order(gpu: FakeCuda) -> None:
     tensor = filled(gpu, rank() + 1.0)
     for _ in range(3):
         dist.all_reduce(tensor)
@@ -46,8 +46,8 @@ def test_a_call_comes_after_kernels_and_kernels_after_it(gpu: FakeCuda) -> None:
     assert gpu.waited == {"gw-staging"}
 
 
-def test_the_streams_of_who_waits_come_after_the_copies(gpu: FakeCuda) -> None:
-    """Another thread sees the end first and copies the result, on its own stream."""
+def test_waiting_streams_follow_the_copies(gpu: FakeCuda) -> None:
+    """Another thread first sees the completion and copies the result, on its own stream."""
     for at in range(5):
         with gpu.on_a_stream():
             tensor = filled(gpu, float(at))
@@ -97,8 +97,7 @@ def test_moves(gpu: FakeCuda) -> None:
 
 
 def test_a_group_in_another_order(gpu: FakeCuda) -> None:
-    """The result is put in order on the device: after the copies, and before the waiting
-    streams."""
+    """The result is reordered on the device, between the copies and the waiting streams."""
     backwards = dist.new_group(list(reversed(range(size()))))
     gathered = filled(gpu, -1.0, size())
     work = dist.all_gather_into_tensor(
@@ -110,7 +109,7 @@ def test_a_group_in_another_order(gpu: FakeCuda) -> None:
     holds(gpu, gathered, torch.tensor([float(member) for member in members]))
 
 
-def test_factors_are_applied_to_what_has_arrived(gpu: FakeCuda) -> None:
+def test_factors_are_applied_after_the_copy(gpu: FakeCuda) -> None:
     tensor = filled(gpu, rank() + 1.0)
     dist.all_reduce(tensor, dist._make_nccl_premul_sum(0.5))
     holds(gpu, tensor, size() * (size() + 1) / 4)
@@ -131,8 +130,8 @@ def test_devices_beside_each_other(gpu: FakeCuda) -> None:
         assert here == (not isinstance(tensor, OnGpu))
 
 
-def test_a_call_that_is_refused_is_not_counted(gpu: FakeCuda) -> None:
-    """One rank alone is refused, at once, though its tensor is still to be computed."""
+def test_rejected_calls_are_not_counted(gpu: FakeCuda) -> None:
+    """One rank's call is rejected immediately, although its tensor is not computed yet."""
     if rank() == 0:
         with pytest.raises(ValueError, match="bool"):
             dist.all_reduce(gpu.made(torch.ones(2, dtype=torch.bool)), dist.ReduceOp.AVG)

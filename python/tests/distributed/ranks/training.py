@@ -1,4 +1,4 @@
-"""Users of torch.distributed: DDP, FSDP2, HSDP, DTensor, functional collectives, checkpoints."""
+"""Training with torch.distributed: DDP, FSDP2, HSDP, DTensor, checkpoints and more."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def size() -> int:
 
 
 def kind() -> str:
-    """Returns the device of what is made here: see ``gpu_by_default``."""
+    """Returns the default device; see ``gpu_by_default``."""
     return torch.empty(0).device.type
 
 
@@ -39,7 +39,7 @@ def network() -> nn.Module:
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the rows of all ranks."""
+    """Returns the batch of all ranks."""
     made = torch.Generator().manual_seed(step)
     rows = ROWS * size()
     return torch.randn(rows, 16, generator=made), torch.randn(rows, 4, generator=made)
@@ -50,7 +50,7 @@ def mine(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def alone() -> tuple[nn.Module, list[float]]:
-    """Runs the same training in one process, with the same rows."""
+    """Runs the same training in one process, with the same data."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []
@@ -84,7 +84,7 @@ def train(model: nn.Module, accumulate: bool = False) -> list[float]:
 
 
 def check(parameters: list[torch.Tensor], losses: list[float]) -> None:
-    """Compares with the training alone, and the bits between all ranks (SAME)."""
+    """Compares with single-process training, and the bits between all ranks (SAME)."""
     expected, expected_losses = alone()
     assert losses == pytest.approx(expected_losses, abs=1e-5)
     for got, wanted in zip(parameters, expected.parameters()):
@@ -115,7 +115,7 @@ def test_ddp_accumulates_gradients() -> None:
     check(list(model.parameters()), train(model, accumulate=True))
 
 
-def test_ddp_with_unused_parameters_and_sparse_gradients() -> None:
+def test_ddp_with_unused_and_sparse_gradients() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -214,7 +214,7 @@ HOOKS = [
 
 @pytest.mark.parametrize("name", HOOKS)
 def test_pytorchs_own_hooks(name: str) -> None:
-    """Many buckets, so that callbacks of several are in flight at once, in any order."""
+    """Many buckets, so that callbacks of several run concurrently, in any order."""
     state, hook = own_hooks()[name]()
     source = inspect.getsource(hook)
     if ".cuda(" in source:
@@ -249,7 +249,7 @@ def test_sync_batch_norm() -> None:
         layer = nn.SyncBatchNorm(5)
         got = layer(mine(rows))
     except ValueError as error:
-        assert "expected input tensor to be on" in str(error)  # PyTorch's is for accelerators
+        assert "expected input tensor to be on" in str(error)  # PyTorch's needs a GPU
         return
     torch.testing.assert_close(got, mine(expected))
 
@@ -291,7 +291,7 @@ def test_hsdp() -> None:
 def test_dtensor() -> None:
     tensors = pytest.importorskip("torch.distributed.tensor")
     if not hasattr(tensors, "Partial"):
-        pytest.skip("this PyTorch's DTensor is another one")
+        pytest.skip("this PyTorch has another DTensor")
     from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
     mesh = init_device_mesh(kind(), (size(),))
@@ -336,7 +336,7 @@ def test_functional_collectives() -> None:
     tensor = torch.full((2, size()), float(rank))
     total = functional.all_reduce(tensor, "sum", everybody)
     assert torch.equal(functional.wait_tensor(total), torch.full((2, size()), sum(everybody) * 1.0))
-    assert torch.equal(tensor, torch.full((2, size()), float(rank)))  # the input has not changed
+    assert torch.equal(tensor, torch.full((2, size()), float(rank)))  # the input is unchanged
     gathered = functional.all_gather_tensor(tensor, 0, everybody)
     assert torch.equal(
         functional.wait_tensor(gathered)[:, 0], torch.arange(size() * 1.0).repeat_interleave(2)
@@ -416,13 +416,13 @@ def test_zero_redundancy_optimizer() -> None:
 
 
 def test_models_can_be_copied_beside_it() -> None:
-    """DDP holds the group: a copy of a model must not copy the group."""
+    """DDP holds the group, which a copy of the model must not copy."""
     model = DistributedDataParallel(network())
     assert copy.deepcopy(model.module)[0].weight.shape == (64, 16)
 
 
 def test_a_model_loaded_by_one_rank() -> None:
-    """Models of FSDP2 are usually loaded like this: the first rank reads and sends the parts."""
+    """FSDP2 models are usually loaded like this: the first rank reads and sends the shards."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     model = sharded(init_device_mesh(kind(), (size(),)))
@@ -437,7 +437,7 @@ def test_a_model_loaded_by_one_rank() -> None:
 
 @pytest.mark.parametrize("own_group", [False, True])
 def test_an_asynchronous_checkpoint(own_group: bool) -> None:
-    """With a group of its own, it may go on during the training."""
+    """With its own group, it may run during training."""
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 

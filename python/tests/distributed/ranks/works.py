@@ -1,4 +1,4 @@
-"""Works and futures: dropped, late, many at a time, with callbacks, and with odd tensors."""
+"""Works and futures: dropped, late, numerous, with callbacks, and with unusual tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rank() -> int:
 
 
 def everybody() -> Any:
-    """Returns the group of all ranks, as its own class and not as PyTorch's type checks see it."""
+    """Returns the group of all ranks, untyped because PyTorch's types lack its methods."""
     return dist.group.WORLD
 
 
@@ -45,8 +45,8 @@ def unsorted_groups() -> None:
     dist.destroy_process_group(group)
 
 
-def test_what_a_future_holds() -> None:
-    """Like Gloo's futures: a list of tensors, or lists of them if several were gathered."""
+def test_the_value_of_a_future() -> None:
+    """As with Gloo: a list of tensors, or a list of lists if several were gathered."""
     outputs = [torch.empty(2) for _ in range(size())]
     work = dist.all_gather(outputs, torch.full((2,), float(rank())), async_op=True)
     assert work is not None
@@ -60,16 +60,16 @@ def test_what_a_future_holds() -> None:
     assert work is not None and work.get_future().wait()[0] is single
 
 
-def test_a_dropped_work_is_done_all_the_same() -> None:
+def test_a_dropped_work_still_completes() -> None:
     tensor = torch.full((5,), float(rank()))
     dist.all_reduce(tensor, async_op=True)
     gc.collect()
     eventually(lambda: bool((tensor == total()).all()))
-    small = torch.full((1,), float(rank()))  # DDP's counts in a join are that small
+    small = torch.full((1,), float(rank()))  # as small as DDP's counts in a join
     dist.all_reduce(small, async_op=True)
     eventually(lambda: small.item() == total())
     if size() > 1:
-        # A work that never ends does not block another one.
+        # A work that never completes does not block other works.
         lonely = torch.zeros(1)
         dist.irecv(lonely, (rank() + 1) % size(), tag=77)
         got = torch.full((3,), -1.0)
@@ -88,14 +88,14 @@ def test_a_dropped_work_is_done_all_the_same() -> None:
         eventually(lambda: lonely.item() == 1.0)
 
 
-def test_a_work_that_was_late_writes_nothing_afterwards() -> None:
+def test_a_late_work_writes_no_result() -> None:
     if size() == 1:
-        pytest.skip("there is nobody to be late")
+        pytest.skip("needs two ranks")
     tensor = torch.full((3,), -1.0)
     if rank() == 0:
         with pytest.raises(RuntimeError, match="did not complete within"):
             everybody().broadcast(tensor, 1, timedelta(seconds=0.2)).wait()
-    dist.barrier(dist.new_group())  # by now rank 0 has given up
+    dist.barrier(dist.new_group())  # rank 0 has given up by now
     if rank() > 0:
         everybody().broadcast(tensor, 1).wait()
     dist.barrier()
@@ -107,9 +107,9 @@ def test_a_work_that_was_late_writes_nothing_afterwards() -> None:
     "call", ["allreduce", "list", "broadcast", "allgather", "alltoall", "reduce", "barrier"]
 )
 def test_the_timeout_of_a_call(call: str) -> None:
-    """The forms of calls without options have a timeout, too."""
+    """Call variants without options also have a timeout."""
     if size() == 1:
-        pytest.skip("there is nobody to be late")
+        pytest.skip("needs two ranks")
     group: Any = dist.new_group(timeout=timedelta(seconds=100))
     short = timedelta(seconds=0.2)
     ones = [torch.ones(1) for _ in range(size())]
@@ -174,7 +174,7 @@ def test_callbacks_that_start_operations(ended: bool) -> None:
         work = dist.all_reduce(tensor, async_op=True)
         assert work is not None
         if ended and number % size() == rank():
-            work.wait()  # its callbacks run at once, in this thread
+            work.wait()  # its callbacks run immediately, in this thread
         future = work.get_future().then(after(number)).then(third)
         future.add_done_callback(lambda _: dist.all_reduce(torch.ones(3)))
         sums.append(future)
@@ -186,7 +186,7 @@ def test_callbacks_that_start_operations(ended: bool) -> None:
         assert bool((future.wait() == expected).all())
 
 
-def test_a_chain_of_callbacks_as_long_as_one_likes() -> None:
+def test_a_chain_of_callbacks_of_any_length() -> None:
     future = dist.all_reduce(torch.ones(1), async_op=True).get_future()  # type: ignore[union-attr]
 
     def further(_: Any) -> torch.Tensor:
@@ -199,8 +199,8 @@ def test_a_chain_of_callbacks_as_long_as_one_likes() -> None:
     assert future.wait().item() == size()
 
 
-def test_a_call_that_is_refused_is_not_counted() -> None:
-    """This also holds where one rank alone is refused, and in different parts of the library."""
+def test_rejected_calls_are_not_counted() -> None:
+    """This holds for single ranks, too, and in different parts of the library."""
     refused = [
         lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), dist.ReduceOp.AVG),
         lambda: dist.all_reduce(torch.ones(1).expand(3)),
@@ -221,9 +221,9 @@ def test_a_call_that_is_refused_is_not_counted() -> None:
 
 
 def test_more_messages_than_names() -> None:
-    """Both ends start all of their sends first, and then all of their receives."""
+    """Both ends first start all their sends, then all their receives."""
     if size() == 1:
-        pytest.skip("there is nobody else")
+        pytest.skip("needs two ranks")
     after, before = (rank() + 1) % size(), (rank() - 1) % size()
     sends = [dist.isend(torch.full((2,), float(number)), after) for number in range(300)]
     got = [torch.empty(2) for _ in range(300)]
@@ -232,7 +232,7 @@ def test_more_messages_than_names() -> None:
         assert work is not None
         work.wait()
     assert [int(tensor[0]) for tensor in got] == list(range(300))
-    # Queued messages may be dropped, too.
+    # Queued messages may also be dropped.
     late_ones = [torch.full((1,), -1.0) for _ in range(100)]
     for tensor in late_ones:
         dist.irecv(tensor, before)
@@ -242,7 +242,7 @@ def test_more_messages_than_names() -> None:
 
 
 def test_tensors_saved_for_backward() -> None:
-    """Autograd does not see a result as a change, with any backend."""
+    """With any backend, autograd does not treat a result as a change."""
     weight = torch.full((3,), 2.0, requires_grad=True)
     buffer = torch.full((3,), float(rank()))
     product = weight * buffer
@@ -255,7 +255,7 @@ def test_tensors_saved_for_backward() -> None:
     expected = torch.full((3,), float((size() - 1) * size()))
     assert torch.equal(weight.grad, expected)  # type: ignore[arg-type]
     inner = weight * 1
-    dist.broadcast(inner, 0)  # no leaf, and requires a gradient
+    dist.broadcast(inner, 0)  # not a leaf, and requires a gradient
     assert inner.grad_fn is not None and bool((inner == 2.0).all())
 
 
@@ -303,16 +303,16 @@ def test_sparse_tensors_of_odd_shapes(shape: tuple[int, ...]) -> None:
 
 def test_sparse_tensors_of_different_sizes() -> None:
     if size() == 1:
-        pytest.skip("there is nobody to differ from")
+        pytest.skip("needs two ranks")
     own = torch.sparse_coo_tensor(torch.tensor([[0]]), torch.ones(1, 2), (1 + rank(), 2))
-    with pytest.raises(RuntimeError, match="disagree on the shape"):
+    with pytest.raises(RuntimeError, match="sparse tensors of different shapes"):
         dist.all_reduce(own)
     dist.barrier()
 
 
 @pytest.mark.parametrize("elements", [5, 900])
-def test_a_small_tensor_that_gets_other_memory_meanwhile(elements: int) -> None:
-    """The result is in the memory that the tensor has when somebody waits, whichever that is."""
+def test_a_small_tensor_that_gets_new_memory(elements: int) -> None:
+    """The result is written to the tensor's memory at the time of the wait."""
     expected = total() + size()
 
     def grow(tensor: torch.Tensor) -> None:
@@ -365,8 +365,8 @@ def test_small_tensors_of_any_layout() -> None:
             assert (whole[:7] == -1.0).all() and (whole[19:] == -1.0).all()
 
 
-def test_tensors_that_hold_no_result() -> None:
-    """Such results are refused before anything is started; an input may be expanded."""
+def test_tensors_that_can_not_hold_results() -> None:
+    """Such outputs are rejected before anything is started; inputs may be expanded."""
     wide = torch.ones(1).expand(4)
     for call in [
         lambda: dist.all_reduce(wide),
@@ -374,10 +374,10 @@ def test_tensors_that_hold_no_result() -> None:
         lambda: dist.reduce_scatter_tensor(wide, torch.ones(4 * size())),
         lambda: dist.all_to_all_single(torch.ones(1).expand(2 * size()), torch.ones(2 * size())),
     ]:
-        with pytest.raises(ValueError, match="in one place"):
+        with pytest.raises(ValueError, match="share memory"):
             call()
     if size() > 1:
-        with pytest.raises(ValueError, match="in one place"):
+        with pytest.raises(ValueError, match="share memory"):
             dist.irecv(wide, (rank() + 1) % size())
     tensor = wide if rank() == 0 else torch.zeros(4)
     dist.broadcast(tensor, 0)
@@ -393,7 +393,7 @@ def test_device_types() -> None:
 
 
 def test_monitored_barrier() -> None:
-    """PyTorch asks the group for it; all ranks that are there get the names of the missing ones."""
+    """PyTorch calls the group's method; all present ranks report the missing ones."""
     group: Any = dist.new_group()
     group.monitored_barrier(timedelta(seconds=60))
     group.monitored_barrier(timedelta(seconds=60), wait_all_ranks=True)
@@ -408,7 +408,7 @@ def test_monitored_barrier() -> None:
 
 
 def test_tensors_without_data() -> None:
-    """They are refused, even if a tensor is only moved or only written to."""
+    """They are rejected, even if a tensor is only moved or only written to."""
     nothing = torch.ones(2, device="meta")
     for call in [
         lambda: dist.all_reduce(nothing),
@@ -423,7 +423,7 @@ def test_tensors_without_data() -> None:
 
 
 def test_another_default_device() -> None:
-    """What the backend makes for itself is not on the program's default device."""
+    """The backend's own tensors are not on the program's default device."""
     with torch.device("meta"):
         tensor = torch.full((3,), float(rank()), device="cpu")
         dist.all_reduce(tensor)

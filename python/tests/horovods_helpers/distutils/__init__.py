@@ -1,1 +1,1 @@
-"""A stand-in for distutils, which Python 3.12 has removed."""
+"""A replacement for distutils, which Python 3.12 removed."""

@@ -1,4 +1,4 @@
-"""The part that Horovod's tests use to compare PyTorch's versions."""
+"""The part that Horovod's tests use to compare PyTorch versions."""
 
 from __future__ import annotations
 
