@@ -1,5 +1,5 @@
-//! Between the messages of `gradwire.v1` and the engine's types. What comes in is checked here,
-//! once (TRUST); what goes out is cut to messages that a node accepts.
+//! Converts between the messages of `gradwire.v1` and the engine's types. Incoming messages are
+//! checked here, once (TRUST). Outgoing answers are split into messages that a node accepts.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,13 +23,13 @@ use crate::model::{
     report::{PeerReport, RankReport, Report},
 };
 
-/// The most bytes of a batch of a trace (BOUND).
+/// The most bytes of a trace batch (BOUND).
 const MAX_BATCH: usize = 64 << 10;
 
 /// The longest text of a failure that a node reports, in characters; it is sent to every node.
 const MAX_FAILURE_TEXT: usize = 16 << 10;
 
-/// The size to which answers are cut; it leaves room for the message around them.
+/// The most bytes of a part of an answer; it leaves room for the enclosing message.
 const MAX_EXECUTE: usize = MAX_CONTROL_MESSAGE - 1024;
 
 /// The meaning of a node's message, except its first one.
@@ -37,20 +37,20 @@ const MAX_EXECUTE: usize = MAX_CONTROL_MESSAGE - 1024;
 pub enum Incoming {
     /// Something for the engine.
     Event(Event),
-    /// A heartbeat, with the node's clock, which is sent back.
+    /// A heartbeat, with the node's clock, which is echoed.
     Heartbeat {
         /// Nanoseconds of the node's monotonic clock.
         sent_ns: u64,
-        /// What the node does, if it tells that.
+        /// The node's report, if it contains one.
         report: Option<Report>,
-        /// Whether one of its ranks has begun a step that is sampled.
+        /// Whether one of its ranks has begun a sampled step.
         samples: bool,
     },
-    /// What the node has recorded, for those who trace the job.
+    /// A batch of the node's trace.
     Trace(Vec<u8>),
 }
 
-/// The first message of a node, unchecked. `proven` is true if its proof is right.
+/// The first message of a node, unchecked. `proven` is true if its proof is valid.
 pub fn join(wire: pb::Join, proven: bool) -> Join {
     let pb::Join { protocol, version, job, host, data_address, metrics_address, .. } = wire;
     let pb::Join { slots, order, rack, line_mbit, .. } = wire;
@@ -72,12 +72,12 @@ pub fn join(wire: pb::Join, proven: bool) -> Join {
 /// Checks a message of a node that has joined.
 ///
 /// # Errors
-/// [`WireError`] with the field that is wrong.
+/// [`WireError`] with the invalid field.
 pub fn incoming(connection: ConnectionId, wire: pb::NodeMessage) -> Result<Incoming, WireError> {
     use pb::node_message::Message;
     let event = match wire.message.ok_or(WireError::Missing("message"))? {
         Message::Join(_) => {
-            let reason = "a stream joins once, with its first message".into();
+            let reason = "only the first message of a stream may be a join".into();
             return Err(WireError::Invalid { field: "join", reason });
         }
         Message::Heartbeat(beat) => {
@@ -150,7 +150,7 @@ fn report(wire: &pb::Report) -> Result<Report, WireError> {
     let invalid = |reason: String| WireError::Invalid { field: "report", reason };
     let bytes = wire.encoded_len();
     if bytes > MAX_REPORT {
-        return Err(invalid(format!("it has {bytes} bytes, more than {MAX_REPORT}")));
+        return Err(invalid(format!("{bytes} bytes, more than {MAX_REPORT}")));
     }
     let lists = [&wire.rank_step_seconds, &wire.rank_exposed, &wire.rank_since_step_seconds];
     let rates = [&wire.sent_bytes_per_second, &wire.received_bytes_per_second];
@@ -161,7 +161,7 @@ fn report(wire: &pb::Report) -> Result<Report, WireError> {
     }
     let mut numbers = lists.into_iter().chain(rates).flatten();
     if let Some(number) = numbers.find(|number| !(number.is_finite() && **number >= 0.0)) {
-        return Err(invalid(format!("{number} is no duration and no rate")));
+        return Err(invalid(format!("invalid duration or rate {number}")));
     }
     let ranks = wire.rank_steps.iter().enumerate().map(|(at, &steps)| RankReport {
         steps,
@@ -310,8 +310,7 @@ struct Splitter {
 }
 
 impl Splitter {
-    /// The message for a part of so many bytes. Each part has a tag and a length before it, of at
-    /// most 6 bytes together.
+    /// The message with room for a part of `bytes` bytes, and 6 more for its tag and length.
     fn room_for(&mut self, bytes: usize) -> &mut pb::Execute {
         let bytes = bytes + 6;
         if self.bytes + bytes > MAX_EXECUTE && self.bytes > 0 {
@@ -330,9 +329,9 @@ impl Splitter {
     }
 }
 
-/// One answer as messages that each fit the limit. First the parts that others need: the
-/// arrangement, process sets and registrations. Last the parts that need all others: sets and ids
-/// that go.
+/// One answer as messages that each fit the limit. First come the parts that others depend on: the
+/// arrangement, process sets and registrations. Last come the parts that depend on all others:
+/// removed sets and evicted ids.
 pub fn execute(execute: Execute) -> Vec<Arc<Broadcast>> {
     let mut splitter = Splitter::default();
     if let Some(Arrangement { racks, order, .. }) = execute.arrangement {
@@ -407,7 +406,7 @@ mod tests {
             let bytes = message.encoded_len();
             assert!(bytes <= MAX_CONTROL_MESSAGE, "BOUND: {bytes}");
             let Some(Message::Execute(part)) = message.into_message().message else {
-                panic!("an answer")
+                panic!("expected an Execute message")
             };
             part
         };
@@ -428,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_cut_to_messages_that_a_node_accepts_and_keeps_its_order() {
+    fn long_answers_are_split_in_order() {
         let shape = Shape::new(&[1]).unwrap();
         let request = Request::allreduce(DType::F32, shape, ReduceOp::Sum);
         let agreed = Arc::new(Agreed::from_parts(request.clone(), Vec::new()));
@@ -448,7 +447,7 @@ mod tests {
             count: u64::MAX,
             agreed: Some(Arc::clone(agreed)),
         };
-        // The largest operations that are possible: as many names as fit in one, and as many rows.
+        // The largest operations: one with as many names as fit, and two with as many rows.
         let many = names[..MAX_SEGMENTS].iter().map(|name| segment(name, &agreed));
         let rows = Agreed::from_parts(request.clone(), vec![1 << 53; MAX_FLOWS]);
         let long = segment(&names[0], &Arc::new(rows));
@@ -482,9 +481,9 @@ mod tests {
         assert!(messages.len() > 4, "{}", messages.len());
         let (mut ids, mut sequences) = (Vec::new(), Vec::new());
         for part in &messages {
-            let ids_come =
+            let has_ids =
                 !part.registrations.is_empty() || !part.specs.is_empty() || part.links.is_some();
-            assert!(!ids_come || sequences.is_empty(), "ids come first");
+            assert!(!has_ids || sequences.is_empty(), "ids come first");
             ids.extend(part.registrations.iter().map(|r| r.id));
             sequences.extend(part.operations.iter().map(|o| o.sequence));
         }
@@ -541,7 +540,7 @@ mod tests {
         incoming(ConnectionId(0), pb::NodeMessage { message })
     }
 
-    /// TRUST and BOUND: what a node says of itself is checked before anybody sees it.
+    /// TRUST and BOUND: a node's report is checked before it is shown.
     #[test]
     fn a_report_is_checked() {
         let good = pb::Report {
@@ -555,7 +554,7 @@ mod tests {
             ..pb::Report::default()
         };
         let Ok(Incoming::Heartbeat { report: Some(report), .. }) = heartbeat(good.clone()) else {
-            panic!("a good report")
+            panic!("expected a report")
         };
         assert_eq!((report.ranks[0].steps, report.peers[0].node, report.line_rate), (7, 1, None));
         let long = vec![0; 300];
@@ -563,9 +562,9 @@ mod tests {
         for (bad, why) in [
             (pb::Report { rank_steps: vec![1, 2], ..good.clone() }, "differ in length"),
             (pb::Report { peers: Vec::new(), ..good.clone() }, "differ in length"),
-            (pb::Report { rank_exposed: vec![f32::NAN], ..good.clone() }, "NaN is no"),
-            (pb::Report { sent_bytes_per_second: vec![-1.0], ..good.clone() }, "-1 is no"),
-            (pb::Report { rank_step_seconds: vec![f32::INFINITY], ..good }, "inf is no"),
+            (pb::Report { rank_exposed: vec![f32::NAN], ..good.clone() }, "rate NaN"),
+            (pb::Report { sent_bytes_per_second: vec![-1.0], ..good.clone() }, "rate -1"),
+            (pb::Report { rank_step_seconds: vec![f32::INFINITY], ..good }, "rate inf"),
             (
                 pb::Report {
                     peers: long,

@@ -1,5 +1,5 @@
-//! The services on the wire: `gradwire.v1.Coordinator` for nodes, on the thread of the negotiation;
-//! `gradwire.v1.Inspect` for people, health and reflection for tools, on a thread of their own
+//! The gRPC services: `gradwire.v1.Coordinator` for nodes, on the negotiation thread;
+//! `gradwire.v1.Inspect` for viewers, health and reflection for tools, on a thread of their own
 //! (`accept`).
 
 use std::{io, sync::Arc, time::Duration};
@@ -33,16 +33,16 @@ use crate::{
 const MAX_STREAMS: u32 = 16;
 
 /// How often a silent connection is probed, and how long it may take to answer. Nodes of the
-/// world have heartbeats, which are faster.
+/// world also have heartbeats, which are faster.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
-/// The most bytes that may be under way on one connection.
+/// The flow-control window of a connection, in bytes.
 const WINDOW: u32 = 2 << 20;
 
-/// Connections of nodes, which another thread has accepted, and their places.
+/// Connections of nodes that another thread has accepted, with their places.
 pub(crate) type NodeConnections = mpsc::Receiver<(std::net::TcpStream, OwnedSemaphorePermit)>;
 
-/// What holds for every connection.
+/// A server with the limits for every connection.
 fn server() -> Server {
     Server::builder()
         .max_concurrent_streams(MAX_STREAMS)
@@ -89,16 +89,16 @@ pub(crate) async fn serve_viewers(
         .build_v1();
     match reflection {
         Ok(reflection) => router = router.add_service(reflection),
-        Err(error) => tracing::warn!(%error, "no reflection: the descriptors are unreadable"),
+        Err(error) => tracing::warn!(%error, "no reflection: invalid descriptors"),
     }
     router.serve_with_incoming_shutdown(connections, stop).await
 }
 
-/// The service for people.
+/// The service for viewers.
 #[derive(Debug)]
 struct Shown(Arc<Inspection>);
 
-/// A snapshot as a message of its own.
+/// Turns a shared snapshot into an owned message.
 type Copied = fn(Result<Arc<pb::StatusResponse>, Status>) -> Result<pb::StatusResponse, Status>;
 
 #[tonic::async_trait]

@@ -1,5 +1,5 @@
-//! What has happened lately, for those who watch: decisions, events, and how long tensors waited
-//! for each rank. Pure: the time comes in.
+//! The recent history for viewers: decisions, events, and how long tensors waited for each rank.
+//! Pure: the time is an argument.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -19,15 +19,14 @@ const MAX_EVENTS: usize = 64;
 /// The longest text of an entry, in characters (BOUND).
 const MAX_TEXT: usize = 512;
 
-/// The most ranks whose lag is kept (BOUND): the first ones.
+/// The number of ranks, from 0, whose lag is kept (BOUND).
 const MAX_RANKS: u32 = 1024;
 
-/// Something that has happened.
+/// A decision or an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// When, since the coordinator began.
+    /// The time since the coordinator started.
     pub(crate) at: Duration,
-    /// What.
     pub(crate) text: String,
 }
 
@@ -56,7 +55,7 @@ impl Ring {
     }
 }
 
-/// What has happened lately.
+/// The recent history of a job.
 #[derive(Debug)]
 pub(crate) struct History {
     decisions: Ring,
@@ -72,17 +71,17 @@ impl Default for History {
 }
 
 impl History {
-    /// The engine has decided something, for this reason.
+    /// Adds a decision of the engine, with its reason.
     pub(crate) fn decided(&mut self, at: Duration, reason: String) {
         self.decisions.push(at, reason);
     }
 
-    /// Something has happened that people should know.
+    /// Adds an event.
     pub(crate) fn happened(&mut self, at: Duration, what: String) {
         self.events.push(at, what);
     }
 
-    /// Tensors have waited for these ranks.
+    /// Adds the waits for these ranks.
     pub(crate) fn waited(&mut self, waits: &BTreeMap<Rank, RankWait>) {
         for (rank, wait) in waits.iter().filter(|(rank, _)| rank.0 < MAX_RANKS) {
             let lag = self.lags.entry(*rank).or_default();
@@ -112,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_entries_are_kept_and_long_ones_are_cut() {
+    fn the_history_is_bounded() {
         let mut history = History::default();
         for number in 0..1000 {
             history.decided(Duration::from_secs(number), format!("{number}"));

@@ -1,4 +1,4 @@
-//! What sessions send to the runtime, and what the runtime needs to answer them.
+//! The messages from sessions to the runtime, and what the runtime needs to answer them.
 
 use std::{
     collections::BTreeMap,
@@ -23,28 +23,26 @@ use crate::{
 /// How many messages may wait for one node.
 pub(crate) const OUTBOX: usize = 1024;
 
-/// The text for nodes that join after the end.
+/// The error for requests after the end of the job.
 pub(crate) const OVER: &str = "the job is over";
 
 /// The queue of messages to one node.
 pub(crate) type Outbox = mpsc::Sender<Result<Arc<Broadcast>, tonic::Status>>;
 
-/// A stream that wants to join, as its session hands it over.
+/// A joining stream, as its session hands it over.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) outbox: Outbox,
     /// The node's nonce, over which the coordinator proves the secret.
     pub(crate) nonce: Vec<u8>,
-    /// What the node has sent last.
+    /// The node's latest heartbeat and report.
     pub(crate) newest: Arc<Mutex<Newest>>,
 }
 
-/// What a node has sent last, of what only the last counts.
+/// The latest heartbeat and report of a node; older ones do not matter.
 #[derive(Debug, Default)]
 pub(crate) struct Newest {
-    /// Its heartbeat; none before the first.
     pub(crate) echo: Option<Echo>,
-    /// Its report; none before the first.
     pub(crate) report: Option<(Report, Instant)>,
 }
 
@@ -52,16 +50,16 @@ pub(crate) struct Newest {
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     pub(crate) status: Status,
-    /// Time since the coordinator began.
+    /// The time since the coordinator started.
     pub(crate) uptime: Duration,
-    /// By the number of the node.
+    /// By node number.
     pub(crate) reports: BTreeMap<u32, Reported>,
     pub(crate) lags: Vec<(Rank, RankWait)>,
     pub(crate) decisions: Vec<Entry>,
     pub(crate) events: Vec<Entry>,
 }
 
-/// A heartbeat of a node, which goes back with the next one of the coordinator.
+/// A heartbeat of a node, which is echoed with the coordinator's next heartbeat.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Echo {
     /// The node's clock.
@@ -69,14 +67,14 @@ pub(crate) struct Echo {
     pub(crate) received: Instant,
 }
 
-/// What sessions send to the runtime.
+/// A message from a session to the runtime.
 #[derive(Debug)]
 pub(crate) enum Inbound {
     /// The first message of a stream.
     Join { connection: ConnectionId, join: Join, peer: Peer },
     /// A later event.
     Event(Event),
-    /// What is traced has changed. A node that caused it waits for an answer.
+    /// Tracing has started or stopped. If a node caused this, it waits for an answer.
     Traced { by: Option<ConnectionId> },
     /// A request for the state.
     Inspect(oneshot::Sender<Snapshot>),

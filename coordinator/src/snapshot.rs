@@ -1,4 +1,4 @@
-//! What people see, as a message. Pure.
+//! Turns a snapshot into a message. Pure.
 
 use gradwire_collectives::CostModel;
 use gradwire_proto::{Rank, VERSION, pb};
@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// The engine's view of itself, for `gradwire status`.
+/// The state of a job, for `gradwire status`.
 pub(crate) fn snapshot(job: &str, snapshot: Snapshot) -> pb::StatusResponse {
     let Snapshot { status, uptime, mut reports, lags, decisions, events } = snapshot;
     let world = status.nodes.len();

@@ -1,11 +1,11 @@
 //! Makes all decisions and executes none of them: events and the time go in, commands and the
 //! reason come out. It uses no tokio, no clock, no I/O, and only ordered maps, so the same events
-//! give the same commands every time.
+//! always give the same commands.
 //!
-//! An [`Engine`] handles one [`Event`] at a time and passes it to the handler that it concerns:
-//! `membership`, `agreement` or `dispatch`. Each owns its state, and none knows the others' beyond
-//! what is passed to it here. `stall` observes all three. Operations go out with
-//! [`Event::Drained`], so what becomes ready together is answered together.
+//! An [`Engine`] handles one [`Event`] at a time and passes it to the responsible handler:
+//! `membership`, `agreement` or `dispatch`. Each owns its state, and knows the others' only as far
+//! as it is passed to it here. `stall` observes all three. Operations are sent out with
+//! [`Event::Drained`], so tensors that become ready together are answered together.
 
 mod stall;
 
@@ -33,7 +33,7 @@ use crate::{
     probe::{Done, May, Probing},
 };
 
-/// How many tensors a failure names.
+/// The most tensors that a failure names.
 const NAMED_TENSORS: usize = 3;
 
 /// The negotiation of one job, from the first node to the last.
@@ -44,13 +44,13 @@ pub struct Engine {
     agreement: Agreement,
     dispatch: Dispatch,
     probing: Probing,
-    /// What was measured, once it is.
+    /// The result of the probe, once it is complete.
     network: Option<Network>,
     stall: Stall,
 }
 
 impl Engine {
-    /// An engine that waits for the nodes of `config`; time counts from here.
+    /// An engine that waits for the nodes of `config`; time starts at zero.
     pub fn new(config: EngineConfig) -> Self {
         let config = Arc::new(config);
         Self {
@@ -129,7 +129,7 @@ impl Engine {
         self.membership.why()
     }
 
-    /// Begins to work: the world is complete.
+    /// Starts the negotiation, once the world is complete.
     fn begin(&mut self) {
         let members = self.membership.members();
         let racks: Vec<&str> = members.iter().map(|(_, m)| m.node.rack.as_str()).collect();
@@ -146,7 +146,7 @@ impl Engine {
         }
     }
 
-    /// Handles events that only a node of the world may send.
+    /// Handles an event that only a node of the world may send.
     fn of_member(
         &mut self,
         node: NodeId,
@@ -156,7 +156,7 @@ impl Engine {
     ) -> Result<(), Violation> {
         match event {
             Event::Nonsense { what, .. } => {
-                Err(Violation::Protocol(format!("sent what is no message: {what}")))
+                Err(Violation::Protocol(format!("sent an invalid message: {what}")))
             }
             Event::Ready { announcements, .. } => self.ready(node, announcements, now),
             Event::Done { sequences, .. } => {
@@ -202,8 +202,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The rank of a node that was the last to submit a tensor, and how long its first one had
-    /// waited (TRUST).
+    /// The last rank of a node to submit a tensor, and how long its first rank had waited (TRUST).
     fn last_rank(
         &self,
         node: NodeId,
@@ -214,13 +213,13 @@ impl Engine {
             return Ok(members.only_rank(node).map(|rank| (rank, Duration::ZERO)));
         };
         let rank = members.rank(node, local_rank).ok_or_else(|| {
-            let what = format!("says that its local rank {local_rank} was the last to submit");
-            Violation::Protocol(format!("{what} a tensor, and has no such rank"))
+            let what = format!("named its local rank {local_rank} as the last to submit a tensor");
+            Violation::Protocol(format!("{what}, but has no such rank"))
         })?;
         Ok(Some((rank, waited)))
     }
 
-    /// A node is lost, which ends the job.
+    /// Ends the job because a node is lost.
     fn lose(&mut self, node: NodeId, why: &str, now: Duration, out: &mut Output) {
         let members = self.membership.members();
         let host = members.host(node);
@@ -234,7 +233,9 @@ impl Engine {
             what = format!("{what}; in progress: {names}");
         }
         let failure = Failure::new(FailureKind::NodeLost, what)
-            .hint(format!("look whether host {host} is up, and at the last lines of its gradwired"))
+            .hint(format!(
+                "check whether host {host} is up, and read the last output of its gradwired"
+            ))
             .host(host)
             .tensor(first);
         self.membership.fail(failure, now, out);
@@ -256,7 +257,7 @@ impl Engine {
         );
     }
 
-    /// Sends out what has become ready, as far as there is credit.
+    /// Sends out what is ready, as far as there is credit.
     fn drained(&mut self, now: Duration, out: &mut Output) {
         out.measures.waits = self.agreement.take_waits();
         out.measures.disagreements = self.agreement.take_disagreements();
@@ -293,7 +294,8 @@ impl Engine {
             return;
         }
         choices.extend(self.dispatch.take_corrections());
-        // The steps of the probe are for the log. Its result is what algorithms are chosen with.
+        // Steps of the probe are only logged. Its result counts as a decision, because algorithms
+        // depend on it.
         let is_result = execute.probes.is_empty();
         let (result, step) = if is_result { (measured, None) } else { (None, measured) };
         let decided = Self::decided(&execute, result.into_iter().chain(choices));
@@ -302,8 +304,8 @@ impl Engine {
         out.commands.push(Command::Execute(execute));
     }
 
-    /// Measures what is to be measured next. Returns as text what was measured last, and in the end
-    /// how long it took.
+    /// Adds the next probes to an answer. Returns a text on the last measurement, and at the end on
+    /// the whole probe.
     fn probe(&mut self, execute: &mut Execute, now: Duration) -> Option<String> {
         let Self { probing, dispatch, .. } = self;
         if probing.is_over() {
@@ -321,29 +323,29 @@ impl Engine {
         let why: String = why.collect();
         let took = network.took.as_secs_f64();
         let links = text::count(network.links.len(), "link");
-        let cut = if network.is_complete { "" } else { ", as far as there was time" };
+        let cut = if network.is_complete { "" } else { " (incomplete because of the time limit)" };
         self.network = Some(network);
         Some(format!("{links} measured in {took:.3} s{cut}{why}"))
     }
 
-    /// What was decided with an answer, besides that what was ready goes out.
+    /// The decisions in an answer, besides sending out what was ready.
     fn decided(execute: &Execute, choices: impl Iterator<Item = String>) -> Vec<String> {
         let created = execute.sets_created.iter().map(|made| {
             format!("process set {} of {} created", made.set, text::named_ranks(&made.ranks))
         });
         let joined = execute.joined.iter().map(|joined| {
-            format!("all of process set {} have joined, rank {} last", joined.set, joined.last)
+            format!("all ranks of process set {} joined, rank {} last", joined.set, joined.last)
         });
         let gone =
             execute.sets_removed.iter().map(|gone| format!("process set {} removed", gone.set));
         created.chain(joined).chain(gone).chain(choices).collect()
     }
 
-    /// The reason for an answer. `step` is what the probe has measured last.
+    /// The reason for an answer. `step` is the last measurement of the probe.
     fn reason(&self, execute: &Execute, step: Option<String>, decided: &[String]) -> String {
         let flight = self.dispatch.flight();
         let mut reason = format!(
-            "{} out, {} of {} in flight, {} waiting for credit, {} failed",
+            "{} started, {} of {} in flight, {} waiting for credit, {} failed",
             text::count(execute.operations.len(), "operation"),
             flight.len(),
             flight.credit(),
@@ -364,7 +366,7 @@ impl Engine {
         reason
     }
 
-    /// What this job and earlier ones have measured.
+    /// The times of this job and of earlier ones.
     pub fn learned(&self) -> Memory {
         self.dispatch.learned()
     }
@@ -399,7 +401,7 @@ impl Engine {
         self.dispatch.flight().iter().take(MAX_OPERATIONS).map(status).collect()
     }
 
-    /// A view of everything, for people.
+    /// The whole state, for viewers.
     pub fn status(&self, now: Duration) -> Status {
         Status {
             phase: self.phase(),

@@ -1,45 +1,45 @@
-//! What a node does, as its daemon reports it about once per second.
+//! The report of a node's daemon, about once per second.
 
 use std::time::Duration;
 
-/// What a node does.
+/// The report of a node.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Report {
-    /// Its first ranks, in order: not always all of them (BOUND).
+    /// Its ranks in order, possibly only the first ones (BOUND).
     pub ranks: Vec<RankReport>,
     /// The peers with which it exchanges most (BOUND).
     pub peers: Vec<PeerReport>,
-    /// Bytes per second of its line; `None` if that is not known.
+    /// Bytes per second of its line; `None` if unknown.
     pub line_rate: Option<u64>,
-    /// Bytes of memory of the daemon, shared memory included.
+    /// Bytes of memory of the daemon, including shared memory.
     pub resident: u64,
     /// Bytes of shared memory that ranks have handed over.
     pub shared: u64,
-    /// Pieces that it exchanges with other nodes now.
+    /// Pieces that it is exchanging with other nodes.
     pub pieces: u32,
-    /// Tensors that its ranks have submitted and that are not done.
+    /// Submitted tensors of its ranks that are not done.
     pub queued: u32,
-    /// Those of them that have waited for a rank of the node for too long.
+    /// Queued tensors that have waited too long for a rank of the node.
     pub stalled: u32,
 }
 
-/// What a rank does.
+/// The report on a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct RankReport {
-    /// Its steps since it attached.
+    /// The number of its steps since it attached.
     pub steps: u32,
-    /// Seconds of its last steps; 0 before the second one.
+    /// Seconds per step, of its last steps; 0 before the second one.
     pub step_seconds: f32,
-    /// The share of the time in which it was blocked in waits for results.
+    /// The share of the time in which it was blocked waiting for results.
     pub exposed: f32,
     /// Seconds since its last step; 0 before the first one.
     pub since_step: f32,
 }
 
-/// What a node exchanges with another one.
+/// The traffic of a node with another one.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PeerReport {
-    /// The number of the other one.
+    /// The number of the other node.
     pub node: u32,
     /// Bytes per second that it sends to it.
     pub sent: f32,

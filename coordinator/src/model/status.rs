@@ -1,4 +1,4 @@
-//! What people can see of a running engine.
+//! The state of a running engine, for viewers.
 
 use std::time::Duration;
 
@@ -7,22 +7,22 @@ use gradwire_proto::{Epoch, Failure, NodeId, ProcessSetId, Rank, Sequence, Tenso
 
 use super::{command::Node, learned::Sizes, network::Network};
 
-/// The most tensors that one status lists.
+/// The most tensors in a status.
 pub(crate) const MAX_PENDING: usize = 100;
 
-/// The most process sets that one status lists.
+/// The most process sets in a status.
 pub(crate) const MAX_SETS: usize = 100;
 
-/// The most choices of algorithms that one status lists.
+/// The most choices of algorithms in a status.
 pub(crate) const MAX_CHOICES: usize = 256;
 
-/// The most candidates of a choice that one status lists.
+/// The most candidates of a choice in a status.
 pub(crate) const MAX_CANDIDATES: usize = 32;
 
-/// The most operations in flight that one status lists.
+/// The most operations in flight in a status.
 pub(crate) const MAX_OPERATIONS: usize = 32;
 
-/// The most tensors of each of them.
+/// The most tensors of an operation in a status.
 pub(crate) const MAX_NAMES: usize = 3;
 
 /// The phase of the job.
@@ -33,16 +33,16 @@ pub enum Phase {
     Forming,
     /// The world is complete.
     Running,
-    /// Something failed, and reports of the cause are collected.
+    /// Something failed, and reports are collected to find the cause.
     Failing,
     /// The job is over with a failure.
     Failed,
-    /// Every rank has left in good order.
+    /// Every rank has left normally.
     Finished,
 }
 
 impl Phase {
-    /// The name that people read.
+    /// The name in texts.
     pub fn name(self) -> &'static str {
         self.into()
     }
@@ -51,7 +51,7 @@ impl Phase {
 /// One node of the world.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeStatus {
-    /// What all nodes know of it.
+    /// Its description.
     pub node: Node,
     /// Time since its last message.
     pub silent: Duration,
@@ -59,7 +59,7 @@ pub struct NodeStatus {
     pub left: Vec<Rank>,
 }
 
-/// One tensor that waits for some rank.
+/// A tensor that waits for a rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PendingTensor {
     /// Its process set.
@@ -98,16 +98,16 @@ pub struct SetStatus {
     pub joined: Vec<Rank>,
 }
 
-/// Which algorithm pieces of about one size get, and how long they have taken.
+/// The algorithm for pieces of similar size, and its measured times.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChoiceStatus {
-    /// What the pieces do: an allreduce, a broadcast, a reduce or a move.
+    /// The kind of the pieces: an allreduce, a broadcast, a reduce or a move.
     pub collective: &'static str,
-    /// The number of nodes that take part.
+    /// The number of participating nodes.
     pub nodes: u32,
-    /// The most bytes of such a piece; more than half of it.
+    /// The most bytes of such a piece; each has more than half of that.
     pub bytes: u64,
-    /// The number of pieces that follow each other, rounded up to a power of two.
+    /// The number of consecutive pieces, rounded up to a power of two.
     pub pieces: u32,
     /// The number of the rule that applies; 0 for none.
     pub rule: u32,
@@ -115,52 +115,52 @@ pub struct ChoiceStatus {
     pub spec: Spec,
     /// Seconds per piece that the cost model predicts for `bytes`.
     pub predicted: f64,
-    /// Seconds per piece that it should take, by measured times where there are any.
+    /// Expected seconds per piece, by measured times if there are any.
     pub expected: f64,
-    /// At most 32 algorithms among which it was chosen, in the order of the model.
+    /// At most 32 candidates, in the order of the model.
     pub candidates: Vec<CandidateStatus>,
-    /// The next best algorithm by what it should take, and that.
+    /// The second-fastest algorithm, and its expected seconds per piece.
     pub runner_up: Option<(Spec, f64)>,
     /// Why it was chosen.
     pub reason: String,
-    /// The number of the choice: from 1, and one more whenever measured times have changed it.
+    /// The version of the choice: starts at 1, and grows whenever measured times change the choice.
     pub version: u32,
-    /// The number of operations, of all versions and of exploration.
+    /// The number of operations, including other versions and exploration.
     pub operations: u64,
-    /// The number of those with `spec` that were alone, or in a pipeline of it that used all of
-    /// the credit, and of whole bursts of it.
+    /// The number of measurements with `spec`: of single pieces, of pieces in a pipeline that used
+    /// up the credit, and of whole bursts.
     pub observed: u64,
-    /// The mean seconds per piece of these.
+    /// The mean of the measured seconds per piece.
     pub mean: f64,
     /// Their standard deviation.
     pub spread: f64,
 }
 
-/// An algorithm that may be chosen.
+/// A candidate of a choice.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CandidateStatus {
     /// The algorithm.
     pub spec: Spec,
     /// Seconds per piece that the cost model predicts.
     pub predicted: f64,
-    /// Seconds per piece that it should take, by measured times where there are any.
+    /// Expected seconds per piece, by measured times if there are any.
     pub expected: f64,
-    /// The number of operations that ran with it to measure it.
+    /// The number of operations that explored it.
     pub tried: u64,
 }
 
-/// How large pieces and chunks are, and how long they have taken.
+/// The sizes of pieces and chunks, and their measured times.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SizesStatus {
-    /// What is used.
+    /// The sizes in use.
     pub sizes: Sizes,
-    /// Why.
+    /// Why they were chosen.
     pub reason: String,
-    /// From 1, and one more whenever measured times have changed it.
+    /// Starts at 1, and grows whenever measured times change the sizes.
     pub version: u32,
-    /// The number of operations in pipelines that used all of the credit.
+    /// The number of measured operations, in pipelines that used up the credit.
     pub observed: u64,
-    /// The mean seconds per MiB of these.
+    /// The mean of the measured seconds per MiB.
     pub mean: f64,
     /// Their standard deviation.
     pub spread: f64,
@@ -173,9 +173,9 @@ pub struct Counts {
     pub nodes: usize,
     /// Ranks of the complete world; 0 before.
     pub ranks: u32,
-    /// Process sets, including that of all ranks; 0 before the world is complete.
+    /// Process sets, including the global one; 0 before the world is complete.
     pub sets: usize,
-    /// Tensors that wait for some rank.
+    /// Tensors that wait for a rank.
     pub pending: usize,
     /// Agreed tensors that wait for credit.
     pub queued: usize,
@@ -189,7 +189,7 @@ pub struct Counts {
     pub done: u64,
 }
 
-/// The state of the engine, for people.
+/// The state of the engine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Status {
     /// The phase of the job.
@@ -200,21 +200,21 @@ pub struct Status {
     pub epoch: Epoch,
     /// The nodes of the complete world.
     pub nodes: Vec<NodeStatus>,
-    /// The process sets, the one of all ranks first; at most 100.
+    /// The process sets, the global one first; at most 100.
     pub sets: Vec<SetStatus>,
-    /// At most 100 tensors that wait, oldest first.
+    /// At most 100 waiting tensors, oldest first.
     pub pending: Vec<PendingTensor>,
     /// At most 32 operations in flight, oldest first.
     pub operations: Vec<OperationStatus>,
     /// The algorithms of at most 256 kinds of pieces.
     pub choices: Vec<ChoiceStatus>,
-    /// How large pieces and chunks are.
+    /// The sizes of pieces and chunks.
     pub sizes: SizesStatus,
-    /// Settings that should be faster at the next start, each with its reason.
+    /// Recommended settings for the next start, each with its reason.
     pub advice: Vec<String>,
-    /// What was measured of the links between nodes, once it is.
+    /// The measured links between nodes, once the probe is over.
     pub network: Option<Network>,
-    /// The costs with which algorithms are chosen.
+    /// The costs by which algorithms are chosen.
     pub cost: CostModel,
     /// The counts.
     pub counts: Counts,
