@@ -20,7 +20,7 @@ use crate::model::{
     },
     event::{Announcement, Join, Latest, Submitted},
     network::Arrangement,
-    report::{PeerReport, RankReport, Report},
+    status::{milliseconds, numbers},
 };
 
 /// The most bytes of a trace batch (BOUND).
@@ -42,7 +42,7 @@ pub enum Incoming {
         /// Nanoseconds of the node's monotonic clock.
         sent_ns: u64,
         /// The node's report, if it contains one.
-        report: Option<Report>,
+        report: Option<pb::NodeReport>,
         /// Whether one of its ranks has begun a sampled step.
         samples: bool,
     },
@@ -145,8 +145,8 @@ fn announcement(wire: pb::Announcement) -> Result<Announcement, WireError> {
     })
 }
 
-/// Checks a report (TRUST, BOUND).
-fn report(wire: &pb::Report) -> Result<Report, WireError> {
+/// Checks a report (TRUST, BOUND). Its ranks have their local numbers.
+fn report(wire: &pb::Report) -> Result<pb::NodeReport, WireError> {
     let invalid = |reason: String| WireError::Invalid { field: "report", reason };
     let bytes = wire.encoded_len();
     if bytes > MAX_REPORT {
@@ -163,26 +163,28 @@ fn report(wire: &pb::Report) -> Result<Report, WireError> {
     if let Some(number) = numbers.find(|number| !(number.is_finite() && **number >= 0.0)) {
         return Err(invalid(format!("invalid duration or rate {number}")));
     }
-    let ranks = wire.rank_steps.iter().enumerate().map(|(at, &steps)| RankReport {
+    let ranks = wire.rank_steps.iter().enumerate().map(|(at, &steps)| pb::RankReport {
+        rank: at as u32,
         steps,
-        step_seconds: wire.rank_step_seconds[at],
-        exposed: wire.rank_exposed[at],
-        since_step: wire.rank_since_step_seconds[at],
+        step_seconds: wire.rank_step_seconds[at].into(),
+        exposed: wire.rank_exposed[at].into(),
+        since_step_seconds: wire.rank_since_step_seconds[at].into(),
     });
-    let peers = wire.peers.iter().enumerate().map(|(at, &node)| PeerReport {
+    let peers = wire.peers.iter().enumerate().map(|(at, &node)| pb::PeerReport {
         node,
-        sent: wire.sent_bytes_per_second[at],
-        received: wire.received_bytes_per_second[at],
+        sent_bytes_per_second: wire.sent_bytes_per_second[at].into(),
+        received_bytes_per_second: wire.received_bytes_per_second[at].into(),
     });
-    Ok(Report {
+    Ok(pb::NodeReport {
+        age_ms: 0,
         ranks: ranks.collect(),
         peers: peers.collect(),
-        line_rate: Some(wire.line_bytes_per_second).filter(|rate| *rate > 0),
-        resident: wire.resident_bytes,
-        shared: wire.shared_bytes,
-        pieces: wire.pieces_in_flight,
-        queued: wire.queued_tensors,
-        stalled: wire.stalled_tensors,
+        line_bytes_per_second: Some(wire.line_bytes_per_second).filter(|rate| *rate > 0),
+        resident_bytes: wire.resident_bytes,
+        shared_bytes: wire.shared_bytes,
+        pieces_in_flight: wire.pieces_in_flight,
+        queued_tensors: wire.queued_tensors,
+        stalled_tensors: wire.stalled_tensors,
     })
 }
 
@@ -199,10 +201,6 @@ fn failure(wire: pb::Failure) -> Failure {
         tensor: cut(failure.tensor),
         ..failure
     }
-}
-
-pub(crate) fn milliseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The world as it is sent to one node.
@@ -256,7 +254,7 @@ fn operation(operation: Operation) -> pb::Operation {
         request: Some(pb::Request::from(&operation.request)),
         spec: operation.spec.id.0,
         segments: segments.collect(),
-        absent: numbers(&operation.absent),
+        absent: numbers(&*operation.absent),
         quantized: operation.quantized,
         chunk_bytes: operation.chunk.unwrap_or(0) as u32,
     }
@@ -271,10 +269,6 @@ fn probe(probe: Probe) -> pb::Probe {
         pattern: probe.pattern.to_string(),
         groups: probe.groups.into_iter().map(group).collect(),
     }
-}
-
-pub(crate) fn numbers(ranks: &[Rank]) -> Vec<u32> {
-    ranks.iter().map(|rank| rank.0).collect()
 }
 
 fn set_created(created: SetCreated) -> pb::SetCreated {
@@ -556,7 +550,10 @@ mod tests {
         let Ok(Incoming::Heartbeat { report: Some(report), .. }) = heartbeat(good.clone()) else {
             panic!("expected a report")
         };
-        assert_eq!((report.ranks[0].steps, report.peers[0].node, report.line_rate), (7, 1, None));
+        assert_eq!(
+            (report.ranks[0].steps, report.peers[0].node, report.line_bytes_per_second),
+            (7, 1, None)
+        );
         let long = vec![0; 300];
         let rates = vec![0.0; 300];
         for (bad, why) in [

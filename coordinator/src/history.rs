@@ -6,9 +6,9 @@ use std::{
     time::Duration,
 };
 
-use gradwire_proto::Rank;
+use gradwire_proto::{Rank, pb};
 
-use crate::model::command::RankWait;
+use crate::model::{command::RankWait, status::milliseconds};
 
 /// The most decisions that are kept (BOUND).
 const MAX_DECISIONS: usize = 256;
@@ -22,18 +22,10 @@ const MAX_TEXT: usize = 512;
 /// The number of ranks, from 0, whose lag is kept (BOUND).
 const MAX_RANKS: u32 = 1024;
 
-/// A decision or an event.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Entry {
-    /// The time since the coordinator started.
-    pub(crate) at: Duration,
-    pub(crate) text: String,
-}
-
 /// The newest entries, the oldest first.
 #[derive(Debug)]
 struct Ring {
-    entries: VecDeque<Entry>,
+    entries: VecDeque<pb::Entry>,
     most: usize,
 }
 
@@ -51,7 +43,7 @@ impl Ring {
         if self.entries.len() == self.most {
             self.entries.pop_front();
         }
-        self.entries.push_back(Entry { at, text });
+        self.entries.push_back(pb::Entry { at_ms: milliseconds(at), text });
     }
 }
 
@@ -91,18 +83,23 @@ impl History {
     }
 
     /// The decisions, the oldest first.
-    pub(crate) fn decisions(&self) -> Vec<Entry> {
+    pub(crate) fn decisions(&self) -> Vec<pb::Entry> {
         self.decisions.entries.iter().cloned().collect()
     }
 
     /// The events, the oldest first.
-    pub(crate) fn events(&self) -> Vec<Entry> {
+    pub(crate) fn events(&self) -> Vec<pb::Entry> {
         self.events.entries.iter().cloned().collect()
     }
 
     /// How long tensors have waited for each rank, in order. Ranks without waits are left out.
-    pub(crate) fn lags(&self) -> Vec<(Rank, RankWait)> {
-        self.lags.iter().map(|(rank, wait)| (*rank, *wait)).collect()
+    pub(crate) fn lags(&self) -> Vec<pb::RankLag> {
+        let lag = |(rank, wait): (&Rank, &RankWait)| pb::RankLag {
+            rank: rank.0,
+            seconds: wait.time.as_secs_f64(),
+            tensors: wait.tensors,
+        };
+        self.lags.iter().map(lag).collect()
     }
 }
 
@@ -132,7 +129,6 @@ mod tests {
         for _ in 0..3 {
             history.waited(&[(Rank(3), wait), (Rank(MAX_RANKS), wait)].into());
         }
-        let sum = RankWait { time: Duration::from_millis(150), tensors: 6 };
-        assert_eq!(history.lags(), [(Rank(3), sum)]);
+        assert_eq!(history.lags(), [pb::RankLag { rank: 3, seconds: 0.15, tensors: 6 }]);
     }
 }

@@ -1,24 +1,12 @@
 //! The messages from sessions to the runtime, and what the runtime needs to answer them.
 
-use std::{
-    collections::BTreeMap,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
-use gradwire_proto::{Rank, broadcast::Broadcast};
+use gradwire_proto::{broadcast::Broadcast, pb};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::{
-    history::Entry,
-    model::{
-        ConnectionId, Event, Status,
-        command::RankWait,
-        event::Join,
-        report::{Report, Reported},
-    },
-};
+use crate::model::{ConnectionId, Event, event::Join};
 
 /// How many messages may wait for one node.
 pub(crate) const OUTBOX: usize = 1024;
@@ -43,20 +31,7 @@ pub(crate) struct Peer {
 #[derive(Debug, Default)]
 pub(crate) struct Newest {
     pub(crate) echo: Option<Echo>,
-    pub(crate) report: Option<(Report, Instant)>,
-}
-
-/// What viewers see.
-#[derive(Debug)]
-pub(crate) struct Snapshot {
-    pub(crate) status: Status,
-    /// The time since the coordinator started.
-    pub(crate) uptime: Duration,
-    /// By node number.
-    pub(crate) reports: BTreeMap<u32, Reported>,
-    pub(crate) lags: Vec<(Rank, RankWait)>,
-    pub(crate) decisions: Vec<Entry>,
-    pub(crate) events: Vec<Entry>,
+    pub(crate) report: Option<(pb::NodeReport, Instant)>,
 }
 
 /// A heartbeat of a node, which is echoed with the coordinator's next heartbeat.
@@ -77,5 +52,5 @@ pub(crate) enum Inbound {
     /// Tracing has started or stopped. If a node caused this, it waits for an answer.
     Traced { by: Option<ConnectionId> },
     /// A request for the state.
-    Inspect(oneshot::Sender<Snapshot>),
+    Inspect(oneshot::Sender<pb::StatusResponse>),
 }

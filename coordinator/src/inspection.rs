@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use gradwire_proto::{JobId, pb::StatusResponse};
+use gradwire_proto::pb::StatusResponse;
 use tokio::{
     sync::{Mutex, mpsc, oneshot},
     time::{Instant, sleep_until},
@@ -14,8 +14,7 @@ use tokio::{
 use tonic::Status;
 
 use crate::{
-    inbox::{Inbound, Snapshot},
-    snapshot::snapshot,
+    inbox::Inbound,
     traces::{Traced, Traces},
     viewers::{INTERVAL, Viewers, Watched},
 };
@@ -27,7 +26,6 @@ const SHORTEST: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct Inspection {
     inbox: mpsc::Sender<Inbound>,
-    job: JobId,
     viewers: Viewers,
     traces: Arc<Traces>,
     page: OnceLock<SocketAddr>,
@@ -36,9 +34,9 @@ pub struct Inspection {
 }
 
 impl Inspection {
-    pub(crate) fn new(inbox: mpsc::Sender<Inbound>, job: JobId, traces: Arc<Traces>) -> Self {
+    pub(crate) fn new(inbox: mpsc::Sender<Inbound>, traces: Arc<Traces>) -> Self {
         let (viewers, page) = (Viewers::default(), OnceLock::new());
-        Self { inbox, job, viewers, traces, page, newest: Mutex::default() }
+        Self { inbox, viewers, traces, page, newest: Mutex::default() }
     }
 
     /// Sets the address of the status page, which snapshots contain from now on.
@@ -61,7 +59,7 @@ impl Inspection {
         let made = Instant::now();
         let (reply, seen) = oneshot::channel();
         self.inbox.send(Inbound::Inspect(reply)).await.ok()?;
-        let seen = Arc::new(self.message(seen.await.ok()?));
+        let seen = self.with_page(seen.await.ok()?);
         *newest = Some((made, seen.clone()));
         Some(seen)
     }
@@ -105,9 +103,9 @@ impl Inspection {
         let _ = self.inbox.send(Inbound::Traced { by: None }).await;
     }
 
-    fn message(&self, seen: Snapshot) -> StatusResponse {
+    fn with_page(&self, seen: StatusResponse) -> Arc<StatusResponse> {
         let page = self.page.get().map(ToString::to_string).unwrap_or_default();
-        StatusResponse { page, ..snapshot(self.job.as_str(), seen) }
+        Arc::new(StatusResponse { page, ..seen })
     }
 
     /// Sends snapshots to viewers forever.
@@ -116,8 +114,8 @@ impl Inspection {
     }
 
     /// Sends the last snapshot, and ends all streams to viewers.
-    pub(crate) fn end(&self, last: Option<Snapshot>) {
+    pub(crate) fn end(&self, last: Option<StatusResponse>) {
         self.traces.end();
-        self.viewers.end(last.map(|seen| Arc::new(self.message(seen))));
+        self.viewers.end(last.map(|seen| self.with_page(seen)));
     }
 }

@@ -20,7 +20,6 @@
 //! - `inbox`: the messages from sessions to the runtime
 //! - [`session`]: the sessions of nodes: challenge, proof, messages
 //! - `heartbeat`: heartbeats in datagrams
-//! - `snapshot`: the state of the job as a message; pure
 //! - `viewers`: the viewers of the job
 //! - `traces`: the readers of traces
 //! - [`inspection`]: the view of the job
@@ -57,7 +56,6 @@ mod history;
 mod inbox;
 mod membership;
 mod probe;
-mod snapshot;
 mod traces;
 mod tuning;
 mod viewers;

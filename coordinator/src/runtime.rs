@@ -29,12 +29,12 @@ use crate::{
     convert,
     engine::Engine,
     history::History,
-    inbox::{Inbound, OUTBOX, OVER, Peer, Snapshot},
+    inbox::{Inbound, OUTBOX, OVER, Peer},
     metrics::{self, WaitMetrics},
     model::{
         Command, ConnectionId, EngineConfig, Event, Phase,
         command::{Execute, Node, RefusalKind, Severity},
-        report::Reported,
+        status::milliseconds,
     },
     traces::Traces,
     tuning::{self, Tuning, TuningFile},
@@ -123,7 +123,7 @@ pub(crate) struct Runtime {
     clock: Clock,
     nodes: BTreeMap<ConnectionId, Session>,
     /// The reports of the nodes when the job ended.
-    last_reports: Option<BTreeMap<u32, Reported>>,
+    last_reports: Option<BTreeMap<u32, pb::NodeReport>>,
     waits: WaitMetrics,
     history: History,
     /// The metrics endpoints of the daemons.
@@ -249,24 +249,35 @@ impl Runtime {
     }
 
     /// The current snapshot for viewers.
-    pub(crate) fn snapshot(&self) -> Snapshot {
+    pub(crate) fn snapshot(&self) -> pb::StatusResponse {
         let uptime = self.start.elapsed();
-        Snapshot {
-            reports: self.last_reports.clone().unwrap_or_else(|| self.reports()),
-            status: self.engine.status(uptime),
-            uptime,
+        let mut reports = self.last_reports.clone().unwrap_or_else(|| self.reports());
+        let mut status = self.engine.status(uptime);
+        let nodes = status.nodes.len();
+        for (number, node) in (0..).zip(&mut status.nodes) {
+            node.report = reports.remove(&number);
+            let Some(report) = &mut node.report else { continue };
+            // Ranks and nodes that do not exist are left out (TRUST).
+            report.ranks.truncate(node.slots as usize);
+            report.ranks.iter_mut().for_each(|rank| rank.rank += node.first_rank);
+            report.peers.retain(|peer| (peer.node as usize) < nodes);
+        }
+        pb::StatusResponse {
+            uptime_ms: milliseconds(uptime),
             lags: self.history.lags(),
             decisions: self.history.decisions(),
             events: self.history.events(),
+            ..status
         }
     }
 
     /// The latest reports of the nodes, by number.
-    fn reports(&self) -> BTreeMap<u32, Reported> {
+    fn reports(&self) -> BTreeMap<u32, pb::NodeReport> {
         let reports = self.nodes.values().filter_map(|session| {
             let newest = session.peer.newest.lock();
             let (report, received) = newest.report.as_ref()?;
-            Some((session.node?.0, Reported { report: report.clone(), age: received.elapsed() }))
+            let age_ms = milliseconds(received.elapsed());
+            Some((session.node?.0, pb::NodeReport { age_ms, ..report.clone() }))
         });
         reports.collect()
     }

@@ -69,7 +69,7 @@ impl Coordinator {
         let sessions = TaskTracker::new();
         let stop_sessions = CancellationToken::new();
         let traces = Arc::<Traces>::default();
-        let inspection = Inspection::new(sender.clone(), config.engine.job.clone(), traces.clone());
+        let inspection = Inspection::new(sender.clone(), traces.clone());
         let context = SessionContext {
             inbox: sender,
             secret: config.secret.clone(),

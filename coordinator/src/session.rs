@@ -29,7 +29,7 @@ use tonic::Status;
 use crate::{
     convert::{self, Incoming},
     inbox::{Echo, Inbound, Newest, OUTBOX, OVER, Outbox, Peer},
-    model::{ConnectionId, Event, report::Report},
+    model::{ConnectionId, Event},
     traces::Traces,
 };
 
@@ -178,7 +178,7 @@ where
     }
 
     /// Notes a heartbeat. Only the latest one counts.
-    fn note(&self, sent_ns: u64, report: Option<Report>) {
+    fn note(&self, sent_ns: u64, report: Option<pb::NodeReport>) {
         let received = Instant::now();
         let mut newest = self.newest.lock();
         newest.echo = Some(Echo { sent_ns, received });

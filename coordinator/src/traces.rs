@@ -54,15 +54,7 @@ impl Traces {
     /// # Errors
     /// There are too many (BOUND), or the job is over.
     pub(crate) fn add(&self) -> Result<Traced, Status> {
-        let mut readers = self.readers.lock();
-        let readers = readers.as_mut().ok_or_else(|| Status::unavailable(OVER))?;
-        readers.retain(|reader| !reader.parts.is_closed());
-        if readers.iter().filter(|reader| !reader.samples).count() >= MAX_READERS {
-            let what = format!("{MAX_READERS} others already trace this job: stop one of them");
-            return Err(Status::resource_exhausted(what));
-        }
-        let (parts, traced) = mpsc::channel(WAITING + 1);
-        readers.push(Reader { parts, lost: 0, samples: false });
+        let traced = self.open(false)?;
         self.has_new.store(true, SeqCst);
         Ok(traced)
     }
@@ -72,10 +64,19 @@ impl Traces {
     /// # Errors
     /// The job is over.
     pub(crate) fn sample(&self) -> Result<Traced, Status> {
+        self.open(true)
+    }
+
+    fn open(&self, samples: bool) -> Result<Traced, Status> {
         let mut readers = self.readers.lock();
         let readers = readers.as_mut().ok_or_else(|| Status::unavailable(OVER))?;
+        readers.retain(|reader| !reader.parts.is_closed());
+        if !samples && readers.iter().filter(|reader| !reader.samples).count() >= MAX_READERS {
+            let what = format!("{MAX_READERS} others already trace this job: stop one of them");
+            return Err(Status::resource_exhausted(what));
+        }
         let (parts, traced) = mpsc::channel(WAITING + 1);
-        readers.push(Reader { parts, lost: 0, samples: true });
+        readers.push(Reader { parts, lost: 0, samples });
         Ok(traced)
     }
 

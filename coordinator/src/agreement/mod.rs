@@ -27,24 +27,24 @@ mod waits;
 use std::{sync::Arc, time::Duration};
 
 use gradwire_proto::{
-    Collective, Failure, FailureKind, NodeId, ProcessSetId, Rank, Request, TensorId,
-    convert::TensorRef,
+    Collective, Failure, FailureKind, NodeId, ProcessSetId, Rank, Request, convert::TensorRef, pb,
 };
 
 use self::{
     sets::{ProcessSets, refuse},
     table::{Announced, ReadyTable, Settled},
+    tensor::Tensor,
     waits::Waiting,
 };
 use crate::{
     membership::members::Members,
     model::{
         EngineConfig,
-        command::{Execute, Registration, SetCreated, SetRemoved, Waits},
+        command::{Execute, SetCreated, SetRemoved},
         event::Announcement,
         process_set::ProcessSet,
         round::{Progress, Round, Slot},
-        status::{MAX_PENDING, MAX_SETS, PendingTensor, SetStatus},
+        status::{MAX_PENDING, MAX_SETS, milliseconds, numbers},
         text,
         violation::Violation,
     },
@@ -73,12 +73,14 @@ fn given_up(id: ProcessSetId, silent: &[Rank]) -> Failure {
 /// The tensors that ranks submit, until all agree on them.
 #[derive(Debug)]
 pub(crate) struct Agreement {
-    sets: ProcessSets,
-    table: ReadyTable,
+    pub(crate) sets: ProcessSets,
+    pub(crate) table: ReadyTable,
     /// What the next answer contains besides operations.
     answer: Execute,
-    waiting: Waiting,
-    disagreements: u64,
+    /// How long tensors waited for the last rank and node, since this was last taken.
+    pub(crate) waiting: Waiting,
+    /// The number of disagreements, since this was last taken.
+    pub(crate) disagreements: u64,
 }
 
 impl Agreement {
@@ -98,21 +100,6 @@ impl Agreement {
         }
     }
 
-    /// The process sets.
-    pub(crate) fn sets(&self) -> &ProcessSets {
-        &self.sets
-    }
-
-    /// How many tensors wait for a rank.
-    pub(crate) fn waiting(&self) -> usize {
-        self.table.waiting()
-    }
-
-    /// The tensors that wait for a rank, and since when.
-    pub(crate) fn pending(&self) -> impl Iterator<Item = (Slot, Duration)> {
-        self.table.pending().map(|(slot, since, _)| (slot, since))
-    }
-
     /// The process set and the name of the tensor in a slot, and the ranks that it waits for.
     pub(crate) fn missing(&self, slot: Slot) -> Option<(ProcessSetId, &str, Vec<Rank>)> {
         let tensor = self.table.get(slot)?;
@@ -130,42 +117,31 @@ impl Agreement {
         self.table.pending().map(|(_, _, tensor)| tensor.name.as_str())
     }
 
-    /// Whether a rank has joined any set and waits for the others.
-    pub(crate) fn has_joined(&self, rank: Rank) -> bool {
-        self.sets.has_joined(rank)
-    }
-
     /// The tensors that have waited longest for a rank, oldest first, for the status.
-    pub(crate) fn pending_status(&self, now: Duration) -> Vec<PendingTensor> {
+    pub(crate) fn pending_status(&self, now: Duration) -> Vec<pb::PendingTensor> {
         let mut pending: Vec<_> = self.table.pending().collect();
         pending.sort_unstable_by_key(|(slot, since, _)| (*since, *slot));
         pending.truncate(MAX_PENDING);
-        let status = pending.into_iter().map(|(_, since, tensor)| PendingTensor {
-            set: tensor.set,
-            name: tensor.name.clone(),
-            waiting: now.saturating_sub(since),
-            missing: self.sets.get(tensor.set).map_or_else(Vec::new, |set| tensor.missing(set)),
+        let missing = |tensor: &Tensor| {
+            self.sets.get(tensor.set).map_or_else(Vec::new, |set| numbers(&tensor.missing(set)))
+        };
+        let status = pending.into_iter().map(|(_, since, tensor)| pb::PendingTensor {
+            process_set: tensor.set.0,
+            name: tensor.name.to_string(),
+            waiting_ms: milliseconds(now.saturating_sub(since)),
+            missing_ranks: missing(tensor),
         });
         status.collect()
     }
 
     /// The first process sets, for the status.
-    pub(crate) fn set_status(&self) -> Vec<SetStatus> {
-        let status = self.sets.iter().take(MAX_SETS).map(|(set, there)| SetStatus {
-            set,
-            ranks: there.members().to_vec(),
-            joined: there.joined().iter().copied().collect(),
+    pub(crate) fn set_status(&self) -> Vec<pb::ProcessSetStatus> {
+        let status = self.sets.iter().take(MAX_SETS).map(|(id, set)| pb::ProcessSetStatus {
+            process_set: id.0,
+            ranks: numbers(set.members()),
+            joined_ranks: numbers(set.joined()),
         });
         status.collect()
-    }
-
-    /// Notes the ranks that join with a message; see [`ProcessSets::note_joins`].
-    pub(crate) fn note_joins(
-        &mut self,
-        node: NodeId,
-        announcements: &[Announcement],
-    ) -> Vec<ProcessSetId> {
-        self.sets.note_joins(node, announcements)
     }
 
     /// Handles a node's announcement of a tensor. With the same message, ranks join the sets in
@@ -368,22 +344,6 @@ impl Agreement {
         }
     }
 
-    /// Notes that a segment of a round is sent out; `last` if it is the tensor's last one. Returns
-    /// the registration of the tensor's id if the nodes do not know it.
-    pub(crate) fn sent(&mut self, round: &Round, last: bool) -> Option<Registration> {
-        self.table.sent(round, last)
-    }
-
-    /// Notes that every node has done one segment of the tensor in a slot.
-    pub(crate) fn finished(&mut self, slot: Slot) {
-        self.table.finished(slot);
-    }
-
-    /// Notes that a node has forgotten these evicted ids.
-    pub(crate) fn forgotten(&mut self, node: NodeId, ids: &[TensorId]) -> Result<(), Violation> {
-        self.table.forgotten(node, ids)
-    }
-
     /// What the next answer contains besides operations and ids.
     pub(crate) fn take_answer(&mut self) -> Execute {
         let idle = |id| self.table.in_progress(id).next().is_none();
@@ -395,20 +355,5 @@ impl Agreement {
             self.answer.sets_removed.push(SetRemoved { set, tensor });
         }
         std::mem::take(&mut self.answer)
-    }
-
-    /// The evicted ids that the nodes must be told about.
-    pub(crate) fn take_evicted(&mut self) -> Vec<TensorId> {
-        self.table.take_evicted()
-    }
-
-    /// How long tensors waited for the last rank and node, since the last call.
-    pub(crate) fn take_waits(&mut self) -> Waits {
-        self.waiting.take()
-    }
-
-    /// The number of tensors on which ranks disagreed, since the last call.
-    pub(crate) fn take_disagreements(&mut self) -> u64 {
-        std::mem::take(&mut self.disagreements)
     }
 }

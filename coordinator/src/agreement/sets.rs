@@ -52,7 +52,7 @@ impl ProcessSets {
     }
 
     /// Whether a rank has joined any set and waits for the others.
-    pub(super) fn has_joined(&self, rank: Rank) -> bool {
+    pub(crate) fn has_joined(&self, rank: Rank) -> bool {
         self.all.values().any(|set| set.joined().contains(&rank))
     }
 
@@ -65,7 +65,7 @@ impl ProcessSets {
     /// Notes the ranks that join. Call this before the rest of a message is handled: the message
     /// may contain announcements that are possible only because a rank has joined. Returns the sets
     /// in which ranks join.
-    pub(super) fn note_joins(
+    pub(crate) fn note_joins(
         &mut self,
         node: NodeId,
         announcements: &[Announcement],

@@ -9,6 +9,7 @@ use gradwire_proto::{
 
 use super::{
     disagreement::{Answer, disagreement},
+    sets::refuse,
     tensor::{Tensor, peers},
 };
 use crate::model::{
@@ -26,10 +27,6 @@ pub(super) struct Consent {
     pub(super) members: Vec<Rank>,
     /// The members that would take part but have joined, ascending.
     pub(super) absent: Vec<Rank>,
-}
-
-fn invalid(what: impl Into<String>, hint: &str) -> Failure {
-    Failure::new(FailureKind::Invalid, what).hint(hint)
 }
 
 /// Compares the requests of all ranks for a tensor that is complete.
@@ -86,7 +83,7 @@ fn check(
     );
     for rank in is_rooted.then_some([common.root; 2]).or(peers(common)).into_iter().flatten() {
         if !set.contains(rank) {
-            return Err(invalid(
+            return Err(refuse(
                 format!("rank {rank} of this {collective} is not in {}", text::set(id, set)),
                 "roots, senders and receivers are ranks of the whole job, and must be members of \
                  the process set",
@@ -95,7 +92,7 @@ fn check(
     }
     let sets = matches!(collective, Collective::AddProcessSet | Collective::RemoveProcessSet);
     if sets && id != ProcessSetId::GLOBAL {
-        return Err(invalid(
+        return Err(refuse(
             format!("{collective} is not possible in process set {id}"),
             "process sets are added and removed by all ranks together, in process set 0",
         ));
@@ -103,7 +100,7 @@ fn check(
     check_absent(common, absent)?;
     let flows = Plan::flows(common, members);
     if flows > MAX_FLOWS {
-        return Err(invalid(
+        return Err(refuse(
             format!(
                 "{collective} of {} between {} consists of {flows} parts, but at most {MAX_FLOWS} \
                  are possible",
@@ -129,7 +126,7 @@ fn check_absent(common: &Request, absent: &[Rank]) -> Result<(), Failure> {
             absent.binary_search(&common.root).is_err()
         }
         _ => {
-            return Err(invalid(
+            return Err(refuse(
                 format!("{who} {have} joined, but {collective} needs all ranks"),
                 "call join only after this operation is done on all ranks; allreduce, reduce, \
                  broadcast, allgather, gather and barrier work without ranks that have joined",
@@ -138,7 +135,7 @@ fn check_absent(common: &Request, absent: &[Rank]) -> Result<(), Failure> {
     };
     if !has_root {
         let what = format!("the root {} of this {collective} has joined", common.root);
-        return Err(invalid(what, "use a root that has not joined"));
+        return Err(refuse(what, "use a root that has not joined"));
     }
     Ok(())
 }

@@ -107,7 +107,7 @@ impl CallKinds {
 
 /// One name in one process set.
 #[derive(Debug)]
-pub(super) struct Tensor {
+pub(crate) struct Tensor {
     pub(super) set: ProcessSetId,
     pub(super) name: TensorName,
     pub(super) registered: Option<Registered>,

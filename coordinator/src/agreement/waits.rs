@@ -27,7 +27,7 @@ impl Counted {
 
 /// The waits that have not been recorded yet, and until when waits have been counted.
 #[derive(Debug, Default)]
-pub(super) struct Waiting {
+pub(crate) struct Waiting {
     nodes: BTreeMap<NodeId, Counted>,
     ranks: BTreeMap<Rank, Counted>,
     new: Waits,
@@ -53,7 +53,7 @@ impl Waiting {
     }
 
     /// What has been added since the last call.
-    pub(super) fn take(&mut self) -> Waits {
+    pub(crate) fn take(&mut self) -> Waits {
         std::mem::take(&mut self.new)
     }
 }

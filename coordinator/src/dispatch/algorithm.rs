@@ -14,6 +14,7 @@ use gradwire_collectives::{
 use gradwire_proto::{
     Collective, NodeId, Route, SpecId,
     compression::{GROUP, GROUP_BYTES},
+    pb,
 };
 
 use super::decision::{Decision, FILLS, Known};
@@ -22,7 +23,7 @@ use crate::model::{
     command::KnownSpec,
     learned::{Learned, Time},
     network::Arrangement,
-    status::{CandidateStatus, ChoiceStatus, MAX_CANDIDATES, MAX_CHOICES as SHOWN},
+    status::{MAX_CANDIDATES, MAX_CHOICES as SHOWN},
 };
 
 /// The most choices that are kept (BOUND).
@@ -392,7 +393,7 @@ impl Chooser {
     }
 
     /// The choices with the most operations, at most [`SHOWN`].
-    pub(crate) fn status(&self) -> Vec<ChoiceStatus> {
+    pub(crate) fn status(&self) -> Vec<pb::Choice> {
         let mut made: Vec<(&Class, &Made)> = self.made.iter().collect();
         made.sort_by_key(|(_, made)| std::cmp::Reverse(made.decision.operations()));
         made.truncate(SHOWN);
@@ -401,29 +402,32 @@ impl Chooser {
             let Class { topology, kind, quantized, pieces, .. } = class;
             let format = if *quantized { "quantized; " } else { "" };
             let observed = decision.observed();
-            let candidate = |Known { spec, predicted, expected, tried }| CandidateStatus {
-                spec,
-                predicted,
-                expected,
-                tried,
+            let candidate = |known: Known<Spec>| pb::Candidate {
+                spec: known.spec.to_string(),
+                predicted_seconds: known.predicted,
+                expected_seconds: known.expected,
+                tried: known.tried,
             };
-            ChoiceStatus {
-                collective: kind.name(),
+            let runner_up = decision.runner_up().map(|(spec, time)| (spec.to_string(), time));
+            let (runner_up, runner_up_seconds) = runner_up.unwrap_or_default();
+            pb::Choice {
+                collective: kind.name().to_owned(),
                 nodes: topology.contributors(),
                 bytes: class.bytes(),
                 pieces: *pieces,
                 rule: *rule as u32,
-                spec: decision.spec(),
-                predicted: decision.predicted(),
-                expected: decision.expected(),
+                spec: decision.spec().to_string(),
+                predicted_seconds: decision.predicted(),
+                expected_seconds: decision.expected(),
                 candidates: decision.candidates().take(MAX_CANDIDATES).map(candidate).collect(),
-                runner_up: decision.runner_up(),
+                runner_up,
+                runner_up_seconds,
                 reason: format!("{format}{}", decision.reason()),
                 version: decision.version(),
                 operations: decision.operations(),
                 observed: observed.count(),
-                mean: observed.mean(),
-                spread: observed.spread(),
+                mean_seconds: observed.mean(),
+                spread_seconds: observed.spread(),
             }
         });
         status.collect()
@@ -441,14 +445,19 @@ mod tests {
     use super::*;
     use crate::dispatch::credit::{Completed, Flight};
 
-    /// The choice after a long pipeline of 4 MiB pieces in which one algorithm is twice as fast.
-    fn choice_if_fast(fast: Algorithm, pieces: u64) -> ChoiceStatus {
+    /// A chooser among these algorithms by measured times, for two nodes.
+    fn tuned(algorithms: &str) -> (Chooser, Flight) {
         let mut settings = Settings::default();
         settings.tuning.enabled = true;
-        settings.negotiation.algorithm = Rules::parse("ring,recursive-doubling").unwrap();
+        settings.negotiation.algorithm = Rules::parse(algorithms).unwrap();
         let config = EngineConfig::new(JobId::new("job").unwrap(), 2, 0, &settings).unwrap();
-        let mut chooser = Chooser::new(Topology::flat(2), &config);
-        let mut flight = Flight::new(config.credit_pieces as usize);
+        let flight = Flight::new(config.credit_pieces as usize);
+        (Chooser::new(Topology::flat(2), &config), flight)
+    }
+
+    /// The choice after a long pipeline of 4 MiB pieces in which one algorithm is twice as fast.
+    fn choice_if_fast(fast: Algorithm, pieces: u64) -> pb::Choice {
+        let (mut chooser, mut flight) = tuned("ring,recursive-doubling");
         let both = [NodeId(0), NodeId(1)];
         let work = Work {
             route: Route::All,
@@ -470,9 +479,9 @@ mod tests {
             now += Duration::from_millis(if algorithm == fast { 1 } else { 2 });
             assert!(flight.done(both[0], sequence).unwrap().is_none());
             let completed = flight.done(both[1], sequence).unwrap().unwrap();
-            let Completed { choice, since, in_flight, .. } = completed;
-            if let (Some(choice), Some(in_flight)) = (choice, in_flight) {
-                chooser.observe(choice, now - since, in_flight);
+            let Completed { operation, in_flight, .. } = completed;
+            if let (Some(choice), Some(in_flight)) = (operation.choice, in_flight) {
+                chooser.observe(choice, now - operation.since, in_flight);
             }
         }
         let mut status = chooser.status();
@@ -481,13 +490,8 @@ mod tests {
     }
 
     /// The choice after many bursts of 1 MiB pieces in which one algorithm is twice as fast.
-    fn choice_in_bursts(fast: Algorithm, pieces: u64) -> ChoiceStatus {
-        let mut settings = Settings::default();
-        settings.tuning.enabled = true;
-        settings.negotiation.algorithm = Rules::parse("ring,recursive-doubling").unwrap();
-        let config = EngineConfig::new(JobId::new("job").unwrap(), 2, 0, &settings).unwrap();
-        let mut chooser = Chooser::new(Topology::flat(2), &config);
-        let mut flight = Flight::new(config.credit_pieces as usize);
+    fn choice_in_bursts(fast: Algorithm, pieces: u64) -> pb::Choice {
+        let (mut chooser, mut flight) = tuned("ring,recursive-doubling");
         let both = [NodeId(0), NodeId(1)];
         let (route, collective) = (Route::All, Collective::Allreduce);
         let work = Work { route, collective, bytes: 1 << 20, quantized: false };
@@ -505,7 +509,7 @@ mod tests {
                 now += Duration::from_millis(if algorithm == fast { 1 } else { 2 });
                 assert!(flight.done(both[1], sequence).unwrap().is_none());
                 let completed = flight.done(both[0], sequence).unwrap().unwrap();
-                if let Some((choice, burst)) = completed.choice.zip(completed.burst) {
+                if let Some((choice, burst)) = completed.operation.choice.zip(completed.burst) {
                     chooser.observe_burst(choice, now - burst.since, burst.count);
                 }
             }
@@ -538,10 +542,7 @@ mod tests {
     /// Sizes are tuned once no algorithm is left to try, except in classes that no longer occur.
     #[test]
     fn old_classes_do_not_delay_the_tuning_of_sizes() {
-        let mut settings = Settings::default();
-        settings.tuning.enabled = true;
-        let config = EngineConfig::new(JobId::new("job").unwrap(), 2, 0, &settings).unwrap();
-        let mut chooser = Chooser::new(Topology::flat(2), &config);
+        let (mut chooser, _) = tuned("auto");
         let both = [NodeId(0), NodeId(1)];
         let work =
             |collective, bytes| Work { route: Route::All, collective, bytes, quantized: false };
@@ -564,8 +565,15 @@ mod tests {
         for pieces in [2, 3, 6, 8] {
             for fast in [Algorithm::Ring, Algorithm::RecursiveDoubling] {
                 let choice = choice_in_bursts(fast, pieces);
-                assert_eq!(choice.spec, fast.into(), "{pieces} pieces: {choice:?}");
-                assert!((choice.expected - 1e-3).abs() < 1e-5, "{pieces} pieces: {choice:?}");
+                assert_eq!(
+                    choice.spec,
+                    Spec::from(fast).to_string(),
+                    "{pieces} pieces: {choice:?}"
+                );
+                assert!(
+                    (choice.expected_seconds - 1e-3).abs() < 1e-5,
+                    "{pieces} pieces: {choice:?}"
+                );
                 assert!(choice.observed > 10_000, "{pieces} pieces: {choice:?}");
             }
         }
@@ -577,7 +585,11 @@ mod tests {
         for pieces in [1, 4, 8, 64] {
             for fast in [Algorithm::Ring, Algorithm::RecursiveDoubling] {
                 let choice = choice_if_fast(fast, pieces);
-                assert_eq!(choice.spec, fast.into(), "{pieces} pieces: {choice:?}");
+                assert_eq!(
+                    choice.spec,
+                    Spec::from(fast).to_string(),
+                    "{pieces} pieces: {choice:?}"
+                );
                 assert!(choice.observed > 20_000, "{pieces} pieces: {choice:?}");
             }
         }

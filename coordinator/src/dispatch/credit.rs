@@ -22,11 +22,11 @@ pub(crate) struct Flying {
     /// When it started.
     pub(crate) since: Duration,
     /// The choice of its algorithm, if there was one.
-    choice: Option<ChoiceId>,
+    pub(crate) choice: Option<ChoiceId>,
     /// The number of the candidate for sizes.
-    sizes: usize,
+    pub(crate) sizes: usize,
     /// If its time can be used to compare sizes.
-    sample: Option<Sample>,
+    pub(crate) sample: Option<Sample>,
     /// How many operations were in flight when it started, including it; `None` if they had
     /// different choices.
     in_flight: Option<usize>,
@@ -35,15 +35,7 @@ pub(crate) struct Flying {
 /// An operation that all nodes have done.
 #[derive(Debug)]
 pub(crate) struct Completed {
-    /// Its tensors, ascending.
-    pub(crate) slots: Vec<Slot>,
-    pub(crate) choice: Option<ChoiceId>,
-    /// The number of the candidate for sizes.
-    pub(crate) sizes: usize,
-    /// If its time can be used to compare sizes.
-    pub(crate) sample: Option<Sample>,
-    /// When it started.
-    pub(crate) since: Duration,
+    pub(crate) operation: Flying,
     /// How many were in flight when it started, including it; `None` if a different number was in
     /// flight when it ended, or if they had different choices.
     pub(crate) in_flight: Option<u32>,
@@ -156,8 +148,8 @@ impl Flight {
         }
         self.done += 1;
         let now_flying = self.is_uniform().then_some(self.flying.len());
-        let flying = self.flying.remove(&sequence).ok_or(())?;
-        let Flying { slots, since, choice, sizes, sample, in_flight, .. } = flying;
+        let operation = self.flying.remove(&sequence).ok_or(())?;
+        let Flying { choice, sizes, in_flight, .. } = operation;
         if let Some(of_choice) = self.choices.get_mut(&(choice, sizes)) {
             *of_choice -= 1;
             if *of_choice == 0 {
@@ -167,7 +159,7 @@ impl Flight {
         let in_flight = in_flight.filter(|_| in_flight == now_flying).map(|flying| flying as u32);
         let is_last = self.flying.is_empty();
         let burst = self.burst.filter(|burst| is_last && burst.count > 1);
-        Ok(Some(Completed { slots, choice, sizes, sample, since, in_flight, burst }))
+        Ok(Some(Completed { operation, in_flight, burst }))
     }
 
     /// Whether a tensor is part of an operation that a node has not done.

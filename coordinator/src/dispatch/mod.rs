@@ -29,18 +29,17 @@ use gradwire_proto::{
 
 use self::{
     algorithm::{Chooser, Chosen, Work},
-    credit::{Burst, Completed, Flight},
+    credit::{Burst, Completed, Flight, Flying},
     queue::{Cut, Piece, Queue},
     sizes::Tuner,
 };
 use crate::model::{
     EngineConfig,
-    command::{KnownSpec, Operation, Segment},
+    command::{Operation, Segment},
     learned::Memory,
-    network::{Arrangement, Network},
+    network::Network,
     process_set::ProcessSet,
-    round::{Progress, Round, Slot},
-    status::{ChoiceStatus, SizesStatus},
+    round::{Progress, Slot},
     violation::Violation,
 };
 
@@ -57,16 +56,16 @@ pub(crate) struct Sent {
 /// The tensors to send out, and the operations in flight.
 #[derive(Debug)]
 pub(crate) struct Dispatch {
-    queue: Queue,
-    flight: Flight,
-    chooser: Chooser,
+    pub(crate) queue: Queue,
+    pub(crate) flight: Flight,
+    pub(crate) chooser: Chooser,
     /// The reasons for choices that measured times have changed, for the next answer.
-    corrections: Vec<String>,
+    pub(crate) corrections: Vec<String>,
     nodes: usize,
     /// Until links are sent: the rate of each node's line in Mbit/s, 0 if unknown.
     lines: Option<Vec<u32>>,
     lanes: u32,
-    sizes: Tuner,
+    pub(crate) sizes: Tuner,
     /// The default chunk size of the nodes.
     chunk_bytes: u64,
     compression: Compression,
@@ -88,37 +87,6 @@ impl Dispatch {
             chunk_bytes: config.chunk_bytes,
             compression: config.compression,
         }
-    }
-
-    /// How many tensors wait for credit.
-    pub(crate) fn queued(&self) -> usize {
-        self.queue.len()
-    }
-
-    /// The operations in flight.
-    pub(crate) fn flight(&self) -> &Flight {
-        &self.flight
-    }
-
-    /// The next number in the total order, for a probe.
-    pub(crate) fn number(&mut self) -> Sequence {
-        self.flight.number()
-    }
-
-    /// Uses these costs from now on.
-    pub(crate) fn set_cost(&mut self, cost: CostModel) {
-        self.chooser.set_cost(cost);
-    }
-
-    /// Arranges the nodes in racks and in an order, before the first choice. Returns false if the
-    /// arrangement does not match the nodes.
-    pub(crate) fn arrange(&mut self, arrangement: &Arrangement) -> bool {
-        self.chooser.arrange(arrangement)
-    }
-
-    /// The costs by which algorithms are chosen.
-    pub(crate) fn cost(&self) -> &CostModel {
-        self.chooser.cost()
     }
 
     /// Whether a node takes part in an operation that it has not done.
@@ -143,11 +111,6 @@ impl Dispatch {
         }
     }
 
-    /// Adds a tensor.
-    pub(crate) fn push(&mut self, round: &Arc<Round>) {
-        self.queue.push(round);
-    }
-
     /// Notes that a node has done operations. Calls `finished` for each segment of operations that
     /// all nodes have done.
     pub(crate) fn done(
@@ -163,7 +126,8 @@ impl Dispatch {
                 Violation::Protocol(what)
             })?;
             let Some(completed) = completed else { continue };
-            let Completed { slots, choice, sizes, sample, since, in_flight, burst } = completed;
+            let Completed { operation, in_flight, burst } = completed;
+            let Flying { slots, choice, sizes, sample, since, .. } = operation;
             let taken = now.saturating_sub(since);
             // Times with other sizes can't be used to compare algorithms.
             if let Some(choice) = choice.filter(|_| self.sizes.is_chosen(sizes)) {
@@ -199,21 +163,6 @@ impl Dispatch {
         Memory { classes: self.chooser.learned(), sizes: self.sizes.times() }
     }
 
-    /// The sizes of pieces and chunks.
-    pub(crate) fn sizes(&self) -> SizesStatus {
-        self.sizes.status()
-    }
-
-    /// The choices of algorithms, and the times of their operations.
-    pub(crate) fn choices(&self) -> Vec<ChoiceStatus> {
-        self.chooser.status()
-    }
-
-    /// The reasons for changed choices since the last call.
-    pub(crate) fn take_corrections(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.corrections)
-    }
-
     /// The share of each lane in the waiting bytes: the limit for the next pieces.
     pub(crate) fn piece_bytes(&self) -> u64 {
         self.queue.fair_piece(self.lanes, u64::MAX)
@@ -234,11 +183,6 @@ impl Dispatch {
         Some(links)
     }
 
-    /// The new specs, which the nodes need before the operations.
-    pub(crate) fn take_specs(&mut self) -> Vec<KnownSpec> {
-        self.chooser.take_unannounced()
-    }
-
     /// The next operation, of at most `piece_bytes`; `None` if nothing waits, or there is no
     /// credit.
     pub(crate) fn next<'a>(
@@ -247,7 +191,7 @@ impl Dispatch {
         now: Duration,
         set: impl Fn(ProcessSetId) -> Option<&'a ProcessSet>,
     ) -> Option<Sent> {
-        let sizes = self.sizes.next();
+        let (candidate, sizes) = self.sizes.next();
         self.flight.set_credit(sizes.credit as usize);
         if !self.flight.has_credit() {
             return None;
@@ -280,7 +224,7 @@ impl Dispatch {
         let asked = spec.spec.chunk();
         let is_sample = is_common && asked.is_none();
         let sample = if is_sample { self.sizes.sample(bytes) } else { None };
-        let chosen = (id, self.sizes.candidate(), sample);
+        let chosen = (id, candidate, sample);
         let sequence = self.flight.start(nodes, slots, chosen, now);
         let chooser = &self.chooser;
         self.sizes.started(|| chooser.is_settled());

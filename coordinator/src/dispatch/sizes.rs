@@ -11,12 +11,13 @@
 
 use std::time::Duration;
 
+use gradwire_proto::pb;
+
 use super::decision::{Decision, FILLS};
 use crate::model::{
     EngineConfig,
     config::MIN_PIECE_BYTES,
     learned::{Sizes, Time},
-    status::SizesStatus,
 };
 
 /// The most candidates (BOUND).
@@ -36,7 +37,7 @@ pub(crate) struct Sample {
 
 /// The sizes of one job.
 #[derive(Debug)]
-pub(super) struct Tuner {
+pub(crate) struct Tuner {
     decision: Decision<Sizes>,
     limits: Limits,
     /// The candidate of the next operation.
@@ -88,9 +89,9 @@ impl Tuner {
         Self { decision, limits, next: (0, sizes) }
     }
 
-    /// The sizes of the next operation.
-    pub(super) fn next(&self) -> Sizes {
-        self.next.1
+    /// The candidate of the next operation, and its sizes.
+    pub(super) fn next(&self) -> (usize, Sizes) {
+        self.next
     }
 
     /// The chosen sizes.
@@ -101,11 +102,6 @@ impl Tuner {
     /// Whether a candidate is the chosen one.
     pub(super) fn is_chosen(&self, candidate: usize) -> bool {
         candidate == self.decision.chosen()
-    }
-
-    /// The candidate of the next operation.
-    pub(super) fn candidate(&self) -> usize {
-        self.next.0
     }
 
     /// The sample that the next operation is, if its `bytes` are about a full piece.
@@ -159,15 +155,17 @@ impl Tuner {
     }
 
     /// The sizes and their times, for the status.
-    pub(super) fn status(&self) -> SizesStatus {
-        let observed = self.decision.observed();
-        SizesStatus {
-            sizes: self.chosen(),
+    pub(crate) fn status(&self) -> pb::Sizes {
+        let (Sizes { piece, credit, chunk }, observed) = (self.chosen(), self.decision.observed());
+        pb::Sizes {
+            piece_bytes: piece,
+            credit_pieces: credit,
+            chunk_bytes: chunk,
             reason: self.decision.reason().to_owned(),
             version: self.decision.version(),
             observed: observed.count(),
-            mean: observed.mean(),
-            spread: observed.spread(),
+            mean_seconds: observed.mean(),
+            spread_seconds: observed.spread(),
         }
     }
 }
@@ -190,8 +188,8 @@ mod tests {
     fn play(tuner: &mut Tuner, operations: u64, seconds: impl Fn(Sizes) -> f64) -> u64 {
         let mut tried = 0;
         for _ in 0..operations {
-            let sizes = tuner.next();
-            tried += u64::from(!tuner.is_chosen(tuner.candidate()));
+            let (candidate, sizes) = tuner.next();
+            tried += u64::from(!tuner.is_chosen(candidate));
             let sample = tuner.sample(sizes.piece).unwrap();
             let time = seconds(sizes) * sizes.piece as f64 * f64::from(sizes.credit);
             tuner.started(|| true);
@@ -203,7 +201,7 @@ mod tests {
     #[test]
     fn the_fastest_sizes_are_found_step_by_step() {
         let mut tuner = tuner(true);
-        let before = tuner.next();
+        let (_, before) = tuner.next();
         // Smaller chunks are faster, down to 64 KiB; other sizes make no difference.
         let seconds = |sizes: Sizes| 1e-9 * (1.0 + sizes.chunk.abs_diff(64 << 10) as f64 / 1e6);
         let operations = 1_000_000;
@@ -217,13 +215,13 @@ mod tests {
         let reason = next.remember(&tuner.times()).unwrap();
         assert!(reason.contains("in earlier jobs"), "{reason}");
         next.started(|| true);
-        assert_eq!(next.next(), tuner.chosen());
+        assert_eq!(next.next().1, tuner.chosen());
     }
 
     #[test]
     fn sizes_that_make_no_difference_stay() {
         let mut tuner = tuner(true);
-        let before = tuner.next();
+        let (_, before) = tuner.next();
         play(&mut tuner, 1_000_000, |_| 1e-9);
         assert_eq!((tuner.chosen(), tuner.status().version), (before, 1));
         assert_eq!(play(&mut tuner, 100_000, |_| 1e-9), 0, "all are measured");
@@ -234,7 +232,7 @@ mod tests {
     #[test]
     fn only_comparable_times_count() {
         let mut tuner = tuner(true);
-        let sizes = tuner.next();
+        let (_, sizes) = tuner.next();
         assert_eq!(tuner.sample(sizes.piece / 2), None, "half a piece");
         let sample = tuner.sample(sizes.piece).unwrap();
         tuner.observe(sample, Duration::from_secs(1), sizes.credit - 1);
@@ -246,7 +244,7 @@ mod tests {
         for _ in 0..100_000 {
             tuner.started(|| false);
             tuner.observe(tuner.sample(sizes.piece).unwrap(), Duration::from_secs(1), sizes.credit);
-            assert_eq!(tuner.next(), sizes);
+            assert_eq!(tuner.next().1, sizes);
         }
     }
 
@@ -257,12 +255,12 @@ mod tests {
         let limits = tuner.limits;
         for _ in 0..50 {
             play(&mut tuner, 20_000, |sizes| sizes.piece as f64);
-            assert!(limits.allow(tuner.next()), "{:?}", tuner.next());
+            assert!(limits.allow(tuner.next().1), "{:?}", tuner.next());
         }
         let least = |sizes: Sizes| 1.0 / (sizes.piece as f64 * f64::from(sizes.credit));
         for _ in 0..50 {
             play(&mut tuner, 20_000, least);
-            let Sizes { piece, credit, .. } = tuner.next();
+            let Sizes { piece, credit, .. } = tuner.next().1;
             assert!(piece * u64::from(credit) <= limits.bytes && credit <= limits.credit);
         }
         let huge = Time { spec: Sizes { piece: 64 << 20, credit: 1024, chunk: 4096 }, permille: 1 };

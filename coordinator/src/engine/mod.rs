@@ -12,7 +12,7 @@ mod stall;
 use std::{sync::Arc, time::Duration};
 
 use gradwire_collectives::Topology;
-use gradwire_proto::{Failure, FailureKind, NodeId, ProcessSetId, Rank, Sequence};
+use gradwire_proto::{Failure, FailureKind, NodeId, ProcessSetId, Rank, Sequence, VERSION, pb};
 
 use self::stall::Stall;
 use crate::{
@@ -20,13 +20,13 @@ use crate::{
     dispatch::{Dispatch, advice::advice, credit::Flying},
     membership::{Membership, members::Members},
     model::{
-        Command, EngineConfig, Event, Output, Phase, Status,
+        Command, EngineConfig, Event, Output, Phase,
         command::{Execute, Negotiated, Severity},
         event::{Announcement, Latest},
         learned::Memory,
         network::Network,
         round::Round,
-        status::{Counts, MAX_NAMES, MAX_OPERATIONS, OperationStatus},
+        status::{Counts, MAX_NAMES, MAX_OPERATIONS, costs, milliseconds},
         text,
         violation::Violation,
     },
@@ -106,7 +106,7 @@ impl Engine {
                 }
             }
         }
-        if self.agreement.waiting() > 0 || self.dispatch.flight().len() > 0 {
+        if self.agreement.table.waiting() > 0 || self.dispatch.flight.len() > 0 {
             self.stall.watch(now);
         }
         out
@@ -161,15 +161,15 @@ impl Engine {
             Event::Ready { announcements, .. } => self.ready(node, announcements, now),
             Event::Done { sequences, .. } => {
                 let agreement = &mut self.agreement;
-                self.dispatch.done(node, &sequences, now, |slot| agreement.finished(slot))
+                self.dispatch.done(node, &sequences, now, |slot| agreement.table.finished(slot))
             }
             Event::Probed { sequence, time, retransmits, .. } => {
                 self.probing.done(node, sequence, Done { time, retransmits }, now)
             }
-            Event::Forgotten { ids, .. } => self.agreement.forgotten(node, &ids),
+            Event::Forgotten { ids, .. } => self.agreement.table.forgotten(node, &ids),
             Event::Left { ranks, absent, .. } => {
                 let agreement = &self.agreement;
-                let has_joined = |rank| agreement.has_joined(rank);
+                let has_joined = |rank| agreement.sets.has_joined(rank);
                 if self.membership.left(node, &ranks, absent, has_joined, out)? {
                     self.agreement.fail_left_behind(self.membership.members());
                 }
@@ -185,7 +185,7 @@ impl Engine {
         announcements: Vec<Announcement>,
         now: Duration,
     ) -> Result<(), Violation> {
-        let joins: Vec<ProcessSetId> = self.agreement.note_joins(node, &announcements);
+        let joins: Vec<ProcessSetId> = self.agreement.sets.note_joins(node, &announcements);
         for announcement in announcements {
             let from = Last { node, rank: self.last_rank(node, announcement.latest)? };
             let dispatch = &self.dispatch;
@@ -193,11 +193,11 @@ impl Engine {
             let members = self.membership.members();
             let round =
                 self.agreement.announce(from, announcement, &joins, now, members, progress)?;
-            round.iter().for_each(|round| self.dispatch.push(round));
+            round.iter().for_each(|round| self.dispatch.queue.push(round));
         }
         for id in joins {
             let rounds = self.agreement.complete_without_joined(id, node, now);
-            rounds.iter().for_each(|round| self.dispatch.push(round));
+            rounds.iter().for_each(|round| self.dispatch.queue.push(round));
         }
         Ok(())
     }
@@ -250,7 +250,7 @@ impl Engine {
             return self.lose(node, &why, now, out);
         }
         let members = self.membership.members();
-        let lines = self.stall.look(now, &self.agreement, self.dispatch.flight(), members);
+        let lines = self.stall.look(now, &self.agreement, &self.dispatch.flight, members);
         out.reason = lines.join("; ");
         out.commands.extend(
             lines.into_iter().map(|text| Command::Report { severity: Severity::Warning, text }),
@@ -259,24 +259,24 @@ impl Engine {
 
     /// Sends out what is ready, as far as there is credit.
     fn drained(&mut self, now: Duration, out: &mut Output) {
-        out.measures.waits = self.agreement.take_waits();
-        out.measures.disagreements = self.agreement.take_disagreements();
+        out.measures.waits = self.agreement.waiting.take();
+        out.measures.disagreements = std::mem::take(&mut self.agreement.disagreements);
         if self.phase() != Phase::Running {
             return;
         }
         let mut execute = self.agreement.take_answer();
         let mut choices = Vec::new();
         let measured = self.probe(&mut execute, now);
-        if self.probing.is_over() && self.dispatch.queued() > 0 {
+        if self.probing.is_over() && self.dispatch.queue.len() > 0 {
             execute.links = self.dispatch.take_links(self.network.as_ref());
         }
         let piece_bytes = self.dispatch.piece_bytes();
         let Self { agreement, dispatch, probing, .. } = self;
         while probing.is_over()
-            && let Some(sent) = dispatch.next(piece_bytes, now, |set| agreement.sets().get(set))
+            && let Some(sent) = dispatch.next(piece_bytes, now, |set| agreement.sets.get(set))
         {
             for cut in &sent.cuts {
-                execute.registrations.extend(agreement.sent(&cut.round, cut.last));
+                execute.registrations.extend(agreement.table.sent(&cut.round, cut.last));
                 if cut.first {
                     let Round { since, agreed, .. } = *cut.round;
                     out.measures.negotiated.push(Negotiated {
@@ -288,12 +288,12 @@ impl Engine {
             choices.extend(sent.choice);
             execute.operations.push(sent.operation);
         }
-        execute.specs = self.dispatch.take_specs();
-        execute.evicted = self.agreement.take_evicted();
+        execute.specs = self.dispatch.chooser.take_unannounced();
+        execute.evicted = self.agreement.table.take_evicted();
         if execute.is_empty() {
             return;
         }
-        choices.extend(self.dispatch.take_corrections());
+        choices.append(&mut self.dispatch.corrections);
         // Steps of the probe are only logged. Its result counts as a decision, because algorithms
         // depend on it.
         let is_result = execute.probes.is_empty();
@@ -312,13 +312,13 @@ impl Engine {
             return None;
         }
         let last = probing.last();
-        execute.probes = probing.next(now, || dispatch.number());
+        execute.probes = probing.next(now, || dispatch.flight.number());
         let Some(network) = probing.finish(now) else {
             return last.filter(|_| !execute.probes.is_empty());
         };
-        dispatch.set_cost(network.cost.replaced_by(self.config.cost));
+        dispatch.chooser.set_cost(network.cost.replaced_by(self.config.cost));
         let arrangement = network.arrangement.clone();
-        execute.arrangement = arrangement.filter(|arranged| dispatch.arrange(arranged));
+        execute.arrangement = arrangement.filter(|arranged| dispatch.chooser.arrange(arranged));
         let why = execute.arrangement.iter().map(|arranged| format!("; {}", arranged.reason));
         let why: String = why.collect();
         let took = network.took.as_secs_f64();
@@ -343,13 +343,13 @@ impl Engine {
 
     /// The reason for an answer. `step` is the last measurement of the probe.
     fn reason(&self, execute: &Execute, step: Option<String>, decided: &[String]) -> String {
-        let flight = self.dispatch.flight();
+        let flight = &self.dispatch.flight;
         let mut reason = format!(
             "{} started, {} of {} in flight, {} waiting for credit, {} failed",
             text::count(execute.operations.len(), "operation"),
             flight.len(),
             flight.credit(),
-            text::count(self.dispatch.queued(), "tensor"),
+            text::count(self.dispatch.queue.len(), "tensor"),
             text::count(execute.failures.len(), "tensor"),
         );
         let evicted = execute.evicted.len();
@@ -373,13 +373,13 @@ impl Engine {
 
     /// Counts for the metrics.
     pub fn counts(&self) -> Counts {
-        let flight = self.dispatch.flight();
+        let flight = &self.dispatch.flight;
         Counts {
             nodes: self.membership.nodes(),
             ranks: self.membership.members().ranks(),
-            sets: self.agreement.sets().len(),
-            pending: self.agreement.waiting(),
-            queued: self.dispatch.queued(),
+            sets: self.agreement.sets.len(),
+            pending: self.agreement.table.waiting(),
+            queued: self.dispatch.queue.len(),
             stalled: self.stall.stalled,
             in_flight: flight.len(),
             started: flight.started(),
@@ -387,37 +387,45 @@ impl Engine {
         }
     }
 
-    fn operations(&self, now: Duration) -> Vec<OperationStatus> {
+    fn operations(&self, now: Duration) -> Vec<pb::RunningOperation> {
         let status = |(sequence, flying): (Sequence, &Flying)| {
             let names = flying.slots.iter().filter_map(|slot| self.agreement.name(*slot));
-            OperationStatus {
-                sequence,
-                running: now.saturating_sub(flying.since),
+            pb::RunningOperation {
+                sequence: sequence.0,
+                running_ms: milliseconds(now.saturating_sub(flying.since)),
                 tensors: names.take(MAX_NAMES).map(ToOwned::to_owned).collect(),
-                count: flying.slots.len(),
-                missing: flying.nodes.ones().map(|node| NodeId(node as u32)).collect(),
+                tensor_count: flying.slots.len() as u64,
+                missing_nodes: flying.nodes.ones().map(|node| node as u32).collect(),
             }
         };
-        self.dispatch.flight().iter().take(MAX_OPERATIONS).map(status).collect()
+        self.dispatch.flight.iter().take(MAX_OPERATIONS).map(status).collect()
     }
 
-    /// The whole state, for viewers.
-    pub fn status(&self, now: Duration) -> Status {
-        Status {
-            phase: self.phase(),
+    /// The whole state, for viewers. The runtime adds its own part.
+    pub fn status(&self, now: Duration) -> pb::StatusResponse {
+        let counts = self.counts();
+        let network = self.network.as_ref();
+        pb::StatusResponse {
+            job: self.config.job.to_string(),
+            version: VERSION.to_owned(),
+            phase: self.phase().name().to_owned(),
             reason: self.why(),
-            epoch: self.config.epoch,
+            epoch: self.config.epoch.0,
             nodes: self.membership.status(now),
-            sets: self.agreement.set_status(),
+            process_sets: self.agreement.set_status(),
+            process_set_count: counts.sets as u64,
             pending: self.agreement.pending_status(now),
+            pending_count: counts.pending as u64,
             operations: self.operations(now),
-            choices: self.dispatch.choices(),
-            sizes: self.dispatch.sizes(),
-            advice: self.network.as_ref().map_or_else(Vec::new, |it| advice(&self.config, it)),
-            network: self.network.clone(),
-            cost: *self.dispatch.cost(),
-            counts: self.counts(),
-            failure: self.membership.failure().cloned(),
+            operations_started: counts.started,
+            operations_done: counts.done,
+            choices: self.dispatch.chooser.status(),
+            sizes: Some(self.dispatch.sizes.status()),
+            advice: network.map_or_else(Vec::new, |it| advice(&self.config, it)),
+            network: network.map(Network::status),
+            costs: Some(costs(self.dispatch.chooser.cost())),
+            failure: self.membership.failure().cloned().map(Into::into),
+            ..pb::StatusResponse::default()
         }
     }
 }

@@ -67,7 +67,7 @@ impl Stall {
         let mut next = None;
         let mut stalled = 0;
         let mut late: BTreeMap<Missing, Vec<(Duration, &str)>> = BTreeMap::new();
-        for (slot, since) in agreement.pending() {
+        for (slot, since, _) in agreement.table.pending() {
             stalled += usize::from(self.limits(since, now) > 0);
             if self.is_due(since, now, &mut next)
                 && let Some((set, name, missing)) = agreement.missing(slot)

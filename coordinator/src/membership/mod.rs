@@ -14,7 +14,7 @@ mod forming;
 
 use std::{sync::Arc, time::Duration};
 
-use gradwire_proto::{Ending, Failure, FailureKind, NodeId, Rank, beat::Silence};
+use gradwire_proto::{Ending, Failure, FailureKind, NodeId, Rank, beat::Silence, pb};
 
 use self::{
     causes::Causes,
@@ -25,7 +25,7 @@ use crate::model::{
     Command, ConnectionId, EngineConfig, Output, Phase,
     command::{RefusalKind, Severity, World},
     event::Join,
-    status::NodeStatus,
+    status::{milliseconds, numbers},
     text,
     violation::Violation,
 };
@@ -103,11 +103,18 @@ impl Membership {
     }
 
     /// The nodes of the complete world, for the status.
-    pub(crate) fn status(&self, now: Duration) -> Vec<NodeStatus> {
-        let status = self.members.iter().map(|(_, member)| NodeStatus {
-            node: member.node.clone(),
-            silent: now.saturating_sub(member.last_received.last()),
-            left: member.left.keys().copied().collect(),
+    pub(crate) fn status(&self, now: Duration) -> Vec<pb::NodeStatus> {
+        let status = self.members.iter().map(|(_, Member { node, last_received, left, .. })| {
+            pb::NodeStatus {
+                host: node.host.clone(),
+                first_rank: node.first_rank.0,
+                slots: node.slots,
+                rack: node.rack.clone(),
+                line_mbit: node.line_mbit,
+                silent_ms: milliseconds(now.saturating_sub(last_received.last())),
+                left_ranks: numbers(left.keys()),
+                report: None,
+            }
         });
         status.collect()
     }

@@ -207,30 +207,7 @@ pub struct Execute {
 impl Execute {
     /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
-        let Self {
-            sets_created,
-            registrations,
-            specs,
-            operations,
-            failures,
-            joined,
-            sets_removed,
-            evicted,
-            probes,
-            links,
-            arrangement,
-        } = self;
-        arrangement.is_none()
-            && sets_created.is_empty()
-            && registrations.is_empty()
-            && specs.is_empty()
-            && operations.is_empty()
-            && failures.is_empty()
-            && joined.is_empty()
-            && sets_removed.is_empty()
-            && evicted.is_empty()
-            && probes.is_empty()
-            && links.is_none()
+        *self == Self::default()
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! - [`event`], [`command`]: the input and the output of the engine
 //! - [`config`]: the configuration of the engine
-//! - [`report`], [`status`]: what viewers see
+//! - [`status`]: what viewers see
 //! - [`learned`]: measured times, kept for the next job
 //! - [`network`]: the measured links between nodes
 //! - `process_set`: groups of ranks, by node
@@ -18,7 +18,6 @@ pub mod config;
 pub mod event;
 pub mod learned;
 pub mod network;
-pub mod report;
 pub mod status;
 
 pub(crate) mod lengths;
@@ -31,4 +30,4 @@ pub(crate) mod violation;
 pub use command::{Command, Output};
 pub use config::EngineConfig;
 pub use event::{ConnectionId, Event};
-pub use status::{Phase, Status};
+pub use status::Phase;

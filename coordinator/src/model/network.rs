@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use gradwire_collectives::CostModel;
-use gradwire_proto::NodeId;
+use gradwire_proto::{NodeId, pb};
+
+use super::status::costs;
 
 /// The measurements between two nodes.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -21,7 +23,7 @@ pub struct LinkMeasured {
 }
 
 /// An arrangement of nodes by measurements, if those clearly differ from labels and numbers.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Arrangement {
     /// The rack of each node; empty: by label.
     pub racks: Vec<u32>,
@@ -44,4 +46,27 @@ pub struct Network {
     pub arrangement: Option<Arrangement>,
     /// The costs that follow from all measurements.
     pub cost: CostModel,
+}
+
+impl Network {
+    /// The network in a status.
+    pub(crate) fn status(&self) -> pb::Network {
+        let links = self.links.iter().map(|link| pb::Link {
+            from: link.from.0,
+            to: link.to.0,
+            latency_seconds: link.latency,
+            lane_bytes_per_second: link.lane_rate,
+            bytes_per_second: link.rate,
+        });
+        let arranged = self.arrangement.clone().unwrap_or_default();
+        pb::Network {
+            took_seconds: self.took.as_secs_f64(),
+            complete: self.is_complete,
+            links: links.collect(),
+            costs: Some(costs(&self.cost)),
+            racks: arranged.racks,
+            order: arranged.order,
+            arrangement: arranged.reason,
+        }
+    }
 }

@@ -1,11 +1,9 @@
-//! The state of a running engine, for viewers.
+//! What viewers see of a running engine: limits of the status, and conversions to messages.
 
 use std::time::Duration;
 
-use gradwire_collectives::{CostModel, Spec};
-use gradwire_proto::{Epoch, Failure, NodeId, ProcessSetId, Rank, Sequence, TensorName};
-
-use super::{command::Node, learned::Sizes, network::Network};
+use gradwire_collectives::CostModel;
+use gradwire_proto::{Rank, pb};
 
 /// The most tensors in a status.
 pub(crate) const MAX_PENDING: usize = 100;
@@ -48,124 +46,6 @@ impl Phase {
     }
 }
 
-/// One node of the world.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NodeStatus {
-    /// Its description.
-    pub node: Node,
-    /// Time since its last message.
-    pub silent: Duration,
-    /// Its ranks that have left.
-    pub left: Vec<Rank>,
-}
-
-/// A tensor that waits for a rank.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PendingTensor {
-    /// Its process set.
-    pub set: ProcessSetId,
-    /// Its name.
-    pub name: TensorName,
-    /// Time since its first announcement.
-    pub waiting: Duration,
-    /// The ranks that have neither submitted it nor joined.
-    pub missing: Vec<Rank>,
-}
-
-/// An operation in flight.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OperationStatus {
-    /// Its number.
-    pub sequence: Sequence,
-    /// Time since it started.
-    pub running: Duration,
-    /// The names of at most 3 of its tensors.
-    pub tensors: Vec<String>,
-    /// The number of its tensors.
-    pub count: usize,
-    /// The nodes that have not done it.
-    pub missing: Vec<NodeId>,
-}
-
-/// A process set.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SetStatus {
-    /// Its id.
-    pub set: ProcessSetId,
-    /// Its ranks, ascending.
-    pub ranks: Vec<Rank>,
-    /// Its ranks that have joined and wait for the others.
-    pub joined: Vec<Rank>,
-}
-
-/// The algorithm for pieces of similar size, and its measured times.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ChoiceStatus {
-    /// The kind of the pieces: an allreduce, a broadcast, a reduce or a move.
-    pub collective: &'static str,
-    /// The number of participating nodes.
-    pub nodes: u32,
-    /// The most bytes of such a piece; each has more than half of that.
-    pub bytes: u64,
-    /// The number of consecutive pieces, rounded up to a power of two.
-    pub pieces: u32,
-    /// The number of the rule that applies; 0 for none.
-    pub rule: u32,
-    /// The algorithm.
-    pub spec: Spec,
-    /// Seconds per piece that the cost model predicts for `bytes`.
-    pub predicted: f64,
-    /// Expected seconds per piece, by measured times if there are any.
-    pub expected: f64,
-    /// At most 32 candidates, in the order of the model.
-    pub candidates: Vec<CandidateStatus>,
-    /// The second-fastest algorithm, and its expected seconds per piece.
-    pub runner_up: Option<(Spec, f64)>,
-    /// Why it was chosen.
-    pub reason: String,
-    /// The version of the choice: starts at 1, and grows whenever measured times change the choice.
-    pub version: u32,
-    /// The number of operations, including other versions and exploration.
-    pub operations: u64,
-    /// The number of measurements with `spec`: of single pieces, of pieces in a pipeline that used
-    /// up the credit, and of whole bursts.
-    pub observed: u64,
-    /// The mean of the measured seconds per piece.
-    pub mean: f64,
-    /// Their standard deviation.
-    pub spread: f64,
-}
-
-/// A candidate of a choice.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct CandidateStatus {
-    /// The algorithm.
-    pub spec: Spec,
-    /// Seconds per piece that the cost model predicts.
-    pub predicted: f64,
-    /// Expected seconds per piece, by measured times if there are any.
-    pub expected: f64,
-    /// The number of operations that explored it.
-    pub tried: u64,
-}
-
-/// The sizes of pieces and chunks, and their measured times.
-#[derive(Debug, Clone, PartialEq)]
-pub struct SizesStatus {
-    /// The sizes in use.
-    pub sizes: Sizes,
-    /// Why they were chosen.
-    pub reason: String,
-    /// Starts at 1, and grows whenever measured times change the sizes.
-    pub version: u32,
-    /// The number of measured operations, in pipelines that used up the credit.
-    pub observed: u64,
-    /// The mean of the measured seconds per MiB.
-    pub mean: f64,
-    /// Their standard deviation.
-    pub spread: f64,
-}
-
 /// Counts for the metrics; cheap to take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
@@ -189,35 +69,32 @@ pub struct Counts {
     pub done: u64,
 }
 
-/// The state of the engine.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Status {
-    /// The phase of the job.
-    pub phase: Phase,
-    /// The reason for the phase.
-    pub reason: String,
-    /// The number of this formation of the world.
-    pub epoch: Epoch,
-    /// The nodes of the complete world.
-    pub nodes: Vec<NodeStatus>,
-    /// The process sets, the global one first; at most 100.
-    pub sets: Vec<SetStatus>,
-    /// At most 100 waiting tensors, oldest first.
-    pub pending: Vec<PendingTensor>,
-    /// At most 32 operations in flight, oldest first.
-    pub operations: Vec<OperationStatus>,
-    /// The algorithms of at most 256 kinds of pieces.
-    pub choices: Vec<ChoiceStatus>,
-    /// The sizes of pieces and chunks.
-    pub sizes: SizesStatus,
-    /// Recommended settings for the next start, each with its reason.
-    pub advice: Vec<String>,
-    /// The measured links between nodes, once the probe is over.
-    pub network: Option<Network>,
-    /// The costs by which algorithms are chosen.
-    pub cost: CostModel,
-    /// The counts.
-    pub counts: Counts,
-    /// The failure, if the job has failed.
-    pub failure: Option<Failure>,
+pub(crate) fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+pub(crate) fn numbers<'a>(ranks: impl IntoIterator<Item = &'a Rank>) -> Vec<u32> {
+    ranks.into_iter().map(|rank| rank.0).collect()
+}
+
+pub(crate) fn costs(cost: &CostModel) -> pb::Costs {
+    pb::Costs {
+        latency: cost.in_rack.latency,
+        per_byte: cost.in_rack.per_byte,
+        rack_latency: cost.cross_rack.latency,
+        rack_per_byte: cost.cross_rack.per_byte,
+        reduce_per_byte: cost.reduce_per_byte,
+        per_message: cost.per_message,
+        lane_per_byte: cost.lane_per_byte,
+        publish_per_byte: cost.publish_per_byte,
+        operation: cost.operation,
+        chunk: cost.chunk,
+        burst_loss: cost.burst_loss,
+        free_fan_in: cost.free_fan_in,
+        incast_loss: cost.incast_loss,
+        queue: cost.queue,
+        overflow: cost.overflow,
+        paths: cost.paths,
+        connections: cost.connections,
+    }
 }

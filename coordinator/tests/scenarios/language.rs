@@ -221,7 +221,7 @@ impl Scenario {
                 self.now = time(rest)?;
                 return Ok(String::new());
             }
-            "status" => return Ok(show::status(&self.engine.status(self.now))),
+            "status" => return Ok(show::status(&self.engine, self.now)),
             "deadline" => {
                 let deadline = self.engine.next_deadline();
                 return Ok(format!("deadline: {deadline:?}\n"));

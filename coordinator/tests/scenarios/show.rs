@@ -1,13 +1,17 @@
 //! The engine's answers, one command per line.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, time::Duration};
 
-use gradwire_coordinator::model::{
-    Command, Output, Status,
-    command::{Execute, Operation, Segment, Severity},
+use gradwire_coordinator::{
+    engine::Engine,
+    model::{
+        Command, Output,
+        command::{Execute, Operation, Segment, Severity},
+    },
 };
 use gradwire_proto::{
-    Agreed, Collective, Ending, Failure, NO_PART, NodeId, ProcessSetId, Request, convert::TensorRef,
+    Agreed, Collective, Ending, Failure, NO_PART, NodeId, ProcessSetId, Request, TensorName,
+    convert::TensorRef,
 };
 
 /// A tensor with its process set, unless that is the global one.
@@ -185,24 +189,27 @@ pub(crate) fn output(output: &Output) -> String {
 }
 
 /// A status.
-pub(crate) fn status(status: &Status) -> String {
-    let mut text = format!("{}: {}\n", status.phase.name(), status.reason);
+pub(crate) fn status(engine: &Engine, now: Duration) -> String {
+    let status = engine.status(now);
+    let mut text = format!("{}: {}\n", status.phase, status.reason);
     for n in &status.nodes {
-        let left = numbers(&n.left);
-        let _ = writeln!(text, "node {} silent {:?} left [{left}]", n.node.host, n.silent);
+        let (silent, left) = (Duration::from_millis(n.silent_ms), numbers(&n.left_ranks));
+        let _ = writeln!(text, "node {} silent {silent:?} left [{left}]", n.host);
     }
-    for s in &status.sets {
+    for s in &status.process_sets {
         // The global set is shown only if ranks have joined.
-        if s.set != ProcessSetId::GLOBAL || !s.joined.is_empty() {
-            let (ranks, joined) = (numbers(&s.ranks), numbers(&s.joined));
-            let _ = writeln!(text, "set {} [{ranks}] joined [{joined}]", s.set);
+        if ProcessSetId(s.process_set) != ProcessSetId::GLOBAL || !s.joined_ranks.is_empty() {
+            let (ranks, joined) = (numbers(&s.ranks), numbers(&s.joined_ranks));
+            let _ = writeln!(text, "set {} [{ranks}] joined [{joined}]", s.process_set);
         }
     }
     for p in &status.pending {
-        let name = tensor(p.set, &TensorRef::Name(p.name.clone()));
-        let _ = writeln!(text, "pending {name} {:?} missing [{}]", p.waiting, numbers(&p.missing));
+        let name = TensorRef::Name(TensorName::new(&p.name).expect("a name"));
+        let name = tensor(ProcessSetId(p.process_set), &name);
+        let (waiting, missing) = (Duration::from_millis(p.waiting_ms), numbers(&p.missing_ranks));
+        let _ = writeln!(text, "pending {name} {waiting:?} missing [{missing}]");
     }
-    let c = &status.counts;
+    let c = engine.counts();
     let _ = writeln!(
         text,
         "{} pending, {} queued, {} in flight, {} started, {} done, {} stalled",
