@@ -18,7 +18,7 @@ use crate::model::{
         Execute, Joined, KnownSpec, Operation, Probe, Registration, SetCreated, SetRemoved,
         TensorFailure, World,
     },
-    event::{Announcement, Join, Latest, Submitted},
+    event::{Announcement, Latest, Submitted},
     network::Arrangement,
     status::{milliseconds, numbers},
 };
@@ -48,25 +48,6 @@ pub enum Incoming {
     },
     /// A batch of the node's trace.
     Trace(Vec<u8>),
-}
-
-/// The first message of a node, unchecked. `proven` is true if its proof is valid.
-pub fn join(wire: pb::Join, proven: bool) -> Join {
-    let pb::Join { protocol, version, job, host, data_address, metrics_address, .. } = wire;
-    let pb::Join { slots, order, rack, line_mbit, .. } = wire;
-    Join {
-        protocol,
-        version,
-        job,
-        host,
-        data_address,
-        metrics_address,
-        slots,
-        order,
-        rack,
-        line_mbit,
-        proven,
-    }
 }
 
 /// Checks a message of a node that has joined.

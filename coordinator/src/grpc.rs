@@ -80,7 +80,7 @@ pub(crate) async fn serve_viewers(
 ) -> Result<(), Error> {
     let (reporter, health) = tonic_health::server::health_reporter();
     reporter.set_serving::<CoordinatorServer<SessionAcceptor>>().await;
-    let inspect = InspectServer::new(Shown(inspection));
+    let inspect = InspectServer::from_arc(inspection);
     let mut router =
         server().add_service(coordinator(acceptor)).add_service(inspect).add_service(health);
     let reflection = tonic_reflection::server::Builder::configure()
@@ -94,20 +94,16 @@ pub(crate) async fn serve_viewers(
     router.serve_with_incoming_shutdown(connections, stop).await
 }
 
-/// The service for viewers.
-#[derive(Debug)]
-struct Shown(Arc<Inspection>);
-
 /// Turns a shared snapshot into an owned message.
 type Copied = fn(Result<Arc<pb::StatusResponse>, Status>) -> Result<pb::StatusResponse, Status>;
 
 #[tonic::async_trait]
-impl Inspect for Shown {
+impl Inspect for Inspection {
     async fn status(
         &self,
         _: Request<pb::StatusRequest>,
     ) -> Result<Response<pb::StatusResponse>, Status> {
-        let seen = self.0.look().await.ok_or_else(|| Status::unavailable(OVER))?;
+        let seen = self.look().await.ok_or_else(|| Status::unavailable(OVER))?;
         Ok(Response::new(Arc::unwrap_or_clone(seen)))
     }
 
@@ -118,7 +114,7 @@ impl Inspect for Shown {
         _: Request<pb::StatusRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
         let copied: Copied = |seen| seen.map(Arc::unwrap_or_clone);
-        Ok(Response::new(ReceiverStream::new(self.0.watch()?).map(copied)))
+        Ok(Response::new(ReceiverStream::new(Self::watch(self)?).map(copied)))
     }
 
     type TraceStream = ReceiverStream<Result<pb::TracePart, Status>>;
@@ -127,7 +123,7 @@ impl Inspect for Shown {
         &self,
         _: Request<pb::TraceRequest>,
     ) -> Result<Response<Self::TraceStream>, Status> {
-        Ok(Response::new(ReceiverStream::new(self.0.trace().await?)))
+        Ok(Response::new(ReceiverStream::new(Self::trace(self).await?)))
     }
 }
 

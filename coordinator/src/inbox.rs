@@ -6,7 +6,7 @@ use gradwire_proto::{broadcast::Broadcast, pb};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::model::{ConnectionId, Event, event::Join};
+use crate::model::{ConnectionId, Event};
 
 /// How many messages may wait for one node.
 pub(crate) const OUTBOX: usize = 1024;
@@ -46,7 +46,7 @@ pub(crate) struct Echo {
 #[derive(Debug)]
 pub(crate) enum Inbound {
     /// The first message of a stream.
-    Join { connection: ConnectionId, join: Join, peer: Peer },
+    Join { connection: ConnectionId, join: pb::Join, proven: bool, peer: Peer },
     /// A later event.
     Event(Event),
     /// Tracing has started or stopped. If a node caused this, it waits for an answer.

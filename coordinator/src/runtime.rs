@@ -218,9 +218,9 @@ impl Runtime {
 
     fn take(&mut self, inbound: Inbound) {
         match inbound {
-            Inbound::Join { connection, join, peer } => {
+            Inbound::Join { connection, join, proven, peer } => {
                 self.nodes.insert(connection, Session { peer, node: None, overrun: false });
-                self.step(Event::Joined { connection, join });
+                self.step(Event::Joined { connection, join, proven });
             }
             Inbound::Event(event) => {
                 let gone = match &event {

@@ -171,8 +171,7 @@ where
             nonce: join.nonce.clone(),
             newest: Arc::clone(&self.newest),
         };
-        let join = convert::join(join, proven);
-        let inbound = Inbound::Join { connection: self.connection, join, peer };
+        let inbound = Inbound::Join { connection: self.connection, join, proven, peer };
         self.context.inbox.send(inbound).await.map_err(|_| Status::unavailable(OVER))?;
         Ok(proven)
     }

@@ -8,12 +8,12 @@ use gradwire_coordinator::{
     model::{
         Command, ConnectionId, EngineConfig, Event,
         command::{Execute, Probe},
-        event::{Announcement, Join, Submitted},
+        event::{Announcement, Submitted},
     },
 };
 use gradwire_proto::{
     DType, JobId, NodeId, PROTOCOL, Priority, ProcessSetId, Rank, ReduceOp, Request, Sequence,
-    Shape, TensorName, VERSION, convert::TensorRef,
+    Shape, TensorName, VERSION, convert::TensorRef, pb,
 };
 use gradwire_settings::Settings;
 
@@ -72,7 +72,7 @@ impl Job {
         assert!(config.probe);
         let mut engine = Engine::new(config);
         for (node, rack) in (0..nodes).zip(racks) {
-            let join = Join {
+            let join = pb::Join {
                 protocol: PROTOCOL,
                 version: VERSION.into(),
                 job: "job".into(),
@@ -81,12 +81,13 @@ impl Job {
                 slots: u32::from(node < nodes - servers),
                 order: node,
                 rack: (*rack).to_owned(),
-                line_mbit: 0,
-                metrics_address: String::new(),
-                proven: true,
+                ..pb::Join::default()
             };
             let connection = ConnectionId(node.into());
-            assert_eq!(step(&mut engine, Event::Joined { connection, join }, Duration::ZERO), None);
+            assert_eq!(
+                step(&mut engine, Event::Joined { connection, join, proven: true }, Duration::ZERO),
+                None
+            );
         }
         Self { engine, ranks: nodes - servers, now: Duration::from_secs(1), slowness }
     }

@@ -7,12 +7,12 @@ use gradwire_coordinator::{
     model::{
         Command, ConnectionId, EngineConfig, Event,
         command::Execute,
-        event::{Announcement, Join, Submitted},
+        event::{Announcement, Submitted},
     },
 };
 use gradwire_proto::{
     Collective, DType, Failure, JobId, PROTOCOL, Part, Priority, ProcessSetId, Rank, Request,
-    Shape, TensorName, VERSION, convert::TensorRef,
+    Shape, TensorName, VERSION, convert::TensorRef, pb,
 };
 use gradwire_settings::Settings;
 
@@ -42,7 +42,7 @@ impl Job {
     }
 
     fn join(engine: &mut Engine, node: u32, slots: u32) -> Vec<Command> {
-        let join = Join {
+        let join = pb::Join {
             protocol: PROTOCOL,
             version: VERSION.into(),
             job: "job".into(),
@@ -50,13 +50,10 @@ impl Job {
             data_address: format!("10.0.{}.{}:7000", node / 256, node % 256),
             slots,
             order: node,
-            rack: String::new(),
-            line_mbit: 0,
-            metrics_address: String::new(),
-            proven: true,
+            ..pb::Join::default()
         };
         let connection = ConnectionId(node.into());
-        engine.step(Event::Joined { connection, join }, Duration::ZERO).commands
+        engine.step(Event::Joined { connection, join, proven: true }, Duration::ZERO).commands
     }
 
     /// All ranks submit the same request.

@@ -15,9 +15,11 @@ use std::{
 use gradwire_collectives::Rules;
 use gradwire_coordinator::{
     engine::Engine,
-    model::{Command, ConnectionId, EngineConfig, Event, event::Join},
+    model::{Command, ConnectionId, EngineConfig, Event},
 };
-use gradwire_proto::{Collective, JobId, NodeId, PROTOCOL, ProcessSetId, Rank, Request, VERSION};
+use gradwire_proto::{
+    Collective, JobId, NodeId, PROTOCOL, ProcessSetId, Rank, Request, VERSION, pb,
+};
 use gradwire_settings::Settings;
 use node::{Key, Node, World};
 use program::{Phase, Tensor, mix, phases};
@@ -196,7 +198,7 @@ impl Play {
         config.validate().unwrap();
         let mut engine = Engine::new(config);
         for (order, &slots) in (0..).zip(&job.slots) {
-            let join = Join {
+            let join = pb::Join {
                 protocol: PROTOCOL,
                 version: VERSION.into(),
                 job: "job".into(),
@@ -204,13 +206,10 @@ impl Play {
                 data_address: format!("10.0.0.1:{}", 7000 + order),
                 slots,
                 order,
-                rack: String::new(),
-                line_mbit: 0,
-                metrics_address: String::new(),
-                proven: true,
+                ..pb::Join::default()
             };
             let connection = ConnectionId(u64::from(order));
-            engine.step(Event::Joined { connection, join }, Duration::ZERO);
+            engine.step(Event::Joined { connection, join, proven: true }, Duration::ZERO);
         }
         Self {
             engine,

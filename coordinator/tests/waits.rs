@@ -8,12 +8,12 @@ use gradwire_coordinator::{
     model::{
         ConnectionId, EngineConfig, Event,
         command::Waits,
-        event::{Announcement, Join, Latest, Submitted},
+        event::{Announcement, Latest, Submitted},
     },
 };
 use gradwire_proto::{
     Collective, DType, JobId, PROTOCOL, Priority, ProcessSetId, Rank, ReduceOp, Request, Shape,
-    TensorName, VERSION, convert::TensorRef,
+    TensorName, VERSION, convert::TensorRef, pb,
 };
 use gradwire_settings::Settings;
 
@@ -29,7 +29,7 @@ fn engine(slots: &[u32]) -> Engine {
     config.probe = false;
     let mut engine = Engine::new(config);
     for (node, &slots) in (0..).zip(slots) {
-        let join = Join {
+        let join = pb::Join {
             protocol: PROTOCOL,
             version: VERSION.to_owned(),
             job: "job".to_owned(),
@@ -37,13 +37,10 @@ fn engine(slots: &[u32]) -> Engine {
             data_address: format!("10.0.0.{}:7000", node + 1),
             slots,
             order: node,
-            rack: String::new(),
-            line_mbit: 0,
-            metrics_address: String::new(),
-            proven: true,
+            ..pb::Join::default()
         };
         let connection = ConnectionId(node.into());
-        engine.step(Event::Joined { connection, join }, ms(0));
+        engine.step(Event::Joined { connection, join, proven: true }, ms(0));
     }
     engine
 }

@@ -63,7 +63,7 @@ pub(crate) struct Last {
 }
 
 /// The failure of a tensor that is abandoned because these ranks have not submitted it (TELL).
-fn given_up(id: ProcessSetId, silent: &[Rank]) -> Failure {
+fn abandoned(id: ProcessSetId, silent: &[Rank]) -> Failure {
     let who = text::named_ranks(silent);
     let what = format!("process set {id} was abandoned before {who} submitted this tensor");
     Failure::new(FailureKind::Cancelled, what)
@@ -271,11 +271,11 @@ impl Agreement {
         let waiting: Vec<(Slot, &str, Vec<Rank>)> =
             of_set.map(|(slot, _, t)| (slot, t.name.as_str(), t.silent(set))).collect();
         if request.list.get(1) == Some(&Request::GIVE_UP) {
-            let given_up: Vec<(Slot, Failure)> = waiting
+            let failed: Vec<(Slot, Failure)> = waiting
                 .into_iter()
-                .map(|(slot, name, silent)| (slot, given_up(id, &silent).tensor(name)))
+                .map(|(slot, name, silent)| (slot, abandoned(id, &silent).tensor(name)))
                 .collect();
-            for (slot, failure) in given_up {
+            for (slot, failure) in failed {
                 self.answer.failures.extend(self.table.fail(slot, failure));
             }
         } else if !waiting.is_empty() {

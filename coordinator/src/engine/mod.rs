@@ -71,8 +71,8 @@ impl Engine {
             self.membership.received(connection, now);
         }
         match event {
-            Event::Joined { connection, join } => {
-                if self.membership.joined(connection, join, now, &mut out) {
+            Event::Joined { connection, join, proven } => {
+                if self.membership.joined(connection, join, proven, now, &mut out) {
                     self.begin();
                 }
             }

@@ -2,13 +2,12 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
-use gradwire_proto::{MAX_LABEL_BYTES, PROTOCOL, Rank, VERSION, check_rack_label};
+use gradwire_proto::{MAX_LABEL_BYTES, PROTOCOL, Rank, VERSION, check_rack_label, pb};
 
 use super::members::Members;
 use crate::model::{
     ConnectionId, EngineConfig,
     command::{Node, RefusalKind},
-    event::Join,
     text,
 };
 
@@ -28,7 +27,11 @@ fn refuse(kind: RefusalKind, text: impl Into<String>) -> Result<(), Refusal> {
 
 /// The checks that do not depend on other nodes, the most basic first. A node of another release
 /// can't be asked for a proof, and a node without a proof gets no information about the job.
-pub(crate) fn check_join(config: &EngineConfig, join: &Join) -> Result<(), Refusal> {
+pub(crate) fn check_join(
+    config: &EngineConfig,
+    join: &pb::Join,
+    proven: bool,
+) -> Result<(), Refusal> {
     let host = text::excerpt(&join.host, MAX_LABEL_BYTES);
     if join.protocol != PROTOCOL {
         return refuse(
@@ -41,7 +44,7 @@ pub(crate) fn check_join(config: &EngineConfig, join: &Join) -> Result<(), Refus
             ),
         );
     }
-    if !join.proven {
+    if !proven {
         return refuse(
             RefusalKind::Secret,
             "the job secret of this node differs from the coordinator's: both must have the same \
@@ -129,12 +132,16 @@ pub(crate) fn check_join(config: &EngineConfig, join: &Join) -> Result<(), Refus
 /// The nodes that have joined while the world is not complete.
 #[derive(Debug, Default)]
 pub(crate) struct Forming {
-    joined: BTreeMap<u32, (ConnectionId, Join)>,
+    joined: BTreeMap<u32, (ConnectionId, pb::Join)>,
 }
 
 impl Forming {
     /// Adds a node that has passed [`check_join`], unless its place is taken.
-    pub(crate) fn admit(&mut self, connection: ConnectionId, join: Join) -> Result<(), Refusal> {
+    pub(crate) fn admit(
+        &mut self,
+        connection: ConnectionId,
+        join: pb::Join,
+    ) -> Result<(), Refusal> {
         if self.order_of(connection).is_some() {
             return refuse(RefusalKind::Invalid, "this stream has already joined");
         }

@@ -24,7 +24,6 @@ use self::{
 use crate::model::{
     Command, ConnectionId, EngineConfig, Output, Phase,
     command::{RefusalKind, Severity, World},
-    event::Join,
     status::{milliseconds, numbers},
     text,
     violation::Violation,
@@ -148,12 +147,13 @@ impl Membership {
     pub(crate) fn joined(
         &mut self,
         connection: ConnectionId,
-        join: Join,
+        join: pb::Join,
+        proven: bool,
         now: Duration,
         out: &mut Output,
     ) -> bool {
         let described = format!("node {} (host {})", join.order, text::excerpt(&join.host, 80));
-        let admitted = check_join(&self.config, &join).and_then(|()| match &self.state {
+        let admitted = check_join(&self.config, &join, proven).and_then(|()| match &self.state {
             JobState::Forming { .. } => self.forming.admit(connection, join),
             JobState::Running => Err(Refusal {
                 kind: RefusalKind::Taken,

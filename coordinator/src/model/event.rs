@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use gradwire_proto::{
     Failure, NodeId, Priority, ProcessSetId, Rank, Request, Sequence, TensorId, convert::TensorRef,
+    pb,
 };
 
 use super::learned::Memory;
@@ -11,34 +12,6 @@ use super::learned::Memory;
 /// One stream to the coordinator. The runtime numbers streams in the order in which they arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub u64);
-
-/// A node's description of itself when it joins. The engine checks all of it, because the order of
-/// the checks determines which refusal a node gets.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Join {
-    /// The version of the node's protocol.
-    pub protocol: u32,
-    /// The node's release.
-    pub version: String,
-    /// The job that it wants to join.
-    pub job: String,
-    /// Its host name.
-    pub host: String,
-    /// `ip:port` of its data plane.
-    pub data_address: String,
-    /// `ip:port` of its metrics; empty if it has none.
-    pub metrics_address: String,
-    /// The number of its local ranks.
-    pub slots: u32,
-    /// Its position among the nodes.
-    pub order: u32,
-    /// Its rack label; may be empty.
-    pub rack: String,
-    /// The rate of its line in Mbit/s; 0 if unknown.
-    pub line_mbit: u32,
-    /// Whether it has proven that it knows the job's secret.
-    pub proven: bool,
-}
 
 /// A distinct request for a tensor, and the local ranks that made it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,8 +57,11 @@ pub enum Event {
     Joined {
         /// Its stream.
         connection: ConnectionId,
-        /// Its description of itself.
-        join: Join,
+        /// Its description of itself. The engine checks all of it, because the order of the checks
+        /// determines which refusal a node gets.
+        join: pb::Join,
+        /// Whether it has proven that it knows the job's secret.
+        proven: bool,
     },
     /// A stream has ended or does not accept messages.
     Lost {

@@ -7,12 +7,13 @@ use gradwire_coordinator::{
     engine::Engine,
     model::{
         ConnectionId, EngineConfig, Event,
-        event::{Announcement, Join, Submitted},
+        event::{Announcement, Submitted},
     },
 };
 use gradwire_proto::{
     Collective, DType, Failure, FailureKind, JobId, NodeId, PROTOCOL, Part, Priority, ProcessSetId,
     Rank, ReduceOp, Request, Sequence, Shape, TensorId, TensorName, VERSION, convert::TensorRef,
+    pb,
 };
 use gradwire_settings::Settings;
 
@@ -81,8 +82,10 @@ fn config(text: &str) -> Parsed<EngineConfig> {
     Ok(config)
 }
 
-fn join(connection: u32, text: &str) -> Parsed<Join> {
-    let mut join = Join {
+/// A join, and whether it has proven the secret.
+fn join(connection: u32, text: &str) -> Parsed<(pb::Join, bool)> {
+    let mut proven = true;
+    let mut join = pb::Join {
         protocol: PROTOCOL,
         version: VERSION.to_owned(),
         job: "job".to_owned(),
@@ -90,10 +93,7 @@ fn join(connection: u32, text: &str) -> Parsed<Join> {
         data_address: format!("10.0.0.{}:7000", connection + 1),
         slots: 1,
         order: connection,
-        rack: String::new(),
-        line_mbit: 0,
-        metrics_address: String::new(),
-        proven: true,
+        ..pb::Join::default()
     };
     for pair in pairs(text) {
         let (key, value) = pair?;
@@ -107,11 +107,11 @@ fn join(connection: u32, text: &str) -> Parsed<Join> {
             "order" => join.order = number(value)?,
             "rack" => value.clone_into(&mut join.rack),
             "metrics" => value.clone_into(&mut join.metrics_address),
-            "proven" => join.proven = value == "true",
+            "proven" => proven = value == "true",
             _ => return Err(format!("unknown field {key} of a join")),
         }
     }
-    Ok(join)
+    Ok((join, proven))
 }
 
 fn ranks(text: &str) -> Parsed<Vec<Rank>> {
@@ -236,9 +236,9 @@ impl Scenario {
         let connection = ConnectionId(u64::from(node));
         let event = match verb {
             "join" => {
-                let join = join(node, rest)?;
+                let (join, proven) = join(node, rest)?;
                 self.slots.insert(join.order, join.slots);
-                Event::Joined { connection, join }
+                Event::Joined { connection, join, proven }
             }
             "ready" => Event::Ready {
                 connection,
