@@ -1,14 +1,14 @@
-//! Accepts all connections, on a thread of its own (`gw-inspect`), and serves those who look at the
-//! job there. So neither strangers nor viewers take time of the thread that negotiates: of them it
-//! only makes snapshots.
+//! Accepts all connections on a thread of its own (`gw-inspect`), and serves viewers there. So
+//! neither strangers nor viewers take time from the negotiation thread, which only makes snapshots
+//! for them.
 //!
-//! A node begins its connection with [`NODE_PREFACE`]. Such a connection goes to the thread of the
-//! negotiation, so a message of a node wakes no other thread on its way. All other connections stay
-//! here. A node that leaves the preface out is served here, too: its messages take one more step.
+//! A node begins its connection with [`NODE_PREFACE`]. Such a connection goes to the negotiation
+//! thread, so messages from nodes wake no other thread. All other connections stay here. A node
+//! that omits the preface is also served here: its messages take one more step.
 //!
-//! A connection that is served has a place, of which there are so many (BOUND): a stranger must not
-//! use up the descriptors that the daemon of this host needs. It has a place only once it has begun
-//! to speak HTTP/2: from then on its server notices that it has gone silent.
+//! The number of connections is limited (BOUND): a stranger must not use up the descriptors that
+//! the daemon of this host needs. A connection gets a place only once it has begun to speak HTTP/2:
+//! from then on its server notices when it goes silent.
 
 use std::{io, sync::Arc, thread, time::Duration};
 
@@ -30,28 +30,27 @@ use crate::{
     session::SessionAcceptor,
 };
 
-/// How long a connection may take for its first bytes (WAIT).
+/// How long a connection may take to send its first bytes (WAIT).
 const FIRST_BYTES: Duration = Duration::from_secs(10);
 
-/// The most connections from which nothing has come (BOUND). Others wait in the queue of the
-/// system.
+/// The most connections that have not sent anything (BOUND). Others wait in the listen queue.
 const MAX_SILENT: usize = 256;
 
 /// The most connections that wait for a thread to take them (BOUND).
 const WAITING: usize = 64;
 
-/// How many connections of nodes are served besides one for each (BOUND): so many strangers keep
-/// none out.
+/// The places for node connections in addition to one per node (BOUND). So a few strangers do not
+/// keep nodes out.
 const MORE_NODES: usize = 64;
 
-/// How many others are served (BOUND): all who may watch, and some who ask once. Nodes may come
-/// here, too, so there is one more for each.
+/// The places for viewers and single requests, in addition to one per node (BOUND): nodes without
+/// the preface are served here.
 const VIEWERS: usize = 128;
 
-/// What a client of HTTP/2 begins with.
+/// The first bytes of an HTTP/2 client.
 const HTTP2_PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// How often this looks whether the rest of a preface has come.
+/// How often this checks for the rest of a preface.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// How long open requests may take to end when the thread is stopped.
@@ -66,11 +65,11 @@ struct Ways {
     for_viewers: Arc<Semaphore>,
 }
 
-/// Starts the thread, for a job of so many nodes. It ends with `stop`. Returns the connections of
-/// nodes, and a channel that gets the error with which it ends, if it does so by itself.
+/// Starts the thread for a job with `nodes` nodes. It ends with `stop`. Returns the connections of
+/// nodes, and a channel for the error if the thread ends by itself.
 ///
 /// # Errors
-/// The system refuses the thread or a descriptor.
+/// The system can't create the thread or a descriptor.
 pub(crate) fn start(
     listener: TcpListener,
     nodes: u32,
@@ -105,7 +104,7 @@ pub(crate) fn start(
             }
         };
         if let Err(error) = runtime.block_on(serve) {
-            // Whoever waits for it may have gone.
+            // The receiver may be gone.
             let _ = failed.send(error);
         }
         runtime.shutdown_background();
@@ -114,7 +113,7 @@ pub(crate) fn start(
     Ok((of_nodes, ended))
 }
 
-/// Accepts without end.
+/// Accepts connections forever.
 async fn accept(listener: TcpListener, ways: &Ways) {
     let silent = Arc::new(Semaphore::new(MAX_SILENT));
     loop {
@@ -125,15 +124,15 @@ async fn accept(listener: TcpListener, ways: &Ways) {
                 tokio::spawn(route(stream, permit, ways.clone()));
             }
             Err(error) => {
-                // One connection has gone already, or there is no descriptor left.
-                tracing::debug!(%error, "a connection can't be accepted");
+                // The connection was closed again, or there are no descriptors left.
+                tracing::debug!(%error, "can't accept a connection");
                 sleep(Duration::from_millis(20)).await;
             }
         }
     }
 }
 
-/// Gives a connection to who serves it, once its first bytes say who that is (TRUST).
+/// Routes a connection by its first bytes (TRUST).
 async fn route(mut stream: TcpStream, _silent: Option<OwnedSemaphorePermit>, ways: Ways) {
     let routed = async {
         stream.set_nodelay(true)?;
@@ -163,12 +162,11 @@ async fn route(mut stream: TcpStream, _silent: Option<OwnedSemaphorePermit>, way
         io::Result::Ok(())
     };
     if let Ok(Err(error)) = timeout(FIRST_BYTES, routed).await {
-        tracing::debug!(%error, "a connection ended before it said anything");
+        tracing::debug!(%error, "a connection ended before its first message");
     }
 }
 
-/// Waits for all that a client of HTTP/2 begins with, and leaves it where it is. Returns false if
-/// something else comes.
+/// Waits for the preface of HTTP/2 without consuming it. Returns false if something else arrives.
 async fn speaks_http2(stream: &TcpStream) -> io::Result<bool> {
     let mut begin = [0; HTTP2_PREFACE.len()];
     loop {
@@ -179,7 +177,7 @@ async fn speaks_http2(stream: &TcpStream) -> io::Result<bool> {
         if length == begin.len() {
             return Ok(true);
         }
-        // The system does not say when there is more of what was not read.
+        // Peeked bytes keep the socket readable, so readiness does not tell when more arrive.
         sleep(LOOK).await;
     }
 }
@@ -194,7 +192,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// What has come to nodes and to viewers.
+    /// The connections that were routed to nodes and to viewers.
     type Came = (
         mpsc::Receiver<(std::net::TcpStream, OwnedSemaphorePermit)>,
         mpsc::Receiver<io::Result<Connection>>,
@@ -207,7 +205,7 @@ mod tests {
         (Ways { to_nodes, for_nodes, to_viewers, for_viewers }, (nodes, viewers))
     }
 
-    /// A connection that was routed by these bytes.
+    /// Opens a connection, sends these bytes and routes it.
     async fn routed(listener: &TcpListener, begin: &[u8], ways: &Ways) -> TcpStream {
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         client.write_all(begin).await.unwrap();
@@ -216,7 +214,7 @@ mod tests {
         client
     }
 
-    /// Whether it was closed without an answer, orderly or not. The clock of tokio does not go.
+    /// Whether it was closed without an answer, cleanly or not. Tokio's clock is paused.
     fn is_closed(client: TcpStream) -> bool {
         let mut client = client.into_std().unwrap();
         client.set_nonblocking(false).unwrap();
@@ -225,9 +223,9 @@ mod tests {
         read.map_or_else(|error| error.kind() == io::ErrorKind::ConnectionReset, |read| read == 0)
     }
 
-    /// WAIT: what begins and does not go on is given up.
+    /// WAIT: a connection that does not complete its preface is closed.
     #[tokio::test(start_paused = true)]
-    async fn a_beginning_alone_gets_no_place() {
+    async fn an_incomplete_preface_gets_no_place() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (ways, (mut nodes, mut viewers)) = ways(1);
         let node = [&NODE_PREFACE[..], HTTP2_PREFACE].concat();
@@ -251,7 +249,7 @@ mod tests {
 
     /// BOUND: a place is free again once its connection has ended.
     #[tokio::test(start_paused = true)]
-    async fn there_are_so_many_places() {
+    async fn places_are_limited() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (ways, (mut nodes, mut viewers)) = ways(1);
         let node = [&NODE_PREFACE[..], HTTP2_PREFACE].concat();

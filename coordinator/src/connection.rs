@@ -1,4 +1,4 @@
-//! A connection that has a place as long as it lasts. There are so many places (BOUND).
+//! A connection that holds one of a limited number of places while it lasts (BOUND).
 
 use std::{
     io::{self, IoSlice},
@@ -13,7 +13,7 @@ use tokio::{
 };
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
-/// A connection, and its place, which is free again when this is dropped.
+/// A connection and its place, which is free again when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Connection {
     stream: TcpStream,

@@ -1,5 +1,5 @@
-//! Between the messages of `gradwire.v1` and the engine's types. What comes in is checked here,
-//! once (TRUST); what goes out is cut to messages that a node accepts.
+//! Converts between the messages of `gradwire.v1` and the engine's types. Incoming messages are
+//! checked here, once (TRUST). Outgoing answers are split into messages that a node accepts.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,18 +18,18 @@ use crate::model::{
         Execute, Joined, KnownSpec, Operation, Probe, Registration, SetCreated, SetRemoved,
         TensorFailure, World,
     },
-    event::{Announcement, Join, Latest, Submitted},
+    event::{Announcement, Latest, Submitted},
     network::Arrangement,
-    report::{PeerReport, RankReport, Report},
+    status::{milliseconds, numbers},
 };
 
-/// The most bytes of a batch of a trace (BOUND).
+/// The most bytes of a trace batch (BOUND).
 const MAX_BATCH: usize = 64 << 10;
 
 /// The longest text of a failure that a node reports, in characters; it is sent to every node.
 const MAX_FAILURE_TEXT: usize = 16 << 10;
 
-/// The size to which answers are cut; it leaves room for the message around them.
+/// The most bytes of a part of an answer; it leaves room for the enclosing message.
 const MAX_EXECUTE: usize = MAX_CONTROL_MESSAGE - 1024;
 
 /// The meaning of a node's message, except its first one.
@@ -37,47 +37,28 @@ const MAX_EXECUTE: usize = MAX_CONTROL_MESSAGE - 1024;
 pub enum Incoming {
     /// Something for the engine.
     Event(Event),
-    /// A heartbeat, with the node's clock, which is sent back.
+    /// A heartbeat, with the node's clock, which is echoed.
     Heartbeat {
         /// Nanoseconds of the node's monotonic clock.
         sent_ns: u64,
-        /// What the node does, if it tells that.
-        report: Option<Report>,
-        /// Whether one of its ranks has begun a step that is sampled.
+        /// The node's report, if it contains one.
+        report: Option<pb::NodeReport>,
+        /// Whether one of its ranks has begun a sampled step.
         samples: bool,
     },
-    /// What the node has recorded, for those who trace the job.
+    /// A batch of the node's trace.
     Trace(Vec<u8>),
-}
-
-/// The first message of a node, unchecked. `proven` is true if its proof is right.
-pub fn join(wire: pb::Join, proven: bool) -> Join {
-    let pb::Join { protocol, version, job, host, data_address, metrics_address, .. } = wire;
-    let pb::Join { slots, order, rack, line_mbit, .. } = wire;
-    Join {
-        protocol,
-        version,
-        job,
-        host,
-        data_address,
-        metrics_address,
-        slots,
-        order,
-        rack,
-        line_mbit,
-        proven,
-    }
 }
 
 /// Checks a message of a node that has joined.
 ///
 /// # Errors
-/// [`WireError`] with the field that is wrong.
+/// [`WireError`] with the invalid field.
 pub fn incoming(connection: ConnectionId, wire: pb::NodeMessage) -> Result<Incoming, WireError> {
     use pb::node_message::Message;
     let event = match wire.message.ok_or(WireError::Missing("message"))? {
         Message::Join(_) => {
-            let reason = "a stream joins once, with its first message".into();
+            let reason = "only the first message of a stream may be a join".into();
             return Err(WireError::Invalid { field: "join", reason });
         }
         Message::Heartbeat(beat) => {
@@ -145,12 +126,12 @@ fn announcement(wire: pb::Announcement) -> Result<Announcement, WireError> {
     })
 }
 
-/// Checks a report (TRUST, BOUND).
-fn report(wire: &pb::Report) -> Result<Report, WireError> {
+/// Checks a report (TRUST, BOUND). Its ranks have their local numbers.
+fn report(wire: &pb::Report) -> Result<pb::NodeReport, WireError> {
     let invalid = |reason: String| WireError::Invalid { field: "report", reason };
     let bytes = wire.encoded_len();
     if bytes > MAX_REPORT {
-        return Err(invalid(format!("it has {bytes} bytes, more than {MAX_REPORT}")));
+        return Err(invalid(format!("{bytes} bytes, more than {MAX_REPORT}")));
     }
     let lists = [&wire.rank_step_seconds, &wire.rank_exposed, &wire.rank_since_step_seconds];
     let rates = [&wire.sent_bytes_per_second, &wire.received_bytes_per_second];
@@ -161,28 +142,30 @@ fn report(wire: &pb::Report) -> Result<Report, WireError> {
     }
     let mut numbers = lists.into_iter().chain(rates).flatten();
     if let Some(number) = numbers.find(|number| !(number.is_finite() && **number >= 0.0)) {
-        return Err(invalid(format!("{number} is no duration and no rate")));
+        return Err(invalid(format!("invalid duration or rate {number}")));
     }
-    let ranks = wire.rank_steps.iter().enumerate().map(|(at, &steps)| RankReport {
+    let ranks = wire.rank_steps.iter().enumerate().map(|(at, &steps)| pb::RankReport {
+        rank: at as u32,
         steps,
-        step_seconds: wire.rank_step_seconds[at],
-        exposed: wire.rank_exposed[at],
-        since_step: wire.rank_since_step_seconds[at],
+        step_seconds: wire.rank_step_seconds[at].into(),
+        exposed: wire.rank_exposed[at].into(),
+        since_step_seconds: wire.rank_since_step_seconds[at].into(),
     });
-    let peers = wire.peers.iter().enumerate().map(|(at, &node)| PeerReport {
+    let peers = wire.peers.iter().enumerate().map(|(at, &node)| pb::PeerReport {
         node,
-        sent: wire.sent_bytes_per_second[at],
-        received: wire.received_bytes_per_second[at],
+        sent_bytes_per_second: wire.sent_bytes_per_second[at].into(),
+        received_bytes_per_second: wire.received_bytes_per_second[at].into(),
     });
-    Ok(Report {
+    Ok(pb::NodeReport {
+        age_ms: 0,
         ranks: ranks.collect(),
         peers: peers.collect(),
-        line_rate: Some(wire.line_bytes_per_second).filter(|rate| *rate > 0),
-        resident: wire.resident_bytes,
-        shared: wire.shared_bytes,
-        pieces: wire.pieces_in_flight,
-        queued: wire.queued_tensors,
-        stalled: wire.stalled_tensors,
+        line_bytes_per_second: Some(wire.line_bytes_per_second).filter(|rate| *rate > 0),
+        resident_bytes: wire.resident_bytes,
+        shared_bytes: wire.shared_bytes,
+        pieces_in_flight: wire.pieces_in_flight,
+        queued_tensors: wire.queued_tensors,
+        stalled_tensors: wire.stalled_tensors,
     })
 }
 
@@ -199,10 +182,6 @@ fn failure(wire: pb::Failure) -> Failure {
         tensor: cut(failure.tensor),
         ..failure
     }
-}
-
-pub(crate) fn milliseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The world as it is sent to one node.
@@ -256,7 +235,7 @@ fn operation(operation: Operation) -> pb::Operation {
         request: Some(pb::Request::from(&operation.request)),
         spec: operation.spec.id.0,
         segments: segments.collect(),
-        absent: numbers(&operation.absent),
+        absent: numbers(&*operation.absent),
         quantized: operation.quantized,
         chunk_bytes: operation.chunk.unwrap_or(0) as u32,
     }
@@ -271,10 +250,6 @@ fn probe(probe: Probe) -> pb::Probe {
         pattern: probe.pattern.to_string(),
         groups: probe.groups.into_iter().map(group).collect(),
     }
-}
-
-pub(crate) fn numbers(ranks: &[Rank]) -> Vec<u32> {
-    ranks.iter().map(|rank| rank.0).collect()
 }
 
 fn set_created(created: SetCreated) -> pb::SetCreated {
@@ -310,8 +285,7 @@ struct Splitter {
 }
 
 impl Splitter {
-    /// The message for a part of so many bytes. Each part has a tag and a length before it, of at
-    /// most 6 bytes together.
+    /// The message with room for a part of `bytes` bytes, and 6 more for its tag and length.
     fn room_for(&mut self, bytes: usize) -> &mut pb::Execute {
         let bytes = bytes + 6;
         if self.bytes + bytes > MAX_EXECUTE && self.bytes > 0 {
@@ -330,9 +304,9 @@ impl Splitter {
     }
 }
 
-/// One answer as messages that each fit the limit. First the parts that others need: the
-/// arrangement, process sets and registrations. Last the parts that need all others: sets and ids
-/// that go.
+/// One answer as messages that each fit the limit. First come the parts that others depend on: the
+/// arrangement, process sets and registrations. Last come the parts that depend on all others:
+/// removed sets and evicted ids.
 pub fn execute(execute: Execute) -> Vec<Arc<Broadcast>> {
     let mut splitter = Splitter::default();
     if let Some(Arrangement { racks, order, .. }) = execute.arrangement {
@@ -407,7 +381,7 @@ mod tests {
             let bytes = message.encoded_len();
             assert!(bytes <= MAX_CONTROL_MESSAGE, "BOUND: {bytes}");
             let Some(Message::Execute(part)) = message.into_message().message else {
-                panic!("an answer")
+                panic!("expected an Execute message")
             };
             part
         };
@@ -428,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_cut_to_messages_that_a_node_accepts_and_keeps_its_order() {
+    fn long_answers_are_split_in_order() {
         let shape = Shape::new(&[1]).unwrap();
         let request = Request::allreduce(DType::F32, shape, ReduceOp::Sum);
         let agreed = Arc::new(Agreed::from_parts(request.clone(), Vec::new()));
@@ -448,7 +422,7 @@ mod tests {
             count: u64::MAX,
             agreed: Some(Arc::clone(agreed)),
         };
-        // The largest operations that are possible: as many names as fit in one, and as many rows.
+        // The largest operations: one with as many names as fit, and two with as many rows.
         let many = names[..MAX_SEGMENTS].iter().map(|name| segment(name, &agreed));
         let rows = Agreed::from_parts(request.clone(), vec![1 << 53; MAX_FLOWS]);
         let long = segment(&names[0], &Arc::new(rows));
@@ -482,9 +456,9 @@ mod tests {
         assert!(messages.len() > 4, "{}", messages.len());
         let (mut ids, mut sequences) = (Vec::new(), Vec::new());
         for part in &messages {
-            let ids_come =
+            let has_ids =
                 !part.registrations.is_empty() || !part.specs.is_empty() || part.links.is_some();
-            assert!(!ids_come || sequences.is_empty(), "ids come first");
+            assert!(!has_ids || sequences.is_empty(), "ids come first");
             ids.extend(part.registrations.iter().map(|r| r.id));
             sequences.extend(part.operations.iter().map(|o| o.sequence));
         }
@@ -541,7 +515,7 @@ mod tests {
         incoming(ConnectionId(0), pb::NodeMessage { message })
     }
 
-    /// TRUST and BOUND: what a node says of itself is checked before anybody sees it.
+    /// TRUST and BOUND: a node's report is checked before it is shown.
     #[test]
     fn a_report_is_checked() {
         let good = pb::Report {
@@ -555,17 +529,20 @@ mod tests {
             ..pb::Report::default()
         };
         let Ok(Incoming::Heartbeat { report: Some(report), .. }) = heartbeat(good.clone()) else {
-            panic!("a good report")
+            panic!("expected a report")
         };
-        assert_eq!((report.ranks[0].steps, report.peers[0].node, report.line_rate), (7, 1, None));
+        assert_eq!(
+            (report.ranks[0].steps, report.peers[0].node, report.line_bytes_per_second),
+            (7, 1, None)
+        );
         let long = vec![0; 300];
         let rates = vec![0.0; 300];
         for (bad, why) in [
             (pb::Report { rank_steps: vec![1, 2], ..good.clone() }, "differ in length"),
             (pb::Report { peers: Vec::new(), ..good.clone() }, "differ in length"),
-            (pb::Report { rank_exposed: vec![f32::NAN], ..good.clone() }, "NaN is no"),
-            (pb::Report { sent_bytes_per_second: vec![-1.0], ..good.clone() }, "-1 is no"),
-            (pb::Report { rank_step_seconds: vec![f32::INFINITY], ..good }, "inf is no"),
+            (pb::Report { rank_exposed: vec![f32::NAN], ..good.clone() }, "rate NaN"),
+            (pb::Report { sent_bytes_per_second: vec![-1.0], ..good.clone() }, "rate -1"),
+            (pb::Report { rank_step_seconds: vec![f32::INFINITY], ..good }, "rate inf"),
             (
                 pb::Report {
                     peers: long,

@@ -1,4 +1,4 @@
-//! What can go wrong with the coordinator itself, as opposed to the job.
+//! Errors of the coordinator itself, as opposed to failures of the job.
 
 /// Why the coordinator can't serve.
 #[derive(Debug, thiserror::Error)]
@@ -14,12 +14,12 @@ pub enum CoordinatorError {
         allowed: &'static str,
     },
     /// The gRPC server ended by itself.
-    #[error("the coordinator can't serve: {0}")]
+    #[error("the coordinator's server failed: {0}")]
     Serve(#[from] tonic::transport::Error),
     /// The socket has no address.
-    #[error("the coordinator's socket is unusable: {0}")]
+    #[error("the coordinator's socket failed: {0}")]
     Socket(#[from] std::io::Error),
-    /// A task of the coordinator ended by a panic; this is a bug.
+    /// A task of the coordinator panicked; this is a bug.
     #[error("the coordinator's {task} ended unexpectedly: {why}; please report this")]
     Task {
         /// The name of the task.

@@ -1,5 +1,5 @@
-//! The services on the wire: `gradwire.v1.Coordinator` for nodes, on the thread of the negotiation;
-//! `gradwire.v1.Inspect` for people, health and reflection for tools, on a thread of their own
+//! The gRPC services: `gradwire.v1.Coordinator` for nodes, on the negotiation thread;
+//! `gradwire.v1.Inspect` for viewers, health and reflection for tools, on a thread of their own
 //! (`accept`).
 
 use std::{io, sync::Arc, time::Duration};
@@ -33,16 +33,16 @@ use crate::{
 const MAX_STREAMS: u32 = 16;
 
 /// How often a silent connection is probed, and how long it may take to answer. Nodes of the
-/// world have heartbeats, which are faster.
+/// world also have heartbeats, which are faster.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
-/// The most bytes that may be under way on one connection.
+/// The flow-control window of a connection, in bytes.
 const WINDOW: u32 = 2 << 20;
 
-/// Connections of nodes, which another thread has accepted, and their places.
+/// Connections of nodes that another thread has accepted, with their places.
 pub(crate) type NodeConnections = mpsc::Receiver<(std::net::TcpStream, OwnedSemaphorePermit)>;
 
-/// What holds for every connection.
+/// A server with the limits for every connection.
 fn server() -> Server {
     Server::builder()
         .max_concurrent_streams(MAX_STREAMS)
@@ -80,7 +80,7 @@ pub(crate) async fn serve_viewers(
 ) -> Result<(), Error> {
     let (reporter, health) = tonic_health::server::health_reporter();
     reporter.set_serving::<CoordinatorServer<SessionAcceptor>>().await;
-    let inspect = InspectServer::new(Shown(inspection));
+    let inspect = InspectServer::from_arc(inspection);
     let mut router =
         server().add_service(coordinator(acceptor)).add_service(inspect).add_service(health);
     let reflection = tonic_reflection::server::Builder::configure()
@@ -89,25 +89,21 @@ pub(crate) async fn serve_viewers(
         .build_v1();
     match reflection {
         Ok(reflection) => router = router.add_service(reflection),
-        Err(error) => tracing::warn!(%error, "no reflection: the descriptors are unreadable"),
+        Err(error) => tracing::warn!(%error, "no reflection: invalid descriptors"),
     }
     router.serve_with_incoming_shutdown(connections, stop).await
 }
 
-/// The service for people.
-#[derive(Debug)]
-struct Shown(Arc<Inspection>);
-
-/// A snapshot as a message of its own.
+/// Turns a shared snapshot into an owned message.
 type Copied = fn(Result<Arc<pb::StatusResponse>, Status>) -> Result<pb::StatusResponse, Status>;
 
 #[tonic::async_trait]
-impl Inspect for Shown {
+impl Inspect for Inspection {
     async fn status(
         &self,
         _: Request<pb::StatusRequest>,
     ) -> Result<Response<pb::StatusResponse>, Status> {
-        let seen = self.0.look().await.ok_or_else(|| Status::unavailable(OVER))?;
+        let seen = self.look().await.ok_or_else(|| Status::unavailable(OVER))?;
         Ok(Response::new(Arc::unwrap_or_clone(seen)))
     }
 
@@ -118,7 +114,7 @@ impl Inspect for Shown {
         _: Request<pb::StatusRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
         let copied: Copied = |seen| seen.map(Arc::unwrap_or_clone);
-        Ok(Response::new(ReceiverStream::new(self.0.watch()?).map(copied)))
+        Ok(Response::new(ReceiverStream::new(Self::watch(self)?).map(copied)))
     }
 
     type TraceStream = ReceiverStream<Result<pb::TracePart, Status>>;
@@ -127,7 +123,7 @@ impl Inspect for Shown {
         &self,
         _: Request<pb::TraceRequest>,
     ) -> Result<Response<Self::TraceStream>, Status> {
-        Ok(Response::new(ReceiverStream::new(self.0.trace().await?)))
+        Ok(Response::new(ReceiverStream::new(Self::trace(self).await?)))
     }
 }
 

@@ -1,9 +1,7 @@
-//! Heartbeats that arrive as datagrams, at the port with the same number as that of the streams
-//! (see [`gradwire_proto::beat`]). Each is answered; the answer is the heartbeat of the
-//! coordinator.
+//! Heartbeats that arrive as datagrams, on the UDP port with the same number as the TCP port of the
+//! streams (see [`gradwire_proto::beat`]). The answer to each is the heartbeat of the coordinator.
 //!
-//! A node that sends no datagrams shows life only on its stream. The same holds for all nodes if
-//! the port is taken.
+//! If a node sends no datagrams, or if the port is taken, only its stream shows that it is alive.
 
 use std::{collections::HashMap, io, net::SocketAddr, time::Duration};
 
@@ -23,16 +21,16 @@ pub(crate) struct Heartbeats {
     secret: Secret,
     epoch: Epoch,
     inbox: mpsc::Sender<Inbound>,
-    /// How many heartbeats each node had sent before the latest one that was received. There is at
-    /// most one entry for each node of the job, because only they know the secret (BOUND).
+    /// The number of the latest heartbeat from each node. There is at most one entry for each node
+    /// of the job, because only nodes know the secret (BOUND).
     latest: HashMap<NodeId, u64>,
 }
 
 impl Heartbeats {
-    /// Listens at `address`, which also serves the streams.
+    /// Binds `address`, the address of the streams.
     ///
     /// # Errors
-    /// If the address can't be listened on.
+    /// The address can't be bound.
     pub(crate) async fn bind(
         address: SocketAddr,
         job: JobId,
@@ -50,15 +48,15 @@ impl Heartbeats {
         let mut bytes = [0; BEAT_BYTES + 1];
         loop {
             let Ok((length, from)) = self.socket.recv_from(&mut bytes).await else {
-                // Most errors are about one earlier datagram. After an error that lasts, this must
-                // not spin.
+                // Most errors concern one earlier datagram. But with a lasting error, this must not
+                // spin.
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             };
             let beat =
                 Beat::decode(&bytes[..length], Side::Node, self.epoch, &self.job, &self.secret);
             let Some(beat) = beat.filter(|beat| self.is_new(*beat)) else { continue };
-            // An engine without room is busy with other signs of life.
+            // If the inbox is full, other messages show that the node is alive.
             let _ =
                 self.inbox.try_send(Inbound::Event(Event::DatagramReceived { node: beat.node }));
             let answer = Beat { side: Side::Coordinator, ..beat }.encode(&self.job, &self.secret);

@@ -1,14 +1,14 @@
-//! What has happened lately, for those who watch: decisions, events, and how long tensors waited
-//! for each rank. Pure: the time comes in.
+//! The recent history for viewers: decisions, events, and how long tensors waited for each rank.
+//! Pure: the time is an argument.
 
 use std::{
     collections::{BTreeMap, VecDeque},
     time::Duration,
 };
 
-use gradwire_proto::Rank;
+use gradwire_proto::{Rank, pb};
 
-use crate::model::command::RankWait;
+use crate::model::{command::RankWait, status::milliseconds};
 
 /// The most decisions that are kept (BOUND).
 const MAX_DECISIONS: usize = 256;
@@ -19,22 +19,13 @@ const MAX_EVENTS: usize = 64;
 /// The longest text of an entry, in characters (BOUND).
 const MAX_TEXT: usize = 512;
 
-/// The most ranks whose lag is kept (BOUND): the first ones.
+/// The number of ranks, from 0, whose lag is kept (BOUND).
 const MAX_RANKS: u32 = 1024;
-
-/// Something that has happened.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Entry {
-    /// When, since the coordinator began.
-    pub(crate) at: Duration,
-    /// What.
-    pub(crate) text: String,
-}
 
 /// The newest entries, the oldest first.
 #[derive(Debug)]
 struct Ring {
-    entries: VecDeque<Entry>,
+    entries: VecDeque<pb::Entry>,
     most: usize,
 }
 
@@ -52,11 +43,11 @@ impl Ring {
         if self.entries.len() == self.most {
             self.entries.pop_front();
         }
-        self.entries.push_back(Entry { at, text });
+        self.entries.push_back(pb::Entry { at_ms: milliseconds(at), text });
     }
 }
 
-/// What has happened lately.
+/// The recent history of a job.
 #[derive(Debug)]
 pub(crate) struct History {
     decisions: Ring,
@@ -72,17 +63,17 @@ impl Default for History {
 }
 
 impl History {
-    /// The engine has decided something, for this reason.
+    /// Adds a decision of the engine, with its reason.
     pub(crate) fn decided(&mut self, at: Duration, reason: String) {
         self.decisions.push(at, reason);
     }
 
-    /// Something has happened that people should know.
+    /// Adds an event.
     pub(crate) fn happened(&mut self, at: Duration, what: String) {
         self.events.push(at, what);
     }
 
-    /// Tensors have waited for these ranks.
+    /// Adds the waits for these ranks.
     pub(crate) fn waited(&mut self, waits: &BTreeMap<Rank, RankWait>) {
         for (rank, wait) in waits.iter().filter(|(rank, _)| rank.0 < MAX_RANKS) {
             let lag = self.lags.entry(*rank).or_default();
@@ -92,18 +83,23 @@ impl History {
     }
 
     /// The decisions, the oldest first.
-    pub(crate) fn decisions(&self) -> Vec<Entry> {
+    pub(crate) fn decisions(&self) -> Vec<pb::Entry> {
         self.decisions.entries.iter().cloned().collect()
     }
 
     /// The events, the oldest first.
-    pub(crate) fn events(&self) -> Vec<Entry> {
+    pub(crate) fn events(&self) -> Vec<pb::Entry> {
         self.events.entries.iter().cloned().collect()
     }
 
     /// How long tensors have waited for each rank, in order. Ranks without waits are left out.
-    pub(crate) fn lags(&self) -> Vec<(Rank, RankWait)> {
-        self.lags.iter().map(|(rank, wait)| (*rank, *wait)).collect()
+    pub(crate) fn lags(&self) -> Vec<pb::RankLag> {
+        let lag = |(rank, wait): (&Rank, &RankWait)| pb::RankLag {
+            rank: rank.0,
+            seconds: wait.time.as_secs_f64(),
+            tensors: wait.tensors,
+        };
+        self.lags.iter().map(lag).collect()
     }
 }
 
@@ -112,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_entries_are_kept_and_long_ones_are_cut() {
+    fn the_history_is_bounded() {
         let mut history = History::default();
         for number in 0..1000 {
             history.decided(Duration::from_secs(number), format!("{number}"));
@@ -133,7 +129,6 @@ mod tests {
         for _ in 0..3 {
             history.waited(&[(Rank(3), wait), (Rank(MAX_RANKS), wait)].into());
         }
-        let sum = RankWait { time: Duration::from_millis(150), tensors: 6 };
-        assert_eq!(history.lags(), [(Rank(3), sum)]);
+        assert_eq!(history.lags(), [pb::RankLag { rank: 3, seconds: 0.15, tensors: 6 }]);
     }
 }

@@ -1,8 +1,8 @@
-//! The coordinator of a job, as a part of a daemon or as a process of its own. The environment that
-//! the launcher sets describes the job; the settings describe how it runs.
+//! The coordinator of a job, inside a daemon or as its own process. The launcher's variables
+//! describe the job; the settings describe how it runs.
 //!
-//! The daemon of the first node hosts it. So the submissions of that node's ranks are agreed on
-//! without waking another process. For all other nodes it is the same wherever it runs.
+//! The daemon of the first node hosts the coordinator, so submissions from that node's ranks wake
+//! no other process. For all other nodes it makes no difference where it runs.
 
 use std::{
     collections::HashMap,
@@ -32,10 +32,10 @@ use crate::{
 /// Why a coordinator can't be hosted.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// A variable or setting is missing or wrong.
+    /// A variable or setting is missing or invalid.
     #[error(transparent)]
     Config(#[from] VariableError),
-    /// Its address can't be listened on.
+    /// Its address can't be bound.
     #[error(
         "the coordinator can't listen on {address} ({setting}): {reason}; choose another address \
          or port with coordinator.listen"
@@ -59,17 +59,17 @@ struct JobVariables {
     job: JobId,
     secret: Secret,
     nodes: u32,
-    /// How many of the nodes have no ranks, the last ones.
+    /// How many nodes, the last ones, have no ranks.
     servers: u32,
     ranks: u32,
     bind: IpAddr,
 }
 
 impl JobVariables {
-    /// Reads and checks them (TRUST); an error names the variable, never the secret.
+    /// Reads and checks the variables (TRUST); an error never shows the secret.
     fn read(variables: &HashMap<String, String>) -> Result<Self, VariableError> {
         let env = Variables(variables);
-        // A daemon that hosts the coordinator has an address of its own.
+        // A daemon that hosts the coordinator has its own address.
         let bind = if variables.contains_key("GRADWIRE_BIND") {
             "GRADWIRE_BIND"
         } else {
@@ -78,13 +78,13 @@ impl JobVariables {
         Ok(Self {
             job: env.read("GRADWIRE_JOB", JobId::new)?,
             secret: env.secret("GRADWIRE_SECRET", Secret::from_hex)?,
-            nodes: env.parse("GRADWIRE_NODES", "it must be a number")?,
+            nodes: env.parse("GRADWIRE_NODES", "expected a number")?,
             servers: match variables.contains_key("GRADWIRE_SERVERS") {
-                true => env.parse("GRADWIRE_SERVERS", "it must be a number")?,
+                true => env.parse("GRADWIRE_SERVERS", "expected a number")?,
                 false => 0,
             },
-            ranks: env.parse("GRADWIRE_RANKS", "it must be a number")?,
-            bind: env.parse(bind, "it must be an IP address")?,
+            ranks: env.parse("GRADWIRE_RANKS", "expected a number")?,
+            bind: env.parse(bind, "expected an IP address")?,
         })
     }
 }
@@ -119,11 +119,11 @@ pub struct Hosted {
 }
 
 impl Hosted {
-    /// Listens at `coordinator.listen`, or on a free port of the address in the variable
+    /// Listens on `coordinator.listen`, or on a free port of the address in the variable
     /// `GRADWIRE_BIND` or `GRADWIRE_ADDRESS`.
     ///
     /// # Errors
-    /// [`HostError`] with the variable, the setting or the address that is wrong.
+    /// [`HostError`] with the invalid variable, setting or address.
     pub async fn bind(
         variables: &HashMap<String, String>,
         settings: &Settings,
@@ -172,12 +172,12 @@ impl Hosted {
         self.readiness.clone()
     }
 
-    /// Where the daemons of the job show their metrics, once all have joined.
+    /// The metrics endpoints of the job's daemons, once all have joined.
     pub fn targets(&self) -> watch::Receiver<Arc<[Target]>> {
         self.targets.clone()
     }
 
-    /// Shows the job to those who look at it.
+    /// The view of the job, for viewers.
     pub fn inspection(&self) -> Arc<Inspection> {
         self.coordinator.inspection()
     }
@@ -190,7 +190,7 @@ impl Hosted {
     /// Serves the job until it is over or `cancel` is cancelled.
     ///
     /// # Errors
-    /// [`HostError::Serve`] if it can't serve; a job that fails is an [`Ending`].
+    /// [`HostError::Serve`] if it can't serve; a failure of the job is an [`Ending`].
     pub async fn run(self, cancel: CancellationToken) -> Result<Ending, HostError> {
         Ok(self.coordinator.run(cancel).await?)
     }
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_variable_is_named_and_the_secret_is_not_shown() {
+    fn invalid_variables_are_named_without_secrets() {
         assert_eq!(JobVariables::read(&variables()).unwrap().nodes, 2);
         for name in variables().keys() {
             let mut without = variables();
@@ -228,12 +228,12 @@ mod tests {
             let mut wrong = variables();
             wrong.insert(name.clone(), "zonk!".to_owned());
             let error = JobVariables::read(&wrong).unwrap_err().to_string();
-            assert!(error.starts_with(name.as_str()), "{error}");
+            assert!(error.starts_with(&format!("invalid {name}=")), "{error}");
             assert_eq!(error.contains("zonk"), name != "GRADWIRE_SECRET", "{error}");
         }
     }
 
-    /// The limit of the protocol is the limit of the setting.
+    /// The protocol and the setting have the same limit.
     #[test]
     fn lanes_have_one_limit() {
         let key = KEYS.iter().find(|key| key.name == "data.lanes").unwrap();
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn every_setting_the_engine_can_be_given_is_valid() {
+    fn settings_become_valid_engine_configurations() {
         let (health, _) = watch::channel(Health {
             phase: Phase::Forming,
             reason: String::new(),

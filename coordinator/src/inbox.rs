@@ -1,67 +1,40 @@
-//! What sessions send to the runtime, and what the runtime needs to answer them.
+//! The messages from sessions to the runtime, and what the runtime needs to answer them.
 
-use std::{
-    collections::BTreeMap,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
-use gradwire_proto::{Rank, broadcast::Broadcast};
+use gradwire_proto::{broadcast::Broadcast, pb};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::{
-    history::Entry,
-    model::{
-        ConnectionId, Event, Status,
-        command::RankWait,
-        event::Join,
-        report::{Report, Reported},
-    },
-};
+use crate::model::{ConnectionId, Event};
 
 /// How many messages may wait for one node.
 pub(crate) const OUTBOX: usize = 1024;
 
-/// The text for nodes that join after the end.
+/// The error for requests after the end of the job.
 pub(crate) const OVER: &str = "the job is over";
 
 /// The queue of messages to one node.
 pub(crate) type Outbox = mpsc::Sender<Result<Arc<Broadcast>, tonic::Status>>;
 
-/// A stream that wants to join, as its session hands it over.
+/// A joining stream, as its session hands it over.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) outbox: Outbox,
     /// The node's nonce, over which the coordinator proves the secret.
     pub(crate) nonce: Vec<u8>,
-    /// What the node has sent last.
+    /// The node's latest heartbeat and report.
     pub(crate) newest: Arc<Mutex<Newest>>,
 }
 
-/// What a node has sent last, of what only the last counts.
+/// The latest heartbeat and report of a node; older ones do not matter.
 #[derive(Debug, Default)]
 pub(crate) struct Newest {
-    /// Its heartbeat; none before the first.
     pub(crate) echo: Option<Echo>,
-    /// Its report; none before the first.
-    pub(crate) report: Option<(Report, Instant)>,
+    pub(crate) report: Option<(pb::NodeReport, Instant)>,
 }
 
-/// What viewers see.
-#[derive(Debug)]
-pub(crate) struct Snapshot {
-    pub(crate) status: Status,
-    /// Time since the coordinator began.
-    pub(crate) uptime: Duration,
-    /// By the number of the node.
-    pub(crate) reports: BTreeMap<u32, Reported>,
-    pub(crate) lags: Vec<(Rank, RankWait)>,
-    pub(crate) decisions: Vec<Entry>,
-    pub(crate) events: Vec<Entry>,
-}
-
-/// A heartbeat of a node, which goes back with the next one of the coordinator.
+/// A heartbeat of a node, which is echoed with the coordinator's next heartbeat.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Echo {
     /// The node's clock.
@@ -69,15 +42,15 @@ pub(crate) struct Echo {
     pub(crate) received: Instant,
 }
 
-/// What sessions send to the runtime.
+/// A message from a session to the runtime.
 #[derive(Debug)]
 pub(crate) enum Inbound {
     /// The first message of a stream.
-    Join { connection: ConnectionId, join: Join, peer: Peer },
+    Join { connection: ConnectionId, join: pb::Join, proven: bool, peer: Peer },
     /// A later event.
     Event(Event),
-    /// What is traced has changed. A node that caused it waits for an answer.
+    /// Tracing has started or stopped. If a node caused this, it waits for an answer.
     Traced { by: Option<ConnectionId> },
     /// A request for the state.
-    Inspect(oneshot::Sender<Snapshot>),
+    Inspect(oneshot::Sender<pb::StatusResponse>),
 }

@@ -1,4 +1,4 @@
-//! How people look at a job: once, or twice per second until it ends, or at all that its nodes do.
+//! Gives viewers a view of the job: one snapshot, a snapshot twice per second, or a trace.
 
 use std::{
     net::SocketAddr,
@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use gradwire_proto::{JobId, pb::StatusResponse};
+use gradwire_proto::pb::StatusResponse;
 use tokio::{
     sync::{Mutex, mpsc, oneshot},
     time::{Instant, sleep_until},
@@ -14,41 +14,39 @@ use tokio::{
 use tonic::Status;
 
 use crate::{
-    inbox::{Inbound, Snapshot},
-    snapshot::snapshot,
+    inbox::Inbound,
     traces::{Traced, Traces},
     viewers::{INTERVAL, Viewers, Watched},
 };
 
-/// The shortest time between two snapshots for those who ask for one.
+/// The shortest time between two requested snapshots.
 const SHORTEST: Duration = Duration::from_millis(20);
 
-/// Shows one job to those who look at it. The calls work on any thread that runs tokio.
+/// The view of one job. Its functions work on any tokio thread.
 #[derive(Debug)]
 pub struct Inspection {
     inbox: mpsc::Sender<Inbound>,
-    job: JobId,
     viewers: Viewers,
     traces: Arc<Traces>,
     page: OnceLock<SocketAddr>,
-    /// The newest snapshot that somebody asked for, and when it was made.
+    /// The newest requested snapshot, and when it was made.
     newest: Mutex<Option<(Instant, Arc<StatusResponse>)>>,
 }
 
 impl Inspection {
-    pub(crate) fn new(inbox: mpsc::Sender<Inbound>, job: JobId, traces: Arc<Traces>) -> Self {
+    pub(crate) fn new(inbox: mpsc::Sender<Inbound>, traces: Arc<Traces>) -> Self {
         let (viewers, page) = (Viewers::default(), OnceLock::new());
-        Self { inbox, job, viewers, traces, page, newest: Mutex::default() }
+        Self { inbox, viewers, traces, page, newest: Mutex::default() }
     }
 
-    /// Says where the status page is. Snapshots tell it from now on.
+    /// Sets the address of the status page, which snapshots contain from now on.
     pub fn shown_at(&self, page: SocketAddr) {
-        // There is one page: the first one.
+        // Only the first address counts.
         let _ = self.page.set(page);
     }
 
-    /// What is to be seen now; `None` once the job is over. Those who ask at the same time get the
-    /// same, so however many ask, the thread of the negotiation makes few snapshots (BOUND).
+    /// A current snapshot; `None` once the job is over. Concurrent requests share a snapshot, so
+    /// the negotiation thread makes only a few, however many requests there are (BOUND).
     pub async fn look(&self) -> Option<Arc<StatusResponse>> {
         let asked = Instant::now();
         let mut newest = self.newest.lock().await;
@@ -61,12 +59,12 @@ impl Inspection {
         let made = Instant::now();
         let (reply, seen) = oneshot::channel();
         self.inbox.send(Inbound::Inspect(reply)).await.ok()?;
-        let seen = Arc::new(self.message(seen.await.ok()?));
+        let seen = self.with_page(seen.await.ok()?);
         *newest = Some((made, seen.clone()));
         Some(seen)
     }
 
-    /// A snapshot now and twice per second, until the job is over. The last one says how it ended.
+    /// A snapshot now and twice per second, until the job is over. The last one shows how it ended.
     ///
     /// # Errors
     /// `ResourceExhausted` if there are 32 viewers (BOUND), and `Unavailable` once the job is over.
@@ -74,7 +72,7 @@ impl Inspection {
         self.viewers.add()
     }
 
-    /// What all nodes record of themselves, from now on until the job is over.
+    /// The trace of all nodes, from now on until the job is over.
     ///
     /// # Errors
     /// `ResourceExhausted` if there are 4 readers (BOUND), and `Unavailable` once the job is over.
@@ -84,7 +82,7 @@ impl Inspection {
         Ok(traced)
     }
 
-    /// What all nodes record of the steps that are sampled, from now on until the job is over.
+    /// The trace of all nodes during sampled steps, from now on until the job is over.
     ///
     /// # Errors
     /// `Unavailable` once the job is over.
@@ -92,32 +90,32 @@ impl Inspection {
         self.traces.sample()
     }
 
-    /// Whether a step that is sampled goes on somewhere: then all nodes are to record.
+    /// Sets whether a sampled step is in progress on any node; if so, all nodes record.
     pub async fn samples(&self, goes_on: bool) {
         if self.traces.goes_on(goes_on) {
             self.traces_changed().await;
         }
     }
 
-    /// Asks for what nodes are to do about traces now, and not with the next heartbeat.
+    /// Tells nodes about a change of tracing now, instead of with the next heartbeat.
     async fn traces_changed(&self) {
-        // Once the job is over, nobody is to do anything.
+        // Once the job is over, there is nothing to tell.
         let _ = self.inbox.send(Inbound::Traced { by: None }).await;
     }
 
-    fn message(&self, seen: Snapshot) -> StatusResponse {
+    fn with_page(&self, seen: StatusResponse) -> Arc<StatusResponse> {
         let page = self.page.get().map(ToString::to_string).unwrap_or_default();
-        StatusResponse { page, ..snapshot(self.job.as_str(), seen) }
+        Arc::new(StatusResponse { page, ..seen })
     }
 
-    /// Shows snapshots to those who watch, without end.
+    /// Sends snapshots to viewers forever.
     pub(crate) async fn serve(&self) {
         self.viewers.serve(INTERVAL, || self.look()).await;
     }
 
-    /// Shows how the job ended, and that there is no more to be seen.
-    pub(crate) fn end(&self, last: Option<Snapshot>) {
+    /// Sends the last snapshot, and ends all streams to viewers.
+    pub(crate) fn end(&self, last: Option<StatusResponse>) {
         self.traces.end();
-        self.viewers.end(last.map(|seen| Arc::new(self.message(seen))));
+        self.viewers.end(last.map(|seen| self.with_page(seen)));
     }
 }

@@ -1,4 +1,4 @@
-//! What the coordinator records, with the handles of [`gradwire_telemetry::catalog`].
+//! Records the coordinator's metrics, with the handles of [`gradwire_telemetry::catalog`].
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
@@ -12,7 +12,7 @@ use crate::model::{
     status::Counts,
 };
 
-/// Shows every metric that needs no label. Call this once the recorder is installed.
+/// Registers every metric that needs no label. Call this once the recorder is installed.
 pub fn start() {
     LazyLock::force(&COORDINATOR);
     LazyLock::force(&PHASES);
@@ -53,19 +53,19 @@ impl RankMetrics {
 #[derive(Debug, Default)]
 pub(crate) struct WaitMetrics {
     nodes: Vec<TimeCounter>,
-    /// Those for which some tensor has waited.
+    /// The ranks for which tensors have waited.
     ranks: BTreeMap<u32, RankMetrics>,
 }
 
 impl WaitMetrics {
-    /// For the nodes of the world, by number.
+    /// The handles for the nodes of the world, by number.
     pub(crate) fn new<'a>(hosts: impl Iterator<Item = &'a str>) -> Self {
         let node = |(at, host)| COORDINATOR.node_lag.series([host_label(at, host)]);
         let nodes = hosts.enumerate().map(node);
         Self { nodes: nodes.collect(), ranks: BTreeMap::new() }
     }
 
-    /// Whether there is no world yet.
+    /// Whether the world is not complete yet.
     pub(crate) fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
@@ -86,7 +86,7 @@ impl WaitMetrics {
     }
 }
 
-/// Records what one step measured.
+/// Records the measurements of one step of the engine.
 pub(crate) fn measures(measures: &Measures, waits: &mut WaitMetrics) {
     if measures.disagreements > 0 {
         COORDINATOR.disagreements.increment(measures.disagreements);

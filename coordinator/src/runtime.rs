@@ -1,7 +1,7 @@
-//! Owns the engine: one task passes events to it, executes its commands and keeps its time.
+//! Owns the engine: one task passes events to it, executes its commands and runs its timers.
 //!
-//! Nothing here waits for a node. Each node has a bounded queue of messages. A node that does not
-//! read them is lost (BOUND).
+//! Nothing here waits for a node. Each node has a bounded queue of messages, and a node that does
+//! not read them is lost (BOUND).
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -29,12 +29,12 @@ use crate::{
     convert,
     engine::Engine,
     history::History,
-    inbox::{Inbound, OUTBOX, OVER, Peer, Snapshot},
+    inbox::{Inbound, OUTBOX, OVER, Peer},
     metrics::{self, WaitMetrics},
     model::{
         Command, ConnectionId, EngineConfig, Event, Phase,
         command::{Execute, Node, RefusalKind, Severity},
-        report::Reported,
+        status::milliseconds,
     },
     traces::Traces,
     tuning::{self, Tuning, TuningFile},
@@ -49,7 +49,7 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most events that are answered together.
 const BATCH: usize = 1024;
 
-/// Limits how often the log says that a node is refused.
+/// Limits how often refused nodes are logged.
 static REFUSALS: Rate = Rate::new();
 
 /// The state of a running coordinator, for health checks.
@@ -59,7 +59,7 @@ pub struct Health {
     pub phase: Phase,
     /// The reason for the phase.
     pub reason: String,
-    /// Where the daemons show their metrics, once all have joined.
+    /// The metrics endpoints of the daemons, once all have joined.
     pub daemons: Arc<[Target]>,
 }
 
@@ -72,7 +72,7 @@ pub struct CoordinatorConfig {
     pub secret: Secret,
     /// How long a new stream may take to join.
     pub join_timeout: Duration,
-    /// How long the end of the job may take to reach the nodes.
+    /// How long it may take to tell the nodes that the job is over.
     pub grace: Duration,
     /// Receives the phase, for a readiness endpoint.
     pub health: Option<watch::Sender<Health>>,
@@ -81,11 +81,10 @@ pub struct CoordinatorConfig {
 }
 
 impl CoordinatorConfig {
-    /// The configuration for a job of `nodes` nodes, the last `servers` of which have no ranks,
-    /// with these settings.
+    /// The configuration for a job of `nodes` nodes, of which the last `servers` have no ranks.
     ///
     /// # Errors
-    /// [`VariableError`] if a setting can't be used.
+    /// [`VariableError`] if a setting is invalid.
     pub fn new(
         job: JobId,
         secret: Secret,
@@ -105,13 +104,13 @@ impl CoordinatorConfig {
 
 struct Session {
     peer: Peer,
-    /// Its number, once the world has been sent; operations and heartbeats follow.
+    /// Its number, once it has been sent the world; operations and heartbeats follow.
     node: Option<NodeId>,
-    /// Whether it does not read its messages; then it gets only the last one.
+    /// Whether its queue is full; then it gets only the last message of the job.
     overrun: bool,
 }
 
-/// The engine, the nodes' queues and the time.
+/// The engine, the nodes' queues and the clock.
 pub(crate) struct Runtime {
     engine: Engine,
     job: JobId,
@@ -123,11 +122,11 @@ pub(crate) struct Runtime {
     start: Instant,
     clock: Clock,
     nodes: BTreeMap<ConnectionId, Session>,
-    /// Those of the nodes when the job ended.
-    last_reports: Option<BTreeMap<u32, Reported>>,
+    /// The reports of the nodes when the job ended.
+    last_reports: Option<BTreeMap<u32, pb::NodeReport>>,
     waits: WaitMetrics,
     history: History,
-    /// Where the daemons show their metrics.
+    /// The metrics endpoints of the daemons.
     daemons: Arc<[Target]>,
     health: Option<watch::Sender<Health>>,
     tasks: TaskTracker,
@@ -135,12 +134,12 @@ pub(crate) struct Runtime {
     inbox: mpsc::Sender<Inbound>,
     traces: Arc<Traces>,
     tuning: Option<Tuning>,
-    /// The file of this cluster, once the world is complete.
+    /// The tuning file of this cluster, once the world is complete.
     tuning_file: Option<TuningFile>,
 }
 
 impl Runtime {
-    /// Serves the nodes that come through an inbox, to which `inbox` sends.
+    /// A runtime for the inbox to which `inbox` sends.
     pub(crate) fn new(
         config: CoordinatorConfig,
         tasks: TaskTracker,
@@ -192,7 +191,7 @@ impl Runtime {
                 Some(inbound) = inbox.recv() => self.take(inbound),
                 () = sleep_until(wake) => {}
             }
-            // What has arrived already is answered together, without waiting for more.
+            // Messages that have already arrived are answered together, without waiting for more.
             for _ in 0..BATCH {
                 let Ok(inbound) = inbox.try_recv() else { break };
                 self.take(inbound);
@@ -219,9 +218,9 @@ impl Runtime {
 
     fn take(&mut self, inbound: Inbound) {
         match inbound {
-            Inbound::Join { connection, join, peer } => {
+            Inbound::Join { connection, join, proven, peer } => {
                 self.nodes.insert(connection, Session { peer, node: None, overrun: false });
-                self.step(Event::Joined { connection, join });
+                self.step(Event::Joined { connection, join, proven });
             }
             Inbound::Event(event) => {
                 let gone = match &event {
@@ -235,38 +234,50 @@ impl Runtime {
                 self.beat(self.traces.is_wanted(), |to| to == connection);
             }
             Inbound::Traced { by: None } => {
-                // A new reader needs the names of tensors again. Nodes send them when they begin.
+                // Nodes send the names of tensors when they begin to record, and a new reader needs
+                // them.
                 if self.traces.has_new_reader() {
                     self.beat(false, |_| true);
                 }
                 self.beat(self.traces.is_wanted(), |_| true);
             }
             Inbound::Inspect(reply) => {
-                // The caller may have gone meanwhile.
+                // The caller may be gone.
                 let _ = reply.send(self.snapshot());
             }
         }
     }
 
-    /// What viewers see now.
-    pub(crate) fn snapshot(&self) -> Snapshot {
+    /// The current snapshot for viewers.
+    pub(crate) fn snapshot(&self) -> pb::StatusResponse {
         let uptime = self.start.elapsed();
-        Snapshot {
-            reports: self.last_reports.clone().unwrap_or_else(|| self.reports()),
-            status: self.engine.status(uptime),
-            uptime,
+        let mut reports = self.last_reports.clone().unwrap_or_else(|| self.reports());
+        let mut status = self.engine.status(uptime);
+        let nodes = status.nodes.len();
+        for (number, node) in (0..).zip(&mut status.nodes) {
+            node.report = reports.remove(&number);
+            let Some(report) = &mut node.report else { continue };
+            // Ranks and nodes that do not exist are left out (TRUST).
+            report.ranks.truncate(node.slots as usize);
+            report.ranks.iter_mut().for_each(|rank| rank.rank += node.first_rank);
+            report.peers.retain(|peer| (peer.node as usize) < nodes);
+        }
+        pb::StatusResponse {
+            uptime_ms: milliseconds(uptime),
             lags: self.history.lags(),
             decisions: self.history.decisions(),
             events: self.history.events(),
+            ..status
         }
     }
 
-    /// What the nodes have reported last, by their numbers.
-    fn reports(&self) -> BTreeMap<u32, Reported> {
+    /// The latest reports of the nodes, by number.
+    fn reports(&self) -> BTreeMap<u32, pb::NodeReport> {
         let reports = self.nodes.values().filter_map(|session| {
             let newest = session.peer.newest.lock();
             let (report, received) = newest.report.as_ref()?;
-            Some((session.node?.0, Reported { report: report.clone(), age: received.elapsed() }))
+            let age_ms = milliseconds(received.elapsed());
+            Some((session.node?.0, pb::NodeReport { age_ms, ..report.clone() }))
         });
         reports.collect()
     }
@@ -291,18 +302,18 @@ impl Runtime {
                 let overrun = self.execute(command);
                 let lost = |connection| Event::Lost {
                     connection,
-                    why: format!("it does not read its messages, {OUTBOX} are waiting"),
+                    why: format!("it does not read its messages, and {OUTBOX} are waiting"),
                 };
                 events.extend(overrun.into_iter().map(lost));
             }
         }
     }
 
-    /// Executes a command. Returns the nodes that do not read.
+    /// Executes a command. Returns the nodes that do not read their messages.
     fn execute(&mut self, command: Command) -> Vec<ConnectionId> {
         match command {
             Command::Welcome { connection, node, world } => {
-                // The same world is sent to every node.
+                // Every node gets the same world, so the first message is enough.
                 if self.waits.is_empty() {
                     let hosts = world.nodes.iter().map(|node| node.host.as_str());
                     self.waits = WaitMetrics::new(hosts);
@@ -323,19 +334,19 @@ impl Runtime {
                 self.send(&[convert::message(Message::World(world))], |to, _| to == connection)
             }
             Command::Refuse { connection, kind, text } => {
-                self.happened(format!("a node is refused: {text}"));
+                self.happened(format!("refused a node: {text}"));
                 if let Some(left_out) = REFUSALS.admits() {
-                    tracing::warn!(reason = text, left_out, "a node is refused");
+                    tracing::warn!(reason = text, left_out, "refused a node");
                 }
                 if let Some(node) = self.nodes.remove(&connection) {
-                    // A refused stream has been sent only the challenge, so there is room.
+                    // Only the challenge was sent before, so there is room.
                     let _ = node.peer.outbox.try_send(Err(refusal(kind, text)));
                 }
                 Vec::new()
             }
             Command::Execute(execute) => self.answer(execute),
             Command::Abort(failure) => {
-                self.happened(format!("the job has failed: {failure}"));
+                self.happened(format!("the job failed: {failure}"));
                 self.end(Message::Abort(pb::Abort { failure: Some(failure.into()) }))
             }
             Command::Shutdown => self.end(Message::Shutdown(pb::Shutdown {})),
@@ -358,7 +369,7 @@ impl Runtime {
         }
     }
 
-    /// Reads what earlier jobs on this cluster have measured, once. A slow disk delays nothing.
+    /// Reads the times of earlier jobs on this cluster, once. A slow disk delays nothing.
     fn recall(&mut self, nodes: &[Node]) {
         let Some(tuning) = self.tuning.take() else { return };
         let file = tuning.file(nodes);
@@ -366,12 +377,12 @@ impl Runtime {
         let inbox = self.inbox.clone();
         tuning::on_a_thread(move || {
             let learned = file.read();
-            // The job may have ended meanwhile.
+            // The job may be over.
             let _ = inbox.blocking_send(Inbound::Event(Event::Recalled(learned)));
         });
     }
 
-    /// Keeps what was measured for the next job, unless the disk takes too long.
+    /// Keeps the measured times for the next job, unless the disk is too slow.
     pub(crate) async fn keep_times(&mut self) {
         let Some(file) = self.tuning_file.take() else { return };
         let learned = self.engine.learned();
@@ -384,14 +395,14 @@ impl Runtime {
             let _ = done_in.send(());
         });
         if timeout(KEEP_TIMEOUT, done).await.is_err() {
-            tracing::warn!("the measured times are not kept: the disk is too slow");
+            tracing::warn!("measured times are not kept: the disk is too slow");
         }
     }
 
     fn answer(&mut self, execute: Execute) -> Vec<ConnectionId> {
         for failed in &execute.failures {
             tracing::info!(set = %failed.set, failure = %failed.failure, "tensor failed");
-            self.happened(format!("a tensor has failed: {}", failed.failure));
+            self.happened(format!("a tensor failed: {}", failed.failure));
         }
         let messages = convert::execute(execute);
         let bytes: usize = messages.iter().map(|message| message.encoded_len()).sum();
@@ -399,7 +410,7 @@ impl Runtime {
         self.send(&messages, |_, session| session.node.is_some())
     }
 
-    /// Puts messages into the queues of some nodes. Returns those whose queue is full.
+    /// Puts messages into the queues of some nodes. Returns the nodes with full queues.
     fn send(
         &mut self,
         messages: &[Arc<Broadcast>],
@@ -422,7 +433,7 @@ impl Runtime {
         overrun
     }
 
-    /// Sends every node its last message (TELL). A full queue has the grace period.
+    /// Sends every node its last message (TELL). If its queue is full, it has the grace period.
     fn end(&mut self, last: Message) -> Vec<ConnectionId> {
         let last = convert::message(last);
         self.last_reports.get_or_insert(self.reports());
@@ -438,7 +449,7 @@ impl Runtime {
         Vec::new()
     }
 
-    /// Sends heartbeats to some nodes, which say whether they are to record what they do.
+    /// Sends heartbeats to some nodes, which also tell them whether to record a trace.
     fn beat(&self, trace: bool, to: impl Fn(ConnectionId) -> bool) {
         let nodes = self.nodes.iter().filter(|(connection, _)| to(**connection));
         let is_there = |node: &&Session| node.node.is_some() && !node.overrun;
@@ -451,8 +462,8 @@ impl Runtime {
                 echo_ns: echo.map_or(0, |echo| echo.sent_ns),
                 held_ns: echo.map_or(0, |echo| nanoseconds(echo.received.elapsed())),
             });
-            // A full queue already contains signs of life. If the node does not read, the next
-            // important message fails.
+            // The messages in a full queue also show that the coordinator is alive. If the node
+            // does not read them, the next important message fails.
             let _ = node.peer.outbox.try_send(Ok(convert::message(beat)));
         }
     }
@@ -475,7 +486,7 @@ impl Runtime {
     }
 }
 
-/// Where the daemons of these nodes show their metrics.
+/// The metrics endpoints of the daemons of these nodes.
 fn targets(job: &JobId, nodes: &[Node]) -> Arc<[Target]> {
     let target = |(at, node): (usize, &Node)| {
         let labels =
@@ -485,7 +496,7 @@ fn targets(job: &JobId, nodes: &[Node]) -> Arc<[Target]> {
     nodes.iter().enumerate().filter_map(target).collect()
 }
 
-/// Notifies nodes that join while the job ends (TELL).
+/// Refuses nodes that join while the job ends (TELL).
 fn turn_away(inbox: &mut mpsc::Receiver<Inbound>) {
     inbox.close();
     while let Ok(inbound) = inbox.try_recv() {
@@ -495,10 +506,9 @@ fn turn_away(inbox: &mut mpsc::Receiver<Inbound>) {
     }
 }
 
-/// Logs a failure of the job. The ranks and the launcher report it, so the log repeats it only
-/// where that is asked for.
+/// Logs the failure of the job at level info, because the ranks and the launcher report it.
 fn log_failure(failure: &Failure) {
-    tracing::info!(kind = ?failure.kind, %failure, "the job has failed");
+    tracing::info!(kind = ?failure.kind, %failure, "the job failed");
 }
 
 fn refusal(kind: RefusalKind, text: String) -> Status {

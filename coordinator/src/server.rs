@@ -26,11 +26,10 @@ use crate::{
     traces::Traces,
 };
 
-/// The most events that wait for the engine. A stream whose event finds no room is not read
-/// meanwhile.
+/// The most events that wait for the engine. Streams are not read while there is no room.
 const INBOX: usize = 256;
 
-/// The longest that the end may take, whatever is configured.
+/// The longest grace period, whatever is configured.
 const MAX_GRACE: Duration = Duration::from_secs(3600);
 
 /// Serves one job on a socket until it is over or `cancel` is cancelled, and every node has been
@@ -38,7 +37,7 @@ const MAX_GRACE: Duration = Duration::from_secs(3600);
 ///
 /// # Errors
 /// [`CoordinatorError`] if the configuration is out of range or the socket can't be served. A
-/// job that fails is an [`Ending`], not an error.
+/// failure of the job is an [`Ending`], not an error.
 pub async fn run(
     config: CoordinatorConfig,
     listener: TcpListener,
@@ -47,7 +46,7 @@ pub async fn run(
     Coordinator::new(config, listener)?.run(cancel).await
 }
 
-/// A coordinator that nodes can connect to already. [`Coordinator::run`] answers them.
+/// A coordinator to which nodes can already connect. [`Coordinator::run`] answers them.
 #[derive(Debug)]
 pub struct Coordinator {
     config: CoordinatorConfig,
@@ -70,7 +69,7 @@ impl Coordinator {
         let sessions = TaskTracker::new();
         let stop_sessions = CancellationToken::new();
         let traces = Arc::<Traces>::default();
-        let inspection = Inspection::new(sender.clone(), config.engine.job.clone(), traces.clone());
+        let inspection = Inspection::new(sender.clone(), traces.clone());
         let context = SessionContext {
             inbox: sender,
             secret: config.secret.clone(),
@@ -95,7 +94,7 @@ impl Coordinator {
         self.acceptor.clone()
     }
 
-    /// Shows the job to those who look at it.
+    /// The view of the job, for viewers.
     pub fn inspection(&self) -> Arc<Inspection> {
         self.inspection.clone()
     }
@@ -111,15 +110,15 @@ impl Coordinator {
         let traces = acceptor.context().traces.clone();
         let address = listener.local_addr()?;
         let (job, nodes) = (&config.engine.job, config.engine.nodes);
-        tracing::info!(%address, %job, nodes, "coordinator serves");
+        tracing::info!(%address, %job, nodes, "coordinator is serving");
 
         let stop_server = CancellationToken::new();
-        // After an outage, a stream has to continue before the timeout. Accepted streams have the
+        // After an outage, a stream must continue before the timeout. Accepted streams inherit the
         // options of the listener.
         let limits = config.engine.silence();
         let limited = gradwire_net::limit_retransmission_interval(&listener, limits.retransmission);
         if let Err(error) = limited {
-            tracing::debug!(%error, "the system chooses when what was lost is sent again");
+            tracing::debug!(%error, "can't limit the retransmission interval");
         }
         let (job, secret) = (config.engine.job.clone(), config.secret.clone());
         let beats = Heartbeats::bind(
@@ -132,7 +131,7 @@ impl Coordinator {
         let _beats = match beats.await {
             Ok(beats) => Some(AbortOnDropHandle::new(tokio::spawn(beats.serve()))),
             Err(error) => {
-                let what = "no heartbeats by UDP: outages have to be shorter";
+                let what = "no heartbeats over UDP: only shorter outages are survived";
                 tracing::warn!(%address, %error, "{what}");
                 None
             }
@@ -160,7 +159,7 @@ impl Coordinator {
             }
         };
         inspection.end(Some(runtime.snapshot()));
-        // The nodes close their streams when they have read that the job is over.
+        // Nodes close their streams once they know that the job is over.
         let until = Instant::now() + grace;
         runtime.keep_times().await;
         sessions.close();

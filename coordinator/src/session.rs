@@ -1,7 +1,7 @@
 //! The sessions of nodes: challenge, proof, and then messages until the stream ends.
 //!
-//! A stream gets a challenge, must join within a deadline, and is a stranger until the engine has
-//! seen its proof. There is room for few strangers (BOUND).
+//! A stream gets a challenge, must join before a deadline, and is a stranger until the engine has
+//! seen its proof. The number of strangers is limited (BOUND).
 
 use std::{
     sync::{
@@ -29,7 +29,7 @@ use tonic::Status;
 use crate::{
     convert::{self, Incoming},
     inbox::{Echo, Inbound, Newest, OUTBOX, OVER, Outbox, Peer},
-    model::{ConnectionId, Event, report::Report},
+    model::{ConnectionId, Event},
     traces::Traces,
 };
 
@@ -49,8 +49,8 @@ pub(crate) struct SessionContext {
     pub(crate) stop: CancellationToken,
 }
 
-/// Accepts the sessions of nodes: over gRPC, or from the daemon in the same process, which needs
-/// neither a socket nor another thread for it.
+/// Accepts the sessions of nodes, over gRPC or from the daemon in the same process, which needs
+/// neither a socket nor another thread.
 #[derive(Debug, Clone)]
 pub struct SessionAcceptor {
     context: SessionContext,
@@ -67,24 +67,24 @@ impl SessionAcceptor {
         Self { context, connections: Arc::default(), strangers }
     }
 
-    /// What its sessions need from the runtime.
+    /// The context of its sessions.
     pub(crate) fn context(&self) -> &SessionContext {
         &self.context
     }
 
-    /// Begins a node's session. `messages` are the node's; the first must be `Join`. Returns the
-    /// coordinator's messages. The checks and proofs are the same wherever the node is (TRUST).
-    /// Call this within tokio.
+    /// Begins a session with a node's `messages`; the first one must be `Join`. Returns the
+    /// coordinator's messages. Checks and proofs are the same wherever the node is (TRUST). Call
+    /// this within tokio.
     ///
     /// # Errors
-    /// `ResourceExhausted` while too many others have begun and not joined (BOUND).
+    /// `ResourceExhausted` while too many other streams have not joined (BOUND).
     pub fn accept<S>(&self, messages: S) -> Result<SessionStream, Status>
     where
         S: Stream<Item = Result<pb::NodeMessage, Status>> + Send + Unpin + 'static,
     {
         let stranger = Arc::clone(&self.strangers).try_acquire_owned().map_err(|_| {
             Status::resource_exhausted(format!(
-                "{MAX_STRANGERS} streams that have not joined are open already: try again"
+                "{MAX_STRANGERS} open streams have not joined yet: try again later"
             ))
         })?;
         let (outbox, messages_out) = mpsc::channel(OUTBOX);
@@ -114,11 +114,11 @@ where
 {
     async fn run(mut self, outbox: Outbox, stranger: OwnedSemaphorePermit) {
         match self.join(&outbox).await {
-            // The engine will refuse it, so no more of it is read.
+            // The engine will refuse the node, so its stream is not read any more.
             Ok(false) => return,
             Ok(true) => drop((outbox, stranger)),
             Err(status) => {
-                // A node that has gone does not read the reason.
+                // The node may be gone.
                 let _ = outbox.try_send(Err(status));
                 return;
             }
@@ -146,7 +146,7 @@ where
             first = timeout(limit, self.messages.next()) => first,
             () = self.context.inbox.closed() => return Err(Status::unavailable(OVER)),
         };
-        let late = |_| Status::deadline_exceeded(format!("no Join came within {limit:?}"));
+        let late = |_| Status::deadline_exceeded(format!("no Join message within {limit:?}"));
         let first = first.map_err(late)?.transpose()?;
         let Some(pb::NodeMessage { message: Some(pb::node_message::Message::Join(join)) }) = first
         else {
@@ -171,14 +171,13 @@ where
             nonce: join.nonce.clone(),
             newest: Arc::clone(&self.newest),
         };
-        let join = convert::join(join, proven);
-        let inbound = Inbound::Join { connection: self.connection, join, peer };
+        let inbound = Inbound::Join { connection: self.connection, join, proven, peer };
         self.context.inbox.send(inbound).await.map_err(|_| Status::unavailable(OVER))?;
         Ok(proven)
     }
 
-    /// Notes a heartbeat. Only the last one counts.
-    fn note(&self, sent_ns: u64, report: Option<Report>) {
+    /// Notes a heartbeat. Only the latest one counts.
+    fn note(&self, sent_ns: u64, report: Option<pb::NodeReport>) {
         let received = Instant::now();
         let mut newest = self.newest.lock();
         newest.echo = Some(Echo { sent_ns, received });
@@ -187,8 +186,8 @@ where
         }
     }
 
-    /// Passes messages to the engine until there are no more. Returns why they ended. Once the job
-    /// is over, they are read and dropped, until the node has read that it is over.
+    /// Passes messages to the engine until the stream ends. Returns why it ended. Once the job is
+    /// over, messages are read and dropped until the node closes the stream.
     async fn forward(&mut self) -> String {
         loop {
             let wire = match self.messages.next().await {
@@ -202,7 +201,7 @@ where
                 Ok(Incoming::Heartbeat { sent_ns, report, samples }) => {
                     self.note(sent_ns, report);
                     if samples {
-                        // All nodes are to know before what this one announces next is ordered.
+                        // All nodes must know of the step before its operations are ordered.
                         let by = (!self.context.traces.goes_on(true)).then_some(connection);
                         let _ = self.context.inbox.send(Inbound::Traced { by }).await;
                     }

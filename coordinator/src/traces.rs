@@ -1,8 +1,7 @@
-//! Those who trace the job: each gets what all nodes record of themselves.
+//! The readers of traces: each gets the recordings of all nodes.
 //!
-//! Nodes record while there is somebody who reads, or while a step goes on that is sampled. Nothing
-//! here looks into what they send, and nothing waits for a reader: one that is too slow loses
-//! batches, and is told how many (BOUND).
+//! Nodes record while there is a reader, or during sampled steps. Nothing here looks into the
+//! recordings or waits for a reader: a slow one loses batches, and is told how many (BOUND).
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
@@ -19,26 +18,26 @@ const MAX_READERS: usize = 4;
 /// How many batches may wait for a reader (BOUND).
 const WAITING: usize = 256;
 
-/// What a reader reads. The last item says why there are no more.
+/// The stream of a reader. The last item says why it ended.
 pub type Traced = mpsc::Receiver<Result<TracePart, Status>>;
 
 #[derive(Debug)]
 struct Reader {
     parts: mpsc::Sender<Result<TracePart, Status>>,
-    /// Batches that found no room since the last one that did.
+    /// Batches lost since the last delivered one.
     lost: u64,
-    /// Whether it wants steps that are sampled, and nothing else.
+    /// Whether it wants only sampled steps.
     samples: bool,
 }
 
-/// Those who trace the job.
+/// The readers of traces.
 #[derive(Debug)]
 pub(crate) struct Traces {
     /// `None` once the job is over.
     readers: Mutex<Option<Vec<Reader>>>,
-    /// Whether a step that is sampled goes on somewhere.
+    /// Whether a sampled step is in progress on any node.
     goes_on: AtomicBool,
-    /// Whether somebody has come since that was asked last.
+    /// Whether there is a new reader since the last check.
     has_new: AtomicBool,
 }
 
@@ -50,42 +49,43 @@ impl Default for Traces {
 }
 
 impl Traces {
-    /// One more reader.
+    /// Adds a reader.
     ///
     /// # Errors
     /// There are too many (BOUND), or the job is over.
     pub(crate) fn add(&self) -> Result<Traced, Status> {
-        let mut readers = self.readers.lock();
-        let readers = readers.as_mut().ok_or_else(|| Status::unavailable(OVER))?;
-        readers.retain(|reader| !reader.parts.is_closed());
-        if readers.iter().filter(|reader| !reader.samples).count() >= MAX_READERS {
-            let what = format!("{MAX_READERS} others trace this job already: end one of them");
-            return Err(Status::resource_exhausted(what));
-        }
-        let (parts, traced) = mpsc::channel(WAITING + 1);
-        readers.push(Reader { parts, lost: 0, samples: false });
+        let traced = self.open(false)?;
         self.has_new.store(true, SeqCst);
         Ok(traced)
     }
 
-    /// The reader of the steps that are sampled.
+    /// Adds a reader of sampled steps.
     ///
     /// # Errors
     /// The job is over.
     pub(crate) fn sample(&self) -> Result<Traced, Status> {
+        self.open(true)
+    }
+
+    fn open(&self, samples: bool) -> Result<Traced, Status> {
         let mut readers = self.readers.lock();
         let readers = readers.as_mut().ok_or_else(|| Status::unavailable(OVER))?;
+        readers.retain(|reader| !reader.parts.is_closed());
+        if !samples && readers.iter().filter(|reader| !reader.samples).count() >= MAX_READERS {
+            let what = format!("{MAX_READERS} others already trace this job: stop one of them");
+            return Err(Status::resource_exhausted(what));
+        }
         let (parts, traced) = mpsc::channel(WAITING + 1);
-        readers.push(Reader { parts, lost: 0, samples: true });
+        readers.push(Reader { parts, lost: 0, samples });
         Ok(traced)
     }
 
-    /// A step that is sampled goes on, or none does. Returns whether that is news.
+    /// Sets whether a sampled step is in progress. Returns whether that has changed.
     pub(crate) fn goes_on(&self, goes_on: bool) -> bool {
         self.goes_on.swap(goes_on, SeqCst) != goes_on
     }
 
-    /// Whether nodes are to record what they do.
+    /// Whether nodes should record a trace.
     pub(crate) fn is_wanted(&self) -> bool {
         let goes_on = self.goes_on.load(SeqCst);
         let readers = self.readers.lock();
@@ -93,15 +93,15 @@ impl Traces {
         readers.iter().flatten().any(wants)
     }
 
-    /// Whether a reader has come since the last call.
+    /// Whether there is a new reader since the last call.
     pub(crate) fn has_new_reader(&self) -> bool {
         self.has_new.swap(false, SeqCst)
     }
 
-    /// Passes on what a node has recorded.
+    /// Passes a batch of a node to the readers.
     pub(crate) fn give(&self, batch: &[u8]) {
         for reader in self.readers.lock().iter_mut().flatten() {
-            // The last place is kept for the reason of the end.
+            // The last place is reserved for the reason of the end.
             if reader.parts.capacity() <= 1 {
                 reader.lost += 1;
                 continue;
@@ -113,7 +113,7 @@ impl Traces {
         }
     }
 
-    /// The job is over.
+    /// Ends all streams, because the job is over.
     pub(crate) fn end(&self) {
         for reader in self.readers.lock().take().unwrap_or_default() {
             let _ = reader.parts.try_send(Err(Status::unavailable(OVER)));
@@ -145,9 +145,9 @@ mod tests {
     }
 
     #[test]
-    fn nodes_record_for_samples_while_a_step_goes_on() {
+    fn nodes_record_during_sampled_steps() {
         let traces = Traces::default();
-        assert!(traces.goes_on(true) && !traces.is_wanted(), "nobody samples");
+        assert!(traces.goes_on(true) && !traces.is_wanted(), "there is no reader");
         let samples = traces.sample().unwrap();
         assert!(traces.is_wanted());
         assert!(traces.goes_on(false) && !traces.goes_on(false) && !traces.is_wanted());
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_a_limit_and_an_end() {
+    fn readers_are_limited_and_end() {
         let traces = Traces::default();
         let mut all: Vec<_> = (0..MAX_READERS).map(|_| traces.add().unwrap()).collect();
         assert!(traces.add().unwrap_err().message().contains("4 others"), "BOUND");

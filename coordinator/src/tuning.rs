@@ -1,9 +1,8 @@
-//! What jobs on a cluster have measured, in a file of `tuning.directory` for the next one.
+//! Keeps measured times in a file of `tuning.directory` for the next job on the same cluster.
 //!
-//! The file's name is a fingerprint of the cluster: its hosts, racks and slots, and the settings on
-//! which times depend. The file is read when the world is complete, and replaced as a whole when
-//! the job ends. One that is damaged, too large or of another cluster is ignored with a warning
-//! (TRUST); the job runs without it.
+//! The file's name is a fingerprint of the cluster: its hosts, racks and slots, and the settings
+//! that affect times. The file is read when the world is complete, and replaced when the job ends.
+//! A file that is damaged, too large or from another cluster is ignored with a warning (TRUST).
 
 use std::{
     fmt::Write as _,
@@ -26,21 +25,20 @@ use crate::model::{
 /// The largest file (BOUND).
 const MAX_FILE: u64 = 1 << 20;
 
-/// The version of the file's format. With the second one, sizes of quantized pieces are those of
-/// their elements.
+/// The version of the file's format. Since version 2, the size of quantized pieces counts elements.
 const FORMAT: u32 = 2;
 
-/// The most sizes of pieces that a file has.
+/// The most entries with sizes in a file.
 const MAX_SIZES: usize = 64;
 
-/// The largest exponent of a size, and the most pieces of a pipeline, that a file may have.
+/// The largest exponent of a size, and the most pieces of a pipeline, in a file.
 const MAX_SIZE: u32 = 40;
 const MAX_PIECES: u32 = 1 << 16;
 
-/// The longest time of a piece that a file may have: a day.
+/// The longest time of a piece in a file: a day.
 const MAX_MICROS: u64 = 24 * 3600 * 1_000_000;
 
-/// Where the times of a job are kept, and the settings that they depend on.
+/// Where the times of a job are kept, and the settings that affect them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Tuning {
     directory: PathBuf,
@@ -61,14 +59,14 @@ struct Content {
     format: u32,
     cluster: String,
     classes: Vec<Class>,
-    /// How large pieces and chunks were.
+    /// The times of sizes of pieces and chunks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    sizes: Vec<Sized>,
+    sizes: Vec<SizesTime>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Sized {
+struct SizesTime {
     piece_bytes: u64,
     credit: u32,
     chunk_bytes: u64,
@@ -84,20 +82,20 @@ struct Class {
     /// The tiers above the racks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     tiers: Vec<Vec<u32>>,
-    /// How many of the nodes are servers.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    /// The number of servers among the nodes.
+    #[serde(default, skip_serializing_if = "is_default")]
     servers: u32,
     /// The rates of their lines, if they differ.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     lines: Vec<u32>,
     /// Whether partial results travel in eight bits.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "is_default")]
     quantized: bool,
     bytes_log2: u32,
     pieces: u32,
     times: Vec<Line>,
-    /// The microseconds that a time of 1000 stands for, if they are known.
-    #[serde(default, skip_serializing_if = "is_none")]
+    /// The microseconds of a time of 1000, if known.
+    #[serde(default, skip_serializing_if = "is_default")]
     micros: u64,
 }
 
@@ -109,7 +107,7 @@ struct Line {
 }
 
 impl Tuning {
-    /// What the settings say; `None` if nothing is kept.
+    /// The tuning by the settings; `None` if nothing is kept.
     pub(crate) fn of(settings: &Settings) -> Option<Self> {
         let Settings { tuning, data, negotiation, .. } = settings;
         if tuning.directory.is_empty() || !tuning.enabled || negotiation.strict {
@@ -140,13 +138,13 @@ impl Tuning {
 }
 
 impl TuningFile {
-    /// What earlier jobs have measured; nothing if there is no file, or one that can't be used.
+    /// The times of earlier jobs; empty if there is no valid file.
     pub(crate) fn read(&self) -> Memory {
         match self.content() {
             Ok(learned) => learned,
             Err(why) => {
                 let file = self.path.display();
-                tracing::warn!(%file, why, "measured times of earlier jobs are not used");
+                tracing::warn!(%file, why, "ignoring the measured times of earlier jobs");
                 Memory::default()
             }
         }
@@ -163,28 +161,28 @@ impl TuningFile {
         let mut text = String::new();
         let read = file.take(MAX_FILE + 1).read_to_string(&mut text);
         if read.map_err(|error| error.to_string())? as u64 > MAX_FILE {
-            return Err(format!("it has more than {MAX_FILE} bytes"));
+            return Err(format!("the file has more than {MAX_FILE} bytes"));
         }
         let content: Content = serde_json::from_str(&text).map_err(|error| error.to_string())?;
         if content.format != FORMAT {
-            return Err(format!("its format is {}, and this release has {FORMAT}", content.format));
+            return Err(format!("format {}, but this release needs {FORMAT}", content.format));
         }
         if content.cluster != self.cluster {
-            return Err("it is of another cluster".to_owned());
+            return Err("the file is from another cluster".to_owned());
         }
         let classes = content.classes.into_iter().map(|class| class.checked(self.nodes));
-        let sizes = content.sizes.into_iter().map(Sized::checked);
+        let sizes = content.sizes.into_iter().map(SizesTime::checked);
         Ok(Memory {
             classes: classes.collect::<Result<_, _>>()?,
             sizes: sizes.collect::<Result<_, _>>()?,
         })
     }
 
-    /// Replaces the file. A failure is one warning.
+    /// Replaces the file. A failure is only logged.
     pub(crate) fn write(&self, learned: &Memory) {
         if let Err(error) = self.replace(learned) {
             let file = self.path.display();
-            tracing::warn!(%file, %error, "the measured times are not kept");
+            tracing::warn!(%file, %error, "measured times are not kept");
         }
     }
 
@@ -195,12 +193,12 @@ impl TuningFile {
             format: FORMAT,
             cluster: self.cluster.clone(),
             classes: Vec::new(),
-            sizes: sizes.iter().take(MAX_SIZES).map(Sized::of).collect(),
+            sizes: sizes.iter().take(MAX_SIZES).map(SizesTime::of).collect(),
         };
         let learned = &memory.classes;
         let empty = serde_json::to_string(&content)?.len() as u64;
         let mut left = MAX_FILE.saturating_sub(empty);
-        // What this job has not met stays.
+        // Classes that did not occur in this job stay.
         let is_met = |old: &Learned| {
             let is_same = |new: &Learned| {
                 (&new.topology, new.kind, new.quantized, new.size, new.pieces)
@@ -228,12 +226,7 @@ impl TuningFile {
     }
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
-fn is_false(is_so: &bool) -> bool {
-    !*is_so
-}
-
-impl Sized {
+impl SizesTime {
     fn of(time: &Time<Sizes>) -> Self {
         let Sizes { piece, credit, chunk } = time.spec;
         Self { piece_bytes: piece, credit, chunk_bytes: chunk, permille: time.permille }
@@ -243,24 +236,19 @@ impl Sized {
         let Self { piece_bytes: piece, credit, chunk_bytes: chunk, permille } = self;
         let sizes = Sizes { piece, credit, chunk };
         if permille == 0 || !sizes.are_possible() {
-            return Err("sizes of pieces in it are not possible".to_owned());
+            return Err("invalid sizes of pieces".to_owned());
         }
         Ok(Time { spec: sizes, permille })
     }
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
-fn is_none(number: &u64) -> bool {
-    *number == 0
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
-fn is_zero(number: &u32) -> bool {
-    *number == 0
+/// Whether a field has its default value, and is not written.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 impl Class {
-    /// A class as it is written; `None` for one that has nothing to choose.
+    /// The class to write; `None` if there is nothing to choose.
     fn of(learned: &Learned) -> Option<Self> {
         let root = learned.kind.root().unwrap_or(0);
         Kind::named(learned.kind.name(), root)?;
@@ -295,13 +283,13 @@ impl Class {
             && micros <= MAX_MICROS;
         let topology = Topology::from_tiers(std::iter::once(racks).chain(tiers).collect());
         let Some((kind, topology)) = kind.zip(topology).filter(|_| fits) else {
-            return Err("a class of pieces in it is not possible".to_owned());
+            return Err("invalid class of pieces".to_owned());
         };
         let topology = topology.with_servers(servers).with_lines(&lines);
         let time = |line: Line| {
             let spec = Spec::parse(&line.algorithm).map_err(|error| error.to_string())?;
             if line.permille == 0 {
-                return Err("a time in it is not possible".to_owned());
+                return Err("invalid time".to_owned());
             }
             Ok(Time { spec, permille: line.permille })
         };
@@ -310,11 +298,11 @@ impl Class {
     }
 }
 
-/// Reads or writes a file on a thread of its own, which a disk that hangs may keep. Without a
-/// thread it is not done.
+/// Reads or writes a file on its own thread, which a hanging disk may block. Without a thread, the
+/// work is skipped.
 pub(crate) fn on_a_thread(work: impl FnOnce() + Send + 'static) {
     if let Err(error) = std::thread::Builder::new().name("gw-tuning".to_owned()).spawn(work) {
-        tracing::warn!(%error, "no thread for the measured times: they are neither read nor kept");
+        tracing::warn!(%error, "measured times are neither read nor kept: no thread");
     }
 }
 
@@ -362,18 +350,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_on_the_same_cluster_only() {
+    fn times_are_read_only_on_the_same_cluster() {
         let directory = tempfile::tempdir().unwrap();
         let deep = directory.path().join("made/when/needed");
         let tuning = Tuning::of(&settings(&deep)).unwrap();
         let nodes = [node("a"), node("b")];
         let file = tuning.file(&nodes);
-        assert_eq!(file.content(), Ok(Memory::default()), "no file, no times, no complaint");
+        assert_eq!(file.content(), Ok(Memory::default()), "a missing file is not an error");
         let quantized = Learned { quantized: true, ..learned(23) };
         let all = vec![learned(10), quantized];
         file.write(&of(all.clone()));
         assert_eq!(file.content(), Ok(of(all.clone())));
-        // A job that met other pieces keeps these.
+        // A job with other pieces keeps these.
         file.write(&of(vec![learned(12)]));
         let mut read = file.content().unwrap().classes;
         read.sort_by_key(|class| class.size);
@@ -389,7 +377,7 @@ mod tests {
         // Another cluster's file under this one's name.
         fs::copy(&file.path, tuning.file(&[node("c")]).path).unwrap();
         let foreign = tuning.file(&[node("c")]).content();
-        assert_eq!(foreign, Err("it is of another cluster".to_owned()));
+        assert_eq!(foreign, Err("the file is from another cluster".to_owned()));
         assert_eq!(fs::read_dir(&deep).unwrap().count(), 2, "no temporary file is left");
     }
 
@@ -402,7 +390,7 @@ mod tests {
         let racks = with(Topology::from_racks(vec![0, 1, 2]));
         file.write(&of(racks.clone()));
         let text = fs::read_to_string(&file.path).unwrap();
-        assert!(!text.contains("tiers"), "a job without them writes what it has always written");
+        assert!(!text.contains("tiers"), "a job without tiers does not write them");
         let tiers = with(Topology::from_labels(&["p/1", "p/2", "q/1"]));
         file.write(&of(tiers.clone()));
         let mut read = file.content().unwrap().classes;
@@ -413,7 +401,7 @@ mod tests {
         for tiers in ["[[0,0,3]]", "[[0,0]]", "[[0,0,1],[0,1,1]]", "[[0],[0],[0],[0]]"] {
             fs::write(&file.path, good.replace("[[0,0,1]]", tiers)).unwrap();
             let error = file.content().unwrap_err();
-            assert!(error.contains("a class of pieces in it is not possible"), "{error}");
+            assert!(error.contains("invalid class of pieces"), "{error}");
         }
     }
 
@@ -432,12 +420,12 @@ mod tests {
             let wrong = good.replace("\"servers\":1", &format!("\"servers\":{servers}"));
             fs::write(&file.path, wrong).unwrap();
             let error = file.content().unwrap_err();
-            assert!(error.contains("a class of pieces in it is not possible"), "{error}");
+            assert!(error.contains("invalid class of pieces"), "{error}");
         }
     }
 
     #[test]
-    fn nothing_is_kept_unless_it_is_asked_for_and_useful() {
+    fn times_are_kept_only_if_enabled() {
         let directory = tempfile::tempdir().unwrap();
         assert_eq!(Tuning::of(&Settings::default()), None);
         let mut strict = settings(directory.path());
@@ -449,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_ignored_whatever_is_wrong_with_it() {
+    fn damaged_files_are_ignored() {
         let directory = tempfile::tempdir().unwrap();
         let file = Tuning::of(&settings(directory.path())).unwrap().file(&[node("a"), node("b")]);
         let sizes = Sizes { piece: 1 << 20, credit: 8, chunk: 65536 };
@@ -462,20 +450,20 @@ mod tests {
         let cases = [
             (String::new(), "EOF"),
             (good[..good.len() / 2].to_owned(), "EOF"),
-            (good.replace("\"format\":2", "\"format\":1"), "its format is 1"),
+            (good.replace("\"format\":2", "\"format\":1"), "format 1, but"),
             (good.replace("\"direct\"", "\"zonk\""), "no algorithm \"zonk\""),
-            (good.replace("1250", "0"), "a time in it is not possible"),
-            (good.replace("1234", "0"), "sizes of pieces in it are not possible"),
-            (good.replace("65536", "1"), "sizes of pieces in it are not possible"),
+            (good.replace("1250", "0"), "invalid time"),
+            (good.replace("1234", "0"), "invalid sizes of pieces"),
+            (good.replace("65536", "1"), "invalid sizes of pieces"),
             (good.replace("1250", "-1"), "invalid value"),
             (good.replace("1250", "1e300"), "invalid type"),
-            (good.replace("[0,0]", "[0,2]"), "a class of pieces in it is not possible"),
-            (good.replace("[0,0]", "[0,0,0]"), "a class of pieces in it is not possible"),
-            (good.replace("\"root\":1", "\"root\":2"), "a class of pieces in it is not possible"),
-            (good.replace("\"bytes_log2\":10", "\"bytes_log2\":64"), "a class of pieces in it"),
-            (good.replace("\"pieces\":4", "\"pieces\":0"), "a class of pieces in it"),
+            (good.replace("[0,0]", "[0,2]"), "invalid class of pieces"),
+            (good.replace("[0,0]", "[0,0,0]"), "invalid class of pieces"),
+            (good.replace("\"root\":1", "\"root\":2"), "invalid class of pieces"),
+            (good.replace("\"bytes_log2\":10", "\"bytes_log2\":64"), "invalid class of pieces"),
+            (good.replace("\"pieces\":4", "\"pieces\":0"), "invalid class of pieces"),
             (good.replace("\"pieces\"", "\"parts\""), "unknown field"),
-            (good.replace("\"micros\":321", "\"micros\":86400000001"), "a class of pieces in it"),
+            (good.replace("\"micros\":321", "\"micros\":86400000001"), "invalid class of pieces"),
             (good.replace("\"micros\":321", "\"micros\":-1"), "invalid value"),
             (good.clone() + &" ".repeat(1 << 20), "more than 1048576 bytes"),
         ];
@@ -490,12 +478,12 @@ mod tests {
         fs::remove_file(&file.path).unwrap();
         fs::create_dir(&file.path).unwrap();
         assert!(file.content().is_err());
-        // Nor does the end of the job fail.
+        // The end of the job does not fail either.
         file.write(&of(vec![learned(10)]));
     }
 
     #[test]
-    fn the_file_has_a_limit() {
+    fn the_file_size_is_limited() {
         let directory = tempfile::tempdir().unwrap();
         let nodes: Vec<Node> = (0..64).map(|n| node(&format!("host-{n}"))).collect();
         let file = Tuning::of(&settings(directory.path())).unwrap().file(&nodes);

@@ -1,7 +1,7 @@
-//! Those who watch the job: each gets a snapshot twice per second.
+//! The viewers of the job: each gets a snapshot twice per second.
 //!
-//! Snapshots are made while somebody watches, and one serves all. Nothing here waits for a viewer:
-//! one that does not read what it gets is disconnected (BOUND).
+//! Snapshots are made only while there are viewers, and all get the same. Nothing here waits for a
+//! viewer: one that does not read its snapshots is disconnected (BOUND).
 
 use std::{future::pending, sync::Arc, time::Duration};
 
@@ -21,15 +21,15 @@ pub(crate) const INTERVAL: Duration = Duration::from_millis(500);
 /// The most viewers (BOUND).
 const MAX_VIEWERS: usize = 32;
 
-/// How many snapshots may wait for a viewer (BOUND), and the reason why there will be no more.
+/// How many snapshots may wait for a viewer (BOUND), besides the reason of the end.
 const WAITING: usize = 4;
 
-/// What a viewer reads. The last item says why there are no more.
+/// The stream of a viewer. The last item says why it ended.
 pub type Watched = mpsc::Receiver<Result<Arc<StatusResponse>, Status>>;
 
 type Viewer = mpsc::Sender<Result<Arc<StatusResponse>, Status>>;
 
-/// Those who watch.
+/// The viewers of a job.
 #[derive(Debug)]
 pub(crate) struct Viewers {
     /// `None` once the job is over.
@@ -44,7 +44,7 @@ impl Default for Viewers {
 }
 
 impl Viewers {
-    /// One more viewer.
+    /// Adds a viewer.
     ///
     /// # Errors
     /// There are too many (BOUND), or the job is over.
@@ -53,7 +53,7 @@ impl Viewers {
         let viewers = viewers.as_mut().ok_or_else(|| Status::unavailable(OVER))?;
         viewers.retain(|viewer| !viewer.is_closed());
         if viewers.len() >= MAX_VIEWERS {
-            let what = format!("{MAX_VIEWERS} viewers watch this job already: close one of them");
+            let what = format!("{MAX_VIEWERS} viewers already watch this job: close one of them");
             return Err(Status::resource_exhausted(what));
         }
         let (viewer, watched) = mpsc::channel(WAITING + 1);
@@ -62,7 +62,7 @@ impl Viewers {
         Ok(watched)
     }
 
-    /// Shows snapshots without end, at most one in each such time, as long as `look` makes one.
+    /// Sends snapshots forever, at most one per interval `each`, as long as `look` makes them.
     pub(crate) async fn serve<F: Future<Output = Option<Arc<StatusResponse>>>>(
         &self,
         each: Duration,
@@ -75,7 +75,7 @@ impl Viewers {
                 ticks.tick().await;
                 match look().await {
                     Some(snapshot) => self.show(&snapshot),
-                    // The job is over. How it ended is shown by `end`.
+                    // The job is over, and `end` sends the last snapshot.
                     None => return pending().await,
                 }
             }
@@ -83,10 +83,10 @@ impl Viewers {
         }
     }
 
-    /// Shows the last snapshot, and that the job is over.
+    /// Sends the last snapshot, and ends all streams.
     pub(crate) fn end(&self, last: Option<Arc<StatusResponse>>) {
         for viewer in self.viewers.lock().take().unwrap_or_default() {
-            // The last place of each queue is kept for the reason.
+            // The last place of each queue is reserved for the reason.
             if last.as_ref().is_none_or(|last| give(&viewer, last)) {
                 let _ = viewer.try_send(Err(Status::unavailable(OVER)));
             }
@@ -106,12 +106,12 @@ impl Viewers {
     }
 }
 
-/// Gives a snapshot to a viewer. Returns whether it reads what it gets.
+/// Sends a snapshot to a viewer. Returns false if the viewer does not read its snapshots.
 fn give(viewer: &Viewer, snapshot: &Arc<StatusResponse>) -> bool {
     if viewer.capacity() > 1 {
         return viewer.try_send(Ok(snapshot.clone())).is_ok();
     }
-    let what = "this viewer does not read what it gets, and was disconnected";
+    let what = "disconnected, because this viewer does not read its snapshots";
     let _ = viewer.try_send(Err(Status::resource_exhausted(what)));
     false
 }
@@ -129,7 +129,7 @@ mod tests {
 
     const SHORT: Duration = Duration::from_millis(5);
 
-    /// Serves snapshots with numbers; returns how many were made.
+    /// Serves numbered snapshots; returns the number of snapshots.
     fn serve(viewers: &Arc<Viewers>) -> (Arc<AtomicU64>, JoinHandle<()>) {
         let (viewers, made) = (viewers.clone(), Arc::new(AtomicU64::new(0)));
         let count = made.clone();
@@ -143,9 +143,9 @@ mod tests {
         (made, task)
     }
 
-    // The clock is paused: it goes on when no task can, so a busy machine makes no difference.
+    // The paused clock advances only when all tasks are idle, so a busy machine does not matter.
     #[tokio::test(start_paused = true)]
-    async fn snapshots_are_made_while_somebody_watches() {
+    async fn snapshots_are_made_only_for_viewers() {
         let viewers = Arc::new(Viewers::default());
         let (made, _task) = serve(&viewers);
         sleep(SHORT * 10).await;
@@ -161,12 +161,12 @@ mod tests {
         let before = made.load(Ordering::Relaxed);
         sleep(SHORT * 20).await;
         assert_eq!(made.load(Ordering::Relaxed), before);
-        // The next one begins at once.
+        // The next viewer gets a snapshot at once.
         viewers.add().unwrap().recv().await.unwrap().unwrap();
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_does_not_read_is_disconnected_and_others_are_not() {
+    async fn slow_viewers_are_disconnected() {
         let viewers = Arc::new(Viewers::default());
         let (_, _task) = serve(&viewers);
         let [mut slow, mut other] = [(); 2].map(|()| viewers.add().unwrap());
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn there_is_a_limit_and_an_end() {
+    async fn viewers_are_limited_and_end() {
         let viewers = Viewers::default();
         let mut all: Vec<_> = (0..MAX_VIEWERS).map(|_| viewers.add().unwrap()).collect();
         let error = viewers.add().unwrap_err();

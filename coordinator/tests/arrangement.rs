@@ -1,5 +1,4 @@
-//! SAME: what the links show decides the arrangement of nodes once, and all nodes are told before
-//! the first operation.
+//! SAME: nodes are arranged once, by their links, and all are told before the first operation.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -9,23 +8,23 @@ use gradwire_coordinator::{
     model::{
         Command, ConnectionId, EngineConfig, Event,
         command::{Execute, Probe},
-        event::{Announcement, Join, Submitted},
+        event::{Announcement, Submitted},
     },
 };
 use gradwire_proto::{
     DType, JobId, NodeId, PROTOCOL, Priority, ProcessSetId, Rank, ReduceOp, Request, Sequence,
-    Shape, TensorName, VERSION, convert::TensorRef,
+    Shape, TensorName, VERSION, convert::TensorRef, pb,
 };
 use gradwire_settings::Settings;
 
-/// How many times as long as usual a link takes.
+/// The factor by which a link is slower than usual.
 type Slowness = fn(u32, u32) -> f64;
 
 fn even(_: u32, _: u32) -> f64 {
     1.0
 }
 
-/// Nodes with odd numbers are in one rack, and the others in another one.
+/// Nodes with odd numbers are in one rack, and the others in another.
 fn in_racks(a: u32, b: u32) -> f64 {
     if a % 2 == b % 2 { 1.0 } else { 4.0 }
 }
@@ -35,7 +34,7 @@ fn one(a: u32, b: u32) -> f64 {
     if (a.min(b), a.max(b)) == (1, 2) { 4.0 } else { 1.0 }
 }
 
-/// A job of nodes with one rank each, and of servers.
+/// A job of nodes with one rank each, and servers.
 struct Job {
     engine: Engine,
     ranks: u32,
@@ -73,7 +72,7 @@ impl Job {
         assert!(config.probe);
         let mut engine = Engine::new(config);
         for (node, rack) in (0..nodes).zip(racks) {
-            let join = Join {
+            let join = pb::Join {
                 protocol: PROTOCOL,
                 version: VERSION.into(),
                 job: "job".into(),
@@ -82,12 +81,13 @@ impl Job {
                 slots: u32::from(node < nodes - servers),
                 order: node,
                 rack: (*rack).to_owned(),
-                line_mbit: 0,
-                metrics_address: String::new(),
-                proven: true,
+                ..pb::Join::default()
             };
             let connection = ConnectionId(node.into());
-            assert_eq!(step(&mut engine, Event::Joined { connection, join }, Duration::ZERO), None);
+            assert_eq!(
+                step(&mut engine, Event::Joined { connection, join, proven: true }, Duration::ZERO),
+                None
+            );
         }
         Self { engine, ranks: nodes - servers, now: Duration::from_secs(1), slowness }
     }
@@ -125,7 +125,7 @@ impl Job {
         }
     }
 
-    /// All nodes run what they are told, until nothing is left. Returns all answers.
+    /// Runs all probes until nothing is left. Returns all answers.
     fn run(&mut self) -> Vec<Execute> {
         let mut answers = Vec::new();
         while let Some(execute) = step(&mut self.engine, Event::Drained, self.now) {
@@ -153,8 +153,8 @@ impl Job {
     }
 }
 
-/// The arrangement of a job, which begins with an allreduce. It is sent once, with the first
-/// operation or before it, and nothing is sent before the links are measured.
+/// The arrangement of a job that begins with an allreduce. It is sent at most once, not later than
+/// the first operation, and operations are not sent before the links are measured.
 fn arrangement(mut job: Job) -> Option<(Vec<u32>, Vec<u32>)> {
     job.announce("a");
     let first = job.run();
@@ -176,7 +176,7 @@ fn arrangement(mut job: Job) -> Option<(Vec<u32>, Vec<u32>)> {
 }
 
 #[test]
-fn racks_that_no_label_names_are_told_to_all_nodes_before_the_first_operation() {
+fn unlabelled_racks_are_found_by_their_links() {
     let found = arrangement(Job::new(&[""; 6], 0, false, in_racks));
     assert_eq!(found, Some((vec![0, 1, 0, 1, 0, 1], Vec::new())));
     // Servers are in racks, too.
@@ -185,19 +185,19 @@ fn racks_that_no_label_names_are_told_to_all_nodes_before_the_first_operation() 
 }
 
 #[test]
-fn a_ring_goes_around_a_slow_link() {
+fn a_ring_avoids_a_slow_link() {
     let (racks, order) = arrangement(Job::new(&[""; 5], 0, false, one)).unwrap();
     assert!(racks.is_empty());
     let at = |node: u32| order.iter().position(|other| *other == node).unwrap();
     let apart = (at(1) + 5 - at(2)) % 5;
     assert!((2..=3).contains(&apart), "1 and 2 are neighbours in {order:?}");
-    // Labels leave no racks to find, but the order counts.
+    // With labels, racks are known, but the order still changes.
     let (racks, order) = arrangement(Job::new(&["r"; 5], 0, false, one)).unwrap();
     assert!(racks.is_empty() && !order.is_empty());
 }
 
 #[test]
-fn who_wants_another_arrangement_gets_it() {
+fn only_clear_arrangements_are_sent() {
     let labels = ["a", "a", "a", "b", "b", "b"];
     for (racks, strict, slowness) in [
         (&[""; 6][..], false, even as Slowness),

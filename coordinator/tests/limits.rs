@@ -1,4 +1,4 @@
-//! BOUND: what would be too much is refused by name, and the job goes on.
+//! BOUND: requests beyond a limit are refused by name, and the job continues.
 
 use std::time::Duration;
 
@@ -7,16 +7,16 @@ use gradwire_coordinator::{
     model::{
         Command, ConnectionId, EngineConfig, Event,
         command::Execute,
-        event::{Announcement, Join, Submitted},
+        event::{Announcement, Submitted},
     },
 };
 use gradwire_proto::{
     Collective, DType, Failure, JobId, PROTOCOL, Part, Priority, ProcessSetId, Rank, Request,
-    Shape, TensorName, VERSION, convert::TensorRef,
+    Shape, TensorName, VERSION, convert::TensorRef, pb,
 };
 use gradwire_settings::Settings;
 
-/// A job in which every node has as many ranks.
+/// A job in which every node has the same number of ranks.
 struct Job {
     engine: Engine,
     nodes: u32,
@@ -24,7 +24,7 @@ struct Job {
 }
 
 impl Job {
-    /// Of one node.
+    /// A job with one node.
     fn new(slots: u32, max_tensors: u32) -> Self {
         Self::spread(1, slots, max_tensors)
     }
@@ -42,7 +42,7 @@ impl Job {
     }
 
     fn join(engine: &mut Engine, node: u32, slots: u32) -> Vec<Command> {
-        let join = Join {
+        let join = pb::Join {
             protocol: PROTOCOL,
             version: VERSION.into(),
             job: "job".into(),
@@ -50,16 +50,13 @@ impl Job {
             data_address: format!("10.0.{}.{}:7000", node / 256, node % 256),
             slots,
             order: node,
-            rack: String::new(),
-            line_mbit: 0,
-            metrics_address: String::new(),
-            proven: true,
+            ..pb::Join::default()
         };
         let connection = ConnectionId(node.into());
-        engine.step(Event::Joined { connection, join }, Duration::ZERO).commands
+        engine.step(Event::Joined { connection, join, proven: true }, Duration::ZERO).commands
     }
 
-    /// All ranks submit the same.
+    /// All ranks submit the same request.
     fn submit(&mut self, name: &str, request: Request) -> Execute {
         for node in 0..self.nodes {
             let first = node * self.slots;
@@ -87,7 +84,7 @@ impl Job {
     fn refusal(&mut self, name: &str, request: Request) -> Failure {
         let mut execute = self.submit(name, request);
         assert!(execute.operations.is_empty() && execute.sets_created.is_empty());
-        let failed = execute.failures.pop().expect("it is refused");
+        let failed = execute.failures.pop().expect("the request is refused");
         assert_eq!(failed.failure.tensor, name);
         failed.failure
     }
@@ -102,22 +99,22 @@ fn alltoall(ranks: u64) -> Request {
 }
 
 #[test]
-fn process_sets_are_not_without_end() {
+fn the_number_of_process_sets_is_limited() {
     let mut job = Job::new(1, 10);
     for number in 1..=4096 {
         let execute = job.submit(&format!("s{number}"), with(Collective::AddProcessSet, 0));
         assert_eq!(execute.sets_created[0].set, ProcessSetId(number));
     }
     let failure = job.refusal("more", with(Collective::AddProcessSet, 0));
-    assert!(failure.what.contains("there are 4096 process sets already"), "{failure}");
+    assert!(failure.what.contains("the job already has 4096 process sets"), "{failure}");
     let execute = job.submit("gone", with(Collective::RemoveProcessSet, 7));
     assert_eq!(execute.sets_removed[0].set, ProcessSetId(7));
     let execute = job.submit("more", with(Collective::AddProcessSet, 0));
-    assert_eq!(execute.sets_created[0].set, ProcessSetId(4097), "no number comes again");
+    assert_eq!(execute.sets_created[0].set, ProcessSetId(4097), "ids are not reused");
 }
 
 #[test]
-fn a_tensor_of_too_many_parts_is_refused() {
+fn tensors_with_too_many_parts_are_refused() {
     let mut job = Job::new(513, 10);
     let failure = job.refusal("w", alltoall(513));
     let text = "alltoall of 1 tensor between 513 ranks consists of 263169 parts";
@@ -125,9 +122,9 @@ fn a_tensor_of_too_many_parts_is_refused() {
     assert!(failure.hint.contains("smaller process sets"), "{failure}");
 }
 
-/// What was agreed on a request without an id is sent once in each operation, also if it is long.
+/// The agreed request of a tensor without an id is sent once in each operation, even if it is long.
 #[test]
-fn an_agreement_travels_once_in_an_operation() {
+fn agreed_requests_are_sent_once_per_operation() {
     let shape = Shape::new(&[1, 1]).unwrap();
     let more = DType::ALL.iter().cycle().skip(1).take(40);
     let more = more.map(|&dtype| Part { dtype, shape: shape.clone() }).collect();
@@ -143,7 +140,7 @@ fn an_agreement_travels_once_in_an_operation() {
 }
 
 #[test]
-fn a_job_has_not_more_ranks_than_a_list_has_entries() {
+fn the_number_of_ranks_is_limited() {
     let nodes = |last| {
         let mut config =
             EngineConfig::new(JobId::new("job").unwrap(), 2, 0, &Settings::default()).unwrap();
@@ -154,15 +151,14 @@ fn a_job_has_not_more_ranks_than_a_list_has_entries() {
         Job::join(&mut engine, 1, last)
     };
     assert!(matches!(nodes(1)[..], [Command::Welcome { .. }, Command::Welcome { .. }]));
-    let [Command::Abort(failure), Command::Finish(_)] = &nodes(2)[..] else { panic!("too many") };
-    let text = "the nodes have 4097 slots together, a job has at most 4096 ranks";
+    let [Command::Abort(failure), Command::Finish(_)] = &nodes(2)[..] else { panic!("no abort") };
+    let text = "the nodes have 4097 slots in total, but a job has at most 4096 ranks";
     assert!(failure.what.contains(text), "{failure}");
 }
 
-/// Ids cost memory by the flows of their tensors: together they have no more than one tensor may
-/// have.
+/// Ids cost memory for each flow. All ids together have no more flows than one tensor may have.
 #[test]
-fn ids_of_tensors_with_many_flows_are_few() {
+fn tensors_with_many_flows_have_few_ids() {
     let (ranks, most_flows) = (128, 1 << 18);
     let mut job = Job::new(ranks, 1000);
     let node = ConnectionId(0);
@@ -180,5 +176,5 @@ fn ids_of_tensors_with_many_flows_are_few() {
             assert_eq!(job.engine.step(event, Duration::ZERO).commands, []);
         }
     }
-    assert_eq!(in_use.len() * (ranks * ranks) as usize, most_flows, "each of the last has one");
+    assert_eq!(in_use.len() * (ranks * ranks) as usize, most_flows, "the last ones have ids");
 }

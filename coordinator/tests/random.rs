@@ -1,6 +1,6 @@
-//! Random jobs: whatever the collectives, process sets, joins, sizes, priorities and speeds are,
-//! the answers keep their promises, and everything comes to its end. A failing case is printed,
-//! made small, and kept in `random.proptest-regressions`.
+//! Random jobs: for any collectives, process sets, joins, sizes, priorities and speeds, the answers
+//! keep the invariants, and everything completes. A failing case is printed, minimized, and kept in
+//! `random.proptest-regressions`.
 
 #[path = "random/node.rs"]
 mod node;
@@ -15,9 +15,11 @@ use std::{
 use gradwire_collectives::Rules;
 use gradwire_coordinator::{
     engine::Engine,
-    model::{Command, ConnectionId, EngineConfig, Event, event::Join},
+    model::{Command, ConnectionId, EngineConfig, Event},
 };
-use gradwire_proto::{Collective, JobId, NodeId, PROTOCOL, ProcessSetId, Rank, Request, VERSION};
+use gradwire_proto::{
+    Collective, JobId, NodeId, PROTOCOL, ProcessSetId, Rank, Request, VERSION, pb,
+};
 use gradwire_settings::Settings;
 use node::{Key, Node, World};
 use program::{Phase, Tensor, mix, phases};
@@ -30,7 +32,7 @@ struct Job {
     piece_bytes: u64,
     max_tensors: u32,
     phases: Vec<Phase>,
-    /// Who does their next thing, again and again.
+    /// The rank or node that acts next, repeated.
     turns: Vec<prop::sample::Index>,
 }
 
@@ -53,20 +55,20 @@ fn jobs() -> impl Strategy<Value = Job> {
         })
 }
 
-/// What a rank does next.
+/// An action of a rank.
 enum Act {
-    /// By the number of the set in the program.
+    /// Submits a request in a set, by the set's number in the program.
     Submit { set: usize, name: String, request: Request, priority: i32 },
     /// Removes a set by its number in the program.
     Remove { set: usize, name: String },
-    /// Until all that it has submitted is done.
+    /// Waits until everything that it has submitted is done.
     Wait,
 }
 
-/// The process sets of the program in their order, the first of all ranks; and each rank's part.
+/// The process sets of the program, the global one first, and the actions of each rank.
 struct Program {
     sets: Vec<Vec<Rank>>,
-    /// Those that are there at this point.
+    /// The sets that exist at this point.
     alive: Vec<usize>,
     acts: BTreeMap<Rank, VecDeque<Act>>,
 }
@@ -150,7 +152,7 @@ impl Program {
     fn join(&mut self, set: u8, tensors: &[Tensor], counts: u64, waits: bool) {
         let set = self.alive[usize::from(set) % self.alive.len()];
         let members = self.sets[set].clone();
-        // The root is one that has data for all.
+        // The root is a rank that has data for all tensors.
         let root = members[(mix(counts, 1) % members.len() as u64) as usize];
         for &rank in &members {
             let most = tensors.len() as u64 + 1;
@@ -168,7 +170,7 @@ impl Program {
     }
 }
 
-/// Sets are made one after the other, so the number in the program is the number.
+/// Sets are created one after the other, so their numbers in the program are their ids.
 fn id(set: usize) -> ProcessSetId {
     ProcessSetId(set as u32)
 }
@@ -196,7 +198,7 @@ impl Play {
         config.validate().unwrap();
         let mut engine = Engine::new(config);
         for (order, &slots) in (0..).zip(&job.slots) {
-            let join = Join {
+            let join = pb::Join {
                 protocol: PROTOCOL,
                 version: VERSION.into(),
                 job: "job".into(),
@@ -204,13 +206,10 @@ impl Play {
                 data_address: format!("10.0.0.1:{}", 7000 + order),
                 slots,
                 order,
-                rack: String::new(),
-                line_mbit: 0,
-                metrics_address: String::new(),
-                proven: true,
+                ..pb::Join::default()
             };
             let connection = ConnectionId(u64::from(order));
-            engine.step(Event::Joined { connection, join }, Duration::ZERO);
+            engine.step(Event::Joined { connection, join, proven: true }, Duration::ZERO);
         }
         Self {
             engine,
@@ -222,7 +221,7 @@ impl Play {
         }
     }
 
-    /// A rank does its next thing. False if it waits or is at its end.
+    /// A rank acts. Returns false if it waits or has finished.
     fn rank(&mut self, rank: Rank) -> bool {
         let outstanding = self.outstanding.entry(rank).or_default();
         let act = match self.program.acts.get_mut(&rank).unwrap() {
@@ -289,7 +288,7 @@ fn play(job: &Job) {
     let mut idle = 0;
     while idle < 20 * actors {
         let at = match turns.next() {
-            // After a while of chance everybody has its turn, so that the job comes to its end.
+            // After random turns, all take turns in order, so that the job completes.
             Some(index) if idle < actors => index.index(actors),
             _ => idle % actors,
         };
@@ -316,7 +315,7 @@ fn play(job: &Job) {
 
 proptest! {
     #[test]
-    fn every_job_comes_to_its_end(job in jobs()) {
+    fn every_job_completes(job in jobs()) {
         play(&job);
     }
 }

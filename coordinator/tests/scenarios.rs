@@ -1,10 +1,9 @@
-//! Whole negotiations as text: `tests/testdata/*.txt` hold events and the commands and reasons
-//! that the engine answers with.
+//! Whole negotiations as text: `tests/testdata/*.txt` contain events, and the commands and reasons
+//! that the engine returns.
 //!
 //! A file is a list of blocks. A block is one or more events, a line `----`, and the expected
-//! answer; an empty line ends it. The events of one block happen together: the engine learns
-//! that nothing more is waiting after the last of them. `UPDATE=1 cargo test` writes the answers
-//! anew, for review in the diff.
+//! answer; an empty line ends it. The events of a block happen together: the engine is drained
+//! after the last one. `UPDATE=1 cargo test` rewrites the answers, for review in the diff.
 
 #[path = "scenarios/language.rs"]
 mod language;
@@ -15,7 +14,7 @@ use std::{fs, path::Path};
 
 use language::Scenario;
 
-/// Runs one file; gives it back with the answers that the engine gave.
+/// Runs one file; returns it with the actual answers of the engine.
 fn play(text: &str) -> String {
     let mut scenario = Scenario::default();
     let mut played = String::new();
@@ -46,10 +45,10 @@ fn play(text: &str) -> String {
 
 fn check(name: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/testdata").join(name);
-    let expected = fs::read_to_string(&path).expect("the scenario is there");
+    let expected = fs::read_to_string(&path).expect("the scenario is readable");
     let played = play(&expected);
     if std::env::var_os("UPDATE").is_some() {
-        fs::write(&path, played).expect("the scenario can be written");
+        fs::write(&path, played).expect("the scenario is writable");
         return;
     }
     for (number, (expected, played)) in expected.lines().zip(played.lines()).enumerate() {
@@ -65,7 +64,7 @@ macro_rules! scenarios {
             check(concat!(stringify!($name), ".txt"));
         })+
 
-        /// A scenario that nobody plays would never fail.
+        /// A scenario that is not listed would never fail.
         #[test]
         fn every_file_is_played() {
             let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/testdata");

@@ -1,4 +1,4 @@
-//! The coordinator over real connections: raw clients that keep to the protocol, and that don't.
+//! The coordinator over real connections, with raw clients that follow the protocol, or don't.
 
 #[path = "sessions/client.rs"]
 mod client;
@@ -38,7 +38,7 @@ fn failed(outcome: &Ending) -> FailureKind {
 }
 
 #[tokio::test]
-async fn a_job_from_the_first_node_to_the_last() {
+async fn a_job_runs_from_join_to_shutdown() {
     let (shown, mut health) = watch::channel(Health {
         phase: Phase::Forming,
         reason: String::new(),
@@ -50,7 +50,7 @@ async fn a_job_from_the_first_node_to_the_last() {
         config.health = Some(shown);
     })
     .await;
-    // The slow joiner is the first by order; nobody is notified before it comes.
+    // The slow node is the first by order; no node gets the world before it has joined.
     let mut second = served.joined(1, 1).await;
     let early = timeout(Duration::from_millis(200), second.receive.message()).await;
     assert!(early.is_err(), "{early:?}");
@@ -116,7 +116,7 @@ async fn refused(served: &Served, node: &mut Node, join: pb::Join) -> tonic::Sta
 }
 
 #[tokio::test]
-async fn who_may_not_join_reads_why() {
+async fn refused_nodes_are_told_why() {
     let served = Served::start(1, |_| {}).await;
 
     let mut node = served.open().await.unwrap();
@@ -126,14 +126,14 @@ async fn who_may_not_join_reads_why() {
     assert_eq!(status.code(), Code::Unauthenticated);
     assert!(status.message().contains("GRADWIRE_SECRET"), "{status}");
 
-    // A proof is for one challenge: what was overheard is of no use a second time.
+    // A proof is for one challenge: it can't be replayed.
     let other = served.open().await.unwrap();
     let overheard = served.join(&other, 0, 1);
     let mut node = served.open().await.unwrap();
     let status = refused(&served, &mut node, overheard).await;
     assert_eq!(status.code(), Code::Unauthenticated);
 
-    // A proof binds all that the node says of itself.
+    // A proof covers everything that the node says about itself.
     let mut node = served.open().await.unwrap();
     let join = pb::Join { slots: 2, ..served.join(&node, 0, 1) };
     assert_eq!(refused(&served, &mut node, join).await.code(), Code::Unauthenticated);
@@ -152,7 +152,7 @@ async fn who_may_not_join_reads_why() {
     assert_eq!(status.code(), Code::InvalidArgument);
     assert!(status.message().contains("must be Join"), "{status}");
 
-    // None of them has disturbed the job.
+    // None of this has disturbed the job.
     let mut node = served.joined(0, 1).await;
     node.welcomed(&served.secret).await;
     served.cancel.cancel();
@@ -162,13 +162,13 @@ async fn who_may_not_join_reads_why() {
 }
 
 #[tokio::test]
-async fn strangers_are_few() {
+async fn the_number_of_strangers_is_limited() {
     let served = Served::start(1, |_| {}).await;
     let mut strangers = Vec::new();
     for _ in 0..64 {
         strangers.push(served.open().await.unwrap());
     }
-    let status = served.open().await.err().expect("BOUND: there is no room");
+    let status = served.open().await.err().expect("BOUND: too many strangers");
     assert_eq!(status.code(), Code::ResourceExhausted);
     drop(strangers);
     let waited = timeout(LIMIT, async {
@@ -181,12 +181,12 @@ async fn strangers_are_few() {
     node.welcomed(&served.secret).await;
 }
 
-/// What a client of HTTP/2 begins with: its preface, and settings that change nothing.
+/// The first bytes of an HTTP/2 client: the preface and empty settings.
 const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 /// BOUND: connections do not use up the descriptors of the daemon that hosts the coordinator.
 #[tokio::test]
-async fn connections_are_few() {
+async fn the_number_of_connections_is_limited() {
     let served = Served::start(1, |_| {}).await;
     let mut strangers = Vec::new();
     for _ in 0..300 {
@@ -196,7 +196,7 @@ async fn connections_are_few() {
     }
     let mut turned_away = 0;
     for stranger in &mut strangers {
-        // A server of HTTP/2 begins with its own settings.
+        // An HTTP/2 server begins with its own settings.
         let read = timeout(LIMIT, stranger.read(&mut [0; 1])).await.expect("an answer");
         turned_away += usize::from(read.unwrap_or(0) == 0);
     }
@@ -218,13 +218,13 @@ async fn connections_are_few() {
 }
 
 #[tokio::test]
-async fn a_stranger_that_does_not_join_is_sent_away() {
+async fn strangers_that_do_not_join_are_refused() {
     let served = Served::start(1, |config| config.join_timeout = Duration::from_millis(100)).await;
     let mut stranger = served.open().await.unwrap();
     let status = stranger.receive().await.unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded);
-    assert!(status.message().contains("no Join came within 100ms"), "{status}");
-    // WAIT: nor does it hold up the end of the job.
+    assert!(status.message().contains("no Join message within 100ms"), "{status}");
+    // WAIT: a stranger does not delay the end of the job.
     let stranger = served.open().await.unwrap();
     served.cancel.cancel();
     assert_eq!(failed(&served.outcome().await), FailureKind::Cancelled);
@@ -232,7 +232,7 @@ async fn a_stranger_that_does_not_join_is_sent_away() {
 }
 
 #[tokio::test]
-async fn garbage_ends_the_job_by_name() {
+async fn invalid_messages_end_the_job() {
     let name = |name: &str| by_name(name, &[0], 1);
     let with = |change: fn(&mut pb::Request)| {
         let mut announcement = by_name("w", &[0], 1);
@@ -257,15 +257,15 @@ async fn garbage_ends_the_job_by_name() {
                 latest: Some(pb::Latest { local_rank: 1, waited_us: u64::MAX }),
                 ..name("w")
             })),
-            "says that its local rank 1 was the last to submit a tensor, and has no such rank",
+            "named its local rank 1 as the last to submit a tensor, but has no such rank",
         ),
-        (Some(Say::Done(pb::Done { sequences: vec![3] })), "has done operation 3"),
+        (Some(Say::Done(pb::Done { sequences: vec![3] })), "reported operation 3 as done, but"),
         (
             Some(Say::Leave(pb::Leave { ranks: vec![1], absent: false })),
-            "rank 1 leaves, which is not its own",
+            "rank 1 left, which is not its own",
         ),
         (Some(Say::Failed(pb::Failed { failure: None })), "the message has no failure"),
-        (Some(Say::Join(pb::Join::default())), "a stream joins once"),
+        (Some(Say::Join(pb::Join::default())), "only the first message of a stream"),
     ];
     for (message, text) in cases {
         let served = Served::start(2, |_| {}).await;
@@ -283,7 +283,7 @@ async fn garbage_ends_the_job_by_name() {
 }
 
 #[tokio::test]
-async fn a_message_above_the_limit_is_not_read() {
+async fn messages_above_the_limit_are_not_read() {
     let served = Served::start(2, |_| {}).await;
     let mut nodes = served.world(2).await;
     let name = "x".repeat(gradwire_proto::MAX_CONTROL_MESSAGE);
@@ -294,7 +294,7 @@ async fn a_message_above_the_limit_is_not_read() {
 }
 
 #[tokio::test]
-async fn a_node_that_goes_is_reported_by_name() {
+async fn a_lost_node_is_named() {
     let served = Served::start(3, |_| {}).await;
     let mut nodes = served.world(3).await;
     for (rank, node) in (0..).zip(&mut nodes).take(2) {
@@ -312,7 +312,7 @@ async fn a_node_that_goes_is_reported_by_name() {
 }
 
 #[tokio::test]
-async fn a_dead_worker_is_the_cause_and_not_the_connections_that_broke() {
+async fn a_dead_worker_outranks_broken_connections() {
     let served = Served::start(2, |config| {
         config.engine.cause_window = Duration::from_secs(30);
     })
@@ -334,7 +334,7 @@ async fn a_dead_worker_is_the_cause_and_not_the_connections_that_broke() {
 }
 
 #[tokio::test]
-async fn a_node_that_is_stopped_is_noticed_by_its_silence() {
+async fn a_stopped_node_is_lost_after_the_timeout() {
     let served = Served::start(2, |config| {
         config.engine.heartbeat_interval = Duration::from_millis(100);
         config.engine.heartbeat_timeout = Duration::from_millis(1000);
@@ -349,8 +349,8 @@ async fn a_node_that_is_stopped_is_noticed_by_its_silence() {
         match alive.receive().await.unwrap() {
             Message::Heartbeat(beat) => {
                 if beat.echo_ns > 0 {
-                    // The coordinator holds an echo until its next heartbeat is due. That is a part
-                    // of the time for which it was away.
+                    // The coordinator holds an echo until its next heartbeat is due, which is a
+                    // part of the round trip.
                     let away: Duration = Instant::elapsed(&said[beat.echo_ns as usize - 1001]);
                     let held_now = Duration::from_nanos(beat.held_ns);
                     assert!(held_now <= away, "{beat:?} was away for {away:?}");
@@ -376,13 +376,13 @@ async fn a_node_that_is_stopped_is_noticed_by_its_silence() {
     assert!(!held.is_zero(), "every echo came back at once");
     assert_eq!(kind(&failure), FailureKind::NodeLost);
     assert_eq!(failure.host, "host1");
-    assert!(failure.what.contains("nothing has come from it for"), "{failure:?}");
-    // The stopped node is notified as well, once it wakes up.
+    assert!(failure.what.contains("it has been silent for"), "{failure:?}");
+    // The stopped node is also told, once it wakes up.
     assert_eq!(kind(&silent.aborted().await), FailureKind::NodeLost);
 }
 
 #[tokio::test]
-async fn a_node_that_does_not_read_is_lost_and_not_waited_for() {
+async fn a_node_that_does_not_read_is_lost() {
     let served = Served::start(2, |config| {
         config.engine.heartbeat_timeout = LIMIT;
         config.grace = Duration::from_millis(200);
@@ -391,7 +391,7 @@ async fn a_node_that_does_not_read_is_lost_and_not_waited_for() {
     let mut nodes = served.world(2).await;
     let deaf = nodes.pop().unwrap();
     let mut alive = nodes.pop().unwrap();
-    // Each of these is answered with a failure, and takes the place of one message.
+    // Each of these is answered with a failure, which takes one place in the queue.
     let shape = Shape::new(&[1]).unwrap();
     let impossible = pb::Request::from(&Request::broadcast(DType::F32, shape, Rank(99)));
     let announcement = |number: u32, rank| {
@@ -414,26 +414,26 @@ async fn a_node_that_does_not_read_is_lost_and_not_waited_for() {
             other => panic!("{other:?}"),
         }
     }
-    // BOUND: the end of the job does not wait for it either.
+    // BOUND: the end of the job does not wait for it.
     drop(alive);
     assert_eq!(failed(&served.outcome().await), FailureKind::NodeLost);
     drop(deaf);
 }
 
 #[tokio::test]
-async fn a_missing_node_is_named_when_the_time_to_start_is_over() {
+async fn a_missing_node_is_named_at_the_timeout() {
     let served =
         Served::start(2, |config| config.engine.start_timeout = Duration::from_millis(300)).await;
     let mut node = served.joined(1, 1).await;
     let failure = node.aborted().await;
     assert_eq!(kind(&failure), FailureKind::Timeout);
-    assert!(failure.what.contains("missing: node 0; here: 1 (host1)"), "{failure:?}");
+    assert!(failure.what.contains("missing: node 0; joined: 1 (host1)"), "{failure:?}");
     node.ended().await;
     assert_eq!(failed(&served.outcome().await), FailureKind::Timeout);
 }
 
 #[tokio::test]
-async fn a_wrong_configuration_is_refused_by_name() {
+async fn invalid_configurations_are_refused() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let job = gradwire_proto::JobId::new("job").unwrap();
     let config = gradwire_coordinator::CoordinatorConfig::new(
@@ -447,8 +447,8 @@ async fn a_wrong_configuration_is_refused_by_name() {
     assert!(error.to_string().contains("nodes is 0"), "{error}");
 }
 
-/// One step of ten thousand tensors, first by name, then by id. Long names, so that the first
-/// answer does not fit one message.
+/// Steps with ten thousand tensors, first by name, then by id. Names are long, so that the first
+/// answer does not fit in one message.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_step_of_ten_thousand_tensors() {
     const TENSORS: usize = 10_000;
@@ -463,7 +463,7 @@ async fn a_step_of_ten_thousand_tensors() {
                 0 => names.iter().map(|name| by_name(name, &[rank], 100)).collect(),
                 _ => ids.iter().map(|id| by_id(*id)).collect(),
             };
-            // A node, too, keeps to messages that are read.
+            // A node's messages are limited, too.
             for part in announcements.chunks(2500) {
                 node.announce(part.to_vec()).await;
             }
@@ -491,9 +491,9 @@ async fn a_step_of_ten_thousand_tensors() {
     }
 }
 
-/// What one negotiation takes, from the announcement to the answer on every node.
+/// Prints the time of a negotiation, from the announcement to the answer on every node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tensor_with_an_id_is_answered_in_one_round_trip() {
+async fn tensors_are_answered_in_one_round_trip() {
     let served = Served::start(2, |_| {}).await;
     let mut nodes = served.world(2).await;
     let mut times = Vec::new();

@@ -1,4 +1,4 @@
-//! Who is said to be late, and how long tensors are said to have waited.
+//! Which ranks count as late, and how long tensors have waited for them.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use gradwire_coordinator::{
     model::{
         ConnectionId, EngineConfig, Event,
         command::Waits,
-        event::{Announcement, Join, Latest, Submitted},
+        event::{Announcement, Latest, Submitted},
     },
 };
 use gradwire_proto::{
     Collective, DType, JobId, PROTOCOL, Priority, ProcessSetId, Rank, ReduceOp, Request, Shape,
-    TensorName, VERSION, convert::TensorRef,
+    TensorName, VERSION, convert::TensorRef, pb,
 };
 use gradwire_settings::Settings;
 
@@ -21,7 +21,7 @@ const fn ms(time: u64) -> Duration {
     Duration::from_millis(time)
 }
 
-/// Nodes with so many ranks each, all there.
+/// An engine whose nodes, with these slots, have all joined.
 fn engine(slots: &[u32]) -> Engine {
     let (job, nodes) = (JobId::new("job").unwrap(), slots.len() as u32);
     let mut config = EngineConfig::new(job, nodes, 0, &Settings::default()).unwrap();
@@ -29,7 +29,7 @@ fn engine(slots: &[u32]) -> Engine {
     config.probe = false;
     let mut engine = Engine::new(config);
     for (node, &slots) in (0..).zip(slots) {
-        let join = Join {
+        let join = pb::Join {
             protocol: PROTOCOL,
             version: VERSION.to_owned(),
             job: "job".to_owned(),
@@ -37,13 +37,10 @@ fn engine(slots: &[u32]) -> Engine {
             data_address: format!("10.0.0.{}:7000", node + 1),
             slots,
             order: node,
-            rack: String::new(),
-            line_mbit: 0,
-            metrics_address: String::new(),
-            proven: true,
+            ..pb::Join::default()
         };
         let connection = ConnectionId(node.into());
-        engine.step(Event::Joined { connection, join }, ms(0));
+        engine.step(Event::Joined { connection, join, proven: true }, ms(0));
     }
     engine
 }
@@ -52,7 +49,7 @@ fn sum() -> Request {
     Request::allreduce(DType::F32, Shape::new(&[4]).unwrap(), ReduceOp::Sum)
 }
 
-/// An announcement of a tensor by these ranks, of which a local one was the last.
+/// An announcement of a tensor by these ranks; `latest` is the last local one.
 fn by(
     name: &str,
     set: u32,
@@ -80,21 +77,21 @@ fn ready(engine: &mut Engine, node: u64, announcements: Vec<Announcement>, now: 
 
 /// Rank 0 submits at 0 ms, rank 1 of the same node at 99 ms, rank 2 of another node at 100 ms.
 #[test]
-fn the_wait_begins_with_the_first_rank_of_any_node() {
+fn a_wait_begins_with_the_first_rank() {
     let mut engine = engine(&[2, 1]);
     ready(&mut engine, 0, vec![by("t", 0, &[0, 1], &sum(), Some((1, ms(99))))], ms(99));
     let waits = ready(&mut engine, 1, vec![by("t", 0, &[2], &sum(), None)], ms(100));
     assert_eq!(waits.of_tensors, [ms(100)]);
     assert_eq!(waits.ranks[&Rank(2)].time, ms(100));
-    // The next round of the tensor has nothing of this one.
+    // The next round of the tensor starts anew.
     ready(&mut engine, 0, vec![by("t", 0, &[0, 1], &sum(), Some((0, ms(0))))], ms(200));
     let waits = ready(&mut engine, 1, vec![by("t", 0, &[2], &sum(), None)], ms(203));
     assert_eq!(waits.of_tensors, [ms(3)]);
 }
 
-/// Of `a` rank 2 is 50 ms late. Of `b` rank 1 is the last one, 2 ms after rank 2.
+/// Rank 2 is 50 ms late with `a`. Rank 1 is the last one with `b`, 2 ms after rank 2.
 #[test]
-fn each_tensor_of_a_message_has_a_last_rank_of_its_own() {
+fn each_tensor_has_its_own_last_rank() {
     let mut engine = engine(&[1, 2]);
     ready(&mut engine, 0, vec![by("a", 0, &[0], &sum(), None)], ms(50));
     ready(&mut engine, 0, vec![by("b", 0, &[0], &sum(), None)], ms(100));
@@ -107,10 +104,10 @@ fn each_tensor_of_a_message_has_a_last_rank_of_its_own() {
     assert_eq!((waits.ranks[&Rank(2)].tensors, waits.ranks[&Rank(1)].tensors), (1, 1));
 }
 
-/// Rank 3 is late with a tensor of all ranks. It is no member of the set whose tensor comes with
-/// it, whatever its node says (TRUST).
+/// Rank 3 is late with a tensor of all ranks. It is not a member of the set whose tensor is in the
+/// same message, whatever its node says (TRUST).
 #[test]
-fn a_rank_outside_of_the_set_is_not_its_last() {
+fn the_last_rank_is_a_member_of_the_set() {
     for latest in [None, Some((0, ms(0))), Some((1, ms(40)))] {
         let mut engine = engine(&[2, 2]);
         let mut add = Request::empty(Collective::AddProcessSet);

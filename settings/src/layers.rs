@@ -19,8 +19,8 @@ use crate::{
     table::{KEYS, Settings},
 };
 
-/// Variables that begin with `GRADWIRE_` and are not settings: the launcher sets them for the
-/// processes of a job. Any other variable without `__` is refused, as a misspelt setting.
+/// Variables that begin with `GRADWIRE_` but are not settings: the launcher sets them for the
+/// processes of a job. Any other variable without `__` is refused as a misspelt setting.
 pub const RESERVED_VARIABLES: &[&str] = &[
     "GRADWIRE_ADDRESS",
     "GRADWIRE_BIND",
@@ -51,38 +51,38 @@ pub const RESERVED_VARIABLES: &[&str] = &[
 pub struct Layers {
     /// A TOML file that must exist.
     pub file: Option<PathBuf>,
-    /// The process's environment; only names that begin with `GRADWIRE_` and those of
+    /// The process's environment. Only variables that begin with `GRADWIRE_` and
     /// [`horovod::VARIABLES`] are read.
     pub environment: HashMap<String, String>,
-    /// The texts of `--set`, each `section.key=value`; the last one of a key counts.
+    /// The arguments of `--set`, each `section.key=value`; the last one for a key counts.
     pub flags: Vec<String>,
 }
 
-/// A key with its value and where that comes from.
+/// A key with its value and the value's origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
     /// The key.
     pub key: &'static Key,
-    /// The value as a user writes it.
+    /// The value in its written form.
     pub value: String,
     /// Where it was written.
     pub origin: Origin,
 }
 
-/// Settings, and where each came from.
+/// Settings, and the origin of each.
 #[derive(Debug, Clone)]
 pub struct Loaded {
     /// The typed values.
     pub settings: Settings,
     /// One row for each key, in the order of [`KEYS`].
     pub rows: Vec<Row>,
-    /// The variables of Horovod's that are set and have no counterpart here.
+    /// Horovod's variables that are set but have no counterpart here.
     pub without_effect: Vec<&'static str>,
 }
 
 impl Loaded {
-    /// The environment variables that give another process the values that were set here. Defaults
-    /// are left out: the other process has the same ones, and shows them as defaults.
+    /// The environment variables that pass the settings on to another process. Defaults are left
+    /// out: the other process has the same ones, and shows them as defaults.
     pub fn variables(&self) -> impl Iterator<Item = (String, String)> {
         self.rows
             .iter()
@@ -104,7 +104,7 @@ impl Settings {
     /// Reads and checks all layers.
     ///
     /// # Errors
-    /// [`SettingsError`] with the key, the place it was written in and what would be accepted.
+    /// [`SettingsError`] with the key, the place where it was written and what is accepted.
     pub fn load(layers: &Layers) -> Result<Loaded, SettingsError> {
         let without_effect = horovod::without_effect(&layers.environment);
         let layers = [
@@ -151,8 +151,7 @@ fn file(layers: &Layers) -> Result<Layer, SettingsError> {
     Ok(layer)
 }
 
-/// Turns tables into dotted names, sorted, so that of several errors the same one is reported each
-/// time.
+/// Turns tables into dotted names, sorted, so that the first of several errors is always the same.
 fn flatten(prefix: &str, table: Map<String, Value>, origin: &Origin, layer: &mut Layer) {
     for (name, value) in table.into_iter().collect::<BTreeMap<_, _>>() {
         let name = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
@@ -189,7 +188,7 @@ fn environment(all: &HashMap<String, String>) -> Result<Layer, SettingsError> {
     others.sort();
     match others.first() {
         Some(name) => {
-            // GRADWIRE_DATA_LANES for GRADWIRE_DATA__LANES is the likely mistake.
+            // The likely mistake is GRADWIRE_DATA_LANES instead of GRADWIRE_DATA__LANES.
             let key = name.trim_start_matches("GRADWIRE_").to_lowercase().replacen('_', ".", 1);
             Err(unknown(KEYS, &key, &Origin::Variable((*name).clone())))
         }

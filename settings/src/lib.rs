@@ -1,19 +1,19 @@
 //! Every configuration key of Gradwire, declared once: name, kind, default, unit and meaning.
 //!
-//! A value comes from the last of five layers that names its key: the embedded defaults, the
-//! corresponding variables of Horovod, a TOML file, the environment
-//! (`GRADWIRE_<SECTION>__<KEY>`), the flags (`--set section.key=value`). Each layer is checked by
-//! itself, so an error names the place where the value was written, and each value keeps its
-//! [`Origin`]. An undeclared key is an error.
+//! There are five layers: the embedded defaults, the corresponding variables of Horovod, a TOML
+//! file, the environment (`GRADWIRE_<SECTION>__<KEY>`), and the flags (`--set section.key=value`).
+//! The last layer that sets a key wins. Each layer is checked by itself, so an error names the
+//! place where the value was written, and each value keeps its [`Origin`]. An undeclared key is an
+//! error.
 //!
-//! This crate reads the given file and nothing else: the environment is an argument.
+//! This crate reads only the given file; the environment is an argument.
 //!
 //! What a key is, and the keys of a training process, are in `gradwire-keys`.
 //!
-//! - [`table`]: all keys, and the typed [`Settings`] made of them
-//! - [`network`]: the cost model that they describe
+//! - [`table`]: all keys, and the typed [`Settings`] made from them
+//! - [`network`]: the cost model that the settings describe
 //! - [`rules`]: checks of several keys together
-//! - [`layers`]: from layers to [`Loaded`]
+//! - [`layers`]: combines the layers into [`Loaded`]
 //! - [`variables`]: the launcher's variables, which are not settings
 
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! The cost model that the settings `network.*` describe.
+//! The cost model that the `network.*` settings describe.
 
 use gradwire_collectives::{CostModel, LinkCost};
 
@@ -8,7 +8,7 @@ const BITS: f64 = 8.0;
 const MEGA: f64 = 1e6;
 
 impl Settings {
-    /// What links, reductions and messages cost.
+    /// The cost of links, reductions and messages.
     pub fn cost_model(&self) -> CostModel {
         let (network, data) = (&self.network, &self.data);
         let usual = CostModel::default();
@@ -48,7 +48,7 @@ impl Settings {
 mod tests {
     use super::*;
 
-    /// The defaults exist twice, for those who use the model without settings.
+    /// The defaults are repeated in the model, which is also used without settings.
     #[test]
     fn the_defaults_are_those_of_the_model() {
         let (ours, theirs) = (Settings::default().cost_model(), CostModel::default());
@@ -67,7 +67,7 @@ mod tests {
                 f64::from(model.connections),
                 f64::from(model.lanes),
                 model.incast_loss,
-                // Zeros can't be divided.
+                // These are zero by default, and the comparison divides.
                 1.0 + model.lane_per_byte,
                 1.0 + model.publish_per_byte,
                 1.0 + model.operation,

@@ -1,36 +1,35 @@
-//! Checks of several keys together: values that are right alone and wrong together.
+//! Checks across keys: values that are valid alone, but not together.
 
 use gradwire_collectives::{Rules, RulesError};
 
 use crate::table::Settings;
 
 impl Settings {
-    /// The algorithms that may run: `negotiation.algorithm`, as strict as `negotiation.strict` asks
-    /// for.
+    /// The algorithms that may run: `negotiation.algorithm`, restricted by `negotiation.strict`.
     ///
     /// # Errors
-    /// [`RulesError`] if nothing is left of a rule.
+    /// [`RulesError`] if a rule allows no algorithm.
     pub fn algorithms(&self) -> Result<Rules, RulesError> {
         let rules = self.negotiation.algorithm.0.clone();
         if self.negotiation.strict { rules.strict() } else { Ok(rules) }
     }
 }
 
-/// The first broken rule, as a text that names the keys, their values and what to change.
+/// Checks all rules.
 ///
 /// # Errors
-/// The text.
+/// The first broken rule, with the keys, their values and what to change.
 pub fn validate(settings: &Settings) -> Result<(), String> {
     let Settings { job, negotiation, data, heartbeat, worker, otlp, .. } = settings;
     if heartbeat.timeout <= 2 * heartbeat.interval {
         return Err(format!(
             "heartbeat.timeout_ms = {} must be more than twice heartbeat.interval_ms = {}, \
-             or one late heartbeat is a lost node",
+             so that one late heartbeat does not count as a lost node",
             heartbeat.timeout.as_millis(),
             heartbeat.interval.as_millis()
         ));
     }
-    // The data plane notices a dead peer too, but can't tell why it is silent: heartbeats first.
+    // The data plane also notices a dead peer, but can't say why. So heartbeats must come first.
     if job.timeout <= heartbeat.timeout + heartbeat.interval {
         return Err(format!(
             "job.timeout_ms = {} must be more than heartbeat.timeout_ms = {} and \
@@ -52,23 +51,23 @@ pub fn validate(settings: &Settings) -> Result<(), String> {
     }
     if negotiation.strict && data.compression != "none" {
         return Err(format!(
-            "negotiation.strict = true and data.compression = {} can't be combined: what is \
-             rounded between nodes depends on the algorithm; set one of them back",
+            "negotiation.strict = true and data.compression = {} can't be combined, because the \
+             rounding depends on the algorithm; unset one of them",
             data.compression
         ));
     }
     let is_quantized = ["int8", "fp8"].contains(&data.compression.as_str());
     if is_quantized && negotiation.algorithm.excludes_quantized() {
         return Err(format!(
-            "data.compression = {} is for allreduces by direct or hierarchical, and \
-             negotiation.algorithm = \"{}\" allows none of them; add one of them, or set auto",
+            "data.compression = {} needs the direct or hierarchical algorithm for allreduces, but \
+             negotiation.algorithm = \"{}\" allows neither; add one of them, or set it to auto",
             data.compression, *negotiation.algorithm
         ));
     }
     worker.check()?;
     if otlp.sample_steps > 0 && otlp.endpoint.is_empty() {
         return Err(format!(
-            "otlp.sample_steps = {} needs otlp.endpoint, the collector that gets the spans",
+            "otlp.sample_steps = {} requires otlp.endpoint, the collector that receives the spans",
             otlp.sample_steps
         ));
     }

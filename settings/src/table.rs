@@ -1,7 +1,8 @@
 //! All keys, and the typed [`Settings`] that the rest of Gradwire reads.
 //!
-//! One declaration makes three things: the field, its documentation, and the key that loading,
-//! `gradwire config show` and the tests use.
+//! One declaration defines the field, its documentation, and the key that loading,
+//! `gradwire config show` and the tests use. Durations are written in milliseconds or microseconds
+//! (the key ends in the unit) and read as [`Duration`].
 
 use std::{net::SocketAddr, ops::Deref, time::Duration};
 
@@ -17,12 +18,12 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 const HOUR_MS: u64 = 3_600_000;
 
-/// What a log line looks like.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
     /// Text for people.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
@@ -79,103 +80,104 @@ impl Field for ProbeEnabled {
 sections! {
     /// The job as a whole.
     Job {
-        /// An operation fails if none of the connections that it waits for moves a byte for this
-        /// long. After an outage TCP is silent for another second, so an outage of
-        /// heartbeat.timeout_ms needs more than that one and a second.
+        /// An operation fails if no connection that it waits for moves a byte for this long. After
+        /// an outage TCP is silent for another second, so to survive an outage of
+        /// heartbeat.timeout_ms, this must be more than a second longer.
         timeout: Duration = "job.timeout_ms", Kind::Number { min: 100, max: HOUR_MS }, "5000", "ms";
     }
     /// The coordinator.
     Coordinator {
-        /// Where it listens for daemons; empty: the first host's address and a free port.
+        /// The address on which daemons reach it; empty: the first host's address, any free port.
         listen: Option<SocketAddr> = "coordinator.listen", Kind::AddressOrNone, "", "";
-        /// Where it serves /metrics, /healthz and /readyz: the first free port. The daemon that
-        /// hosts it shows them at its own address (metrics.listen), and here too if this has a
-        /// port.
+        /// The address on which it serves /metrics, /healthz and /readyz, at the first free port.
+        /// The daemon that hosts it serves them at its own address (metrics.listen), and also here
+        /// if this has a port.
         metrics_listen: AddressRange =
             "coordinator.metrics_listen", Kind::AddressRange, "127.0.0.1:0", "";
-        /// How long reports of a failure are collected before the most likely one is named as the
-        /// cause.
+        /// How long failure reports are collected before the most likely one is named as the cause.
         cause_window: Duration =
             "coordinator.cause_window_ms", Kind::Number { min: 0, max: 10_000 }, "200", "ms";
     }
     /// How the coordinator orders operations.
     Negotiation {
-        /// The largest piece: small tensors are fused up to it, large ones are cut to it.
+        /// The largest piece: small tensors are fused up to this size, large ones are cut to it.
         piece_bytes: u64 =
             "negotiation.piece_bytes",
             Kind::Bytes { min: 64 * KIB, max: 64 * MIB }, "4MiB", "bytes";
-        /// How many pieces may be in flight at once. Tensors that become ready meanwhile are fused
-        /// and ordered by priority.
+        /// How many pieces may be in flight at once. Tensors that become ready in the meantime are
+        /// fused and ordered by priority.
         credit_pieces: u32 =
             "negotiation.credit_pieces", Kind::Number { min: 1, max: 1024 }, "8", "pieces";
-        /// How many tensor names have short ids at a time. A further name takes the id of one that
-        /// is not in use. If all are in use, the name itself is sent.
+        /// How many tensor names have short ids at a time. Another name takes the id of a tensor
+        /// that is not in use. If all are in use, the name itself is sent.
         max_tensors: u32 =
             "negotiation.max_tensors", Kind::Number { min: 1, max: 16_777_216 }, "65536", "tensors";
-        /// A tensor that waits longer for some rank is reported with the missing ranks.
+        /// A tensor that waits longer than this for a rank is reported with the missing ranks.
         stall_warning: Duration =
             "negotiation.stall_warning_ms",
             Kind::Number { min: 100, max: 24 * HOUR_MS }, "10000", "ms", User;
-        /// Which algorithms may run: one with its parameters, such as circulant(radix=4), or rules
-        /// by collective and size, such as allreduce:0-64K=recursive-doubling; 64K-=^ring. auto:
-        /// the cost model decides piece by piece.
+        /// Which algorithms may run: an algorithm with its parameters, such as circulant(radix=4),
+        /// or rules by collective and size, such as allreduce:0-64K=recursive-doubling; 64K-=^ring.
+        /// auto: the cost model decides for each piece.
         algorithm: Algorithms = "negotiation.algorithm", Kind::Rules, "auto", "", User;
-        /// The same bits in every run: reductions add up in one order, whatever the algorithm and
-        /// the pieces. They then use only recursive-doubling, halving-doubling or rabenseifner, and
+        /// The same bits in every run: reductions add in a fixed order, whatever the algorithm and
+        /// the pieces. They use only recursive-doubling, halving-doubling or rabenseifner, and
         /// data.compression must be none.
         strict: bool = "negotiation.strict", Kind::Choice(&["false", "true"]), "false", "", User;
     }
     /// The connections between nodes that carry tensor bytes.
     Data {
-        /// Data threads of a daemon; each has connections of its own to each peer.
+        /// Data threads of a daemon; each has its own connections to each peer.
         lanes: u32 = "data.lanes", Kind::Number { min: 1, max: 16 }, "2", "threads", User;
         /// Connections of each data thread to each peer. The next chunk goes to whichever is free.
-        /// More than one helps where single connections are slow at times.
+        /// More than one helps where single connections are sometimes slow.
         streams: u32 = "data.streams", Kind::Number { min: 1, max: 16 }, "1", "connections";
-        /// How much is received, reduced and sent on at a time. Smaller chunks overlap better,
-        /// larger ones need fewer calls.
+        /// How many bytes are received, reduced and sent on at a time. Smaller chunks overlap
+        /// better, larger ones need fewer calls.
         chunk_bytes: u64 =
             "data.chunk_bytes", Kind::Bytes { min: 4 * KIB, max: 4 * MIB }, "256KiB", "bytes";
-        /// The format in which f32 is sent between nodes where it is reduced. bf16 has half the
-        /// bytes and 8 bits of precision. int8 and fp8 have a quarter: they are for allreduces
-        /// (sum, average) of tensors from 64 KiB on, in groups of 256 elements with one scale. The
-        /// coordinator decides for all nodes.
+        /// The format in which reduced f32 tensors are sent between nodes. bf16 has half the bytes
+        /// and 8 bits of precision. int8 and fp8 have a quarter of the bytes. They apply to
+        /// allreduces (sum, average) of tensors from 64 KiB on, in groups of 256 elements with one
+        /// scale. The coordinator decides for all nodes.
         compression: String =
             "data.compression", Kind::Choice(&["none", "bf16", "int8", "fp8"]), "none", "", User;
-        /// How much memory a daemon takes for what int8 and fp8 have lost, which is added the next
-        /// time: four bytes for each element. Tensors beyond it are rounded without that.
+        /// The most memory of a daemon for error feedback with int8 and fp8: four bytes for each
+        /// element keep the rounding error, which is added in the next step. Tensors beyond the
+        /// limit are rounded without error feedback.
         feedback_max_bytes: u64 =
             "data.feedback_max_bytes", Kind::Bytes { min: 0, max: 1024 * GIB }, "4GiB", "bytes";
-        /// The sockets' send and receive buffers; 0: 2 MiB shared between the connections with a
-        /// peer, and more where the path is long, if the system grants that.
+        /// The sockets' send and receive buffers; 0: 2 MiB shared by the connections with a peer,
+        /// and more for long round-trip times, if the system allows it.
         socket_buffer_bytes: u64 =
             "data.socket_buffer_bytes", Kind::Bytes { min: 0, max: GIB }, "0", "bytes";
-        /// The connections' congestion control, such as cubic or bbr; empty: the system's, but
-        /// cubic instead of bbr, which loses much where several nodes send to one; and reno on
-        /// loopback, where there is nothing to congest and pacing only costs.
+        /// The connections' congestion control, such as cubic or bbr; empty: the system's, with two
+        /// exceptions. cubic replaces bbr, which is slow where several nodes send to one. Loopback
+        /// uses reno, because there is no congestion and pacing only costs time.
         congestion_control: String = "data.congestion_control", Kind::Text, "", "";
-        /// How long a connection to a peer may take, with its handshake.
+        /// How long connecting to a peer may take, including the handshake.
         connect_timeout: Duration =
             "data.connect_timeout_ms", Kind::Number { min: 10, max: HOUR_MS }, "3000", "ms";
-        /// Where a daemon listens for its peers; empty: its host's address and a free port.
+        /// The address on which a daemon listens for its peers; empty: its host's address and a
+        /// free port.
         listen: Option<SocketAddr> = "data.listen", Kind::AddressOrNone, "", "";
     }
-    /// The links between nodes, as the cost model assumes them. They decide which algorithm is
-    /// chosen, and nothing else. What differs from its default here is not replaced by what was
-    /// measured (probe.enabled).
+    /// The links between nodes, as the cost model assumes them. They only affect the choice of
+    /// algorithms. A value that differs from its default takes precedence over measurements
+    /// (probe.enabled).
     Network {
-        /// From the end of a send to the first byte at the receiver, inside a rack.
+        /// The time from the end of a send to the first byte at the receiver, inside a rack.
         latency: Duration =
             "network.latency_us", Kind::Number { min: 0, max: 10_000_000 }, "40", "us", Measured;
-        /// The rate of a node's line; it sends and receives at once.
+        /// The rate of a node's line in each direction.
         rate_mbit: u32 =
             "network.rate_mbit",
             Kind::Number { min: 1, max: 10_000_000 }, "25000", "Mbit/s", Measured;
-        /// As network.latency_us, between racks.
+        /// Like network.latency_us, but between racks.
         rack_latency: Duration =
             "network.rack_latency_us",
             Kind::Number { min: 0, max: 10_000_000 }, "60", "us", Measured;
-        /// A node's share of its rack's line to other racks, if all of its nodes use it.
+        /// A node's share of its rack's uplink when all nodes of the rack use it.
         rack_rate_mbit: u32 =
             "network.rack_rate_mbit",
             Kind::Number { min: 1, max: 10_000_000 }, "8333", "Mbit/s", Measured;
@@ -186,36 +188,37 @@ sections! {
         /// Processor time for each message.
         message_ns: u32 =
             "network.message_ns", Kind::Number { min: 0, max: 100_000_000 }, "3000", "ns", Measured;
-        /// Paths of one cost out of a rack, among which connections are divided by chance (ECMP).
+        /// The number of equal-cost paths out of a rack, to which connections are assigned at
+        /// random (ECMP).
         rack_paths: u32 =
             "network.rack_paths", Kind::Number { min: 1, max: 4096 }, "1", "paths", Measured;
-        /// How fast one data thread sends and receives; a piece that is alone has one. 0: as fast
-        /// as the line.
+        /// The rate of one data thread; a single piece uses one. 0: as fast as the line.
         lane_rate_mbit: u32 =
             "network.lane_rate_mbit",
             Kind::Number { min: 0, max: 10_000_000 }, "0", "Mbit/s", Measured;
-        /// How fast results are handed to the ranks. 0: at once.
+        /// How fast results are handed to the ranks. 0: instantly.
         publish_mb: u32 =
             "network.publish_mb_per_s",
             Kind::Number { min: 0, max: 10_000_000 }, "0", "MB/s", Measured;
-        /// What an operation takes besides: its order, and the reports that it is done.
+        /// The fixed time for each operation: the order to start it, and the reports that it is
+        /// done.
         operation: Duration =
             "network.operation_us", Kind::Number { min: 0, max: 10_000_000 }, "0", "us", Measured;
     }
     /// How the links between nodes are measured when a job starts.
     Probe {
-        /// Whether they are measured. auto: with two nodes or more, if there is a choice between
-        /// algorithms. It takes at most one second. Operations wait until it is over.
+        /// Whether links are measured. auto: with two nodes or more, if there is a choice of
+        /// algorithms. The probe takes at most one second, and operations wait until it is over.
         enabled: ProbeEnabled =
             "probe.enabled", Kind::Choice(&["auto", "true", "false"]), "auto", "";
     }
-    /// How measured times correct the cost model.
+    /// Correction of the cost model by measured times.
     Tuning {
-        /// Whether other algorithms than the cost model's are tried, in at most 2 % of the
-        /// operations. What is faster replaces it. Never with negotiation.strict.
+        /// Whether at most 2 % of the operations try algorithms other than the cost model's choice.
+        /// A faster one replaces it. Never with negotiation.strict.
         enabled: bool = "tuning.enabled", Kind::Choice(&["false", "true"]), "false", "";
-        /// With tuning.enabled: an absolute path of a folder on the first host, where the times of
-        /// a job are kept for the next one on the same hosts; empty: they are not kept. Delete the
+        /// With tuning.enabled: the absolute path of a folder on the first host, where measured
+        /// times are kept for the next job on the same hosts; empty: they are not kept. Delete the
         /// file there to measure again.
         directory: String = "tuning.directory", Kind::Text, "", "";
     }
@@ -224,62 +227,62 @@ sections! {
         /// The time between two heartbeats.
         interval: Duration =
             "heartbeat.interval_ms", Kind::Number { min: 10, max: 60_000 }, "500", "ms";
-        /// An outage as long as this is survived; a node or coordinator that is silent for longer,
-        /// by one interval, is lost. More than twice the interval.
+        /// A job survives an outage of this length. A node or coordinator that is silent for one
+        /// interval longer is lost. Must be more than twice the interval.
         timeout: Duration =
             "heartbeat.timeout_ms", Kind::Number { min: 30, max: HOUR_MS }, "3000", "ms", User;
     }
     /// This node.
     Node {
-        /// The rack it is in; nodes of one rack are near each other. Racks may be in groups, and
-        /// these in others: pod1/r3 is a rack of pod1.
+        /// The node's rack; nodes of one rack are near each other. Racks may be grouped, and groups
+        /// may be nested: pod1/r3 is a rack of pod1.
         rack: String = "node.rack", Kind::RackLabel, "", "", User;
-        /// The rate of its line; auto: network.rate_mbit if that is set, otherwise what the
-        /// interface says. Where rates differ, who has a faster line reduces more of a piece.
+        /// The rate of the node's line; auto: network.rate_mbit if that is set, otherwise what the
+        /// interface reports. Nodes with faster lines reduce larger parts of a piece.
         line_mbit: Option<u64> =
             "node.line_mbit",
             Kind::NumberOrAuto { min: 1, max: 10_000_000 }, "auto", "Mbit/s", Measured;
     }
-    /// What is logged.
+    /// Logging.
     Log {
         /// A level (error, warn, info, debug, trace) or a filter such as
         /// warn,gradwire_daemon=debug.
         level: String = "log.level", Kind::Text, "warn", "", User;
-        /// What a line looks like.
+        /// The format of log lines.
         format: LogFormat = "log.format", Kind::Choice(&["text", "json"]), "text", "";
     }
     /// A daemon's metrics.
     Metrics {
-        /// Where it serves /metrics, /healthz and /readyz: the first free port. An address of
-        /// 0.0.0.0 lets other hosts read them, too.
+        /// The address on which it serves /metrics, /healthz and /readyz, at the first free port.
+        /// With 0.0.0.0, other hosts can read them, too.
         listen: AddressRange =
             "metrics.listen", Kind::AddressRange, "127.0.0.1:9401-9499", "", User;
-        /// An absolute path of a file on the first host. Who looks at the status page or asks its
-        /// interface must send the token in it. Needed where metrics.listen is no loopback address,
-        /// which others can reach; empty: there the page refuses everybody.
+        /// The absolute path of a file on the first host that contains a token. The status page and
+        /// its API require this token. If empty, they require no token on loopback addresses, and
+        /// refuse all requests if metrics.listen is any other address.
         token_file: String = "metrics.token_file", Kind::Text, "", "";
     }
-    /// Sending metrics and spans with OpenTelemetry's protocol.
+    /// Export of metrics and spans with OpenTelemetry's protocol.
     Otlp {
-        /// Where every daemon sends its metrics with OTLP over gRPC, and the first one spans: a
-        /// collector, such as http://127.0.0.1:4317; empty: nowhere.
+        /// The collector to which every daemon sends its metrics with OTLP over gRPC, and the first
+        /// daemon also spans, such as http://127.0.0.1:4317; empty: none.
         endpoint: String = "otlp.endpoint", Kind::UrlOrNone, "", "", User;
-        /// Each step whose number is a multiple of this one is sent as spans; 0: none. Between
-        /// these steps nothing is recorded.
+        /// Each step whose number is a multiple of this is sent as spans; 0: none. Other steps are
+        /// not recorded.
         sample_steps: u64 =
             "otlp.sample_steps", Kind::Number { min: 0, max: 1_000_000_000 }, "0", "steps";
-        /// The time between two messages with metrics.
+        /// The time between two exports of metrics.
         interval: Duration =
             "otlp.interval_ms", Kind::Number { min: 100, max: HOUR_MS }, "10000", "ms";
     }
     /// `gradwire run`.
     Launch {
-        /// How long processes may take to end after they were asked to, before they are killed.
+        /// How long processes may take to exit when they are asked to, before they are killed.
         grace: Duration = "launch.grace_ms", Kind::Number { min: 0, max: HOUR_MS }, "3000", "ms";
-        /// The program that reaches another host.
+        /// The program that starts commands on other hosts.
         ssh: String = "launch.ssh", Kind::Text, "ssh", "";
-        /// Its arguments before the host's name. The default shares no connection with other
-        /// shells.
+        /// Its arguments before the host's name. The default does not share connections with other
+        /// SSH sessions.
         ssh_args: Vec<String> =
             "launch.ssh_args",
             Kind::Words,
@@ -287,7 +290,7 @@ sections! {
              -o ControlMaster=no -o ControlPath=none", "";
         /// The gradwire program on other hosts.
         remote_gradwire: String = "launch.remote_gradwire", Kind::Text, "gradwire", "";
-        /// The gradwired program; empty: beside gradwire, else in PATH.
+        /// The gradwired program; empty: next to gradwire, otherwise in PATH.
         gradwired: String = "launch.gradwired", Kind::Text, "", "";
     }
 }
@@ -321,11 +324,13 @@ settings! {
     negotiation: Negotiation;
     /// The connections between nodes that carry tensor bytes.
     data: Data;
-    /// measured (probe.enabled).
+    /// The links between nodes, as the cost model assumes them. They only affect the choice of
+    /// algorithms. A value that differs from its default takes precedence over measurements
+    /// (probe.enabled).
     network: Network;
     /// How the links between nodes are measured when a job starts.
     probe: Probe;
-    /// How measured times correct the cost model.
+    /// Correction of the cost model by measured times.
     tuning: Tuning;
     /// How a silent node is noticed.
     heartbeat: Heartbeat;
@@ -333,11 +338,11 @@ settings! {
     node: Node;
     /// A training process.
     worker: Worker;
-    /// What is logged.
+    /// Logging.
     log: Log;
     /// A daemon's metrics.
     metrics: Metrics;
-    /// Sending metrics and spans with OpenTelemetry's protocol.
+    /// Export of metrics and spans with OpenTelemetry's protocol.
     otlp: Otlp;
     /// `gradwire run`.
     launch: Launch;

@@ -1,17 +1,17 @@
-//! The launcher's variables: which part of which job a process is, read and checked (TRUST).
+//! The launcher's variables, read and checked (TRUST). They tell a process its role in its job.
 //!
-//! They are not settings: no user chooses them, and they have no default.
+//! They are not settings: users do not choose them, and they have no defaults.
 
 use std::{collections::HashMap, fmt::Display, str::FromStr};
 
-/// Why a part of the job can't be started.
+/// Why a process of a job can't start.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VariableError {
-    /// A variable that must be set is not.
-    #[error("{0} is not set; `gradwire run` sets it, and a part that is started by hand needs it")]
+    /// A required variable is not set.
+    #[error("{0} is not set; start this process with `gradwire run`, or set the variable yourself")]
     Missing(&'static str),
-    /// A variable's value is not what it should be.
-    #[error("{variable}={value:?} is not usable: {reason}")]
+    /// A variable has an invalid value.
+    #[error("invalid {variable}={value:?}: {reason}")]
     Invalid {
         /// The variable.
         variable: &'static str,
@@ -35,7 +35,7 @@ impl Variables<'_> {
         self.0.get(variable).map(String::as_str).ok_or(VariableError::Missing(variable))
     }
 
-    /// The value of a variable, parsed; `reason` describes what it has to be.
+    /// The parsed value of a variable; `reason` says what is expected.
     ///
     /// # Errors
     /// [`VariableError`] with the variable.
@@ -47,10 +47,10 @@ impl Variables<'_> {
         self.read(variable, |value| value.parse().map_err(|_| reason))
     }
 
-    /// The value of a variable, as `read` reads it.
+    /// The value of a variable, parsed by `read`.
     ///
     /// # Errors
-    /// [`VariableError`] with the variable and what `read` says.
+    /// [`VariableError`] with the variable and the error of `read`.
     pub fn read<T, E: Display>(
         &self,
         variable: &'static str,
@@ -67,7 +67,7 @@ impl Variables<'_> {
     /// Like [`Variables::read`], but errors don't show the value.
     ///
     /// # Errors
-    /// [`VariableError`] with the variable and what `read` says.
+    /// [`VariableError`] with the variable and the error of `read`.
     pub fn secret<T, E: Display>(
         &self,
         variable: &'static str,

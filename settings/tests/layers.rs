@@ -1,4 +1,4 @@
-//! Layers, origins, and the text of each error.
+//! Layers, origins and error texts.
 
 use std::{collections::HashMap, path::PathBuf, time::Duration};
 
@@ -23,7 +23,7 @@ fn file(text: &str) -> (tempfile::TempDir, PathBuf) {
 }
 
 fn error(layers: Layers) -> String {
-    Settings::load(&layers).expect_err("these layers are wrong").to_string()
+    Settings::load(&layers).expect_err("these layers are invalid").to_string()
 }
 
 #[test]
@@ -32,8 +32,8 @@ fn every_default_is_valid_and_documented_once() {
     assert_eq!(loaded.rows.len(), KEYS.len());
     for (row, key) in loaded.rows.iter().zip(KEYS) {
         assert_eq!((row.key.name, &row.origin), (key.name, &Origin::Default));
-        assert_eq!(row.value, key.default, "{} is written as it is shown", key.name);
-        assert!(key.doc.len() > 10, "{} has a meaning", key.name);
+        assert_eq!(row.value, key.default, "{}: the default is in its shown form", key.name);
+        assert!(key.doc.len() > 10, "{} is documented", key.name);
         assert_eq!(KEYS.iter().filter(|other| other.name == key.name).count(), 1, "{}", key.name);
         for unit in ["ms", "us", "bytes"] {
             let ends = key.name.ends_with(&format!("_{unit}"));
@@ -83,7 +83,7 @@ fn the_last_layer_wins_and_is_the_origin() {
 }
 
 #[test]
-fn another_process_gets_the_same_settings_through_the_environment() {
+fn the_environment_passes_all_settings_on() {
     let layers = Layers {
         flags: flags(&["data.lanes=6", "launch.ssh_args=-p 22", "worker.spin_us=auto"]),
         ..Layers::default()
@@ -96,7 +96,7 @@ fn another_process_gets_the_same_settings_through_the_environment() {
 }
 
 #[test]
-fn an_unknown_key_is_named_with_its_place_and_its_neighbour() {
+fn unknown_keys_are_named_with_a_suggestion() {
     let (_dir, path) = file("[data]\nlane = 4\n");
     assert_eq!(
         error(Layers { file: Some(path.clone()), ..Layers::default() }),
@@ -125,7 +125,7 @@ fn an_unknown_key_is_named_with_its_place_and_its_neighbour() {
 }
 
 #[test]
-fn a_wrong_value_is_shown_with_its_place_and_what_is_accepted() {
+fn invalid_values_are_shown_with_their_origin() {
     let (_dir, path) = file("[data]\nlanes = true\n");
     assert_eq!(
         error(Layers { file: Some(path.clone()), ..Layers::default() }),
@@ -139,11 +139,11 @@ fn a_wrong_value_is_shown_with_its_place_and_what_is_accepted() {
         ("data.lanes=two", "a whole number from 1 to 16"),
         ("negotiation.piece_bytes=1GiB", "a number of bytes from 64KiB to 64MiB"),
         ("worker.spin_us=-1", "'auto' or a whole number from 0"),
-        ("metrics.listen=", "an address with a port or several, ip:port or"),
-        ("metrics.listen=localhost:1", "an address with a port or several, ip:port or"),
-        ("coordinator.listen=1.2.3.4", "an address ip:port, such as 10.0.0.1:7000, or nothing"),
+        ("metrics.listen=", "an address with a port or a port range, ip:port or"),
+        ("metrics.listen=localhost:1", "an address with a port or a port range, ip:port or"),
+        ("coordinator.listen=1.2.3.4", "an address ip:port, such as 10.0.0.1:7000, or empty"),
         ("log.format=xml", "one of text, json"),
-        ("log.level=a\nb", "a text without control characters"),
+        ("log.level=a\nb", "text without control characters"),
         ("node.rack=a\nb", "1 to 8 names with '/' between them, from the outermost group"),
         ("node.rack=pod1//r3", "1 to 8 names with '/' between them, from the outermost group"),
     ];
@@ -165,11 +165,11 @@ fn a_wrong_value_is_shown_with_its_place_and_what_is_accepted() {
         assert!(text.starts_with(&place) && text.contains(expected), "{text}");
     }
     let text = error(Layers { flags: flags(&["data.lanes"]), ..Layers::default() });
-    assert_eq!(text, "--set \"data.lanes\" is not of the form section.key=value");
+    assert_eq!(text, "invalid --set \"data.lanes\": expected section.key=value");
 }
 
 #[test]
-fn an_algorithm_is_named_in_any_case_and_with_parameters() {
+fn algorithm_names_ignore_case() {
     for (given, meant) in [
         ("Double_Tree", "double-tree"),
         ("Circulant(radix=4)", "circulant(radix=4)"),
@@ -183,7 +183,7 @@ fn an_algorithm_is_named_in_any_case_and_with_parameters() {
 }
 
 #[test]
-fn a_file_that_is_missing_or_not_toml_is_named() {
+fn missing_and_invalid_files_are_named() {
     let missing = PathBuf::from("/nonexistent/gradwire.toml");
     let text = error(Layers { file: Some(missing), ..Layers::default() });
     assert!(text.starts_with("settings file /nonexistent/gradwire.toml: No such file"), "{text}");
@@ -199,7 +199,7 @@ fn a_file_that_is_missing_or_not_toml_is_named() {
 }
 
 #[test]
-fn values_that_contradict_each_other_are_refused() {
+fn contradictory_values_are_refused() {
     let cases: [(&[&str], &str); 8] = [
         (
             &["negotiation.strict=true", "negotiation.algorithm=allreduce=ring"],
@@ -209,13 +209,13 @@ fn values_that_contradict_each_other_are_refused() {
         ),
         (
             &["negotiation.algorithm=ring", "data.compression=int8"],
-            "data.compression = int8 is for allreduces by direct or hierarchical",
+            "data.compression = int8 needs the direct or hierarchical algorithm for allreduces",
         ),
         (
             &["negotiation.strict=true", "data.compression=bf16"],
             "negotiation.strict = true and data.compression = bf16 can't be combined",
         ),
-        (&["otlp.sample_steps=9"], "otlp.sample_steps = 9 needs otlp.endpoint"),
+        (&["otlp.sample_steps=9"], "otlp.sample_steps = 9 requires otlp.endpoint"),
         (&["heartbeat.timeout_ms=1000"], "heartbeat.timeout_ms = 1000 must be more than twice"),
         (&["job.timeout_ms=3000"], "job.timeout_ms = 3000 must be more than heartbeat.timeout_ms"),
         (&["negotiation.piece_bytes=64KiB"], "data.chunk_bytes = 262144 must not be more than"),
@@ -230,7 +230,7 @@ fn values_that_contradict_each_other_are_refused() {
 }
 
 #[test]
-fn horovods_variables_are_below_all_that_is_gradwires() {
+fn horovods_variables_have_the_lowest_priority() {
     let given = [
         ("HOROVOD_FUSION_THRESHOLD", "33554432"),
         ("HOROVOD_CACHE_CAPACITY", "2048"),
@@ -256,7 +256,7 @@ fn horovods_variables_are_below_all_that_is_gradwires() {
     assert_eq!(loaded.without_effect, ["HOROVOD_CYCLE_TIME", "HOROVOD_TIMELINE_MARK_CYCLES"]);
     let row = loaded.rows.iter().find(|row| row.key.name == "log.level").unwrap();
     assert_eq!(row.origin.to_string(), "environment HOROVOD_LOG_LEVEL");
-    // Other processes get them by our names.
+    // Other processes get them under Gradwire's names.
     assert!(loaded.variables().any(|(name, _)| name == "GRADWIRE_NEGOTIATION__PIECE_BYTES"));
 
     let (_dir, path) = file("[negotiation]\npiece_bytes = \"1MiB\"\n[log]\nlevel = \"info\"\n");
@@ -271,13 +271,13 @@ fn horovods_variables_are_below_all_that_is_gradwires() {
 }
 
 #[test]
-fn horovods_values_become_the_nearest_that_there_are() {
+fn horovods_values_are_clamped_to_the_range() {
     let piece = |text| {
         let environment = env(&[("HOROVOD_FUSION_THRESHOLD", text)]);
         let layers = Layers { environment, ..Layers::default() };
         Settings::load(&layers).unwrap().settings.negotiation.piece_bytes
     };
-    // 128 MiB is Horovod's default, 0 is no fusion there.
+    // 128 MiB is Horovod's default; 0 disables fusion there.
     assert_eq!(
         (piece("134217728"), piece("0"), piece(" 1048576 ")),
         (64 << 20, 256 << 10, 1 << 20)
@@ -297,7 +297,7 @@ fn horovods_values_become_the_nearest_that_there_are() {
 }
 
 #[test]
-fn a_value_of_horovods_that_can_not_be_read_is_named() {
+fn invalid_horovod_values_are_named() {
     let cases = [
         ("HOROVOD_FUSION_THRESHOLD", "64MB", "expected a whole number, as in Horovod"),
         ("HOROVOD_CACHE_CAPACITY", "(None,)", "expected a whole number, as in Horovod"),
@@ -311,7 +311,7 @@ fn a_value_of_horovods_that_can_not_be_read_is_named() {
     }
 }
 
-/// The table of the documentation has every variable, and the setting of those that set one.
+/// The table in the documentation lists every variable, with the setting that it sets.
 #[test]
 fn every_variable_of_horovods_is_documented() {
     let docs = include_str!("../../docs/horovod.md");

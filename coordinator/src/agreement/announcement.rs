@@ -1,9 +1,9 @@
-//! What an announcement means, given what the node has announced before. Pure.
+//! Classifies an announcement, given what the node has announced before. Pure.
 //!
-//! A node announces a tensor once in each round. But messages cross: a node may report a second
+//! A node announces a tensor once per round. But messages cross: a node may report a second
 //! submission when its round is already over. And a node announces each rank of a join or of a send
-//! and receive separately. [`case`] is the table of the comment at `Announcement` in
-//! `coordinator.proto`, row by row; `tests/testdata/announcements.txt` has a scenario for each.
+//! and receive separately. [`case`] implements the table at `Announcement` in `coordinator.proto`,
+//! row by row; `tests/testdata/announcements.txt` has a scenario for each row.
 
 use gradwire_proto::{NodeId, Rank};
 
@@ -13,13 +13,13 @@ use crate::model::{event::Announcement, round::Progress};
 /// What an announcement carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Carries {
-    /// The id alone.
+    /// Only the id.
     Id,
     /// Full requests, none of them a second submission.
     Requests,
     /// Full requests; some of them are second submissions.
     Mixed,
-    /// Second submissions only.
+    /// Only second submissions.
     Duplicates,
 }
 
@@ -35,21 +35,21 @@ impl Carries {
     }
 }
 
-/// What the node has announced of the tensor in this round before.
+/// What the node has already announced for the tensor in this round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Before {
     /// Nothing.
     Nothing,
     /// Other ranks, for a tensor that may be announced rank by rank.
     OtherRanks,
-    /// Second submissions only.
+    /// Only second submissions.
     Duplicates,
     /// The tensor.
     Tensor,
 }
 
-/// What a node has announced of a tensor in this round, before it announces the ranks `given` with
-/// requests of these `kinds`. Also returns the ranks that it announced then.
+/// What a node has announced for a tensor in this round, before it announces the ranks `given` with
+/// requests of these `kinds`. Also returns the ranks of its earlier announcements.
 pub(super) fn before(
     tensor: Option<&Tensor>,
     node: NodeId,
@@ -72,16 +72,16 @@ pub(super) fn before(
     (before, earlier)
 }
 
-/// What an announcement is compared with.
+/// The facts on which the case of an announcement depends.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Facts {
     pub(super) carries: Carries,
     pub(super) before: Before,
-    /// How far the node is with the tensor's last round.
+    /// The node's progress with the tensor's last round.
     pub(super) progress: Progress,
     /// Whether one of the node's ranks has joined and waits for the others.
     pub(super) has_joined: bool,
-    /// Whether the announcement, together with earlier ones, covers all ranks that it has to.
+    /// Whether the announcement, together with earlier ones, covers all required ranks.
     pub(super) is_whole: bool,
 }
 
@@ -90,13 +90,13 @@ pub(super) struct Facts {
 pub(super) enum Case {
     /// It counts.
     Counts,
-    /// It comes after the end of its round, and is ignored.
+    /// It arrives after the end of its round, and is ignored.
     Late,
     /// Its second submissions are added to the round's table.
     AddsDuplicates,
-    /// It replaces what the node announced before.
+    /// It replaces the node's earlier announcement.
     Replaces,
-    /// The node announces a tensor that it has not done.
+    /// The node announces a tensor before it has completed the last round.
     TooEarly,
     /// The node announces a tensor again.
     Again,
@@ -105,7 +105,7 @@ pub(super) enum Case {
 }
 
 /// The case of an announcement. Each arm is a row of the table in `coordinator.proto`; the first
-/// row that fits counts.
+/// matching row applies.
 pub(super) fn case(facts: Facts) -> Case {
     let Facts { carries, before, progress, has_joined, is_whole } = facts;
     match (before, carries) {

@@ -1,4 +1,4 @@
-//! The conditions on an announcement before it counts (TRUST), and the limits of messages (BOUND).
+//! Checks an announcement before it counts (TRUST), and bounds the size of messages (BOUND).
 
 use gradwire_proto::{Agreed, Collective, Rank, Request, TensorName, convert::TensorRef};
 
@@ -7,8 +7,8 @@ use crate::model::{
     event::Announcement, process_set::ProcessSet, round::Text, text, violation::Violation,
 };
 
-/// A join is called "join", and nothing else is. All ranks that join a process set have to meet
-/// under this name, and no tensor may have it.
+/// Checks that a join, and nothing else, is named "join". All ranks that join a process set meet
+/// under this name.
 pub(super) fn name(announcement: &Announcement) -> Result<(), Violation> {
     let mut submitted = announcement.submitted.iter();
     match &announcement.tensor {
@@ -16,14 +16,14 @@ pub(super) fn name(announcement: &Announcement) -> Result<(), Violation> {
             match submitted.find(|s| s.request.collective != Collective::Join) {
                 None => Ok(()),
                 Some(other) => Err(Violation::Protocol(format!(
-                    "announced {} under the name '{name}', which is for joins alone",
+                    "announced {} under the name '{name}', which is reserved for joins",
                     other.request.collective
                 ))),
             }
         }
         tensor if submitted.any(|s| s.request.collective == Collective::Join) => {
             Err(Violation::Protocol(format!(
-                "announced a join as {}, not as '{}'",
+                "announced a join as {} instead of '{}'",
                 described(tensor),
                 Request::JOIN
             )))
@@ -45,7 +45,7 @@ pub(super) fn ranks(announcement: &Announcement, local: &[Rank]) -> Result<Vec<R
     if local.is_empty() {
         let set = announcement.set;
         return Err(Violation::Protocol(format!(
-            "announced a tensor of process set {set}, where it has no ranks"
+            "announced a tensor of process set {set}, in which it has no ranks"
         )));
     }
     let mut given: Vec<Rank> = Vec::new();
@@ -59,7 +59,7 @@ pub(super) fn ranks(announcement: &Announcement, local: &[Rank]) -> Result<Vec<R
             }
             if let Some([from, to]) = peers.filter(|peers| !peers.contains(rank)) {
                 return Err(Violation::Protocol(format!(
-                    "announced for rank {rank} that rank {from} sends to rank {to}"
+                    "announced a send from rank {from} to rank {to} for rank {rank}"
                 )));
             }
             given.push(*rank);
@@ -70,15 +70,15 @@ pub(super) fn ranks(announcement: &Announcement, local: &[Rank]) -> Result<Vec<R
     given.dedup();
     if given.len() != number {
         return Err(Violation::Protocol(
-            "announced a tensor twice for one rank in one message".into(),
+            "announced a tensor twice for the same rank in one message".into(),
         ));
     }
     Ok(given)
 }
 
-/// Whether an announcement covers all ranks of a node that it has to, together with those that the
-/// node announced `before` in this round. For a join, any one rank is enough. For a send and
-/// receive, these are its local ranks. Otherwise, these are all that have not joined.
+/// Whether an announcement, together with the ranks that the node announced `before` in this round,
+/// covers all required ranks of the node. For a join, any rank is enough. For a send and receive,
+/// its local ranks are required. Otherwise, all ranks that have not joined are required.
 pub(super) fn is_whole(
     announcement: &Announcement,
     given: &[Rank],
@@ -104,38 +104,38 @@ pub(super) fn is_whole(
     !local.iter().any(needed)
 }
 
-/// Checks that no rank has joined of those that a node announces by the id alone.
+/// Checks that none of the ranks that a node announces by id has joined.
 pub(super) fn all_there(ranks: &[Rank], set: &ProcessSet, name: &str) -> Result<(), Violation> {
     let joined: Vec<Rank> =
         ranks.iter().copied().filter(|rank| set.joined().contains(rank)).collect();
     if ranks.is_empty() {
         return Err(Violation::Protocol(format!(
-            "announced tensor '{name}' by its id, which concerns none of its ranks"
+            "announced tensor '{name}' by its id, but none of its ranks takes part"
         )));
     }
     if !joined.is_empty() {
         return Err(Violation::Protocol(format!(
-            "announced tensor '{name}' by its id, also for {} that joined before",
+            "announced tensor '{name}' by its id, although {} joined before",
             text::named_ranks(&joined)
         )));
     }
     Ok(())
 }
 
-/// The violation of an announcement in which ranks are missing.
+/// The violation for an announcement that lacks ranks.
 pub(super) fn incomplete(announcement: &Announcement, local: &[Rank]) -> Violation {
     let given: usize = announcement.submitted.iter().map(|s| s.ranks.len()).sum();
     let tensor = described(&announcement.tensor);
     Violation::Protocol(format!("announced {tensor} for {given} of its {} ranks", local.len()))
 }
 
-/// The most bytes of a segment that calls its tensor by name, and of what was agreed, which the
-/// first such segment in an operation contains.
+/// The most bytes of a segment that refers to its tensor by name, and of the agreed request, which
+/// the first such segment in an operation contains.
 pub(super) fn text_by_name(name: &TensorName, agreed: &Agreed) -> Text {
     let request = agreed.request();
     let dims = (0..request.parts()).map(|part| request.shape_of(part).dims().len() + 2);
-    // A number takes at most ten bytes. Rows, of which there may be many, take a byte for each
-    // seven bits. Each message around them takes a few.
+    // A number takes at most ten bytes. There may be many rows, so each is counted exactly: one
+    // byte for every seven bits. The enclosing messages take a few bytes each.
     let row = |&rows: &u64| (u64::BITS - rows.leading_zeros()).div_ceil(7).max(1) as usize;
     let rows: usize = agreed.rows().iter().map(row).sum();
     Text {
@@ -155,7 +155,7 @@ mod tests {
 
     /// BOUND: the stated size of a segment holds for the largest possible one.
     #[test]
-    fn a_segment_is_not_longer_than_is_said() {
+    fn segments_are_within_the_stated_size() {
         let shape = Shape::new(&[1 << 53]).unwrap();
         let request = Request {
             list: vec![u64::MAX; 4096],

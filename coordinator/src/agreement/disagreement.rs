@@ -1,4 +1,4 @@
-//! The table of all ranks and what each of them asked for, when they do not agree.
+//! The table of what each rank requested when the ranks disagree.
 //!
 //! ```text
 //! the ranks disagree on dtype and shape
@@ -7,9 +7,10 @@
 //!   3-4    *f16   *[6]
 //! ```
 //!
-//! It shows what has to be the same ([`Request::common`]). `*` stands for a first dimension that
-//! may differ, `-` for a shape that only one rank knows. For a group, it shows the first tensor in
-//! which the ranks differ. Columns that are equal on all ranks are left out.
+//! It shows what must be equal on all ranks ([`Request::common`]). A cell with a leading `*`
+//! differs from what most ranks requested. In a shape, `*` marks a first dimension that may differ,
+//! and `-` a shape that only one rank knows. For a group, it shows the first tensor in which the
+//! ranks differ. Columns that are equal on all ranks are left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,11 +35,10 @@ const DTYPE: usize = 1;
 const SHAPE: usize = 2;
 const TIMES: usize = 9;
 
-/// The most lines of one table; a control message has a size limit (BOUND).
+/// The most rows of a table; a control message has a size limit (BOUND).
 const MAX_ROWS: usize = 64;
 
-/// The longest cell that is shown whole, in characters, and the length of a longer one that is
-/// shown.
+/// The most characters of a cell; longer ones are cut to this length.
 const MAX_CHARACTERS: usize = 64;
 
 /// The longest list of ranks in one line, in characters.
@@ -46,7 +46,7 @@ const MAX_RANKS: usize = 1024;
 
 type Cells = [String; 10];
 
-/// What one or more ranks asked for, and how many times.
+/// What one or more ranks requested, and how many times.
 #[derive(Debug, Clone)]
 pub(crate) struct Answer {
     pub(crate) ranks: Vec<Rank>,
@@ -77,7 +77,7 @@ fn list(request: &Request) -> String {
     }
 }
 
-/// The cells in full length, within limits. They are cut only after they have been compared.
+/// The cells of an answer in full length; they are compared before they are cut.
 fn cells(answer: &Answer, part: usize) -> Cells {
     let r = &answer.request;
     let (dtype, shape) = match part < r.parts() {
@@ -111,8 +111,8 @@ fn differing_part(answers: &[Answer]) -> usize {
     (0..parts).find(differs).unwrap_or(0)
 }
 
-/// The only dimension in which ranks differ, if all shapes have equally many; `None` if they differ
-/// in several.
+/// The only dimension in which the shapes of the ranks differ; `None` if there are several, or if
+/// the shapes have different numbers of dimensions.
 fn differing_dimension(answers: &[Answer], part: usize) -> Option<usize> {
     let requests = answers.iter().map(|answer| answer.request.common());
     let shapes: BTreeSet<Vec<u64>> = requests
@@ -128,8 +128,7 @@ fn differing_dimension(answers: &[Answer], part: usize) -> Option<usize> {
     differing.next().filter(|_| differing.next().is_none())
 }
 
-/// The cell that most ranks have in a column. If several are equally frequent, that of the lowest
-/// rank.
+/// The cell that most ranks have in a column; in a tie, that of the lowest rank.
 fn usual(rows: &[(Vec<Rank>, Cells)], column: usize) -> &str {
     let mut votes: Vec<(&str, usize)> = Vec::new();
     for (ranks, cells) in rows {
@@ -146,21 +145,21 @@ fn usual(rows: &[(Vec<Rank>, Cells)], column: usize) -> &str {
 fn hint(differing: &[usize]) -> &'static str {
     match (differing.contains(&TIMES), differing.len()) {
         (true, 1) => {
-            "wait for the handle before a name is submitted again, or give the second tensor \
-             another name"
+            "wait for the handle before you submit the same name again, or use another name for \
+             the second tensor"
         }
         (true, _) => {
-            "make the same call on every rank, and wait for its handle before a name is submitted \
-             again; cells with * differ from what most ranks sent"
+            "make the same call on every rank, and wait for its handle before you submit the same \
+             name again; cells with * differ from those of most ranks"
         }
         (false, _) => {
-            "make the same call on every rank, in particular the same model and optimizer; cells \
-             with * differ from what most ranks sent"
+            "make the same call on every rank, with the same model and optimizer; cells with * \
+             differ from those of most ranks"
         }
     }
 }
 
-/// The failure that shows every rank what each of them asked for.
+/// The failure that shows every rank what each of them requested.
 pub(crate) fn disagreement(tensor: &str, answers: &[Answer]) -> Failure {
     let part = differing_part(answers);
     let mut groups: BTreeMap<Cells, Vec<Rank>> = BTreeMap::new();
@@ -203,7 +202,7 @@ fn head(
             .collect();
         twice.sort_unstable();
         let who = text::excerpt(&text::named_ranks(&twice), MAX_RANKS);
-        return format!("submitted a second time before it was done, by {who}");
+        return format!("submitted again by {who} before the first submission was done");
     }
     let name = |&column: &usize| {
         let name = COLUMNS[column];
@@ -218,7 +217,7 @@ fn head(
     };
     let names: Vec<String> = differing.iter().map(name).collect();
     let names = match names.as_slice() {
-        [] => "what the tensor is".to_owned(),
+        [] => "the request".to_owned(),
         [one] => one.clone(),
         [init @ .., last] => format!("{} and {last}", init.join(", ")),
     };
@@ -233,7 +232,7 @@ fn first_difference(rows: &[(Vec<Rank>, Cells)], column: usize) -> usize {
 }
 
 fn table(rows: &[(Vec<Rank>, Cells)], usual: &[String], differing: &[usize]) -> Vec<String> {
-    // Requests may differ in something that has no column. Then all columns are shown.
+    // If requests differ in something that has no column, all columns are shown.
     let all: Vec<usize> = (0..COLUMNS.len()).collect();
     let shown = if differing.is_empty() { &all[..] } else { differing };
     let heads = shown.iter().map(|&column| COLUMNS[column].to_owned());
@@ -271,7 +270,7 @@ fn table(rows: &[(Vec<Rank>, Cells)], usual: &[String], differing: &[usize]) -> 
         rest.dedup();
         let more = rows.len() - MAX_ROWS;
         let who = text::excerpt(&text::named_ranks(&rest), MAX_RANKS);
-        lines.push(format!("  and {more} more different answers, of {who}"));
+        lines.push(format!("  and {more} more different requests, from {who}"));
     }
     lines
 }

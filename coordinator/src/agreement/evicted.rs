@@ -1,9 +1,9 @@
-//! Ids that were taken from idle tensors to make room for others, until every node knows.
+//! Ids that were evicted from idle tensors to make room for others, until every node knows.
 //!
-//! Only the coordinator decides which id is evicted, and it announces that in the stream of
+//! Only the coordinator decides which id is evicted, and it announces this in the stream of
 //! operations. So every daemon forgets the same ids at the same point of that stream. A node may
-//! use an id until it has read that the id is evicted. So the meaning of the id is kept here until
-//! every node has confirmed that. Meanwhile an announcement by such an id is turned into one by
+//! use an id until it has read of its eviction. So the meaning of the id is kept here until every
+//! node has confirmed the eviction. Until then, an announcement by this id is turned into one by
 //! name with full requests, so the table of tensors never sees an evicted id.
 
 use std::collections::BTreeMap;
@@ -20,13 +20,13 @@ use crate::model::{
     process_set::ProcessSet,
 };
 
-/// What an evicted id stood for.
+/// The meaning of an evicted id.
 #[derive(Debug)]
 struct Entry {
     set: ProcessSetId,
     name: TensorName,
     registered: Registered,
-    /// The nodes that may still use it.
+    /// The nodes that may still use the id.
     nodes: FixedBitSet,
 }
 
@@ -38,12 +38,12 @@ pub(crate) struct Evicted {
 }
 
 impl Evicted {
-    /// The number of flows of all tensors that are kept.
+    /// The total number of flows of the kept tensors.
     pub(crate) fn flows(&self) -> usize {
         self.flows
     }
 
-    /// Keeps what an id stood for until all nodes of a world of `nodes` have confirmed.
+    /// Keeps the meaning of an id until all `nodes` nodes have confirmed its eviction.
     pub(crate) fn add(
         &mut self,
         set: ProcessSetId,
@@ -57,8 +57,8 @@ impl Evicted {
         self.entries.insert(registered.id, Entry { set, name, registered, nodes: all });
     }
 
-    /// A node has read that an id is evicted. Returns false if it need not confirm that, or has
-    /// done so before (TRUST).
+    /// Notes that a node has confirmed an eviction. Returns false if no confirmation was due
+    /// (TRUST).
     pub(crate) fn confirmed(&mut self, node: NodeId, id: TensorId) -> bool {
         let Some(entry) = self.entries.get_mut(&id) else { return false };
         if !entry.nodes.contains(node.index()) {
@@ -72,7 +72,7 @@ impl Evicted {
         true
     }
 
-    /// Turns an announcement by an evicted id, which the node may still use, into one by name with
+    /// Turns an announcement by an evicted id that the node may still use into one by name with
     /// full requests. Returns any other announcement unchanged.
     pub(crate) fn restore(
         &self,

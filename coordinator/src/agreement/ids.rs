@@ -1,10 +1,9 @@
-//! Short ids for tensors on which all ranks have agreed once. So messages in the steady state
-//! contain a few bytes instead of a name and a request.
+//! Short ids for tensors on which all ranks have agreed once. In the steady state, messages contain
+//! a few bytes instead of a name and a request.
 //!
 //! An id costs memory in the coordinator and in every daemon: about 100 bytes for each flow of its
-//! tensor. So both are bounded (BOUND): the number of ids, and the number of their flows together.
-//! If there is no room, [`Ids::next`] goes round the ids, oldest first, to find one that can be
-//! evicted.
+//! tensor. So the number of ids and their total number of flows are bounded (BOUND). If there is no
+//! room, [`Ids::next`] cycles through the ids, oldest first, to find one that can be evicted.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -12,19 +11,19 @@ use gradwire_proto::{Priority, TensorId};
 
 use crate::model::{plan::Plan, round::Slot};
 
-/// What an id stands for, besides the name.
+/// The meaning of an id, besides the name.
 #[derive(Debug, Clone)]
 pub(crate) struct Registered {
     pub(crate) id: TensorId,
     pub(crate) plan: Arc<Plan>,
     pub(crate) priority: Priority,
-    /// Whether the nodes know it; it is sent with the tensor's first operation.
+    /// Whether the nodes know the id; it is sent with the tensor's first operation.
     pub(crate) announced: bool,
     /// Whether another round has used it since it was last considered for eviction.
     pub(crate) used: bool,
 }
 
-/// The ids that are in use (BOUND: at most `most`, with at most `most_flows` flows together).
+/// The ids in use (BOUND: at most `most`, with at most `most_flows` flows in total).
 #[derive(Debug)]
 pub(crate) struct Ids {
     slots: BTreeMap<TensorId, (Slot, usize)>,
@@ -42,13 +41,13 @@ impl Ids {
         Self { slots: BTreeMap::new(), next, hand, flows, most, most_flows }
     }
 
-    /// Whether there is room for one more id, of a tensor with so many flows.
+    /// Whether there is room for one more id, for a tensor with `flows` flows.
     pub(crate) fn has_room(&self, flows: usize) -> bool {
         self.slots.len() < self.most && self.flows + flows <= self.most_flows
     }
 
-    /// Gives an id to the tensor in a slot; `None` if there is no room. No number is given twice,
-    /// so a late message with a dropped id is recognised.
+    /// Gives an id to the tensor in a slot; `None` if there is no room. Ids are never reused, so a
+    /// late message with a dropped id is recognised.
     pub(crate) fn give(&mut self, slot: Slot, flows: usize) -> Option<TensorId> {
         if !self.has_room(flows) {
             return None;
@@ -67,7 +66,7 @@ impl Ids {
         }
     }
 
-    /// The next id in the circle of all ids: returns the slot of its tensor.
+    /// Advances to the next id, cyclically, and returns the slot of its tensor.
     pub(crate) fn next(&mut self) -> Option<Slot> {
         let mut from_here = self.slots.range(self.hand..);
         let (id, (slot, _)) = from_here.next().or_else(|| self.slots.first_key_value())?;
@@ -115,13 +114,13 @@ mod tests {
     }
 
     #[test]
-    fn the_search_goes_round_oldest_first() {
+    fn the_search_cycles_oldest_first() {
         let mut ids = Ids::new(3, 100);
         let given: Vec<_> = (0..3).map(|slot| ids.give(Slot(slot), 1).unwrap()).collect();
         let seen = |ids: &mut Ids| ids.next().map(|slot| slot.0);
         assert_eq!([(); 4].map(|()| seen(&mut ids)), [Some(0), Some(1), Some(2), Some(0)]);
         ids.drop(given[1]);
-        assert_eq!(seen(&mut ids), Some(2), "what is gone is passed over");
+        assert_eq!(seen(&mut ids), Some(2), "dropped ids are skipped");
         ids.drop(given[0]);
         ids.drop(given[2]);
         assert_eq!(seen(&mut ids), None);

@@ -1,12 +1,12 @@
-//! Which nodes have announced which tensor, whether all ranks ask for the same, and what follows
-//! from it.
+//! Collects the announcements of nodes, checks that all ranks request the same, and decides what
+//! follows.
 //!
 //! - `ids`: short ids for tensors; `tensor`: one name and what was submitted for it
-//! - `check`: the conditions on an announcement; `announcement`: what it means
+//! - `check`: the checks of an announcement; `announcement`: its classification
 //! - `evicted`: ids that were evicted
-//! - `disagreement`: the table of who asked for what; `settle`: the result for a tensor that all
-//!   nodes have announced
-//! - `table`: all tensors that are known
+//! - `disagreement`: the table of what each rank requested; `settle`: the result for a tensor that
+//!   all nodes have announced
+//! - `table`: all known tensors
 //! - `waits`: how long tensors waited for the last of their ranks
 //! - `sets`: the process sets, and the ranks that have joined them
 //!
@@ -27,46 +27,45 @@ mod waits;
 use std::{sync::Arc, time::Duration};
 
 use gradwire_proto::{
-    Collective, Failure, FailureKind, NodeId, ProcessSetId, Rank, Request, TensorId,
-    convert::TensorRef,
+    Collective, Failure, FailureKind, NodeId, ProcessSetId, Rank, Request, convert::TensorRef, pb,
 };
 
 use self::{
     sets::{ProcessSets, refuse},
     table::{Announced, ReadyTable, Settled},
+    tensor::Tensor,
     waits::Waiting,
 };
 use crate::{
     membership::members::Members,
     model::{
         EngineConfig,
-        command::{Execute, Registration, SetCreated, SetRemoved, Waits},
+        command::{Execute, SetCreated, SetRemoved},
         event::Announcement,
         process_set::ProcessSet,
         round::{Progress, Round, Slot},
-        status::{MAX_PENDING, MAX_SETS, PendingTensor, SetStatus},
+        status::{MAX_PENDING, MAX_SETS, milliseconds, numbers},
         text,
         violation::Violation,
     },
 };
 
-/// How many tensors a refusal names.
+/// The most tensors that an error names.
 const NAMED_TENSORS: usize = 3;
 
-/// Who sends a message that may complete tensors.
+/// The node whose message may complete tensors.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Last {
     pub(crate) node: NodeId,
-    /// The last of the node's ranks to submit one of them, if that is known, and how long the
-    /// node's first one had waited then.
+    /// If known: the node's last rank to submit one of them, and how long the node's first rank
+    /// had waited by then.
     pub(crate) rank: Option<(Rank, Duration)>,
 }
 
-/// The failure of tensors that nobody waits for any more, because these ranks have not submitted
-/// them (TELL).
-fn given_up(id: ProcessSetId, silent: &[Rank]) -> Failure {
+/// The failure of a tensor that is abandoned because these ranks have not submitted it (TELL).
+fn abandoned(id: ProcessSetId, silent: &[Rank]) -> Failure {
     let who = text::named_ranks(silent);
-    let what = format!("process set {id} was given up before {who} had submitted it");
+    let what = format!("process set {id} was abandoned before {who} submitted this tensor");
     Failure::new(FailureKind::Cancelled, what)
         .hint("make sure that every rank makes the same calls, the same number of times")
 }
@@ -74,16 +73,18 @@ fn given_up(id: ProcessSetId, silent: &[Rank]) -> Failure {
 /// The tensors that ranks submit, until all agree on them.
 #[derive(Debug)]
 pub(crate) struct Agreement {
-    sets: ProcessSets,
-    table: ReadyTable,
+    pub(crate) sets: ProcessSets,
+    pub(crate) table: ReadyTable,
     /// What the next answer contains besides operations.
     answer: Execute,
-    waiting: Waiting,
-    disagreements: u64,
+    /// How long tensors waited for the last rank and node, since this was last taken.
+    pub(crate) waiting: Waiting,
+    /// The number of disagreements, since this was last taken.
+    pub(crate) disagreements: u64,
 }
 
 impl Agreement {
-    /// The agreement for the nodes of a world. It has no process set before it has nodes.
+    /// The agreement for the nodes of a world. Without nodes, it has no process sets.
     pub(crate) fn new(members: &Members, config: &EngineConfig) -> Self {
         let all = (0..members.ranks()).map(Rank).collect();
         let world = ProcessSet::new(all, |rank| members.node_of(rank));
@@ -99,21 +100,6 @@ impl Agreement {
         }
     }
 
-    /// The process sets.
-    pub(crate) fn sets(&self) -> &ProcessSets {
-        &self.sets
-    }
-
-    /// How many tensors wait for some rank.
-    pub(crate) fn waiting(&self) -> usize {
-        self.table.waiting()
-    }
-
-    /// The tensors that wait for some rank, and since when.
-    pub(crate) fn pending(&self) -> impl Iterator<Item = (Slot, Duration)> {
-        self.table.pending().map(|(slot, since, _)| (slot, since))
-    }
-
     /// The process set and the name of the tensor in a slot, and the ranks that it waits for.
     pub(crate) fn missing(&self, slot: Slot) -> Option<(ProcessSetId, &str, Vec<Rank>)> {
         let tensor = self.table.get(slot)?;
@@ -126,52 +112,41 @@ impl Agreement {
         self.table.get(slot).map(|tensor| tensor.name.as_str())
     }
 
-    /// The names of the tensors that wait for some rank.
+    /// The names of the tensors that wait for a rank.
     pub(crate) fn pending_names(&self) -> impl Iterator<Item = &str> {
         self.table.pending().map(|(_, _, tensor)| tensor.name.as_str())
     }
 
-    /// Whether a rank has joined some set, in which it waits for the others.
-    pub(crate) fn has_joined(&self, rank: Rank) -> bool {
-        self.sets.has_joined(rank)
-    }
-
-    /// Some of the tensors that wait for some rank, oldest first, for people.
-    pub(crate) fn pending_status(&self, now: Duration) -> Vec<PendingTensor> {
+    /// The tensors that have waited longest for a rank, oldest first, for the status.
+    pub(crate) fn pending_status(&self, now: Duration) -> Vec<pb::PendingTensor> {
         let mut pending: Vec<_> = self.table.pending().collect();
         pending.sort_unstable_by_key(|(slot, since, _)| (*since, *slot));
         pending.truncate(MAX_PENDING);
-        let status = pending.into_iter().map(|(_, since, tensor)| PendingTensor {
-            set: tensor.set,
-            name: tensor.name.clone(),
-            waiting: now.saturating_sub(since),
-            missing: self.sets.get(tensor.set).map_or_else(Vec::new, |set| tensor.missing(set)),
+        let missing = |tensor: &Tensor| {
+            self.sets.get(tensor.set).map_or_else(Vec::new, |set| numbers(&tensor.missing(set)))
+        };
+        let status = pending.into_iter().map(|(_, since, tensor)| pb::PendingTensor {
+            process_set: tensor.set.0,
+            name: tensor.name.to_string(),
+            waiting_ms: milliseconds(now.saturating_sub(since)),
+            missing_ranks: missing(tensor),
         });
         status.collect()
     }
 
-    /// Some of the process sets, for people.
-    pub(crate) fn set_status(&self) -> Vec<SetStatus> {
-        let status = self.sets.iter().take(MAX_SETS).map(|(set, there)| SetStatus {
-            set,
-            ranks: there.members().to_vec(),
-            joined: there.joined().iter().copied().collect(),
+    /// The first process sets, for the status.
+    pub(crate) fn set_status(&self) -> Vec<pb::ProcessSetStatus> {
+        let status = self.sets.iter().take(MAX_SETS).map(|(id, set)| pb::ProcessSetStatus {
+            process_set: id.0,
+            ranks: numbers(set.members()),
+            joined_ranks: numbers(set.joined()),
         });
         status.collect()
     }
 
-    /// Notes the ranks that join with a message; see [`ProcessSets::note_joins`].
-    pub(crate) fn note_joins(
-        &mut self,
-        node: NodeId,
-        announcements: &[Announcement],
-    ) -> Vec<ProcessSetId> {
-        self.sets.note_joins(node, announcements)
-    }
-
-    /// A node has announced a tensor. Ranks join the sets of `joins` with the same message.
-    /// `progress` returns how far the node is with a tensor of a set. Returns the tensor if it can
-    /// be sent out now.
+    /// Handles a node's announcement of a tensor. With the same message, ranks join the sets in
+    /// `joins`. `progress` returns the node's progress with a tensor of a set. Returns the tensor
+    /// if it can be sent out now.
     pub(crate) fn announce(
         &mut self,
         from: Last,
@@ -202,9 +177,8 @@ impl Agreement {
         }
     }
 
-    /// Ranks of a set have joined with a message of this node. Returns the tensors that wait for no
-    /// other rank any more. Once all ranks have joined, the join itself is done, after everything
-    /// else.
+    /// Completes the tensors that no longer wait for any rank, after ranks of a set have joined
+    /// with a message of this node. Once all ranks have joined, the join itself completes last.
     pub(crate) fn complete_without_joined(
         &mut self,
         id: ProcessSetId,
@@ -221,8 +195,8 @@ impl Agreement {
         slots.into_iter().filter_map(|(.., slot)| self.complete(slot, id, node, now)).collect()
     }
 
-    /// All nodes have announced a tensor, `last` being the last one. Returns it if it can be sent
-    /// out.
+    /// Settles a tensor that all nodes have announced, with `last` as the last node. Returns it if
+    /// it can be sent out.
     fn complete(
         &mut self,
         slot: Slot,
@@ -256,7 +230,7 @@ impl Agreement {
         None
     }
 
-    /// All ranks have asked for something that is not an operation.
+    /// Carries out a request that is not an operation, once all ranks have made it.
     fn carry_out(&mut self, slot: Slot, id: ProcessSetId, request: &Request, tensor: TensorRef) {
         let done = match request.collective {
             Collective::AddProcessSet => self.add_set(request, tensor),
@@ -286,21 +260,22 @@ impl Agreement {
     fn remove_set(&mut self, request: &Request, tensor: TensorRef) -> Result<(), Failure> {
         let number = request.list.first().copied().unwrap_or_default();
         let (id, set) = self.sets.removable(number)?;
-        let wait = "wait for what was submitted in a process set before it is removed";
+        let wait = "wait for all operations in a process set before you remove it";
         if !set.joined().is_empty() {
             let joined: Vec<Rank> = set.joined().iter().copied().collect();
             let who = text::named_ranks(&joined);
-            return Err(refuse(format!("waiting in a join of process set {id}: {who}"), wait));
+            let what = format!("a join in process set {id} is not done; joined so far: {who}");
+            return Err(refuse(what, wait));
         }
         let of_set = self.table.pending().filter(|(_, _, tensor)| tensor.set == id);
         let waiting: Vec<(Slot, &str, Vec<Rank>)> =
             of_set.map(|(slot, _, t)| (slot, t.name.as_str(), t.silent(set))).collect();
         if request.list.get(1) == Some(&Request::GIVE_UP) {
-            let given_up: Vec<(Slot, Failure)> = waiting
+            let failed: Vec<(Slot, Failure)> = waiting
                 .into_iter()
-                .map(|(slot, name, silent)| (slot, given_up(id, &silent).tensor(name)))
+                .map(|(slot, name, silent)| (slot, abandoned(id, &silent).tensor(name)))
                 .collect();
-            for (slot, failure) in given_up {
+            for (slot, failure) in failed {
                 self.answer.failures.extend(self.table.fail(slot, failure));
             }
         } else if !waiting.is_empty() {
@@ -312,13 +287,13 @@ impl Agreement {
         Ok(())
     }
 
-    /// Fails the tensors that wait for a rank which has left.
+    /// Fails the tensors that wait for a rank that has left.
     pub(crate) fn fail_left_behind(&mut self, members: &Members) {
         let waiting: Vec<Slot> = self.table.pending().map(|(slot, ..)| slot).collect();
         waiting.into_iter().for_each(|slot| self.fail_if_left_behind(slot, members));
     }
 
-    /// Fails a tensor that waits for a rank which has left.
+    /// Fails a tensor if it waits for a rank that has left.
     fn fail_if_left_behind(&mut self, slot: Slot, members: &Members) {
         let Some(tensor) = self.table.get(slot) else { return };
         let Some(set) = self.sets.get(tensor.set) else { return };
@@ -326,7 +301,7 @@ impl Agreement {
         let host = members.host(node);
         let absent = members.get(node).is_some_and(|member| member.absent.contains(&rank));
         let left = || {
-            let what = format!("rank {rank} has left the job in good order and will not submit it");
+            let what = format!("rank {rank} has left the job and will not submit this tensor");
             Failure::new(FailureKind::RankLeft, what)
                 .hint("make sure that every rank makes the same calls, the same number of times")
                 .rank(rank)
@@ -336,8 +311,8 @@ impl Agreement {
         self.fail_tensor(slot, failure);
     }
 
-    /// Fails a tensor. If it is a join, no rank has joined any more, and the tensors that would
-    /// have run without the joined ranks fail, too (TELL).
+    /// Fails a tensor. If it is a join, the join is cancelled for all ranks, and the tensors that
+    /// would have run without the joined ranks fail, too (TELL).
     fn fail_tensor(&mut self, slot: Slot, failure: Failure) {
         let Some(tensor) = self.table.get(slot) else { return };
         let (id, joins) = (tensor.set, tensor.kinds.has_joins());
@@ -347,7 +322,7 @@ impl Agreement {
         }
     }
 
-    /// A join has failed.
+    /// Cancels a join that has failed.
     fn fail_join(&mut self, id: ProcessSetId, why: &Failure) {
         let Some(set) = self.sets.get(id) else { return };
         let of_set = self.table.pending().filter(|(_, _, tensor)| tensor.set == id);
@@ -363,26 +338,10 @@ impl Agreement {
         self.sets.cancel_join(id);
         for (slot, name, joined) in without {
             let who = text::named_ranks(&joined);
-            let what = format!("it was to do without {who}, whose join has failed: {}", why.what);
+            let what = format!("it was to run without {who}, but the join failed: {}", why.what);
             let failure = Failure { what, tensor: name, ..why.clone() };
             self.answer.failures.extend(self.table.fail(slot, failure));
         }
-    }
-
-    /// A segment of a round is sent out; `last` if it is the tensor's last one. Returns the
-    /// registration of the tensor's id if the nodes do not know it.
-    pub(crate) fn sent(&mut self, round: &Round, last: bool) -> Option<Registration> {
-        self.table.sent(round, last)
-    }
-
-    /// Every node has done one segment of the tensor in a slot.
-    pub(crate) fn finished(&mut self, slot: Slot) {
-        self.table.finished(slot);
-    }
-
-    /// A node has read that these ids are evicted.
-    pub(crate) fn forgotten(&mut self, node: NodeId, ids: &[TensorId]) -> Result<(), Violation> {
-        self.table.forgotten(node, ids)
     }
 
     /// What the next answer contains besides operations and ids.
@@ -396,20 +355,5 @@ impl Agreement {
             self.answer.sets_removed.push(SetRemoved { set, tensor });
         }
         std::mem::take(&mut self.answer)
-    }
-
-    /// The ids that have been evicted and of which the nodes have to be notified.
-    pub(crate) fn take_evicted(&mut self) -> Vec<TensorId> {
-        self.table.take_evicted()
-    }
-
-    /// How long tensors waited for those that came last, since the last call.
-    pub(crate) fn take_waits(&mut self) -> Waits {
-        self.waiting.take()
-    }
-
-    /// The number of tensors on which ranks disagreed, since the last call.
-    pub(crate) fn take_disagreements(&mut self) -> u64 {
-        std::mem::take(&mut self.disagreements)
     }
 }

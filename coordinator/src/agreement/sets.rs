@@ -1,5 +1,5 @@
-//! The process sets of the job: which exist, which are added and removed, and which ranks have
-//! joined them.
+//! The process sets of the job: which exist, which are added and removed, and which of their ranks
+//! have joined.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,10 +8,10 @@ use gradwire_proto::{
 };
 
 use crate::model::{
-    command::Joined, event::Announcement, process_set::ProcessSet, violation::Violation,
+    command::Joined, event::Announcement, process_set::ProcessSet, text, violation::Violation,
 };
 
-/// The most process sets besides that of all ranks (BOUND).
+/// The most process sets besides the global one (BOUND).
 const MAX_SETS: usize = 4096;
 
 pub(super) fn refuse(what: impl Into<String>, hint: &str) -> Failure {
@@ -24,14 +24,14 @@ pub(crate) struct ProcessSets {
     all: BTreeMap<ProcessSetId, ProcessSet>,
     /// The id of the set that was added last; no id is used again.
     last: u32,
-    /// Sets in which all ranks have joined, while an earlier operation is not done.
+    /// Sets in which all ranks have joined, but an earlier operation is not done.
     returning: BTreeSet<ProcessSetId>,
-    /// Sets that will be removed, while something in them is not done, and the requests for that.
+    /// Sets that will be removed once all their operations are done, and the removal requests.
     removing: BTreeMap<ProcessSetId, TensorRef>,
 }
 
 impl ProcessSets {
-    /// The process sets of a world: only that of all ranks.
+    /// The process sets of a new world: only the global one.
     pub(super) fn new(world: ProcessSet) -> Self {
         Self { all: BTreeMap::from([(ProcessSetId::GLOBAL, world)]), ..Self::default() }
     }
@@ -41,7 +41,7 @@ impl ProcessSets {
         self.all.get(&id)
     }
 
-    /// All sets, the one of all ranks first.
+    /// All sets, the global one first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (ProcessSetId, &ProcessSet)> {
         self.all.iter().map(|(&id, set)| (id, set))
     }
@@ -51,8 +51,8 @@ impl ProcessSets {
         self.all.len()
     }
 
-    /// Whether a rank has joined some set, in which it waits for the others.
-    pub(super) fn has_joined(&self, rank: Rank) -> bool {
+    /// Whether a rank has joined any set and waits for the others.
+    pub(crate) fn has_joined(&self, rank: Rank) -> bool {
         self.all.values().any(|set| set.joined().contains(&rank))
     }
 
@@ -62,10 +62,10 @@ impl ProcessSets {
         was_removed || self.removing.contains_key(&id)
     }
 
-    /// Notes the ranks that join. Call this before anything else of a message is handled: the same
-    /// message may contain what a node can announce because its rank has joined. Returns the sets
+    /// Notes the ranks that join. Call this before the rest of a message is handled: the message
+    /// may contain announcements that are possible only because a rank has joined. Returns the sets
     /// in which ranks join.
-    pub(super) fn note_joins(
+    pub(crate) fn note_joins(
         &mut self,
         node: NodeId,
         announcements: &[Announcement],
@@ -95,7 +95,7 @@ impl ProcessSets {
     pub(super) fn accepts(&self, announcement: &Announcement) -> Result<bool, Violation> {
         let id = announcement.set;
         if self.is_gone(id) {
-            // The node has not read that yet. It notifies its own ranks when it has.
+            // The node has not read of the removal yet. It notifies its own ranks when it has.
             return Ok(false);
         }
         if !self.all.contains_key(&id) {
@@ -110,24 +110,24 @@ impl ProcessSets {
             return Ok(false);
         }
         Err(Violation::Protocol(format!(
-            "announced a tensor of process set {id}, where all have joined and do not know it yet"
+            "announced a tensor of process set {id} before its ranks returned from their join"
         )))
     }
 
-    /// All ranks of a set have joined.
+    /// Notes that all ranks of a set have joined.
     pub(super) fn return_later(&mut self, id: ProcessSetId) {
         self.returning.insert(id);
     }
 
-    /// The join of a set has failed.
+    /// Cancels the join of a set.
     pub(super) fn cancel_join(&mut self, id: ProcessSetId) {
         if let Some(set) = self.all.get_mut(&id) {
             set.all_return();
         }
     }
 
-    /// The sets in which all ranks take part again. `is_idle` returns whether nothing of a set is
-    /// in flight. So a rank that returns finds no unfinished tensor in which it took no part.
+    /// The sets in which all ranks take part again. `is_idle` returns whether nothing in a set is
+    /// in flight, so a returning rank finds no unfinished tensor in which it takes no part.
     pub(super) fn take_joined(&mut self, is_idle: impl Fn(ProcessSetId) -> bool) -> Vec<Joined> {
         let ready = std::mem::take(&mut self.returning).into_iter();
         let (ready, later): (BTreeSet<_>, BTreeSet<_>) = ready.partition(|id| is_idle(*id));
@@ -140,8 +140,8 @@ impl ProcessSets {
         ready.into_iter().filter_map(back).collect()
     }
 
-    /// Returns the sets that can be removed, with the requests for that, once nothing of them is in
-    /// flight.
+    /// Returns the sets that can be removed because nothing in them is in flight, with the requests
+    /// for that.
     pub(super) fn take_removed(
         &mut self,
         is_idle: impl Fn(ProcessSetId) -> bool,
@@ -158,16 +158,17 @@ impl ProcessSets {
         let world = self.all.get(&ProcessSetId::GLOBAL);
         let size = world.map_or(0, |world| world.members().len());
         if let Some(stranger) = ranks.iter().find(|rank| rank.0 as usize >= size) {
+            let size = text::count(size, "rank");
             return Err(refuse(
                 format!("rank {stranger} is not in the job, which has {size}"),
-                "the ranks of a process set are numbered over the whole job, from 0",
+                "use the ranks of the whole job, numbered from 0, for process sets",
             ));
         }
-        // The set of all ranks is one of them.
+        // One of them is the global one.
         if self.all.len() > MAX_SETS {
             return Err(refuse(
-                format!("there are {MAX_SETS} process sets already"),
-                "remove those that are not needed any more, and make sets once instead of in \
+                format!("the job already has {MAX_SETS} process sets"),
+                "remove sets that are not needed any more, and create sets once instead of in \
                  every step",
             ));
         }
@@ -183,17 +184,17 @@ impl ProcessSets {
     pub(super) fn removable(&self, number: u64) -> Result<(ProcessSetId, &ProcessSet), Failure> {
         let id = u32::try_from(number).map(ProcessSetId).unwrap_or_default();
         if number == 0 {
-            return Err(refuse("the process set 0 of all ranks can't be removed", ""));
+            return Err(refuse("process set 0, which has all ranks, can't be removed", ""));
         }
         let gone = self.is_gone(id);
         let Some(set) = self.all.get(&id).filter(|_| !gone) else {
-            let why = if gone { "has been removed already" } else { "does not exist" };
+            let why = if gone { "has already been removed" } else { "does not exist" };
             return Err(refuse(format!("process set {number} {why}"), "remove each set once"));
         };
         Ok((id, set))
     }
 
-    /// Removes a set once nothing of it is in flight. The tensor is the request for that.
+    /// Removes a set once nothing in it is in flight. `tensor` is the removal request.
     pub(super) fn remove_later(&mut self, id: ProcessSetId, tensor: TensorRef) {
         self.removing.insert(id, tensor);
     }

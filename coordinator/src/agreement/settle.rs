@@ -1,5 +1,5 @@
-//! The result for a tensor that all nodes have announced. Either all ranks ask for the same and it
-//! is possible, or every rank is notified why it will never run.
+//! The result for a tensor that all nodes have announced. Either all ranks request the same and it
+//! is possible, or every rank is told why it will never run.
 
 use std::collections::BTreeMap;
 
@@ -9,6 +9,7 @@ use gradwire_proto::{
 
 use super::{
     disagreement::{Answer, disagreement},
+    sets::refuse,
     tensor::{Tensor, peers},
 };
 use crate::model::{
@@ -26,10 +27,6 @@ pub(super) struct Consent {
     pub(super) members: Vec<Rank>,
     /// The members that would take part but have joined, ascending.
     pub(super) absent: Vec<Rank>,
-}
-
-fn invalid(what: impl Into<String>, hint: &str) -> Failure {
-    Failure::new(FailureKind::Invalid, what).hint(hint)
 }
 
 /// Compares the requests of all ranks for a tensor that is complete.
@@ -71,7 +68,7 @@ fn answers(tensor: &Tensor, set: &ProcessSet) -> Vec<Answer> {
     rows.into_iter().map(answer).collect()
 }
 
-/// Checks what the requests alone do not show: which ranks take part, and how large the result is.
+/// Checks which ranks take part, and how many parts the result has.
 fn check(
     id: ProcessSetId,
     set: &ProcessSet,
@@ -86,27 +83,27 @@ fn check(
     );
     for rank in is_rooted.then_some([common.root; 2]).or(peers(common)).into_iter().flatten() {
         if !set.contains(rank) {
-            return Err(invalid(
+            return Err(refuse(
                 format!("rank {rank} of this {collective} is not in {}", text::set(id, set)),
-                "roots, senders and receivers are numbered over the whole job, and must be \
-                 members of the process set",
+                "roots, senders and receivers are ranks of the whole job, and must be members of \
+                 the process set",
             ));
         }
     }
     let sets = matches!(collective, Collective::AddProcessSet | Collective::RemoveProcessSet);
     if sets && id != ProcessSetId::GLOBAL {
-        return Err(invalid(
-            format!("process set {id} can't do {collective}"),
-            "process sets are made and removed by all ranks together, in process set 0",
+        return Err(refuse(
+            format!("{collective} is not possible in process set {id}"),
+            "process sets are added and removed by all ranks together, in process set 0",
         ));
     }
     check_absent(common, absent)?;
     let flows = Plan::flows(common, members);
     if flows > MAX_FLOWS {
-        return Err(invalid(
+        return Err(refuse(
             format!(
-                "{collective} of {} between {} consists of {flows} parts, more than the \
-                 {MAX_FLOWS} that are possible",
+                "{collective} of {} between {} consists of {flows} parts, but at most {MAX_FLOWS} \
+                 are possible",
                 text::count(common.parts(), "tensor"),
                 text::count(members, "rank"),
             ),
@@ -129,16 +126,16 @@ fn check_absent(common: &Request, absent: &[Rank]) -> Result<(), Failure> {
             absent.binary_search(&common.root).is_err()
         }
         _ => {
-            return Err(invalid(
-                format!("{who} {have} joined, and {collective} can't do without"),
-                "let no rank join before all have done this; allreduce, reduce, broadcast, \
-                 allgather, gather and barrier work without those that have joined",
+            return Err(refuse(
+                format!("{who} {have} joined, but {collective} needs all ranks"),
+                "call join only after this operation is done on all ranks; allreduce, reduce, \
+                 broadcast, allgather, gather and barrier work without ranks that have joined",
             ));
         }
     };
     if !has_root {
         let what = format!("the root {} of this {collective} has joined", common.root);
-        return Err(invalid(what, "use a root that has not joined"));
+        return Err(refuse(what, "use a root that has not joined"));
     }
     Ok(())
 }
@@ -146,14 +143,14 @@ fn check_absent(common: &Request, absent: &[Rank]) -> Result<(), Failure> {
 fn explain(impossible: &Impossible) -> Failure {
     let failure = Failure::new(FailureKind::Invalid, impossible.to_string());
     match impossible {
-        Impossible::NotAMember { .. } => failure.hint("use the rank of a process that takes part"),
+        Impossible::NotAMember { .. } => failure.hint("use a rank that takes part"),
         Impossible::Splits { rank, .. }
         | Impossible::TooManyRows { rank, .. }
         | Impossible::Uneven { rank, .. } => failure.rank(*rank).hint(
-            "give each member of the process set its number of rows, in rank order, and not more \
-             than there are",
+            "give one number of rows for each member of the process set, in rank order; their sum \
+             must not exceed the rows of the tensor",
         ),
-        Impossible::Type(_) => failure.hint("all ranks' tensors together are too large"),
+        Impossible::Type(_) => failure.hint("the tensors of all ranks together are too large"),
         Impossible::Other(_) => failure,
     }
 }

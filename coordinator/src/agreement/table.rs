@@ -1,8 +1,9 @@
-//! Which nodes have announced which tensor. Once all have, the requests are compared.
+//! All known tensors, and which nodes have announced them. Once all nodes have announced a tensor,
+//! the requests are compared.
 //!
-//! Every tensor has a slot for as long as it is known: while it waits, while it is in flight, or
-//! while it has an id. A tensor with an id costs no allocation in the steady state. If ids run out,
-//! an idle tensor that has not been used for long loses its id and is forgotten (BOUND).
+//! Every tensor has a slot while it waits, is in flight, or has an id. A tensor with an id needs no
+//! allocation in the steady state. If ids run out, an idle tensor that was not used recently loses
+//! its id and is forgotten (BOUND).
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -28,20 +29,20 @@ use crate::model::{
     violation::Violation,
 };
 
-/// How many tensors are considered for eviction when an id is needed, besides one for each flow
-/// that needs room.
+/// How many tensors are considered for eviction when an id is needed, in addition to one for each
+/// flow that needs room.
 const CONSIDERED: usize = 256;
 
 /// The result for a tensor that all nodes have announced.
 #[derive(Debug)]
 pub(crate) enum Settled {
-    /// All ranks have asked for the same: it can be sent out.
+    /// All ranks have made the same request: it can be sent out.
     Runs(Arc<Round>),
-    /// All ranks have asked for something that is not an operation; the round is still open.
+    /// All ranks have requested something that is not an operation; the round is still open.
     Asks {
         /// The request.
         request: Request,
-        /// How messages call the tensor.
+        /// How messages refer to the tensor.
         tensor: TensorRef,
     },
     /// It will never run.
@@ -51,11 +52,11 @@ pub(crate) enum Settled {
 /// The result of an announcement.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Announced {
-    /// Other nodes have to announce the tensor.
+    /// Other nodes have yet to announce the tensor.
     Waiting(Slot),
     /// All nodes have announced it.
     Complete(Slot),
-    /// Nothing changes for any tensor that is waited for.
+    /// No pending tensor is affected.
     Nothing,
 }
 
@@ -63,7 +64,7 @@ fn unknown(id: TensorId) -> Violation {
     Violation::Protocol(format!("announced the tensor id {id}, which is not in use"))
 }
 
-/// The tensors that are known, by slot, name and id.
+/// The known tensors by slot, name and id.
 #[derive(Debug)]
 pub(crate) struct ReadyTable {
     tensors: Vec<Option<Tensor>>,
@@ -71,7 +72,7 @@ pub(crate) struct ReadyTable {
     names: BTreeMap<(ProcessSetId, TensorName), Slot>,
     ids: Ids,
     evicted: Evicted,
-    /// Evicted ids of which the nodes have not been notified.
+    /// Evicted ids that the nodes have not been told about.
     unannounced: Vec<TensorId>,
     nodes: usize,
     most: usize,
@@ -80,8 +81,8 @@ pub(crate) struct ReadyTable {
 }
 
 impl ReadyTable {
-    /// A table for a world of `nodes`, with at most `max_ids` ids and `most` tensors (BOUND). All
-    /// ids together have at most as many flows as one tensor may have.
+    /// A table for `nodes` nodes, with at most `max_ids` ids and `most` tensors (BOUND). All ids
+    /// together have at most as many flows as one tensor may have.
     pub(crate) fn new(nodes: usize, max_ids: usize, most: usize, compression: Compression) -> Self {
         Self {
             tensors: Vec::new(),
@@ -97,7 +98,7 @@ impl ReadyTable {
         }
     }
 
-    /// How many tensors wait for some node.
+    /// How many tensors wait for a node.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting
     }
@@ -110,7 +111,7 @@ impl ReadyTable {
         self.tensors.get(slot.0 as usize)?.as_ref()
     }
 
-    /// The tensors that wait for some node, and since when.
+    /// The tensors that wait for a node, and since when.
     pub(crate) fn pending(&self) -> impl Iterator<Item = (Slot, Duration, &Tensor)> {
         self.tensors.iter().enumerate().filter_map(|(slot, tensor)| {
             let tensor = tensor.as_ref()?;
@@ -129,7 +130,7 @@ impl ReadyTable {
             TensorRef::Name(name) => {
                 if announcement.submitted.is_empty() {
                     let what =
-                        format!("announced tensor '{name}' without saying what is asked for");
+                        format!("announced tensor '{name}' by its name, but without requests");
                     return Err(Violation::Protocol(what));
                 }
                 Ok(self.names.get(&(announcement.set, name.clone())).copied())
@@ -140,7 +141,7 @@ impl ReadyTable {
     fn add(&mut self, set: ProcessSetId, name: TensorName) -> Result<Slot, Violation> {
         if self.names.len() >= self.most {
             return Err(Violation::Resource(format!(
-                "announced tensor '{name}', but {} tensors are known already",
+                "announced tensor '{name}', but the limit of {} tensors is reached",
                 self.most
             )));
         }
@@ -157,7 +158,7 @@ impl ReadyTable {
         Ok(slot)
     }
 
-    /// Handles a node's announcement (TRUST). `progress` returns how far the node is with the
+    /// Handles a node's announcement (TRUST). `progress` returns the node's progress with the
     /// tensor in a slot.
     pub(crate) fn announce(
         &mut self,
@@ -176,7 +177,7 @@ impl ReadyTable {
             && matches!(carries, Carries::Mixed | Carries::Duplicates)
             && self.ids.was_dropped(id)
         {
-            // Another request was agreed on for the tensor meanwhile.
+            // In the meantime, the ranks have agreed on another request for the tensor.
             return Ok(Announced::Nothing);
         }
         let slot = self.find(&announcement)?;
@@ -263,8 +264,8 @@ impl ReadyTable {
         if is_complete { Announced::Complete(slot) } else { Announced::Waiting(slot) }
     }
 
-    /// Ends the round of a tensor that all nodes have announced. If it asks for something that the
-    /// table can't do, the round stays open until [`ReadyTable::close`] or [`ReadyTable::fail`].
+    /// Ends the round of a tensor that all nodes have announced. If the request is not an
+    /// operation, the round stays open until [`ReadyTable::close`] or [`ReadyTable::fail`].
     pub(crate) fn settle(
         &mut self,
         slot: Slot,
@@ -329,10 +330,10 @@ impl ReadyTable {
         }
     }
 
-    /// The id of an agreed tensor: the one that it has, or a new one if its meaning has changed.
-    /// `None` if the tensor has to be sent by name: while ranks are absent, where no id is left,
-    /// and while the old id can't be taken, because segments under it have not been sent out or
-    /// too many evictions have not been confirmed.
+    /// The id of an agreed tensor: its old id, or a new one if its meaning has changed. `None` if
+    /// the tensor must be sent by name: if ranks are absent, if no id is free, or if the old id
+    /// can't be dropped because its segments have not all been sent out or too many evictions are
+    /// not confirmed.
     fn register(
         &mut self,
         slot: Slot,
@@ -343,8 +344,8 @@ impl ReadyTable {
         if !plan.absent.is_empty() {
             return None;
         }
-        // What two ranks send concerns nobody else: those that used the name before have not waited
-        // for these, and may have announced it by its old id again.
+        // A send and receive concerns only two ranks. Other ranks that used the name before did not
+        // wait for these two, and may have announced the tensor by its old id again.
         let mut others_may_use_it = false;
         if let Some(old) = &tensor.registered {
             if old.plan.agreed == plan.agreed && old.priority == priority {
@@ -369,7 +370,7 @@ impl ReadyTable {
             let plan = Arc::clone(&plan);
             Registered { id, plan, priority, announced: false, used: false }
         });
-        // Where no new registration replaces it, the nodes would not see that it is gone.
+        // Without a new registration, the nodes would not notice that the old id is gone.
         let is_evicted = new.is_none() || others_may_use_it;
         let tensor = self.get_mut(slot)?;
         tensor.registered = new;
@@ -385,9 +386,9 @@ impl ReadyTable {
         self.evicted.add(set, name, registered, self.nodes);
     }
 
-    /// Evicts ids of idle tensors until there is room for one more id with so many flows (BOUND).
-    /// It goes round all ids, oldest first, and skips those that have been used since it last
-    /// reached them. The evictions that nodes have not confirmed yet are bounded likewise.
+    /// Evicts ids of idle tensors until there is room for one more id with `flows` flows (BOUND).
+    /// It cycles through all ids, oldest first, and skips those that have been used since the last
+    /// visit. Unconfirmed evictions are bounded in the same way.
     fn make_room(&mut self, flows: usize) {
         for _ in 0..CONSIDERED + flows {
             if self.ids.has_room(flows) || self.evicted.flows() >= MAX_FLOWS {
@@ -408,17 +409,17 @@ impl ReadyTable {
         }
     }
 
-    /// The ids that have been evicted and of which the nodes have to be notified.
+    /// The evicted ids that the nodes must be told about.
     pub(crate) fn take_evicted(&mut self) -> Vec<TensorId> {
         std::mem::take(&mut self.unannounced)
     }
 
-    /// A node has read that these ids are evicted.
+    /// Notes that a node has forgotten these evicted ids.
     pub(crate) fn forgotten(&mut self, node: NodeId, ids: &[TensorId]) -> Result<(), Violation> {
         match ids.iter().find(|id| !self.evicted.confirmed(node, **id)) {
             None => Ok(()),
             Some(id) => Err(Violation::Protocol(format!(
-                "says that it has forgotten the tensor id {id}, which it was not asked to"
+                "reported that it forgot the tensor id {id}, which it was not told to forget"
             ))),
         }
     }
@@ -448,8 +449,8 @@ impl ReadyTable {
         self.waiting -= usize::from(was_waiting);
     }
 
-    /// Notes that a segment of a queued tensor is sent out; `last` if nothing of it is left.
-    /// Returns the registration of its id, if the nodes do not know it.
+    /// Notes that a segment of a queued tensor is sent out; `last` if it is the last one. Returns
+    /// the registration of its id if the nodes do not know it.
     pub(crate) fn sent(&mut self, round: &Round, last: bool) -> Option<Registration> {
         let tensor = self.get_mut(round.slot)?;
         tensor.unfinished += 1;
@@ -497,7 +498,7 @@ impl ReadyTable {
         })
     }
 
-    /// The tensors of a process set that are waited for or in flight.
+    /// The tensors of a process set that are pending or in flight.
     pub(crate) fn in_progress(&self, set: ProcessSetId) -> impl Iterator<Item = &TensorName> {
         self.of_set(set).filter(|(_, tensor)| !tensor.is_idle()).map(|(_, tensor)| &tensor.name)
     }

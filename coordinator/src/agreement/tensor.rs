@@ -14,7 +14,7 @@ use crate::{
     model::{event::Submitted, process_set::ProcessSet},
 };
 
-/// The most second submissions that one round keeps for its table (BOUND).
+/// The most second submissions that a round keeps for the table of a disagreement (BOUND).
 const MAX_DUPLICATES: usize = 4096;
 
 /// The sender and the receiver of a send and receive.
@@ -25,8 +25,8 @@ pub(super) fn peers(request: &Request) -> Option<[Rank; 2]> {
     }
 }
 
-/// The ranks for which a node answers by an id alone, which stands for `request`: all that it has
-/// in the set, or its ranks among the sender and the receiver.
+/// The ranks for which an announcement by id counts, if the id means `request`: all ranks of the
+/// node in the set, or its ranks among the sender and the receiver.
 pub(super) fn answers_by_id<'a>(
     request: &Request,
     set: &'a ProcessSet,
@@ -39,7 +39,7 @@ pub(super) fn answers_by_id<'a>(
     }
 }
 
-/// The request of a rank for which a node answers by an id alone, which stands for `agreed`.
+/// The request of a rank that is announced by an id with the meaning `agreed`.
 pub(super) fn asked_by_id<'a>(
     agreed: &'a Agreed,
     set: &ProcessSet,
@@ -59,14 +59,14 @@ pub(super) fn asked_by_id<'a>(
     }
 }
 
-/// The kinds of calls among the requests of a round, as far as they decide who has to submit.
+/// The kinds of calls in a round, as far as they decide which ranks must submit.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct CallKinds {
-    /// Some are sends and receives: for two ranks.
+    /// There is a send and receive, for two ranks.
     sends: bool,
-    /// Some are joins: each rank for itself.
+    /// There is a join, of each rank for itself.
     joins: bool,
-    /// Some are other calls: for all ranks that have not joined.
+    /// There is another call, for all ranks that have not joined.
     others: bool,
 }
 
@@ -99,7 +99,7 @@ impl CallKinds {
         self.sends && !self.joins && !self.others
     }
 
-    /// Whether a node may announce its ranks one after the other.
+    /// Whether a node may announce its ranks one by one.
     pub(super) fn is_partial(self) -> bool {
         self.sends || self.joins
     }
@@ -107,30 +107,30 @@ impl CallKinds {
 
 /// One name in one process set.
 #[derive(Debug)]
-pub(super) struct Tensor {
+pub(crate) struct Tensor {
     pub(super) set: ProcessSetId,
     pub(super) name: TensorName,
     pub(super) registered: Option<Registered>,
-    /// When the first node announced it; `None` while nobody waits for it.
+    /// When the first node announced it; `None` while it is not pending.
     pub(super) since: Option<Duration>,
-    /// When its first rank submitted it, as far as nodes have said.
+    /// When the first rank submitted it, as far as nodes have reported.
     pub(super) submitted: Duration,
     /// The nodes that have announced it.
     pub(super) announced: FixedBitSet,
-    /// The full requests of the nodes that did not announce it by the id alone.
+    /// The full requests of the nodes that did not announce it by id.
     pub(super) requests: Vec<(NodeId, Submitted)>,
     /// Second submissions that were reported after the first ones.
     pub(super) duplicates: Vec<Submitted>,
-    /// Which kinds of calls the requests are.
+    /// The kinds of calls in this round.
     pub(super) kinds: CallKinds,
-    /// Whether all ranks have agreed and not all of it has been sent out.
+    /// Whether all ranks have agreed but not all of it has been sent out.
     pub(super) queued: bool,
-    /// The number of its segments that some node has not done.
+    /// The number of its segments that are in flight.
     pub(super) unfinished: u32,
 }
 
 impl Tensor {
-    /// A tensor that nobody has announced, in a world of `nodes`.
+    /// A tensor that no node has announced, in a world with `nodes` nodes.
     pub(super) fn new(set: ProcessSetId, name: TensorName, nodes: usize) -> Self {
         Self {
             set,
@@ -147,7 +147,7 @@ impl Tensor {
         }
     }
 
-    /// How messages call it: by an id only if the nodes know the id.
+    /// How messages refer to it: by an id only if the nodes know the id.
     pub(super) fn reference(&self) -> TensorRef {
         match &self.registered {
             Some(registered) if registered.announced => TensorRef::Id(registered.id),
@@ -155,7 +155,7 @@ impl Tensor {
         }
     }
 
-    /// Whether something of it went to dispatch and is not done.
+    /// Whether dispatch has parts of it that are not done.
     pub(super) fn is_out(&self) -> bool {
         self.queued || self.unfinished > 0
     }
@@ -165,12 +165,12 @@ impl Tensor {
         self.announced.contains(node.index())
     }
 
-    /// Whether nobody waits for it and nothing of it is in flight.
+    /// Whether it is neither pending nor in flight.
     pub(super) fn is_idle(&self) -> bool {
         self.since.is_none() && !self.queued && self.unfinished == 0
     }
 
-    /// The ranks that a node answers for by the id alone.
+    /// The ranks for which a node's announcement by id counts.
     pub(super) fn ranks_by_id<'a>(&self, set: &'a ProcessSet, node: NodeId) -> Cow<'a, [Rank]> {
         match &self.registered {
             None => Cow::Borrowed(set.local(node)),
@@ -178,7 +178,7 @@ impl Tensor {
         }
     }
 
-    /// The nodes that have announced it and answered by the id alone.
+    /// The nodes that have announced it by id.
     fn by_id(&self, set: &ProcessSet) -> Vec<NodeId> {
         let mut in_full: Vec<NodeId> = self.requests.iter().map(|(node, _)| *node).collect();
         in_full.sort_unstable();
@@ -191,7 +191,7 @@ impl Tensor {
         set.nodes().iter().copied().filter(is_by_id).collect()
     }
 
-    /// What was agreed before, if some node answers by the id alone in this round.
+    /// What was agreed before, if a node has announced it by id in this round.
     pub(super) fn again(&self, set: &ProcessSet) -> Option<&Registered> {
         self.registered.as_ref().filter(|_| !self.by_id(set).is_empty())
     }
@@ -201,7 +201,7 @@ impl Tensor {
         self.requests.iter().filter(move |(n, _)| *n == node).map(|(_, submitted)| submitted)
     }
 
-    /// The ranks that have to submit it or to join: all of the set, or the sender and the receiver.
+    /// The ranks that must submit it or join: all of the set, or the sender and the receiver.
     pub(super) fn concerned<'a>(&self, set: &'a ProcessSet) -> Cow<'a, [Rank]> {
         if !self.kinds.only_sends() {
             return Cow::Borrowed(set.members());
@@ -215,7 +215,7 @@ impl Tensor {
         Cow::Owned(all)
     }
 
-    /// The requests of the ranks that have submitted it, by rank.
+    /// The requests of the ranks that have submitted it.
     pub(super) fn answers<'a>(&'a self, set: &'a ProcessSet) -> BTreeMap<Rank, Cow<'a, Request>> {
         let mut all = BTreeMap::new();
         if let Some(registered) = self.again(set) {
@@ -268,8 +268,8 @@ impl Tensor {
         set.nodes().iter().all(|&node| self.has_announced(node) || joined(node))
     }
 
-    /// The part of the requests that has to be the same for all, with the highest of the
-    /// priorities; `None` if it is not the same.
+    /// The part of the requests that must be equal on all ranks, with the highest priority; `None`
+    /// if it is not equal.
     pub(super) fn common(&self, set: &ProcessSet) -> Option<(Request, Priority)> {
         if !self.duplicates.is_empty() || self.requests.iter().any(|(_, s)| s.duplicate) {
             return None;
@@ -287,8 +287,7 @@ impl Tensor {
         Some((first.common(), priority))
     }
 
-    /// A rank that has left without submitting it: it never will. Of several, it is the one that
-    /// left first, because others may have left for that reason.
+    /// The first rank that has left without submitting it. Others may have left for that reason.
     pub(super) fn left_behind(
         &self,
         set: &ProcessSet,
@@ -302,7 +301,7 @@ impl Tensor {
         left.min().map(|(_, node, rank)| (node, rank))
     }
 
-    /// Keeps further second submissions, for the table. Known ones add nothing.
+    /// Keeps new second submissions for the table of a disagreement.
     pub(super) fn add_duplicates(&mut self, submitted: Vec<Submitted>) {
         let known = |s: &Submitted| {
             let seen = self.duplicates.iter().filter(|a| a.request == s.request);

@@ -1,8 +1,7 @@
-//! How long tensors waited for the rank and the node that came last, for the metrics.
+//! How long tensors waited for the last rank and the last node, for the metrics.
 //!
-//! Tensors of one step wait at the same time, and together no longer than the clock ran. So what
-//! counts for a rank or a node is the time in which *some* tensor waited for it: a wait is counted
-//! from where the last one ended, if that was later than it began.
+//! The tensors of a step wait at the same time. So the time counted for a rank or a node is the
+//! time in which *any* tensor waited for it: overlapping waits count once.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -10,15 +9,15 @@ use gradwire_proto::{NodeId, Rank};
 
 use crate::model::command::Waits;
 
-/// Shorter waits say nothing about a rank: all of them differ by as much.
+/// Shorter waits are normal and are not counted for a rank.
 const SHORTEST: Duration = Duration::from_millis(1);
 
-/// Until when the waits for one have been counted.
+/// Until when the waits for one rank or node have been counted.
 #[derive(Debug, Default)]
 struct Counted(Duration);
 
 impl Counted {
-    /// The part of a wait that has not been counted.
+    /// Counts a wait, and returns the part that had not been counted.
     fn add(&mut self, since: Duration, now: Duration) -> Duration {
         let time = now.saturating_sub(since.max(self.0));
         self.0 = self.0.max(now);
@@ -26,22 +25,22 @@ impl Counted {
     }
 }
 
-/// All waits of a job that have not been recorded, and until when each was counted.
+/// The waits that have not been recorded yet, and until when waits have been counted.
 #[derive(Debug, Default)]
-pub(super) struct Waiting {
+pub(crate) struct Waiting {
     nodes: BTreeMap<NodeId, Counted>,
     ranks: BTreeMap<Rank, Counted>,
     new: Waits,
 }
 
 impl Waiting {
-    /// A tensor that some node had announced at `since` is complete, with a node's announcement.
+    /// Counts the wait of a tensor that was first announced at `since` and completed by `last`.
     pub(super) fn node(&mut self, last: NodeId, since: Duration, now: Duration) {
         let time = self.nodes.entry(last).or_default().add(since, now);
         *self.new.nodes.entry(last).or_default() += time;
     }
 
-    /// A tensor that some rank had submitted at `since` is complete, with a rank's submission.
+    /// Counts the wait of a tensor that was first submitted at `since` and completed by `last`.
     pub(super) fn rank(&mut self, last: Rank, since: Duration, now: Duration) {
         let wait = now.saturating_sub(since);
         self.new.of_tensors.push(wait);
@@ -54,7 +53,7 @@ impl Waiting {
     }
 
     /// What has been added since the last call.
-    pub(super) fn take(&mut self) -> Waits {
+    pub(crate) fn take(&mut self) -> Waits {
         std::mem::take(&mut self.new)
     }
 }
@@ -68,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_at_the_same_time_count_once() {
+    fn overlapping_waits_count_once() {
         let (mut waiting, rank, node) = (Waiting::default(), Rank(3), NodeId(1));
         for (since, now) in [(100, 150), (110, 150), (130, 160), (200, 210)] {
             waiting.rank(rank, ms(since), ms(now));
@@ -79,13 +78,13 @@ mod tests {
         assert_eq!(new.ranks[&rank].tensors, 4);
         assert_eq!(new.nodes[&node], ms(70));
         assert_eq!(new.of_tensors, [50, 40, 30, 10].map(ms));
-        // A tensor that began to wait long ago and is complete now.
+        // A tensor that has waited for a long time completes.
         waiting.rank(rank, ms(90), ms(230));
         assert_eq!(waiting.take().ranks[&rank].time, ms(20));
     }
 
     #[test]
-    fn each_rank_is_counted_by_itself_and_short_waits_are_not() {
+    fn short_waits_are_not_counted_for_ranks() {
         let mut waiting = Waiting::default();
         waiting.rank(Rank(0), ms(10), ms(20));
         waiting.rank(Rank(1), ms(10), ms(20));

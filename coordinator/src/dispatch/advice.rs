@@ -1,52 +1,51 @@
-//! Settings that nodes have from their start on, and that should be faster at the next one. Pure.
+//! Recommendations for settings that are fixed while a job runs. Pure.
 
 use crate::model::{EngineConfig, network::Network};
 
-/// The most data threads and connections that settings allow.
+/// The largest values that the settings allow.
 const MAX_LANES: u32 = gradwire_proto::MAX_LANES;
 const MAX_STREAMS: u32 = 16;
 
-/// Lanes that together move at most so many times as much as one are not needed.
+/// One lane is enough if all lanes together are less than this many times as fast as one.
 const USELESS: f64 = 1.15;
 
-/// Lanes of which each moves at least this part of what one alone does leave room for more.
+/// More lanes may help if each lane reaches more than this fraction of the rate of a single one.
 const USEFUL: f64 = 0.8;
 
-/// A lane that moves at most this part of what the processor reduces waits for its connection.
+/// A lane is limited by its connection if it is slower than this fraction of the reduction rate.
 const IDLE: f64 = 0.25;
 
-/// The middle one.
 fn median(mut rates: Vec<f64>) -> Option<f64> {
     rates.sort_by(f64::total_cmp);
     rates.get(rates.len() / 2).copied()
 }
 
-/// What should be set at the next start, each with its reason.
+/// The recommended settings for the next start, each with its reason.
 pub(crate) fn advice(config: &EngineConfig, network: &Network) -> Vec<String> {
     let (lanes, streams) = (config.lanes, config.streams);
     let links = || network.links.iter();
     let one = median(links().map(|link| link.lane_rate).collect());
     let all = median(links().map(|link| link.rate).collect());
-    // One lane is compared with nothing.
+    // A single lane can't be compared.
     let both = one.zip(all).filter(|(one, all)| lanes > 1 && *one > 0.0 && *all > 0.0);
     let Some((one, all)) = both else { return Vec::new() };
     let ratio = all / one;
-    let measured = format!("{lanes} lanes move {ratio:.2} times as much as one");
+    let measured = format!("{lanes} lanes are {ratio:.2} times as fast as one");
     let mut advice = Vec::new();
     if ratio < USELESS {
-        advice.push(format!("data.lanes=1: {measured}, so one is enough"));
+        advice.push(format!("data.lanes=1: {measured}, so one lane is enough"));
     }
     let is_limit = ratio > USEFUL * f64::from(lanes);
     let waits = one * network.cost.reduce_per_byte < IDLE;
     if is_limit && waits && streams < MAX_STREAMS {
         let more = (2 * streams).min(MAX_STREAMS);
         advice.push(format!(
-            "data.streams={more}: {measured}, and the processor is idle, so connections are the \
-             limit"
+            "data.streams={more}: {measured} and the processor is mostly idle, so the connections \
+             are the bottleneck"
         ));
     } else if is_limit && lanes < MAX_LANES {
         let more = (2 * lanes).min(MAX_LANES);
-        advice.push(format!("data.lanes={more}: {measured}, so more may move more"));
+        advice.push(format!("data.lanes={more}: {measured}, so more lanes may be faster"));
     }
     advice
 }
@@ -62,7 +61,7 @@ mod tests {
     use super::*;
     use crate::model::network::LinkMeasured;
 
-    /// What is recommended with two lanes, for a lane and all of them, in GB/s.
+    /// The advice for two lanes, given the rates of a single lane and of both, in GB/s.
     fn advised(lane_rate: f64, rate: f64) -> Vec<String> {
         let settings = Settings::default();
         let config = EngineConfig::new(JobId::new("job").unwrap(), 2, 0, &settings).unwrap();
@@ -85,16 +84,16 @@ mod tests {
     }
 
     #[test]
-    fn lanes_and_streams_are_recommended_with_a_reason() {
+    fn lanes_and_streams_are_recommended() {
         let of = |lane_rate, rate| {
             let all = advised(lane_rate, rate);
             assert!(all.len() <= 1, "{all:?}");
             all.into_iter().next().unwrap_or_default()
         };
-        assert!(of(3.0, 3.1).starts_with("data.lanes=1: 2 lanes move 1.03 times"));
-        assert!(of(0.6, 1.2).starts_with("data.streams=2: 2 lanes move 2.00 times"));
-        assert!(of(3.0, 5.8).starts_with("data.lanes=4: 2 lanes move 1.93 times"));
-        assert_eq!(of(3.0, 4.2), "", "between: as it is");
+        assert!(of(3.0, 3.1).starts_with("data.lanes=1: 2 lanes are 1.03 times"));
+        assert!(of(0.6, 1.2).starts_with("data.streams=2: 2 lanes are 2.00 times"));
+        assert!(of(3.0, 5.8).starts_with("data.lanes=4: 2 lanes are 1.93 times"));
+        assert_eq!(of(3.0, 4.2), "", "in between, nothing is recommended");
         assert_eq!(of(0.0, 0.0), "", "nothing was measured");
     }
 }

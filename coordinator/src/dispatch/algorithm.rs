@@ -1,5 +1,5 @@
-//! The algorithm of a piece. It is decided once for all pieces of about its size, between the same
-//! nodes, in pipelines of about the same length. How long such pieces take may change it.
+//! Chooses the algorithm of a piece. The choice holds for all pieces of similar size, between the
+//! same nodes, in pipelines of similar length. Measured times may change it.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -14,6 +14,7 @@ use gradwire_collectives::{
 use gradwire_proto::{
     Collective, NodeId, Route, SpecId,
     compression::{GROUP, GROUP_BYTES},
+    pb,
 };
 
 use super::decision::{Decision, FILLS, Known};
@@ -22,13 +23,13 @@ use crate::model::{
     command::KnownSpec,
     learned::{Learned, Time},
     network::Arrangement,
-    status::{CandidateStatus, ChoiceStatus, MAX_CANDIDATES, MAX_CHOICES as SHOWN},
+    status::{MAX_CANDIDATES, MAX_CHOICES as SHOWN},
 };
 
 /// The most choices that are kept (BOUND).
 const MAX_CHOICES: usize = 4096;
 
-/// The pieces of one decision.
+/// The pieces that share a decision.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Class {
     /// The participants.
@@ -37,16 +38,15 @@ struct Class {
     quantized: bool,
     /// The number of the rule that applies.
     rule: usize,
-    /// The power of two that the bytes do not exceed; of quantized pieces, that the elements do
-    /// not exceed.
+    /// The exponent of the power of two that bounds the bytes, or the elements of quantized pieces.
     size: u32,
-    /// As many pieces of the pipeline at most, a power of two.
+    /// The most pieces of the pipeline, a power of two.
     pieces: u32,
 }
 
-/// The power of two that stands for so many bytes on the wire.
+/// The [`Class::size`] of a piece with `bytes` bytes on the wire.
 fn size_of(bytes: u64, quantized: bool) -> u32 {
-    // A group has a scale, too, and would be above the power of two.
+    // Counted in bytes, a group would exceed the power of two because of its scale.
     let units = if quantized { bytes.div_ceil(GROUP_BYTES as u64) * GROUP as u64 } else { bytes };
     units.min(1 << 62).next_power_of_two().ilog2()
 }
@@ -59,13 +59,13 @@ impl Class {
     }
 }
 
-/// A class without its rule: what jobs measure does not depend on rules.
+/// A class without its rule: measured times do not depend on rules.
 type Measured = (Topology, Kind, bool, u32, u32);
 
-/// What was measured of a class: times, and the microseconds that 1000 stands for (0: not known).
+/// The measured times of a class, and the microseconds of a time of 1000 (0: unknown).
 type Times = (Vec<Time>, u64);
 
-/// What an algorithm is chosen for.
+/// The piece for which an algorithm is chosen.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Work {
     pub(crate) route: Route,
@@ -76,13 +76,14 @@ pub(crate) struct Work {
     pub(crate) quantized: bool,
 }
 
-/// Classes that none of so many operations was of have ended, as broadcasts at the beginning.
+/// A class that does not occur in this many operations no longer delays the tuning of sizes, such
+/// as broadcasts at the start.
 const RECENT: u64 = 4096;
 
-/// A pipeline of more pieces than this counts as endless.
+/// Longer pipelines, in pieces, count as endless.
 const LONG_PIPELINE: u64 = 64;
 
-/// The id of a decision, as long as it is kept.
+/// The id of a decision while it is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct DecisionId(u64);
 
@@ -100,7 +101,7 @@ struct Made {
     /// The number of the rule that allowed it, counted from 1; 0 for none.
     rule: usize,
     decision: Decision,
-    /// The number of the last operation that it was made or used for.
+    /// The number of the last operation that used it.
     used: u64,
 }
 
@@ -108,19 +109,19 @@ struct Made {
 #[derive(Debug)]
 pub(crate) struct Chosen {
     pub(crate) spec: KnownSpec,
-    /// `None` if there was nothing to choose.
+    /// `None` if there was no choice.
     pub(crate) id: Option<ChoiceId>,
-    /// The reason, if the choice was made for this piece.
+    /// The reason, if this piece caused the decision.
     pub(crate) reason: Option<String>,
     /// The servers that take part.
     pub(crate) servers: Range<u32>,
 }
 
-/// What decisions depend on, besides the pieces.
+/// What decisions depend on besides the pieces.
 #[derive(Debug)]
 struct Policy {
     rules: Rules,
-    /// Those for pieces that are quantized.
+    /// The rules for quantized pieces.
     quantized: Rules,
     cost: CostModel,
     credit: u32,
@@ -135,7 +136,7 @@ pub(crate) struct Chooser {
     made: BTreeMap<Class, Made>,
     classes: BTreeMap<DecisionId, Class>,
     last: DecisionId,
-    /// How many operations had a choice.
+    /// The number of operations with a choice.
     operations: u64,
     /// The times of earlier jobs.
     remembered: BTreeMap<Measured, Times>,
@@ -144,7 +145,7 @@ pub(crate) struct Chooser {
     unannounced: Vec<KnownSpec>,
 }
 
-/// Jobs keep neither the rates of links nor the order of nodes: each measures them anew.
+/// Strips the rates of links and the order of nodes, which every job measures anew.
 fn measured(class: &Class) -> Measured {
     let Class { topology, kind, quantized, size, pieces, .. } = class;
     (topology.clone().with_links(None).unordered(), *kind, *quantized, *size, *pieces)
@@ -155,7 +156,7 @@ impl Policy {
         if quantized { &self.quantized } else { &self.rules }
     }
 
-    /// The cost model's decision for a class of pieces, and the number of the rule that applies.
+    /// The cost model's decision for a class, and the number of the rule that applies.
     fn decide(&self, class: &Class) -> (usize, Decision) {
         let Class { ref topology, kind, quantized, rule, pieces, .. } = *class;
         let in_flight = self.credit.min(pieces);
@@ -168,7 +169,7 @@ impl Policy {
     }
 }
 
-/// Tells a decision what earlier jobs have measured.
+/// Applies the times of earlier jobs to a decision.
 fn recall(decision: &mut Decision, (times, micros): &Times) {
     decision.remember(times, (*micros > 0).then_some(*micros as f64 * 1e-6));
 }
@@ -183,7 +184,7 @@ fn in_words(class: &Class, decision: &Decision) -> String {
 }
 
 impl Chooser {
-    /// The choices for these nodes, the servers last.
+    /// A chooser for these nodes, the servers last.
     pub(crate) fn new(topology: Topology, config: &EngineConfig) -> Self {
         Self {
             topology,
@@ -204,12 +205,12 @@ impl Chooser {
         }
     }
 
-    /// Chooses by these costs from now on. Choices that were made stay.
+    /// Uses these costs from now on. Existing choices stay.
     pub(crate) fn set_cost(&mut self, cost: CostModel) {
         self.policy.cost = cost;
     }
 
-    /// Chooses by these rates of links from now on.
+    /// Uses these rates of links from now on.
     pub(crate) fn set_links(&mut self, links: Links) {
         self.topology = self.topology.clone().with_links(Some(links));
     }
@@ -219,19 +220,19 @@ impl Chooser {
         self.topology.contributors()
     }
 
-    /// Whether no candidate is left to be tried for what operations do now.
+    /// Whether no candidate is left to try for recent operations.
     pub(crate) fn is_settled(&self) -> bool {
         let is_recent = |made: &&Made| self.operations - made.used < RECENT;
         self.made.values().filter(is_recent).all(|made| made.decision.is_settled())
     }
 
-    /// So many operations use all of the credit from now on.
+    /// Sets the number of operations that use up the credit.
     pub(crate) fn set_credit(&mut self, credit: u32) {
         self.policy.credit = credit;
     }
 
-    /// Nodes are in these racks and this order from now on, before the first choice. Returns
-    /// whether they are of these nodes.
+    /// Arranges the nodes in racks and in an order, before the first choice. Returns false if the
+    /// arrangement does not match the nodes.
     pub(crate) fn arrange(&mut self, Arrangement { racks, order, .. }: &Arrangement) -> bool {
         let arranged = self.topology.clone().arranged(racks, order);
         arranged.is_some_and(|topology| {
@@ -245,7 +246,7 @@ impl Chooser {
         &self.policy.cost
     }
 
-    /// The specs of operations that have to be sent to the nodes first.
+    /// The new specs, which the nodes need before the operations.
     pub(crate) fn take_unannounced(&mut self) -> Vec<KnownSpec> {
         std::mem::take(&mut self.unannounced)
     }
@@ -269,10 +270,10 @@ impl Chooser {
         if kind == Kind::Allreduce { first..end } else { end..end }
     }
 
-    /// The algorithm for a piece, in a pipeline of `pieces` that are in flight or wait.
+    /// The algorithm for a piece, in a pipeline of `pieces` that are in flight or waiting.
     pub(crate) fn choose(&mut self, work: Work, participants: &[NodeId], pieces: u64) -> Chosen {
         let Work { route, collective, bytes, quantized } = work;
-        // A single node has nothing to choose.
+        // For a single node there is no choice.
         let several = participants.len() > 1;
         let Some(kind) = Kind::of(route, collective, participants).filter(|_| several) else {
             let spec = KnownSpec { id: SpecId(0), spec: Algorithm::Ring.into() };
@@ -315,9 +316,9 @@ impl Chooser {
         Chosen { spec: self.known(spec), id, reason, servers }
     }
 
-    /// A piece has taken this time, with so many pieces of the same algorithm in flight. It counts
-    /// if it ran as its decision expects: alone, or in a pipeline that uses all of the credit.
-    /// Returns the reason if that changes the decision.
+    /// Observes the time of a piece, with `in_flight` pieces of the same algorithm in flight. It
+    /// counts if the piece ran as its decision expects: alone, or in a pipeline that uses up the
+    /// credit. Returns the reason if that changes the decision.
     pub(crate) fn observe(
         &mut self,
         id: ChoiceId,
@@ -332,7 +333,7 @@ impl Chooser {
         self.count(id, time / in_flight.max(1))
     }
 
-    /// So many pieces that started together have taken this time. It counts if they were a whole
+    /// Observes the time of `count` pieces that started together. It counts if they were a whole
     /// pipeline. Returns the reason if that changes the decision.
     pub(crate) fn observe_burst(
         &mut self,
@@ -353,7 +354,7 @@ impl Chooser {
         decision.observe(id.candidate, time).then(|| in_words(class, decision))
     }
 
-    /// What earlier jobs have measured corrects the decisions, also those that are made already.
+    /// Applies the times of earlier jobs, also to existing decisions.
     pub(crate) fn remember(&mut self, learned: &[Learned]) {
         for Learned { topology, kind, quantized, size, pieces, times, micros } in
             learned.iter().take(MAX_CHOICES)
@@ -381,7 +382,7 @@ impl Chooser {
         all
     }
 
-    /// What this job and earlier ones have measured.
+    /// The times of this job and of earlier ones, to be kept for the next job.
     pub(crate) fn learned(&self) -> Vec<Learned> {
         let learned = self.measured().into_iter();
         let learned = learned.map(|(class, (times, micros))| {
@@ -392,7 +393,7 @@ impl Chooser {
     }
 
     /// The choices with the most operations, at most [`SHOWN`].
-    pub(crate) fn status(&self) -> Vec<ChoiceStatus> {
+    pub(crate) fn status(&self) -> Vec<pb::Choice> {
         let mut made: Vec<(&Class, &Made)> = self.made.iter().collect();
         made.sort_by_key(|(_, made)| std::cmp::Reverse(made.decision.operations()));
         made.truncate(SHOWN);
@@ -401,29 +402,32 @@ impl Chooser {
             let Class { topology, kind, quantized, pieces, .. } = class;
             let format = if *quantized { "quantized; " } else { "" };
             let observed = decision.observed();
-            let candidate = |Known { spec, predicted, expected, tried }| CandidateStatus {
-                spec,
-                predicted,
-                expected,
-                tried,
+            let candidate = |known: Known<Spec>| pb::Candidate {
+                spec: known.spec.to_string(),
+                predicted_seconds: known.predicted,
+                expected_seconds: known.expected,
+                tried: known.tried,
             };
-            ChoiceStatus {
-                collective: kind.name(),
+            let runner_up = decision.runner_up().map(|(spec, time)| (spec.to_string(), time));
+            let (runner_up, runner_up_seconds) = runner_up.unwrap_or_default();
+            pb::Choice {
+                collective: kind.name().to_owned(),
                 nodes: topology.contributors(),
                 bytes: class.bytes(),
                 pieces: *pieces,
                 rule: *rule as u32,
-                spec: decision.spec(),
-                predicted: decision.predicted(),
-                expected: decision.expected(),
+                spec: decision.spec().to_string(),
+                predicted_seconds: decision.predicted(),
+                expected_seconds: decision.expected(),
                 candidates: decision.candidates().take(MAX_CANDIDATES).map(candidate).collect(),
-                runner_up: decision.runner_up(),
+                runner_up,
+                runner_up_seconds,
                 reason: format!("{format}{}", decision.reason()),
                 version: decision.version(),
                 operations: decision.operations(),
                 observed: observed.count(),
-                mean: observed.mean(),
-                spread: observed.spread(),
+                mean_seconds: observed.mean(),
+                spread_seconds: observed.spread(),
             }
         });
         status.collect()
@@ -441,16 +445,19 @@ mod tests {
     use super::*;
     use crate::dispatch::credit::{Completed, Flight};
 
-    /// The choice after many pieces of 4 MiB that follow each other, if an algorithm is twice as
-    /// fast as the other one.
-    fn choice_if_fast(fast: Algorithm, pieces: u64) -> ChoiceStatus {
+    /// A chooser among these algorithms by measured times, for two nodes.
+    fn tuned(algorithms: &str) -> (Chooser, Flight) {
         let mut settings = Settings::default();
         settings.tuning.enabled = true;
-        settings.negotiation.algorithm =
-            Algorithms(Rules::parse("ring,recursive-doubling").unwrap());
+        settings.negotiation.algorithm = Algorithms(Rules::parse(algorithms).unwrap());
         let config = EngineConfig::new(JobId::new("job").unwrap(), 2, 0, &settings).unwrap();
-        let mut chooser = Chooser::new(Topology::flat(2), &config);
-        let mut flight = Flight::new(config.credit_pieces as usize);
+        let flight = Flight::new(config.credit_pieces as usize);
+        (Chooser::new(Topology::flat(2), &config), flight)
+    }
+
+    /// The choice after a long pipeline of 4 MiB pieces in which one algorithm is twice as fast.
+    fn choice_if_fast(fast: Algorithm, pieces: u64) -> pb::Choice {
+        let (mut chooser, mut flight) = tuned("ring,recursive-doubling");
         let both = [NodeId(0), NodeId(1)];
         let work = Work {
             route: Route::All,
@@ -472,9 +479,9 @@ mod tests {
             now += Duration::from_millis(if algorithm == fast { 1 } else { 2 });
             assert!(flight.done(both[0], sequence).unwrap().is_none());
             let completed = flight.done(both[1], sequence).unwrap().unwrap();
-            let Completed { choice, since, in_flight, .. } = completed;
-            if let (Some(choice), Some(in_flight)) = (choice, in_flight) {
-                chooser.observe(choice, now - since, in_flight);
+            let Completed { operation, in_flight, .. } = completed;
+            if let (Some(choice), Some(in_flight)) = (operation.choice, in_flight) {
+                chooser.observe(choice, now - operation.since, in_flight);
             }
         }
         let mut status = chooser.status();
@@ -482,15 +489,9 @@ mod tests {
         status.remove(0)
     }
 
-    /// The choice after many bursts of pieces of 1 MiB that all start together.
-    fn choice_in_bursts(fast: Algorithm, pieces: u64) -> ChoiceStatus {
-        let mut settings = Settings::default();
-        settings.tuning.enabled = true;
-        settings.negotiation.algorithm =
-            Algorithms(Rules::parse("ring,recursive-doubling").unwrap());
-        let config = EngineConfig::new(JobId::new("job").unwrap(), 2, 0, &settings).unwrap();
-        let mut chooser = Chooser::new(Topology::flat(2), &config);
-        let mut flight = Flight::new(config.credit_pieces as usize);
+    /// The choice after many bursts of 1 MiB pieces in which one algorithm is twice as fast.
+    fn choice_in_bursts(fast: Algorithm, pieces: u64) -> pb::Choice {
+        let (mut chooser, mut flight) = tuned("ring,recursive-doubling");
         let both = [NodeId(0), NodeId(1)];
         let (route, collective) = (Route::All, Collective::Allreduce);
         let work = Work { route, collective, bytes: 1 << 20, quantized: false };
@@ -508,7 +509,7 @@ mod tests {
                 now += Duration::from_millis(if algorithm == fast { 1 } else { 2 });
                 assert!(flight.done(both[1], sequence).unwrap().is_none());
                 let completed = flight.done(both[0], sequence).unwrap().unwrap();
-                if let Some((choice, burst)) = completed.choice.zip(completed.burst) {
+                if let Some((choice, burst)) = completed.operation.choice.zip(completed.burst) {
                     chooser.observe_burst(choice, now - burst.since, burst.count);
                 }
             }
@@ -517,9 +518,9 @@ mod tests {
         chooser.status().remove(0)
     }
 
-    /// A full piece of f32 is priced as it is, and not as twice its bytes.
+    /// A full piece of f32 is priced by its wire bytes, not by twice as many.
     #[test]
-    fn quantized_pieces_have_classes_of_their_own_sizes() {
+    fn quantized_pieces_have_exact_classes() {
         let groups = |bytes: u64| bytes / 4 / GROUP as u64 * GROUP_BYTES as u64;
         for shift in [16, 20, 22] {
             let wire = groups(1 << shift);
@@ -538,49 +539,57 @@ mod tests {
         assert_eq!((size_of(4096, false), size_of(4097, false)), (12, 13));
     }
 
-    /// Sizes are tuned once no algorithm is to be tried, whatever was tried long ago.
+    /// Sizes are tuned once no algorithm is left to try, except in classes that no longer occur.
     #[test]
-    fn classes_that_do_not_occur_any_more_keep_nothing_back() {
-        let mut settings = Settings::default();
-        settings.tuning.enabled = true;
-        let config = EngineConfig::new(JobId::new("job").unwrap(), 2, 0, &settings).unwrap();
-        let mut chooser = Chooser::new(Topology::flat(2), &config);
+    fn old_classes_do_not_delay_the_tuning_of_sizes() {
+        let (mut chooser, _) = tuned("auto");
         let both = [NodeId(0), NodeId(1)];
         let work =
             |collective, bytes| Work { route: Route::All, collective, bytes, quantized: false };
-        // Too often to know nothing, and too rarely to know all.
+        // Often enough to begin exploring, but not to finish.
         for _ in 0..2 * 10 {
             let Chosen { id, .. } = chooser.choose(work(Collective::Allreduce, 1 << 20), &both, 1);
             chooser.observe(id.unwrap(), Duration::from_millis(1), 1);
         }
         assert!(!chooser.is_settled());
         for _ in 0..RECENT {
-            // This one has nothing to compare with.
+            // Without observed times, this class explores nothing.
             chooser.choose(work(Collective::Allreduce, 64), &both, 1);
         }
         assert!(chooser.is_settled());
     }
 
-    /// A tensor of a few pieces does not use up the credit, and is learned all the same.
+    /// A tensor with a few pieces does not use up the credit, but its times count, too.
     #[test]
     fn the_fastest_of_a_burst_is_found() {
         for pieces in [2, 3, 6, 8] {
             for fast in [Algorithm::Ring, Algorithm::RecursiveDoubling] {
                 let choice = choice_in_bursts(fast, pieces);
-                assert_eq!(choice.spec, fast.into(), "{pieces} pieces: {choice:?}");
-                assert!((choice.expected - 1e-3).abs() < 1e-5, "{pieces} pieces: {choice:?}");
+                assert_eq!(
+                    choice.spec,
+                    Spec::from(fast).to_string(),
+                    "{pieces} pieces: {choice:?}"
+                );
+                assert!(
+                    (choice.expected_seconds - 1e-3).abs() < 1e-5,
+                    "{pieces} pieces: {choice:?}"
+                );
                 assert!(choice.observed > 10_000, "{pieces} pieces: {choice:?}");
             }
         }
     }
 
-    /// Also in pipelines, where a time counts only if all in flight have the same algorithm.
+    /// In a pipeline, a time counts only if all pieces in flight have the same algorithm.
     #[test]
     fn the_fastest_of_a_pipeline_is_found() {
         for pieces in [1, 4, 8, 64] {
             for fast in [Algorithm::Ring, Algorithm::RecursiveDoubling] {
                 let choice = choice_if_fast(fast, pieces);
-                assert_eq!(choice.spec, fast.into(), "{pieces} pieces: {choice:?}");
+                assert_eq!(
+                    choice.spec,
+                    Spec::from(fast).to_string(),
+                    "{pieces} pieces: {choice:?}"
+                );
                 assert!(choice.observed > 20_000, "{pieces} pieces: {choice:?}");
             }
         }

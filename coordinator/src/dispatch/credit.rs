@@ -1,18 +1,18 @@
-//! What is in flight, and whether more may start.
+//! The operations in flight, and whether more may start.
 //!
-//! An operation is in flight until every node that takes part has done it. While the operations in
-//! flight use up the credit, what becomes ready is collected, ordered and fused. So batches grow
-//! when the network is slow, and an idle network gets each tensor at once.
+//! An operation is in flight until every participating node has done it. While the operations in
+//! flight use up the credit, tensors that become ready are collected, ordered and fused. So batches
+//! grow when the network is slow, and an idle network gets each tensor at once.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use fixedbitset::FixedBitSet;
 use gradwire_proto::{NodeId, Sequence};
 
-use super::{algorithm::ChoiceId, sizes::Sized};
+use super::{algorithm::ChoiceId, sizes::Sample};
 use crate::model::round::Slot;
 
-/// One operation that some node has not done.
+/// An operation in flight.
 #[derive(Debug)]
 pub(crate) struct Flying {
     /// The nodes that have not done it.
@@ -22,47 +22,39 @@ pub(crate) struct Flying {
     /// When it started.
     pub(crate) since: Duration,
     /// The choice of its algorithm, if there was one.
-    choice: Option<ChoiceId>,
-    /// The number of its sizes.
-    sizes: usize,
-    /// What it says of them.
-    sized: Option<Sized>,
-    /// How many operations were in flight when it started, including it; `None` if some of them
-    /// were another choice.
+    pub(crate) choice: Option<ChoiceId>,
+    /// The number of the candidate for sizes.
+    pub(crate) sizes: usize,
+    /// If its time can be used to compare sizes.
+    pub(crate) sample: Option<Sample>,
+    /// How many operations were in flight when it started, including it; `None` if they had
+    /// different choices.
     in_flight: Option<usize>,
 }
 
 /// An operation that all nodes have done.
 #[derive(Debug)]
 pub(crate) struct Completed {
-    /// Its tensors, ascending.
-    pub(crate) slots: Vec<Slot>,
-    pub(crate) choice: Option<ChoiceId>,
-    /// The number of its sizes.
-    pub(crate) sizes: usize,
-    /// What its time says of sizes.
-    pub(crate) sized: Option<Sized>,
-    /// When it started.
-    pub(crate) since: Duration,
+    pub(crate) operation: Flying,
     /// How many were in flight when it started, including it; `None` if a different number was in
-    /// flight when it ended, or some of another choice.
+    /// flight when it ended, or if they had different choices.
     pub(crate) in_flight: Option<u32>,
-    /// The operations that ended with it, if they were several of one choice that all started
-    /// together.
+    /// If it was the last operation of a burst: that burst.
     pub(crate) burst: Option<Burst>,
 }
 
-/// Operations that started when none was in flight, and before one of them was done.
+/// Several operations with the same choice that started when none was in flight, and before any of
+/// them was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Burst {
     /// When the first one started.
     pub(crate) since: Duration,
-    /// How many they are.
+    /// The number of operations.
     pub(crate) count: u32,
 }
 
 impl Flying {
-    /// Whether a node has yet to do it.
+    /// Whether a node has not done it yet.
     pub(crate) fn has(&self, node: NodeId) -> bool {
         self.nodes.contains(node.index())
     }
@@ -72,12 +64,12 @@ impl Flying {
 #[derive(Debug)]
 pub(crate) struct Flight {
     flying: BTreeMap<Sequence, Flying>,
-    /// How many of them there are of each choice and of each number of sizes.
+    /// The number of operations in flight by choice and by candidate for sizes.
     choices: BTreeMap<(Option<ChoiceId>, usize), usize>,
-    /// Those in flight, if all started together and are of one choice.
+    /// The operations in flight, if they are a burst.
     burst: Option<Burst>,
     credit: usize,
-    /// The last number that was given.
+    /// The last assigned number.
     last: Sequence,
     started: u64,
     done: u64,
@@ -89,7 +81,7 @@ impl Flight {
         Self { flying, choices, burst: None, credit, last: Sequence(0), started: 0, done: 0 }
     }
 
-    /// So many operations may be in flight from now on.
+    /// Sets how many operations may be in flight.
     pub(crate) fn set_credit(&mut self, credit: usize) {
         self.credit = credit;
     }
@@ -99,19 +91,19 @@ impl Flight {
         self.flying.len() < self.credit
     }
 
-    /// The next number of the one order over all process sets (ORD), for something that is not in
-    /// flight here.
+    /// The next number in the total order over all process sets (ORD), for an order that is not
+    /// tracked here.
     pub(crate) fn number(&mut self) -> Sequence {
         self.last.0 += 1;
         self.last
     }
 
-    /// Starts an operation, with the next number of the one order over all process sets (ORD).
+    /// Starts an operation with the next number in the total order over all process sets (ORD).
     pub(crate) fn start(
         &mut self,
         nodes: FixedBitSet,
         mut slots: Vec<Slot>,
-        (choice, sizes, sized): (Option<ChoiceId>, usize, Option<Sized>),
+        (choice, sizes, sample): (Option<ChoiceId>, usize, Option<Sample>),
         now: Duration,
     ) -> Sequence {
         slots.sort_unstable();
@@ -122,26 +114,25 @@ impl Flight {
         let before = if self.flying.is_empty() {
             Some(Burst { since: now, count: 0 })
         } else {
-            // One that starts after others were done does not belong to them.
+            // An operation that starts after others were done does not belong to their burst.
             let is_whole = |burst: &Burst| burst.count as usize == self.flying.len();
             self.burst.filter(is_whole)
         };
         self.burst = before
             .filter(|_| in_flight.is_some())
             .map(|Burst { since, count }| Burst { since, count: count + 1 });
-        let flying = Flying { nodes, slots, since: now, choice, sizes, sized, in_flight };
+        let flying = Flying { nodes, slots, since: now, choice, sizes, sample, in_flight };
         self.flying.insert(sequence, flying);
         sequence
     }
 
-    /// Whether all operations in flight are of one choice, one kind, size and algorithm, and have
-    /// the same sizes of pieces and chunks.
+    /// Whether all operations in flight have the same choice and the same sizes.
     fn is_uniform(&self) -> bool {
         self.choices.len() == 1
     }
 
-    /// A node has done an operation. Returns the operation once all nodes have done it, and `Err`
-    /// if the node had nothing to do in it.
+    /// Notes that a node has done an operation. Returns the operation once all nodes have done it,
+    /// and `Err` if the node was not running it.
     pub(crate) fn done(
         &mut self,
         node: NodeId,
@@ -157,8 +148,8 @@ impl Flight {
         }
         self.done += 1;
         let now_flying = self.is_uniform().then_some(self.flying.len());
-        let flying = self.flying.remove(&sequence).ok_or(())?;
-        let Flying { slots, since, choice, sizes, sized, in_flight, .. } = flying;
+        let operation = self.flying.remove(&sequence).ok_or(())?;
+        let Flying { choice, sizes, in_flight, .. } = operation;
         if let Some(of_choice) = self.choices.get_mut(&(choice, sizes)) {
             *of_choice -= 1;
             if *of_choice == 0 {
@@ -168,10 +159,10 @@ impl Flight {
         let in_flight = in_flight.filter(|_| in_flight == now_flying).map(|flying| flying as u32);
         let is_last = self.flying.is_empty();
         let burst = self.burst.filter(|burst| is_last && burst.count > 1);
-        Ok(Some(Completed { slots, choice, sizes, sized, since, in_flight, burst }))
+        Ok(Some(Completed { operation, in_flight, burst }))
     }
 
-    /// Whether a tensor is in an operation that a node has not done.
+    /// Whether a tensor is part of an operation that a node has not done.
     pub(crate) fn holds(&self, slot: Slot, node: NodeId) -> bool {
         let mut theirs = self.flying.values().filter(|flying| flying.has(node));
         theirs.any(|flying| flying.slots.binary_search(&slot).is_ok())

@@ -1,22 +1,23 @@
-//! What is used for the pieces of one class, such as an algorithm: first the cheapest by the cost
-//! model, then the fastest by the clock.
+//! Chooses what the pieces of one class use, such as an algorithm: first the cheapest candidate by
+//! the cost model, then the fastest by measured time.
 //!
 //! - Exploration: one operation in [`PERIOD`] runs with another candidate, until each has been
-//!   measured [`SAMPLES`] times. In a pipeline it is a run of operations, because a time says
-//!   something of a candidate only if the others in flight use it, too. One that is clearly slower
-//!   is done with after [`FEW`] times. Candidates that should take more than [`MAX_RATIO`] times as
-//!   long are not tried.
-//! - Comparison: each time counts relative to what the chosen one takes just then. So a machine or
-//!   line that is slower for a while, or a model that is wrong for all, changes nothing.
+//!   measured [`SAMPLES`] times. In a pipeline, a whole run of operations explores, because a time
+//!   is meaningful only if all operations in flight use the same candidate. A clearly slower
+//!   candidate is measured only [`FEW`] times. Candidates that are expected to take more than
+//!   [`MAX_RATIO`] times as long are not tried.
+//! - Comparison: each time counts relative to the current time of the chosen candidate. So a
+//!   temporarily slower machine or line, or a model that is wrong for all candidates, changes
+//!   nothing.
 //! - Correction: a candidate replaces the chosen one if its median is smaller by [`HYSTERESIS`] and
-//!   most of its times are smaller, after [`FEW`] times if nearly all are. There are at most as
-//!   many changes as candidates.
-//! - Expectation: what a candidate should take ([`Decision::expected`]) is what was measured of it.
-//!   Of one that was not, it is the prediction, corrected by what the model was wrong about for the
-//!   chosen one. What the model leaves out, such as what ranks need to submit and to wake up, is
-//!   the same for all candidates of a class. So what looks much slower may be worth a try.
+//!   most of its times are smaller; [`FEW`] times are enough if nearly all are. There are at most
+//!   as many changes as candidates.
+//! - Expectation: the expected time of a candidate ([`Decision::expected`]) is its measured time.
+//!   Without measurements it is the prediction, corrected by the model's error for the chosen
+//!   candidate. Costs that the model leaves out, such as submitting and waking up, are the same for
+//!   all candidates of a class. So a candidate that looks much slower may be worth a try.
 //!
-//! Each change has a version and a reason. The module depends on nothing but its arguments.
+//! Each change has a version and a reason. The module depends only on its arguments.
 
 use std::{fmt::Display, time::Duration};
 
@@ -25,42 +26,43 @@ use gradwire_collectives::{Choice, Spec};
 use super::observed::Observed;
 use crate::model::learned::Time;
 
-/// One operation (or run of them) in so many explores. It is a prime, so that it does not fall on
-/// the same tensor of each training step.
+/// One operation (or run of operations) in this many explores. A prime, so that exploration does
+/// not always hit the same tensor of a training step.
 const PERIOD: u64 = 53;
 
-/// How often a pipeline is filled to measure a candidate. The first filling starts among operations
-/// of the chosen one, and the last one ends among them, so neither is measured.
+/// How often a pipeline is filled to measure a candidate. The first fill starts among operations of
+/// the chosen candidate, and the last one ends among them, so neither is measured.
 pub(super) const FILLS: u32 = 4;
 
 /// How often a candidate is measured.
 const SAMPLES: usize = 30;
 
-/// Times that differ by less are equal.
+/// Times that differ by less count as equal.
 const EQUAL: f64 = 0.01;
 
-/// How often at least. If one of so many times (or more) in [`CLEAR`] is on the other side at most,
-/// more times are not needed: by chance alone that happens to one candidate in a hundred if they
-/// say something independently of each other, and to more where several are of one run.
+/// The fewest measurements for a decision. They are enough if at most one in [`CLEAR`] contradicts
+/// the others. If times are independent, chance alone does that for one candidate in a hundred;
+/// more often if several times belong to one run.
 const FEW: usize = 10;
 const CLEAR: usize = 8;
 
 /// The most runs that explore a candidate whose times can't be compared.
 const MAX_RUNS: u64 = 100;
 
-/// The most times of one run that count: they show the same moment. So [`FEW`] show four moments.
+/// The most times of a run that count, because they show the same moment. So [`FEW`] times show
+/// four moments.
 const OF_A_RUN: usize = 3;
 
-/// Nothing is compared with the chosen one before it has been measured so often.
+/// How often the chosen candidate is measured before others are compared with it.
 const BASELINE: u64 = 10;
 
-/// So many times of a candidate say what it takes.
+/// After this many measurements, the time of a candidate is known.
 const KNOWN: usize = 5;
 
-/// The part by which another candidate has to be faster.
+/// The fraction by which another candidate must be faster.
 const HYSTERESIS: f64 = 0.05;
 
-/// The candidates that are explored should take at most so many times as long.
+/// Candidates are explored if they are expected to take at most this many times as long.
 const MAX_RATIO: f64 = 3.0;
 
 #[derive(Debug)]
@@ -70,19 +72,19 @@ struct Candidate<S> {
     /// The runs that explored it.
     runs: u64,
     observed: Observed,
-    /// Its times as parts of what the chosen one took about then; at most [`SAMPLES`].
+    /// Its times relative to those of the chosen candidate at that moment; at most [`SAMPLES`].
     relative: Vec<f64>,
 }
 
 impl<S> Candidate<S> {
-    /// Whether no more times are needed.
+    /// Whether no more measurements are needed.
     fn is_measured(&self) -> bool {
         let is_hopeless = self.relative.len() >= KNOWN && self.median() > MAX_RATIO;
         let is_slower = self.is_clearly(|relative| relative > 1.0 + EQUAL);
         self.relative.len() >= SAMPLES || is_hopeless || is_slower
     }
 
-    /// Whether nearly all times are on one side.
+    /// Whether `is_so` holds for nearly all times.
     fn is_clearly(&self, is_so: impl Fn(f64) -> bool) -> bool {
         let all = self.relative.len();
         let others = self.relative.iter().filter(|relative| !is_so(**relative)).count();
@@ -95,7 +97,7 @@ impl<S> Candidate<S> {
         sorted.get(sorted.len() / 2).copied().unwrap_or(1.0)
     }
 
-    /// Whether it should replace the chosen one.
+    /// Whether it should replace the chosen candidate.
     fn is_faster(&self) -> bool {
         let faster = self.relative.iter().filter(|relative| **relative < 1.0).count();
         let all = self.relative.len() >= SAMPLES && 3 * faster >= 2 * SAMPLES;
@@ -112,14 +114,14 @@ pub(crate) struct Decision<S = Spec> {
     version: u32,
     reason: String,
     operations: u64,
-    /// How many operations follow each other to measure a candidate.
+    /// How many consecutive operations measure a candidate.
     run: u64,
     may_explore: bool,
     /// The candidate of the current run.
     exploring: Option<usize>,
-    /// How many times of this run have counted.
+    /// How many times of the current run have counted.
     of_run: usize,
-    /// The seconds that the chosen one took in earlier jobs.
+    /// The seconds of the chosen candidate in earlier jobs.
     remembered: Option<f64>,
 }
 
@@ -127,15 +129,16 @@ pub(crate) struct Decision<S = Spec> {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Known<S> {
     pub(crate) spec: S,
-    /// The seconds that the model predicts, and those that it should take by all that is known.
+    /// The seconds that the model predicts.
     pub(crate) predicted: f64,
+    /// The seconds that it is expected to take, given all measurements.
     pub(crate) expected: f64,
-    /// The operations that ran with it to measure it.
+    /// The number of operations that explored it.
     pub(crate) tried: u64,
 }
 
-/// A prediction, corrected by what was observed of something else: what it took longer than
-/// predicted is the same for all, and if it took less, the rates were wrong.
+/// A prediction, corrected by the observed time of another candidate. Extra time is the same for
+/// all; if the other one was faster than predicted, the rates were wrong.
 fn corrected(predicted: f64, of_other: f64, observed: f64) -> f64 {
     if observed >= of_other || of_other <= 0.0 {
         predicted + (observed - of_other)
@@ -145,8 +148,8 @@ fn corrected(predicted: f64, of_other: f64, observed: f64) -> f64 {
 }
 
 impl Decision {
-    /// What the cost model chose. With `may_explore` its other candidates are measured, too, in
-    /// runs of `run` operations.
+    /// A decision that starts with the cost model's choice. With `may_explore`, the other
+    /// candidates are measured, in runs of `run` operations.
     pub(crate) fn new(choice: Choice, run: u32, may_explore: bool) -> Self {
         let Choice { spec, predicted_seconds, others, reason } = choice;
         let all = std::iter::once((spec, predicted_seconds)).chain(others);
@@ -155,8 +158,8 @@ impl Decision {
 }
 
 impl<S: Copy + PartialEq + Display> Decision<S> {
-    /// The first of these candidates, with the time that is predicted for each; as
-    /// [`Decision::new`] otherwise.
+    /// A decision that starts with the first of these candidates, each with its predicted time;
+    /// otherwise like [`Decision::new`].
     pub(crate) fn among(
         candidates: impl IntoIterator<Item = (S, f64)>,
         reason: String,
@@ -186,8 +189,8 @@ impl<S: Copy + PartialEq + Display> Decision<S> {
         }
     }
 
-    /// What earlier jobs have measured, and the seconds that a time of 1000 stands for, if they are
-    /// known. It may change the choice.
+    /// Applies the times of earlier jobs, which may change the choice. `seconds` is the duration of
+    /// a time of 1000, if it is known.
     pub(crate) fn remember(&mut self, times: &[Time<S>], seconds: Option<f64>) {
         let of = |spec| times.iter().find(|time| time.spec == spec);
         let known = self.candidates.iter().enumerate();
@@ -196,8 +199,7 @@ impl<S: Copy + PartialEq + Display> Decision<S> {
             return;
         };
         let before = of(self.spec()).map(|time| time.permille);
-        // What was measured counts more than what the model says of one that was not; but a single
-        // one was compared with nothing.
+        // Measured candidates take precedence over predictions, but a single one was not compared.
         let Some(permille) = before.or_else(|| (known.count() > 1).then_some(least)) else {
             return;
         };
@@ -205,7 +207,7 @@ impl<S: Copy + PartialEq + Display> Decision<S> {
             self.chosen = best;
             self.version += 1;
             self.reason = format!(
-                "{} was the fastest of those measured in earlier jobs (version {})",
+                "{} was the fastest in earlier jobs (version {})",
                 self.candidates[best].spec, self.version
             );
         }
@@ -224,13 +226,13 @@ impl<S: Copy + PartialEq + Display> Decision<S> {
         }
     }
 
-    /// The seconds of the chosen one: of the last times here, or else in earlier jobs.
+    /// The seconds of the chosen candidate: recently in this job, or else in earlier jobs.
     pub(crate) fn seconds(&self) -> Option<f64> {
         let observed = self.observed();
         if observed.count() >= BASELINE { Some(observed.median()) } else { self.remembered }
     }
 
-    /// The seconds that a candidate should take, by all that is known.
+    /// The seconds that a candidate is expected to take, given all measurements.
     fn expected_of(&self, one: &Candidate<S>) -> f64 {
         let chosen = &self.candidates[self.chosen];
         match self.seconds() {
@@ -241,7 +243,7 @@ impl<S: Copy + PartialEq + Display> Decision<S> {
         }
     }
 
-    /// The seconds that the chosen one should take, by all that is known.
+    /// The seconds that the chosen candidate is expected to take, given all measurements.
     pub(crate) fn expected(&self) -> f64 {
         self.expected_of(&self.candidates[self.chosen])
     }
@@ -256,13 +258,13 @@ impl<S: Copy + PartialEq + Display> Decision<S> {
         })
     }
 
-    /// What was measured: the chosen one, and the others that were measured often enough.
+    /// The times of the chosen candidate and of those that were measured often enough.
     pub(crate) fn times(&self) -> Vec<Time<S>> {
         let is_chosen = |index| index == self.chosen;
         let measured = self.candidates.iter().enumerate();
         let measured = measured.filter(|(index, one)| is_chosen(*index) || one.is_measured());
         let times = measured.map(|(index, one)| {
-            // One that did not replace the chosen one here does not do so in the next job.
+            // A candidate that did not replace the chosen one does not do so in the next job.
             let relative = if is_chosen(index) { 1.0 } else { one.median().max(1.0) };
             Time { spec: one.spec, permille: (relative * 1e3).round() as u32 }
         });
@@ -275,7 +277,7 @@ impl<S: Copy + PartialEq + Display> Decision<S> {
         self.next_if(|| true)
     }
 
-    /// The same, but a run to measure a candidate begins only if that is possible just now.
+    /// Like [`Decision::next`], but exploration begins only if that is possible now.
     pub(crate) fn next_if(&mut self, is_possible: impl FnOnce() -> bool) -> (usize, S) {
         let (turn, at) = (self.operations / self.run, self.operations % self.run);
         self.operations += 1;
@@ -297,18 +299,17 @@ impl<S: Copy + PartialEq + Display> Decision<S> {
         !self.may_explore || self.to_explore().is_none()
     }
 
-    /// A candidate.
+    /// The spec of a candidate.
     pub(crate) fn of(&self, candidate: usize) -> Option<S> {
         self.candidates.get(candidate).map(|one| one.spec)
     }
 
-    /// The index of the chosen one.
+    /// The index of the chosen candidate.
     pub(crate) fn chosen(&self) -> usize {
         self.chosen
     }
 
-    /// Adds candidates that are not there yet, at most up to as many in all; the same is predicted
-    /// for each as for the chosen one.
+    /// Adds new candidates, up to `most` in total, with the prediction of the chosen one.
     pub(crate) fn add(&mut self, specs: impl IntoIterator<Item = S>, most: usize) {
         for spec in specs {
             let is_new = self.candidates.iter().all(|known| known.spec != spec);
@@ -320,8 +321,8 @@ impl<S: Copy + PartialEq + Display> Decision<S> {
         }
     }
 
-    /// The candidate to measure next: one after the other, so that each has [`PERIOD`]. `None` if
-    /// all are measured, or as long as there is nothing to compare with.
+    /// The candidate to measure next, one after the other. `None` if all are measured, or while the
+    /// chosen candidate has not been measured enough.
     fn to_explore(&self) -> Option<usize> {
         if self.candidates[self.chosen].observed.count() < BASELINE {
             return None;
@@ -336,7 +337,7 @@ impl<S: Copy + PartialEq + Display> Decision<S> {
         self.candidates.iter().enumerate().find(is_open).map(|(index, _)| index)
     }
 
-    /// An operation with a candidate has taken this time, among others with the same one. Returns
+    /// Observes the time of an operation that ran among others with the same candidate. Returns
     /// whether that has changed the choice.
     pub(crate) fn observe(&mut self, candidate: usize, time: Duration) -> bool {
         let chosen = &self.candidates[self.chosen].observed;
@@ -347,7 +348,7 @@ impl<S: Copy + PartialEq + Display> Decision<S> {
         let baseline = if counts { chosen.median() } else { 0.0 };
         let Some(one) = self.candidates.get_mut(candidate) else { return false };
         one.observed.add(time);
-        // A clock that stands still says nothing.
+        // A baseline of zero can't be compared with.
         if !counts || baseline <= 0.0 {
             return false;
         }
@@ -360,7 +361,7 @@ impl<S: Copy + PartialEq + Display> Decision<S> {
         is_faster
     }
 
-    /// Replaces the chosen one. What was measured is relative to the new one from here on.
+    /// Replaces the chosen candidate, and makes all times relative to the new one.
     fn change_to(&mut self, new: usize, place: &str) {
         let relative = self.candidates[new].median();
         let old = std::mem::replace(&mut self.chosen, new);
@@ -383,19 +384,19 @@ impl<S: Copy + PartialEq + Display> Decision<S> {
         self.candidates[self.chosen].spec
     }
 
-    /// The seconds that the model predicts for the chosen one.
+    /// The seconds that the model predicts for the chosen candidate.
     pub(crate) fn predicted(&self) -> f64 {
         self.candidates[self.chosen].predicted
     }
 
-    /// The other candidate that should take least, and its seconds.
+    /// The fastest other candidate, and its expected seconds.
     pub(crate) fn runner_up(&self) -> Option<(S, f64)> {
         let others = self.candidates.iter().enumerate().filter(|(at, _)| *at != self.chosen);
         let others = others.map(|(_, one)| (one.spec, self.expected_of(one)));
         others.min_by(|a, b| a.1.total_cmp(&b.1))
     }
 
-    /// The times of the chosen one.
+    /// The times of the chosen candidate.
     pub(crate) fn observed(&self) -> &Observed {
         &self.candidates[self.chosen].observed
     }
@@ -404,12 +405,12 @@ impl<S: Copy + PartialEq + Display> Decision<S> {
         &self.reason
     }
 
-    /// The number of the choice, from 1.
+    /// The version of the choice, from 1.
     pub(crate) fn version(&self) -> u32 {
         self.version
     }
 
-    /// The operations of all candidates.
+    /// The number of operations, with all candidates.
     pub(crate) fn operations(&self) -> u64 {
         self.operations
     }

@@ -1,14 +1,14 @@
-//! What is sent out next, how much at a time, and with which algorithm.
+//! Decides what is sent out next, how much at a time, and with which algorithm.
 //!
 //! - `queue`: agreed tensors, fused and cut into pieces in order of priority
 //! - `credit`: the operations in flight, and whether more may start
-//! - `algorithm`: how a piece is reduced or moved
-//! - `decision`: which algorithm that is, for one class of pieces
-//! - `observed`: how long that has taken
-//! - `sizes`: how large pieces and chunks are, and how many are in flight
-//! - `advice`: what to set at the next start
+//! - `algorithm`: the algorithms of pieces
+//! - `decision`: the choice among the candidates for one class of pieces
+//! - `observed`: statistics of measured times
+//! - `sizes`: the sizes of pieces and chunks, and how many pieces are in flight
+//! - `advice`: recommended settings for the next start
 //!
-//! [`Dispatch`] owns all tensors that ranks have agreed on and that are not done.
+//! [`Dispatch`] owns all agreed tensors that are not done.
 
 pub(crate) mod advice;
 pub(crate) mod credit;
@@ -29,18 +29,17 @@ use gradwire_proto::{
 
 use self::{
     algorithm::{Chooser, Chosen, Work},
-    credit::{Burst, Completed, Flight},
+    credit::{Burst, Completed, Flight, Flying},
     queue::{Cut, Piece, Queue},
     sizes::Tuner,
 };
 use crate::model::{
     EngineConfig,
-    command::{KnownSpec, Operation, Segment},
+    command::{Operation, Segment},
     learned::Memory,
-    network::{Arrangement, Network},
+    network::Network,
     process_set::ProcessSet,
-    round::{Progress, Round, Slot},
-    status::{ChoiceStatus, SizesStatus},
+    round::{Progress, Slot},
     violation::Violation,
 };
 
@@ -48,32 +47,32 @@ use crate::model::{
 #[derive(Debug)]
 pub(crate) struct Sent {
     pub(crate) operation: Operation,
-    /// The cuts that it consists of, segment by segment.
+    /// Its cuts, one for each segment.
     pub(crate) cuts: Vec<Cut>,
-    /// The reason for its algorithm, if that was decided for it.
+    /// The reason for its algorithm, if this operation caused the decision.
     pub(crate) choice: Option<String>,
 }
 
 /// The tensors to send out, and the operations in flight.
 #[derive(Debug)]
 pub(crate) struct Dispatch {
-    queue: Queue,
-    flight: Flight,
-    chooser: Chooser,
-    /// The reasons of choices that measured times have changed, for the next answer.
-    corrections: Vec<String>,
+    pub(crate) queue: Queue,
+    pub(crate) flight: Flight,
+    pub(crate) chooser: Chooser,
+    /// The reasons for choices that measured times have changed, for the next answer.
+    pub(crate) corrections: Vec<String>,
     nodes: usize,
-    /// The rate of each node's line in Mbit/s, 0 if it is not known, until links are sent.
+    /// Until links are sent: the rate of each node's line in Mbit/s, 0 if unknown.
     lines: Option<Vec<u32>>,
     lanes: u32,
-    sizes: Tuner,
-    /// The bytes of chunks that the nodes have without being told.
+    pub(crate) sizes: Tuner,
+    /// The default chunk size of the nodes.
     chunk_bytes: u64,
     compression: Compression,
 }
 
 impl Dispatch {
-    /// The dispatch for these nodes, the servers last, and the rates of their lines in Mbit/s.
+    /// The dispatch for these nodes, the servers last, with the rates of their lines in Mbit/s.
     pub(crate) fn new(nodes: Topology, lines: Vec<u32>, config: &EngineConfig) -> Self {
         let links_matter = config.rules.names(Algorithm::Blink);
         Self {
@@ -90,37 +89,6 @@ impl Dispatch {
         }
     }
 
-    /// How many tensors wait for credit.
-    pub(crate) fn queued(&self) -> usize {
-        self.queue.len()
-    }
-
-    /// The operations in flight.
-    pub(crate) fn flight(&self) -> &Flight {
-        &self.flight
-    }
-
-    /// The next number of the one order, for a probe.
-    pub(crate) fn number(&mut self) -> Sequence {
-        self.flight.number()
-    }
-
-    /// Chooses by these costs from now on.
-    pub(crate) fn set_cost(&mut self, cost: CostModel) {
-        self.chooser.set_cost(cost);
-    }
-
-    /// Nodes are in these racks and this order from now on, before the first choice. Returns
-    /// whether they are of these nodes.
-    pub(crate) fn arrange(&mut self, arrangement: &Arrangement) -> bool {
-        self.chooser.arrange(arrangement)
-    }
-
-    /// The costs by which algorithms are chosen.
-    pub(crate) fn cost(&self) -> &CostModel {
-        self.chooser.cost()
-    }
-
     /// Whether a node takes part in an operation that it has not done.
     pub(crate) fn is_busy(&self, node: NodeId) -> bool {
         self.flight.iter().any(|(_, flying)| flying.has(node))
@@ -132,7 +100,7 @@ impl Dispatch {
         flying.flat_map(|(_, flying)| flying.slots.iter().copied()).collect()
     }
 
-    /// How far a node is with the tensor of a set.
+    /// A node's progress with a tensor of a set.
     pub(crate) fn progress(&self, slot: Slot, node: NodeId, set: &ProcessSet) -> Progress {
         if self.queue.holds(slot, node, set) {
             Progress::Queued
@@ -143,13 +111,8 @@ impl Dispatch {
         }
     }
 
-    /// Adds a tensor.
-    pub(crate) fn push(&mut self, round: &Arc<Round>) {
-        self.queue.push(round);
-    }
-
-    /// A node has done operations. Calls `finished` for each segment of the operations that all
-    /// nodes have done.
+    /// Notes that a node has done operations. Calls `finished` for each segment of operations that
+    /// all nodes have done.
     pub(crate) fn done(
         &mut self,
         node: NodeId,
@@ -159,13 +122,14 @@ impl Dispatch {
     ) -> Result<(), Violation> {
         for &sequence in sequences {
             let completed = self.flight.done(node, sequence).map_err(|()| {
-                let what = "which it was not doing";
-                Violation::Protocol(format!("says that it has done operation {sequence}, {what}"))
+                let what = format!("reported operation {sequence} as done, but was not running it");
+                Violation::Protocol(what)
             })?;
             let Some(completed) = completed else { continue };
-            let Completed { slots, choice, sizes, sized, since, in_flight, burst } = completed;
+            let Completed { operation, in_flight, burst } = completed;
+            let Flying { slots, choice, sizes, sample, since, .. } = operation;
             let taken = now.saturating_sub(since);
-            // What is tried with other sizes says nothing of algorithms.
+            // Times with other sizes can't be used to compare algorithms.
             if let Some(choice) = choice.filter(|_| self.sizes.is_chosen(sizes)) {
                 let changed = if let Some(Burst { since, count }) = burst {
                     self.chooser.observe_burst(choice, now.saturating_sub(since), count)
@@ -174,8 +138,8 @@ impl Dispatch {
                 };
                 self.corrections.extend(changed);
             }
-            if let (Some(sized), Some(in_flight)) = (sized, in_flight)
-                && let Some(reason) = self.sizes.observe(sized, taken, in_flight)
+            if let (Some(sample), Some(in_flight)) = (sample, in_flight)
+                && let Some(reason) = self.sizes.observe(sample, taken, in_flight)
             {
                 self.corrections.push(reason);
                 self.chooser.set_credit(self.sizes.chosen().credit);
@@ -185,7 +149,7 @@ impl Dispatch {
         Ok(())
     }
 
-    /// What earlier jobs have measured corrects the choices.
+    /// Corrects the choices by the times of earlier jobs.
     pub(crate) fn remember(&mut self, memory: &Memory) {
         self.chooser.remember(&memory.classes);
         if let Some(reason) = self.sizes.remember(&memory.sizes) {
@@ -194,33 +158,18 @@ impl Dispatch {
         }
     }
 
-    /// What this job and earlier ones have measured.
+    /// The times of this job and of earlier ones.
     pub(crate) fn learned(&self) -> Memory {
         Memory { classes: self.chooser.learned(), sizes: self.sizes.times() }
     }
 
-    /// How large pieces and chunks are.
-    pub(crate) fn sizes(&self) -> SizesStatus {
-        self.sizes.status()
-    }
-
-    /// The choices of algorithms, and the times of their operations.
-    pub(crate) fn choices(&self) -> Vec<ChoiceStatus> {
-        self.chooser.status()
-    }
-
-    /// Why choices have changed since the last call.
-    pub(crate) fn take_corrections(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.corrections)
-    }
-
-    /// The share of each lane in what waits: the next pieces are at most as large.
+    /// The share of each lane in the waiting bytes: the limit for the next pieces.
     pub(crate) fn piece_bytes(&self) -> u64 {
         self.queue.fair_piece(self.lanes, u64::MAX)
     }
 
-    /// The rates of links that have to be sent to the nodes before the first operation, by what was
-    /// measured of them. Only once, and only if some algorithm may need them.
+    /// The measured rates of links, to be sent to the nodes before the first operation. Returned
+    /// only once, and only if an algorithm may need them.
     pub(crate) fn take_links(&mut self, network: Option<&Network>) -> Option<Links> {
         let lines = self.lines.take()?;
         let measured = network.map_or(&[][..], |network| &network.links).iter();
@@ -234,11 +183,6 @@ impl Dispatch {
         Some(links)
     }
 
-    /// The specs of operations that have to be sent to the nodes first.
-    pub(crate) fn take_specs(&mut self) -> Vec<KnownSpec> {
-        self.chooser.take_unannounced()
-    }
-
     /// The next operation, of at most `piece_bytes`; `None` if nothing waits, or there is no
     /// credit.
     pub(crate) fn next<'a>(
@@ -247,14 +191,14 @@ impl Dispatch {
         now: Duration,
         set: impl Fn(ProcessSetId) -> Option<&'a ProcessSet>,
     ) -> Option<Sent> {
-        let sizes = self.sizes.next();
+        let (candidate, sizes) = self.sizes.next();
         self.flight.set_credit(sizes.credit as usize);
         if !self.flight.has_credit() {
             return None;
         }
         let piece_bytes = piece_bytes.min(sizes.piece);
         let piece = self.queue.cut(piece_bytes)?;
-        // This operation, those in flight, and those that wait.
+        // This operation, those in flight, and those waiting.
         let pipeline = self.flight.len() as u64 + 1 + self.queue.pieces(piece_bytes);
         let participants = piece.kind.participants(set(piece.kind.set)?);
         let Piece { kind, bytes, cuts } = piece;
@@ -271,16 +215,16 @@ impl Dispatch {
         nodes.extend(participants.iter().map(|node| node.index()));
         nodes.extend(servers.map(|node| node as usize));
         let slots = cuts.iter().map(|cut| cut.round.slot).collect();
-        // Those of one kind take the same time for a byte, and most bytes are of this one.
+        // Sizes are compared by the time per byte, in the kind of operation with the most bytes.
         let is_common = kind.route == Route::All
             && !kind.quantized
             && kind.collective == Collective::Allreduce
             && participants.len() as u32 == self.chooser.nodes();
-        // With a chunk of its own it says nothing of other chunks.
+        // An algorithm with its own chunk size can't be used to compare chunk sizes.
         let asked = spec.spec.chunk();
         let is_sample = is_common && asked.is_none();
-        let sized = if is_sample { self.sizes.sized(bytes) } else { None };
-        let chosen = (id, self.sizes.candidate(), sized);
+        let sample = if is_sample { self.sizes.sample(bytes) } else { None };
+        let chosen = (id, candidate, sample);
         let sequence = self.flight.start(nodes, slots, chosen, now);
         let chooser = &self.chooser;
         self.sizes.started(|| chooser.is_settled());

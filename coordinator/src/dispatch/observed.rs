@@ -1,12 +1,12 @@
-//! How long operations have taken, as mean and spread. Only times that the cost model predicts are
-//! counted: of a piece that was alone, of a burst, or of one among as many as the credit allows.
+//! Mean, spread and median of the times of operations. Only times that the cost model predicts are
+//! counted: of a single piece, of a burst, or of a piece in a pipeline that uses up the credit.
 
 use std::time::Duration;
 
 /// How many of the last times are kept, for the median (BOUND).
 const RECENT: u64 = 31;
 
-/// Times: mean and spread of all, without keeping each of them (Welford, "Note on a method for
+/// The mean and spread of all times, without keeping each (Welford, "Note on a method for
 /// calculating corrected sums of squares and products", 1962), and the median of the last ones.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Observed {
@@ -14,7 +14,7 @@ pub(crate) struct Observed {
     mean: f64,
     /// The sum of the squared differences from the mean.
     squares: f64,
-    /// The last times in seconds, the next one in the place of the oldest.
+    /// The last times in seconds; the next one replaces the oldest.
     recent: Vec<f32>,
 }
 
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mean_and_spread_are_those_of_all_times() {
+    fn mean_and_spread_cover_all_times() {
         let mut observed = Observed::default();
         assert_eq!((observed.count(), observed.mean(), observed.spread()), (0, 0.0, 0.0));
         for ms in [2, 4, 4, 4, 5, 5, 7, 9] {
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn the_median_is_that_of_the_last_times() {
+    fn the_median_covers_the_last_times() {
         let mut observed = Observed::default();
         assert_eq!(observed.median(), 0.0);
         let is = |observed: &Observed, ms: f64| (observed.median() - ms / 1e3).abs() < 1e-8;

@@ -1,14 +1,13 @@
-//! Fusing small tensors and dividing large ones is the same step: what is ready is cut, in priority
-//! order, into pieces of at most `piece_bytes`.
+//! Fusing small tensors and dividing large ones is the same step: ready tensors are cut, in
+//! priority order, into pieces of at most `piece_bytes`.
 //!
 //! Tensors of one [`Kind`] may share a piece: they have the same route, and everything but their
-//! flows is equal. The most urgent tensor of all decides which kind is cut next. The tensors that
-//! follow it in its own kind fill the piece, so gradients of two element types that alternate still
-//! fuse. A piece is cut only when it is sent. So an urgent tensor overtakes the rest of a large
-//! one.
+//! flows is equal. The most urgent tensor decides which kind is cut next. The next tensors of the
+//! same kind fill the piece, so gradients with alternating element types still fuse. A piece is cut
+//! only when it is sent, so an urgent tensor overtakes the rest of a large one.
 //!
 //! A tensor with several flows, such as that of an alltoall, is cut across: a piece has the same
-//! range of all of them. So all nodes have a part in each piece.
+//! range of every flow. So all nodes take part in each piece.
 
 use std::{
     cmp::Reverse,
@@ -26,22 +25,22 @@ use crate::model::{
     round::{Round, Slot},
 };
 
-/// Cuts inside a flow keep to multiples of this many bytes, a cache line. So a piece of this size
+/// Cuts inside a flow are at multiples of this many bytes, a cache line. So a piece of this size
 /// always makes progress.
 const ALIGNMENT: u64 = MIN_PIECE_BYTES;
 
-/// The most bytes that the segments of one piece take in a message, if tensors are sent by name and
-/// with what was agreed: they fit in a control message (BOUND).
+/// The most bytes of a piece's segments in a message, even if tensors are sent by name with the
+/// agreed request: they fit in a control message (BOUND).
 const MAX_TEXT: usize = 3 << 20;
 
-/// The smallest share that is worth a lane of its own, in bytes: to reduce this much for a few
-/// ranks takes longer than to wake a thread.
+/// The smallest share that is worth its own lane, in bytes: reducing this much for a few ranks
+/// takes longer than waking a thread.
 const MIN_SHARE: u64 = 256 << 10;
 
 /// Shares are multiples of this, in bytes, so that equal tensors are cut alike.
 const SHARE_GRAIN: u64 = 64 << 10;
 
-/// Larger priority first, then what was ready first.
+/// Larger priority first, then in order of arrival.
 type Urgency = (Reverse<Priority>, u64);
 
 #[derive(Debug)]
@@ -74,16 +73,16 @@ pub(crate) struct Cut {
     pub(crate) opens: bool,
 }
 
-/// What is sent out as one operation.
+/// The content of one operation.
 #[derive(Debug)]
 pub(crate) struct Piece {
     pub(crate) kind: Arc<Kind>,
-    /// Of all flows.
+    /// The bytes of all flows.
     pub(crate) bytes: u64,
     pub(crate) cuts: Vec<Cut>,
 }
 
-/// How much of a tensor has not been sent out.
+/// The rest of a tensor that has not been sent out.
 #[derive(Debug, Default)]
 struct Left {
     items: usize,
@@ -98,7 +97,7 @@ pub(crate) struct Queue {
     heads: BTreeSet<(Urgency, Arc<Kind>)>,
     slots: BTreeMap<Slot, Left>,
     arrivals: u64,
-    /// The bytes of all items that have not been sent out, as the busiest node of each has them.
+    /// The unsent bytes of all items, each counted at its busiest node.
     bytes: u64,
 }
 
@@ -108,19 +107,19 @@ impl Queue {
         self.slots.len()
     }
 
-    /// The size of the next pieces, at most `piece_bytes`. A piece runs on one of `lanes`, so what
-    /// waits is divided between them if each gets a piece that is worth it.
+    /// The size of the next pieces, at most `piece_bytes`. A piece runs on one of `lanes`, so the
+    /// waiting bytes are divided between them, unless the shares would be too small.
     pub(crate) fn fair_piece(&self, lanes: u32, piece_bytes: u64) -> u64 {
         let share = self.bytes.div_ceil(lanes.max(1).into()).next_multiple_of(SHARE_GRAIN);
         share.clamp(MIN_SHARE.min(piece_bytes), piece_bytes)
     }
 
-    /// How many pieces of this size the waiting flows make.
+    /// How many pieces of this size are waiting.
     pub(crate) fn pieces(&self, piece_bytes: u64) -> u64 {
         self.bytes.div_ceil(piece_bytes)
     }
 
-    /// Whether something that a node needs of the tensor in a slot still waits.
+    /// Whether parts of the tensor in a slot that concern a node are still waiting.
     pub(crate) fn holds(&self, slot: Slot, node: NodeId, set: &ProcessSet) -> bool {
         let mut concerned = self.kinds.iter().filter(|(kind, _)| kind.concerns(node, set));
         self.slots.contains_key(&slot)
@@ -161,8 +160,8 @@ impl Queue {
     }
 
     /// Cuts the next piece; `None` if nothing waits. No node sends and receives more of it than
-    /// `piece_bytes`, which is at least [`MIN_PIECE_BYTES`], or than a cache line of each flow if
-    /// that is more (BOUND).
+    /// `piece_bytes`, which is at least [`MIN_PIECE_BYTES`], or a cache line of each flow if that
+    /// is more (BOUND).
     pub(crate) fn cut(&mut self, piece_bytes: u64) -> Option<Piece> {
         let (_, kind) = self.heads.pop_first()?;
         let size = kind.dtype.size() as u64;
@@ -173,7 +172,7 @@ impl Queue {
             && let Some(mut entry) = items.first_entry()
         {
             let item = entry.get_mut();
-            // The tensors of a group in a piece come one after another.
+            // The tensors of a group are adjacent in a piece.
             let opens = cuts.last().is_none_or(|cut| !Arc::ptr_eq(&cut.round, &item.round));
             text += item.round.text.each + if opens { item.round.text.first } else { 0 };
             flows += item.load().all.flows();

@@ -1,34 +1,35 @@
-//! How large pieces and chunks are, and how many pieces are in flight: at first as the settings
-//! say, then as measured times say.
+//! The sizes of pieces and chunks, and how many pieces are in flight. They start with the settings,
+//! and measured times correct them.
 //!
-//! It is decided as algorithms are ([`Decision`]). What is compared is the time of a byte, in
-//! allreduces of all nodes, in pieces of full size that use up the credit and are all of one
-//! choice. Candidates are twice and half of each size, and around what has replaced the chosen one
-//! again. None has more bytes in flight than the settings allow: they bound the memory of nodes
-//! (BOUND). None has more than twice the credit of the settings: a run to measure it would not fill
-//! that. Nothing is tried as long as algorithms are, so both together are rare. All nodes get the
-//! sizes with each operation (ORD, SAME).
+//! Sizes are decided like algorithms ([`Decision`]), by the time per byte. It is measured in
+//! allreduces of all nodes, in full pieces that use up the credit and have the same choice. The
+//! candidates are twice and half of each size; after a change, also around the new sizes. None has
+//! more bytes in flight than the settings allow, because they bound the memory of nodes (BOUND).
+//! None has more than twice the credit of the settings, because a run to measure it could not fill
+//! the credit. Sizes are not explored while algorithms are, so exploration stays rare. All nodes
+//! get the sizes with each operation (ORD, SAME).
 
 use std::time::Duration;
+
+use gradwire_proto::pb;
 
 use super::decision::{Decision, FILLS};
 use crate::model::{
     EngineConfig,
     config::MIN_PIECE_BYTES,
     learned::{Sizes, Time},
-    status::SizesStatus,
 };
 
-/// The most candidates in all (BOUND).
+/// The most candidates (BOUND).
 const MAX_CANDIDATES: usize = 32;
 
-/// Times are of so many bytes.
+/// The number of bytes to which times refer.
 const UNIT: f64 = (1 << 20) as f64;
 
-/// An operation by whose time sizes may be compared.
+/// An operation whose time can be used to compare sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Sized {
-    /// The candidate that it has.
+pub(crate) struct Sample {
+    /// Its candidate.
     pub(crate) candidate: usize,
     /// Its bytes.
     pub(crate) bytes: u64,
@@ -36,14 +37,14 @@ pub(crate) struct Sized {
 
 /// The sizes of one job.
 #[derive(Debug)]
-pub(super) struct Tuner {
+pub(crate) struct Tuner {
     decision: Decision<Sizes>,
     limits: Limits,
-    /// Those of the next operation.
+    /// The candidate of the next operation.
     next: (usize, Sizes),
 }
 
-/// What candidates may have in flight.
+/// The most that a candidate may have in flight.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
     bytes: u64,
@@ -57,7 +58,7 @@ impl Limits {
     }
 }
 
-/// What is twice or half as large in one size, within these limits.
+/// Sizes that differ by a factor of two in one or two values, within these limits.
 fn around(sizes: Sizes, limits: Limits) -> impl Iterator<Item = Sizes> {
     let Sizes { piece, credit, chunk } = sizes;
     let of = |piece, credit, chunk| Sizes { piece, credit, chunk };
@@ -75,7 +76,7 @@ fn around(sizes: Sizes, limits: Limits) -> impl Iterator<Item = Sizes> {
 }
 
 impl Tuner {
-    /// Those of the settings.
+    /// Starts with the sizes of the settings.
     pub(super) fn new(config: &EngineConfig) -> Self {
         let &EngineConfig { piece_bytes, credit_pieces: credit, chunk_bytes, .. } = config;
         let sizes = Sizes { piece: piece_bytes, credit, chunk: chunk_bytes };
@@ -83,53 +84,47 @@ impl Tuner {
         let limits = Limits { bytes, credit: credit.saturating_mul(2) };
         let all = std::iter::once(sizes).chain(around(sizes, limits)).map(|sizes| (sizes, 1.0));
         let run = FILLS.saturating_mul(limits.credit);
-        let reason = "as the settings say".to_owned();
+        let reason = "from the settings".to_owned();
         let decision = Decision::among(all, reason, run, config.may_explore);
         Self { decision, limits, next: (0, sizes) }
     }
 
-    /// Those of the next operation.
-    pub(super) fn next(&self) -> Sizes {
-        self.next.1
+    /// The candidate of the next operation, and its sizes.
+    pub(super) fn next(&self) -> (usize, Sizes) {
+        self.next
     }
 
-    /// Those that are not tried only.
+    /// The chosen sizes.
     pub(super) fn chosen(&self) -> Sizes {
         self.decision.spec()
     }
 
-    /// Whether these are not tried only.
+    /// Whether a candidate is the chosen one.
     pub(super) fn is_chosen(&self, candidate: usize) -> bool {
         candidate == self.decision.chosen()
     }
 
-    /// The number of those of the next operation.
-    pub(super) fn candidate(&self) -> usize {
-        self.next.0
-    }
-
-    /// What the next operation says of sizes if it has so many bytes: nothing if it is not of full
-    /// size.
-    pub(super) fn sized(&self, bytes: u64) -> Option<Sized> {
+    /// The sample that the next operation is, if its `bytes` are about a full piece.
+    pub(super) fn sample(&self, bytes: u64) -> Option<Sample> {
         let (candidate, sizes) = self.next;
         (bytes >= sizes.piece / 4 * 3 && bytes >= MIN_PIECE_BYTES)
-            .then_some(Sized { candidate, bytes })
+            .then_some(Sample { candidate, bytes })
     }
 
-    /// An operation has started. `is_settled`: whether no algorithm is being tried.
+    /// Notes that an operation has started. `is_settled` returns whether algorithms are settled.
     pub(super) fn started(&mut self, is_settled: impl FnOnce() -> bool) {
         self.next = self.decision.next_if(is_settled);
     }
 
-    /// An operation has taken this time, with so many of the same choice in flight all the time.
-    /// Returns the reason if that changes the sizes.
+    /// Observes the time of an operation, with `in_flight` operations of the same choice in flight
+    /// all the time. Returns the reason if that changes the sizes.
     pub(super) fn observe(
         &mut self,
-        sized: Sized,
+        sample: Sample,
         time: Duration,
         in_flight: u32,
     ) -> Option<String> {
-        let Sized { candidate, bytes } = sized;
+        let Sample { candidate, bytes } = sample;
         if in_flight == 0 || self.decision.of(candidate)?.credit != in_flight {
             return None;
         }
@@ -144,7 +139,7 @@ impl Tuner {
         format!("sizes: {}", self.decision.reason())
     }
 
-    /// What earlier jobs have measured. Returns the reason if that changes the sizes.
+    /// Applies the times of earlier jobs. Returns the reason if that changes the sizes.
     pub(super) fn remember(&mut self, times: &[Time<Sizes>]) -> Option<String> {
         let fits = |time: &&Time<Sizes>| self.limits.allow(time.spec);
         let times: Vec<Time<Sizes>> = times.iter().filter(fits).copied().collect();
@@ -154,21 +149,23 @@ impl Tuner {
         (self.decision.version() > before).then(|| self.changed())
     }
 
-    /// What was measured.
+    /// The measured times.
     pub(super) fn times(&self) -> Vec<Time<Sizes>> {
         self.decision.times()
     }
 
-    /// For people.
-    pub(super) fn status(&self) -> SizesStatus {
-        let observed = self.decision.observed();
-        SizesStatus {
-            sizes: self.chosen(),
+    /// The sizes and their times, for the status.
+    pub(crate) fn status(&self) -> pb::Sizes {
+        let (Sizes { piece, credit, chunk }, observed) = (self.chosen(), self.decision.observed());
+        pb::Sizes {
+            piece_bytes: piece,
+            credit_pieces: credit,
+            chunk_bytes: chunk,
             reason: self.decision.reason().to_owned(),
             version: self.decision.version(),
             observed: observed.count(),
-            mean: observed.mean(),
-            spread: observed.spread(),
+            mean_seconds: observed.mean(),
+            spread_seconds: observed.spread(),
         }
     }
 }
@@ -186,17 +183,17 @@ mod tests {
         Tuner::new(&EngineConfig::new(JobId::new("job").unwrap(), 2, 0, &settings).unwrap())
     }
 
-    /// Runs full pipelines in which a byte takes so long; returns how many operations had other
-    /// sizes than the chosen ones.
+    /// Runs full pipelines with these seconds per byte; returns how many operations did not have
+    /// the chosen sizes.
     fn play(tuner: &mut Tuner, operations: u64, seconds: impl Fn(Sizes) -> f64) -> u64 {
         let mut tried = 0;
         for _ in 0..operations {
-            let sizes = tuner.next();
-            tried += u64::from(!tuner.is_chosen(tuner.candidate()));
-            let sized = tuner.sized(sizes.piece).unwrap();
+            let (candidate, sizes) = tuner.next();
+            tried += u64::from(!tuner.is_chosen(candidate));
+            let sample = tuner.sample(sizes.piece).unwrap();
             let time = seconds(sizes) * sizes.piece as f64 * f64::from(sizes.credit);
             tuner.started(|| true);
-            tuner.observe(sized, Duration::from_secs_f64(time), sizes.credit);
+            tuner.observe(sample, Duration::from_secs_f64(time), sizes.credit);
         }
         tried
     }
@@ -204,8 +201,8 @@ mod tests {
     #[test]
     fn the_fastest_sizes_are_found_step_by_step() {
         let mut tuner = tuner(true);
-        let before = tuner.next();
-        // The smaller a chunk is the better, down to 64 KiB; other sizes make no difference.
+        let (_, before) = tuner.next();
+        // Smaller chunks are faster, down to 64 KiB; other sizes make no difference.
         let seconds = |sizes: Sizes| 1e-9 * (1.0 + sizes.chunk.abs_diff(64 << 10) as f64 / 1e6);
         let operations = 1_000_000;
         let tried = play(&mut tuner, operations, seconds);
@@ -213,58 +210,57 @@ mod tests {
         assert_eq!(tuner.chosen(), Sizes { chunk: 64 << 10, ..before });
         let status = tuner.status();
         assert!(status.version > 1 && status.reason.contains("% of the time of"), "{status:?}");
-        // The next job begins with them.
+        // The next job starts with them.
         let mut next = self::tuner(true);
         let reason = next.remember(&tuner.times()).unwrap();
         assert!(reason.contains("in earlier jobs"), "{reason}");
         next.started(|| true);
-        assert_eq!(next.next(), tuner.chosen());
+        assert_eq!(next.next().1, tuner.chosen());
     }
 
     #[test]
     fn sizes_that_make_no_difference_stay() {
         let mut tuner = tuner(true);
-        let before = tuner.next();
+        let (_, before) = tuner.next();
         play(&mut tuner, 1_000_000, |_| 1e-9);
         assert_eq!((tuner.chosen(), tuner.status().version), (before, 1));
         assert_eq!(play(&mut tuner, 100_000, |_| 1e-9), 0, "all are measured");
         let mut fixed = self::tuner(false);
-        assert_eq!(play(&mut fixed, 100_000, |_| 1e-9), 0, "nothing is tried unasked");
+        assert_eq!(play(&mut fixed, 100_000, |_| 1e-9), 0, "tuning is disabled");
     }
 
     #[test]
-    fn only_what_can_be_compared_counts() {
+    fn only_comparable_times_count() {
         let mut tuner = tuner(true);
-        let sizes = tuner.next();
-        assert_eq!(tuner.sized(sizes.piece / 2), None, "a part of a piece");
-        let sized = tuner.sized(sizes.piece).unwrap();
-        tuner.observe(sized, Duration::from_secs(1), sizes.credit - 1);
-        tuner.observe(sized, Duration::from_secs(1), 0);
+        let (_, sizes) = tuner.next();
+        assert_eq!(tuner.sample(sizes.piece / 2), None, "half a piece");
+        let sample = tuner.sample(sizes.piece).unwrap();
+        tuner.observe(sample, Duration::from_secs(1), sizes.credit - 1);
+        tuner.observe(sample, Duration::from_secs(1), 0);
         assert_eq!(tuner.status().observed, 0);
-        tuner.observe(sized, Duration::from_secs(1), sizes.credit);
+        tuner.observe(sample, Duration::from_secs(1), sizes.credit);
         assert_eq!(tuner.status().observed, 1);
-        // As long as algorithms are tried, sizes are not.
+        // While algorithms are explored, sizes are not.
         for _ in 0..100_000 {
             tuner.started(|| false);
-            tuner.observe(tuner.sized(sizes.piece).unwrap(), Duration::from_secs(1), sizes.credit);
-            assert_eq!(tuner.next(), sizes);
+            tuner.observe(tuner.sample(sizes.piece).unwrap(), Duration::from_secs(1), sizes.credit);
+            assert_eq!(tuner.next().1, sizes);
         }
     }
 
-    /// BOUND: memory is that of the settings. And a run has to fill the credit, however small
-    /// pieces are.
+    /// BOUND: the settings bound the memory. And a run must be able to fill the credit.
     #[test]
     fn no_sizes_need_more_memory_or_a_longer_run() {
         let mut tuner = tuner(true);
         let limits = tuner.limits;
         for _ in 0..50 {
             play(&mut tuner, 20_000, |sizes| sizes.piece as f64);
-            assert!(limits.allow(tuner.next()), "{:?}", tuner.next());
+            assert!(limits.allow(tuner.next().1), "{:?}", tuner.next());
         }
         let least = |sizes: Sizes| 1.0 / (sizes.piece as f64 * f64::from(sizes.credit));
         for _ in 0..50 {
             play(&mut tuner, 20_000, least);
-            let Sizes { piece, credit, .. } = tuner.next();
+            let Sizes { piece, credit, .. } = tuner.next().1;
             assert!(piece * u64::from(credit) <= limits.bytes && credit <= limits.credit);
         }
         let huge = Time { spec: Sizes { piece: 64 << 20, credit: 1024, chunk: 4096 }, permille: 1 };

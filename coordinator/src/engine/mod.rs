@@ -1,18 +1,18 @@
 //! Makes all decisions and executes none of them: events and the time go in, commands and the
 //! reason come out. It uses no tokio, no clock, no I/O, and only ordered maps, so the same events
-//! give the same commands every time.
+//! always give the same commands.
 //!
-//! An [`Engine`] handles one [`Event`] at a time and passes it to the handler that it concerns:
-//! `membership`, `agreement` or `dispatch`. Each owns its state, and none knows the others' beyond
-//! what is passed to it here. `stall` observes all three. Operations go out with
-//! [`Event::Drained`], so what becomes ready together is answered together.
+//! An [`Engine`] handles one [`Event`] at a time and passes it to the responsible handler:
+//! `membership`, `agreement` or `dispatch`. Each owns its state, and knows the others' only as far
+//! as it is passed to it here. `stall` observes all three. Operations are sent out with
+//! [`Event::Drained`], so tensors that become ready together are answered together.
 
 mod stall;
 
 use std::{sync::Arc, time::Duration};
 
 use gradwire_collectives::Topology;
-use gradwire_proto::{Failure, FailureKind, NodeId, ProcessSetId, Rank, Sequence};
+use gradwire_proto::{Failure, FailureKind, NodeId, ProcessSetId, Rank, Sequence, VERSION, pb};
 
 use self::stall::Stall;
 use crate::{
@@ -20,20 +20,20 @@ use crate::{
     dispatch::{Dispatch, advice::advice, credit::Flying},
     membership::{Membership, members::Members},
     model::{
-        Command, EngineConfig, Event, Output, Phase, Status,
+        Command, EngineConfig, Event, Output, Phase,
         command::{Execute, Negotiated, Severity},
         event::{Announcement, Latest},
         learned::Memory,
         network::Network,
         round::Round,
-        status::{Counts, MAX_NAMES, MAX_OPERATIONS, OperationStatus},
+        status::{Counts, MAX_NAMES, MAX_OPERATIONS, costs, milliseconds},
         text,
         violation::Violation,
     },
     probe::{Done, May, Probing},
 };
 
-/// How many tensors a failure names.
+/// The most tensors that a failure names.
 const NAMED_TENSORS: usize = 3;
 
 /// The negotiation of one job, from the first node to the last.
@@ -44,13 +44,13 @@ pub struct Engine {
     agreement: Agreement,
     dispatch: Dispatch,
     probing: Probing,
-    /// What was measured, once it is.
+    /// The result of the probe, once it is complete.
     network: Option<Network>,
     stall: Stall,
 }
 
 impl Engine {
-    /// An engine that waits for the nodes of `config`; time counts from here.
+    /// An engine that waits for the nodes of `config`; time starts at zero.
     pub fn new(config: EngineConfig) -> Self {
         let config = Arc::new(config);
         Self {
@@ -71,8 +71,8 @@ impl Engine {
             self.membership.received(connection, now);
         }
         match event {
-            Event::Joined { connection, join } => {
-                if self.membership.joined(connection, join, now, &mut out) {
+            Event::Joined { connection, join, proven } => {
+                if self.membership.joined(connection, join, proven, now, &mut out) {
                     self.begin();
                 }
             }
@@ -106,7 +106,7 @@ impl Engine {
                 }
             }
         }
-        if self.agreement.waiting() > 0 || self.dispatch.flight().len() > 0 {
+        if self.agreement.table.waiting() > 0 || self.dispatch.flight.len() > 0 {
             self.stall.watch(now);
         }
         out
@@ -129,7 +129,7 @@ impl Engine {
         self.membership.why()
     }
 
-    /// Begins to work: the world is complete.
+    /// Starts the negotiation, once the world is complete.
     fn begin(&mut self) {
         let members = self.membership.members();
         let racks: Vec<&str> = members.iter().map(|(_, m)| m.node.rack.as_str()).collect();
@@ -146,7 +146,7 @@ impl Engine {
         }
     }
 
-    /// Handles events that only a node of the world may send.
+    /// Handles an event that only a node of the world may send.
     fn of_member(
         &mut self,
         node: NodeId,
@@ -156,20 +156,20 @@ impl Engine {
     ) -> Result<(), Violation> {
         match event {
             Event::Nonsense { what, .. } => {
-                Err(Violation::Protocol(format!("sent what is no message: {what}")))
+                Err(Violation::Protocol(format!("sent an invalid message: {what}")))
             }
             Event::Ready { announcements, .. } => self.ready(node, announcements, now),
             Event::Done { sequences, .. } => {
                 let agreement = &mut self.agreement;
-                self.dispatch.done(node, &sequences, now, |slot| agreement.finished(slot))
+                self.dispatch.done(node, &sequences, now, |slot| agreement.table.finished(slot))
             }
             Event::Probed { sequence, time, retransmits, .. } => {
                 self.probing.done(node, sequence, Done { time, retransmits }, now)
             }
-            Event::Forgotten { ids, .. } => self.agreement.forgotten(node, &ids),
+            Event::Forgotten { ids, .. } => self.agreement.table.forgotten(node, &ids),
             Event::Left { ranks, absent, .. } => {
                 let agreement = &self.agreement;
-                let has_joined = |rank| agreement.has_joined(rank);
+                let has_joined = |rank| agreement.sets.has_joined(rank);
                 if self.membership.left(node, &ranks, absent, has_joined, out)? {
                     self.agreement.fail_left_behind(self.membership.members());
                 }
@@ -185,7 +185,7 @@ impl Engine {
         announcements: Vec<Announcement>,
         now: Duration,
     ) -> Result<(), Violation> {
-        let joins: Vec<ProcessSetId> = self.agreement.note_joins(node, &announcements);
+        let joins: Vec<ProcessSetId> = self.agreement.sets.note_joins(node, &announcements);
         for announcement in announcements {
             let from = Last { node, rank: self.last_rank(node, announcement.latest)? };
             let dispatch = &self.dispatch;
@@ -193,17 +193,16 @@ impl Engine {
             let members = self.membership.members();
             let round =
                 self.agreement.announce(from, announcement, &joins, now, members, progress)?;
-            round.iter().for_each(|round| self.dispatch.push(round));
+            round.iter().for_each(|round| self.dispatch.queue.push(round));
         }
         for id in joins {
             let rounds = self.agreement.complete_without_joined(id, node, now);
-            rounds.iter().for_each(|round| self.dispatch.push(round));
+            rounds.iter().for_each(|round| self.dispatch.queue.push(round));
         }
         Ok(())
     }
 
-    /// The rank of a node that was the last to submit a tensor, and how long its first one had
-    /// waited (TRUST).
+    /// The last rank of a node to submit a tensor, and how long its first rank had waited (TRUST).
     fn last_rank(
         &self,
         node: NodeId,
@@ -214,13 +213,13 @@ impl Engine {
             return Ok(members.only_rank(node).map(|rank| (rank, Duration::ZERO)));
         };
         let rank = members.rank(node, local_rank).ok_or_else(|| {
-            let what = format!("says that its local rank {local_rank} was the last to submit");
-            Violation::Protocol(format!("{what} a tensor, and has no such rank"))
+            let what = format!("named its local rank {local_rank} as the last to submit a tensor");
+            Violation::Protocol(format!("{what}, but has no such rank"))
         })?;
         Ok(Some((rank, waited)))
     }
 
-    /// A node is lost, which ends the job.
+    /// Ends the job because a node is lost.
     fn lose(&mut self, node: NodeId, why: &str, now: Duration, out: &mut Output) {
         let members = self.membership.members();
         let host = members.host(node);
@@ -234,7 +233,9 @@ impl Engine {
             what = format!("{what}; in progress: {names}");
         }
         let failure = Failure::new(FailureKind::NodeLost, what)
-            .hint(format!("look whether host {host} is up, and at the last lines of its gradwired"))
+            .hint(format!(
+                "check whether host {host} is up, and read the last output of its gradwired"
+            ))
             .host(host)
             .tensor(first);
         self.membership.fail(failure, now, out);
@@ -249,33 +250,33 @@ impl Engine {
             return self.lose(node, &why, now, out);
         }
         let members = self.membership.members();
-        let lines = self.stall.look(now, &self.agreement, self.dispatch.flight(), members);
+        let lines = self.stall.look(now, &self.agreement, &self.dispatch.flight, members);
         out.reason = lines.join("; ");
         out.commands.extend(
             lines.into_iter().map(|text| Command::Report { severity: Severity::Warning, text }),
         );
     }
 
-    /// Sends out what has become ready, as far as there is credit.
+    /// Sends out what is ready, as far as there is credit.
     fn drained(&mut self, now: Duration, out: &mut Output) {
-        out.measures.waits = self.agreement.take_waits();
-        out.measures.disagreements = self.agreement.take_disagreements();
+        out.measures.waits = self.agreement.waiting.take();
+        out.measures.disagreements = std::mem::take(&mut self.agreement.disagreements);
         if self.phase() != Phase::Running {
             return;
         }
         let mut execute = self.agreement.take_answer();
         let mut choices = Vec::new();
         let measured = self.probe(&mut execute, now);
-        if self.probing.is_over() && self.dispatch.queued() > 0 {
+        if self.probing.is_over() && self.dispatch.queue.len() > 0 {
             execute.links = self.dispatch.take_links(self.network.as_ref());
         }
         let piece_bytes = self.dispatch.piece_bytes();
         let Self { agreement, dispatch, probing, .. } = self;
         while probing.is_over()
-            && let Some(sent) = dispatch.next(piece_bytes, now, |set| agreement.sets().get(set))
+            && let Some(sent) = dispatch.next(piece_bytes, now, |set| agreement.sets.get(set))
         {
             for cut in &sent.cuts {
-                execute.registrations.extend(agreement.sent(&cut.round, cut.last));
+                execute.registrations.extend(agreement.table.sent(&cut.round, cut.last));
                 if cut.first {
                     let Round { since, agreed, .. } = *cut.round;
                     out.measures.negotiated.push(Negotiated {
@@ -287,13 +288,14 @@ impl Engine {
             choices.extend(sent.choice);
             execute.operations.push(sent.operation);
         }
-        execute.specs = self.dispatch.take_specs();
-        execute.evicted = self.agreement.take_evicted();
+        execute.specs = self.dispatch.chooser.take_unannounced();
+        execute.evicted = self.agreement.table.take_evicted();
         if execute.is_empty() {
             return;
         }
-        choices.extend(self.dispatch.take_corrections());
-        // The steps of the probe are for the log. Its result is what algorithms are chosen with.
+        choices.append(&mut self.dispatch.corrections);
+        // Steps of the probe are only logged. Its result counts as a decision, because algorithms
+        // depend on it.
         let is_result = execute.probes.is_empty();
         let (result, step) = if is_result { (measured, None) } else { (None, measured) };
         let decided = Self::decided(&execute, result.into_iter().chain(choices));
@@ -302,52 +304,52 @@ impl Engine {
         out.commands.push(Command::Execute(execute));
     }
 
-    /// Measures what is to be measured next. Returns as text what was measured last, and in the end
-    /// how long it took.
+    /// Adds the next probes to an answer. Returns a text on the last measurement, and at the end on
+    /// the whole probe.
     fn probe(&mut self, execute: &mut Execute, now: Duration) -> Option<String> {
         let Self { probing, dispatch, .. } = self;
         if probing.is_over() {
             return None;
         }
         let last = probing.last();
-        execute.probes = probing.next(now, || dispatch.number());
+        execute.probes = probing.next(now, || dispatch.flight.number());
         let Some(network) = probing.finish(now) else {
             return last.filter(|_| !execute.probes.is_empty());
         };
-        dispatch.set_cost(network.cost.replaced_by(self.config.cost));
+        dispatch.chooser.set_cost(network.cost.replaced_by(self.config.cost));
         let arrangement = network.arrangement.clone();
-        execute.arrangement = arrangement.filter(|arranged| dispatch.arrange(arranged));
+        execute.arrangement = arrangement.filter(|arranged| dispatch.chooser.arrange(arranged));
         let why = execute.arrangement.iter().map(|arranged| format!("; {}", arranged.reason));
         let why: String = why.collect();
         let took = network.took.as_secs_f64();
         let links = text::count(network.links.len(), "link");
-        let cut = if network.is_complete { "" } else { ", as far as there was time" };
+        let cut = if network.is_complete { "" } else { " (incomplete because of the time limit)" };
         self.network = Some(network);
         Some(format!("{links} measured in {took:.3} s{cut}{why}"))
     }
 
-    /// What was decided with an answer, besides that what was ready goes out.
+    /// The decisions in an answer, besides sending out what was ready.
     fn decided(execute: &Execute, choices: impl Iterator<Item = String>) -> Vec<String> {
         let created = execute.sets_created.iter().map(|made| {
             format!("process set {} of {} created", made.set, text::named_ranks(&made.ranks))
         });
         let joined = execute.joined.iter().map(|joined| {
-            format!("all of process set {} have joined, rank {} last", joined.set, joined.last)
+            format!("all ranks of process set {} joined, rank {} last", joined.set, joined.last)
         });
         let gone =
             execute.sets_removed.iter().map(|gone| format!("process set {} removed", gone.set));
         created.chain(joined).chain(gone).chain(choices).collect()
     }
 
-    /// The reason for an answer. `step` is what the probe has measured last.
+    /// The reason for an answer. `step` is the last measurement of the probe.
     fn reason(&self, execute: &Execute, step: Option<String>, decided: &[String]) -> String {
-        let flight = self.dispatch.flight();
+        let flight = &self.dispatch.flight;
         let mut reason = format!(
-            "{} out, {} of {} in flight, {} waiting for credit, {} failed",
+            "{} started, {} of {} in flight, {} waiting for credit, {} failed",
             text::count(execute.operations.len(), "operation"),
             flight.len(),
             flight.credit(),
-            text::count(self.dispatch.queued(), "tensor"),
+            text::count(self.dispatch.queue.len(), "tensor"),
             text::count(execute.failures.len(), "tensor"),
         );
         let evicted = execute.evicted.len();
@@ -364,20 +366,20 @@ impl Engine {
         reason
     }
 
-    /// What this job and earlier ones have measured.
+    /// The times of this job and of earlier ones.
     pub fn learned(&self) -> Memory {
         self.dispatch.learned()
     }
 
     /// Counts for the metrics.
     pub fn counts(&self) -> Counts {
-        let flight = self.dispatch.flight();
+        let flight = &self.dispatch.flight;
         Counts {
             nodes: self.membership.nodes(),
             ranks: self.membership.members().ranks(),
-            sets: self.agreement.sets().len(),
-            pending: self.agreement.waiting(),
-            queued: self.dispatch.queued(),
+            sets: self.agreement.sets.len(),
+            pending: self.agreement.table.waiting(),
+            queued: self.dispatch.queue.len(),
             stalled: self.stall.stalled,
             in_flight: flight.len(),
             started: flight.started(),
@@ -385,37 +387,45 @@ impl Engine {
         }
     }
 
-    fn operations(&self, now: Duration) -> Vec<OperationStatus> {
+    fn operations(&self, now: Duration) -> Vec<pb::RunningOperation> {
         let status = |(sequence, flying): (Sequence, &Flying)| {
             let names = flying.slots.iter().filter_map(|slot| self.agreement.name(*slot));
-            OperationStatus {
-                sequence,
-                running: now.saturating_sub(flying.since),
+            pb::RunningOperation {
+                sequence: sequence.0,
+                running_ms: milliseconds(now.saturating_sub(flying.since)),
                 tensors: names.take(MAX_NAMES).map(ToOwned::to_owned).collect(),
-                count: flying.slots.len(),
-                missing: flying.nodes.ones().map(|node| NodeId(node as u32)).collect(),
+                tensor_count: flying.slots.len() as u64,
+                missing_nodes: flying.nodes.ones().map(|node| node as u32).collect(),
             }
         };
-        self.dispatch.flight().iter().take(MAX_OPERATIONS).map(status).collect()
+        self.dispatch.flight.iter().take(MAX_OPERATIONS).map(status).collect()
     }
 
-    /// A view of everything, for people.
-    pub fn status(&self, now: Duration) -> Status {
-        Status {
-            phase: self.phase(),
+    /// The whole state, for viewers. The runtime adds its own part.
+    pub fn status(&self, now: Duration) -> pb::StatusResponse {
+        let counts = self.counts();
+        let network = self.network.as_ref();
+        pb::StatusResponse {
+            job: self.config.job.to_string(),
+            version: VERSION.to_owned(),
+            phase: self.phase().name().to_owned(),
             reason: self.why(),
-            epoch: self.config.epoch,
+            epoch: self.config.epoch.0,
             nodes: self.membership.status(now),
-            sets: self.agreement.set_status(),
+            process_sets: self.agreement.set_status(),
+            process_set_count: counts.sets as u64,
             pending: self.agreement.pending_status(now),
+            pending_count: counts.pending as u64,
             operations: self.operations(now),
-            choices: self.dispatch.choices(),
-            sizes: self.dispatch.sizes(),
-            advice: self.network.as_ref().map_or_else(Vec::new, |it| advice(&self.config, it)),
-            network: self.network.clone(),
-            cost: *self.dispatch.cost(),
-            counts: self.counts(),
-            failure: self.membership.failure().cloned(),
+            operations_started: counts.started,
+            operations_done: counts.done,
+            choices: self.dispatch.chooser.status(),
+            sizes: Some(self.dispatch.sizes.status()),
+            advice: network.map_or_else(Vec::new, |it| advice(&self.config, it)),
+            network: network.map(Network::status),
+            costs: Some(costs(self.dispatch.chooser.cost())),
+            failure: self.membership.failure().cloned().map(Into::into),
+            ..pb::StatusResponse::default()
         }
     }
 }

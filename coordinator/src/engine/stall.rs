@@ -1,4 +1,4 @@
-//! Reports waits that take too long, with the names of those who are missing (WAIT).
+//! Reports waits that take too long, with the missing ranks or hosts (WAIT).
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -13,7 +13,7 @@ type Missing = (ProcessSetId, Vec<Rank>);
 
 /// When to check next, and how many tensors are stalled.
 ///
-/// Each wait is reported when it has lasted one limit, two limits, and so on. Checks are at least a
+/// A wait is reported when it has lasted one limit, two limits, and so on. Checks are at least a
 /// tenth of a limit apart, so waits that began together are reported together.
 #[derive(Debug)]
 pub(crate) struct Stall {
@@ -25,12 +25,12 @@ pub(crate) struct Stall {
 }
 
 impl Stall {
-    /// `limit` is not zero.
+    /// `limit` must not be zero.
     pub(crate) fn new(limit: Duration) -> Self {
         Self { limit, last: Duration::ZERO, next: None, stalled: 0 }
     }
 
-    /// Plans a check after a limit, if none is planned yet.
+    /// Schedules a check after one limit, if none is scheduled.
     pub(crate) fn watch(&mut self, now: Duration) {
         self.next.get_or_insert(now + self.limit);
     }
@@ -44,7 +44,7 @@ impl Stall {
         (at.saturating_sub(since).as_nanos() / self.limit.as_nanos().max(1)) as u32
     }
 
-    /// Whether a wait has to be reported now; updates the time of the next check.
+    /// Whether a wait must be reported now; updates the time of the next check.
     fn is_due(&self, since: Duration, now: Duration, next: &mut Option<Duration>) -> bool {
         let passed = self.limits(since, now);
         let at = since + self.limit * passed.saturating_add(1);
@@ -52,8 +52,8 @@ impl Stall {
         passed > self.limits(since, self.last)
     }
 
-    /// Reports one line for all tensors that wait for the same ranks, and one for each operation
-    /// that is not done.
+    /// Returns one line for all tensors that wait for the same ranks, and one for each operation
+    /// that is late.
     pub(crate) fn look(
         &mut self,
         now: Duration,
@@ -67,7 +67,7 @@ impl Stall {
         let mut next = None;
         let mut stalled = 0;
         let mut late: BTreeMap<Missing, Vec<(Duration, &str)>> = BTreeMap::new();
-        for (slot, since) in agreement.pending() {
+        for (slot, since, _) in agreement.table.pending() {
             stalled += usize::from(self.limits(since, now) > 0);
             if self.is_due(since, now, &mut next)
                 && let Some((set, name, missing)) = agreement.missing(slot)
@@ -81,23 +81,24 @@ impl Stall {
                 tensors.sort_unstable();
                 let waited = text::seconds(now.saturating_sub(tensors[0].0));
                 let names = text::some_names(tensors.iter().map(|(_, name)| *name), 3);
-                let noun = if tensors.len() == 1 { "tensor" } else { "tensors" };
-                let whose = match set {
+                let (noun, have) =
+                    if tensors.len() == 1 { ("tensor", "has") } else { ("tensors", "have") };
+                let place = match set {
                     ProcessSetId::GLOBAL => String::new(),
                     set => format!(" of process set {set}"),
                 };
-                let whom = places(&missing, members);
-                format!("{noun} {names}{whose} waited {waited} for {whom}")
+                let ranks = places(&missing, members);
+                format!("{noun} {names}{place} {have} waited {waited} for {ranks}")
             })
             .collect();
         for (sequence, flying) in flight.iter() {
             if self.is_due(flying.since, now, &mut next) {
                 let slow = members.iter().filter(|(node, _)| flying.has(*node));
                 let slow: Vec<&str> = slow.map(|(_, m)| m.node.host.as_str()).collect();
-                let waited = text::seconds(now.saturating_sub(flying.since));
-                let who = slow.join(", ");
-                lines
-                    .push(format!("operation {sequence} is not done after {waited} on host {who}"));
+                let time = text::seconds(now.saturating_sub(flying.since));
+                let noun = if slow.len() == 1 { "host" } else { "hosts" };
+                let place = format!("{noun} {}", slow.join(", "));
+                lines.push(format!("operation {sequence} is not done on {place} after {time}"));
             }
         }
         self.stalled = stalled;
@@ -112,10 +113,10 @@ fn places(ranks: &[Rank], members: &Members) -> String {
     let parts: Vec<String> = members
         .iter()
         .filter_map(|(_, member)| {
-            let theirs: Vec<Rank> =
+            let own: Vec<Rank> =
                 member.ranks().filter(|rank| ranks.binary_search(rank).is_ok()).collect();
             let host = &member.node.host;
-            (!theirs.is_empty()).then(|| format!("{} on host {host}", text::named_ranks(&theirs)))
+            (!own.is_empty()).then(|| format!("{} on host {host}", text::named_ranks(&own)))
         })
         .collect();
     parts.join(", ")

@@ -1,11 +1,11 @@
-//! The first cause. When something fails, several nodes notice it in different ways at about the
-//! same time. All nodes should receive the report that is nearest to the root cause (TELL).
+//! Finds the first cause. When something fails, several nodes notice it in different ways at about
+//! the same time. All nodes should receive the report that is nearest to the root cause (TELL).
 
 use std::time::Duration;
 
 use gradwire_proto::{Failure, FailureKind};
 
-/// The reports that come within a window after the first one.
+/// The reports that arrive within a window after the first one.
 #[derive(Debug)]
 pub(crate) struct Causes {
     /// When the window closes.
@@ -20,7 +20,7 @@ impl Causes {
         Self { until, best: failure, reports: 1 }
     }
 
-    /// Adds a report. The nearest to the root cause counts; of equal ones, the earliest.
+    /// Adds a report. The one nearest to the root cause wins; among equals, the earliest.
     pub(crate) fn report(&mut self, failure: Failure) {
         self.reports += 1;
         if failure.kind.rootness() > self.best.kind.rootness() {
@@ -33,7 +33,7 @@ impl Causes {
         self.best.kind.rootness() >= FailureKind::WorkerLost.rootness()
     }
 
-    /// The cause, as far as it is known.
+    /// The best-known cause.
     pub(crate) fn cause(&self) -> &Failure {
         &self.best
     }
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_root_wins_and_the_earliest_of_equals() {
+    fn the_earliest_report_of_the_root_wins() {
         let mut causes =
             Causes::new(Failure::new(FailureKind::ConnectionLost, "first"), Duration::ZERO);
         causes.report(Failure::new(FailureKind::ConnectionLost, "second"));

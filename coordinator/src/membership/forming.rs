@@ -1,19 +1,17 @@
-//! Which nodes may join. Nodes arrive, are checked, and get their ranks once all of them have
-//! arrived.
+//! Decides which nodes may join. Nodes are checked, and get their ranks once all have joined.
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
-use gradwire_proto::{MAX_LABEL_BYTES, PROTOCOL, Rank, VERSION, check_rack_label};
+use gradwire_proto::{MAX_LABEL_BYTES, PROTOCOL, Rank, VERSION, check_rack_label, pb};
 
 use super::members::Members;
 use crate::model::{
     ConnectionId, EngineConfig,
     command::{Node, RefusalKind},
-    event::Join,
     text,
 };
 
-/// The most local ranks of one node: as many as a job can have.
+/// The most local ranks of a node: the most ranks of a job.
 const MAX_SLOTS: u32 = Rank::MAX;
 
 /// Why a node may not join.
@@ -27,27 +25,30 @@ fn refuse(kind: RefusalKind, text: impl Into<String>) -> Result<(), Refusal> {
     Err(Refusal { kind, text: text.into() })
 }
 
-/// The checks that do not depend on other nodes, from the most to the least basic. A node of
-/// another release can't be asked for a proof, and a node without a proof gets no information on
-/// the job.
-pub(crate) fn check_join(config: &EngineConfig, join: &Join) -> Result<(), Refusal> {
+/// The checks that do not depend on other nodes, the most basic first. A node of another release
+/// can't be asked for a proof, and a node without a proof gets no information about the job.
+pub(crate) fn check_join(
+    config: &EngineConfig,
+    join: &pb::Join,
+    proven: bool,
+) -> Result<(), Refusal> {
     let host = text::excerpt(&join.host, MAX_LABEL_BYTES);
     if join.protocol != PROTOCOL {
         return refuse(
             RefusalKind::Version,
             format!(
-                "gradwired {} speaks protocol {}, this coordinator {VERSION} speaks {PROTOCOL}: \
-                 install the same release on every node",
+                "gradwired {} speaks protocol {}, but this coordinator {VERSION} speaks \
+                 {PROTOCOL}: install the same release on every node",
                 text::excerpt(&join.version, 32),
                 join.protocol
             ),
         );
     }
-    if !join.proven {
+    if !proven {
         return refuse(
             RefusalKind::Secret,
-            "the job secret of this node is not the coordinator's: both must have the same \
-             GRADWIRE_SECRET, which `gradwire run` makes for each job and hands to every node",
+            "the job secret of this node differs from the coordinator's: both must have the same \
+             GRADWIRE_SECRET, which `gradwire run` creates for each job and passes to every node",
         );
     }
     if join.job != config.job.as_str() {
@@ -55,8 +56,8 @@ pub(crate) fn check_join(config: &EngineConfig, join: &Join) -> Result<(), Refus
         return refuse(
             RefusalKind::Job,
             format!(
-                "node '{host}' belongs to job '{theirs}', this coordinator serves job '{}': check \
-                 GRADWIRE_JOB and GRADWIRE_COORDINATOR on that node",
+                "node '{host}' belongs to job '{theirs}', but this coordinator serves job '{}': \
+                 check GRADWIRE_JOB and GRADWIRE_COORDINATOR on that node",
                 config.job
             ),
         );
@@ -64,14 +65,14 @@ pub(crate) fn check_join(config: &EngineConfig, join: &Join) -> Result<(), Refus
     let invalid = |text: String| refuse(RefusalKind::Invalid, text);
     if join.host.len() > MAX_LABEL_BYTES || join.host.chars().any(char::is_control) {
         return invalid(format!(
-            "the host name {:?} is not usable: at most {MAX_LABEL_BYTES} bytes and no control \
-             characters",
+            "invalid host name {:?}: expected at most {MAX_LABEL_BYTES} bytes, \
+             without control characters",
             text::excerpt(&join.host, 80)
         ));
     }
     if let Err(accepted) = check_rack_label(&join.rack) {
         return invalid(format!(
-            "the rack label {:?} of node '{host}' is not usable; it must be {accepted}: set \
+            "invalid rack label {:?} of node '{host}': expected {accepted}; set \
              GRADWIRE_NODE__RACK on that node",
             text::excerpt(&join.rack, 80)
         ));
@@ -83,7 +84,7 @@ pub(crate) fn check_join(config: &EngineConfig, join: &Join) -> Result<(), Refus
     match join.data_address.parse::<SocketAddr>() {
         Err(_) => {
             return invalid(format!(
-                "the data address '{address}' of node '{host}' is not ip:port"
+                "invalid data address '{address}' of node '{host}': expected ip:port"
             ));
         }
         Ok(at) if at.ip().is_unspecified() || at.port() == 0 => {
@@ -99,28 +100,28 @@ pub(crate) fn check_join(config: &EngineConfig, join: &Join) -> Result<(), Refus
     if !metrics.is_empty() && !metrics.parse().is_ok_and(reachable) {
         let address = text::excerpt(metrics, 80);
         return invalid(format!(
-            "the metrics address '{address}' of node '{host}' is not an ip:port that others can \
-             reach"
+            "invalid metrics address '{address}' of node '{host}': expected an ip:port that other \
+             hosts can reach"
         ));
     }
     let is_server = join.order >= config.nodes - config.servers;
     if join.order < config.nodes && is_server && join.slots > 0 {
         return invalid(format!(
-            "node '{host}' has {} slots, and order {} of {} is that of a server: a server has no \
-             ranks",
-            join.slots, join.order, config.nodes
+            "node '{host}' is a server because of its order {} of {}, but has {} slots: a server \
+             has no ranks",
+            join.order, config.nodes, join.slots
         ));
     }
     if !is_server && !(1..=MAX_SLOTS).contains(&join.slots) {
         return invalid(format!(
-            "node '{host}' has {} slots: 1 to {MAX_SLOTS} are possible; servers come after all \
-             others, and GRADWIRE_SERVERS counts them",
+            "node '{host}' has {} slots: expected 1 to {MAX_SLOTS}; only servers have none, and \
+             those are the last GRADWIRE_SERVERS nodes",
             join.slots
         ));
     }
     if join.order >= config.nodes {
         return invalid(format!(
-            "node '{host}' has order {}, the job has {}, numbered from 0",
+            "node '{host}' has order {}, but the job has {}, numbered from 0",
             join.order,
             text::count(config.nodes as usize, "node")
         ));
@@ -131,21 +132,25 @@ pub(crate) fn check_join(config: &EngineConfig, join: &Join) -> Result<(), Refus
 /// The nodes that have joined while the world is not complete.
 #[derive(Debug, Default)]
 pub(crate) struct Forming {
-    joined: BTreeMap<u32, (ConnectionId, Join)>,
+    joined: BTreeMap<u32, (ConnectionId, pb::Join)>,
 }
 
 impl Forming {
     /// Adds a node that has passed [`check_join`], unless its place is taken.
-    pub(crate) fn admit(&mut self, connection: ConnectionId, join: Join) -> Result<(), Refusal> {
+    pub(crate) fn admit(
+        &mut self,
+        connection: ConnectionId,
+        join: pb::Join,
+    ) -> Result<(), Refusal> {
         if self.order_of(connection).is_some() {
-            return refuse(RefusalKind::Invalid, "this stream has joined already");
+            return refuse(RefusalKind::Invalid, "this stream has already joined");
         }
         if let Some((_, there)) = self.joined.get(&join.order) {
             return refuse(
                 RefusalKind::Taken,
                 format!(
-                    "order {} of node '{}' is taken by node '{}' at {}: every node needs its own \
-                     GRADWIRE_ORDER",
+                    "order {} of node '{}' is taken by node '{}' at {}: \
+                     every node needs its own GRADWIRE_ORDER",
                     join.order, join.host, there.host, there.data_address
                 ),
             );
@@ -156,8 +161,8 @@ impl Forming {
             return refuse(
                 RefusalKind::Taken,
                 format!(
-                    "nodes '{}' and '{}' both say that their data address is {}: set \
-                     GRADWIRE_ADDRESS on each to an address that the others can reach",
+                    "nodes '{}' and '{}' have the same data address {}: set GRADWIRE_ADDRESS on \
+                     each to an address that the others can reach",
                     there.host, join.host, join.data_address
                 ),
             );
@@ -187,27 +192,26 @@ impl Forming {
         self.joined.len()
     }
 
-    /// A text on the nodes that have not joined, and those that have.
+    /// Describes which nodes have not joined, and which have.
     pub(crate) fn missing(&self, config: &EngineConfig) -> String {
         let missing: Vec<Rank> =
             (0..config.nodes).filter(|order| !self.joined.contains_key(order)).map(Rank).collect();
-        let here = if self.joined.is_empty() {
-            "nobody has come yet".to_owned()
-        } else {
-            let hosts: Vec<_> =
-                self.joined.iter().map(|(o, (_, j))| format!("{o} ({})", j.host)).collect();
-            format!("here: {}", hosts.join(", "))
+        let hosts: Vec<_> =
+            self.joined.iter().map(|(o, (_, j))| format!("{o} ({})", j.host)).collect();
+        let joined = match &hosts[..] {
+            [] => String::new(),
+            _ => format!("; joined: {}", hosts.join(", ")),
         };
         let noun = if missing.len() == 1 { "node" } else { "nodes" };
         format!(
-            "{} of {} nodes have joined; missing: {noun} {}; {here}",
+            "{} of {} nodes have joined; missing: {noun} {}{joined}",
             self.joined.len(),
             config.nodes,
             text::ranks(missing)
         )
     }
 
-    /// The world of all nodes that have joined.
+    /// Returns the world of all nodes that have joined.
     pub(crate) fn close(&mut self, now: Duration) -> Members {
         let mut first_rank = 0;
         let nodes = std::mem::take(&mut self.joined).into_values().map(|(connection, join)| {

@@ -1,6 +1,6 @@
 //! The nodes of the complete world.
 //!
-//! A node's id is the order that the launcher gave it, and ranks are numbered in that order.
+//! A node's id is the order that the launcher assigned, and ranks are numbered in that order.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,15 +19,13 @@ use crate::model::{ConnectionId, command::Node, text};
 pub(crate) struct Member {
     pub(crate) connection: ConnectionId,
     pub(crate) node: Node,
-    /// When something was last received from it.
+    /// When it last sent something.
     pub(crate) last_received: LastReceived,
-    /// Its ranks that have left in good order, each with the number of ranks of the job that had
-    /// left before.
+    /// Its ranks that have left, each with the number of ranks of the job that had left before.
     pub(crate) left: BTreeMap<Rank, u32>,
-    /// The ranks of these that never joined.
+    /// The ranks that have left without ever having attached.
     pub(crate) absent: BTreeSet<Rank>,
-    /// Whether its stream has ended after all of its ranks had left; nothing more is expected of
-    /// it.
+    /// Whether its stream has ended after all of its ranks had left.
     pub(crate) gone: bool,
 }
 
@@ -38,7 +36,7 @@ impl Member {
         (first..first + self.node.slots).map(Rank)
     }
 
-    /// Whether it has no ranks: it only reduces for others, and stays until all ranks of the job
+    /// Whether it has no ranks and only reduces for others; it stays until all ranks of the job
     /// have left.
     pub(crate) fn is_server(&self) -> bool {
         self.node.slots == 0
@@ -60,7 +58,7 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    /// The world of these nodes, in the order of their ids.
+    /// A world of these nodes, in the order of their ids.
     pub(crate) fn new(
         nodes: impl IntoIterator<Item = (ConnectionId, Node)>,
         now: Duration,
@@ -85,7 +83,7 @@ impl Members {
         self.by_connection.get(&connection).copied()
     }
 
-    /// A node by its id; ids come from [`Members::id`] or from the index.
+    /// A node by its id.
     pub(crate) fn get(&self, node: NodeId) -> Option<&Member> {
         self.all.get(node.0 as usize)
     }
@@ -116,7 +114,7 @@ impl Members {
         NodeId(after.saturating_sub(1) as u32)
     }
 
-    /// A rank of a node, by its number there.
+    /// A rank of a node, by its local number.
     pub(crate) fn rank(&self, node: NodeId, local_rank: u32) -> Option<Rank> {
         let node = &self.all.get(node.index())?.node;
         (local_rank < node.slots).then(|| Rank(node.first_rank.0 + local_rank))
@@ -128,7 +126,7 @@ impl Members {
         (node.slots == 1).then_some(node.first_rank)
     }
 
-    /// A rank leaves a node. Returns whether it had not left before.
+    /// Notes that a rank leaves. Returns false if it had left before.
     pub(crate) fn leave(&mut self, node: NodeId, rank: Rank, absent: bool) -> bool {
         let Some(member) = self.all.get_mut(node.index()) else { return false };
         member.absent.extend(absent.then_some(rank));
@@ -136,12 +134,12 @@ impl Members {
         member.left.insert(rank, self.departures - 1).is_none()
     }
 
-    /// Whether some rank has left.
+    /// Whether any rank has left.
     pub(crate) fn has_departures(&self) -> bool {
         self.departures > 0
     }
 
-    /// A text such as `node 1 (ranks 2-3)`, for a failure that has the host as well.
+    /// A text such as `node 1 (ranks 2-3)`, for a failure that also names the host.
     pub(crate) fn describe(&self, node: NodeId) -> String {
         if self.get(node).is_some_and(Member::is_server) {
             return format!("node {node} (a server)");
@@ -155,8 +153,7 @@ impl Members {
         self.get(node).map_or("", |m| m.node.host.as_str())
     }
 
-    /// The node whose silence will exceed the limit first, and when, among those that must be
-    /// alive.
+    /// The node whose silence will exceed the limit first, and when.
     pub(crate) fn first_due(&self, limits: &Limits) -> Option<(NodeId, Duration)> {
         let alive = self.iter().filter(|(_, member)| !member.gone);
         alive
@@ -164,7 +161,7 @@ impl Members {
             .min_by_key(|due| due.1)
     }
 
-    /// Ignores all silence up to now: the coordinator itself was suspended.
+    /// Ignores all silence up to now, because the coordinator itself was suspended.
     pub(crate) fn received_from_all(&mut self, now: Duration) {
         self.all.iter_mut().for_each(|m| m.last_received = LastReceived::at(now));
     }

@@ -1,12 +1,11 @@
 //! The nodes of the job, and its phase: forming, running, failing, over.
 //!
-//! - `members`: the nodes of the complete world, when something was last received from each, and
-//!   which ranks have left
+//! - `members`: the nodes of the complete world, when each last sent something, and which ranks
+//!   have left
 //! - `forming`: which nodes may join, while the world is not complete
 //! - `causes`: the first cause of a failure
 //!
-//! [`Membership`] owns the phase. It decides which nodes join, which have left, and with which
-//! cause the job ends.
+//! [`Membership`] owns the phase. It decides which nodes join, and why the job ends.
 
 pub(crate) mod members;
 
@@ -15,7 +14,7 @@ mod forming;
 
 use std::{sync::Arc, time::Duration};
 
-use gradwire_proto::{Ending, Failure, FailureKind, NodeId, Rank, beat::Silence};
+use gradwire_proto::{Ending, Failure, FailureKind, NodeId, Rank, beat::Silence, pb};
 
 use self::{
     causes::Causes,
@@ -25,8 +24,7 @@ use self::{
 use crate::model::{
     Command, ConnectionId, EngineConfig, Output, Phase,
     command::{RefusalKind, Severity, World},
-    event::Join,
-    status::NodeStatus,
+    status::{milliseconds, numbers},
     text,
     violation::Violation,
 };
@@ -35,7 +33,7 @@ use crate::model::{
 const WAITING_REPORT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
-enum State {
+enum JobState {
     Forming { next_report: Duration },
     Running,
     Failing(Causes),
@@ -46,7 +44,7 @@ enum State {
 #[derive(Debug)]
 pub(crate) struct Membership {
     config: Arc<EngineConfig>,
-    state: State,
+    state: JobState,
     /// The reason for the state.
     why: String,
     forming: Forming,
@@ -54,10 +52,10 @@ pub(crate) struct Membership {
 }
 
 impl Membership {
-    /// Waits for the nodes of `config`; time counts from here.
+    /// Waits for the nodes of `config`; time starts at zero.
     pub(crate) fn new(config: Arc<EngineConfig>) -> Self {
         Self {
-            state: State::Forming { next_report: WAITING_REPORT },
+            state: JobState::Forming { next_report: WAITING_REPORT },
             why: Forming::default().missing(&config),
             forming: Forming::default(),
             members: Members::default(),
@@ -73,18 +71,18 @@ impl Membership {
     /// The phase of the job.
     pub(crate) fn phase(&self) -> Phase {
         match &self.state {
-            State::Forming { .. } => Phase::Forming,
-            State::Running => Phase::Running,
-            State::Failing(_) => Phase::Failing,
-            State::Over(Ending::Failed(_)) => Phase::Failed,
-            State::Over(Ending::Finished) => Phase::Finished,
+            JobState::Forming { .. } => Phase::Forming,
+            JobState::Running => Phase::Running,
+            JobState::Failing(_) => Phase::Failing,
+            JobState::Over(Ending::Failed(_)) => Phase::Failed,
+            JobState::Over(Ending::Finished) => Phase::Finished,
         }
     }
 
     /// The reason for the phase.
     pub(crate) fn why(&self) -> String {
         match &self.state {
-            State::Forming { .. } => self.forming.missing(&self.config),
+            JobState::Forming { .. } => self.forming.missing(&self.config),
             _ => self.why.clone(),
         }
     }
@@ -92,9 +90,9 @@ impl Membership {
     /// The failure of a job that is failing or has failed.
     pub(crate) fn failure(&self) -> Option<&Failure> {
         match &self.state {
-            State::Failing(causes) => Some(causes.cause()),
-            State::Over(Ending::Failed(failure)) => Some(failure),
-            State::Forming { .. } | State::Running | State::Over(Ending::Finished) => None,
+            JobState::Failing(causes) => Some(causes.cause()),
+            JobState::Over(Ending::Failed(failure)) => Some(failure),
+            JobState::Forming { .. } | JobState::Running | JobState::Over(Ending::Finished) => None,
         }
     }
 
@@ -103,27 +101,34 @@ impl Membership {
         self.members.len().max(self.forming.len())
     }
 
-    /// The nodes of the complete world, for people.
-    pub(crate) fn status(&self, now: Duration) -> Vec<NodeStatus> {
-        let status = self.members.iter().map(|(_, member)| NodeStatus {
-            node: member.node.clone(),
-            silent: now.saturating_sub(member.last_received.last()),
-            left: member.left.keys().copied().collect(),
+    /// The nodes of the complete world, for the status.
+    pub(crate) fn status(&self, now: Duration) -> Vec<pb::NodeStatus> {
+        let status = self.members.iter().map(|(_, Member { node, last_received, left, .. })| {
+            pb::NodeStatus {
+                host: node.host.clone(),
+                first_rank: node.first_rank.0,
+                slots: node.slots,
+                rack: node.rack.clone(),
+                line_mbit: node.line_mbit,
+                silent_ms: milliseconds(now.saturating_sub(last_received.last())),
+                left_ranks: numbers(left.keys()),
+                report: None,
+            }
         });
         status.collect()
     }
 
-    /// When [`Membership::tick`] or [`Membership::silent`] has something to do next.
+    /// When [`Membership::tick`] or [`Membership::silent`] is due next.
     pub(crate) fn deadline(&self) -> Option<Duration> {
         match &self.state {
-            State::Forming { next_report } => Some(self.config.start_timeout.min(*next_report)),
-            State::Running => self.members.first_due(&self.config.silence()).map(|(_, due)| due),
-            State::Failing(causes) => Some(causes.until),
-            State::Over(_) => None,
+            JobState::Forming { next_report } => Some(self.config.start_timeout.min(*next_report)),
+            JobState::Running => self.members.first_due(&self.config.silence()).map(|(_, due)| due),
+            JobState::Failing(causes) => Some(causes.until),
+            JobState::Over(_) => None,
         }
     }
 
-    /// Something was received on a stream.
+    /// Notes that something was received on a stream.
     pub(crate) fn received(&mut self, connection: ConnectionId, now: Duration) {
         let node = self.members.id(connection);
         if let Some(member) = node.and_then(|node| self.members.get_mut(node)) {
@@ -131,31 +136,32 @@ impl Membership {
         }
     }
 
-    /// A heartbeat datagram of a node was received.
+    /// Notes that a heartbeat datagram of a node was received.
     pub(crate) fn received_datagram(&mut self, node: NodeId, now: Duration) {
         if let Some(member) = self.members.get_mut(node) {
             member.last_received.datagram = now;
         }
     }
 
-    /// A node wants to join. Returns whether the world is complete now.
+    /// Admits or refuses a node. Returns whether the world is complete now.
     pub(crate) fn joined(
         &mut self,
         connection: ConnectionId,
-        join: Join,
+        join: pb::Join,
+        proven: bool,
         now: Duration,
         out: &mut Output,
     ) -> bool {
         let described = format!("node {} (host {})", join.order, text::excerpt(&join.host, 80));
-        let admitted = check_join(&self.config, &join).and_then(|()| match &self.state {
-            State::Forming { .. } => self.forming.admit(connection, join),
-            State::Running => Err(Refusal {
+        let admitted = check_join(&self.config, &join, proven).and_then(|()| match &self.state {
+            JobState::Forming { .. } => self.forming.admit(connection, join),
+            JobState::Running => Err(Refusal {
                 kind: RefusalKind::Taken,
-                text: format!("{described} comes too late: {}", self.why),
+                text: format!("{described} is too late: {}", self.why),
             }),
-            State::Failing(_) | State::Over(_) => Err(Refusal {
+            JobState::Failing(_) | JobState::Over(_) => Err(Refusal {
                 kind: RefusalKind::Over,
-                text: format!("{described} comes too late: the job is over: {}", self.why),
+                text: format!("{described} is too late: the job is over: {}", self.why),
             }),
         });
         match admitted {
@@ -172,7 +178,7 @@ impl Membership {
         }
     }
 
-    /// All nodes have joined. Returns whether they form a world.
+    /// Forms the world once all nodes have joined. Returns false if that is impossible.
     fn form(&mut self, now: Duration, out: &mut Output) -> bool {
         self.members = self.forming.close(now);
         let ranks = self.members.ranks();
@@ -183,19 +189,19 @@ impl Membership {
                 .map(|(_, m)| format!("{} has {}", m.node.host, m.node.slots))
                 .collect();
             let what = format!(
-                "the nodes have {ranks} slots together, the job has {expected} ranks: {}",
+                "the nodes have {ranks} slots in total, but the job has {expected} ranks: {}",
                 slots.join(", ")
             );
-            let hint = "GRADWIRE_SLOTS of every node must be the number of ranks that run there";
+            let hint = "set GRADWIRE_SLOTS on every node to the number of its ranks";
             self.abort(Failure::new(FailureKind::Invalid, what).hint(hint), out);
             return false;
         }
         if ranks > Rank::MAX {
             let what = format!(
-                "the nodes have {ranks} slots together, a job has at most {} ranks",
+                "the nodes have {ranks} slots in total, but a job has at most {} ranks",
                 Rank::MAX
             );
-            let hint = "start fewer processes; GRADWIRE_SLOTS says how many a node has";
+            let hint = "start fewer processes; GRADWIRE_SLOTS is the number of ranks of a node";
             self.abort(Failure::new(FailureKind::Invalid, what).hint(hint), out);
             return false;
         }
@@ -214,7 +220,7 @@ impl Membership {
             node,
             world: Arc::clone(&world),
         }));
-        self.state = State::Running;
+        self.state = JobState::Running;
         self.why = format!(
             "the world is complete: {}, {}, epoch {}",
             text::count(nodes, "node"),
@@ -225,8 +231,8 @@ impl Membership {
         true
     }
 
-    /// A stream has ended. Returns the node whose loss is a failure, if it is one. `is_busy`
-    /// returns whether a node takes part in an operation that it has not done.
+    /// Handles the end of a stream. Returns the node if its loss is a failure. `is_busy` returns
+    /// whether a node takes part in an operation that it has not done.
     pub(crate) fn lost(
         &mut self,
         connection: ConnectionId,
@@ -234,10 +240,10 @@ impl Membership {
         is_busy: impl Fn(NodeId) -> bool,
         out: &mut Output,
     ) -> Option<NodeId> {
-        if let State::Forming { .. } = self.state {
+        if let JobState::Forming { .. } = self.state {
             if let Some((order, host)) = self.forming.forget(connection) {
                 let missing = self.forming.missing(&self.config);
-                out.reason = format!("node {order} (host {host}) has gone ({why}): {missing}");
+                out.reason = format!("node {order} (host {host}) disconnected ({why}): {missing}");
                 let text = out.reason.clone();
                 out.commands.push(Command::Report { severity: Severity::Warning, text });
             }
@@ -256,7 +262,7 @@ impl Membership {
         Some(node)
     }
 
-    /// A node has reported that it can't go on.
+    /// Handles a failure that a node has reported.
     pub(crate) fn reported(
         &mut self,
         connection: ConnectionId,
@@ -275,39 +281,40 @@ impl Membership {
         self.fail(failure, now, out);
     }
 
-    /// The node of the world at the other end of a stream, if what it asks for counts. It does not
-    /// count before the world is complete, or once the job is failing.
+    /// The node of the world at the other end of a stream, if its messages count: not before the
+    /// world is complete, and not once the job is failing.
     pub(crate) fn member(&mut self, connection: ConnectionId, out: &mut Output) -> Option<NodeId> {
         match self.state {
-            State::Forming { .. } => {
+            JobState::Forming { .. } => {
                 self.too_early(connection, out);
                 None
             }
-            State::Running => self.members.id(connection),
-            State::Failing(_) | State::Over(_) => None,
+            JobState::Running => self.members.id(connection),
+            JobState::Failing(_) | JobState::Over(_) => None,
         }
     }
 
-    /// A node that has joined sent something before the world was complete.
+    /// Refuses a node that sent something before the world was complete.
     fn too_early(&mut self, connection: ConnectionId, out: &mut Output) {
         if self.forming.forget(connection).is_none() {
             return;
         }
-        let text = "a node may send nothing but heartbeats between Join and World".to_owned();
+        let text = "a node may send only heartbeats between Join and World".to_owned();
         out.reason.clone_from(&text);
         out.commands.push(Command::Refuse { connection, kind: RefusalKind::Invalid, text });
     }
 
-    /// Adds a report of a failure, and waits a moment for a better one.
+    /// Adds a failure report, and waits a moment for a better one.
     pub(crate) fn fail(&mut self, failure: Failure, now: Duration, out: &mut Output) {
         match &mut self.state {
-            State::Over(_) => return,
-            State::Failing(causes) => causes.report(failure),
-            State::Forming { .. } | State::Running => {
-                self.state = State::Failing(Causes::new(failure, now + self.config.cause_window));
+            JobState::Over(_) => return,
+            JobState::Failing(causes) => causes.report(failure),
+            JobState::Forming { .. } | JobState::Running => {
+                self.state =
+                    JobState::Failing(Causes::new(failure, now + self.config.cause_window));
             }
         }
-        let State::Failing(causes) = &self.state else { return };
+        let JobState::Failing(causes) = &self.state else { return };
         self.why = causes.cause().to_string();
         out.reason = format!("failing: {}", self.why);
         if causes.is_certain() {
@@ -319,75 +326,79 @@ impl Membership {
     /// Ends the job for all nodes (TELL).
     fn abort(&mut self, failure: Failure, out: &mut Output) {
         self.why = failure.to_string();
-        self.state = State::Over(Ending::Failed(failure.clone()));
+        self.state = JobState::Over(Ending::Failed(failure.clone()));
         out.reason.clone_from(&self.why);
         out.commands.push(Command::Abort(failure.clone()));
         out.commands.push(Command::Finish(Ending::Failed(failure)));
     }
 
-    /// The user ends the job.
+    /// Ends the job at the user's request.
     pub(crate) fn cancel(&mut self, why: String, out: &mut Output) {
         let failure = match &self.state {
-            State::Over(_) => return,
-            State::Failing(causes) => causes.cause().clone(),
-            State::Forming { .. } | State::Running => Failure::new(FailureKind::Cancelled, why),
+            JobState::Over(_) => return,
+            JobState::Failing(causes) => causes.cause().clone(),
+            JobState::Forming { .. } | JobState::Running => {
+                Failure::new(FailureKind::Cancelled, why)
+            }
         };
         self.abort(failure, out);
     }
 
-    /// Reports the missing nodes, and ends a job that takes too long to form or to find its cause.
+    /// Reports missing nodes, and ends a job that takes too long to form or to find a cause.
     pub(crate) fn tick(&mut self, now: Duration, out: &mut Output) {
         match &self.state {
-            State::Forming { .. } if now >= self.config.start_timeout => {
+            JobState::Forming { .. } if now >= self.config.start_timeout => {
                 let missing = self.forming.missing(&self.config);
                 let waited = text::seconds(self.config.start_timeout);
-                let what = format!("the world is not complete after {waited}: {missing}");
-                let hint = "look at the output of the nodes that are missing, and whether they \
-                            can reach the coordinator; a slow start may need a longer start \
-                            timeout";
+                let what = format!("not all nodes joined within {waited}: {missing}");
+                let hint = "check the output of the missing nodes, and whether they can reach the \
+                            coordinator; if they start slowly, increase launch.start_timeout_ms";
                 self.abort(Failure::new(FailureKind::Timeout, what).hint(hint), out);
             }
-            State::Forming { next_report } if now >= *next_report => {
-                self.state = State::Forming { next_report: now + WAITING_REPORT };
+            JobState::Forming { next_report } if now >= *next_report => {
+                self.state = JobState::Forming { next_report: now + WAITING_REPORT };
                 out.reason = self.forming.missing(&self.config);
                 let text = out.reason.clone();
                 out.commands.push(Command::Report { severity: Severity::Info, text });
             }
-            State::Failing(causes) if now >= causes.until => {
+            JobState::Failing(causes) if now >= causes.until => {
                 let (cause, reports) = (causes.cause().clone(), causes.reports());
                 self.abort(cause, out);
                 out.reason = format!("{} (of {})", self.why, text::count(reports, "report"));
             }
-            State::Forming { .. } | State::Running | State::Failing(_) | State::Over(_) => {}
+            JobState::Forming { .. }
+            | JobState::Running
+            | JobState::Failing(_)
+            | JobState::Over(_) => {}
         }
     }
 
-    /// The coordinator itself was suspended. The nodes may have been suspended with it.
+    /// Ignores a time in which the coordinator itself was suspended, and maybe the nodes, too.
     pub(crate) fn suspended(&mut self, time: Duration, now: Duration, out: &mut Output) {
         self.members.received_from_all(now);
         let time = text::seconds(time);
         let text =
-            format!("the coordinator was suspended for {time}; nobody is blamed for that time");
+            format!("the coordinator was suspended for {time}; timeouts do not count this time");
         out.commands.push(Command::Report { severity: Severity::Warning, text });
     }
 
-    /// The node that has been silent for too long, and in which way (WAIT).
+    /// A node that has been silent for too long, and a description of its silence (WAIT).
     pub(crate) fn silent(&self, now: Duration) -> Option<(NodeId, String)> {
         let limits = self.config.silence();
         let (node, _) = self.members.first_due(&limits)?;
         let why = match self.members.get(node)?.last_received.silence(&limits, now)? {
-            Silence::All(time) => format!("nothing has come from it for {}", text::seconds(time)),
+            Silence::All(time) => format!("it has been silent for {}", text::seconds(time)),
             Silence::Stream(time) => format!(
-                "nothing has come on its stream for {}, although it is there: something between \
-                 holds up what goes over TCP to or from the coordinator's port",
+                "its stream has been silent for {}, although its datagrams arrive: something on \
+                 the network path blocks TCP to or from the coordinator's port",
                 text::seconds(time)
             ),
         };
         Some((node, why))
     }
 
-    /// Ranks leave in good order. Returns whether others remain. `has_joined` returns whether a
-    /// rank has joined and waits for the others.
+    /// Notes that ranks leave. Returns whether others remain. `has_joined` returns whether a rank
+    /// has joined and waits for the others.
     pub(crate) fn left(
         &mut self,
         node: NodeId,
@@ -402,7 +413,7 @@ impl Membership {
                 let is_new = self.members.leave(node, *rank, absent);
                 if !is_new || own.binary_search(rank).is_err() {
                     return Err(Violation::Protocol(format!(
-                        "says that rank {rank} leaves, which is not its own or has left already"
+                        "reported that rank {rank} left, which is not its own or had already left"
                     )));
                 }
                 if has_joined(*rank) {
@@ -410,13 +421,13 @@ impl Membership {
                 }
             }
         }
-        let how = if absent { "ended without having joined" } else { "left in good order" };
+        let how = if absent { "ended without joining" } else { "left" };
         out.reason = format!("{} {how}", text::named_ranks(ranks));
         let has_ranks = |member: &Member| !member.is_server() && !member.has_left();
         let remain = self.members.iter().any(|(_, member)| has_ranks(member));
         if !remain {
-            "every rank has left in good order".clone_into(&mut self.why);
-            self.state = State::Over(Ending::Finished);
+            "every rank has left".clone_into(&mut self.why);
+            self.state = JobState::Over(Ending::Finished);
             out.reason.clone_from(&self.why);
             out.commands.extend([Command::Shutdown, Command::Finish(Ending::Finished)]);
         }
@@ -432,23 +443,22 @@ impl Membership {
         out: &mut Output,
     ) {
         let (kind, what, hint) = match violation {
-            // The program asked to leave, even if its daemon should have refused.
+            // The program caused this, although its daemon should have refused it.
             Violation::LeftInJoin(rank) => (
                 FailureKind::Invalid,
-                format!("says that rank {rank} leaves, which has joined and waits for the others"),
-                "wait for the join before the process ends",
+                format!("reported that rank {rank} left while it waited in a join"),
+                "wait for the join before the process exits",
             ),
             Violation::Protocol(what) => (
                 FailureKind::Protocol,
                 what,
-                "this is a defect of that node's gradwired: install the same release everywhere, \
+                "this is a bug in that node's gradwired: install the same release on every node, \
                  and please report it",
             ),
             Violation::Resource(what) => (
                 FailureKind::Resource,
                 what,
-                "give a tensor the same name in every step; names that are made anew each time \
-                 pile up",
+                "use the same tensor names in every step; new names in every step accumulate",
             ),
         };
         let what = format!("{} {what}", self.members.describe(node));

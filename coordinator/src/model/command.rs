@@ -1,4 +1,4 @@
-//! What the engine asks of the runtime, and why.
+//! The commands of the engine to the runtime, and their reasons.
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ pub struct Node {
     pub host: String,
     /// `ip:port` of its data plane.
     pub data_address: String,
-    /// `ip:port` of its metrics; other nodes do not get it.
+    /// `ip:port` of its metrics; not sent to other nodes.
     pub metrics_address: Option<SocketAddr>,
     /// Its first rank; the others follow.
     pub first_rank: Rank,
@@ -25,7 +25,7 @@ pub struct Node {
     pub slots: u32,
     /// Its rack label; may be empty.
     pub rack: String,
-    /// The rate of its line in Mbit/s; 0 if it is not known.
+    /// The rate of its line in Mbit/s; 0 if unknown.
     pub line_mbit: u32,
 }
 
@@ -38,15 +38,15 @@ pub struct World {
     pub nodes: Vec<Node>,
     /// Data threads per daemon, each with its own connections.
     pub lanes: u32,
-    /// The wire type of f32 where it is reduced.
+    /// The wire type of reduced f32.
     pub compression: Compression,
-    /// The interval between signs of life, on both sides.
+    /// The interval between heartbeats, on both sides.
     pub heartbeat_interval: Duration,
     /// The silence after which a node counts as lost.
     pub heartbeat_timeout: Duration,
 }
 
-/// Why a node may not join. It decides the gRPC status.
+/// Why a node may not join. It determines the gRPC status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RefusalKind {
     /// Its version of the protocol is different.
@@ -55,7 +55,7 @@ pub enum RefusalKind {
     Secret,
     /// It belongs to another job.
     Job,
-    /// Its description of itself is not usable.
+    /// Its description of itself is invalid.
     Invalid,
     /// Its position is taken, or the world is complete.
     Taken,
@@ -63,18 +63,18 @@ pub enum RefusalKind {
     Over,
 }
 
-/// An id for a tensor's name; from now on announcements may carry the id alone.
+/// An id for a tensor's name; from now on announcements may carry only the id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Registration {
     /// The id.
     pub id: TensorId,
     /// The process set.
     pub set: ProcessSetId,
-    /// The name that it stands for.
+    /// The name.
     pub name: TensorName,
     /// What all ranks of the set have agreed on.
     pub agreed: Arc<Agreed>,
-    /// The priority that it stands for.
+    /// The priority.
     pub priority: Priority,
 }
 
@@ -89,15 +89,15 @@ pub struct Segment {
     pub offset: u64,
     /// The number of elements of the longest flow.
     pub count: u64,
-    /// What was agreed, if the tensor is called by its name. Only its first segment in an operation
-    /// has this; it holds for its other segments there.
+    /// What was agreed, if the tensor is sent by name. Only its first segment in an operation has
+    /// this; it holds for the other segments, too.
     pub agreed: Option<Arc<Agreed>>,
 }
 
 /// An algorithm with its parameters, and its id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KnownSpec {
-    /// Its id; 0 where there is nothing to choose.
+    /// Its id; 0 if there is no choice.
     pub id: SpecId,
     /// The spec.
     pub spec: Spec,
@@ -108,7 +108,7 @@ pub struct KnownSpec {
 pub struct Operation {
     /// Its number in the job's one total order (ORD).
     pub sequence: Sequence,
-    /// The process set that takes part.
+    /// The process set.
     pub set: ProcessSetId,
     /// The kind of work: only collective, element type, reduction and factors.
     pub request: Request,
@@ -120,12 +120,11 @@ pub struct Operation {
     pub absent: Arc<[Rank]>,
     /// Whether partial results travel in the job's eight-bit format.
     pub quantized: bool,
-    /// The bytes of its chunks; none: as many as each node is set to.
+    /// The bytes of its chunks; `None` for the setting of each node.
     pub chunk: Option<u64>,
 }
 
-/// A process set that exists from now on. The tensor, of set 0, is the request for it, which is
-/// done.
+/// A new process set. The tensor, in set 0, is the request for it, which is done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetCreated {
     /// Its id.
@@ -136,10 +135,10 @@ pub struct SetCreated {
     pub tensor: TensorRef,
 }
 
-/// A process set that is removed. The tensor, of set 0, is the request for that, which is done.
+/// A removed process set. The tensor, in set 0, is the request for that, which is done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetRemoved {
-    /// Its id, which is not used again.
+    /// Its id, which is never reused.
     pub set: ProcessSetId,
     /// The request.
     pub tensor: TensorRef,
@@ -165,12 +164,12 @@ pub struct TensorFailure {
     pub failure: Failure,
 }
 
-/// Moves bytes that mean nothing, to measure links.
+/// Moves meaningless bytes to measure links.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Probe {
     /// Its number in the job's one total order (ORD).
     pub sequence: Sequence,
-    /// What each group does.
+    /// The pattern that each group runs.
     pub pattern: Pattern,
     /// Groups of nodes, which have no node in common.
     pub groups: Vec<Vec<NodeId>>,
@@ -179,11 +178,11 @@ pub struct Probe {
 /// One answer to all nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Execute {
-    /// To be applied before anything else.
+    /// Applied before anything else.
     pub sets_created: Vec<SetCreated>,
-    /// To be applied before the operations.
+    /// Applied before the operations.
     pub registrations: Vec<Registration>,
-    /// The specs that operations call by their ids from now on.
+    /// The specs to which operations refer by id from now on.
     pub specs: Vec<KnownSpec>,
     /// The operations, by ascending sequence number.
     pub operations: Vec<Operation>,
@@ -191,47 +190,24 @@ pub struct Execute {
     pub failures: Vec<TensorFailure>,
     /// The process sets in which all members take part again.
     pub joined: Vec<Joined>,
-    /// To be applied after anything else.
+    /// Applied after anything else.
     pub sets_removed: Vec<SetRemoved>,
-    /// Ids that are not valid any more, to be applied after all of the above. Every node confirms
-    /// them ([`Event::Forgotten`](super::event::Event::Forgotten)). An id may have been removed
-    /// before, with its process set or because another id has replaced it.
+    /// Ids that are no longer valid, applied after all of the above. Every node confirms them
+    /// ([`Event::Forgotten`](super::event::Event::Forgotten)). An id may already have been removed
+    /// with its process set, or replaced by another id.
     pub evicted: Vec<TensorId>,
-    /// To be run before the operations.
+    /// Run before the operations.
     pub probes: Vec<Probe>,
-    /// The rates by which load is distributed, from now on.
+    /// The rates by which load is distributed from now on.
     pub links: Option<Links>,
-    /// To be applied before the operations.
+    /// Applied before the operations.
     pub arrangement: Option<Arrangement>,
 }
 
 impl Execute {
     /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
-        let Self {
-            sets_created,
-            registrations,
-            specs,
-            operations,
-            failures,
-            joined,
-            sets_removed,
-            evicted,
-            probes,
-            links,
-            arrangement,
-        } = self;
-        arrangement.is_none()
-            && sets_created.is_empty()
-            && registrations.is_empty()
-            && specs.is_empty()
-            && operations.is_empty()
-            && failures.is_empty()
-            && joined.is_empty()
-            && sets_removed.is_empty()
-            && evicted.is_empty()
-            && probes.is_empty()
-            && links.is_none()
+        *self == Self::default()
     }
 }
 
@@ -244,7 +220,7 @@ pub enum Severity {
     Warning,
 }
 
-/// Something that the runtime has to do.
+/// An order to the runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
     /// Notify a node that the world is complete.
@@ -265,7 +241,7 @@ pub enum Command {
         /// The text for the node's operator.
         text: String,
     },
-    /// Send this to every node of the world. Nodes that take no part in an operation skip it.
+    /// Send this to every node of the world. Nodes skip operations in which they take no part.
     Execute(Execute),
     /// Notify every joined node that the job is over with this failure (TELL).
     Abort(Failure),
@@ -273,7 +249,7 @@ pub enum Command {
     Shutdown,
     /// Report to the operator.
     Report {
-        /// How important it is.
+        /// Its severity.
         severity: Severity,
         /// One line.
         text: String,
@@ -285,29 +261,29 @@ pub enum Command {
 /// How long tensors waited for one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RankWait {
-    /// The time in which some tensor waited for it.
+    /// The time in which any tensor waited for it.
     pub time: Duration,
-    /// How many tensors did.
+    /// The number of tensors that waited.
     pub tensors: u64,
 }
 
-/// How long tensors waited for those that came last.
+/// How long tensors waited for the last rank and the last node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Waits {
-    /// By node: the time in which some tensor waited for it.
+    /// By node: the time in which any tensor waited for it.
     pub nodes: BTreeMap<NodeId, Duration>,
     /// By rank.
     pub ranks: BTreeMap<Rank, RankWait>,
-    /// For each tensor: from the submission of its first rank to that of the last one.
+    /// For each tensor: from the submission of the first rank to that of the last one.
     pub of_tensors: Vec<Duration>,
 }
 
-/// How long the first operation of a tensor took to start.
+/// How long it took until the first operation of a tensor started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Negotiated {
     /// From its first announcement until all ranks agreed on it.
     pub negotiate: Duration,
-    /// From then on until there was credit for it.
+    /// From then until there was credit for it.
     pub credit: Duration,
 }
 
@@ -316,7 +292,7 @@ pub struct Negotiated {
 pub struct Measures {
     /// For each tensor whose first operation started.
     pub negotiated: Vec<Negotiated>,
-    /// How long tensors waited for those that came last.
+    /// How long tensors waited for the last rank and the last node.
     pub waits: Waits,
     /// Tensors on which ranks disagreed.
     pub disagreements: u64,
@@ -329,7 +305,7 @@ pub struct Output {
     pub commands: Vec<Command>,
     /// The reason; empty if there was nothing to decide.
     pub reason: String,
-    /// What of it viewers are shown, one by one; all of it if this is `None`.
+    /// The decisions that viewers see; `None` to show them the whole reason.
     pub decided: Option<Vec<String>>,
     /// The measurements.
     pub measures: Measures,

@@ -1,4 +1,4 @@
-//! What is fixed before the engine starts.
+//! The configuration of the engine.
 
 use std::{fmt::Display, time::Duration};
 
@@ -8,20 +8,20 @@ use gradwire_settings::{ProbeEnabled, Settings, variables::VariableError};
 
 use crate::error::CoordinatorError;
 
-/// The most nodes of one job: each has a rank (BOUND). The world with the longest names fits one
-/// message.
+/// The most nodes of a job (BOUND): the most ranks, because each node has one. The world with the
+/// longest names still fits in a message.
 const MAX_NODES: u32 = Rank::MAX;
 
-/// The smallest piece: a cache line, to which cuts keep.
+/// The smallest piece: a cache line, because cuts are aligned to cache lines.
 pub(crate) const MIN_PIECE_BYTES: u64 = 64;
 
 /// The largest piece.
 const MAX_PIECE_BYTES: u64 = 1 << 30;
 
-/// The most tensors that are known at once, unless more get an id (BOUND).
+/// The most known tensors, unless more can have an id (BOUND).
 const MAX_PENDING: u32 = 262_144;
 
-/// The longest time that can be configured, so that no sum of times overflows.
+/// The longest configurable time, so that sums of times do not overflow.
 const MAX_TIME: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The engine's part of the configuration.
@@ -33,57 +33,54 @@ pub struct EngineConfig {
     pub nodes: u32,
     /// How many of them are servers, the last ones: nodes without ranks.
     pub servers: u32,
-    /// The number of ranks of all nodes together, if it is known. A mistake is then noticed before
-    /// the job starts.
+    /// The total number of ranks, if it is known. Mistakes are then noticed before the job starts.
     pub ranks: Option<u32>,
     /// The number of this formation of the world.
     pub epoch: Epoch,
-    /// Data threads per daemon, each with its own connections, 1 to [`MAX_LANES`]; sent to every
-    /// node.
+    /// Data threads per daemon, with their own connections, 1 to [`MAX_LANES`]; sent to all nodes.
     pub lanes: u32,
-    /// The wire type of f32 where it is reduced; sent to every node.
+    /// The wire type of reduced f32; sent to every node.
     pub compression: Compression,
-    /// The interval between signs of life, on both sides.
+    /// The interval between heartbeats, on both sides.
     pub heartbeat_interval: Duration,
     /// The silence after which a node is lost; more than twice the interval.
     pub heartbeat_timeout: Duration,
     /// How long to wait for the nodes to join.
     pub start_timeout: Duration,
-    /// How long to collect reports of a failure before the cause is sent to all nodes.
+    /// How long to collect failure reports before the cause is sent to all nodes.
     pub cause_window: Duration,
-    /// The wait after which the missing ranks are reported.
+    /// The wait after which missing ranks are reported.
     pub stall_warning: Duration,
     /// The most bytes of one piece, 64 to 2^30.
     pub piece_bytes: u64,
     /// The most operations in flight, at least 1.
     pub credit_pieces: u32,
-    /// The bytes of a chunk, unless measured times say otherwise.
+    /// The bytes of a chunk, until measured times change it.
     pub chunk_bytes: u64,
-    /// Connections of each data thread to each peer, as the settings say it here.
+    /// Connections of each data thread to each peer, by the settings on this host.
     pub streams: u32,
-    /// The most tensors that get an id; further ones travel by name.
+    /// The most tensors with an id; others are sent by name.
     pub max_tensors: u32,
-    /// The most tensors that are known at once; a job with more is ended.
+    /// The most known tensors; a job with more fails.
     pub max_pending: u32,
     /// The algorithms from which the cost model chooses.
     pub rules: Rules,
-    /// Those for pieces that travel in eight bits.
+    /// The rules for quantized pieces.
     pub quantized_rules: Rules,
     /// The costs of the links.
     pub cost: CostModel,
     /// Whether the links between nodes are measured before the first operation.
     pub probe: bool,
-    /// Whether what was measured may decide the racks of nodes without labels, and the order of
-    /// nodes in a ring. Not where each run has to add up in the same order.
+    /// Whether measurements may determine the racks of nodes without labels, and the order of nodes
+    /// in a ring. False if every run must add in the same order.
     pub may_arrange: bool,
-    /// Whether other algorithms than the cheapest by the cost model are tried now and then, so that
-    /// measured times can correct it.
+    /// Whether algorithms other than the cheapest by the cost model are sometimes tried, so that
+    /// measured times can correct the model.
     pub may_explore: bool,
 }
 
 impl EngineConfig {
-    /// The configuration for a job of `nodes` nodes, the last `servers` of which have no ranks,
-    /// with these settings.
+    /// The configuration for a job of `nodes` nodes, of which the last `servers` have no ranks.
     ///
     /// # Errors
     /// [`VariableError`] if a setting names an algorithm or a compression that does not exist.
@@ -108,7 +105,7 @@ impl EngineConfig {
         let rules = settings.algorithms().map_err(refused)?;
         let quantized_rules = rules.clone().quantized();
         let name = settings.data.compression.as_str();
-        let known = || format!("it is {}", Compression::NAMES.join(" or "));
+        let known = || format!("expected one of {}", Compression::NAMES.join(", "));
         let compression = name.parse().map_err(|_| invalid("data.compression", name, known()))?;
         Ok(Self {
             job,
@@ -153,23 +150,18 @@ impl EngineConfig {
     /// Checks every value.
     ///
     /// # Errors
-    /// [`CoordinatorError::Config`] for the first one that is out of range.
+    /// [`CoordinatorError::Config`] for the first value that is out of range.
     pub fn validate(&self) -> Result<(), CoordinatorError> {
         let ms = |time: Duration| format!("{} ms", time.as_millis());
-        check(
-            "nodes",
-            (1..=MAX_NODES).contains(&self.nodes),
-            self.nodes,
-            "1 to 4096 are possible",
-        )?;
+        check("nodes", (1..=MAX_NODES).contains(&self.nodes), self.nodes, "it must be 1 to 4096")?;
         let servers = self.servers;
-        check("servers", servers < self.nodes, servers, "one node at least must have ranks")?;
+        check("servers", servers < self.nodes, servers, "at least one node must have ranks")?;
         let with_ranks = self.nodes - servers;
         let ranks = self.ranks.unwrap_or(with_ranks);
-        let least = "each node but the servers has at least one rank";
+        let least = "each node except the servers must have at least one rank";
         check("ranks", ranks >= with_ranks, ranks, least)?;
-        check("ranks", ranks <= Rank::MAX, ranks, "at most 4096 are possible")?;
-        check("lanes", (1..=MAX_LANES).contains(&self.lanes), self.lanes, "1 to 16 are possible")?;
+        check("ranks", ranks <= Rank::MAX, ranks, "it must be at most 4096")?;
+        check("lanes", (1..=MAX_LANES).contains(&self.lanes), self.lanes, "it must be 1 to 16")?;
         let interval = self.heartbeat_interval;
         check("heartbeat_interval", !interval.is_zero(), ms(interval), "it must be more than 0")?;
         check(
@@ -179,18 +171,19 @@ impl EngineConfig {
             "it must be more than twice the heartbeat_interval",
         )?;
         let stall = self.stall_warning;
-        check("stall_warning", stall >= Duration::from_millis(10), ms(stall), "at least 10 ms")?;
+        let least = "it must be at least 10 ms";
+        check("stall_warning", stall >= Duration::from_millis(10), ms(stall), least)?;
         for (name, time) in [
             ("heartbeat_timeout", self.heartbeat_timeout),
             ("start_timeout", self.start_timeout),
             ("cause_window", self.cause_window),
             ("stall_warning", stall),
         ] {
-            check(name, time <= MAX_TIME, ms(time), "at most a year is possible")?;
+            check(name, time <= MAX_TIME, ms(time), "it must be at most a year")?;
         }
         let piece = self.piece_bytes;
         let possible = (MIN_PIECE_BYTES..=MAX_PIECE_BYTES).contains(&piece);
-        check("piece_bytes", possible, piece, "64 bytes to 1 GiB are possible")?;
+        check("piece_bytes", possible, piece, "it must be 64 bytes to 1 GiB")?;
         check(
             "credit_pieces",
             self.credit_pieces >= 1,
@@ -220,14 +213,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_are_valid_and_each_mistake_is_named() {
+    fn defaults_are_valid_and_mistakes_are_named() {
         let good = EngineConfig::new(JobId::new("job").unwrap(), 2, 0, &Settings::default());
         let good = good.unwrap();
         good.validate().unwrap();
         let cases = [
-            (EngineConfig { nodes: 0, ..good.clone() }, "nodes is 0: 1 to 4096"),
+            (EngineConfig { nodes: 0, ..good.clone() }, "nodes is 0: it must be 1 to 4096"),
             (EngineConfig { ranks: Some(1), ..good.clone() }, "ranks is 1: each node"),
-            (EngineConfig { ranks: Some(4097), ..good.clone() }, "ranks is 4097: at most 4096"),
+            (EngineConfig { ranks: Some(4097), ..good.clone() }, "it must be at most 4096"),
             (EngineConfig { lanes: 0, ..good.clone() }, "lanes is 0"),
             (
                 EngineConfig { heartbeat_timeout: good.heartbeat_interval, ..good.clone() },

@@ -1,9 +1,10 @@
-//! The events of the engine, in checked types.
+//! The events of the engine, as checked types.
 
 use std::time::Duration;
 
 use gradwire_proto::{
     Failure, NodeId, Priority, ProcessSetId, Rank, Request, Sequence, TensorId, convert::TensorRef,
+    pb,
 };
 
 use super::learned::Memory;
@@ -12,44 +13,16 @@ use super::learned::Memory;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub u64);
 
-/// A node's description of itself when it joins. The engine checks all of it, because the order of
-/// the checks decides which refusal a node gets.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Join {
-    /// The version of the messages that the node speaks.
-    pub protocol: u32,
-    /// The node's release.
-    pub version: String,
-    /// The job that it wants to join.
-    pub job: String,
-    /// Its host name.
-    pub host: String,
-    /// `ip:port` where its data plane listens.
-    pub data_address: String,
-    /// `ip:port` where it shows its metrics; empty if it shows none.
-    pub metrics_address: String,
-    /// The number of its local ranks.
-    pub slots: u32,
-    /// Its position among the nodes.
-    pub order: u32,
-    /// Its rack label; may be empty.
-    pub rack: String,
-    /// The rate of its line in Mbit/s; 0 if it is not known.
-    pub line_mbit: u32,
-    /// Whether it has proven the job's secret.
-    pub proven: bool,
-}
-
-/// One distinct request for a tensor and the local ranks that made it.
+/// A distinct request for a tensor, and the local ranks that made it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Submitted {
     /// Global ranks.
     pub ranks: Vec<Rank>,
-    /// What they asked for.
+    /// The request.
     pub request: Request,
-    /// The priority that they gave it; larger goes first.
+    /// Its priority; larger goes first.
     pub priority: Priority,
-    /// Whether they submitted the name a second time before it was done.
+    /// Whether this is a second submission, before the first one was done.
     pub duplicate: bool,
 }
 
@@ -62,31 +35,33 @@ pub struct Latest {
     pub waited: Duration,
 }
 
-/// One tensor that all local ranks of the process set which have not joined have submitted. For a
-/// send and receive, these are the local ones of its two ranks; for a join, it is one rank.
+/// A tensor that all local ranks of its process set have submitted, except those that have joined.
+/// For a send and receive, these are the local ones of its two ranks; for a join, it is one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Announcement {
     /// The process set that the tensor belongs to.
     pub set: ProcessSetId,
     /// The tensor.
     pub tensor: TensorRef,
-    /// The requests; empty if all local ranks asked for exactly what is registered under the id.
+    /// The requests; empty if all local ranks requested exactly what is registered under the id.
     pub submitted: Vec<Submitted>,
-    /// Who was the last of the node's ranks to submit it. `None` if there is no choice, or if
-    /// nobody submitted it just now.
+    /// The node's last rank to submit it. `None` if the node has only one rank, or if no rank
+    /// submitted it just now.
     pub latest: Option<Latest>,
 }
 
-/// Something that happened. Every event of a connection also counts as a sign of life of its
-/// node.
+/// An event. Every event of a connection also shows that its node is alive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A node wants to join.
     Joined {
         /// Its stream.
         connection: ConnectionId,
-        /// Its description of itself.
-        join: Join,
+        /// Its description of itself. The engine checks all of it, because the order of the checks
+        /// determines which refusal a node gets.
+        join: pb::Join,
+        /// Whether it has proven that it knows the job's secret.
+        proven: bool,
     },
     /// A stream has ended or does not accept messages.
     Lost {
@@ -122,32 +97,32 @@ pub enum Event {
         connection: ConnectionId,
         /// The probe.
         sequence: Sequence,
-        /// The time that it took there.
+        /// How long it took there.
         time: Duration,
-        /// The packets that the node had sent again before.
+        /// The packets that the node had retransmitted before.
         retransmits: u64,
     },
-    /// A node has read that ids are not valid any more, and no longer uses them.
+    /// A node has read that ids are evicted, and no longer uses them.
     Forgotten {
         /// Its stream.
         connection: ConnectionId,
         /// The ids.
         ids: Vec<TensorId>,
     },
-    /// A node can't go on.
+    /// A node has failed.
     Failed {
         /// Its stream.
         connection: ConnectionId,
         /// The failure that it reports.
         failure: Failure,
     },
-    /// Ranks leave in good order.
+    /// Ranks leave normally.
     Left {
         /// The stream of their node.
         connection: ConnectionId,
         /// The ranks that leave.
         ranks: Vec<Rank>,
-        /// Whether they end without ever having attached.
+        /// Whether they never attached.
         absent: bool,
     },
     /// A node is alive: a message was received.
@@ -155,21 +130,21 @@ pub enum Event {
         /// Its stream.
         connection: ConnectionId,
     },
-    /// A node is alive, even if its stream is silent: a datagram of it was received.
+    /// A node is alive, even if its stream is silent: its datagram was received.
     DatagramReceived {
         /// The node.
         node: NodeId,
     },
-    /// No further event is waiting: what has become ready together is answered together.
+    /// No more events are waiting: tensors that became ready together are answered together.
     Drained,
-    /// The time of [`Engine::next_deadline`](crate::engine::Engine::next_deadline) has come.
+    /// [`Engine::next_deadline`](crate::engine::Engine::next_deadline) is reached.
     Tick,
-    /// The coordinator itself was suspended. That time counts for no node.
+    /// The coordinator itself was suspended. This time does not count for any node.
     Suspended {
         /// For how long.
         time: Duration,
     },
-    /// What earlier jobs on this cluster have measured.
+    /// The times of earlier jobs on this cluster.
     Recalled(Memory),
     /// The user ends the job.
     Cancel {
@@ -179,7 +154,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// The stream that the event came from, if it came from one.
+    /// The stream on which the event arrived, if any.
     pub fn connection(&self) -> Option<ConnectionId> {
         match self {
             Self::Joined { connection, .. }

@@ -1,10 +1,10 @@
-//! Times that jobs have measured, as the next job on the same cluster gets them.
+//! Measured times that are kept for the next job on the same cluster.
 
 use std::fmt;
 
 use gradwire_collectives::{Kind, Spec, Topology};
 
-/// What jobs have measured.
+/// The times of earlier jobs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Memory {
     /// The times of algorithms.
@@ -20,7 +20,7 @@ impl Memory {
     }
 }
 
-/// How large pieces and chunks are, and how many pieces are in flight.
+/// The sizes of pieces and chunks, and how many pieces are in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sizes {
     /// The most bytes of a piece.
@@ -32,7 +32,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Whether settings may be so.
+    /// Whether the settings would allow these sizes.
     pub fn are_possible(&self) -> bool {
         (64 << 10..=64 << 20).contains(&self.piece)
             && (1..=1024).contains(&self.credit)
@@ -54,25 +54,25 @@ impl fmt::Display for Sizes {
 pub struct Learned {
     /// The nodes that take part.
     pub topology: Topology,
-    /// What the pieces do.
+    /// The kind of the pieces.
     pub kind: Kind,
     /// Whether partial results travel in eight bits.
     pub quantized: bool,
-    /// The power of two that the bytes of such a piece do not exceed.
+    /// The exponent of the power of two that bounds the bytes of a piece.
     pub size: u32,
-    /// The number of pieces that follow each other, rounded up to a power of two.
+    /// The number of consecutive pieces, rounded up to a power of two.
     pub pieces: u32,
-    /// One for each algorithm that was measured.
+    /// One for each measured algorithm.
     pub times: Vec<Time>,
-    /// The microseconds that a time of 1000 stands for; 0: not known.
+    /// The microseconds of a time of 1000; 0: unknown.
     pub micros: u64,
 }
 
-/// How long pieces take with one algorithm, or with other sizes.
+/// How long pieces take with an algorithm, or with certain sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Time<S = Spec> {
-    /// What was used.
+    /// The algorithm or the sizes.
     pub spec: S,
-    /// Its time in thousandths of the time of what was chosen in the end.
+    /// Its time in thousandths of the time of the final choice.
     pub permille: u32,
 }

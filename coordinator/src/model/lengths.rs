@@ -1,20 +1,20 @@
-//! How many elements the same range of several flows has: as far as each of them has it.
+//! Counts the elements in the same range of several flows of different lengths.
 
 use std::{collections::BTreeMap, ops::Range};
 
-/// The most lengths that are distinguished (BOUND): they are looked through for every piece.
+/// The most distinct lengths (BOUND), because every piece searches them.
 const MAX_STEPS: usize = 64;
 
-/// The lengths of some flows, in elements. If they are very different, some count as longer than
-/// they are.
+/// The lengths of some flows, in elements. If there are too many distinct lengths, some flows count
+/// as longer than they are.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Lengths {
-    /// The different lengths, ascending, each with the number of flows that are at least as long.
+    /// The distinct lengths, ascending, each with the number of flows that are at least as long.
     steps: Vec<(u64, u64)>,
 }
 
 impl Lengths {
-    /// Empty flows don't count.
+    /// The lengths of flows; empty flows don't count.
     pub(crate) fn new(lengths: impl IntoIterator<Item = u64>) -> Self {
         Self::exact(lengths).coarse()
     }
@@ -33,16 +33,16 @@ impl Lengths {
         Self { steps }
     }
 
-    /// With fewer steps: flows of neighbouring lengths count as the longest of them.
+    /// Reduces the steps: flows of neighbouring lengths count as the longest of them.
     fn coarse(mut self) -> Self {
         let stride = self.steps.len().div_ceil(MAX_STEPS).max(1);
-        // Each step that is kept stands for those before it, the first of which has most flows.
+        // Each kept step represents those before it, of which the first has the most flows.
         let last = |steps: &[(u64, u64)]| Some((steps.last()?.0, steps.first()?.1));
         self.steps = self.steps.rchunks(stride).rev().filter_map(last).collect();
         self
     }
 
-    /// For every range at least as many elements as any of these has there.
+    /// Lengths with at least as many elements in every range as any of these.
     pub(crate) fn most(of: impl IntoIterator<Item = Vec<u64>>) -> Self {
         let of: Vec<Self> = of.into_iter().map(Self::new).collect();
         let mut lengths: Vec<u64> =
@@ -54,7 +54,7 @@ impl Lengths {
         Self { steps }.coarse()
     }
 
-    /// How many flows are at least as long.
+    /// How many flows have at least this length.
     fn as_long_as(&self, length: u64) -> u64 {
         let at = self.steps.partition_point(|&(own, _)| own < length);
         self.steps.get(at).map_or(0, |&(_, flows)| flows)
@@ -65,18 +65,18 @@ impl Lengths {
         self.steps.first().map_or(0, |&(_, flows)| flows)
     }
 
-    /// The longest flow.
+    /// The length of the longest flow.
     pub(crate) fn longest(&self) -> u64 {
         self.steps.last().map_or(0, |&(length, _)| length)
     }
 
-    /// The ranges between two lengths, each with the flows that have it.
+    /// The ranges between two lengths, each with the number of flows that reach it.
     fn stretches(&self) -> impl Iterator<Item = (Range<u64>, u64)> {
         let starts = [0].into_iter().chain(self.steps.iter().map(|&(length, _)| length));
         starts.zip(&self.steps).map(|(start, &(end, flows))| (start..end, flows))
     }
 
-    /// How many elements all flows together have in a range of each.
+    /// The total number of elements that all flows have in a range.
     pub(crate) fn within(&self, range: Range<u64>) -> u64 {
         let elements = self.stretches().map(|(stretch, flows)| {
             let (from, to) = (stretch.start.max(range.start), stretch.end.min(range.end));
@@ -85,7 +85,7 @@ impl Lengths {
         elements.fold(0, u64::saturating_add)
     }
 
-    /// How far a range from `start` on may go if it may have so many elements of all flows.
+    /// The end of the longest range from `start` on with at most `elements` elements of all flows.
     pub(crate) fn reach(&self, start: u64, mut elements: u64) -> u64 {
         let mut end = start;
         for (stretch, flows) in self.stretches().filter(|(stretch, _)| stretch.end > start) {
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Against a sum over all flows.
+        /// Compared with a sum over all flows.
         #[test]
         fn ranges_of_all_flows_are_counted(
             lengths in prop::collection::vec(0..40u64, 0..12),
@@ -129,9 +129,9 @@ mod tests {
             prop_assert!(is_all || within(start, end + 1) > room, "{} could go on", end);
         }
 
-        /// BOUND: no node has more of any range, also if lengths are too different to be kept.
+        /// BOUND: no node has more of any range, even if there are too many distinct lengths.
         #[test]
-        fn no_one_has_more_than_the_most(
+        fn no_node_has_more_than_the_most(
             of in prop::collection::vec(prop::collection::vec(0..5000u64, 0..200), 1..6),
             start in 0..5500u64,
             more in 0..5500u64,

@@ -1,24 +1,23 @@
 //! The types that the handlers of the engine share; pure.
 //!
-//! - [`event`], [`command`]: what goes into the engine and what comes out
-//! - [`config`]: what is fixed before the start
-//! - [`status`]: what people see
-//! - [`learned`]: what jobs have measured, for the next one
-//! - [`network`]: what was measured of the links between nodes
+//! - [`event`], [`command`]: the input and the output of the engine
+//! - [`config`]: the configuration of the engine
+//! - [`status`]: what viewers see
+//! - [`learned`]: measured times, kept for the next job
+//! - [`network`]: the measured links between nodes
 //! - `process_set`: groups of ranks, by node
 //! - `plan`: the flows of a tensor with their routes; `lengths`: how long they are; `round`: one
-//!   tensor on its way
-//! - `violation`: what a node may not do
+//!   agreed tensor
+//! - `violation`: how a node can break the protocol
 //! - `text`: ranks, names and times in texts
 //!
-//! Nothing here decides anything, except how a value is checked or written.
+//! Nothing here makes decisions, except how a value is checked or written.
 
 pub mod command;
 pub mod config;
 pub mod event;
 pub mod learned;
 pub mod network;
-pub mod report;
 pub mod status;
 
 pub(crate) mod lengths;
@@ -31,4 +30,4 @@ pub(crate) mod violation;
 pub use command::{Command, Output};
 pub use config::EngineConfig;
 pub use event::{ConnectionId, Event};
-pub use status::{Phase, Status};
+pub use status::Phase;

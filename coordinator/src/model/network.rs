@@ -1,49 +1,72 @@
-//! What was measured of the links between nodes.
+//! The measured links between nodes.
 
 use std::time::Duration;
 
 use gradwire_collectives::CostModel;
-use gradwire_proto::NodeId;
+use gradwire_proto::{NodeId, pb};
 
-/// What was measured between two nodes.
+use super::status::costs;
+
+/// The measurements between two nodes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LinkMeasured {
     /// The node with the smaller number.
     pub from: NodeId,
-    /// The other one.
+    /// The other node.
     pub to: NodeId,
-    /// Seconds that a small message takes.
+    /// The seconds of a small message.
     pub latency: f64,
-    /// Bytes per second in each direction at the same time, by one data thread.
+    /// Bytes per second in each direction at the same time, with one data thread.
     pub lane_rate: f64,
-    /// The same by all data threads.
+    /// The same with all data threads.
     pub rate: f64,
 }
 
-/// How nodes are arranged, where what was measured makes another arrangement clear than their
-/// labels and numbers.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// An arrangement of nodes by measurements, if those clearly differ from labels and numbers.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Arrangement {
-    /// The rack of each node; empty: as they are labelled.
+    /// The rack of each node; empty: by label.
     pub racks: Vec<u32>,
-    /// All nodes in the order in which a ring visits them, as far as racks stay together; empty: by
-    /// number.
+    /// All nodes in the order of a ring, as far as racks stay together; empty: by number.
     pub order: Vec<u32>,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
-/// What was measured of all nodes, and the costs that follow from it.
+/// The measurements of all nodes, and what follows from them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Network {
-    /// How long it took.
+    /// How long the measurements took.
     pub took: Duration,
-    /// Whether there was time for everything.
+    /// Whether there was time for all measurements.
     pub is_complete: bool,
     /// By number of the nodes.
     pub links: Vec<LinkMeasured>,
-    /// What follows from the links for the arrangement of nodes, if something does.
+    /// The arrangement of nodes that follows from the links, if any.
     pub arrangement: Option<Arrangement>,
-    /// What follows from all measurements.
+    /// The costs that follow from all measurements.
     pub cost: CostModel,
+}
+
+impl Network {
+    /// The network in a status.
+    pub(crate) fn status(&self) -> pb::Network {
+        let links = self.links.iter().map(|link| pb::Link {
+            from: link.from.0,
+            to: link.to.0,
+            latency_seconds: link.latency,
+            lane_bytes_per_second: link.lane_rate,
+            bytes_per_second: link.rate,
+        });
+        let arranged = self.arrangement.clone().unwrap_or_default();
+        pb::Network {
+            took_seconds: self.took.as_secs_f64(),
+            complete: self.is_complete,
+            links: links.collect(),
+            costs: Some(costs(&self.cost)),
+            racks: arranged.racks,
+            order: arranged.order,
+            arrangement: arranged.reason,
+        }
+    }
 }

@@ -1,9 +1,8 @@
-//! What has to move between nodes for a tensor on which all ranks have agreed.
+//! What must move between nodes for a tensor on which all ranks have agreed.
 //!
 //! The flows of a tensor ([`Agreed::flows`]) are between ranks; the data plane moves bytes between
-//! nodes. There each tensor has a [`Route`], which is that of its only flow, or says that each flow
-//! has its own. Tensors that have all but their flows in common are of one *kind*: they may share a
-//! piece.
+//! nodes. So each tensor has a [`Route`]: that of its only flow, or [`Route::Each`] if each flow
+//! has its own. Tensors that differ only in their flows are of one *kind* and may share a piece.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -17,7 +16,7 @@ use super::{lengths::Lengths, process_set::ProcessSet};
 /// The most segments of one piece (BOUND).
 pub(crate) const MAX_SEGMENTS: usize = 2048;
 
-/// The most flows of one tensor: what all ranks have agreed on fits one message (BOUND).
+/// The most flows of one tensor: the agreed request fits in a message (BOUND).
 pub(crate) const MAX_FLOWS: usize = 1 << 18;
 
 /// What all tensors of one piece have in common.
@@ -27,7 +26,7 @@ pub(crate) struct Kind {
     pub(crate) dtype: DType,
     pub(crate) route: Route,
     pub(crate) collective: Collective,
-    /// The nodes that take part, ascending, if these are not all nodes with a member.
+    /// The participating nodes, ascending, if these are not all nodes with a member.
     only: Option<Vec<NodeId>>,
     reduce_op: ReduceOp,
     prescale: u64,
@@ -54,13 +53,13 @@ impl Kind {
         }
     }
 
-    /// How many bytes `bytes` of the ranks' elements take between nodes.
+    /// The bytes on the wire between nodes, for `bytes` bytes of the ranks' elements.
     pub(crate) fn wire_bytes(&self, compression: Compression, bytes: u64) -> u64 {
         let elements = bytes / self.dtype.size() as u64;
         compression.wire_bytes(&self.request(), elements, self.quantized)
     }
 
-    /// The nodes that take part, ascending.
+    /// The participating nodes, ascending.
     pub(crate) fn participants(&self, set: &ProcessSet) -> Vec<NodeId> {
         self.only.clone().unwrap_or_else(|| set.nodes_without(&self.absent))
     }
@@ -82,22 +81,22 @@ pub(crate) struct Load {
     pub(crate) part: u32,
     /// All flows.
     pub(crate) all: Lengths,
-    /// What one node sends and receives at most, if no node has all of them.
+    /// The most that one node sends and receives, if no node has all flows.
     busiest: Option<Lengths>,
 }
 
 impl Load {
-    /// What one node sends and receives of any range at most. It may also pass something on.
+    /// The most that one node sends and receives of any range. It may pass on even more.
     pub(crate) fn busiest(&self) -> &Lengths {
         self.busiest.as_ref().unwrap_or(&self.all)
     }
 }
 
-/// What a node has of any range at most, if no node has all flows.
+/// The most that a node has of any range, if no node has all flows.
 fn busiest(flows: &[Flow], set: &ProcessSet) -> Option<Lengths> {
     let mut by_node: BTreeMap<NodeId, Vec<u64>> = BTreeMap::new();
     for flow in flows {
-        // What all get or give concerns every node.
+        // A flow from or to all ranks concerns every node.
         let (from, to) = (set.node_of(flow.source?)?, set.node_of(flow.target?)?);
         by_node.entry(from).or_default().push(flow.count);
         if from != to {
@@ -107,13 +106,12 @@ fn busiest(flows: &[Flow], set: &ProcessSet) -> Option<Lengths> {
     Some(Lengths::most(by_node.into_values()))
 }
 
-/// Everything that has to be sent out for one tensor.
+/// Everything that must be sent out for one tensor.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) agreed: Arc<Agreed>,
     pub(crate) absent: Arc<[Rank]>,
-    /// The tensors that are not empty, in order; never none, so that every request comes to its
-    /// end.
+    /// The tensors that are not empty, in order. Never empty itself, so every request completes.
     pub(crate) loads: Vec<Load>,
     /// The number of flows.
     flows: usize,
@@ -121,8 +119,7 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// The plan for what `members` have agreed on. `absent` are the other ranks of the set that the
-    /// tensor concerns. Both are ascending, and `members` belong to the set. `compression` is that
-    /// of the job.
+    /// tensor concerns. Both are ascending, and `members` belong to the set.
     pub(crate) fn new(
         id: ProcessSetId,
         set: &ProcessSet,
@@ -136,7 +133,7 @@ impl Plan {
         let mut kinds: BTreeMap<(DType, Route, bool), Arc<Kind>> = BTreeMap::new();
         // Flows are between members, which belong to the set.
         let node = |rank: Rank| set.node_of(rank).unwrap_or_default();
-        // An empty send and receive concerns the nodes of its two ranks alone.
+        // An empty send and receive concerns only the nodes of its two ranks.
         let idle = match (request.collective, members) {
             (Collective::SendReceive, [first, .., last]) => Some(pair(node(*first), node(*last))),
             (Collective::SendReceive, [only]) => Some(vec![node(*only)]),
@@ -236,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn every_tensor_has_its_route_and_its_end() {
+    fn every_tensor_has_a_route_and_completes() {
         let even = [4; 4];
         let gather = Request { root: Rank(2), ..plain(Collective::Gather) };
         for (request, rows, route, part, flows) in [
@@ -258,7 +255,7 @@ mod tests {
         }
     }
 
-    /// Of an alltoall a node has what its ranks send and receive; of an allgather it has all.
+    /// In an alltoall, a node has the flows of its ranks; in an allgather, it has all.
     #[test]
     fn the_busiest_node_is_known() {
         let (_, even) = plan(&plain(Collective::Alltoall), &[4; 4]);
@@ -271,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn compressed_pieces_are_priced_by_their_wire_bytes() {
+    fn compressed_pieces_count_by_wire_bytes() {
         let all: Vec<Rank> = (0..2).map(Rank).collect();
         let set = ProcessSet::new(all.clone(), |rank| NodeId(rank.0));
         let wire_bytes = |collective, compression| {

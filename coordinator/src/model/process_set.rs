@@ -1,4 +1,4 @@
-//! A group of ranks with operations of its own, and its ranks that have joined.
+//! A group of ranks with its own operations, and which of its ranks have joined.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ pub(crate) struct ProcessSet {
     nodes: Vec<NodeId>,
     /// Where each node's members begin, and where the last node's members end.
     bounds: Vec<usize>,
-    /// The ranks that have joined, while others have not.
+    /// The ranks that have joined and wait for the others.
     joined: BTreeSet<Rank>,
     last_joined: Rank,
 }
@@ -52,7 +52,7 @@ impl ProcessSet {
         }
     }
 
-    /// Whether a rank is one of them.
+    /// Whether a rank is a member.
     pub(crate) fn contains(&self, rank: Rank) -> bool {
         self.members.binary_search(&rank).is_ok()
     }
@@ -74,7 +74,7 @@ impl ProcessSet {
         nodes.filter(|&node| self.local(node).iter().any(takes_part)).collect()
     }
 
-    /// The ranks that have joined, while others have not.
+    /// The ranks that have joined and wait for the others.
     pub(crate) fn joined(&self) -> &BTreeSet<Rank> {
         &self.joined
     }
@@ -89,14 +89,14 @@ impl ProcessSet {
         self.last_joined
     }
 
-    /// A rank has no more data.
+    /// Notes that a rank has no more data.
     pub(crate) fn join(&mut self, rank: Rank) {
         if self.joined.insert(rank) {
             self.last_joined = rank;
         }
     }
 
-    /// All ranks take part again.
+    /// Lets all ranks take part again.
     pub(crate) fn all_return(&mut self) {
         self.joined.clear();
     }
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn each_rank_is_on_its_node() {
-        // Four ranks a node; nodes 0, 2 and 3 have members.
+        // Four ranks per node; nodes 0, 2 and 3 have members.
         let set = ProcessSet::new(ranks(&[1, 2, 9, 12, 15]), |rank| NodeId(rank.0 / 4));
         assert_eq!(set.nodes(), [NodeId(0), NodeId(2), NodeId(3)]);
         assert_eq!(set.local(NodeId(0)), ranks(&[1, 2]));
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_one_to_join_is_known() {
+    fn the_last_rank_to_join_is_known() {
         let mut set = ProcessSet::new(ranks(&[0, 1, 2]), |rank| NodeId(rank.0));
         for rank in [2, 0, 2, 1] {
             assert!(!set.all_joined());

@@ -1,4 +1,4 @@
-//! One tensor on which all ranks have agreed, on its way from agreement to dispatch.
+//! A tensor on which all ranks have agreed, as agreement passes it to dispatch.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,25 +10,25 @@ use super::plan::Plan;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Slot(pub(crate) u32);
 
-/// The most bytes that segments of a tensor take in a message.
+/// The most bytes of a tensor's segments in a message.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Text {
     /// The bytes of each segment.
     pub(crate) each: usize,
-    /// The further bytes of the first segment in a piece: what was agreed, if that is sent with it.
+    /// The extra bytes of the first segment in a piece: the agreed request, if it is included.
     pub(crate) first: usize,
 }
 
 impl Text {
-    /// The bytes for a tensor that is called by its id.
+    /// The bytes for a tensor that is sent by id.
     pub(crate) const BY_ID: Self = Self { each: 64, first: 0 };
 }
 
-/// One tensor on which all ranks have agreed.
+/// A tensor on which all ranks have agreed.
 #[derive(Debug)]
 pub(crate) struct Round {
     pub(crate) slot: Slot,
-    /// How segments call the tensor.
+    /// How segments refer to the tensor.
     pub(crate) tensor: TensorRef,
     pub(crate) text: Text,
     pub(crate) plan: Arc<Plan>,
@@ -39,12 +39,12 @@ pub(crate) struct Round {
     pub(crate) agreed: Duration,
 }
 
-/// How far a node is with a tensor that went to dispatch.
+/// The progress of a node with a tensor in dispatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// Some of what the node takes part in has not been sent out.
+    /// Parts that concern the node have not been sent out.
     Queued,
-    /// All of it has been sent out, and the node has not done all of it.
+    /// All of it has been sent out, but the node has not done all of it.
     InFlight,
     /// The node has done all of it, or takes no part in it.
     Done,

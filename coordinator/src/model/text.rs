@@ -1,4 +1,4 @@
-//! How ranks, names and times look in the texts that people read.
+//! Formats ranks, names and times for messages.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -38,7 +38,7 @@ pub(crate) fn set(id: ProcessSetId, set: &ProcessSet) -> String {
     format!("process set {id} ({})", excerpt(&named_ranks(set.members()), MAX_RANKS))
 }
 
-/// At most `most` of the names in quotes, then how many more there are.
+/// At most `most` names in quotes, and how many more there are.
 pub(crate) fn some_names<'a>(names: impl IntoIterator<Item = &'a str>, most: usize) -> String {
     let mut names = names.into_iter();
     let shown: Vec<String> = names.by_ref().take(most).map(|name| format!("'{name}'")).collect();
@@ -59,7 +59,7 @@ pub(crate) fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{plural}")
 }
 
-/// At most `most` characters of a text that came from outside.
+/// At most `most` characters of a text.
 pub(crate) fn excerpt(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         None => text.to_owned(),
@@ -67,13 +67,12 @@ pub(crate) fn excerpt(text: &str, most: usize) -> String {
     }
 }
 
-/// The first character in which two texts differ, by its number; none if they are equal.
+/// The index of the first character in which two texts differ; `None` if they are equal.
 pub(crate) fn difference(one: &str, two: &str) -> Option<usize> {
     (one != two).then(|| one.chars().zip(two.chars()).take_while(|(a, b)| a == b).count())
 }
 
-/// At most `most` characters of a text, so that the one with the number `at` is among them and some
-/// of those before it.
+/// At most `most` characters of a text around the character with the index `at`.
 pub(crate) fn excerpt_around(text: &str, at: usize, most: usize) -> String {
     let all = text.chars().count();
     if at < most {
@@ -104,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn an_excerpt_is_where_the_difference_is() {
+    fn excerpts_show_the_difference() {
         assert_eq!(difference("abc", "abc"), None);
         assert_eq!(difference("äbc", "äbd"), Some(2));
         assert_eq!(difference("ab", "abc"), Some(2), "where one ends");

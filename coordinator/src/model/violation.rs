@@ -1,14 +1,14 @@
-//! What a node must not do.
+//! Violations of the protocol by a node.
 
 use gradwire_proto::Rank;
 
-/// What a node did that ends the job.
+/// A violation by a node, which ends the job.
 #[derive(Debug)]
 pub(crate) enum Violation {
-    /// The protocol does not allow it.
+    /// Something that the protocol does not allow.
     Protocol(String),
-    /// It asks for more than there is room for (BOUND).
+    /// A request that exceeds a limit (BOUND).
     Resource(String),
-    /// A rank leaves that has joined and waits for the others.
+    /// A rank left while it waited in a join.
     LeftInJoin(Rank),
 }

@@ -1,13 +1,11 @@
-//! Which nodes are near each other, and in which order a ring visits them, where the measured links
-//! make that clear. Pure.
+//! Finds racks and the best ring order, where the measured links make them clear. Pure.
 //!
-//! Racks are looked for only where no node has a label. A link is near or far, by its latency or by
-//! its rate. Being near has to divide the nodes into racks of two or more: all links inside racks
-//! are near, and all others far. A node that is slow by itself, or a link that was slow by chance,
-//! never looks like that.
+//! Racks are searched only if no node has a label. A link is near or far, by its latency or by its
+//! rate. The near links must divide the nodes into racks of two or more: all links inside racks are
+//! near, and all others far. A slow node, or a link that was slow by chance, never looks like that.
 //!
-//! An order counts only if all links are known, and if its slowest link is clearly faster than that
-//! of the usual order.
+//! An order is used only if all links are known, and if its slowest link is clearly faster than
+//! that of the usual order.
 
 use std::collections::BTreeMap;
 
@@ -15,29 +13,29 @@ use gradwire_collectives::Topology;
 
 use crate::model::network::{Arrangement, LinkMeasured};
 
-/// Racks have at least so many nodes; with fewer, slow nodes look like racks.
+/// The fewest nodes of a rack; with fewer, slow nodes would look like racks.
 const LEAST: usize = 2;
 
-/// Few nodes may look divided by chance: there are three ways to have two racks of two, and three
-/// rounds in which pairs are measured. From so many nodes on, a smaller difference is clear.
+/// From this many nodes on, a smaller difference is clear. Fewer nodes may look divided by chance:
+/// four nodes have only three ways to be in two racks, and pairs are measured in three rounds.
 const MANY: u32 = 6;
 
-/// By how many times the latencies of near and far links differ at least, for few nodes and many.
+/// The smallest ratio of the latencies of far and near links, for few nodes and for many.
 const FAR_LATENCY: [f64; 2] = [2.0, 1.5];
 
-/// The same of their rates.
+/// The smallest ratio of the rates of near and far links, for few nodes and for many.
 const FAR_RATE: [f64; 2] = [1.5, 1.2];
 
-/// Latencies that differ by less, in seconds, are near each other on any network.
+/// Latencies that differ by less, in seconds, count as equal on any network.
 const LEAST_LATENCY: f64 = 10e-6;
 
-/// An order is better if its slowest link has at least so many times the rate.
+/// An order is better if its slowest link is at least this many times as fast.
 const BETTER: f64 = 1.25;
 
-/// The links between nodes by numbers of nodes, the smaller first.
+/// The links by the numbers of their nodes, the smaller first.
 type Links<'a> = BTreeMap<(u32, u32), &'a LinkMeasured>;
 
-/// What follows from the links, if something does. `are_labelled` says whether racks are known.
+/// The arrangement that follows from the links, if any.
 pub(super) fn arrange(
     topology: &Topology,
     are_labelled: bool,
@@ -54,19 +52,19 @@ pub(super) fn arrange(
     (!reasons.is_empty()).then(|| Arrangement { racks, order, reason: reasons.join("; ") })
 }
 
-/// The rack of each node, and why.
+/// The rack of each node, and the reason.
 fn racks(nodes: u32, links: &Links<'_>) -> Option<(Vec<u32>, String)> {
     let size = usize::from(nodes >= MANY);
     let by_rate = divide(nodes, links, |link| 1.0 / link.rate, FAR_RATE[size], 0.0);
     let by_latency = || divide(nodes, links, |link| link.latency, FAR_LATENCY[size], LEAST_LATENCY);
     let in_words = |racks: &[u32]| {
         let count = racks.iter().max().map_or(0, |last| last + 1);
-        format!("no node has a rack label, and links show {count} racks")
+        format!("no node has a rack label, and the links show {count} racks")
     };
     if let Some((racks, near, far)) = by_rate {
         let mbit = |per_byte: f64| 8e-6 / per_byte;
         let reason = format!(
-            "{}: inside at least {:.0} Mbit/s, between them at most {:.0}",
+            "{}: at least {:.0} Mbit/s inside racks, at most {:.0} Mbit/s between them",
             in_words(&racks),
             mbit(near),
             mbit(far)
@@ -75,7 +73,7 @@ fn racks(nodes: u32, links: &Links<'_>) -> Option<(Vec<u32>, String)> {
     }
     let (racks, near, far) = by_latency()?;
     let reason = format!(
-        "{}: inside at most {:.0} µs, between them at least {:.0}",
+        "{}: at most {:.0} µs inside racks, at least {:.0} µs between them",
         in_words(&racks),
         near * 1e6,
         far * 1e6
@@ -83,8 +81,8 @@ fn racks(nodes: u32, links: &Links<'_>) -> Option<(Vec<u32>, String)> {
     Some((racks, reason))
 }
 
-/// Divides nodes by what a link costs. Returns the rack of each node, the most that a link inside
-/// racks costs, and the least between them.
+/// Divides nodes by the costs of links. Returns the rack of each node, the largest cost inside
+/// racks, and the smallest cost between them.
 fn divide(
     nodes: u32,
     links: &Links<'_>,
@@ -113,7 +111,7 @@ fn divide(
     })
 }
 
-/// Numbers the groups of nodes that near links join.
+/// Numbers the groups of nodes that are connected by near links.
 fn joined(nodes: u32, links: &Links<'_>, near: impl Fn(&LinkMeasured) -> bool) -> Vec<u32> {
     let mut group: Vec<u32> = (0..nodes).collect();
     for (&(a, b), link) in links {
@@ -130,11 +128,11 @@ fn joined(nodes: u32, links: &Links<'_>, near: impl Fn(&LinkMeasured) -> bool) -
     group.into_iter().map(number).collect()
 }
 
-/// What a ring costs: the seconds per byte of its slowest link, and of all links together.
+/// The cost of a ring: the seconds per byte of its slowest link, and the sum over all links.
 type Ring = (f64, f64);
 
-/// The rate of a link between racks is a share of an uplink, which depends on how many used that
-/// when it was measured. So of racks only the links inside count.
+/// The cost of a ring. Only links inside racks count, because the measured rate of a link between
+/// racks depends on how many nodes shared the uplink.
 fn ring(topology: &Topology, order: &[u32], links: &Links<'_>) -> Option<Ring> {
     let after = order.iter().cycle().skip(1);
     let pairs = order.iter().zip(after).filter(|&(&a, &b)| topology.same_rack(a, b));
@@ -146,7 +144,7 @@ fn ring(topology: &Topology, order: &[u32], links: &Links<'_>) -> Option<Ring> {
     Some((costs.iter().copied().fold(0.0, f64::max), costs.iter().sum()))
 }
 
-/// An order of the nodes in which a ring has faster links, and why.
+/// An order of the nodes in which a ring has faster links, and the reason.
 fn order(topology: &Topology, links: &Links<'_>) -> Option<(Vec<u32>, String)> {
     let nodes = topology.participants() as usize;
     if nodes < 4 || links.len() < nodes * (nodes - 1) / 2 {
@@ -155,8 +153,8 @@ fn order(topology: &Topology, links: &Links<'_>) -> Option<(Vec<u32>, String)> {
     let usual = topology.order();
     let before = ring(topology, &usual, links)?;
     let mut best = (before, usual);
-    // Reversing a part of the ring changes two of its links. Racks stay together, since orders that
-    // take them apart are put together again.
+    // Reversing a part of the ring changes two of its links (2-opt). `arranged` keeps racks
+    // together in any order.
     loop {
         let parts = (0..nodes).flat_map(|start| (start + 2..=nodes).map(move |end| (start, end)));
         let better = parts.filter_map(|(start, end)| {
@@ -178,7 +176,7 @@ fn order(topology: &Topology, links: &Links<'_>) -> Option<(Vec<u32>, String)> {
     }
     let mbit = |per_byte: f64| 8e-6 / per_byte;
     let reason = format!(
-        "a ring in the order {} has links of at least {:.0} Mbit/s instead of {:.0}",
+        "a ring in the order {} has links of at least {:.0} Mbit/s, instead of {:.0} Mbit/s",
         order.iter().map(u32::to_string).collect::<Vec<_>>().join(", "),
         mbit(slowest),
         mbit(before.0)

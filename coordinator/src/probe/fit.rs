@@ -1,4 +1,4 @@
-//! From measured times to the costs of the model. Pure arithmetic.
+//! Fits the costs of the model to measured times. Pure arithmetic.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,14 +10,14 @@ use gradwire_proto::NodeId;
 
 use crate::model::network::{LinkMeasured, Network};
 
-/// What the first transfer between two nodes moves.
+/// The bytes of the first transfer between two nodes.
 pub(super) const SMALL: u64 = 64 << 10;
 
-/// A lane counts as slower than the line from this ratio on; less is noise.
+/// The smallest ratio from which a lane counts as slower than the line; less is noise.
 const SLOWER: f64 = 1.05;
 
-/// The most round trips that a transfer takes besides its bytes: its first message, and TCP's
-/// window, which grows from some ten packets.
+/// The most round trips that a transfer takes in addition to its bytes: its first message, and the
+/// growth of TCP's window from about ten packets.
 const START_TRIPS: f64 = 4.0;
 
 /// One measurement.
@@ -25,23 +25,23 @@ const START_TRIPS: f64 = 4.0;
 pub(super) struct Sample {
     pub(super) pattern: Pattern,
     pub(super) nodes: Vec<NodeId>,
-    /// How many ran at the same time.
+    /// How many lanes ran it at the same time.
     pub(super) lanes: u32,
-    /// Whether as many nodes as possible crossed from rack to rack at the same time.
+    /// Whether as many nodes as possible crossed between racks at the same time.
     pub(super) is_shared: bool,
-    /// Seconds that it took.
+    /// The seconds that it took.
     pub(super) time: f64,
-    /// Seconds from its order until all of its nodes had reported it.
+    /// The seconds from its order until all of its nodes had reported it.
     pub(super) whole: f64,
-    /// Seconds from order to report, without those on the slowest node; none if some node has not
-    /// reported.
+    /// The seconds from order to report, without the time on the slowest node; `None` if not all
+    /// nodes have reported.
     pub(super) besides: Option<f64>,
-    /// How many packets of its nodes were lost and sent again, if they have said it.
+    /// How many packets of its nodes were retransmitted, if they have reported that.
     pub(super) lost: Option<u64>,
 }
 
 impl Sample {
-    /// The two nodes that it is of, the smaller first, unless they shared an uplink with others.
+    /// Its two nodes, the smaller first, unless they shared an uplink with others.
     fn pair(&self) -> Option<(NodeId, NodeId)> {
         match self.nodes[..] {
             [a, b] if !self.is_shared => Some((a.min(b), a.max(b))),
@@ -50,13 +50,14 @@ impl Sample {
     }
 }
 
-/// What is known of a link; `None` where nothing was measured.
+/// The times of a link; `None` if not measured.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct LinkTimes {
     /// Seconds of a small message.
     pub(super) latency: Option<f64>,
-    /// Seconds per byte of one lane, and of all lanes.
+    /// Seconds per byte of one lane.
     pub(super) lane_per_byte: Option<f64>,
+    /// Seconds per byte of all lanes.
     pub(super) per_byte: Option<f64>,
 }
 
@@ -64,19 +65,19 @@ fn least(times: impl Iterator<Item = f64>) -> Option<f64> {
     times.reduce(f64::min)
 }
 
-/// The middle one; of two middle ones the smaller.
+/// The median, and the smaller one of two middle values.
 fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len().saturating_sub(1) / 2).copied()
 }
 
-/// The time of a transfer's bytes alone, without what it may have taken besides.
+/// The time for the bytes of a transfer, without `besides`, but at least half of its time.
 fn at_best(time: f64, besides: f64) -> f64 {
     (time - besides).max(time / 2.0)
 }
 
-/// What is known of the link between two nodes.
+/// The times of the link between two nodes.
 pub(super) fn link(samples: &[Sample], a: NodeId, b: NodeId) -> LinkTimes {
     let of = |sample: &&Sample| sample.pair() == Some((a.min(b), a.max(b)));
     times(&samples.iter().filter(of).collect::<Vec<_>>(), false)
@@ -85,12 +86,11 @@ pub(super) fn link(samples: &[Sample], a: NodeId, b: NodeId) -> LinkTimes {
 /// A line lets bursts through if small transfers are faster than large ones by this ratio.
 const BURSTS: f64 = 1.2;
 
-/// All lines do if one of so many links shows it.
+/// If at least one link in this many shows bursts, all lines let them through.
 const SHOW: usize = 4;
 
-/// Whether the line between two nodes lets through at once what it has saved up, as those that are
-/// shaped with a token bucket. Then it saves up while its nodes wait for their orders, too, so the
-/// whole time of a transfer counts.
+/// Whether the line between two nodes lets bursts through, as lines with a token bucket do. Tokens
+/// also accumulate while the nodes wait for their orders, so the whole time of a transfer counts.
 fn saves_up(here: &[&Sample], trip: f64) -> bool {
     let exchanges = || {
         here.iter().filter_map(|sample| match sample.pattern {
@@ -106,16 +106,17 @@ fn saves_up(here: &[&Sample], trip: f64) -> bool {
     few.zip(many).is_some_and(|(few, many)| BURSTS * few < many)
 }
 
-/// Whether lines save up: so many of the links show it that it holds for all of them. On those that
-/// do not, small transfers were late.
+/// Whether all lines let bursts through, because enough links show it. On the other links, small
+/// transfers were late.
 fn all_save_up(pairs: &BTreeMap<(NodeId, NodeId), Vec<&Sample>>) -> bool {
     let some = pairs.values().filter(|here| saves_up(here, 0.0)).count();
     some > 0 && some * SHOW >= pairs.len()
 }
 
-/// What is known of a link from the samples of its two nodes, if lines are known to save up or not.
+/// The times of a link from the samples of its two nodes. `all_save_up` says whether all lines let
+/// bursts through.
 fn times(here: &[&Sample], all_save_up: bool) -> LinkTimes {
-    // Nothing makes a round trip too short, and a busy processor makes it too long.
+    // A busy processor makes round trips too long, and nothing makes them too short.
     let latency = least(here.iter().filter_map(|sample| match sample.pattern {
         Pattern::RoundTrips(count) => Some(sample.time / f64::from(2 * count)),
         _ => None,
@@ -143,9 +144,8 @@ fn times(here: &[&Sample], all_save_up: bool) -> LinkTimes {
     };
     let small = exchanges(false).map(|(bytes, ..)| bytes).min();
     let small = small.and_then(|bytes| Some((bytes, fastest(false, bytes)?)));
-    // A line may let a burst through at any rate, such as those that are shaped with a token
-    // bucket. What comes right after a large transfer finds no tokens. So small transfers, and the
-    // first large one, count only where there is nothing else.
+    // A line with a token bucket lets a burst through at any rate. Right after a large transfer,
+    // the bucket is empty. So small transfers and the first large one count only without others.
     let is_large =
         |&(bytes, ..): &(u64, f64, u32)| small.is_none_or(|(small, _)| bytes >= 2 * small);
     let drained = match exchanges(false).filter(is_large).count() {
@@ -153,13 +153,13 @@ fn times(here: &[&Sample], all_save_up: bool) -> LinkTimes {
         1 => exchanges(false).filter(is_large).collect(),
         _ => exchanges(false).filter(is_large).skip(1).collect::<Vec<_>>(),
     };
-    // Two estimates, both too slow: one counts what does not depend on the size, too, and the other
-    // one takes a small transfer for one at the rate of the line.
+    // Two estimates, both too slow: one includes the fixed time, and the other one assumes that a
+    // small transfer has the rate of the line.
     let lane_per_byte = least(drained.into_iter().flat_map(|(bytes, time, _)| {
         let direct = at_best(time, trip / 2.0) / bytes as f64;
         let slope = small.filter(|(small, at_least)| bytes >= 2 * small && time > *at_least);
         let slope = slope.map(|(small, at_least)| (time - at_least) / (bytes - small) as f64);
-        // Not if the small one took long for another reason.
+        // The small transfer may have been slow for another reason.
         let slope = slope.map(|slope| slope.max(at_best(time, START_TRIPS * trip) / bytes as f64));
         [Some(direct), slope].into_iter().flatten()
     }));
@@ -172,14 +172,14 @@ fn times(here: &[&Sample], all_save_up: bool) -> LinkTimes {
         let time = fastest(true, bytes)?;
         Some(at_best(time, fixed) / (bytes * u64::from(lanes)) as f64)
     });
-    // All lanes together are not slower than one.
+    // All lanes together are at least as fast as one.
     let per_byte = all.into_iter().chain(lane_per_byte).reduce(f64::min);
     LinkTimes { latency, lane_per_byte, per_byte }
 }
 
-/// The seconds per byte that a transfer between two nodes should be made for: those of the link,
-/// or more if one of the nodes has no link that is as fast. 0 if nothing is known. What small
-/// transfers say counts only until there was a large one: a line may let them through at once.
+/// The seconds per byte for which a transfer between two nodes is sized: those of the link, or more
+/// if a node has no link as fast as that. 0 if nothing is known. Small transfers count only until
+/// there was a large one, because a line may let them through in a burst.
 pub(super) fn expected_per_byte(samples: &[Sample], a: NodeId, b: NodeId) -> f64 {
     let is_large = |sample: &&Sample| match sample.pattern {
         Pattern::Exchange(bytes) => bytes >= 2 * SMALL,
@@ -202,7 +202,7 @@ pub(super) fn expected_per_byte(samples: &[Sample], a: NodeId, b: NodeId) -> f64
     known.into_iter().flatten().fold(0.0, f64::max)
 }
 
-/// What one more message costs among those that nobody waits for.
+/// The seconds of each message in a series without waits.
 fn per_message(samples: &[Sample]) -> Option<f64> {
     let series = samples.iter().filter_map(|sample| match sample.pattern {
         Pattern::Messages(count) => Some((count, sample.time)),
@@ -215,11 +215,11 @@ fn per_message(samples: &[Sample]) -> Option<f64> {
     (many > few && more > 0.0).then(|| more / f64::from(many - few))
 }
 
-/// What several nodes sent to one at once.
+/// A transfer from several nodes to one at the same time.
 #[derive(Debug, Clone, Copy)]
 struct Gathered {
     senders: f64,
-    /// Of all of them.
+    /// The bytes of all senders.
     bytes: f64,
     time: f64,
     /// Whether packets were lost.
@@ -238,13 +238,13 @@ fn gathered(samples: &[Sample]) -> Vec<Gathered> {
     gathers.collect()
 }
 
-/// The part of the rate that is lost where several send to one, of all but the share of one, as
-/// long as no packet is lost.
+/// The fraction of the rate that is lost when several nodes send to one, without lost packets. It
+/// applies to all bytes but the share of one sender.
 fn burst_loss(gathered: &[Gathered]) -> Option<f64> {
     let alone = || gathered.iter().filter(|one| one.senders == 1.0);
     let usual = alone().map(|one| one.bytes).reduce(f64::min)?;
     let one = median(alone().map(|one| one.time / one.bytes))?;
-    // Small transfers take longer for other reasons.
+    // Small transfers are slower for other reasons.
     let several = gathered.iter().filter(|all| {
         all.senders > 1.0 && !all.is_lossy && (0.5..=2.0).contains(&(all.bytes / usual))
     });
@@ -254,13 +254,13 @@ fn burst_loss(gathered: &[Gathered]) -> Option<f64> {
     }))
 }
 
-/// Transfers from several to one that lost packets took longer at least by this part.
+/// A transfer with lost packets overflowed a queue if it took longer by at least this fraction.
 const OVERFLOWED: f64 = 0.25;
 
-/// How many bytes several could send to one without loss, and how many seconds it took longer
-/// where that were too many. `None` if nothing was lost.
+/// How many bytes several nodes could send to one without loss, and the extra seconds of larger
+/// transfers. `None` if nothing was lost.
 fn overflow(gathered: &[Gathered], per_byte: f64, burst_loss: f64) -> Option<(u64, f64)> {
-    // While they come in, one share goes out.
+    // While all shares arrive, one share leaves the queue.
     let waiting = |all: &Gathered| all.bytes * (1.0 - 1.0 / all.senders);
     let longer = |all: &Gathered| {
         let usual = all.bytes * per_byte * (1.0 + burst_loss * (1.0 - 1.0 / all.senders));
@@ -277,7 +277,7 @@ fn overflow(gathered: &[Gathered], per_byte: f64, burst_loss: f64) -> Option<(u6
     Some((queue as u64, median(several().filter(overflows).map(|all| longer(all).0))?))
 }
 
-/// The samples of each two nodes.
+/// The samples of each pair of nodes.
 fn by_pair(samples: &[Sample]) -> BTreeMap<(NodeId, NodeId), Vec<&Sample>> {
     let mut pairs: BTreeMap<(NodeId, NodeId), Vec<&Sample>> = BTreeMap::new();
     for sample in samples {
@@ -286,7 +286,7 @@ fn by_pair(samples: &[Sample]) -> BTreeMap<(NodeId, NodeId), Vec<&Sample>> {
     pairs
 }
 
-/// What was measured of each link.
+/// The measurements of each link.
 pub(super) fn measured(samples: &[Sample]) -> Vec<LinkMeasured> {
     let pairs = by_pair(samples);
     let all_save_up = all_save_up(&pairs);
@@ -298,7 +298,7 @@ pub(super) fn measured(samples: &[Sample]) -> Vec<LinkMeasured> {
     links.collect()
 }
 
-/// The costs that follow from samples, and what was measured of each link.
+/// The costs that follow from samples, and the measurements of each link.
 pub(super) fn fit(
     topology: &Topology,
     samples: &[Sample],
@@ -307,13 +307,13 @@ pub(super) fn fit(
 ) -> Network {
     let links = measured(samples);
     let usual = CostModel::default();
-    // A message costs the processors on both ends less than its way takes.
+    // The processor time of a message on both ends is less than its latency.
     let shortest = least(links.iter().map(|link| link.latency)).unwrap_or(f64::MAX);
     let per_message = per_message(samples).unwrap_or(usual.per_message).min(shortest / 3.0);
     let class = |across: bool| {
         let of = move |link: &&LinkMeasured| topology.same_rack(link.from.0, link.to.0) != across;
         let links: Vec<&LinkMeasured> = links.iter().filter(of).collect();
-        // Of a hop, the model counts what its message costs on both ends by itself.
+        // The model adds the processor time on both ends to the latency of a hop.
         let alone = |link: &&LinkMeasured| (link.latency - 2.0 * per_message).max(0.0);
         Some(LinkCost {
             latency: median(links.iter().map(alone))?,
@@ -321,7 +321,7 @@ pub(super) fn fit(
         })
     };
     let (inside, across) = (class(false), class(true));
-    // Where each node has a rack of its own, its line is what leaves the rack.
+    // If each node has its own rack, its line is the uplink of the rack.
     let in_rack = inside.or(across).unwrap_or(usual.in_rack);
     let mut cross_rack = across.or(inside).unwrap_or(usual.cross_rack);
     let saves_up = all_save_up(&by_pair(samples));
@@ -330,10 +330,10 @@ pub(super) fn fit(
     let far = median(far).unwrap_or(0.0);
     let shared = samples.iter().filter(|sample| sample.is_shared).filter_map(|sample| {
         let Pattern::Exchange(bytes) = sample.pattern else { return None };
-        // Of racks of different sizes all nodes of the smaller one cross. The model counts with it,
-        // too: it has the fewest shares.
+        // With racks of different sizes, all nodes of the smaller one cross. The model also uses
+        // the smaller one, which has the fewest shares.
         let time = if saves_up { sample.whole } else { sample.time };
-        // Where only some nodes were measured before, transfers are short.
+        // If only some nodes were measured before, these transfers are short.
         Some(at_best(time, far) / (bytes * u64::from(sample.lanes)) as f64)
     });
     if let Some(per_byte) = median(shared) {

@@ -1,13 +1,13 @@
-//! Measures the links between nodes before the first operation, so that the cost model counts with
-//! the network that is there.
+//! Measures the links between nodes before the first operation, so that the cost model matches the
+//! network.
 //!
-//! - `steps`: what is measured, one thing after the other, and between which nodes at a time
-//! - `arrange`: which nodes are near each other, where links show it and no label says it
-//! - `fit`: from times to costs
+//! - `steps`: what is measured in each step, and between which nodes at the same time
+//! - `arrange`: racks and ring order, as the links show them
+//! - `fit`: costs from measured times
 //!
-//! [`Probing`] sends out one step after the other, and the next one when all nodes have done the
-//! last. It is over after [`LIMIT`], whatever has been measured until then, and never fails the
-//! job: a link that is not measured counts like the others.
+//! [`Probing`] sends out one step at a time, and the next one when all nodes have done the last.
+//! It ends after [`LIMIT`] with the measurements until then, and never fails the job: a link that
+//! is not measured counts like the others.
 
 mod arrange;
 mod fit;
@@ -29,49 +29,50 @@ use self::{
 use crate::model::{
     command::Probe,
     network::{Arrangement, Network},
+    text,
     violation::Violation,
 };
 
 /// How long operations wait for the probe.
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// How long a step may take before the next one begins. Groups that have not done it then are left
-/// out from there on.
+/// How long a step may take before the next one begins. Groups that have not done it by then are
+/// left out from then on.
 const STEP_LIMIT: Duration = Duration::from_millis(300);
 
 /// The most groups whose times are logged.
 const NAMED_GROUPS: usize = 4;
 
-/// What may follow from the links besides costs.
+/// What the probe may determine besides costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct May {
-    /// Racks: no node has a label.
+    /// Racks, if no node has a label.
     pub(crate) find_racks: bool,
     /// The order of nodes in a ring.
     pub(crate) order: bool,
 }
 
-/// What a node reports of a probe.
+/// A node's report on a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Done {
     /// How long it took.
     pub(crate) time: Duration,
-    /// How many packets the node had sent again before.
+    /// How many packets the node had retransmitted before.
     pub(crate) retransmits: u64,
 }
 
-/// What is measured now.
+/// A stage of the measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Pairs,
-    /// The pairs once more, because nodes look as if they were in racks, or in a bad order. A
-    /// machine that is busy for a while makes links slow that are not.
+    /// The pairs again, if nodes appear to be in racks or in a bad order, because a temporarily
+    /// busy machine makes links look slow.
     OnceMore,
-    /// What several nodes do at the same time, and what a node does by itself.
+    /// Transfers between many nodes, and the work of single nodes.
     Rest,
 }
 
-/// The probes of one step, which run at the same time, one on each of some lanes.
+/// The probes of one step, which run at the same time on one or more lanes.
 #[derive(Debug)]
 struct Flying {
     pattern: Pattern,
@@ -79,11 +80,11 @@ struct Flying {
     is_shared: bool,
     counts: bool,
     since: Duration,
-    /// What the nodes have reported of each probe.
+    /// The reported times of each probe.
     times: BTreeMap<Sequence, BTreeMap<NodeId, Duration>>,
-    /// The packets that each node had sent again before.
+    /// The packets that each node had retransmitted before.
     retransmits: BTreeMap<NodeId, u64>,
-    /// When each node has reported its last probe.
+    /// When each node reported its last probe.
     reported: BTreeMap<NodeId, Duration>,
 }
 
@@ -97,12 +98,12 @@ impl Flying {
         self.groups.iter().all(|group| self.has_done(group))
     }
 
-    /// Whether it keeps lines busy: more than single packets travel.
+    /// Whether it keeps lines busy, with more than single packets.
     fn moves(&self) -> bool {
         matches!(self.pattern, Pattern::Exchange(_) | Pattern::Gather(_) | Pattern::Messages(_))
     }
 
-    /// How long a node took for its probes of this step: until the last one was done.
+    /// How long a node took until its last probe of this step was done.
     fn time(&self, node: NodeId) -> Duration {
         let times = self.times.values().filter_map(|times| times.get(&node));
         times.copied().max().unwrap_or_default()
@@ -114,7 +115,7 @@ impl Flying {
         reported.map_or(0.0, |&at| at.saturating_sub(self.since).as_secs_f64())
     }
 
-    /// What follows from the times of the groups that have done it.
+    /// The samples of the groups that have done it.
     fn samples(&self, now: Duration) -> Vec<Sample> {
         let longest = self.times.values().flat_map(BTreeMap::values).max();
         let besides = now.saturating_sub(self.since).saturating_sub(*longest.unwrap_or(&now));
@@ -136,7 +137,7 @@ impl Flying {
         done.map(sample).collect()
     }
 
-    /// A node has run one of the probes. Returns whether it was doing that.
+    /// Notes that a node has run one of the probes. Returns false if it was not running it.
     fn done(&mut self, node: NodeId, sequence: Sequence, done: Done, now: Duration) -> bool {
         let is_in_it = self.groups.iter().any(|group| group.contains(&node));
         let times = self.times.get_mut(&sequence).filter(|_| is_in_it);
@@ -149,16 +150,15 @@ impl Flying {
     }
 }
 
-/// No transfer takes less, whatever a node reports (TRUST): a rate is a number.
+/// The shortest time of a transfer, whatever nodes report (TRUST), so that rates are finite.
 const SHORTEST: f64 = 1e-9;
 
-/// How long a group took, by the times of its nodes. Orders do not arrive everywhere at the same
-/// time: who gets its order first waits for the others, and what it has sent is there when the last
-/// one begins. So of an exchange the mean counts: one node has measured as much too long as the
-/// other one too short. (Each node's time must be that of its slowest lane: lanes share the line,
-/// and the one that ends last on a node need not be the last one on the other.) Of messages it is
-/// the time of the receiver, and otherwise that of the first node, which waits for all that the
-/// others do.
+/// How long a group took, from the times of its nodes. Orders do not arrive everywhere at the same
+/// time: the first node waits for the others, and its data has arrived when the last one begins. So
+/// the mean counts for an exchange: one node measures as much too long as the other one too short.
+/// (Each node's time must be that of its slowest lane: lanes share the line, and the last lane on
+/// one node need not be the last on the other.) For messages, the time of the receiver counts.
+/// Otherwise it is that of the first node, which waits for all others.
 fn seconds(pattern: Pattern, times: &[f64]) -> f64 {
     let time = match pattern {
         Pattern::Messages(_) => times.get(1).copied(),
@@ -178,20 +178,20 @@ pub(crate) struct Probing {
     arrangement: Option<Arrangement>,
     left: VecDeque<Step>,
     began: Option<Duration>,
-    /// The step that is under way.
+    /// The current step.
     flying: Option<Flying>,
-    /// Earlier ones that some nodes have not done. They may still report it.
+    /// Earlier steps that some nodes have not done. They may still report them.
     late: Vec<Flying>,
     samples: Vec<Sample>,
-    /// How many of them are of the last step.
+    /// The number of samples of the last step.
     last: usize,
-    /// The packets that each node had sent again before that.
+    /// The packets that each node had retransmitted before the last step.
     retransmits: BTreeMap<NodeId, u64>,
     is_over: bool,
 }
 
 impl Probing {
-    /// A measurement of the links between the nodes of a topology, with so many lanes.
+    /// A measurement of the links between the nodes of a topology, with `lanes` lanes.
     pub(crate) fn new(topology: Topology, lanes: u32, may: May) -> Self {
         let left = between_pairs(&topology, lanes).into();
         Self {
@@ -219,18 +219,18 @@ impl Probing {
         none
     }
 
-    /// Whether operations may go out.
+    /// Whether operations may be sent out.
     pub(crate) fn is_over(&self) -> bool {
         self.is_over
     }
 
-    /// When the next step begins, or all is over, at the latest.
+    /// The latest time at which the next step begins, or the measurement ends.
     pub(crate) fn deadline(&self) -> Option<Duration> {
         let end = self.began.filter(|_| !self.is_over)? + LIMIT;
         Some(self.flying.as_ref().map_or(end, |flying| end.min(flying.since + STEP_LIMIT)))
     }
 
-    /// Ends the step that is under way, with what has been reported of it.
+    /// Ends the current step with the reports until now.
     fn end_step(&mut self, now: Duration) {
         let Some(flying) = self.flying.take() else { return };
         let samples = flying.samples(now);
@@ -243,7 +243,7 @@ impl Probing {
         }
     }
 
-    /// What nodes say before a step tells what was lost in the step before it.
+    /// Computes the packets lost in the last step. Each report contains the count before its step.
     fn lost(&mut self, now: &BTreeMap<NodeId, u64>) {
         let first = self.samples.len().saturating_sub(self.last);
         for sample in &mut self.samples[first..] {
@@ -251,13 +251,13 @@ impl Probing {
                 let before = self.retransmits.get(node)?;
                 Some(now.get(node)?.saturating_sub(*before))
             });
-            // Any number may be reported (TRUST).
+            // Nodes may report any number (TRUST).
             sample.lost = known.reduce(u64::saturating_add);
         }
     }
 
-    /// The next step, without groups that have not done an earlier one, and without nodes whose
-    /// lines are still busy with one: more bytes would wait there, and operations behind them.
+    /// The next step, without groups that have not done an earlier one, and without nodes with
+    /// lines that are still busy: more bytes would queue there, and operations behind them.
     fn next_step(&mut self) -> Option<Step> {
         loop {
             let Some(mut step) = self.left.pop_front() else {
@@ -278,7 +278,7 @@ impl Probing {
         }
     }
 
-    /// What is measured after all steps of a stage; `None` after the last one.
+    /// Begins the next stage; `None` after the last one.
     fn next_stage(&mut self) -> Option<()> {
         let is_first = self.stage == Stage::Pairs;
         self.arrangement = match self.stage {
@@ -337,7 +337,7 @@ impl Probing {
         probes
     }
 
-    /// A node has run a probe in this time.
+    /// Handles a node's report on a probe.
     pub(crate) fn done(
         &mut self,
         node: NodeId,
@@ -347,8 +347,7 @@ impl Probing {
     ) -> Result<(), Violation> {
         let mut steps = self.flying.iter_mut().chain(&mut self.late);
         if !steps.any(|step| step.done(node, sequence, done, now)) {
-            let what = "which it was not doing";
-            let what = format!("says that it has done probe {sequence}, {what}");
+            let what = format!("reported probe {sequence} as done, but was not running it");
             return Err(Violation::Protocol(what));
         }
         self.late.retain(|step| !step.is_done());
@@ -358,7 +357,7 @@ impl Probing {
         Ok(())
     }
 
-    /// The times of the last step, as text; only of its first groups.
+    /// Describes the times of the last step's first groups.
     pub(crate) fn last(&self) -> Option<String> {
         let last = &self.samples[self.samples.len().saturating_sub(self.last)..];
         let Sample { pattern, lanes, .. } = last.first()?;
@@ -366,11 +365,11 @@ impl Probing {
             let nodes: Vec<String> = sample.nodes.iter().map(|node| node.0.to_string()).collect();
             format!("{} {:.0} us", nodes.join("+"), sample.time * 1e6)
         });
+        let lanes = text::count(*lanes as usize, "lane");
         Some(format!("{pattern} on {lanes} took {}", times.collect::<Vec<_>>().join(", ")))
     }
 
-    /// What was measured, once, as soon as it is over: when everything is measured, or at the
-    /// deadline.
+    /// The result, once, when everything is measured or the limit is reached.
     pub(crate) fn finish(&mut self, now: Duration) -> Option<Network> {
         let began = self.began.filter(|_| !self.is_over)?;
         let is_last = self.stage == Stage::Rest || self.topology.participants() < 2;
@@ -384,7 +383,7 @@ impl Probing {
         let took = now.saturating_sub(began);
         let samples = std::mem::take(&mut self.samples);
         self.left.clear();
-        // What was not looked at once more is not clear.
+        // An arrangement that was not confirmed is not clear.
         let arrangement = self.arrangement.take().filter(|_| self.stage == Stage::Rest);
         Some(Network { arrangement, ..fit(&self.topology, &samples, took, is_complete) })
     }

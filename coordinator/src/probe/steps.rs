@@ -1,96 +1,94 @@
-//! What is measured, and between which nodes at the same time. Steps that need it get their size
-//! from what was measured before: each transfer takes some milliseconds, on fast lines and slow
-//! ones.
+//! The steps of the measurement, and which nodes run them at the same time. Transfers are sized by
+//! earlier measurements, so that each takes a few milliseconds on fast and on slow lines.
 
 use gradwire_collectives::{Topology, algorithms::probe::Pattern};
 use gradwire_proto::NodeId;
 
 use super::fit::{SMALL, Sample, expected_per_byte, link};
 
-/// Up to so many nodes all pairs are measured; of more, log₂ N + 1 pairs of each node.
+/// The most nodes of which all pairs are measured; with N > 8, log₂ N + 1 pairs of each node.
 const ALL_PAIRS: u32 = 8;
 
-/// The most groups of a step whose groups have nothing to do with each other. Of very many nodes
-/// some are measured, for the others.
+/// The most independent groups of a step. With very many nodes, only some are measured.
 const MAX_GROUPS: usize = 128;
 
-/// The most that a node sends in one probe: half of a piece of the usual size, so that lanes need
-/// no more memory than for such pieces.
+/// The most bytes that a node sends in one probe: half of a piece of the default size, so that
+/// lanes need no more memory than for such pieces.
 const LARGE: u64 = 2 << 20;
 
-/// How much more than before a transfer may move. A line that lets a little through at once says
-/// nothing of more: what it is sent would keep it busy for seconds, and operations behind that.
+/// How many times as much as before a transfer may move. A slow line may let a small burst through
+/// quickly, and a much larger transfer would block it, and operations behind it, for seconds.
 const GROWTH: u64 = 4;
 
-/// What several nodes send to one at once, all together, to see whether the queue of its line
-/// overflows; as far as that takes no longer than [`BURST_TIME`] seconds.
+/// The bytes that several nodes send to one at the same time, in total, to see whether the queue of
+/// its line overflows; limited to transfers of [`BURST_TIME`] seconds.
 const BURSTS: [u64; 5] = [256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20];
 const BURST_TIME: f64 = 0.035;
 
-/// Bytes that are reduced, which are in the cache as those that have just been received.
+/// The bytes to reduce. They fit in the cache, like data that has just been received.
 const REDUCED: u64 = 256 << 10;
 
-/// Bytes that are copied: a piece of the usual size, which is not in the cache.
+/// The bytes to copy: a piece of the default size, which does not fit in the cache.
 const COPIED: u64 = 4 << 20;
 
-/// How many messages are sent without waiting: the difference counts.
+/// The numbers of messages in a series without waits; the difference counts.
 const MESSAGES: [u32; 2] = [32, 256];
 
-/// How long the round trips between two nodes take together, at most and about.
+/// The approximate total time of the round trips between two nodes, and their largest number.
 const TRIPS_TIME: f64 = 0.005;
 const MAX_TRIPS: f64 = 32.0;
 
-/// What is measured.
+/// The kind of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum What {
     Reduce,
     Copy,
-    /// One round trip, after the connections were made.
+    /// A single round trip, which also sets up the connection.
     FirstTrip,
     Trips,
     /// An exchange of [`SMALL`] bytes.
     Small,
-    /// An exchange that takes some milliseconds.
+    /// An exchange of a few milliseconds.
     Large,
     Messages(u32),
-    /// Several send to one for some milliseconds.
+    /// Several nodes send to one for a few milliseconds.
     Gather,
-    /// Several send so many bytes to one, all together.
+    /// Several nodes send this many bytes to one, in total.
     Burst(u64),
 }
 
-/// One thing to measure, by groups of nodes that do it at the same time.
+/// One measurement, by groups of nodes that run it at the same time.
 #[derive(Debug, Clone)]
 pub(super) struct Step {
     pub(super) what: What,
     pub(super) groups: Vec<Vec<NodeId>>,
-    /// How many lanes run it at the same time, and share the bytes.
+    /// The number of lanes that run it at the same time and share the bytes.
     pub(super) lanes: u32,
-    /// Whether as many nodes as possible cross from rack to rack at the same time.
+    /// Whether as many nodes as possible cross between racks at the same time.
     pub(super) is_shared: bool,
-    /// Whether its times count. It may only use up what lines let through at once.
+    /// Whether its times count. Otherwise it only uses up the bursts that lines let through.
     pub(super) counts: bool,
-    /// How many seconds a transfer should take.
+    /// The intended seconds of a transfer.
     time: f64,
 }
 
 impl Step {
-    /// What the nodes do, after these samples.
+    /// The pattern that the nodes run, given the samples so far.
     pub(super) fn pattern(&self, samples: &[Sample]) -> Pattern {
         let links = || some(&self.groups).map(|group| link(samples, group[0], group[1]));
-        // The slowest of them decides.
+        // The slowest link decides.
         let latency = || links().filter_map(|link| link.latency).fold(0.0, f64::max);
         let expected = |group: &Vec<NodeId>| expected_per_byte(samples, group[0], group[1]);
         let per_byte = || some(&self.groups).map(expected).fold(0.0, f64::max);
         let senders = || self.groups[0].len() as u64 - 1;
-        // Of all lanes and all senders together.
+        // The bytes of all lanes and all senders.
         let most = GROWTH * self.moved(samples).max(SMALL);
         let lanes = u64::from(self.lanes);
         let bytes = |seconds: f64| {
             let bytes = seconds / per_byte().max(1e-12) / f64::from(self.lanes);
             (bytes.clamp(SMALL as f64, LARGE as f64) as u64).min(most / lanes) & !0xfff
         };
-        // Of each sender, so that it takes no longer than it may.
+        // The bytes of each sender, limited by the time.
         let burst = |all: u64| {
             let fitting = (BURST_TIME / per_byte().max(1e-12)) as u64;
             Pattern::Gather((all.min(fitting).min(most) / senders()).max(4096))
@@ -113,7 +111,7 @@ impl Step {
 }
 
 impl Step {
-    /// The most bytes that each of its nodes has moved in one transfer, in time.
+    /// The largest transfer that every one of its nodes has completed in time, in bytes.
     fn moved(&self, samples: &[Sample]) -> u64 {
         let by = |node: &NodeId| {
             let own = samples.iter().filter(|sample| sample.nodes.contains(node));
@@ -127,13 +125,13 @@ impl Step {
     }
 }
 
-/// At most [`MAX_GROUPS`] of these groups, from all of them alike.
+/// At most [`MAX_GROUPS`] of these groups, evenly spread.
 fn some(groups: &[Vec<NodeId>]) -> impl Iterator<Item = &Vec<NodeId>> {
     groups.iter().step_by(groups.len().div_ceil(MAX_GROUPS).max(1))
 }
 
-/// Rounds of disjoint pairs. Up to [`ALL_PAIRS`] nodes each meets each other one; of more, each
-/// meets those at distances 1, 2, 4, … in an order that keeps racks together.
+/// Rounds of disjoint pairs. With up to [`ALL_PAIRS`] nodes, each node meets every other one. With
+/// more, each meets those at distances 1, 2, 4, … in an order that keeps racks together.
 fn rounds(topology: &Topology) -> Vec<Vec<Vec<NodeId>>> {
     let order = topology.order();
     let nodes = order.len();
@@ -142,8 +140,8 @@ fn rounds(topology: &Topology) -> Vec<Vec<Vec<NodeId>>> {
         vec![NodeId(a.min(b)), NodeId(a.max(b))]
     };
     if nodes as u32 <= ALL_PAIRS {
-        // A tournament: one stays, the others go around a circle. With an odd number, who meets
-        // nobody has a rest.
+        // A round-robin tournament: one stays, and the others rotate. With an odd number, one node
+        // pauses in each round.
         let seats = nodes.next_multiple_of(2);
         let at = |seat: usize, round: usize| {
             if seat == 0 { 0 } else { 1 + (seat - 1 + round) % (seats - 1) }
@@ -162,13 +160,13 @@ fn rounds(topology: &Topology) -> Vec<Vec<Vec<NodeId>>> {
         rounds.push((0..nodes).filter(free).map(|at| pair(at, at + distance)).collect());
         distance *= 2;
     }
-    // Neighbours that the first round left apart.
+    // Neighbours that did not meet in the first round.
     rounds.push((1..nodes - 1).step_by(2).map(|at| pair(at, at + 1)).collect());
     rounds
 }
 
-/// Pairs of nodes of different racks, as many as there are at the same time: the first rack with
-/// the second, the third with the fourth.
+/// As many disjoint pairs of nodes in different racks as possible: between the first rack and the
+/// second, the third and the fourth, and so on.
 fn across(topology: &Topology) -> Vec<Vec<NodeId>> {
     let members = topology.members();
     let both = members.chunks_exact(2).flat_map(|racks| {
@@ -182,15 +180,15 @@ fn each(topology: &Topology) -> Vec<Vec<NodeId>> {
     (0..topology.participants()).map(|node| vec![NodeId(node)]).collect()
 }
 
-/// How often things are measured, and how long a transfer takes.
+/// How often measurements are repeated, and the seconds of a transfer.
 struct Plan {
     repeats: usize,
     time: f64,
 }
 
 impl Plan {
-    /// All transfers between pairs take less than half of the time. Where there is time, they are
-    /// repeated: the first one on a connection is slower.
+    /// All transfers between pairs take less than half of the time limit. They are repeated if
+    /// there is time, because the first one on a connection is slower.
     fn new(rounds: usize, lanes: u32) -> Self {
         let of_pair = |repeats: usize| repeats + 1 + if lanes > 1 { repeats } else { 0 };
         let repeats: usize = (40 / (rounds * of_pair(1) + 6)).clamp(1, 4);
@@ -204,7 +202,7 @@ impl Plan {
     }
 }
 
-/// All that is measured between pairs of the nodes of a topology.
+/// The measurements between pairs of nodes.
 pub(super) fn between_pairs(topology: &Topology, lanes: u32) -> Vec<Step> {
     if topology.participants() < 2 {
         return Vec::new();
@@ -220,7 +218,7 @@ pub(super) fn between_pairs(topology: &Topology, lanes: u32) -> Vec<Step> {
         add(2, What::FirstTrip, 1);
         add(plan.repeats, What::Trips, 1);
         add(plan.repeats, What::Small, 1);
-        // The first one uses up what a line lets through at once.
+        // The first one uses up the burst that a line lets through.
         add(plan.repeats + 1, What::Large, 1);
         if lanes > 1 {
             add(plan.repeats, What::Large, lanes);
@@ -229,7 +227,7 @@ pub(super) fn between_pairs(topology: &Topology, lanes: u32) -> Vec<Step> {
     steps
 }
 
-/// What makes a difference between pairs, a second time.
+/// Repeats the measurements by which pairs differ.
 pub(super) fn once_more(topology: &Topology, lanes: u32) -> Vec<Step> {
     let rounds = rounds(topology);
     let plan = Plan::new(rounds.len(), lanes);
@@ -241,7 +239,7 @@ pub(super) fn once_more(topology: &Topology, lanes: u32) -> Vec<Step> {
     rounds.iter().flat_map(again).collect()
 }
 
-/// All that is measured of nodes by themselves, and of many at the same time.
+/// The measurements of single nodes, and of many at the same time.
 pub(super) fn between_many(topology: &Topology, lanes: u32) -> Vec<Step> {
     let rounds = rounds(topology);
     let plan = Plan::new(rounds.len(), lanes);
@@ -265,12 +263,12 @@ pub(super) fn between_many(topology: &Topology, lanes: u32) -> Vec<Step> {
     }
     let across = across(topology);
     if !across.is_empty() {
-        // All of them: what each has is a share.
+        // All pairs at once, so that each gets its share of the uplink.
         let large = plan.step(What::Large, &across, lanes);
         let shared = Step { is_shared: true, groups: across, ..large };
         steps.extend(std::iter::repeat_n(shared, plan.repeats));
     }
-    // Once more, because all nodes report with it what was lost before.
+    // Again, because all nodes report with it what was lost in the step before.
     steps.push(plan.step(What::Reduce, &each(topology), 1));
     steps
 }
@@ -287,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_of_a_round_have_no_node_in_common() {
+    fn groups_of_a_step_are_disjoint() {
         for nodes in 2..=40 {
             for size in [1, 2, 3, 8, 40] {
                 let topology = racks(nodes, size);
@@ -303,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn few_nodes_meet_all_others_and_many_meet_some() {
+    fn few_nodes_meet_all_and_many_meet_some() {
         for nodes in 2..=40u32 {
             let rounds = rounds(&racks(nodes, 4));
             let pairs: BTreeSet<Vec<NodeId>> = rounds.iter().flatten().cloned().collect();
@@ -320,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_alone_measures_nothing() {
+    fn a_single_node_measures_nothing() {
         assert!(between_pairs(&Topology::flat(1), 2).is_empty());
     }
 }

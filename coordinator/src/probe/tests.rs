@@ -1,4 +1,4 @@
-//! A network of known costs, measured.
+//! Measures simulated networks with known costs.
 
 use gradwire_collectives::{CostModel, LinkCost};
 
@@ -12,26 +12,26 @@ fn took(time: Duration) -> Done {
     Done { time, retransmits: 0 }
 }
 
-/// A network that takes as long as the model says.
+/// A network with the times of the cost model.
 struct Simulated {
     topology: Topology,
     cost: CostModel,
     lanes: u32,
-    /// The time of a byte on the line to other racks that the nodes of a rack share.
+    /// The seconds per byte of the uplink that the nodes of a rack share.
     uplink_per_byte: f64,
-    /// How many bytes the line of a node lets through at once, after it had nothing to do.
+    /// How many bytes an idle line lets through at once.
     burst: f64,
-    /// By how many seconds orders of large transfers are late on all nodes but the first two: they
-    /// are queued behind what these send already.
+    /// The delay of orders of large transfers, in seconds, on all nodes but the first two: they
+    /// queue behind the data of these two.
     late: f64,
-    /// Whether nobody has said in which racks nodes are.
+    /// Whether the nodes have no rack labels.
     is_unlabelled: bool,
-    /// Links that are slower than others by these factors.
+    /// Slow links, each with a factor.
     slow: Vec<(u32, u32, f64)>,
 }
 
 impl Simulated {
-    /// Nodes with labels and two lanes, and no uplinks that they share.
+    /// Nodes with labels and two lanes, without shared uplinks.
     fn new(topology: Topology, cost: CostModel) -> Self {
         Self {
             topology,
@@ -45,8 +45,8 @@ impl Simulated {
         }
     }
 
-    /// The time of a group, if each of so many lanes runs the probe, and so many bytes of all lanes
-    /// take none.
+    /// The seconds of a group, if `lanes` lanes run the probe and the line lets `tokens` bytes
+    /// through at once.
     fn seconds(&self, probe: &Probe, group: &[NodeId], lanes: f64, tokens: f64) -> f64 {
         let Self { topology, cost, .. } = self;
         let crosses = |group: &[NodeId]| !topology.same_rack(group[0].0, group[1].0);
@@ -61,7 +61,7 @@ impl Simulated {
             Pattern::Exchange(bytes) => {
                 let bytes = (bytes as f64 - tokens / lanes).max(0.0);
                 let line = lanes * cost.in_rack.per_byte;
-                // Each rack has a share of the pairs that cross.
+                // The crossing pairs are distributed over the racks.
                 let pairs = (2.0 * crossing / racks).max(1.0);
                 let uplink = if across { lanes * pairs * self.uplink_per_byte } else { 0.0 };
                 let slow = self.slow.iter().filter(|(a, b, _)| group == [NodeId(*a), NodeId(*b)]);
@@ -80,7 +80,7 @@ impl Simulated {
         }
     }
 
-    /// Runs the probe, and returns its result and the time that it took.
+    /// Runs the probe and returns its result.
     fn measure(&self) -> Network {
         let may = May { find_racks: self.is_unlabelled, order: true };
         let known = if self.is_unlabelled {
@@ -92,7 +92,7 @@ impl Simulated {
         let mut retransmits = 0;
         let mut number = 0;
         let mut now = Duration::from_secs(5);
-        // Of each node, when its line was last in use.
+        // When the line of each node was last in use.
         let mut used: BTreeMap<NodeId, Duration> = BTreeMap::new();
         loop {
             let probes = probing.next(now, || {
@@ -100,7 +100,7 @@ impl Simulated {
                 Sequence(number)
             });
             if probes.is_empty() {
-                return probing.finish(now).expect("it is over when there is nothing to do");
+                return probing.finish(now).expect("without further probes it is over");
             }
             assert_eq!(probing.finish(now), None);
             let mut longest: f64 = 0.0;
@@ -120,12 +120,11 @@ impl Simulated {
                     let seconds = self.seconds(probe, group, probes.len() as f64, tokens);
                     longest = longest.max(late + seconds);
                     for (late, node) in group.iter().enumerate() {
-                        // The others got their order earlier, and waited for the first, whose
-                        // first message was a part of the way to it. Who answers has ended when its
-                        // last answer is on the way.
+                        // The other nodes got their orders earlier and waited for the first one.
+                        // The answering node is done when it has sent its last answer.
                         let early = late as f64 * 30.0 * MICRO;
                         let time = match probe.pattern {
-                            // What the lanes send leaves in some order, not the same everywhere.
+                            // The lanes share the line, in a different order on each node.
                             Pattern::Exchange(_) if (lane + late) % probes.len() != 0 => {
                                 seconds / 2.0
                             }
@@ -176,7 +175,8 @@ fn data_centre() -> CostModel {
 }
 
 fn close(measured: f64, real: f64, what: &str) {
-    assert!((measured / real - 1.0).abs() < 0.06, "{what}: {measured:e}, not {real:e}");
+    let ratio = measured / real;
+    assert!((ratio - 1.0).abs() < 0.06, "{what}: {measured:e} instead of {real:e}");
 }
 
 fn compare(measured: &CostModel, real: &CostModel) {
@@ -189,14 +189,14 @@ fn compare(measured: &CostModel, real: &CostModel) {
 }
 
 #[test]
-fn costs_are_found_again() {
+fn simulated_costs_are_measured() {
     let labels = |nodes: u32, size: u32| -> Vec<String> {
         (0..nodes).map(|node| (node / size).to_string()).collect()
     };
     for (nodes, size) in [(2, 2), (3, 3), (8, 8), (8, 4), (4, 2), (16, 16), (32, 8)] {
         let topology = Topology::from_labels(&labels(nodes, size));
         let cost = data_centre();
-        // So that each of the nodes gets its share if all of them cross.
+        // Each node gets its share of the uplink if all of them cross.
         let uplink_per_byte = cost.cross_rack.per_byte / f64::from(size);
         let network = Simulated { uplink_per_byte, ..Simulated::new(topology, cost) };
         let measured = network.measure();
@@ -216,14 +216,14 @@ fn costs_are_found_again() {
     }
 }
 
-/// What the model counts with where racks differ is the share of each node of the smaller one.
+/// If racks differ in size, the model uses the share of each node of the smaller one.
 #[test]
-fn racks_of_different_sizes_share_what_the_smaller_one_has() {
+fn the_smaller_of_two_racks_sets_the_share() {
     let of_sizes = |sizes: &[u32]| {
         let of = |(rack, size): (u32, &u32)| vec![rack; *size as usize];
         Topology::from_racks((0..).zip(sizes).flat_map(of).collect())
     };
-    // More pairs than groups of other steps.
+    // The last case has more pairs than MAX_GROUPS.
     for sizes in [[4, 1], [1, 4], [5, 3], [140, 134]] {
         let smaller = f64::from(sizes[0].min(sizes[1]));
         let factors: &[f64] = if sizes[0] > 100 { &[4.0] } else { &[1.0, 4.0] };
@@ -240,9 +240,9 @@ fn racks_of_different_sizes_share_what_the_smaller_one_has() {
     }
 }
 
-/// The queue of a line overflows: it is found to within the steps of the sizes that are tried.
+/// The size of a queue is found to within the steps of the probed sizes.
 #[test]
-fn queues_that_overflow_are_found() {
+fn overflowing_queues_are_found() {
     for (nodes, queue) in [(4, 400_000), (8, 900_000), (9, 1_500_000)] {
         let in_rack = LinkCost { latency: 30.0 * MICRO, per_byte: 8.0 / 1e9 };
         let cost =
@@ -256,9 +256,9 @@ fn queues_that_overflow_are_found() {
     }
 }
 
-/// Racks that nobody has named, also those whose nodes have no neighbouring numbers.
+/// Racks without labels are found, even if their nodes do not have adjacent numbers.
 #[test]
-fn racks_are_found_where_links_show_them() {
+fn racks_are_found_by_their_links() {
     let cost = data_centre();
     for (racks, share) in [
         (vec![0, 0, 1, 1], 2.0),
@@ -277,9 +277,9 @@ fn racks_are_found_where_links_show_them() {
         assert!(arranged.reason.contains("no node has a rack label"), "{}", arranged.reason);
         close(measured.cost.cross_rack.latency, cost.cross_rack.latency, "between racks");
         let labelled = Simulated { is_unlabelled: false, ..network };
-        assert_eq!(labelled.measure().arrangement, None, "labels count");
+        assert_eq!(labelled.measure().arrangement, None, "labels take precedence");
     }
-    // What is nothing but slow is no rack.
+    // Slow nodes and links are not racks.
     for slow in [vec![], vec![(0, 1, 9.0)], vec![(0, 1, 5.0), (0, 2, 5.0), (0, 3, 5.0)]] {
         let topology = Topology::flat(4);
         let network = Simulated { slow, is_unlabelled: true, ..Simulated::new(topology, cost) };
@@ -288,14 +288,14 @@ fn racks_are_found_where_links_show_them() {
     }
 }
 
-/// A ring goes around a slow link, inside racks too, and through what it can't go around.
+/// A ring avoids slow links, also inside racks, unless it can't.
 #[test]
 fn rings_avoid_slow_links() {
     let cost = CostModel { lane_per_byte: 0.0, ..data_centre() };
     let slow = vec![(1, 2, 4.0), (4, 5, 3.0)];
     for topology in [Topology::flat(6), Topology::from_racks(vec![0, 0, 0, 1, 1, 1])] {
         let network = Simulated { slow: slow.clone(), ..Simulated::new(topology.clone(), cost) };
-        let arranged = network.measure().arrangement.expect("slow links are known");
+        let arranged = network.measure().arrangement.expect("slow links change the order");
         assert!(arranged.racks.is_empty() && arranged.reason.contains("a ring in the order"));
         let order = topology.clone().arranged(&[], &arranged.order).unwrap().order();
         let crosses = order
@@ -309,7 +309,7 @@ fn rings_avoid_slow_links() {
     assert_eq!(network.measure().arrangement, None);
 }
 
-/// Slow lines take the same few milliseconds for each transfer, down to where one packet does not.
+/// Transfers take a few milliseconds also on slow lines, unless a single packet takes longer.
 #[test]
 fn any_line_is_measured_within_the_limit() {
     for mbit in [10.0, 100.0, 1000.0, 100_000.0] {
@@ -324,9 +324,9 @@ fn any_line_is_measured_within_the_limit() {
     }
 }
 
-/// What a line lets through at once is not its rate, also where that is more than a transfer.
+/// A burst that a line lets through does not count as its rate, even if it is more than a transfer.
 #[test]
-fn a_burst_is_not_taken_for_the_rate() {
+fn bursts_do_not_count_as_the_rate() {
     for mbit in [200.0, 1000.0, 10_000.0] {
         for (nodes, lanes) in [(2, 1), (2, 2), (4, 2), (8, 2)] {
             let per_byte = 8.0 / (mbit * 1e6);
@@ -344,8 +344,7 @@ fn a_burst_is_not_taken_for_the_rate() {
     }
 }
 
-/// While an order waits behind the data of another node, a line saves up what the transfer then
-/// finds: that is not its rate either.
+/// While an order waits behind the data of another node, a line accumulates tokens for a burst.
 #[test]
 fn late_orders_do_not_make_a_line_fast() {
     for mbit in [200.0, 1000.0] {
@@ -362,13 +361,13 @@ fn late_orders_do_not_make_a_line_fast() {
             let measured = network.measure();
             let ratio = measured.cost.in_rack.per_byte / per_byte;
             let what = format!("{nodes} nodes, {lanes} lanes, {mbit} Mbit/s: {ratio}");
-            // Those that wait for nobody do not end later than those that do.
+            // Pairs without late orders end no later than the others.
             assert!((0.9..1.6).contains(&ratio), "{what}");
         }
     }
 }
 
-/// Round trips of any length fit the time.
+/// Round trips of any length fit in the time limit.
 #[test]
 fn far_nodes_are_measured_within_the_limit() {
     for milliseconds in [0.5, 5.0, 20.0] {
@@ -391,9 +390,9 @@ fn numbers() -> impl FnMut() -> Sequence {
     }
 }
 
-/// A node that never answers delays the job by the limit, and no longer.
+/// A node that never answers delays the job only by the limit. Late answers are not a violation.
 #[test]
-fn it_is_over_at_the_limit_and_late_answers_are_no_violation() {
+fn the_probe_ends_at_the_limit() {
     let mut probing = Probing::new(Topology::flat(2), 1, MAY);
     let second = Duration::from_secs(1);
     let probes = probing.next(second, numbers());
@@ -413,10 +412,9 @@ fn it_is_over_at_the_limit_and_late_answers_are_no_violation() {
     }
 }
 
-/// One pair that gets no answer costs one step. All others are measured, and so is what it has not
-/// reported.
+/// A pair that never reports delays one step. All other pairs are measured.
 #[test]
-fn a_link_that_is_silent_is_left_out() {
+fn a_silent_link_is_left_out() {
     let mut probing = Probing::new(Topology::flat(4), 1, MAY);
     let (mut now, mut number) = (Duration::ZERO, numbers());
     let silent = [NodeId(1), NodeId(2)];
@@ -437,7 +435,7 @@ fn a_link_that_is_silent_is_left_out() {
             break network;
         }
         let deadline = probing.deadline().unwrap();
-        assert!(deadline > now, "it goes on by itself");
+        assert!(deadline > now, "it continues by itself");
         if probing.flying.is_some() {
             waited += 1;
             now = deadline;
@@ -450,8 +448,8 @@ fn a_link_that_is_silent_is_left_out() {
     assert!(cost.in_rack.per_byte < CostModel::default().in_rack.per_byte, "{cost:?}");
 }
 
-/// A line that lets a burst through at once looks fast, and is not. The probe leaves little in its
-/// queue, or operations wait behind that for seconds.
+/// A slow line that lets a burst through looks fast. The probe must leave little in its queue, or
+/// operations wait behind it for seconds.
 #[test]
 fn a_slow_line_that_looks_fast_is_not_filled() {
     const BURST: f64 = 256e3;
@@ -459,8 +457,7 @@ fn a_slow_line_that_looks_fast_is_not_filled() {
         let mut probing = Probing::new(Topology::flat(nodes), 2, MAY);
         let rate = mbit * 1e6 / 8.0;
         let (mut now, mut number) = (Duration::ZERO, numbers());
-        // Of each node, when its line has sent all that it was given, and how much it may send at
-        // once.
+        // For each node: when its line is free again, and how much it may send at once.
         let mut lines = vec![(0.0, BURST); nodes as usize];
         let mut reports: Vec<(Duration, NodeId, Sequence, Duration)> = Vec::new();
         loop {
@@ -501,22 +498,22 @@ fn a_slow_line_that_looks_fast_is_not_filled() {
             }
         }
         let busy = lines.iter().map(|(free, _)| free - now.as_secs_f64()).fold(0.0, f64::max);
-        // Less than data.connect_timeout_ms: a connection is made behind it.
+        // Less than data.connect_timeout_ms, because a connection may be set up behind it.
         assert!(busy < 2.5, "{nodes} nodes, {mbit} Mbit/s: {busy} s after {now:?}");
     }
 }
 
 /// TRUST: a node may report anything.
 #[test]
-fn who_reports_what_it_was_not_doing_is_at_fault() {
+fn unexpected_reports_are_violations() {
     let mut probing = Probing::new(Topology::flat(2), 1, MAY);
     let probes = probing.next(Duration::ZERO, numbers());
     let first = probes[0].sequence;
     let mut report = |node, sequence| {
         probing.done(NodeId(node), sequence, took(Duration::MAX), Duration::ZERO).is_ok()
     };
-    assert!(!report(2, first), "who is not in it");
-    assert!(!report(0, Sequence(99)), "what there is not");
+    assert!(!report(2, first), "a node that takes no part");
+    assert!(!report(0, Sequence(99)), "an unknown probe");
     assert!(report(0, first));
     assert!(!report(0, first), "twice");
 }

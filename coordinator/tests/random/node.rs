@@ -1,4 +1,4 @@
-//! A node that behaves as a daemon does, and checks all that it receives.
+//! A node that behaves like a daemon, and checks everything that it receives.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -17,7 +17,7 @@ use gradwire_proto::{
 
 pub(crate) type Key = (ProcessSetId, String);
 
-/// Which rank is on which node, as all know.
+/// The number of ranks on each node.
 #[derive(Debug, Default)]
 pub(crate) struct World {
     pub(crate) slots: Vec<u32>,
@@ -38,7 +38,7 @@ impl World {
     }
 }
 
-/// A range of a flow that this node has to do with.
+/// A range of a tensor that concerns this node.
 struct Segment {
     key: Key,
     part: u32,
@@ -48,7 +48,7 @@ struct Segment {
     members: Vec<Rank>,
 }
 
-/// What the local ranks have submitted under one name and what of it is done.
+/// The submissions of the local ranks under one name, and how much of each part is done.
 #[derive(Default)]
 struct Tensor {
     submitted: BTreeMap<Rank, (Request, i32)>,
@@ -69,12 +69,12 @@ pub(crate) struct Node {
     tensors: BTreeMap<Key, Tensor>,
     registered: BTreeMap<Key, Registered>,
     ids: BTreeMap<TensorId, Key>,
-    /// What it has not read yet.
+    /// Unread answers.
     pub(crate) inbox: VecDeque<Execute>,
     todo: VecDeque<(Sequence, Vec<Segment>)>,
     /// The last operation that it has received.
     seen: u64,
-    /// What ranks' handles are complete.
+    /// The completed handles of ranks.
     pub(crate) complete: Vec<(Rank, Key)>,
 }
 
@@ -110,7 +110,7 @@ impl Node {
         members.iter().copied().filter(|&rank| world.node_of(rank) == self.id).collect()
     }
 
-    /// A local rank submits something. Gives what is to be sent.
+    /// A local rank submits a request. Returns the message to send.
     pub(crate) fn submit(
         &mut self,
         world: &World,
@@ -133,7 +133,7 @@ impl Node {
                 }],
                 latest: None,
             });
-            // Those that waited here for this rank alone are sent with it.
+            // Tensors that waited only for this rank are announced with it.
             let of_set = self.tensors.keys().filter(|other| other.0 == key.0);
             for other in of_set.cloned().collect::<Vec<_>>() {
                 announcements.extend(self.announce(world, &other));
@@ -149,7 +149,7 @@ impl Node {
         (!announcements.is_empty()).then_some(Event::Ready { connection, announcements })
     }
 
-    /// Announces a tensor if all have submitted it that are here.
+    /// Announces a tensor if all local ranks have submitted it or joined.
     fn announce(&mut self, world: &World, key: &Key) -> Option<Announcement> {
         let set = &self.sets[&key.0];
         let joined = self.joined.get(&key.0).cloned().unwrap_or_default();
@@ -204,17 +204,17 @@ impl Node {
         }
     }
 
-    /// A request that is no operation is done.
+    /// Completes a request that is not an operation.
     fn answered(&mut self, tensor: &TensorRef) -> Vec<u64> {
         let key = self.key(ProcessSetId::GLOBAL, tensor);
-        let tensor = self.tensors.remove(&key).expect("it was asked for");
+        let tensor = self.tensors.remove(&key).expect("the request was submitted");
         let (request, _) = tensor.submitted.values().next().unwrap();
         let list = request.list.clone();
         self.complete.extend(tensor.submitted.into_keys().map(|rank| (rank, key.clone())));
         list
     }
 
-    /// Reads the next answer, or does the next operation. None if there is nothing to do.
+    /// Reads the next answer, or runs the next operation. `None` if there is nothing to do.
     pub(crate) fn act(&mut self, world: &World) -> Option<Option<Event>> {
         if let Some(execute) = self.inbox.pop_front() {
             return Some(self.read(world, execute));
@@ -232,7 +232,7 @@ impl Node {
             let list = self.answered(&created.tensor);
             let ranks: Vec<u64> = created.ranks.iter().map(|rank| u64::from(rank.0)).collect();
             assert_eq!(list, ranks);
-            assert!(self.sets.insert(created.set, created.ranks).is_none(), "no number twice");
+            assert!(self.sets.insert(created.set, created.ranks).is_none(), "ids are not reused");
         }
         for new in execute.registrations {
             let key = (new.set, new.name.to_string());
@@ -242,11 +242,11 @@ impl Node {
             {
                 self.ids.remove(&old.id);
             }
-            assert!(self.ids.insert(id, key).is_none(), "no number twice");
+            assert!(self.ids.insert(id, key).is_none(), "ids are not reused");
         }
-        assert!(execute.failures.is_empty(), "all is possible: {:?}", execute.failures);
+        assert!(execute.failures.is_empty(), "nothing may fail: {:?}", execute.failures);
         for operation in execute.operations {
-            // ORD: one order for all sets, and everybody sees the same.
+            // ORD: one order over all sets, the same on every node.
             assert_eq!(operation.sequence.0, self.seen + 1);
             self.seen += 1;
             let set = self.sets[&operation.set].clone();
@@ -263,7 +263,7 @@ impl Node {
                         assert_eq!(registered.id, *id);
                         Arc::clone(&registered.agreed)
                     }
-                    // Told with its first segment, and with that alone.
+                    // Only its first segment contains the agreed request.
                     TensorRef::Name(_) => match reported.filter(|(before, _)| *before == key) {
                         None => segment.agreed.expect("it has no id"),
                         Some((_, agreed)) => {
@@ -301,7 +301,7 @@ impl Node {
                     segments.push(Segment { key, part, offset, count, agreed, members });
                 }
             }
-            assert_eq!(ways.len(), 1, "one way for all of a piece: {ways:?}");
+            assert_eq!(ways.len(), 1, "a piece has one route: {ways:?}");
             if !segments.is_empty() {
                 self.todo.push_back((operation.sequence, segments));
             }
@@ -311,7 +311,7 @@ impl Node {
             assert!(set.contains(&joined.last));
             let local = self.local(world, &set);
             let here = self.joined.remove(&joined.set).unwrap_or_default();
-            assert!(local.iter().copied().eq(here.iter().copied()), "everybody has joined");
+            assert!(local.iter().copied().eq(here.iter().copied()), "all local ranks have joined");
             self.complete.extend(here.into_iter().map(|rank| (rank, (joined.set, "join".into()))));
         }
         for removed in execute.sets_removed {
@@ -360,7 +360,7 @@ impl Node {
     }
 }
 
-/// Who takes part in a tensor.
+/// The ranks that take part in a tensor.
 fn members(set: &[Rank], request: &Request, absent: &[Rank]) -> Vec<Rank> {
     let mut members: Vec<Rank> = match request.collective {
         Collective::SendReceive => vec![request.root, Rank(request.list[0] as u32)],

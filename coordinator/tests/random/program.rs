@@ -1,5 +1,4 @@
-//! What the ranks of a random job do: all know the same program, each has its own part in it, and
-//! its own order.
+//! The program of a random job: all ranks know it, and each has its own part and order.
 
 use gradwire_proto::{Collective, DType, Part, Rank, ReduceOp, Request, Shape};
 use proptest::prelude::*;
@@ -8,17 +7,17 @@ use rand_xoshiro::{
     rand_core::{Rng, SeedableRng},
 };
 
-/// A part of the program. The small numbers are seeds: what exactly is done follows from them.
+/// A phase of the program. Its numbers are seeds from which the details follow.
 #[derive(Debug, Clone)]
 pub(crate) enum Phase {
-    /// A process set of those whose bit is set.
+    /// Creates a process set of the ranks whose bit is set.
     Create { mask: u8 },
-    /// All at once, by each rank in its own order, as often as said.
+    /// Each rank submits all tensors in its own order, `times` times.
     Work { tensors: Vec<Tensor>, orders: u64, times: usize },
-    /// Of one set: each rank does as many of these as it has data for, then joins; in the end all
-    /// have. `waits`: for each before the next.
+    /// Each rank of a set submits as many tensors as it has data for, then joins. `waits` says
+    /// whether it waits for each before the next.
     Join { set: u8, tensors: Vec<Tensor>, counts: u64, waits: bool },
-    /// The process set that was made last is removed.
+    /// Removes the newest process set.
     Remove,
 }
 
@@ -34,7 +33,7 @@ pub(crate) struct Tensor {
     seed: u64,
 }
 
-/// A number that looks random and is always the same.
+/// A deterministic pseudo-random number.
 pub(crate) fn mix(seed: u64, salt: u64) -> u64 {
     SplitMix64::seed_from_u64(seed ^ salt.rotate_left(32)).next_u64()
 }
@@ -57,7 +56,7 @@ fn tensor(collectives: &[Collective]) -> impl Strategy<Value = Tensor> + use<> {
     )
 }
 
-/// Those that work without the ranks that have joined.
+/// The collectives that work without joined ranks.
 const JOINABLE: [Collective; 6] = [
     Collective::Allreduce,
     Collective::Reduce,
@@ -85,8 +84,8 @@ pub(crate) fn phases() -> impl Strategy<Value = Vec<Phase>> {
 }
 
 impl Tensor {
-    /// Its name when it is the `number`-th of a phase. Names come again for other things, but those
-    /// of a transfer say who sends and who receives.
+    /// The name of the `number`-th tensor of a phase. Names are reused for other requests, but the
+    /// name of a transfer contains its ranks.
     pub(crate) fn name(&self, number: usize, members: &[Rank]) -> String {
         match self.collective {
             Collective::SendReceive => {
@@ -102,7 +101,7 @@ impl Tensor {
         (pick(1), pick(2))
     }
 
-    /// Who submits it.
+    /// The ranks that submit it.
     pub(crate) fn ranks(&self, members: &[Rank]) -> Vec<Rank> {
         match self.collective {
             Collective::SendReceive => {
@@ -113,7 +112,7 @@ impl Tensor {
         }
     }
 
-    /// What `rank` asks for. `root` takes the place of one by chance.
+    /// The request of `rank`. `root` replaces the random root.
     pub(crate) fn request(&self, members: &[Rank], rank: Rank, root: Option<Rank>) -> Request {
         let n = members.len() as u64;
         let (rows, width) = (u64::from(self.rows), u64::from(self.width));
@@ -179,7 +178,7 @@ impl Tensor {
         ) {
             request.root = Rank(0);
         }
-        request.validate().expect("the program is possible");
+        request.validate().expect("the program makes valid requests");
         request
     }
 }

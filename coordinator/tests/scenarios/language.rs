@@ -1,4 +1,4 @@
-//! The events of a scenario, one a line.
+//! The events of a scenario, one per line.
 
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
@@ -7,12 +7,13 @@ use gradwire_coordinator::{
     engine::Engine,
     model::{
         ConnectionId, EngineConfig, Event,
-        event::{Announcement, Join, Submitted},
+        event::{Announcement, Submitted},
     },
 };
 use gradwire_proto::{
     Collective, DType, Failure, FailureKind, JobId, NodeId, PROTOCOL, Part, Priority, ProcessSetId,
     Rank, ReduceOp, Request, Sequence, Shape, TensorId, TensorName, VERSION, convert::TensorRef,
+    pb,
 };
 use gradwire_settings::Settings;
 
@@ -20,7 +21,7 @@ use crate::show;
 
 type Parsed<T> = Result<T, String>;
 
-/// An engine, the time, and how many slots each node has.
+/// An engine, the time, and the slots of each node.
 pub(crate) struct Scenario {
     engine: Engine,
     now: Duration,
@@ -38,14 +39,14 @@ impl Default for Scenario {
 }
 
 fn number<T: FromStr>(text: &str) -> Parsed<T> {
-    text.parse().map_err(|_| format!("{text:?} is no number"))
+    text.parse().map_err(|_| format!("invalid number {text:?}"))
 }
 
 fn time(text: &str) -> Parsed<Duration> {
     match (text.strip_suffix("ms"), text.strip_suffix('s')) {
         (Some(ms), _) => Ok(Duration::from_millis(number(ms)?)),
         (None, Some(s)) => Ok(Duration::from_secs(number(s)?)),
-        (None, None) => Err(format!("{text:?} is no time")),
+        (None, None) => Err(format!("invalid time {text:?}")),
     }
 }
 
@@ -58,7 +59,7 @@ fn config(text: &str) -> Parsed<EngineConfig> {
     let job = JobId::new("job").map_err(|e| e.to_string())?;
     let mut config =
         EngineConfig::new(job, 2, 0, &Settings::default()).map_err(|e| e.to_string())?;
-    // One algorithm, so that the numbers of the cost model can change.
+    // With one algorithm, the answers do not depend on the cost model.
     config.rules = Rules::parse("ring").expect("an algorithm");
     config.probe = false;
     for pair in pairs(text) {
@@ -75,14 +76,16 @@ fn config(text: &str) -> Parsed<EngineConfig> {
             "stall" => config.stall_warning = time(value)?,
             "start" => config.start_timeout = time(value)?,
             "algorithm" => config.rules = Rules::parse(value).map_err(|e| e.to_string())?,
-            _ => return Err(format!("no such setting {key}")),
+            _ => return Err(format!("unknown setting {key}")),
         }
     }
     Ok(config)
 }
 
-fn join(connection: u32, text: &str) -> Parsed<Join> {
-    let mut join = Join {
+/// A join, and whether it has proven the secret.
+fn join(connection: u32, text: &str) -> Parsed<(pb::Join, bool)> {
+    let mut proven = true;
+    let mut join = pb::Join {
         protocol: PROTOCOL,
         version: VERSION.to_owned(),
         job: "job".to_owned(),
@@ -90,10 +93,7 @@ fn join(connection: u32, text: &str) -> Parsed<Join> {
         data_address: format!("10.0.0.{}:7000", connection + 1),
         slots: 1,
         order: connection,
-        rack: String::new(),
-        line_mbit: 0,
-        metrics_address: String::new(),
-        proven: true,
+        ..pb::Join::default()
     };
     for pair in pairs(text) {
         let (key, value) = pair?;
@@ -107,11 +107,11 @@ fn join(connection: u32, text: &str) -> Parsed<Join> {
             "order" => join.order = number(value)?,
             "rack" => value.clone_into(&mut join.rack),
             "metrics" => value.clone_into(&mut join.metrics_address),
-            "proven" => join.proven = value == "true",
-            _ => return Err(format!("a join has no {key}")),
+            "proven" => proven = value == "true",
+            _ => return Err(format!("unknown field {key} of a join")),
         }
     }
-    Ok(join)
+    Ok((join, proven))
 }
 
 fn ranks(text: &str) -> Parsed<Vec<Rank>> {
@@ -123,7 +123,7 @@ fn ranks(text: &str) -> Parsed<Vec<Rank>> {
     Ok(all)
 }
 
-/// `name`, `#id`, or one of them after the number of a process set and a slash.
+/// `name` or `#id`, optionally after the number of a process set and a slash.
 fn tensor(text: &str) -> Parsed<(ProcessSetId, TensorRef)> {
     let (set, text) = text.split_once('/').unwrap_or(("0", text));
     let tensor = match text.strip_prefix('#') {
@@ -140,7 +140,7 @@ fn shape(dims: &str) -> Parsed<Shape> {
 }
 
 /// `[ranks=R] [collective] [dtype] [shape] [op] [root=R] [from=R] [to=R] [list=N,N] [pre=F]
-/// [post=F] [prio=P] [dup] [+ [dtype] [shape]]…`; a request that no daemon could send is an error.
+/// [post=F] [prio=P] [dup] [+ [dtype] [shape]]…`; a request that daemons can't send is an error.
 fn submitted(text: &str, all: &[Rank]) -> Parsed<Submitted> {
     let mut request = Request::allreduce(DType::F32, Shape::default(), ReduceOp::Sum);
     let mut submitted = Submitted {
@@ -174,7 +174,7 @@ fn submitted(text: &str, all: &[Rank]) -> Parsed<Submitted> {
         } else if word == "dup" {
             submitted.duplicate = true;
         } else {
-            match word.split_once('=').ok_or_else(|| format!("what is {word}?"))? {
+            match word.split_once('=').ok_or_else(|| format!("unknown word {word}"))? {
                 ("ranks", value) => submitted.ranks = ranks(value)?,
                 ("root" | "from", value) => request.root = Rank(number(value)?),
                 ("to" | "list", value) => {
@@ -183,7 +183,7 @@ fn submitted(text: &str, all: &[Rank]) -> Parsed<Submitted> {
                 ("pre", value) => request.prescale = number(value)?,
                 ("post", value) => request.postscale = number(value)?,
                 ("prio", value) => submitted.priority = Priority(number(value)?),
-                (key, _) => return Err(format!("a request has no {key}")),
+                (key, _) => return Err(format!("unknown field {key} of a request")),
             }
         }
     }
@@ -193,13 +193,13 @@ fn submitted(text: &str, all: &[Rank]) -> Parsed<Submitted> {
 }
 
 fn failure(text: &str) -> Parsed<Failure> {
-    let (head, what) = text.split_once(": ").ok_or("kind [rank=R]: text")?;
+    let (head, what) = text.split_once(": ").ok_or("expected kind [rank=R]: text")?;
     let mut words = head.split_whitespace();
     let kind = match words.next() {
         Some("worker") => FailureKind::WorkerLost,
         Some("node") => FailureKind::NodeLost,
         Some("connection") => FailureKind::ConnectionLost,
-        other => return Err(format!("no kind {other:?}")),
+        other => return Err(format!("unknown kind {other:?}")),
     };
     let failure = Failure::new(kind, what);
     match words.next().and_then(|word| word.strip_prefix("rank=")) {
@@ -209,7 +209,7 @@ fn failure(text: &str) -> Parsed<Failure> {
 }
 
 impl Scenario {
-    /// Runs one line; gives what the engine answered.
+    /// Runs one line; returns the answer of the engine.
     pub(crate) fn run(&mut self, line: &str) -> Parsed<String> {
         let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
         match verb {
@@ -221,7 +221,7 @@ impl Scenario {
                 self.now = time(rest)?;
                 return Ok(String::new());
             }
-            "status" => return Ok(show::status(&self.engine.status(self.now))),
+            "status" => return Ok(show::status(&self.engine, self.now)),
             "deadline" => {
                 let deadline = self.engine.next_deadline();
                 return Ok(format!("deadline: {deadline:?}\n"));
@@ -236,9 +236,9 @@ impl Scenario {
         let connection = ConnectionId(u64::from(node));
         let event = match verb {
             "join" => {
-                let join = join(node, rest)?;
+                let (join, proven) = join(node, rest)?;
                 self.slots.insert(join.order, join.slots);
-                Event::Joined { connection, join }
+                Event::Joined { connection, join, proven }
             }
             "ready" => Event::Ready {
                 connection,
@@ -252,7 +252,7 @@ impl Scenario {
                 let announcements = vec![self.announcement(node, name, requests)?];
                 Event::Ready { connection, announcements }
             }
-            // Several announcements in one message, as daemons send them.
+            // A message with several announcements, as daemons send it.
             "message" => {
                 let announcements = rest.split(';').map(|one| {
                     let one = one.trim();
@@ -269,7 +269,7 @@ impl Scenario {
                     .collect::<Parsed<_>>()?,
             },
             "probed" => {
-                let (sequence, taken) = rest.split_once(' ').ok_or("probed NUMBER TIME")?;
+                let (sequence, taken) = rest.split_once(' ').ok_or("expected NUMBER TIME")?;
                 let (sequence, time) = (Sequence(number(sequence)?), time(taken)?);
                 Event::Probed { connection, sequence, time, retransmits: 0 }
             }
@@ -287,12 +287,12 @@ impl Scenario {
             "alive" => Event::MessageReceived { connection },
             "datagram" => Event::DatagramReceived { node: NodeId(node) },
             "nonsense" => Event::Nonsense { connection, what: rest.to_owned() },
-            _ => return Err("no such event".to_owned()),
+            _ => return Err("unknown event".to_owned()),
         };
         Ok(self.step(event))
     }
 
-    /// Tells the engine that nothing more is waiting.
+    /// Tells the engine that no more events are waiting.
     pub(crate) fn drained(&mut self) -> String {
         self.step(Event::Drained)
     }

@@ -1,16 +1,20 @@
-//! The engine's answers, one command a line.
+//! The engine's answers, one command per line.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, time::Duration};
 
-use gradwire_coordinator::model::{
-    Command, Output, Status,
-    command::{Execute, Operation, Segment, Severity},
+use gradwire_coordinator::{
+    engine::Engine,
+    model::{
+        Command, Output,
+        command::{Execute, Operation, Segment, Severity},
+    },
 };
 use gradwire_proto::{
-    Agreed, Collective, Ending, Failure, NO_PART, NodeId, ProcessSetId, Request, convert::TensorRef,
+    Agreed, Collective, Ending, Failure, NO_PART, NodeId, ProcessSetId, Request, TensorName,
+    convert::TensorRef,
 };
 
-/// With its process set, unless that is the one of all ranks.
+/// A tensor with its process set, unless that is the global one.
 fn tensor(set: ProcessSetId, tensor: &TensorRef) -> String {
     let set = if set == ProcessSetId::GLOBAL { String::new() } else { format!("{set}/") };
     match tensor {
@@ -40,7 +44,7 @@ fn request(request: &Request) -> String {
     text
 }
 
-/// With what a piece does not carry.
+/// An agreed request, with the fields that a piece does not have.
 fn agreed(agreed: &Agreed) -> String {
     let r = agreed.request();
     let mut text = format!("{} {}", request(r), r.shape);
@@ -66,8 +70,8 @@ fn agreed(agreed: &Agreed) -> String {
     text
 }
 
-/// `request.tensor[first+count]`. The number of the first tensor is left out. `!` is for what is
-/// only said to be done.
+/// `request.tensor[first+count]`. The number of the first tensor is left out. `!` marks a notice
+/// that a request without data is done.
 fn segment(set: ProcessSetId, segment: &Segment) -> String {
     let tensor = tensor(set, &segment.tensor);
     match segment.part {
@@ -95,7 +99,7 @@ fn operation(text: &mut String, o: &Operation) {
     }
 }
 
-/// All of a failure, its further lines indented.
+/// A whole failure, with its further lines indented.
 fn failure(failure: &Failure) -> String {
     format!("{:?}: {}", failure.kind, failure.to_string().replace('\n', "\n    "))
 }
@@ -139,7 +143,7 @@ fn execute(text: &mut String, execute: &Execute) {
     }
 }
 
-/// What one step answered.
+/// The answer of one step.
 pub(crate) fn output(output: &Output) -> String {
     let mut text = String::new();
     for command in &output.commands {
@@ -171,13 +175,13 @@ pub(crate) fn output(output: &Output) -> String {
             Command::Finish(Ending::Failed(f)) => writeln!(text, "finish: failed: {:?}", f.kind),
         };
     }
-    // The text of a report is its reason, and a refusal's or an abort's is in it.
+    // The reason repeats the text of a report, a refusal or an abort.
     let reported = output
         .commands
         .iter()
         .any(|c| matches!(c, Command::Report { .. } | Command::Refuse { .. } | Command::Abort(_)));
     if !output.reason.is_empty() && !reported {
-        // What the cost model predicts is its own business.
+        // Predictions of the cost model may change.
         let parts = output.reason.split("; ").filter(|part| !part.contains(" predicted for "));
         let _ = writeln!(text, "because {}", parts.collect::<Vec<_>>().join("; "));
     }
@@ -185,24 +189,27 @@ pub(crate) fn output(output: &Output) -> String {
 }
 
 /// A status.
-pub(crate) fn status(status: &Status) -> String {
-    let mut text = format!("{}: {}\n", status.phase.name(), status.reason);
+pub(crate) fn status(engine: &Engine, now: Duration) -> String {
+    let status = engine.status(now);
+    let mut text = format!("{}: {}\n", status.phase, status.reason);
     for n in &status.nodes {
-        let left = numbers(&n.left);
-        let _ = writeln!(text, "node {} silent {:?} left [{left}]", n.node.host, n.silent);
+        let (silent, left) = (Duration::from_millis(n.silent_ms), numbers(&n.left_ranks));
+        let _ = writeln!(text, "node {} silent {silent:?} left [{left}]", n.host);
     }
-    for s in &status.sets {
-        // The set of all ranks only where there is something to say of it.
-        if s.set != ProcessSetId::GLOBAL || !s.joined.is_empty() {
-            let (ranks, joined) = (numbers(&s.ranks), numbers(&s.joined));
-            let _ = writeln!(text, "set {} [{ranks}] joined [{joined}]", s.set);
+    for s in &status.process_sets {
+        // The global set is shown only if ranks have joined.
+        if ProcessSetId(s.process_set) != ProcessSetId::GLOBAL || !s.joined_ranks.is_empty() {
+            let (ranks, joined) = (numbers(&s.ranks), numbers(&s.joined_ranks));
+            let _ = writeln!(text, "set {} [{ranks}] joined [{joined}]", s.process_set);
         }
     }
     for p in &status.pending {
-        let name = tensor(p.set, &TensorRef::Name(p.name.clone()));
-        let _ = writeln!(text, "pending {name} {:?} missing [{}]", p.waiting, numbers(&p.missing));
+        let name = TensorRef::Name(TensorName::new(&p.name).expect("a name"));
+        let name = tensor(ProcessSetId(p.process_set), &name);
+        let (waiting, missing) = (Duration::from_millis(p.waiting_ms), numbers(&p.missing_ranks));
+        let _ = writeln!(text, "pending {name} {waiting:?} missing [{missing}]");
     }
-    let c = &status.counts;
+    let c = engine.counts();
     let _ = writeln!(
         text,
         "{} pending, {} queued, {} in flight, {} started, {} done, {} stalled",

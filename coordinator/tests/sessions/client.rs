@@ -17,7 +17,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming, transport::Channel};
 
-/// No test waits longer for anything.
+/// The time limit of every wait.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// A coordinator on a free port of this machine.
@@ -70,7 +70,7 @@ impl Served {
         }
     }
 
-    /// What node `order` of `slots` slots says to join.
+    /// The join message of node `order` with `slots` slots.
     pub(crate) fn join(&self, node: &Node, order: u32, slots: u32) -> pb::Join {
         let mut join = pb::Join {
             protocol: PROTOCOL,
@@ -110,7 +110,7 @@ impl Served {
         node
     }
 
-    /// A world of nodes with one slot each, past its formation.
+    /// A complete world of nodes with one slot each.
     pub(crate) async fn world(&self, nodes: u32) -> Vec<Node> {
         let mut all = Vec::new();
         for order in 0..nodes {
@@ -138,11 +138,11 @@ impl Node {
 
     /// The next message; `Err` if the stream ended with an error.
     pub(crate) async fn receive(&mut self) -> Result<Message, Status> {
-        let message = timeout(LIMIT, self.receive.message()).await.expect("a message comes")?;
-        Ok(message.expect("the stream goes on").message.expect("a message"))
+        let message = timeout(LIMIT, self.receive.message()).await.expect("a message in time")?;
+        Ok(message.expect("the stream is open").message.expect("a message"))
     }
 
-    /// The next message that is no heartbeat.
+    /// The next message that is not a heartbeat.
     pub(crate) async fn next(&mut self) -> Message {
         loop {
             match self.receive().await.unwrap() {
@@ -187,7 +187,7 @@ impl Node {
         self.say(Say::Done(pb::Done { sequences })).await;
     }
 
-    /// Reads the end of the stream: the last message was the last one (TELL).
+    /// Checks that the stream ends (TELL).
     pub(crate) async fn ended(mut self) {
         let end = timeout(LIMIT, self.receive.message()).await.expect("the stream ends");
         assert_eq!(end.unwrap(), None);

@@ -18,12 +18,12 @@ use gradwire_coordinator::{
     model::{
         Command, ConnectionId, Event,
         command::{self, Execute},
-        event::{Announcement, Join, Submitted},
+        event::{Announcement, Submitted},
     },
 };
 use gradwire_proto::{
     DType, PROTOCOL, Priority, ProcessSetId, Rank, ReduceOp, Request, Sequence, Shape, TensorId,
-    TensorName, VERSION, convert::TensorRef,
+    TensorName, VERSION, convert::TensorRef, pb,
 };
 
 use crate::{
@@ -351,21 +351,20 @@ fn joined(topology: &Topology, config: EngineConfig) -> Result<Engine, String> {
         // From the outermost group to the rack.
         let groups = topology.tiers().iter().rev();
         let names: Vec<String> = groups.map(|tier| tier[host as usize].to_string()).collect();
-        let join = Join {
+        let join = pb::Join {
             protocol: PROTOCOL,
             version: VERSION.to_owned(),
             job: job.clone(),
             host: format!("host{host}"),
             data_address: format!("10.0.{}.{}:7000", host / 256, host % 256),
-            metrics_address: String::new(),
             slots: 1,
             order: host,
             rack: names.join("/"),
             line_mbit: lines.get(host as usize).copied().unwrap_or(0),
-            proven: true,
+            ..pb::Join::default()
         };
         let connection = ConnectionId(host.into());
-        let event = Event::Joined { connection, join };
+        let event = Event::Joined { connection, join, proven: true };
         for command in engine.step(event, Duration::ZERO).commands {
             match command {
                 Command::Abort(failure) => return Err(failure.to_string()),

@@ -193,5 +193,5 @@ fn a_job_that_the_coordinator_refuses_is_none() {
     let topology = Topology::flat(5000);
     let refused =
         Training::new(&model(&[1], 0.0), 1, &topology, config(5000, "ring"), Control::default());
-    assert!(refused.is_err_and(|why| why.contains("nodes is 5000: 1 to 4096 are possible")));
+    assert!(refused.is_err_and(|why| why.contains("nodes is 5000: it must be 1 to 4096")));
 }

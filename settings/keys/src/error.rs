@@ -1,4 +1,4 @@
-//! Why settings were refused.
+//! Why settings are refused.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ pub enum SettingsError {
         /// The error of the system.
         source: std::io::Error,
     },
-    /// The file is not TOML.
+    /// The file is not valid TOML.
     #[error("settings file {path} is not valid TOML: {reason}", path = path.display())]
     Toml {
         /// The file.
@@ -35,7 +35,7 @@ pub enum SettingsError {
         /// `; did you mean '…'?` or empty.
         suggestion: String,
     },
-    /// A value that its key does not accept.
+    /// A value that is invalid for its key.
     #[error("setting {key} = {given:?} ({origin}): {expected}")]
     Value {
         /// The key.
@@ -48,12 +48,12 @@ pub enum SettingsError {
         expected: String,
     },
     /// A `--set` that is not `section.key=value`.
-    #[error("--set {given:?} is not of the form section.key=value")]
+    #[error("invalid --set {given:?}: expected section.key=value")]
     Flag {
         /// The flag's text.
         given: String,
     },
-    /// Values that are right alone and wrong together.
+    /// Values that are valid alone, but not together.
     #[error("{0}")]
     Rule(String),
 }

@@ -1,9 +1,8 @@
-//! Horovod's variables. Those that correspond to a setting are a layer of their own, below all that
-//! is written for Gradwire.
+//! Horovod's variables. If a variable corresponds to a setting, it belongs to a layer of its own,
+//! below everything that is written for Gradwire.
 //!
-//! A value is read as Horovod reads it, in Horovod's unit. A value out of the setting's range
-//! becomes the nearest one in range, because Horovod has other ranges. A value that can't be read
-//! is an error, not a 0. An empty one counts as not set.
+//! A value is parsed as in Horovod, in Horovod's unit, and clamped to the range of the setting,
+//! because Horovod's ranges differ. An invalid value is an error, not 0. An empty one is ignored.
 
 use std::collections::HashMap;
 
@@ -13,38 +12,38 @@ use crate::{
     origin::Origin,
 };
 
-/// The effect of a variable of Horovod's here.
+/// What one of Horovod's variables does in Gradwire.
 #[derive(Debug, Clone, Copy)]
 pub enum Effect {
-    /// It sets a setting.
+    /// It changes a setting.
     Sets {
         /// The setting's key.
         key: &'static str,
-        /// How the value is read.
+        /// How the value is converted.
         value: Reading,
     },
-    /// What it asks for is always done.
+    /// Gradwire always does what it asks for.
     Always,
     /// The Python package reads it.
     Python,
-    /// There is nothing like it here.
+    /// It has no counterpart.
     Nothing,
 }
 
-/// How a value of Horovod's becomes one of a setting.
+/// How a value of Horovod's becomes the value of a setting.
 #[derive(Debug, Clone, Copy)]
 pub enum Reading {
-    /// A number, as it is, but not below a minimum.
+    /// A number, unchanged, but not below a minimum.
     Number {
         /// The smallest value that fits the defaults of other settings.
         min: u64,
     },
-    /// Seconds; the setting has milliseconds, not below a minimum.
+    /// Seconds, converted to milliseconds, but not below a minimum.
     Seconds {
         /// The smallest value that fits the defaults of other settings, in milliseconds.
         min: u64,
     },
-    /// A number above 0 stands for the setting's largest value; 0 sets nothing.
+    /// A number above 0 becomes the setting's largest value; 0 sets nothing.
     Largest,
     /// One of Horovod's log levels.
     Level,
@@ -57,7 +56,7 @@ const fn sets(key: &'static str, value: Reading) -> Effect {
     Effect::Sets { key, value }
 }
 
-/// Every variable that tunes Horovod at run time; docs/horovod.md describes the effect of each.
+/// Every variable that tunes Horovod at run time; docs/horovod.md describes their effects.
 pub const VARIABLES: &[(&str, Effect)] = &[
     // Not below data.chunk_bytes.
     (
@@ -66,7 +65,7 @@ pub const VARIABLES: &[(&str, Effect)] = &[
     ),
     ("HOROVOD_CYCLE_TIME", Effect::Nothing),
     ("HOROVOD_CACHE_CAPACITY", sets("negotiation.max_tensors", Reading::Number { min: 1 })),
-    // Before the variable that disables the check, so that the later one counts.
+    // Before the variable that disables the check, which takes precedence.
     (
         "HOROVOD_STALL_CHECK_TIME_SECONDS",
         sets("negotiation.stall_warning_ms", Reading::Seconds { min: 0 }),
@@ -107,7 +106,7 @@ pub const VARIABLES: &[(&str, Effect)] = &[
     ("HOROVOD_ELASTIC_TIMEOUT", Effect::Nothing),
 ];
 
-/// Horovod's levels and ours.
+/// Horovod's log levels, and Gradwire's.
 const LEVELS: &[(&str, &str)] = &[
     ("trace", "trace"),
     ("debug", "debug"),
@@ -117,10 +116,10 @@ const LEVELS: &[(&str, &str)] = &[
     ("fatal", "error"),
 ];
 
-/// Which of `keys` the variables set: key, value and variable, in the order of [`VARIABLES`].
+/// Which of `keys` the variables change: key, value and variable, in the order of [`VARIABLES`].
 ///
 /// # Errors
-/// [`SettingsError::Value`] with the variable of a value that can't be read.
+/// [`SettingsError::Value`] with the variable whose value is invalid.
 pub(crate) fn settings(
     keys: &[Key],
     environment: &HashMap<String, String>,
@@ -143,7 +142,7 @@ pub(crate) fn settings(
     Ok(all)
 }
 
-/// The variables that are set and change nothing.
+/// The variables that are set but have no effect.
 pub fn without_effect(environment: &HashMap<String, String>) -> Vec<&'static str> {
     VARIABLES
         .iter()
@@ -159,8 +158,7 @@ fn given<'a>(environment: &'a HashMap<String, String>, name: &str) -> Option<&'a
 }
 
 impl Reading {
-    /// The setting's value as a user writes it; none if nothing is set. The error says what is
-    /// expected.
+    /// The setting's value in its written form, if it is set. The error says what is expected.
     fn read(self, key: &Key, given: &str) -> Result<Option<String>, String> {
         let (min, max) = match key.kind {
             Kind::Number { min, max } | Kind::Bytes { min, max } => (min, max),

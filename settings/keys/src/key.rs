@@ -1,4 +1,4 @@
-//! What a key is, and how a written value becomes a checked one.
+//! Configuration keys, and how a written value is checked.
 
 use std::{
     fmt,
@@ -16,11 +16,11 @@ pub struct Key {
     pub name: &'static str,
     /// What it accepts.
     pub kind: Kind,
-    /// The default, as a user writes it.
+    /// The default, as a user would write it.
     pub default: &'static str,
-    /// The unit of numbers; empty where there is none.
+    /// The unit of numbers, or empty.
     pub unit: &'static str,
-    /// What it is for, in a sentence or two.
+    /// What it does, in a sentence or two.
     pub doc: &'static str,
     /// Who sets it.
     pub audience: Audience,
@@ -68,16 +68,16 @@ pub enum Kind {
         /// The largest number.
         max: u64,
     },
-    /// One of these words; `_` stands for `-`.
+    /// One of these words; `_` is read as `-`.
     Choice(&'static [&'static str]),
     /// An algorithm, or rules for algorithms. Only the form of a text is checked here;
     /// `gradwire-settings` parses it.
     Rules,
     /// Any text without control characters.
     Text,
-    /// The label of a rack, or nothing: see [`check_rack_label`].
+    /// The label of a rack, or empty: see [`check_rack_label`].
     RackLabel,
-    /// Words: a list, or a text that is split at white space.
+    /// A list of words, or text that is split at white space.
     Words,
     /// `ip:port`, or empty; port 0 lets the system choose.
     AddressOrNone,
@@ -87,12 +87,12 @@ pub enum Kind {
     AddressRange,
 }
 
-/// One address of this machine, and the ports of which the first free one is used.
+/// One address of this machine and a range of ports; the first free port is used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AddressRange {
     /// The address.
     pub ip: IpAddr,
-    /// The ports, in this order.
+    /// The ports, in the order in which they are tried.
     pub ports: RangeInclusive<u16>,
 }
 
@@ -104,7 +104,7 @@ impl AddressRange {
         };
         let first: SocketAddr = first.parse().ok()?;
         let last = last.unwrap_or(first.port());
-        // A range from port 0 would be any port at all.
+        // Port 0 means any port, so it can't start a range.
         let is_range = last > first.port() && first.port() > 0;
         let ports = first.port()..=last;
         (last == first.port() || is_range).then_some(Self { ip: first.ip(), ports })
@@ -168,7 +168,7 @@ impl fmt::Display for Given {
 }
 
 impl Kind {
-    /// Checks one value (TRUST). The error says what would be accepted.
+    /// Checks one value (TRUST). The error says what is accepted.
     ///
     /// # Errors
     /// The text.
@@ -209,7 +209,7 @@ impl Kind {
         }
     }
 
-    /// The checked value as a user writes it.
+    /// The checked value in its written form.
     pub fn write(self, value: &Checked) -> String {
         match (self, value) {
             (Self::Bytes { .. }, Checked::Number(Some(bytes))) => write_bytes(*bytes),
@@ -243,22 +243,22 @@ impl fmt::Display for Kind {
                 "auto, an algorithm such as ring or circulant(radix=4), or rules such as \
                  allreduce:0-64K=recursive-doubling; 64K-=^ring",
             ),
-            Self::Text => f.write_str("a text without control characters"),
+            Self::Text => f.write_str("text without control characters"),
             Self::RackLabel => InvalidRackLabel.fmt(f),
             Self::Words => f.write_str("a list of words"),
             Self::AddressOrNone => {
-                f.write_str("an address ip:port, such as 10.0.0.1:7000, or nothing")
+                f.write_str("an address ip:port, such as 10.0.0.1:7000, or empty")
             }
-            Self::UrlOrNone => f.write_str("a URL http://host:port, or nothing"),
+            Self::UrlOrNone => f.write_str("a URL http://host:port, or empty"),
             Self::AddressRange => f.write_str(
-                "an address with a port or several, ip:port or ip:first-last, such as \
-                 0.0.0.0:9401-9499",
+                "an address with a port or a port range, ip:port or ip:first-last, \
+                 such as 0.0.0.0:9401-9499",
             ),
         }
     }
 }
 
-/// Whether this is empty, or a URL of a host and a port, without TLS and without a path.
+/// Whether this is empty, or a URL with a host and a port, without TLS and without a path.
 fn is_url(text: &str) -> bool {
     let of_host = |place: &str| {
         let (host, port) = place.strip_suffix('/').unwrap_or(place).rsplit_once(':')?;
@@ -285,7 +285,7 @@ fn words(given: &Given) -> Option<Vec<String>> {
     words.iter().all(|word| is_plain(word)).then_some(words)
 }
 
-/// Exact, in the largest binary unit that divides the number; `ByteSize` rounds.
+/// Writes a size exactly, in the largest binary unit that divides it; `ByteSize` would round.
 fn write_bytes(bytes: u64) -> String {
     const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     UNITS
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_take_units_and_say_their_range() {
+    fn sizes_accept_units_and_name_their_range() {
         let kind = Kind::Bytes { min: 64 << 10, max: 64 << 20 };
         for (text, bytes) in
             [("4MiB", 4 << 20), ("256KiB", 256 << 10), ("65536", 65536), ("1 MB", 1_000_000)]
@@ -361,7 +361,7 @@ mod tests {
             "http://user@host:4317",
         ] {
             let error = check(kind, bad).unwrap_err();
-            assert_eq!(error, "expected a URL http://host:port, or nothing", "{bad}");
+            assert_eq!(error, "expected a URL http://host:port, or empty", "{bad}");
         }
     }
 
@@ -385,8 +385,7 @@ mod tests {
         fn what_is_written_is_read_back(
             bytes in prop_oneof![any::<u64>(), (0u64..4096).prop_map(|n| n << 20)],
         ) {
-            // ByteSize parses through floating point above 2^53 only with a unit; without one
-            // and with a binary unit that divides exactly, the value comes back as it was.
+            // ByteSize parses numbers with a unit as floating point, which is exact up to 2^53.
             let bytes = bytes >> 11;
             let kind = Kind::Bytes { min: 0, max: u64::MAX };
             let checked = Checked::Number(Some(bytes));

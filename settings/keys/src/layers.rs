@@ -86,7 +86,7 @@ pub fn merge(
 
 /// The error for a name that is not a key; it suggests the most similar key.
 pub fn unknown(keys: &[Key], name: &str, origin: &Origin) -> SettingsError {
-    // The right key in the wrong section is nearer than any misspelling.
+    // The right key in the wrong section is likelier than any misspelling.
     let likeness = |key: &Key| match (key.name.split_once('.'), name.rsplit_once('.')) {
         (Some((_, tail)), Some((_, given))) if tail == given => 2.0,
         _ => strsim::normalized_damerau_levenshtein(name, key.name),

@@ -21,9 +21,9 @@ pub const MIN_SEGMENT_BYTES: u64 = 64 * KIB;
 /// Whether ordinary tensors move into shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Adopt {
-    /// Those that are exchanged again.
+    /// When they are exchanged again.
     Auto,
-    /// None: they are copied each time.
+    /// Never: they are copied each time.
     Off,
 }
 
@@ -62,37 +62,36 @@ impl Field for HugePages {
 sections! {
     /// The start of a job.
     Start {
-        /// How long it may take until every host's daemon serves and every rank is started.
+        /// How long it may take until every daemon is ready and every rank is started.
         timeout: Duration =
             "launch.start_timeout_ms",
             Kind::Number { min: 100, max: 24 * HOUR_MS }, "30000", "ms", User;
     }
     /// A training process.
     Worker {
-        /// A worker's shared memory grows by segments of 4, 4, 8, 16 … MiB, up to this size; a
-        /// larger tensor gets a segment of its own size.
+        /// A worker's shared memory grows in segments of 4, 4, 8, 16 … MiB, up to this segment
+        /// size; a larger tensor gets its own segment.
         arena_segment_bytes: u64 =
             "worker.arena_segment_bytes",
             Kind::Bytes { min: MIN_SEGMENT_BYTES, max: 64 * GIB }, "64MiB", "bytes";
-        /// The most shared memory of one worker; 0: what the machine has.
+        /// The most shared memory of one worker; 0: no limit but that of the machine.
         arena_max_bytes: u64 =
             "worker.arena_max_bytes", Kind::Bytes { min: 0, max: 1024 * GIB }, "0", "bytes", User;
         /// The most segments of one worker. Adopted tensors take at most half of them.
         max_segments: u32 =
             "worker.max_segments", Kind::Number { min: 1, max: 65_536 }, "1024", "segments";
-        /// Whether the memory of a CPU tensor of PyTorch moves into shared memory when it is
-        /// exchanged in place a second time, so that it need not be copied any more.
+        /// Whether the memory of a PyTorch CPU tensor is moved into shared memory when the tensor
+        /// is exchanged in place a second time, so that it is not copied any more.
         adopt: Adopt = "worker.adopt", Kind::Choice(&["auto", "off"]), "auto", "";
-        /// Memory of a tensor that is larger than this does not move.
+        /// Larger tensors are not moved.
         adopt_max_bytes: u64 =
             "worker.adopt_max_bytes", Kind::Bytes { min: 64 << 10, max: 1024 * GIB }, "4GiB",
             "bytes";
-        /// How long a waiting worker spins before it sleeps; auto: by the number of cores and
-        /// workers.
+        /// How long a waiting worker spins before it sleeps; auto: depends on the number of cores
+        /// and workers.
         spin: Option<Duration> =
             "worker.spin_us", Kind::NumberOrAuto { min: 0, max: 1_000_000 }, "auto", "us";
-        /// The largest object that a worker gives to others by broadcast_object or
-        /// allgather_object.
+        /// The largest object that a worker sends with broadcast_object or allgather_object.
         max_object_bytes: u64 =
             "worker.max_object_bytes", Kind::Bytes { min: 1, max: 1024 * GIB }, "1GiB", "bytes";
         /// A worker considers the daemon lost after this long without its heartbeat.

@@ -184,7 +184,7 @@ fn a_name_that_one_rank_submits_twice_fails_for_all() {
     let others = others.join().unwrap();
     for failure in reported.iter().chain(&others) {
         assert_eq!((failure.kind, failure.tensor.as_str()), (FailureKind::Disagreement, "twice"));
-        assert!(failure.what.contains("submitted a second time"), "{failure}");
+        assert!(failure.what.contains("submitted again by"), "{failure}");
         assert!(failure.what.contains("rank 1"), "{failure}");
     }
     let times = rows(&others[0]);

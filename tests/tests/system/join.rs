@@ -168,7 +168,7 @@ fn what_can_not_do_without_a_rank_says_so_on_every_other_rank() {
     assert_eq!(reported[0], reported[2]);
     let without = ["reducescatter", "alltoall", "scatter", "add-process-set"];
     for ((kind, what), collective) in reported[0].iter().zip(without) {
-        let expected = format!("rank 1 has joined, and {collective} can't do without");
+        let expected = format!("rank 1 has joined, but {collective} needs all ranks");
         assert!(*kind == FailureKind::Invalid && what.contains(&expected), "{what}");
     }
     for ((kind, what), collective) in reported[0][4..].iter().zip(["broadcast", "reduce", "gather"])

@@ -184,7 +184,7 @@ fn a_daemon_that_is_stopped_is_reported_as_silent() {
     let report = job.finish();
     let near = ["the daemon of this node (gradwired) has given no sign of life for "];
     report.assert_notified(&[2, 3], fault, &near);
-    let far = ["host 127.0.0.2", "the daemon of ", "is lost: nothing has come from it for "];
+    let far = ["host 127.0.0.2", "the daemon of ", "is lost: it has been silent for "];
     report.assert_notified(&[0, 1], fault, &far);
     report.assert_code(1);
 }

@@ -39,7 +39,7 @@ fn a_cable_that_is_cut_is_reported_on_both_sides() {
     report.assert_notified(
         &[0, 1],
         fault,
-        &["host 10.213.0.2", "is lost: nothing has come from it for "],
+        &["host 10.213.0.2", "is lost: it has been silent for "],
     );
     report.assert_notified(
         &[2, 3],

@@ -115,7 +115,7 @@ fn a_server_that_is_stopped_is_reported_as_silent() {
     job.until_said("looping", 4);
     let fault = job.signal(Role::Daemon(2), Signal::STOP);
     let report = job.finish();
-    let what = ["host 127.0.0.3", "the daemon of node 2 (a server) is lost: nothing has come from"];
+    let what = ["host 127.0.0.3", "the daemon of node 2 (a server) is lost: it has been silent"];
     report.assert_notified(&[0, 1, 2, 3], fault, &what);
     report.assert_code(1);
 }

@@ -65,7 +65,7 @@ fn the_next_job_begins_with_what_was_measured() {
     fs::write(file, "{\"format\":1,").unwrap();
     let (fresh, warnings) = job(directory.path(), 200);
     assert_eq!(warnings.len(), 1, "{warnings:?}");
-    assert!(warnings[0].contains("of earlier jobs are not used"), "{warnings:?}");
+    assert!(warnings[0].contains("ignoring the measured times of earlier jobs"), "{warnings:?}");
     assert!(warnings[0].contains(&file.display().to_string()), "{warnings:?}");
     assert!(fresh["observed"].as_u64() < Some(200), "it explores again: {fresh:#}");
 }

@@ -13,7 +13,7 @@ fn asks(rank: u32, request: Request) -> Answer {
 }
 
 #[test]
-fn the_minority_is_marked_and_everybody_is_named() {
+fn the_minority_is_marked_and_all_are_named() {
     let failure = disagreement(
         "w",
         &[answer([3], &[6], 1), answer([0, 1], &[2, 3], 1), answer([2], &[2, 3], 1)],
@@ -29,22 +29,22 @@ fn the_minority_is_marked_and_everybody_is_named() {
 }
 
 #[test]
-fn a_tie_is_decided_for_the_lowest_rank() {
+fn ties_are_decided_for_the_lowest_rank() {
     let failure = disagreement("w", &[answer([1], &[6], 1), answer([0], &[9], 1)]);
     assert!(failure.what.contains("*[6]") && !failure.what.contains("*[9]"), "{failure}");
 }
 
 #[test]
-fn many_different_answers_stay_within_a_message() {
+fn many_different_requests_fit_in_a_message() {
     let answers: Vec<Answer> =
         (0..5000).map(|rank| answer([rank], &[u64::from(rank) + 1], 1)).collect();
     let failure = disagreement("w", &answers);
     assert!(failure.what.len() < 64 << 10, "{}", failure.what.len());
-    assert!(failure.what.contains("and 4936 more different answers, of ranks 64-4999"));
+    assert!(failure.what.contains("and 4936 more different requests, from ranks 64-4999"));
 }
 
 #[test]
-fn a_single_dimension_is_named_and_free_rows_are_no_difference() {
+fn a_single_differing_dimension_is_named() {
     let gathers = |rank: u32, dims: &[u64]| {
         let shape = Shape::new(dims).unwrap();
         asks(rank, Request::plain(Collective::Allgather, DType::F32, shape))
@@ -61,7 +61,7 @@ fn a_single_dimension_is_named_and_free_rows_are_no_difference() {
 }
 
 #[test]
-fn of_a_group_the_tensor_is_shown_in_which_ranks_differ() {
+fn the_differing_tensor_of_a_group_is_shown() {
     let group = |rank: u32, rows: &[u64]| {
         let shape = |rows: u64| Shape::new(&[rows]).unwrap();
         let more = rows[1..].iter().map(|&r| Part { dtype: DType::F16, shape: shape(r) });

@@ -1,4 +1,4 @@
-//! Decisions whose candidates take times that are known.
+//! Decisions between candidates with known times.
 
 use gradwire_collectives::Algorithm;
 use proptest::prelude::*;
@@ -20,7 +20,7 @@ fn seconds(seconds: f64) -> Duration {
     Duration::from_secs_f64(seconds)
 }
 
-/// Runs operations whose candidates take these times; returns how many explored.
+/// Runs operations with these times for each candidate; returns how many explored.
 fn play(decision: &mut Decision, operations: u64, times: &[f64]) -> u64 {
     let mut explored = 0;
     for _ in 0..operations {
@@ -59,7 +59,7 @@ fn exploration_is_rare_and_ends() {
             let most = operations / 50 + u64::from(run);
             assert!(explored <= most, "{explored} of {operations}");
         }
-        // Of a long run only a few times count.
+        // Only a few times of a long run count.
         let runs = 2 * SAMPLES / OF_A_RUN.min(run as usize);
         assert_eq!(explored, runs as u64 * u64::from(run));
         assert_eq!(decision.version(), 1, "nothing is faster");
@@ -68,17 +68,17 @@ fn exploration_is_rare_and_ends() {
 }
 
 #[test]
-fn what_is_fixed_or_hopeless_is_not_explored() {
+fn fixed_and_hopeless_choices_are_not_explored() {
     let mut fixed = Decision::new(choice(&[1.0, 1.1]), 1, false);
     assert_eq!(play(&mut fixed, 1_000, &[2e-3, 1e-3]), 0);
     let mut only = Decision::new(choice(&[1.0]), 1, true);
     assert_eq!(play(&mut only, 1_000, &[2e-3]), 0);
     let mut hopeless = Decision::new(choice(&[1.0, 3.1]), 1, true);
     assert_eq!(play(&mut hopeless, 1_000, &[2e-3, 1e-3]), 0);
-    // Without times of the chosen one there is nothing to compare with.
+    // Without times of the chosen candidate, there is nothing to compare with.
     let mut mixed = Decision::new(choice(&[1.0, 1.1]), 1, true);
     assert!((0..10_000).all(|_| mixed.next().0 == 0));
-    // Times that can't be compared are not observed, and do not keep it exploring.
+    // Without comparable times, exploration ends.
     let mut mixed = Decision::new(choice(&[1.0, 1.1]), 1, true);
     let mut explored = 0;
     for _ in 0..100_000 {
@@ -101,20 +101,20 @@ fn outliers_and_small_differences_change_nothing() {
     assert_eq!(decision.version(), 1, "{}", decision.reason());
 }
 
-/// A candidate that is clearly slower, or faster, needs few tries.
+/// A clearly slower or faster candidate needs few tries.
 #[test]
-fn what_is_clear_is_decided_soon() {
+fn clear_differences_are_decided_soon() {
     for (times, version) in [([1e-3, 1.3e-3], 1), ([1e-3, 0.8e-3], 2)] {
         let mut decision = Decision::new(choice(&[1.0, 1.1]), 1, true);
         let explored = play(&mut decision, 20_000, &times);
         assert_eq!((explored, decision.version()), (FEW as u64, version));
         assert!(decision.is_settled());
     }
-    // What is hopeless needs fewer, and is known to the next job.
+    // A hopeless candidate needs fewer, and the next job knows it.
     let mut decision = Decision::new(choice(&[1.0, 1.1]), 1, true);
     assert_eq!(play(&mut decision, 20_000, &[1e-3, 4e-3]), KNOWN as u64);
     assert!(decision.is_settled() && decision.times().len() == 2);
-    // One outlier among them makes no difference.
+    // A single outlier makes no difference.
     let mut decision = Decision::new(choice(&[1.0, 1.1]), 1, true);
     let mut explored = 0;
     for _ in 0..20_000 {
@@ -126,11 +126,11 @@ fn what_is_clear_is_decided_soon() {
     assert_eq!((explored, decision.version()), (FEW, 1));
 }
 
-/// What the model leaves out is the same for all candidates.
+/// Costs that the model leaves out are the same for all candidates.
 #[test]
-fn what_was_observed_of_one_corrects_the_others() {
-    // Each takes a millisecond more than predicted, but the last one, which is the fastest. By
-    // the model alone it is hopeless.
+fn observing_one_candidate_corrects_the_others() {
+    // Each takes a millisecond more than predicted, except the last one, which is the fastest. The
+    // model alone makes it look hopeless.
     let predicted = [1e-4, 2e-4, 3.1e-4, 4e-4];
     let mut decision = Decision::new(choice(&predicted), 1, true);
     let all = |decision: &Decision| -> Vec<f64> {
@@ -146,22 +146,22 @@ fn what_was_observed_of_one_corrects_the_others() {
     play(&mut decision, 10_000, &times);
     assert_eq!(decision.spec(), choice_of(3), "{}", decision.reason());
     assert!(is(&decision, times), "{:?}", all(&decision));
-    // The next job knows it before its first operation, with another first choice, too.
+    // The next job knows the times before its first operation, whatever the model prefers.
     let learned = decision.times();
     for predicted in [predicted, [1e-4, 2e-4, 3e-4, 0.5e-4]] {
         let mut next = Decision::new(choice(&predicted), 1, true);
         next.remember(&learned, decision.seconds());
         assert!(is(&next, times), "{:?}", all(&next));
     }
-    // A model with rates that are too slow.
+    // A model whose rates are too slow.
     let mut decision = Decision::new(choice(&[2e-3, 4e-3]), 1, true);
     play(&mut decision, 20, &[1e-3, 2e-3]);
     assert!((decision.runner_up().unwrap().1 - 2e-3).abs() < 1e-6);
 }
 
-/// A machine that others use, too: times rise and fall for all alike.
+/// On a shared machine, the times of all candidates rise and fall together.
 #[test]
-fn times_are_compared_with_those_of_the_same_moment() {
+fn times_of_the_same_moment_are_compared() {
     for (times, versions) in [([1e-3, 1e-3, 1e-3], 1..=1), ([2e-3, 1e-3, 2e-3], 2..=2)] {
         let mut decision = Decision::new(choice(&[1.0, 1.1, 1.2]), 1, true);
         for operation in 0..50_000u32 {
@@ -173,7 +173,7 @@ fn times_are_compared_with_those_of_the_same_moment() {
     }
 }
 
-/// A step of four tensors, of which one is small: each candidate meets all of them.
+/// In a step with four tensors, one of them small, each candidate runs all of them.
 #[test]
 fn tensors_of_different_size_do_not_mislead() {
     let mut decision = Decision::new(choice(&[1.0, 1.1, 1.2, 1.3, 1.4]), 1, true);
@@ -186,7 +186,7 @@ fn tensors_of_different_size_do_not_mislead() {
 }
 
 #[test]
-fn the_next_job_begins_where_this_one_ended() {
+fn the_next_job_starts_where_this_one_ended() {
     let times = [3e-3, 1e-3, 2e-3];
     let mut first = Decision::new(choice(&[1.0, 1.5, 2.0]), 1, true);
     play(&mut first, 10_000, &times);
@@ -200,22 +200,22 @@ fn the_next_job_begins_where_this_one_ended() {
     assert!(next.reason().contains("in earlier jobs"), "{}", next.reason());
     assert_eq!(play(&mut next, 1_000, &times), 0, "everything is known");
     assert_eq!(next.times(), learned);
-    // What was not measured does not come before what was.
+    // An unmeasured candidate does not precede measured ones.
     let others = vec![(choice_of(0), 1.0), (choice_of(1), 1.5), (choice_of(2), 2.0)];
     let (spec, reason) = (choice_of(3), String::new());
     let unknown = Choice { spec, predicted_seconds: 0.9, others, reason };
     let mut next = Decision::new(unknown, 1, true);
     next.remember(&learned, Some(2e-3));
     assert_eq!((next.version(), next.spec()), (2, choice_of(1)));
-    assert!(next.reason().contains("fastest of those measured in earlier jobs"));
+    assert!(next.reason().contains("fastest in earlier jobs"));
     // The candidates in the order of the model.
     let explored = play(&mut next, 5_000, &[2.5e-3, 3e-3, 1e-3, 2e-3]);
-    assert_eq!((explored, next.spec()), (FEW as u64, choice_of(1)), "what is not known is tried");
-    // A single one was compared with nothing.
+    assert_eq!((explored, next.spec()), (FEW as u64, choice_of(1)), "unknown ones are tried");
+    // A single one was not compared.
     let mut next = Decision::new(choice(&[1.0, 1.5]), 1, true);
     next.remember(&learned[1..2], Some(2e-3));
     assert_eq!((next.version(), next.spec()), (1, choice_of(0)));
-    // Too few to compare are not kept, and what is unknown here changes nothing.
+    // Too few times are not kept, and unknown candidates change nothing.
     let mut short = Decision::new(choice(&[1.0, 1.5]), 1, true);
     play(&mut short, 9, &times);
     assert_eq!(short.times(), []);
@@ -226,7 +226,7 @@ fn the_next_job_begins_where_this_one_ended() {
 
 proptest! {
     #[test]
-    fn no_choice_is_slower_than_what_was_measured(
+    fn the_choice_is_about_the_fastest(
         times in prop::collection::vec(1e-5..1e-2f64, 2..6),
         predicted in prop::collection::vec(1.0..2.9f64, 6),
         run in 1u32..20,

@@ -13,12 +13,12 @@ fn request(dtype: DType, elements: u64) -> Request {
     Request::allreduce(dtype, Shape::new(&[elements]).unwrap(), ReduceOp::Sum)
 }
 
-/// What all members of a set have agreed on.
+/// The plan for what all members of a set have agreed on.
 fn plan(set: &ProcessSet, members: &[Rank], agreed: Agreed) -> Plan {
     Plan::new(ProcessSetId::GLOBAL, set, members, Vec::new(), agreed, Compression::None)
 }
 
-/// A tensor of two ranks, each on its own node, that both ask for the same.
+/// A tensor on which two ranks have agreed, each on its own node.
 fn round(slot: u32, request: &Request, priority: i32) -> Arc<Round> {
     let members = [Rank(0), Rank(1)];
     let set = ProcessSet::new(members.to_vec(), |rank| NodeId(rank.0));
@@ -48,7 +48,7 @@ fn shape(piece: &Piece) -> Vec<(u32, u64, u64)> {
 }
 
 #[test]
-fn element_types_that_come_in_turns_still_fuse() {
+fn alternating_element_types_still_fuse() {
     let (a, b) = (DType::F32, DType::F16);
     let mut queue = queue(&[(a, 4, 0), (b, 4, 0), (a, 4, 0), (b, 4, 0)]);
     assert_eq!(shape(&queue.cut(4096).unwrap()), [(0, 0, 4), (2, 0, 4)]);
@@ -57,7 +57,7 @@ fn element_types_that_come_in_turns_still_fuse() {
 }
 
 #[test]
-fn an_urgent_tensor_overtakes_what_has_not_gone_out() {
+fn urgent_tensors_overtake_unsent_ones() {
     let mut queue = queue(&[(DType::F32, 64, 0)]);
     assert_eq!(shape(&queue.cut(128).unwrap()), [(0, 0, 32)]);
     queue.push(&round(9, &request(DType::F32, 16), 5));
@@ -66,7 +66,7 @@ fn an_urgent_tensor_overtakes_what_has_not_gone_out() {
 }
 
 #[test]
-fn a_scaled_tensor_and_another_root_have_pieces_of_their_own() {
+fn different_kinds_do_not_share_pieces() {
     let mut queue = queue(&[(DType::F32, 4, 0)]);
     let scaled = Request { prescale: 0.5, ..request(DType::F32, 4) };
     let rooted = Request::broadcast(DType::F32, Shape::new(&[4]).unwrap(), Rank(1));
@@ -92,7 +92,7 @@ fn all_flows_of_several_tensors_fuse() {
 
 /// Each piece has a part of all flows, and no node has more of it than its size.
 #[test]
-fn what_goes_from_all_to_all_is_cut_across() {
+fn an_alltoall_is_cut_across() {
     let all = Request::plain(Collective::Alltoall, DType::F32, Shape::new(&[200]).unwrap());
     let mut queue = Queue::default();
     queue.push(&round(0, &all, 0));
@@ -100,7 +100,7 @@ fn what_goes_from_all_to_all_is_cut_across() {
     let piece = queue.cut(3 * 64 * 4).unwrap();
     assert_eq!((shape(&piece), piece.bytes), (vec![(0, 0, 64)], 4 * 64 * 4));
     assert_eq!(queue.pieces(1), 3 * 36 * 4);
-    // However small it is, it has a cache line of each flow.
+    // Even the smallest piece has a cache line of each flow.
     assert_eq!(shape(&queue.cut(64).unwrap()), [(0, 64, 16)]);
     assert_eq!(shape(&queue.cut(4096).unwrap()), [(0, 80, 20)]);
     assert!(queue.cut(4096).is_none());
@@ -154,7 +154,7 @@ proptest! {
 }
 
 #[test]
-fn who_waits_for_what_is_known() {
+fn waiting_flows_are_known_by_node() {
     let set = ProcessSet::new(vec![Rank(0), Rank(1)], |rank| NodeId(rank.0));
     let split = Request::plain(Collective::Alltoall, DType::F32, Shape::new(&[64]).unwrap());
     let mut queue = Queue::default();
@@ -169,7 +169,7 @@ fn who_waits_for_what_is_known() {
 }
 
 #[test]
-fn the_word_that_an_empty_tensor_is_done_is_for_all() {
+fn an_empty_tensor_concerns_all_nodes() {
     let set = ProcessSet::new(vec![Rank(0), Rank(1)], |rank| NodeId(rank.0));
     let empty = Request::plain(Collective::Gather, DType::F32, Shape::new(&[0]).unwrap());
     let mut queue = Queue::default();
@@ -181,7 +181,7 @@ fn the_word_that_an_empty_tensor_is_done_is_for_all() {
     assert_eq!(holds(&queue), [false, false]);
 }
 
-/// BOUND: pieces whose segments contain what was agreed are cut to what fits in a message.
+/// BOUND: a piece whose segments contain the agreed requests fits in a message.
 #[test]
 fn long_descriptions_end_a_piece() {
     let mut queue = Queue::default();
@@ -197,10 +197,10 @@ fn long_descriptions_end_a_piece() {
     let huge = Arc::into_inner(round(9, &request(DType::F32, 1), 0)).unwrap();
     let text = Text { each: 0, first: MAX_TEXT + 1 };
     queue.push(&Arc::new(Round { text, ..huge }));
-    assert_eq!(queue.cut(4096).unwrap().cuts.len(), 1, "and still goes out");
+    assert_eq!(queue.cut(4096).unwrap().cuts.len(), 1, "it is sent alone");
 }
 
-/// What was agreed on a request is sent once in each piece, with its first segment there.
+/// The agreed request is sent once in each piece, with its first segment.
 #[test]
 fn a_description_is_counted_once_in_a_piece() {
     let members = [Rank(0), Rank(1)];
@@ -233,7 +233,7 @@ fn tensors() -> impl Strategy<Value = Vec<(DType, u64, i32)>> {
 
 proptest! {
     #[test]
-    fn every_element_goes_out_once_in_order_and_in_bounds(
+    fn every_element_is_sent_once_in_order(
         tensors in tensors(), piece_bytes in 64..9000u64
     ) {
         let mut queue = queue(&tensors);
@@ -258,12 +258,12 @@ proptest! {
                 prop_assert!(cut.last || (cut.count * size).is_multiple_of(ALIGNMENT));
                 prop_assert_eq!(cut.first, cut.offset == 0);
             }
-            // The head of each piece is the most urgent of all that waits.
+            // Each piece begins with the most urgent waiting tensor.
             let first = piece.cuts[0].round.slot.0;
             let head = (Reverse(tensors[first as usize].2), first);
             prop_assert!(previous_head.is_none_or(|previous| previous <= head));
             previous_head = Some(head);
-            // Within a piece, too.
+            // Each piece is ordered, too.
             let order: Vec<_> = piece
                 .cuts
                 .iter()
@@ -278,19 +278,19 @@ proptest! {
 }
 
 #[test]
-fn what_waits_is_shared_between_the_lanes_where_that_is_worth_it() {
+fn large_tensors_are_shared_between_lanes() {
     const MIB: u64 = 1 << 20;
     let fair = |elements: &[u64], lanes: u32| {
         let tensors: Vec<_> = elements.iter().map(|&count| (DType::F32, count, 0)).collect();
         queue(&tensors).fair_piece(lanes, 4 * MIB)
     };
-    assert_eq!(fair(&[MIB / 4], 2), MIB / 2, "1 MiB, one half for each");
-    assert_eq!(fair(&[MIB / 8, MIB / 8], 2), MIB / 2, "all that waits counts");
+    assert_eq!(fair(&[MIB / 4], 2), MIB / 2, "1 MiB, half for each lane");
+    assert_eq!(fair(&[MIB / 8, MIB / 8], 2), MIB / 2, "all waiting tensors count");
     assert_eq!(fair(&[1000], 2), MIB / 4, "waking a second lane would take longer");
     assert_eq!(fair(&[16 * MIB], 2), 4 * MIB);
     assert_eq!(fair(&[], 2), MIB / 4);
     let mut left = queue(&[(DType::F32, MIB, 0)]);
     left.cut(3 * MIB).unwrap();
-    assert_eq!(left.fair_piece(2, 4 * MIB), MIB / 2, "what has gone out does not count");
+    assert_eq!(left.fair_piece(2, 4 * MIB), MIB / 2, "sent bytes do not count");
     assert_eq!(left.fair_piece(2, 64), 64);
 }
