@@ -70,7 +70,7 @@ fn every_host_that_can_not_be_reached_is_listed() {
         ),
         "{output:?}"
     );
-    assert!(output.stderr.contains(" true` has to work without a password"), "{output:?}");
+    assert!(output.stderr.contains(" true` must work without a password"), "{output:?}");
     place.assert_clean(false);
 
     let output =
@@ -95,14 +95,15 @@ fn another_release_on_a_host_is_refused() {
     let other = place.script(
         "other-gradwire",
         "#!/bin/sh\nread begin\necho '{\"report\":\"refused\",\"what\":\"host node-b has gradwire \
-         9.0.0, the launcher is 0.1.0\",\"hint\":\"install the same release on every host\"}'\n",
+         9.0.0, but the launcher has 0.1.0\",\"hint\":\"install the same release on every \
+         host\"}'\n",
     );
     let setting = format!("launch.remote_gradwire={}", other.display());
     let output = place.run(&["run", "--set", &setting, "-H", "node-b:1", "true"]);
     assert_eq!(output.code, Some(1), "{output:?}");
     assert_eq!(
         output.stderr,
-        "error: host node-b has gradwire 9.0.0, the launcher is 0.1.0\n\
+        "error: host node-b has gradwire 9.0.0, but the launcher has 0.1.0\n\
          hint: install the same release on every host\n"
     );
     let silent = place.script("silent-gradwire", "#!/bin/sh\nexit 3\n");

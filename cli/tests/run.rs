@@ -52,7 +52,7 @@ fn a_killed_rank_ends_the_job_with_its_exit_code_and_its_last_words() {
     let tail = "its last lines on standard error:\n\
                 \x20 line 3\n  line 4\n  line 5\n  line 6\n  line 7\n  line 8\n  line 9\n\
                 \x20 line 10\n  line 11\n  line 12\n\
-                full output: above; --output-dir DIR also keeps it in files\n";
+                full output: above; --output-dir DIR also writes it to files\n";
     assert!(output.stderr.ends_with(tail), "{}", output.stderr);
     place.assert_clean(false);
 }
@@ -137,10 +137,11 @@ fn a_program_that_does_not_exist_is_named_with_each_host() {
     assert!(output.stderr.starts_with(&expected), "{output:?}");
     place.script("dos", "#!/bin/sh\r\necho hello\r\n");
     let output = place.run(&["run", "./dos"]);
-    let expected = "/dos: its first line asks for \"/bin/sh\\r\", which is not there";
+    let expected = "/dos: its first line names the interpreter \"/bin/sh\\r\", which does not \
+                    exist";
     assert!(output.code == Some(126) && output.stderr.contains(expected), "{output:?}");
     let output = place.run(&["run", "./text/train"]);
-    assert!(output.stderr.contains("can't be reached: Not a directory"), "{output:?}");
+    assert!(output.stderr.contains("can't be read: Not a directory"), "{output:?}");
     place.assert_clean(false);
 }
 

@@ -1,7 +1,7 @@
-//! What launcher and agent say to each other: lines of JSON, as in `gradwire_proto::launch`.
+//! The messages between launcher and agent: lines of JSON, like in `gradwire_proto::launch`.
 //!
 //! ```text
-//! launcher ── Begin ──► agent            (standard input; its end means: end)
+//! launcher ── Begin ──► agent            (standard input; closing it ends the agent)
 //!          ◄── Hello ──
 //!          ── Clock… ──►  ◄── Clock… ──
 //!          ── Listen ──►  ◄── Facts ──
@@ -9,9 +9,8 @@
 //!          ── Measure ──► ◄── Measured, Received… ──
 //! ```
 //!
-//! The agent that another one dials answers nothing but `Received`. The secret of the run travels
-//! here and nowhere else: never on a command line, where every user of a machine can read it
-//! (TRUST).
+//! An agent that another one dials reports only `Received`. The secret of the run is sent only in
+//! these messages, never on a command line, where every user of a machine can read it (TRUST).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -23,8 +22,8 @@ use crate::facts::{HostFacts, Measured, Purpose, Wanted};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "order", rename_all = "snake_case")]
 pub enum Order {
-    /// The first order. Answered by Hello. Of this message and its answer, the fields that are
-    /// here stay as they are in later releases: they tell two releases apart.
+    /// The first order. Answered by Hello. Later releases keep the present fields of this message
+    /// and its answer, so that different releases recognise each other.
     Begin {
         /// The launcher's release.
         version: String,
@@ -37,36 +36,36 @@ pub enum Order {
         host: u32,
         /// The address by which others reach it.
         address: IpAddr,
-        /// What all agents prove to each other: 64 hexadecimal digits.
+        /// The secret that agents prove to know: 64 hexadecimal digits.
         secret: String,
         /// Settings.
         wanted: Wanted,
     },
-    /// Dial these, all at once. Each is answered by Dialled.
+    /// Dial these peers, all at once. Each is answered by Dialled.
     Dial {
-        /// Whom.
+        /// The peers.
         peers: Vec<Peer>,
-        /// How long each may take.
+        /// The time limit for each.
         limit_ms: u64,
     },
-    /// Measure with one of them. Answered by Measured; both agents answer with a Received for each
+    /// Measure with one peer. Answered by Measured; both agents answer with a Received for each
     /// connection.
     Measure {
-        /// With whom.
+        /// The peer.
         peer: Peer,
-        /// With so many connections.
+        /// The number of connections.
         streams: u32,
-        /// How long a connection may take.
+        /// The time limit for a connection.
         limit_ms: u64,
     },
 }
 
-/// A host to be dialled.
+/// A host to dial.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peer {
     /// Its number.
     pub host: u32,
-    /// For what.
+    /// The purpose.
     pub purpose: Purpose,
     /// Where it listens.
     pub address: SocketAddr,
@@ -95,25 +94,25 @@ pub enum Report {
     },
     /// A host was dialled.
     Dialled {
-        /// Whom, and for what.
+        /// The peer.
         peer: Peer,
-        /// Why that failed.
+        /// Why it failed.
         failed: Option<String>,
     },
-    /// A measurement has ended, except for what is still on its way.
+    /// A measurement has ended, except for bytes that still arrive.
     Measured {
-        /// With whom.
+        /// The other host.
         host: u32,
         /// The result, or why there is none.
         result: Result<Measured, String>,
-        /// How many connections carry bytes, each of which both sides report.
+        /// How many connections carry bytes. Both sides report each of them.
         streams: u32,
     },
-    /// What has come on one connection that carried bytes.
+    /// The bytes that arrived on one connection.
     Received {
-        /// From whom.
+        /// The sender.
         host: u32,
-        /// How many bytes.
+        /// The number of bytes.
         bytes: u64,
         /// How long they took, from the first to the last, in microseconds.
         us: u64,

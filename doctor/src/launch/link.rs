@@ -1,5 +1,5 @@
-//! An agent, seen from the launcher: started, greeted, asked, and ended. Each answer has a limit
-//! (WAIT); an agent that passes it is lost.
+//! The launcher's link to an agent: starts it, greets it, asks it, and ends it. Each answer has a
+//! time limit (WAIT); an agent that exceeds it is lost.
 
 use std::{
     collections::VecDeque,
@@ -26,13 +26,13 @@ use crate::{
     messages::{Order, Peer, Report},
 };
 
-/// What gradwire is started with on a host.
+/// The command of gradwire on a host.
 pub(super) const AGENT: &str = "doctor-agent";
 
-/// How much of the standard error of an agent is kept, in bytes (BOUND).
+/// How many bytes of an agent's standard error are kept (BOUND).
 const MAX_SAID: usize = 8 << 10;
 
-/// An agent, seen from the launcher.
+/// The link to an agent.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) number: usize,
@@ -41,7 +41,7 @@ pub(super) struct Link {
     orders: Option<ChildStdin>,
     reports: Reader<ChildStdout>,
     printed: JoinHandle<VecDeque<String>>,
-    /// Why it does not answer any more.
+    /// Why it no longer answers.
     pub(super) lost: Option<String>,
 }
 
@@ -58,7 +58,7 @@ impl Link {
         Ok(Self { number, way, child, orders: stdin, reports, printed, lost: None })
     }
 
-    /// Gives an order; an agent that does not read it is found at its missing answer.
+    /// Gives an order. If an agent does not read it, its answer is missing.
     pub(super) async fn give(&mut self, order: &Order) {
         if let Some(orders) = &mut self.orders {
             let _ = timeout(MARGIN, orders.write_all(to_line(order).as_bytes())).await;
@@ -83,7 +83,7 @@ impl Link {
         self.lost.get_or_insert_with(why);
     }
 
-    /// The first answer: from which address ssh came.
+    /// Receives the first answer, with the address by which ssh reached the host.
     async fn greet(&mut self) -> Result<Option<IpAddr>, Refused> {
         let version = gradwire_proto::VERSION.to_owned();
         self.give(&Order::Begin { version: version.clone() }).await;
@@ -96,7 +96,7 @@ impl Link {
                     let host = &self.way.host;
                     return Err(Refused {
                         is_version: true,
-                        what: format!("host {host} has gradwire {theirs}, this is {version}"),
+                        what: format!("host {host} has gradwire {theirs}, but this is {version}"),
                         hint: "install the same release on every host".to_owned(),
                     });
                 }
@@ -111,7 +111,7 @@ impl Link {
         let status = timeout(END, self.child.0.wait()).await.ok().and_then(Result::ok);
         let printed =
             timeout(END, &mut self.printed).await.ok().and_then(Result::ok).unwrap_or_default();
-        // A release before `gradwire doctor` says that it does not know the command.
+        // A release without `gradwire doctor` prints the unknown command.
         let is_version = printed.iter().any(|line| line.contains(AGENT));
         let code = status.and_then(|status| status.code());
         let (what, hint) = self.way.unreachable(code, &printed, None);
@@ -120,7 +120,7 @@ impl Link {
         Refused { is_version, what, hint }
     }
 
-    /// Reads the clock of the host several times; the shortest question counts.
+    /// Reads the clock of the host several times; the fastest answer counts.
     async fn clock(&mut self) -> Option<Clock> {
         let mut best: Option<Clock> = None;
         for _ in 0..CLOCKS {
@@ -141,7 +141,7 @@ impl Link {
         best
     }
 
-    /// The whole start of a host, up to its address.
+    /// Greets a host, reads its clock, and finds its address.
     pub(super) async fn start(
         &mut self,
         remote: Option<&str>,
@@ -156,7 +156,8 @@ impl Link {
             return Err(Refused {
                 is_version: false,
                 what: format!("host {} did not answer within {limit} s", self.way.host),
-                hint: "is it up? is ssh asking something? --start-timeout gives it more time"
+                hint: "check that it is up and that ssh asks nothing; --start-timeout allows more \
+                       time"
                     .to_owned(),
             });
         };
@@ -171,8 +172,8 @@ impl Link {
             Some(address) => Ok((address, clock)),
             None => Err(Refused {
                 is_version: false,
-                what: format!("host {host} has no address: its name is known to ssh alone"),
-                hint: "name it by its address, or add its name to /etc/hosts".to_owned(),
+                what: format!("host {host} has no address: only ssh knows its name"),
+                hint: "use its address, or add its name to /etc/hosts".to_owned(),
             }),
         }
     }
@@ -193,7 +194,7 @@ impl Link {
         })
     }
 
-    /// Dials all of them at once. Who is missing in the answer has lost us.
+    /// Lets the host dial all peers at once. If the agent is lost, some results are missing.
     pub(super) async fn dial(
         &mut self,
         peers: Vec<Peer>,
@@ -201,7 +202,7 @@ impl Link {
     ) -> Vec<(Peer, Option<String>)> {
         let (mut dialled, count) = (Vec::new(), peers.len());
         self.give(&Order::Dial { peers, limit_ms: millis(limit) }).await;
-        // A connection and its handshake have the same limit each.
+        // A connection and its handshake each have this limit.
         let limit = 2 * limit + MARGIN;
         let deadline = Instant::now() + limit;
         while dialled.len() < count {
@@ -220,8 +221,8 @@ impl Link {
         dialled
     }
 
-    /// Whether the agent still answers: it may have frozen or ended when nobody asked it anything.
-    /// What it reports meanwhile is dropped.
+    /// Checks that the agent still answers: it may have frozen or ended since its last answer.
+    /// Other reports are dropped.
     pub(super) async fn check_is_there(&mut self) {
         if self.lost.is_none() && timeout(PING, self.clock()).await.is_err() {
             self.silent(PING);
@@ -238,7 +239,7 @@ impl Link {
 async fn overhear(stderr: Option<impl AsyncRead + Unpin>) -> VecDeque<String> {
     let Some(mut stderr) = stderr else { return VecDeque::new() };
     let (mut kept, mut buffer) = (Vec::new(), [0; 1024]);
-    // It is read to its end, so that the agent never waits.
+    // Read to the end, so that the agent never waits.
     while let Ok(read @ 1..) = stderr.read(&mut buffer).await {
         let free = MAX_SAID.saturating_sub(kept.len());
         kept.extend_from_slice(&buffer[..read.min(free)]);

@@ -1,14 +1,13 @@
-//! Which hosts there are and how many ranks each takes: `-H`, `--hostfile` and `--servers`, parsed
-//! (TRUST).
+//! The hosts and how many ranks each takes: parses `-H`, `--hostfile` and `--servers` (TRUST).
 
 use std::{collections::BTreeSet, fmt, net::Ipv6Addr};
 
 use gradwire_proto::{MAX_LABEL_BYTES, NoRackLabel, check_rack_label};
 
-/// A host and how many ranks it takes.
+/// A host with its slots.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
-    /// Its name or address, as it was given.
+    /// Its name or address, as the user gave it.
     pub name: String,
     /// How many ranks it takes; none for a server.
     pub slots: u32,
@@ -27,10 +26,10 @@ impl fmt::Display for Host {
     }
 }
 
-/// The most ranks of a job: a limit for slips of the finger, not a property of the protocol.
+/// The most ranks or slots in an option: a limit against typing errors, not of the protocol.
 pub const MAX_RANKS: u32 = 1 << 20;
 
-/// The fastest line, in Mbit/s: that of the setting node.line_mbit.
+/// The fastest line, in Mbit/s: the limit of the setting `node.line_mbit`.
 const MAX_LINE_MBIT: u32 = 10_000_000;
 
 /// Why a list of hosts is refused.
@@ -38,8 +37,8 @@ const MAX_LINE_MBIT: u32 = 10_000_000;
 #[expect(missing_docs, reason = "the texts say what the fields are")]
 pub enum HostsError {
     #[error(
-        "{place}: '{given}' is not a slot count; it must be a whole number from 1 to {MAX_RANKS}, \
-         and is left out for a server"
+        "{place}: '{given}' is not a slot count; it must be a whole number from 1 to {MAX_RANKS}; \
+         omit it for a server"
     )]
     Slots { place: String, given: String },
     #[error("{place}: '{given}' is not a host's name or address")]
@@ -50,8 +49,8 @@ pub enum HostsError {
     )]
     Ambiguous { place: String, given: String, address: String, slots: String },
     #[error(
-        "{place}: '{given}' is not understood; a line is `host slots=N rack=LABEL line=RATE`, or \
-         for a server `host role=server rack=LABEL line=RATE`"
+        "{place}: unknown word '{given}'; a line is `host slots=N rack=LABEL line=RATE`, or for a \
+         server `host role=server rack=LABEL line=RATE`"
     )]
     Word { place: String, given: String },
     #[error("{place}: {word} is given twice; '{given}' is the second one")]
@@ -66,19 +65,19 @@ pub enum HostsError {
     #[error("{place}: host {name} is given twice; give it once with all its slots")]
     Twice { place: String, name: String },
     #[error(
-        "{place}: host {name} is a server and has slots; a server has no ranks: leave them out"
+        "{place}: host {name} is a server and has slots; omit them, because a server has no ranks"
     )]
     ServerWithSlots { place: String, name: String },
     #[error(
-        "{place}: host {name} is a server, and the first host has to have ranks: its daemon hosts \
-         the coordinator; name a host with ranks before it"
+        "{place}: host {name} is a server, but the first host must have ranks, because its daemon \
+         hosts the coordinator; list a host with ranks before it"
     )]
     ServerFirst { place: String, name: String },
     #[error("{place}: no hosts are given")]
     None { place: String },
 }
 
-/// Parses `-H`: `host:slots,…`; a host without `:slots` takes one rank; `[v6]:slots` for IPv6.
+/// Parses `-H`: `host:slots,…`, or `[v6]:slots` for IPv6; a host without `:slots` takes one rank.
 ///
 /// # Errors
 /// [`HostsError`] with the entry that is wrong.
@@ -88,7 +87,7 @@ pub fn parse_list(text: &str) -> Result<Vec<Host>, HostsError> {
     collect("-H", hosts.map(|(place, entry)| entry_of(place, entry)))
 }
 
-/// Parses `--servers`: `host,…`, hosts without ranks. They follow `hosts`, or this machine.
+/// Parses `--servers`: `host,…`, hosts without ranks. They come after `hosts`, or this machine.
 ///
 /// # Errors
 /// [`HostsError`] with the entry that is wrong.
@@ -106,7 +105,7 @@ pub fn parse_servers(text: &str, hosts: &[Host]) -> Result<Vec<Host>, HostsError
     Ok(all)
 }
 
-/// Whether a host was written with slots behind it.
+/// Whether a host was written with slots.
 fn has_slots(written: &str, host: &Host) -> bool {
     let bare = written.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
     bare.unwrap_or(written) != host.name
@@ -120,9 +119,9 @@ fn as_server(place: String, written: &str, host: Host) -> Placed {
     Ok((place, Host { slots: 0, ..host }))
 }
 
-/// Parses a hostfile: a line is `host slots=N`, or `host:N`, or `host` for one rank, or
-/// `host role=server` for none, and may have `rack=LABEL` behind it; `#` begins a comment; blank
-/// lines don't count, nor does a byte order mark. `file` is its name, for errors.
+/// Parses a hostfile. A line is `host slots=N`, `host:N`, `host` for one rank, or `host
+/// role=server` for none; `rack=LABEL` and `line=RATE` may follow. `#` begins a comment. Blank
+/// lines and a byte order mark are ignored. `file` is its name, for errors.
 ///
 /// # Errors
 /// [`HostsError`] with the line that is wrong.
@@ -220,7 +219,7 @@ fn entry_of(place: String, entry: &str) -> Placed {
         None if entry.matches(':').count() > 1 => (bare_address(&place, entry)?, "1"),
         None => entry.rsplit_once(':').unwrap_or((entry, "1")),
     };
-    // A name goes to ssh as an argument: one that begins with '-' would be an option there.
+    // A name becomes an argument of ssh: with a '-' at its start it would be an option.
     let fits = !name.is_empty()
         && name.len() <= MAX_LABEL_BYTES
         && !name.starts_with('-')
@@ -238,7 +237,7 @@ fn count(place: &str, given: &str) -> Result<u32, HostsError> {
     number.ok_or_else(|| HostsError::Slots { place: place.to_owned(), given: shown(given) })
 }
 
-/// An IPv6 address that is not in brackets, so that nothing can follow it.
+/// An IPv6 address without brackets, so without slots.
 fn bare_address<'a>(place: &str, entry: &'a str) -> Result<&'a str, HostsError> {
     let is_address = |text: &str| {
         text.split('%').next().is_some_and(|address| address.parse::<Ipv6Addr>().is_ok())
@@ -254,7 +253,7 @@ fn bare_address<'a>(place: &str, entry: &'a str) -> Result<&'a str, HostsError> 
     }
 }
 
-/// The beginning of a text from outside; what can't be seen in it is written so that it can.
+/// The beginning of a text from outside, with invisible characters escaped.
 fn shown(text: &str) -> String {
     let visible = |c: char| c == '\'' || c == '"' || c == '\\';
     let chars = text.chars().take(80);
@@ -325,7 +324,7 @@ mod tests {
         }
         let cases = [
             ("a\nb slots=x\n", "hostfile h line 2: 'x' is not a slot count"),
-            ("\n# c\na slot=2", "hostfile h line 3: 'slot=2' is not understood; a line is"),
+            ("\n# c\na slot=2", "hostfile h line 3: unknown word 'slot=2'; a line is `host"),
             ("a slots=2 slots=3", "hostfile h line 1: slots is given twice; '3' is the second one"),
             ("a:2 slots=3", "hostfile h line 1: slots is given twice; '3' is the second one"),
             ("[::1]:2 slots=3", "hostfile h line 1: slots is given twice; '3' is the second one"),
@@ -341,10 +340,10 @@ mod tests {
             ("a rack=\u{7}", "hostfile h line 1: '\\u{7}' is not a rack's label"),
             ("a\n\na slots=3", "hostfile h line 3: host a is given twice"),
             ("# nothing\n", "hostfile h: no hosts are given"),
-            ("a\nb role=worker", "hostfile h line 2: 'role=worker' is not understood; a line is"),
+            ("a\nb role=worker", "hostfile h line 2: unknown word 'role=worker'; a line is"),
             ("a\nb:2 role=server", "hostfile h line 2: host b is a server and has slots"),
             ("a\nb role=server slots=1", "hostfile h line 2: host b is a server and has slots"),
-            ("a role=server\nb", "hostfile h line 1: host a is a server, and the first host has"),
+            ("a role=server\nb", "hostfile h line 1: host a is a server, but the first host must"),
         ];
         for (text, expected) in cases {
             let error = parse_file("h", text).unwrap_err().to_string();
@@ -364,7 +363,7 @@ mod tests {
             (
                 "d:0",
                 "--servers entry 1: '0' is not a slot count; it must be a whole number from 1 to \
-                 1048576, and is left out for a server",
+                 1048576; omit it for a server",
             ),
             ("d,a", "--servers entry 2: host a is given twice"),
             ("d,,d", "--servers entry 3: host d is given twice"),
@@ -379,7 +378,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_panics_and_what_is_accepted_can_be_given_to_ssh(
+        fn no_text_panics_or_becomes_an_option_of_ssh(
             text in "[a-c:,\\[\\]=# \n0-9-]{0,40}",
         ) {
             for host in parse_list(&text).into_iter().chain(parse_file("f", &text)).flatten() {

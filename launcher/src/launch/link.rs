@@ -1,8 +1,8 @@
-//! One host's agent, seen from the launcher: started here or through ssh, spoken to over its
+//! The launcher's link to the agent of one host: started here or through ssh, and used through its
 //! standard input and output. Reports become events, output goes straight to the console.
 //!
-//! Reading and writing are tasks of their own: an agent whose output nobody reads still receives
-//! the order to stop.
+//! Reading and writing are separate tasks: an agent whose output is not read still receives the
+//! order to stop.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -37,33 +37,33 @@ use crate::{
     reach::{Reached, Way},
 };
 
-/// How often an agent receives a sign of life, which it answers; both give the other up after
-/// [`SILENCE`].
+/// The interval of the signs of life that an agent receives and answers. Each side gives the other
+/// up after [`SILENCE`].
 const PING: Duration = Duration::from_secs(5);
 
-/// After how much silence a remote agent ends everything, and a host is lost: a broken network
-/// sends no goodbye, and neither does an agent that is stopped. A launcher that is suspended is
-/// silent too.
+/// After this silence a remote agent ends all processes, and the launcher counts a host as lost: a
+/// broken network sends no goodbye, and neither does an agent that is stopped. A suspended launcher
+/// is silent, too.
 pub const SILENCE: Duration = Duration::from_secs(60);
 
-/// How long an agent whose output has ended may take to end too.
+/// How long an agent whose output has ended may take to end.
 const END: Duration = Duration::from_secs(2);
 
-/// What is said of a host that was lost by [`SILENCE`].
+/// The reason for a host that was lost by [`SILENCE`].
 const SILENT: &str = "its agent gives no sign of life";
 
 /// How many lines of a process's standard error are kept for the report.
 const TAIL: usize = 10;
 
-/// How long such a line may be, in characters.
+/// The longest such line, in characters.
 const TAIL_CHARS: usize = 500;
 
-/// A host to be reached.
+/// A host to reach.
 #[derive(Debug, Clone)]
 pub struct Target {
     /// Its index among the job's nodes.
     pub node: usize,
-    /// A host that is not this machine, if the job has one.
+    /// A host of the job that is not this machine, if there is one.
     pub remote: Option<String>,
     /// How it is reached.
     pub way: Way,
@@ -71,7 +71,7 @@ pub struct Target {
     pub begin: Begin,
 }
 
-/// What all links share.
+/// Shared by all links.
 #[derive(Debug, Clone)]
 pub struct Shared {
     /// Where events go.
@@ -82,11 +82,12 @@ pub struct Shared {
     pub born: Instant,
     /// Whether agents' own messages are shown.
     pub verbose: bool,
-    /// Set once the job is being ended: then what services log of each other's end is hidden.
+    /// Set when the job is being stopped: then the services' logs about each other's end are
+    /// hidden.
     pub hushed: Arc<AtomicBool>,
 }
 
-/// Starts a host's agent. Orders go into the channel; the tasks end with the agent.
+/// Starts the agent of a host. Orders are sent through the channel; the tasks end with the agent.
 pub fn open(
     target: Target,
     shared: Shared,
@@ -119,14 +120,14 @@ pub fn open(
     }
 }
 
-/// Writes orders and signs of life. When the channel closes, the agent's standard input does too,
+/// Writes orders and signs of life. When the channel closes, so does the agent's standard input,
 /// which means Stop.
 async fn speak(mut stdin: ChildStdin, begin: Order, mut orders: mpsc::Receiver<Order>) {
     let mut ping = interval(PING);
     ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut next = Some(begin);
     while let Some(order) = next {
-        // An agent that is gone is noticed at its output.
+        // The end of an agent is noticed at its output.
         if stdin.write_all(to_line(&order).as_bytes()).await.is_err() {
             return;
         }
@@ -141,11 +142,11 @@ struct Link {
     target: Target,
     shared: Shared,
     orders: mpsc::Sender<Order>,
-    /// When the agent was asked for its time, with its answer to Begin kept meanwhile.
+    /// When the agent was asked for its time, and its answer to Begin.
     asked: Option<(Instant, IpAddr, u16)>,
     /// The launcher's time at the agent's zero.
     offset: Option<Duration>,
-    /// The beginning of a long line of the daemon (BOUND).
+    /// The beginning of an unfinished line of the daemon (BOUND).
     open_line: String,
 }
 
@@ -172,19 +173,19 @@ impl Link {
         } else {
             let what = strange.or_else(|| stderr.back().cloned()).unwrap_or_else(|| match status {
                 Some(status) => ProcessEnd::from(status).to_string(),
-                None => "its agent says nothing any more".to_owned(),
+                None => "its agent no longer answers".to_owned(),
             });
             Event::Lost { node, what, at }
         };
         let _ = self.shared.events.send(event).await;
     }
 
-    /// Reads reports until the end; gives what was no report, if that is why.
+    /// Reads reports until the end. Returns the reason if it is not a closed connection.
     async fn read(&mut self, stdout: ChildStdout) -> Option<String> {
         let mut reports = Reader::new(stdout);
         let mut tails: BTreeMap<Role, VecDeque<String>> = BTreeMap::new();
         loop {
-            // How long the first answer may take is the job's to decide.
+            // The job limits the time for the first answer.
             let next = match self.offset {
                 Some(_) => next(&mut reports).await,
                 None => reports.next().await.map(Next::Report),
@@ -256,7 +257,7 @@ impl Link {
                 };
                 let Some(address) = address else {
                     self.offset = Some(Duration::ZERO);
-                    let what = format!("the name {host} has no address that other hosts could use");
+                    let what = format!("the name {host} has no address that other hosts can use");
                     let hint = "give the host's address instead of its name".to_owned();
                     return Some(Event::Refused { node, what, hint });
                 };
@@ -273,7 +274,7 @@ impl Link {
                 if self.offset.is_some() {
                     return None;
                 }
-                // The agent read its clock halfway between question and answer.
+                // Assume that the agent read its clock halfway between question and answer.
                 let read = asked.duration_since(self.shared.born) + asked.elapsed() / 2;
                 self.offset = Some(read.saturating_sub(Duration::from_micros(at_us)));
                 Some(Event::Ready { node, address, port })
@@ -291,22 +292,22 @@ impl Link {
         }
     }
 
-    /// An agent's time as the launcher's, so that ends on different hosts can be compared.
+    /// Converts an agent's time to the launcher's, to compare ends on different hosts.
     fn when(&self, at_us: u64) -> Duration {
         self.offset.unwrap_or_default() + Duration::from_micros(at_us)
     }
 }
 
-/// What comes from an agent.
+/// What an agent sent.
 #[derive(Debug)]
 enum Next {
     Report(Result<Report, MessageError>),
-    /// Nothing for [`SILENCE`].
+    /// Nothing came for [`SILENCE`].
     Silence,
 }
 
-/// The next report of an agent that answers signs of life, or none at the end (WAIT). Only the time
-/// counts in which the launcher waits for it, and none in which it is suspended itself.
+/// The next report of an agent that answers signs of life, or none at the end (WAIT). Time counts
+/// only while the launcher waits, and not while it is suspended.
 async fn next<R: AsyncRead + Unpin>(reports: &mut Reader<R>) -> Option<Next> {
     let now = || time::Instant::now().into_std();
     let mut begun = now();
@@ -315,7 +316,7 @@ async fn next<R: AsyncRead + Unpin>(reports: &mut Reader<R>) -> Option<Next> {
         tokio::select! {
             biased;
             report = reports.next() => return report.map(Next::Report),
-            // Often, so that only a suspended process checks seldom.
+            // Often, because a long time between two checks means that this process was suspended.
             () = sleep(PING) => {}
         }
         let now = now();
@@ -328,7 +329,7 @@ async fn next<R: AsyncRead + Unpin>(reports: &mut Reader<R>) -> Option<Next> {
     }
 }
 
-/// Keeps the last lines; what a progress bar draws over is no line.
+/// Keeps the last lines, without those that a progress bar overwrites.
 fn keep(tail: &mut VecDeque<String>, text: &Text, end: LineEnd) {
     if end == LineEnd::Return || text.as_bytes().iter().all(u8::is_ascii_whitespace) {
         return;
@@ -340,7 +341,7 @@ fn keep(tail: &mut VecDeque<String>, text: &Text, end: LineEnd) {
     tail.push_back(text.to_string().chars().filter(printable).take(TAIL_CHARS).collect());
 }
 
-/// Reads what the agent, or ssh, writes on its own standard error.
+/// Reads the standard error of the agent or of ssh.
 async fn overhear(stderr: Option<ChildStderr>, host: String, shared: Shared) -> VecDeque<String> {
     let mut tail = VecDeque::new();
     let Some(stderr) = stderr else { return tail };
@@ -364,12 +365,12 @@ mod tests {
 
     use super::*;
 
-    /// WAIT: an agent that is stopped says nothing, and its end is not seen either.
+    /// WAIT: an agent that is stopped sends nothing and does not end.
     #[tokio::test(start_paused = true)]
-    async fn an_agent_without_a_sign_of_life_is_not_waited_for() {
+    async fn a_silent_agent_is_given_up() {
         let (mut agent, launcher) = duplex(1024);
         let mut reports = Reader::new(launcher);
-        // One that answers each sign of life may be silent otherwise.
+        // An agent that only answers signs of life is alive.
         let answers = tokio::spawn(async move {
             for at_us in 0..100 {
                 sleep(PING).await;
@@ -394,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_lines_are_kept_short_and_few() {
+    fn the_last_lines_are_few_and_short() {
         let mut tail = VecDeque::new();
         for i in 0..20 {
             keep(&mut tail, &Text::from(format!("line {i}").as_bytes()), LineEnd::Newline);
@@ -405,6 +406,6 @@ mod tests {
         assert_eq!(tail.len(), TAIL, "BOUND");
         assert_eq!(tail[0], "line 11");
         assert_eq!(tail[TAIL - 1].chars().count(), TAIL_CHARS);
-        assert!(!tail[TAIL - 1].contains('\u{1b}'), "nothing in it can move the cursor");
+        assert!(!tail[TAIL - 1].contains('\u{1b}'), "no control characters");
     }
 }
