@@ -1,14 +1,14 @@
-//! What is found in the events of nodes: slices and arrows, on one line of time.
+//! The results of joining events: slices and arrows on a common timeline.
 
-/// Where something has happened.
+/// Where something happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Track {
-    /// The threads of the daemon of a node that are no lanes.
+    /// All threads of a node's daemon except lanes.
     Control {
         /// The node.
         node: u32,
     },
-    /// A lane of the daemon of a node.
+    /// A lane of a node's daemon.
     Lane {
         /// The node.
         node: u32,
@@ -29,7 +29,7 @@ pub enum Track {
     },
 }
 
-/// What a slice shows.
+/// The activity that a slice shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum What {
     /// A step of a rank. The title is its number.
@@ -38,15 +38,15 @@ pub enum What {
     Submit,
     /// A rank waits for a tensor.
     Wait,
-    /// From the news that a tensor is done to its being noticed.
+    /// From the completion of a tensor until its rank notices.
     WakeUp,
     /// A thread of a rank, between two waits.
     Compute,
-    /// Until all ranks of the node have submitted a tensor.
+    /// A tensor waits until all ranks of the node have submitted it.
     Gather,
-    /// Until the coordinator has ordered a tensor.
+    /// A tensor waits until the coordinator has ordered it.
     Negotiate,
-    /// A further piece of a tensor waits for its turn.
+    /// A later part of a tensor waits for its turn.
     Credit,
     /// A piece waits for its lane.
     Queue,
@@ -84,12 +84,12 @@ impl What {
     }
 }
 
-/// Something that took a while. Times are in nanoseconds of the coordinator's clock.
+/// Something with a duration. Times are in nanoseconds of the coordinator's clock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slice {
-    /// What.
+    /// The activity.
     pub what: What,
-    /// Where.
+    /// The track.
     pub track: Track,
     /// The tensor, the first tensor of a piece, or the number of a step; empty if there is none.
     pub title: String,
@@ -108,7 +108,7 @@ pub struct Slice {
 }
 
 impl Slice {
-    /// A slice about nothing but its title.
+    /// A slice with a title and no other details.
     pub fn new(what: What, track: Track, title: String, at_ns: u64, duration_ns: u64) -> Self {
         let (ticket, operation, peer) = (None, None, None);
         Self { what, track, title, at_ns, duration_ns, ticket, operation, peer, bytes: 0 }
@@ -120,7 +120,7 @@ impl Slice {
     }
 }
 
-/// What leads from one slice to another.
+/// Leads from one slice to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrow {
     /// From a submission to the first operation that moves a part of it.
@@ -143,14 +143,14 @@ pub enum Arrow {
     },
 }
 
-/// Something that was found.
+/// A result of joining events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
-    /// Something that took a while.
+    /// A slice.
     Slice(Slice),
-    /// An arrow begins here and then.
+    /// An arrow begins on this track at this time.
     From(Arrow, Track, u64),
-    /// An arrow ends here and then.
+    /// An arrow ends on this track at this time.
     To(Arrow, Track, u64),
     /// A rank has ended a step.
     Stepped {
@@ -158,10 +158,10 @@ pub enum Found {
         rank: u32,
         /// The number of the step.
         step: u64,
-        /// When.
+        /// When it ended.
         at_ns: u64,
     },
-    /// An operation moves a part of what a rank has submitted.
+    /// An operation moves a part of a rank's submission.
     Part {
         /// The rank.
         rank: u32,
@@ -176,7 +176,7 @@ pub enum Found {
         node: u32,
         /// How far the clock is ahead of the coordinator's.
         ahead_ns: i64,
-        /// The most by which that may be wrong.
+        /// The largest error of that.
         error_ns: u64,
     },
     /// A node has lost events.
