@@ -20,35 +20,35 @@ pub struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run a program as the ranks of a job, on this machine or on several.
+    /// Run a program as the ranks of a job, on one or several hosts.
     Run(Run),
-    /// Measure collectives, and check every result.
+    /// Measure collectives and check every result.
     #[command(subcommand)]
     Bench(Measurement),
     /// Show settings.
     #[command(subcommand)]
     Config(Config),
-    /// List the algorithms between nodes, or show what they do on a cluster.
+    /// List the algorithms, or count their messages on a cluster.
     Algorithms(algorithms::Options),
-    /// Show what the cost model chooses on a cluster, and what it predicts.
+    /// Show which algorithms a job or a cluster uses, and why.
     Explain(explain::Options),
-    /// Check whether hosts, and the network between them, are fit for a job.
+    /// Check whether hosts and their network are fit for a job.
     Doctor(doctor::Options),
-    /// Measure the links between hosts, as every job does when it starts.
+    /// Measure the links between hosts, like every job at its start.
     Probe(probe::Options),
-    /// Simulate a cluster that a file describes, or published results.
+    /// Simulate a cluster, or reproduce published results.
     #[command(subcommand)]
     Simulate(Simulate),
-    /// Show what a running coordinator knows.
+    /// Show the state of a running job.
     Status(status::Options),
-    /// Watch a running job: hosts, ranks, links, stragglers, decisions.
+    /// Watch a running job: hosts, ranks, links, stragglers.
     Top {
-        /// The job: the address of its coordinator or of its page, or the id of a job of yours on
-        /// this host; not needed where one job of yours runs.
+        /// The job: its id if you started it on this host, or the address of its coordinator or of
+        /// its status page. Optional if only one of your jobs runs on this host.
         #[arg(value_name = "JOB")]
         address: Option<String>,
     },
-    /// Write what all ranks of a running job do to a file for Perfetto or Chrome.
+    /// Record a running job in a trace file for Perfetto or Chrome.
     Trace(trace::Options),
     /// Serve one launcher on standard input and output.
     #[command(hide = true)]
@@ -56,14 +56,14 @@ pub enum Command {
     /// Serve one `gradwire doctor` on standard input and output.
     #[command(hide = true)]
     DoctorAgent,
-    /// Run a job's coordinator; what it is about comes from the environment.
+    /// Run the coordinator of a job that the environment describes.
     #[command(hide = true)]
     Coordinator(SettingsOptions),
-    /// Become a program whose life is tied to its parent's.
+    /// Become a program that ends when its parent dies.
     #[command(hide = true)]
     ExecChild {
-        /// When the parent dies it is asked to end (SIGTERM), not killed: it ends by itself and has
-        /// to tell others before.
+        /// When the parent dies, send SIGTERM, not SIGKILL: the program must tell others before it
+        /// ends.
         #[arg(long)]
         gently: bool,
         /// The parent's process id.
@@ -77,12 +77,12 @@ pub enum Command {
 /// Show settings.
 #[derive(Debug, Subcommand)]
 pub enum Config {
-    /// Each setting with its value and where that comes from.
+    /// Show each setting with its value and its origin.
     Show {
         /// Where settings come from.
         #[command(flatten)]
         settings: SettingsOptions,
-        /// With meaning, unit, range and variable.
+        /// Also show meaning, unit, range and environment variable.
         #[arg(long)]
         explain: bool,
     },
@@ -94,16 +94,16 @@ pub struct Run {
     /// Where it runs.
     #[command(flatten)]
     pub at: JobOptions,
-    /// Also write each rank's output to DIR/rank.00/stdout and stderr, DIR/rank.01/… and so on, and
-    /// the logs of the daemons to DIR/daemon.HOST/stderr.
+    /// Also write the output of rank 0 to DIR/rank.00/stdout and stderr, and so on, and the logs of
+    /// daemons to DIR/daemon.HOST/stderr.
     #[arg(long, visible_alias = "output-filename", value_name = "DIR")]
     pub output_dir: Option<PathBuf>,
-    /// While the job runs, keep a file in DIR from which Prometheus learns where its metrics are
+    /// While the job runs, keep a file in DIR that tells Prometheus where to find its metrics
     /// (file_sd).
     #[arg(long, value_name = "DIR")]
     pub metrics_sd: Option<PathBuf>,
-    /// Write what all ranks do, from the start to the end of the job, to FILE for Perfetto or
-    /// Chrome. It stops at 1 GiB.
+    /// Record the whole job in a trace file for Perfetto or Chrome, up to 1 GiB. See `gradwire
+    /// trace`.
     #[arg(long, visible_alias = "timeline-filename", value_name = "FILE")]
     pub trace: Option<PathBuf>,
     /// Show what would be started, and start nothing.
@@ -114,14 +114,14 @@ pub struct Run {
     pub command: Vec<String>,
 }
 
-/// The word with two dashes, if it is `-np` or `-np=N`.
+/// `--np` or `--np=N`, if the word is `-np` or `-np=N`.
 fn of_mpirun(word: &OsString) -> Option<OsString> {
     let rest = word.to_str()?.strip_prefix("-np")?;
     (rest.is_empty() || rest.starts_with('=')).then(|| format!("--np{rest}").into())
 }
 
-/// `-np`, which everybody knows from mpirun, is no option to clap: it becomes `--np`, where it is
-/// an option of `gradwire run` or `gradwire bench` and not a word of a program.
+/// Replaces `-np`, known from mpirun, by `--np`, because clap does not support it: where it is an
+/// option of gradwire, and not of the program that it runs.
 pub fn normalise(mut words: Vec<OsString>) -> Vec<OsString> {
     match words.get(1).and_then(|word| word.to_str()) {
         Some("run") => {}

@@ -1,11 +1,11 @@
-//! `gradwire config show`: each setting with its value and where that comes from.
+//! `gradwire config show`: each setting with its value and its origin.
 
 use std::fmt::Write;
 
 use gradwire_settings::{Loaded, Row};
 
-/// One line for each setting: `key = value  # origin`. With `explain`, its meaning, what it
-/// takes, its unit and its variable come before it.
+/// One line for each setting: `key = value # origin`. With `explain`, its meaning, its possible
+/// values, its unit and its variable come before it.
 pub fn show(loaded: &Loaded, explain: bool) -> String {
     let assigned = |row: &Row| format!("{} = {}", row.key.name, quoted(&row.value));
     let width = loaded.rows.iter().map(|row| assigned(row).len().min(50)).max().unwrap_or(0);
@@ -26,7 +26,7 @@ pub fn show(loaded: &Loaded, explain: bool) -> String {
     text
 }
 
-/// As TOML would have it: numbers bare, all else in quotes.
+/// A value as TOML: a bare number, or a quoted string.
 fn quoted(value: &str) -> String {
     if !value.is_empty() && value.bytes().all(|b| b.is_ascii_digit()) {
         return value.to_owned();
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_key_is_shown_with_its_origin_and_can_be_read_back() {
+    fn shown_keys_can_be_read_back() {
         let layers = Layers {
             flags: vec!["data.lanes=4".into(), "node.rack=r\"1".into()],
             ..Layers::default()

@@ -1,4 +1,4 @@
-//! `gradwire bench` with real ranks and a real daemon: its table, its JSON, and what it refuses.
+//! `gradwire bench` with real ranks and a real daemon: its table, its JSON, and its errors.
 
 mod common;
 
@@ -13,7 +13,7 @@ fn bench(place: &Place, words: &[&str]) -> common::Output {
     finish(command.env("GRADWIRE_LAUNCH__GRADWIRED", gradwired()).spawn().unwrap())
 }
 
-/// The rows of the table, each as its cells; the ranks' prefix is taken away.
+/// The cells of each row of the table, without the prefixes of ranks.
 fn rows(table: &str) -> Vec<Vec<&str>> {
     let lines = table.lines().map(|line| line.strip_prefix("[0] ").unwrap_or(line));
     let rows = lines.filter(|line| !line.starts_with('#'));
@@ -21,11 +21,11 @@ fn rows(table: &str) -> Vec<Vec<&str>> {
 }
 
 fn number(cell: &str) -> f64 {
-    cell.parse().unwrap_or_else(|_| panic!("'{cell}' is no number"))
+    cell.parse().unwrap_or_else(|_| panic!("'{cell}' is not a number"))
 }
 
 #[test]
-fn it_starts_its_ranks_and_tells_their_figures_twice() {
+fn ranks_are_started_and_figures_printed() {
     let place = Place::new();
     let words = "bench allreduce -np 2 -b 4 -e 64K -f 128 -w 1 --iters 3 --json out.json \
                  --set data.lanes=1 --algorithm ring --barrier";
@@ -64,7 +64,7 @@ fn it_starts_its_ranks_and_tells_their_figures_twice() {
 }
 
 #[test]
-fn it_is_a_rank_where_it_was_started_as_one() {
+fn bench_can_be_the_program_of_a_job() {
     let place = Place::new();
     for words in [
         "broadcast -b 24 -e 24K -f 8 --root 1 -m ordinary -d f64",
@@ -95,7 +95,7 @@ fn every_collective_gives_checked_results() {
         ("send-receive -m ordinary -d bool", ["4", "640", "102400"]),
     ] {
         let line = format!("bench {words} {sizes} -np 3");
-        // An option that is given twice is an error; of sizes some have their own.
+        // Some cases have their own size, and an option that is given twice is an error.
         let line = if words.contains("-b ") { line.replacen("-b 4 ", "", 1) } else { line };
         let output = bench(&place, &line.split(' ').collect::<Vec<_>>());
         assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""), "{words}: {output:?}");
@@ -109,7 +109,7 @@ fn every_collective_gives_checked_results() {
 }
 
 #[test]
-fn negotiation_costs_what_the_messages_say() {
+fn negotiation_costs_match_its_messages() {
     let place = Place::new();
     fs::write(place.path().join("net"), "front 1000 1000\nmiddle 7\nscale\nlast 30\n").unwrap();
     let words = "bench negotiation --nodes 2,3 --shapes net --iters 3 --warmup 1 --json out.json \
@@ -129,7 +129,7 @@ fn negotiation_costs_what_the_messages_say() {
         assert!((at("/us_per_tensor") * 4.0 - at("/median_us")).abs() < 1e-6, "{row}");
         // 4 MB in pieces of 1 MiB.
         assert!(at("/operations") >= 4.0, "{row}");
-        // What is announced is one message, and each that is received is answered by one.
+        // An announcement is one message, and each received message is answered by one.
         let (sent, received) = (at("/sent/messages"), at("/received/messages"));
         assert!((1.0..=received + 1.0).contains(&sent) && sent > 1.0, "{row}");
         // An id is a few bytes, a name is not.
@@ -141,7 +141,7 @@ fn negotiation_costs_what_the_messages_say() {
     place.assert_clean(false);
 }
 
-/// A daemon that works for long is no larger than one that has worked for a while.
+/// The memory of a daemon does not grow with the length of a job.
 #[test]
 fn a_long_job_does_not_grow() {
     let place = Place::new();
@@ -154,7 +154,7 @@ fn a_long_job_does_not_grow() {
     assert_eq!((&json["command"], &json["steps"]), (&"resources".into(), &3000.into()));
     let reported = json["rows"].as_array().unwrap();
     let processes: Vec<_> = reported.iter().map(|row| row["process"].as_str().unwrap()).collect();
-    // Whether the coordinator is a process of its own is no matter here.
+    // The coordinator may be a separate process or not.
     let others = processes.iter().filter(|process| **process != "coordinator");
     assert_eq!(others.collect::<Vec<_>>(), [&"daemon", &"rank 0", &"daemon", &"rank 1"]);
     for (cells, row) in rows(&output.stdout).iter().zip(reported) {
@@ -165,11 +165,11 @@ fn a_long_job_does_not_grow() {
         steps.sort_unstable();
         assert_eq!(steps, [100, 1000, 3000]);
         assert!(samples.values().all(|bytes| bytes.as_u64().unwrap() > 100_000), "{row}");
-        // BOUND: neither a daemon nor the coordinator keeps anything of a step that is done. An
+        // BOUND: neither a daemon nor the coordinator keeps anything of a finished step. An
         // allocator may need some pages more for a while.
         assert!(at("growth_bytes") < f64::from(2 << 20), "{row}");
         assert!(at("cpu_us") > 0.0 && at("waits") > 0.0, "{row}");
-        // Either they were counted, or it is said why not.
+        // Either the calls were counted, or there is a reason why not.
         assert_eq!(row["calls"].is_null(), row["uncounted"].is_string(), "{row}");
         assert!(row["calls"].is_null() || at("calls") > 1.0, "{row}");
     }
@@ -177,7 +177,7 @@ fn a_long_job_does_not_grow() {
 }
 
 #[test]
-fn a_rank_with_another_parent_says_that_it_sees_no_daemon() {
+fn a_rank_with_another_parent_sees_no_daemon() {
     let place = Place::new();
     let line = format!("{GRADWIRE} bench resources --idle 0.1 --steps 1; exit $?");
     let output = bench(&place, &["run", "-np", "1", "--", "sh", "-c", &line]);
@@ -215,7 +215,7 @@ fn a_models_gradients_are_one_step() {
         assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""), "{output:?}");
         let rows = rows(&output.stdout);
         assert_eq!(rows[0][..4], ["4068", "1017", "4", "4"]);
-        // A step holds its computation, and what is left of it after the last submission.
+        // A step includes its computation, and the wait after the last submission.
         assert!(number(rows[0][5]) >= 4000.0, "{rows:?}");
         assert!(number(rows[0][4]) > 0.0, "{rows:?}");
     }
@@ -223,7 +223,7 @@ fn a_models_gradients_are_one_step() {
 }
 
 #[test]
-fn what_can_not_be_measured_is_refused_before_anything_starts() {
+fn impossible_measurements_are_refused() {
     let place = Place::new();
     for (words, expected) in [
         ("bench allreduce -b 12X", "error: invalid value '12X'"),
@@ -257,7 +257,7 @@ fn what_can_not_be_measured_is_refused_before_anything_starts() {
     let output = bench(&place, &line.split(' ').collect::<Vec<_>>());
     assert_eq!(output.code, Some(2), "{output:?}");
     assert!(output.stderr.contains("not measured by the ranks of a job"), "{output:?}");
-    // What only the ranks can know is reported by them.
+    // The ranks report what only they can know.
     let line = format!("run -np 2 {GRADWIRE} bench broadcast --root 2");
     let output = bench(&place, &line.split(' ').collect::<Vec<_>>());
     assert_eq!(output.code, Some(2), "{output:?}");

@@ -1,4 +1,4 @@
-//! The other commands, and what is refused before anything starts.
+//! The other commands, and errors before anything starts.
 
 mod common;
 
@@ -11,7 +11,7 @@ use std::{
 use common::{GRADWIRE, Place, kill, wait};
 
 #[test]
-fn what_can_not_be_run_is_refused_in_one_line() {
+fn wrong_commands_are_refused_in_one_line() {
     let place = Place::new();
     fs::write(place.path().join("hosts"), "# cluster\n\nlocalhost slots=2\nb slots=none\n")
         .unwrap();
@@ -54,9 +54,9 @@ fn what_can_not_be_run_is_refused_in_one_line() {
     }
 }
 
-/// Before anything is measured, by the launcher or by the rank that writes.
+/// The launcher or the rank that writes refuses it before anything is measured.
 #[test]
-fn a_result_of_probe_that_can_not_be_written_is_refused_at_once() {
+fn an_unwritable_result_of_probe_is_refused() {
     let place = Place::new();
     let expected = "error: --out none/x can't be written: No such file or directory";
     let out = ["--out", "none/x"];
@@ -65,7 +65,7 @@ fn a_result_of_probe_that_can_not_be_written_is_refused_at_once() {
     let mut command = place.gradwire(&[&["probe", "--started"][..], &out].concat());
     let output = common::finish(command.env("GRADWIRE_RANK", "0").spawn().unwrap());
     assert!(output.stderr.starts_with(expected) && output.code == Some(1), "{output:?}");
-    // What can be written is left as it was.
+    // A writable file is left unchanged.
     let old = place.path().join("old.toml");
     fs::write(&old, "old").unwrap();
     for name in ["old.toml", "new.toml"] {
@@ -78,7 +78,7 @@ fn a_result_of_probe_that_can_not_be_written_is_refused_at_once() {
 }
 
 #[test]
-fn a_hostfile_with_comments_is_used_and_a_dry_run_starts_nothing() {
+fn a_dry_run_starts_nothing() {
     let place = Place::new();
     fs::write(place.path().join("hosts"), "# two\n127.0.0.1 slots=2\n\nnode-b slots=4 # big\n")
         .unwrap();
@@ -119,7 +119,7 @@ fn each_setting_is_shown_with_its_origin() {
 }
 
 #[test]
-fn a_coordinator_serves_status_and_readiness_until_it_is_asked_to_end() {
+fn a_coordinator_serves_status_and_readiness() {
     let place = Place::new();
     let mut command = place.gradwire(&["coordinator"]);
     command.env("GRADWIRE_JOB", "j1").env("GRADWIRE_SECRET", "ab".repeat(32));
@@ -137,7 +137,7 @@ fn a_coordinator_serves_status_and_readiness_until_it_is_asked_to_end() {
     assert!(output.stdout.starts_with("Choices of job j1:"), "{output:?}");
     let metrics = serving["metrics"].as_str().unwrap();
     let output = place.run(&["explain", metrics]);
-    let said = format!("error: what answers at {metrics} is no coordinator: ");
+    let said = format!("error: the service at {metrics} is not a coordinator: ");
     assert!(output.stderr.starts_with(&said) && output.code == Some(1), "{output:?}");
     let get = |path: &str| {
         let mut stream = TcpStream::connect(serving["metrics"].as_str().unwrap()).unwrap();
@@ -167,7 +167,7 @@ fn a_coordinator_serves_status_and_readiness_until_it_is_asked_to_end() {
 }
 
 #[test]
-fn an_agent_refuses_nonsense_and_a_program_runs_only_under_its_own_agent() {
+fn agents_and_exec_child_refuse_misuse() {
     let place = Place::new();
     let mut command = place.gradwire(&["agent"]);
     let mut child = command.stdin(std::process::Stdio::piped()).spawn().unwrap();
@@ -177,7 +177,7 @@ fn an_agent_refuses_nonsense_and_a_program_runs_only_under_its_own_agent() {
     assert!(
         output
             .stdout
-            .starts_with("{\"report\":\"refused\",\"what\":\"gradwire 0.1.0 does not understand"),
+            .starts_with("{\"report\":\"refused\",\"what\":\"gradwire 0.1.0 can't understand"),
         "{output:?}"
     );
     let output = place.run(&["exec-child", "1", "touch", "made"]);

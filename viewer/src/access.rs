@@ -112,12 +112,12 @@ impl Refusal {
         match self {
             Self::ForeignHost => "use the IP address, localhost, or the name of the host",
             Self::Closed => {
-                "set metrics.token_file to a file with a token, or metrics.listen to a loopback \
-                 address"
+                "set metrics.token_file to a file with a token, or metrics.listen to a \
+                 loopback address"
             }
             Self::NoToken | Self::WrongToken => {
-                "send the header \"Authorization: Bearer TOKEN\" with the token in the file of \
-                 metrics.token_file"
+                "send the header \"Authorization: Bearer TOKEN\" with the token in the \
+                 file of metrics.token_file"
             }
         }
     }

@@ -1,9 +1,9 @@
-//! A place to run the real `gradwire` in, with a stand-in for `gradwired` and one for ssh.
+//! A folder to run the real `gradwire` in, with fakes of `gradwired` and ssh.
 //!
-//! The stand-in daemon says that it serves and waits to be ended, so that what is tested here is
-//! how processes are started, watched and ended. The stand-in ssh notes its command line, greets,
-//! and runs the remote command in an environment of its own, as a login elsewhere would.
-#![allow(dead_code, reason = "each test program uses a part of it, and not the same")]
+//! The fake daemon says that it serves and waits until it is ended, so these tests are about how
+//! processes are started, watched and ended. The fake ssh logs its command line, prints a greeting,
+//! and runs the remote command in a separate environment, like a login on another host.
+#![allow(dead_code, reason = "each test program uses a different part of it")]
 
 use std::{
     collections::BTreeMap,
@@ -40,7 +40,7 @@ printf 'Welcome in latin-1 and on an open line: \374'
 exec env -i PATH=/usr/bin:/bin HOME=/ SSH_CONNECTION="127.0.0.1 1 127.0.0.3 22" sh -c "$*"
 "#;
 
-/// What a finished command left.
+/// The result of a finished command.
 #[derive(Debug)]
 pub(crate) struct Output {
     pub(crate) code: Option<i32>,
@@ -49,16 +49,16 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// The launcher's own last lines.
+    /// The line in which the launcher reports the cause.
     pub(crate) fn verdict(&self) -> &str {
         self.stderr.lines().find(|line| line.contains(" s after start")).unwrap_or_default()
     }
 }
 
-/// A folder with the stand-ins; gone with everything in it when dropped.
+/// A folder with the fakes, which is removed when this is dropped.
 pub(crate) struct Place {
     dir: tempfile::TempDir,
-    /// A number of seconds that nobody else sleeps for, by which left-over processes are found.
+    /// A unique number of seconds to sleep, which identifies left-over processes.
     pub(crate) nap: String,
 }
 
@@ -84,7 +84,7 @@ impl Place {
         path
     }
 
-    /// `gradwire` with these words, to be started.
+    /// A command for `gradwire` with these words.
     pub(crate) fn gradwire(&self, words: &[&str]) -> Command {
         let mut command = Command::new(GRADWIRE);
         for (name, _) in std::env::vars() {
@@ -130,7 +130,7 @@ impl Place {
         lines.collect()
     }
 
-    /// CLEAN: nothing of this place runs. `soon` where the end is not the launcher's to wait for.
+    /// CLEAN: no process of this place runs. With `soon`, it may still be ending.
     pub(crate) fn assert_clean(&self, soon: bool) {
         let start = Instant::now();
         loop {
@@ -145,7 +145,7 @@ impl Place {
     }
 }
 
-/// Waits for a command, with what it wrote.
+/// Waits for a command and collects its output.
 pub(crate) fn finish(mut child: Child) -> Output {
     let read = |pipe: Option<Box<dyn Read + Send>>| {
         thread::spawn(move || {
@@ -176,7 +176,7 @@ pub(crate) fn wait(child: &mut Child) -> std::process::ExitStatus {
     }
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {

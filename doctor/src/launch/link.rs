@@ -156,8 +156,8 @@ impl Link {
             return Err(Refused {
                 is_version: false,
                 what: format!("host {} did not answer within {limit} s", self.way.host),
-                hint: "check that it is up and that ssh asks nothing; --start-timeout allows more \
-                       time"
+                hint: "check that it is up, and that ssh asks nothing; allow more time with \
+                       --start-timeout SECONDS"
                     .to_owned(),
             });
         };
