@@ -27,9 +27,6 @@ const KILLED: Duration = Duration::from_secs(2);
 const KILLED_LOOK: Duration = Duration::from_millis(1);
 
 /// Makes this process the parent of its orphaned descendants.
-///
-/// # Errors
-/// The system's error.
 pub fn adopt_orphans() -> std::io::Result<()> {
     Ok(set_child_subreaper(Some(getpid()))?)
 }
@@ -91,12 +88,6 @@ fn is_own(entry: &Stat, own: &BTreeSet<u32>) -> bool {
     u32::try_from(entry.pid).is_ok_and(|pid| own.contains(&pid))
 }
 
-/// Whether none of these descendants is alive.
-fn are_gone(own: &BTreeSet<u32>, which: Which<'_>) -> bool {
-    reap_orphans(own);
-    descendants().iter().all(|entry| !is_alive(entry) || !which.includes(entry))
-}
-
 /// Asks all descendants to end and waits until none is alive or the grace period is over. `own` are
 /// our running children; each is asked with its process group. Orphans are asked one by one, once.
 /// Other descendants have a parent, which ends them.
@@ -144,14 +135,15 @@ pub fn kill_group(group: Pid) {
 /// Returns whether none is left.
 pub async fn kill_all(own: &BTreeSet<u32>, which: Which<'_>) -> bool {
     let deadline = Instant::now() + KILLED;
+    let is_left = |entry: &Stat| is_alive(entry) && which.includes(entry);
     loop {
-        let alive = descendants().into_iter().filter(is_alive);
-        for entry in alive.filter(|entry| which.includes(entry)) {
+        for entry in descendants().into_iter().filter(is_left) {
             if let Some(pid) = Pid::from_raw(entry.pid) {
                 let _ = kill_process(pid, Signal::KILL);
             }
         }
-        if are_gone(own, which) {
+        reap_orphans(own);
+        if !descendants().iter().any(is_left) {
             return true;
         }
         if Instant::now() >= deadline {

@@ -116,7 +116,7 @@ impl RunFile {
         let text = format!("{}\n", serde_json::to_string_pretty(job)?);
         for _ in 0..TRIES {
             make_private(folder)?;
-            match write_new(&path, text.as_bytes()) {
+            match write_whole(&path, 0o600, text.as_bytes()) {
                 // The last job of another launcher has ended.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 written => return written.map(|()| Self { path }),
@@ -134,13 +134,13 @@ impl Drop for RunFile {
     }
 }
 
-/// Readers see the whole file or none.
-fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let new = path.with_extension("new");
+/// Writes a file at once: readers see the old or the new content, never a part.
+pub(crate) fn write_whole(path: &Path, mode: u32, bytes: &[u8]) -> io::Result<()> {
+    let new = path.with_extension("json.new");
     let written = OpenOptions::new()
         .write(true)
         .create_new(true)
-        .mode(0o600)
+        .mode(mode)
         .open(&new)
         .and_then(|mut file| file.write_all(bytes))
         .and_then(|()| fs::rename(&new, path));

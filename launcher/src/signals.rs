@@ -14,9 +14,6 @@ pub struct Endings(Vec<(i32, Signal)>);
 
 impl Endings {
     /// Listens from now on.
-    ///
-    /// # Errors
-    /// The system's error.
     pub fn listen() -> io::Result<Self> {
         let ignored = ignored();
         let all = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];

@@ -112,9 +112,6 @@ fn beside_own() -> Option<PathBuf> {
 }
 
 /// A TCP port without a listener at this moment.
-///
-/// # Errors
-/// The system's error.
 pub fn free_port() -> std::io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?.local_addr()?.port())
 }

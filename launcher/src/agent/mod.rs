@@ -40,7 +40,7 @@ use tokio::{
 use self::{host::Checked, output::Output};
 use crate::{
     error::{limits_hint, print_line},
-    messages::{MessageError, Reader},
+    messages::Reader,
     processes::{self, Which},
     signals::Endings,
 };
@@ -65,9 +65,6 @@ const PART: usize = 64 << 10;
 /// The interval at which ended orphans are reaped.
 const REAP: Duration = Duration::from_secs(5);
 
-/// The agent's processes that have not been reaped yet, by role.
-type Alive = BTreeMap<Role, u32>;
-
 #[derive(Debug)]
 struct Agent {
     begin: Begin,
@@ -75,7 +72,8 @@ struct Agent {
     born: Instant,
     reports: mpsc::Sender<Report>,
     ended: mpsc::Sender<(Role, ProcessEnd)>,
-    alive: Alive,
+    /// The ids of processes that have not been reaped yet.
+    alive: BTreeMap<Role, u32>,
     /// Notices for the daemon.
     daemon: Option<mpsc::Sender<Notice>>,
 }
@@ -104,15 +102,8 @@ where
         Ok((begin, programs, ready)) => {
             let (ended, ends) = mpsc::channel(REPORTS);
             let _ = reports.send(ready).await;
-            let agent = Agent {
-                begin,
-                programs,
-                born,
-                reports: reports.clone(),
-                ended,
-                alive: Alive::new(),
-                daemon: None,
-            };
+            let (reports, alive) = (reports.clone(), BTreeMap::new());
+            let agent = Agent { begin, programs, born, reports, ended, alive, daemon: None };
             agent.serve(orders, ends).await
         }
         Err(refused) => {
@@ -225,7 +216,8 @@ impl Agent {
                         }
                         Some(Ok(order)) => self.obey(order),
                         Some(Err(error)) => {
-                            self.complain(&error);
+                            let host = &self.begin.host;
+                            print_line(format_args!("gradwire agent on {host}: {error}; ending all"));
                             break unheard(format!("the launcher sent an invalid order: {error}"));
                         }
                         None => break unheard("the connection to the launcher ended".to_owned()),
@@ -252,24 +244,17 @@ impl Agent {
         (ExitCode::SUCCESS, flush)
     }
 
-    fn complain(&self, error: &MessageError) {
-        print_line(format_args!(
-            "gradwire agent on {}: {error}; ending all processes",
-            self.begin.host
-        ));
-    }
-
     fn obey(&mut self, order: Order) {
         let report = match order {
             // Most are signs of life: if the queue is full, their answers are dropped (BOUND).
             Order::Clock => {
-                let _ = self.reports.try_send(Report::Clock { at_us: self.now() });
+                let _ = self.reports.try_send(Report::Clock { at_us: micros(self.born) });
                 return;
             }
             Order::Start(start) => {
                 let role = start.role;
                 match self.start(start) {
-                    Ok(pid) => Report::Started { role, pid, at_us: self.now() },
+                    Ok(pid) => Report::Started { role, pid, at_us: micros(self.born) },
                     Err(what) => Report::Failed { role, what },
                 }
             }
@@ -279,10 +264,6 @@ impl Agent {
         // wait.
         let reports = self.reports.clone();
         tokio::spawn(async move { reports.send(report).await });
-    }
-
-    fn now(&self) -> u64 {
-        micros(self.born)
     }
 
     /// Tells the daemon what it can't see itself, such as how the process of a rank ended.
@@ -364,10 +345,8 @@ impl Agent {
             () = hurried(orders) => {}
         }
         if !processes::kill_all(&own, Which::All).await {
-            print_line(format_args!(
-                "gradwire agent: processes on {} can't be killed",
-                self.begin.host
-            ));
+            let host = &self.begin.host;
+            print_line(format_args!("gradwire agent: processes on {host} can't be killed"));
         }
         while !self.alive.is_empty() {
             let Ok(Some((role, _))) = timeout(REAPED, ends.recv()).await else { break };

@@ -144,17 +144,13 @@ struct OutputFile {
 }
 
 impl OutputFile {
-    /// Adds the path to an error.
-    fn named(&self, error: &io::Error) -> io::Error {
-        io::Error::new(error.kind(), format!("{}: {error}", self.path.display()))
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all(bytes).map_err(|error| self.named(&error))
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush().map_err(|error| self.named(&error))
+    /// Uses the file, and adds its path to an error.
+    fn with(
+        &mut self,
+        work: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let named = |error: io::Error| format!("{}: {error}", self.path.display());
+        work(&mut self.file).map_err(|error| io::Error::new(error.kind(), named(error)))
     }
 }
 
@@ -304,8 +300,10 @@ impl Writer {
         if let Some(files) = &mut self.files
             && let Some(file) = files.0.get_mut(&(line.source.clone(), line.stream))
         {
-            file.write(line.text.as_bytes())?;
-            file.write(line.end.as_bytes())?;
+            file.with(|file| {
+                file.write_all(line.text.as_bytes())?;
+                file.write_all(line.end.as_bytes())
+            })?;
         }
         if line.hidden {
             return Ok(());
@@ -333,7 +331,7 @@ impl Writer {
         self.stdout.flush()?;
         self.stderr.flush()?;
         for file in self.files.iter_mut().flat_map(|files| files.0.values_mut()) {
-            file.flush()?;
+            file.with(BufWriter::flush)?;
         }
         self.meter.out.store(self.meter.begun.load(Relaxed), Relaxed);
         Ok(())

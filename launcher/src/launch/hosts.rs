@@ -82,9 +82,7 @@ pub enum HostsError {
 /// # Errors
 /// [`HostsError`] with the entry that is wrong.
 pub fn parse_list(text: &str) -> Result<Vec<Host>, HostsError> {
-    let entries = text.split(',').map(str::trim).enumerate().filter(|(_, entry)| !entry.is_empty());
-    let hosts = entries.map(|(i, entry)| (format!("-H entry {}", i + 1), entry));
-    collect("-H", hosts.map(|(place, entry)| entry_of(place, entry)))
+    collect("-H", entries("-H", text).map(|(place, entry)| entry_of(place, entry)))
 }
 
 /// Parses `--servers`: `host,…`, hosts without ranks. They come after `hosts`, or this machine.
@@ -92,9 +90,8 @@ pub fn parse_list(text: &str) -> Result<Vec<Host>, HostsError> {
 /// # Errors
 /// [`HostsError`] with the entry that is wrong.
 pub fn parse_servers(text: &str, hosts: &[Host]) -> Result<Vec<Host>, HostsError> {
-    let entries = text.split(',').map(str::trim).enumerate().filter(|(_, entry)| !entry.is_empty());
-    let servers = entries.map(|(i, entry)| {
-        let (place, host) = entry_of(format!("--servers entry {}", i + 1), entry)?;
+    let servers = entries("--servers", text).map(|(place, entry)| {
+        let (place, host) = entry_of(place, entry)?;
         as_server(place, entry, host)
     });
     let known = hosts.iter().map(|host| Ok((String::new(), host.clone())));
@@ -103,6 +100,12 @@ pub fn parse_servers(text: &str, hosts: &[Host]) -> Result<Vec<Host>, HostsError
         return Err(HostsError::None { place: "--servers".to_owned() });
     }
     Ok(all)
+}
+
+/// The entries of a list, each with its place for errors.
+fn entries<'a>(option: &'a str, text: &'a str) -> impl Iterator<Item = (String, &'a str)> {
+    let entries = text.split(',').map(str::trim).enumerate().filter(|(_, entry)| !entry.is_empty());
+    entries.map(move |(i, entry)| (format!("{option} entry {}", i + 1), entry))
 }
 
 /// Whether a host was written with slots.
@@ -172,11 +175,8 @@ fn line_of(place: String, line: &str) -> Placed {
             Some(("rack", label)) if rack.is_none() => rack = Some(rack_of(&place, label)?),
             Some(("line", rate)) if line.is_none() => line = Some(line_mbit_of(&place, rate)?),
             Some((word @ ("slots" | "rack" | "line"), again)) => {
-                return Err(HostsError::Again {
-                    place,
-                    word: word.to_owned(),
-                    given: shown(again),
-                });
+                let (word, given) = (word.to_owned(), shown(again));
+                return Err(HostsError::Again { place, word, given });
             }
             _ => return Err(HostsError::Word { place, given: shown(word) }),
         }
@@ -194,9 +194,10 @@ fn line_of(place: String, line: &str) -> Placed {
 }
 
 fn rack_of(place: &str, label: &str) -> Result<String, HostsError> {
-    let fits = !label.is_empty() && check_rack_label(label).is_ok();
-    let refused = || HostsError::Rack { place: place.to_owned(), given: shown(label) };
-    if fits { Ok(label.to_owned()) } else { Err(refused()) }
+    match check_rack_label(label) {
+        Ok(()) if !label.is_empty() => Ok(label.to_owned()),
+        _ => Err(HostsError::Rack { place: place.to_owned(), given: shown(label) }),
+    }
 }
 
 /// The rate of a line in Mbit/s, from a number or one with a unit, such as 25G.

@@ -65,23 +65,14 @@ pub enum Event {
 
 /// What to do next.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say what the fields are")]
 pub enum Command {
     /// Give an order to a host's agent.
-    Order {
-        /// The host.
-        node: usize,
-        /// The order.
-        order: Order,
-    },
+    Order { node: usize, order: Order },
     /// A note, shown with `--verbose`.
     Note(String),
     /// All daemons serve: tell where.
-    Serving {
-        /// The address of the coordinator.
-        coordinator: SocketAddr,
-        /// Where the daemons serve their metrics.
-        daemons: Vec<DaemonMetrics>,
-    },
+    Serving { coordinator: SocketAddr, daemons: Vec<DaemonMetrics> },
 }
 
 /// How long things may take.

@@ -33,7 +33,7 @@ use super::{
     places,
 };
 use crate::{
-    messages::{MessageError, Reader},
+    messages::Reader,
     reach::{Reached, Way},
 };
 
@@ -101,17 +101,9 @@ pub fn open(
             if let Some(stdin) = child.0.stdin.take() {
                 tasks.spawn(speak(stdin, begin, receive));
             }
-            tasks.spawn(
-                Link {
-                    target,
-                    shared,
-                    orders: send,
-                    asked: None,
-                    offset: None,
-                    open_line: String::new(),
-                }
-                .listen(child),
-            );
+            let (asked, offset, open_line) = (None, None, String::new());
+            let link = Link { target, shared, orders: send, asked, offset, open_line };
+            tasks.spawn(link.listen(child));
         }
         Err((what, hint)) => {
             let event = Event::Refused { node: target.node, what, hint };
@@ -159,10 +151,7 @@ impl Link {
             Some(stdout) => self.read(stdout).await,
             None => None,
         };
-        let status = match timeout(END, child.0.wait()).await {
-            Ok(Ok(status)) => Some(status),
-            _ => None,
-        };
+        let status = timeout(END, child.0.wait()).await.ok().and_then(Result::ok);
         let stderr = timeout(END, noise).await.ok().and_then(Result::ok).unwrap_or_default();
         let at = self.shared.born.elapsed();
         let node = self.target.node;
@@ -187,19 +176,14 @@ impl Link {
         loop {
             // The job limits the time for the first answer.
             let next = match self.offset {
-                Some(_) => next(&mut reports).await,
-                None => reports.next().await.map(Next::Report),
+                Some(_) => next(&mut reports).await?,
+                None => reports.next().await?.map_err(|error| error.to_string()),
             };
             let report = match next {
-                Some(Next::Report(report)) => report,
-                Some(Next::Silence) => return Some(SILENT.to_owned()),
-                None => return None,
-            };
-            let report = match report {
                 Ok(report) => report,
                 // A login may print a greeting before the agent speaks.
                 Err(_) if self.asked.is_none() => continue,
-                Err(error) => return Some(error.to_string()),
+                Err(why) => return Some(why),
             };
             match report {
                 Report::Output { role, stream, text, end } => {
@@ -298,24 +282,16 @@ impl Link {
     }
 }
 
-/// What an agent sent.
-#[derive(Debug)]
-enum Next {
-    Report(Result<Report, MessageError>),
-    /// Nothing came for [`SILENCE`].
-    Silence,
-}
-
 /// The next report of an agent that answers signs of life, or none at the end (WAIT). Time counts
 /// only while the launcher waits, and not while it is suspended.
-async fn next<R: AsyncRead + Unpin>(reports: &mut Reader<R>) -> Option<Next> {
+async fn next<R: AsyncRead + Unpin>(reports: &mut Reader<R>) -> Option<Result<Report, String>> {
     let now = || time::Instant::now().into_std();
     let mut begun = now();
     let mut suspension = Suspension::new(begun);
     loop {
         tokio::select! {
             biased;
-            report = reports.next() => return report.map(Next::Report),
+            report = reports.next() => return report.map(|it| it.map_err(|error| error.to_string())),
             // Often, because a long time between two checks means that this process was suspended.
             () = sleep(PING) => {}
         }
@@ -324,7 +300,7 @@ async fn next<R: AsyncRead + Unpin>(reports: &mut Reader<R>) -> Option<Next> {
             begun = now;
         }
         if now - begun >= SILENCE {
-            return Some(Next::Silence);
+            return Some(Err(SILENT.to_owned()));
         }
     }
 }
@@ -381,14 +357,14 @@ mod tests {
         for at in 0..100 {
             let report = next(&mut reports).await;
             assert!(
-                matches!(report, Some(Next::Report(Ok(Report::Clock { at_us }))) if at_us == at),
+                matches!(report, Some(Ok(Report::Clock { at_us })) if at_us == at),
                 "{report:?}"
             );
         }
         let agent = answers.await.unwrap();
         let begun = time::Instant::now();
         let report = next(&mut reports).await;
-        assert!(matches!(report, Some(Next::Silence)), "{report:?}");
+        assert_eq!(report, Some(Err(SILENT.to_owned())));
         assert_eq!(begun.elapsed().as_secs(), SILENCE.as_secs());
         drop(agent);
         assert!(next(&mut reports).await.is_none());

@@ -9,7 +9,10 @@ use std::{
 
 use serde_json::json;
 
-use crate::error::{CommandError, print_line};
+use crate::{
+    error::{CommandError, print_line},
+    run_file::write_whole,
+};
 
 /// Where a daemon serves its metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,18 +47,8 @@ impl MetricsFile {
         Ok(file)
     }
 
-    /// Readers see the old or the new content, never a part.
     fn write(&self, daemons: &[DaemonMetrics]) -> io::Result<()> {
-        let new = self.new_path();
-        let written = fs::write(&new, content(&self.job, daemons));
-        written.and_then(|()| fs::rename(&new, &self.path)).inspect_err(|_| {
-            // The first error is the one to report.
-            let _ = fs::remove_file(&new);
-        })
-    }
-
-    fn new_path(&self) -> PathBuf {
-        self.path.with_extension("json.new")
+        write_whole(&self.path, 0o666, content(&self.job, daemons).as_bytes())
     }
 
     /// Lists the daemons. If that fails, the job goes on.

@@ -93,18 +93,13 @@ pub async fn run(
 ) -> Result<JobReport, CommandError> {
     // If an agent here is killed, we have to end what it had started.
     processes::adopt_orphans().map_err(CommandError::failed)?;
-    let files = match &options.output_dir {
-        Some(directory) => {
-            let hosts = plan.nodes.iter().map(|node| node.host.as_str());
-            Some(Files::create(directory, plan.size(), hosts).map_err(|(path, error)| {
-                CommandError::failed(format!(
-                    "--output-dir: can't create {}: {error}",
-                    path.display()
-                ))
-            })?)
-        }
-        None => None,
-    };
+    let files = options.output_dir.as_deref().map(|directory| {
+        let hosts = plan.nodes.iter().map(|node| node.host.as_str());
+        Files::create(directory, plan.size(), hosts).map_err(|(path, error)| {
+            CommandError::failed(format!("--output-dir: can't create {}: {error}", path.display()))
+        })
+    });
+    let files = files.transpose()?;
     let metrics_file = options.metrics_sd.as_deref();
     let metrics_file =
         metrics_file.map(|folder| MetricsFile::create(folder, plan.job.as_str())).transpose()?;
@@ -147,7 +142,7 @@ pub async fn run(
         if let Some(report) = job.report() {
             break report;
         }
-        let deadline = job.deadline().map_or(Duration::from_secs(3600), |at| at);
+        let deadline = job.deadline().unwrap_or(Duration::from_secs(3600));
         let event = tokio::select! {
             Some(event) = happened.recv() => event,
             signal = signals.next() => Event::Interrupted { signal },
@@ -163,7 +158,11 @@ pub async fn run(
                 Command::Order { node, order } => {
                     let ends = matches!(order, Order::Stop { .. });
                     hushed.fetch_or(ends, Ordering::Relaxed);
-                    give(&agents[node], order);
+                    // The channel holds more orders than a host ever gets; the end of an agent is a
+                    // separate event.
+                    if let Err(error) = agents[node].try_send(order) {
+                        tracing::debug!(%error, "order not given");
+                    }
                 }
                 // A note may get lost: the launcher must not wait.
                 Command::Note(text) if options.verbose => drop(console.try_send(Line::note(&text))),
@@ -232,13 +231,6 @@ pub async fn run(
         print_line("gradwire: processes of the job on this machine can't be killed");
     }
     Ok(report)
-}
-
-/// The channel holds more orders than a host ever gets; the end of an agent is a separate event.
-fn give(agent: &mpsc::Sender<Order>, order: Order) {
-    if let Err(error) = agent.try_send(order) {
-        tracing::debug!(%error, "order not given");
-    }
 }
 
 /// Becomes ready once, when the writing thread has ended: with the error, if it can't write.

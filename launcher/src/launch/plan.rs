@@ -87,6 +87,10 @@ impl Plan {
             let what = format!("{np} ranks are more than the maximum of {}", Rank::MAX);
             return Err(CommandError::usage(what).hint("start fewer ranks with -np"));
         }
+        let node = |host: &Host, first_rank, ranks| {
+            let Host { name, rack, line_mbit, .. } = host.clone();
+            Node { host: name, first_rank, ranks, rack, line_mbit }
+        };
         let (mut nodes, mut next) = (Vec::new(), 0);
         for host in &hosts {
             let left = u32::try_from(np).unwrap_or(Rank::MAX) - next;
@@ -94,17 +98,10 @@ impl Plan {
             if ranks == 0 {
                 break;
             }
-            let Host { name, rack, line_mbit, .. } = (*host).clone();
-            nodes.push(Node { host: name, first_rank: next, ranks, rack, line_mbit });
+            nodes.push(node(host, next, ranks));
             next += ranks;
         }
-        nodes.extend(servers.into_iter().map(|server| Node {
-            host: server.name.clone(),
-            first_rank: next,
-            ranks: 0,
-            rack: server.rack.clone(),
-            line_mbit: server.line_mbit,
-        }));
+        nodes.extend(servers.into_iter().map(|server| node(server, next, 0)));
         Ok(nodes)
     }
 
@@ -133,12 +130,7 @@ impl Plan {
         Self::check(&nodes, &settings.settings)?;
         let id: String =
             gradwire_proto::auth::nonce()[..6].iter().map(|b| format!("{b:02x}")).collect();
-        let worker_settings = settings
-            .rows
-            .iter()
-            .filter(|row| row.key.name.starts_with("worker."))
-            .map(|row| (row.key.variable(), row.value.clone()))
-            .collect();
+        let worker = settings.rows.iter().filter(|row| row.key.name.starts_with("worker."));
         Ok(Self {
             job: format!("gw{id}"),
             secret: Secret::generate(),
@@ -146,7 +138,7 @@ impl Plan {
             program,
             args,
             service_settings: settings.variables().collect(),
-            worker_settings,
+            worker_settings: worker.map(|row| (row.key.variable(), row.value.clone())).collect(),
         })
     }
 
@@ -181,32 +173,27 @@ impl Plan {
         address: IpAddr,
         coordinator: Option<SocketAddr>,
     ) -> Variables {
+        let here = &self.nodes[node];
         let mut all = self.service_settings.clone();
         all.extend(self.job_variables());
-        all.extend(variables([
-            ("GRADWIRE_HOST", self.nodes[node].host.clone()),
-            ("GRADWIRE_ADDRESS", address.to_string()),
-            ("GRADWIRE_SLOTS", self.nodes[node].ranks.to_string()),
-            ("GRADWIRE_ORDER", node.to_string()),
-            ("GRADWIRE_SOCKET", self.socket(node)),
-            (REPORTS_ARE_READ, "1".to_owned()),
-        ]));
-        if !self.nodes[node].rack.is_empty() {
-            all.extend(variables([("GRADWIRE_NODE__RACK", self.nodes[node].rack.clone())]));
+        let mut add = |name: &str, value: String| all.insert(name.to_owned(), value);
+        add("GRADWIRE_HOST", here.host.clone());
+        add("GRADWIRE_ADDRESS", address.to_string());
+        add("GRADWIRE_SLOTS", here.ranks.to_string());
+        add("GRADWIRE_ORDER", node.to_string());
+        add("GRADWIRE_SOCKET", self.socket(node));
+        add(REPORTS_ARE_READ, "1".to_owned());
+        if !here.rack.is_empty() {
+            add("GRADWIRE_NODE__RACK", here.rack.clone());
         }
-        if let Some(rate) = self.nodes[node].line_mbit {
-            all.extend(variables([("GRADWIRE_NODE__LINE_MBIT", rate.to_string())]));
+        if let Some(rate) = here.line_mbit {
+            add("GRADWIRE_NODE__LINE_MBIT", rate.to_string());
         }
-        match coordinator {
-            Some(address) => {
-                all.extend(variables([("GRADWIRE_COORDINATOR", address.to_string())]));
-            }
-            None => all.extend(variables([
-                ("GRADWIRE_COORDINATOR", HERE.to_owned()),
-                ("GRADWIRE_NODES", self.nodes.len().to_string()),
-                ("GRADWIRE_SERVERS", self.servers().to_string()),
-                ("GRADWIRE_RANKS", self.size().to_string()),
-            ])),
+        add("GRADWIRE_COORDINATOR", coordinator.map_or(HERE.to_owned(), |at| at.to_string()));
+        if coordinator.is_none() {
+            add("GRADWIRE_NODES", self.nodes.len().to_string());
+            add("GRADWIRE_SERVERS", self.servers().to_string());
+            add("GRADWIRE_RANKS", self.size().to_string());
         }
         all
     }
@@ -280,11 +267,8 @@ pub fn forwarded(environment: &std::collections::HashMap<String, String>) -> Var
         STAY.contains(&name)
             || ["GRADWIRE_", "SSH_", "XDG_", "LC_"].iter().any(|prefix| name.starts_with(prefix))
     };
-    environment
-        .iter()
-        .filter(|(name, _)| !stays(name))
-        .map(|(name, value)| (name.clone(), value.clone()))
-        .collect()
+    let forwarded = environment.iter().filter(|(name, _)| !stays(name));
+    forwarded.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
 #[cfg(test)]

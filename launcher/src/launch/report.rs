@@ -26,40 +26,22 @@ const JOB_FAILED: i32 = 1;
 
 /// One thing that went wrong. Times are since the launch began.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say what the fields are")]
 pub enum Cause {
-    /// The job could not start.
-    NotStarted {
-        /// What was wrong.
-        what: String,
-        /// What to do; may be empty.
-        hint: String,
-    },
-    /// A process failed.
+    /// The job could not start. The hint may be empty.
+    NotStarted { what: String, hint: String },
+    /// A process failed after it ran for `ran`; `tail` has its last lines on standard error.
     Ended {
-        /// The process.
         role: Role,
-        /// Its host.
         host: String,
-        /// Its id.
         pid: u32,
-        /// How it ended.
         end: ProcessEnd,
-        /// When it ended.
         at: Duration,
-        /// How long it ran.
         ran: Duration,
-        /// Its last lines on standard error.
         tail: Vec<String>,
     },
     /// The connection to a host broke.
-    Lost {
-        /// The host.
-        host: String,
-        /// What is known.
-        what: String,
-        /// When it broke.
-        at: Duration,
-    },
+    Lost { host: String, what: String, at: Duration },
     /// This signal asked the launcher to end.
     Interrupted(i32),
     /// Output can't be written.
