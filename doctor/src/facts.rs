@@ -16,12 +16,10 @@ pub struct Limit {
 
 /// A network interface.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say what the fields are")]
 pub struct Interface {
-    /// Its name.
     pub name: String,
-    /// The size of its largest packet.
     pub mtu: Option<u32>,
-    /// Its rate in Mbit/s, if known.
     pub mbit: Option<u32>,
 }
 
@@ -56,10 +54,10 @@ pub struct Buffers {
 
 /// The GPUs of a host.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say what the fields are")]
 pub struct Gpus {
     /// The models that NVIDIA's driver knows.
     pub models: Vec<String>,
-    /// The driver's version.
     pub driver: Option<String>,
     /// How many NVIDIA GPUs are in the machine, with or without a driver.
     pub built_in: u32,
@@ -80,11 +78,10 @@ pub enum Torch {
 
 /// The facts of a host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say what the fields are")]
 pub struct HostFacts {
     /// The release that `gradwired` prints, or why it is unknown.
     pub gradwired: Result<String, String>,
-    /// The kernel's release.
-    pub kernel: String,
     /// Where it listens for other hosts, or why it can't.
     pub data: Result<SocketAddr, String>,
     /// Where it listens instead of the coordinator; `None`: it is not the first host.
@@ -98,29 +95,22 @@ pub struct HostFacts {
     pub interface: Option<Interface>,
     /// Other network cards that are up and have an address.
     pub others: Vec<Interface>,
-    /// The limit of open files of a process.
     pub open_files: Limit,
     /// The memory that a process may lock, in bytes.
     pub memlock: Limit,
-    /// The free memory.
     pub memory: Option<Memory>,
     /// Whether shared memory can be made and sealed like in a job, or why not.
     pub memfd: Result<(), String>,
-    /// Huge pages.
     pub huge_pages: HugePageFacts,
-    /// Socket buffers.
     pub buffers: Buffers,
     /// The congestion control of connections, or why the chosen one is not available.
     pub congestion: Result<String, String>,
-    /// How many cores a process here may use.
     pub cores: u32,
     /// The instruction set for reductions.
     pub level: String,
     /// Whether the processor's architecture has several such instruction sets.
     pub has_levels: bool,
-    /// GPUs.
     pub gpus: Gpus,
-    /// PyTorch.
     pub torch: Torch,
     /// The release of the Python package `gradwire`, if it is installed.
     pub package: Option<String>,
@@ -146,8 +136,16 @@ pub struct Refused {
     pub hint: String,
 }
 
+impl Refused {
+    /// A host that can't be asked.
+    pub fn new(what: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { is_version: false, what: what.into(), hint: hint.into() }
+    }
+}
+
 /// A host of the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say what the fields are")]
 pub struct Host {
     /// Its name, as the user gave it.
     pub name: String,
@@ -157,9 +155,7 @@ pub struct Host {
     pub local: bool,
     /// Its address for other hosts.
     pub address: Option<IpAddr>,
-    /// Its clock.
     pub clock: Option<Clock>,
-    /// Its facts.
     pub facts: Result<HostFacts, Refused>,
     /// Why it stopped answering later.
     pub lost: Option<String>,
@@ -179,14 +175,11 @@ pub enum Purpose {
 
 /// The result of dialling one host from another.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say what the fields are")]
 pub struct Dialled {
-    /// The host that dials.
     pub from: usize,
-    /// The host that listens.
     pub to: usize,
-    /// The purpose.
     pub purpose: Purpose,
-    /// The address that was dialled.
     pub address: SocketAddr,
     /// Why it failed.
     pub failed: Option<String>,
@@ -205,10 +198,9 @@ pub struct Measured {
 
 /// The measurement between two hosts.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(missing_docs, reason = "the names say what the fields are")]
 pub struct Pair {
-    /// The host that dialled.
     pub from: usize,
-    /// The host that answered.
     pub to: usize,
     /// The measurement, or why there is none.
     pub measured: Result<Measured, String>,
@@ -218,15 +210,21 @@ pub struct Pair {
 
 /// All facts of a check.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(missing_docs, reason = "the names say what the fields are")]
 pub struct Facts {
     /// The launcher's release.
     pub version: String,
     /// The hosts, in the order of the job.
     pub hosts: Vec<Host>,
-    /// The results of dialling.
     pub dialled: Vec<Dialled>,
-    /// The measurements.
     pub pairs: Vec<Pair>,
+}
+
+impl Facts {
+    /// The interface of a host, if it is known.
+    pub fn interface(&self, host: usize) -> Option<&Interface> {
+        self.hosts[host].facts.as_ref().ok()?.interface.as_ref()
+    }
 }
 
 /// The settings that an agent needs.
@@ -240,8 +238,6 @@ pub struct Wanted {
     pub metrics: (IpAddr, u16, u16),
     /// `data.congestion_control`
     pub congestion_control: String,
-    /// `data.socket_buffer_bytes`
-    pub socket_buffer_bytes: u64,
     /// The connections between two hosts: `data.lanes` times `data.streams`.
     pub streams: u32,
     /// `worker.huge_pages` is `require`.
@@ -261,7 +257,6 @@ impl Wanted {
             coordinator_listen: settings.coordinator.listen,
             metrics: (metrics.ip, *metrics.ports.start(), *metrics.ports.end()),
             congestion_control: settings.data.congestion_control.clone(),
-            socket_buffer_bytes: settings.data.socket_buffer_bytes,
             streams: settings.data.lanes * settings.data.streams,
             require_huge_pages: settings.worker.huge_pages == HugePages::Require,
             gradwired: settings.launch.gradwired.clone(),

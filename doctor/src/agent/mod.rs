@@ -246,7 +246,8 @@ async fn measure(
     }
 }
 
-fn unix_us() -> i64 {
+/// Microseconds since 1970.
+pub fn unix_us() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
 }

@@ -31,7 +31,6 @@ pub async fn all(address: IpAddr, wanted: &Wanted) -> HostFacts {
     let (interface, others) = interfaces(address);
     HostFacts {
         gradwired,
-        kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
         data: Err("the agent does not listen".to_owned()),
         coordinator: None,
         heartbeats: None,

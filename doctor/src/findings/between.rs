@@ -66,21 +66,21 @@ fn ports(facts: &Facts) -> Vec<Finding> {
             // A job runs without them, but survives only short outages.
             Purpose::Heartbeats => ("coordinator by UDP", Status::Warn, "coordinator.listen"),
         };
-        let remedy = match dialled.purpose {
-            Purpose::Data | Purpose::Coordinator => format!(
-                "allow TCP from {from} to {to}; a job uses any free port unless {setting} names one"
-            ),
-            Purpose::Heartbeats => format!(
-                "allow UDP from {from} to {to}, too: with heartbeats by UDP a job survives longer \
-                 outages; it uses any free port unless {setting} names one"
-            ),
-        };
-        let address = dialled.address;
         let finding = match &dialled.failed {
             None => Finding::pass(Check::Ports, format!("{what} can be reached")),
             Some(why) => {
-                Finding::pass(Check::Ports, format!("{what} at {address} can't be reached: {why}"))
-                    .bad(status, remedy)
+                let found = format!("{what} at {} can't be reached: {why}", dialled.address);
+                let allow = match dialled.purpose {
+                    Purpose::Data | Purpose::Coordinator => {
+                        format!("allow TCP from {from} to {to};")
+                    }
+                    Purpose::Heartbeats => format!(
+                        "allow UDP from {from} to {to}, too, with which a job survives longer \
+                         outages;"
+                    ),
+                };
+                let remedy = format!("{allow} a job uses any free port unless {setting} names one");
+                Finding::pass(Check::Ports, found).bad(status, remedy)
             }
         };
         all.push(finding.between(from, to));
@@ -112,28 +112,24 @@ fn rates(facts: &Facts, pair: &Pair, settings: &Settings, middle: Option<f64>) -
     let set = settings.network.rate_mbit;
     // Like in the coordinator, a value other than the default is what the user knows.
     let set = Some(f64::from(set)).filter(|_| set != Settings::default().network.rate_mbit);
-    let of = |host: usize| facts.hosts[host].facts.as_ref().ok()?.interface.as_ref()?.mbit;
+    let of = |host| facts.interface(host)?.mbit;
     let line = of(pair.from).zip(of(pair.to)).map(|(a, b)| f64::from(a.min(b)));
     let below = |rate: Option<f64>, percent| rate.filter(|rate| slower * 100.0 < rate * percent);
-    let finding = Finding::pass(check, format!("{there:.0} Mbit/s, and {back:.0} back at once"))
-        .value(slower.round(), "Mbit/s");
-    let finding = match below(set, OF_SET_RATE) {
-        Some(rate) => finding.bad(
-            Status::Warn,
-            format!("network.rate_mbit is {rate:.0}: check the line, or correct the setting"),
-        ),
-        None => finding,
-    };
-    let finding = match below(line, OF_INTERFACE).filter(|_| set.is_none()) {
-        Some(rate) => finding.bad(
-            Status::Warn,
-            format!(
-                "the interfaces have {rate:.0} Mbit/s: more data.lanes or data.streams may help; \
-                 otherwise check the switch, the cables, and what else uses the line"
-            ),
-        ),
-        None => finding,
-    };
+    let mut finding =
+        Finding::pass(check, format!("{there:.0} Mbit/s, and {back:.0} back at once"))
+            .value(slower.round(), "Mbit/s");
+    if let Some(rate) = below(set, OF_SET_RATE) {
+        let remedy =
+            format!("network.rate_mbit is {rate:.0}: check the line, or correct the setting");
+        finding = finding.bad(Status::Warn, remedy);
+    }
+    if let Some(rate) = below(line, OF_INTERFACE).filter(|_| set.is_none()) {
+        let remedy = format!(
+            "the interfaces have {rate:.0} Mbit/s: more data.lanes or data.streams may help; \
+             otherwise check the switch, the cables, and what else uses the line"
+        );
+        finding = finding.bad(Status::Warn, remedy);
+    }
     finding.bad_if(
         middle.is_some_and(|middle| slower * OUTLIER < middle),
         Status::Warn,
@@ -143,35 +139,22 @@ fn rates(facts: &Facts, pair: &Pair, settings: &Settings, middle: Option<f64>) -
 
 fn path_mtu(facts: &Facts, pair: &Pair, measured: &Measured) -> Finding {
     let check = Check::PathMtu;
-    let interface = |host: usize| {
-        let facts = facts.hosts[host].facts.as_ref().ok()?;
-        facts.interface.as_ref()?.mtu
-    };
-    let ends = [interface(pair.from), interface(pair.to)];
+    let ends = [pair.from, pair.to].map(|host| facts.interface(host)?.mtu);
     let shown = |mtu: Option<u32>| mtu.map_or("unknown".to_owned(), |mtu| mtu.to_string());
-    let found = format!(
-        "{}, interfaces {} and {}",
-        shown(measured.path_mtu),
-        shown(ends[0]),
-        shown(ends[1])
-    );
+    let [from, to] = ends.map(shown);
     if let Some(why) = &measured.lost_large {
-        return Finding::pass(check, format!("small messages pass, a large one does not: {why}"))
-            .bad(
-                Status::Fail,
-                format!(
-                    "packets as large as the interfaces allow ({}, {}) are lost on the way: set \
-                     their MTU to that of the path, or let ICMP \"fragmentation needed\" pass",
-                    shown(ends[0]),
-                    shown(ends[1])
-                ),
-            );
+        let found = format!("small messages pass, a large one does not: {why}");
+        let remedy = format!(
+            "packets as large as the interfaces allow ({from}, {to}) are lost on the way: set \
+             their MTU to that of the path, or let ICMP \"fragmentation needed\" pass"
+        );
+        return Finding::pass(check, found).bad(Status::Fail, remedy);
     }
-    let finding = Finding::pass(check, found);
-    let finding = match measured.path_mtu {
-        Some(mtu) => finding.value(f64::from(mtu), "bytes"),
-        None => finding,
-    };
+    let found = format!("{}, interfaces {from} and {to}", shown(measured.path_mtu));
+    let mut finding = Finding::pass(check, found);
+    if let Some(mtu) = measured.path_mtu {
+        finding = finding.value(f64::from(mtu), "bytes");
+    }
     let smallest = ends.into_iter().flatten().min().map(|mtu| mtu.min(LARGEST_PACKET));
     finding
         .bad_if(

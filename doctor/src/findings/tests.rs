@@ -21,7 +21,6 @@ fn host(number: usize) -> Host {
     let limit = Limit { soft: Some(4096), hard: Some(1 << 20) };
     let facts = HostFacts {
         gradwired: Ok("1.0".to_owned()),
-        kernel: "6.1".to_owned(),
         data: Ok(address(number)),
         coordinator: (number == 0).then(|| Ok(address(0))),
         heartbeats: (number == 0).then(|| Ok(address(0))),
@@ -265,8 +264,7 @@ fn settings_decide_what_is_needed() {
 #[test]
 fn an_unreached_or_lost_host_is_one_problem() {
     let mut facts = healthy();
-    let refused =
-        |is_version| Err(Refused { is_version, what: "it is so".to_owned(), hint: String::new() });
+    let refused = |is_version| Err(Refused { is_version, ..Refused::new("it is so", "") });
     facts.hosts[2].facts = refused(false);
     facts.hosts[2].clock = None;
     facts.dialled.retain(|dialled| dialled.to != 2 && dialled.from != 2);

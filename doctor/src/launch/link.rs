@@ -4,7 +4,7 @@
 use std::{
     collections::VecDeque,
     net::IpAddr,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use gradwire_launcher::{
@@ -21,6 +21,7 @@ use tokio::{
 };
 
 use crate::{
+    agent::unix_us,
     facts::{Clock, HostFacts, Refused},
     limits::{CLOCKS, END, FACTS, MARGIN, PING},
     messages::{Order, Peer, Report},
@@ -28,6 +29,9 @@ use crate::{
 
 /// The command of gradwire on a host.
 pub(super) const AGENT: &str = "doctor-agent";
+
+/// The hint for another release.
+const SAME_RELEASE: &str = "install the same release on every host";
 
 /// How many bytes of an agent's standard error are kept (BOUND).
 const MAX_SAID: usize = 8 << 10;
@@ -47,15 +51,11 @@ pub(super) struct Link {
 
 impl Link {
     pub(super) fn open(number: usize, way: Way) -> Result<Self, Refused> {
-        let refused = |(what, hint)| Refused { is_version: false, what, hint };
-        let mut child = way.start().map_err(refused)?;
-        let (stdin, stdout) = (child.0.stdin.take(), child.0.stdout.take());
-        let Some(stdout) = stdout else {
-            return Err(refused(("the agent has no output".to_owned(), String::new())));
-        };
+        let mut child = way.start().map_err(|(what, hint)| Refused::new(what, hint))?;
+        let (orders, stdout) = (child.0.stdin.take(), child.0.stdout.take());
+        let stdout = stdout.ok_or_else(|| Refused::new("the agent has no output", ""))?;
         let printed = tokio::spawn(overhear(child.0.stderr.take()));
-        let reports = Reader::new(stdout);
-        Ok(Self { number, way, child, orders: stdin, reports, printed, lost: None })
+        Ok(Self { number, way, child, orders, reports: Reader::new(stdout), printed, lost: None })
     }
 
     /// Gives an order. If an agent does not read it, its answer is missing.
@@ -94,11 +94,8 @@ impl Link {
                         return Ok(address);
                     }
                     let host = &self.way.host;
-                    return Err(Refused {
-                        is_version: true,
-                        what: format!("host {host} has gradwire {theirs}, but this is {version}"),
-                        hint: "install the same release on every host".to_owned(),
-                    });
+                    let what = format!("host {host} has gradwire {theirs}, but this is {version}");
+                    return Err(Refused { is_version: true, ..Refused::new(what, SAME_RELEASE) });
                 }
                 // A login may print a greeting before the agent speaks.
                 Some(_) => {}
@@ -115,8 +112,7 @@ impl Link {
         let is_version = printed.iter().any(|line| line.contains(AGENT));
         let code = status.and_then(|status| status.code());
         let (what, hint) = self.way.unreachable(code, &printed, None);
-        let hint =
-            if is_version { "install the same release on every host".to_owned() } else { hint };
+        let hint = if is_version { SAME_RELEASE.to_owned() } else { hint };
         Refused { is_version, what, hint }
     }
 
@@ -152,14 +148,11 @@ impl Link {
             Ok((by_ssh, self.clock().await))
         };
         let Ok(begun) = timeout(limit, begin).await else {
-            let limit = limit.as_secs_f64();
-            return Err(Refused {
-                is_version: false,
-                what: format!("host {} did not answer within {limit} s", self.way.host),
-                hint: "check that it is up, and that ssh asks nothing; allow more time with \
-                       --start-timeout SECONDS"
-                    .to_owned(),
-            });
+            return Err(Refused::new(
+                format!("host {} did not answer within {} s", self.way.host, limit.as_secs_f64()),
+                "check that it is up, and that ssh asks nothing; allow more time with \
+                 --start-timeout SECONDS",
+            ));
         };
         let (by_ssh, clock) = begun?;
         let host = &self.way.host;
@@ -168,14 +161,11 @@ impl Link {
         } else {
             places::remote_address(host, by_ssh).await
         };
-        match address {
-            Some(address) => Ok((address, clock)),
-            None => Err(Refused {
-                is_version: false,
-                what: format!("host {host} has no address: only ssh knows its name"),
-                hint: "use its address, or add its name to /etc/hosts".to_owned(),
-            }),
-        }
+        let address = address.ok_or_else(|| {
+            let what = format!("host {host} has no address: only ssh knows its name");
+            Refused::new(what, "use its address, or add its name to /etc/hosts")
+        })?;
+        Ok((address, clock))
     }
 
     pub(super) async fn facts(&mut self, order: Order) -> Option<HostFacts> {
@@ -188,10 +178,7 @@ impl Link {
             }
         };
         let answer = timeout(FACTS, facts).await;
-        answer.unwrap_or_else(|_| {
-            self.silent(FACTS);
-            None
-        })
+        answer.inspect_err(|_| self.silent(FACTS)).unwrap_or_default()
     }
 
     /// Lets the host dial all peers at once. If the agent is lost, some results are missing.
@@ -251,9 +238,4 @@ async fn overhear(stderr: Option<impl AsyncRead + Unpin>) -> VecDeque<String> {
 
 pub(super) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
-fn unix_us() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
 }

@@ -58,7 +58,7 @@ pub async fn run(
             local,
             address: None,
             clock: None,
-            facts: Err(Refused { is_version: false, what: String::new(), hint: String::new() }),
+            facts: Err(Refused::new("", "")),
             lost: None,
         });
     }
@@ -114,8 +114,10 @@ impl Check<'_> {
                         let order = Order::Listen { host, address, secret, wanted };
                         let facts = link.facts(order).await.ok_or_else(|| {
                             let why = link.lost.clone().unwrap_or_default();
-                            let what = format!("host {} reports no facts: {why}", link.way.host);
-                            Refused { is_version: false, what, hint: String::new() }
+                            Refused::new(
+                                format!("host {} reports no facts: {why}", link.way.host),
+                                "",
+                            )
                         });
                         Ok((address, clock, facts))
                     }
@@ -171,15 +173,14 @@ impl Check<'_> {
         }
         while let Some(Ok((link, all))) = tasks.join_next().await {
             let from = link.number;
-            self.dialled.extend(all.into_iter().map(
-                |(Peer { host, purpose, address }, failed)| Dialled {
-                    from,
-                    to: host as usize,
-                    purpose,
-                    address,
-                    failed,
-                },
-            ));
+            let dialled = |(Peer { host, purpose, address }, failed)| Dialled {
+                from,
+                to: host as usize,
+                purpose,
+                address,
+                failed,
+            };
+            self.dialled.extend(all.into_iter().map(dialled));
             self.links[from] = Some(link);
         }
     }
