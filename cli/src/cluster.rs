@@ -6,6 +6,7 @@ use clap::ValueEnum;
 use gradwire_collectives::{Kind, Topology};
 use gradwire_launcher::error::CommandError;
 use gradwire_proto::MAX_TIERS;
+use gradwire_viewer::view::count;
 
 /// A collective that has a choice of algorithms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -144,11 +145,10 @@ pub fn in_words(topology: &Topology) -> String {
 
 fn places(topology: &Topology) -> String {
     let (nodes, sizes) = (topology.contributors(), racks(topology));
-    let nodes = if nodes == 1 { "1 node".to_owned() } else { format!("{nodes} nodes") };
+    let nodes = count(nodes.into(), "node");
     let nodes = match topology.servers() {
         0 => nodes,
-        1 => format!("{nodes} and 1 server"),
-        servers => format!("{nodes} and {servers} servers"),
+        servers => format!("{nodes} and {}", count(servers.into(), "server")),
     };
     if sizes.len() == 1 {
         return format!("{nodes} in 1 rack");

@@ -86,11 +86,11 @@ pub fn of_job(status: &StatusResponse, json: bool) -> String {
     let mut table = vec![head.map(str::to_owned)];
     table.extend(status.choices.iter().map(observed_as_text));
     let arranged = arrangement(status).map(|why| format!("Arranged by the links: {why}.\n\n"));
-    let arranged = arranged.unwrap_or_default();
     format!(
-        "{arranged}Choices of job {}: bytes and pieces are upper limits. Times are per piece. \
+        "{}Choices of job {}: bytes and pieces are upper limits. Times are per piece. \
          Observed times\nare for pieces alone, in a burst or in a full pipeline: mean ± standard \
          deviation (count).\n\n{}{}{}",
+        arranged.unwrap_or_default(),
         printable(&status.job),
         aligned(&table),
         reasons_as_text(&status.choices),
@@ -115,13 +115,8 @@ fn reasons_as_text(choices: &[pb::Choice]) -> String {
 pub(crate) fn sizes_as_text(status: &StatusResponse) -> String {
     let mut text = String::new();
     if let Some(sizes) = &status.sizes {
-        let observed = match sizes.observed {
-            0 => String::new(),
-            count => {
-                let (mean, spread) = (time(sizes.mean_seconds), time(sizes.spread_seconds));
-                format!("; a MiB took {mean} ± {spread} ({count})")
-            }
-        };
+        let observed = observed(sizes.observed, sizes.mean_seconds, sizes.spread_seconds);
+        let observed = observed.map(|times| format!("; a MiB took {times}")).unwrap_or_default();
         text += &format!(
             "\nPieces: up to {} KiB, {} in flight, chunks of {} KiB{observed}; version {}: {}\n",
             sizes.piece_bytes >> 10,
@@ -156,14 +151,12 @@ fn arrangement(status: &StatusResponse) -> Option<String> {
     why.filter(|why| !why.is_empty())
 }
 
+/// The mean and the standard deviation of observed times, and their count.
+fn observed(count: u64, mean: f64, spread: f64) -> Option<String> {
+    (count > 0).then(|| format!("{} ± {} ({count})", time(mean), time(spread)))
+}
+
 fn observed_as_text(choice: &pb::Choice) -> [String; 10] {
-    let observed = match choice.observed {
-        0 => String::new(),
-        count => {
-            let (mean, spread) = (time(choice.mean_seconds), time(choice.spread_seconds));
-            format!("{mean} ± {spread} ({count})")
-        }
-    };
     let next = match choice.runner_up.as_str() {
         "" => String::new(),
         spec => format!("{} {}", printable(spec), time(choice.runner_up_seconds)),
@@ -177,7 +170,7 @@ fn observed_as_text(choice: &pb::Choice) -> [String; 10] {
         choice.version.to_string(),
         choice.operations.to_string(),
         time(choice.predicted_seconds),
-        observed,
+        observed(choice.observed, choice.mean_seconds, choice.spread_seconds).unwrap_or_default(),
         next,
     ]
 }

@@ -19,14 +19,14 @@ use gradwire_viewer::{
 };
 use tokio::time::timeout;
 use tonic::{
-    Code, Status, Streaming,
+    Code, Response, Status, Streaming,
     transport::{Channel, Endpoint},
 };
 
 use crate::{cluster::printable, explain};
 
 /// How long the coordinator may take to answer (WAIT).
-pub(crate) const ANSWER: Duration = Duration::from_secs(5);
+const ANSWER: Duration = Duration::from_secs(5);
 
 /// How long a watched coordinator may be silent (WAIT).
 const SILENCE: Duration = Duration::from_secs(10);
@@ -56,19 +56,12 @@ pub struct Options {
 }
 
 /// Connects to the coordinator at `address` (`ip:port`).
-pub(crate) async fn connect(
-    address: &str,
-    limit: Option<Duration>,
-) -> Result<InspectClient<Channel>, CommandError> {
+async fn connect(address: &str) -> Result<InspectClient<Channel>, CommandError> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
         .map_err(|_| CommandError::usage(format!("invalid address '{address}': expected IP:PORT")))?
         .connect_timeout(ANSWER)
         .http2_keep_alive_interval(ANSWER)
         .keep_alive_timeout(ANSWER);
-    let endpoint = match limit {
-        Some(limit) => endpoint.timeout(limit),
-        None => endpoint,
-    };
     let channel = endpoint.connect().await.map_err(|error| {
         let cause = std::error::Error::source(&error).map(ToString::to_string);
         let cause = cause.unwrap_or_else(|| error.to_string());
@@ -77,13 +70,31 @@ pub(crate) async fn connect(
     Ok(InspectClient::new(channel).max_decoding_message_size(MAX_SNAPSHOT))
 }
 
-/// Asks the coordinator at `address` (`ip:port`).
+/// Connects to the coordinator at `address` (`ip:port`) and makes one call.
+///
+/// # Errors
+/// [`CommandError`] if it can't be reached or does not answer in time.
+pub(crate) async fn open<T>(
+    address: &str,
+    call: impl AsyncFnOnce(&mut InspectClient<Channel>) -> Result<Response<T>, Status>,
+) -> Result<T, CommandError> {
+    // The limit of an endpoint would apply to a whole stream.
+    let answer = async {
+        let answer = call(&mut connect(address).await?).await;
+        answer.map(Response::into_inner).map_err(|status| refused(address, &status))
+    };
+    timeout(ANSWER, answer).await.unwrap_or_else(|_| {
+        let what = format!("no coordinator answers at {address} within {ANSWER:?}");
+        Err(CommandError::failed(what).hint(WHERE))
+    })
+}
+
+/// The state of the job of the coordinator at `address` (`ip:port`).
 ///
 /// # Errors
 /// [`CommandError`] if it can't be reached or does not answer in time.
 pub async fn ask(address: &str) -> Result<StatusResponse, CommandError> {
-    let answer = connect(address, Some(ANSWER)).await?.status(StatusRequest {}).await;
-    Ok(answer.map_err(|status| refused(address, &status))?.into_inner())
+    open(address, async |client| client.status(StatusRequest {}).await).await
 }
 
 pub(crate) fn refused(address: &str, status: &Status) -> CommandError {
@@ -116,16 +127,7 @@ impl Watch {
     /// # Errors
     /// [`CommandError`] if it can't be reached, or if it has too many viewers.
     pub async fn start(address: &str) -> Result<Self, CommandError> {
-        // The limit of an endpoint would apply to the whole stream.
-        let start = async {
-            let answer = connect(address, None).await?.watch(StatusRequest {}).await;
-            answer.map_err(|status| refused(address, &status))
-        };
-        let late = |_| {
-            let what = format!("no coordinator answers at {address} within {ANSWER:?}");
-            CommandError::failed(what).hint(WHERE)
-        };
-        let snapshots = timeout(ANSWER, start).await.map_err(late)??.into_inner();
+        let snapshots = open(address, async |client| client.watch(StatusRequest {}).await).await?;
         Ok(Self { address: address.to_owned(), snapshots, failure: None })
     }
 
@@ -193,7 +195,7 @@ fn pretty(status: &StatusResponse, shares: &Shares) -> String {
 }
 
 /// Writes to standard output. Returns false if the reader has closed it.
-pub fn write(text: &str) -> Result<bool, CommandError> {
+pub(crate) fn write(text: &str) -> Result<bool, CommandError> {
     let mut out = io::stdout();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => Ok(true),
@@ -223,11 +225,8 @@ pub fn show(status: &StatusResponse, shares: &Shares) -> String {
     if let Some(rate) = view::slowest(view::ranks(status)) {
         line(format!("steps: {rate:.2} per second"));
     }
-    if let Some((rank, share)) = view::straggler(shares) {
-        line(format!(
-            "straggler: rank {rank}: the others wait for it {} of the time",
-            view::percent(share)
-        ));
+    if let Some(straggler) = view::straggler_in_words(shares) {
+        line(straggler);
     }
     if let Some(network) = &status.network {
         let links = view::count(network.links.len() as u64, "link");
@@ -244,10 +243,9 @@ pub fn show(status: &StatusResponse, shares: &Shares) -> String {
         line(format!("failure: {}", Failure::from(failure.clone())));
     }
     for node in &status.nodes {
+        let first = u64::from(node.first_rank);
         let ranks = match u64::from(node.slots).checked_sub(1) {
-            Some(others) => {
-                format!("ranks {}-{}", node.first_rank, u64::from(node.first_rank) + others)
-            }
+            Some(others) => format!("ranks {first}-{}", first + others),
             None => "server".to_owned(),
         };
         let rack =

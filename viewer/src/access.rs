@@ -28,21 +28,14 @@ const MAX_FILE: u64 = 4096;
 
 /// Why a file has no usable token.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts say what the fields are")]
 pub enum TokenError {
     /// The path depends on the folder of the daemon.
     #[error("{TOKEN_FILE} = {path:?} is not an absolute path")]
-    Relative {
-        /// The path.
-        path: String,
-    },
+    Relative { path: String },
     /// The file can't be read.
     #[error("{TOKEN_FILE} = {path:?} can't be read: {reason}; it must be a file on the first host")]
-    Unreadable {
-        /// The path.
-        path: String,
-        /// The system's error.
-        reason: io::Error,
-    },
+    Unreadable { path: String, reason: io::Error },
     /// The file contains no token.
     #[error(
         "{TOKEN_FILE} = {path:?} contains no token: it must have {first} to {last} visible ASCII \
@@ -50,10 +43,7 @@ pub enum TokenError {
         first = LENGTH.start(),
         last = LENGTH.end()
     )]
-    Content {
-        /// The path.
-        path: String,
-    },
+    Content { path: String },
 }
 
 /// The status page and its API require this token. Only its digest is kept, so it can't be printed,

@@ -70,6 +70,13 @@ pub fn straggler(shares: &Shares) -> Option<(u32, f64)> {
     (share > STRAGGLING && share > all - share).then_some((rank, share))
 }
 
+/// The straggler in words.
+pub fn straggler_in_words(shares: &Shares) -> Option<String> {
+    let (rank, share) = straggler(shares)?;
+    let share = percent(share);
+    Some(format!("straggler: rank {rank}: the others wait for it {share} of the time"))
+}
+
 /// Steps per second of a rank. A rank that stands still gets slower with time.
 pub fn steps_per_second(rank: &RankReport) -> Option<f64> {
     let seconds = rank.step_seconds.max(rank.since_step_seconds);

@@ -100,17 +100,11 @@ fn header(look: Look<'_>) -> Paragraph<'static> {
         status.operations_started.saturating_sub(status.operations_done),
         view::count(status.pending_count, "tensor")
     ));
-    let second = match (&status.failure, view::straggler(look.shares)) {
+    let second = match (&status.failure, view::straggler_in_words(look.shares)) {
         (Some(failure), _) => {
             Span::styled(printable(&format!("failed: {}", failure.what)), look.alarm())
         }
-        (None, Some((rank, share))) => Span::styled(
-            format!(
-                "straggler: rank {rank}: the others wait for it {} of the time",
-                view::percent(share)
-            ),
-            look.alarm(),
-        ),
+        (None, Some(straggler)) => Span::styled(straggler, look.alarm()),
         (None, None) => Span::raw("no straggler"),
     };
     Paragraph::new(vec![

@@ -31,15 +31,15 @@ use gradwire_viewer::{
 use prost::Message as _;
 use tokio::{
     sync::oneshot,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep_until},
 };
-use tonic::{Code, Streaming};
+use tonic::Code;
 
 use self::{
     file::TraceFile,
     window::{Steps, Window},
 };
-use crate::status::{self, ANSWER, connect, refused};
+use crate::status::{self, open, refused};
 
 /// How long after its end the events of a trace may arrive: nodes look for new events twenty times
 /// per second.
@@ -173,7 +173,7 @@ async fn follow(
     begun: impl FnOnce(),
     end: impl Future<Output = ()>,
 ) -> Result<String, CommandError> {
-    let mut parts = start(address).await?;
+    let mut parts = open(address, async |client| client.trace(TraceRequest {}).await).await?;
     let mut begun = Some(begun);
     let mut trace: Option<Traced> = None;
     let mut end = std::pin::pin!(end);
@@ -246,18 +246,6 @@ async fn follow(
 /// The coordinator's message when the job has ended.
 const OVER: &str = "the job is over";
 
-async fn start(address: &str) -> Result<Streaming<TracePart>, CommandError> {
-    let start = async {
-        let answer = connect(address, None).await?.trace(TraceRequest {}).await;
-        answer.map_err(|status| refused(address, &status))
-    };
-    let late = |_| {
-        let what = format!("no coordinator answers at {address} within {ANSWER:?}");
-        CommandError::failed(what)
-    };
-    Ok(timeout(ANSWER, start).await.map_err(late)??.into_inner())
-}
-
 /// The events of a job on their way to the file.
 struct Traced {
     trace: Trace,
@@ -282,10 +270,10 @@ impl Traced {
         window: &mut Window,
         file: &mut TraceFile,
     ) -> Result<(), CommandError> {
-        self.trace.missed(part.lost_batches);
+        self.trace.joiner().missed(part.lost_batches);
         // A batch that can't be decoded counts as lost (TRUST).
         let Ok(batch) = TraceBatch::decode(&part.batch[..]) else {
-            self.trace.missed(1);
+            self.trace.joiner().missed(1);
             return Ok(());
         };
         if (batch.node as usize) < self.hosts {
@@ -303,11 +291,11 @@ impl Traced {
         self.text.clear();
         self.trace.end(&mut self.text);
         file.end(&self.text)?;
-        let (written, lost) = (self.trace.written(), self.trace.lost());
+        let (written, lost) = (self.trace.written(), self.trace.joiner().lost());
         let mut summary = format!(
             "{written} events of {}, clocks agree within {:.3} ms",
             count(self.hosts as u64, "host"),
-            self.trace.error_ns() as f64 / 1e6
+            self.trace.joiner().error_ns() as f64 / 1e6
         );
         if lost.events > 0 {
             summary.push_str(&format!(", {} lost because nodes were busy", lost.events));

@@ -85,7 +85,7 @@ struct Open {
 }
 
 /// Collects the sampled steps.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Steps {
     every: u64,
     ranks: usize,
@@ -103,18 +103,8 @@ pub(super) struct Steps {
 
 impl Steps {
     pub(super) fn new(every: u64, hosts: &[Host]) -> Self {
-        Self {
-            every,
-            ranks: hosts.iter().map(|host| host.ranks as usize).sum(),
-            open: BTreeMap::new(),
-            held: Vec::new(),
-            newest_ns: 0,
-            left_out: 0,
-            parts: BTreeMap::new(),
-            reported: Lost::default(),
-            lost: Lost::default(),
-            errors: VecDeque::new(),
-        }
+        let ranks = hosts.iter().map(|host| host.ranks as usize).sum();
+        Self { every, ranks, ..Self::default() }
     }
 
     /// Adds slices, steps and parts.

@@ -41,7 +41,7 @@ pub(super) enum Facts<'a> {
 }
 
 /// A line of the file: an event. The fields have the names of the format.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(super) struct Line<'a> {
     ph: &'static str,
     name: Cow<'a, str>,
@@ -79,9 +79,7 @@ impl Serialize for Nanoseconds {
 
 impl<'a> Line<'a> {
     fn new(ph: &'static str, name: impl Into<Cow<'a, str>>, pid: u64) -> Self {
-        let (tid, cat, id, id2, bp, s) = (None, None, None, None, None, None);
-        let (args, at, duration) = (None, None, None);
-        Self { ph, name: name.into(), pid, tid, cat, id, id2, bp, s, args, at, duration }
+        Self { ph, name: name.into(), pid, ..Self::default() }
     }
 
     fn timed(

@@ -72,29 +72,14 @@ impl Trace {
         out.extend_from_slice(b"\n]\n");
     }
 
-    /// Counts missing batches.
-    pub fn missed(&mut self, batches: u64) {
-        self.joiner.missed(batches);
-    }
-
     /// How many events were written.
     pub fn written(&self) -> u64 {
         self.written
     }
 
-    /// The events and batches that are missing so far.
-    pub fn lost(&self) -> Lost {
-        self.joiner.lost()
-    }
-
-    /// The largest error between the times of two nodes, in nanoseconds.
-    pub fn error_ns(&self) -> u64 {
-        self.joiner.error_ns()
-    }
-
-    #[cfg(test)]
-    pub(super) fn joiner(&self) -> &Joiner {
-        &self.joiner
+    /// The joiner of the events, which also counts missing batches.
+    pub fn joiner(&mut self) -> &mut Joiner {
+        &mut self.joiner
     }
 
     fn write_found(&mut self, out: &mut Vec<u8>) {

@@ -2,31 +2,16 @@
 
 /// Where something happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[expect(missing_docs, reason = "the names say what the fields are")]
 pub enum Track {
     /// All threads of a node's daemon except lanes.
-    Control {
-        /// The node.
-        node: u32,
-    },
+    Control { node: u32 },
     /// A lane of a node's daemon.
-    Lane {
-        /// The node.
-        node: u32,
-        /// The number of the lane.
-        lane: u32,
-    },
+    Lane { node: u32, lane: u32 },
     /// A thread of a rank.
-    Thread {
-        /// The rank.
-        rank: u32,
-        /// The number of the thread.
-        thread: u32,
-    },
+    Thread { rank: u32, thread: u32 },
     /// The steps of a rank.
-    Steps {
-        /// The rank.
-        rank: u32,
-    },
+    Steps { rank: u32 },
 }
 
 /// The activity that a slice shows.
@@ -122,29 +107,17 @@ impl Slice {
 
 /// Leads from one slice to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say what the fields are")]
 pub enum Arrow {
     /// From a submission to the first operation that moves a part of it.
-    Submitted {
-        /// The rank that submitted.
-        rank: u32,
-        /// Its ticket.
-        ticket: u64,
-        /// The operation.
-        operation: u64,
-    },
+    Submitted { rank: u32, ticket: u64, operation: u64 },
     /// The first message of an operation between two nodes.
-    Message {
-        /// The operation.
-        operation: u64,
-        /// The node that sends.
-        from: u32,
-        /// The node that receives.
-        to: u32,
-    },
+    Message { operation: u64, from: u32, to: u32 },
 }
 
 /// A result of joining events.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say what the fields are")]
 pub enum Found {
     /// A slice.
     Slice(Slice),
@@ -153,39 +126,11 @@ pub enum Found {
     /// An arrow ends on this track at this time.
     To(Arrow, Track, u64),
     /// A rank has ended a step.
-    Stepped {
-        /// The rank.
-        rank: u32,
-        /// The number of the step.
-        step: u64,
-        /// When it ended.
-        at_ns: u64,
-    },
+    Stepped { rank: u32, step: u64, at_ns: u64 },
     /// An operation moves a part of a rank's submission.
-    Part {
-        /// The rank.
-        rank: u32,
-        /// Its ticket.
-        ticket: u64,
-        /// The operation.
-        operation: u64,
-    },
-    /// Another estimate of a node's clock is in use.
-    Clock {
-        /// The node.
-        node: u32,
-        /// How far the clock is ahead of the coordinator's.
-        ahead_ns: i64,
-        /// The largest error of that.
-        error_ns: u64,
-    },
-    /// A node has lost events.
-    Lost {
-        /// The node.
-        node: u32,
-        /// How many.
-        events: u64,
-        /// The latest time of an event.
-        at_ns: u64,
-    },
+    Part { rank: u32, ticket: u64, operation: u64 },
+    /// Another estimate of a node's clock is in use: how far it is ahead, and its largest error.
+    Clock { node: u32, ahead_ns: i64, error_ns: u64 },
+    /// A node has lost events, at the latest at this time.
+    Lost { node: u32, events: u64, at_ns: u64 },
 }

@@ -22,7 +22,7 @@ pub(super) const MAX_KNOWN: usize = 1 << 16;
 const MAX_ARROWS: usize = 8;
 
 /// Joins the events of a job.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Joiner {
     hosts: Vec<Host>,
     clocks: Clocks,
@@ -115,18 +115,7 @@ impl Joiner {
             first_rank: node.first_rank,
             ranks: node.slots,
         };
-        Self {
-            hosts: status.nodes.iter().map(host).collect(),
-            clocks: Clocks::default(),
-            names: HashMap::new(),
-            submissions: BTreeMap::new(),
-            pieces: BTreeMap::new(),
-            rounds: HashMap::new(),
-            waited: HashMap::new(),
-            steps: BTreeMap::new(),
-            lost: Lost::default(),
-            found: Vec::new(),
-        }
+        Self { hosts: status.nodes.iter().map(host).collect(), ..Self::default() }
     }
 
     /// The hosts of the job.

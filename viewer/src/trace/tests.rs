@@ -26,7 +26,7 @@ fn written(batches: Vec<TraceBatch>) -> (Vec<Value>, Lost) {
     }
     trace.end(&mut out);
     let all: Vec<Value> = serde_json::from_slice(&out).expect("it is JSON");
-    (all, trace.lost())
+    (all, trace.joiner().lost())
 }
 
 fn named<'a>(all: &'a [Value], phase: &str, name: &str) -> Vec<&'a Value> {
