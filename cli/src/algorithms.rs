@@ -21,21 +21,25 @@ const ELEMENTS_PER_NODE: u64 = 1 << 12;
 /// The algorithms to list or count.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Only this algorithm, also with parameters, such as circulant(radix=4).
+    /// Only this algorithm, such as circulant(radix=4).
     pub name: Option<String>,
-    /// Verify the schedules for N nodes, and count messages and bytes.
+    /// Verify and count the schedules for N nodes.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=128))]
     pub nodes: Option<u32>,
-    /// The racks of these nodes: their number, or the nodes of each, such as 4,4,2. Racks may be in
-    /// groups, and groups in larger groups: 2x4 means two groups of four racks.
+    /// Racks: their number, or nodes of each: 4,4,2.
+    ///
+    /// Racks may be in groups, and groups in larger groups.
+    ///
+    /// For example, 2x4 means two groups of four racks.
     #[arg(long, value_name = "R", requires = "nodes")]
     pub racks: Option<Racks>,
-    /// Number of additional servers: nodes without ranks.
+    /// Number of servers: nodes without ranks.
     #[arg(long, value_name = "K", requires = "nodes", default_value_t = 0,
           value_parser = clap::value_parser!(u32).range(..=128))]
     pub servers: u32,
-    /// The line rates of all nodes and then servers, in any common unit, such as 1,1,4. The
-    /// algorithm `servers` gives more work to faster ones.
+    /// Line rates of nodes, then servers: 1,1,4.
+    ///
+    /// In any unit. The algorithm `servers` gives faster ones more work.
     #[arg(long, value_name = "RATE,…", requires = "nodes", value_delimiter = ',',
           value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LINE_MBIT)))]
     pub lines: Vec<u32>,
@@ -219,7 +223,7 @@ fn counts(counted: &[Counted], collective: Collective, topology: &Topology) -> S
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
     format!(
         "{collective} on {}: all schedules are verified.\nChain: the longest chain of dependent \
-         messages. The columns after messages are in pieces.\n\n{}",
+         messages. The last columns are in pieces.\n\n{}",
         cluster::in_words(topology),
         aligned(&rows)
     )

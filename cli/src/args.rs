@@ -43,8 +43,11 @@ pub enum Command {
     Status(status::Options),
     /// Watch a running job: hosts, ranks, links, stragglers.
     Top {
-        /// The job: its id if you started it on this host, or the address of its coordinator or of
-        /// its status page. Optional if only one of your jobs runs on this host.
+        /// The job [default: your job on this host].
+        ///
+        /// Its id if you started it on this host.
+        ///
+        /// Otherwise the address of its coordinator or status page.
         #[arg(value_name = "JOB")]
         address: Option<String>,
     },
@@ -82,7 +85,7 @@ pub enum Config {
         /// Where settings come from.
         #[command(flatten)]
         settings: SettingsOptions,
-        /// Also show meaning, unit, range and environment variable.
+        /// Also show meaning, unit, range and variable.
         #[arg(long)]
         explain: bool,
     },
@@ -94,16 +97,23 @@ pub struct Run {
     /// Where it runs.
     #[command(flatten)]
     pub at: JobOptions,
-    /// Also write the output of rank 0 to DIR/rank.00/stdout and stderr, and so on, and the logs of
-    /// daemons to DIR/daemon.HOST/stderr.
+    /// Save output to files.
+    ///
+    /// The files of ranks are DIR/rank.00/stdout and stderr, and so on.
+    ///
+    /// The logs of daemons are DIR/daemon.HOST/stderr.
     #[arg(long, visible_alias = "output-filename", value_name = "DIR")]
     pub output_dir: Option<PathBuf>,
-    /// While the job runs, keep a file in DIR that tells Prometheus where to find its metrics
-    /// (file_sd).
+    /// Tell Prometheus where the metrics are.
+    ///
+    /// While the job runs, a file in DIR lists its daemons (file_sd).
     #[arg(long, value_name = "DIR")]
     pub metrics_sd: Option<PathBuf>,
-    /// Record the whole job in a trace file for Perfetto or Chrome, up to 1 GiB. See `gradwire
-    /// trace`.
+    /// Trace the job.
+    ///
+    /// Records the whole job for Perfetto or Chrome, up to 1 GiB.
+    ///
+    /// `gradwire trace` traces a job that already runs.
     #[arg(long, visible_alias = "timeline-filename", value_name = "FILE")]
     pub trace: Option<PathBuf>,
     /// Show what would be started, and start nothing.

@@ -40,7 +40,9 @@ pub struct Options {
     /// Where a job would run.
     #[command(flatten)]
     pub at: JobOptions,
-    /// Print JSON, as described by docs/doctor.schema.json.
+    /// Print JSON.
+    ///
+    /// docs/doctor.schema.json describes it.
     #[arg(long)]
     pub json: bool,
 }

@@ -26,20 +26,26 @@ const MANY: u32 = 64;
 /// A running job, by default the one on this host; or a cluster and the settings for the choice.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// A running job, as for `gradwire status`: shows its choices and the times it observed.
+    /// Show the choices of a running job.
+    ///
+    /// The job is given as in `gradwire status`.
     #[arg(value_name = "JOB", conflicts_with_all = ["cluster", "nodes", "servers", "racks"])]
     pub address: Option<String>,
-    /// A file with hosts, racks and costs, written by `gradwire probe --out`.
+    /// A cluster file, as of `gradwire probe --out`.
+    ///
+    /// `gradwire simulate` describes clusters by such files, too.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["nodes", "servers", "racks"])]
     pub cluster: Option<PathBuf>,
     /// Number of nodes.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub nodes: Option<u32>,
-    /// Number of additional servers: nodes without ranks.
+    /// Number of servers: nodes without ranks.
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(..=4096),
           requires = "nodes")]
     pub servers: Option<u32>,
-    /// The racks: their number, or the nodes of each, such as 4,4,2; or 2x4 for two groups of four.
+    /// Racks: their number, or nodes of each: 4,4,2.
+    ///
+    /// Racks may be in groups: 2x4 means two groups of four racks.
     #[arg(long, value_name = "R", requires = "nodes")]
     pub racks: Option<Racks>,
     /// Print JSON.
@@ -87,9 +93,9 @@ pub fn of_job(status: &StatusResponse, json: bool) -> String {
     table.extend(status.choices.iter().map(observed_as_text));
     let arranged = arrangement(status).map(|why| format!("Arranged by the links: {why}.\n\n"));
     format!(
-        "{}Choices of job {}: bytes and pieces are upper limits. Times are per piece. \
-         Observed times\nare for pieces alone, in a burst or in a full pipeline: mean ± standard \
-         deviation (count).\n\n{}{}{}",
+        "{}Choices of job {}: bytes and pieces are upper limits.\n\
+         Times are per piece. Observed are pieces alone, in a burst or in a full pipeline:\n\
+         mean ± standard deviation (count).\n\n{}{}{}",
         arranged.unwrap_or_default(),
         printable(&status.job),
         aligned(&table),
@@ -239,8 +245,8 @@ pub fn on_cluster(
     let mut table = vec![head.map(str::to_owned)];
     table.extend(rows.iter().map(Row::as_text));
     Ok(format!(
-        "Choices on {}, based on the costs of its links:\nfor a single piece, and for one of \
-         {MANY} in sequence with {} in flight. Times are per piece.{}\n\n{}",
+        "Choices on {}, based on the costs of its links.\nTimes are per piece: of a single \
+         piece, and of one of {MANY} with {} in flight.{}\n\n{}",
         cluster::in_words(topology),
         settings.negotiation.credit_pieces,
         match settings.data.compression.as_str() {

@@ -43,11 +43,16 @@ const CLEAR: &str = "\x1b[H\x1b[J";
 /// The job, and how to show it.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// The job: its id if you started it on this host, or the address of its coordinator or of its
-    /// status page. Optional if only one of your jobs runs on this host.
+    /// The job [default: your job on this host].
+    ///
+    /// Its id if you started it on this host.
+    ///
+    /// Otherwise the address of its coordinator or status page.
     #[arg(value_name = "JOB")]
     pub address: Option<String>,
-    /// Print JSON, as described by docs/status.schema.json. With --watch, one line per snapshot.
+    /// Print JSON.
+    ///
+    /// docs/status.schema.json describes it. --watch prints lines of JSON.
     #[arg(long)]
     pub json: bool,
     /// Repeat twice per second, until the job ends.

@@ -31,7 +31,7 @@ use gradwire_viewer::{
 use prost::Message as _;
 use tokio::{
     sync::oneshot,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep, sleep_until},
 };
 use tonic::Code;
 
@@ -55,21 +55,29 @@ const MAX_SECONDS: f64 = 86_400.0;
 /// The job, the part to trace, and the file.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// The job: its id if you started it on this host, or the address of its coordinator or of its
-    /// status page. Optional if only one of your jobs runs on this host.
+    /// The job [default: your job on this host].
+    ///
+    /// Its id if you started it on this host.
+    ///
+    /// Otherwise the address of its coordinator or status page.
     #[arg(value_name = "JOB")]
     pub address: Option<String>,
     /// The file to write.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Trace these steps, LAST included: from when the first rank begins FIRST until all ranks have
-    /// ended LAST.
+    /// Trace these steps, LAST included.
+    ///
+    /// From when a rank first begins FIRST until all have ended LAST.
     #[arg(long, value_name = "FIRST..LAST", conflicts_with = "seconds")]
     pub steps: Option<Steps>,
-    /// Trace for this time. Without this and --steps: until Ctrl-C, or until the job ends.
+    /// Trace for this time.
+    ///
+    /// Without this and --steps: until Ctrl-C or the end of the job.
     #[arg(long, value_parser = seconds, allow_negative_numbers = true)]
     pub seconds: Option<Duration>,
-    /// End the trace when the file reaches this size.
+    /// The largest size of the file.
+    ///
+    /// The trace ends when the file reaches this size.
     #[arg(long, value_name = "MIB", default_value_t = 1024,
           value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub max_mib: u64,
@@ -112,15 +120,9 @@ pub async fn run(address: &str, options: &Options) -> Result<(), CommandError> {
             window
         }
     };
-    let seconds = options.seconds;
+    let limit = options.seconds.unwrap_or(Duration::MAX);
     let end = async {
-        match seconds {
-            Some(seconds) => {
-                let end = Instant::now() + seconds;
-                tokio::select! { () = sleep_until(end) => {} () = asked => {} }
-            }
-            None => asked.await,
-        }
+        tokio::select! { () = sleep(limit) => {} () = asked => {} }
     };
     let begun = || {
         if options.until_eof {

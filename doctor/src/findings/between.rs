@@ -75,8 +75,7 @@ fn ports(facts: &Facts) -> Vec<Finding> {
                         format!("allow TCP from {from} to {to};")
                     }
                     Purpose::Heartbeats => format!(
-                        "allow UDP from {from} to {to}, too, with which a job survives longer \
-                         outages;"
+                        "allow UDP from {from} to {to}, too: it lets a job survive longer outages;"
                     ),
                 };
                 let remedy = format!("{allow} a job uses any free port unless {setting} names one");
