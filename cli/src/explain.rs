@@ -26,12 +26,12 @@ const MANY: u32 = 64;
 /// A running job, by default the one on this host; or a cluster and the settings for the choice.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Show the choices of a running job.
+    /// A running job: shows its choices.
     ///
     /// The job is given as in `gradwire status`.
     #[arg(value_name = "JOB", conflicts_with_all = ["cluster", "nodes", "servers", "racks"])]
     pub address: Option<String>,
-    /// A cluster file, as of `gradwire probe --out`.
+    /// Cluster file from `gradwire probe --out`.
     ///
     /// `gradwire simulate` describes clusters by such files, too.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["nodes", "servers", "racks"])]

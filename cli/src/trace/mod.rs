@@ -70,7 +70,7 @@ pub struct Options {
     /// From when a rank first begins FIRST until all have ended LAST.
     #[arg(long, value_name = "FIRST..LAST", conflicts_with = "seconds")]
     pub steps: Option<Steps>,
-    /// Trace for this time.
+    /// Trace for this number of seconds.
     ///
     /// Without this and --steps: until Ctrl-C or the end of the job.
     #[arg(long, value_parser = seconds, allow_negative_numbers = true)]
