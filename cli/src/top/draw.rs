@@ -216,7 +216,7 @@ fn operations(look: Look<'_>) -> Paragraph<'static> {
         let nodes = view::count(operation.missing_nodes.len() as u64, "node");
         let tensors = view::count(operation.tensor_count, "tensor");
         Line::from(printable(&format!(
-            "{} {} ({tensors}) running for {} ms, unfinished on {nodes}",
+            "{} {} ({tensors}) for {} ms, unfinished on {nodes}",
             operation.sequence,
             operation.tensors.join(", "),
             operation.running_ms
@@ -261,7 +261,7 @@ mod tests {
             "3      103        50.0      0 %      80 %       straggler",
             "links: share of the sender's line",
             "40 %",
-            "10 fc.weight (1 tensor) running for 30 ms, unfinished on 1 node",
+            "10 fc.weight (1 tensor) for 30 ms, unfinished on 1 node",
             "0.9 s  ring for up to 1024 bytes: by the model",
             "0.0 s  the world is complete: 2 nodes",
         ] {
