@@ -1,4 +1,4 @@
-//! `gradwire algorithms`: which algorithms there are, and what they do on a cluster.
+//! `gradwire algorithms`: lists the algorithms, or counts their messages on a cluster.
 
 use std::fmt::Write;
 
@@ -14,61 +14,65 @@ use serde_json::{Value, json};
 
 use crate::cluster::{self, Collective, Racks, aligned};
 
-/// Elements of the piece that is counted: so many for each node that what rounding does to the
-/// sizes of blocks is not seen, and so few that no share is cut into several blocks.
+/// Elements per node of the counted piece: enough that rounding of block sizes does not matter, and
+/// few enough that no share is cut into several blocks.
 const ELEMENTS_PER_NODE: u64 = 1 << 12;
 
-/// What to list or count.
+/// The algorithms to list or count.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// One of them, also with parameters, such as circulant(radix=4).
+    /// Only this algorithm, such as circulant(radix=4).
     pub name: Option<String>,
-    /// Prove their schedules for so many nodes, and count messages and bytes.
+    /// Verify and count the schedules for N nodes.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=128))]
     pub nodes: Option<u32>,
-    /// The racks of these nodes: how many, or the nodes of each, such as 4,4,2. Racks may be in
-    /// groups, and these in others: 2x4 is two groups of four racks.
+    /// Racks: their number, or nodes of each: 4,4,2.
+    ///
+    /// Racks may be in groups, and groups in larger groups.
+    ///
+    /// For example, 2x4 means two groups of four racks.
     #[arg(long, value_name = "R", requires = "nodes")]
     pub racks: Option<Racks>,
-    /// How many servers there are besides: nodes without ranks.
+    /// Number of servers: nodes without ranks.
     #[arg(long, value_name = "K", requires = "nodes", default_value_t = 0,
           value_parser = clap::value_parser!(u32).range(..=128))]
     pub servers: u32,
-    /// The rates of the lines of all nodes and then servers, in any common unit, such as 1,1,4:
-    /// the algorithm `servers` gives more to do to faster ones.
+    /// Line rates of nodes, then servers: 1,1,4.
+    ///
+    /// In any unit. The algorithm `servers` gives faster ones more work.
     #[arg(long, value_name = "RATE,…", requires = "nodes", value_delimiter = ',',
           value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LINE_MBIT)))]
     pub lines: Vec<u32>,
-    /// What is counted.
+    /// The collective to count.
     #[arg(long, requires = "nodes", default_value_t = Collective::Allreduce)]
     pub collective: Collective,
-    /// As JSON.
+    /// Print JSON.
     #[arg(long)]
     pub json: bool,
 }
 
-/// The same with lines of these rates, if there are any.
+/// The same topology with these line rates, if any are given.
 fn with_lines(topology: Topology, lines: &[u32]) -> Result<Topology, CommandError> {
     let (nodes, given) = (topology.participants() as usize, lines.len());
     if ![0, nodes].contains(&given) {
-        let what = format!("--lines has {given} rates, and there are {nodes} nodes and servers");
-        return Err(CommandError::usage(what).hint("give one for each, those of servers last"));
+        let what = format!("--lines has {given} rates, but there are {nodes} nodes and servers");
+        return Err(CommandError::usage(what).hint("give one for each, servers last"));
     }
     Ok(topology.with_lines(lines))
 }
 
-/// What is known of an algorithm's schedules on a cluster.
+/// The counts of an algorithm's schedules on a cluster.
 struct Counted {
     spec: Spec,
     messages: u64,
     chain: u64,
     /// In pieces.
     busiest: f64,
-    /// Out of the groups of each tier, the racks first.
+    /// In pieces that leave the groups of each tier, the racks first.
     across: Vec<f64>,
 }
 
-/// Makes the schedules of all nodes, proves them and counts.
+/// Generates the schedules of all nodes, verifies them and counts.
 fn count(spec: Spec, kind: Kind, topology: &Topology) -> Result<Counted, CommandError> {
     let without = topology.without_servers();
     let topology = if has_servers(kind, &spec) { topology } else { &without };
@@ -78,7 +82,7 @@ fn count(spec: Spec, kind: Kind, topology: &Topology) -> Result<Counted, Command
     let schedules: Vec<Schedule> = (0..nodes).map(make).collect();
     let report = verify(&schedules, kind).map_err(|error| {
         CommandError::failed(format!("the schedules of {spec} for {nodes} nodes: {error}"))
-            .hint("this is a mistake in Gradwire: please report it")
+            .hint("this is a bug in Gradwire: please report it")
     })?;
     let pieces = |sent: u64| sent as f64 / elements as f64;
     Ok(Counted {
@@ -92,10 +96,10 @@ fn count(spec: Spec, kind: Kind, topology: &Topology) -> Result<Counted, Command
     })
 }
 
-/// What the command prints.
+/// The output of the command.
 ///
 /// # Errors
-/// [`CommandError`] for a name that is no algorithm, or one that the nodes do not fit.
+/// [`CommandError`] for an unknown algorithm, or one that does not fit the number of nodes.
 pub fn show(options: &Options) -> Result<String, CommandError> {
     let named = options.name.as_deref().map(Spec::parse).transpose();
     let named = named.map_err(CommandError::usage)?;
@@ -152,7 +156,7 @@ fn parameters(algorithm: Algorithm) -> String {
     all.map(|parameter| in_short(parameter.name, parameter.values)).collect::<Vec<_>>().join("; ")
 }
 
-/// What the costs are in.
+/// The symbols of the costs.
 const SYMBOLS: &str = "M nodes, S bytes, α for a message, β for a byte sent,\nγ for a byte \
                        reduced; r racks of w nodes, l tiers of groups.";
 
@@ -163,7 +167,7 @@ fn table(specs: &[Spec]) -> String {
         };
         let head = head.map(str::to_owned).to_vec();
         let rows = specs.iter().map(Spec::algorithm).map(row);
-        // What has nothing in the second column is left out.
+        // Rows without a second column are left out.
         let rows = rows.filter(|row: &Vec<String>| !row[1].is_empty());
         let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
         aligned(&rows)
@@ -175,10 +179,10 @@ fn table(specs: &[Spec]) -> String {
     let aliases: Vec<&str> = ALIASES.iter().map(|(alias, ..)| *alias).collect();
     let common = in_short(CHUNK.name, CHUNK.values);
     format!(
-        "{uses}\n{parameters}\nAll have {common}: {}.\n\nThe cost is that of an allreduce: \
+        "{uses}\n{parameters}\nAll also have {common}: {}.\n\nThe costs are for an allreduce: \
          {SYMBOLS}\n\n{costs}\n{papers}\n\
-         Other names: {}.\n\nOne in full: gradwire algorithms NAME. Counts on a cluster: --nodes N \
-         --racks R\n",
+         Other names: {}.\n\nDetails of one: gradwire algorithms NAME. Counts on a cluster: \
+         --nodes N --racks R\n",
         CHUNK.about,
         aliases.join(", ")
     )
@@ -200,8 +204,8 @@ fn in_full(spec: Spec) -> String {
         let _ = writeln!(text, "  {short}: {}", parameter.about);
     }
     text + &format!(
-        "The cost is that of an allreduce: {SYMBOLS}\nTo use it: --set \
-         negotiation.algorithm=\"{spec}\"\n"
+        "The cost is for an allreduce: {SYMBOLS}\n\
+         To use it: --set negotiation.algorithm=\"{spec}\"\n"
     )
 }
 
@@ -218,8 +222,8 @@ fn counts(counted: &[Counted], collective: Collective, topology: &Topology) -> S
     });
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
     format!(
-        "{collective} on {}: every schedule is proven.\nChain: messages that follow from each \
-         other. The columns after the messages are in sizes of the piece.\n\n{}",
+        "{collective} on {}: all schedules are verified.\nChain: the longest chain of dependent \
+         messages. The last columns are in pieces.\n\n{}",
         cluster::in_words(topology),
         aligned(&rows)
     )
@@ -289,7 +293,7 @@ mod tests {
         assert_eq!((linear[1], linear[4]), ("2", "48.00"));
     }
 
-    /// What crosses is the least there is at every tier, and the chain has two messages for each.
+    /// The least possible crosses every tier, and the chain has two messages for each.
     #[test]
     fn tiers_are_counted_one_by_one() {
         let text = show(&options(None, Some(32), Some("2x4"))).unwrap();
@@ -323,8 +327,8 @@ mod tests {
         assert_eq!(row(&four, "servers")[3], "1.28");
     }
 
-    /// A line that is three times as fast sends what the others are not able to: twice as much is
-    /// sent on it as by a ring, and nobody else sends more than its own piece.
+    /// A line that is three times as fast takes work from the others: it sends twice as much as in
+    /// a ring, and no other node sends more than its own piece.
     #[test]
     fn faster_lines_do_more() {
         let of = |lines: &[u32]| Options { lines: lines.to_vec(), ..options(None, Some(4), None) };
@@ -335,15 +339,15 @@ mod tests {
         );
         assert_eq!((row(&text, "servers")[3], row(&text, "direct")[3]), ("3.00", "1.50"));
         let error = show(&of(&[1, 2])).unwrap_err().to_string();
-        assert!(error.contains("--lines has 2 rates, and there are 4 nodes"), "{error}");
+        assert!(error.contains("--lines has 2 rates, but there are 4 nodes"), "{error}");
     }
 
     #[test]
-    fn racks_may_be_unequal_and_have_to_fit() {
+    fn racks_may_be_unequal_but_must_fit() {
         let text = show(&options(Some("Direct"), Some(3), Some("2,1"))).unwrap();
         assert!(text.contains("3 nodes in 2 racks of 2, 1"), "{text}");
         for (name, nodes, racks, said) in [
-            ("ring", 3, "2,2", "the racks have 4 nodes, and there are 3"),
+            ("ring", 3, "2,2", "the racks have 4 nodes, but there are 3"),
             ("ring", 3, "4", "3 nodes can't be in 4 racks"),
             ("ring", 5, "2x3", "5 nodes can't be in 6 racks"),
             ("torus(dims=2x2)", 3, "1", "torus(dims=2x2) is for 4 nodes, and there are 3"),
@@ -357,7 +361,7 @@ mod tests {
         }
     }
 
-    /// Who looks a name of the literature up finds it.
+    /// Names of the literature are found.
     #[test]
     fn other_names_lead_to_the_same() {
         for (alias, of, _) in ALIASES {
@@ -372,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_there_as_text_and_as_json() {
+    fn all_is_shown_as_text_and_as_json() {
         let text = show(&options(None, None, None)).unwrap();
         let one = show(&options(Some("circulant(radix=4)"), None, None)).unwrap();
         assert!(one.contains("radix=2 (2–64): among how many"), "{one}");

@@ -20,64 +20,67 @@ pub struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run a program as the ranks of a job, on this machine or on several.
+    /// Run a program as the ranks of a job, on one or several hosts.
     Run(Run),
-    /// Measure collectives, and check every result.
+    /// Measure collectives and check every result.
     #[command(subcommand)]
     Bench(Measurement),
     /// Show settings.
     #[command(subcommand)]
     Config(Config),
-    /// List the algorithms between nodes, or show what they do on a cluster.
+    /// List the algorithms, or count their messages on a cluster.
     Algorithms(algorithms::Options),
-    /// Show what the cost model chooses on a cluster, and what it predicts.
+    /// Show which algorithms a job or a cluster uses, and why.
     Explain(explain::Options),
-    /// Check whether hosts, and the network between them, are fit for a job.
+    /// Check whether hosts and their network are fit for a job.
     Doctor(doctor::Options),
-    /// Measure the links between hosts, as every job does when it starts (with gradwire-lab).
+    /// Measure the links between hosts, like every job at its start (gradwire-lab).
     Probe(lab::Words),
-    /// Simulate a cluster, or published results (with gradwire-lab).
+    /// Simulate a cluster, or reproduce published results (gradwire-lab).
     Simulate(lab::Words),
-    /// Show what a running coordinator knows.
+    /// Show the state of a running job.
     Status(status::Options),
-    /// Watch a running job: hosts, ranks, links, stragglers, decisions.
+    /// Watch a running job: hosts, ranks, links, stragglers.
     Top {
-        /// The job: the address of its coordinator or of its page, or the id of a job of yours on
-        /// this host; not needed where one job of yours runs.
+        /// The job [default: your job on this host].
+        ///
+        /// Its id if you started it on this host.
+        ///
+        /// Otherwise the address of its coordinator or status page.
         #[arg(value_name = "JOB")]
         address: Option<String>,
     },
-    /// Write what all ranks of a running job do to a file for Perfetto or Chrome.
+    /// Record a running job in a trace file for Perfetto or Chrome.
     Trace(trace::Options),
-    /// What other processes of a job start.
+    /// The processes that a job consists of.
     #[command(flatten)]
     Role(Role),
 }
 
-/// What is measured.
+/// The measurements.
 #[derive(Debug, Subcommand)]
 pub enum Measurement {
-    /// By the ranks of a job.
+    /// Measurements by the ranks of a job.
     #[command(flatten)]
     Job(Bench),
-    /// What it costs the coordinator to agree on a step's tensors (with gradwire-lab).
+    /// Measure what the coordinator needs to agree on a step (gradwire-lab).
     Negotiation(lab::Words),
-    /// What a job takes of processors, memory and the system (with gradwire-lab).
+    /// Measure the processor time, memory and system calls of a job (gradwire-lab).
     Resources(lab::Words),
 }
 
 /// Show settings.
 #[derive(Debug, Subcommand)]
 pub enum Config {
-    /// Each setting with its value and where that comes from.
+    /// Show each setting with its value and its origin.
     Show {
         /// Where settings come from.
         #[command(flatten)]
         settings: SettingsOptions,
-        /// Also settings that the defaults, or measurements at the start, fit almost always.
+        /// Also show settings that users rarely change.
         #[arg(long)]
         all: bool,
-        /// With meaning, unit, range and variable.
+        /// Also show meaning, unit, range and variable.
         #[arg(long)]
         explain: bool,
     },
@@ -89,16 +92,23 @@ pub struct Run {
     /// Where it runs.
     #[command(flatten)]
     pub at: JobOptions,
-    /// Also write each rank's output to DIR/rank.00/stdout and stderr, DIR/rank.01/… and so on, and
-    /// the logs of the daemons to DIR/daemon.HOST/stderr.
+    /// Save output to files.
+    ///
+    /// The files of ranks are DIR/rank.00/stdout and stderr, and so on.
+    ///
+    /// The logs of daemons are DIR/daemon.HOST/stderr.
     #[arg(long, visible_alias = "output-filename", value_name = "DIR")]
     pub output_dir: Option<PathBuf>,
-    /// While the job runs, keep a file in DIR from which Prometheus learns where its metrics are
-    /// (file_sd).
+    /// Tell Prometheus where the metrics are.
+    ///
+    /// While the job runs, a file in DIR lists its daemons (file_sd).
     #[arg(long, value_name = "DIR")]
     pub metrics_sd: Option<PathBuf>,
-    /// Write what all ranks do, from the start to the end of the job, to FILE for Perfetto or
-    /// Chrome. It stops at 1 GiB.
+    /// Trace the job.
+    ///
+    /// Records the whole job for Perfetto or Chrome, up to 1 GiB.
+    ///
+    /// `gradwire trace` traces a job that already runs.
     #[arg(long, visible_alias = "timeline-filename", value_name = "FILE")]
     pub trace: Option<PathBuf>,
     /// Show what would be started, and start nothing.
@@ -109,14 +119,14 @@ pub struct Run {
     pub command: Vec<String>,
 }
 
-/// The word with two dashes, if it is `-np` or `-np=N`.
+/// `--np` or `--np=N`, if the word is `-np` or `-np=N`.
 fn of_mpirun(word: &OsString) -> Option<OsString> {
     let rest = word.to_str()?.strip_prefix("-np")?;
     (rest.is_empty() || rest.starts_with('=')).then(|| format!("--np{rest}").into())
 }
 
-/// `-np`, which everybody knows from mpirun, is no option to clap: it becomes `--np`, where it is
-/// an option of `gradwire run` or `gradwire bench` and not a word of a program.
+/// Replaces `-np`, known from mpirun, by `--np`, because clap does not support it: where it is an
+/// option of gradwire, and not of the program that it runs.
 pub fn normalise(mut words: Vec<OsString>) -> Vec<OsString> {
     match words.get(1).and_then(|word| word.to_str()) {
         Some("run") => {}

@@ -1,5 +1,4 @@
-//! What commands about clusters have in common: nodes in racks, collectives, tables and text that
-//! may be printed.
+//! Shared by commands about clusters: nodes in racks, collectives, tables and printable text.
 
 use std::{fmt, str::FromStr};
 
@@ -7,26 +6,27 @@ use clap::ValueEnum;
 use gradwire_collectives::{Kind, Topology};
 use gradwire_launcher::error::CommandError;
 use gradwire_proto::MAX_TIERS;
+use gradwire_viewer::view::count;
 
 /// A collective that has a choice of algorithms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Collective {
-    /// All get the reduction of all.
+    /// All nodes get the reduction of all data.
     Allreduce,
-    /// All get what the first node has.
+    /// All nodes get the data of the first.
     Broadcast,
-    /// The first node gets the reduction of all.
+    /// The first node gets the reduction of all data.
     Reduce,
-    /// All get what all have.
+    /// All nodes get the data of all.
     Allgather,
-    /// The first node gets what all have.
+    /// The first node gets the data of all.
     Gather,
-    /// All get a share of what the first node has.
+    /// Each node gets a share of the first node's data.
     Scatter,
-    /// All get a share of the reduction of all.
+    /// Each node gets a share of the reduction of all data.
     #[value(name = "reducescatter")]
     ReduceScatter,
-    /// All get a share of what all have.
+    /// Each node gets a share of every node's data.
     Alltoall,
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for Collective {
 }
 
 impl Collective {
-    /// The same between nodes, to or from the first one.
+    /// The kind of schedule, with the first node as root.
     pub fn kind(self) -> Kind {
         match self {
             Self::Allreduce => Kind::Allreduce,
@@ -52,13 +52,13 @@ impl Collective {
     }
 }
 
-/// The racks of a cluster, by how many nodes each has.
+/// The racks of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Racks {
-    /// So many in each group, as equal as they can be: first how many groups there are of the
-    /// outermost tier, then how many are in each of them, and so on, up to the racks.
+    /// Racks of sizes as equal as possible: the number of groups of the outermost tier, then the
+    /// number of groups in each of them, and so on down to the racks.
     Number(Vec<u32>),
-    /// These, and no tier above them.
+    /// Racks with these numbers of nodes, and no tier above them.
     Sizes(Vec<u32>),
 }
 
@@ -71,8 +71,8 @@ impl FromStr for Racks {
         };
         let tiers = numbers('x').filter(|tiers| tiers.len() <= MAX_TIERS).map(Self::Number);
         tiers.or_else(|| numbers(',').map(Self::Sizes)).ok_or(
-            "give their number, or the nodes of each, such as 4,4,2, or 2x4 for two groups of four \
-             racks (up to 8 tiers)",
+            "expected the number of racks, or the nodes of each, such as 4,4,2, or 2x4 for two \
+             groups of four racks (up to 8 tiers)",
         )
     }
 }
@@ -101,7 +101,7 @@ impl Racks {
             Self::Sizes(sizes) => {
                 let sum: u64 = sizes.iter().map(|size| u64::from(*size)).sum();
                 if sum != u64::from(nodes) {
-                    let what = format!("the racks have {sum} nodes, and there are {nodes}");
+                    let what = format!("the racks have {sum} nodes, but there are {nodes}");
                     return Err(CommandError::usage(what).hint("servers are in racks, too"));
                 }
                 let racks = (0..).zip(sizes).flat_map(|(rack, &n)| vec![rack; n as usize]);
@@ -111,7 +111,8 @@ impl Racks {
     }
 }
 
-/// So many nodes and servers in racks, those of one beside each other; without racks all in one.
+/// A topology with these numbers of nodes and servers. The nodes of a rack have consecutive
+/// numbers; without racks, all are in one.
 ///
 /// # Errors
 /// [`CommandError`] if the racks have another number of nodes.
@@ -121,12 +122,12 @@ pub fn topology(nodes: u32, servers: u32, racks: Option<&Racks>) -> Result<Topol
     Ok(topology.with_servers(servers))
 }
 
-/// How many nodes each rack has.
+/// The number of nodes in each rack.
 pub fn racks(topology: &Topology) -> Vec<usize> {
     topology.members().iter().map(Vec::len).collect()
 }
 
-/// How many groups each tier has, the racks first.
+/// The number of groups in each tier, the racks first.
 pub fn tiers(topology: &Topology) -> Vec<usize> {
     (1..=topology.tiers().len()).map(|tier| topology.groups(tier).len()).collect()
 }
@@ -144,11 +145,10 @@ pub fn in_words(topology: &Topology) -> String {
 
 fn places(topology: &Topology) -> String {
     let (nodes, sizes) = (topology.contributors(), racks(topology));
-    let nodes = if nodes == 1 { "1 node".to_owned() } else { format!("{nodes} nodes") };
+    let nodes = count(nodes.into(), "node");
     let nodes = match topology.servers() {
         0 => nodes,
-        1 => format!("{nodes} and 1 server"),
-        servers => format!("{nodes} and {servers} servers"),
+        servers => format!("{nodes} and {}", count(servers.into(), "server")),
     };
     if sizes.len() == 1 {
         return format!("{nodes} in 1 rack");
@@ -159,7 +159,7 @@ fn places(topology: &Topology) -> String {
     format!("{nodes} in {} racks of {}{above}", sizes.len(), each.join(", "))
 }
 
-/// Columns as wide as their longest entry; the last one is not filled up.
+/// Aligns columns to their longest entry; the last column is not padded.
 pub fn aligned<R: AsRef<[String]>>(rows: &[R]) -> String {
     let columns = rows.first().map_or(0, |row| row.as_ref().len());
     let width = |column: usize| rows.iter().map(|row| row.as_ref()[column].chars().count()).max();
@@ -178,7 +178,7 @@ pub fn aligned<R: AsRef<[String]>>(rows: &[R]) -> String {
     text
 }
 
-/// Text from a socket must not move the cursor (TRUST).
+/// Removes control characters: text from a socket must not move the cursor (TRUST).
 pub fn printable(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).collect()
 }

@@ -1,6 +1,6 @@
-//! `gradwire doctor`: checks whether hosts, and the network between them, are fit for a job.
+//! `gradwire doctor`: checks whether hosts and their network are fit for a job.
 //!
-//! The facts and what they mean come from `gradwire-doctor`. Here they are shown.
+//! `gradwire-doctor` gathers the facts and derives the findings. This module shows them.
 
 use std::{
     cmp::Reverse,
@@ -28,24 +28,26 @@ use crate::cluster::{aligned, printable};
 /// The version of the JSON output. `docs/doctor.schema.json` describes it.
 const FORMAT: u32 = 1;
 
-/// How many different values are shown of a check that all hosts pass.
+/// How many different values are shown for a check that all hosts pass.
 const MAX_VALUES: usize = 3;
 
-/// How many hosts or pairs are named that have the same problem.
+/// How many hosts or pairs are named for the same problem.
 const MAX_PLACES: usize = 3;
 
-/// The hosts, and how the result is shown.
+/// The hosts, and how to show the result.
 #[derive(Debug, Args)]
 pub struct Options {
     /// Where a job would run.
     #[command(flatten)]
     pub at: JobOptions,
-    /// As JSON; docs/doctor.schema.json describes it.
+    /// Print JSON.
+    ///
+    /// docs/doctor.schema.json describes it.
     #[arg(long)]
     pub json: bool,
 }
 
-/// Everything that was found.
+/// The findings of a check.
 #[derive(Debug, Serialize)]
 pub struct Report {
     /// [`FORMAT`].
@@ -60,7 +62,7 @@ pub struct Report {
     findings: Vec<Finding>,
 }
 
-/// Checks these hosts. On a signal it ends all agents and gives the exit code for that.
+/// Checks these hosts. On a signal it ends all agents and returns an error with its exit code.
 ///
 /// # Errors
 /// [`CommandError`] if it can't begin, or was interrupted.
@@ -74,7 +76,7 @@ pub async fn check(
     let path = forwarded(environment).remove("PATH");
     let facts = tokio::select! {
         facts = launch::run(nodes, settings, path) => facts?,
-        // What was started is ended with the future that is dropped here (CLEAN).
+        // Dropping the future ends all that it started (CLEAN).
         signal = endings.next() => {
             let mut error = CommandError::failed("the check was interrupted");
             error.code = u8::try_from(128 + signal).unwrap_or(1);
@@ -96,7 +98,7 @@ impl Report {
     /// As JSON.
     ///
     /// # Errors
-    /// If it can't be represented, which does not happen.
+    /// Never: all values can be represented.
     pub fn to_json(&self) -> Result<String, CommandError> {
         let json = serde_json::to_string_pretty(self).map_err(CommandError::failed)?;
         Ok(format!("{json}\n"))
@@ -178,7 +180,7 @@ fn first_few(mut places: Vec<String>) -> String {
     if more > 0 { format!("{shown}, and {more} more") } else { shown }
 }
 
-/// What several hosts or pairs have: the range of their numbers, or their texts.
+/// Summarises several hosts or pairs: the range of their numbers, or their texts.
 fn summary(findings: &[&&Finding]) -> String {
     let mut texts: Vec<&str> = findings.iter().map(|finding| finding.found.as_str()).collect();
     texts.sort_unstable();
@@ -211,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_has_a_row_for_each_check_and_one_for_each_problem() {
+    fn a_table_has_rows_for_checks_and_problems() {
         let latency = |peer, us: f64| {
             let found = format!("round trip {us} µs");
             Finding::pass(Check::Latency, found).value(us, "µs").between("a", peer)
@@ -247,7 +249,7 @@ What to do:
     }
 
     #[test]
-    fn what_hosts_say_does_not_move_the_cursor() {
+    fn texts_of_hosts_do_not_move_the_cursor() {
         let finding = Finding::pass(Check::Torch, "2.\u{1b}[2J1").on("a\r");
         let text = report(vec![finding.bad(Status::Warn, "x\ny")]).to_text();
         assert!(!text.contains(['\u{1b}', '\r']), "TRUST: {text:?}");

@@ -1,5 +1,5 @@
-//! `gradwire explain`: which algorithms are chosen, and why. By the cost model on a cluster, or by
-//! a running job, with the times that were observed there.
+//! `gradwire explain`: shows which algorithms are chosen, and why: by the cost model for a cluster,
+//! or by a running job, with the times that it observed.
 
 use std::path::PathBuf;
 
@@ -17,41 +17,46 @@ use serde_json::{Value, json};
 
 use crate::cluster::{self, Collective, Racks, aligned, printable};
 
-/// The smallest piece that is shown.
+/// The smallest piece in the table.
 const SMALLEST: u64 = 256;
 
-/// Pieces of a pipeline that is so long that its length does not matter.
+/// The pieces of a pipeline so long that its length does not matter.
 const MANY: u32 = 64;
 
-/// A running job, by default that of this host; or a cluster, and the settings that the choice
-/// depends on.
+/// A running job, by default the one on this host; or a cluster and the settings for the choice.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// A running job, as in gradwire status: what it has chosen, and how long that has taken.
+    /// A running job: shows its choices.
+    ///
+    /// The job is given as in `gradwire status`.
     #[arg(value_name = "JOB", conflicts_with_all = ["cluster", "nodes", "servers", "racks"])]
     pub address: Option<String>,
-    /// A file that gradwire probe --out has written: hosts, racks and costs.
+    /// Cluster file from `gradwire probe --out`.
+    ///
+    /// `gradwire simulate` describes clusters by such files, too.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["nodes", "servers", "racks"])]
     pub cluster: Option<PathBuf>,
-    /// How many nodes there are.
+    /// Number of nodes.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub nodes: Option<u32>,
-    /// How many servers there are besides: nodes without ranks.
+    /// Number of servers: nodes without ranks.
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(..=4096),
           requires = "nodes")]
     pub servers: Option<u32>,
-    /// Their racks: how many, or the nodes of each, such as 4,4,2; or 2x4 for two groups of four.
+    /// Racks: their number, or nodes of each: 4,4,2.
+    ///
+    /// Racks may be in groups: 2x4 means two groups of four racks.
     #[arg(long, value_name = "R", requires = "nodes")]
     pub racks: Option<Racks>,
-    /// As JSON.
+    /// Print JSON.
     #[arg(long)]
     pub json: bool,
-    /// The settings network.* and negotiation.* matter.
+    /// The settings network.* and negotiation.* are used.
     #[command(flatten)]
     pub settings: SettingsOptions,
 }
 
-/// What is chosen for pieces of one size.
+/// The choice for pieces of one size.
 struct Row {
     collective: Collective,
     bytes: u64,
@@ -60,7 +65,7 @@ struct Row {
     choice: Choice,
 }
 
-/// What a running job has chosen, and how long that has taken.
+/// The choices of a running job, and the times that it observed.
 pub fn of_job(status: &StatusResponse, json: bool) -> String {
     if json {
         let choices: Vec<Value> = status.choices.iter().map(observed_as_json).collect();
@@ -87,11 +92,11 @@ pub fn of_job(status: &StatusResponse, json: bool) -> String {
     let mut table = vec![head.map(str::to_owned)];
     table.extend(status.choices.iter().map(observed_as_text));
     let arranged = arrangement(status).map(|why| format!("Arranged by the links: {why}.\n\n"));
-    let arranged = arranged.unwrap_or_default();
     format!(
-        "{arranged}Choices of job {}: bytes and pieces up to these. Times are per piece; observed \
-         are\nthose that were alone, a burst or in a full pipeline: mean ± standard deviation (how \
-         many).\n\n{}{}{}",
+        "{}Choices of job {}: bytes and pieces are upper limits.\n\
+         Times are per piece. Observed are pieces alone, in a burst or in a full pipeline:\n\
+         mean ± standard deviation (count).\n\n{}{}{}",
+        arranged.unwrap_or_default(),
         printable(&status.job),
         aligned(&table),
         reasons_as_text(&status.choices),
@@ -99,7 +104,7 @@ pub fn of_job(status: &StatusResponse, json: bool) -> String {
     )
 }
 
-/// Why each choice was made, in the order of the table.
+/// The reasons for the choices, in the order of the table.
 fn reasons_as_text(choices: &[pb::Choice]) -> String {
     let reason = |choice: &pb::Choice| {
         let pb::Choice { nodes, bytes, pieces, version, .. } = choice;
@@ -112,17 +117,12 @@ fn reasons_as_text(choices: &[pb::Choice]) -> String {
     }
 }
 
-/// How large pieces and chunks are, and what should be set at the next start.
+/// The sizes of pieces and chunks, and advice for the settings of the next job.
 pub(crate) fn sizes_as_text(status: &StatusResponse) -> String {
     let mut text = String::new();
     if let Some(sizes) = &status.sizes {
-        let observed = match sizes.observed {
-            0 => String::new(),
-            count => {
-                let (mean, spread) = (time(sizes.mean_seconds), time(sizes.spread_seconds));
-                format!("; a MiB took {mean} ± {spread} ({count})")
-            }
-        };
+        let observed = observed(sizes.observed, sizes.mean_seconds, sizes.spread_seconds);
+        let observed = observed.map(|times| format!("; a MiB took {times}")).unwrap_or_default();
         text += &format!(
             "\nPieces: up to {} KiB, {} in flight, chunks of {} KiB{observed}; version {}: {}\n",
             sizes.piece_bytes >> 10,
@@ -151,20 +151,18 @@ fn sizes_as_json(sizes: &pb::Sizes) -> Value {
     })
 }
 
-/// Why nodes are in other racks, or in another order, than their labels and numbers say.
+/// Why the racks or the order of nodes differ from their labels and numbers.
 fn arrangement(status: &StatusResponse) -> Option<String> {
     let why = status.network.as_ref().map(|network| printable(&network.arrangement));
     why.filter(|why| !why.is_empty())
 }
 
+/// The mean and the standard deviation of observed times, and their count.
+fn observed(count: u64, mean: f64, spread: f64) -> Option<String> {
+    (count > 0).then(|| format!("{} ± {} ({count})", time(mean), time(spread)))
+}
+
 fn observed_as_text(choice: &pb::Choice) -> [String; 10] {
-    let observed = match choice.observed {
-        0 => String::new(),
-        count => {
-            let (mean, spread) = (time(choice.mean_seconds), time(choice.spread_seconds));
-            format!("{mean} ± {spread} ({count})")
-        }
-    };
     let next = match choice.runner_up.as_str() {
         "" => String::new(),
         spec => format!("{} {}", printable(spec), time(choice.runner_up_seconds)),
@@ -178,7 +176,7 @@ fn observed_as_text(choice: &pb::Choice) -> [String; 10] {
         choice.version.to_string(),
         choice.operations.to_string(),
         time(choice.predicted_seconds),
-        observed,
+        observed(choice.observed, choice.mean_seconds, choice.spread_seconds).unwrap_or_default(),
         next,
     ]
 }
@@ -214,10 +212,10 @@ fn observed_as_json(choice: &pb::Choice) -> Value {
     })
 }
 
-/// What the cost model chooses on a cluster.
+/// The choices of the cost model for a cluster.
 ///
 /// # Errors
-/// [`CommandError`] if the rules are for another number of nodes.
+/// [`CommandError`] if the rules do not fit the number of nodes.
 pub fn on_cluster(
     topology: &Topology,
     cost: &CostModel,
@@ -247,20 +245,20 @@ pub fn on_cluster(
     let mut table = vec![head.map(str::to_owned)];
     table.extend(rows.iter().map(Row::as_text));
     Ok(format!(
-        "Choices on {}, by the costs of its links:\nfor a piece by itself, and for one of {MANY} \
-         that follow each other, {} in flight. Times are per piece.{}\n\n{}",
+        "Choices on {}, based on the costs of its links.\nTimes are per piece: of a single \
+         piece, and of one of {MANY} with {} in flight.{}\n\n{}",
         cluster::in_words(topology),
         settings.negotiation.credit_pieces,
         match settings.data.compression.as_str() {
             "none" => String::new(),
-            name => format!("\nPieces are of f32, and sums travel as {name}."),
+            name => format!("\nPieces are f32, and sums are sent as {name}."),
         },
         aligned(&table)
     ))
 }
 
 fn choose(topology: &Topology, cost: &CostModel, rules: &Rules, settings: &Settings) -> Vec<Row> {
-    // The settings have checked it.
+    // Settings are validated when they are loaded.
     let compression = settings.data.compression.parse().unwrap_or(Compression::None);
     let quantized = rules.clone().quantized();
     let in_flight = settings.negotiation.credit_pieces;
@@ -286,7 +284,7 @@ fn choose(topology: &Topology, cost: &CostModel, rules: &Rules, settings: &Setti
     rows
 }
 
-/// The bytes of a piece of f32 between nodes, and whether it is quantized.
+/// The bytes of an f32 piece between nodes, and whether it is quantized.
 fn on_the_wire(compression: Compression, collective: Collective, bytes: u64) -> (u64, bool) {
     let Ok(named) = collective.to_string().parse() else { return (bytes, false) };
     let request = Request::plain(named, DType::F32, Shape::default());
@@ -351,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_and_rules_change_what_is_chosen() {
+    fn settings_and_rules_change_the_choice() {
         let usual = chosen(&[], "allreduce", 4 << 20, 1);
         assert!(usual["predicted_seconds"].as_f64() < usual["runner_up_seconds"].as_f64());
         let slow = chosen(&["network.rate_mbit=100"], "allreduce", 4 << 20, 1);
@@ -368,9 +366,9 @@ mod tests {
         assert_eq!(chosen(rules, "reduce", 1024, 1)["rule"], 0);
     }
 
-    /// As the coordinator does: the size between nodes, and only what can be quantized.
+    /// Like in the coordinator: the size between nodes counts, and only some pieces are quantized.
     #[test]
-    fn a_format_between_nodes_changes_size_and_choice() {
+    fn compression_changes_size_and_choice() {
         let half = chosen(&["negotiation.piece_bytes=2MiB"], "allreduce", 2 << 20, 64);
         let bf16 = |collective, bytes| chosen(&["data.compression=bf16"], collective, bytes, 64);
         let whole = bf16("allreduce", 4 << 20);
@@ -384,15 +382,15 @@ mod tests {
                 assert_ne!(eight, chosen(&[], "allreduce", bytes, pieces));
             }
         }
-        // Less than 64 KiB is not quantized.
+        // Pieces below 64 KiB are not quantized.
         let small = chosen(&["data.compression=int8"], "allreduce", 16 << 10, 1);
         assert_eq!(small, chosen(&[], "allreduce", 16 << 10, 1));
         let text = shown(8, Some("2"), &["data.compression=fp8"], false);
-        assert!(text.contains("\nPieces are of f32, and sums travel as fp8.\n"), "{text}");
+        assert!(text.contains("\nPieces are f32, and sums are sent as fp8.\n"), "{text}");
     }
 
     #[test]
-    fn the_table_has_every_size_and_mistakes_are_named() {
+    fn the_table_has_every_size() {
         let text = shown(8, Some("2"), &["negotiation.piece_bytes=1MiB"], false);
         assert!(text.starts_with("Choices on 8 nodes in 2 racks of 4, 4"), "{text}");
         assert_eq!(text.lines().filter(|line| line.starts_with("broadcast ")).count(), 14);
@@ -403,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_jobs_choices_are_shown_with_what_was_observed() {
+    fn a_jobs_choices_have_observed_times() {
         let choice = pb::Choice {
             collective: "allreduce".into(),
             nodes: 2,

@@ -1,5 +1,5 @@
-//! Finds the jobs of this host. Those that this user has started have files ([`run_file`]). Of
-//! others the daemons are asked: they serve `/coordinator` where they serve their metrics.
+//! Finds the jobs of this host. Jobs that this user has started have files ([`run_file`]). For
+//! other jobs it asks the daemons, which serve `/coordinator` beside their metrics.
 
 use std::{
     collections::BTreeSet,
@@ -18,35 +18,35 @@ use gradwire_viewer::view::count;
 
 use crate::cluster::printable;
 
-/// How long all daemons may take to answer (WAIT). A port at which nobody listens answers at once.
+/// How long all daemons may take to answer (WAIT). A port without a listener answers at once.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// The most bytes that are read of an answer.
+/// How many bytes of an answer are read.
 const MAX_ANSWER: usize = 4096;
 
-/// What an answer contains before the address.
+/// The text before the address in an answer.
 const TYPE: &str = "coordinator ";
 
-/// What to do if no job is found.
+/// The hint if no job is found.
 const NAME_IT: &str =
-    "name the address of the coordinator; gradwire run --verbose tells it as \"grpc\"";
+    "give the address of the coordinator; gradwire run --verbose shows it as \"grpc\"";
 
-/// The address of the coordinator of a job. It may be named by this address, by that of its status
-/// page, or by its id, if this user runs it here. Without a name it is the only job of this user,
-/// or else of this host.
+/// The address of the coordinator of a job. `named` is this address, the address of the status
+/// page, or the id if this user started the job on this host. Without it, the job is the only one
+/// of this user, or else of this host.
 ///
 /// # Errors
-/// [`CommandError`] if there is none, or with all of them if there are several.
+/// [`CommandError`] if there is no such job, or if there are several.
 pub fn coordinator(named: Option<&str>) -> Result<String, CommandError> {
     if let Some(page) = named.and_then(|named| named.strip_prefix("http://")) {
         return coordinator_by(page.split('/').next().unwrap_or_default());
     }
     match named {
-        // An address of IPv6 has colons of its own.
+        // An IPv6 address contains colons.
         Some(named) if named.contains(':') => {
             let port = named.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
             let wrong = || {
-                let what = format!("'{}' is no address IP:PORT", printable(named));
+                let what = format!("invalid address '{}': expected IP:PORT", printable(named));
                 CommandError::usage(what).hint(NAME_IT)
             };
             return port.map(|_| named.to_owned()).ok_or_else(wrong);
@@ -54,7 +54,7 @@ pub fn coordinator(named: Option<&str>) -> Result<String, CommandError> {
         _ => {}
     }
     let jobs = run_file::running().map_err(|error| {
-        CommandError::failed(format!("it is not known which jobs run: {error}")).hint(NAME_IT)
+        CommandError::failed(format!("can't find the running jobs: {error}")).hint(NAME_IT)
     })?;
     match (named, &jobs[..]) {
         (Some(id), jobs) => match jobs.iter().find(|job| job.job == id) {
@@ -65,21 +65,21 @@ pub fn coordinator(named: Option<&str>) -> Result<String, CommandError> {
         (None, [job]) => Ok(job.coordinator.to_string()),
         (None, jobs) => {
             let what = format!("{} of your jobs run on this host", jobs.len());
-            Err(CommandError::failed(what).hint(format!("name one of {}", listed(jobs))))
+            Err(CommandError::failed(what).hint(format!("give one of {}", listed(jobs))))
         }
     }
 }
 
-/// There is no such job among these.
+/// The error for an id of none of these jobs.
 fn unknown(id: &str, jobs: &[RunningJob]) -> CommandError {
-    let what = format!("no job of yours on this host is called '{}'", printable(id));
+    let what = format!("you have no job '{}' on this host", printable(id));
     match jobs {
         [] => CommandError::failed(what).hint(NAME_IT),
-        jobs => CommandError::failed(what).hint(format!("there are {}", listed(jobs))),
+        jobs => CommandError::failed(what).hint(format!("your jobs are {}", listed(jobs))),
     }
 }
 
-/// All of these jobs, in one line.
+/// These jobs in one line.
 fn listed(jobs: &[RunningJob]) -> String {
     let line = |job: &RunningJob| {
         let RunningJob { job, coordinator, ranks, hosts, command, .. } = job;
@@ -89,12 +89,12 @@ fn listed(jobs: &[RunningJob]) -> String {
     jobs.iter().map(line).collect::<Vec<_>>().join(", ")
 }
 
-/// The same by the daemons of this host: other users or other launchers may have started them.
+/// Asks the daemons of this host, which other users or other launchers may have started.
 fn on_this_host() -> Result<String, CommandError> {
-    // Daemons listen there if nobody has set another place.
+    // Daemons listen here by default.
     let AddressRange { ip, ports } = Settings::default().metrics.listen;
     let place = AddressRange { ip, ports: ports.clone() };
-    // All at once: what listens there and says nothing delays no other.
+    // All at once, so that a silent listener does not delay the others.
     let end = Instant::now() + ANSWER;
     let found: BTreeSet<SocketAddr> = thread::scope(|scope| {
         let asked: Vec<_> =
@@ -105,25 +105,25 @@ fn on_this_host() -> Result<String, CommandError> {
     match (all.next(), all.next()) {
         (Some(only), None) => Ok(only),
         (None, _) => {
-            let what = format!("no job was found on this host: no daemon answers at {place}");
+            let what = format!("no job found on this host: no daemon answers at {place}");
             Err(CommandError::failed(what).hint(NAME_IT))
         }
         (Some(one), Some(other)) => {
             let all: Vec<String> = [one, other].into_iter().chain(all).collect();
             let what = format!("there are {} jobs on this host", all.len());
-            let hint = format!("name the address of one of their coordinators: {}", all.join(", "));
+            let hint = format!("give the address of one of their coordinators: {}", all.join(", "));
             Err(CommandError::failed(what).hint(hint))
         }
     }
 }
 
-/// The address of the coordinator, by the daemon that serves its metrics at `metrics`.
+/// The address of the coordinator, from the daemon that serves its metrics at `metrics`.
 ///
 /// # Errors
 /// [`CommandError`] if no daemon answers there.
 pub fn coordinator_by(metrics: &str) -> Result<String, CommandError> {
     let end = Instant::now() + ANSWER;
-    // A browser shows the page of a host by its name, too.
+    // The host may be given by its name, like in a browser.
     let found = metrics.to_socket_addrs().into_iter().flatten().find_map(|daemon| ask(daemon, end));
     let none = || {
         let what = format!("no daemon answers at '{}'", printable(metrics));
@@ -134,7 +134,7 @@ pub fn coordinator_by(metrics: &str) -> Result<String, CommandError> {
 
 /// Asks the daemon at an address, if there is one.
 fn ask(daemon: SocketAddr, end: Instant) -> Option<SocketAddr> {
-    // None once the time is over, which would otherwise mean no limit.
+    // `None` once the time is over: a limit of zero would mean no limit.
     let left = || end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero());
     let mut stream = TcpStream::connect_timeout(&daemon, left()?).ok()?;
     stream.set_write_timeout(left()).ok()?;
@@ -176,9 +176,9 @@ mod tests {
         }
     }
 
-    /// Who accepts and says nothing is waited for until the time is over, not for ever.
+    /// The wait for a silent listener is limited.
     #[test]
-    fn a_listener_that_says_nothing_is_no_daemon() {
+    fn a_silent_listener_is_not_a_daemon() {
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = silent.local_addr().unwrap();
         assert_eq!(ask(address, Instant::now() + Duration::from_millis(100)), None);

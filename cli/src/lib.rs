@@ -1,4 +1,4 @@
-//! The `gradwire` command: words become a command, and a command becomes an exit code.
+//! The `gradwire` command.
 //!
 //! The work is done elsewhere: `gradwire-launcher` starts jobs, `gradwire-bench` measures them.
 //! Modules, lowest first:

@@ -1,11 +1,11 @@
-//! `gradwire config show`: each setting with its value and where that comes from.
+//! `gradwire config show`: each setting with its value and its origin.
 
 use std::fmt::Write;
 
 use gradwire_settings::{Audience, Loaded, Origin, Row};
 
-/// One line for each setting: `key = value  # origin`. With `explain`, its meaning, what it
-/// takes, its unit and its variable come before it.
+/// One line for each setting: `key = value # origin`. With `explain`, its meaning, its possible
+/// values, its unit and its variable come before it.
 ///
 /// Without `all`, only the settings that users change, and any other that is not at its default.
 pub fn show(loaded: &Loaded, all: bool, explain: bool) -> String {
@@ -40,7 +40,7 @@ pub fn show(loaded: &Loaded, all: bool, explain: bool) -> String {
     text
 }
 
-/// As TOML would have it: numbers bare, all else in quotes.
+/// A value as TOML: a bare number, or a quoted string.
 fn quoted(value: &str) -> String {
     if !value.is_empty() && value.bytes().all(|b| b.is_ascii_digit()) {
         return value.to_owned();
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_key_is_shown_with_its_origin_and_can_be_read_back() {
+    fn shown_keys_can_be_read_back() {
         let layers = Layers {
             flags: vec!["data.lanes=4".into(), "node.rack=r\"1".into()],
             ..Layers::default()

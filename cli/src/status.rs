@@ -1,4 +1,4 @@
-//! `gradwire status`: what a running coordinator knows, for people and for programs.
+//! `gradwire status`: shows the state of a running job, for people and for programs.
 
 use std::{
     fmt::Write as _,
@@ -19,56 +19,54 @@ use gradwire_viewer::{
 };
 use tokio::time::timeout;
 use tonic::{
-    Code, Status, Streaming,
+    Code, Response, Status, Streaming,
     transport::{Channel, Endpoint},
 };
 
 use crate::{cluster::printable, explain};
 
 /// How long the coordinator may take to answer (WAIT).
-pub(crate) const ANSWER: Duration = Duration::from_secs(5);
+const ANSWER: Duration = Duration::from_secs(5);
 
-/// How long the coordinator may be silent while it is watched (WAIT).
+/// How long a watched coordinator may be silent (WAIT).
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// The most bytes of a snapshot: those of some thousand nodes (BOUND).
+/// The largest snapshot, in bytes: enough for some thousand nodes (BOUND).
 const MAX_SNAPSHOT: usize = 64 << 20;
 
-/// Where its address is found.
-const WHERE: &str = "gradwire run --verbose tells the coordinator's address";
+/// The hint how to find the address.
+const WHERE: &str = "gradwire run --verbose shows the coordinator's address";
 
-/// Moves the cursor home and clears what follows.
+/// Moves the cursor home and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[J";
 
-/// Which job, and how it is shown.
+/// The job, and how to show it.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// The job: the address of its coordinator or of its page, or the id of a job of yours on this
-    /// host; not needed where one job of yours runs.
+    /// The job [default: your job on this host].
+    ///
+    /// Its id if you started it on this host.
+    ///
+    /// Otherwise the address of its coordinator or status page.
     #[arg(value_name = "JOB")]
     pub address: Option<String>,
-    /// As JSON; docs/status.schema.json describes it. With --watch, one line for each look.
+    /// Print JSON.
+    ///
+    /// docs/status.schema.json describes it. --watch prints lines of JSON.
     #[arg(long)]
     pub json: bool,
-    /// Show it again twice per second, until the job ends.
+    /// Repeat twice per second, until the job ends.
     #[arg(long)]
     pub watch: bool,
 }
 
 /// Connects to the coordinator at `address` (`ip:port`).
-pub(crate) async fn connect(
-    address: &str,
-    limit: Option<Duration>,
-) -> Result<InspectClient<Channel>, CommandError> {
+async fn connect(address: &str) -> Result<InspectClient<Channel>, CommandError> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
-        .map_err(|_| CommandError::usage(format!("'{address}' is not an address ip:port")))?
+        .map_err(|_| CommandError::usage(format!("invalid address '{address}': expected IP:PORT")))?
         .connect_timeout(ANSWER)
         .http2_keep_alive_interval(ANSWER)
         .keep_alive_timeout(ANSWER);
-    let endpoint = match limit {
-        Some(limit) => endpoint.timeout(limit),
-        None => endpoint,
-    };
     let channel = endpoint.connect().await.map_err(|error| {
         let cause = std::error::Error::source(&error).map(ToString::to_string);
         let cause = cause.unwrap_or_else(|| error.to_string());
@@ -77,13 +75,31 @@ pub(crate) async fn connect(
     Ok(InspectClient::new(channel).max_decoding_message_size(MAX_SNAPSHOT))
 }
 
-/// Asks the coordinator at `address` (`ip:port`).
+/// Connects to the coordinator at `address` (`ip:port`) and makes one call.
+///
+/// # Errors
+/// [`CommandError`] if it can't be reached or does not answer in time.
+pub(crate) async fn open<T>(
+    address: &str,
+    call: impl AsyncFnOnce(&mut InspectClient<Channel>) -> Result<Response<T>, Status>,
+) -> Result<T, CommandError> {
+    // The limit of an endpoint would apply to a whole stream.
+    let answer = async {
+        let answer = call(&mut connect(address).await?).await;
+        answer.map(Response::into_inner).map_err(|status| refused(address, &status))
+    };
+    timeout(ANSWER, answer).await.unwrap_or_else(|_| {
+        let what = format!("no coordinator answers at {address} within {ANSWER:?}");
+        Err(CommandError::failed(what).hint(WHERE))
+    })
+}
+
+/// The state of the job of the coordinator at `address` (`ip:port`).
 ///
 /// # Errors
 /// [`CommandError`] if it can't be reached or does not answer in time.
 pub async fn ask(address: &str) -> Result<StatusResponse, CommandError> {
-    let answer = connect(address, Some(ANSWER)).await?.status(StatusRequest {}).await;
-    Ok(answer.map_err(|status| refused(address, &status))?.into_inner())
+    open(address, async |client| client.status(StatusRequest {}).await).await
 }
 
 pub(crate) fn refused(address: &str, status: &Status) -> CommandError {
@@ -94,14 +110,14 @@ pub(crate) fn refused(address: &str, status: &Status) -> CommandError {
             CommandError::failed(format!("{address}: {cause}"))
         }
         _ => {
-            let what = format!("what answers at {address} is no coordinator: {cause}");
+            let what = format!("the service at {address} is not a coordinator: {cause}");
             CommandError::failed(what)
-                .hint(format!("if that is the page of a job, name http://{address}/; {WHERE}"))
+                .hint(format!("if it is a status page, give http://{address}/; {WHERE}"))
         }
     }
 }
 
-/// What a coordinator tells twice per second.
+/// The snapshots that a coordinator sends twice per second.
 #[derive(Debug)]
 pub struct Watch {
     address: String,
@@ -111,21 +127,12 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Begins to watch the job of the coordinator at `address`.
+    /// Starts to watch the job of the coordinator at `address`.
     ///
     /// # Errors
-    /// [`CommandError`] if it can't be reached, or if too many watch already.
+    /// [`CommandError`] if it can't be reached, or if it has too many viewers.
     pub async fn start(address: &str) -> Result<Self, CommandError> {
-        // The limit of an endpoint would be that of the whole stream.
-        let start = async {
-            let answer = connect(address, None).await?.watch(StatusRequest {}).await;
-            answer.map_err(|status| refused(address, &status))
-        };
-        let late = |_| {
-            let what = format!("no coordinator answers at {address} within {ANSWER:?}");
-            CommandError::failed(what).hint(WHERE)
-        };
-        let snapshots = timeout(ANSWER, start).await.map_err(late)??.into_inner();
+        let snapshots = open(address, async |client| client.watch(StatusRequest {}).await).await?;
         Ok(Self { address: address.to_owned(), snapshots, failure: None })
     }
 
@@ -150,18 +157,18 @@ impl Watch {
                 format!("{address}: {}", status.message())
             }
             Ok(Err(status)) => {
-                format!("the coordinator at {address} is lost: {}", status.message())
+                format!("lost the coordinator at {address}: {}", status.message())
             }
-            Err(_) => format!("the coordinator at {address} is silent for {SILENCE:?}"),
+            Err(_) => format!("the coordinator at {address} has been silent for {SILENCE:?}"),
         };
-        Err(CommandError::failed(what).hint("the output of gradwire run tells how the job ended"))
+        Err(CommandError::failed(what).hint("the output of gradwire run shows how the job ended"))
     }
 }
 
 /// Shows the state of a job, once or until it ends.
 ///
 /// # Errors
-/// [`CommandError`] if the coordinator can't be reached, or if the job ends while it is watched.
+/// [`CommandError`] if the coordinator can't be reached, or if a watched job ends.
 pub async fn run(address: &str, json: bool, watch: bool) -> Result<(), CommandError> {
     let mut lags = Lags::default();
     if !watch {
@@ -192,8 +199,8 @@ fn pretty(status: &StatusResponse, shares: &Shares) -> String {
     format!("{:#}\n", json::of(status, shares))
 }
 
-/// Writes to standard output. Returns whether somebody reads it.
-pub fn write(text: &str) -> Result<bool, CommandError> {
+/// Writes to standard output. Returns false if the reader has closed it.
+pub(crate) fn write(text: &str) -> Result<bool, CommandError> {
     let mut out = io::stdout();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => Ok(true),
@@ -202,7 +209,7 @@ pub fn write(text: &str) -> Result<bool, CommandError> {
     }
 }
 
-/// The answer as text.
+/// The state of a job as text.
 pub fn show(status: &StatusResponse, shares: &Shares) -> String {
     let mut text = String::new();
     // Writing to a string can't fail.
@@ -223,16 +230,13 @@ pub fn show(status: &StatusResponse, shares: &Shares) -> String {
     if let Some(rate) = view::slowest(view::ranks(status)) {
         line(format!("steps: {rate:.2} per second"));
     }
-    if let Some((rank, share)) = view::straggler(shares) {
-        line(format!(
-            "straggler: rank {rank}: the others wait for it in {} of the time",
-            view::percent(share)
-        ));
+    if let Some(straggler) = view::straggler_in_words(shares) {
+        line(straggler);
     }
     if let Some(network) = &status.network {
-        let (links, seconds) = (network.links.len(), network.took_seconds);
-        let cut = if network.complete { "" } else { ", as far as there was time" };
-        line(format!("network: links measured: {links}, in {seconds:.3} s{cut}"));
+        let links = view::count(network.links.len() as u64, "link");
+        let cut = if network.complete { "" } else { "; there was no time for more" };
+        line(format!("network: {links} measured in {:.3} s{cut}", network.took_seconds));
         if !network.arrangement.is_empty() {
             line(format!("network: {}", network.arrangement));
         }
@@ -244,10 +248,9 @@ pub fn show(status: &StatusResponse, shares: &Shares) -> String {
         line(format!("failure: {}", Failure::from(failure.clone())));
     }
     for node in &status.nodes {
+        let first = u64::from(node.first_rank);
         let ranks = match u64::from(node.slots).checked_sub(1) {
-            Some(others) => {
-                format!("ranks {}-{}", node.first_rank, u64::from(node.first_rank) + others)
-            }
+            Some(others) => format!("ranks {first}-{}", first + others),
             None => "server".to_owned(),
         };
         let rack =
@@ -273,7 +276,7 @@ pub fn show(status: &StatusResponse, shares: &Shares) -> String {
             joined => format!(", joined: {}", list(joined)),
         };
         match set.process_set {
-            // The hosts are in its ranks.
+            // The lines of the hosts have its ranks.
             0 if joined.is_empty() => {}
             0 => line(format!("all ranks{joined}")),
             id => line(format!("process set {id}: ranks {}{joined}", list(&set.ranks))),
@@ -288,7 +291,7 @@ pub fn show(status: &StatusResponse, shares: &Shares) -> String {
         let more = operation.tensor_count.saturating_sub(names.len() as u64);
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         line(format!(
-            "operation {}: {}{more}, for {} ms, not done by {}",
+            "operation {}: {}{more}, running for {} ms, unfinished on {}",
             operation.sequence,
             names.join(", "),
             operation.running_ms,
@@ -297,7 +300,7 @@ pub fn show(status: &StatusResponse, shares: &Shares) -> String {
     }
     for tensor in &status.pending {
         let missing = match tensor.missing_ranks.as_slice() {
-            [] => "nobody".to_owned(),
+            [] => "no rank".to_owned(),
             missing => format!("ranks {}", list(missing)),
         };
         let seconds = Duration::from_millis(tensor.waiting_ms).as_secs_f64();
@@ -305,7 +308,7 @@ pub fn show(status: &StatusResponse, shares: &Shares) -> String {
             0 => String::new(),
             id => format!(" of process set {id}"),
         };
-        line(format!("tensor '{}'{set} waits since {seconds:.1} s for {missing}", tensor.name));
+        line(format!("tensor '{}'{set} has waited {seconds:.1} s for {missing}", tensor.name));
     }
     let more = status.pending_count.saturating_sub(status.pending.len() as u64);
     if more > 0 {
@@ -314,11 +317,11 @@ pub fn show(status: &StatusResponse, shares: &Shares) -> String {
     text
 }
 
-/// What a node does, in a line.
+/// The activity of a node, in one line.
 fn does(report: &NodeReport) -> String {
     let steps = view::slowest(report.ranks.iter()).map(|rate| format!("{rate:.2} steps/s"));
-    let exposed = view::exposed(report)
-        .map(|share| format!("blocked in {} of the time", view::percent(share)));
+    let exposed =
+        view::exposed(report).map(|share| format!("blocked {} of the time", view::percent(share)));
     let stalled = (report.stalled_tensors > 0)
         .then(|| format!("{} stalled", view::count(report.stalled_tensors.into(), "tensor")));
     let memory = format!(
@@ -350,7 +353,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_missing_is_reported_by_name() {
+    fn missing_ranks_are_named() {
         let status = StatusResponse {
             job: "j1".into(),
             version: "0.1.0".into(),
@@ -406,40 +409,40 @@ mod tests {
             show(&status, &Shares::new()),
             "job j1 (0.1.0), epoch 1, running: 2 of 2 nodes\n\
              operations: 5 started, 4 done\n\
-             network: links measured: 1, in 0.250 s, as far as there was time\n\
+             network: 1 link measured in 0.250 s; there was no time for more\n\
              network: links show 2 racks\n\
              host n1: ranks 2-3, rack r1, silent for 12 ms, left: 3\n\
              all ranks, joined: 3\n\
              process set 4: ranks 0, 2\n\
              … and 3 more process sets\n\
-             tensor 'fc.weight' waits since 1.5 s for ranks 1, 2\n\
-             tensor 'x' of process set 4 waits since 0.2 s for nobody\n\
+             tensor 'fc.weight' has waited 1.5 s for ranks 1, 2\n\
+             tensor 'x' of process set 4 has waited 0.2 s for no rank\n\
              … and 6 more tensors\n"
         );
     }
 
     #[test]
-    fn what_nodes_do_and_who_is_slow_is_shown() {
+    fn activity_and_stragglers_are_shown() {
         let status = sample::status(5000);
         let text = show(&status, &Lags::default().add(&status));
         for part in [
             "steps: 20.00 per second\n",
-            "straggler: rank 3: the others wait for it in 80 % of the time\n",
-            "  20.00 steps/s, blocked in 70 % of the time, 1 piece in flight, 3 tensors submitted, \
+            "straggler: rank 3: the others wait for it 80 % of the time\n",
+            "  20.00 steps/s, blocked 70 % of the time, 1 piece in flight, 3 tensors submitted, \
              64.0 MiB of memory, 2.0 MiB shared with ranks\n",
             "host a sends 47.7 MiB/s to b, 40 % of its line\n",
             "host b sends 9.5 MiB/s to a\n",
-            "operation 10: 'fc.weight', for 30 ms, not done by 1 node\n",
+            "operation 10: 'fc.weight', running for 30 ms, unfinished on 1 node\n",
         ] {
             assert!(text.contains(part), "no {part:?} in {text}");
         }
     }
 
     #[tokio::test]
-    async fn a_coordinator_that_is_not_there_is_named() {
+    async fn a_missing_coordinator_is_named() {
         let error = ask("127.0.0.1:1").await.unwrap_err();
         assert!(error.what.starts_with("no coordinator answers at 127.0.0.1:1: "), "{error}");
         let error = ask("not an address").await.unwrap_err();
-        assert_eq!(error.what, "'not an address' is not an address ip:port");
+        assert_eq!(error.what, "invalid address 'not an address': expected IP:PORT");
     }
 }

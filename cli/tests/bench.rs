@@ -1,4 +1,4 @@
-//! `gradwire bench` with real ranks and a real daemon: its table, its JSON, and what it refuses.
+//! `gradwire bench` with real ranks and a real daemon: its table, its JSON, and its errors.
 
 mod common;
 
@@ -13,7 +13,7 @@ fn bench(place: &Place, words: &[&str]) -> common::Output {
     finish(command.env("GRADWIRE_LAUNCH__GRADWIRED", gradwired()).spawn().unwrap())
 }
 
-/// The rows of the table, each as its cells; the ranks' prefix is taken away.
+/// The cells of each row of the table, without the prefixes of ranks.
 fn rows(table: &str) -> Vec<Vec<&str>> {
     let lines = table.lines().map(|line| line.strip_prefix("[0] ").unwrap_or(line));
     let rows = lines.filter(|line| !line.starts_with('#'));
@@ -21,11 +21,11 @@ fn rows(table: &str) -> Vec<Vec<&str>> {
 }
 
 fn number(cell: &str) -> f64 {
-    cell.parse().unwrap_or_else(|_| panic!("'{cell}' is no number"))
+    cell.parse().unwrap_or_else(|_| panic!("'{cell}' is not a number"))
 }
 
 #[test]
-fn it_starts_its_ranks_and_tells_their_figures_twice() {
+fn ranks_are_started_and_figures_printed() {
     let place = Place::new();
     let words = "bench allreduce -np 2 -b 4 -e 64K -f 128 -w 1 --iters 3 --json out.json \
                  --set data.lanes=1 --algorithm ring --barrier";
@@ -64,7 +64,7 @@ fn it_starts_its_ranks_and_tells_their_figures_twice() {
 }
 
 #[test]
-fn it_is_a_rank_where_it_was_started_as_one() {
+fn bench_can_be_the_program_of_a_job() {
     let place = Place::new();
     for words in [
         "broadcast -b 24 -e 24K -f 8 --root 1 -m ordinary -d f64",
@@ -95,7 +95,7 @@ fn every_collective_gives_checked_results() {
         ("send-receive -m ordinary -d bool", ["4", "640", "102400"]),
     ] {
         let line = format!("bench {words} {sizes} -np 3");
-        // An option that is given twice is an error; of sizes some have their own.
+        // Some cases have their own size, and an option that is given twice is an error.
         let line = if words.contains("-b ") { line.replacen("-b 4 ", "", 1) } else { line };
         let output = bench(&place, &line.split(' ').collect::<Vec<_>>());
         assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""), "{words}: {output:?}");
@@ -137,7 +137,7 @@ fn a_models_gradients_are_one_step() {
         assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""), "{output:?}");
         let rows = rows(&output.stdout);
         assert_eq!(rows[0][..4], ["4068", "1017", "4", "4"]);
-        // A step holds its computation, and what is left of it after the last submission.
+        // A step includes its computation, and the wait after the last submission.
         assert!(number(rows[0][5]) >= 4000.0, "{rows:?}");
         assert!(number(rows[0][4]) > 0.0, "{rows:?}");
     }
@@ -145,7 +145,7 @@ fn a_models_gradients_are_one_step() {
 }
 
 #[test]
-fn what_can_not_be_measured_is_refused_before_anything_starts() {
+fn impossible_measurements_are_refused() {
     let place = Place::new();
     for (words, expected) in [
         ("bench allreduce -b 12X", "error: invalid value '12X'"),
@@ -169,7 +169,7 @@ fn what_can_not_be_measured_is_refused_before_anything_starts() {
         assert_eq!(output.code, Some(2), "{output:?}");
         assert!(output.stderr.starts_with(expected), "{output:?}");
     }
-    // What only the ranks can know is reported by them.
+    // The ranks report what only they can know.
     let line = format!("run -np 2 {GRADWIRE} bench broadcast --root 2");
     let output = bench(&place, &line.split(' ').collect::<Vec<_>>());
     assert_eq!(output.code, Some(2), "{output:?}");

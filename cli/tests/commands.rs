@@ -1,4 +1,4 @@
-//! The other commands, and what is refused before anything starts.
+//! The other commands, and errors before anything starts.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::{fs, io::Write};
 use common::{GRADWIRE, Place};
 
 #[test]
-fn what_can_not_be_run_is_refused_in_one_line() {
+fn wrong_commands_are_refused_in_one_line() {
     let place = Place::new();
     fs::write(place.path().join("hosts"), "# cluster\n\nlocalhost slots=2\nb slots=none\n")
         .unwrap();
@@ -51,7 +51,7 @@ fn what_can_not_be_run_is_refused_in_one_line() {
 }
 
 #[test]
-fn a_hostfile_with_comments_is_used_and_a_dry_run_starts_nothing() {
+fn a_dry_run_starts_nothing() {
     let place = Place::new();
     fs::write(place.path().join("hosts"), "# two\n127.0.0.1 slots=2\n\nnode-b slots=4 # big\n")
         .unwrap();
@@ -92,7 +92,7 @@ fn each_setting_is_shown_with_its_origin() {
 }
 
 #[test]
-fn an_agent_refuses_nonsense_and_a_program_runs_only_under_its_own_agent() {
+fn agents_and_exec_child_refuse_misuse() {
     let place = Place::new();
     let mut command = place.gradwire(&["agent"]);
     let mut child = command.stdin(std::process::Stdio::piped()).spawn().unwrap();
@@ -102,7 +102,7 @@ fn an_agent_refuses_nonsense_and_a_program_runs_only_under_its_own_agent() {
     assert!(
         output
             .stdout
-            .starts_with("{\"report\":\"refused\",\"what\":\"gradwire 0.1.0 does not understand"),
+            .starts_with("{\"report\":\"refused\",\"what\":\"gradwire 0.1.0 can't understand"),
         "{output:?}"
     );
     let output = place.run(&["exec-child", "1", "touch", "made"]);

@@ -1,5 +1,5 @@
-//! How `gradwire run` ends where something of the outside is slow, gone, ignored or shared: nothing
-//! of its output is lost, and it ends what it has started and nothing else.
+//! How `gradwire run` ends if a reader is slow or gone, if signals are ignored, or if a connection
+//! is shared: no output is lost, and it ends exactly the processes that it has started.
 
 mod common;
 
@@ -13,7 +13,7 @@ use std::{
 
 use common::{GRADWIRE, Place, finish, kill, until, wait};
 
-/// Reads a pipe as somebody who scrolls: not at all for a while, then a little at a time, then all.
+/// Reads a pipe like a user who scrolls: first not at all, then a little at a time, then all.
 fn read_slowly(mut pipe: impl Read, pauses: &[u64]) -> String {
     let (mut all, mut part) = (Vec::new(), vec![0; 20_000]);
     for pause in pauses {
@@ -26,8 +26,8 @@ fn read_slowly(mut pipe: impl Read, pauses: &[u64]) -> String {
 }
 
 #[test]
-fn the_last_output_is_not_lost_however_late_it_is_read() {
-    // More than all the pipes and queues on the way hold, at once and at the very end.
+fn the_last_output_may_be_read_late() {
+    // More than all pipes and queues can hold, at once and at the very end.
     let script = "i=0; while [ $i -lt 9000 ]; do echo line $i of rank $RANK, which is a long one; \
                   i=$((i+1)); done; echo the end of rank $RANK; exit $CODE";
     for (code, hosts) in [(0, "localhost:1,node-b:1"), (3, "localhost:2")] {
@@ -39,7 +39,7 @@ fn the_last_output_is_not_lost_however_late_it_is_read() {
         assert_eq!(wait(&mut child).code(), Some(code), "{}", all.len());
         for rank in 0..2 {
             let ends = all.contains(&format!("[{rank}] the end of rank {rank}\n"));
-            // The other rank of one that failed may have been stopped before its end.
+            // If one rank failed, the other may have been stopped before its end.
             assert!(ends || code != 0, "rank {rank}: {} bytes", all.len());
             let mine = all.lines().filter(|line| line.starts_with(&format!("[{rank}] line")));
             assert!(mine.count() == 9000 || code != 0, "rank {rank}: {} bytes", all.len());
@@ -50,7 +50,7 @@ fn the_last_output_is_not_lost_however_late_it_is_read() {
 }
 
 #[test]
-fn output_that_nobody_reads_does_not_keep_who_hurries() {
+fn unread_output_does_not_delay_ctrl_c() {
     let place = Place::new();
     let script = "while :; do echo y; done";
     let mut child = place.gradwire(&["run", "-np", "2", "sh", "-c", script]).spawn().unwrap();
@@ -64,15 +64,15 @@ fn output_that_nobody_reads_does_not_keep_who_hurries() {
 }
 
 #[test]
-fn what_is_lost_of_a_good_end_is_no_good_end() {
+fn lost_output_makes_a_job_fail() {
     let place = Place::new();
-    // More than one pipe holds, and less than all of those on the way.
+    // More than one pipe can hold, and less than all pipes can.
     let script = "i=0; while [ $i -lt 4500 ]; do echo a line that fills pipes; i=$((i+1)); done; \
                   touch written";
     let mut child = place.gradwire(&["run", "sh", "-c", script]).spawn().unwrap();
     let pipe = child.stdout.take().unwrap();
     until("the rank has written", || place.path().join("written").exists());
-    // The launcher has these words among its own arguments.
+    // The launcher has these words in its own arguments.
     until("it has ended", || Place::running(&format!("sh -c {script}")).len() == 1);
     kill("INT", child.id());
     assert_eq!(wait(&mut child).code(), Some(130), "some of its output has not come out");
@@ -87,9 +87,9 @@ fn what_is_lost_of_a_good_end_is_no_good_end() {
 }
 
 #[test]
-fn a_child_that_holds_a_ranks_output_open_is_not_waited_for() {
+fn a_child_may_hold_a_ranks_output_open() {
     let place = Place::new();
-    // It writes without end, in a session of its own.
+    // It writes without end, in its own session.
     let script = "setsid sh -c 'while :; do echo noise; done' & printf 'last words'";
     let output = place.run(&["run", "sh", "-c", script]);
     assert_eq!(output.code, Some(0));
@@ -124,9 +124,9 @@ fn signals_that_were_ignored_stay_ignored() {
 }
 
 #[test]
-fn a_connection_that_ssh_shares_with_others_is_left_alone() {
+fn a_shared_connection_of_ssh_is_left_alone() {
     let place = Place::new();
-    // As ssh with ControlPersist: the first connection leaves a master in the background.
+    // Like ssh with ControlPersist: the first connection leaves a master in the background.
     let master = format!("setsid sleep {} </dev/null >/dev/null 2>&1 &", place.nap);
     let log = "printf '%s\\n' \"$*\" >> \"$FAKE_SSH_LOG\"";
     let rest = "while [ \"$1\" = -o ]; do shift 2; done; shift; \
@@ -143,15 +143,15 @@ fn a_connection_that_ssh_shares_with_others_is_left_alone() {
 }
 
 #[test]
-fn what_an_ended_rank_leaves_is_asked_to_end_at_once() {
+fn left_over_processes_are_asked_to_end() {
     let place = Place::new();
-    // One stays in the rank's group, one has a session of its own, one has lost its parent.
+    // One stays in the rank's group, one has its own session, one has lost its parent.
     let script = format!(
         "for how in '' setsid; do $how sh -c 'trap \"echo asked; exit\" TERM; sleep {0} & wait' & \
          done; (sleep {0} &); sleep 1",
         place.nap
     );
-    // Where they are not asked they are waited for until the test gives up.
+    // If they were not asked, the test would wait until its limit.
     let mut command = place.gradwire(&["run", "sh", "-c", &script]);
     let child = command.env("GRADWIRE_LAUNCH__GRACE_MS", "3600000").spawn().unwrap();
     let output = finish(child);
@@ -174,7 +174,7 @@ fn lines_without_an_end_are_not_joined() {
 }
 
 #[test]
-fn too_few_descriptors_are_reported_as_such() {
+fn too_few_descriptors_are_reported() {
     let place = Place::new();
     for limit in [4, 7, 12, 23, 24, 26, 28, 32] {
         let limited = format!("ulimit -n {limit}; exec {GRADWIRE} run -np 4 true");

@@ -1,5 +1,5 @@
-//! Hosts behind ssh: the secret stays off every command line, the environment travels, and hosts
-//! that can't be reached are all named.
+//! Hosts behind ssh: the secret is on no command line, the environment is forwarded, and all hosts
+//! that can't be reached are named.
 
 mod common;
 
@@ -14,7 +14,7 @@ use std::{
 use common::{Place, kill};
 
 #[test]
-fn the_secret_and_the_environment_travel_on_standard_input() {
+fn the_secret_is_sent_on_standard_input() {
     let place = Place::new();
     // While the job runs, no process of this machine shows the secret in its command line.
     let script = "for f in /proc/[0-9]*/cmdline; do case $(tr '\\0' ' ' < $f 2>/dev/null) in \
@@ -52,14 +52,14 @@ fn the_secret_and_the_environment_travel_on_standard_input() {
 }
 
 #[test]
-fn every_host_that_can_not_be_reached_is_listed() {
+fn all_unreachable_hosts_are_listed() {
     let place = Place::new();
     let output = place.run(&["run", "-H", "localhost:1,bad-1:1,bad-2:1,bare-3:1", "true"]);
     assert_eq!(output.code, Some(1), "{output:?}");
     for host in ["bad-1", "bad-2"] {
         let expected = format!(
-            "error: host {host} can't be reached: ssh: connect to host {host} port 22: Connection \
-             refused"
+            "error: host {host} can't be reached: ssh: connect to host {host} port 22: \
+             Connection refused"
         );
         assert!(output.stderr.contains(&expected), "{output:?}");
     }
@@ -70,7 +70,7 @@ fn every_host_that_can_not_be_reached_is_listed() {
         ),
         "{output:?}"
     );
-    assert!(output.stderr.contains(" true` has to work without a password"), "{output:?}");
+    assert!(output.stderr.contains(" true` must work without a password"), "{output:?}");
     place.assert_clean(false);
 
     let output =
@@ -80,7 +80,7 @@ fn every_host_that_can_not_be_reached_is_listed() {
 }
 
 #[test]
-fn an_ssh_that_is_not_there_is_named() {
+fn a_missing_ssh_is_named() {
     let place = Place::new();
     let output = place.run(&["run", "--set", "launch.ssh=zonk-ssh", "-H", "node-b:1", "true"]);
     assert_eq!(output.code, Some(1), "{output:?}");
@@ -91,18 +91,19 @@ fn an_ssh_that_is_not_there_is_named() {
 #[test]
 fn another_release_on_a_host_is_refused() {
     let place = Place::new();
-    // An agent as it might be in another release: it says no in the words that never change.
+    // An agent of another release refuses with a message that never changes.
     let other = place.script(
         "other-gradwire",
         "#!/bin/sh\nread begin\necho '{\"report\":\"refused\",\"what\":\"host node-b has gradwire \
-         9.0.0, the launcher is 0.1.0\",\"hint\":\"install the same release on every host\"}'\n",
+         9.0.0, but the launcher has 0.1.0\",\"hint\":\"install the same \
+         release on every host\"}'\n",
     );
     let setting = format!("launch.remote_gradwire={}", other.display());
     let output = place.run(&["run", "--set", &setting, "-H", "node-b:1", "true"]);
     assert_eq!(output.code, Some(1), "{output:?}");
     assert_eq!(
         output.stderr,
-        "error: host node-b has gradwire 9.0.0, the launcher is 0.1.0\n\
+        "error: host node-b has gradwire 9.0.0, but the launcher has 0.1.0\n\
          hint: install the same release on every host\n"
     );
     let silent = place.script("silent-gradwire", "#!/bin/sh\nexit 3\n");
@@ -112,10 +113,10 @@ fn another_release_on_a_host_is_refused() {
     assert!(output.stderr.contains("ended with exit code 3"), "{output:?}");
 }
 
-/// An agent ends when the launcher is silent, because a broken network sends no goodbye. Time in
-/// which the agent was suspended does not count: the launcher may have been suspended with it.
+/// An agent ends when the launcher is silent, because a broken network sends no goodbye. The time
+/// while the agent is suspended does not count: the launcher may have been suspended with it.
 #[test]
-fn an_agent_that_was_suspended_does_not_blame_the_launcher() {
+fn a_suspended_agent_does_not_blame_the_launcher() {
     let place = Place::new();
     let mut child = place.gradwire(&["agent"]).stdin(Stdio::piped()).spawn().unwrap();
     let mut orders = child.stdin.take().unwrap();

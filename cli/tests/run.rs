@@ -1,4 +1,4 @@
-//! `gradwire run` with real processes: what they get, how they end, and that nothing stays.
+//! `gradwire run` with real processes: their environment, their end, and that none is left.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::{fs, io::Read, process::Stdio};
 use common::{Place, finish, kill, until, wait};
 
 #[test]
-fn every_rank_gets_its_place_and_its_lines_their_rank() {
+fn ranks_get_their_place_and_lines_their_rank() {
     let place = Place::new();
     let script = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GRADWIRE_CROSS_RANK \
                   $GRADWIRE_HOST $MASTER_ADDR $GRADWIRE_WORKER__HUGE_PAGES; \
@@ -32,7 +32,7 @@ fn every_rank_gets_its_place_and_its_lines_their_rank() {
 }
 
 #[test]
-fn a_killed_rank_ends_the_job_with_its_exit_code_and_its_last_words() {
+fn a_killed_rank_ends_the_job() {
     let place = Place::new();
     let nap = &place.nap;
     // One rank's child leaves its process group, and one ignores the polite request.
@@ -52,13 +52,13 @@ fn a_killed_rank_ends_the_job_with_its_exit_code_and_its_last_words() {
     let tail = "its last lines on standard error:\n\
                 \x20 line 3\n  line 4\n  line 5\n  line 6\n  line 7\n  line 8\n  line 9\n\
                 \x20 line 10\n  line 11\n  line 12\n\
-                full output: above; --output-dir DIR also keeps it in files\n";
+                full output: above; --output-dir DIR also writes it to files\n";
     assert!(output.stderr.ends_with(tail), "{}", output.stderr);
     place.assert_clean(false);
 }
 
 #[test]
-fn the_first_rank_to_fail_decides_not_those_that_follow() {
+fn the_first_rank_to_fail_decides() {
     let place = Place::new();
     let script = format!(
         "if [ $RANK = 1 ]; then sleep 0.1; exit 7; fi; trap 'exit 9' TERM; sleep {} & wait",
@@ -103,7 +103,7 @@ fn a_launcher_that_is_killed_leaves_nothing() {
 }
 
 #[test]
-fn an_agent_that_is_killed_leaves_nothing_and_is_reported() {
+fn a_killed_agent_leaves_nothing() {
     let place = Place::new();
     let child = napping(&place, &["-np", "2"]);
     let children = format!("/proc/{0}/task/{0}/children", child.id());
@@ -117,7 +117,7 @@ fn an_agent_that_is_killed_leaves_nothing_and_is_reported() {
 }
 
 #[test]
-fn a_program_that_does_not_exist_is_named_with_each_host() {
+fn a_missing_program_is_named_for_each_host() {
     let place = Place::new();
     let output = place.run(&["run", "-H", "127.0.0.1:1,127.0.0.2:1", "zonk", "--flag"]);
     assert_eq!(output.code, Some(1), "{output:?}");
@@ -137,15 +137,16 @@ fn a_program_that_does_not_exist_is_named_with_each_host() {
     assert!(output.stderr.starts_with(&expected), "{output:?}");
     place.script("dos", "#!/bin/sh\r\necho hello\r\n");
     let output = place.run(&["run", "./dos"]);
-    let expected = "/dos: its first line asks for \"/bin/sh\\r\", which is not there";
+    let expected = "/dos: its first line names the interpreter \"/bin/sh\\r\", which \
+                    does not exist";
     assert!(output.code == Some(126) && output.stderr.contains(expected), "{output:?}");
     let output = place.run(&["run", "./text/train"]);
-    assert!(output.stderr.contains("can't be reached: Not a directory"), "{output:?}");
+    assert!(output.stderr.contains("can't be read: Not a directory"), "{output:?}");
     place.assert_clean(false);
 }
 
 #[test]
-fn what_does_not_come_up_in_time_is_named_and_stopped() {
+fn a_late_daemon_is_named_and_stopped() {
     let place = Place::new();
     place.script("gradwired", &format!("#!/bin/sh\nexec sleep {}\n", place.nap));
     let output =
@@ -158,7 +159,7 @@ fn what_does_not_come_up_in_time_is_named_and_stopped() {
 }
 
 #[test]
-fn a_daemon_that_fails_is_reported_with_its_output() {
+fn a_failed_daemon_is_shown_with_its_output() {
     let place = Place::new();
     place.script("gradwired", "#!/bin/sh\necho 'error: port 7 is in use' >&2\nexit 1\n");
     let output = place.run(&["run", "true"]);
@@ -185,7 +186,7 @@ fn a_daemon_that_fails_is_reported_with_its_output() {
 }
 
 #[test]
-fn no_line_is_lost_however_slowly_they_are_read() {
+fn no_line_is_lost_with_a_slow_reader() {
     let place = Place::new();
     let script = "i=0; while [ $i -lt 20000 ]; do echo line $i of rank $RANK; i=$((i+1)); done";
     let words = ["run", "-np", "2", "--output-dir", "out", "sh", "-c", script];
@@ -198,7 +199,7 @@ fn no_line_is_lost_however_slowly_they_are_read() {
         if length == 0 {
             break;
         }
-        // Longer than it takes to fill every queue on the way at first, then as fast as may be.
+        // At first slowly, until every queue is full, then as fast as possible.
         if all.len() < 40_000 {
             std::thread::sleep(std::time::Duration::from_millis(50));
         }
@@ -218,7 +219,7 @@ fn no_line_is_lost_however_slowly_they_are_read() {
 }
 
 #[test]
-fn output_that_is_no_text_and_progress_bars_come_through_as_they_are() {
+fn binary_output_and_progress_bars_are_unchanged() {
     let place = Place::new();
     let script = r"printf '10%%\r20%%\rdone\n\377\376\n' >&2; printf 'no newline'";
     let output = place.run(&["run", "--output-dir", "out", "sh", "-c", script]);
@@ -243,9 +244,9 @@ fn a_reader_that_goes_away_ends_the_job() {
     place.assert_clean(false);
 }
 
-/// What is said of a trace is worth less than how the job ended.
+/// The exit code of the job matters more than the message about a trace.
 #[test]
-fn a_reader_that_has_gone_does_not_change_the_exit_code_of_a_traced_job() {
+fn a_missing_reader_keeps_the_exit_code() {
     let place = Place::new();
     for code in [0, 3] {
         let script = format!("exit {code}");

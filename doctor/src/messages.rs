@@ -1,7 +1,7 @@
-//! What launcher and agent say to each other: lines of JSON, as in `gradwire_proto::launch`.
+//! The messages between launcher and agent: lines of JSON, like in `gradwire_proto::launch`.
 //!
 //! ```text
-//! launcher ── Begin ──► agent            (standard input; its end means: end)
+//! launcher ── Begin ──► agent            (standard input; closing it ends the agent)
 //!          ◄── Hello ──
 //!          ── Clock… ──►  ◄── Clock… ──
 //!          ── Listen ──►  ◄── Facts ──
@@ -9,9 +9,8 @@
 //!          ── Measure ──► ◄── Measured, Received… ──
 //! ```
 //!
-//! The agent that another one dials answers nothing but `Received`. The secret of the run travels
-//! here and nowhere else: never on a command line, where every user of a machine can read it
-//! (TRUST).
+//! An agent that another one dials reports only `Received`. The secret of the run is sent only in
+//! these messages, never on a command line, where every user of a machine can read it (TRUST).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -22,102 +21,52 @@ use crate::facts::{HostFacts, Measured, Purpose, Wanted};
 /// From the launcher to an agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "order", rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the names say what the fields are")]
 pub enum Order {
-    /// The first order. Answered by Hello. Of this message and its answer, the fields that are
-    /// here stay as they are in later releases: they tell two releases apart.
-    Begin {
-        /// The launcher's release.
-        version: String,
-    },
+    /// The first order. Answered by Hello. Later releases keep the present fields of this message
+    /// and its answer, so that different releases recognise each other.
+    Begin { version: String },
     /// Asks for the time. Answered by Clock.
     Clock,
     /// Report the facts of the host, and listen. Answered by Facts.
-    Listen {
-        /// The number of the host.
-        host: u32,
-        /// The address by which others reach it.
-        address: IpAddr,
-        /// What all agents prove to each other: 64 hexadecimal digits.
-        secret: String,
-        /// Settings.
-        wanted: Wanted,
-    },
-    /// Dial these, all at once. Each is answered by Dialled.
-    Dial {
-        /// Whom.
-        peers: Vec<Peer>,
-        /// How long each may take.
-        limit_ms: u64,
-    },
-    /// Measure with one of them. Answered by Measured; both agents answer with a Received for each
+    /// `address` is the one by which others reach it; `secret` has 64 hexadecimal digits.
+    Listen { host: u32, address: IpAddr, secret: String, wanted: Wanted },
+    /// Dial these peers, all at once. Each is answered by Dialled.
+    Dial { peers: Vec<Peer>, limit_ms: u64 },
+    /// Measure with one peer. Answered by Measured; both agents answer with a Received for each
     /// connection.
-    Measure {
-        /// With whom.
-        peer: Peer,
-        /// With so many connections.
-        streams: u32,
-        /// How long a connection may take.
-        limit_ms: u64,
-    },
+    Measure { peer: Peer, streams: u32, limit_ms: u64 },
 }
 
-/// A host to be dialled.
+/// A host to dial.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say what the fields are")]
 pub struct Peer {
-    /// Its number.
     pub host: u32,
-    /// For what.
     pub purpose: Purpose,
-    /// Where it listens.
     pub address: SocketAddr,
 }
 
 /// From an agent to the launcher.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "report", rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the names say what the fields are")]
 pub enum Report {
     /// The agent runs.
-    Hello {
-        /// Its release.
-        version: String,
-        /// The address by which ssh reached this host.
-        address: Option<IpAddr>,
-    },
-    /// The time here.
-    Clock {
-        /// Microseconds since 1970.
-        unix_us: i64,
-    },
+    /// `address` is the one by which ssh reached this host.
+    Hello { version: String, address: Option<IpAddr> },
+    /// The time here, in microseconds since 1970.
+    Clock { unix_us: i64 },
     /// The facts of the host.
-    Facts {
-        /// All of them.
-        facts: Box<HostFacts>,
-    },
-    /// A host was dialled.
-    Dialled {
-        /// Whom, and for what.
-        peer: Peer,
-        /// Why that failed.
-        failed: Option<String>,
-    },
-    /// A measurement has ended, except for what is still on its way.
-    Measured {
-        /// With whom.
-        host: u32,
-        /// The result, or why there is none.
-        result: Result<Measured, String>,
-        /// How many connections carry bytes, each of which both sides report.
-        streams: u32,
-    },
-    /// What has come on one connection that carried bytes.
-    Received {
-        /// From whom.
-        host: u32,
-        /// How many bytes.
-        bytes: u64,
-        /// How long they took, from the first to the last, in microseconds.
-        us: u64,
-    },
+    Facts { facts: Box<HostFacts> },
+    /// A host was dialled; `failed` has the reason.
+    Dialled { peer: Peer, failed: Option<String> },
+    /// The measurement with a host has ended, except for bytes that still arrive: both sides report
+    /// each of the `streams` connections.
+    Measured { host: u32, result: Result<Measured, String>, streams: u32 },
+    /// The bytes that arrived from a host on one connection, and the time from the first to the
+    /// last.
+    Received { host: u32, bytes: u64, us: u64 },
 }
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
-//! Who measures with whom, and when. Pure.
+//! Which pairs of hosts measure in which round. Pure.
 //!
-//! The rounds are those of a tournament (the circle method): one host stays, the others turn around
-//! it. In each round every host is in one pair, or rests if their number is odd, and in all rounds
-//! together each pair comes once. With more than [`ALL_PAIRS`] hosts only ⌈log₂ n⌉ of these rounds
-//! are taken, spread evenly over all of them. So each host has as many partners, and the time grows
+//! The rounds are a round-robin tournament (the circle method): one host stays, the others turn
+//! around it. In each round every host is in one pair, except that one rests if the number of hosts
+//! is odd. Over all rounds each pair occurs once. With more than [`ALL_PAIRS`] hosts only ⌈log₂ n⌉
+//! of these rounds are used, spread evenly. So each host has that many partners, and the time grows
 //! with log n.
 
-/// Up to so many hosts, all pairs are measured.
+/// Up to this number of hosts, all pairs are measured.
 pub const ALL_PAIRS: usize = 16;
 
 /// The pairs of each round, the smaller number first.
@@ -14,7 +14,7 @@ pub fn rounds(hosts: usize) -> Vec<Vec<(usize, usize)>> {
     if hosts < 2 {
         return Vec::new();
     }
-    // With an odd number somebody rests: who is paired with the host that is not there.
+    // With an odd number, the host that is paired with the missing one rests.
     let even = hosts.next_multiple_of(2);
     let all = even - 1;
     let count = if hosts <= ALL_PAIRS { all } else { hosts.next_power_of_two().ilog2() as usize };
@@ -37,7 +37,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_host_is_in_one_pair_at_a_time_and_each_pair_comes_once(hosts in 0usize..200) {
+        fn each_host_has_one_pair_per_round(hosts in 0usize..200) {
             let mut seen = BTreeSet::new();
             let mut partners = vec![0; hosts];
             let rounds = rounds(hosts);

@@ -7,10 +7,12 @@ use clap::Args;
 /// Where settings come from.
 #[derive(Debug, Clone, Default, Args)]
 pub struct SettingsOptions {
-    /// A TOML file with settings.
+    /// TOML file with settings.
     #[arg(long, value_name = "FILE", env = "GRADWIRE_CONFIG")]
     pub config: Option<PathBuf>,
-    /// Set one setting, such as data.lanes=4; may be repeated. See `gradwire config show`.
+    /// Set a setting, such as data.lanes=4.
+    ///
+    /// May be repeated. `gradwire config show` lists all settings.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
 }
@@ -18,24 +20,37 @@ pub struct SettingsOptions {
 /// Where the ranks of a job run, and how they are started.
 #[derive(Debug, Clone, Default, Args)]
 pub struct JobOptions {
-    /// How many ranks [default: the slots of all hosts]. May be written -np.
+    /// Ranks [default: all slots].
+    ///
+    /// The number of ranks of the job. May also be written -np N.
     #[arg(short = 'n', long = "np", visible_alias = "num-proc", value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub np: Option<u32>,
-    /// Hosts with their slots, filled in order [default: this machine].
+    /// Hosts and slots [default: this machine].
+    ///
+    /// Hosts are filled in order. A host without slots takes one rank.
     #[arg(short = 'H', long, value_name = "HOST:SLOTS,…", conflicts_with = "hostfile")]
     pub hosts: Option<String>,
-    /// A file with a line `host slots=N` for each host, or `host role=server` for one without
-    /// ranks; `rack=LABEL` may follow.
+    /// File with hosts and slots, one host per line.
+    ///
+    /// A line is `host slots=N`, or `host role=server` without ranks.
+    ///
+    /// The words `rack=LABEL` and `line=RATE` may follow.
     #[arg(long, value_name = "FILE")]
     pub hostfile: Option<PathBuf>,
-    /// Hosts without ranks that reduce for the others, as `role=server` in a hostfile.
+    /// Hosts without ranks that reduce for the others.
+    ///
+    /// Like hosts with `role=server` in a hostfile.
     #[arg(long, value_name = "HOST,…")]
     pub servers: Option<String>,
-    /// How long until all ranks are started, in seconds [default: launch.start_timeout_ms].
+    /// Time limit for the start of all ranks.
+    ///
+    /// By default the setting launch.start_timeout_ms.
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub start_timeout: Option<u64>,
-    /// Show what happens, and the logs of the daemons [default of log.level then: info].
+    /// Show launch steps and daemon logs.
+    ///
+    /// The default of the setting log.level becomes info.
     #[arg(short, long)]
     pub verbose: bool,
     /// Where settings come from.
@@ -43,7 +58,7 @@ pub struct JobOptions {
     pub settings: SettingsOptions,
 }
 
-/// Seconds, also fractions, to milliseconds.
+/// Converts seconds, which may have a fraction, to milliseconds.
 fn parse_seconds(text: &str) -> Result<u64, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
     if !(0.1..=86_400.0).contains(&seconds) {

@@ -1,4 +1,4 @@
-//! What goes wrong in a command, with what to do about it.
+//! The error of a command, with a hint what to do about it.
 
 use std::{
     fmt,
@@ -8,12 +8,12 @@ use std::{
 
 use rustix::io::Errno;
 
-/// Writes a line to standard error, and ignores errors: `eprintln` would panic where nobody reads.
+/// Writes a line to standard error and ignores errors: `eprintln` would panic without a reader.
 pub fn print_line(line: impl fmt::Display) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// A hint where the system has refused a process, a pipe or memory.
+/// A hint for an error because the system refused a process, a pipe or memory.
 pub fn limits_hint(error: &io::Error) -> Option<&'static str> {
     match Errno::from_io_error(error)? {
         Errno::MFILE => Some("raise the limit of open files (ulimit -n)"),
@@ -47,7 +47,7 @@ impl CommandError {
         Self { code: 1, ..Self::usage(what) }
     }
 
-    /// The system refused something.
+    /// A call of the system failed.
     pub fn system(error: &io::Error) -> Self {
         Self::failed(error).hint(limits_hint(error).unwrap_or_default())
     }

@@ -2,16 +2,16 @@
 //!
 //! A job is started by one *launcher* (`gradwire run`) and one *agent* for each host (`gradwire
 //! agent`), this machine included, so that local and remote are one mechanism. The launcher
-//! decides. Agents start, watch and end processes. When either is gone the other ends the job.
+//! decides. Agents start, watch and end processes. When either is gone, the other ends the job.
 //!
 //! Modules, lowest first:
 //!
-//! - [`error`]: what goes wrong in a command
+//! - [`error`]: the error of a command
 //! - [`args`]: the options of every command that starts a job
-//! - [`run_file`]: the files that tell which jobs run
-//! - [`signals`]: what ends this process from outside
+//! - [`run_file`]: the files that list the running jobs
+//! - [`signals`]: signals that ask this process to end
 //! - [`processes`]: the descendants of this process, and the end of them all
-//! - [`reach`]: how a host is reached, and why not
+//! - [`reach`]: how a host is reached, and why it can't be
 //! - [`messages`]: reads the messages of the other side
 //! - [`agent`]: the agent
 //! - [`launch`]: the launcher

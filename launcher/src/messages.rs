@@ -6,7 +6,7 @@ use tokio::io::AsyncRead;
 use tokio_stream::StreamExt;
 use tokio_util::codec::{AnyDelimiterCodec, AnyDelimiterCodecError, FramedRead};
 
-/// The longest message, in bytes (BOUND): an environment fits, a runaway does not.
+/// The longest message, in bytes (BOUND): an environment fits, runaway output does not.
 pub const MAX_MESSAGE: usize = 8 << 20;
 
 /// Why a message could not be read.
@@ -15,13 +15,13 @@ pub enum MessageError {
     /// The connection broke, or a message is too long.
     #[error("{0}")]
     Broken(#[from] AnyDelimiterCodecError),
-    /// A line is no message.
+    /// A line is not a message.
     #[error(transparent)]
     Strange(#[from] NotAMessage),
 }
 
-/// The messages of the other side. A login may greet before the first one, in any encoding, and
-/// leave its line open.
+/// The messages of the other side. A login may print a greeting before the first one, in any
+/// encoding and without a newline.
 #[derive(Debug)]
 pub struct Reader<R> {
     lines: FramedRead<R, AnyDelimiterCodec>,
@@ -39,7 +39,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
     /// The next message, or `None` at the end. Cancel-safe.
     ///
     /// # Errors
-    /// [`MessageError`] for what is no message (TRUST).
+    /// [`MessageError`] for anything that is not a message (TRUST).
     pub async fn next<T: DeserializeOwned>(&mut self) -> Option<Result<T, MessageError>> {
         let line = match self.lines.next().await? {
             Ok(line) => line,
@@ -86,7 +86,7 @@ mod tests {
                 next = reader.next::<Report>().await.unwrap();
             }
             assert_eq!(next.unwrap(), Report::Stopped);
-            // Nobody greets later.
+            // Only the first message may follow a greeting.
             let strange = reader.next::<Report>().await.unwrap().unwrap_err().to_string();
             assert!(strange.contains("is not a Gradwire message"), "{strange}");
         }

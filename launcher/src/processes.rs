@@ -1,4 +1,4 @@
-//! Nothing stays behind (CLEAN): the descendants of this process, and the end of them all.
+//! Finds the descendants of this process and ends them all, so that none is left behind (CLEAN).
 //!
 //! A rank may start processes of its own, and they may leave its process group or outlive it. As
 //! a *subreaper* this process becomes the parent of every orphan among its descendants, so all of
@@ -17,36 +17,33 @@ use rustix::process::{
 };
 use tokio::time::{Instant, sleep};
 
-/// How often this checks whether processes are gone.
+/// The interval between checks whether processes are gone.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// How long killed processes may take to vanish; one in an uninterruptible wait takes longer.
 const KILLED: Duration = Duration::from_secs(2);
 
-/// How often a destructor looks, which nothing else runs beside.
+/// The same in a destructor, which blocks its thread.
 const KILLED_LOOK: Duration = Duration::from_millis(1);
 
 /// Makes this process the parent of its orphaned descendants.
-///
-/// # Errors
-/// The error of the system.
 pub fn adopt_orphans() -> std::io::Result<()> {
     Ok(set_child_subreaper(Some(getpid()))?)
 }
 
-/// Which of our descendants are meant.
+/// Which of our descendants to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Whose<'a> {
+pub enum Which<'a> {
     /// All of them.
-    Anybodys,
-    /// Those with this job in their environment. Other descendants serve others: a connection of
-    /// ssh that several shells share.
-    Jobs(&'a str),
+    All,
+    /// The ones with this job in their environment. Others may serve several jobs, such as a shared
+    /// connection of ssh.
+    OfJob(&'a str),
 }
 
-impl Whose<'_> {
+impl Which<'_> {
     fn includes(self, process: &Stat) -> bool {
-        let Self::Jobs(id) = self else { return true };
+        let Self::OfJob(id) = self else { return true };
         let variables = Process::new(process.pid).and_then(|process| process.environ());
         variables.is_ok_and(|all| all.get(OsStr::new("GRADWIRE_JOB")).is_some_and(|job| job == id))
     }
@@ -77,11 +74,11 @@ fn descendants() -> Vec<Stat> {
     found
 }
 
-/// Reaps adopted orphans that have ended. `own` are children that somebody else waits for.
+/// Reaps adopted orphans that have ended. `own` are children that other code waits for.
 pub fn reap_orphans(own: &BTreeSet<u32>) {
     for entry in descendants().iter().filter(|e| !is_alive(e) && e.ppid == me()) {
         if let (false, Some(pid)) = (is_own(entry, own), Pid::from_raw(entry.pid)) {
-            // Nothing to do about an error: the process is gone either way.
+            // On an error the process is gone, too.
             let _ = waitpid(Some(pid), WaitOptions::NOHANG);
         }
     }
@@ -91,15 +88,9 @@ fn is_own(entry: &Stat, own: &BTreeSet<u32>) -> bool {
     u32::try_from(entry.pid).is_ok_and(|pid| own.contains(&pid))
 }
 
-/// Whether no descendant of these is alive.
-fn are_gone(own: &BTreeSet<u32>, whose: Whose<'_>) -> bool {
-    reap_orphans(own);
-    descendants().iter().all(|entry| !is_alive(entry) || !whose.includes(entry))
-}
-
-/// Asks all descendants to end and waits until none is alive, or the grace period is over. `own`
-/// are our children that run; each is asked with its process group. Orphans are asked one by one,
-/// once. Other descendants have a parent, which ends them.
+/// Asks all descendants to end and waits until none is alive or the grace period is over. `own` are
+/// our running children; each is asked with its process group. Orphans are asked one by one, once.
+/// Other descendants have a parent, which ends them.
 pub async fn ask_all_to_end(own: &BTreeSet<u32>, grace: Duration) {
     let deadline = Instant::now() + grace;
     let mut asked: BTreeSet<i32> = BTreeSet::new();
@@ -123,8 +114,8 @@ pub async fn ask_all_to_end(own: &BTreeSet<u32>, grace: Duration) {
     }
 }
 
-/// Kills a process group and waits until none of it is alive, for a destructor: a member that was
-/// killed is there until the system has ended it.
+/// Kills a process group, in a destructor, and waits until no member is alive: the system takes a
+/// moment to end a killed process.
 pub fn kill_group(group: Pid) {
     let deadline = std::time::Instant::now() + KILLED;
     let is_left = |process: Process| {
@@ -140,18 +131,19 @@ pub fn kill_group(group: Pid) {
     }
 }
 
-/// Kills every descendant of these, again and again, because one may be born while another is
-/// killed. Returns whether none is left.
-pub async fn kill_all(own: &BTreeSet<u32>, whose: Whose<'_>) -> bool {
+/// Kills all of these descendants, repeatedly, because one may be born while another is killed.
+/// Returns whether none is left.
+pub async fn kill_all(own: &BTreeSet<u32>, which: Which<'_>) -> bool {
     let deadline = Instant::now() + KILLED;
+    let is_left = |entry: &Stat| is_alive(entry) && which.includes(entry);
     loop {
-        let alive = descendants().into_iter().filter(is_alive);
-        for entry in alive.filter(|entry| whose.includes(entry)) {
+        for entry in descendants().into_iter().filter(is_left) {
             if let Some(pid) = Pid::from_raw(entry.pid) {
                 let _ = kill_process(pid, Signal::KILL);
             }
         }
-        if are_gone(own, whose) {
+        reap_orphans(own);
+        if !descendants().iter().any(is_left) {
             return true;
         }
         if Instant::now() >= deadline {

@@ -1,5 +1,5 @@
-//! How a host is reached: the program that is started for it, here or through ssh, and why there
-//! was no answer.
+//! How a host is reached: the program that is started for it, here or through ssh, and why it did
+//! not answer.
 
 use std::{collections::VecDeque, io, process::Stdio};
 
@@ -15,19 +15,19 @@ use crate::{
 /// The way to a host.
 #[derive(Debug, Clone)]
 pub struct Way {
-    /// The host as the user calls it.
+    /// The host, as the user named it.
     pub host: String,
     /// Whether it is this machine.
     pub local: bool,
     /// The program and its arguments, without those for gradwire.
     program: Vec<String>,
-    /// What gradwire is to do there.
+    /// The arguments of gradwire there.
     words: Vec<String>,
 }
 
 impl Way {
-    /// The way to a host, where gradwire is started with `words`. What it needs beside them travels
-    /// on its standard input; the command line is the same for every job (TRUST).
+    /// The way to a host, where gradwire is started with `words`. All else that it needs is sent to
+    /// its standard input; the command line is the same for every job (TRUST).
     ///
     /// # Errors
     /// [`CommandError`] if this program can't be found.
@@ -40,7 +40,7 @@ impl Way {
         let launch = &settings.launch;
         let (program, mut rest) = if local {
             let own = std::env::current_exe().map_err(|error| {
-                CommandError::failed(format!("can't find my own program: {error}"))
+                CommandError::failed(format!("can't find the gradwire program: {error}"))
             })?;
             (vec![own.to_string_lossy().into_owned()], Vec::new())
         } else {
@@ -53,10 +53,10 @@ impl Way {
         Ok(Self { host: host.to_owned(), local, program, words: rest })
     }
 
-    /// Starts what reaches the host, with its standard streams in pipes.
+    /// Starts the program that reaches the host, with pipes as its standard streams.
     ///
     /// # Errors
-    /// What went wrong, and what to do.
+    /// The error and a hint.
     pub fn start(&self) -> Result<Reached, (String, String)> {
         let mut command = Command::new(&self.program[0]);
         command
@@ -85,8 +85,8 @@ impl Way {
         (what, hint.to_owned())
     }
 
-    /// Why there was no first answer, and what to do: from the exit code, from what was written on
-    /// standard error, and from the answer that was none.
+    /// Why there was no first answer, and a hint: from the exit code, the output on standard error,
+    /// and a line that was not an answer.
     pub fn unreachable(
         &self,
         code: Option<i32>,
@@ -94,7 +94,7 @@ impl Way {
         strange: Option<String>,
     ) -> (String, String) {
         let host = &self.host;
-        // An agent that can't begin prints an error as every command does.
+        // An agent that can't begin prints an error like every command.
         let own = stderr.iter().find_map(|line| line.strip_prefix("hint: "));
         let lines = stderr.iter().filter(|line| !line.starts_with("hint: "));
         let lines = lines.map(|line| line.strip_prefix("error: ").unwrap_or(line).trim());
@@ -109,29 +109,29 @@ impl Way {
         let hint = match (own, code) {
             (Some(hint), _) => hint.to_owned(),
             _ if self.local => String::new(),
-            // The exit codes of a shell for a program that it can't find or run.
+            // A shell's exit codes for a program that it can't find or run.
             (None, Some(126 | 127)) => {
                 "install gradwire there, or set launch.remote_gradwire to its path".to_owned()
             }
-            _ => format!("`{} true` has to work without a password", self.program.join(" ")),
+            _ => format!("`{} true` must work without a password", self.program.join(" ")),
         };
         let what = match self.local {
-            true => format!("gradwire's agent on host {host} can't work: {how}"),
+            true => format!("gradwire's agent on host {host} failed: {how}"),
             false => format!("host {host} can't be reached: {how}"),
         };
         (what, hint)
     }
 }
 
-/// What was started to reach a host: an agent, or ssh. Dropped before its end it is killed, with
-/// what is in its process group, and waited for (CLEAN); a shared connection that ssh has put into
-/// the background is not.
+/// The process that reaches a host: an agent, or ssh. If this is dropped before it ends, its
+/// process group is killed and waited for (CLEAN), but not a shared connection that ssh has put
+/// into the background.
 #[derive(Debug)]
 pub struct Reached(pub Child);
 
 impl Drop for Reached {
     fn drop(&mut self) {
-        // It has no id any more once its end is known: then the group may be somebody else's.
+        // The id is gone once the end is known: another process may have the group's id by then.
         let group = self.0.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
         if let Some(group) = group {
             processes::kill_group(group);

@@ -1,9 +1,9 @@
-//! The files that tell which jobs run: one for each job, written by its launcher and removed at the
-//! end. With them `gradwire status` and others need no address.
+//! The files that list the running jobs: one for each job, written by its launcher and removed at
+//! the end. They tell commands such as `gradwire status` the address of a job.
 //!
-//! They lie in `gradwire/` of `$XDG_RUNTIME_DIR`, or in `gradwire-UID/` of the folder for temporary
-//! files. Only their owner reads and writes them. A launcher that was killed leaves its file. The
-//! next reader removes it: it knows the launcher by its process id and the time of its start.
+//! They are in `gradwire/` of `$XDG_RUNTIME_DIR`, or in `gradwire-UID/` of the folder for temporary
+//! files. Only their owner reads and writes them. A launcher that is killed leaves its file behind,
+//! and the next reader removes it: the file has the launcher's process id and start time.
 
 use std::{
     env,
@@ -24,16 +24,16 @@ use serde::{Deserialize, Serialize};
 /// The most files that are read (BOUND).
 const MAX_FILES: usize = 1024;
 
-/// The most bytes of a file (BOUND).
+/// The largest file, in bytes (BOUND).
 const MAX_BYTES: u64 = 64 << 10;
 
 /// The longest command that is kept, in characters.
 const MAX_COMMAND: usize = 120;
 
-/// How often the folder is made again if another launcher removes it at this moment.
+/// How often the folder is made again if another launcher removes it at the same moment.
 const TRIES: usize = 10;
 
-/// A job that runs, as its file describes it.
+/// A running job, as its file describes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunningJob {
     /// Its id.
@@ -44,19 +44,18 @@ pub struct RunningJob {
     pub ranks: u32,
     /// The number of its hosts.
     pub hosts: usize,
-    /// The program of its ranks with its arguments, cut where it is long.
+    /// The program of its ranks with its arguments, shortened if long.
     pub command: String,
     launcher: Launcher,
 }
 
-/// A process, so that no later one is taken for it.
+/// Identifies a process even if a later one has its id.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Launcher {
     pid: i32,
-    /// When it started, in ticks since the machine did.
+    /// When it started, in ticks since the machine's boot.
     start_time: u64,
-    /// The machine and the namespace in which the process id has a meaning: several may share the
-    /// folder.
+    /// The machine and the namespace of the process id: several may share the folder.
     place: String,
 }
 
@@ -66,7 +65,7 @@ impl Launcher {
         Ok(Self { pid: stat.pid, start_time: stat.starttime, place: place()? })
     }
 
-    /// Whether the process is there. A zombie has ended.
+    /// Whether the process runs. A zombie has ended.
     fn is_alive(&self) -> bool {
         let stat = Process::new(self.pid).and_then(|process| process.stat());
         stat.is_ok_and(|stat| stat.starttime == self.start_time && !"ZX".contains(stat.state))
@@ -84,7 +83,7 @@ impl RunningJob {
     /// A job that this process runs.
     ///
     /// # Errors
-    /// What keeps the system from describing this process.
+    /// If `/proc` does not describe this process.
     pub fn new(
         job: &str,
         coordinator: SocketAddr,
@@ -117,50 +116,50 @@ impl RunFile {
         let text = format!("{}\n", serde_json::to_string_pretty(job)?);
         for _ in 0..TRIES {
             make_private(folder)?;
-            match write_new(&path, text.as_bytes()) {
+            match write_whole(&path, 0o600, text.as_bytes()) {
                 // The last job of another launcher has ended.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 written => return written.map(|()| Self { path }),
             }
         }
-        Err(io::Error::other(format!("{} is removed again and again", folder.display())))
+        Err(io::Error::other(format!("other launchers keep removing {}", folder.display())))
     }
 }
 
 impl Drop for RunFile {
     fn drop(&mut self) {
-        // What has gone already is what is wanted; a folder with other files stays.
+        // If it is gone already, all is well. A folder with other files stays.
         let _ = fs::remove_file(&self.path);
         let _ = self.path.parent().map(fs::remove_dir);
     }
 }
 
-/// Readers see the whole file or none.
-fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let new = path.with_extension("new");
+/// Writes a file at once: readers see the old or the new content, never a part.
+pub(crate) fn write_whole(path: &Path, mode: u32, bytes: &[u8]) -> io::Result<()> {
+    let new = path.with_extension("json.new");
     let written = OpenOptions::new()
         .write(true)
         .create_new(true)
-        .mode(0o600)
+        .mode(mode)
         .open(&new)
         .and_then(|mut file| file.write_all(bytes))
         .and_then(|()| fs::rename(&new, path));
     written.inspect_err(|_| {
-        // If that fails, too, there is nothing else to try.
+        // The first error is the one to report.
         let _ = fs::remove_file(&new);
     })
 }
 
-/// Where the files of this user are, if any job of theirs runs.
+/// The folder of this user's files; it exists while a job runs.
 pub fn folder() -> PathBuf {
     let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     folder_in(runtime, &env::temp_dir())
 }
 
-/// The same, with these places of the environment.
+/// The same, for these values of the environment.
 fn folder_in(runtime: Option<PathBuf>, temporary: &Path) -> PathBuf {
-    // After `su` the variable may name the folder of another user, and in a container one that is
-    // not there or can't be written.
+    // After `su` the variable may name the folder of another user, and in a container one that does
+    // not exist or can't be written.
     let is_mine = |path: &PathBuf| {
         fs::metadata(path).is_ok_and(|at| at.is_dir() && at.uid() == user())
             && access(path, Access::WRITE_OK | Access::EXEC_OK).is_ok()
@@ -175,7 +174,7 @@ fn user() -> u32 {
     geteuid().as_raw()
 }
 
-/// Makes the folder, and checks that nobody else has made or can change it (TRUST).
+/// Makes the folder, and checks that no other user made it or can change it (TRUST).
 fn make_private(folder: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(folder) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
@@ -186,11 +185,11 @@ fn make_private(folder: &Path) -> io::Result<()> {
 fn check_private(folder: &Path) -> io::Result<()> {
     let found = fs::symlink_metadata(folder)?;
     let why = if !found.is_dir() {
-        "it is no folder".to_owned()
+        "it is not a folder".to_owned()
     } else if found.uid() != user() {
         format!("it belongs to user {}, not to {}", found.uid(), user())
     } else if found.mode() & 0o077 != 0 {
-        format!("others may enter it: its mode is {:03o}, not 700", found.mode() & 0o777)
+        format!("other users can access it: its mode is {:03o}, not 700", found.mode() & 0o777)
     } else {
         return Ok(());
     };
@@ -198,8 +197,8 @@ fn check_private(folder: &Path) -> io::Result<()> {
     Err(io::Error::new(ErrorKind::PermissionDenied, what))
 }
 
-/// The jobs that this user has started on this machine and that still run, by their ids. Removes
-/// the files of those that don't.
+/// The running jobs that this user has started on this machine, sorted by id. Removes the files of
+/// jobs that have ended.
 ///
 /// # Errors
 /// The folder is not this user's alone, or can't be read.
@@ -220,7 +219,7 @@ pub fn running_in(folder: &Path) -> io::Result<Vec<RunningJob>> {
     let mut jobs = Vec::new();
     for entry in fs::read_dir(folder)?.take(MAX_FILES) {
         let path = entry?.path();
-        // What can't be read is of another release, or gone at this moment.
+        // A file that can't be read is from another release, or was removed just now.
         let Some(job) = read(&path).filter(|job| job.launcher.place == place) else { continue };
         if job.launcher.is_alive() {
             jobs.push(job);
@@ -232,7 +231,7 @@ pub fn running_in(folder: &Path) -> io::Result<Vec<RunningJob>> {
     Ok(jobs)
 }
 
-/// The job of a file; `None` if it is no such file (TRUST).
+/// The job of a file; `None` if it does not describe one (TRUST).
 fn read(path: &Path) -> Option<RunningJob> {
     if path.extension()? != "json" || !fs::symlink_metadata(path).ok()?.is_file() {
         return None;
@@ -272,7 +271,7 @@ mod tests {
     }
 
     /// A process that has ended, one that started later with the same id, and one of another
-    /// machine, which is none of ours.
+    /// machine, whose file stays.
     #[test]
     fn the_file_of_a_killed_launcher_is_removed() {
         let place = tempfile::tempdir().unwrap();
@@ -295,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_of_the_environment_that_is_no_good_is_not_used() {
+    fn an_unusable_runtime_folder_is_not_used() {
         let place = tempfile::tempdir().unwrap();
         let file = place.path().join("file");
         fs::write(&file, "").unwrap();
@@ -324,7 +323,7 @@ mod tests {
         fs::set_permissions(&open, fs::Permissions::from_mode(0o755)).unwrap();
         let link = place.path().join("link");
         std::os::unix::fs::symlink(&open, &link).unwrap();
-        for (folder, why) in [(&open, "its mode is 755, not 700"), (&link, "it is no folder")] {
+        for (folder, why) in [(&open, "its mode is 755, not 700"), (&link, "it is not a folder")] {
             for error in [
                 RunFile::create_in(folder, &job("j")).unwrap_err(),
                 running_in(folder).unwrap_err(),

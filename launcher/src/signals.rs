@@ -1,22 +1,19 @@
 //! Signals that ask this process to end.
 //!
-//! A signal that was ignored when the process began stays ignored: `nohup` asks for that, and a
-//! shell does so for background jobs.
+//! A signal that was ignored when the process began stays ignored: `nohup` needs that, and a shell
+//! ignores signals for background jobs.
 
 use std::{future::poll_fn, io, task::Poll};
 
 use procfs::process::Process;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// What asks for the end: Ctrl-C, `kill`, a terminal that goes away.
+/// Receives the signals of Ctrl-C, `kill` and a closed terminal.
 #[derive(Debug)]
 pub struct Endings(Vec<(i32, Signal)>);
 
 impl Endings {
     /// Listens from now on.
-    ///
-    /// # Errors
-    /// The error of the system.
     pub fn listen() -> io::Result<Self> {
         let ignored = ignored();
         let all = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
@@ -39,7 +36,7 @@ impl Endings {
     }
 }
 
-/// The signals that this process ignores; none where that is unknown.
+/// The signals that this process ignores; none if that is unknown.
 fn ignored() -> Vec<i32> {
     let status = Process::myself().and_then(|process| process.status());
     let mask = status.map_or(0, |status| status.sigign);
@@ -51,8 +48,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_ignored_is_read() {
-        // Every Rust program begins by ignoring it.
+    fn ignored_signals_are_found() {
+        // Every Rust program ignores it from its start.
         assert!(ignored().contains(&rustix::process::Signal::PIPE.as_raw()));
         assert!(!ignored().contains(&rustix::process::Signal::TERM.as_raw()));
     }

@@ -141,7 +141,7 @@ def test_the_page_asks_for_the_token(browser: Browser, tmp_path: Path) -> None:
     words += ["--set", f"metrics.token_file={tmp_path / 'token'}"]
     with job(tmp_path, *words) as (launcher, port):
         page = browser.open(f"http://127.0.0.1:{port}/")
-        shows(page, "#connection", "a token is needed")
+        shows(page, "#connection", "a token is required")
         assert not page.locator("#content").is_visible()
         assert violations(page) == []
         page.get_by_label("Token").fill("e" * 32)

@@ -75,7 +75,7 @@ def test_top_names_the_straggler_and_the_failure(terminal: Terminal, tmp_path: P
         command = f"{LAUNCHER} top http://127.0.0.1:{port}/; echo ended $?"
         terminal.tmux("send-keys", command, "Enter")
         terminal.shows(
-            "straggler: rank 3: the others wait for it in",
+            "straggler: rank 3: the others wait for it ",
             "hosts (2)",
             "127.0.0.2",
             "ranks (4)",

@@ -1,5 +1,5 @@
-// Elements, made and changed in place: what a reader has focused or scrolled stays where it is.
-// Text is only ever set as text, so no name of a tensor or host can become markup.
+// Elements are changed in place, so that focus and scroll positions stay.
+// Text is only set as text, so the name of a tensor or host can't become markup.
 
 /** The element with this id. */
 export const byId = (id) => document.getElementById(id);
@@ -18,7 +18,7 @@ export function make(tag, classes = "", ...children) {
 }
 
 /**
- * Lets `parent` have one child for each of `items`. `create` makes one, `update(child, item, at)`
+ * Gives `parent` one child for each of `items`. `create` makes a child, `update(child, item, at)`
  * fills it.
  */
 export function each(parent, items, create, update) {
@@ -28,8 +28,8 @@ export function each(parent, items, create, update) {
 }
 
 /**
- * Fills a table. Each row is `{cells, slow}`, each cell a text, or `{number}` for a text that is a
- * number, with `share` for a bar. The first cell of a row is its heading.
+ * Fills a table. Each row is `{cells, slow}`. Each cell is a text, or `{number}` for a number as
+ * text, with `share` for a bar. The first cell of a row is its heading.
  */
 export function fillTable(table, { caption, heads, rows, none }) {
   if (!table.tHead) {

@@ -1,4 +1,4 @@
-// Numbers as people read them.
+// Formats numbers for people.
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
@@ -19,10 +19,10 @@ export const rate = (value) => `${bytes(value)}/s`;
 /** A share in whole percent; a dash if it is not known. */
 export const percent = (share) => (share == null ? "—" : `${(share * 100).toFixed(0)} %`);
 
-/** So many of something. */
+/** A number with its noun: `1 host`, `2 hosts`. */
 export const count = (number, of) => `${number} ${of}${number === 1 ? "" : "s"}`;
 
-/** A time in seconds, with as many digits as matter. */
+/** A time in seconds, with a suitable unit and precision. */
 export function duration(seconds) {
   if (seconds < 1) return `${(seconds * 1000).toFixed(0)} ms`;
   if (seconds < 120) return `${seconds.toFixed(1)} s`;

@@ -1,5 +1,5 @@
-// The map of links: a table for few hosts, a picture for many. The table of the busiest links says
-// the same in words.
+// The map of links: a table for few hosts, a picture for many. The table of the busiest links shows
+// the same as text.
 
 import { byId, fillTable, make, setText } from "./dom.js";
 import { percent, rate } from "./format.js";
@@ -14,8 +14,8 @@ const CELL = { most: 16, least: 3 };
 const LISTED = 16;
 
 /**
- * What each pair of hosts exchanges: `{from, to, rate, share}`. A host reports only its busiest
- * peers, so the receiver's word counts, too.
+ * The traffic between each pair of hosts: `{from, to, rate, share}`. A host reports only its busiest
+ * peers, so the reports of receivers are used, too.
  */
 export function flows(nodes) {
   const known = new Map();
@@ -47,19 +47,19 @@ export function showLinks(nodes) {
 
   const busiest = all.filter((flow) => flow.rate > 0).sort((one, other) => other.rate - one.rate);
   fillTable(byId("busiest"), {
-    heads: ["From", "To", "Sends", "Of its line"],
+    heads: ["From", "To", "Rate", "Share of the line"],
     rows: busiest.slice(0, LISTED).map(({ from, to, rate: bytes, share }) => ({
       cells: [name(from), name(to), { number: rate(bytes) }, { number: percent(share) }],
     })),
-    none: nodes.length > 1 ? "Nothing travels between hosts." : "There is one host, so no link.",
+    none: nodes.length > 1 ? "No traffic between hosts." : "One host has no links.",
   });
 }
 
 function legend(kind) {
-  const text = "What the host of a row sends to the host of a column, as a share of its line";
+  const text = "Traffic from the host of a row to the host of a column, as a share of its line";
   return kind === "table"
-    ? `${text}, or in bytes per second where its rate is not known.`
-    : `${text}: the darker, the more. The table below names the busiest links.`;
+    ? `${text}, or in bytes per second if the rate of the line is unknown.`
+    : `${text}: darker means more. The table below lists the busiest links.`;
 }
 
 function showTable(table, nodes, all) {
@@ -75,7 +75,7 @@ function showTable(table, nodes, all) {
   fillTable(table, {
     heads: ["From \\ to", ...nodes.map((node) => node.host)],
     rows: nodes.length > 1 ? nodes.map(row) : [],
-    none: "There is one host, so no link.",
+    none: "One host has no links.",
   });
 }
 
@@ -88,13 +88,13 @@ function showPicture(canvas, nodes, all, name) {
   const most = all.reduce((found, flow) => (flow.rate > (found?.rate ?? 0) ? flow : found), null);
   const summary = most
     ? `The busiest link is from ${name(most.from)} to ${name(most.to)}: ${rate(most.rate)}.`
-    : "Nothing travels between hosts.";
+    : "No traffic between hosts.";
   canvas.setAttribute("role", "img");
   canvas.setAttribute("aria-label", `Map of the links of ${nodes.length} hosts. ${summary}`);
   const color = getComputedStyle(canvas).getPropertyValue("--heat").trim();
   const paint = canvas.getContext("2d");
   paint.clearRect(0, 0, side, side);
-  // Where no line is known, the busiest link is the darkest.
+  // If no rate of a line is known, the busiest link is the darkest.
   const scale = fullest > 0 ? 1 : most?.rate || 1;
   for (const { from, to, rate: bytes, share } of all) {
     const strength = Math.min(fullest > 0 ? share ?? 0 : bytes / scale, 1);

@@ -1,14 +1,14 @@
-// The status page of a running job. It shows what /api/v1/watch tells, and changes nothing.
+// The status page of a running job. It shows the snapshots of /api/v1/watch, and changes nothing.
 
 import { byId, each, fillTable, make, setText } from "./dom.js";
 import { bytes, count, duration, percent, ranges } from "./format.js";
 import { showLinks } from "./links.js";
 import { keepToken, watch } from "./source.js";
 
-/** How many ranks are listed as waited for. */
+/** How many slow ranks are listed. */
 const LISTED = 16;
 
-/** From this number of hosts on, each gets one short line. */
+/** With this many hosts or more, each gets one short line. */
 const MANY = 48;
 
 /** The number of the host that the reader has chosen. */
@@ -16,7 +16,7 @@ let chosen = null;
 
 let newest = null;
 
-/** Steps per second of a rank. One that has made none for a while gets slower. */
+/** Steps per second of a rank. A rank that stands still gets slower with time. */
 function stepsPerSecond({ step_seconds: last, since_step_seconds: since }) {
   return last > 0 ? 1 / Math.max(last, since) : null;
 }
@@ -31,9 +31,9 @@ function showSummary(job) {
     [
       "Straggler",
       job.straggler == null ? "none" : `rank ${job.straggler}`,
-      job.straggler == null ? "" : `waited for in ${percent(share)} of the time`,
+      job.straggler == null ? "" : `the others wait for it ${percent(share)} of the time`,
     ],
-    ["Hosts", `${job.nodes.length}`, ill ? `${ill} not well` : ""],
+    ["Hosts", `${job.nodes.length}`, ill ? `${ill} not ok` : ""],
     ["Operations", `${done} done`, `${started - done} in flight`],
     ["Waiting tensors", `${job.pending_count}`],
     ["Running for", duration(job.uptime_seconds)],
@@ -94,7 +94,7 @@ function showHosts(job) {
       const share = waited.get(rank) ?? 0;
       square.style.setProperty("--share", share.toFixed(2));
       square.classList.toggle("left", node.left_ranks.includes(rank));
-      square.title = `rank ${rank}, waited for in ${percent(share)} of the time`;
+      square.title = `rank ${rank}, the others wait for it ${percent(share)} of the time`;
     });
     squares.setAttribute("aria-hidden", "true");
   });
@@ -134,7 +134,7 @@ function showHost(job) {
     table.tabIndex = 0;
     table.setAttribute("role", "group");
     table.setAttribute("aria-label", "Ranks of the host");
-    // A screen reader is told which host it is, and not every figure twice per second.
+    // A screen reader announces the host, but not every figure twice per second.
     const head = make("h3");
     head.setAttribute("aria-live", "polite");
     place.append(head, make("p", "legend"), table);
@@ -150,7 +150,7 @@ function showHost(job) {
   setText(place.children[1], rack + (figures?.join(", ") ?? "no report yet"));
   const waited = waits(job);
   fillTable(place.children[2].firstElementChild, {
-    heads: ["Rank", "Steps", "Steps/s", "Blocked", "Waited for"],
+    heads: ["Rank", "Steps", "Steps/s", "Blocked", "Others wait"],
     rows: (report?.ranks ?? []).map((rank) => ({
       slow: rank.rank === job.straggler,
       cells: [
@@ -170,7 +170,7 @@ function showStragglers(job) {
   const lags = job.lags.filter((lag) => lag.share > 0.001);
   lags.sort((one, other) => other.share - one.share);
   fillTable(byId("stragglers"), {
-    heads: ["Rank", "Host", "Of the time", "Since the start", "Tensors"],
+    heads: ["Rank", "Host", "Share of time", "Since the start", "Tensors"],
     rows: lags.slice(0, LISTED).map((lag) => ({
       slow: lag.rank === job.straggler,
       cells: [
@@ -181,13 +181,13 @@ function showStragglers(job) {
         { number: `${lag.tensors}` },
       ],
     })),
-    none: "The ranks do not wait for each other.",
+    none: "No rank waits for another.",
   });
 }
 
 function showOperations(job) {
   fillTable(byId("operations"), {
-    heads: ["Operation", "For", "Tensors", "Not done by hosts"],
+    heads: ["Operation", "Running for", "Tensors", "Unfinished on hosts"],
     rows: job.operations.running.map((it) => {
       const more = it.tensor_count - it.tensors.length;
       const names = it.tensors.join(", ") + (more > 0 ? ` and ${more} more` : "");
@@ -200,7 +200,7 @@ function showOperations(job) {
     caption: job.pending_count > job.pending.length
       ? `The oldest ${job.pending.length} of ${job.pending_count}.`
       : "",
-    heads: ["Tensor", "For", "Waits for ranks"],
+    heads: ["Tensor", "Waiting for", "Missing ranks"],
     rows: job.pending.map((it) => ({
       cells: [it.name, { number: duration(it.waiting_seconds) }, ranges(it.missing_ranks)],
     })),
@@ -208,7 +208,7 @@ function showOperations(job) {
   });
 }
 
-/** The first of some names, and how many more there are. */
+/** The first names, and how many more there are. */
 function list(names) {
   const more = names.length - 8;
   return names.slice(0, 8).join(", ") + (more > 0 ? ` and ${more} more` : "");
@@ -246,8 +246,8 @@ function showStatus(job) {
 
 const show = {
   status: showStatus,
-  lost: (why) => connection(`${why}; what is shown is not new. Trying again …`),
-  over: (why) => connection(`${why}. What is shown is the last that is known.`),
+  lost: (why) => connection(`${why}; this page is out of date. Trying again …`),
+  over: (why) => connection(`${why}. This page shows the last known state.`),
   token(why) {
     connection(why);
     byId("content").hidden = true;
@@ -260,7 +260,7 @@ byId("sign-in").addEventListener("submit", (event) => {
   event.preventDefault();
   keepToken(byId("token").value.trim());
   byId("token").value = "";
-  connection("asking …");
+  connection("sending the token …");
   watch(show);
 });
 connection("connecting …");

@@ -1,5 +1,5 @@
-// Where snapshots come from: server-sent events of /api/v1/watch. They are read with `fetch`,
-// because `EventSource` can send no token.
+// Receives snapshots: the server-sent events of /api/v1/watch. They are read with `fetch`, because
+// `EventSource` can't send a token.
 
 const TOKEN = "gradwire-token";
 
@@ -14,7 +14,7 @@ export function keepToken(token) {
   sessionStorage.setItem(TOKEN, token);
 }
 
-/** Why the job can't be seen. `isFinal`: asking again won't help. */
+/** Why the job can't be seen. `isFinal`: trying again won't help. */
 class Refused extends Error {
   constructor(message, { needsToken = false, isFinal = false } = {}) {
     super(message);
@@ -52,13 +52,13 @@ async function* events(body, heard) {
   }
 }
 
-/** Shows snapshots until the connection ends. Returns why, if the server says it. */
+/** Shows snapshots until the connection ends. Returns the server's reason, if it gave one. */
 async function watchOnce(show) {
   const abort = new AbortController();
   let timer;
   const heard = () => {
     clearTimeout(timer);
-    const silent = new Error(`the coordinator is silent for ${SILENCE / 1000} s`);
+    const silent = new Error(`the coordinator has been silent for ${SILENCE / 1000} s`);
     timer = setTimeout(() => abort.abort(silent), SILENCE);
   };
   heard();
@@ -71,12 +71,12 @@ async function watchOnce(show) {
     clearTimeout(timer);
     abort.abort();
   }
-  throw new Error("the connection to the coordinator is lost");
+  throw new Error("the connection to the coordinator was lost");
 }
 
 /**
- * Watches the job until it is over. `show` has `status(snapshot)`, `lost(why)` while the connection
- * is to be made again, `over(why)` and `token(why)` at the end.
+ * Watches the job until it is over. `show` has `status(snapshot)`, `lost(why)` before the connection
+ * is made again, and `over(why)` and `token(why)` for the end.
  */
 export async function watch(show) {
   for (;;) {
@@ -85,7 +85,7 @@ export async function watch(show) {
     } catch (error) {
       if (error.needsToken) return show.token(error.message);
       if (error.isFinal) return show.over(error.message);
-      show.lost(error instanceof TypeError ? "no coordinator answers" : error.message);
+      show.lost(error instanceof TypeError ? "the coordinator does not answer" : error.message);
     }
     await new Promise((resume) => setTimeout(resume, AGAIN));
   }

@@ -1,9 +1,9 @@
-//! Who may see the status page and ask its interface. Pure, but for what the system tells.
+//! Access control for the status page and its API. Pure, except for reading the token and the host
+//! name.
 //!
-//! A listener on a loopback address shows the job to everybody on its host. On another address a
-//! token is needed. Requests for a foreign host name are refused: a web site could point a name of
-//! its own at this address, and a browser would then let its scripts read the answers (DNS
-//! rebinding).
+//! A listener on a loopback address shows the job to everybody on its host. Any other address
+//! requires a token. Requests for a foreign host name are refused: a web site could point its own
+//! name at this address, and a browser would then let its scripts read the answers (DNS rebinding).
 
 use std::{
     fs::File,
@@ -20,44 +20,34 @@ use sha2::{Digest, Sha256};
 /// The setting that names the file with the token.
 pub const TOKEN_FILE: &str = "metrics.token_file";
 
-/// How long a token may be, in characters. Shorter ones can be guessed.
+/// The length of a token, in characters. Shorter ones can be guessed.
 const LENGTH: RangeInclusive<usize> = 16..=256;
 
-/// The most bytes of its file that are read.
+/// How many bytes of the file are read.
 const MAX_FILE: u64 = 4096;
 
-/// Why a file has no token that can be used.
+/// Why a file has no usable token.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts say what the fields are")]
 pub enum TokenError {
-    /// The path depends on the folder in which the daemon runs.
+    /// The path depends on the folder of the daemon.
     #[error("{TOKEN_FILE} = {path:?} is not an absolute path")]
-    Relative {
-        /// The path.
-        path: String,
-    },
+    Relative { path: String },
     /// The file can't be read.
     #[error("{TOKEN_FILE} = {path:?} can't be read: {reason}; it must be a file on the first host")]
-    Unreadable {
-        /// The path.
-        path: String,
-        /// The system's error.
-        reason: io::Error,
-    },
-    /// It contains something else.
+    Unreadable { path: String, reason: io::Error },
+    /// The file contains no token.
     #[error(
         "{TOKEN_FILE} = {path:?} contains no token: it must have {first} to {last} visible ASCII \
          characters in one line, such as the output of: openssl rand -hex 32",
         first = LENGTH.start(),
         last = LENGTH.end()
     )]
-    Content {
-        /// The path.
-        path: String,
-    },
+    Content { path: String },
 }
 
-/// What a viewer must send where not everybody may look. Only its digest is kept, so it can't be
-/// printed, and comparing it takes no time that depends on it.
+/// The status page and its API require this token. Only its digest is kept, so it can't be printed,
+/// and the time of a comparison does not depend on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Token([u8; 32]);
 
@@ -86,13 +76,13 @@ impl Token {
 /// Why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// It is for another host, or for none.
+    /// It names another host, or none.
     ForeignHost,
-    /// Others can reach the address, and there is no token.
+    /// Other hosts can reach the address, and the job has no token.
     Closed,
     /// It has no token.
     NoToken,
-    /// It has another token.
+    /// It has a wrong token.
     WrongToken,
 }
 
@@ -101,8 +91,8 @@ impl Refusal {
     pub fn what(self) -> &'static str {
         match self {
             Self::ForeignHost => "this request is for another host name",
-            Self::Closed => "other hosts can reach this address, and the job has no token",
-            Self::NoToken => "a token is needed",
+            Self::Closed => "other hosts can reach this address, but the job has no token",
+            Self::NoToken => "a token is required",
             Self::WrongToken => "this is not the token of the job",
         }
     }
@@ -112,18 +102,18 @@ impl Refusal {
         match self {
             Self::ForeignHost => "use the IP address, localhost, or the name of the host",
             Self::Closed => {
-                "set metrics.token_file to a file with a token, or metrics.listen to a loopback \
-                 address"
+                "set metrics.token_file to a file with a token, or metrics.listen to a \
+                 loopback address"
             }
             Self::NoToken | Self::WrongToken => {
-                "send the header \"Authorization: Bearer TOKEN\" with the token in the file of \
-                 metrics.token_file"
+                "send the header \"Authorization: Bearer TOKEN\" with the token in the \
+                 file of metrics.token_file"
             }
         }
     }
 }
 
-/// Who may look.
+/// The rules by which requests are answered.
 #[derive(Debug, Clone)]
 pub struct Access {
     names: Vec<String>,
@@ -133,8 +123,8 @@ pub struct Access {
 }
 
 impl Access {
-    /// For a listener at `listen`. `names` are those of this host; its addresses and `localhost`
-    /// are always good.
+    /// For a listener at `listen`. `names` are the names of this host; addresses and `localhost`
+    /// are always accepted.
     pub fn new<'a>(
         listen: IpAddr,
         names: impl IntoIterator<Item = &'a str>,
@@ -144,8 +134,8 @@ impl Access {
         Self { names: names.collect(), is_local: listen.is_loopback(), token }
     }
 
-    /// The same with what the system and the launcher call this host, and with the token in a file
-    /// unless the path is empty.
+    /// The same, with the names of this host in the system and in the launcher, and with the token
+    /// in a file unless the path is empty.
     ///
     /// # Errors
     /// [`TokenError`], see [`Token::read`].
@@ -179,14 +169,14 @@ impl Access {
         if is_right { Ok(()) } else { Err(Refusal::WrongToken) }
     }
 
-    /// Whether a request is for this host. A browser takes an address for no name, so nobody can
-    /// point it elsewhere.
+    /// Whether a request is for this host. An IP address is always accepted: unlike a name, it
+    /// can't be pointed elsewhere.
     ///
     /// # Errors
     /// [`Refusal::ForeignHost`].
     pub fn check_host(&self, host: Option<&str>) -> Result<(), Refusal> {
         let authority: Option<Authority> = host.and_then(|host| host.parse().ok());
-        // A host has no user.
+        // A `Host` header has no user.
         let authority = authority.filter(|authority| !authority.as_str().contains('@'));
         let is_own = authority.is_some_and(|authority| {
             let name = authority.host().trim_end_matches('.').to_ascii_lowercase();
@@ -236,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn where_others_can_ask_a_token_is_needed() {
+    fn an_address_for_other_hosts_needs_a_token() {
         let host = Some("10.0.0.1:9401");
         let bearer = format!("Bearer {TOKEN}");
         assert_eq!(access("0.0.0.0", None).check(host, Some(&bearer)), Err(Refusal::Closed));

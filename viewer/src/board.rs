@@ -1,4 +1,4 @@
-//! The JSON of the newest snapshot. It is made once, however many viewers there are.
+//! The JSON of the newest snapshot. It is made once for all viewers.
 
 use std::{
     sync::Arc,
@@ -14,16 +14,16 @@ use crate::{
     view::{Lags, Shares},
 };
 
-/// How long the answer to a single question is good for others, too.
+/// How long the answer to a single request is used for others.
 const FRESH: Duration = Duration::from_millis(500);
 
 /// The job as JSON, for all viewers of the page.
 #[derive(Debug)]
 pub struct Board {
     inspection: Arc<Inspection>,
-    /// For those who watch.
+    /// For viewers that watch.
     newest: parking_lot::Mutex<Newest>,
-    /// For those who ask once. The lock is held while somebody asks.
+    /// For single requests. The lock is held while the coordinator answers one.
     answer: tokio::sync::Mutex<Option<(Instant, Arc<str>)>>,
 }
 
@@ -38,7 +38,7 @@ struct Newest {
 impl Newest {
     fn json(&mut self, snapshot: &StatusResponse) -> Arc<str> {
         let Self { lags, uptime, phase, json } = self;
-        // How the job ended is new, even if it did so within the millisecond of the one before.
+        // The end of the job is new, even in the same millisecond.
         let is_known = snapshot.uptime_ms < *uptime
             || snapshot.uptime_ms == *uptime && snapshot.phase == *phase;
         match json {
@@ -54,7 +54,7 @@ impl Newest {
 }
 
 impl Board {
-    /// Shows this job.
+    /// The JSON of this job.
     pub fn new(inspection: Arc<Inspection>) -> Self {
         let (newest, answer) = Default::default();
         Self { inspection, newest, answer }
@@ -68,12 +68,12 @@ impl Board {
         self.inspection.watch()
     }
 
-    /// A snapshot that somebody watches, or a newer one.
+    /// The JSON of a watched snapshot, or of a newer one.
     pub fn json(&self, snapshot: &StatusResponse) -> Arc<str> {
         self.newest.lock().json(snapshot)
     }
 
-    /// What is to be seen now; `None` once the job is over.
+    /// The JSON of the job now; `None` once it is over.
     pub async fn look(&self) -> Option<Arc<str>> {
         let mut answer = self.answer.lock().await;
         match &*answer {
@@ -99,11 +99,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_who_watch_get_the_newest_snapshot_and_how_the_job_ended() {
+    fn all_viewers_get_the_newest_snapshot() {
         let mut newest = Newest::default();
         let running = newest.json(&sample::status(5000));
         assert!(Arc::ptr_eq(&newest.json(&sample::status(5000)), &running));
-        // One that reads late gets what the others have.
+        // A late viewer gets the same as the others.
         assert!(Arc::ptr_eq(&newest.json(&sample::status(4500)), &running));
         let last = StatusResponse { phase: "failed".to_owned(), ..sample::status(5000) };
         let ended = newest.json(&last);

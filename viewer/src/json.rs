@@ -12,7 +12,7 @@ fn seconds(milliseconds: u64) -> f64 {
     milliseconds as f64 / 1e3
 }
 
-/// The state of a job. `shares` are those of the time in which the others wait for each rank.
+/// The state of a job. `shares` are the shares of the time in which the others wait for each rank.
 pub fn of(status: &StatusResponse, shares: &Shares) -> Value {
     let nodes: Vec<Value> = status.nodes.iter().map(node).collect();
     let running = status.operations.iter().map(|operation| {

@@ -1,17 +1,17 @@
-//! A running job as people and programs look at it.
+//! Shows a running job to people and programs.
 //!
-//! The coordinator makes snapshots. What follows from them is the same for all viewers: `gradwire
-//! status`, `gradwire top` and the status page, which this crate serves over HTTP. For `gradwire
-//! trace` and for spans it joins what nodes and ranks record. It changes nothing in a job.
-//! What is served is the feature `serve`; commands need the rest alone.
+//! The coordinator makes snapshots. This crate derives the same figures from them for all viewers:
+//! `gradwire status`, `gradwire top` and the status page, which it serves over HTTP. For `gradwire
+//! trace` and for spans it joins the events that nodes and ranks record. It changes nothing in a
+//! job. The feature `serve` adds what is served; commands need only the rest.
 //!
-//! - [`view`]: the figures that people look at; pure
+//! - [`view`]: the figures for people; pure
 //! - [`json`]: the state of a job for programs; pure
-//! - [`trace`]: what all nodes have done, and a file of it for Perfetto; pure
+//! - [`trace`]: joins the events of all nodes, and writes a file for Perfetto; pure
 //! - [`spans`]: sends steps as spans to a collector
-//! - [`access`]: who may see the page; pure
+//! - [`access`]: access control; pure
 //! - [`board`]: the JSON of the newest snapshot, made once for all viewers
-//! - [`pages`]: the page and the interface for programs
+//! - [`pages`]: the page and the API
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
-//! The status page and the interface for programs, over HTTP. docs/api.md describes the latter.
+//! The status page and the API over HTTP. docs/api.md describes the API.
 //!
-//! Everything is a part of the program, and the page loads nothing from elsewhere. Only GET is
-//! answered: nothing here can change a job.
+//! All content is part of the program: the page loads nothing from elsewhere. Only GET is answered:
+//! no request can change a job.
 
 use std::{convert::Infallible, sync::Arc};
 
@@ -38,7 +38,8 @@ const JSON: &str = "application/json";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const TEXT: &str = "text/plain; charset=utf-8";
 
-/// What the page loads: name, type and content. It says nothing of a job, so it needs no token.
+/// The files of the page: name, type and content. They say nothing about a job, so they need no
+/// token.
 const ASSETS: [(&str, &str, &str); 7] = [
     ("/assets/page.css", "text/css; charset=utf-8", include_str!("../assets/page.css")),
     ("/assets/page.js", SCRIPT, include_str!("../assets/page.js")),
@@ -52,19 +53,19 @@ const ASSETS: [(&str, &str, &str); 7] = [
 /// The JSON Schema of the state of a job.
 const SCHEMA: &str = include_str!("../../docs/status.schema.json");
 
-/// What a browser may load for the page, and from where.
+/// The content security policy of the page.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
                       connect-src 'self'; base-uri 'none'; form-action 'none'; \
                       frame-ancestors 'none'";
 
-/// What the interface for programs has.
+/// The paths of the API.
 const PATHS: [(&str, &str); 3] = [
     ("/api/v1/status", "the state of the job"),
     ("/api/v1/watch", "the same as server-sent events, twice per second"),
     ("/api/v1/schema", "the JSON Schema of both"),
 ];
 
-/// The page and the interface of one job.
+/// The page and the API of one job.
 pub fn router(inspection: Arc<Inspection>, access: Access) -> Router {
     let access = Arc::new(access);
     let shown = Router::new()
@@ -76,7 +77,7 @@ pub fn router(inspection: Arc<Inspection>, access: Access) -> Router {
         .route("/api/v1/schema", get(async || ([(CONTENT_TYPE, JSON)], SCHEMA)))
         .route("/api/{*path}", get(unknown))
         .method_not_allowed_fallback(not_allowed)
-        // Only for these paths: others may ask for metrics by any name.
+        // Only for these paths: metrics may be requested by any host name.
         .route_layer(from_fn_with_state(access.clone(), guarded))
         .with_state(Arc::new(Board::new(inspection)));
     let add = |router: Router, (path, kind, content): (&str, &'static str, &'static str)| {
@@ -87,7 +88,7 @@ pub fn router(inspection: Arc<Inspection>, access: Access) -> Router {
     shown.merge(assets).route_layer(from_fn(secured))
 }
 
-/// Tells browsers what the answers may be used for.
+/// Adds the security headers for browsers.
 async fn secured(request: Request, next: Next) -> Response {
     const HEADERS: [(HeaderName, &str); 6] = [
         (CONTENT_SECURITY_POLICY, POLICY),
@@ -127,7 +128,7 @@ async fn guarded(State(access): State<Arc<Access>>, request: Request, next: Next
     }
 }
 
-/// The answer to who may not look. A browser gets the page, which asks for the token.
+/// The answer to a refused request. A browser gets the page, which asks for the token.
 fn refused(refusal: Refusal, request: &Request) -> Response {
     let status = match refusal {
         Refusal::ForeignHost => StatusCode::MISDIRECTED_REQUEST,
@@ -156,7 +157,7 @@ fn error(status: StatusCode, what: &str, hint: &str) -> Response {
 }
 
 fn over() -> Response {
-    let hint = "the output of gradwire run tells how it ended";
+    let hint = "the output of gradwire run shows how it ended";
     error(StatusCode::SERVICE_UNAVAILABLE, "the job is over", hint)
 }
 
@@ -168,13 +169,13 @@ async fn index() -> Response {
 
 async fn unknown() -> Response {
     let paths = PATHS.map(|(path, _)| path).join(", ");
-    let hint = format!("there are {paths}");
-    error(StatusCode::NOT_FOUND, "this interface has no such path", &hint)
+    let hint = format!("the paths are {paths}");
+    error(StatusCode::NOT_FOUND, "there is no such path", &hint)
 }
 
 async fn not_allowed() -> Response {
-    let hint = "use GET: nothing here changes the job";
-    error(StatusCode::METHOD_NOT_ALLOWED, "this method is not answered", hint)
+    let hint = "use GET: this API only reads";
+    error(StatusCode::METHOD_NOT_ALLOWED, "this method is not allowed", hint)
 }
 
 async fn status(State(board): State<Arc<Board>>) -> Response {
@@ -188,7 +189,7 @@ async fn watch(State(board): State<Arc<Board>>) -> Response {
     let watched = match board.watch() {
         Ok(watched) => watched,
         Err(refused) if refused.code() == Code::ResourceExhausted => {
-            let hint = "or ask for /api/v1/status from time to time";
+            let hint = "poll /api/v1/status instead";
             return error(StatusCode::TOO_MANY_REQUESTS, refused.message(), hint);
         }
         Err(_) => return over(),

@@ -1,7 +1,7 @@
-//! A running job as people look at it: figures that follow from what the coordinator tells. Pure.
+//! Figures about a running job, derived from the coordinator's snapshots. Pure.
 //!
-//! The coordinator counts how long tensors have waited for each rank since the job began. What that
-//! is now follows from two snapshots ([`Lags`]).
+//! The coordinator counts how long tensors have waited for each rank since the job began. The
+//! present rate follows from two snapshots ([`Lags`]).
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -13,7 +13,7 @@ use gradwire_proto::pb::{NodeReport, NodeStatus, RankReport, StatusResponse};
 /// The time over which waits for ranks are compared.
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// What is older tells nothing of now: nobody has watched meanwhile.
+/// An older snapshot says nothing about now: no viewer has watched since.
 const TOO_OLD: Duration = Duration::from_secs(15);
 
 /// The most snapshots of that time (BOUND); the coordinator sends two per second.
@@ -22,7 +22,7 @@ const MAX_SNAPSHOTS: usize = 64;
 /// A straggler is waited for in more than this share of the time.
 const STRAGGLING: f64 = 0.1;
 
-/// A node that is silent for longer than this is not well.
+/// A node that is silent for longer than this is unhealthy.
 const SILENT_MS: u64 = 2000;
 
 /// How long the others waited for each rank, as a share of some time.
@@ -36,8 +36,8 @@ pub struct Lags {
 }
 
 impl Lags {
-    /// Adds a snapshot. Returns the shares of the last seconds; after the first one, those since
-    /// the job began, and after one that came late, those since the one before.
+    /// Adds a snapshot. Returns the shares of the last seconds; for the first snapshot since the
+    /// job began, and for a late one since the snapshot before.
     pub fn add(&mut self, status: &StatusResponse) -> Shares {
         let uptime = status.uptime_ms as f64 / 1e3;
         let lags: BTreeMap<u32, f64> = status.lags.iter().map(|it| (it.rank, it.seconds)).collect();
@@ -62,7 +62,7 @@ impl Lags {
     }
 }
 
-/// The rank that is slower than the others: it is waited for often, and more than all others
+/// The rank that is slower than the others: they wait for it often, and longer than for all others
 /// together.
 pub fn straggler(shares: &Shares) -> Option<(u32, f64)> {
     let (&rank, &share) = shares.iter().max_by(|one, other| one.1.total_cmp(other.1))?;
@@ -70,18 +70,25 @@ pub fn straggler(shares: &Shares) -> Option<(u32, f64)> {
     (share > STRAGGLING && share > all - share).then_some((rank, share))
 }
 
-/// Steps per second of a rank. One that has made none for a while gets slower.
+/// The straggler in words.
+pub fn straggler_in_words(shares: &Shares) -> Option<String> {
+    let (rank, share) = straggler(shares)?;
+    let share = percent(share);
+    Some(format!("straggler: rank {rank}: the others wait for it {share} of the time"))
+}
+
+/// Steps per second of a rank. A rank that stands still gets slower with time.
 pub fn steps_per_second(rank: &RankReport) -> Option<f64> {
     let seconds = rank.step_seconds.max(rank.since_step_seconds);
     (rank.step_seconds > 0.0 && seconds > 0.0).then(|| 1.0 / seconds)
 }
 
-/// Steps per second of the slowest of these ranks that make steps.
+/// Steps per second of the slowest of these ranks, without ranks that make no steps.
 pub fn slowest<'a>(ranks: impl Iterator<Item = &'a RankReport>) -> Option<f64> {
     ranks.filter_map(steps_per_second).min_by(f64::total_cmp)
 }
 
-/// The ranks of a job, as far as their nodes report them.
+/// The reported ranks of a job.
 pub fn ranks(status: &StatusResponse) -> impl Iterator<Item = &RankReport> {
     status.nodes.iter().filter_map(|node| node.report.as_ref()).flat_map(|report| &report.ranks)
 }
@@ -92,7 +99,7 @@ pub fn exposed(report: &NodeReport) -> Option<f64> {
     (!report.ranks.is_empty()).then(|| sum / report.ranks.len() as f64)
 }
 
-/// Whether a node is well, in a word or two.
+/// The health of a node, in a word or two.
 pub fn health(node: &NodeStatus) -> String {
     let stalled = node.report.as_ref().map_or(0, |report| report.stalled_tensors);
     if node.silent_ms > SILENT_MS {
@@ -106,7 +113,7 @@ pub fn health(node: &NodeStatus) -> String {
     }
 }
 
-/// What one node sends to another.
+/// The traffic from one node to another.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Flow {
     /// Bytes per second.
@@ -115,8 +122,8 @@ pub struct Flow {
     pub share: Option<f64>,
 }
 
-/// What each pair of nodes exchanges, by sender and receiver. A node reports only its busiest
-/// peers, so the receiver's word counts, too.
+/// The traffic between nodes, by sender and receiver. A node reports only its busiest peers, so the
+/// reports of receivers are used, too.
 pub fn flows(status: &StatusResponse) -> BTreeMap<(u32, u32), Flow> {
     let mut flows = BTreeMap::new();
     let lines: Vec<Option<f64>> = status
@@ -155,7 +162,7 @@ pub fn bytes(bytes: f64) -> String {
     format!("{value:.digits$} {}", UNITS[unit])
 }
 
-/// So many of something: `1 node`, `2 nodes`, `2 batches`.
+/// A number with its noun: `1 node`, `2 nodes`, `2 batches`.
 pub fn count(number: u64, of: &str) -> String {
     let ending = match number {
         1 => "",
@@ -184,14 +191,14 @@ mod tests {
     }
 
     #[test]
-    fn the_straggler_is_who_is_waited_for_now() {
+    fn the_straggler_is_the_rank_others_wait_for() {
         let mut lags = Lags::default();
         let first = lags.add(&status(5000));
         assert_eq!(
             straggler(&first).map(|(rank, share)| (rank, percent(share))),
             Some((3, "80 %".into()))
         );
-        // From now on nobody waits for rank 3; soon it is no straggler any more.
+        // From now on no rank waits for rank 3; soon it is no longer a straggler.
         let mut later = status(5000);
         let mut shares = first;
         for second in 6..30 {
@@ -200,8 +207,8 @@ mod tests {
         }
         assert_eq!(straggler(&shares), None, "{shares:?}");
         assert!(lags.snapshots.len() <= MAX_SNAPSHOTS, "BOUND");
-        // Nobody has watched for ten minutes. Then others wait for rank 3 again: that is seen soon,
-        // although it was no straggler on average.
+        // No viewer for ten minutes. Then others wait for rank 3 again: it is soon a straggler,
+        // although it was not on average.
         let lag = |seconds: f64, uptime_ms| {
             let mut status = status(uptime_ms);
             status
@@ -214,7 +221,7 @@ mod tests {
         lags.add(&lag(4.0, 630_000));
         let now = (1..=4).map(|at| lags.add(&lag(4.0 + 0.4 * at as f64, 630_000 + 500 * at)));
         assert_eq!(straggler(&now.last().unwrap()).map(|(rank, _)| rank), Some(3));
-        // Two that are equally slow are no stragglers.
+        // Two equally slow ranks are not stragglers.
         assert_eq!(straggler(&[(0, 0.4), (1, 0.4)].into()), None);
         assert_eq!(straggler(&[(0, 0.05)].into()), None);
     }

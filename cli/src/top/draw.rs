@@ -1,6 +1,6 @@
-//! The screen of `gradwire top`. Pure: a look at the job goes in, cells come out.
+//! Draws the screen of `gradwire top`. Pure: a snapshot goes in, cells come out.
 //!
-//! Nothing depends on colors alone: each mark is also a word or a number.
+//! Colors are never the only mark: each mark is also a word or a number.
 
 use gradwire_proto::pb::{Entry, StatusResponse};
 use gradwire_viewer::view::{self, Shares};
@@ -14,13 +14,13 @@ use ratatui::{
 
 use crate::cluster::printable;
 
-/// From this width on, links stand beside hosts and ranks.
+/// From this width on, links are beside hosts and ranks.
 const WIDE: u16 = 120;
 
-/// The width of a cell of the map of links.
+/// The width of a cell in the map of links.
 const CELL: u16 = 6;
 
-/// A look at a job.
+/// A snapshot of a job, and how to draw it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Look<'a> {
     pub(super) status: &'a StatusResponse,
@@ -35,7 +35,7 @@ impl Look<'_> {
         if self.colors { Style::new().fg(color) } else { Style::new() }
     }
 
-    /// What somebody should look at.
+    /// The style of a problem.
     fn alarm(self) -> Style {
         self.color(Color::Red).add_modifier(Modifier::BOLD)
     }
@@ -51,12 +51,12 @@ impl Look<'_> {
     }
 }
 
-/// The screen before the first look.
+/// The screen before the first snapshot.
 pub(super) fn waiting(frame: &mut Frame<'_>) {
-    frame.render_widget(Paragraph::new("waiting for the coordinator; q ends this"), frame.area());
+    frame.render_widget(Paragraph::new("waiting for the coordinator; q quits"), frame.area());
 }
 
-/// Draws a look at a job.
+/// Draws a snapshot of a job.
 pub(super) fn draw(frame: &mut Frame<'_>, look: &Look<'_>) {
     let look = *look;
     let [head, body, foot] =
@@ -100,22 +100,16 @@ fn header(look: Look<'_>) -> Paragraph<'static> {
         status.operations_started.saturating_sub(status.operations_done),
         view::count(status.pending_count, "tensor")
     ));
-    let second = match (&status.failure, view::straggler(look.shares)) {
+    let second = match (&status.failure, view::straggler_in_words(look.shares)) {
         (Some(failure), _) => {
             Span::styled(printable(&format!("failed: {}", failure.what)), look.alarm())
         }
-        (None, Some((rank, share))) => Span::styled(
-            format!(
-                "straggler: rank {rank}: the others wait for it in {} of the time",
-                view::percent(share)
-            ),
-            look.alarm(),
-        ),
+        (None, Some(straggler)) => Span::styled(straggler, look.alarm()),
         (None, None) => Span::raw("no straggler"),
     };
     Paragraph::new(vec![
         Line::from(first).style(Style::new().add_modifier(Modifier::BOLD)),
-        Line::from(vec![second, Span::raw("   (q ends this)")]),
+        Line::from(vec![second, Span::raw("   (q quits)")]),
     ])
 }
 
@@ -129,7 +123,7 @@ fn table(
     Table::new(rows, widths).header(head).block(Block::bordered().title(title))
 }
 
-/// Hosts, first those that are not well.
+/// The hosts, unhealthy ones first.
 fn hosts(look: Look<'_>) -> Table<'static> {
     let mut nodes: Vec<_> = look.status.nodes.iter().enumerate().collect();
     nodes.sort_by_key(|(_, node)| view::health(node) == "ok");
@@ -160,7 +154,7 @@ fn hosts(look: Look<'_>) -> Table<'static> {
     table(format!("hosts ({})", look.status.nodes.len()), &head, rows, widths)
 }
 
-/// Ranks, first those that the others wait for.
+/// The ranks, slowest first.
 fn ranks(look: Look<'_>) -> Table<'static> {
     let straggler = view::straggler(look.shares).map(|(rank, _)| rank);
     let share = |rank: u32| look.shares.get(&rank).copied().unwrap_or_default();
@@ -185,7 +179,7 @@ fn ranks(look: Look<'_>) -> Table<'static> {
     table(format!("ranks ({count})"), &head, rows.collect(), widths)
 }
 
-/// What each node (rows) sends to each other one (columns), as far as there is space.
+/// The traffic from each node (row) to each other node (column), as far as there is space.
 fn links(look: Look<'_>, area: Rect) -> Table<'static> {
     let flows = view::flows(look.status);
     let nodes = u32::try_from(look.status.nodes.len()).unwrap_or(u32::MAX);
@@ -222,7 +216,7 @@ fn operations(look: Look<'_>) -> Paragraph<'static> {
         let nodes = view::count(operation.missing_nodes.len() as u64, "node");
         let tensors = view::count(operation.tensor_count, "tensor");
         Line::from(printable(&format!(
-            "{} {} ({tensors}) for {} ms, not done by {nodes}",
+            "{} {} ({tensors}) for {} ms, unfinished on {nodes}",
             operation.sequence,
             operation.tensors.join(", "),
             operation.running_ms
@@ -232,7 +226,7 @@ fn operations(look: Look<'_>) -> Paragraph<'static> {
     Paragraph::new(lines).block(Block::bordered().title("operations in flight"))
 }
 
-/// The newest entries that fit, the newest first.
+/// The newest entries that fit, newest first.
 fn entries(title: &'static str, entries: &[Entry], area: Rect) -> Paragraph<'static> {
     let line = |entry: &Entry| {
         Line::from(format!("{:>8.1} s  {}", entry.at_ms as f64 / 1e3, printable(&entry.text)))
@@ -258,16 +252,16 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_on_the_screen() {
+    fn all_figures_are_on_the_screen() {
         let text = screen(&status(5000), true, (130, 40)).to_string();
         for part in [
             "job j1  running  up 5 s  20.00 steps/s  9 operations done, 1 in flight",
-            "straggler: rank 3: the others wait for it in 80 % of the time",
+            "straggler: rank 3: the others wait for it 80 % of the time",
             "│0 a ",
             "3      103        50.0      0 %      80 %       straggler",
             "links: share of the sender's line",
             "40 %",
-            "10 fc.weight (1 tensor) for 30 ms, not done by 1 node",
+            "10 fc.weight (1 tensor) for 30 ms, unfinished on 1 node",
             "0.9 s  ring for up to 1024 bytes: by the model",
             "0.0 s  the world is complete: 2 nodes",
         ] {
@@ -276,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn without_colors_there_are_none_and_the_same_words() {
+    fn without_colors_the_words_are_the_same() {
         let [colored, plain] = [true, false].map(|colors| screen(&status(5000), colors, (130, 40)));
         let foreground = |of: &TestBackend| {
             of.buffer().content.iter().filter(|cell| cell.fg != Color::Reset).count()
@@ -286,10 +280,10 @@ mod tests {
         assert_eq!(colored.to_string(), plain.to_string());
     }
 
-    /// Many nodes, no nodes, a narrow screen, hardly any screen: nothing panics, and what is wrong
-    /// is seen first.
+    /// Many nodes, no nodes, a narrow screen, a tiny screen: nothing panics, and problems come
+    /// first.
     #[test]
-    fn any_size_will_do() {
+    fn any_screen_size_works() {
         let mut many = status(5000);
         let node = many.nodes[0].clone();
         many.nodes = (0..256)

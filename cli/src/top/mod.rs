@@ -1,5 +1,5 @@
-//! `gradwire top`: watches a running job on a terminal. Where standard output is no terminal, it
-//! writes a plain line for each look instead.
+//! `gradwire top`: watches a running job in a terminal. If standard output is not a terminal, it
+//! writes a plain line for each snapshot instead.
 //!
 //! - `draw`: the screen (pure)
 //! - this file: the terminal, the keys, and the end
@@ -26,7 +26,7 @@ use crate::{
 /// How many events of the terminal may wait (BOUND).
 const EVENTS: usize = 16;
 
-/// Watches the job of the coordinator at `address` until the user ends that.
+/// Watches the job of the coordinator at `address` until the user quits.
 ///
 /// # Errors
 /// [`CommandError`] if the coordinator can't be reached, if the job ends, or if the terminal fails.
@@ -35,7 +35,7 @@ pub async fn run(address: &str) -> Result<(), CommandError> {
     if io::stdout().is_terminal() { screen(watch).await } else { lines(watch).await }
 }
 
-/// A plain line for each look, and one for each new event.
+/// Prints a plain line for each snapshot, and one for each new event.
 async fn lines(mut watch: Watch) -> Result<(), CommandError> {
     let (mut lags, mut seen) = (Lags::default(), 0);
     loop {
@@ -53,7 +53,7 @@ async fn lines(mut watch: Watch) -> Result<(), CommandError> {
     }
 }
 
-/// A look at the job, in a line.
+/// A snapshot in one line.
 fn summary(status: &StatusResponse, shares: &Shares) -> String {
     let steps = view::slowest(view::ranks(status))
         .map_or_else(|| "no steps yet".to_owned(), |rate| format!("{rate:.2} steps/s"));
@@ -74,7 +74,7 @@ fn summary(status: &StatusResponse, shares: &Shares) -> String {
     ))
 }
 
-/// Gives the terminal back, however the screen ends. A panic does that, too (ratatui's hook).
+/// Restores the terminal, however the screen ends. After a panic, ratatui's hook restores it, too.
 struct Restore;
 
 impl Drop for Restore {
@@ -90,7 +90,7 @@ async fn screen(mut watch: Watch) -> Result<(), CommandError> {
     let mut terminal = ratatui::try_init().map_err(failed)?;
     let _restore = Restore;
     let mut keys = keys();
-    // https://no-color.org: any value but an empty one.
+    // https://no-color.org: any value except an empty one.
     let colors = env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let mut lags = Lags::default();
     let mut seen: Option<(StatusResponse, Shares)> = None;
@@ -109,7 +109,7 @@ async fn screen(mut watch: Watch) -> Result<(), CommandError> {
             }
             event = keys.recv() => match event {
                 Some(Ok(Event::Key(key))) if ends(&key) => return Ok(()),
-                // The next look has the new size.
+                // The next snapshot is drawn with the new size.
                 Some(Ok(_)) => {}
                 Some(Err(error)) => return Err(failed(error)),
                 None => return Ok(()),
@@ -120,14 +120,14 @@ async fn screen(mut watch: Watch) -> Result<(), CommandError> {
     }
 }
 
-/// Whether this key ends the program.
+/// Whether this key quits.
 fn ends(key: &KeyEvent) -> bool {
     let is_interrupt =
         key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
     key.kind == KeyEventKind::Press && (is_interrupt || key.code == KeyCode::Char('q'))
 }
 
-/// What the user does. Reading blocks, so a thread does it; it ends with the process.
+/// The user's input. Reading blocks, so it has a thread, which ends with the process.
 fn keys() -> mpsc::Receiver<io::Result<Event>> {
     let (sender, keys) = mpsc::channel(EVENTS);
     thread::spawn(move || {
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plain_line_has_what_matters() {
+    fn a_plain_line_summarises_a_snapshot() {
         let mut status = sample::status(5000);
         status.nodes[1].silent_ms = 4000;
         let shares = Lags::default().add(&status);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn q_and_interrupt_end_it() {
+    fn q_and_ctrl_c_quit() {
         let key = |code, modifiers| KeyEvent::new(KeyCode::Char(code), modifiers);
         assert!(ends(&key('q', KeyModifiers::NONE)));
         assert!(ends(&key('c', KeyModifiers::CONTROL)));

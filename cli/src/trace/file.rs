@@ -1,5 +1,4 @@
-//! The file of a trace. Whole lines are written at once, so at any moment it ends with a whole
-//! line.
+//! The file of a trace. Complete lines are written at once, so it always ends with a complete line.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -22,9 +21,9 @@ pub(super) struct TraceFile {
 }
 
 impl TraceFile {
-    /// A file of so many mebibytes at most (BOUND), for one trace at a time. An older one stays as
-    /// it is until something is written, and a new one that nothing was written to is removed: an
-    /// error costs nobody a file.
+    /// Opens a file of at most `max_mib` MiB (BOUND), for one trace at a time. An old file is
+    /// unchanged until the first write, and a new file without a write is removed: an error neither
+    /// destroys nor leaves a file.
     pub(super) fn open(path: &Path, max_mib: u64) -> Result<Self, CommandError> {
         let name = path.display().to_string();
         let mut options = File::options();
@@ -39,10 +38,10 @@ impl TraceFile {
             CommandError::failed(format!("{name} can't be written: {error}"))
                 .hint("name another file")
         })?;
-        // Some file systems have no locks; and several may write to a device.
+        // Some file systems have no locks, and several traces may write to a device.
         let is_file = file.metadata().is_ok_and(|file| file.is_file());
         if is_file && matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
-            let what = format!("{name} can't be written: another trace is written to it");
+            let what = format!("{name} can't be written: another trace is writing to it");
             return Err(CommandError::failed(what).hint("name another file"));
         }
         let (path, left) = (path.to_owned(), max_mib << 20);
@@ -53,7 +52,7 @@ impl TraceFile {
         &self.name
     }
 
-    /// Whether something did not fit any more.
+    /// Whether lines did not fit.
     pub(super) fn is_full(&self) -> bool {
         self.is_full
     }
@@ -81,7 +80,7 @@ impl TraceFile {
         self.has_begun = true;
         begun.and_then(|()| self.file.write_all(lines)).map_err(|error| {
             let what = format!("{} can't be written: {error}", self.name);
-            CommandError::failed(what).hint("it has what was traced until then")
+            CommandError::failed(what).hint("it contains the trace until then")
         })
     }
 }
@@ -122,7 +121,7 @@ mod tests {
         let mut first = TraceFile::open(&path, 1).unwrap();
         first.write(b"[\n").unwrap();
         let error = TraceFile::open(&path, 1).unwrap_err();
-        assert!(error.what.contains("another trace is written to it"), "{error:?}");
+        assert!(error.what.contains("another trace is writing to it"), "{error:?}");
         first.end(b"]\n").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "[\n]\n");
         drop(first);

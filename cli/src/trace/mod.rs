@@ -1,9 +1,9 @@
-//! `gradwire trace`: writes what all nodes and ranks of a running job do to a file that Perfetto
-//! and Chrome open.
+//! `gradwire trace`: records the activities of all nodes and ranks of a running job in a file for
+//! Perfetto and Chrome.
 //!
-//! The file grows while the job runs, line by line, so it can be opened whatever ends this process.
+//! The file grows line by line, so it can be opened even if this process is killed.
 //!
-//! - `window`: which steps are wanted (pure)
+//! - `window`: the steps to trace (pure)
 //! - `file`: the file and its limit
 //! - this file: the stream of the coordinator, and the end
 
@@ -31,45 +31,53 @@ use gradwire_viewer::{
 use prost::Message as _;
 use tokio::{
     sync::oneshot,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep, sleep_until},
 };
-use tonic::{Code, Streaming};
+use tonic::Code;
 
 use self::{
     file::TraceFile,
     window::{Steps, Window},
 };
-use crate::status::{self, ANSWER, connect, refused};
+use crate::status::{self, open, refused};
 
-/// How long the events that belong to a trace may take to arrive after it has ended: nodes look
-/// for what is new twenty times per second.
+/// How long after its end the events of a trace may arrive: nodes look for new events twenty times
+/// per second.
 const LATE: Duration = Duration::from_millis(300);
 
-/// Said where steps are waited for that may never come.
-const NO_STEPS: &str = "no rank has made a step yet: those of an optimizer count, the last bucket \
-                        of ddp_hook, and mark_step()";
+/// Printed when the trace waits for steps that may never come.
+const NO_STEPS: &str = "no rank has made a step yet; an optimizer, the last bucket of ddp_hook or \
+                        mark_step() makes one";
 
 /// The most seconds of a trace.
 const MAX_SECONDS: f64 = 86_400.0;
 
-/// Which job, what of it, and where it is written to.
+/// The job, the part to trace, and the file.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// The job: the address of its coordinator or of its page, or the id of a job of yours on this
-    /// host; not needed where one job of yours runs.
+    /// The job [default: your job on this host].
+    ///
+    /// Its id if you started it on this host.
+    ///
+    /// Otherwise the address of its coordinator or status page.
     #[arg(value_name = "JOB")]
     pub address: Option<String>,
-    /// The file.
+    /// The file to write.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Trace these steps, the last one included: from the end of the step before the first one, on
-    /// any rank, to the end of the last one on all ranks.
+    /// Trace these steps, LAST included.
+    ///
+    /// From when a rank first begins FIRST until all have ended LAST.
     #[arg(long, value_name = "FIRST..LAST", conflicts_with = "seconds")]
     pub steps: Option<Steps>,
-    /// Trace for so long. Without this and --steps: until Ctrl-C, or until the job ends.
+    /// Trace for this number of seconds.
+    ///
+    /// Without this and --steps: until Ctrl-C or the end of the job.
     #[arg(long, value_parser = seconds, allow_negative_numbers = true)]
     pub seconds: Option<Duration>,
-    /// End the trace when the file has this size.
+    /// The largest size of the file.
+    ///
+    /// The trace ends when the file reaches this size.
     #[arg(long, value_name = "MIB", default_value_t = 1024,
           value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub max_mib: u64,
@@ -81,12 +89,12 @@ pub struct Options {
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
     if !(seconds > 0.0 && seconds <= MAX_SECONDS) {
-        return Err(format!("it has to be more than 0 and at most {MAX_SECONDS}"));
+        return Err(format!("must be more than 0 and at most {MAX_SECONDS}"));
     }
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// Traces a job as the options say. Prints what the file contains.
+/// Traces a job. Prints a summary of the file.
 ///
 /// # Errors
 /// [`CommandError`] if the file can't be written, the coordinator can't be reached or is lost, or
@@ -112,20 +120,14 @@ pub async fn run(address: &str, options: &Options) -> Result<(), CommandError> {
             window
         }
     };
-    let seconds = options.seconds;
+    let limit = options.seconds.unwrap_or(Duration::MAX);
     let end = async {
-        match seconds {
-            Some(seconds) => {
-                let end = Instant::now() + seconds;
-                tokio::select! { () = sleep_until(end) => {} () = asked => {} }
-            }
-            None => asked.await,
-        }
+        tokio::select! { () = sleep(limit) => {} () = asked => {} }
     };
     let begun = || {
         if options.until_eof {
-            // Whoever waits for this line may have gone.
-            let _ = writeln!(std::io::stdout(), "all nodes record what they do");
+            // The reader may have closed the pipe.
+            let _ = writeln!(std::io::stdout(), "all nodes are recording");
         }
     };
     let summary = follow(address, window, &mut file, begun, end).await?;
@@ -144,7 +146,7 @@ fn until_eof() -> oneshot::Receiver<()> {
     ended
 }
 
-/// Traces a job from now on until it is over, for its launcher. Returns what the file contains.
+/// Traces a job until it is over, for its launcher. Returns a summary of the file.
 ///
 /// # Errors
 /// [`CommandError`] as from [`run`].
@@ -153,10 +155,10 @@ pub async fn whole(address: &str, path: &Path) -> Result<String, CommandError> {
     follow(address, Window::default(), &mut file, || (), std::future::pending()).await
 }
 
-/// The most mebibytes of a trace that a launcher writes.
+/// The largest trace file of a launcher, in MiB.
 const DEFAULT_MAX_MIB: u64 = 1024;
 
-/// Whether a file can be written, before a job is started for it.
+/// Checks that a file can be written, before the job starts.
 ///
 /// # Errors
 /// [`CommandError`] if it can't.
@@ -164,7 +166,7 @@ pub fn check(path: &Path) -> Result<(), CommandError> {
     TraceFile::open(path, DEFAULT_MAX_MIB).map(drop)
 }
 
-/// Writes what comes until `end`, or until the window or the job ends. Calls `begun` once all nodes
+/// Writes events until `end`, or until the window or the job ends. Calls `begun` once all nodes
 /// record.
 async fn follow(
     address: &str,
@@ -173,7 +175,7 @@ async fn follow(
     begun: impl FnOnce(),
     end: impl Future<Output = ()>,
 ) -> Result<String, CommandError> {
-    let mut parts = start(address).await?;
+    let mut parts = open(address, async |client| client.trace(TraceRequest {}).await).await?;
     let mut begun = Some(begun);
     let mut trace: Option<Traced> = None;
     let mut end = std::pin::pin!(end);
@@ -193,7 +195,7 @@ async fn follow(
             Ok(Some(part)) => {
                 let traced = match &mut trace {
                     Some(traced) => traced,
-                    // Nodes record only once there is a world, so it is known by now.
+                    // Nodes record only once the world has formed, so it is known by now.
                     None => trace.insert(Traced::begin(&status::ask(address).await?, file)?),
                 };
                 traced.add(part, &mut window, file)?;
@@ -221,7 +223,7 @@ async fn follow(
         return match ended {
             Err(status) => Err(refused(address, &status)),
             Ok(why) => {
-                let what = format!("no node of the job did anything{why}: {name} is not written");
+                let what = format!("no node recorded anything{why}: {name} is not written");
                 Err(CommandError::failed(what))
             }
         };
@@ -236,32 +238,21 @@ async fn follow(
         Ok(why) => Ok(format!("{name}: {summary}{why}")),
         Err(status) => {
             let why = status.message();
-            let what = format!("the coordinator at {address} is lost: {why}");
-            Err(CommandError::failed(what).hint(format!("{name} has what came before: {summary}")))
+            let what = format!("lost the coordinator at {address}: {why}");
+            Err(CommandError::failed(what)
+                .hint(format!("{name} has the events until then: {summary}")))
         }
     }
 }
 
-/// What the coordinator says when the job has ended.
+/// The coordinator's message when the job has ended.
 const OVER: &str = "the job is over";
-
-async fn start(address: &str) -> Result<Streaming<TracePart>, CommandError> {
-    let start = async {
-        let answer = connect(address, None).await?.trace(TraceRequest {}).await;
-        answer.map_err(|status| refused(address, &status))
-    };
-    let late = |_| {
-        let what = format!("no coordinator answers at {address} within {ANSWER:?}");
-        CommandError::failed(what)
-    };
-    Ok(timeout(ANSWER, start).await.map_err(late)??.into_inner())
-}
 
 /// The events of a job on their way to the file.
 struct Traced {
     trace: Trace,
     hosts: usize,
-    /// The nodes from which something has come.
+    /// The nodes that have sent events.
     recording: BTreeSet<u32>,
     text: Vec<u8>,
 }
@@ -281,10 +272,10 @@ impl Traced {
         window: &mut Window,
         file: &mut TraceFile,
     ) -> Result<(), CommandError> {
-        self.trace.missed(part.lost_batches);
-        // A batch that can't be read is one that is lost (TRUST).
+        self.trace.joiner().missed(part.lost_batches);
+        // A batch that can't be decoded counts as lost (TRUST).
         let Ok(batch) = TraceBatch::decode(&part.batch[..]) else {
-            self.trace.missed(1);
+            self.trace.joiner().missed(1);
             return Ok(());
         };
         if (batch.node as usize) < self.hosts {
@@ -302,18 +293,18 @@ impl Traced {
         self.text.clear();
         self.trace.end(&mut self.text);
         file.end(&self.text)?;
-        let (written, lost) = (self.trace.written(), self.trace.lost());
+        let (written, lost) = (self.trace.written(), self.trace.joiner().lost());
         let mut summary = format!(
             "{written} events of {}, clocks agree within {:.3} ms",
             count(self.hosts as u64, "host"),
-            self.trace.error_ns() as f64 / 1e6
+            self.trace.joiner().error_ns() as f64 / 1e6
         );
         if lost.events > 0 {
-            summary.push_str(&format!(", {} were lost: nodes had no time", lost.events));
+            summary.push_str(&format!(", {} lost because nodes were busy", lost.events));
         }
         if lost.batches > 0 {
             let batches = count(lost.batches, "batch");
-            summary.push_str(&format!(", {batches} lost: this host had no time"));
+            summary.push_str(&format!(", {batches} lost because this host was busy"));
         }
         Ok(summary)
     }

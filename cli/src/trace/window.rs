@@ -1,4 +1,4 @@
-//! Which part of a job is traced: everything, or some steps.
+//! The part of a job that is traced: everything, or some steps.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -10,11 +10,11 @@ use gradwire_proto::pb::{StatusResponse, TraceBatch};
 use gradwire_trace::{Event, Kind};
 use gradwire_viewer::view;
 
-/// How many batches are kept while the first step is not reached (BOUND). They may have events of
-/// that step which come before the news of it: nodes send at different times.
+/// How many batches are kept until the first step is reached (BOUND). They may have events of that
+/// step, because a node may send them before another node reports the step.
 const KEPT: usize = 256;
 
-/// Steps by their numbers, from 1 on.
+/// Steps by their numbers, counted from 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Steps {
     first: u64,
@@ -25,7 +25,7 @@ impl FromStr for Steps {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let expected = || format!("'{text}' are no steps: they are written as 100..110");
+        let expected = || format!("invalid steps '{text}': expected a range such as 100..110");
         let (first, last) = text.split_once("..").ok_or_else(expected)?;
         let number = |text: &str| text.parse::<u64>().map_err(|_| expected());
         let steps = Self { first: number(first)?, last: number(last)? };
@@ -39,26 +39,26 @@ impl FromStr for Steps {
     }
 }
 
-/// The part that is traced.
+/// The part of a job that is traced.
 #[derive(Debug, Default)]
 pub(super) struct Window {
     /// `None`: everything.
     steps: Option<Steps>,
-    /// Since when, once that is known.
+    /// The begin, once it is known.
     begin_ns: Option<u64>,
     end_ns: Option<u64>,
-    /// The last step of each rank by its node and track, and when that ended.
+    /// The last step of each rank and its end, by node and track.
     ranks: BTreeMap<(u32, u32), (u64, u64)>,
-    /// How many ranks make steps, as far as that is known.
+    /// How many ranks are known to make steps.
     expected: usize,
     kept: VecDeque<TraceBatch>,
 }
 
 impl Window {
-    /// These steps of a job with this state.
+    /// These steps of a job with this status.
     ///
     /// # Errors
-    /// [`CommandError`] if a rank has done the first of them.
+    /// [`CommandError`] if a rank has already done the first one.
     pub(super) fn of(steps: Steps, status: &StatusResponse) -> Result<Self, CommandError> {
         let made = view::ranks(status).map(|rank| u64::from(rank.steps));
         let made: Vec<u64> = made.filter(|steps| *steps > 0).collect();
@@ -68,12 +68,12 @@ impl Window {
             let what = format!("steps {first}..{last} have begun: the job has done {newest}");
             return Err(CommandError::failed(what).hint("use later steps, or --seconds"));
         }
-        // Before the first step there is no end of a step to begin with.
+        // Step 1 has no previous step with whose end it could begin.
         let begin_ns = (steps.first == 1).then_some(0);
         Ok(Self { steps: Some(steps), begin_ns, expected: made.len(), ..Self::default() })
     }
 
-    /// Takes a batch, and returns those that may have something that is wanted.
+    /// Takes a batch, and returns the batches that may have wanted events.
     pub(super) fn admit(&mut self, batch: TraceBatch) -> Vec<TraceBatch> {
         let Some(Steps { first, last }) = self.steps.clone() else { return vec![batch] };
         for track in &batch.tracks {
@@ -101,7 +101,7 @@ impl Window {
         std::mem::take(&mut self.kept).into()
     }
 
-    /// Whether what began and ended then is wanted.
+    /// Whether an event with this begin and end is wanted.
     pub(super) fn contains(&self, begin_ns: u64, end_ns: u64) -> bool {
         self.steps.is_none()
             || self.begin_ns.is_some_and(|since_ns| end_ns >= since_ns)
@@ -140,7 +140,7 @@ mod tests {
             Window { steps: Some("5..6".parse().unwrap()), expected: 2, ..Window::default() };
         assert!(window.admit(batch(0, 2, 3, 11_000)).is_empty());
         assert!(!window.contains(0, u64::MAX) && !window.has_begun());
-        // The end of step 4 on the first rank is the beginning. What came before is looked at.
+        // The trace begins with the end of step 4 on the first rank. Earlier batches are returned.
         assert_eq!(window.admit(batch(1, 2, 4, 21_000)).len(), 2);
         assert!(window.contains(15_000, 20_000) && !window.contains(15_000, 19_999));
         window.admit(batch(0, 2, 4, 22_000));
@@ -166,15 +166,15 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_can_not_be_are_refused() {
+    fn impossible_steps_are_refused() {
         let error = Window::of("100..110".parse().unwrap(), &sample::status(0)).unwrap_err();
         assert_eq!(error.what, "steps 100..110 have begun: the job has done 103");
         assert!(Window::of("104..110".parse().unwrap(), &sample::status(0)).is_ok());
         for (text, expected) in [
-            ("5", "written as 100..110"),
-            ("..7", "written as 100..110"),
-            ("1..x", "written as 100..110"),
-            ("-1..4", "written as 100..110"),
+            ("5", "such as 100..110"),
+            ("..7", "such as 100..110"),
+            ("1..x", "such as 100..110"),
+            ("-1..4", "such as 100..110"),
             ("0..4", "counted from 1"),
             ("9..4", "the last step, 4, is before the first one, 9"),
         ] {

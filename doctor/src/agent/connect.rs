@@ -1,5 +1,5 @@
-//! Connections between agents, with proofs at their beginning (TRUST): who does not know the secret
-//! of this run is not measured with, and gets nothing but a random challenge.
+//! Connections between agents, which begin with proofs (TRUST): a peer that does not know the
+//! secret of this run gets nothing but a random challenge.
 //!
 //! ```text
 //! dialler ◄── "gwdoctor", challenge (32)                               ── acceptor
@@ -24,11 +24,11 @@ use tokio::{
 const MAGIC: &[u8; 8] = b"gwdoctor";
 const HELLO: usize = 1 + 4 + NONCE_BYTES;
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::FromRepr)]
 #[repr(u8)]
 pub enum Kind {
-    /// Nothing: can it be made?
+    /// Only to see whether it can be made.
     Reach,
     /// Small messages and a large one.
     Ping,
@@ -52,9 +52,9 @@ pub async fn dial(
     let mut stream = connected.map_err(|_| no_answer())?.map_err(|error| error.to_string())?;
     match timeout(limit, prove(&mut stream, secret, own, kind)).await {
         Ok(Ok(true)) => Ok(stream),
-        Ok(Ok(false)) => Err("what listens there is no agent of this check".to_owned()),
-        Ok(Err(error)) => Err(format!("the connection broke at once: {error}")),
-        Err(_) => Err(format!("a connection is made, but there is {}", no_answer())),
+        Ok(Ok(false)) => Err("another program listens there".to_owned()),
+        Ok(Err(error)) => Err(format!("the connection broke in the handshake: {error}")),
+        Err(_) => Err(format!("connected, but {}", no_answer())),
     }
 }
 
@@ -73,8 +73,8 @@ async fn prove(stream: &mut TcpStream, secret: &Secret, own: u32, kind: Kind) ->
     Ok(secret.verify(&Claim::DataAcceptor { challenge, hello: &hello }, &answer))
 }
 
-/// Lets a dialler prove itself; gives the number of its host and what it wants. `None` for who is
-/// no agent of this run, or too slow.
+/// Lets a dialler prove itself, and returns the number of its host and the kind of connection.
+/// `None` if it is not an agent of this run, or too slow.
 pub async fn accept(
     stream: &mut TcpStream,
     secret: &Secret,
@@ -124,16 +124,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn agents_of_one_run_meet_and_strangers_are_dropped() {
+    async fn only_agents_of_one_run_meet() {
         let secret = Secret::generate();
         assert_eq!(meet(&secret, &secret).await, (Ok(()), Some((7, Kind::Bulk))));
         let (dialled, accepted) = meet(&Secret::generate(), &secret).await;
-        assert!(dialled.unwrap_err().starts_with("the connection broke at once"));
+        assert!(dialled.unwrap_err().starts_with("the connection broke in the handshake"));
         assert_eq!(accepted, None, "TRUST");
     }
 
     #[tokio::test]
-    async fn who_says_something_else_or_nothing_is_no_agent() {
+    async fn other_programs_and_silent_ones_are_no_agents() {
         let secret = Secret::generate();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -149,7 +149,7 @@ mod tests {
             (other, dial(50).await.unwrap_err())
         };
         let ((other, silent), _open) = tokio::join!(dialled, server);
-        assert_eq!(other, "what listens there is no agent of this check");
-        assert_eq!(silent, "a connection is made, but there is no answer within 50 ms");
+        assert_eq!(other, "another program listens there");
+        assert_eq!(silent, "connected, but no answer within 50 ms");
     }
 }

@@ -1,5 +1,6 @@
-//! Whether datagrams get to another agent and back. Both sides prove that they know the secret of
-//! the run (TRUST). An answer is shorter than its question, so nobody can be flooded with answers.
+//! Checks whether datagrams reach another agent and come back. Both sides prove that they know the
+//! secret of the run (TRUST). An answer is shorter than its question, so answers can't be used to
+//! flood a third host.
 //!
 //! ```text
 //! dialler ── "gwdoctor", nonce (32), proof (32) ──► acceptor
@@ -22,8 +23,7 @@ use crate::limits::DATAGRAM;
 const MAGIC: &[u8; 8] = b"gwdoctor";
 const QUESTION: usize = MAGIC.len() + NONCE_BYTES + PROOF_BYTES;
 
-/// Sends the same question again and again, until there is an answer or the time is over: single
-/// datagrams may be lost.
+/// Repeats a question until there is an answer or the time is over: single datagrams may be lost.
 ///
 /// # Errors
 /// The reason, in one line.
@@ -35,17 +35,17 @@ pub async fn ask(address: SocketAddr, secret: &Secret, limit: Duration) -> Resul
     let claim = Claim::DataDialler { challenge: MAGIC, hello: &nonce };
     let question = [&MAGIC[..], &nonce, &secret.prove(&claim)].concat();
     let answered = async {
-        // One byte more: a longer datagram is no answer.
+        // One byte more, to recognise a longer datagram, which is not an answer.
         let mut answer = [0; PROOF_BYTES + 1];
         loop {
-            // A port that is closed is told at the next call; it may open, or be another's.
+            // The next call reports a closed port, which may open later.
             let _ = socket.send(&question).await;
             let received = timeout(DATAGRAM, socket.recv(&mut answer)).await;
             let claim = Claim::DataAcceptor { challenge: MAGIC, hello: &nonce };
             match received {
                 Ok(Ok(length)) if secret.verify(&claim, &answer[..length]) => return,
                 Err(_) => {}
-                // Another's, or an error that comes at once.
+                // From another sender, or an error that comes at once.
                 _ => sleep(DATAGRAM).await,
             }
         }
@@ -56,11 +56,11 @@ pub async fn ask(address: SocketAddr, secret: &Secret, limit: Duration) -> Resul
 
 /// Answers questions until it is dropped.
 pub async fn answer(socket: UdpSocket, secret: Arc<Secret>) {
-    // One byte more: a longer datagram is no question.
+    // One byte more, to recognise a longer datagram, which is not a question.
     let mut question = [0; QUESTION + 1];
     loop {
         let Ok((length, from)) = socket.recv_from(&mut question).await else {
-            // Most errors are about an earlier datagram. After one that lasts, this must not spin.
+            // Most errors are about an earlier datagram. A lasting error must not make this spin.
             sleep(DATAGRAM).await;
             continue;
         };
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn agents_of_one_run_answer_each_other_and_no_stranger() {
+    async fn only_agents_of_one_run_answer_each_other() {
         let secret = Arc::new(Secret::generate());
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let address = socket.local_addr().unwrap();
@@ -89,7 +89,7 @@ mod tests {
         assert_eq!(ask(address, &secret, Duration::from_secs(20)).await, Ok(()));
         let refused = ask(address, &Secret::generate(), Duration::from_millis(300)).await;
         assert_eq!(refused, Err("no answer within 300 ms".to_owned()), "TRUST");
-        // What is no question gets no answer.
+        // Other datagrams get no answer.
         let stranger = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         for bytes in [&b""[..], b"gwdoctor", &[7; QUESTION], &[7; 1000]] {
             stranger.send_to(bytes, address).await.unwrap();

@@ -1,5 +1,5 @@
-//! Measures with another agent: latency, a large message, and the rate of both directions at once.
-//! The other agent answers.
+//! Measures the path to another agent, which answers: latency, a large message, and the rate of
+//! both directions at once.
 
 use std::{
     io,
@@ -26,15 +26,15 @@ use crate::{
     messages::Peer,
 };
 
-/// How much is sent or received with one call.
+/// How many bytes are sent or received with one call.
 const CHUNK: usize = 256 << 10;
 
-/// What the first byte of a message says: answer with a byte, or with as many as there are.
+/// The first byte of a message: the message has one byte, or [`LARGE`] bytes.
 const SMALL_MESSAGE: u8 = 1;
 const LARGE_MESSAGE: u8 = 2;
 
-/// The dialling side. Gives the connections that are to carry bytes; none if large messages are
-/// lost.
+/// The dialling side. Returns the connections for the measurement of the rate; none if large
+/// messages are lost.
 ///
 /// # Errors
 /// Why nothing could be measured.
@@ -64,7 +64,7 @@ pub async fn measure(
     Ok((Measured { round_trip_us, path_mtu, lost_large }, bulk))
 }
 
-/// The middle one of many round trips: a few slow ones don't count.
+/// The median of many round trips: a few slow ones don't matter.
 async fn latency(stream: &mut TcpStream) -> io::Result<Duration> {
     let mut trips = Vec::new();
     let began = Instant::now();
@@ -93,7 +93,7 @@ async fn exchange_large(stream: &mut TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// The answering side of small messages and a large one, until the other one closes.
+/// Answers small and large messages until the other side closes.
 ///
 /// # Errors
 /// When the connection ends.
@@ -107,8 +107,8 @@ pub async fn answer(stream: &mut TcpStream) -> io::Result<()> {
     }
 }
 
-/// Sends as much as possible in the time there is, and receives what the other side sends in the
-/// same way. Gives what has arrived, in bytes, and how long that took, in microseconds.
+/// Sends as fast as possible for a fixed time, and receives what the other side sends in the same
+/// way. Returns the bytes that arrived and how long that took, in microseconds.
 pub async fn carry(stream: TcpStream, streams: u32) -> (u64, u64) {
     let (from, to) = stream.into_split();
     let most = MAX_SENT / u64::from(streams.max(1));
@@ -127,7 +127,7 @@ async fn send(mut to: OwnedWriteHalf, most: u64) -> io::Result<()> {
     to.shutdown().await
 }
 
-/// Counts from the end of the first read, whose bytes don't count: when they began is not known.
+/// Counts from the end of the first read, without its bytes: when they began to arrive is unknown.
 async fn receive(mut from: OwnedReadHalf, limit: Duration) -> (u64, u64) {
     let deadline = Instant::now() + limit;
     let mut chunk = vec![0; CHUNK];

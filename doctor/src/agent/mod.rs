@@ -1,13 +1,13 @@
 //! The agent of one host: `gradwire doctor-agent`. It answers the launcher on its standard output,
-//! and other agents at the ports on which a job would listen. It decides nothing.
+//! and other agents on the ports that a job would use. It decides nothing.
 //!
-//! It ends with its standard input (the launcher died, ssh dropped), on a signal, and after
-//! [`LIFE`]. The programs that it asks die with it.
+//! It ends when its standard input ends (the launcher died or ssh lost the connection), on a
+//! signal, and after [`LIFE`]. The programs that it runs die with it.
 //!
 //! - [`connect`]: connections between agents
-//! - [`datagram`]: whether datagrams get through
-//! - [`measure`]: what is measured over them
-//! - [`programs`]: what other programs know of this host
+//! - [`datagram`]: checks whether datagrams arrive
+//! - [`measure`]: measurements over connections
+//! - [`programs`]: facts from other programs on this host
 //! - [`read`]: the facts of this host
 
 pub mod connect;
@@ -39,13 +39,13 @@ use crate::{
     messages::{Order, Peer, Report},
 };
 
-/// How many reports may wait for the launcher (BOUND); who has one more waits.
+/// How many reports may wait for the launcher (BOUND); when the queue is full, senders wait.
 const REPORTS: usize = 1024;
 
 /// Serves one launcher over `input` and `output`.
 ///
 /// # Errors
-/// Why it ended before the launcher wanted that.
+/// Why it ended before the launcher wanted it to.
 pub async fn run<R, W>(input: R, output: W) -> Result<(), String>
 where
     R: AsyncRead + Unpin,
@@ -65,15 +65,15 @@ where
 
 async fn pass_on(mut queue: mpsc::Receiver<Report>, mut output: impl AsyncWrite + Unpin) {
     while let Some(report) = queue.recv().await {
-        // A launcher that is gone is noticed at the other pipe.
+        // The end of the launcher is noticed at the other pipe.
         let _ = output.write_all(to_line(&report).as_bytes()).await;
         let _ = output.flush().await;
     }
 }
 
-/// What is known once the agent listens.
+/// Known once the agent listens.
 #[derive(Debug, Clone)]
-struct State {
+struct Listening {
     host: u32,
     secret: Arc<Secret>,
     streams: u32,
@@ -82,7 +82,7 @@ struct State {
 #[derive(Debug)]
 struct Agent {
     reports: mpsc::Sender<Report>,
-    state: Option<State>,
+    state: Option<Listening>,
 }
 
 impl Agent {
@@ -90,7 +90,7 @@ impl Agent {
         while let Some(order) = orders.next::<Order>().await {
             let order = order.map_err(|error| {
                 let version = gradwire_proto::VERSION;
-                format!("gradwire {version} does not understand its launcher: {error}")
+                format!("gradwire {version} can't understand the launcher: {error}")
             })?;
             self.obey(order).await?;
         }
@@ -106,7 +106,7 @@ impl Agent {
             (Order::Clock, _) => Report::Clock { unix_us: unix_us() },
             (Order::Listen { host, address, secret, wanted }, None) => {
                 let secret = Secret::from_hex(&secret).map_err(|error| error.to_string())?;
-                let state = State { host, secret: Arc::new(secret), streams: wanted.streams };
+                let state = Listening { host, secret: Arc::new(secret), streams: wanted.streams };
                 self.state = Some(state.clone());
                 let data = wanted.data_listen.unwrap_or(SocketAddr::new(address, 0));
                 let data = self.listen(data, address, &state).await;
@@ -137,22 +137,22 @@ impl Agent {
                 tokio::spawn(measure(peer, streams, state, limit_ms, self.reports.clone()));
                 return Ok(());
             }
-            (Order::Listen { .. }, Some(_)) => return Err("Listen came twice".to_owned()),
+            (Order::Listen { .. }, Some(_)) => return Err("received Listen twice".to_owned()),
             (Order::Dial { .. } | Order::Measure { .. }, None) => {
-                return Err("Listen has to come first".to_owned());
+                return Err("Listen must come first".to_owned());
             }
         };
         let _ = self.reports.send(report).await;
         Ok(())
     }
 
-    /// Listens, and gives the address for others: a listener on all addresses is reached at the
-    /// host's own.
+    /// Listens, and returns the address for others: they reach a listener on all addresses at the
+    /// host's own address.
     async fn listen(
         &self,
         at: SocketAddr,
         own: std::net::IpAddr,
-        state: &State,
+        state: &Listening,
     ) -> Result<SocketAddr, String> {
         let failed = |error| format!("can't listen on {at}: {error}");
         let listener = TcpListener::bind(at).await.map_err(failed)?;
@@ -164,11 +164,11 @@ impl Agent {
         Ok(address)
     }
 
-    /// Answers datagrams, at the same port as the coordinator's.
+    /// Answers datagrams on the port of the coordinator.
     async fn listen_for_datagrams(
         &self,
         at: SocketAddr,
-        state: &State,
+        state: &Listening,
     ) -> Result<SocketAddr, String> {
         let failed = |error| format!("can't listen on {at} for UDP: {error}");
         let socket = UdpSocket::bind(at).await.map_err(failed)?;
@@ -177,13 +177,13 @@ impl Agent {
     }
 }
 
-async fn accept_all(listener: TcpListener, state: State, reports: mpsc::Sender<Report>) {
+async fn accept_all(listener: TcpListener, state: Listening, reports: mpsc::Sender<Report>) {
     let (tasks, free) = (TaskTracker::new(), Arc::new(Semaphore::new(MAX_ACCEPTED)));
     loop {
-        // BOUND: who is one too many waits in the system's queue.
+        // BOUND: further connections wait in the system's queue.
         let Ok(place) = free.clone().acquire_owned().await else { return };
         let Ok((mut stream, _)) = listener.accept().await else {
-            // Without descriptors, say. Others may end meanwhile.
+            // The descriptors may be used up. Other connections may end meanwhile.
             sleep(Duration::from_millis(10)).await;
             continue;
         };
@@ -197,7 +197,7 @@ async fn accept_all(listener: TcpListener, state: State, reports: mpsc::Sender<R
             match kind {
                 Kind::Reach => {}
                 Kind::Ping => {
-                    // It ends with the other side, or does not matter any more.
+                    // It ends when the other side closes, or no longer matters.
                     let _ = tokio::time::timeout(ROUND, measure::answer(&mut stream)).await;
                 }
                 Kind::Bulk => {
@@ -209,7 +209,7 @@ async fn accept_all(listener: TcpListener, state: State, reports: mpsc::Sender<R
     }
 }
 
-async fn reach(peer: Peer, state: State, limit_ms: u64, reports: mpsc::Sender<Report>) {
+async fn reach(peer: Peer, state: Listening, limit_ms: u64, reports: mpsc::Sender<Report>) {
     let limit = Duration::from_millis(limit_ms);
     let (at, secret) = (peer.address, &*state.secret);
     let failed = match peer.purpose {
@@ -224,7 +224,7 @@ async fn reach(peer: Peer, state: State, limit_ms: u64, reports: mpsc::Sender<Re
 async fn measure(
     peer: Peer,
     streams: u32,
-    state: State,
+    state: Listening,
     limit_ms: u64,
     reports: mpsc::Sender<Report>,
 ) {
@@ -246,7 +246,8 @@ async fn measure(
     }
 }
 
-fn unix_us() -> i64 {
+/// Microseconds since 1970.
+pub fn unix_us() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
 }

@@ -1,5 +1,5 @@
-//! What other programs know of this host. Each gets little time, and dies with the agent: it is
-//! started as the ranks of a job are, by `gradwire exec-child`.
+//! Facts from other programs on this host. Each program has little time, and dies with the agent:
+//! it is started by `gradwire exec-child`, like the ranks of a job.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -15,11 +15,11 @@ use crate::{
     limits::PROGRAM,
 };
 
-/// How much of an answer is read, in characters (BOUND).
+/// The longest answer, in characters (BOUND).
 const MAX_ANSWER: usize = 200;
 
-/// Prints the versions of these packages, one a line, an empty line for one that is not there. It
-/// imports none of them, which would take seconds.
+/// Prints the versions of these packages, one a line, with an empty line for a missing one. It does
+/// not import them, which would take seconds.
 const PACKAGES: &str = "\
 from importlib.metadata import PackageNotFoundError, version
 for name in ('torch', 'gradwire'):
@@ -29,7 +29,7 @@ for name in ('torch', 'gradwire'):
         print()
 ";
 
-/// Where the programs of a job are searched for.
+/// The `PATH` for the programs of a job.
 pub fn path(wanted: &Wanted) -> OsString {
     match &wanted.path {
         Some(path) => path.into(),
@@ -64,16 +64,16 @@ async fn ask(program: &Path, args: &[&str], path: &OsStr) -> Result<String, Stri
     Err(format!("{shown} failed ({}): {last}", output.status))
 }
 
-/// The release of the daemon's program.
+/// The release of the program `gradwired`.
 ///
 /// # Errors
-/// Why it is not known.
+/// Why it is unknown.
 pub async fn gradwired(wanted: &Wanted) -> Result<String, String> {
     let path = path(wanted);
     let found = find_gradwired(&wanted.gradwired, &path, Path::new("/"));
     let program = found.ok_or_else(|| match wanted.gradwired.as_str() {
         "" => "gradwired is neither beside gradwire nor in PATH".to_owned(),
-        program => format!("there is no program {program} (launch.gradwired)"),
+        program => format!("program {program} (launch.gradwired) not found"),
     })?;
     let answer = ask(&program, &["--version"], &path).await?;
     // "gradwired 0.1.0"
@@ -81,7 +81,7 @@ pub async fn gradwired(wanted: &Wanted) -> Result<String, String> {
     version.map(ToOwned::to_owned).ok_or_else(|| format!("{} has no version", program.display()))
 }
 
-/// PyTorch, and the release of the package `gradwire`.
+/// PyTorch, and the release of the Python package `gradwire`.
 pub async fn packages(wanted: &Wanted) -> (Torch, Option<String>) {
     let path = path(wanted);
     let find = |name| which::which_in(name, Some(&path), "/").ok();

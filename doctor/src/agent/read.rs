@@ -1,4 +1,5 @@
-//! The facts of this host, read from the system. What can't be read is not there, and no failure.
+//! The facts of this host, read from the system. A fact that can't be read is missing, which is not
+//! a failure.
 
 use std::{
     collections::BTreeMap,
@@ -16,22 +17,21 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::programs;
 use crate::facts::{Buffers, Gpus, HostFacts, HugePageFacts, Interface, Limit, Memory, Wanted};
 
-/// NVIDIA's number among the makers of PCI devices, and the class of displays.
+/// NVIDIA's vendor id for PCI devices, and the class of displays.
 const NVIDIA: &str = "0x10de";
 const DISPLAY: &str = "0x03";
 
-/// How large the memory is that is made to see whether that works, in bytes.
+/// The size of the shared memory that is made as a test, in bytes.
 const TRIAL: u64 = 1 << 20;
 
-/// All facts but where the agent listens.
+/// All facts except where the agent listens.
 pub async fn all(address: IpAddr, wanted: &Wanted) -> HostFacts {
     let (gradwired, (torch, package)) =
         tokio::join!(programs::gradwired(wanted), programs::packages(wanted));
     let (interface, others) = interfaces(address);
     HostFacts {
         gradwired,
-        kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
-        data: Err("it does not listen".to_owned()),
+        data: Err("the agent does not listen".to_owned()),
         coordinator: None,
         heartbeats: None,
         metrics: metrics(wanted.metrics),
@@ -68,7 +68,7 @@ fn limit(resource: Resource) -> Limit {
 }
 
 fn metrics((ip, first, last): (IpAddr, u16, u16)) -> Result<(), String> {
-    let mut why = "there are no ports".to_owned();
+    let mut why = "the range is empty".to_owned();
     for port in first..=last {
         match TcpListener::bind(SocketAddr::new(ip, port)) {
             Ok(_) => return Ok(()),
@@ -83,15 +83,15 @@ fn interface(name: &str) -> Interface {
     Interface {
         name: name.to_owned(),
         mtu: number(&format!("{folder}/mtu")),
-        // Interfaces without a rate have -1, or can't be asked.
+        // Interfaces without a rate have -1, or can't be read.
         mbit: number::<i64>(&format!("{folder}/speed"))
             .and_then(|mbit| u32::try_from(mbit).ok())
             .filter(|mbit| *mbit > 0),
     }
 }
 
-/// Whether an interface leads out of the machine: a card, or several of them together. Those of
-/// containers tell rates that mean nothing.
+/// Whether an interface leads out of the machine: a network card, or a bond of several. The rates
+/// of virtual interfaces mean nothing.
 fn is_card(name: &str) -> bool {
     let folder = Path::new("/sys/class/net").join(name);
     folder.join("device").exists() || folder.join("bonding").exists()
@@ -100,7 +100,7 @@ fn is_card(name: &str) -> bool {
 /// The interface with this address, and others that are up.
 fn interfaces(address: IpAddr) -> (Option<Interface>, Vec<Interface>) {
     let Ok(all) = getifaddrs() else { return (None, Vec::new()) };
-    // An interface comes once for each of its addresses.
+    // There is an entry for each address of an interface.
     let mut named: BTreeMap<String, bool> = BTreeMap::new();
     for entry in all {
         let Some(at) = entry.address else { continue };
@@ -109,7 +109,7 @@ fn interfaces(address: IpAddr) -> (Option<Interface>, Vec<Interface>) {
             (_, Some(v6)) => IpAddr::from(v6.ip()),
             _ => continue,
         };
-        // All of 127.0.0.0/8 is at the loopback interface, which has one address of it.
+        // All of 127.0.0.0/8 belongs to the loopback interface, which lists one of its addresses.
         let is_it = ip == address || ip.is_loopback() && address.is_loopback();
         let up = entry.flags.contains(InterfaceFlags::IFF_RUNNING);
         if is_it || up && is_card(&entry.interface_name) {
@@ -121,7 +121,7 @@ fn interfaces(address: IpAddr) -> (Option<Interface>, Vec<Interface>) {
     (own, others.collect())
 }
 
-/// Makes shared memory as a rank does, and opens it as a daemon does.
+/// Makes shared memory like a rank, and opens it like a daemon.
 fn memfd(huge: HugePages) -> Result<(), String> {
     let made = Segment::create("gradwire-doctor", TRIAL, huge);
     let (segment, fd) = made.map_err(|error| error.to_string())?;
@@ -132,7 +132,7 @@ fn memfd(huge: HugePages) -> Result<(), String> {
 
 fn huge_pages(required: bool) -> HugePageFacts {
     let shared = text("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
-    // The one that counts is in brackets.
+    // The chosen mode is in brackets.
     let shared = shared.and_then(|all| {
         let chosen = all.split_once('[')?.1.split_once(']')?.0;
         Some(chosen.to_owned())
@@ -156,7 +156,7 @@ fn buffers() -> Buffers {
     }
 }
 
-/// The congestion control that a new connection has.
+/// The congestion control of a new connection.
 fn congestion(address: IpAddr, setting: &str) -> std::io::Result<String> {
     let domain = Domain::for_address(SocketAddr::new(address, 0));
     let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;

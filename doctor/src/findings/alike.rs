@@ -1,13 +1,13 @@
-//! In what all hosts should be alike: a job is as fast as its slowest rank, and ranks that compute
-//! with different programs may give different results.
+//! Properties that all hosts should share: a job is as fast as its slowest rank, and different
+//! versions of programs may compute different results.
 
 use std::collections::BTreeMap;
 
 use super::finding::{Check, Finding, Status};
 use crate::facts::{Facts, Host, HostFacts, Torch};
 
-/// Clocks that differ by more make logs of several hosts hard to read together. Gradwire itself
-/// compares no times of different hosts.
+/// With a larger difference, logs of several hosts are hard to read together. Gradwire itself does
+/// not compare times of different hosts.
 const CLOCKS_US: i64 = 500_000;
 
 /// The findings for all hosts together, and for each clock.
@@ -15,10 +15,10 @@ pub fn findings(facts: &Facts) -> Vec<Finding> {
     let mut all = clocks(facts);
     all.extend(torch(facts));
     let congestion = |facts: &HostFacts| facts.congestion.clone().ok();
-    let remedy = "set the same on all hosts, or data.congestion_control";
+    let remedy = "use the same one on all hosts, or set data.congestion_control";
     all.extend(differs(&facts.hosts, Check::CongestionControl, congestion, remedy));
     let level = |facts: &HostFacts| Some(facts.level.clone());
-    let remedy = "reductions are as fast as on the slowest host: use hosts of one kind";
+    let remedy = "all hosts wait for the slowest reductions: use hosts of the same kind";
     all.extend(differs(&facts.hosts, Check::CpuLevel, level, remedy));
     let gpus = |facts: &HostFacts| {
         let mut models = facts.gpus.models.clone();
@@ -29,17 +29,17 @@ pub fn findings(facts: &Facts) -> Vec<Finding> {
             (count, models) => format!("{count} × {models}"),
         })
     };
-    let remedy = "use hosts with the same graphics processors";
+    let remedy = "use hosts with the same GPUs";
     all.extend(differs(with_ranks(facts), Check::Gpus, gpus, remedy));
     all
 }
 
-/// The hosts that run the model; a server does not.
+/// The hosts that run the model: all except servers.
 fn with_ranks(facts: &Facts) -> impl Iterator<Item = &Host> {
     facts.hosts.iter().filter(|host| host.ranks > 0)
 }
 
-/// A warning, if hosts differ: which value is on which host.
+/// A warning if hosts differ, with each value and its hosts.
 fn differs<'a>(
     hosts: impl IntoIterator<Item = &'a Host>,
     check: Check,
@@ -63,7 +63,7 @@ fn differs<'a>(
     )
 }
 
-/// Each clock, compared with the first one that is known.
+/// Each clock, compared with the first known one.
 fn clocks(facts: &Facts) -> Vec<Finding> {
     let known = |host: &Host| Some((host.name.clone(), host.clock?));
     let mut clocks = facts.hosts.iter().filter_map(known);
@@ -72,24 +72,24 @@ fn clocks(facts: &Facts) -> Vec<Finding> {
         let ahead = clock.ahead_us.saturating_sub(zero.ahead_us);
         let wrong_by = clock.wrong_by_us.saturating_add(zero.wrong_by_us);
         let ms = ahead as f64 / 1000.0;
-        let found = format!("{ms:+.1} ms of {first}, ±{:.1}", wrong_by as f64 / 1000.0);
+        let found = format!("{ms:+.1} ms from {first}, ±{:.1}", wrong_by as f64 / 1000.0);
         Finding::pass(Check::Clock, found)
             .value(ms, "ms")
             .bad_if(
                 ahead.saturating_abs().saturating_sub(wrong_by) > CLOCKS_US,
                 Status::Warn,
-                "set the clocks by NTP (chrony, systemd-timesyncd): logs don't fit together",
+                "synchronise clocks by NTP (chrony, systemd-timesyncd): times in logs don't match",
             )
             .on(&name)
     };
     let mut all: Vec<_> = clocks.map(finding).collect();
     if all.is_empty() {
-        all.push(Finding::pass(Check::Clock, "there is only one").on(&first));
+        all.push(Finding::pass(Check::Clock, "only one host").on(&first));
     }
     all
 }
 
-/// Each host with ranks, and all of these together.
+/// Each host with ranks, and whether they differ.
 fn torch(facts: &Facts) -> Vec<Finding> {
     let mut all = Vec::new();
     for host in with_ranks(facts) {
@@ -97,7 +97,7 @@ fn torch(facts: &Facts) -> Vec<Finding> {
         let found = match &known.torch {
             Torch::Version(version) => version.clone(),
             Torch::NotInstalled => "not installed".to_owned(),
-            Torch::NoPython => "not installed: there is no Python in PATH".to_owned(),
+            Torch::NoPython => "not installed: no Python in PATH".to_owned(),
             Torch::Unknown(why) => format!("unknown: {why}"),
         };
         all.push(Finding::pass(Check::Torch, found).on(&host.name));

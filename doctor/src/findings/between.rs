@@ -1,29 +1,29 @@
-//! What is between two hosts: ports, latency, bandwidth, and the size of packets.
+//! The network between two hosts: ports, latency, bandwidth, and the size of packets.
 
 use gradwire_settings::Settings;
 
 use super::finding::{Check, Finding, Status};
 use crate::facts::{Facts, Measured, Pair, Purpose};
 
-/// A round trip that is longer is not one inside a data centre. Links are measured only up to 50 ms
-/// when a job starts.
+/// A longer round trip is not inside one data centre. A starting job measures links only up to 50
+/// ms.
 const FAR_US: u64 = 10_000;
 
-/// A pair is an outlier if its latency is so many times the middle one, or its rate so many times
+/// A pair is an outlier if its latency is this many times the median, or its rate this many times
 /// less.
 const OUTLIER: f64 = 4.0;
 
-/// Below this no latency is an outlier: on a busy machine a process waits that long for a core.
+/// Below this, no latency is an outlier: on a busy machine a process waits that long for a core.
 const NEAR_US: f64 = 1000.0;
 
-/// The part of `network.rate_mbit` that a pair should have, in percent.
+/// The percentage of `network.rate_mbit` that a pair should reach.
 const OF_SET_RATE: f64 = 80.0;
 
-/// The part of the rate of an interface that a pair should have, in percent. It is not more,
-/// because a short measurement with few connections does not fill a fast line.
+/// The percentage of an interface's rate that a pair should reach. It is low because a short
+/// measurement with few connections does not fill a fast line.
 const OF_INTERFACE: f64 = 25.0;
 
-/// No packet of IP is larger, whatever the interface allows.
+/// The largest IP packet, whatever the interface allows.
 const LARGEST_PACKET: u32 = 65_535;
 
 /// The findings for all pairs.
@@ -46,8 +46,8 @@ pub fn findings(facts: &Facts, settings: &Settings) -> Vec<Finding> {
             Err(why) => {
                 let found = format!("it can't be measured: {why}");
                 let finding = Finding::pass(Check::Latency, found);
-                let remedy = "connections can be made, but then nothing comes: run it again, and \
-                              look at the hosts";
+                let remedy = "connections can be made, but no data arrives: run it again, and \
+                              check both hosts";
                 all.push(finding.bad(Status::Fail, remedy).between(from, to));
             }
         }
@@ -63,24 +63,23 @@ fn ports(facts: &Facts) -> Vec<Finding> {
         let (what, status, setting) = match dialled.purpose {
             Purpose::Data => ("data", Status::Fail, "data.listen"),
             Purpose::Coordinator => ("coordinator", Status::Fail, "coordinator.listen"),
-            // A job runs without them, but survives only shorter outages.
+            // A job runs without them, but survives only short outages.
             Purpose::Heartbeats => ("coordinator by UDP", Status::Warn, "coordinator.listen"),
         };
-        let remedy = match dialled.purpose {
-            Purpose::Data | Purpose::Coordinator => format!(
-                "open TCP ports of {to} for {from}; ports are free ones unless {setting} names one"
-            ),
-            Purpose::Heartbeats => format!(
-                "open UDP ports of {to} for {from}, too: heartbeats by UDP let a job survive \
-                 longer outages; the port is a free one unless {setting} names one"
-            ),
-        };
-        let address = dialled.address;
         let finding = match &dialled.failed {
-            None => Finding::pass(Check::Ports, format!("{what} is reached")),
+            None => Finding::pass(Check::Ports, format!("{what} can be reached")),
             Some(why) => {
-                Finding::pass(Check::Ports, format!("{what} at {address} is not reached: {why}"))
-                    .bad(status, remedy)
+                let found = format!("{what} at {} can't be reached: {why}", dialled.address);
+                let allow = match dialled.purpose {
+                    Purpose::Data | Purpose::Coordinator => {
+                        format!("allow TCP from {from} to {to};")
+                    }
+                    Purpose::Heartbeats => format!(
+                        "allow UDP from {from} to {to}, too: it lets a job survive longer outages;"
+                    ),
+                };
+                let remedy = format!("{allow} a job uses any free port unless {setting} names one");
+                Finding::pass(Check::Ports, found).bad(status, remedy)
             }
         };
         all.push(finding.between(from, to));
@@ -93,11 +92,11 @@ fn latency_of(measured: &Measured, middle: Option<f64>) -> Finding {
     let outlier = OUTLIER * middle.unwrap_or(f64::INFINITY);
     Finding::pass(Check::Latency, format!("round trip {us} µs"))
         .value(us as f64, "µs")
-        .bad_if(us > FAR_US, Status::Warn, "the hosts are far from each other: small tensors wait")
+        .bad_if(us > FAR_US, Status::Warn, "the hosts are far apart: small tensors wait")
         .bad_if(
             us as f64 > outlier.max(NEAR_US),
             Status::Warn,
-            "other pairs are much nearer: look at the way between these hosts, and at their load",
+            "other pairs are much faster: check the path between these hosts, and their load",
         )
 }
 
@@ -105,73 +104,56 @@ fn latency_of(measured: &Measured, middle: Option<f64>) -> Finding {
 fn rates(facts: &Facts, pair: &Pair, settings: &Settings, middle: Option<f64>) -> Finding {
     let check = Check::Bandwidth;
     let [Some(there), Some(back)] = pair.mbit else {
-        return Finding::pass(check, "nothing has arrived")
-            .bad(Status::Warn, "the line is slow or full: look at what else uses it");
+        return Finding::pass(check, "no data arrived")
+            .bad(Status::Warn, "the line is slow or full: check what else uses it");
     };
     let slower = there.min(back);
     let set = settings.network.rate_mbit;
-    // As the coordinator does: a setting that is not its default is what the user says.
+    // Like in the coordinator, a value other than the default is what the user knows.
     let set = Some(f64::from(set)).filter(|_| set != Settings::default().network.rate_mbit);
-    let of = |host: usize| facts.hosts[host].facts.as_ref().ok()?.interface.as_ref()?.mbit;
+    let of = |host| facts.interface(host)?.mbit;
     let line = of(pair.from).zip(of(pair.to)).map(|(a, b)| f64::from(a.min(b)));
     let below = |rate: Option<f64>, percent| rate.filter(|rate| slower * 100.0 < rate * percent);
-    let finding = Finding::pass(check, format!("{there:.0} Mbit/s, and {back:.0} back at once"))
-        .value(slower.round(), "Mbit/s");
-    let finding = match below(set, OF_SET_RATE) {
-        Some(rate) => finding.bad(
-            Status::Warn,
-            format!("network.rate_mbit says {rate:.0}: look at the line, or correct the setting"),
-        ),
-        None => finding,
-    };
-    let finding = match below(line, OF_INTERFACE).filter(|_| set.is_none()) {
-        Some(rate) => finding.bad(
-            Status::Warn,
-            format!(
-                "the interfaces have {rate:.0} Mbit/s: more data.lanes or data.streams may help; \
-                 else look at the switch, at cables, and at what else uses the line"
-            ),
-        ),
-        None => finding,
-    };
+    let mut finding =
+        Finding::pass(check, format!("{there:.0} Mbit/s, and {back:.0} back at once"))
+            .value(slower.round(), "Mbit/s");
+    if let Some(rate) = below(set, OF_SET_RATE) {
+        let remedy =
+            format!("network.rate_mbit is {rate:.0}: check the line, or correct the setting");
+        finding = finding.bad(Status::Warn, remedy);
+    }
+    if let Some(rate) = below(line, OF_INTERFACE).filter(|_| set.is_none()) {
+        let remedy = format!(
+            "the interfaces have {rate:.0} Mbit/s: more data.lanes or data.streams may help; \
+             otherwise check the switch, the cables, and what else uses the line"
+        );
+        finding = finding.bad(Status::Warn, remedy);
+    }
     finding.bad_if(
         middle.is_some_and(|middle| slower * OUTLIER < middle),
         Status::Warn,
-        "other pairs are much faster: look at the line between these hosts",
+        "other pairs are much faster: check the line between these hosts",
     )
 }
 
 fn path_mtu(facts: &Facts, pair: &Pair, measured: &Measured) -> Finding {
     let check = Check::PathMtu;
-    let interface = |host: usize| {
-        let facts = facts.hosts[host].facts.as_ref().ok()?;
-        facts.interface.as_ref()?.mtu
-    };
-    let ends = [interface(pair.from), interface(pair.to)];
+    let ends = [pair.from, pair.to].map(|host| facts.interface(host)?.mtu);
     let shown = |mtu: Option<u32>| mtu.map_or("unknown".to_owned(), |mtu| mtu.to_string());
-    let found = format!(
-        "{}, interfaces {} and {}",
-        shown(measured.path_mtu),
-        shown(ends[0]),
-        shown(ends[1])
-    );
+    let [from, to] = ends.map(shown);
     if let Some(why) = &measured.lost_large {
-        return Finding::pass(check, format!("small messages pass, a large one does not: {why}"))
-            .bad(
-                Status::Fail,
-                format!(
-                    "packets as large as the interfaces allow ({}, {}) are lost on the way: set \
-                     their MTU to that of the path, or let ICMP \"fragmentation needed\" pass",
-                    shown(ends[0]),
-                    shown(ends[1])
-                ),
-            );
+        let found = format!("small messages pass, a large one does not: {why}");
+        let remedy = format!(
+            "packets as large as the interfaces allow ({from}, {to}) are lost on the way: set \
+             their MTU to that of the path, or let ICMP \"fragmentation needed\" pass"
+        );
+        return Finding::pass(check, found).bad(Status::Fail, remedy);
     }
-    let finding = Finding::pass(check, found);
-    let finding = match measured.path_mtu {
-        Some(mtu) => finding.value(f64::from(mtu), "bytes"),
-        None => finding,
-    };
+    let found = format!("{}, interfaces {from} and {to}", shown(measured.path_mtu));
+    let mut finding = Finding::pass(check, found);
+    if let Some(mtu) = measured.path_mtu {
+        finding = finding.value(f64::from(mtu), "bytes");
+    }
     let smallest = ends.into_iter().flatten().min().map(|mtu| mtu.min(LARGEST_PACKET));
     finding
         .bad_if(
@@ -187,7 +169,7 @@ fn path_mtu(facts: &Facts, pair: &Pair, measured: &Measured) -> Finding {
         )
 }
 
-/// The middle one of at least three.
+/// The median of at least three values.
 fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);

@@ -1,9 +1,9 @@
-//! What a finding is.
+//! The result of a check.
 
 use serde::Serialize;
 use strum::{Display, EnumIter};
 
-/// What is checked. `docs/doctor.md` has a section for each.
+/// A check. `docs/doctor.md` has a section for each.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Display, EnumIter,
 )]
@@ -32,7 +32,7 @@ pub enum Check {
     Torch,
 }
 
-/// How good it is; the last is the worst.
+/// The status of a finding; the last is the worst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Display)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
@@ -50,15 +50,15 @@ pub enum Status {
 pub struct Finding {
     /// What was checked.
     pub check: Check,
-    /// Where; `None`: all hosts together.
+    /// The host; `None`: all hosts together.
     pub host: Option<String>,
-    /// From `host` to which other one.
+    /// The other host, for a path from `host` to it.
     pub peer: Option<String>,
-    /// How good it is.
+    /// Its status.
     pub status: Status,
     /// What was found.
     pub found: String,
-    /// The same as a number, where it is one.
+    /// The same as a number, if it is one.
     pub value: Option<f64>,
     /// The unit of the number.
     pub unit: Option<&'static str>,
@@ -67,7 +67,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// Something that is as it should be.
+    /// A finding that is as it should be.
     pub fn pass(check: Check, found: impl Into<String>) -> Self {
         Self {
             check,
@@ -93,13 +93,13 @@ impl Finding {
         Self { peer: Some(peer.to_owned()), ..self.on(host) }
     }
 
-    /// As a number, too.
+    /// Adds the number.
     #[must_use]
     pub fn value(self, value: f64, unit: &'static str) -> Self {
         Self { value: Some(value), unit: Some(unit), ..self }
     }
 
-    /// It is not as it should be, and this is to be done. The worst one counts.
+    /// Makes it a problem with this remedy. The worst status counts.
     #[must_use]
     pub fn bad(self, status: Status, remedy: impl Into<String>) -> Self {
         if status <= self.status {
@@ -108,7 +108,7 @@ impl Finding {
         Self { status, remedy: remedy.into(), ..self }
     }
 
-    /// As [`Finding::bad`], if it is so.
+    /// As [`Finding::bad`], on a condition.
     #[must_use]
     pub fn bad_if(self, is_so: bool, status: Status, remedy: impl Into<String>) -> Self {
         if is_so { self.bad(status, remedy) } else { self }

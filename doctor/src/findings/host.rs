@@ -1,37 +1,37 @@
-//! What a host has by itself, compared with what a job with these settings needs there.
+//! The facts of one host, compared with the needs of a job with these settings.
 
 use gradwire_settings::{HugePages, Settings};
 
 use super::finding::{Check, Finding, Status};
 use crate::facts::{Facts, Host, HostFacts, Limit, Memory};
 
-/// Descriptors of a daemon besides those for peers and ranks. Its tests run with 256 in all.
+/// Descriptors of a daemon in addition to those for peers and ranks. Its tests run with 256 in all.
 const OWN_FILES: u64 = 64;
 
 /// Descriptors of a daemon for each rank: its socket, its control page and its memory.
 const FILES_PER_RANK: u64 = 8;
 
-/// The usual soft limit of open files: the daemon raises its own, but ranks stay with it.
+/// The usual soft limit of open files: the daemon raises its own limit, but ranks don't.
 const USUAL_FILES: u64 = 1024;
 
-/// What systemd lets a process lock. Gradwire locks no memory; RDMA and pinned memory in the ranks
-/// do.
+/// The memory that systemd lets a process lock. Gradwire locks none, but RDMA and pinned memory in
+/// the ranks do.
 const USUAL_MEMLOCK: u64 = 8 << 20;
 
-/// The buffers of a connection between nodes, at both ends (`data.socket_buffer_bytes=0`).
+/// The buffers of the connections to a peer, at both ends (`data.socket_buffer_bytes=0`).
 const PEER_BUFFERS: u64 = 4 << 20;
 
-/// How many times the least memory a host should have. A job begins with the least; the arenas grow
-/// with the gradients of the model.
+/// A host should have this many times the memory with which a job starts: the arenas grow with the
+/// gradients of the model.
 const PLENTY: u64 = 4;
 
 /// The largest socket buffer that a link of 25 Gbit/s with a round trip of 1 ms fills.
 const USUAL_BUFFER: u64 = 3 << 20;
 
-/// What to do where nothing else is known.
-const LOST: &str = "look at the host: is it overloaded, suspended, or was the agent ended there?";
+/// The remedy if the cause is unknown.
+const LOST: &str = "check the host: is it overloaded or suspended, or was the agent killed there?";
 
-/// What a job needs of each host.
+/// The needs of a job on each host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Needs {
     /// Connections with all peers.
@@ -90,20 +90,21 @@ fn reached(host: &Host) -> Finding {
 }
 
 fn versions(facts: &HostFacts, version: &str, ranks: u32) -> Finding {
-    const REMEDY: &str = "install the same release of everything on every host";
+    const REMEDY: &str = "install the same release of all parts on every host";
     match &facts.gradwired {
         Err(why) => Finding::pass(Check::Versions, why).bad(
             Status::Fail,
             "install gradwired beside gradwire, or set launch.gradwired to its path",
         ),
-        Ok(daemon) if daemon != version => {
-            Finding::pass(Check::Versions, format!("gradwired is {daemon}, gradwire {version}"))
-                .bad(Status::Fail, REMEDY)
-        }
+        Ok(daemon) if daemon != version => Finding::pass(
+            Check::Versions,
+            format!("gradwired is {daemon}, but gradwire is {version}"),
+        )
+        .bad(Status::Fail, REMEDY),
         Ok(_) => match &facts.package {
             // The ranks may use another Python than the first one in PATH.
             Some(package) if ranks > 0 && package != version => {
-                let found = format!("Python package gradwire {package}, gradwire {version}");
+                let found = format!("the Python package is {package}, but gradwire is {version}");
                 Finding::pass(Check::Versions, found).bad(Status::Warn, REMEDY)
             }
             _ => Finding::pass(Check::Versions, format!("gradwire {version}")),
@@ -111,7 +112,7 @@ fn versions(facts: &HostFacts, version: &str, ranks: u32) -> Finding {
     }
 }
 
-/// Whether the host listens where a job would.
+/// Whether the host can listen where a job would.
 fn listens(facts: &HostFacts, settings: &Settings) -> Finding {
     let check = Check::Ports;
     if let Err(why) = &facts.data {
@@ -126,12 +127,12 @@ fn listens(facts: &HostFacts, settings: &Settings) -> Finding {
         return Finding::pass(check, format!("coordinator: {why}")).bad(
             Status::Warn,
             "free the port for UDP, or set coordinator.listen to another address: without \
-             heartbeats by UDP only shorter outages are survived",
+             heartbeats by UDP a job survives only short outages",
         );
     }
     match &facts.metrics {
         Err(why) => {
-            // A daemon takes any port if nobody has asked for these; else it does not start.
+            // With the default setting a daemon uses any other port; otherwise it does not start.
             let is_default = settings.metrics.listen == Settings::default().metrics.listen;
             let status = if is_default { Status::Warn } else { Status::Fail };
             Finding::pass(check, format!("metrics: {why}"))
@@ -145,11 +146,9 @@ fn address(host: &Host, facts: &HostFacts) -> Finding {
     let check = Check::Address;
     let Some(address) = host.address else { return Finding::pass(check, "unknown") };
     let Some(own) = &facts.interface else {
-        // Behind a translation of addresses, a host does not have the one by which it is reached.
-        return Finding::pass(check, format!("{address} is not an address of this host")).bad(
-            Status::Warn,
-            "name the host by an address that it has, or set data.listen to one",
-        );
+        // With address translation, a host does not have the address by which others reach it.
+        return Finding::pass(check, format!("{address} is not an address of this host"))
+            .bad(Status::Warn, "use an address that the host has, or set data.listen to one");
     };
     let rate = |mbit: Option<u32>| mbit.map_or(String::new(), |mbit| format!(", {mbit} Mbit/s"));
     let found = format!("{address} on {}{}", own.name, rate(own.mbit));
@@ -159,7 +158,7 @@ fn address(host: &Host, facts: &HostFacts) -> Finding {
         Some(other) => Finding::pass(check, found).bad(
             Status::Warn,
             format!(
-                "{} is faster{}: name the hosts by their addresses there",
+                "{} is faster{}: use the addresses of the hosts in its network",
                 other.name,
                 rate(other.mbit)
             ),
@@ -173,7 +172,7 @@ fn number(limit: Option<u64>) -> String {
 }
 
 fn open_files(limit: Limit, ranks: u64, needs: &Needs) -> Finding {
-    // Of each connection there may be two for a moment: one that broke, and the next one.
+    // A broken connection and its replacement may exist at the same time.
     let need = OWN_FILES + 2 * needs.connections + FILES_PER_RANK * ranks;
     let found =
         format!("{} (up to {}), a daemon needs {need}", number(limit.soft), number(limit.hard));
@@ -187,7 +186,7 @@ fn open_files(limit: Limit, ranks: u64, needs: &Needs) -> Finding {
         .bad_if(
             ranks > 0 && below(limit.soft, USUAL_FILES),
             Status::Warn,
-            format!("raise the limit of open files to {USUAL_FILES} (ulimit -n): ranks have it"),
+            format!("raise the limit of open files to {USUAL_FILES} (ulimit -n) for the ranks"),
         )
 }
 
@@ -213,7 +212,7 @@ fn memory(memory: Option<&Memory>, ranks: u64, needs: &Needs, settings: &Setting
     let pieces = u64::from(settings.negotiation.credit_pieces) * settings.negotiation.piece_bytes;
     let arenas = ranks * settings.worker.arena_segment_bytes;
     let need = arenas + pieces + needs.peers * PEER_BUFFERS;
-    let found = format!("{} free ({limit}), a job begins with {}", mib(*bytes), mib(need));
+    let found = format!("{} free ({limit}), a job starts with {}", mib(*bytes), mib(need));
     let short = *bytes < need;
     Finding::pass(check, found)
         .value((bytes >> 20) as f64, "MiB")
@@ -225,17 +224,17 @@ fn memory(memory: Option<&Memory>, ranks: u64, needs: &Needs, settings: &Setting
         .bad_if(
             !short && *bytes < PLENTY * need,
             Status::Warn,
-            "that is little: shared memory grows with the gradients of the model",
+            "it may be too little: shared memory grows with the gradients of the model",
         )
 }
 
 fn memfd(facts: &HostFacts) -> Finding {
     match &facts.memfd {
-        Ok(()) => Finding::pass(Check::Memfd, "shared memory is made, sealed and filled"),
+        Ok(()) => Finding::pass(Check::Memfd, "shared memory can be made, sealed and filled"),
         Err(why) => Finding::pass(Check::Memfd, why).bad(
             Status::Fail,
-            "ranks and daemon share memory by memfd: look at ulimit -f -v, at the limits of the \
-             container, and at seccomp",
+            "ranks and daemon share memory by memfd: check ulimit -f -v, the limits of the \
+             container, and seccomp",
         ),
     }
 }
@@ -257,7 +256,7 @@ fn huge_pages(facts: &HostFacts, settings: &Settings) -> Finding {
         },
         HugePages::Advise => match facts.shared.as_deref() {
             Some(mode @ ("never" | "deny")) => {
-                Finding::pass(check, format!("shared memory gets none (shmem_enabled is {mode})"))
+                Finding::pass(check, format!("none for shared memory (shmem_enabled is {mode})"))
                     .bad(
                         Status::Warn,
                         "write advise into /sys/kernel/mm/transparent_hugepage/shmem_enabled, or \
@@ -273,7 +272,7 @@ fn huge_pages(facts: &HostFacts, settings: &Settings) -> Finding {
 fn buffers(facts: &HostFacts, settings: &Settings) -> Finding {
     let check = Check::SocketBuffers;
     let wanted = settings.data.socket_buffer_bytes;
-    // A buffer that is set is asked for; otherwise the system gives what a path needs.
+    // Without a setting, the system chooses the size.
     let (granted, need, names) = if wanted > 0 {
         (facts.buffers.asked, wanted, "net.core.rmem_max and net.core.wmem_max")
     } else {
@@ -284,7 +283,7 @@ fn buffers(facts: &HostFacts, settings: &Settings) -> Finding {
     Finding::pass(check, found).bad_if(
         receive.min(send) < need,
         Status::Warn,
-        format!("raise {names} to {need}: long and fast paths are slow with less"),
+        format!("raise {names} to {need}: less slows down long and fast paths"),
     )
 }
 
@@ -293,7 +292,7 @@ fn congestion(facts: &HostFacts, settings: &Settings) -> Finding {
     let name = &settings.data.congestion_control;
     match &facts.congestion {
         Ok(name) => Finding::pass(check, name),
-        Err(why) => Finding::pass(check, format!("'{name}' can't be had: {why}")).bad(
+        Err(why) => Finding::pass(check, format!("'{name}' is not available: {why}")).bad(
             Status::Fail,
             format!("load it (modprobe tcp_{name}) and allow it, or clear data.congestion_control"),
         ),
@@ -311,7 +310,7 @@ fn cores(cores: u32, ranks: u32) -> Finding {
 }
 
 fn level(facts: &HostFacts) -> Finding {
-    // These are the levels of `gradwire-kernels` without vectors of 256 bits.
+    // The levels of `gradwire-kernels` without 256-bit vectors.
     let is_slow = facts.has_levels && ["scalar", "baseline"].contains(&facts.level.as_str());
     Finding::pass(Check::CpuLevel, &facts.level).bad_if(
         is_slow,

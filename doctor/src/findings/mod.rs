@@ -1,9 +1,9 @@
-//! What the facts mean for a job with these settings, and what to do about it. Pure.
+//! Decides what the facts mean for a job with these settings, and what to do about it. Pure.
 //!
-//! - [`finding`]: what a finding is
-//! - [`host`]: what a host has by itself
-//! - [`between`]: what is between two hosts
-//! - [`alike`]: in what all hosts should be alike
+//! - [`finding`]: the result of a check
+//! - [`host`]: one host
+//! - [`between`]: the network between two hosts
+//! - [`alike`]: properties that all hosts should share
 
 pub mod alike;
 pub mod between;
@@ -26,7 +26,7 @@ pub fn all(facts: &Facts, settings: &Settings) -> Vec<Finding> {
     }
     all.extend(between::findings(facts, settings));
     all.extend(alike::findings(facts));
-    // Stable: of one check, the hosts stay in their order.
+    // A stable sort: the hosts of one check keep their order.
     all.sort_by_key(|finding| finding.check);
     all
 }

@@ -21,7 +21,6 @@ fn host(number: usize) -> Host {
     let limit = Limit { soft: Some(4096), hard: Some(1 << 20) };
     let facts = HostFacts {
         gradwired: Ok("1.0".to_owned()),
-        kernel: "6.1".to_owned(),
         data: Ok(address(number)),
         coordinator: (number == 0).then(|| Ok(address(0))),
         heartbeats: (number == 0).then(|| Ok(address(0))),
@@ -85,7 +84,7 @@ fn facts_of(facts: &mut Facts, host: usize) -> &mut HostFacts {
     facts.hosts[host].facts.as_mut().unwrap()
 }
 
-/// What is not as it should be: check, place, status, what was found.
+/// The problems: status, check, place, and what was found.
 fn problems(facts: &Facts, flags: &[&str]) -> Vec<String> {
     let all = all(facts, &settings(flags));
     let bad = all.into_iter().filter(|finding| finding.status != Status::Pass);
@@ -109,17 +108,17 @@ fn healthy_hosts_pass_every_check() {
 }
 
 #[test]
-fn each_fact_of_a_host_that_is_wrong_is_a_problem_of_that_host() {
+fn each_wrong_fact_of_a_host_is_a_problem() {
     type Wrong = fn(&mut HostFacts);
     let cases: &[(Wrong, &str)] = &[
         (
             |f| f.gradwired = Ok("0.9".to_owned()),
-            "fail versions n1: gradwired is 0.9, gradwire 1.0",
+            "fail versions n1: gradwired is 0.9, but gradwire is 1.0",
         ),
         (|f| f.gradwired = Err("no gradwired".to_owned()), "fail versions n1: no gradwired"),
         (
             |f| f.package = Some("0.9".to_owned()),
-            "warn versions n1: Python package gradwire 0.9, gradwire 1.0",
+            "warn versions n1: the Python package is 0.9, but gradwire is 1.0",
         ),
         (|f| f.data = Err("taken".to_owned()), "fail ports n1: taken"),
         (|f| f.coordinator = Some(Err("taken".to_owned())), "fail ports n1: coordinator: taken"),
@@ -138,16 +137,16 @@ fn each_fact_of_a_host_that_is_wrong_is_a_problem_of_that_host() {
         (|f| f.memlock.soft = Some(64 << 10), "warn memlock n1: 64 KiB"),
         (
             |f| f.memory.as_mut().unwrap().bytes = 500 << 20,
-            "fail memory n1: 500 MiB free (MemAvailable), a job begins with 552 MiB",
+            "fail memory n1: 500 MiB free (MemAvailable), a job starts with 552 MiB",
         ),
         (
             |f| f.memory.as_mut().unwrap().bytes = 2 << 30,
-            "warn memory n1: 2048 MiB free (MemAvailable), a job begins with 552 MiB",
+            "warn memory n1: 2048 MiB free (MemAvailable), a job starts with 552 MiB",
         ),
         (|f| f.memfd = Err("refused".to_owned()), "fail memfd n1: refused"),
         (
             |f| f.huge_pages.shared = Some("never".to_owned()),
-            "warn huge_pages n1: shared memory gets none (shmem_enabled is never)",
+            "warn huge_pages n1: none for shared memory (shmem_enabled is never)",
         ),
         (
             |f| f.buffers.given = Some([6 << 20, 128 << 10]),
@@ -155,7 +154,7 @@ fn each_fact_of_a_host_that_is_wrong_is_a_problem_of_that_host() {
         ),
         (
             |f| f.congestion = Err("refused".to_owned()),
-            "fail congestion_control n1: '' can't be had: refused",
+            "fail congestion_control n1: '' is not available: refused",
         ),
         (
             |f| f.congestion = Ok("bbr".to_owned()),
@@ -200,9 +199,9 @@ fn each_check_is_documented() {
     }
 }
 
-/// What a host does not have, or can't tell, is no problem if all are alike.
+/// A missing or unknown fact is not a problem if all hosts are alike.
 #[test]
-fn what_is_not_there_is_no_failure() {
+fn missing_facts_are_not_problems() {
     let mut facts = healthy();
     for host in 0..3 {
         let facts = facts_of(&mut facts, host);
@@ -222,7 +221,7 @@ fn what_is_not_there_is_no_failure() {
 
 /// A server shares no memory with ranks and runs no model, but it reduces and sends.
 #[test]
-fn what_only_ranks_need_is_no_problem_of_a_server() {
+fn a_server_lacks_nothing_that_only_ranks_need() {
     let mut facts = healthy();
     facts.hosts[2].ranks = 0;
     let server = facts_of(&mut facts, 2);
@@ -263,10 +262,9 @@ fn settings_decide_what_is_needed() {
 }
 
 #[test]
-fn a_host_that_was_not_reached_or_lost_is_one_problem() {
+fn an_unreached_or_lost_host_is_one_problem() {
     let mut facts = healthy();
-    let refused =
-        |is_version| Err(Refused { is_version, what: "it is so".to_owned(), hint: String::new() });
+    let refused = |is_version| Err(Refused { is_version, ..Refused::new("it is so", "") });
     facts.hosts[2].facts = refused(false);
     facts.hosts[2].clock = None;
     facts.dialled.retain(|dialled| dialled.to != 2 && dialled.from != 2);
@@ -288,14 +286,14 @@ fn each_problem_between_two_hosts_names_both() {
     let cases: &[(Wrong, &str)] = &[
         (
             |f| f.dialled[0].failed = Some("no answer".to_owned()),
-            "fail ports n0-n1: data at 10.0.0.2:7 is not reached: no answer",
+            "fail ports n0-n1: data at 10.0.0.2:7 can't be reached: no answer",
         ),
         (
             |f| {
                 f.dialled[0].purpose = Purpose::Heartbeats;
                 f.dialled[0].failed = Some("no answer".to_owned());
             },
-            "warn ports n0-n1: coordinator by UDP at 10.0.0.2:7 is not reached: no answer",
+            "warn ports n0-n1: coordinator by UDP at 10.0.0.2:7 can't be reached: no answer",
         ),
         (|f| measured(f).round_trip_us = 20_000, "warn latency n1-n2: round trip 20000 µs"),
         (|f| measured(f).round_trip_us = 1500, "warn latency n1-n2: round trip 1500 µs"),
@@ -315,10 +313,10 @@ fn each_problem_between_two_hosts_names_both() {
             |f| f.pairs[2].mbit[1] = Some(1000.0),
             "warn bandwidth n1-n2: 20000 Mbit/s, and 1000 back at once",
         ),
-        (|f| f.pairs[2].mbit[1] = None, "warn bandwidth n1-n2: nothing has arrived"),
+        (|f| f.pairs[2].mbit[1] = None, "warn bandwidth n1-n2: no data arrived"),
         (
             |f| f.hosts[2].clock = Some(Clock { ahead_us: -700_000, wrong_by_us: 50 }),
-            "warn clock n2: -700.0 ms of n0, ±0.1",
+            "warn clock n2: -700.0 ms from n0, ±0.1",
         ),
     ];
     for (wrong, expected) in cases {
@@ -333,18 +331,18 @@ fn each_problem_between_two_hosts_names_both() {
     for pair in &mut facts.pairs {
         pair.measured.as_mut().unwrap().path_mtu = Some(1500);
     }
-    // The two others agree on 9000, and are said to have less.
+    // The other two hosts have 9000, so their path is a problem, too.
     let found = problems(&facts, &[]);
     assert_eq!(found[1], "warn path_mtu n0-n2: 1500, interfaces 9000 and 1500", "{found:?}");
 }
 
 #[test]
-fn a_rate_is_compared_with_the_one_that_is_set() {
+fn a_rate_is_compared_with_the_setting() {
     let facts = healthy();
     assert_eq!(problems(&facts, &["network.rate_mbit=24000"]), Vec::<String>::new());
     let found = problems(&facts, &["network.rate_mbit=40000"]);
     assert_eq!(found.len(), 3, "{found:?}");
-    // A clock whose question took long may be right.
+    // A clock that was slow to answer may be right.
     let mut facts = healthy();
     facts.hosts[1].clock = Some(Clock { ahead_us: 700_000, wrong_by_us: 300_000 });
     assert_eq!(problems(&facts, &[]), Vec::<String>::new());

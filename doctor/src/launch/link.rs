@@ -1,10 +1,10 @@
-//! An agent, seen from the launcher: started, greeted, asked, and ended. Each answer has a limit
-//! (WAIT); an agent that passes it is lost.
+//! The launcher's link to an agent: starts it, greets it, asks it, and ends it. Each answer has a
+//! time limit (WAIT); an agent that exceeds it is lost.
 
 use std::{
     collections::VecDeque,
     net::IpAddr,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use gradwire_launcher::{
@@ -21,18 +21,22 @@ use tokio::{
 };
 
 use crate::{
+    agent::unix_us,
     facts::{Clock, HostFacts, Refused},
     limits::{CLOCKS, END, FACTS, MARGIN, PING},
     messages::{Order, Peer, Report},
 };
 
-/// What gradwire is started with on a host.
+/// The command of gradwire on a host.
 pub(super) const AGENT: &str = "doctor-agent";
 
-/// How much of the standard error of an agent is kept, in bytes (BOUND).
+/// The hint for another release.
+const SAME_RELEASE: &str = "install the same release on every host";
+
+/// How many bytes of an agent's standard error are kept (BOUND).
 const MAX_SAID: usize = 8 << 10;
 
-/// An agent, seen from the launcher.
+/// The link to an agent.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) number: usize,
@@ -41,24 +45,20 @@ pub(super) struct Link {
     orders: Option<ChildStdin>,
     reports: Reader<ChildStdout>,
     printed: JoinHandle<VecDeque<String>>,
-    /// Why it does not answer any more.
+    /// Why it no longer answers.
     pub(super) lost: Option<String>,
 }
 
 impl Link {
     pub(super) fn open(number: usize, way: Way) -> Result<Self, Refused> {
-        let refused = |(what, hint)| Refused { is_version: false, what, hint };
-        let mut child = way.start().map_err(refused)?;
-        let (stdin, stdout) = (child.0.stdin.take(), child.0.stdout.take());
-        let Some(stdout) = stdout else {
-            return Err(refused(("the agent has no output".to_owned(), String::new())));
-        };
+        let mut child = way.start().map_err(|(what, hint)| Refused::new(what, hint))?;
+        let (orders, stdout) = (child.0.stdin.take(), child.0.stdout.take());
+        let stdout = stdout.ok_or_else(|| Refused::new("the agent has no output", ""))?;
         let printed = tokio::spawn(overhear(child.0.stderr.take()));
-        let reports = Reader::new(stdout);
-        Ok(Self { number, way, child, orders: stdin, reports, printed, lost: None })
+        Ok(Self { number, way, child, orders, reports: Reader::new(stdout), printed, lost: None })
     }
 
-    /// Gives an order; an agent that does not read it is found at its missing answer.
+    /// Gives an order. If an agent does not read it, its answer is missing.
     pub(super) async fn give(&mut self, order: &Order) {
         if let Some(orders) = &mut self.orders {
             let _ = timeout(MARGIN, orders.write_all(to_line(order).as_bytes())).await;
@@ -83,7 +83,7 @@ impl Link {
         self.lost.get_or_insert_with(why);
     }
 
-    /// The first answer: from which address ssh came.
+    /// Receives the first answer, with the address by which ssh reached the host.
     async fn greet(&mut self) -> Result<Option<IpAddr>, Refused> {
         let version = gradwire_proto::VERSION.to_owned();
         self.give(&Order::Begin { version: version.clone() }).await;
@@ -94,11 +94,8 @@ impl Link {
                         return Ok(address);
                     }
                     let host = &self.way.host;
-                    return Err(Refused {
-                        is_version: true,
-                        what: format!("host {host} has gradwire {theirs}, this is {version}"),
-                        hint: "install the same release on every host".to_owned(),
-                    });
+                    let what = format!("host {host} has gradwire {theirs}, but this is {version}");
+                    return Err(Refused { is_version: true, ..Refused::new(what, SAME_RELEASE) });
                 }
                 // A login may print a greeting before the agent speaks.
                 Some(_) => {}
@@ -111,16 +108,15 @@ impl Link {
         let status = timeout(END, self.child.0.wait()).await.ok().and_then(Result::ok);
         let printed =
             timeout(END, &mut self.printed).await.ok().and_then(Result::ok).unwrap_or_default();
-        // A release before `gradwire doctor` says that it does not know the command.
+        // A release without `gradwire doctor` prints the unknown command.
         let is_version = printed.iter().any(|line| line.contains(AGENT));
         let code = status.and_then(|status| status.code());
         let (what, hint) = self.way.unreachable(code, &printed, None);
-        let hint =
-            if is_version { "install the same release on every host".to_owned() } else { hint };
+        let hint = if is_version { SAME_RELEASE.to_owned() } else { hint };
         Refused { is_version, what, hint }
     }
 
-    /// Reads the clock of the host several times; the shortest question counts.
+    /// Reads the clock of the host several times; the fastest answer counts.
     async fn clock(&mut self) -> Option<Clock> {
         let mut best: Option<Clock> = None;
         for _ in 0..CLOCKS {
@@ -141,7 +137,7 @@ impl Link {
         best
     }
 
-    /// The whole start of a host, up to its address.
+    /// Greets a host, reads its clock, and finds its address.
     pub(super) async fn start(
         &mut self,
         remote: Option<&str>,
@@ -152,13 +148,11 @@ impl Link {
             Ok((by_ssh, self.clock().await))
         };
         let Ok(begun) = timeout(limit, begin).await else {
-            let limit = limit.as_secs_f64();
-            return Err(Refused {
-                is_version: false,
-                what: format!("host {} did not answer within {limit} s", self.way.host),
-                hint: "is it up? is ssh asking something? --start-timeout gives it more time"
-                    .to_owned(),
-            });
+            return Err(Refused::new(
+                format!("host {} did not answer within {} s", self.way.host, limit.as_secs_f64()),
+                "check that it is up, and that ssh asks nothing; allow more time with \
+                 --start-timeout SECONDS",
+            ));
         };
         let (by_ssh, clock) = begun?;
         let host = &self.way.host;
@@ -167,14 +161,11 @@ impl Link {
         } else {
             places::remote_address(host, by_ssh).await
         };
-        match address {
-            Some(address) => Ok((address, clock)),
-            None => Err(Refused {
-                is_version: false,
-                what: format!("host {host} has no address: its name is known to ssh alone"),
-                hint: "name it by its address, or add its name to /etc/hosts".to_owned(),
-            }),
-        }
+        let address = address.ok_or_else(|| {
+            let what = format!("host {host} has no address: only ssh knows its name");
+            Refused::new(what, "use its address, or add its name to /etc/hosts")
+        })?;
+        Ok((address, clock))
     }
 
     pub(super) async fn facts(&mut self, order: Order) -> Option<HostFacts> {
@@ -187,13 +178,10 @@ impl Link {
             }
         };
         let answer = timeout(FACTS, facts).await;
-        answer.unwrap_or_else(|_| {
-            self.silent(FACTS);
-            None
-        })
+        answer.inspect_err(|_| self.silent(FACTS)).unwrap_or_default()
     }
 
-    /// Dials all of them at once. Who is missing in the answer has lost us.
+    /// Lets the host dial all peers at once. If the agent is lost, some results are missing.
     pub(super) async fn dial(
         &mut self,
         peers: Vec<Peer>,
@@ -201,7 +189,7 @@ impl Link {
     ) -> Vec<(Peer, Option<String>)> {
         let (mut dialled, count) = (Vec::new(), peers.len());
         self.give(&Order::Dial { peers, limit_ms: millis(limit) }).await;
-        // A connection and its handshake have the same limit each.
+        // A connection and its handshake each have this limit.
         let limit = 2 * limit + MARGIN;
         let deadline = Instant::now() + limit;
         while dialled.len() < count {
@@ -220,8 +208,8 @@ impl Link {
         dialled
     }
 
-    /// Whether the agent still answers: it may have frozen or ended when nobody asked it anything.
-    /// What it reports meanwhile is dropped.
+    /// Checks that the agent still answers: it may have frozen or ended since its last answer.
+    /// Other reports are dropped.
     pub(super) async fn check_is_there(&mut self) {
         if self.lost.is_none() && timeout(PING, self.clock()).await.is_err() {
             self.silent(PING);
@@ -238,7 +226,7 @@ impl Link {
 async fn overhear(stderr: Option<impl AsyncRead + Unpin>) -> VecDeque<String> {
     let Some(mut stderr) = stderr else { return VecDeque::new() };
     let (mut kept, mut buffer) = (Vec::new(), [0; 1024]);
-    // It is read to its end, so that the agent never waits.
+    // Read to the end, so that the agent never waits.
     while let Ok(read @ 1..) = stderr.read(&mut buffer).await {
         let free = MAX_SAID.saturating_sub(kept.len());
         kept.extend_from_slice(&buffer[..read.min(free)]);
@@ -250,9 +238,4 @@ async fn overhear(stderr: Option<impl AsyncRead + Unpin>) -> VecDeque<String> {
 
 pub(super) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
-fn unix_us() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
 }

@@ -1,7 +1,7 @@
-//! Starts an agent on each host, asks them step by step, and gathers their answers. A host that
-//! does not answer in time is reported as such, and the others go on without it.
+//! Starts an agent on each host, asks all of them step by step, and gathers their answers. A host
+//! that does not answer in time is reported, and the others go on without it.
 //!
-//! - `link`: an agent, seen from here
+//! - `link`: the link to an agent
 
 mod link;
 
@@ -27,11 +27,11 @@ use crate::{
     rounds::rounds,
 };
 
-/// Asks all hosts and gives everything that is known of them. `path` is where the processes of a
-/// job find programs on other hosts.
+/// Asks all hosts and returns their facts. `path` is the `PATH` of a job's processes on other
+/// hosts.
 ///
 /// # Errors
-/// If this program can't find itself.
+/// If the gradwire program can't be found.
 pub async fn run(
     nodes: &[Node],
     settings: &Settings,
@@ -58,7 +58,7 @@ pub async fn run(
             local,
             address: None,
             clock: None,
-            facts: Err(Refused { is_version: false, what: String::new(), hint: String::new() }),
+            facts: Err(Refused::new("", "")),
             lost: None,
         });
     }
@@ -73,7 +73,7 @@ pub async fn run(
 struct Check<'a> {
     settings: &'a Settings,
     secret: Secret,
-    /// By host; `None` for those that can't be asked.
+    /// By host; `None` for hosts that can't be asked.
     links: Vec<Option<Link>>,
     hosts: Vec<Host>,
     dialled: Vec<Dialled>,
@@ -85,7 +85,7 @@ impl Check<'_> {
         CONNECT.min(self.settings.data.connect_timeout)
     }
 
-    /// Starts with all hosts at once: the greeting, the clock, and the facts.
+    /// Asks all hosts at once: the greeting, the clock, and the facts.
     async fn ask_hosts(
         &mut self,
         started: Vec<Result<Link, Refused>>,
@@ -114,8 +114,10 @@ impl Check<'_> {
                         let order = Order::Listen { host, address, secret, wanted };
                         let facts = link.facts(order).await.ok_or_else(|| {
                             let why = link.lost.clone().unwrap_or_default();
-                            let what = format!("host {} reports no facts: {why}", link.way.host);
-                            Refused { is_version: false, what, hint: String::new() }
+                            Refused::new(
+                                format!("host {} reports no facts: {why}", link.way.host),
+                                "",
+                            )
                         });
                         Ok((address, clock, facts))
                     }
@@ -148,7 +150,7 @@ impl Check<'_> {
         Some(Peer { host: u32::try_from(host).ok()?, purpose, address: *address })
     }
 
-    /// Dials in both directions whoever is measured later, and the coordinator; all at once.
+    /// Dials the pairs of all rounds in both directions, and the coordinator; all at once.
     async fn dial(&mut self) {
         let mut partners: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
         for (a, b) in rounds(self.hosts.len()).into_iter().flatten() {
@@ -171,15 +173,14 @@ impl Check<'_> {
         }
         while let Some(Ok((link, all))) = tasks.join_next().await {
             let from = link.number;
-            self.dialled.extend(all.into_iter().map(
-                |(Peer { host, purpose, address }, failed)| Dialled {
-                    from,
-                    to: host as usize,
-                    purpose,
-                    address,
-                    failed,
-                },
-            ));
+            let dialled = |(Peer { host, purpose, address }, failed)| Dialled {
+                from,
+                to: host as usize,
+                purpose,
+                address,
+                failed,
+            };
+            self.dialled.extend(all.into_iter().map(dialled));
             self.links[from] = Some(link);
         }
     }
@@ -189,8 +190,8 @@ impl Check<'_> {
         self.dialled.iter().find(found).is_some_and(|dialled| dialled.failed.is_none())
     }
 
-    /// One round: its pairs at once. A pair is measured from the side that gets through; one
-    /// without connections has been reported as such.
+    /// Measures the pairs of one round at once. A pair is measured from a side that can connect. A
+    /// pair without connections has been reported.
     async fn measure(&mut self, pairs: Vec<(usize, usize)>) {
         let streams = Wanted::new(self.settings, None).streams;
         let limit = self.connect_limit();
@@ -200,7 +201,7 @@ impl Check<'_> {
             let side = sides.into_iter().find(|(from, to)| self.reaches(*from, *to));
             let Some((from, to)) = side else { continue };
             let Some(peer) = self.peer(to, Purpose::Data) else { continue };
-            // Who is lost is reported as such, and takes nobody's time.
+            // A lost host is reported, and must not delay others.
             let is_there = |link: &Option<Link>| link.as_ref().is_some_and(|l| l.lost.is_none());
             if !is_there(&self.links[from]) || !is_there(&self.links[to]) {
                 continue;
@@ -247,31 +248,32 @@ impl Check<'_> {
     }
 }
 
-/// What two agents tell of their measurement, until all is told or the time is over.
+/// Gathers the reports of two agents on their measurement, until it is complete or the time is
+/// over.
 async fn measure(dialler: &mut Link, acceptor: &mut Link, order: Order) -> Pair {
     let (from, to) = (dialler.number, acceptor.number);
     let mut result: Option<(Result<Measured, String>, u32)> = None;
     let mut arrived: [Vec<(u64, u64)>; 2] = Default::default();
     dialler.give(&order).await;
     let deadline = Instant::now() + ROUND;
-    let is_told = |result: &Option<(_, u32)>, arrived: &[Vec<_>; 2]| match result {
+    let is_complete = |result: &Option<(_, u32)>, arrived: &[Vec<_>; 2]| match result {
         Some((_, streams)) => arrived.iter().all(|all| all.len() >= *streams as usize),
         None => false,
     };
-    while !is_told(&result, &arrived) && dialler.lost.is_none() && acceptor.lost.is_none() {
+    while !is_complete(&result, &arrived) && dialler.lost.is_none() && acceptor.lost.is_none() {
         let (side, report) = tokio::select! {
             report = acceptor.next() => (0, report),
             report = dialler.next() => (1, report),
             () = sleep_until(deadline.into()) => break,
         };
         let Some(report) = report else { break };
-        // Reports of an earlier pair have the number of another host.
+        // A late report of an earlier pair has the number of another host.
         let other = if side == 0 { from } else { to };
         match report {
             Report::Measured { host, result: new, streams } if host as usize == other => {
                 result = Some((new, streams));
             }
-            // BOUND: an agent may say what it likes.
+            // BOUND: an agent may send too many reports.
             Report::Received { host, bytes, us }
                 if host as usize == other && arrived[side].len() < MAX_STREAMS as usize =>
             {
@@ -280,14 +282,14 @@ async fn measure(dialler: &mut Link, acceptor: &mut Link, order: Order) -> Pair 
             _ => {}
         }
     }
-    if !is_told(&result, &arrived) || matches!(result, Some((Err(_), _))) {
-        // One of them may have frozen: then it is lost, and takes no time of later rounds.
+    if !is_complete(&result, &arrived) || matches!(result, Some((Err(_), _))) {
+        // If one of them has frozen, it is lost, and does not delay later rounds.
         tokio::join!(dialler.check_is_there(), acceptor.check_is_there());
         if result.is_none() && acceptor.lost.is_none() {
             dialler.silent(ROUND);
         }
     }
-    let silent = || Err("there was no answer in time".to_owned());
+    let silent = || Err("no answer in time".to_owned());
     let mbit = arrived.map(|connections| {
         let rates = connections.iter().filter(|(_, us)| *us > 0);
         let rates: Vec<f64> = rates.map(|(bytes, us)| *bytes as f64 * 8.0 / *us as f64).collect();

@@ -1,8 +1,8 @@
-//! `gradwire-lab coordinator`: the coordinator of one job as a process of its own. In a job of
-//! `gradwire run` the daemon of the first node hosts it.
+//! `gradwire-lab coordinator`: runs the coordinator of one job as a separate process. In a job of
+//! `gradwire run`, the first node's daemon hosts it.
 //!
-//! What the job is comes from the environment; how it is run comes from the settings. Once it
-//! serves it prints one line of JSON on standard output.
+//! The environment describes the job; the settings say how to run it. Once it serves, it prints one
+//! line of JSON on standard output.
 
 use std::{
     collections::HashMap,
@@ -28,16 +28,15 @@ fn failed(error: HostError) -> CommandError {
     }
 }
 
-/// Reports to whoever started this process. The job does not depend on whether anybody reads it.
+/// Prints a report for the parent process. The job goes on even if nothing reads it.
 fn report(report: &ServiceReport) {
     let _ = io::stdout().write_all(to_line(report).as_bytes());
 }
 
-/// Serves the job until it is over, or SIGTERM or SIGINT.
+/// Serves the job until it is over, or until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// [`CommandError`] for a wrong variable, an address that can't be listened on, and a job that
-/// failed.
+/// [`CommandError`] for a wrong variable, an unusable listen address, or a failed job.
 pub async fn run(
     settings: &Settings,
     environment: &HashMap<String, String>,
@@ -100,7 +99,7 @@ pub async fn run(
     }
     match ending {
         Ending::Finished => Ok(()),
-        // It ended because it was asked to; whoever asked knows.
+        // It was asked to end.
         Ending::Failed(_) if cancel.is_cancelled() => Ok(()),
         Ending::Failed(failure) => Err(CommandError::failed(failure)),
     }

@@ -1,4 +1,4 @@
-//! `gradwire simulate`: what it prints and writes, and what it refuses before it starts.
+//! `gradwire simulate`: its output and files, and errors before it starts.
 
 use std::{collections::BTreeMap, fs};
 
@@ -18,7 +18,7 @@ fn simulate(place: &Place, words: &[&str]) -> Output {
     place.run(&[&["simulate"], words].concat())
 }
 
-/// What `gradwire simulate` prints, and all files that it writes; those of pixels as text, too.
+/// The output of `gradwire simulate`, and all its files as text, even those of pixels.
 fn results(place: &Place, words: &[&str], out: &str) -> (String, BTreeMap<String, String>) {
     results_with(0, place, words, out)
 }
@@ -49,7 +49,7 @@ fn json(files: &BTreeMap<String, String>) -> Value {
     serde_json::from_str(&files["result.json"]).unwrap()
 }
 
-/// The rows of a file of comma-separated values, in which quotes are around what has a comma.
+/// The rows of a file of comma-separated values; cells with commas are quoted.
 fn csv<'a>(files: &'a BTreeMap<String, String>, name: &str) -> Vec<BTreeMap<&'a str, &'a str>> {
     let cells = |line: &'a str| -> Vec<&'a str> {
         let mut quoted = false;
@@ -73,8 +73,8 @@ fn number(text: &str) -> f64 {
     text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
-/// The figures of a run: those that are printed and those in the files agree, bytes that are sent
-/// arrive, and no line is faster than it is.
+/// Checks the figures of a run: the output and the files agree, sent bytes arrive, and no line
+/// exceeds its rate.
 fn check(stdout: &str, files: &BTreeMap<String, String>, pieces: usize) {
     let json = json(files);
     let hosts = json["hosts"].as_u64().unwrap() as usize;
@@ -140,9 +140,9 @@ fn each_example_runs_and_its_figures_agree() {
     }
 }
 
-/// Lines that are busy all the time carry 2(N−1)/N of the piece each way.
+/// Lines that are always busy carry 2(N−1)/N of the piece each way.
 #[test]
-fn times_are_those_of_the_closed_form() {
+fn times_match_the_closed_form() {
     let place = Place::new();
     fs::write(place.path().join("flat.toml"), FLAT).unwrap();
     let (stdout, files) = results(&place, &["run", "flat.toml"], "out");
@@ -167,9 +167,9 @@ fn the_same_seed_gives_the_same_bytes() {
     assert_ne!(first.1["operations.csv"], other.1["operations.csv"]);
 }
 
-/// Without algorithms, those run that the cost model chooses among; --spec comes before the file.
+/// By default, all algorithms run that the cost model considers; --spec overrides the file.
 #[test]
-fn algorithms_come_from_the_command_or_the_file_or_the_cost_model() {
+fn algorithms_come_from_command_file_or_model() {
     let place = Place::new();
     let flat = place.path().join("flat.toml");
     let algorithms = |words: &[&str]| -> Vec<String> {
@@ -189,9 +189,9 @@ fn algorithms_come_from_the_command_or_the_file_or_the_cost_model() {
     assert_eq!(algorithms(&["--spec", "servers", "--spec", "ring"]), ["servers", "ring"]);
 }
 
-/// A job that can't end says who waits, and has no time. That is no success.
+/// A job that can't end reports which hosts wait, and has no time. It fails.
 #[test]
-fn a_dead_line_is_no_result() {
+fn a_dead_line_gives_no_time() {
     let place = Place::new();
     let fault = "[[fault]]\nkind = \"slow\"\nhost = \"a3\"\nfrom_ms = 5\n";
     fs::write(place.path().join("flat.toml"), format!("{FLAT}{fault}")).unwrap();
@@ -227,7 +227,7 @@ fn a_measured_cluster_is_simulated() {
     assert!(json(&files)["runs"][0]["seconds"].as_f64().unwrap() > 0.0, "{stdout}");
 }
 
-/// What is simulated can be explained, by the same file and with the same errors.
+/// `gradwire explain` takes the same file, and reports the same errors.
 #[test]
 fn a_described_cluster_is_explained() {
     let place = Place::new();
@@ -313,9 +313,9 @@ fn wrong_input_is_refused_in_one_line() {
     assert!(output.stderr.starts_with(said), "{output:?}");
 }
 
-/// What can't be written is found before anything is simulated: these would take hours.
+/// A directory that can't be written is found before the simulation, which would take hours.
 #[test]
-fn a_directory_that_can_not_be_written_is_found_first() {
+fn an_unwritable_directory_is_found_first() {
     let place = Place::new();
     let long = FLAT.replace("bytes = 67108864", "bytes = 1e12\npieces = 1000\nchunk_bytes = 4096");
     fs::write(place.path().join("long.toml"), long).unwrap();
@@ -324,7 +324,7 @@ fn a_directory_that_can_not_be_written_is_found_first() {
     for (out, expected) in [
         ("file", "--out: file: File exists"),
         ("file/in", "--out: file/in: Not a directory"),
-        // There is nothing in /proc that could be made.
+        // Nothing can be made in /proc.
         ("/proc/gradwire", "--out: /proc/gradwire: "),
         ("/proc/self", "--out: /proc/self/result.json: "),
         ("taken", "--out: taken/result.json: Is a directory"),
@@ -375,10 +375,9 @@ fn planned(place: &Place, more: &[&str], out: &str) -> (String, BTreeMap<String,
     results(place, &[&PLAN, more].concat(), out)
 }
 
-/// Every size has a row with the time of each algorithm, and the table, the files and the charts
-/// agree.
+/// Every size has the time of each algorithm, and the table, the files and the charts agree.
 #[test]
-fn a_plan_has_a_time_of_each_algorithm_at_each_size() {
+fn a_plan_has_the_times_of_all_algorithms() {
     let place = Place::new();
     let more = ["--oversubscription", "2", "--compute-ms", "20", "--spec", "ring"];
     let (stdout, files) = planned(&place, &[&more[..], &["--spec", "circulant"]].concat(), "out");
@@ -430,7 +429,7 @@ fn the_same_plan_gives_the_same_bytes() {
     assert_ne!(first.1["plan.csv"], other.1["plan.csv"]);
 }
 
-/// What is too large to be simulated is priced, and says so. A single node waits for none.
+/// Sizes too large to simulate are priced, and marked so. A single node does not wait.
 #[test]
 fn large_sizes_are_priced() {
     let place = Place::new();
@@ -467,7 +466,7 @@ fn a_wrong_plan_is_refused_in_one_line() {
         (&["--nodes", "many"], "invalid value 'many' for '--nodes", "such as 8..2048"),
         (&["--link", "fast"], "invalid value 'fast' for '--link <RATE>': not a rate", "10Gbit"),
         (&["--link", "0g"], "invalid value '0g' for '--link", "from 1kbit"),
-        (&["--racks", "0"], "invalid value '0' for '--racks", "give their number"),
+        (&["--racks", "0"], "invalid value '0' for '--racks", "expected the number of racks"),
         (&["--racks", "49"], "48 nodes can't be in 49 racks", "hint: "),
         (&["--racks", "2x4"], "--racks: racks in groups", "the number of racks"),
         (&["--oversubscription", "0.5"], "invalid value '0.5' for '--over", "from 1 to 1000"),
@@ -493,9 +492,9 @@ fn a_wrong_plan_is_refused_in_one_line() {
     }
 }
 
-/// Options instead of what the file says, and calls one after the other.
+/// Options override the file, and calls run one after the other.
 #[test]
-fn the_work_may_be_given() {
+fn options_override_the_work() {
     let place = Place::new();
     fs::write(place.path().join("flat.toml"), FLAT).unwrap();
     let words = ["run", "flat.toml", "--spec", "ring"];
@@ -515,8 +514,8 @@ fn the_work_may_be_given() {
     assert!((seconds(&calls) / seconds(&whole) - 1.0).abs() < 1e-6, "{calls}");
 }
 
-/// A step of a model on the cluster of a file: the coordinator chooses, and is bound to each
-/// algorithm. What it costs besides is added once.
+/// A step of a model on the cluster of a file: once with the choices of the coordinator, and once
+/// with each algorithm. Other costs are added once.
 #[test]
 fn a_step_runs_on_a_described_cluster() {
     let place = Place::new();

@@ -1,7 +1,7 @@
-//! The last step before a program runs: tie its life to the agent's, then become it.
+//! The last step before a program runs: make sure that it dies with the agent, then become it.
 //!
 //! Between `fork` and `exec` almost nothing is safe to do, so the agent starts `gradwire
-//! exec-child`, an ordinary process, which asks for the tie and then replaces itself.
+//! exec-child`, an ordinary process, which sets its death signal and then replaces itself.
 
 use std::{
     ffi::OsString,
@@ -15,8 +15,7 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 use crate::error::CommandError;
 
-/// Becomes `program`, which gets `signal` when the process `parent` dies. Comes back only with an
-/// error.
+/// Becomes `program`, which gets `signal` when the process `parent` dies. Returns only on an error.
 pub fn exec_child(
     signal: Signal,
     parent: u32,
@@ -24,17 +23,17 @@ pub fn exec_child(
     args: &[OsString],
 ) -> CommandError {
     if let Err(error) = set_parent_process_death_signal(Some(signal)) {
-        return CommandError::failed(format!("can't be tied to the agent's life: {error}"));
+        return CommandError::failed(format!("can't set the parent-death signal: {error}"));
     }
-    // The parent may have died before the tie was there; then nobody would ever send the signal.
+    // If the parent died before that call, the signal would never come.
     let now = getppid().map(|pid| pid.as_raw_nonzero().get());
     if now.and_then(|pid| u32::try_from(pid).ok()) != Some(parent) {
-        return CommandError::failed("the agent ended while it started this process");
+        return CommandError::failed("the agent ended while starting this process");
     }
     let error = Command::new(program).args(args).exec();
     let why = match interpreter(program) {
         Some(interpreter) if error.kind() == ErrorKind::NotFound => {
-            format!("its first line asks for {interpreter:?}, which is not there")
+            format!("its first line names the interpreter {interpreter:?}, which does not exist")
         }
         _ => error.to_string(),
     };
@@ -43,9 +42,9 @@ pub fn exec_child(
     failed
 }
 
-/// What the first line of a script asks for, as written: an invisible carriage return counts.
+/// The interpreter in the first line of a script, with an invisible carriage return if it has one.
 fn interpreter(program: &OsString) -> Option<String> {
-    /// The system looks no further either.
+    /// The system reads no further either.
     const FIRST: u64 = 256;
     let line = BufReader::new(File::open(program).ok()?.take(FIRST)).split(b'\n').next()?.ok()?;
     let line = String::from_utf8_lossy(line.strip_prefix(b"#!")?).into_owned();

@@ -1,4 +1,4 @@
-//! Does this host have what the job needs? Asked before anything is started, so that a missing
+//! Does this host have what the job needs? Checked before anything is started, so that a missing
 //! program is one clear error and not a half-started job.
 
 use std::{
@@ -10,27 +10,27 @@ use std::{
 
 use gradwire_proto::launch::{Begin, ITSELF};
 
-/// Programs and directory, found.
+/// The programs and the directory, as found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Checked {
-    /// The ranks' program.
+    /// The program of the ranks.
     pub program: PathBuf,
-    /// The daemon's.
+    /// The program of the daemon.
     pub gradwired: PathBuf,
-    /// Where all run.
+    /// The working directory of all.
     pub directory: PathBuf,
 }
 
-/// Finds programs and directory, or returns what is missing and a hint: `(what, hint)`.
+/// Finds the programs and the directory.
 ///
 /// # Errors
-/// That pair of texts.
+/// What is missing, and a hint.
 pub fn check(begin: &Begin) -> Result<Checked, (String, String)> {
     let host = &begin.host;
     let (theirs, ours) = (&begin.version, gradwire_proto::VERSION);
     if theirs != ours {
         return Err((
-            format!("host {host} has gradwire {ours}, the launcher is {theirs}"),
+            format!("host {host} has gradwire {ours}, but the launcher has {theirs}"),
             "install the same release on every host".to_owned(),
         ));
     }
@@ -51,10 +51,9 @@ pub fn check(begin: &Begin) -> Result<Checked, (String, String)> {
     let program = own.map_or_else(|| find(&begin.program), Ok).map_err(|_| {
         let name = &begin.program;
         let hint = if Path::new(name).extension().is_some_and(|extension| extension == "py") {
-            format!("a script needs its interpreter: python {name}")
+            format!("run a script with its interpreter: python {name}")
         } else {
-            "everything after the options of gradwire run is the program with its arguments"
-                .to_owned()
+            "the program and its arguments follow the options of gradwire run".to_owned()
         };
         (format!("program '{name}' {}", why_not(name, host, &path, &directory)), hint)
     })?;
@@ -68,7 +67,7 @@ pub fn check(begin: &Begin) -> Result<Checked, (String, String)> {
     Ok(Checked { program, gradwired, directory })
 }
 
-/// The daemon's program: as `launch.gradwired` names it, or else beside this one or in PATH.
+/// The program of the daemon: the setting `launch.gradwired`, or else beside this one or in PATH.
 pub fn find_gradwired(setting: &str, path: &OsStr, directory: &Path) -> Option<PathBuf> {
     let find = |program: &str| which::which_in(program, Some(path), directory).ok();
     match setting {
@@ -77,7 +76,7 @@ pub fn find_gradwired(setting: &str, path: &OsStr, directory: &Path) -> Option<P
     }
 }
 
-/// Why a program can't be run: not there, or there and not to be run.
+/// Why a program can't be run: it does not exist, or is not executable.
 fn why_not(name: &str, host: &str, path: &OsStr, directory: &Path) -> String {
     let not_there = |place: String| format!("not found on host {host} ({place})");
     if !name.contains('/') {
@@ -96,13 +95,13 @@ fn why_not(name: &str, host: &str, path: &OsStr, directory: &Path) -> String {
     }
 }
 
-/// What keeps a file from being run; `None` if there is none.
+/// Why a file can't be run; `None` if it does not exist.
 fn unusable(file: &Path) -> Option<String> {
     match file.metadata() {
         Ok(about) if about.is_dir() => Some("is a folder".to_owned()),
         Ok(_) => Some("is not executable".to_owned()),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
-        Err(error) => Some(format!("can't be reached: {error}")),
+        Err(error) => Some(format!("can't be read: {error}")),
     }
 }
 
@@ -112,21 +111,18 @@ fn beside_own() -> Option<PathBuf> {
     beside.is_file().then_some(beside)
 }
 
-/// A TCP port that nobody listens on at this moment.
-///
-/// # Errors
-/// The error of the system.
+/// A TCP port without a listener at this moment.
 pub fn free_port() -> std::io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?.local_addr()?.port())
 }
 
-/// The address of this host that ssh was reached at: `SSH_CONNECTION` is "client port server port".
+/// The address of this host by which ssh reached it: `SSH_CONNECTION` is "client port server port".
 pub fn ssh_address() -> Option<IpAddr> {
     parse_ssh_connection(&std::env::var("SSH_CONNECTION").ok()?)
 }
 
 fn parse_ssh_connection(text: &str) -> Option<IpAddr> {
-    // A link-local IPv6 address has a zone behind '%', which is of no use to other hosts.
+    // A link-local IPv6 address has a zone after '%', which means nothing to other hosts.
     text.split_whitespace().nth(2)?.split('%').next()?.parse().ok()
 }
 
@@ -164,7 +160,7 @@ mod tests {
             (begin("./etc", "sh"), "program './etc' on host n1 is a folder"),
             (
                 begin("etc/passwd/x", "sh"),
-                "program 'etc/passwd/x' on host n1 can't be reached: Not a directory (os error 20)",
+                "program 'etc/passwd/x' on host n1 can't be read: Not a directory (os error 20)",
             ),
             (
                 in_path("passwd", "/zonk:/etc"),
@@ -177,7 +173,7 @@ mod tests {
             ),
             (
                 Begin { version: "9.9.9".into(), ..begin("sh", "sh") },
-                "host n1 has gradwire 0.1.0, the launcher is 9.9.9",
+                "host n1 has gradwire 0.1.0, but the launcher has 9.9.9",
             ),
         ];
         for (begin, expected) in cases {

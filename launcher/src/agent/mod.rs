@@ -1,10 +1,10 @@
-//! The agent of one host: it starts processes on order, passes their output on, and reports how
-//! they end. It ends them all (CLEAN) on order, when its standard input ends (the launcher died,
-//! ssh dropped), when the launcher is silent for too long, and when it is asked to end itself.
+//! The agent of one host: it starts processes on order, passes on their output, and reports how
+//! they end. It ends them all (CLEAN) on order, when its standard input ends (the launcher died or
+//! ssh lost the connection), when the launcher is silent for too long, and when it gets a signal.
 //!
 //! It decides nothing about the job. The same program runs on this machine and behind ssh.
 //!
-//! - [`output`], [`split`]: what processes write becomes lines
+//! - [`output`], [`split`]: the output of processes becomes lines
 //! - [`exec`]: the last step before a program runs
 //! - [`host`]: does this host have what the job needs
 
@@ -40,33 +40,30 @@ use tokio::{
 use self::{host::Checked, output::Output};
 use crate::{
     error::{limits_hint, print_line},
-    messages::{MessageError, Reader},
-    processes::{self, Whose},
+    messages::Reader,
+    processes::{self, Which},
     signals::Endings,
 };
 
-/// How many reports may wait for the launcher (BOUND). When it is full, whoever writes output
-/// waits, so nothing is lost.
+/// How many reports may wait for the launcher (BOUND). When the queue is full, processes that write
+/// output wait, so nothing is lost.
 const REPORTS: usize = 256;
 
 /// How long the system may take to report the end of a killed process.
 const REAPED: Duration = Duration::from_millis(500);
 
-/// How long a launcher that has ordered the end may leave our last reports unread. Its own reader
-/// may be slow; if it is gone itself, writing fails.
+/// How long a launcher that has ordered the end may leave our last reports unread. The reader of
+/// its own output may be slow; if the launcher itself is gone, writing fails.
 const FLUSH: Duration = Duration::from_secs(300);
 
-/// The same for a launcher that may be gone without a sign.
+/// The same for a launcher that may have vanished.
 const FLUSH_UNHEARD: Duration = Duration::from_secs(1);
 
-/// How many bytes are written at a time, each of them a sign that the launcher reads.
+/// How many bytes are written at a time. Each part that is taken shows that the launcher reads.
 const PART: usize = 64 << 10;
 
-/// How often ended orphans are reaped.
+/// The interval at which ended orphans are reaped.
 const REAP: Duration = Duration::from_secs(5);
-
-/// The agent's processes that have not been reaped yet, by role.
-type Alive = BTreeMap<Role, u32>;
 
 #[derive(Debug)]
 struct Agent {
@@ -75,7 +72,8 @@ struct Agent {
     born: Instant,
     reports: mpsc::Sender<Report>,
     ended: mpsc::Sender<(Role, ProcessEnd)>,
-    alive: Alive,
+    /// The ids of processes that have not been reaped yet.
+    alive: BTreeMap<Role, u32>,
     /// Notices for the daemon.
     daemon: Option<mpsc::Sender<Notice>>,
 }
@@ -104,15 +102,8 @@ where
         Ok((begin, programs, ready)) => {
             let (ended, ends) = mpsc::channel(REPORTS);
             let _ = reports.send(ready).await;
-            let agent = Agent {
-                begin,
-                programs,
-                born,
-                reports: reports.clone(),
-                ended,
-                alive: Alive::new(),
-                daemon: None,
-            };
+            let (reports, alive) = (reports.clone(), BTreeMap::new());
+            let agent = Agent { begin, programs, born, reports, ended, alive, daemon: None };
             agent.serve(orders, ends).await
         }
         Err(refused) => {
@@ -125,8 +116,8 @@ where
     code
 }
 
-/// Waits until the last report is written, for as long as the launcher reads: it may leave us
-/// waiting for `limit` between two parts (WAIT).
+/// Waits until the last report is written, as long as the launcher reads: it may take up to `limit`
+/// for each part (WAIT).
 async fn all_written(mut writer: JoinHandle<()>, moved: &AtomicU64, limit: Duration) {
     let mut seen = moved.load(Relaxed);
     while timeout(limit, &mut writer).await.is_err() {
@@ -137,7 +128,7 @@ async fn all_written(mut writer: JoinHandle<()>, moved: &AtomicU64, limit: Durat
     }
 }
 
-/// The first order, and whether this host can carry it out.
+/// Receives the first order and checks that this host can carry it out.
 async fn begin<R: AsyncRead + Unpin>(
     orders: &mut Reader<R>,
 ) -> Result<(Begin, Checked, Report), Report> {
@@ -147,10 +138,10 @@ async fn begin<R: AsyncRead + Unpin>(
         Some(Ok(_)) => return Err(refused("the first order is not Begin".to_owned(), "")),
         Some(Err(error)) => {
             let version = gradwire_proto::VERSION;
-            let what = format!("gradwire {version} does not understand its launcher: {error}");
+            let what = format!("gradwire {version} can't understand the launcher: {error}");
             return Err(refused(what, "install the same release on every host"));
         }
-        None => return Err(refused("the launcher gave no order".to_owned(), "")),
+        None => return Err(refused("the launcher sent no order".to_owned(), "")),
     };
     let programs = host::check(&begin).map_err(|(what, hint)| refused(what, &hint))?;
     processes::adopt_orphans()
@@ -160,16 +151,15 @@ async fn begin<R: AsyncRead + Unpin>(
     Ok((begin, programs, ready))
 }
 
-/// Writes reports in order. A launcher that is gone is noticed at the other pipe; what is left
-/// for it is thrown away, so that nobody waits for it.
-/// `moved` counts the parts that it has taken.
+/// Writes reports in order. If the launcher is gone, which the other pipe shows, the reports are
+/// thrown away, so that nothing waits for them. `moved` counts the parts that it has taken.
 async fn pass_on(
     mut queue: mpsc::Receiver<Report>,
     mut output: impl AsyncWrite + Unpin,
     moved: Arc<AtomicU64>,
 ) {
     let (mut batch, mut gone) = (Vec::with_capacity(REPORTS), false);
-    // What waits is written in one go: a line is small, and a write is not.
+    // All waiting reports are written at once: a line is short, and a write is expensive.
     while queue.recv_many(&mut batch, REPORTS).await > 0 {
         let mut bytes = Vec::new();
         for report in batch.drain(..) {
@@ -213,7 +203,7 @@ impl Agent {
             }
             let silent = now - last_order;
             if silent >= silence {
-                print_line("gradwire agent: no sign of life from the launcher; ending everything");
+                print_line("gradwire agent: no sign of life from the launcher; ending all");
                 break unheard("the launcher gives no sign of life".to_owned());
             }
             tokio::select! {
@@ -226,8 +216,9 @@ impl Agent {
                         }
                         Some(Ok(order)) => self.obey(order),
                         Some(Err(error)) => {
-                            self.complain(&error);
-                            break unheard(format!("the launcher sent nonsense: {error}"));
+                            let host = &self.begin.host;
+                            print_line(format_args!("gradwire agent on {host}: {error}; ending all"));
+                            break unheard(format!("the launcher sent an invalid order: {error}"));
                         }
                         None => break unheard("the connection to the launcher ended".to_owned()),
                     }
@@ -238,11 +229,12 @@ impl Agent {
                         self.notify_daemon(Notice::Ended { rank: Rank(rank), end });
                     }
                 }
-                // Often, so that only a suspended process checks seldom.
+                // Often, because a long time between two checks means that this process was
+                // suspended.
                 () = sleep((silence - silent).min(silence / 4)) => {}
                 signal = endings.next() => {
                     let name = signal_name(signal).unwrap_or("a signal");
-                    break unheard(format!("the agent of this host got {name}"));
+                    break unheard(format!("the agent of this host received {name}"));
                 }
                 _ = reap.tick() => processes::reap_orphans(&self.alive.values().copied().collect()),
             }
@@ -252,42 +244,32 @@ impl Agent {
         (ExitCode::SUCCESS, flush)
     }
 
-    fn complain(&self, error: &MessageError) {
-        print_line(format_args!(
-            "gradwire agent on {}: {error}; ending everything",
-            self.begin.host
-        ));
-    }
-
     fn obey(&mut self, order: Order) {
         let report = match order {
-            // Most are signs of life, whose answer nobody waits for: none piles up (BOUND).
+            // Most are signs of life: if the queue is full, their answers are dropped (BOUND).
             Order::Clock => {
-                let _ = self.reports.try_send(Report::Clock { at_us: self.now() });
+                let _ = self.reports.try_send(Report::Clock { at_us: micros(self.born) });
                 return;
             }
             Order::Start(start) => {
                 let role = start.role;
                 match self.start(start) {
-                    Ok(pid) => Report::Started { role, pid, at_us: self.now() },
+                    Ok(pid) => Report::Started { role, pid, at_us: micros(self.born) },
                     Err(what) => Report::Failed { role, what },
                 }
             }
             Order::Begin(_) | Order::Stop { .. } => return,
         };
-        // Output may fill the queue; an order to stop must be read even then, so nobody waits here.
+        // Output may fill the queue. An order to stop must be read even then, so this does not
+        // wait.
         let reports = self.reports.clone();
         tokio::spawn(async move { reports.send(report).await });
     }
 
-    fn now(&self) -> u64 {
-        micros(self.born)
-    }
-
-    /// The daemon can't know by itself how a rank's process ended.
+    /// Tells the daemon what it can't see itself, such as how the process of a rank ended.
     fn notify_daemon(&self, notice: Notice) {
         if let Some(daemon) = &self.daemon {
-            // A daemon that does not read is about to be found dead by itself.
+            // The end of a daemon that does not read is noticed elsewhere.
             let _ = daemon.try_send(notice);
         }
     }
@@ -336,7 +318,7 @@ impl Agent {
             let at_us = micros(born);
             let how = status.map_or(ProcessEnd::Code(1), Into::into);
             let _ = ended.send((role, how)).await;
-            // What it wrote comes before its end.
+            // Its output comes before its end.
             for pump in [out, err].into_iter().flatten() {
                 pump.drain().await;
             }
@@ -354,7 +336,7 @@ impl Agent {
         orders: &mut Reader<R>,
         ends: &mut mpsc::Receiver<(Role, ProcessEnd)>,
     ) {
-        // The daemon receives the reason before its effects: the line is written meanwhile.
+        // The daemon receives the reason before it sees the effects: the line is written meanwhile.
         self.notify_daemon(Notice::Stopping { why: end.why });
         yield_now().await;
         let own = self.alive.values().copied().collect();
@@ -362,18 +344,15 @@ impl Agent {
             () = processes::ask_all_to_end(&own, end.grace) => {}
             () = hurried(orders) => {}
         }
-        if !processes::kill_all(&own, Whose::Anybodys).await {
-            print_line(format_args!(
-                "gradwire agent: processes on {} can't be killed",
-                self.begin.host
-            ));
+        if !processes::kill_all(&own, Which::All).await {
+            let host = &self.begin.host;
+            print_line(format_args!("gradwire agent: processes on {host} can't be killed"));
         }
         while !self.alive.is_empty() {
             let Ok(Some((role, _))) = timeout(REAPED, ends.recv()).await else { break };
             self.alive.remove(&role);
         }
-        // Its place is behind the output that is left. The launcher's reader decides how soon that
-        // is.
+        // It comes after the remaining output, which the launcher may take long to read.
         let reports = self.reports.clone();
         tokio::spawn(async move { reports.send(Report::Stopped).await });
     }
@@ -388,7 +367,7 @@ async fn notify(mut notices: mpsc::Receiver<Notice>, mut daemon: impl AsyncWrite
     }
 }
 
-/// Comes back at the second Stop; never, if there is none.
+/// Returns at the second Stop; never, if there is none.
 async fn hurried<R: AsyncRead + Unpin>(orders: &mut Reader<R>) {
     loop {
         match orders.next::<Order>().await {

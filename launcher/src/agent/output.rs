@@ -1,8 +1,8 @@
-//! What one process writes on one of its outputs, on its way to the launcher.
+//! Passes one output stream of a process on to the launcher.
 //!
-//! Nothing of it is lost and nothing is guessed by time: when the process has ended, what it wrote
-//! is in the pipe, and the system says how much that is. Whoever inherited the pipe may hold it
-//! open for as long as it likes.
+//! Nothing is lost, and no timeout decides when the output is complete: when the process has ended,
+//! the rest of its output is in the pipe, and the system says how much that is. A child that has
+//! inherited the pipe may keep it open.
 
 use std::os::fd::AsFd;
 
@@ -18,14 +18,14 @@ use gradwire_proto::launch::{LineEnd, Report, Role, Stream, Text};
 #[derive(Debug)]
 pub struct Pump {
     ended: oneshot::Sender<()>,
-    /// Ends once all is passed on that was written by the process's end.
+    /// Ends once everything that the process wrote before its end has been passed on.
     drained: oneshot::Receiver<()>,
 }
 
 impl Pump {
-    /// The process has ended: waits until all that it had written has been passed on.
+    /// The process has ended: waits until all its output has been passed on.
     pub async fn drain(self) {
-        // It may have read to the end by itself.
+        // The task may have reached the end of the pipe already.
         let _ = self.ended.send(());
         let _ = self.drained.await;
     }
@@ -41,12 +41,12 @@ pub struct Output {
 }
 
 impl Output {
-    /// The output `stream` of `role`, which becomes reports.
+    /// The output `stream` of `role`, to be sent as reports.
     pub fn new(role: Role, stream: Stream, reports: mpsc::Sender<Report>) -> Self {
         Self { role, stream, reports, splitter: Splitter::default() }
     }
 
-    /// Passes on what comes out of `pipe`, until nobody holds it any more.
+    /// Passes on what is written to `pipe`, until no process has it open.
     pub fn start(self, pipe: impl AsyncRead + AsFd + Unpin + Send + 'static) -> Pump {
         let ((end, ended), (drained, all)) = (oneshot::channel(), oneshot::channel());
         tokio::spawn(self.pump(pipe, ended, drained));
@@ -94,7 +94,7 @@ impl Output {
         }
     }
 
-    /// Passes on a last line that has no end.
+    /// Passes on a last line without a newline.
     async fn finish(&mut self) {
         if let Some(line) = self.splitter.finish() {
             self.report(line).await;

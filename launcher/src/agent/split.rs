@@ -1,11 +1,11 @@
-//! Output becomes lines. Pure.
+//! Cuts output into lines. Pure.
 //!
 //! A line ends with a newline, or with a carriage return, which is how progress bars draw over
 //! themselves; a very long one is cut (BOUND). No byte is lost or added.
 
 use gradwire_proto::launch::{LineEnd, Text};
 
-/// The longest stretch that is handed on in one piece, in bytes.
+/// The longest part of a line that is passed on in one piece, in bytes.
 pub const MAX_STRETCH: usize = 16 << 10;
 
 /// Cuts a stream of bytes into lines.
@@ -15,7 +15,7 @@ pub struct Splitter {
 }
 
 impl Splitter {
-    /// Takes bytes and gives the lines that are complete, in order.
+    /// Takes bytes and returns the lines that are complete, in order.
     pub fn push(&mut self, bytes: &[u8]) -> Vec<(Text, LineEnd)> {
         self.pending.extend_from_slice(bytes);
         let (mut lines, mut from) = (Vec::new(), 0);
@@ -28,7 +28,7 @@ impl Splitter {
                 Some(at) => match rest.get(at + 1) {
                     Some(b'\n') => (at, LineEnd::Newline, 2),
                     Some(_) => (at, LineEnd::Return, 1),
-                    // Whether a newline follows is not known yet.
+                    // A newline may follow in the next bytes.
                     None => break,
                 },
                 None if stretch.len() == MAX_STRETCH => (MAX_STRETCH, LineEnd::Open, 0),
@@ -41,7 +41,7 @@ impl Splitter {
         lines
     }
 
-    /// What is left when the stream has ended.
+    /// The rest when the stream has ended.
     pub fn finish(&mut self) -> Option<(Text, LineEnd)> {
         let pending = std::mem::take(&mut self.pending);
         match pending.strip_suffix(b"\r") {
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_an_end_is_cut_not_kept() {
+    fn a_line_without_an_end_is_cut() {
         let mut splitter = Splitter::default();
         let lines = splitter.push(&vec![b'x'; 3 * MAX_STRETCH + 5]);
         assert!(
@@ -111,7 +111,7 @@ mod tests {
         }
     }
 
-    /// `\r\n` is one end of line and comes out as `\n`; all else comes out as it went in.
+    /// `\r\n` is one end of line and becomes `\n`; everything else is unchanged.
     fn normal(bytes: &[u8]) -> Vec<u8> {
         let pairs = bytes.iter().zip(bytes.iter().skip(1).map(Some).chain([None]));
         pairs.filter(|(b, next)| **b != b'\r' || *next != Some(&b'\n')).map(|(b, _)| *b).collect()

@@ -1,10 +1,10 @@
-//! Where output goes: each line to the launcher's own output with its rank in front, and as it is
-//! to files of its own if that is asked for.
+//! Where output goes: each line to the launcher's own output with its rank as a prefix and, with
+//! `--output-dir`, unchanged to a file of its process.
 //!
 //! One thread writes, so lines never mix. Its queue is bounded (BOUND): when the terminal or the
 //! disk is slow, the ranks that write wait, and nothing is lost. Nothing else waits for it: a
 //! launcher whose output is blocked still reacts to Ctrl-C. [`Reading`] distinguishes a slow reader
-//! from none.
+//! from a missing one.
 
 use std::{
     collections::BTreeMap,
@@ -26,19 +26,19 @@ use gradwire_proto::launch::{LineEnd, Stream, Text};
 /// How many lines may wait for the writer.
 const QUEUE: usize = 1024;
 
-/// How long output may wait for a reader that takes none of it (WAIT).
+/// How long output may wait for a reader that does not read (WAIT).
 const READER_LIMIT: Duration = Duration::from_secs(300);
 
 /// Where a line comes from.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
-    /// A rank: its output is the job's, and goes to files as well.
+    /// A rank. Its output is shown on the same stream and goes to files, too.
     Rank(u32),
-    /// A service or an agent, by name. It is shown on standard error, and a daemon has files, too.
+    /// A service or an agent, by name. It is shown on standard error. A daemon has a file, too.
     Service(String),
     /// The launcher.
     Launcher,
-    /// The report at the end, whose lines are complete as they are.
+    /// The report at the end, whose lines get no prefix.
     Report,
 }
 
@@ -49,18 +49,18 @@ impl Source {
     }
 }
 
-/// A stretch of output, at most a line.
+/// A line of output, or a part of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
-    /// Whose.
+    /// The process that wrote it.
     pub source: Source,
-    /// Where it goes.
+    /// The stream that it goes to.
     pub stream: Stream,
     /// Without its end.
     pub text: Text,
-    /// What came after it.
+    /// How it ends.
     pub end: LineEnd,
-    /// It goes to the files of its source only.
+    /// It goes only to the files of its source.
     pub hidden: bool,
 }
 
@@ -81,29 +81,29 @@ impl Line {
     }
 }
 
-/// A line that has no newline yet: whose it is, and whether more of the same line follows.
+/// A line that has no newline yet: its source, and whether more of the same line follows.
 type OpenLine = (Source, LineEnd);
 
-/// Puts lines together with their prefixes. Pure: bytes come out.
+/// Adds prefixes to lines. Pure: it returns bytes.
 #[derive(Debug, Default)]
 struct Layout {
     /// The open line of each output.
     open: BTreeMap<Stream, OpenLine>,
-    /// Whether both outputs are the same terminal, where an open line of one is in the way of
-    /// the other.
+    /// Whether both outputs are the same terminal, where an open line of one must be closed before
+    /// the other writes.
     shared: bool,
-    /// Whether the ranks' standard output is left as it is.
+    /// Whether the standard output of ranks gets no prefix.
     bare: bool,
 }
 
 impl Layout {
-    /// What is to be written for a line, and where; in order.
+    /// The bytes to write for a line, and where, in order.
     fn lay(&mut self, line: &Line) -> Vec<(Stream, Vec<u8>)> {
         let before = self.open.remove(&line.stream);
         let goes_on = before == Some((line.source.clone(), LineEnd::Open));
         let mut parts = Vec::new();
         if before.is_some_and(|(source, _)| source != line.source) {
-            // Somebody else's progress bar stays readable, and so does this line.
+            // The progress bar of another process stays readable, and so does this line.
             parts.push((line.stream, b"\n".to_vec()));
         }
         if self.shared {
@@ -126,7 +126,7 @@ impl Layout {
         parts
     }
 
-    /// What closes the lines that are still open.
+    /// The newlines that close the open lines.
     fn close(&mut self) -> Vec<(Stream, Vec<u8>)> {
         std::mem::take(&mut self.open).into_keys().map(|stream| (stream, b"\n".to_vec())).collect()
     }
@@ -144,26 +144,22 @@ struct OutputFile {
 }
 
 impl OutputFile {
-    /// Adds the path to an error.
-    fn named(&self, error: &io::Error) -> io::Error {
-        io::Error::new(error.kind(), format!("{}: {error}", self.path.display()))
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all(bytes).map_err(|error| self.named(&error))
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush().map_err(|error| self.named(&error))
+    /// Uses the file, and adds its path to an error.
+    fn with(
+        &mut self,
+        work: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let named = |error: io::Error| format!("{}: {error}", self.path.display());
+        work(&mut self.file).map_err(|error| io::Error::new(error.kind(), named(error)))
     }
 }
 
 impl Files {
-    /// Makes the files of `size` ranks and of the daemons of `hosts`; those of an earlier run are
-    /// replaced.
+    /// Creates the files of `size` ranks and of the daemons of `hosts`, and replaces those of an
+    /// earlier run.
     ///
     /// # Errors
-    /// The path that can't be made, with the error of the system.
+    /// The path that can't be created, with the system's error.
     pub fn create<'a>(
         directory: &Path,
         size: u32,
@@ -199,25 +195,25 @@ impl Files {
     }
 }
 
-/// The way to the writing thread; it ends when all clones of the sender are gone.
+/// The writing thread, which ends when all clones of the sender are gone.
 #[derive(Debug)]
 pub struct Console {
     /// Where lines go in.
     pub lines: mpsc::Sender<Line>,
-    /// Becomes ready when the thread has ended: with the error, if output can't be written.
+    /// Becomes ready when the thread ends: with the error, if output can't be written.
     pub ended: oneshot::Receiver<Option<String>>,
-    /// Whether somebody takes what is written.
+    /// Whether a reader takes the output.
     pub reading: Reading,
 }
 
-/// How many lines the writing thread has begun to write, and how many are out.
+/// How many lines the writing thread has begun and finished.
 #[derive(Debug, Default)]
 struct Meter {
     begun: AtomicU64,
     out: AtomicU64,
 }
 
-/// Whether output waits, and for a reader who still reads.
+/// Whether output waits, and whether its reader still reads.
 #[derive(Debug)]
 pub struct Reading {
     meter: Arc<Meter>,
@@ -227,14 +223,13 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// Whether something waits to be taken.
+    /// Whether output waits for its reader.
     pub fn is_behind(&self) -> bool {
         let queued = self.lines.upgrade().is_some_and(|l| l.capacity() < l.max_capacity());
         queued || self.meter.begun.load(Relaxed) > self.meter.out.load(Relaxed)
     }
 
-    /// Whether something waits to be taken and somebody has taken something within the last
-    /// minutes, so that it is worth waiting.
+    /// Whether output waits for a reader that has read some of it within the last minutes.
     pub fn is_slow(&mut self) -> bool {
         let seen = self.meter.begun.load(Relaxed);
         if seen != self.seen {
@@ -245,10 +240,10 @@ impl Reading {
 }
 
 impl Console {
-    /// Starts the writing thread. `bare`: without numbers on the ranks' standard output.
+    /// Starts the writing thread. With `bare`, the standard output of ranks gets no prefix.
     ///
     /// # Errors
-    /// If there can be no thread.
+    /// If the thread can't be started.
     pub fn start(files: Option<Files>, bare: bool) -> io::Result<Self> {
         let (lines, queue) = mpsc::channel(QUEUE);
         let (tell, ended) = oneshot::channel();
@@ -256,7 +251,7 @@ impl Console {
         let writer = Writer::new(files, bare, meter.clone());
         thread::Builder::new().name("gradwire-output".to_owned()).spawn(move || {
             let result = writer.run(queue);
-            // Nobody listens if the launcher has ended already.
+            // The launcher may have ended already.
             let _ = tell.send(result.err().map(|error| error.to_string()));
         })?;
         let reading = Reading { meter, lines: lines.downgrade(), seen: 0, since: Instant::now() };
@@ -305,8 +300,10 @@ impl Writer {
         if let Some(files) = &mut self.files
             && let Some(file) = files.0.get_mut(&(line.source.clone(), line.stream))
         {
-            file.write(line.text.as_bytes())?;
-            file.write(line.end.as_bytes())?;
+            file.with(|file| {
+                file.write_all(line.text.as_bytes())?;
+                file.write_all(line.end.as_bytes())
+            })?;
         }
         if line.hidden {
             return Ok(());
@@ -317,7 +314,7 @@ impl Writer {
         Ok(())
     }
 
-    /// The two outputs are often one terminal: what comes first is written first.
+    /// Both outputs are often one terminal, so the order across them is kept.
     fn emit(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
         if stream != self.last {
             self.stdout.flush()?;
@@ -334,7 +331,7 @@ impl Writer {
         self.stdout.flush()?;
         self.stderr.flush()?;
         for file in self.files.iter_mut().flat_map(|files| files.0.values_mut()) {
-            file.flush()?;
+            file.with(BufWriter::flush)?;
         }
         self.meter.out.store(self.meter.begun.load(Relaxed), Relaxed);
         Ok(())
@@ -363,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_progress_bar_stays_readable_among_other_lines() {
+    fn progress_bars_stay_readable() {
         use {LineEnd::*, Stream::*};
         let lines = [
             line(0, Stderr, "10%", Return),
@@ -400,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_without_an_end_are_neither_joined_nor_left_open() {
+    fn unfinished_lines_are_closed() {
         use {LineEnd::*, Stream::*};
         let lines = [
             line(1, Stdout, "no eol", Open),
@@ -423,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_named_by_rank_and_a_bad_folder_is_named() {
+    fn files_are_named_by_rank() {
         let dir = tempfile::tempdir().unwrap();
         Files::create(dir.path(), 1, ["n1"]).unwrap();
         assert!(dir.path().join("daemon.n1/stderr").is_file());

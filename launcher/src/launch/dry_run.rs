@@ -1,4 +1,4 @@
-//! `--dry-run`: what would be started, and nothing is.
+//! `--dry-run`: shows what would be started, and starts nothing.
 
 use std::{collections::HashMap, fmt::Write, net::IpAddr};
 
@@ -7,7 +7,7 @@ use gradwire_settings::Settings;
 
 use super::plan::{Places, Plan};
 
-/// The plan for people. What only a running job knows is written `<so>`; the secret is not shown.
+/// The plan as text. Values that only a running job has are shown as `<value>`, as is the secret.
 pub fn describe(plan: &Plan, settings: &Settings, local: &[bool]) -> String {
     let mut text = String::new();
     let mut line = |line: String| {
@@ -67,7 +67,7 @@ pub fn describe(plan: &Plan, settings: &Settings, local: &[bool]) -> String {
     text
 }
 
-/// A word as a shell would take it.
+/// A word, quoted for a shell.
 fn quote(word: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_./=:,+@%".contains(&b);
     if !word.is_empty() && word.bytes().all(plain) {
@@ -84,7 +84,7 @@ mod tests {
     use crate::launch::hosts::parse_list;
 
     #[test]
-    fn everything_is_shown_but_the_secret() {
+    fn all_but_the_secret_is_shown() {
         let nodes = Plan::nodes(&parse_list("a:2,b:1").unwrap(), None).unwrap();
         let loaded = Settings::load(&Layers::default()).unwrap();
         let args = vec!["-c".to_owned(), "echo it's".to_owned()];

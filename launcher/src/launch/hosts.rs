@@ -1,14 +1,13 @@
-//! Which hosts there are and how many ranks each takes: `-H`, `--hostfile` and `--servers`, parsed
-//! (TRUST).
+//! The hosts and how many ranks each takes: parses `-H`, `--hostfile` and `--servers` (TRUST).
 
 use std::{collections::BTreeSet, fmt, net::Ipv6Addr};
 
 use gradwire_proto::{InvalidRackLabel, MAX_LABEL_BYTES, check_rack_label};
 
-/// A host and how many ranks it takes.
+/// A host with its slots.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
-    /// Its name or address, as it was given.
+    /// Its name or address, as the user gave it.
     pub name: String,
     /// How many ranks it takes; none for a server.
     pub slots: u32,
@@ -27,102 +26,110 @@ impl fmt::Display for Host {
     }
 }
 
-/// The most ranks of a job: a limit for slips of the finger, not a property of the protocol.
+/// The most ranks or slots in an option: a limit against typing errors, not of the protocol.
 pub const MAX_RANKS: u32 = 1 << 20;
 
-/// The fastest line, in Mbit/s: that of the setting node.line_mbit.
+/// The fastest line, in Mbit/s: the limit of the setting `node.line_mbit`.
 const MAX_LINE_MBIT: u32 = 10_000_000;
 
-/// Why a list of hosts is refused.
+/// A mistake in a list of hosts, and its place.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the texts say what the fields are")]
-pub enum HostsError {
-    #[error(
-        "{place}: '{given}' is not a slot count; it must be a whole number from 1 to {MAX_RANKS}, \
-         and is left out for a server"
-    )]
-    Slots { place: String, given: String },
-    #[error("{place}: '{given}' is not a host's name or address")]
-    Name { place: String, given: String },
-    #[error(
-        "{place}: '{given}' may mean the address {given} or {slots} slots of {address}; write \
-         [{given}] or [{address}]:{slots}"
-    )]
-    Ambiguous { place: String, given: String, address: String, slots: String },
-    #[error(
-        "{place}: '{given}' is not understood; a line is `host slots=N rack=LABEL line=RATE`, or \
-         for a server `host role=server rack=LABEL line=RATE`"
-    )]
-    Word { place: String, given: String },
-    #[error("{place}: {word} is given twice; '{given}' is the second one")]
-    Again { place: String, word: String, given: String },
-    #[error(
-        "{place}: '{given}' is not the rate of a line; it must be a number of Mbit/s from 1 to \
-         {MAX_LINE_MBIT}, such as 25000 or 25G"
-    )]
-    Line { place: String, given: String },
-    #[error("{place}: '{given}' is not a rack's label; it must be {InvalidRackLabel}")]
-    Rack { place: String, given: String },
-    #[error("{place}: host {name} is given twice; give it once with all its slots")]
-    Twice { place: String, name: String },
-    #[error(
-        "{place}: host {name} is a server and has slots; a server has no ranks: leave them out"
-    )]
-    ServerWithSlots { place: String, name: String },
-    #[error(
-        "{place}: host {name} is a server, and the first host has to have ranks: its daemon hosts \
-         the coordinator; name a host with ranks before it"
-    )]
-    ServerFirst { place: String, name: String },
-    #[error("{place}: no hosts are given")]
-    None { place: String },
+#[error("{place}: {mistake}")]
+pub struct HostsError {
+    place: String,
+    mistake: Mistake,
 }
 
-/// Parses `-H`: `host:slots,…`; a host without `:slots` takes one rank; `[v6]:slots` for IPv6.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+enum Mistake {
+    #[error(
+        "'{0}' is not a slot count; it must be a whole number from 1 to {MAX_RANKS}; omit it for a \
+         server"
+    )]
+    Slots(String),
+    #[error("'{0}' is not a host's name or address")]
+    Name(String),
+    #[error(
+        "'{given}' may mean the address {given} or {slots} slots of {address}; write [{given}] or \
+         [{address}]:{slots}"
+    )]
+    Ambiguous { given: String, address: String, slots: String },
+    #[error(
+        "unknown word '{0}'; a line is `host slots=N rack=LABEL line=RATE`, or for a server `host \
+         role=server rack=LABEL line=RATE`"
+    )]
+    Word(String),
+    #[error("{word} is given twice; '{given}' is the second one")]
+    Again { word: String, given: String },
+    #[error(
+        "'{0}' is not the rate of a line; it must be a number of Mbit/s from 1 to {MAX_LINE_MBIT}, \
+         such as 25000 or 25G"
+    )]
+    Line(String),
+    #[error("'{0}' is not a rack's label; it must be {InvalidRackLabel}")]
+    Rack(String),
+    #[error("host {0} is given twice; give it once with all its slots")]
+    Twice(String),
+    #[error("host {0} is a server and has slots; omit them, because a server has no ranks")]
+    ServerWithSlots(String),
+    #[error(
+        "host {0} is a server, but the first host must have ranks, because its daemon hosts the \
+         coordinator; list a host with ranks before it"
+    )]
+    ServerFirst(String),
+    #[error("no hosts are given")]
+    None,
+}
+
+impl Mistake {
+    fn at(self, place: impl Into<String>) -> HostsError {
+        HostsError { place: place.into(), mistake: self }
+    }
+}
+
+/// Parses `-H`: `host:slots,…`, or `[v6]:slots` for IPv6; a host without `:slots` takes one rank.
 ///
 /// # Errors
 /// [`HostsError`] with the entry that is wrong.
 pub fn parse_list(text: &str) -> Result<Vec<Host>, HostsError> {
-    let entries = text.split(',').map(str::trim).enumerate().filter(|(_, entry)| !entry.is_empty());
-    let hosts = entries.map(|(i, entry)| (format!("-H entry {}", i + 1), entry));
-    collect("-H", hosts.map(|(place, entry)| entry_of(place, entry)))
+    collect("-H", entries("-H", text).map(|(place, entry)| (place, entry_of(entry))))
 }
 
-/// Parses `--servers`: `host,…`, hosts without ranks. They follow `hosts`, or this machine.
+/// Parses `--servers`: `host,…`, hosts without ranks. They come after `hosts`, or this machine.
 ///
 /// # Errors
 /// [`HostsError`] with the entry that is wrong.
 pub fn parse_servers(text: &str, hosts: &[Host]) -> Result<Vec<Host>, HostsError> {
-    let entries = text.split(',').map(str::trim).enumerate().filter(|(_, entry)| !entry.is_empty());
-    let servers = entries.map(|(i, entry)| {
-        let (place, host) = entry_of(format!("--servers entry {}", i + 1), entry)?;
-        as_server(place, entry, host)
-    });
-    let known = hosts.iter().map(|host| Ok((String::new(), host.clone())));
+    let servers = entries("--servers", text)
+        .map(|(place, entry)| (place, entry_of(entry).and_then(|host| as_server(entry, host))));
+    let known = hosts.iter().map(|host| (String::new(), Ok(host.clone())));
     let all = collect("--servers", known.chain(servers))?;
-    if all.len() == hosts.len() {
-        return Err(HostsError::None { place: "--servers".to_owned() });
-    }
-    Ok(all)
+    if all.len() == hosts.len() { Err(Mistake::None.at("--servers")) } else { Ok(all) }
 }
 
-/// Whether a host was written with slots behind it.
+/// The entries of a list, each with its place for errors.
+fn entries<'a>(option: &'a str, text: &'a str) -> impl Iterator<Item = (String, &'a str)> {
+    let entries = text.split(',').map(str::trim).enumerate().filter(|(_, entry)| !entry.is_empty());
+    entries.map(move |(i, entry)| (format!("{option} entry {}", i + 1), entry))
+}
+
+/// Whether a host was written with slots.
 fn has_slots(written: &str, host: &Host) -> bool {
     let bare = written.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
     bare.unwrap_or(written) != host.name
 }
 
 /// A host that was written without slots, as a server.
-fn as_server(place: String, written: &str, host: Host) -> Placed {
+fn as_server(written: &str, host: Host) -> Result<Host, Mistake> {
     if has_slots(written, &host) {
-        return Err(HostsError::ServerWithSlots { place, name: host.name });
+        return Err(Mistake::ServerWithSlots(host.name));
     }
-    Ok((place, Host { slots: 0, ..host }))
+    Ok(Host { slots: 0, ..host })
 }
 
-/// Parses a hostfile: a line is `host slots=N`, or `host:N`, or `host` for one rank, or
-/// `host role=server` for none, and may have `rack=LABEL` behind it; `#` begins a comment; blank
-/// lines don't count, nor does a byte order mark. `file` is its name, for errors.
+/// Parses a hostfile. A line is `host slots=N`, `host:N`, `host` for one rank, or `host
+/// role=server` for none; `rack=LABEL` and `line=RATE` may follow. `#` begins a comment. Blank
+/// lines and a byte order mark are ignored. `file` is its name, for errors.
 ///
 /// # Errors
 /// [`HostsError`] with the line that is wrong.
@@ -132,129 +139,118 @@ pub fn parse_file(file: &str, text: &str) -> Result<Vec<Host>, HostsError> {
         let line = line.split('#').next().unwrap_or_default().trim();
         (!line.is_empty()).then(|| (format!("hostfile {file} line {}", i + 1), line))
     });
-    let host = |(at, (place, line))| {
-        let (place, host) = line_of(place, line)?;
-        if at == 0 && host.slots == 0 {
-            return Err(HostsError::ServerFirst { place, name: host.name });
+    let hosts = lines.enumerate().map(|(at, (place, line))| match line_of(line) {
+        Ok(host) if at == 0 && host.slots == 0 => (place, Err(Mistake::ServerFirst(host.name))),
+        host => (place, host),
+    });
+    collect(&format!("hostfile {file}"), hosts)
+}
+
+fn collect(
+    all: &str,
+    hosts: impl Iterator<Item = (String, Result<Host, Mistake>)>,
+) -> Result<Vec<Host>, HostsError> {
+    let (mut seen, mut found) = (BTreeSet::new(), Vec::new());
+    for (place, host) in hosts {
+        match host {
+            Ok(host) if seen.insert(host.name.to_lowercase()) => found.push(host),
+            Ok(host) => return Err(Mistake::Twice(host.name).at(place)),
+            Err(mistake) => return Err(mistake.at(place)),
         }
-        Ok((place, host))
-    };
-    collect(&format!("hostfile {file}"), lines.enumerate().map(host))
-}
-
-type Placed = Result<(String, Host), HostsError>;
-
-fn collect(all: &str, hosts: impl Iterator<Item = Placed>) -> Result<Vec<Host>, HostsError> {
-    let mut seen = BTreeSet::new();
-    let hosts = hosts
-        .map(|host| {
-            let (place, host) = host?;
-            if !seen.insert(host.name.to_lowercase()) {
-                return Err(HostsError::Twice { place, name: host.name });
-            }
-            Ok(host)
-        })
-        .collect::<Result<Vec<_>, _>>()?;
-    if hosts.is_empty() {
-        return Err(HostsError::None { place: all.to_owned() });
     }
-    Ok(hosts)
+    if found.is_empty() { Err(Mistake::None.at(all)) } else { Ok(found) }
 }
 
-fn line_of(place: String, line: &str) -> Placed {
+fn line_of(line: &str) -> Result<Host, Mistake> {
     let mut words = line.split_whitespace();
     let entry = words.next().unwrap_or_default();
-    let (place, mut host) = entry_of(place, entry)?;
+    let mut host = entry_of(entry)?;
     let (mut slots, mut rack, mut line, mut is_server) = (None, None, None, false);
     for word in words {
         match word.split_once('=') {
-            Some(("slots", number)) if slots.is_none() => slots = Some(count(&place, number)?),
+            Some(("slots", number)) if slots.is_none() => slots = Some(count(number)?),
             Some(("role", "server")) if !is_server => is_server = true,
-            Some(("rack", label)) if rack.is_none() => rack = Some(rack_of(&place, label)?),
-            Some(("line", rate)) if line.is_none() => line = Some(line_mbit_of(&place, rate)?),
+            Some(("rack", label)) if rack.is_none() => rack = Some(rack_of(label)?),
+            Some(("line", rate)) if line.is_none() => line = Some(line_mbit_of(rate)?),
             Some((word @ ("slots" | "rack" | "line"), again)) => {
-                return Err(HostsError::Again {
-                    place,
-                    word: word.to_owned(),
-                    given: shown(again),
-                });
+                return Err(Mistake::Again { word: word.to_owned(), given: shown(again) });
             }
-            _ => return Err(HostsError::Word { place, given: shown(word) }),
+            _ => return Err(Mistake::Word(shown(word))),
         }
     }
     host.rack = rack.unwrap_or_default();
     host.line_mbit = line;
     match slots {
-        Some(_) if is_server => Err(HostsError::ServerWithSlots { place, name: host.name }),
-        None if is_server => as_server(place, entry, host),
+        Some(_) if is_server => Err(Mistake::ServerWithSlots(host.name)),
+        None if is_server => as_server(entry, host),
         Some(slots) if has_slots(entry, &host) => {
-            Err(HostsError::Again { place, word: "slots".to_owned(), given: slots.to_string() })
+            Err(Mistake::Again { word: "slots".to_owned(), given: slots.to_string() })
         }
-        _ => Ok((place, Host { slots: slots.unwrap_or(host.slots), ..host })),
+        _ => Ok(Host { slots: slots.unwrap_or(host.slots), ..host }),
     }
 }
 
-fn rack_of(place: &str, label: &str) -> Result<String, HostsError> {
-    let fits = !label.is_empty() && check_rack_label(label).is_ok();
-    let refused = || HostsError::Rack { place: place.to_owned(), given: shown(label) };
-    if fits { Ok(label.to_owned()) } else { Err(refused()) }
+fn rack_of(label: &str) -> Result<String, Mistake> {
+    match check_rack_label(label) {
+        Ok(()) if !label.is_empty() => Ok(label.to_owned()),
+        _ => Err(Mistake::Rack(shown(label))),
+    }
 }
 
 /// The rate of a line in Mbit/s, from a number or one with a unit, such as 25G.
-fn line_mbit_of(place: &str, given: &str) -> Result<u32, HostsError> {
-    let refused = || HostsError::Line { place: place.to_owned(), given: shown(given) };
+fn line_mbit_of(given: &str) -> Result<u32, Mistake> {
     let (number, unit) = match given.strip_suffix(['G', 'g']) {
         Some(number) => (number, 1000),
         None => (given.strip_suffix(['M', 'm']).unwrap_or(given), 1),
     };
     let digits = number.bytes().all(|byte| byte.is_ascii_digit());
     let rate = number.parse().ok().filter(|_| digits).and_then(|rate: u32| rate.checked_mul(unit));
-    rate.filter(|rate| (1..=MAX_LINE_MBIT).contains(rate)).ok_or_else(refused)
+    let rate = rate.filter(|rate| (1..=MAX_LINE_MBIT).contains(rate));
+    rate.ok_or_else(|| Mistake::Line(shown(given)))
 }
 
-fn entry_of(place: String, entry: &str) -> Placed {
+fn entry_of(entry: &str) -> Result<Host, Mistake> {
     let (name, slots) = match entry.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((name, "")) => (name, "1"),
         Some((name, rest)) => (name, rest.strip_prefix(':').unwrap_or(rest)),
         // More than one colon and no brackets: an IPv6 address without slots.
-        None if entry.matches(':').count() > 1 => (bare_address(&place, entry)?, "1"),
+        None if entry.matches(':').count() > 1 => (bare_address(entry)?, "1"),
         None => entry.rsplit_once(':').unwrap_or((entry, "1")),
     };
-    // A name goes to ssh as an argument: one that begins with '-' would be an option there.
+    // A name becomes an argument of ssh: with a '-' at its start it would be an option.
     let fits = !name.is_empty()
         && name.len() <= MAX_LABEL_BYTES
         && !name.starts_with('-')
         && name.chars().all(|c| c.is_alphanumeric() || ".-_:@%".contains(c));
     if !fits {
-        return Err(HostsError::Name { place, given: shown(name) });
+        return Err(Mistake::Name(shown(name)));
     }
-    let slots = count(&place, slots)?;
-    Ok((place, Host { name: name.to_owned(), slots, rack: String::new(), line_mbit: None }))
+    let slots = count(slots)?;
+    Ok(Host { name: name.to_owned(), slots, rack: String::new(), line_mbit: None })
 }
 
-fn count(place: &str, given: &str) -> Result<u32, HostsError> {
+fn count(given: &str) -> Result<u32, Mistake> {
     let digits = given.bytes().all(|byte| byte.is_ascii_digit());
     let number = given.parse().ok().filter(|n| digits && (1..=MAX_RANKS).contains(n));
-    number.ok_or_else(|| HostsError::Slots { place: place.to_owned(), given: shown(given) })
+    number.ok_or_else(|| Mistake::Slots(shown(given)))
 }
 
-/// An IPv6 address that is not in brackets, so that nothing can follow it.
-fn bare_address<'a>(place: &str, entry: &'a str) -> Result<&'a str, HostsError> {
+/// An IPv6 address without brackets, so without slots.
+fn bare_address(entry: &str) -> Result<&str, Mistake> {
     let is_address = |text: &str| {
         text.split('%').next().is_some_and(|address| address.parse::<Ipv6Addr>().is_ok())
     };
-    let place = place.to_owned();
     match entry.rsplit_once(':') {
         Some((address, slots)) if is_address(address) => {
             let (given, address, slots) = (shown(entry), shown(address), shown(slots));
-            Err(HostsError::Ambiguous { place, given, address, slots })
+            Err(Mistake::Ambiguous { given, address, slots })
         }
         _ if is_address(entry) => Ok(entry),
-        _ => Err(HostsError::Name { place, given: shown(entry) }),
+        _ => Err(Mistake::Name(shown(entry))),
     }
 }
 
-/// The beginning of a text from outside; what can't be seen in it is written so that it can.
+/// The beginning of a text from outside, with invisible characters escaped.
 fn shown(text: &str) -> String {
     let visible = |c: char| c == '\'' || c == '"' || c == '\\';
     let chars = text.chars().take(80);
@@ -325,7 +321,7 @@ mod tests {
         }
         let cases = [
             ("a\nb slots=x\n", "hostfile h line 2: 'x' is not a slot count"),
-            ("\n# c\na slot=2", "hostfile h line 3: 'slot=2' is not understood; a line is"),
+            ("\n# c\na slot=2", "hostfile h line 3: unknown word 'slot=2'; a line is `host"),
             ("a slots=2 slots=3", "hostfile h line 1: slots is given twice; '3' is the second one"),
             ("a:2 slots=3", "hostfile h line 1: slots is given twice; '3' is the second one"),
             ("[::1]:2 slots=3", "hostfile h line 1: slots is given twice; '3' is the second one"),
@@ -341,10 +337,10 @@ mod tests {
             ("a rack=\u{7}", "hostfile h line 1: '\\u{7}' is not a rack's label"),
             ("a\n\na slots=3", "hostfile h line 3: host a is given twice"),
             ("# nothing\n", "hostfile h: no hosts are given"),
-            ("a\nb role=worker", "hostfile h line 2: 'role=worker' is not understood; a line is"),
+            ("a\nb role=worker", "hostfile h line 2: unknown word 'role=worker'; a line is"),
             ("a\nb:2 role=server", "hostfile h line 2: host b is a server and has slots"),
             ("a\nb role=server slots=1", "hostfile h line 2: host b is a server and has slots"),
-            ("a role=server\nb", "hostfile h line 1: host a is a server, and the first host has"),
+            ("a role=server\nb", "hostfile h line 1: host a is a server, but the first host must"),
         ];
         for (text, expected) in cases {
             let error = parse_file("h", text).unwrap_err().to_string();
@@ -364,7 +360,7 @@ mod tests {
             (
                 "d:0",
                 "--servers entry 1: '0' is not a slot count; it must be a whole number from 1 to \
-                 1048576, and is left out for a server",
+                 1048576; omit it for a server",
             ),
             ("d,a", "--servers entry 2: host a is given twice"),
             ("d,,d", "--servers entry 3: host d is given twice"),
@@ -379,7 +375,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_panics_and_what_is_accepted_can_be_given_to_ssh(
+        fn no_text_panics_or_becomes_an_option_of_ssh(
             text in "[a-c:,\\[\\]=# \n0-9-]{0,40}",
         ) {
             for host in parse_list(&text).into_iter().chain(parse_file("f", &text)).flatten() {

@@ -1,4 +1,4 @@
-//! The life of a job, as decisions: an event and the time go in, orders to hosts come out. Pure.
+//! Decides about the life of a job: an event and the time go in, orders to hosts come out. Pure.
 //!
 //! ```text
 //! Reaching ─ all hosts ready ─► First daemon ─ it serves ─► Daemons ─ all serve ─► Running
@@ -9,9 +9,9 @@
 //! ```
 //!
 //! The launcher does not act on a failure at once. For a moment (`Gathering`) it gathers others, so
-//! that the first by time decides and not the first that is reported. It also waits for a daemon's
-//! report of the cause, which may be late on a busy machine, and for the end of the process that is
-//! at fault.
+//! that the earliest failure decides and not the one reported first. It also waits for a daemon's
+//! report of the cause, which may be late on a busy machine, and for the end of the process at
+//! fault.
 
 use std::{collections::BTreeMap, net::IpAddr, net::SocketAddr, time::Duration};
 
@@ -26,19 +26,19 @@ use super::{
     report::{self, Cause, JobReport},
 };
 
-/// How long services may take to end by themselves once all ranks have ended well.
+/// How long services may take to end by themselves once all ranks have succeeded.
 const LEAVE: Duration = Duration::from_millis(300);
 
-/// How much longer than the grace period an agent may take to report that everything has ended.
+/// How much longer than the grace period an agent may take to report that all has ended.
 const SLACK: Duration = Duration::from_secs(5);
 
-/// What happens. Times are since the launch began, by the launcher's clock.
+/// Something that happened. Times are since the launch began, by the launcher's clock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields are those of the agents' reports")]
 pub enum Event {
-    /// A host has what the job needs; the address is the one by which others reach it.
+    /// A host has what the job needs; other hosts reach it by the address.
     Ready { node: usize, address: IpAddr, port: u16 },
-    /// It has not, or can't be reached.
+    /// A host lacks something, or can't be reached.
     Refused { node: usize, what: String, hint: String },
     /// A process runs.
     Started { node: usize, role: Role, pid: u32, at: Duration },
@@ -52,36 +52,27 @@ pub enum Event {
     Stopped { node: usize },
     /// The connection to a host ended before Stopped.
     Lost { node: usize, what: String, at: Duration },
-    /// The launcher got a signal.
+    /// The launcher received a signal.
     Interrupted { signal: i32 },
     /// Output can't be written.
     OutputClosed { why: String },
-    /// The deadline has come.
+    /// The deadline has passed.
     Tick,
-    /// The deadline has come, but output of the job waits for a slow reader, and the reports
-    /// of hosts wait behind it.
+    /// The deadline has passed, but output of the job waits for a slow reader, and the reports of
+    /// hosts wait behind it.
     Unread,
 }
 
-/// What is to be done.
+/// What to do next.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say what the fields are")]
 pub enum Command {
     /// Give an order to a host's agent.
-    Order {
-        /// The host.
-        node: usize,
-        /// The order.
-        order: Order,
-    },
-    /// A note for the user who wants details.
+    Order { node: usize, order: Order },
+    /// A note, shown with `--verbose`.
     Note(String),
-    /// All daemons serve: say where.
-    Serving {
-        /// The address of the coordinator.
-        coordinator: SocketAddr,
-        /// Where the daemons show their metrics.
-        daemons: Vec<DaemonMetrics>,
-    },
+    /// All daemons serve: tell where.
+    Serving { coordinator: SocketAddr, daemons: Vec<DaemonMetrics> },
 }
 
 /// How long things may take.
@@ -89,9 +80,9 @@ pub enum Command {
 pub struct Limits {
     /// Until every rank is started.
     pub start: Duration,
-    /// For processes to end after they were asked to.
+    /// For processes to end after being asked to.
     pub grace: Duration,
-    /// For other failures to become known after the first.
+    /// For other failures to arrive after the first.
     pub gather: Duration,
     /// For a daemon to report the cause, after that.
     pub report: Duration,
@@ -125,7 +116,7 @@ struct Process {
     ended: Option<ProcessEnd>,
 }
 
-/// The launcher's knowledge of one job, and its decisions.
+/// What the launcher knows about one job, and its decisions.
 #[derive(Debug)]
 pub struct Job {
     plan: Plan,
@@ -135,18 +126,18 @@ pub struct Job {
     hosts: Vec<Host>,
     /// Where the coordinator serves, once it does.
     coordinator: Option<SocketAddr>,
-    /// By host, because each has a daemon.
+    /// The key has the host, because each host has a daemon.
     processes: BTreeMap<(usize, Role), Process>,
     causes: Vec<Cause>,
-    /// Why the job failed, as the host of the coordinator reports or, without that, the first host
-    /// that did; with that host. However well the ranks end, the job has failed.
+    /// The host that reported why the job failed, and its report: the host of the coordinator or,
+    /// without that, the first host that did. The job has failed, even if all ranks succeed.
     failure: Option<(usize, Failure)>,
     /// The daemons have been given more time to report the cause.
     patient: bool,
-    /// The process at fault has been given the time to end by itself.
+    /// The process at fault has been given time to end by itself.
     awaited: bool,
     ranks_ran: bool,
-    /// Somebody wants it to end, and not to wait for who reads its output.
+    /// The user wants the job to end now, without waiting for a reader of its output.
     hurried: bool,
     commands: Vec<Command>,
 }
@@ -173,12 +164,12 @@ impl Job {
         }
     }
 
-    /// When a [`Event::Tick`] is due at the latest.
+    /// When [`Event::Tick`] is due.
     pub fn deadline(&self) -> Option<Duration> {
         self.deadline
     }
 
-    /// The report, once nothing of the job runs any more.
+    /// The report, once all processes of the job have ended.
     pub fn report(&self) -> Option<JobReport> {
         let others = self.ranks_ran && self.plan.size() > 1;
         (self.phase == Phase::Done).then(|| JobReport::new(&self.causes, self.failure(), others))
@@ -199,7 +190,7 @@ impl Job {
         running.any(|((node, role), _)| self.blames(*node, *role))
     }
 
-    /// Whether a daemon that runs may yet report why the job failed.
+    /// Whether a running daemon may yet report why the job failed.
     fn report_may_come(&self) -> bool {
         let daemon_runs = self.processes.iter().any(|((node, role), process)| {
             *role == Role::Daemon && process.ended.is_none() && !self.hosts[*node].stopped
@@ -207,12 +198,12 @@ impl Job {
         self.ranks_ran && self.failure.is_none() && daemon_runs
     }
 
-    /// Whether somebody wants it to end, so that nobody who reads its output is waited for.
+    /// Whether the user wants the job to end now, without waiting for a reader of its output.
     pub fn is_hurried(&self) -> bool {
         self.hurried
     }
 
-    /// Takes an event and decides what is to be done.
+    /// Takes an event and decides what to do.
     pub fn step(&mut self, event: Event, now: Duration) -> Vec<Command> {
         match event {
             Event::Ready { node, address, port } => {
@@ -240,7 +231,7 @@ impl Job {
             Event::Lost { node, what, at } => self.lost(node, what, at, now),
             Event::Interrupted { signal } => self.interrupted(signal, now),
             Event::OutputClosed { why } => self.fail(Cause::Output(why), now),
-            // Once everything was asked to end, only words are waited for.
+            // All processes have been asked to end: only their output is waited for.
             Event::Unread if self.phase == Phase::Stopping && !self.hurried => {
                 self.deadline = Some(now + SLACK);
             }
@@ -266,7 +257,7 @@ impl Job {
         matches!(self.phase, Phase::Reaching | Phase::First | Phase::Daemons)
     }
 
-    /// Keeps a cause; the first one begins the end.
+    /// Keeps a cause; the first one ends the job.
     fn fail(&mut self, cause: Cause, now: Duration) {
         if matches!(self.phase, Phase::Stopping | Phase::Done) {
             return;
@@ -282,7 +273,7 @@ impl Job {
         let (metrics, grpc) = match from_line(line) {
             Ok(ServiceReport::Serving { metrics, grpc, .. }) => (metrics, grpc),
             Ok(ServiceReport::Failed { failure }) => {
-                // The host of the coordinator knows best, but for what it reports when it is
+                // The host of the coordinator knows best, unless it only reports that it is being
                 // stopped.
                 let knows = match &self.failure {
                     None => true,
@@ -294,7 +285,7 @@ impl Job {
                 }
                 match self.phase {
                     Phase::Leaving => self.deadline = Some(now + self.limits.grace),
-                    // Other reports of it follow at once.
+                    // More reports of it follow at once.
                     Phase::Gathering if self.patient && is_first => {
                         self.deadline = Some(now + self.limits.gather);
                     }
@@ -315,7 +306,7 @@ impl Job {
             }
             (Role::Daemon, 1.., _) => self.hosts[node].metrics = Some(metrics),
             _ => {
-                let what = format!("{role} on host {} said {line}", self.host(node));
+                let what = format!("{role} on host {} reported: {line}", self.host(node));
                 self.fail(Cause::NotStarted { what, hint: String::new() }, now);
             }
         }
@@ -334,15 +325,15 @@ impl Job {
         let process = self.processes.entry((node, role)).or_default();
         process.ended = Some(end);
         let ran = at.saturating_sub(process.started.unwrap_or(at));
-        // A service ends well when all ranks have left, which may be before they end. Before it
-        // served, any end is a failure.
+        // A service may end once all ranks have left, even before they end. While the job starts,
+        // any end of a service is a failure.
         if !matches!(role, Role::Rank(_)) && self.is_starting() {
-            // Its own hint is better than ours, and is not the reason.
+            // Its own hint is better than ours, but is not the reason.
             let hint = tail.iter().rev().find_map(|line| line.strip_prefix("hint: "));
             let why = tail.iter().rev().find(|line| !line.starts_with("hint: "));
             let why = why.map(|line| format!(": {line}")).unwrap_or_default();
             let what = format!("{role} on host {host} (pid {pid}) {end} before the job began{why}");
-            let hint = hint.unwrap_or("run again with --verbose to see all of its output").into();
+            let hint = hint.unwrap_or("run again with --verbose to see all its output").into();
             self.fail(Cause::NotStarted { what, hint }, now);
         } else if !end.is_well() {
             self.fail(Cause::Ended { role, host, pid, end, at, ran, tail }, now);
@@ -351,7 +342,7 @@ impl Job {
             if self.awaited && self.blames(node, role) {
                 self.stop(self.limits.grace, now);
             } else if self.patient && !self.awaited && !self.report_may_come() {
-                // The last daemon has ended. Other ends follow at once.
+                // The last daemon has ended. The ends of other processes follow at once.
                 self.deadline = self.deadline.min(Some(now + self.limits.gather));
             }
         }
@@ -371,11 +362,11 @@ impl Job {
     fn interrupted(&mut self, signal: i32, now: Duration) {
         match self.phase {
             Phase::Done => {}
-            // The second time is an order: no grace any more.
+            // The second interrupt ends the grace period.
             Phase::Stopping => {
                 self.hurried = true;
                 if self.causes.is_empty() {
-                    // It had ended well, but now some of its output may be lost.
+                    // The job had succeeded, but now some of its output may be lost.
                     self.causes.push(Cause::Interrupted(signal));
                 }
                 self.stop(Duration::ZERO, now);
@@ -396,8 +387,8 @@ impl Job {
         let cause = report::summary(&self.causes, self.failure()).map(|cause| format!(": {cause}"));
         let why = format!("the launcher ends the job{}", cause.unwrap_or_default());
         for node in 0..self.hosts.len() {
-            // Where nobody has answered, nothing was started; an agent that comes up yet finds
-            // its standard input closed.
+            // On a host that has not answered, nothing was started. If its agent starts yet, it
+            // finds its standard input closed.
             self.hosts[node].stopped |= !self.hosts[node].answered;
             if !self.hosts[node].stopped {
                 self.order(node, Order::Stop { grace_ms, why: why.clone() });
@@ -414,8 +405,7 @@ impl Job {
                 self.patient = true;
                 self.deadline = Some(now + self.limits.report);
             }
-            // The process at fault may still be on its way out, and how it ended is the cause
-            // (TELL).
+            // The process at fault may still be ending, and how it ends is the cause (TELL).
             Phase::Gathering if !self.awaited && self.blamed_runs() => {
                 self.awaited = true;
                 self.deadline = Some(now + self.limits.grace);
@@ -429,8 +419,8 @@ impl Job {
                     self.limits.start.as_secs_f64(),
                     self.missing()
                 );
-                let hint = "see whether those hosts are reachable from here and from each other, \
-                            or give more time with --start-timeout"
+                let hint = "check that these hosts can be reached from here and from each other, \
+                            or allow more time with --start-timeout"
                     .to_owned();
                 self.causes.push(Cause::NotStarted { what, hint });
                 self.stop(self.limits.grace, now);
@@ -438,7 +428,7 @@ impl Job {
         }
     }
 
-    /// What has not come up (WAIT), by name.
+    /// What has not started (WAIT), by name.
     fn missing(&self) -> String {
         let hosts = |lacks: &dyn Fn(&Host) -> bool| -> String {
             let hosts = self.hosts.iter().zip(&self.plan.nodes);
@@ -470,7 +460,7 @@ impl Job {
         self.process_of(rank).is_some_and(|process| process.ended.is_some())
     }
 
-    /// Goes on to the next phase when all that it needs is there.
+    /// Goes on to the next phase when its conditions are met.
     fn advance(&mut self, now: Duration) {
         match self.phase {
             Phase::Reaching if self.hosts.iter().all(|host| host.answered) => {
@@ -547,7 +537,7 @@ impl Job {
             Some(DaemonMetrics { host: self.host(node).to_owned(), host_address, metrics })
         });
         let daemons = daemons.collect();
-        // Daemons of other hosts are started once there is one.
+        // It is known: the daemons of other hosts needed it.
         if let Some(coordinator) = self.coordinator {
             self.commands.push(Command::Serving { coordinator, daemons });
         }

@@ -1,8 +1,8 @@
-//! One host's agent, seen from the launcher: started here or through ssh, spoken to over its
+//! The launcher's link to the agent of one host: started here or through ssh, and used through its
 //! standard input and output. Reports become events, output goes straight to the console.
 //!
-//! Reading and writing are tasks of their own: an agent whose output nobody reads still receives
-//! the order to stop.
+//! Reading and writing are separate tasks: an agent whose output is not read still receives the
+//! order to stop.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -33,37 +33,37 @@ use super::{
     places,
 };
 use crate::{
-    messages::{MessageError, Reader},
+    messages::Reader,
     reach::{Reached, Way},
 };
 
-/// How often an agent receives a sign of life, which it answers; both give the other up after
-/// [`SILENCE`].
+/// The interval of the signs of life that an agent receives and answers. Each side gives the other
+/// up after [`SILENCE`].
 const PING: Duration = Duration::from_secs(5);
 
-/// After how much silence a remote agent ends everything, and a host is lost: a broken network
-/// sends no goodbye, and neither does an agent that is stopped. A launcher that is suspended is
-/// silent too.
+/// After this silence a remote agent ends all processes, and the launcher counts a host as lost: a
+/// broken network sends no goodbye, and neither does an agent that is stopped. A suspended launcher
+/// is silent, too.
 pub const SILENCE: Duration = Duration::from_secs(60);
 
-/// How long an agent whose output has ended may take to end too.
+/// How long an agent whose output has ended may take to end.
 const END: Duration = Duration::from_secs(2);
 
-/// What is said of a host that was lost by [`SILENCE`].
+/// The reason for a host that was lost by [`SILENCE`].
 const SILENT: &str = "its agent gives no sign of life";
 
 /// How many lines of a process's standard error are kept for the report.
 const TAIL: usize = 10;
 
-/// How long such a line may be, in characters.
+/// The longest such line, in characters.
 const TAIL_CHARS: usize = 500;
 
-/// A host to be reached.
+/// A host to reach.
 #[derive(Debug, Clone)]
 pub struct Target {
     /// Its index among the job's nodes.
     pub node: usize,
-    /// A host that is not this machine, if the job has one.
+    /// A host of the job that is not this machine, if there is one.
     pub remote: Option<String>,
     /// How it is reached.
     pub way: Way,
@@ -71,7 +71,7 @@ pub struct Target {
     pub begin: Begin,
 }
 
-/// What all links share.
+/// Shared by all links.
 #[derive(Debug, Clone)]
 pub struct Shared {
     /// Where events go.
@@ -82,11 +82,12 @@ pub struct Shared {
     pub born: Instant,
     /// Whether agents' own messages are shown.
     pub verbose: bool,
-    /// Set once the job is being ended: then what services log of each other's end is hidden.
+    /// Set when the job is being stopped: then the services' logs about each other's end are
+    /// hidden.
     pub hushed: Arc<AtomicBool>,
 }
 
-/// Starts a host's agent. Orders go into the channel; the tasks end with the agent.
+/// Starts the agent of a host. Orders are sent through the channel; the tasks end with the agent.
 pub fn open(
     target: Target,
     shared: Shared,
@@ -100,17 +101,9 @@ pub fn open(
             if let Some(stdin) = child.0.stdin.take() {
                 tasks.spawn(speak(stdin, begin, receive));
             }
-            tasks.spawn(
-                Link {
-                    target,
-                    shared,
-                    orders: send,
-                    asked: None,
-                    offset: None,
-                    open_line: String::new(),
-                }
-                .listen(child),
-            );
+            let (asked, offset, open_line) = (None, None, String::new());
+            let link = Link { target, shared, orders: send, asked, offset, open_line };
+            tasks.spawn(link.listen(child));
         }
         Err((what, hint)) => {
             let event = Event::Refused { node: target.node, what, hint };
@@ -119,14 +112,14 @@ pub fn open(
     }
 }
 
-/// Writes orders and signs of life. When the channel closes, the agent's standard input does too,
+/// Writes orders and signs of life. When the channel closes, so does the agent's standard input,
 /// which means Stop.
 async fn speak(mut stdin: ChildStdin, begin: Order, mut orders: mpsc::Receiver<Order>) {
     let mut ping = interval(PING);
     ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut next = Some(begin);
     while let Some(order) = next {
-        // An agent that is gone is noticed at its output.
+        // The end of an agent is noticed at its output.
         if stdin.write_all(to_line(&order).as_bytes()).await.is_err() {
             return;
         }
@@ -141,11 +134,11 @@ struct Link {
     target: Target,
     shared: Shared,
     orders: mpsc::Sender<Order>,
-    /// When the agent was asked for its time, with its answer to Begin kept meanwhile.
+    /// When the agent was asked for its time, and its answer to Begin.
     asked: Option<(Instant, IpAddr, u16)>,
     /// The launcher's time at the agent's zero.
     offset: Option<Duration>,
-    /// The beginning of a long line of the daemon (BOUND).
+    /// The beginning of an unfinished line of the daemon (BOUND).
     open_line: String,
 }
 
@@ -158,10 +151,7 @@ impl Link {
             Some(stdout) => self.read(stdout).await,
             None => None,
         };
-        let status = match timeout(END, child.0.wait()).await {
-            Ok(Ok(status)) => Some(status),
-            _ => None,
-        };
+        let status = timeout(END, child.0.wait()).await.ok().and_then(Result::ok);
         let stderr = timeout(END, noise).await.ok().and_then(Result::ok).unwrap_or_default();
         let at = self.shared.born.elapsed();
         let node = self.target.node;
@@ -172,33 +162,28 @@ impl Link {
         } else {
             let what = strange.or_else(|| stderr.back().cloned()).unwrap_or_else(|| match status {
                 Some(status) => ProcessEnd::from(status).to_string(),
-                None => "its agent says nothing any more".to_owned(),
+                None => "its agent no longer answers".to_owned(),
             });
             Event::Lost { node, what, at }
         };
         let _ = self.shared.events.send(event).await;
     }
 
-    /// Reads reports until the end; gives what was no report, if that is why.
+    /// Reads reports until the end. Returns the reason if it is not a closed connection.
     async fn read(&mut self, stdout: ChildStdout) -> Option<String> {
         let mut reports = Reader::new(stdout);
         let mut tails: BTreeMap<Role, VecDeque<String>> = BTreeMap::new();
         loop {
-            // How long the first answer may take is the job's to decide.
+            // The job limits the time for the first answer.
             let next = match self.offset {
-                Some(_) => next(&mut reports).await,
-                None => reports.next().await.map(Next::Report),
+                Some(_) => next(&mut reports).await?,
+                None => reports.next().await?.map_err(|error| error.to_string()),
             };
             let report = match next {
-                Some(Next::Report(report)) => report,
-                Some(Next::Silence) => return Some(SILENT.to_owned()),
-                None => return None,
-            };
-            let report = match report {
                 Ok(report) => report,
                 // A login may print a greeting before the agent speaks.
                 Err(_) if self.asked.is_none() => continue,
-                Err(error) => return Some(error.to_string()),
+                Err(why) => return Some(why),
             };
             match report {
                 Report::Output { role, stream, text, end } => {
@@ -256,7 +241,7 @@ impl Link {
                 };
                 let Some(address) = address else {
                     self.offset = Some(Duration::ZERO);
-                    let what = format!("the name {host} has no address that other hosts could use");
+                    let what = format!("the name {host} has no address that other hosts can use");
                     let hint = "give the host's address instead of its name".to_owned();
                     return Some(Event::Refused { node, what, hint });
                 };
@@ -273,7 +258,7 @@ impl Link {
                 if self.offset.is_some() {
                     return None;
                 }
-                // The agent read its clock halfway between question and answer.
+                // Assume that the agent read its clock halfway between question and answer.
                 let read = asked.duration_since(self.shared.born) + asked.elapsed() / 2;
                 self.offset = Some(read.saturating_sub(Duration::from_micros(at_us)));
                 Some(Event::Ready { node, address, port })
@@ -291,31 +276,23 @@ impl Link {
         }
     }
 
-    /// An agent's time as the launcher's, so that ends on different hosts can be compared.
+    /// Converts an agent's time to the launcher's, to compare ends on different hosts.
     fn when(&self, at_us: u64) -> Duration {
         self.offset.unwrap_or_default() + Duration::from_micros(at_us)
     }
 }
 
-/// What comes from an agent.
-#[derive(Debug)]
-enum Next {
-    Report(Result<Report, MessageError>),
-    /// Nothing for [`SILENCE`].
-    Silence,
-}
-
-/// The next report of an agent that answers signs of life, or none at the end (WAIT). Only the time
-/// counts in which the launcher waits for it, and none in which it is suspended itself.
-async fn next<R: AsyncRead + Unpin>(reports: &mut Reader<R>) -> Option<Next> {
+/// The next report of an agent that answers signs of life, or none at the end (WAIT). Time counts
+/// only while the launcher waits, and not while it is suspended.
+async fn next<R: AsyncRead + Unpin>(reports: &mut Reader<R>) -> Option<Result<Report, String>> {
     let now = || time::Instant::now().into_std();
     let mut begun = now();
     let mut suspension = Suspension::new(begun);
     loop {
         tokio::select! {
             biased;
-            report = reports.next() => return report.map(Next::Report),
-            // Often, so that only a suspended process checks seldom.
+            report = reports.next() => return report.map(|it| it.map_err(|error| error.to_string())),
+            // Often, because a long time between two checks means that this process was suspended.
             () = sleep(PING) => {}
         }
         let now = now();
@@ -323,12 +300,12 @@ async fn next<R: AsyncRead + Unpin>(reports: &mut Reader<R>) -> Option<Next> {
             begun = now;
         }
         if now - begun >= SILENCE {
-            return Some(Next::Silence);
+            return Some(Err(SILENT.to_owned()));
         }
     }
 }
 
-/// Keeps the last lines; what a progress bar draws over is no line.
+/// Keeps the last lines, without those that a progress bar overwrites.
 fn keep(tail: &mut VecDeque<String>, text: &Text, end: LineEnd) {
     if end == LineEnd::Return || text.as_bytes().iter().all(u8::is_ascii_whitespace) {
         return;
@@ -340,7 +317,7 @@ fn keep(tail: &mut VecDeque<String>, text: &Text, end: LineEnd) {
     tail.push_back(text.to_string().chars().filter(printable).take(TAIL_CHARS).collect());
 }
 
-/// Reads what the agent, or ssh, writes on its own standard error.
+/// Reads the standard error of the agent or of ssh.
 async fn overhear(stderr: Option<ChildStderr>, host: String, shared: Shared) -> VecDeque<String> {
     let mut tail = VecDeque::new();
     let Some(stderr) = stderr else { return tail };
@@ -364,12 +341,12 @@ mod tests {
 
     use super::*;
 
-    /// WAIT: an agent that is stopped says nothing, and its end is not seen either.
+    /// WAIT: an agent that is stopped sends nothing and does not end.
     #[tokio::test(start_paused = true)]
-    async fn an_agent_without_a_sign_of_life_is_not_waited_for() {
+    async fn a_silent_agent_is_given_up() {
         let (mut agent, launcher) = duplex(1024);
         let mut reports = Reader::new(launcher);
-        // One that answers each sign of life may be silent otherwise.
+        // An agent that only answers signs of life is alive.
         let answers = tokio::spawn(async move {
             for at_us in 0..100 {
                 sleep(PING).await;
@@ -380,21 +357,21 @@ mod tests {
         for at in 0..100 {
             let report = next(&mut reports).await;
             assert!(
-                matches!(report, Some(Next::Report(Ok(Report::Clock { at_us }))) if at_us == at),
+                matches!(report, Some(Ok(Report::Clock { at_us })) if at_us == at),
                 "{report:?}"
             );
         }
         let agent = answers.await.unwrap();
         let begun = time::Instant::now();
         let report = next(&mut reports).await;
-        assert!(matches!(report, Some(Next::Silence)), "{report:?}");
+        assert_eq!(report, Some(Err(SILENT.to_owned())));
         assert_eq!(begun.elapsed().as_secs(), SILENCE.as_secs());
         drop(agent);
         assert!(next(&mut reports).await.is_none());
     }
 
     #[test]
-    fn the_last_lines_are_kept_short_and_few() {
+    fn the_last_lines_are_few_and_short() {
         let mut tail = VecDeque::new();
         for i in 0..20 {
             keep(&mut tail, &Text::from(format!("line {i}").as_bytes()), LineEnd::Newline);
@@ -405,6 +382,6 @@ mod tests {
         assert_eq!(tail.len(), TAIL, "BOUND");
         assert_eq!(tail[0], "line 11");
         assert_eq!(tail[TAIL - 1].chars().count(), TAIL_CHARS);
-        assert!(!tail[TAIL - 1].contains('\u{1b}'), "nothing in it can move the cursor");
+        assert!(!tail[TAIL - 1].contains('\u{1b}'), "no control characters");
     }
 }

@@ -1,5 +1,5 @@
-//! The file of `--metrics-sd`, from which Prometheus learns where a job's daemons show their
-//! metrics (`file_sd`). It is there while the job runs.
+//! The file of `--metrics-sd`, which tells Prometheus where the daemons of a job serve their
+//! metrics (`file_sd`). It exists while the job runs.
 
 use std::{
     fs, io,
@@ -9,20 +9,23 @@ use std::{
 
 use serde_json::json;
 
-use crate::error::{CommandError, print_line};
+use crate::{
+    error::{CommandError, print_line},
+    run_file::write_whole,
+};
 
-/// Where a daemon shows its metrics.
+/// Where a daemon serves its metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DaemonMetrics {
     /// The host, as the user named it.
     pub host: String,
     /// The address of the host.
     pub host_address: IpAddr,
-    /// Where the metrics are.
+    /// The address of the metrics.
     pub metrics: SocketAddr,
 }
 
-/// A file of a job that is removed when this is dropped.
+/// The file of a job, which is removed when this is dropped.
 #[derive(Debug)]
 pub(super) struct MetricsFile {
     path: PathBuf,
@@ -30,8 +33,8 @@ pub(super) struct MetricsFile {
 }
 
 impl MetricsFile {
-    /// Makes the folder, if there is none, and a file without targets in it. So what is wrong with
-    /// them is known before the job starts.
+    /// Creates the folder if it does not exist, and in it a file without targets. So an error is
+    /// known before the job starts.
     pub(super) fn create(folder: &Path, job: &str) -> Result<Self, CommandError> {
         let path = folder.join(format!("gradwire-{job}.json"));
         let made = fs::create_dir_all(folder);
@@ -39,26 +42,16 @@ impl MetricsFile {
         made.and_then(|()| file.write(&[])).map_err(|error| {
             let at = file.path.display();
             CommandError::failed(format!("--metrics-sd: {at} can't be written: {error}"))
-                .hint("name a folder in which you may make files; it is made if there is none")
+                .hint("name a folder in which you may create files; it need not exist")
         })?;
         Ok(file)
     }
 
-    /// Readers see the old content or the new one, never a part.
     fn write(&self, daemons: &[DaemonMetrics]) -> io::Result<()> {
-        let new = self.new_path();
-        let written = fs::write(&new, content(&self.job, daemons));
-        written.and_then(|()| fs::rename(&new, &self.path)).inspect_err(|_| {
-            // If that fails, too, there is nothing else to try.
-            let _ = fs::remove_file(&new);
-        })
+        write_whole(&self.path, 0o666, content(&self.job, daemons).as_bytes())
     }
 
-    fn new_path(&self) -> PathBuf {
-        self.path.with_extension("json.new")
-    }
-
-    /// Lists the daemons. The job does not depend on whether that is possible.
+    /// Lists the daemons. If that fails, the job goes on.
     pub(super) fn list(&self, daemons: &[DaemonMetrics]) {
         if let Err(error) = self.write(daemons) {
             let at = self.path.display();
@@ -66,8 +59,8 @@ impl MetricsFile {
         }
         if let Some(host) = hidden(daemons) {
             print_line(format!(
-                "gradwire: --metrics-sd: host {host} shows its metrics to its own programs only; \
-                 set metrics.listen=0.0.0.0:9401-9499 to let Prometheus on another host read them"
+                "gradwire: --metrics-sd: only programs on host {host} can read its metrics; set \
+                 metrics.listen=0.0.0.0:9401-9499 to let Prometheus on another host read them"
             ));
         }
     }
@@ -75,12 +68,12 @@ impl MetricsFile {
 
 impl Drop for MetricsFile {
     fn drop(&mut self) {
-        // If it has gone already, that is what is wanted.
+        // If it is gone already, all is well.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// A host that others reach, but not its metrics.
+/// A host that others can reach, but whose metrics they can't.
 fn hidden(daemons: &[DaemonMetrics]) -> Option<&str> {
     let is_hidden = |daemon: &&DaemonMetrics| {
         daemon.metrics.ip().is_loopback() && !daemon.host_address.is_loopback()
@@ -135,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_on_loopback_are_hidden_from_other_hosts() {
+    fn metrics_on_loopback_are_hidden() {
         let local = daemon("a", [127, 0, 0, 2], "127.0.0.1:9401");
         let open = daemon("b", [10, 0, 0, 1], "10.0.0.1:9401");
         let closed = daemon("c", [10, 0, 0, 2], "127.0.0.1:9401");

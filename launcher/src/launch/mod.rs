@@ -1,9 +1,9 @@
-//! `gradwire run`: from hosts and a program to a job that runs, and back to nothing.
+//! `gradwire run`: starts a job on hosts, watches it, and leaves nothing behind.
 //!
 //! - [`hosts`], [`plan`]: which hosts, which ranks, which environment (pure)
 //! - [`report`], [`job`]: the report at the end, and what to do next (pure)
 //! - [`metrics_file`]: where Prometheus finds the metrics
-//! - [`link`], [`places`], [`console`], [`drain`]: agents, addresses, output, and its end
+//! - [`link`], [`places`], [`console`], [`drain`]: agents, addresses, output, the end of output
 
 pub mod console;
 pub mod drain;
@@ -47,34 +47,33 @@ use self::{
 };
 use crate::{
     error::{CommandError, print_line},
-    processes::{self, Whose},
+    processes::{self, Which},
     reach::Way,
     run_file::{RunFile, RunningJob},
     signals::Endings,
 };
 
-/// How many events may wait for a decision (BOUND); whoever has one more waits.
+/// How many events may wait for a decision (BOUND); when the queue is full, senders wait.
 const EVENTS: usize = 1024;
 
 /// How much longer the launcher gathers failures than the coordinator does.
 const MARGIN: Duration = Duration::from_millis(100);
 
-/// How much longer it waits for a daemon's report of the cause on a busy machine.
+/// How much longer it waits for a daemon's report of the cause, which a busy machine delays.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How a job is to be run.
+/// How to run a job.
 #[derive(Debug)]
 pub struct Options {
-    /// Where output goes besides the launcher's own.
+    /// The folder for the output of each process.
     pub output_dir: Option<PathBuf>,
-    /// The folder of a file for Prometheus that lists where metrics are.
+    /// The folder for the file that tells Prometheus where the metrics are.
     pub metrics_sd: Option<PathBuf>,
-    /// Is sent the address of the coordinator once all daemons serve.
+    /// Receives the address of the coordinator once all daemons serve.
     pub serving: Option<oneshot::Sender<SocketAddr>>,
     /// Show what happens.
     pub verbose: bool,
-    /// The ranks' standard output goes out as it is, without their numbers: only one of them
-    /// writes.
+    /// The standard output of ranks gets no prefix, because only one of them writes.
     pub bare: bool,
     /// The launcher's environment.
     pub environment: HashMap<String, String>,
@@ -82,30 +81,25 @@ pub struct Options {
     pub directory: PathBuf,
 }
 
-/// Runs a job to its end and reports it. Afterwards nothing of it is left on any host
+/// Runs a job to its end and returns its report. Afterwards no host has any of its processes
 /// (CLEAN), or the report names the host that could not be cleaned up.
 ///
 /// # Errors
-/// [`CommandError`] for what keeps the launcher itself from working.
+/// [`CommandError`] if the launcher itself can't work.
 pub async fn run(
     plan: Plan,
     settings: &Settings,
     mut options: Options,
 ) -> Result<JobReport, CommandError> {
-    // If an agent here is killed outright, what it had started becomes ours to end.
+    // If an agent here is killed, we have to end what it had started.
     processes::adopt_orphans().map_err(CommandError::failed)?;
-    let files = match &options.output_dir {
-        Some(directory) => {
-            let hosts = plan.nodes.iter().map(|node| node.host.as_str());
-            Some(Files::create(directory, plan.size(), hosts).map_err(|(path, error)| {
-                CommandError::failed(format!(
-                    "--output-dir: {} can't be made: {error}",
-                    path.display()
-                ))
-            })?)
-        }
-        None => None,
-    };
+    let files = options.output_dir.as_deref().map(|directory| {
+        let hosts = plan.nodes.iter().map(|node| node.host.as_str());
+        Files::create(directory, plan.size(), hosts).map_err(|(path, error)| {
+            CommandError::failed(format!("--output-dir: can't create {}: {error}", path.display()))
+        })
+    });
+    let files = files.transpose()?;
     let metrics_file = options.metrics_sd.as_deref();
     let metrics_file =
         metrics_file.map(|folder| MetricsFile::create(folder, plan.job.as_str())).transpose()?;
@@ -136,7 +130,7 @@ pub async fn run(
     let limits = Limits {
         start: settings.start.timeout,
         grace: settings.launch.grace,
-        // The coordinator's word on the cause comes before ours to end (TELL).
+        // The coordinator reports the cause before we order the end (TELL).
         gather: settings.coordinator.cause_window + MARGIN,
         report: REPORT_TIMEOUT,
     };
@@ -148,7 +142,7 @@ pub async fn run(
         if let Some(report) = job.report() {
             break report;
         }
-        let deadline = job.deadline().map_or(Duration::from_secs(3600), |at| at);
+        let deadline = job.deadline().unwrap_or(Duration::from_secs(3600));
         let event = tokio::select! {
             Some(event) = happened.recv() => event,
             signal = signals.next() => Event::Interrupted { signal },
@@ -164,24 +158,27 @@ pub async fn run(
                 Command::Order { node, order } => {
                     let ends = matches!(order, Order::Stop { .. });
                     hushed.fetch_or(ends, Ordering::Relaxed);
-                    give(&agents[node], order);
+                    // The channel holds more orders than a host ever gets; the end of an agent is a
+                    // separate event.
+                    if let Err(error) = agents[node].try_send(order) {
+                        tracing::debug!(%error, "order not given");
+                    }
                 }
-                // A note is worth less than the launcher's attention: it never waits.
+                // A note may get lost: the launcher must not wait.
                 Command::Note(text) if options.verbose => drop(console.try_send(Line::note(&text))),
                 Command::Note(_) => {}
                 Command::Serving { coordinator, daemons } => {
                     metrics_file.iter().for_each(|file| file.list(&daemons));
                     if let Some(serving) = options.serving.take() {
-                        // Who does not wait for it any more does not need it.
+                        // The receiver may have given up.
                         let _ = serving.send(coordinator);
                     }
                     let running = RunningJob::new(id.as_str(), coordinator, (size, hosts), &words);
                     match running.and_then(|running| RunFile::create(&running)) {
                         Ok(file) => run_file = Some(file),
-                        // The job does not need it.
+                        // The job does not need the file.
                         Err(error) => {
-                            let text = format!("gradwire status will need the address: {error}");
-                            tracing::info!("{text}");
+                            tracing::info!(%error, "gradwire status can't find this job by its id");
                         }
                     }
                 }
@@ -191,20 +188,20 @@ pub async fn run(
     drop((metrics_file, run_file));
     if options.verbose && report.code == 0 {
         let seconds = born.elapsed().as_secs_f64();
-        let text = format!("{size} ranks on {hosts} hosts ended well after {seconds:.1} s");
+        let text = format!("{size} ranks on {hosts} hosts succeeded after {seconds:.1} s");
         let _ = console.try_send(Line::note(&text));
     }
     report = report.with_output(options.output_dir.as_deref());
-    // The agents' standard inputs close with these.
+    // This closes the standard inputs of the agents.
     drop(agents);
     let hurried = job.is_hurried();
     let mut last = Drain { reading: &mut reading, signals: &mut signals, hurried };
     let ending = last.wait(async {
-        // The remaining reports decide nothing, but must not be in the way of output.
+        // The remaining reports decide nothing, but must not hold up output.
         let ignore = async { while happened.recv().await.is_some() {} };
         tokio::join!(ignore, async { while tasks.join_next().await.is_some() {} });
     });
-    // Agents that don't end are ended; what of the output is lost is seen below.
+    // Agents that have not ended are killed. Lost output is noticed below.
     drop(ending.await);
     tasks.shutdown().await;
     let words = report.lines.clone();
@@ -215,7 +212,7 @@ pub async fn run(
         }
     });
     let out = match said.await {
-        // It had failed before, which the report knows.
+        // Output had failed before, and the report says so.
         Ok(()) if written.is_terminated() => Err(None),
         Ok(()) => match last.wait(output_ends(&mut written)).await {
             Ok(None) => Ok(()),
@@ -230,20 +227,13 @@ pub async fn run(
         }
         print_all(report.lines.clone());
     }
-    if !processes::kill_all(&[].into(), Whose::Jobs(&id)).await {
+    if !processes::kill_all(&[].into(), Which::OfJob(&id)).await {
         print_line("gradwire: processes of the job on this machine can't be killed");
     }
     Ok(report)
 }
 
-/// The channel holds more orders than a host ever gets; the end of an agent is an event of its own.
-fn give(agent: &mpsc::Sender<Order>, order: Order) {
-    if let Err(error) = agent.try_send(order) {
-        tracing::debug!(%error, "order not given");
-    }
-}
-
-/// Becomes ready when the writing thread has ended, once: with the reason, if it can't write.
+/// Becomes ready once, when the writing thread has ended: with the error, if it can't write.
 async fn output_ends(written: &mut oneshot::Receiver<Option<String>>) -> Option<String> {
     if written.is_terminated() {
         return std::future::pending().await;
@@ -251,8 +241,8 @@ async fn output_ends(written: &mut oneshot::Receiver<Option<String>>) -> Option<
     written.await.unwrap_or_else(|_| Some("the writing thread panicked".to_owned()))
 }
 
-/// The command of a job as its user knows it. What starts this program as a rank has words of its
-/// own at the end.
+/// The command of a job as the user gave it: commands that start `gradwire` itself as the ranks add
+/// words at the end.
 fn shown(program: &str, args: &[String]) -> Vec<String> {
     let is_own = program == ITSELF;
     let program = if is_own { "gradwire" } else { program };
@@ -296,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_is_shown_as_its_user_knows_it() {
+    fn a_command_is_shown_as_its_user_gave_it() {
         let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
         assert_eq!(
             shown(ITSELF, &words("bench barrier -np 2 --started {}")),

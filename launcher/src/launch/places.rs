@@ -1,10 +1,10 @@
-//! Which hosts are this machine, and by which address the others reach a host.
+//! Which hosts are this machine, and by which address other hosts reach a host.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 
 use tokio::{net::lookup_host, task::JoinSet};
 
-/// The name ssh would connect to: without `user@`.
+/// The name that ssh connects to: without `user@`.
 fn bare(host: &str) -> &str {
     host.rsplit_once('@').map_or(host, |(_, name)| name)
 }
@@ -16,7 +16,7 @@ fn literal(host: &str) -> Option<IpAddr> {
     host.split('%').next()?.parse().ok()
 }
 
-/// Whether an address is one of this machine's: only those can be bound.
+/// Whether an address belongs to this machine: only its own addresses can be bound.
 fn is_ours(address: IpAddr) -> bool {
     address.is_loopback() || UdpSocket::bind((address, 0)).is_ok()
 }
@@ -40,7 +40,7 @@ pub async fn is_local(host: &str) -> bool {
     resolve(host).await.is_some_and(is_ours)
 }
 
-/// Which of these hosts are this machine; all names are looked up at once.
+/// Which of these hosts are this machine; all names are looked up in parallel.
 pub async fn are_local(hosts: &[String]) -> Vec<bool> {
     let mut looks = JoinSet::new();
     for (i, host) in hosts.iter().cloned().enumerate() {
@@ -53,8 +53,8 @@ pub async fn are_local(hosts: &[String]) -> Vec<bool> {
     local
 }
 
-/// This machine's address as a remote host sees it: where packets to that host leave from. None
-/// are sent.
+/// This machine's address as a remote host sees it: the source address of packets to that host. No
+/// packet is sent.
 fn source_towards(remote: IpAddr) -> Option<IpAddr> {
     let any: SocketAddr =
         if remote.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0; 8], 0).into() };
@@ -63,17 +63,17 @@ fn source_towards(remote: IpAddr) -> Option<IpAddr> {
     socket.local_addr().ok().map(|at| at.ip()).filter(|address| !address.is_unspecified())
 }
 
-/// The address of a host that is this machine. If other hosts are not (`remote` is one of them),
-/// a loopback address would lead them to themselves.
+/// The address of a host that is this machine. Other hosts (`remote` is one of them) can't use a
+/// loopback address, which is their own.
 pub async fn local_address(host: &str, remote: Option<&str>) -> IpAddr {
     let address = resolve(host).await.unwrap_or(Ipv4Addr::LOCALHOST.into());
     let Some(remote) = remote.filter(|_| address.is_loopback()) else { return address };
-    // A name that only ssh knows has no address here; any address outside shows the usual way.
+    // A name that only ssh knows has no address here; any outside address gives the default route.
     let outside = resolve(bare(remote)).await.unwrap_or(Ipv4Addr::new(192, 0, 2, 1).into());
     source_towards(outside).unwrap_or(address)
 }
 
-/// The address of another host: as given, as ssh found it, or as its name resolves.
+/// The address of another host: as given, as ssh found it, or by resolving its name.
 pub async fn remote_address(host: &str, by_ssh: Option<IpAddr>) -> Option<IpAddr> {
     match literal(bare(host)).or(by_ssh) {
         Some(address) => Some(address),
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_address_is_what_others_can_use() {
+    async fn other_hosts_can_use_the_address() {
         assert_eq!(local_address("localhost", None).await, Ipv4Addr::LOCALHOST);
         assert_eq!(local_address("127.0.0.2", None).await, Ipv4Addr::new(127, 0, 0, 2));
         let ssh = Some(IpAddr::from([10, 1, 1, 1]));

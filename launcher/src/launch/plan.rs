@@ -1,5 +1,4 @@
-//! Who runs where: hosts and a number of ranks become nodes with ranks, and each process gets its
-//! environment. Pure.
+//! What runs where: assigns ranks to hosts, and gives each process its environment. Pure.
 
 use std::{collections::BTreeMap, net::IpAddr, net::SocketAddr};
 
@@ -13,18 +12,18 @@ use crate::error::CommandError;
 /// Environment variables of one process.
 pub type Variables = BTreeMap<String, String>;
 
-/// One host with the ranks it runs.
+/// A host with its ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// The host, as it was given.
+    /// The host, as the user gave it.
     pub host: String,
     /// Its first rank; the others follow.
     pub first_rank: u32,
     /// How many ranks it runs; none for a server.
     pub ranks: u32,
-    /// The label of its rack, in the place of the setting `node.rack`; empty for that.
+    /// The label of its rack, instead of the setting `node.rack`; empty to use the setting.
     pub rack: String,
-    /// The rate of its line, in the place of the setting `node.line_mbit`.
+    /// The rate of its line, instead of the setting `node.line_mbit`.
     pub line_mbit: Option<u32>,
 }
 
@@ -33,24 +32,24 @@ pub struct Node {
 pub struct Plan {
     /// The job's id.
     pub job: String,
-    /// What its processes prove to each other.
+    /// The secret by which its processes authenticate.
     pub secret: Secret,
-    /// The hosts that run ranks, in order, and behind them the servers.
+    /// The hosts with ranks, in order, and then the servers.
     pub nodes: Vec<Node>,
     /// The program of each rank; [`ITSELF`](gradwire_proto::launch::ITSELF) for `gradwire`.
     pub program: String,
     /// Its arguments.
     pub args: Vec<String>,
-    /// Settings somebody set, for the services.
+    /// The settings that are set explicitly, for the services.
     pub service_settings: Variables,
     /// All `worker.*` settings, for the ranks.
     pub worker_settings: Variables,
 }
 
-/// What becomes known only while the job starts.
+/// Facts that are known only once the daemons serve.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Places {
-    /// Each node's address, by which the others reach it.
+    /// The address of each node by which the others reach it.
     pub addresses: Vec<IpAddr>,
     /// A port that was free on the first node.
     pub master_port: u16,
@@ -59,8 +58,9 @@ pub struct Places {
 }
 
 impl Plan {
-    /// Fills hosts in order until `np` ranks have a place; no `np`: all slots; no hosts with ranks:
-    /// all ranks here. Hosts that get no rank are not used, but for the servers, which come last.
+    /// Fills hosts in order until `np` ranks have a slot. Without `np`, all slots are used; without
+    /// hosts with slots, all ranks run here. Hosts without a rank are dropped, except servers,
+    /// which come last.
     ///
     /// # Errors
     /// [`CommandError`] if there are more ranks than slots.
@@ -81,12 +81,16 @@ impl Plan {
                 "-np {np} is more than the {slots} slots of the given hosts ({}{more})",
                 list.join(",")
             ))
-            .hint("give more hosts, or more slots to the hosts"));
+            .hint("add hosts, or give the hosts more slots"));
         }
         if np > u64::from(Rank::MAX) {
-            let what = format!("{np} ranks are more than {}, the most of one job", Rank::MAX);
-            return Err(CommandError::usage(what).hint("-np starts fewer"));
+            let what = format!("{np} ranks are more than the maximum of {}", Rank::MAX);
+            return Err(CommandError::usage(what).hint("start fewer ranks with -np"));
         }
+        let node = |host: &Host, first_rank, ranks| {
+            let Host { name, rack, line_mbit, .. } = host.clone();
+            Node { host: name, first_rank, ranks, rack, line_mbit }
+        };
         let (mut nodes, mut next) = (Vec::new(), 0);
         for host in &hosts {
             let left = u32::try_from(np).unwrap_or(Rank::MAX) - next;
@@ -94,24 +98,17 @@ impl Plan {
             if ranks == 0 {
                 break;
             }
-            let Host { name, rack, line_mbit, .. } = (*host).clone();
-            nodes.push(Node { host: name, first_rank: next, ranks, rack, line_mbit });
+            nodes.push(node(host, next, ranks));
             next += ranks;
         }
-        nodes.extend(servers.into_iter().map(|server| Node {
-            host: server.name.clone(),
-            first_rank: next,
-            ranks: 0,
-            rack: server.rack.clone(),
-            line_mbit: server.line_mbit,
-        }));
+        nodes.extend(servers.into_iter().map(|server| node(server, next, 0)));
         Ok(nodes)
     }
 
-    /// Whether the settings are possible with these nodes.
+    /// Checks that the settings fit these nodes.
     ///
     /// # Errors
-    /// [`CommandError`] if a setting is for another number of nodes.
+    /// [`CommandError`] if a setting does not fit the number of nodes.
     pub fn check(nodes: &[Node], settings: &Settings) -> Result<(), CommandError> {
         let rules = &settings.negotiation.algorithm.0;
         let with_ranks = nodes.iter().filter(|node| node.ranks > 0).count();
@@ -120,10 +117,10 @@ impl Plan {
         })
     }
 
-    /// Puts a job together, with an id and a secret of its own.
+    /// A job with a new id and a new secret.
     ///
     /// # Errors
-    /// [`CommandError`] if [`Plan::check`] finds one.
+    /// As [`Plan::check`].
     pub fn new(
         nodes: Vec<Node>,
         program: String,
@@ -133,12 +130,7 @@ impl Plan {
         Self::check(&nodes, &settings.settings)?;
         let id: String =
             gradwire_proto::auth::nonce()[..6].iter().map(|b| format!("{b:02x}")).collect();
-        let worker_settings = settings
-            .rows
-            .iter()
-            .filter(|row| row.key.name.starts_with("worker."))
-            .map(|row| (row.key.variable(), row.value.clone()))
-            .collect();
+        let worker = settings.rows.iter().filter(|row| row.key.name.starts_with("worker."));
         Ok(Self {
             job: format!("gw{id}"),
             secret: Secret::generate(),
@@ -146,7 +138,7 @@ impl Plan {
             program,
             args,
             service_settings: settings.variables().collect(),
-            worker_settings,
+            worker_settings: worker.map(|row| (row.key.variable(), row.value.clone())).collect(),
         })
     }
 
@@ -165,7 +157,7 @@ impl Plan {
         self.nodes.iter().position(|n| (n.first_rank..n.first_rank + n.ranks).contains(&rank))
     }
 
-    /// The Unix socket of a node's daemon; abstract, so that it goes with the daemon (CLEAN).
+    /// The Unix socket of a node's daemon; abstract, so that it vanishes with the daemon (CLEAN).
     pub fn socket(&self, node: usize) -> String {
         format!("@gradwire-{}-{node}", self.job)
     }
@@ -174,39 +166,34 @@ impl Plan {
         variables([("GRADWIRE_JOB", self.job.clone()), ("GRADWIRE_SECRET", self.secret.to_hex())])
     }
 
-    /// The environment of a node's daemon. Without an address of the coordinator it hosts it.
+    /// The environment of a node's daemon. Without an address of the coordinator, it hosts it.
     pub fn daemon_variables(
         &self,
         node: usize,
         address: IpAddr,
         coordinator: Option<SocketAddr>,
     ) -> Variables {
+        let here = &self.nodes[node];
         let mut all = self.service_settings.clone();
         all.extend(self.job_variables());
-        all.extend(variables([
-            ("GRADWIRE_HOST", self.nodes[node].host.clone()),
-            ("GRADWIRE_ADDRESS", address.to_string()),
-            ("GRADWIRE_SLOTS", self.nodes[node].ranks.to_string()),
-            ("GRADWIRE_ORDER", node.to_string()),
-            ("GRADWIRE_SOCKET", self.socket(node)),
-            (REPORTS_ARE_READ, "1".to_owned()),
-        ]));
-        if !self.nodes[node].rack.is_empty() {
-            all.extend(variables([("GRADWIRE_NODE__RACK", self.nodes[node].rack.clone())]));
+        let mut add = |name: &str, value: String| all.insert(name.to_owned(), value);
+        add("GRADWIRE_HOST", here.host.clone());
+        add("GRADWIRE_ADDRESS", address.to_string());
+        add("GRADWIRE_SLOTS", here.ranks.to_string());
+        add("GRADWIRE_ORDER", node.to_string());
+        add("GRADWIRE_SOCKET", self.socket(node));
+        add(REPORTS_ARE_READ, "1".to_owned());
+        if !here.rack.is_empty() {
+            add("GRADWIRE_NODE__RACK", here.rack.clone());
         }
-        if let Some(rate) = self.nodes[node].line_mbit {
-            all.extend(variables([("GRADWIRE_NODE__LINE_MBIT", rate.to_string())]));
+        if let Some(rate) = here.line_mbit {
+            add("GRADWIRE_NODE__LINE_MBIT", rate.to_string());
         }
-        match coordinator {
-            Some(address) => {
-                all.extend(variables([("GRADWIRE_COORDINATOR", address.to_string())]));
-            }
-            None => all.extend(variables([
-                ("GRADWIRE_COORDINATOR", HERE.to_owned()),
-                ("GRADWIRE_NODES", self.nodes.len().to_string()),
-                ("GRADWIRE_SERVERS", self.servers().to_string()),
-                ("GRADWIRE_RANKS", self.size().to_string()),
-            ])),
+        add("GRADWIRE_COORDINATOR", coordinator.map_or(HERE.to_owned(), |at| at.to_string()));
+        if coordinator.is_none() {
+            add("GRADWIRE_NODES", self.nodes.len().to_string());
+            add("GRADWIRE_SERVERS", self.servers().to_string());
+            add("GRADWIRE_RANKS", self.size().to_string());
         }
         all
     }
@@ -215,12 +202,12 @@ impl Plan {
     pub fn rank_variables(&self, node: usize, rank: u32, places: &Places) -> Variables {
         let here = &self.nodes[node];
         let local = rank - here.first_rank;
-        // Ranks with the same place on their nodes, across nodes: Horovod's cross communicator.
+        // The ranks with this local rank on all nodes: Horovod's cross communicator.
         let across = self.nodes.iter().filter(|n| n.ranks > local).count();
         let before = self.nodes[..node].iter().filter(|n| n.ranks > local).count();
         let mut all = self.worker_settings.clone();
         all.extend(self.job_variables());
-        // Under our name, and under Horovod's for the scripts that read it.
+        // Also with Horovod's names, for scripts that read them.
         for (name, value) in variables([
             ("RANK", rank.to_string()),
             ("SIZE", self.size().to_string()),
@@ -253,7 +240,7 @@ fn variables<const N: usize>(pairs: [(&str, String); N]) -> Variables {
     pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// Variables that describe one machine or one login, and so don't travel.
+/// Variables that describe one machine or one login, and are not forwarded.
 const STAY: &[&str] = &[
     "_",
     "DBUS_SESSION_BUS_ADDRESS",
@@ -273,18 +260,15 @@ const STAY: &[&str] = &[
     "WAYLAND_DISPLAY",
 ];
 
-/// The part of the launcher's environment that a remote rank gets: all but what describes this
-/// machine or login, and the settings and job variables, which are sent by their own rules.
+/// The part of the launcher's environment that a remote rank gets: all except what describes this
+/// machine or login, and except settings and job variables, which each process gets anyway.
 pub fn forwarded(environment: &std::collections::HashMap<String, String>) -> Variables {
     let stays = |name: &str| {
         STAY.contains(&name)
             || ["GRADWIRE_", "SSH_", "XDG_", "LC_"].iter().any(|prefix| name.starts_with(prefix))
     };
-    environment
-        .iter()
-        .filter(|(name, _)| !stays(name))
-        .map(|(name, value)| (name.clone(), value.clone()))
-        .collect()
+    let forwarded = environment.iter().filter(|(name, _)| !stays(name));
+    forwarded.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
 #[cfg(test)]
@@ -314,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_are_filled_in_order_and_the_rest_is_not_used() {
+    fn hosts_are_filled_in_order() {
         let nodes = plan("a:2,b:4,c:2", Some(3)).nodes;
         assert_eq!(nodes.len(), 2);
         assert_eq!((nodes[1].host.as_str(), nodes[1].first_rank, nodes[1].ranks), ("b", 2, 1));
@@ -351,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_knows_its_place_three_times() {
+    fn a_rank_has_its_number_in_three_conventions() {
         let plan = plan("a:1,b:3,c:2", None);
         let rank = plan.rank_variables(2, 5, &places(3));
         for (name, value) in [
@@ -393,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rack_of_a_host_is_its_daemons_in_the_place_of_the_setting() {
+    fn the_rack_of_a_host_overrides_the_setting() {
         let hosts = parse_file("h", "a rack=r1\nb\n").unwrap();
         let layers = Layers { flags: vec!["node.rack=r0".into()], ..Layers::default() };
         let (nodes, settings) =
@@ -405,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_this_login_does_not_travel() {
+    fn variables_of_this_login_are_not_forwarded() {
         let here = ["PATH", "HOME", "SSH_AUTH_SOCK", "GRADWIRE_SECRET", "WANDB_API_KEY"]
             .map(|name| (name.to_owned(), "x".to_owned()));
         let names: Vec<_> = forwarded(&here.into_iter().collect()).into_keys().collect();

@@ -1,9 +1,9 @@
-//! The report at the end of a job: the first of several causes, and the lines that name it with
-//! process, host, reason and hint (TELL). Pure.
+//! The report at the end of a job: picks the root cause among several, and names its process, host,
+//! reason and hint (TELL). Pure.
 //!
-//! A job that fails has two views of it. The launcher sees how processes end. The daemons report a
-//! [`Failure`], which says more: what the ranks disagree on, which rank gives no sign of life. The
-//! report shows that failure, unless it is about a process whose end the launcher has seen.
+//! A failed job is seen from two sides. The launcher sees how processes end. The daemons report a
+//! [`Failure`], which says more: what the ranks disagree on, or which rank gives no sign of life.
+//! The report shows that failure, unless it is about a process whose end the launcher has seen.
 
 use std::{path::Path, time::Duration};
 
@@ -12,65 +12,47 @@ use gradwire_proto::{
     launch::{ProcessEnd, Role, signal_name},
 };
 
-/// A service that ends because a rank died can look as if it ended before it: the same agent sees
-/// both ends, in any order. Where ends are nearer than this, who reacts to whom decides.
+/// A service that ends because a rank died can seem to end before that rank: one agent sees both
+/// ends, in any order. Between ends closer than this, it matters which process reacts to which.
 const TOGETHER: Duration = Duration::from_millis(20);
 
-/// How much earlier a daemon's end counts that has a cause of its own: it was killed, or the system
-/// refused it something. Its ranks end because of it, and on a busy machine their ends may be seen
-/// well before its own.
+/// The end of a daemon counts as this much earlier if it has its own cause: the daemon was killed,
+/// or the system refused it something. Its ranks end because of it, and on a busy machine their
+/// ends may be seen well before its own.
 const OWN_CAUSE: Duration = Duration::from_secs(1);
 
-/// The exit code of a daemon whose job has failed. With any other it ended for its own cause.
+/// The exit code of a daemon whose job has failed. Any other code means that it had its own cause.
 const JOB_FAILED: i32 = 1;
 
 /// One thing that went wrong. Times are since the launch began.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say what the fields are")]
 pub enum Cause {
-    /// Something is not there that the job needs to start.
-    NotStarted {
-        /// What.
-        what: String,
-        /// What to do; may be empty.
-        hint: String,
-    },
-    /// A process ended badly.
+    /// The job could not start. The hint may be empty.
+    NotStarted { what: String, hint: String },
+    /// A process failed after it ran for `ran`; `tail` has its last lines on standard error.
     Ended {
-        /// Which.
         role: Role,
-        /// On which host.
         host: String,
-        /// Its id.
         pid: u32,
-        /// How.
         end: ProcessEnd,
-        /// When.
         at: Duration,
-        /// How long it ran.
         ran: Duration,
-        /// Its last lines on standard error.
         tail: Vec<String>,
     },
     /// The connection to a host broke.
-    Lost {
-        /// The host.
-        host: String,
-        /// What is known.
-        what: String,
-        /// When.
-        at: Duration,
-    },
-    /// The launcher was asked to end, by this signal.
+    Lost { host: String, what: String, at: Duration },
+    /// This signal asked the launcher to end.
     Interrupted(i32),
     /// Output can't be written.
     Output(String),
 }
 
 impl Cause {
-    /// The order of causes, the first is the root: an interruption, then the earliest. A process
-    /// that is killed does not react to others, so its end counts as [`TOGETHER`] earlier: others
-    /// see the end of its socket before the end itself. Services react to ranks, so the end of a
-    /// service counts as later.
+    /// The order of causes; the first is the root: an interruption, then the earliest. A killed
+    /// process does not react to others, so its end counts as [`TOGETHER`] earlier: others see its
+    /// socket close before the agent sees its end. Services react to ranks, so the end of a service
+    /// counts as later.
     fn order(&self, failure: Option<&Failure>) -> (u8, Duration) {
         match self {
             Self::Interrupted(_) => (0, Duration::ZERO),
@@ -81,7 +63,7 @@ impl Cause {
             Self::Ended { role: Role::Daemon, end, at, .. }
                 if *end != ProcessEnd::Code(JOB_FAILED) =>
             {
-                // After a process that is blamed, whatever the time.
+                // Always after a process that is blamed.
                 (2, at.saturating_sub(OWN_CAUSE).max(Duration::from_nanos(1)))
             }
             Self::Ended { end: ProcessEnd::Signal(_), at, .. } => (2, at.saturating_sub(TOGETHER)),
@@ -117,14 +99,14 @@ impl Cause {
         }
     }
 
-    /// Whether this says more than what the daemons have reported: the process ended for a reason
-    /// of its own, and the failure is only that it did.
+    /// Whether this says more than the failure that the daemons reported: the process had its own
+    /// reason to end, and the failure is only that it ended.
     fn explains(&self, failure: &Failure) -> bool {
         match self {
             Self::Ended { role: Role::Rank(rank), .. } => {
                 let is_about_end =
                     matches!(failure.kind, FailureKind::WorkerLost | FailureKind::RankLeft);
-                // With a table it is the error with which the program ended.
+                // A table belongs to the error with which the program ended.
                 let has_table = failure.what.contains('\n');
                 let is_own = failure.rank.is_some_and(|blamed| blamed.0 == *rank);
                 is_about_end && is_own && !has_table
@@ -162,7 +144,7 @@ fn hint_line(hint: &str) -> Option<String> {
     (!hint.is_empty()).then(|| format!("hint: {}", printable(hint)))
 }
 
-/// Text of another process must not move the cursor (TRUST).
+/// Removes control characters: text of another process must not move the cursor (TRUST).
 fn printable(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).collect()
 }
@@ -177,8 +159,8 @@ fn failure_lines(failure: &Failure) -> Vec<String> {
     lines
 }
 
-/// The first of several causes, in one line, without a table; `None` if there are none. Of a daemon
-/// without a reported failure it has the last line on standard error.
+/// The root cause in one line, without a table; `None` if there are no causes. For a daemon without
+/// a reported failure it includes the last line of standard error.
 pub fn summary(causes: &[Cause], failure: Option<&Failure>) -> Option<String> {
     let first = first(causes, failure)?;
     let text = match (first, failure) {
@@ -196,13 +178,12 @@ pub fn summary(causes: &[Cause], failure: Option<&Failure>) -> Option<String> {
     Some(text.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
-/// The process that the daemons blame failed before those that ended because of it, whatever the
-/// clocks of the hosts say.
+/// The root cause. The process that the daemons blame goes first, whatever the clocks say.
 fn first<'a>(causes: &'a [Cause], failure: Option<&Failure>) -> Option<&'a Cause> {
     causes.iter().min_by_key(|cause| cause.order(failure))
 }
 
-/// Whether a failure puts this process at fault: a rank, or the daemon of a host.
+/// Whether a failure blames this process: a rank, or the daemon of a host.
 pub fn blames(failure: &Failure, role: Role, host: &str) -> bool {
     match role {
         Role::Rank(rank) => failure.rank.is_some_and(|blamed| blamed.0 == rank),
@@ -217,19 +198,19 @@ pub struct JobReport {
     pub code: u8,
     /// The last lines, for standard error.
     pub lines: Vec<String>,
-    /// The process whose output says more, if one ran.
+    /// The process whose output says more, if there is one.
     pub output_of: Option<Role>,
 }
 
 impl JobReport {
-    /// Everything ended well.
+    /// The report of a job that succeeded.
     pub fn well() -> Self {
         Self { code: 0, lines: Vec::new(), output_of: None }
     }
 
-    /// The report on everything that went wrong; the first cause decides. What kept the job from
-    /// starting is listed in full: each is to be repaired. `failure` is what the daemons reported;
-    /// `others_ran` says whether there were ranks to stop.
+    /// The report on all causes; the root cause decides. If the job could not start, all reasons
+    /// are listed, since each must be fixed. `failure` is what the daemons reported; `others_ran`
+    /// says whether there were other ranks to stop.
     pub fn new(causes: &[Cause], failure: Option<&Failure>, others_ran: bool) -> Self {
         let Some(first) = first(causes, failure) else { return Self::well() };
         let mut lines = match (first, failure) {
@@ -239,8 +220,8 @@ impl JobReport {
                 .flat_map(|cause| cause.lines(false))
                 .collect(),
             (first, Some(failure)) if !first.explains(failure) => failure_lines(failure),
-            // With an exit code of its own a daemon ends because of what it has reported. Of one
-            // that was killed the others know what it was there for, and the tensors in progress.
+            // A daemon with its own exit code stopped for the reason it reported. If a daemon was
+            // killed, the others know its role and the tensors in progress.
             (Cause::Ended { role: Role::Daemon, host, end, .. }, Some(failure))
                 if matches!(end, ProcessEnd::Code(_))
                     || (failure.rank.is_none() && failure.host == *host) =>
@@ -252,7 +233,7 @@ impl JobReport {
             _ => first.lines(others_ran),
         };
         if let (Cause::Ended { .. }, Some(failure)) = (first, failure) {
-            // The report has just shown it.
+            // The report has just shown that output.
             let hint = Some(&failure.hint).filter(|hint| *hint != "see its output");
             lines.extend(hint.and_then(|hint| hint_line(hint)));
         }
@@ -263,18 +244,18 @@ impl JobReport {
         Self { code: first.exit_code(), lines, output_of }
     }
 
-    /// Adds where the output of the ranks is: in `directory`, if there is one.
+    /// Adds where to find the output of the processes: in `directory`, if there is one.
     #[must_use]
     pub fn with_output(mut self, directory: Option<&Path>) -> Self {
         let Some(role) = self.output_of else { return self };
         self.lines.push(match directory {
             Some(directory) => {
-                format!("full output: {}, a folder for each process", directory.display())
+                format!("full output: {}, with a folder for each process", directory.display())
             }
             None if role == Role::Daemon => {
                 "full output: run again with --verbose, or with --output-dir DIR".to_owned()
             }
-            None => "full output: above; --output-dir DIR also keeps it in files".to_owned(),
+            None => "full output: above; --output-dir DIR also writes it to files".to_owned(),
         });
         self
     }
@@ -305,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disagreement_is_reported_once_with_its_table_and_its_hint() {
+    fn a_disagreement_is_reported_once() {
         let what = "the ranks disagree on shape\n  ranks  shape\n  0      [2]\n  1      *[3]";
         let failure = Failure::new(FailureKind::Disagreement, what).tensor("w").hint("do\u{7}");
         let causes = [ended(Role::Rank(0), ProcessEnd::Code(1), 1000)];
@@ -318,7 +299,7 @@ mod tests {
                 "  0      [2]",
                 "  1      *[3]",
                 "hint: do",
-                "full output: above; --output-dir DIR also keeps it in files",
+                "full output: above; --output-dir DIR also writes it to files",
             ]
         );
         assert_eq!(report.code, 1);
@@ -335,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_blamed_rank_says_more_than_the_failure() {
+    fn the_end_of_the_blamed_rank_is_reported() {
         let failure = lost(1).hint("see dmesg");
         let report = |rank| {
             let causes = [ended(Role::Rank(rank), ProcessEnd::Signal(9), 1000)];
@@ -345,7 +326,7 @@ mod tests {
         assert!(lines[0].starts_with("gradwire: rank 1 on host 127.0.0.2 (pid 123) was killed"));
         let last = ["  out of memory", "hint: see dmesg"];
         assert_eq!(lines[2..4], last);
-        assert_eq!(lines[4], "full output: out, a folder for each process");
+        assert_eq!(lines[4], "full output: out, with a folder for each process");
         let lines = report(0).lines;
         let right = "gradwire: the job failed: rank 1 on host 127.0.0.2: its process ended without \
                      leaving the job";
@@ -353,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_rank_by_time_decides_whatever_came_in_first() {
+    fn the_earliest_rank_decides() {
         let failures = [
             ended(Role::Rank(0), ProcessEnd::Code(1), 1003),
             ended(Role::Rank(3), ProcessEnd::Signal(9), 1000),
@@ -373,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cause_is_one_line_with_a_daemons_own_words() {
+    fn a_summary_is_one_line() {
         assert_eq!(summary(&[], None), None);
         let daemon = ended(Role::Daemon, ProcessEnd::Code(1), 999);
         let text = summary(&[daemon], None).unwrap();
@@ -386,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rank_that_the_daemons_blame_decides_over_clocks_of_different_hosts() {
+    fn the_blamed_rank_decides_over_the_clocks() {
         let failures = [
             ended(Role::Rank(3), ProcessEnd::Code(1), 990),
             ended(Role::Rank(1), ProcessEnd::Code(4), 1000),
@@ -400,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_was_killed_is_the_cause_of_what_its_ranks_then_do() {
+    fn a_killed_daemon_goes_before_its_ranks() {
         let failures = [
             // Its ranks reacted before the system reported its end.
             ended(Role::Rank(0), ProcessEnd::Code(1), 1000),
@@ -414,9 +395,9 @@ mod tests {
         assert_eq!(report.code, 1);
     }
 
-    /// TELL: what the others say of the host tells that it was a server, and the tensors.
+    /// TELL: the other daemons say that the host was a server, and which tensors were in progress.
     #[test]
-    fn of_a_daemon_that_was_killed_the_others_know_more() {
+    fn others_say_more_about_a_killed_daemon() {
         let killed = ended(Role::Daemon, ProcessEnd::Signal(9), 1000);
         let what = "the daemon of node 2 (a server) is lost: its stream broke; in progress: 'w'";
         let of = |host: &str| Failure::new(FailureKind::NodeLost, what).host(host).tensor("w");
@@ -427,12 +408,12 @@ mod tests {
         assert!(shown[0].contains("the daemon on host 127.0.0.2 (pid 123) was killed"));
         let last = format!("gradwire: the job failed: host 127.0.0.2, tensor 'w': {what}");
         assert_eq!(shown.last(), Some(&last));
-        // Of another host it says nothing of this one.
+        // A failure that names another host does not describe this daemon.
         assert_eq!(lines(&of("127.0.0.3")).len(), shown.len() - 1);
     }
 
     #[test]
-    fn a_daemon_that_ends_for_its_own_cause_goes_before_its_ranks() {
+    fn a_daemon_with_its_own_cause_goes_first() {
         let over = |code, blamed: Option<Failure>| {
             let failures = [
                 ended(Role::Rank(0), ProcessEnd::Code(3), 1000),
@@ -447,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_keeps_a_job_from_starting_is_listed() {
+    fn all_reasons_not_to_start_are_listed() {
         let missing = |what: &str| Cause::NotStarted { what: what.into(), hint: "do".into() };
         let report = JobReport::new(&[missing("a"), missing("b")], None, true);
         assert_eq!(report.lines, ["error: a", "hint: do", "error: b", "hint: do"]);

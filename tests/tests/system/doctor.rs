@@ -224,7 +224,7 @@ fn wrong_input_is_one_error() {
     };
     run(&["-H", "a:0"], "'0' is not a slot count");
     run(&["--hostfile", "/zonk"], "hostfile /zonk: No such file");
-    run(&["-H", "a:5000"], "5000 ranks are more than 4096, the most of one job");
+    run(&["-H", "a:5000"], "5000 ranks are more than the maximum of 4096");
     run(&["-H", "a", "-np", "2"], "-np 2 is more than the 1 slots");
     run(&["-H", "a", "--hostfile", "b"], "cannot be used with");
     run(&["--set", "data.zonk=1"], "data.zonk");
@@ -232,7 +232,7 @@ fn wrong_input_is_one_error() {
     fs::write(launch.folder().join("hosts"), "n1 slots=1\nn2 zonk=1\n").unwrap();
     let report = launch.words(&["--hostfile", "hosts"]).run();
     report.assert_code(2);
-    report.assert_verdict(&["hostfile hosts line 2: 'zonk=1' is not understood"]);
+    report.assert_verdict(&["hostfile hosts line 2: unknown word 'zonk=1'"]);
 }
 
 #[test]

@@ -260,6 +260,7 @@ fn an_agent_that_is_asked_to_end_is_the_cause_and_not_its_ranks() {
     job.until_said("looping", 4);
     let fault = job.signal(Role::Agent(1), Signal::TERM);
     let report = job.finish();
-    let what = "host 127.0.0.2: gradwired was asked to end: the agent of this host got SIGTERM";
+    let what = "host 127.0.0.2: gradwired was asked to end: \
+                the agent of this host received SIGTERM";
     report.assert_notified(&[0, 1], fault, &[what]);
 }

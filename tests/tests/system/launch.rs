@@ -154,7 +154,7 @@ fn hosts_that_can_not_be_reached_are_named() {
     for host in ["node-3", "node-4"] {
         let error =
             format!("error: host {host} can't be reached: ssh: connect to host {host} port 22");
-        report.assert_verdict(&[&error, "has to work without a password"]);
+        report.assert_verdict(&[&error, "must work without a password"]);
     }
     if !Path::new("/usr/bin/ssh").exists() {
         println!("skipped: there is no ssh here");

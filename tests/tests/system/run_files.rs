@@ -62,13 +62,13 @@ fn commands_need_no_address_while_one_job_runs() {
         assert!(text.starts_with(&format!("job {id} (")), "{name}: {text}");
     }
     for (name, code, expected) in [
-        ("zonk", 1, "no job of yours on this host is called 'zonk'"),
-        ("127.0.0.1", 1, "no job of yours on this host is called '127.0.0.1'"),
-        ("127.0.0.1:x", 2, "'127.0.0.1:x' is no address IP:PORT"),
-        ("127.0.0.1:99999", 2, "'127.0.0.1:99999' is no address IP:PORT"),
+        ("zonk", 1, "you have no job 'zonk' on this host"),
+        ("127.0.0.1", 1, "you have no job '127.0.0.1' on this host"),
+        ("127.0.0.1:x", 2, "invalid address '127.0.0.1:x': expected IP:PORT"),
+        ("127.0.0.1:99999", 2, "invalid address '127.0.0.1:99999': expected IP:PORT"),
         ("http://127.0.0.1:1/", 1, "no daemon answers at '127.0.0.1:1'"),
         ("http://", 1, "no daemon answers at ''"),
-        ("", 1, "no job of yours on this host is called ''"),
+        ("", 1, "you have no job '' on this host"),
     ] {
         let output = gradwire(&["status", name], runtime.path());
         let text = String::from_utf8(output.stderr).unwrap();

@@ -192,7 +192,7 @@ fn what_can_not_be_a_server_is_refused() {
     std::fs::write(&hostfile, "127.0.0.1 role=server\n127.0.0.2\n").unwrap();
     let hostfile = hostfile.to_str().unwrap();
     let cases: [(&[&str], &str); 4] = [
-        (&["--hostfile", hostfile], "the first host has to have ranks"),
+        (&["--hostfile", hostfile], "the first host must have ranks"),
         (&["-H", "127.0.0.1", "--servers", "127.0.0.2:2"], "a server has no ranks"),
         (&["-H", "127.0.0.1", "--servers", "127.0.0.1"], "host 127.0.0.1 is given twice"),
         (&["-H", "127.0.0.1", "--servers", ","], "--servers: no hosts are given"),

@@ -338,7 +338,7 @@ fn where_others_can_ask_a_token_is_needed() {
         let headers = [headers, &[("Accept", "text/html")]].concat();
         let asked = answer(&page, "GET /", &headers);
         assert_eq!(asked.code, 401);
-        assert!(asked.body.contains("A token is needed"), "{asked:?}");
+        assert!(asked.body.contains("A token is required"), "{asked:?}");
     }
     let bearer = format!("Bearer {TOKEN}");
     let headers = [("Authorization", bearer.as_str())];

@@ -182,7 +182,7 @@ fn top_shows_the_job_on_a_terminal_and_gives_the_terminal_back() {
     for key in [b"q", b"\x03"] {
         let mut top = Top::start(&grpc);
         let words = [
-            "straggler: rank 3: the others wait for it in ",
+            "straggler: rank 3: the others wait for it ",
             "hosts (2)",
             "0 127.0.0.1",
             "1 127.0.0.2",

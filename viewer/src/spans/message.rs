@@ -1,10 +1,10 @@
-//! From a step to messages of OTLP. Pure.
+//! Turns a step into messages of OTLP. Pure.
 //!
-//! One trace is one step, and its root lasts from the first beginning of a rank to the last end.
-//! Below it are the step of each rank, with what its threads do, and a span for each node, with
-//! what its daemon does for the tensors of the step: of each tensor, and of each piece with what
-//! lanes do for it. Links lead from a piece to the submissions that it moves parts of, and from the
-//! first message that a node receives of a piece to the span of the node that sends it.
+//! A trace is one step. Its root span lasts from the start of its first rank to the end of its
+//! last. Below it, each rank has a span for its step, with spans of its threads. Each node has a
+//! span, with spans for each tensor of the step and for each piece, and below a piece the work of
+//! lanes. Links lead from a piece to the submissions that it moves parts of, and from the first
+//! message of a piece that a node receives to the span in which the other node sends it.
 
 use std::collections::HashMap;
 
@@ -26,13 +26,13 @@ use crate::trace::{
     join::Host,
 };
 
-/// The most spans of one message. They take less than the 4 MiB that a collector accepts.
+/// The most spans in one message. They need less than the 4 MiB that a collector accepts.
 const MAX_SPANS: usize = 2048;
 
-/// In the flags of a span: it is sampled.
+/// The flag of a sampled span.
 const IS_SAMPLED: u32 = 1;
 
-/// Whose spans they are.
+/// The job that the spans belong to.
 #[derive(Debug, Clone)]
 pub(super) struct Origin {
     pub(super) job: String,
@@ -55,15 +55,15 @@ impl Origin {
     }
 }
 
-/// What a span is of: the job, a rank or a node.
+/// The subject of a span: the job, a rank or a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Whose {
+enum Subject {
     Job,
     Rank(u32),
     Node(u32),
 }
 
-/// The messages with the spans of a step.
+/// The messages for the spans of a step.
 pub(super) fn requests(step: &Sampled, origin: &Origin) -> Vec<ExportTraceServiceRequest> {
     let mut spans = Spans::new(step, origin);
     spans.all();
@@ -92,12 +92,14 @@ pub(super) fn requests(step: &Sampled, origin: &Origin) -> Vec<ExportTraceServic
 }
 
 /// The resource attributes of metrics, and the rank.
-fn resource(whose: Whose, origin: &Origin) -> Resource {
+fn resource(subject: Subject, origin: &Origin) -> Resource {
     let Origin { job, version, .. } = origin;
-    let (service, instance, host) = match whose {
-        Whose::Job => ("gradwire", job.clone(), None),
-        Whose::Rank(rank) => ("gradwire-rank", format!("{job}/{rank}"), Some(origin.host_of(rank))),
-        Whose::Node(node) => {
+    let (service, instance, host) = match subject {
+        Subject::Job => ("gradwire", job.clone(), None),
+        Subject::Rank(rank) => {
+            ("gradwire-rank", format!("{job}/{rank}"), Some(origin.host_of(rank)))
+        }
+        Subject::Node(node) => {
             let host = origin.host(node);
             ("gradwired", format!("{job}/{host}"), Some(host))
         }
@@ -112,7 +114,7 @@ fn resource(whose: Whose, origin: &Origin) -> Resource {
     if let Some(host) = host {
         attributes.extend([attribute("host.name", host), attribute("host", host)]);
     }
-    if let Whose::Rank(rank) = whose {
+    if let Subject::Rank(rank) = subject {
         attributes.push(number_attribute("rank", rank.into()));
     }
     Resource { attributes, ..Resource::default() }
@@ -123,12 +125,12 @@ struct Spans<'a> {
     step: &'a Sampled,
     origin: &'a Origin,
     trace: [u8; 16],
-    made: Vec<(Whose, Span)>,
+    made: Vec<(Subject, Span)>,
     /// The spans of submissions, by rank and ticket.
     submitted: HashMap<(u32, u64), Vec<u8>>,
-    /// The first send of an operation, by its number, the node that sends and the other one.
+    /// The first send of an operation, by its number, the sending node and the receiving node.
     sent: HashMap<(u64, u32, u32), Vec<u8>>,
-    /// The same for the first receive, with its place among all spans.
+    /// The first receive, with its index among all spans.
     received: HashMap<(u64, u32, u32), usize>,
     count: u64,
 }
@@ -153,7 +155,7 @@ impl<'a> Spans<'a> {
         }
     }
 
-    /// The next id of a span: no two of a trace are the same, and none is 0.
+    /// The next span id: unique in the trace, and not 0.
     fn id(&mut self) -> Vec<u8> {
         self.count += 1;
         let first = u64::from_le_bytes(std::array::from_fn(|index| self.trace[index])) >> 1;
@@ -162,7 +164,7 @@ impl<'a> Spans<'a> {
 
     fn span(
         &mut self,
-        whose: Whose,
+        subject: Subject,
         parent: &[u8],
         name: String,
         (begin_ns, end_ns): (u64, u64),
@@ -170,7 +172,7 @@ impl<'a> Spans<'a> {
     ) -> (Vec<u8>, &mut Span) {
         let id = self.id();
         self.made.push((
-            whose,
+            subject,
             Span {
                 trace_id: self.trace.to_vec(),
                 span_id: id.clone(),
@@ -201,7 +203,7 @@ impl<'a> Spans<'a> {
             number_attribute("gradwire.lost_batches", lost.batches),
             number_attribute("gradwire.left_out", *left_out),
         ];
-        let (root, _) = self.span(Whose::Job, &[], format!("step {number}"), times, about);
+        let (root, _) = self.span(Subject::Job, &[], format!("step {number}"), times, about);
         for (&rank, step) in ranks {
             self.rank(rank, step, &root);
         }
@@ -212,20 +214,20 @@ impl<'a> Spans<'a> {
     }
 
     fn rank(&mut self, rank: u32, step: &RankStep, root: &[u8]) {
-        let whose = Whose::Rank(rank);
+        let subject = Subject::Rank(rank);
         let about = vec![number_attribute("gradwire.step", self.step.number)];
         let times = (step.begin_ns, step.end_ns);
-        let (own, _) = self.span(whose, root, format!("rank {rank}"), times, about);
+        let (own, _) = self.span(subject, root, format!("rank {rank}"), times, about);
         let mut waits: HashMap<(Track, Option<u64>), Vec<u8>> = HashMap::new();
         for slice in &step.slices {
-            // A wake-up is the end of a wait. That comes first.
+            // A wake-up is the end of a wait, which has come before it.
             let key = (slice.track, slice.ticket);
             let parent = match slice.what {
                 What::WakeUp => waits.get(&key).unwrap_or(&own),
                 _ => &own,
             };
             let parent = parent.clone();
-            let id = self.slice(whose, &parent, slice);
+            let id = self.slice(subject, &parent, slice);
             match (slice.what, slice.ticket) {
                 (What::Wait, _) => drop(waits.insert(key, id)),
                 (What::Submit, Some(ticket)) => drop(self.submitted.insert((rank, ticket), id)),
@@ -235,22 +237,22 @@ impl<'a> Spans<'a> {
     }
 
     fn node(&mut self, node: u32, slices: &[Slice], root: &[u8]) {
-        let whose = Whose::Node(node);
+        let subject = Subject::Node(node);
         let Some(times) = hull(slices.iter().map(|slice| (slice.at_ns, slice.end_ns()))) else {
             return;
         };
         let about = vec![number_attribute("gradwire.step", self.step.number)];
         let name = format!("node {}", self.origin.host(node));
-        let (own, _) = self.span(whose, root, name, times, about);
+        let (own, _) = self.span(subject, root, name, times, about);
         let of_piece = |slice: &Slice| {
             use What::{Publish, Queue, Receive, Reduce, Send};
             matches!(slice.what, Queue | Reduce | Send | Receive | Publish)
         };
         let mut pieces: HashMap<u64, Vec<u8>> = HashMap::new();
         for slice in slices.iter().filter(|slice| !of_piece(slice)) {
-            let id = self.slice(whose, &own, slice);
+            let id = self.slice(subject, &own, slice);
             let (What::Piece, Some(operation)) = (slice.what, slice.operation) else { continue };
-            // A lane may have something left to do when the piece is done.
+            // A lane may still work on a piece after its end.
             let parts = slices.iter().filter(|part| part.operation == Some(operation));
             let parts = parts.filter(|part| of_piece(part) || part.what == What::Piece);
             let times = hull(parts.map(|part| (part.at_ns, part.end_ns())));
@@ -271,7 +273,7 @@ impl<'a> Spans<'a> {
         for slice in parts {
             let piece = slice.operation.and_then(|operation| pieces.get(&operation));
             let parent = piece.unwrap_or(&own).clone();
-            let id = self.slice(whose, &parent, slice);
+            let id = self.slice(subject, &parent, slice);
             // The first message of an operation between two nodes.
             let (Some(operation), Some(peer)) = (slice.operation, slice.peer) else { continue };
             match slice.what {
@@ -285,7 +287,7 @@ impl<'a> Spans<'a> {
         }
     }
 
-    /// Who receives links to who has sent.
+    /// Links the spans of receivers to the spans of senders.
     fn link_messages(&mut self) {
         for (message, index) in &self.received {
             if let (Some(id), Some((_, span))) = (self.sent.get(message), self.made.get_mut(*index))
@@ -296,7 +298,7 @@ impl<'a> Spans<'a> {
     }
 
     /// The span of a slice. Returns its id.
-    fn slice(&mut self, whose: Whose, parent: &[u8], slice: &Slice) -> Vec<u8> {
+    fn slice(&mut self, subject: Subject, parent: &[u8], slice: &Slice) -> Vec<u8> {
         let Slice { what, track, title, ticket, operation, peer, bytes, .. } = slice;
         let mut about = Vec::new();
         match track {
@@ -325,7 +327,7 @@ impl<'a> Spans<'a> {
                 format!("{} {title}", what.name())
             }
         };
-        self.span(whose, parent, name, (slice.at_ns, slice.end_ns()), about).0
+        self.span(subject, parent, name, (slice.at_ns, slice.end_ns()), about).0
     }
 }
 
@@ -334,7 +336,7 @@ fn link(trace: &[u8; 16], span: &[u8]) -> Link {
     Link { trace_id, span_id, flags: IS_SAMPLED, ..Link::default() }
 }
 
-/// From the first beginning to the last end.
+/// From the earliest begin to the latest end.
 fn hull(times: impl Iterator<Item = (u64, u64)>) -> Option<(u64, u64)> {
     times.reduce(|(begin, end), (other, until)| (begin.min(other), end.max(until)))
 }

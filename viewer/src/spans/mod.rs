@@ -1,14 +1,13 @@
-//! Sends steps of a job to a collector as spans, with OpenTelemetry's protocol: each step whose
-//! number is a multiple of `otlp.sample_steps` is one trace.
+//! Sends steps of a job to a collector as spans, by OTLP: each step whose number is a multiple of
+//! `otlp.sample_steps` becomes one trace.
 //!
-//! Ranks know the numbers of their steps, so they record such a step from its first moment to its
-//! last, and their daemons do so meanwhile. In between nobody records. What nodes send arrives
-//! here, on a thread of the process with the coordinator (`gw-spans`). Nothing waits for it: what
-//! it does not read in time is lost, and so are steps that the collector does not take in time
-//! (BOUND).
+//! Ranks know the numbers of their steps, so they record such a step from its start to its end, and
+//! their daemons record meanwhile. Other steps are not recorded. The events of nodes arrive on the
+//! thread `gw-spans` of the process with the coordinator. Nothing waits for it: events that it does
+//! not read in time are lost, and so are steps that the collector does not accept in time (BOUND).
 //!
-//! - `step`: from slices to whole steps; pure
-//! - `message`: from a step to messages of OTLP; pure
+//! - `step`: turns slices into complete steps; pure
+//! - `message`: turns a step into messages of OTLP; pure
 //! - this file: the thread
 
 mod message;
@@ -35,11 +34,10 @@ use self::{
 };
 use crate::trace::join::Joiner;
 
-/// How often to look whether steps are whole.
+/// The interval between checks whether steps are complete.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How long the collector may take for one message (WAIT), and for all that is left when the job is
-/// over.
+/// How long the collector may take for one message, and for the rest when the job is over (WAIT).
 const ANSWER: Duration = Duration::from_secs(10);
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
@@ -54,7 +52,7 @@ impl Spans {
     /// Sends each step of the job whose number is a multiple of `every`, until the job is over.
     ///
     /// # Errors
-    /// The system refuses a thread or a descriptor.
+    /// If the system refuses a thread or a descriptor.
     pub fn start(inspection: Arc<Inspection>, otlp: OtlpConfig, every: u64) -> io::Result<Self> {
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
         let (end, ended) = oneshot::channel();
@@ -66,9 +64,9 @@ impl Spans {
         Ok(Self(ended))
     }
 
-    /// Waits, for two seconds at most, until what is left of a job that is over has been sent.
+    /// Waits, at most two seconds, until the rest of a finished job has been sent.
     pub async fn finish(self) {
-        // The thread sends nothing: it ends.
+        // The sender is dropped when the thread ends.
         let _ = timeout(2 * LAST_ANSWERS, self.0).await;
     }
 }
@@ -85,14 +83,14 @@ async fn send(inspection: &Inspection, otlp: &OtlpConfig, every: u64) {
     tokio::join!(collect, deliver);
 }
 
-/// Sends messages one after the other, until there will be no more.
+/// Sends messages one after the other until the queue is closed.
 async fn deliver(
     collector: &Collector,
     mut messages: mpsc::Receiver<ExportTraceServiceRequest>,
     mut is_over: watch::Receiver<bool>,
 ) {
     let late = async {
-        // If the sender has gone, the job is over, too.
+        // If the sender is gone, the job is over, too.
         let _ = is_over.wait_for(|is_over| *is_over).await;
         tokio::time::sleep(LAST_ANSWERS).await;
     };
@@ -111,7 +109,7 @@ struct Outbox {
 }
 
 impl Outbox {
-    /// Sends a step, if there is room for all of it.
+    /// Queues a step, if there is room for all of it.
     fn send(&mut self, step: &Sampled, origin: &Origin) {
         let messages = requests(step, origin);
         if messages.len() > self.queue.capacity() {
@@ -122,15 +120,14 @@ impl Outbox {
             return;
         }
         self.is_full = false;
-        // There is room.
         messages.into_iter().for_each(|message| drop(self.queue.try_send(message)));
     }
 }
 
-/// Makes messages of what nodes record, until the job is over.
+/// Turns the events of nodes into messages, until the job is over.
 async fn collect(inspection: &Inspection, every: u64, mut outbox: Outbox) {
     let Ok(mut parts) = inspection.sample() else { return };
-    // Nodes record only once there is a world, so it is known by now.
+    // Nodes record only once the world has formed, so it is known by now.
     let Some(Ok(mut part)) = parts.recv().await else { return };
     let Some(status) = inspection.look().await else { return };
     let mut joiner = Joiner::new(&status);
@@ -143,7 +140,7 @@ async fn collect(inspection: &Inspection, every: u64, mut outbox: Outbox) {
     let mut goes_on = false;
     loop {
         joiner.missed(part.lost_batches);
-        // A batch that can't be read is one that is lost (TRUST).
+        // A batch that can't be decoded counts as lost (TRUST).
         match TraceBatch::decode(&part.batch[..]) {
             Ok(batch) => joiner.add(batch, |_, _| true),
             Err(_) => joiner.missed(1),

@@ -1,9 +1,9 @@
-//! From slices to whole steps. Pure: the time comes in.
+//! Turns slices into complete steps. Pure: the time is an argument.
 //!
 //! A slice of a rank belongs to the step in which it begins. A slice of a node belongs to the step
-//! in which the tensor was submitted: an operation to that of a submission of which it moves a
-//! part.
-//! So a tensor that is moved while the next step has begun elsewhere is not torn apart.
+//! in which its tensor was submitted; an operation belongs to the step of a submission that it
+//! moves a part of. So a tensor is in one step, even if it is moved while other ranks have begun
+//! the next.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, VecDeque},
@@ -15,20 +15,20 @@ use crate::trace::{
     join::{Host, Lost},
 };
 
-/// How long events that belong to a step may take to arrive after its end: nodes look for what is
-/// new a hundred times per second.
+/// How long after the end of a step its events may arrive: nodes look for new events a hundred
+/// times per second.
 const LATE: Duration = Duration::from_millis(300);
 
-/// How long slices are kept while no step is known that they could belong to.
+/// How long slices are kept that belong to no known step.
 const RECENT_NS: u64 = 200_000_000;
 
-/// How long to wait for the ranks that have not ended a step that others have.
+/// How long to wait for ranks that have not ended a step, once others have.
 const OTHERS: Duration = Duration::from_secs(10);
 
 /// The longest step. Daemons give up sooner.
 const LONGEST: Duration = Duration::from_secs(700);
 
-/// How long before the news of a step something of it may come.
+/// How long before the news of a step its events may arrive.
 const AHEAD: Duration = Duration::from_secs(2);
 
 /// The most changes of the error of the clocks that are remembered (BOUND).
@@ -46,7 +46,7 @@ pub(super) const MAX_SUBMISSIONS: usize = 128;
 /// The most steps that go on at the same time (BOUND). Ranks may be in different ones.
 const MAX_OPEN: usize = 1024;
 
-/// A step of all its ranks.
+/// A complete step.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Sampled {
     pub(super) number: u64,
@@ -54,13 +54,13 @@ pub(super) struct Sampled {
     pub(super) ranks: BTreeMap<u32, RankStep>,
     /// By the number of the node.
     pub(super) nodes: BTreeMap<u32, Vec<Slice>>,
-    /// Of each operation, the submissions that it moves parts of.
+    /// By operation, the submissions that it moves parts of.
     pub(super) parts: HashMap<u64, Vec<(u32, u64)>>,
-    /// What is missing, as far as that is known, of this step or of others.
+    /// Events known to be missing, of this step or of others.
     pub(super) lost: Lost,
-    /// Slices for which there was no room.
+    /// How many slices were dropped, because there was no room.
     pub(super) left_out: u64,
-    /// The most by which times of two nodes may be wrong towards each other.
+    /// The largest error between the times of two nodes.
     pub(super) error_ns: u64,
 }
 
@@ -78,14 +78,14 @@ pub(super) struct RankStep {
 struct Open {
     begun: BTreeMap<u32, u64>,
     ended: BTreeMap<u32, (u64, u64)>,
-    /// When a rank began or ended it last.
+    /// When a rank last began or ended it.
     changed: Duration,
-    /// The most by which times of two nodes were wrong towards each other since it began.
+    /// The largest error between the times of two nodes since it began.
     error_ns: u64,
 }
 
-/// Collects the steps that are sampled.
-#[derive(Debug)]
+/// Collects the sampled steps.
+#[derive(Debug, Default)]
 pub(super) struct Steps {
     every: u64,
     ranks: usize,
@@ -94,31 +94,20 @@ pub(super) struct Steps {
     newest_ns: u64,
     left_out: u64,
     parts: BTreeMap<u64, Vec<(u32, u64)>>,
-    /// What was missing when the last step was given away, and now.
+    /// The missing events when the last step was reported, and now.
     reported: Lost,
     lost: Lost,
-    /// By how much times of two nodes may have been wrong towards each other lately, and since
-    /// when.
+    /// Recent errors between the times of two nodes, with the time of each change.
     errors: VecDeque<(Duration, u64)>,
 }
 
 impl Steps {
     pub(super) fn new(every: u64, hosts: &[Host]) -> Self {
-        Self {
-            every,
-            ranks: hosts.iter().map(|host| host.ranks as usize).sum(),
-            open: BTreeMap::new(),
-            held: Vec::new(),
-            newest_ns: 0,
-            left_out: 0,
-            parts: BTreeMap::new(),
-            reported: Lost::default(),
-            lost: Lost::default(),
-            errors: VecDeque::new(),
-        }
+        let ranks = hosts.iter().map(|host| host.ranks as usize).sum();
+        Self { every, ranks, ..Self::default() }
     }
 
-    /// Adds what was found.
+    /// Adds slices, steps and parts.
     pub(super) fn add(&mut self, found: Vec<Found>, now: Duration) {
         for found in found {
             match found {
@@ -132,7 +121,7 @@ impl Steps {
                         self.parts.pop_first();
                     }
                 }
-                // Where a rank computes follows from its waits.
+                // `RankStep::compute` derives computing from the waits.
                 Found::Slice(Slice { what: What::Step | What::Compute, .. }) => {}
                 Found::Slice(slice) => {
                     self.newest_ns = self.newest_ns.max(slice.end_ns());
@@ -168,14 +157,14 @@ impl Steps {
         }
     }
 
-    /// What is missing so far, and how well the clocks agree.
+    /// Notes the missing events and the error of the clocks.
     pub(super) fn note_missing(&mut self, lost: Lost, error_ns: u64, now: Duration) {
         self.lost = lost;
         if self.errors.back().is_none_or(|(_, last_ns)| *last_ns != error_ns) {
             self.errors.push_back((now, error_ns));
         }
-        // One holds until the next one. Of several nodes of a step, one may send long before the
-        // other says that the step has begun.
+        // An error holds until the next one. One node may send events of a step long before another
+        // node reports that the step has begun.
         let is_old = |since: &Duration| now.saturating_sub(*since) > AHEAD;
         while self.errors.len() > MAX_ERRORS
             || self.errors.get(1).is_some_and(|(since, _)| is_old(since))
@@ -188,18 +177,17 @@ impl Steps {
         }
     }
 
-    /// Whether there are steps that are not whole yet.
+    /// Whether there are incomplete steps.
     pub(super) fn is_open(&self) -> bool {
         !self.open.is_empty()
     }
 
-    /// Whether a rank is in a step that is sampled, as far as that is known: then all nodes are to
-    /// record.
+    /// Whether a rank is known to be in a sampled step: then all nodes must record.
     pub(super) fn goes_on(&self) -> bool {
         self.open.values().any(|open| open.ended.len() < self.ranks)
     }
 
-    /// The steps that are whole by now.
+    /// The steps that are complete by now.
     pub(super) fn finish(&mut self, now: Duration) -> Vec<Sampled> {
         let ranks = self.ranks;
         let is_over = |open: &Open| {
@@ -217,7 +205,7 @@ impl Steps {
         self.take(is_over)
     }
 
-    /// The steps that are whole when the job ends.
+    /// The steps that are complete when the job ends.
     pub(super) fn end(&mut self) -> Vec<Sampled> {
         self.take(|_| true)
     }
@@ -229,17 +217,17 @@ impl Steps {
         for number in over {
             let Some(open) = self.open.remove(&number) else { continue };
             let Open { begun, ended, error_ns, .. } = open;
-            // A step that a rank has begun and not ended is not whole.
+            // A step that a rank has begun but not ended is incomplete.
             if !ended.is_empty() && ended.len() == begun.len() {
-                steps.push(Sampled { error_ns, ..self.whole(number, &ended) });
+                steps.push(Sampled { error_ns, ..self.complete(number, &ended) });
             }
         }
         self.forget();
         steps
     }
 
-    /// Takes what belongs to a step out of what is held.
-    fn whole(&mut self, number: u64, ended: &BTreeMap<u32, (u64, u64)>) -> Sampled {
+    /// Takes the slices of a step out of the held ones.
+    fn complete(&mut self, number: u64, ended: &BTreeMap<u32, (u64, u64)>) -> Sampled {
         let mut ranks: BTreeMap<u32, RankStep> = BTreeMap::new();
         for (&rank, &(begin_ns, end_ns)) in ended {
             ranks.insert(rank, RankStep { begin_ns, end_ns, slices: Vec::new() });
@@ -281,7 +269,7 @@ impl Steps {
         Sampled { number, ranks, nodes, parts, lost, left_out, error_ns: 0 }
     }
 
-    /// Takes what nodes have done for these operations.
+    /// Takes the slices of nodes for these operations.
     fn of_nodes(&mut self, parts: &HashMap<u64, Vec<(u32, u64)>>) -> BTreeMap<u32, Vec<Slice>> {
         let mut nodes: BTreeMap<u32, Vec<Slice>> = BTreeMap::new();
         let is_here = |slice: &mut Slice| slice.operation.is_some_and(|it| parts.contains_key(&it));
@@ -290,7 +278,7 @@ impl Steps {
                 nodes.entry(node).or_default().push(slice);
             }
         }
-        // A tensor was gathered right before it was announced.
+        // A tensor is announced right after it has been gathered.
         for (node, slices) in &mut nodes {
             let of_node = |slice: &Slice| node_of(slice.track) == Some(*node);
             let negotiated = slices.iter().filter(|slice| slice.what == What::Negotiate);
@@ -309,17 +297,17 @@ impl Steps {
         nodes
     }
 
-    /// Forgets what can't belong to a step that comes.
+    /// Forgets slices that can't belong to a future step.
     fn forget(&mut self) {
         let begins = self.open.values().flat_map(|open| open.begun.values());
-        // Nodes send at different times: one may be ahead of the news that a step has begun.
+        // A node may send events before another node reports that a step has begun.
         let recent_ns = self.newest_ns.saturating_sub(RECENT_NS);
         let begin_ns = begins.copied().min().map_or(recent_ns, |begin_ns| begin_ns.min(recent_ns));
         self.held.retain(|slice| slice.end_ns() >= begin_ns);
     }
 }
 
-/// The node of a track of a daemon.
+/// The node of a daemon's track.
 fn node_of(track: Track) -> Option<u32> {
     match track {
         Track::Control { node } | Track::Lane { node, .. } => Some(node),
@@ -328,7 +316,7 @@ fn node_of(track: Track) -> Option<u32> {
 }
 
 impl RankStep {
-    /// Adds where threads that wait at some time compute: whenever they do not wait.
+    /// Adds slices for computing: a thread that waits at some time computes the rest of the time.
     fn compute(&mut self) {
         let waits = self.slices.iter().filter(|slice| slice.what == What::Wait);
         let mut threads: BTreeMap<Track, Vec<(u64, u64)>> = BTreeMap::new();

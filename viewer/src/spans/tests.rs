@@ -16,8 +16,8 @@ use crate::trace::{
     recorded::{self, CONTROL, LANE_0, Recorded, recorded},
 };
 
-/// What a rank with this local number, which begins the step at this time, and its node record of a
-/// step with one tensor. Two nodes exchange operation 7 of the step.
+/// The events of a rank with this local number, and of its node, for a step with one tensor that
+/// begins at this time.
 fn life(local: u32, step: u64, at_ns: u64) -> Vec<Recorded> {
     let (track, peer, operation) = (2 * local + 2, 0, 10 * step);
     let order = recorded(Kind::Order, CONTROL, at_ns + 2_000, 1_000, operation);
@@ -42,7 +42,7 @@ fn life(local: u32, step: u64, at_ns: u64) -> Vec<Recorded> {
     ]
 }
 
-/// A batch of a node, whose events are about its peer and its first rank.
+/// A batch of a node, with events about its peer and its first rank.
 fn batch(node: u32, mut events: Vec<Recorded>) -> TraceBatch {
     for Recorded { event, .. } in &mut events {
         match event.kind {
@@ -78,7 +78,7 @@ fn spans(step: &Sampled, origin: &Origin) -> Vec<Span> {
     resources.flat_map(|one| one.scope_spans).flat_map(|one| one.spans).collect()
 }
 
-/// Checks what holds for every trace: one root, ids of its own, children within their parents.
+/// Checks that a trace has one root and unique ids, and that children are within their parents.
 fn check(spans: &[Span]) {
     let by_id: BTreeMap<&[u8], &Span> =
         spans.iter().map(|span| (&span.span_id[..], span)).collect();
@@ -108,7 +108,7 @@ fn a_step_is_one_trace_of_all_ranks() {
         add(&mut joiner, &mut steps, batch(node, life(0, 100, at_ns)), 5);
         assert_eq!(steps.goes_on(), node == 0);
     }
-    assert!(steps.finish(at(200)).is_empty(), "something may come late");
+    assert!(steps.finish(at(200)).is_empty(), "events may arrive late");
     let whole = steps.finish(at(400));
     assert_eq!((whole.len(), whole[0].number, steps.is_open()), (1, 100, false));
     let all = spans(&whole[0], &origin);
@@ -145,7 +145,7 @@ fn a_step_is_one_trace_of_all_ranks() {
         let piece = of(node_span, "piece grad");
         let ids: Vec<&[u8]> = piece.links.iter().map(|link| &link.span_id[..]).collect();
         assert!(ids.contains(&&submit.span_id[..]), "node {node}");
-        // It lasts as long as a lane has something to do for it.
+        // It lasts as long as a lane works on it.
         assert_eq!(took(&piece), 2_600);
         for what in ["queue", "reduce", "send", "publish"] {
             of(&piece, &format!("{what} grad"));
@@ -162,7 +162,7 @@ fn a_step_is_one_trace_of_all_ranks() {
     assert_ne!(other[0].trace_id, all[0].trace_id);
 }
 
-/// What a rank records is in order, and so is what its daemon does; between the two is none.
+/// The events of a rank are in order, and so are those of its daemon, but not across the two.
 #[test]
 fn the_order_of_batches_changes_nothing() {
     let names = |merge: &dyn Fn(Vec<Recorded>, Vec<Recorded>) -> Vec<Recorded>| {
@@ -193,7 +193,7 @@ fn the_order_of_batches_changes_nothing() {
 }
 
 #[test]
-fn each_step_has_what_is_its_own_if_all_are_sampled() {
+fn each_sampled_step_has_its_own_events() {
     let (mut joiner, mut steps, origin) = job(1);
     for step in 2..6 {
         for (node, at_ns) in [(0, 10_000 * step), (1, 10_000 * step + 3)] {
@@ -222,7 +222,7 @@ fn each_step_has_what_is_its_own_if_all_are_sampled() {
 }
 
 #[test]
-fn a_step_that_is_not_whole_is_left_out() {
+fn an_incomplete_step_is_left_out() {
     let (mut joiner, mut steps, _) = job(100);
     let mut events = life(0, 100, 10_000);
     add(&mut joiner, &mut steps, batch(0, events.clone()), 0);
@@ -231,19 +231,19 @@ fn a_step_that_is_not_whole_is_left_out() {
     events.pop();
     add(&mut joiner, &mut steps, batch(1, events), 5_000);
     assert!(steps.finish(at(16_000)).is_empty() && !steps.is_open() && !steps.goes_on());
-    // A rank that makes no steps is not waited for without end.
+    // The wait for a rank without steps is limited.
     add(&mut joiner, &mut steps, batch(0, life(0, 200, 100_000)), 20_000);
     assert!(steps.finish(at(25_000)).is_empty());
     let whole = steps.finish(at(31_000));
     assert_eq!((whole.len(), whole[0].ranks.len()), (1, 1));
-    // Of a step whose beginning is not known, nothing is told.
+    // A step with an unknown begin is ignored.
     add(&mut joiner, &mut steps, batch(0, vec![recorded(Kind::Step, 2, 1 << 30, 0, 300)]), 40_000);
     assert!(!steps.is_open());
 }
 
-/// What a node has sent while its clock was hardly known stays as wrong as it was then.
+/// Events that a node sent while its clock was hardly known keep their error.
 #[test]
-fn a_step_tells_the_worst_error_of_the_clocks_while_it_went_on() {
+fn a_step_has_the_worst_error_of_the_clocks() {
     let (mut joiner, mut steps, _) = job(100);
     let errors = [(0, 900_000), (40, 70_000), (60, 50), (3_000, 50)];
     let note = |steps: &mut Steps, joiner: &Joiner, until: u64| {
@@ -257,7 +257,7 @@ fn a_step_tells_the_worst_error_of_the_clocks_while_it_went_on() {
     }
     steps.note_missing(joiner.lost(), 50, at(80));
     assert_eq!(steps.finish(at(400))[0].error_ns, 900_000);
-    // Long after, nothing of that is left.
+    // Long after, that error is forgotten.
     note(&mut steps, &joiner, 3_000);
     for (node, at_ns) in [(0, 1 << 30), (1, 1 << 30)] {
         add(&mut joiner, &mut steps, batch(node, life(0, 200, at_ns)), 3_010);
@@ -267,7 +267,7 @@ fn a_step_tells_the_worst_error_of_the_clocks_while_it_went_on() {
 }
 
 #[test]
-fn what_is_held_is_bounded_and_messages_are_cut() {
+fn held_slices_and_messages_are_bounded() {
     let (mut joiner, mut steps, origin) = job(100);
     let begin = recorded(Kind::Step, 2, 1_000, 0, 99);
     add(&mut joiner, &mut steps, batch(0, vec![begin]), 0);

@@ -1,4 +1,4 @@
-//! One event of a file in the Trace Event Format.
+//! One line of a file in the Trace Event Format.
 
 use std::{
     borrow::Cow,
@@ -8,7 +8,7 @@ use std::{
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-/// The id of an arrow in the file. Perfetto understands hexadecimal numbers alone.
+/// The id of an arrow in the file. Perfetto understands only hexadecimal numbers.
 pub(super) fn arrow_id(id: &str) -> String {
     let mut hasher = DefaultHasher::new();
     id.hash(&mut hasher);
@@ -22,7 +22,7 @@ pub(super) struct Place {
     pub(super) tid: u64,
 }
 
-/// What a viewer shows about a line.
+/// The details of a line that a viewer shows.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(super) enum Facts<'a> {
@@ -40,8 +40,8 @@ pub(super) enum Facts<'a> {
     Other(Value),
 }
 
-/// A line of the file: an event with the names that the format has for its fields.
-#[derive(Debug, Serialize)]
+/// A line of the file: an event. The fields have the names of the format.
+#[derive(Debug, Default, Serialize)]
 pub(super) struct Line<'a> {
     ph: &'static str,
     name: Cow<'a, str>,
@@ -66,8 +66,8 @@ pub(super) struct Line<'a> {
     duration: Option<Nanoseconds>,
 }
 
-/// A time, which the format has in microseconds. As a float it is exact: a trace of a day has 14
-/// digits, and the shortest text of a float is right for 15.
+/// A time, which the format has in microseconds. It is exact as a float: the times of a day have 14
+/// digits, and the shortest text of a float is exact for 15.
 #[derive(Debug, Clone, Copy)]
 struct Nanoseconds(u64);
 
@@ -79,9 +79,7 @@ impl Serialize for Nanoseconds {
 
 impl<'a> Line<'a> {
     fn new(ph: &'static str, name: impl Into<Cow<'a, str>>, pid: u64) -> Self {
-        let (tid, cat, id, id2, bp, s) = (None, None, None, None, None, None);
-        let (args, at, duration) = (None, None, None);
-        Self { ph, name: name.into(), pid, tid, cat, id, id2, bp, s, args, at, duration }
+        Self { ph, name: name.into(), pid, ..Self::default() }
     }
 
     fn timed(
@@ -111,7 +109,7 @@ impl<'a> Line<'a> {
         Self { tid: Some(place.tid), ..line }
     }
 
-    /// Something that took a while.
+    /// Something with a duration.
     pub(super) fn slice(
         name: impl Into<Cow<'a, str>>,
         category: &'static str,
@@ -123,7 +121,7 @@ impl<'a> Line<'a> {
         Self { duration: Some(Nanoseconds(duration_ns)), ..line }
     }
 
-    /// The beginning (`b`) or the end (`e`) of something beside which other things go on.
+    /// The beginning (`b`) or the end (`e`) of something that may overlap with others.
     pub(super) fn overlapping(
         phase: &'static str,
         name: &'a str,
@@ -144,22 +142,22 @@ impl<'a> Line<'a> {
         id: &str,
         at_ns: u64,
     ) -> Self {
-        // It ends at the slice around that time, not at the next one.
+        // The arrow ends at the slice around that time, not at the next one.
         let bp = (phase == "f").then_some("e");
         Self { id: Some(arrow_id(id)), bp, ..Self::timed(phase, name, "arrow", place, at_ns) }
     }
 
-    /// Something that happened at one moment, for a whole process.
+    /// An event without duration, for a whole process.
     pub(super) fn instant(name: &'a str, place: Place, at_ns: u64) -> Self {
         Self { s: Some("p"), ..Self::timed("i", name, "gradwire", place, at_ns) }
     }
 
-    /// With these facts.
+    /// Adds details.
     pub(super) fn with(self, facts: Facts<'a>) -> Self {
         Self { args: Some(facts), ..self }
     }
 
-    /// With times since this one. What began before is cut off there.
+    /// Makes times relative to this one, and cuts off what is earlier.
     pub(super) fn since(self, base_ns: u64) -> Self {
         let missing_ns = self.at.map_or(0, |at| base_ns.saturating_sub(at.0));
         let at = self.at.map(|at| Nanoseconds(at.0.saturating_sub(base_ns)));
@@ -170,7 +168,7 @@ impl<'a> Line<'a> {
 
     /// Writes it, with a comma and an end of line.
     pub(super) fn write(&self, out: &mut Vec<u8>) {
-        serde_json::to_writer(&mut *out, self).expect("memory takes all, and all keys are texts");
+        serde_json::to_writer(&mut *out, self).expect("writing to memory can't fail");
         out.extend_from_slice(b",\n");
     }
 }
@@ -180,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_have_their_nanoseconds() {
+    fn times_are_exact_to_the_nanosecond() {
         let place = Place { pid: 1, tid: 2 };
         for ns in [0, 1, 999, 1_000, 1_001, 123_456_789, 86_400_000_000_001, 604_799_999_999_999] {
             let mut out = Vec::new();
@@ -194,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_began_before_is_cut_off() {
+    fn earlier_times_are_cut_off() {
         let place = Place { pid: 1, tid: 2 };
         let line = Line::slice("s", "c", place, 3_000, 5_000).since(4_000);
         assert_eq!((line.at.unwrap().0, line.duration.unwrap().0), (0, 4_000));

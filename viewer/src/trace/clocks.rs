@@ -1,29 +1,27 @@
-//! The clocks of the nodes: all times of a trace are those of the coordinator's clock.
+//! The clocks of the nodes: converts all times of a trace to the coordinator's clock.
 //!
-//! The offset of a clock is estimated again and again. If each event used the newest estimate,
-//! events of one thread could overlap. So a node keeps an estimate until another one is twice as
-//! good or contradicts it. Then its offset does not jump: from the latest event on it approaches
-//! the new estimate, at most half as fast as time passes. So what was in order stays in order.
+//! The offset of a clock is estimated repeatedly. If each event used the newest estimate, events of
+//! one thread could overlap. So a node keeps an estimate until another one is twice as good or
+//! contradicts it. Then its offset does not jump: from the latest event on it approaches the new
+//! estimate, at most half as fast as time passes. So the order of events is kept.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// The most changes of an offset that are remembered (BOUND). Events that began before them get the
-/// oldest one.
+/// The most changes of an offset that are remembered (BOUND). Earlier events get the oldest offset.
 const MAX_CHANGES: usize = 256;
 
 /// One node's clock.
 #[derive(Debug)]
 struct Clock {
-    /// The estimate in use, and by how much it may be wrong.
+    /// The estimate in use, and its largest error.
     ahead_ns: i64,
     error_ns: u64,
-    /// How far the clock is ahead at some of its times, in ascending order; between two of them on
-    /// a straight line, and before and after all of them the same.
+    /// How far the clock is ahead at some of its times, in ascending order. Between two of them the
+    /// offset is interpolated, before the first and after the last it is constant.
     offsets: VecDeque<(u64, i64)>,
-    /// The latest of its times that was asked for.
+    /// The latest of its times that was converted.
     latest_ns: u64,
-    /// Until when the offset approaches the estimate in use, and by how much it may be wrong until
-    /// then.
+    /// Until when the offset approaches the estimate in use, and the largest error until then.
     approaches: Option<(u64, u64)>,
 }
 
@@ -41,7 +39,7 @@ impl Clock {
         }
     }
 
-    /// By how much its latest time may be wrong.
+    /// The largest error of its latest time.
     fn error_ns(&self) -> u64 {
         match self.approaches {
             Some((until_ns, worst_ns)) if self.latest_ns < until_ns => worst_ns,
@@ -49,7 +47,7 @@ impl Clock {
         }
     }
 
-    /// Approaches another estimate from the latest time on.
+    /// Approaches another estimate, from the latest time on.
     fn approach(&mut self, ahead_ns: i64, error_ns: u64) {
         let (now_ns, was_ns) = (self.latest_ns, self.ahead_at(self.latest_ns));
         self.offsets.retain(|(since_ns, _)| *since_ns < now_ns);
@@ -65,11 +63,11 @@ impl Clock {
     }
 }
 
-/// How long the file's time begins before the first event that comes. Other threads may have events
-/// of an earlier time, and Perfetto drops what is before 0.
+/// The time of the file begins this long before the first event that arrives. Other threads may
+/// have earlier events, and Perfetto drops events before 0.
 const LEAD_NS: u64 = 1_000_000_000;
 
-/// How far clocks are ahead, and by how much that may be wrong.
+/// The clocks of all nodes.
 #[derive(Debug, Default)]
 pub(super) struct Clocks {
     nodes: BTreeMap<u32, Clock>,
@@ -79,7 +77,7 @@ pub(super) struct Clocks {
 }
 
 impl Clocks {
-    /// A node has told its estimate. Returns that, if it is used from now on.
+    /// Takes an estimate of a node. Returns it if it is used from now on.
     pub(super) fn set(&mut self, node: u32, ahead_ns: i64, error_ns: u64) -> Option<(i64, u64)> {
         // No two clocks of a system are a century apart (TRUST).
         let ahead_ns = ahead_ns.clamp(-(1 << 61), 1 << 61);
@@ -101,8 +99,7 @@ impl Clocks {
         Some((ahead_ns, error_ns))
     }
 
-    /// A time of a node's clock as one of the coordinator's. Later times of a node never become
-    /// earlier ones.
+    /// Converts a time of a node's clock to the coordinator's. The order of a node's times is kept.
     pub(super) fn common(&mut self, node: u32, at_ns: u64) -> u64 {
         let ahead_ns = self.nodes.get_mut(&node).map_or(0, |clock| {
             clock.latest_ns = clock.latest_ns.max(at_ns);
@@ -124,7 +121,7 @@ impl Clocks {
         self.newest_ns
     }
 
-    /// The most by which the latest times of two nodes may be wrong towards each other.
+    /// The largest error between the latest times of two nodes.
     pub(super) fn error_ns(&self) -> u64 {
         let mut errors: Vec<u64> = self.nodes.values().map(Clock::error_ns).collect();
         errors.sort_unstable();
@@ -152,7 +149,7 @@ mod tests {
             assert_eq!(clocks.common(0, at_ns), expected, "{at_ns}");
         }
         assert_eq!(clocks.common(0, 9000), 7960);
-        // It contradicts the one before: the clocks go apart.
+        // It contradicts the estimate before: the clocks drift apart.
         assert!(clocks.set(0, 1500, 400).is_some());
         assert!(clocks.set(1, -7, 300).is_some());
         assert!(clocks.set(2, 0, 10).is_some());
@@ -161,14 +158,14 @@ mod tests {
     }
 
     proptest! {
-        /// What happened on a node one after the other stays so, whatever its estimates are.
+        /// The events of a node stay in order, whatever its estimates are.
         #[test]
         fn the_order_of_a_nodes_times_stays(
             batches in vec(
                 (
                     -10_000_000..10_000_000_i64,
                     0..10_000_000_u64,
-                    // Of each event: after the one before, and how long before it began.
+                    // For each event: the time since the one before, and its duration.
                     vec((3..1_000_000_u64, 0..5_000_000_u64), 0..20),
                 ),
                 1..100,
@@ -184,7 +181,7 @@ mod tests {
                     for at_ns in [now_ns - took_ns, now_ns] {
                         let common_ns = clocks.common(3, at_ns);
                         let before_ns = *all.entry(at_ns).or_insert(common_ns);
-                        // A nanosecond is lost where a line is divided.
+                        // Interpolation may lose a nanosecond.
                         prop_assert!(before_ns.abs_diff(common_ns) <= 1);
                     }
                 }

@@ -1,5 +1,5 @@
-//! A trace as a file in the Trace Event Format of Chrome, which Perfetto opens, too. (Google,
-//! "Trace Event Format": an array of JSON objects, of which the closing bracket may be missing.)
+//! Writes a trace as a file in Chrome's Trace Event Format, which Perfetto opens, too. (Google,
+//! "Trace Event Format": an array of JSON objects; its closing bracket may be missing.)
 
 use std::collections::HashSet;
 
@@ -12,32 +12,32 @@ use super::{
     join::{Joiner, Lost, MAX_KNOWN},
 };
 
-/// Processes of the file: daemons have the number of their node and one more, ranks these.
+/// The process id of rank 0 in the file. A daemon has the number of its node plus 1.
 const FIRST_RANK: u64 = 100_000;
 
-/// Threads of the file: those of daemons that are no lanes, and the steps of ranks.
+/// Thread ids in the file: all threads of a daemon except lanes, and the steps of a rank.
 const CONTROL: u64 = 0;
 const STEPS: u64 = 1_000;
 
-/// The text of a file, in UTF-8, piece by piece.
+/// Writes the text of a file in parts, in UTF-8.
 #[derive(Debug)]
 pub struct Trace {
     joiner: Joiner,
-    /// Tracks that have a name in the file already.
+    /// Tracks that already have a name in the file.
     named: HashSet<Place>,
-    /// For the ids of what may overlap.
+    /// The last id of an overlapping slice.
     count: u64,
     written: u64,
 }
 
 impl Trace {
-    /// A trace of the job with this state.
+    /// A trace of the job with this status.
     pub fn new(status: &StatusResponse) -> Self {
         let joiner = Joiner::new(status);
         Self { joiner, named: HashSet::new(), count: 0, written: 0 }
     }
 
-    /// What the file begins with.
+    /// Writes the beginning of the file.
     pub fn begin(&self, status: &StatusResponse, out: &mut Vec<u8>) {
         out.extend_from_slice(b"[\n");
         let about = json!({ "job": status.job, "gradwire": status.version });
@@ -52,14 +52,14 @@ impl Trace {
         }
     }
 
-    /// Adds a batch. Of what makes no sense nothing is written (TRUST). `wanted` decides by the
-    /// beginning and the end of an event, in nanoseconds of the coordinator's clock.
+    /// Adds a batch, without events that make no sense (TRUST). `wanted` decides by the begin and
+    /// the end of an event, in nanoseconds of the coordinator's clock.
     pub fn add(&mut self, batch: TraceBatch, wanted: impl Fn(u64, u64) -> bool, out: &mut Vec<u8>) {
         self.joiner.add(batch, wanted);
         self.write_found(out);
     }
 
-    /// What the file ends with. What is left was never joined with what belongs to it.
+    /// Writes the end of the file, with events whose counterparts never came.
     pub fn end(&mut self, out: &mut Vec<u8>) {
         self.joiner.end();
         self.write_found(out);
@@ -72,29 +72,14 @@ impl Trace {
         out.extend_from_slice(b"\n]\n");
     }
 
-    /// Batches did not come.
-    pub fn missed(&mut self, batches: u64) {
-        self.joiner.missed(batches);
-    }
-
-    /// Events that were written.
+    /// How many events were written.
     pub fn written(&self) -> u64 {
         self.written
     }
 
-    /// What is missing so far.
-    pub fn lost(&self) -> Lost {
-        self.joiner.lost()
-    }
-
-    /// The most by which times of two nodes may be wrong towards each other, in nanoseconds.
-    pub fn error_ns(&self) -> u64 {
-        self.joiner.error_ns()
-    }
-
-    #[cfg(test)]
-    pub(super) fn joiner(&self) -> &Joiner {
-        &self.joiner
+    /// The joiner of the events, which also counts missing batches.
+    pub fn joiner(&mut self) -> &mut Joiner {
+        &mut self.joiner
     }
 
     fn write_found(&mut self, out: &mut Vec<u8>) {
@@ -135,7 +120,7 @@ impl Trace {
             What::Reduce | What::Send | What::Receive | What::Publish => "lane",
         };
         if matches!(category, "tensor" | "piece") {
-            // On a track where other things go on at the same time.
+            // These may overlap with others on the same track.
             self.count += 1;
             for (phase, at_ns) in [("b", *at_ns), ("e", slice.end_ns())] {
                 let line = Line::overlapping(phase, &name, category, place, self.count, at_ns);
@@ -153,7 +138,7 @@ impl Trace {
         self.written += 1;
     }
 
-    /// The facts about a slice that a viewer shows.
+    /// The details of a slice that a viewer shows.
     fn about<'a>(&'a self, slice: &'a Slice) -> Option<Facts<'a>> {
         let Slice { track, what, title, ticket, operation, peer, bytes, .. } = slice;
         match (track, what) {
@@ -188,10 +173,10 @@ impl Trace {
         self.write(Line::arrow(phase, name, place(track), &id, at_ns), out);
     }
 
-    /// A track gets its name when it is used first.
+    /// Writes the name of a track when it is first used.
     fn name(&mut self, track: Track, place: Place, out: &mut Vec<u8>) {
         let name = match track {
-            // The file begins with their names.
+            // The beginning of the file has their names.
             Track::Steps { .. } => return,
             Track::Control { .. } => "control".to_owned(),
             Track::Lane { lane, .. } => format!("lane {lane}"),

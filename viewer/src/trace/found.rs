@@ -1,35 +1,20 @@
-//! What is found in the events of nodes: slices and arrows, on one line of time.
+//! The results of joining events: slices and arrows on a common timeline.
 
-/// Where something has happened.
+/// Where something happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[expect(missing_docs, reason = "the names say what the fields are")]
 pub enum Track {
-    /// The threads of the daemon of a node that are no lanes.
-    Control {
-        /// The node.
-        node: u32,
-    },
-    /// A lane of the daemon of a node.
-    Lane {
-        /// The node.
-        node: u32,
-        /// The number of the lane.
-        lane: u32,
-    },
+    /// All threads of a node's daemon except lanes.
+    Control { node: u32 },
+    /// A lane of a node's daemon.
+    Lane { node: u32, lane: u32 },
     /// A thread of a rank.
-    Thread {
-        /// The rank.
-        rank: u32,
-        /// The number of the thread.
-        thread: u32,
-    },
+    Thread { rank: u32, thread: u32 },
     /// The steps of a rank.
-    Steps {
-        /// The rank.
-        rank: u32,
-    },
+    Steps { rank: u32 },
 }
 
-/// What a slice shows.
+/// The activity that a slice shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum What {
     /// A step of a rank. The title is its number.
@@ -38,15 +23,15 @@ pub enum What {
     Submit,
     /// A rank waits for a tensor.
     Wait,
-    /// From the news that a tensor is done to its being noticed.
+    /// From the completion of a tensor until its rank notices.
     WakeUp,
     /// A thread of a rank, between two waits.
     Compute,
-    /// Until all ranks of the node have submitted a tensor.
+    /// A tensor waits until all ranks of the node have submitted it.
     Gather,
-    /// Until the coordinator has ordered a tensor.
+    /// A tensor waits until the coordinator has ordered it.
     Negotiate,
-    /// A further piece of a tensor waits for its turn.
+    /// A later part of a tensor waits for its turn.
     Credit,
     /// A piece waits for its lane.
     Queue,
@@ -84,12 +69,12 @@ impl What {
     }
 }
 
-/// Something that took a while. Times are in nanoseconds of the coordinator's clock.
+/// Something with a duration. Times are in nanoseconds of the coordinator's clock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slice {
-    /// What.
+    /// The activity.
     pub what: What,
-    /// Where.
+    /// The track.
     pub track: Track,
     /// The tensor, the first tensor of a piece, or the number of a step; empty if there is none.
     pub title: String,
@@ -108,7 +93,7 @@ pub struct Slice {
 }
 
 impl Slice {
-    /// A slice about nothing but its title.
+    /// A slice with a title and no other details.
     pub fn new(what: What, track: Track, title: String, at_ns: u64, duration_ns: u64) -> Self {
         let (ticket, operation, peer) = (None, None, None);
         Self { what, track, title, at_ns, duration_ns, ticket, operation, peer, bytes: 0 }
@@ -120,72 +105,32 @@ impl Slice {
     }
 }
 
-/// What leads from one slice to another.
+/// Leads from one slice to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say what the fields are")]
 pub enum Arrow {
     /// From a submission to the first operation that moves a part of it.
-    Submitted {
-        /// The rank that submitted.
-        rank: u32,
-        /// Its ticket.
-        ticket: u64,
-        /// The operation.
-        operation: u64,
-    },
+    Submitted { rank: u32, ticket: u64, operation: u64 },
     /// The first message of an operation between two nodes.
-    Message {
-        /// The operation.
-        operation: u64,
-        /// The node that sends.
-        from: u32,
-        /// The node that receives.
-        to: u32,
-    },
+    Message { operation: u64, from: u32, to: u32 },
 }
 
-/// Something that was found.
+/// A result of joining events.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say what the fields are")]
 pub enum Found {
-    /// Something that took a while.
+    /// A slice.
     Slice(Slice),
-    /// An arrow begins here and then.
+    /// An arrow begins on this track at this time.
     From(Arrow, Track, u64),
-    /// An arrow ends here and then.
+    /// An arrow ends on this track at this time.
     To(Arrow, Track, u64),
     /// A rank has ended a step.
-    Stepped {
-        /// The rank.
-        rank: u32,
-        /// The number of the step.
-        step: u64,
-        /// When.
-        at_ns: u64,
-    },
-    /// An operation moves a part of what a rank has submitted.
-    Part {
-        /// The rank.
-        rank: u32,
-        /// Its ticket.
-        ticket: u64,
-        /// The operation.
-        operation: u64,
-    },
-    /// Another estimate of a node's clock is in use.
-    Clock {
-        /// The node.
-        node: u32,
-        /// How far the clock is ahead of the coordinator's.
-        ahead_ns: i64,
-        /// The most by which that may be wrong.
-        error_ns: u64,
-    },
-    /// A node has lost events.
-    Lost {
-        /// The node.
-        node: u32,
-        /// How many.
-        events: u64,
-        /// The latest time of an event.
-        at_ns: u64,
-    },
+    Stepped { rank: u32, step: u64, at_ns: u64 },
+    /// An operation moves a part of a rank's submission.
+    Part { rank: u32, ticket: u64, operation: u64 },
+    /// Another estimate of a node's clock is in use: how far it is ahead, and its largest error.
+    Clock { node: u32, ahead_ns: i64, error_ns: u64 },
+    /// A node has lost events, at the latest at this time.
+    Lost { node: u32, events: u64, at_ns: u64 },
 }

@@ -1,8 +1,9 @@
-//! From the events of nodes to slices and arrows.
+//! Turns the events of nodes into slices and arrows.
 //!
-//! Nodes send events in batches, and what belongs together may come in any order: a rank knows the
-//! ticket of a submission, its daemon the name of the tensor and the operation. A [`Joiner`] joins
-//! them. What it waits for is bounded, and at the end the rest is given as it is.
+//! Nodes send events in batches, and related events may come in any order: a rank knows the ticket
+//! of a submission, its daemon the name of the tensor and the operation. A [`Joiner`] joins them.
+//! It waits for a bounded number of events, and at the end it reports the rest without
+//! counterparts.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -21,7 +22,7 @@ pub(super) const MAX_KNOWN: usize = 1 << 16;
 const MAX_ARROWS: usize = 8;
 
 /// Joins the events of a job.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Joiner {
     hosts: Vec<Host>,
     clocks: Clocks,
@@ -31,24 +32,24 @@ pub struct Joiner {
     submissions: BTreeMap<(u32, u64), Submission>,
     /// By node and number.
     pieces: BTreeMap<(u32, u64), Piece>,
-    /// The round of each tensor that was ordered last, by node and name.
+    /// The latest round of each tensor, by node and number of its name.
     rounds: HashMap<(u32, u32), Round>,
     /// When the last wait of a thread of a rank ended.
     waited: HashMap<(u32, u32), u64>,
-    /// The last step of each rank, and when that ended.
+    /// The last step of each rank, and when it ended.
     steps: BTreeMap<u32, (u64, u64)>,
-    /// Events that nodes have lost, and batches that were lost on the way.
+    /// Events that nodes have lost, and batches that did not arrive.
     lost: Lost,
-    /// What was found and not taken yet.
+    /// Results that have not been taken yet.
     found: Vec<Found>,
 }
 
-/// What is missing.
+/// Missing events and batches.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Lost {
     /// Events that nodes overwrote before they could send them.
     pub events: u64,
-    /// Batches that this reader did not read in time.
+    /// Batches that were not read in time.
     pub batches: u64,
 }
 
@@ -63,21 +64,21 @@ pub struct Host {
     pub ranks: u32,
 }
 
-/// What is known of a submission.
+/// The known facts of a submission.
 #[derive(Debug, Default)]
 struct Submission {
     name: Option<String>,
-    /// When its daemon said that it is done.
+    /// When its daemon completed it.
     complete_ns: Option<u64>,
-    /// Where its slice is, once that is given.
+    /// The track and the time of its slice, once it is reported.
     slice: Option<(Track, u64)>,
-    /// The operation that it is a part of first.
+    /// The first operation that moves a part of it.
     sequence: Option<u64>,
-    /// What its rank has recorded of it, and is not given yet.
+    /// Events of its rank that are not reported yet.
     held: Vec<Own>,
 }
 
-/// What a rank has recorded of a submission.
+/// An event of a rank about its submission.
 #[derive(Debug)]
 struct Own {
     kind: Kind,
@@ -86,15 +87,15 @@ struct Own {
     duration_ns: u64,
 }
 
-/// What is known of an operation on a node.
+/// The known facts of an operation on a node.
 #[derive(Debug, Default)]
 struct Piece {
     names: Vec<String>,
-    /// Submissions that are a part of it.
+    /// Submissions that it moves parts of.
     arrows: Vec<(u32, u64)>,
-    /// Whether a lane has done something for it.
+    /// Whether a lane has worked on it.
     has_begun: bool,
-    /// The peers to which the first message has been shown, and those from which.
+    /// The peers whose first sent and first received message has its arrow.
     sent: Vec<u32>,
     received: Vec<u32>,
 }
@@ -107,25 +108,14 @@ struct Round {
 }
 
 impl Joiner {
-    /// For the job with this state.
+    /// For the job with this status.
     pub fn new(status: &StatusResponse) -> Self {
         let host = |node: &gradwire_proto::pb::NodeStatus| Host {
             name: node.host.clone(),
             first_rank: node.first_rank,
             ranks: node.slots,
         };
-        Self {
-            hosts: status.nodes.iter().map(host).collect(),
-            clocks: Clocks::default(),
-            names: HashMap::new(),
-            submissions: BTreeMap::new(),
-            pieces: BTreeMap::new(),
-            rounds: HashMap::new(),
-            waited: HashMap::new(),
-            steps: BTreeMap::new(),
-            lost: Lost::default(),
-            found: Vec::new(),
-        }
+        Self { hosts: status.nodes.iter().map(host).collect(), ..Self::default() }
     }
 
     /// The hosts of the job.
@@ -133,19 +123,19 @@ impl Joiner {
         &self.hosts
     }
 
-    /// What was found since the last call.
+    /// The results since the last call.
     pub fn take(&mut self) -> Vec<Found> {
         std::mem::take(&mut self.found)
     }
 
-    /// There are no more events. What is left was never joined with what belongs to it.
+    /// Reports the remaining events, whose counterparts never came.
     pub fn end(&mut self) {
         for ((_, ticket), submission) in std::mem::take(&mut self.submissions) {
             self.give_up(ticket, submission);
         }
     }
 
-    /// What is missing so far.
+    /// The events and batches that are missing so far.
     pub fn lost(&self) -> Lost {
         self.lost
     }
@@ -161,18 +151,18 @@ impl Joiner {
         (self.submissions.len(), self.pieces.len())
     }
 
-    /// The most by which times of two nodes may be wrong towards each other, in nanoseconds.
+    /// The largest error between the times of two nodes, in nanoseconds.
     pub fn error_ns(&self) -> u64 {
         self.clocks.error_ns()
     }
 
-    /// Batches did not come.
+    /// Counts missing batches.
     pub fn missed(&mut self, batches: u64) {
         self.lost.batches += batches;
     }
 
-    /// Adds a batch. Of what makes no sense nothing is found (TRUST). `wanted` decides by the
-    /// beginning and the end of an event, in nanoseconds of the coordinator's clock.
+    /// Adds a batch, without events that make no sense (TRUST). `wanted` decides by the begin and
+    /// the end of an event, in nanoseconds of the coordinator's clock.
     pub fn add(&mut self, batch: TraceBatch, wanted: impl Fn(u64, u64) -> bool) {
         let node = batch.node;
         if node as usize >= self.hosts.len() {
@@ -194,7 +184,7 @@ impl Joiner {
             let at_ns = self.clocks.common(node, event.at_ns);
             let end_ns = event.at_ns.saturating_add(event.duration_ns);
             let end_ns = self.clocks.common(node, end_ns);
-            // A step tells where it begins and ends, whether that is wanted or not.
+            // The steps are needed in any case: they say where steps begin and end.
             if event.kind == Kind::Step || wanted(at_ns, end_ns) {
                 let event = Event { at_ns, duration_ns: end_ns - at_ns, ..event };
                 self.event(node, track, &event, &wanted);
@@ -245,7 +235,7 @@ impl Joiner {
         }
     }
 
-    /// The rank of a track, if the node has it.
+    /// The rank of a track, if the node has that rank.
     fn rank_of(&self, node: u32, track: u32) -> Option<u32> {
         let local = (track / 2).checked_sub(1).filter(|_| track.is_multiple_of(2))?;
         let host = &self.hosts[node as usize];
@@ -263,7 +253,7 @@ impl Joiner {
         self.names.get(&(node, number)).cloned().unwrap_or_else(|| "a tensor".to_owned())
     }
 
-    /// How an operation is called: as its first tensor.
+    /// The title of an operation: its first tensor.
     fn title(&self, node: u32, sequence: u64) -> String {
         let names = self.pieces.get(&(node, sequence)).map_or(&[][..], |piece| &piece.names);
         match names {
@@ -281,7 +271,7 @@ impl Joiner {
         let (number, at_ns) = (event.subject, event.at_ns);
         self.found.push(Found::Stepped { rank, step: number, at_ns });
         let before = self.steps.insert(rank, (number, at_ns));
-        // Where steps in between are missing, nobody knows when this one began.
+        // If steps in between are missing, the begin of this one is unknown.
         let follows = |(before, before_ns): &(u64, u64)| {
             before.checked_add(1) == Some(number) && *before_ns <= at_ns
         };
@@ -292,7 +282,7 @@ impl Joiner {
         }
     }
 
-    /// What a rank has recorded of a submission of its own.
+    /// An event of a rank about its own submission.
     fn own(&mut self, rank: u32, event: &Event) {
         let Event { kind, at_ns, duration_ns, subject: ticket, other: thread, .. } = *event;
         let track = Track::Thread { rank, thread };
@@ -320,7 +310,7 @@ impl Joiner {
         self.submissions.entry((rank, ticket)).or_default()
     }
 
-    /// Gives what was held of a submission without what is missing.
+    /// Reports the held events of a submission without the missing facts.
     fn give_up(&mut self, ticket: u64, mut submission: Submission) {
         let name = submission.name.take().unwrap_or_else(|| format!("ticket {ticket}"));
         for own in std::mem::take(&mut submission.held) {
@@ -328,7 +318,7 @@ impl Joiner {
         }
     }
 
-    /// Gives what is known of a submission as far as nothing is missing.
+    /// Reports the events of a submission whose facts are complete.
     fn join(&mut self, rank: u32, ticket: u64) {
         let Some(submission) = self.submissions.get_mut(&(rank, ticket)) else { return };
         let Some(name) = submission.name.clone() else { return };
@@ -384,7 +374,7 @@ impl Joiner {
         let round = round.filter(|round| round.announced_ns == at_ns);
         if round.is_none_or(|round| round.sequence != sequence) {
             let first_order_ns = round.map_or(ordered_ns, |round| round.first_order_ns);
-            // The rest of a tensor waits for its turn while earlier parts are moved.
+            // A later part of a tensor waits for its turn while earlier parts are moved.
             let (what, since_ns) = match round {
                 None => (What::Negotiate, at_ns),
                 Some(_) => (What::Credit, first_order_ns),
@@ -424,7 +414,7 @@ impl Joiner {
 
     fn lane(&mut self, node: u32, track: u32, event: &Event) {
         let Event { kind, at_ns, duration_ns, subject: sequence, other: peer, bytes, .. } = *event;
-        // A small piece of one node is done at once, by the thread that has its order.
+        // A small piece of one node is done at once, by the thread that received its order.
         let lane = track.checked_sub(1).map(|track| track / 2);
         if track.is_multiple_of(2) && lane.is_some() {
             return;
@@ -450,16 +440,16 @@ impl Joiner {
         if is_first {
             known.push(peer);
         }
-        // Arrows arrive just before the end of a slice. It may begin before its cause: a lane that
-        // looks for something to do can be stopped in between, and the slice has this time too. At
-        // the end itself, Perfetto would take what comes next.
+        // Arrows arrive just before the end of a slice. The slice may begin before its cause: a
+        // lane that looks for work can be preempted, and its slice includes that time. At the end
+        // itself, Perfetto would use the next slice.
         let by_ns = at_ns.saturating_add(duration_ns.saturating_sub(1));
         for (rank, ticket) in arrows {
             let arrow = Arrow::Submitted { rank, ticket, operation: sequence };
             self.found.push(Found::To(arrow, track, by_ns));
         }
         if is_first && kind == Kind::Send {
-            // It leaves with the beginning of the slice.
+            // A message leaves at the beginning of the slice.
             let arrow = Arrow::Message { operation: sequence, from: node, to: peer };
             self.found.push(Found::From(arrow, track, at_ns));
         } else if is_first {

@@ -1,12 +1,12 @@
-//! A trace of a job: what all ranks and nodes have done, on one line of time.
+//! A trace of a job: the activities of all ranks and nodes on a common timeline.
 //!
 //! - [`found`]: slices and arrows
 //! - `clocks`: the clocks of the nodes
-//! - [`join`]: from the events of nodes to slices and arrows
-//! - `chrome`: one event of a file in the Trace Event Format
-//! - [`file`](mod@file): from slices and arrows to such a file
+//! - [`join`]: turns the events of nodes into slices and arrows
+//! - `chrome`: one line of a file in the Trace Event Format
+//! - [`file`](mod@file): writes slices and arrows to such a file
 //!
-//! [`crate::spans`] makes spans of the same slices.
+//! [`crate::spans`] turns the same slices into spans.
 
 mod chrome;
 mod clocks;

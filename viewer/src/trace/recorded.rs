@@ -1,20 +1,20 @@
-//! Events as a node sends them, for tests.
+//! Events like those of a node, for tests.
 
 use gradwire_proto::pb::{TraceBatch, TraceName, TraceTrack};
 use gradwire_trace::{Event, Kind};
 
-/// The track of the threads of a daemon that are no lanes, and that of its first lane.
+/// The track of all threads of a daemon except lanes, and the track of its first lane.
 pub(crate) const CONTROL: u32 = 0;
 pub(crate) const LANE_0: u32 = 1;
 
-/// An event and where it was recorded.
+/// An event and its track.
 #[derive(Debug, Clone)]
 pub(crate) struct Recorded {
     pub(crate) track: u32,
     pub(crate) event: Event,
 }
 
-/// An event about nothing but its subject.
+/// An event with a subject and no other details.
 pub(crate) fn recorded(
     kind: Kind,
     track: u32,
@@ -42,7 +42,7 @@ impl Recorded {
     }
 }
 
-/// A batch of a node for which number 1 is this name.
+/// A batch of a node that calls this name number 1.
 pub(crate) fn batch(node: u32, name: &str, events: &[Recorded]) -> TraceBatch {
     let names = vec![TraceName { number: 1, name: name.to_owned() }];
     let of = |one: &Recorded| {

@@ -16,7 +16,7 @@ fn batch(node: u32, events: Vec<Recorded>) -> TraceBatch {
     recorded::batch(node, "grad/\"0\"<b>", &events)
 }
 
-/// What is written, as JSON without the line that tells about the job's end.
+/// The written file as JSON, and the lost events.
 fn written(batches: Vec<TraceBatch>) -> (Vec<Value>, Lost) {
     let status = sample::status(0);
     let (mut trace, mut out) = (Trace::new(&status), Vec::new());
@@ -26,7 +26,7 @@ fn written(batches: Vec<TraceBatch>) -> (Vec<Value>, Lost) {
     }
     trace.end(&mut out);
     let all: Vec<Value> = serde_json::from_slice(&out).expect("it is JSON");
-    (all, trace.lost())
+    (all, trace.joiner().lost())
 }
 
 fn named<'a>(all: &'a [Value], phase: &str, name: &str) -> Vec<&'a Value> {
@@ -97,7 +97,7 @@ fn an_arrow_arrives_after_it_left() {
     assert_eq!((at("s"), at("f")), (Some(1.0), Some(3.499)));
 }
 
-/// Perfetto drops what is before 0.
+/// Perfetto drops events before 0.
 #[test]
 fn no_time_is_before_0() {
     let second = 1_000_000_000;
@@ -110,9 +110,9 @@ fn no_time_is_before_0() {
     assert_eq!(times, [seconds(1.0, 1.0), seconds(0.0, 0.0), seconds(0.0, 2.0)]);
 }
 
-/// What belongs together may come in any order; at the end nothing is missing.
+/// Related events may come in any order; at the end nothing is missing.
 #[test]
-fn the_order_of_events_changes_nothing_but_titles() {
+fn the_order_of_events_changes_only_titles() {
     let mut life = life();
     let count = |events: Vec<Recorded>| {
         let mut kinds = BTreeMap::new();
@@ -135,7 +135,7 @@ fn the_order_of_events_changes_nothing_but_titles() {
 }
 
 #[test]
-fn slices_of_a_rank_nest_and_computing_is_what_is_between_waits() {
+fn a_rank_computes_between_its_waits() {
     let wait = |at_ns, ticket| recorded(Kind::Wait, 2, at_ns, 1_000, ticket);
     let read = |ticket| recorded(Kind::Read, 0, 100, 0, ticket).name(1);
     let done = |ticket, at_ns| recorded(Kind::Complete, 0, at_ns, 0, ticket);
@@ -160,7 +160,7 @@ fn slices_of_a_rank_nest_and_computing_is_what_is_between_waits() {
 }
 
 #[test]
-fn a_tensor_in_several_pieces_negotiates_once_and_then_waits_for_credit() {
+fn later_pieces_wait_for_credit() {
     let order = |sequence, took_ns, rank| {
         recorded(Kind::Order, CONTROL, 1_000, took_ns, sequence).name(1).other(rank).bytes(9)
     };
@@ -172,28 +172,28 @@ fn a_tensor_in_several_pieces_negotiates_once_and_then_waits_for_credit() {
 }
 
 #[test]
-fn steps_have_a_track_of_their_own() {
+fn steps_have_their_own_track() {
     let step = |number, at_ns| recorded(Kind::Step, 4, at_ns, 0, number);
     let (all, _) = written(vec![batch(0, vec![step(8, 1_000), step(9, 4_000)])]);
     let slices = named(&all, "X", "step 9");
     assert_eq!((&slices[0]["pid"], &slices[0]["dur"]), (&100_001.into(), &Value::from(3.0)));
-    assert!(named(&all, "X", "step 8").is_empty(), "nobody knows when it began");
+    assert!(named(&all, "X", "step 8").is_empty(), "its begin is unknown");
     let (all, _) = written(vec![batch(0, vec![step(8, 1_000), step(10, 4_000)])]);
-    assert!(named(&all, "X", "step 10").is_empty(), "it is not known when step 9 ended");
+    assert!(named(&all, "X", "step 10").is_empty(), "the end of step 9 is unknown");
 }
 
 #[test]
-fn what_is_lost_is_told_and_nonsense_is_left_out() {
+fn lost_events_are_shown_and_nonsense_is_not() {
     let events = vec![
         // A rank of another node.
         recorded(Kind::Wait, 2 * 9 + 2, 1, 1, 1),
         recorded(Kind::Complete, 0, 1, 0, 1).other(3),
-        // A time that can't be.
+        // An impossible time.
         recorded(Kind::Reduce, LANE_0, u64::MAX, u64::MAX, u64::MAX),
         recorded(Kind::Send, LANE_0, 0, u64::MAX, 0),
     ];
     let mut bad = batch(0, events);
-    // Of no kind, and half a record.
+    // A record of an unknown kind, and half a record.
     bad.tracks.push(TraceTrack { track: LANE_0, events: vec![99; BYTES + BYTES / 2] });
     bad.lost = 12;
     let (all, lost) = written(vec![bad, batch(77, life())]);
@@ -205,7 +205,7 @@ fn what_is_lost_is_told_and_nonsense_is_left_out() {
 }
 
 #[test]
-fn what_is_remembered_is_bounded() {
+fn memory_is_bounded() {
     let status = sample::status(0);
     let (mut trace, mut out) = (Trace::new(&status), Vec::new());
     for ticket in 0..MAX_KNOWN as u64 + 100 {

@@ -50,7 +50,7 @@ fn refused(node: usize, what: &str) -> Event {
     Event::Refused { node, what: what.to_owned(), hint: String::new() }
 }
 
-/// What is ordered, in short: `0:start rank 3`, `1:stop 3000`.
+/// The orders, in short: `0:start rank 3`, `1:stop 3000`.
 fn step(job: &mut Job, event: Event, at: u64) -> Vec<String> {
     let orders = job.step(event, ms(at)).into_iter().filter_map(|command| match command {
         Command::Order { node, order: Order::Start(start) } => {
@@ -94,7 +94,7 @@ fn stop_all(job: &mut Job, at: u64) -> JobReport {
 }
 
 #[test]
-fn a_job_that_ends_well_is_left_in_good_order() {
+fn a_job_that_succeeds_stops_all_hosts() {
     let mut job = running();
     for (node, rank) in [(0, 1), (1, 2), (0, 0)] {
         assert!(
@@ -109,7 +109,7 @@ fn a_job_that_ends_well_is_left_in_good_order() {
 }
 
 #[test]
-fn services_that_stay_are_stopped_a_moment_after_the_last_rank() {
+fn remaining_services_are_stopped() {
     let mut job = running();
     for (node, rank) in [(0, 1), (1, 2), (0, 0)] {
         step(&mut job, exited(node, Role::Rank(rank), ProcessEnd::Code(0), 2000), 2000);
@@ -118,16 +118,16 @@ fn services_that_stay_are_stopped_a_moment_after_the_last_rank() {
     assert_eq!(step(&mut job, Event::Tick, 2300).len(), 2);
     let late = exited(0, Role::Daemon, ProcessEnd::Signal(15), 2310);
     step(&mut job, late, 2310);
-    assert_eq!(stop_all(&mut job, 2400).code, 0, "how they end then is of no interest");
+    assert_eq!(stop_all(&mut job, 2400).code, 0, "how they end then does not matter");
 }
 
 #[test]
-fn the_rank_that_failed_first_decides_and_the_others_get_the_grace_period() {
+fn the_first_rank_to_fail_decides() {
     let mut job = running();
     // Reported first, but later: it reacts to the other one.
     assert!(step(&mut job, exited(0, Role::Rank(0), ProcessEnd::Code(1), 1405), 1406).is_empty());
     assert!(step(&mut job, exited(1, Role::Rank(2), ProcessEnd::Signal(9), 1400), 1450).is_empty());
-    assert!(step(&mut job, Event::Tick, 1606).is_empty(), "a daemon may report the cause yet");
+    assert!(step(&mut job, Event::Tick, 1606).is_empty(), "a daemon may yet report the cause");
     assert_eq!(step(&mut job, Event::Tick, 2606), ["0:stop 3000", "1:stop 3000"]);
     step(&mut job, exited(0, Role::Rank(1), ProcessEnd::Signal(15), 2610), 2610);
     let report = stop_all(&mut job, 2700);
@@ -140,8 +140,8 @@ fn the_rank_that_failed_first_decides_and_the_others_get_the_grace_period() {
 }
 
 #[test]
-fn a_report_of_the_cause_is_waited_for_while_a_daemon_runs() {
-    // The ranks of b end because its daemon refused them, which is slow to report that.
+fn the_cause_may_be_reported_late() {
+    // The ranks of b end because its daemon, which is slow to report, refused them.
     let begun = || {
         let mut job = running();
         step(&mut job, exited(1, Role::Rank(2), ProcessEnd::Code(1), 1400), 1400);
@@ -152,7 +152,7 @@ fn a_report_of_the_cause_is_waited_for_while_a_daemon_runs() {
     let failure = Failure::new(FailureKind::Resource, "no thread").host("b");
     let blame = to_line(&ServiceReport::Failed { failure });
     step(&mut job, said(1, Role::Daemon, &blame), 2000);
-    assert!(step(&mut job, Event::Tick, 2200).is_empty(), "it is on its way out");
+    assert!(step(&mut job, Event::Tick, 2200).is_empty(), "it is ending");
     let orders = step(&mut job, exited(1, Role::Daemon, ProcessEnd::Code(2), 2300), 2300);
     assert_eq!(orders, ["0:stop 3000", "1:stop 3000"]);
     let line = &stop_all(&mut job, 2400).lines[0];
@@ -162,16 +162,16 @@ fn a_report_of_the_cause_is_waited_for_while_a_daemon_runs() {
     for node in 0..2 {
         step(&mut job, exited(node, Role::Daemon, ProcessEnd::Signal(9), 1700), 1700);
     }
-    assert_eq!(step(&mut job, Event::Tick, 1900).len(), 2, "nobody is left to report anything");
+    assert_eq!(step(&mut job, Event::Tick, 1900).len(), 2, "no daemon is left to report");
 }
 
 #[test]
-fn the_rank_at_fault_gets_time_to_end_so_that_its_end_is_the_cause() {
+fn the_rank_at_fault_gets_time_to_end() {
     let mut job = running();
     let blame = said(0, Role::Daemon, &failed(Some(1)));
     assert!(step(&mut job, blame, 1400).is_empty());
     assert!(step(&mut job, exited(0, Role::Daemon, ProcessEnd::Code(1), 1405), 1406).is_empty());
-    assert!(step(&mut job, Event::Tick, 1606).is_empty(), "rank 1 is still on its way out");
+    assert!(step(&mut job, Event::Tick, 1606).is_empty(), "rank 1 is still ending");
     let orders = step(&mut job, exited(0, Role::Rank(1), ProcessEnd::Code(3), 2500), 2501);
     assert_eq!(orders, ["0:stop 3000", "1:stop 3000"], "nobody else is waited for");
     let report = stop_all(&mut job, 2600);
@@ -183,18 +183,18 @@ fn the_rank_at_fault_gets_time_to_end_so_that_its_end_is_the_cause() {
     step(&mut job, exited(0, Role::Daemon, ProcessEnd::Code(1), 1405), 1406);
     step(&mut job, Event::Tick, 1606);
     let orders = step(&mut job, Event::Tick, 4606);
-    assert_eq!(orders.len(), 2, "WAIT: one that does not end is not waited for without end");
+    assert_eq!(orders.len(), 2, "WAIT: the wait for a rank that does not end is limited");
 }
 
 #[test]
-fn a_daemon_at_fault_gets_time_to_end_so_that_its_end_is_the_cause() {
+fn a_daemon_at_fault_gets_time_to_end() {
     let what = "the data plane can't be started";
     let failure = Failure::new(FailureKind::Resource, what).host("b");
     let mut job = running();
     step(&mut job, said(0, Role::Daemon, &to_line(&ServiceReport::Failed { failure })), 1400);
     step(&mut job, exited(0, Role::Rank(0), ProcessEnd::Code(1), 1405), 1406);
     step(&mut job, exited(0, Role::Daemon, ProcessEnd::Code(1), 1410), 1411);
-    assert!(step(&mut job, Event::Tick, 1606).is_empty(), "the daemon of b is on its way out");
+    assert!(step(&mut job, Event::Tick, 1606).is_empty(), "the daemon of b is still ending");
     let orders = step(&mut job, exited(1, Role::Daemon, ProcessEnd::Code(2), 3900), 3901);
     assert_eq!(orders, ["0:stop 3000", "1:stop 3000"], "nobody else is waited for");
     let report = stop_all(&mut job, 4000);
@@ -204,7 +204,7 @@ fn a_daemon_at_fault_gets_time_to_end_so_that_its_end_is_the_cause() {
 }
 
 #[test]
-fn what_a_daemon_reports_when_it_is_stopped_is_not_the_cause() {
+fn a_stopped_daemon_does_not_report_the_cause() {
     let report = |what: &str, host: &str| {
         let failure = Failure::new(FailureKind::CoordinatorLost, what).host(host);
         to_line(&ServiceReport::Failed { failure })
@@ -219,14 +219,14 @@ fn what_a_daemon_reports_when_it_is_stopped_is_not_the_cause() {
 }
 
 #[test]
-fn a_job_that_failed_has_failed_however_well_its_ranks_end() {
+fn a_failed_job_fails_though_its_ranks_succeed() {
     for rank in [Some(1), None] {
         let mut job = running();
         step(&mut job, said(0, Role::Daemon, &failed(rank)), 1400);
         for (node, rank) in [(0, 1), (1, 2), (0, 0)] {
             step(&mut job, exited(node, Role::Rank(rank), ProcessEnd::Code(0), 1410), 1410);
         }
-        assert!(step(&mut job, Event::Tick, 1900).is_empty(), "its last words are waited for");
+        assert!(step(&mut job, Event::Tick, 1900).is_empty(), "the daemon may report more");
         step(&mut job, exited(0, Role::Daemon, ProcessEnd::Code(1), 2000), 2000);
         assert_eq!(step(&mut job, Event::Tick, 2200), ["0:stop 3000", "1:stop 3000"]);
         let report = stop_all(&mut job, 2300);
@@ -240,7 +240,7 @@ fn a_job_that_failed_has_failed_however_well_its_ranks_end() {
 }
 
 #[test]
-fn all_hosts_that_can_not_be_reached_are_reported_at_once() {
+fn all_unreachable_hosts_are_reported() {
     let mut job = job("a:1,b:1,c:1");
     assert!(step(&mut job, refused(1, "host b: Permission denied"), 10).is_empty());
     assert!(step(&mut job, ready(0), 20).is_empty(), "c has not answered yet");
@@ -253,7 +253,7 @@ fn all_hosts_that_can_not_be_reached_are_reported_at_once() {
 }
 
 #[test]
-fn what_has_not_come_up_in_time_is_named() {
+fn what_has_not_started_in_time_is_named() {
     let late = |job: &mut Job| {
         step(job, Event::Tick, 30_000);
         for node in 0..2 {
@@ -281,7 +281,7 @@ fn what_has_not_come_up_in_time_is_named() {
 }
 
 #[test]
-fn a_service_that_ends_before_the_job_begins_is_reported_with_its_last_line() {
+fn an_early_end_of_a_daemon_is_explained() {
     let mut job = job("a:1");
     step(&mut job, ready(0), 1);
     step(&mut job, exited(0, Role::Daemon, ProcessEnd::Code(1), 5), 5);
@@ -294,7 +294,7 @@ fn a_service_that_ends_before_the_job_begins_is_reported_with_its_last_line() {
 }
 
 #[test]
-fn ctrl_c_gives_the_grace_period_and_the_second_one_none() {
+fn a_second_ctrl_c_ends_the_grace_period() {
     let mut job = running();
     let orders = step(&mut job, Event::Interrupted { signal: 2 }, 1500);
     assert_eq!(orders, ["0:stop 3000", "1:stop 3000"]);
@@ -307,7 +307,7 @@ fn ctrl_c_gives_the_grace_period_and_the_second_one_none() {
 }
 
 #[test]
-fn a_host_that_is_lost_ends_the_job_and_is_not_waited_for() {
+fn a_lost_host_ends_the_job() {
     let mut job = running();
     let event = Event::Lost { node: 1, what: "Broken pipe".to_owned(), at: ms(1500) };
     step(&mut job, event, 1500);
@@ -321,7 +321,7 @@ fn a_host_that_is_lost_ends_the_job_and_is_not_waited_for() {
 }
 
 #[test]
-fn an_agent_that_never_says_stopped_is_not_waited_for_without_end() {
+fn an_agent_may_never_report_stopped() {
     let mut job = running();
     step(&mut job, Event::Interrupted { signal: 15 }, 2000);
     let deadline = job.deadline().expect("WAIT");
@@ -331,7 +331,7 @@ fn an_agent_that_never_says_stopped_is_not_waited_for_without_end() {
 }
 
 #[test]
-fn output_that_is_read_slowly_is_waited_for_unless_somebody_hurries() {
+fn slow_readers_are_waited_for_until_ctrl_c() {
     let well = |job: &mut Job| {
         for (node, rank) in [(0, 1), (1, 2), (0, 0)] {
             step(job, exited(node, Role::Rank(rank), ProcessEnd::Code(0), 2000), 2000);
@@ -351,11 +351,11 @@ fn output_that_is_read_slowly_is_waited_for_unless_somebody_hurries() {
     let orders = step(&mut job, Event::Interrupted { signal: 2 }, 9000);
     assert_eq!(orders, ["0:stop 0", "1:stop 0"]);
     step(&mut job, Event::Unread, 14_000);
-    assert_eq!(job.report().unwrap().code, 130, "what is lost is not reported as well");
+    assert_eq!(job.report().unwrap().code, 130, "lost output is not reported as success");
 }
 
 #[test]
-fn a_service_that_says_nonsense_is_not_believed() {
+fn a_nonsensical_report_of_a_daemon_is_refused() {
     let mut job = job("a:1");
     step(&mut job, ready(0), 1);
     for line in ["hello", r#"{"event":"serving","grpc":"zonk","metrics":"m"}"#, "{}"] {
@@ -365,5 +365,5 @@ fn a_service_that_says_nonsense_is_not_believed() {
     step(&mut job, said(0, Role::Daemon, line), 3);
     step(&mut job, Event::Tick, 203);
     let report = stop_all(&mut job, 210);
-    assert!(report.lines[0].contains("the daemon on host a said"), "{report:?}");
+    assert!(report.lines[0].contains("the daemon on host a reported: {"), "{report:?}");
 }

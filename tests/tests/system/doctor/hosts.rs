@@ -110,7 +110,7 @@ fn another_release_on_a_host_is_a_failure() {
     let launch = with_node_4(&instead);
     let daemon = launch.script("gradwired", &format!("#!/bin/sh\necho gradwired {other}\n"));
     fs::rename(daemon, folder.path().join("gradwired")).unwrap();
-    let says = format!("gradwired is {other}, gradwire ");
+    let says = format!("gradwired is {other}, but gradwire is ");
     checked(launch).assert("versions", "node-4", "fail", &[&says, "the same release"]);
     // A release that has no doctor.
     let wrong = "echo \"error: unrecognized subcommand 'doctor-agent'\" >&2; exit 2";
@@ -172,7 +172,7 @@ fn hosts_with_other_packages_are_named() {
     let found = checked(launch.variable("PATH", path));
     found.report.assert_code(0);
     found.assert("torch", "", "warn", &["2.1.0 on node-4; 2.2.0 on node-3"]);
-    found.assert("versions", "node-3", "warn", &["Python package gradwire 0.0.1"]);
+    found.assert("versions", "node-3", "warn", &["the Python package is 0.0.1"]);
 }
 
 /// Whether a host can have files that others have not.
