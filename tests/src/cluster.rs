@@ -51,6 +51,11 @@ impl Plan {
         Self { slots: slots.to_vec(), racks: Vec::new(), set: Vec::new() }
     }
 
+    /// A job with these nodes, whose ranks need not send heartbeats during a test.
+    pub fn patient(slots: &[u32]) -> Self {
+        Self::nodes(slots).set("job.timeout_ms=61000").set("heartbeat.timeout_ms=60000")
+    }
+
     /// Adds a setting.
     #[must_use]
     pub fn set(mut self, setting: impl Into<String>) -> Self {

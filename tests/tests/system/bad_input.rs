@@ -381,7 +381,7 @@ fn a_wrong_sparse_index_is_reported_to_all() {
 #[test]
 fn invalid_splits_are_reported_to_all() {
     use gradwire_tests::cluster::Cluster;
-    let plan = Plan::nodes(&[1, 1]).set("job.timeout_ms=61000").set("heartbeat.timeout_ms=60000");
+    let plan = Plan::patient(&[1, 1]);
     let cluster = Cluster::start(&plan).unwrap();
     let honest = cluster.start_ranks([0], |session| {
         let name = |n: u32| AlltoallOptions::default().name(format!("rows.{n}"));

@@ -145,15 +145,10 @@ fn roots_that_differ_are_named_for_each_rank() {
     finish(cluster);
 }
 
-/// A job whose ranks need not send heartbeats.
-fn patient(slots: &[u32]) -> Plan {
-    Plan::nodes(slots).set("job.timeout_ms=61000").set("heartbeat.timeout_ms=60000")
-}
-
 /// The session refuses this itself, so the test uses a worker without a session.
 #[test]
 fn a_name_submitted_twice_fails_for_all() {
-    let cluster = Cluster::start(&patient(&[2, 1])).unwrap();
+    let cluster = Cluster::start(&Plan::patient(&[2, 1])).unwrap();
     // The messages of a node arrive in order: once a later tensor of node 0 is done, the
     // coordinator knows both submissions. Only then does the last rank submit the tensor.
     let others = cluster.start_ranks([0, 2], |session| {
@@ -229,7 +224,7 @@ fn a_name_in_flight_is_refused_by_the_session() {
 /// The session refuses this itself. The coordinator refuses it if all ranks agree on it.
 #[test]
 fn a_root_that_is_not_in_the_job_is_refused() {
-    let cluster = Cluster::start(&patient(&[1])).unwrap();
+    let cluster = Cluster::start(&Plan::patient(&[1])).unwrap();
     let workers = cluster.ranks(|session| {
         let result = session.broadcast_slice(&mut [0u8], BroadcastOptions::from_rank(2));
         result.unwrap_err().to_string()
@@ -238,7 +233,7 @@ fn a_root_that_is_not_in_the_job_is_refused() {
     assert!(text.contains("there is no rank 2 to be the root: the job has ranks 0 to 0"), "{text}");
     finish(cluster);
 
-    let cluster = Cluster::start(&patient(&[1, 1])).unwrap();
+    let cluster = Cluster::start(&Plan::patient(&[1, 1])).unwrap();
     let attach = |rank| {
         let mut raw = RawWorker::attach(&cluster, rank).unwrap();
         raw.add_segment(4096).unwrap();

@@ -29,11 +29,6 @@ fn sum(name: &str) -> AllreduceOptions {
     AllreduceOptions::named(name).op(ReduceOp::Sum)
 }
 
-/// A job whose ranks need not send heartbeats.
-fn patient(slots: &[u32]) -> Plan {
-    Plan::nodes(slots).set("job.timeout_ms=61000").set("heartbeat.timeout_ms=60000")
-}
-
 /// Waits for a tensor that is never complete, and then makes other calls of all kinds.
 fn wait_for_the_end(session: &Session, name: &str) -> Failure {
     let cause = failure(session.allreduce_slice(&mut [1.0f32; 100], sum(name)));
@@ -70,7 +65,7 @@ fn submit(raw: &RawWorker, ticket: u64, name: &str, elements: u64) {
 
 #[test]
 fn a_rank_that_dies_before_any_call_is_named() {
-    let cluster = Cluster::start(&patient(&[2, 2])).unwrap();
+    let cluster = Cluster::start(&Plan::patient(&[2, 2])).unwrap();
     let survivors = cluster.start_ranks(0..3, |session| wait_for_the_end(session, "w")).attached();
     drop(RawWorker::attach(&cluster, 3).unwrap());
     let cause = one_cause(cluster, survivors);
@@ -82,7 +77,7 @@ fn a_rank_that_dies_before_any_call_is_named() {
 
 #[test]
 fn a_rank_that_dies_is_named_with_its_tensor() {
-    let cluster = Cluster::start(&patient(&[2, 2])).unwrap();
+    let cluster = Cluster::start(&Plan::patient(&[2, 2])).unwrap();
     let survivors = cluster.start_ranks(0..3, |session| wait_for_the_end(session, "w")).attached();
     let mut raw = RawWorker::attach(&cluster, 3).unwrap();
     raw.add_segment(1 << 20).unwrap();
@@ -102,7 +97,7 @@ fn a_rank_that_dies_is_named_with_its_tensor() {
 fn a_rank_that_dies_during_a_transfer_is_named() {
     const ELEMENTS: usize = 4 << 20;
     for delay in [0, 2, 10] {
-        let plan = patient(&[2, 2]).set("negotiation.piece_bytes=256KiB");
+        let plan = Plan::patient(&[2, 2]).set("negotiation.piece_bytes=256KiB");
         let cluster = Cluster::start(&plan).unwrap();
         let survivors = cluster
             .start_ranks(0..3, |session| {
@@ -126,7 +121,7 @@ fn a_rank_that_dies_during_a_transfer_is_named() {
 
 #[test]
 fn a_rank_that_dies_between_two_steps_is_named() {
-    let cluster = Cluster::start(&patient(&[1, 1])).unwrap();
+    let cluster = Cluster::start(&Plan::patient(&[1, 1])).unwrap();
     let (done, is_done) = mpsc::channel();
     let survivors = cluster.start_ranks([0], move |session| {
         let mut tensor = [1.0f32; 10];
@@ -343,7 +338,7 @@ fn ranks_may_leave_at_different_times() {
 #[test]
 fn failures_that_are_read_late_are_not_lost() {
     const SUBMISSIONS: u64 = 4000;
-    let cluster = Cluster::start(&patient(&[2])).unwrap();
+    let cluster = Cluster::start(&Plan::patient(&[2])).unwrap();
     let other = cluster.start_ranks([0], |session| wait_for_the_end(session, "w")).attached();
     let raw = RawWorker::attach(&cluster, 1).unwrap();
     for ticket in 1..=SUBMISSIONS {
@@ -368,7 +363,7 @@ fn failures_that_are_read_late_are_not_lost() {
 /// The others continue without the rank, but it can't take part again after the join.
 #[test]
 fn a_rank_that_leaves_while_it_joins_is_named() {
-    let cluster = Cluster::start(&patient(&[2, 1])).unwrap();
+    let cluster = Cluster::start(&Plan::patient(&[2, 1])).unwrap();
     let survivors = cluster.start_ranks([0, 2], |session| {
         loop {
             if let Err(GradwireError::Failed(cause)) =

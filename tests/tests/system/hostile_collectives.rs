@@ -23,11 +23,6 @@ const BEYOND: Place = Place { segment: 0, offset: SEGMENT - 8 };
 const ODD: Place = Place { segment: 0, offset: 2 };
 const NOWHERE: Place = Place { segment: 3, offset: 0 };
 
-/// A job whose ranks need not send heartbeats.
-fn patient() -> Plan {
-    Plan::nodes(&[2, 1]).set("job.timeout_ms=61000").set("heartbeat.timeout_ms=60000")
-}
-
 fn attach(cluster: &Cluster) -> RawWorker {
     let mut raw = RawWorker::attach(cluster, 1).unwrap();
     raw.add_segment(SEGMENT).unwrap();
@@ -53,7 +48,7 @@ fn work(session: &Session) -> Failure {
 /// `expected`.
 #[track_caller]
 fn nonsense(expected: &str, evil: impl FnOnce(&RawWorker)) {
-    let cluster = Cluster::start(&patient()).unwrap();
+    let cluster = Cluster::start(&Plan::patient(&[2, 1])).unwrap();
     let survivors = cluster.start_ranks([0, 2], work).attached();
     let raw = attach(&cluster);
     evil(&raw);
@@ -175,7 +170,7 @@ fn room_that_was_not_asked_for() {
 /// reported (WAIT, TELL).
 #[test]
 fn room_that_is_never_made() {
-    let cluster = Cluster::start(&patient()).unwrap();
+    let cluster = Cluster::start(&Plan::patient(&[2, 1])).unwrap();
     let summed = Arc::new(Barrier::new(3));
     let both = summed.clone();
     let survivors = cluster.start_ranks([0, 2], move |session| {
@@ -214,7 +209,7 @@ fn room_that_is_never_made() {
 /// Mistakes of a program: only the submission fails.
 #[test]
 fn only_invalid_sets_and_joins_fail() {
-    let cluster = Cluster::start(&patient()).unwrap();
+    let cluster = Cluster::start(&Plan::patient(&[2, 1])).unwrap();
     let others = cluster.start_ranks([0, 2], |session| {
         let set = session.add_process_set(&[0, 2]).unwrap();
         assert_eq!(set.id(), 1);

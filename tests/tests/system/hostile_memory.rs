@@ -48,7 +48,7 @@ fn work(session: &Session) -> Failure {
 
 /// Ranks 0 and 2 work, and rank 1 sends invalid data. Returns the failure that all of them receive.
 fn end_of_job(evil: impl FnOnce(&Cluster, &mut RawWorker) -> Option<Failure>) -> Failure {
-    let plan = Plan::nodes(&[2, 1]).set("job.timeout_ms=61000").set("heartbeat.timeout_ms=60000");
+    let plan = Plan::patient(&[2, 1]);
     let cluster = Cluster::start(&plan).unwrap();
     let survivors = cluster.start_ranks([0, 2], work).attached();
     let mut raw = RawWorker::attach(&cluster, 1).unwrap();

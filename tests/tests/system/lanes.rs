@@ -1,14 +1,12 @@
 //! The metrics of lanes and operations: how each lane spends its time, how bytes are moved, which
 //! pieces and buffers exist, and which connections are rejected or kept waiting.
 
-use std::{collections::BTreeMap, io::Write, net::TcpStream, time::Instant};
+use std::{io::Write, net::TcpStream, time::Instant};
 
 use gradwire_tests::launched::{Job, Launch, processes::Role};
 use rustix::process::Signal;
 
-use super::metrics::{series, variable};
-
-type Series = BTreeMap<String, f64>;
+use super::metrics::{Series, series, variable};
 
 /// The sum of all series of a metric with these labels, in the order of the declaration.
 fn sum(series: &Series, metric: &str, labels: &str) -> f64 {
@@ -177,9 +175,7 @@ fn rejected_connections_are_counted_by_reason() {
     let connect = || TcpStream::connect(&data[0]).expect("a daemon that listens");
     let mut stranger = connect();
     stranger.write_all(&[b'x'; 4096]).unwrap();
-    job.wait_for("a foreign connection", || {
-        (rejected("not_gradwire") == 1.0).then_some(())
-    });
+    job.wait_for("a foreign connection", || (rejected("not_gradwire") == 1.0).then_some(()));
     drop(stranger);
     drop(connect());
     job.wait_for("a connection that ends early", || (rejected("broken") == 1.0).then_some(()));

@@ -17,10 +17,7 @@ const BYTES: usize = 6 << 20;
 
 #[test]
 fn peers_do_not_wait_for_a_rank_that_makes_room() {
-    let plan = Plan::nodes(&[1, 1])
-        .set("job.timeout_ms=61000")
-        .set("heartbeat.timeout_ms=60000")
-        .set("negotiation.piece_bytes=16MiB");
+    let plan = Plan::patient(&[1, 1]).set("negotiation.piece_bytes=16MiB");
     let cluster = Cluster::start(&plan).unwrap();
     let first = cluster.start_ranks([0], |session| {
         let own = session.tensor(&vec![7u8; BYTES], &[BYTES]).unwrap();

@@ -24,9 +24,12 @@ pub(super) fn get(address: &str, path: &str) -> (u16, String) {
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
-/// The series in a service's metrics, by name and labels as written. The job and the host, which
-/// every series has, are checked and left out.
-pub(super) fn series(address: &str) -> BTreeMap<String, f64> {
+/// Values by name and labels as written, without the job and the host.
+pub(super) type Series = BTreeMap<String, f64>;
+
+/// The series in a service's metrics. The job and the host, which every series has, are checked and
+/// left out.
+pub(super) fn series(address: &str) -> Series {
     let (code, text) = get(address, "/metrics");
     assert_eq!(code, 200, "{text}");
     let is_series = |line: &&str| !line.is_empty() && !line.starts_with('#');

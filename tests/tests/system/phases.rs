@@ -1,12 +1,8 @@
 //! Metrics of where the time of operations goes: their phases.
 
-use std::collections::BTreeMap;
-
 use gradwire_tests::launched::Launch;
 
-use super::metrics::{series, variable};
-
-type Series = BTreeMap<String, f64>;
+use super::metrics::{Series, series, variable};
 
 /// The sum and count of a histogram; zeros if it does not exist.
 fn histogram(series: &Series, name: &str, labels: &str) -> (f64, f64) {

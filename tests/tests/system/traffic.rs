@@ -1,13 +1,9 @@
 //! Metrics of the traffic between daemons: bytes, packets, losses, round trips and the rate of the
 //! line. Tests that lose packets need root, `ip` and `tc`.
 
-use std::collections::BTreeMap;
-
 use gradwire_tests::launched::{Job, Launch, network::Pair};
 
-use super::metrics::{series, variable};
-
-type Series = BTreeMap<String, f64>;
+use super::metrics::{Series, series, variable};
 
 /// The value of a series for one peer; 0 if it does not exist.
 fn of_peer(series: &Series, metric: &str, peer: &str) -> f64 {

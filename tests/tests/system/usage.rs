@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs};
 
 use gradwire_tests::launched::{Launch, processes::Role};
 
-use super::metrics::{series, variable};
+use super::metrics::{Series, series, variable};
 
 /// The value after `name` in a file of `/proc`.
 fn field(file: &str, name: &str) -> Option<f64> {
@@ -18,7 +18,7 @@ fn entries(folder: &str) -> f64 {
 }
 
 /// Processor seconds by thread.
-fn by_thread(series: &BTreeMap<String, f64>) -> BTreeMap<&str, f64> {
+fn by_thread(series: &Series) -> BTreeMap<&str, f64> {
     let named = series.iter().filter_map(|(key, seconds)| {
         let name = key.strip_prefix("gradwire_thread_cpu_seconds_total{thread=\"")?;
         Some((name.strip_suffix("\"}")?, *seconds))
