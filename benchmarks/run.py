@@ -202,9 +202,7 @@ def plot(out: Path) -> None:
 def stopped(number: int, _: FrameType | None) -> NoReturn:
     """Ends the run and reports that: a missing table must not look like one that was not
     requested."""
-    say(
-        f"stopped by {signal.Signals(number).name}; finished scenarios are in the results folder"
-    )
+    say(f"stopped by {signal.Signals(number).name}; finished scenarios are in the results folder")
     sys.exit(128 + number)
 
 

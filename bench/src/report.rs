@@ -156,8 +156,8 @@ impl Head {
             format!("{} ranks on {hosts}{lie}{travel}", self.ranks),
             format!("{}, {} cores, Linux {}", machine.processor, machine.cores, machine.kernel),
             format!(
-                "{} iterations {apart} after {} for warm-up; times are the slowest rank's; \
-                 {checked}",
+                "{} iterations {apart} after {} for warm-up; times are those of the slowest \
+                 rank; {checked}",
                 self.iters, self.warmup
             ),
             format!("baseline: {}", self.baseline),

@@ -111,10 +111,8 @@ pub fn check(path: &Path) -> Result<(), CommandError> {
 }
 
 fn refused(path: &Path, error: &io::Error) -> CommandError {
-    CommandError::failed(format!("--out {} can't be written: {error}", path.display())).hint(
-        "FILE is on the first host; a relative path begins in the directory where the command was \
-         started",
-    )
+    CommandError::failed(format!("--out {} can't be written: {error}", path.display()))
+        .hint("FILE is on the first host; a relative path begins in the directory of the command")
 }
 
 /// Takes part as a rank. Rank 0 gets the result from `ask`, called with the address of the metrics

@@ -377,8 +377,8 @@ fn tcp(reader: &Reader<'_>, part: &TcpPart) -> Result<Tcp, InputError> {
 fn kind(reader: &Reader<'_>, job: &JobPart) -> Result<Kind, InputError> {
     let Some(text) = &job.collective else { return Ok(Kind::Allreduce) };
     Kind::named(text.get_ref(), 0).ok_or_else(|| {
-        let all = "allreduce, broadcast, reduce, allgather, gather, scatter, reducescatter or \
-                   alltoall";
+        let all = "allreduce, broadcast, reduce, allgather, gather, scatter, \
+                   reducescatter or alltoall";
         let what = format!("job.collective is {:?}: it must be {all}", text.get_ref());
         reader.error(text.span(), what)
     })

@@ -187,8 +187,8 @@ impl Training {
         Some(self.begun + self.control.call + self.compute * part)
     }
 
-    /// Reports finished operations to the engine. Reports of a finished step precede the next
-    /// one, as on the stream of a node.
+    /// Reports finished operations to the engine. Reports of a finished step precede the next step,
+    /// as on the stream of a node.
     fn report(&mut self, now: f64) -> bool {
         let begins = self.ready == 0;
         let mut any = false;

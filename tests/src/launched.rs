@@ -421,8 +421,8 @@ impl Job {
         left
     }
 
-    /// CLEAN: no process, socket or file of the job remains: at once if the launcher has cleaned up,
-    /// and soon if the launcher was killed.
+    /// CLEAN: no process, socket or file of the job remains: at once if the launcher has cleaned
+    /// up, and soon if it was killed.
     #[track_caller]
     fn assert_clean(&self) {
         let began = Instant::now();

@@ -299,7 +299,7 @@ fn changed(sizes: &[Size], changes: &[Change]) -> String {
         // Writing to a string can't fail.
         let _ = write!(text, ", from {nodes} nodes on {now}");
     }
-    text + ". An algorithm is better if it saves more than 1 %.\n"
+    text + ". Savings of up to 1 % are ignored.\n"
 }
 
 /// What the coordinator chose.

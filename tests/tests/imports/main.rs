@@ -14,8 +14,8 @@ use std::{
 
 use read::{Imports, by_folder, circles};
 
-/// The folders and files in a crate's `src`, lowest first. ARCHITECTURE.md has the reasons. Others
-/// not listed are only checked for cycles.
+/// The folders and files in a crate's `src`, lowest first. ARCHITECTURE.md has the reasons. Other
+/// parts are only checked for cycles.
 const ORDERS: &[(&str, &[&str])] = &[
     (
         "daemon",

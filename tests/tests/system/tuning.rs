@@ -53,9 +53,7 @@ fn the_next_job_begins_with_measured_times() {
     assert_eq!(first["operations"], 2_000);
     let observed = first["observed"].as_u64().unwrap();
     assert!(observed < 2_000, "some were explored: {first:#}");
-    let [file] = &files(directory.path())[..] else {
-        panic!("expected only one file")
-    };
+    let [file] = &files(directory.path())[..] else { panic!("expected only one file") };
 
     // The next job knows both algorithms, so it does not explore.
     let (next, warnings) = job(directory.path(), 200);
