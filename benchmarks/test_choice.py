@@ -26,7 +26,7 @@ class Regret(unittest.TestCase):
         self.assertEqual((own.best, own.regret()), ("ring", 0.5))
         self.assertIsNone(own.regret(LEARNED))
 
-    def test_there_is_no_negative_regret(self) -> None:
+    def test_the_regret_is_never_negative(self) -> None:
         """Checks that noise in favour of the choice does not hide another bad one."""
         lucky = cell([1.0], [2.0], [4.0])
         self.assertEqual(lucky.regret(), 0.0)

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_carries_what_it_must() {
+    fn the_line_factor_is_right() {
         let even = ALL.map(|operation| operation.line_factor(&[2, 2]));
         assert_eq!(even, [1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 1.0, 1.0, 0.0]);
         let four = ALL.map(|operation| operation.line_factor(&[1, 1, 1, 1]));

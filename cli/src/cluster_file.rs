@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn a_written_file_can_be_read() {
         let written = measured();
         let text = written.to_toml().unwrap();
         let read = input::parse(&text).unwrap();

@@ -303,7 +303,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn no_time_is_no_infinite_rate() {
+    fn a_burst_without_time_has_a_finite_rate() {
         let found = Sizes([1e-3, 1e-3, 1e-3, 5e-3]).burst().unwrap();
         assert!(found.bytes > 0.0 && found.rate.is_finite(), "{found:?}");
     }

@@ -84,7 +84,7 @@ fn nothing_passes_a_dead_line_at_once() {
 /// A spec's own chunk size works like that of daemons. Only how much a connection accepts at a time
 /// depends on the daemons' setting, which makes a small difference.
 #[test]
-fn a_spec_has_chunks_of_its_own() {
+fn a_spec_may_set_its_own_chunks() {
     let outcome = |spec: &str, chunk: u64| {
         let topology = Topology::flat(8);
         let transport = Transport { chunk, ..Transport::default() };

@@ -81,7 +81,7 @@ fn a_step_without_compute_takes_its_bytes() {
 
 /// Gradients are sent while others are computed: only the last one remains at the end.
 #[test]
-fn computing_hides_what_is_exchanged_meanwhile() {
+fn computing_hides_the_exchange() {
     let compute = 0.5;
     let model = model(&[1 << 20; 10], compute);
     let training = trained(&model, 4, 1, "ring", Control::default());

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_and_messages_are_what_a_job_can_have() {
+    fn the_limits_of_a_job_apply() {
         let default = parse("").unwrap();
         assert_eq!((&default.nodes[..], default.ready), (&[2, 16, 256][..], 1));
         assert_eq!(default.tensors().unwrap().len(), 161);

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_out_of_bounds_is_named() {
+    fn results_out_of_bounds_are_named() {
         let checks = vec![Check::within("as published", 1.01, 1.0, 0.02)];
         let good = Results { checks, ..Results::default() };
         let mut bad = good.clone();

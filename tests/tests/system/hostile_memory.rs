@@ -271,7 +271,7 @@ fn messages_at_the_wrong_time() {
 
 /// It writes anything, anywhere, at any time, even while it has a tensor in flight.
 #[test]
-fn anything_anywhere_in_its_control_page() {
+fn random_writes_into_its_control_page() {
     for seed in 0..12 {
         println!("seed {seed}");
         let cause = end_of_job(|_, raw| {
