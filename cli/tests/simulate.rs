@@ -460,8 +460,12 @@ fn a_wrong_plan_is_refused_in_one_line() {
     fs::write(path("huge"), "a 1000000 1000000").unwrap();
     fs::write(path("file"), "").unwrap();
     let cases: &[(&[&str], &str, &str)] = &[
-        (&["--model", "resnet51"], "--model resnet51: No such file", "bert-large, gpt2 or a file"),
-        (&["--model", "twice"], "--model twice line 2: 'a' is given twice", "front layer first"),
+        (
+            &["--model", "resnet51"],
+            "--model resnet51: No such file",
+            "bert-large, gpt2 or an existing file",
+        ),
+        (&["--model", "twice"], "--model twice line 2: duplicate name 'a'", "front layer first"),
         (&["--model", "huge"], "the steps have ", "a smaller model"),
         (&["--nodes", "8..2"], "invalid value '8..2' for '--nodes <FROM..TO>': 8 is more", ""),
         (&["--nodes", "0..2"], "invalid value '0..2' for '--nodes", "must be from 1 to 4096"),
@@ -571,7 +575,10 @@ fn wrong_work_is_refused() {
             &["flat.toml", "--model", "model", "--memory", "1K"],
             "--model: the step would need up to",
         ),
-        (&["servers.toml", "--model", "model"], "--model: the file has servers"),
+        (
+            &["servers.toml", "--model", "model"],
+            "--model: training steps are simulated without servers",
+        ),
     ];
     for (words, expected) in cases {
         let output = simulate(&place, &[&["run"], *words].concat());
