@@ -15,12 +15,12 @@ use gradwire_launcher::{args::JobOptions, error::CommandError, launch::hosts::MA
 /// What the ranks of a job measure.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Bench {
-    /// A collective on tensors of one size after the other.
+    /// A collective on tensors of increasing size.
     #[command(flatten)]
     Sweep(Collective),
-    /// No rank continues before all have arrived.
+    /// A barrier, which no rank passes before all have arrived.
     Barrier {
-        /// What all measurements have.
+        /// The options of all measurements.
         #[command(flatten)]
         common: Common,
     },
@@ -31,30 +31,30 @@ pub enum Bench {
         /// for each tensor, front layer first.
         #[arg(long, value_name = "MODEL|FILE")]
         shapes: String,
-        /// How long computing the gradients takes, in milliseconds. Each gradient is submitted
-        /// after its share of that time. Meanwhile the processor is idle, as beside a GPU.
+        /// Milliseconds of computing the gradients. Each gradient is submitted after its share of
+        /// that time. Meanwhile the processor is idle, as beside a GPU.
         #[arg(long, value_name = "MS", default_value_t = 0.0, value_parser = parse_compute)]
         compute_ms: f64,
-        /// How the gradients are reduced.
+        /// The reduction of the gradients.
         #[arg(short, long, default_value = "average", value_parser = parse_op)]
         op: ReduceOp,
-        /// What tensors are made of.
+        /// The options of tensors.
         #[command(flatten)]
         data: Data,
     },
 }
 
-/// A collective that has sizes.
+/// A collective with a size.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Collective {
     /// Every rank gets the reduction of all ranks' tensors.
     Allreduce(Reducing),
     /// One rank gets the reduction of all ranks' tensors.
     Reduce {
-        /// Which rank.
+        /// The root.
         #[command(flatten)]
         root: Root,
-        /// How, and of what sizes.
+        /// The reduction, and the sizes.
         #[command(flatten)]
         reducing: Reducing,
     },
@@ -74,32 +74,32 @@ pub enum Collective {
     SendReceive(Sweep),
 }
 
-/// What reduces.
+/// The options of reductions.
 #[derive(Debug, Clone, Args)]
 pub struct Reducing {
-    /// How tensors are reduced: sum, average, min, max, product, bit-and, bit-or or bit-xor.
+    /// The reduction: sum, average, min, max, product, bit-and, bit-or or bit-xor.
     #[arg(short, long, default_value = "sum", value_parser = parse_op)]
     pub op: ReduceOp,
-    /// Sizes and the rest.
+    /// The sizes and other options.
     #[command(flatten)]
     pub sweep: Sweep,
 }
 
-/// What has a root.
+/// The options of collectives with a root.
 #[derive(Debug, Clone, Args)]
 pub struct Rooted {
-    /// Which.
+    /// The root.
     #[command(flatten)]
     pub root: Root,
-    /// Sizes and the rest.
+    /// The sizes and other options.
     #[command(flatten)]
     pub sweep: Sweep,
 }
 
-/// The rank that has, or gets, what the others do not.
+/// The root of a collective.
 #[derive(Debug, Clone, Args)]
 pub struct Root {
-    /// The rank that is not like the others.
+    /// The rank that sends to or receives from all others.
     #[arg(short, long, default_value_t = 0)]
     pub root: u32,
 }
@@ -137,60 +137,61 @@ pub struct Sweep {
     #[arg(short, long, value_name = "BYTES", default_value = "256M",
           value_parser = size::parse_bytes)]
     pub end: u64,
-    /// How many times as large each next size is.
+    /// The ratio of each size to the previous one.
     #[arg(short, long, default_value_t = 4)]
     pub factor: u64,
-    /// What tensors are made of.
+    /// The options of tensors.
     #[command(flatten)]
     pub data: Data,
 }
 
-/// What tensors are made of, and how they are watched.
+/// The options of tensors.
 #[derive(Debug, Clone, Args)]
 pub struct Data {
     /// The element type: f32, f64, f16, bf16, f8e4m3, f8e5m2, i8, u8, i16, u16, i32, u32, i64, u64,
     /// bool, c64 or c128.
     #[arg(short, long, default_value = "f32", value_parser = parse_dtype)]
     pub dtype: DType,
-    /// Where tensors lie.
+    /// The memory of tensors.
     #[arg(short, long, value_enum, default_value_t = Memory::Arena)]
     pub memory: Memory,
     /// Check the result of every N-th iteration, and always the first [default: every one up to
     /// 16 MiB, every 10th above].
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub check: Option<u32>,
-    /// The rate of the line between nodes, such as 10Gbit: the baseline with more than one node.
+    /// The rate of the line between nodes, such as 10Gbit: the baseline if there are several nodes.
     #[arg(long, value_name = "RATE", value_parser = size::parse_rate)]
     pub line_rate: Option<Rate>,
-    /// What all measurements have.
+    /// The options of all measurements.
     #[command(flatten)]
     pub common: Common,
 }
 
-/// What all measurements have.
+/// The options of all measurements.
 #[derive(Debug, Clone, Args)]
 pub struct Common {
-    /// Iterations that are not counted.
+    /// The number of warm-up iterations.
     #[arg(short, long, value_name = "N", default_value_t = 5)]
     pub warmup: u32,
-    /// Iterations that are counted.
+    /// The number of measured iterations.
     #[arg(short, long, value_name = "N", default_value_t = 20,
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub iters: u32,
-    /// Run a barrier before each iteration. Without it, iterations follow each other directly.
+    /// Run a barrier before each iteration. By default, iterations follow each other directly.
     #[arg(long)]
     pub barrier: bool,
-    /// Also write machine, version, settings and figures to a file, by rank 0 on its host.
+    /// Also write the machine, the version, the settings and the results to a file, by rank 0 on
+    /// its host.
     #[arg(short, long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// The algorithm between nodes [default: negotiation.algorithm].
     #[arg(short, long, value_name = "NAME")]
     pub algorithm: Option<String>,
-    /// How many ranks run on each host, whatever its slots are.
+    /// The number of ranks on each host, instead of its slots.
     #[arg(long, value_name = "N", visible_alias = "ppn",
           value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_RANKS)))]
     pub ranks_per_node: Option<u32>,
-    /// The process is a rank that `gradwire bench` started; these settings were made (JSON).
+    /// This process is a rank that `gradwire bench` started, with these changed settings (JSON).
     #[arg(long, hide = true)]
     pub started: Option<String>,
     /// Where the ranks run; not inside `gradwire run`.
@@ -198,7 +199,7 @@ pub struct Common {
     pub at: JobOptions,
 }
 
-/// Above this size in bytes, not every iteration is checked unless the options ask for it.
+/// Above this size in bytes, only some iterations are checked by default.
 const CHECK_ALL: u64 = 16 << 20;
 
 impl Data {
@@ -209,7 +210,7 @@ impl Data {
 }
 
 impl Bench {
-    /// The options that all measurements have.
+    /// The options of all measurements.
     pub fn common(&self) -> &Common {
         match self {
             Self::Barrier { common } => common,
@@ -218,7 +219,7 @@ impl Bench {
         }
     }
 
-    /// The options of tensors, where there are any.
+    /// The options of tensors, if the measurement has any.
     pub fn data(&self) -> Option<&Data> {
         match self {
             Self::Barrier { .. } => None,
@@ -227,7 +228,7 @@ impl Bench {
         }
     }
 
-    /// The operation of each iteration. A model has many of one kind.
+    /// The operation of each iteration. A model has many operations of the same kind.
     pub fn operation(&self) -> Operation {
         match self {
             Self::Barrier { .. } => Operation::Barrier,
@@ -260,14 +261,14 @@ impl Bench {
     pub fn check_size(&self, ranks: u32) -> Result<(), CommandError> {
         let operation = self.operation();
         if let Some(root) = operation.root().filter(|root| *root >= ranks) {
-            let what = format!("there is no rank {root}: the job has {ranks} ranks");
+            let what = format!("--root {root} is not a rank: the job has {ranks} ranks");
             return Err(
                 CommandError::usage(what).hint("ranks are counted from 0: choose another --root")
             );
         }
         if operation == Operation::SendReceive && ranks < 2 {
-            let what = "send-receive takes two ranks: the job has 1";
-            return Err(CommandError::usage(what).hint("give more with -np"));
+            let what = "send-receive needs two ranks: the job has 1";
+            return Err(CommandError::usage(what).hint("start more with -np"));
         }
         Ok(())
     }
@@ -277,7 +278,7 @@ impl Sweep {
     /// The sizes, in bytes.
     ///
     /// # Errors
-    /// [`CommandError`] if the options give no valid series.
+    /// [`CommandError`] if the options do not give a valid series.
     pub fn sizes(&self) -> Result<Vec<u64>, CommandError> {
         let element = self.data.dtype.size() as u64;
         size::series(self.begin, self.end, self.factor, element).map_err(CommandError::usage)
@@ -367,11 +368,11 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_with_its_reason() {
+    fn invalid_options_are_refused_with_a_reason() {
         for (line, expected) in [
             ("allreduce -b 12X", "'12X' for '--begin <BYTES>': not a size"),
             ("allreduce -b 8 -e 4", "-b 8 is more than -e 4"),
-            ("allreduce -f 1", "-f 1 leads nowhere"),
+            ("allreduce -f 1", "-f must be at least 2, not 1"),
             ("allreduce -f 0.5", "invalid value '0.5'"),
             ("allreduce -d f8", "must be one of f32, f64, f16, bf16, i8, u8, i32, i64, i16,"),
             ("allreduce -d f8", "bool, f8e4m3, f8e5m2, c64, c128"),

@@ -1,11 +1,11 @@
-//! Elements whose values can be made, reduced by definition, and compared.
+//! Elements whose values can be generated, reduced by definition, and compared.
 
 use gradwire_proto::ReduceOp;
 use gradwire_worker::{Bool, Complex, Element, F8E4m3, F8E5m2, half};
 
-/// An element type whose values can be made and checked.
+/// An element type whose values can be generated and checked.
 pub trait Value: Element + PartialEq {
-    /// The distance from 1 to the next value; 0 where arithmetic is exact.
+    /// The distance from 1 to the next value; 0 if arithmetic is exact.
     const EPSILON: f64;
 
     /// The element of a whole number; integers wrap around.
@@ -17,11 +17,11 @@ pub trait Value: Element + PartialEq {
     /// 2 to the power of `exponent`; integers lose the bits that do not fit.
     fn power_of_two(exponent: u32) -> Self;
 
-    /// The two parts of a complex number, or the number and zero. Errors show them, and comparisons
-    /// with a tolerance use them.
+    /// The two parts of a complex number, or the number and zero. Used in errors and for
+    /// comparisons with a tolerance.
     fn numbers(self) -> [f64; 2];
 
-    /// The reduction of whole numbers, by definition. The numbers of a product are 1 and 2.
+    /// The reduction of whole numbers, by definition. The factors of a product are 1 and 2.
     fn reduced(op: ReduceOp, values: impl Iterator<Item = i64>, ranks: u32) -> Self {
         match op {
             ReduceOp::Sum => Self::whole(values.sum()),
@@ -46,7 +46,7 @@ macro_rules! integers {
             }
 
             fn quotient(sum: i64, by: u32) -> Self {
-                // The sum has the element type, and wraps around in it.
+                // The sum has the element type, and wraps around.
                 (i128::from(sum as Self) / i128::from(by)) as Self
             }
 
@@ -55,7 +55,7 @@ macro_rules! integers {
             }
 
             fn numbers(self) -> [f64; 2] {
-                // All of them convert to i128, but not all have a lossless conversion to f64.
+                // All of these types convert to i128, but not all convert to f64 without loss.
                 [i128::from(self) as f64, 0.0]
             }
         }
@@ -90,7 +90,7 @@ macro_rules! floats {
     )+};
 }
 
-/// Both parts have a value, so a lost part is seen.
+/// Both parts are nonzero, so that a lost part is noticed.
 macro_rules! complex {
     ($($part:ty),+) => {$(
         impl Value for Complex<$part> {

@@ -1,8 +1,7 @@
-//! What a collective moves: which range of which tensor goes to which place in which result. The
+//! The data that a collective moves: which range of which tensor goes where in which result. The
 //! checks, the baseline and the time on the line follow from it. Pure.
 //!
-//! The flows are defined here a second time, and are not those that the daemons use. So a mistake
-//! there is seen.
+//! The flows are defined independently of those in the daemons, so that mistakes there are noticed.
 
 use gradwire_proto::ReduceOp;
 
@@ -74,7 +73,7 @@ impl Operation {
         }
     }
 
-    /// How many elements a rank contributes.
+    /// The number of elements that a rank contributes.
     pub fn input(self, rank: u32, ranks: u32, elements: usize) -> usize {
         let share = elements / ranks.max(1) as usize;
         match self {
@@ -85,15 +84,15 @@ impl Operation {
         }
     }
 
-    /// How many elements the result of a rank has.
+    /// The number of elements in the result of a rank.
     pub fn output(self, rank: u32, ranks: u32, elements: usize) -> usize {
         let mine = self.flows(ranks, elements).filter(|flow| flow.to.is_none_or(|to| to == rank));
         mine.map(|flow| flow.target + flow.count).max().unwrap_or_default()
     }
 
-    /// How often each byte of the size must pass the line of some node in one direction. `slots`
-    /// has the number of ranks of each node. One daemon of a node sends and receives for all of its
-    /// ranks. No algorithm needs less.
+    /// How often each byte of the size must pass the line of the busiest node in one direction.
+    /// `slots` is the number of ranks of each node. One daemon per node sends and receives for all
+    /// its ranks. No algorithm needs less.
     pub fn line_factor(self, slots: &[u32]) -> f64 {
         let ranks: u32 = slots.iter().sum();
         let nodes = slots.len() as f64;
@@ -103,7 +102,7 @@ impl Operation {
         let node_of: Vec<usize> =
             slots.iter().enumerate().flat_map(|(i, &n)| vec![i; n as usize]).collect();
         let node = |rank: Option<u32>| rank.and_then(|rank| node_of.get(rank as usize).copied());
-        // A thousand elements for each rank; only the quotient counts.
+        // A thousand elements for each rank; only the ratio matters.
         let elements = 1000 * ranks as usize;
         let (mut out, mut into) = (vec![0.0; slots.len()], vec![0.0; slots.len()]);
         for flow in self.flows(ranks, elements) {
@@ -137,7 +136,7 @@ impl Operation {
         out.into_iter().chain(into).fold(0.0, f64::max) / elements as f64
     }
 
-    /// The reduction, where there is one.
+    /// The reduction, if any.
     pub fn reduction(self) -> Option<ReduceOp> {
         match self {
             Self::Allreduce(op) | Self::ReduceScatter(op) | Self::Reduce { op, .. } => Some(op),
@@ -184,12 +183,12 @@ mod tests {
     }
 
     #[test]
-    fn the_line_carries_what_it_must() {
+    fn the_line_factor_is_right() {
         let even = ALL.map(|operation| operation.line_factor(&[2, 2]));
         assert_eq!(even, [1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 1.0, 1.0, 0.0]);
         let four = ALL.map(|operation| operation.line_factor(&[1, 1, 1, 1]));
         assert_eq!(four, [1.5, 1.0, 1.0, 0.75, 0.75, 0.75, 0.75, 0.75, 1.0, 0.0]);
-        // The smaller node receives most of an allgather. The node of a root receives what others
+        // In an allgather the smaller node receives most. The root's node receives what the others
         // have.
         let uneven = ALL.map(|operation| operation.line_factor(&[1, 3]));
         assert_eq!(uneven, [1.0, 1.0, 1.0, 0.75, 0.25, 0.25, 0.75, 0.75, 1.0, 0.0]);

@@ -1,16 +1,15 @@
-//! `gradwire bench`: the speed of the collectives, in the way of nccl-tests, with each figure
-//! beside its baseline.
+//! `gradwire bench`: the speed of collectives, like nccl-tests, with a baseline for each figure.
 //!
-//! A measurement is a job like any other. Its ranks are `gradwire bench` itself. `gradwire run`
-//! starts them, or `gradwire bench` does so with the same launcher if it is not a rank itself. So a
-//! measurement shows what a training process gets, with nothing left out.
+//! A measurement is a job like any other, whose ranks are `gradwire bench` itself. `gradwire run`
+//! starts them; or `gradwire bench` starts them with the same launcher, if it is not a rank itself.
+//! So a measurement shows what a training process gets.
 //!
 //! Modules, lowest first:
 //!
 //! - [`stats`], [`size`], [`machine`], [`table`]: times, sizes, this machine, tables and JSON
 //! - [`shapes`]: the gradients of published networks
-//! - [`element`], [`value`]: what tensors hold before, and must hold after
-//! - [`operation`], [`flow`]: the collectives; a further one is an arm of each `match` there
+//! - [`element`], [`value`]: the contents of tensors before and after a collective
+//! - [`operation`], [`flow`]: the collectives; a new one is an arm of each `match` there
 //! - [`measure`]: the timing loop
 //! - [`args`]: the options (pure)
 //! - [`baseline`]: the same work without Gradwire
@@ -47,13 +46,13 @@ use gradwire_settings::{Loaded, Origin};
 use self::args::Common;
 use gradwire_launcher::{error::CommandError, launch::hosts::Host};
 
-/// The default number of ranks: one rank alone would exchange nothing.
+/// The default number of ranks, because a single rank exchanges nothing.
 const DEFAULT_RANKS: u32 = 2;
 
-/// Whether this process is a rank already. If not, it has to start ranks.
+/// Whether this process is already a rank. If not, it has to start ranks.
 ///
 /// # Errors
-/// [`CommandError`] if it is a rank and has options for starting ranks.
+/// [`CommandError`] if it is a rank but has options for starting ranks.
 pub fn is_rank(
     common: &Common,
     environment: &HashMap<String, String>,
@@ -78,7 +77,7 @@ pub fn is_rank(
     match given.iter().find(|(_, given)| *given) {
         None => Ok(true),
         Some((option, _)) => Err(CommandError::usage(format!(
-            "{option} comes too late: this process is a rank of a job that was started before"
+            "{option} has no effect here: this process is a rank of a job that has already started"
         ))
         .hint(if *option == "--algorithm" {
             "give it to gradwire run, as --set negotiation.algorithm=…"
@@ -88,12 +87,12 @@ pub fn is_rank(
     }
 }
 
-/// The job's settings that the options of a measurement make.
+/// The settings of the job that the options of a measurement change.
 pub fn flags(common: &Common) -> Vec<String> {
     common.algorithm.iter().map(|name| format!("negotiation.algorithm={name}")).collect()
 }
 
-/// Sets the ranks of each host but the servers. Returns the number of ranks if the hosts do not
+/// Sets the ranks of each host except servers. Returns the number of ranks if the hosts do not
 /// determine it.
 pub fn spread(hosts: &mut [Host], common: &Common) -> Option<u32> {
     let mut with_ranks: Vec<_> = hosts.iter_mut().filter(|host| host.slots > 0).collect();
@@ -104,11 +103,10 @@ pub fn spread(hosts: &mut [Host], common: &Common) -> Option<u32> {
     common.at.np.or(here)
 }
 
-/// The arguments with which a rank is started: the words of this command, and the changed settings,
-/// for the report.
+/// The arguments of a rank: those of this command, and the changed settings, for the report.
 ///
 /// # Errors
-/// [`CommandError`] if a word is not UTF-8 and so can't be passed on.
+/// [`CommandError`] if an argument is not UTF-8 and so can't be passed to ranks.
 pub fn words(
     words: impl Iterator<Item = OsString>,
     settings: &Loaded,
@@ -184,7 +182,7 @@ mod tests {
         let three = "bench barrier --ranks-per-node 3";
         assert_eq!(spread(three, "a:1,b:9"), (None, vec![3, 3]));
         assert_eq!(spread("bench barrier", "a:1,b:2"), (None, vec![1, 2]));
-        // Servers get none, and are not where the ranks run if no other host is named.
+        // Servers have no ranks. If only servers are named, this host has the ranks.
         let spread = |line: &str, list: &str| {
             let mut hosts = parse_servers("s", &parse_list(list).unwrap_or_default()).unwrap();
             let np = super::spread(&mut hosts, bench(line).common());
@@ -200,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_hears_the_same_words_and_which_settings_were_made() {
+    fn a_rank_gets_the_arguments_and_settings() {
         let flags = flags(bench("bench allreduce --algorithm ring").common());
         let loaded = Settings::load(&Layers { flags, ..Layers::default() }).unwrap();
         let own = ["bench", "allreduce", "--np", "2"].map(OsString::from);

@@ -1,4 +1,4 @@
-//! The machine on which the measurement ran, for comparing figures.
+//! The machine of the measurement, for comparing figures.
 
 use std::fs;
 
@@ -10,15 +10,15 @@ use serde::Serialize;
 pub struct Machine {
     /// Its name.
     pub name: String,
-    /// The processor; empty where the system does not report it.
+    /// The processor; empty if the system does not report it.
     pub processor: String,
-    /// How many cores this process may run on.
+    /// The number of cores that this process may use.
     pub cores: usize,
-    /// Its memory, in bytes; 0 where the system does not report it.
+    /// Its memory, in bytes; 0 if the system does not report it.
     pub memory_bytes: u64,
     /// The kernel's release.
     pub kernel: String,
-    /// Whether transparent huge pages back ordinary and shared memory, as the kernel writes it.
+    /// Whether ordinary and shared memory use transparent huge pages, in the kernel's words.
     pub huge_pages: [String; 2],
 }
 

@@ -1,25 +1,24 @@
-//! The timing loop, which all measurements share.
+//! The timing loop of all measurements.
 //!
-//! Calls are made back to back, as in nccl-tests. No barrier separates them unless one is asked
-//! for.
+//! Calls are made back to back, as in nccl-tests, without barriers unless requested.
 //!
-//! Where the result of a call is checked, its tensors are filled before the call and read after it,
-//! both untimed. Ranks take different times for that, and the next call's time must not contain the
-//! difference. So after a check all ranks meet at an untimed barrier, which they leave as they
-//! leave a call. They also meet before the check: where ranks share cores, the first rank to check
-//! would otherwise keep the others from noticing that the call has ended.
+//! For a check, the tensors of a call are filled before it and read after it, both untimed. Ranks
+//! take different times for that, and the next call's time must not contain the difference. So
+//! after a check all ranks meet at an untimed barrier, which they leave like a call. They also meet
+//! before the check: otherwise, if ranks share cores, the first rank to check would keep the others
+//! from noticing the end of the call.
 //!
-//! The time of an iteration is that of the slowest rank. It is computed after the loop, not in it.
+//! The time of an iteration is that of the slowest rank, computed after the loop.
 
 use gradwire_worker::{AllreduceOptions, GradwireError, ReduceOp, Session};
 use rustix::time::{ClockId, clock_gettime};
 
 use gradwire_launcher::error::CommandError;
 
-/// How many iterations a measurement has.
+/// The number of iterations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rounds {
-    /// Iterations before the measured ones.
+    /// Warm-up iterations.
     pub warmup: u32,
     /// Measured iterations.
     pub iters: u32,
@@ -29,7 +28,7 @@ pub struct Rounds {
     pub barrier: bool,
 }
 
-/// When a step ran, in nanoseconds of the machine's monotonic clock.
+/// The times of a step, in nanoseconds of the machine's monotonic clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     /// Its beginning.
@@ -40,7 +39,7 @@ pub struct Span {
     pub end: i64,
 }
 
-/// What the loop repeats.
+/// The repeated part of a measurement.
 pub trait Step {
     /// Fills the tensors.
     fn fill(&mut self);
@@ -54,11 +53,11 @@ pub trait Step {
     /// Checks the result of `run` after `fill`.
     ///
     /// # Errors
-    /// What is wrong with the result.
+    /// A description of the wrong result.
     fn check(&self) -> Result<(), String>;
 }
 
-/// Nanoseconds of a clock that all processes of a machine share.
+/// Nanoseconds of a clock that all processes of the machine share.
 pub fn now() -> i64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec * 1_000_000_000 + now.tv_nsec
@@ -102,7 +101,7 @@ pub fn repeat(
     Ok(spans)
 }
 
-/// For each time, the largest value of all ranks.
+/// The maximum of each time over all ranks.
 ///
 /// # Errors
 /// [`CommandError`] if the session fails.
@@ -119,7 +118,7 @@ pub fn seconds(from: i64, to: i64) -> f64 {
 }
 
 /// Checks that no rank left a barrier before all ranks of its node had reached it. Clocks of
-/// different nodes can't be compared, so each node has its own row.
+/// different nodes can't be compared, so each node is checked separately.
 ///
 /// # Errors
 /// [`CommandError`] if a rank left a barrier too early, or the session fails.
@@ -143,7 +142,7 @@ pub fn check_barriers(session: &Session, spans: &[Span]) -> Result<(), CommandEr
     match last_in.iter().zip(&first_out).position(|(last_in, first_out)| first_out < last_in) {
         None => Ok(()),
         Some(cell) => Err(CommandError::failed(format!(
-            "barrier {} on host {} was left by one rank {} ns before another had come",
+            "a rank left barrier {} on host {} {} ns before another one arrived",
             cell % width,
             nodes.get(cell / width).map_or("", |node| node.host.as_str()),
             last_in[cell] - first_out[cell],

@@ -1,5 +1,5 @@
-//! The gradients of a network, as one backward pass computes them: last layer first, each submitted
-//! as soon as it is computed. Front layers are the most urgent, because the next forward pass needs
+//! The gradients of a network, in the order of a backward pass: last layer first, each submitted as
+//! soon as it is computed. Front layers are the most urgent, because the next forward pass needs
 //! them first (ByteScheduler, Peng et al., SOSP 2019). Then the pass waits for all of them.
 
 use std::{thread, time::Duration};
@@ -58,7 +58,7 @@ fn steps<T: Value>(
     let operation = Operation::Allreduce(op);
     let setup = Setup::of(session, operation, data);
     let baseline = baseline::seconds(session, &setup, elements)?;
-    // Other gradients may travel while one is computed, but a step is not shorter than either part.
+    // Communication may overlap with computing, but a step takes at least as long as either.
     let baseline = baseline.map(|baseline| baseline.max(compute_ms / 1e3));
     let model = Model::new(gradients.len(), compute_ms, &exposed);
     Ok(Row::new(operation, session.size(), bytes, elements, times)
@@ -116,7 +116,7 @@ impl<'a, T: Value> Pass<'a, T> {
     }
 }
 
-/// A gradient in flight. One in ordinary memory travels as a copy.
+/// A gradient in flight. One in ordinary memory is sent as a copy.
 enum Sent<T: Value> {
     Own(Handle<Tensor<T>>),
     Copy(Vec<T>, Handle<Tensor<T>>),
@@ -162,7 +162,7 @@ impl<T: Value> Step for Pass<'_, T> {
         let count = self.tensors.len().max(1) as f64;
         let mut sent = Vec::with_capacity(self.tensors.len());
         for (i, member) in self.tensors.iter_mut().enumerate() {
-            // Relative to the start, because a sleep takes longer than it is asked to.
+            // Relative to the start, because sleeping takes longer than requested.
             let due = self.compute.mul_f64((i + 1) as f64 / count);
             let passed = Duration::from_secs_f64(seconds(start, now()));
             if let Some(left) = due.checked_sub(passed).filter(|left| !left.is_zero()) {
@@ -170,8 +170,7 @@ impl<T: Value> Step for Pass<'_, T> {
             }
             let options =
                 AllreduceOptions::named(&member.name).op(self.op).priority(member.priority);
-            // Every pass ends with each tensor back in its place, or with an error and no further
-            // pass.
+            // Every pass ends with all tensors back in place, or with an error and no further pass.
             if let Some(place) = member.place.take() {
                 sent.push((i, Sent::submit(self.session, place, options)?));
             }

@@ -1,5 +1,5 @@
-//! The collectives that are measured: their names, their calls, and how their bandwidth is
-//! reported. To add one is to add a variant of [`Operation`] and an arm to each `match` here and in
+//! The measured collectives: their names, their calls, and how their bandwidth is reported. A new
+//! one needs a variant of [`Operation`] and an arm in each `match` here and in
 //! [`flow`](super::flow).
 //!
 //! Sizes are those of nccl-tests: for an allgather and a gather the whole result, for a
@@ -54,23 +54,23 @@ pub enum Operation {
     ReduceScatter(ReduceOp),
     /// Every rank gets a share of every rank's tensor.
     Alltoall,
-    /// Every rank sends to the next rank, and receives from the one before.
+    /// Every rank sends to the next rank, and receives from the previous one.
     SendReceive,
-    /// No rank goes on before all ranks have called it.
+    /// No rank continues before all ranks have called it.
     Barrier,
 }
 
-/// Where tensors lie.
+/// The memory of tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Memory {
-    /// In shared memory: they are not copied.
+    /// Shared memory: tensors are not copied.
     Arena,
-    /// In the process's own memory: they are copied into shared memory and back.
+    /// The process's own memory: tensors are copied into shared memory and back.
     Ordinary,
 }
 
-/// A tensor, in the memory that was asked for.
+/// A tensor, in either kind of memory.
 #[derive(Debug)]
 pub enum Place<T: Value> {
     /// In shared memory.
@@ -83,7 +83,7 @@ impl<T: Value> Place<T> {
     /// A tensor of zeros.
     ///
     /// # Errors
-    /// If there is no memory.
+    /// If there is not enough memory.
     pub fn zeros(
         session: &Session,
         memory: Memory,
@@ -117,7 +117,7 @@ impl<T: Value> Place<T> {
 pub struct Tensors<T: Value> {
     /// The input.
     pub input: Place<T>,
-    /// The result, where it is a tensor of its own.
+    /// The result, if it is a separate tensor.
     pub output: Option<Place<T>>,
 }
 
@@ -145,8 +145,8 @@ impl<T: Value> Tensors<T> {
         }
     }
 
-    /// Makes a call that returns a new tensor, if it returns one. The result is copied to ordinary
-    /// memory where tensors are kept there.
+    /// Makes a call that may return a new tensor. If tensors are in ordinary memory, the result is
+    /// copied there.
     fn apart(
         &mut self,
         session: &Session,
@@ -154,7 +154,7 @@ impl<T: Value> Tensors<T> {
     ) -> Result<(), GradwireError> {
         match &self.input {
             Place::Arena(tensor) => {
-                // The new result can reuse the memory of the last one.
+                // So that the new result can reuse this memory.
                 self.output = None;
                 self.output = call(tensor)?.map(Place::Arena);
             }
@@ -176,8 +176,7 @@ impl<T: Value> Tensors<T> {
 }
 
 impl Operation {
-    /// The name of the form in which tensors travel between nodes, large ones if that depends on
-    /// their size.
+    /// The name of the wire format between nodes; that of large tensors if it depends on the size.
     pub fn wire(self, session: &Session, dtype: DType) -> &'static str {
         let compression = session.compression();
         match self {
@@ -191,7 +190,7 @@ impl Operation {
         }
     }
 
-    /// The element type in which tensors travel between nodes, where they are not quantized.
+    /// The wire type between nodes, for tensors that are not quantized.
     fn wire_dtype(self, session: &Session, dtype: DType) -> DType {
         // This is the same for all collectives that reduce.
         let travels = |op| {
@@ -200,7 +199,7 @@ impl Operation {
         self.reduction().filter(|_| session.nodes().len() > 1).map_or(dtype, travels)
     }
 
-    /// How many bytes a tensor of so many elements takes between nodes.
+    /// The bytes of a tensor on the wire between nodes.
     pub fn wire_bytes(self, session: &Session, dtype: DType, elements: usize) -> f64 {
         let bytes = (elements * dtype.size()) as u64;
         match self {
@@ -230,7 +229,7 @@ impl Operation {
         }
     }
 
-    /// The root, where there is one.
+    /// The root, if any.
     pub fn root(self) -> Option<u32> {
         match self {
             Self::Reduce { root, .. }
@@ -241,8 +240,8 @@ impl Operation {
         }
     }
 
-    /// The number of elements of which sizes are multiples. Where a tensor is divided, each rank
-    /// has an equal share of at least one element.
+    /// Sizes are multiples of this number of elements. If a tensor is divided, each rank has an
+    /// equal share of at least one element.
     pub fn granule(self, ranks: u32) -> usize {
         match self {
             Self::Allgather
@@ -314,8 +313,7 @@ impl Operation {
                 Ok(Some(gathered.tensor))
             }),
             Self::SendReceive => tensors.apart(session, |tensor| {
-                // Both at once: ranks that all send first and then receive would wait for each
-                // other.
+                // Both at the same time: if all ranks sent first, they would wait for each other.
                 let from = (rank + ranks - 1) % ranks;
                 let options = ReceiveOptions::from_rank(from).expecting(&[elements]);
                 let received = session.receive_async(options)?;
@@ -326,9 +324,9 @@ impl Operation {
         }
     }
 
-    /// The factor by which the algorithm bandwidth is multiplied for a comparison with a link's
-    /// (nccl-tests, `doc/PERFORMANCE.md`, and for gather, scatter and send-receive its programs).
-    /// It is how often each byte of the size must pass each rank's link.
+    /// The factor between the algorithm bandwidth and that of a link, for comparisons (nccl-tests,
+    /// `doc/PERFORMANCE.md`; for gather, scatter and send-receive its source). It is how often each
+    /// byte of the size must pass each rank's link.
     pub fn bus_factor(self, ranks: u32) -> f64 {
         let n = f64::from(ranks.max(1));
         match self {

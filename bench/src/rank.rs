@@ -1,4 +1,4 @@
-//! A measurement as one of its ranks runs it. All ranks do the same; only rank 0 writes the report.
+//! A measurement as one of its ranks. All ranks do the same; only rank 0 writes the report.
 
 use std::{collections::BTreeMap, process::ExitCode};
 
@@ -42,17 +42,17 @@ pub fn run_with(
     let settings = common.started.as_deref().map(serde_json::from_str::<BTreeMap<String, String>>);
     let settings = settings.transpose().map_err(|error| {
         CommandError::usage(format!("--started: {error}"))
-            .hint("it is what gradwire bench starts its ranks with, and not for others")
+            .hint("gradwire bench sets this option for its ranks; do not use it yourself")
     })?;
     let session = Session::from_env().map_err(CommandError::failed)?;
-    // All ranks get the same result, so each of them leaves in good order.
+    // All ranks get the same result, so all of them leave in good order.
     if let Err(error) = check(session.size()) {
         session.shutdown().map_err(CommandError::failed)?;
         return Err(error);
     }
     if let Err(error) = measure(&session, settings) {
-        // This comes first: the other ranks end when they are notified, and then the launcher ends
-        // this process.
+        // Report first: the other ranks end when they are notified, and then the launcher ends this
+        // process.
         let code = error.report();
         session.abort(&error.what);
         return Ok(code);
@@ -67,7 +67,7 @@ fn measure(bench: &Bench, session: &Session, settings: Changed) -> Result<(), Co
     match bench {
         Bench::Barrier { common } => {
             let (warmup, iters) = (common.warmup, common.iters);
-            // All barriers are checked at the end, by the times at which they began and ended.
+            // All barriers are checked at the end, by their recorded times.
             let rounds = Rounds { warmup, iters, check: u32::MAX, barrier: common.barrier };
             let mut report = begin(settings)?;
             sweep::barriers(session, rounds, &mut report)?;

@@ -14,22 +14,22 @@ use super::{
     table::{Column, Table, micros, none},
 };
 
-/// What was measured, where, and how.
+/// The description of a measurement.
 #[derive(Debug, Clone, Serialize)]
 pub struct Head {
     /// The release of Gradwire.
     pub gradwire: &'static str,
     /// The command: a collective, or `model`.
     pub command: String,
-    /// The reduction, or the root.
+    /// The reduction or the root.
     pub detail: String,
-    /// The network, of a model.
+    /// The network, for a model.
     pub shapes: Option<String>,
-    /// The element type; none where there are no elements.
+    /// The element type; none if there are no elements.
     pub dtype: Option<&'static str>,
-    /// The element type in which elements travel between nodes.
+    /// The wire format between nodes.
     pub wire: Option<&'static str>,
-    /// Where tensors lie; `None` where there are none.
+    /// The memory of tensors; `None` if there are none.
     pub memory: Option<Memory>,
     /// The number of ranks.
     pub ranks: u32,
@@ -37,17 +37,17 @@ pub struct Head {
     pub nodes: Vec<Node>,
     /// The machine of rank 0.
     pub machine: Machine,
-    /// The changed settings; `None` where the job was started by something else.
+    /// The changed settings; `None` if another program started the job.
     pub settings: Option<BTreeMap<String, String>>,
-    /// Iterations that are not counted.
+    /// Warm-up iterations.
     pub warmup: u32,
-    /// Iterations that are counted.
+    /// Measured iterations.
     pub iters: u32,
     /// Whether there is a barrier before each iteration.
     pub barrier: bool,
     /// The interval, in iterations, at which results are checked, if the options set it.
     pub check: Option<u32>,
-    /// What the baseline is.
+    /// A description of the baseline.
     pub baseline: String,
 }
 
@@ -96,7 +96,7 @@ impl Head {
         let baseline = match (operation, nodes.len(), memory, line) {
             (Operation::Barrier, ..) => "none".to_owned(),
             (_, 1, Some(Memory::Ordinary), _) => {
-                "the same work without gradwire: copied into shared memory, done there, copied out"
+                "the same work without gradwire: copied to shared memory, done there, copied back"
                     .to_owned()
             }
             (Operation::Allreduce(_), 1, ..) => {
@@ -106,7 +106,7 @@ impl Head {
             (.., Some(rate)) => {
                 format!("the line between nodes at {} Gbit/s", rate.bits_per_second / 1e9)
             }
-            (.., None) => "unknown; --line-rate gives that of the line".to_owned(),
+            (.., None) => "unknown; --line-rate sets that of the line".to_owned(),
         };
         let command = if shapes.is_some() { "model" } else { operation.name() };
         Self {
@@ -146,9 +146,9 @@ impl Head {
         let machine = &self.machine;
         let apart = if self.barrier { "each after a barrier" } else { "back to back" };
         let checked = match (self.dtype, self.check) {
-            (None, _) => "every one is checked".to_owned(),
+            (None, _) => "all are checked".to_owned(),
             (_, Some(1)) => "every result is checked".to_owned(),
-            (_, Some(n)) => format!("one result in {n} is checked"),
+            (_, Some(n)) => format!("every {n}-th result is checked"),
             (_, None) => "every result is checked, above 16 MiB every 10th".to_owned(),
         };
         vec![
@@ -156,8 +156,8 @@ impl Head {
             format!("{} ranks on {hosts}{lie}{travel}", self.ranks),
             format!("{}, {} cores, Linux {}", machine.processor, machine.cores, machine.kernel),
             format!(
-                "{} iterations {apart} after {} for warm-up; times are the slowest rank's; \
-                 {checked}",
+                "{} iterations {apart} after {} for warm-up; times are those of the slowest \
+                 rank; {checked}",
                 self.iters, self.warmup
             ),
             format!("baseline: {}", self.baseline),
@@ -165,12 +165,12 @@ impl Head {
     }
 }
 
-/// The figures that only a model has.
+/// The figures of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Model {
     /// The number of tensors.
     pub tensors: usize,
-    /// The time that computing them takes, in milliseconds.
+    /// The compute time, in milliseconds.
     pub compute_ms: f64,
     /// The median time from the last submission to the end of the step.
     pub exposed_us: f64,
@@ -183,10 +183,10 @@ impl Model {
     }
 }
 
-/// One line of the table. Bandwidths are of the median time, in 10^9 bytes per second.
+/// One line of the table. Bandwidths are in 10^9 bytes per second, by the median time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
-    /// The size in bytes, as nccl-tests defines it; for a model, of all gradients.
+    /// The size in bytes, as defined by nccl-tests; for a model, the bytes of all gradients.
     pub bytes: u64,
     /// The size in elements.
     pub elements: usize,
@@ -195,13 +195,14 @@ pub struct Row {
     pub stats: Stats,
     /// The size divided by the time.
     pub algorithm_gb_s: f64,
-    /// The algorithm bandwidth times the factor of the collective, to compare it with a link's.
+    /// The algorithm bandwidth times the factor of the collective, to compare it with that of a
+    /// link.
     pub bus_gb_s: f64,
-    /// The time of the baseline, where there is one.
+    /// The time of the baseline, if there is one.
     pub baseline_us: Option<f64>,
-    /// The share of the baseline that was reached: its time divided by the median.
+    /// The baseline's time divided by the median.
     pub baseline_share: Option<f64>,
-    /// The figures that only a model has.
+    /// The figures of a model.
     #[serde(flatten)]
     pub model: Option<Model>,
     /// The time of every iteration, in order.
@@ -209,7 +210,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// The row of times in seconds, without a baseline.
+    /// The row for times in seconds, without a baseline.
     pub fn new(
         operation: Operation,
         ranks: u32,
@@ -218,7 +219,7 @@ impl Row {
         times: Vec<f64>,
     ) -> Self {
         let stats = Stats::of(&times);
-        // A time of zero is too short for the clock.
+        // Times of zero are below the clock's resolution.
         let bandwidth = bytes as f64 / 1e9 / stats.median().max(1e-9);
         Self {
             bytes,
@@ -266,7 +267,7 @@ const BANDWIDTH: &[Column<Row>] = &[
     ("share", 7, |row| row.baseline_share.map_or_else(none, |s| format!("{:.1}%", s * 100.0))),
 ];
 
-/// The report that is being written: rank 0 writes it, and the other ranks write nothing.
+/// The report being written: by rank 0; the other ranks write nothing.
 pub type Report = Table<Head, Row>;
 
 /// Begins the report.
@@ -276,7 +277,6 @@ pub type Report = Table<Head, Row>;
 pub fn begin(head: Head, bench: &Bench, writes: bool) -> Result<Report, CommandError> {
     let groups: &[&[Column<Row>]] = match bench {
         Bench::Sweep(_) => &[SIZE, TIME, BANDWIDTH],
-        // A measurement of resources has a table of its own.
         Bench::Barrier { .. } => &[TIME],
         Bench::Model { .. } => &[SIZE, MODEL, TIME, BANDWIDTH],
     };

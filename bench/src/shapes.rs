@@ -1,8 +1,8 @@
 //! The gradients of published networks and of a file, front layer first. Pure, except for reading
 //! the file.
 //!
-//! The lists are made from the architectures' own rules and compared, in a test, with the numbers
-//! of parameters and tensors that the networks are known by:
+//! The lists follow the rules of the architectures. A test compares them with the published numbers
+//! of parameters and tensors:
 //!
 //! - ResNet-50: He et al., CVPR 2016, as torchvision has it (stride in the 3×3 convolution)
 //! - VGG-16 (configuration D): Simonyan and Zisserman, ICLR 2015
@@ -42,10 +42,10 @@ type Known = (&'static str, fn() -> Vec<Gradient>);
 const KNOWN: [Known; 4] =
     [("resnet50", resnet50), ("vgg16", vgg16), ("bert-large", bert_large), ("gpt2", gpt2)];
 
-/// The gradients of a known network or of a file, front layer first. `option` is how it was named.
+/// The gradients of a known network or of a file, front layer first. `option` is the option's name.
 ///
 /// # Errors
-/// [`CommandError`] with the option, the file, the line and what is wrong.
+/// [`CommandError`] with the option, the file, the line and the error.
 pub fn load(option: &str, name: &str) -> Result<Vec<Gradient>, CommandError> {
     if let Some((_, network)) = KNOWN.iter().find(|(known, _)| *known == name) {
         return Ok(network());
@@ -53,11 +53,11 @@ pub fn load(option: &str, name: &str) -> Result<Vec<Gradient>, CommandError> {
     let text = std::fs::read_to_string(Path::new(name)).map_err(|error| {
         let known: Vec<_> = KNOWN.iter().map(|(known, _)| *known).collect();
         CommandError::usage(format!("{option} {name}: {error}"))
-            .hint(format!("it must be {} or a file that exists", known.join(", ")))
+            .hint(format!("it must be {} or an existing file", known.join(", ")))
     })?;
     parse(&text).map_err(|wrong| {
         CommandError::usage(format!("{option} {name} {wrong}"))
-            .hint("a line is `name dim dim …`, front layer first; # begins a comment")
+            .hint("lines must be `name dim dim …`, front layer first; # begins a comment")
     })
 }
 
@@ -78,12 +78,12 @@ fn parse(text: &str) -> Result<Vec<Gradient>, String> {
         let sum = elements.and_then(|elements| all.checked_add(elements));
         all = sum
             .filter(|sum| *sum <= MAX_ELEMENTS)
-            .ok_or_else(|| at("that makes more than 2^48 elements".to_owned()))?;
+            .ok_or_else(|| at("more than 2^48 elements in total".to_owned()))?;
         if !names.insert(name) {
-            return Err(at(format!("'{name}' is given twice")));
+            return Err(at(format!("duplicate name '{name}'")));
         }
         if gradients.len() == MAX_TENSORS {
-            return Err(at(format!("that makes more than {MAX_TENSORS} tensors")));
+            return Err(at(format!("more than {MAX_TENSORS} tensors")));
         }
         gradients.push(Gradient { name: name.to_owned(), dims });
     }
@@ -105,7 +105,7 @@ impl Network {
         self.add(&format!("{name}.bias"), &[outputs]);
     }
 
-    /// Adds a scale and a shift, of `width` numbers each.
+    /// Adds a scale and a shift, with `width` numbers each.
     fn norm(&mut self, name: &str, width: u64) {
         self.layer(name, &[width], width);
     }
@@ -198,7 +198,7 @@ fn gpt2() -> Vec<Gradient> {
     net.add("wpe.weight", &[1024, width]);
     for layer in 0..12 {
         let name = format!("h.{layer}");
-        // The first dimension of these is the input.
+        // The first dimension is the input.
         let parts = [
             ("attn.c_attn", width, 3 * width),
             ("attn.c_proj", width, width),
@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn networks_have_the_parameters_they_are_known_by() {
+    fn networks_have_the_published_parameters() {
         for (name, tensors, parameters) in [
             ("resnet50", 161, 25_557_032),
             ("vgg16", 32, 138_357_544),
@@ -232,21 +232,21 @@ mod tests {
             let all: u64 = gradients.iter().map(Gradient::elements).sum();
             assert_eq!((gradients.len(), all), (tensors, parameters), "{name}");
             let names: BTreeSet<_> = gradients.iter().map(|gradient| &gradient.name).collect();
-            assert_eq!(names.len(), tensors, "{name} has a name twice");
+            assert_eq!(names.len(), tensors, "{name} has a duplicate name");
         }
     }
 
     #[test]
-    fn a_file_says_the_same_in_lines() {
+    fn a_file_lists_gradients_in_lines() {
         let gradients = parse("# front\nconv.weight 64 3 7 7\n\nscale # one number\n").unwrap();
         assert_eq!((gradients[0].elements(), gradients[1].elements()), (9408, 1));
         for (text, expected) in [
             ("", "has no tensors"),
             ("a 2\nb x", "line 2: 'x' is not a dimension"),
             ("a 0", "line 1: '0' is not a dimension"),
-            ("a 2\na 3", "line 2: 'a' is given twice"),
-            ("a 18446744073709551615 2", "line 1: that makes more than 2^48"),
-            ("a 281474976710656\nb 1", "line 2: that makes more than 2^48"),
+            ("a 2\na 3", "line 2: duplicate name 'a'"),
+            ("a 18446744073709551615 2", "line 1: more than 2^48"),
+            ("a 281474976710656\nb 1", "line 2: more than 2^48"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(expected), "{error}");

@@ -1,4 +1,4 @@
-//! Sizes, series of sizes, and line rates, as written on a command line. Pure.
+//! Sizes, series of sizes, and line rates on a command line. Pure.
 
 /// The largest size of a tensor, in bytes.
 pub const MAX_BYTES: u64 = 1 << 56;
@@ -8,8 +8,8 @@ fn split(text: &str) -> (&str, &str) {
     text.split_at(text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len()))
 }
 
-/// Parses bytes as nccl-tests does: `4`, `64K`, `256M`, `1G` in powers of 1024. `KiB` and so on
-/// mean the same.
+/// Parses bytes like nccl-tests: `4`, `64K`, `256M`, `1G` in powers of 1024. `KiB` and so on mean
+/// the same.
 ///
 /// # Errors
 /// What is wrong, and what is allowed.
@@ -28,7 +28,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     bytes.ok_or_else(|| "must be from 1 byte to 2^56 bytes".to_owned())
 }
 
-/// Parses the rate of a line as `tc` does: `100Mbit`, `1Gbit`, `2.5Gbit`, in powers of 1000. `25g`
+/// Parses the rate of a line like `tc`: `100Mbit`, `1Gbit`, `2.5Gbit`, in powers of 1000. `25g`
 /// means the same as `25Gbit`.
 ///
 /// # Errors
@@ -63,7 +63,7 @@ impl Rate {
     }
 }
 
-/// The sizes from `begin` to `end` bytes, each `factor` times the one before. Sizes are rounded
+/// The sizes from `begin` to `end` bytes, each `factor` times the previous one. Sizes are rounded
 /// down to whole elements of `element` bytes.
 ///
 /// # Errors
@@ -73,7 +73,7 @@ pub fn series(begin: u64, end: u64, factor: u64, element: u64) -> Result<Vec<u64
         return Err(format!("-b {begin} is more than -e {end}"));
     }
     if factor < 2 {
-        return Err(format!("-f {factor} leads nowhere: it must be 2 at least"));
+        return Err(format!("-f must be at least 2, not {factor}"));
     }
     if begin < element {
         return Err(format!("-b {begin} is less than one element, which has {element} bytes"));
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_bits_in_a_second() {
+    fn a_rate_is_in_bits_per_second() {
         assert_eq!(parse_rate("1Gbit").unwrap().seconds(125e6), 1.0);
         assert_eq!(parse_rate("2.5gbit").unwrap().bits_per_second, 2.5e9);
         assert_eq!(parse_rate("25g"), parse_rate("25000M"));
@@ -119,8 +119,8 @@ mod tests {
         assert_eq!(series(MAX_BYTES, MAX_BYTES, 1 << 20, 1), Ok(vec![MAX_BYTES]));
         for (bad, expected) in [
             (series(8, 4, 2, 4), "-b 8 is more than -e 4"),
-            (series(4, 8, 1, 4), "-f 1 leads nowhere"),
-            (series(4, 8, 0, 4), "-f 0 leads nowhere"),
+            (series(4, 8, 1, 4), "-f must be at least 2, not 1"),
+            (series(4, 8, 0, 4), "-f must be at least 2, not 0"),
             (series(4, 8, 2, 8), "less than one element, which has 8 bytes"),
         ] {
             assert!(bad.clone().is_err_and(|text| text.contains(expected)), "{bad:?}");

@@ -7,9 +7,9 @@ use serde::Serialize;
 pub struct Stats {
     /// The shortest time.
     pub min_us: f64,
-    /// The median; of an even number of times, the mean of the two in the middle.
+    /// The median; of an even number of times, the mean of the middle two.
     pub median_us: f64,
-    /// The 99th percentile; with fewer than 100 times it is the longest.
+    /// The 99th percentile; of fewer than 100 times, the longest.
     pub p99_us: f64,
 }
 
@@ -23,7 +23,7 @@ impl Stats {
     pub fn of(times: &[f64]) -> Self {
         let mut sorted: Vec<f64> = times.iter().copied().map(micros_of).collect();
         sorted.sort_by(f64::total_cmp);
-        // The rank of the 99th percentile is ceil(0.99 n), in whole numbers.
+        // The rank of the 99th percentile, ceil(0.99 n), in integer arithmetic.
         let rank = (sorted.len() * 99).div_ceil(100);
         let at = |i: usize| sorted.get(i).copied().unwrap_or_default();
         let middle = sorted.len() / 2;
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_middle_and_the_tail_are_where_they_belong() {
+    fn the_median_and_the_tail_are_right() {
         let of = |micros: &[f64]| {
             let seconds: Vec<_> = micros.iter().map(|us| us / 1e6).collect();
             let stats = Stats::of(&seconds);

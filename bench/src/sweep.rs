@@ -29,7 +29,7 @@ pub fn run(
         let elements =
             usize::try_from(bytes).map_err(CommandError::usage)? / sweep.data.dtype.size();
         let elements = (elements / granule).max(1) * granule;
-        // Several sizes may be too small for a share of each rank.
+        // Several sizes may be too small to give each rank a share.
         if elements > last {
             let data = &sweep.data;
             report.row(with_type!(data.dtype, size(session, operation, data, elements))?)?;
@@ -69,7 +69,7 @@ fn size<T: Value>(
         Rounds { warmup: common.warmup, iters: common.iters, check, barrier: common.barrier };
     let mut call = Call::<T>::new(session, operation, data.memory, elements)?;
     let spans = repeat(session, &rounds, &mut call)?;
-    // The baseline needs the memory.
+    // Frees memory for the baseline.
     drop(call);
     let times: Vec<_> = spans.iter().map(|span| seconds(span.start, span.end)).collect();
     let row = Row::new(operation, session.size(), bytes, elements, slowest(session, &times)?);
@@ -83,22 +83,22 @@ fn size<T: Value>(
 pub struct Call<'a, T: Value> {
     session: &'a Session,
     operation: Operation,
-    /// The name by which ranks know which tensors belong together. Each size has its own name.
+    /// The tensor's name, different for each size.
     name: String,
     elements: usize,
     tensors: Tensors<T>,
     before: Pattern<T>,
-    /// The flows that make up the result.
+    /// The flows of the result.
     after: Vec<Flow>,
-    /// The right reduction, or what each rank contributes.
+    /// The right reduction, or the contribution of each rank.
     sources: Vec<Pattern<T>>,
 }
 
 impl<'a, T: Value> Call<'a, T> {
-    /// A call on tensors with this number of elements.
+    /// A call on tensors of `elements` elements.
     ///
     /// # Errors
-    /// [`CommandError`] if there is no memory.
+    /// [`CommandError`] if there is not enough memory.
     pub fn new(
         session: &'a Session,
         operation: Operation,
@@ -153,7 +153,7 @@ impl<T: Value> Step for Call<'_, T> {
         let expected =
             self.operation.output(self.session.rank(), self.session.size(), self.elements);
         if result.len() != expected {
-            return Err(format!("it has {} elements in place of {expected}", result.len()));
+            return Err(format!("it has {} elements, expected {expected}", result.len()));
         }
         for flow in &self.after {
             let source = &self.sources[flow.from.map_or(0, |rank| rank % OWNERS) as usize];

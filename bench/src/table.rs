@@ -1,4 +1,4 @@
-//! Figures as they are measured: a table for people at once, and JSON for programs at the end.
+//! Results as they are measured: a table at once, and JSON at the end.
 
 use std::{
     fs::File,
@@ -10,20 +10,20 @@ use serde::Serialize;
 
 use gradwire_launcher::error::CommandError;
 
-/// A column: its heading, its width, and the text of its cells.
+/// A column: its heading, its width, and the text of a cell.
 pub type Column<R> = (&'static str, usize, fn(&R) -> String);
 
-/// The text of microseconds in a cell.
+/// Formats microseconds for a cell.
 pub fn micros(us: f64) -> String {
     format!("{us:.1}")
 }
 
-/// The text of an unknown value in a cell.
+/// The cell of an unknown value.
 pub fn none() -> String {
     "-".to_owned()
 }
 
-/// The table of a measurement: a head, which describes it, and rows.
+/// The table of a measurement: a head with its description, and rows.
 #[derive(Debug)]
 pub struct Table<H, R: 'static> {
     head: H,
@@ -34,11 +34,11 @@ pub struct Table<H, R: 'static> {
 }
 
 impl<H: Serialize, R: Serialize> Table<H, R> {
-    /// Begins the table with `lines` and the headings of the columns. Without `writes`, nothing is
-    /// written: only one of many processes writes.
+    /// Begins the table with `lines` and the column headings. Without `writes`, nothing is written,
+    /// because only one of many processes writes.
     ///
     /// # Errors
-    /// [`CommandError`] if the JSON file can't be created, or the table's reader has gone.
+    /// [`CommandError`] if the JSON file can't be created, or if the reader closed the pipe.
     pub fn begin(
         head: H,
         lines: Vec<String>,
@@ -46,7 +46,7 @@ impl<H: Serialize, R: Serialize> Table<H, R> {
         json: Option<&Path>,
         writes: bool,
     ) -> Result<Self, CommandError> {
-        // The file is created now, so that an error is reported before anything is measured.
+        // Created now, so that errors are reported before anything is measured.
         let json = json
             .filter(|_| writes)
             .map(|path| match File::create(path) {
@@ -65,7 +65,7 @@ impl<H: Serialize, R: Serialize> Table<H, R> {
     /// Adds a row.
     ///
     /// # Errors
-    /// [`CommandError`] if the table's reader has gone.
+    /// [`CommandError`] if the reader closed the pipe.
     pub fn row(&mut self, row: R) -> Result<(), CommandError> {
         let cells = self.columns.iter().map(|(_, width, cell)| format!("{:>width$}", cell(&row)));
         let line = cells.collect::<Vec<_>>().join(" ");
@@ -105,5 +105,5 @@ impl<H: Serialize, R: Serialize> Table<H, R> {
 
 fn unwritable(path: &Path, error: &io::Error) -> CommandError {
     CommandError::failed(format!("--json {} can't be written: {error}", path.display()))
-        .hint("that of a job is on its first host, and in the directory the job was started from")
+        .hint("the file of a job is on its first host; relative paths begin in the job's directory")
 }

@@ -1,36 +1,36 @@
-//! The values of tensors before a collective, and the right values after it.
+//! The contents of tensors before a collective, and the right contents after it.
 //!
-//! Values are small whole numbers. All types hold them exactly except the 8-bit floats, which round
-//! what is expected as they round what is sent. Their sums are exact in bf16, too, as which f32 may
-//! travel. Values repeat with a period that is not a power of two, so a block in the place of
-//! another one is seen. Inputs and results are one period long, so filling and checking cost no
-//! more than reading the tensor.
+//! Values are small whole numbers. All types represent them exactly except the 8-bit floats, which
+//! round expected values as they round inputs. Sums are exact in bf16, too, which may be the wire
+//! type of f32. Values repeat with a period that is not a power of two, so that misplaced blocks
+//! are noticed. Patterns are one period long, so filling and checking cost no more than reading the
+//! tensor.
 
 use gradwire_proto::{Collective, ReduceOp};
 use gradwire_worker::{Compression, Session};
 
 use super::element::Value;
 
-/// The number of elements after which values repeat. It is prime, so no power of two is a multiple.
+/// The period of values, in elements. It is prime, so no power of two is a multiple.
 const PERIOD: usize = 61;
 
-/// The number of periods that are kept, so that elements are copied and compared in longer runs.
+/// The number of stored periods, so that elements are copied and compared in longer runs.
 const REPEAT: usize = 64;
 
 /// One period of values, repeated.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pattern<T> {
     values: Vec<T>,
-    /// The relative error that is allowed; 0 where arithmetic is exact.
+    /// The allowed relative error; 0 if arithmetic is exact.
     tolerance: f64,
-    /// The error that is allowed besides, whatever the value.
+    /// The additional allowed absolute error.
     lost: f64,
 }
 
 /// An element with a wrong value.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Wrong {
-    /// The number of the element.
+    /// The index of the element.
     pub element: usize,
     /// Its value.
     pub got: f64,
@@ -44,7 +44,7 @@ impl<T: Value> Pattern<T> {
         Self { values: period.repeat(REPEAT), tolerance, lost: 0.0 }
     }
 
-    /// What rank `rank` of `ranks` contributes to a reduction. `salt` makes several tensors differ.
+    /// The contribution of rank `rank` of `ranks` to a reduction. `salt` varies several tensors.
     pub fn contribution(op: ReduceOp, rank: u32, ranks: u32, salt: usize) -> Self {
         let stride = stride::<T>(ranks);
         Self::new(0.0, |i| T::whole(contribution(op, rank, stride, i + salt)))
@@ -55,7 +55,7 @@ impl<T: Value> Pattern<T> {
         let stride = stride::<T>(ranks);
         let tolerance = match op {
             ReduceOp::Sum => Self::rounding(ranks, 0.0),
-            // The division rounds. It rounds twice where the sum travelled in a short type.
+            // The division rounds. It rounds twice if the sum was sent in a shorter type.
             ReduceOp::Average => Self::rounding(ranks, 2.0 * T::EPSILON),
             _ => 0.0,
         };
@@ -65,9 +65,9 @@ impl<T: Value> Pattern<T> {
         })
     }
 
-    /// The same reduction of tensors of `elements` elements in a job with this compression. Where
-    /// they travel in eight bits, each node and the owner of a block lose a part of what is the
-    /// largest there, and as much as they lost the time before.
+    /// The same reduction of tensors of `elements` elements in a job with this compression. In an
+    /// 8-bit wire format, each node and the owner of a block lose a part of the largest value
+    /// there, and as much as they lost the time before.
     pub fn compressed(self, op: ReduceOp, session: &Session, elements: usize) -> Self {
         let (nodes, compression) = (session.nodes().len(), session.compression());
         let bytes = (elements * T::DTYPE.size()) as u64;
@@ -80,13 +80,14 @@ impl<T: Value> Pattern<T> {
         Self { lost, ..self }
     }
 
-    /// The input of a rank that is moved and not reduced. It is the same as that of the rank
-    /// [`OWNERS`] before it.
+    /// The input of a rank that is moved and not reduced. It equals that of the rank [`OWNERS`]
+    /// before.
     pub fn own(rank: u32) -> Self {
         Self::new(0.0, |i| T::whole(own(i64::from(rank), i as i64)))
     }
 
-    /// `least`, or more where sums are too large to be exact: each addition may round then.
+    /// At least `least`, and more if sums are too large to be exact, because each addition may
+    /// round.
     fn rounding(ranks: u32, least: f64) -> f64 {
         let largest = f64::from(ranks.div_ceil(stride::<T>(ranks))) * LARGEST as f64;
         if T::EPSILON == 0.0 || largest <= 2.0 / T::EPSILON {
@@ -105,9 +106,9 @@ impl<T: Value> Pattern<T> {
     /// Checks every element of a tensor whose first element has position `from` in the pattern.
     ///
     /// # Errors
-    /// The first element that is wrong.
+    /// The first wrong element.
     pub fn check(&self, tensor: &[T], from: usize) -> Result<(), Wrong> {
-        // One period less than is kept, so that a run can begin at any element of the first period.
+        // One stored period less, so that a run can begin at any element of the first period.
         let stretch = self.values.len() - PERIOD;
         let values = &self.values[from % PERIOD..][..stretch];
         for (i, part) in tensor.chunks(stretch).enumerate() {
@@ -119,7 +120,7 @@ impl<T: Value> Pattern<T> {
                 for (got, expected) in pairs {
                     let near =
                         (got - expected).abs() <= self.tolerance * expected.abs() + self.lost;
-                    // A value that is too large for a type may become NaN.
+                    // A value that exceeds a type's range may become NaN.
                     let both_nan = got.is_nan() && expected.is_nan();
                     if got != expected && !near && !both_nan {
                         return Err(Wrong { element: i * stretch + j, got, expected });
@@ -134,9 +135,9 @@ impl<T: Value> Pattern<T> {
 /// The largest contribution to a sum.
 const LARGEST: i64 = 4;
 
-/// For each element of a sum, one in how many ranks contributes something. It is large enough for
-/// sums to be exact even in the shortest floats (64 ranks in bf16, which has 8 bits for them, and 2
-/// in f8e5m2). It is small enough for every rank to contribute to some element.
+/// For each element of a sum, one in this many ranks contributes. It is large enough for exact sums
+/// even in the shortest floats (64 ranks in bf16, which has 8 significant bits, and 2 in f8e5m2),
+/// and small enough for every rank to contribute to some element.
 fn stride<T: Value>(ranks: u32) -> u32 {
     let exact = (2.0 / T::EPSILON / LARGEST as f64).clamp(1.0, 64.0);
     ranks.div_ceil(exact as u32).clamp(1, PERIOD as u32)
@@ -150,12 +151,12 @@ fn contribution(op: ReduceOp, rank: u32, stride: u32, i: usize) -> i64 {
         ReduceOp::Sum | ReduceOp::Average => 1 + (i * 5 + rank * 3) % LARGEST,
         ReduceOp::Min | ReduceOp::Max | ReduceOp::BitOr | ReduceOp::BitXor => own(rank, i),
         ReduceOp::Product => 1 + i64::from((i + rank) % 16 == 0),
-        // Few bits are 0, so some bits remain with any number of ranks.
+        // Few bits are 0, so some bits remain for any number of ranks.
         ReduceOp::BitAnd => 127 & !(i64::from((i + rank) % 16 == 0) << (i % 7)),
     }
 }
 
-/// The number of ranks with values of their own.
+/// The number of ranks with distinct values.
 pub const OWNERS: u32 = 53;
 
 fn own(rank: i64, i: i64) -> i64 {
@@ -216,13 +217,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_expected_is_what_the_kernels_make() {
+    fn expected_values_agree_with_the_kernels() {
         for &dtype in DType::ALL {
             with_type!(dtype, agrees());
         }
     }
 
-    /// So results are exact also where f32 travels as bf16.
+    /// So results are exact even if f32 is sent as bf16.
     #[test]
     fn sums_of_f32_are_exact_in_bf16() {
         for ranks in [2, 4, 31, 64, 65, 200, 4096] {
@@ -235,13 +236,13 @@ mod tests {
     }
 
     #[test]
-    fn results_are_not_what_any_rank_brought() {
+    fn results_differ_from_every_contribution() {
         for &op in ReduceOp::ALL {
             let result = Pattern::<f32>::reduction(op, 4, 0);
             let mut tensor = vec![0.0; 1000];
             for rank in 0..4 {
                 Pattern::contribution(op, rank, 4, 0).fill(&mut tensor);
-                assert!(result.check(&tensor, 0).is_err(), "{op} by rank {rank} is no work");
+                assert!(result.check(&tensor, 0).is_err(), "{op} by rank {rank} equals the result");
             }
         }
         let mut tensor = vec![0_i8; 100];
@@ -251,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_in_another_ones_place_is_seen() {
+    fn a_misplaced_block_is_noticed() {
         let pattern = Pattern::<f32>::reduction(ReduceOp::Sum, 3, 0);
         let mut tensor = vec![0.0; 1 << 16];
         pattern.fill(&mut tensor);

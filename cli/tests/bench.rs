@@ -150,7 +150,7 @@ fn impossible_measurements_are_refused() {
     for (words, expected) in [
         ("bench allreduce -b 12X", "error: invalid value '12X'"),
         ("bench allreduce -b 8 -e 4", "error: -b 8 is more than -e 4"),
-        ("bench allreduce -f 1", "error: -f 1 leads nowhere: it must be 2 at least"),
+        ("bench allreduce -f 1", "error: -f must be at least 2, not 1"),
         ("bench allreduce -d f8", "error: invalid value 'f8'"),
         ("bench model --shapes alexnet", "error: --shapes alexnet: No such file"),
         ("bench allreduce --algorithm rng", "error: setting negotiation.algorithm = \"rng\""),
@@ -159,10 +159,10 @@ fn impossible_measurements_are_refused() {
             "error: setting negotiation.algorithm = \"torus(dims=2x2)\": torus(dims=2x2) is for 4 \
              nodes, and there are 1",
         ),
-        ("bench broadcast -np 2 --root 2", "error: there is no rank 2: the job has 2 ranks"),
+        ("bench broadcast -np 2 --root 2", "error: --root 2 is not a rank: the job has 2 ranks"),
         ("bench allreduce -np 3 -H a:1", "error: -np 3 is more than the 1 slots"),
-        ("bench gather -np 2 --root 2", "error: there is no rank 2: the job has 2 ranks"),
-        ("bench send-receive -np 1", "error: send-receive takes two ranks: the job has 1"),
+        ("bench gather -np 2 --root 2", "error: --root 2 is not a rank: the job has 2 ranks"),
+        ("bench send-receive -np 1", "error: send-receive needs two ranks: the job has 1"),
         ("bench reduce -o bit-or", "error: --op bit-or of --dtype f32: only integers and bool"),
     ] {
         let output = place.run(&words.split(' ').collect::<Vec<_>>());
@@ -173,7 +173,7 @@ fn impossible_measurements_are_refused() {
     let line = format!("run -np 2 {GRADWIRE} bench broadcast --root 2");
     let output = bench(&place, &line.split(' ').collect::<Vec<_>>());
     assert_eq!(output.code, Some(2), "{output:?}");
-    assert!(output.stderr.contains("there is no rank 2: the job has 2 ranks"), "{output:?}");
+    assert!(output.stderr.contains("--root 2 is not a rank: the job has 2 ranks"), "{output:?}");
     let output = bench(&place, &["bench", "barrier", "-np", "2", "--json", "no/such/folder"]);
     assert_eq!(output.code, Some(1), "{output:?}");
     let expected = "[0] error: --json no/such/folder can't be written: No such";

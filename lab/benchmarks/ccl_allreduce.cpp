@@ -1,9 +1,9 @@
-/* Times oneCCL's allreduce on the processor the way `gradwire bench` times Gradwire's.
+/* Times oneCCL's allreduce on the processor like `gradwire bench`.
  *
  *   ccl_allreduce sizes BYTES:WARMUP:ITERATIONS[:barrier],...
  *
- * As mpi_allreduce.c, which says what is done; MPI only starts the ranks and tells them the address
- * at which oneCCL meets. */
+ * Works like mpi_allreduce.c; MPI only starts the ranks and distributes the address at which oneCCL
+ * connects them. */
 #include <mpi.h>
 
 #include <cstdio>
@@ -36,7 +36,7 @@ static void one_size(ccl::communicator &comm, long long bytes, int warmup, int i
         ccl::allreduce(data.data(), data.data(), data.size(), ccl::reduction::sum, comm).wait();
         double end = MPI_Wtime();
         if (i >= 0) times[i] = end - begin;
-        // What comes now is not timed, and must not keep other ranks from noticing the end.
+        // The rest is not timed, and must not keep other ranks from noticing the end.
         if (barrier) MPI_Barrier(MPI_COMM_WORLD);
         if (bytes <= 16 << 20 || i < 0 || i % 10 == 0)
             for (size_t k = 0; k < data.size(); k++)
@@ -51,7 +51,7 @@ static void one_size(ccl::communicator &comm, long long bytes, int warmup, int i
 }
 
 int main(int argc, char **argv) {
-    // oneCCL uses MPI from threads of its own, and is slow in silence where MPI was not told so.
+    // oneCCL uses MPI from its own threads, and is silently slow if MPI does not know that.
     int level;
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
     if (level != MPI_THREAD_MULTIPLE) fail("MPI can't be used from several threads");

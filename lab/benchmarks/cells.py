@@ -1,11 +1,11 @@
-"""What choice.py makes of its times: regret, what of it is noise, errors of predictions, tables.
+"""Evaluates the times of choice.py: regret, its noise, errors of predictions, tables.
 
-The *regret* is how much longer a chooser (`auto` from its start, and `auto` after learning) takes
-than the fastest algorithm. It has two parts. What the choice costs is how much longer the chosen
-algorithm takes *when it is asked for by name*. The rest is noise: the same algorithm took another
-time in another job. Two figures tell how much noise there is. The *floor* is the regret of
-algorithms that send the same messages as the fastest one: among many that are alike the fastest is
-so by luck. The other one is by how much a chooser's time differs from that of what it chose.
+The *regret* of a chooser (`auto` from its start, and `auto` after learning) is how much longer it
+takes than the fastest algorithm. It has two parts. The cost of the choice is how much longer the
+chosen algorithm takes *when requested by name*. The rest is noise: the same algorithm took a
+different time in another job. Two figures show the noise. The *floor* is the regret of algorithms
+that send the same messages as the fastest one: among many equal ones, the fastest is so by luck.
+The other figure is the difference between a chooser's time and that of the algorithm that it chose.
 """
 
 import statistics
@@ -15,41 +15,41 @@ from dataclasses import dataclass, field
 AUTO = "auto"
 LEARNED = "after learning"
 CHOOSERS = (AUTO, LEARNED)
-# Predictions that differ by less are of the same messages.
+# Smaller differences between predictions mean that the messages are the same.
 SAME = 1e-4
 
 
 @dataclass
 class Learning:
-    """What a job has tried to learn of one size: operations in all, and those of tries."""
+    """How a job learned one size: operations in total, and those of tries."""
 
     operations: int = 0
     tried: int = 0
-    # How much longer all calls took because of the tries, as a share.
+    # The additional time of all calls caused by the tries, as a share.
     cost: float = 0.0
-    # What was used at the end, and how often that had changed.
+    # The algorithm at the end, and how often it had changed.
     spec: str = ""
     version: int = 0
 
 
 @dataclass
 class Cell:
-    """One collective and size: seconds by algorithm, of each round."""
+    """One collective and size, with the seconds of each algorithm in each round."""
 
     place: str
     collective: str
     size: int
-    # Of calls.
+    # Seconds of calls.
     times: dict[str, list[float]] = field(default_factory=dict)
-    # Of operations, as the coordinator sees them: what the cost model predicts.
+    # Seconds of operations, as the coordinator measures them. The cost model predicts these.
     operations: dict[str, list[float]] = field(default_factory=dict)
     predicted: dict[str, list[float]] = field(default_factory=dict)
-    # What a job has learned that operations take.
+    # The seconds of operations that a job has learned.
     expected: dict[str, float] = field(default_factory=dict)
-    # The algorithm of each chooser.
+    # The algorithms of each chooser.
     chosen: dict[str, list[str]] = field(default_factory=dict)
     learning: Learning | None = None
-    # One look at every algorithm, which decides which ones are measured.
+    # A first run of every algorithm, which decides which ones are measured.
     looks: dict[str, float] = field(default_factory=dict)
 
     def typical(self, name: str) -> float:
@@ -65,22 +65,23 @@ class Cell:
     def regret(self, chooser: str = AUTO) -> float | None:
         """Returns how much longer a chooser takes than the best, as a share; never less than 0.
 
-        A choice that was measured to be faster than all others is one of them.
+        If the choice was the fastest of all, the regret is 0.
         """
         if chooser not in self.times:
             return None
         return max(0.0, self.typical(chooser) / self.typical(self.best) - 1)
 
     def cost_of_choice(self, chooser: str = AUTO) -> float | None:
-        """Returns how much longer the chosen algorithms take by name than the best, as a share."""
+        """Returns how much longer the chosen algorithms take than the best, when requested by name,
+        as a share."""
         chosen = self.chosen.get(chooser, [])
         if not chosen or any(name not in self.times for name in chosen):
             return None
         return statistics.fmean(self.typical(name) for name in chosen) / self.typical(self.best) - 1
 
     def noise(self) -> list[float]:
-        """Returns how far each chooser is from what it chose, as a share, if that was always the
-        same."""
+        """Returns how far choosers are from the algorithms they chose, as shares, if they always
+        chose the same."""
         found = []
         for chooser, chosen in self.chosen.items():
             if len(set(chosen)) == 1 and chosen[0] in self.times and chooser in self.times:
@@ -88,8 +89,8 @@ class Cell:
         return found
 
     def floor(self) -> float | None:
-        """Returns how much longer than the fastest those algorithms take on average for which the
-        same is predicted, because they send the same messages: a regret that is noise alone."""
+        """Returns how much longer than the fastest the algorithms with the same prediction take on
+        average, because they send the same messages: a regret of noise alone."""
         said = {name: statistics.median(times) for name, times in self.predicted.items()}
         if (best := said.get(self.best)) is None:
             return None
@@ -98,9 +99,10 @@ class Cell:
         return mean(self.typical(name) / self.typical(self.best) - 1 for name in same)
 
     def errors(self, of: str) -> list[float]:
-        """Returns by how much predictions differ from times, as shares: of "calls" or "operations"
-        after the probe, or of operations "after learning". Where a fixed algorithm runs a call as
-        several pieces, the coordinator does not time them, and the time of the call counts."""
+        """Returns the differences between predictions and times, as shares: of "calls" or
+        "operations" after the probe, or of operations "after learning". If a fixed algorithm runs a
+        call as several pieces, the coordinator does not time them, and the time of the call counts.
+        """
         measured = self.times if of == "calls" else {**self.times, **self.operations}
         if of == LEARNED:
             said = self.expected
@@ -110,19 +112,19 @@ class Cell:
         return [abs(said[name] / statistics.median(measured[name]) - 1) for name in both]
 
     def contenders(self, near: float) -> set[str]:
-        """Returns the algorithms that took at most so many times as long as the fastest one."""
+        """Returns the algorithms that took at most `near` times as long as the fastest one."""
         least = min(self.looks.values())
         return {name for name, seconds in self.looks.items() if seconds <= near * least}
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Returns the mean of those that are known, if any are."""
+    """Returns the mean of the known values, if any."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
 
 
 def as_markdown(cells: list[Cell]) -> str:
-    """Returns a table of all cells, and the figures of each place and collective."""
+    """Returns a table of all cells, and figures for each place and collective."""
     lines = [
         "| links | collective | size | fastest | | `auto` | | regret | after learning | | regret |",
         "|---|---|---|---|--:|---|--:|--:|---|--:|--:|",

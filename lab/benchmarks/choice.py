@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""How good the choice of algorithms is: every algorithm, and what `auto` takes, on the same links.
+"""Compares the choice of algorithms with every algorithm, on the same links.
 
 The nodes are network namespaces of this machine with one rank each. The rates are so low that the
-lines are the limit and not the processors. The links are measured by the probe, as in every job.
+lines are the limit, not the processors. The probe measures the links, as in every job.
 
-1. A look at every algorithm, once. Those that are near the fastest one of some size, and those
-   among which `auto` chooses, are measured.
-2. A job learns (`tuning.directory`), with as many calls as there is time for.
-3. In several rounds all of them run in turn, and `auto` without and with what was learned. The
+1. Every algorithm runs once. Those that are near the fastest one of some size, and those from which
+   `auto` chooses, are measured.
+2. A job learns (`tuning.directory`), with as many calls as the time limit allows.
+3. In several rounds all of them run in turn, as does `auto`, with and without the learned data. The
    median of the rounds counts.
 
-Calls follow each other without a pause. `cells.py` says what is made of the times.
+Calls follow each other without a pause. `cells.py` evaluates the times.
 """
 
 import argparse
@@ -30,25 +30,26 @@ from shell import Trouble, call, say
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB)
-# What is different for collectives of which each node has a share: others have the same messages.
+# The algorithms compared for collectives in which each node has a share; the others send the same
+# messages as one of these.
 EXCHANGES = ("direct", "circulant", "circulant(radix=4)", "hierarchical", "ring")
 COLLECTIVES = ("allreduce", "allgather", "reducescatter", "alltoall")
 
 
 @dataclass(frozen=True)
 class Often:
-    """How often something is called, after some calls that do not count."""
+    """The number of calls, after some warm-up calls."""
 
     warmup: int
     calls: int
 
 
-# In a look and in a round. From LARGE on there are fewer: they take longer and vary less.
+# For a first run and for a round. From LARGE on there are fewer: they take longer and vary less.
 LOOK, ROUND = Often(10, 15), Often(10, 50)
 LARGE, LARGE_LOOK, LARGE_ROUND = 16 * MIB, Often(1, 3), Often(1, 7)
-# What took more than so many times as long as the fastest algorithm is not measured again.
+# Algorithms that took longer than this multiple of the fastest time are not measured again.
 NEAR = 1.3
-# Calls of each size by which a job learns, and how many seconds that may take.
+# The calls of each size by which a job learns, and their time limit in seconds.
 LEARN, LEARN_SECONDS = 8000, 25.0
 NEVER = 1_000_000
 
@@ -58,8 +59,8 @@ Choice = dict[str, Any]
 
 @dataclass
 class Part:
-    """A collective between some nodes: its cells, the rounds that were measured, and the files that
-    a job has learned, by their names."""
+    """A collective between some nodes: its cells, the measured rounds, and the files that a job has
+    learned, by name."""
 
     cells: list[Cell]
     rounds: int = 0
@@ -68,22 +69,23 @@ class Part:
 
 @dataclass
 class Record:
-    """What was measured so far, by place and collective."""
+    """All measurements so far, by place and collective."""
 
     parts: dict[str, Part] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path | None) -> "Record":
-        """Reads a record; an empty one if there is no file."""
+        """Reads a record, which is empty if there is no file."""
         if path is None or not path.exists():
             return cls()
         try:
             return cls({key: _part(part) for key, part in json.loads(path.read_text()).items()})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Trouble(f"{path} is no record of this program ({error!r}); remove it") from error
+            what = f"{path} was not written by this program ({error!r}); remove it"
+            raise Trouble(what) from error
 
     def write(self, path: Path | None) -> None:
-        """Writes it, so that an interrupted run keeps what it has measured."""
+        """Writes the record, so that an interrupted run keeps its measurements."""
         if path is not None:
             new = path.with_name(path.name + ".new")
             everything = {key: asdict(part) for key, part in self.parts.items()}
@@ -92,7 +94,7 @@ class Record:
 
     @property
     def cells(self) -> list[Cell]:
-        """Returns all cells of which a round was measured."""
+        """Returns all cells with a measured round."""
         return [cell for part in self.parts.values() if part.rounds for cell in part.cells]
 
 
@@ -105,13 +107,13 @@ def _part(found: dict[str, Any]) -> Part:
 
 
 def algorithms(gradwire: Path, collective: str, nodes: int) -> list[str]:
-    """Returns what runs a collective differently between so many nodes."""
+    """Returns the algorithms that run a collective differently between `nodes` nodes."""
     return list(EXCHANGES) if collective != "allreduce" else allreduces(gradwire, nodes)
 
 
 @dataclass
 class Bench:
-    """Runs a collective at a place."""
+    """Runs a collective in a place."""
 
     here: Site
     place: Place
@@ -126,14 +128,14 @@ class Bench:
         return self.part.cells
 
     def piece(self, cell: Cell) -> int:
-        """Returns the bytes of a piece. A call gives the size of what each rank has; in an alltoall
-        that is its own part of the piece."""
+        """Returns the bytes of a piece. The size of a call is that of each rank's data, which in an
+        alltoall is the rank's own part of the piece."""
         return cell.size * (self.place.nodes if self.collective == "alltoall" else 1)
 
     def run_all(
         self, name: str, small: Often, large: Often, *settings: str
     ) -> tuple[dict[int, float], dict[int, Choice]]:
-        """Runs calls of all sizes, each of the large ones by itself. Returns what `run` does."""
+        """Runs calls of all sizes, each large size by itself. Returns the same as `run`."""
         sizes = [cell.size for cell in self.cells]
         groups = [([size for size in sizes if size < LARGE], small)]
         groups += [([size], large) for size in sizes if size >= LARGE]
@@ -149,8 +151,8 @@ class Bench:
     def run(
         self, name: str, often: Often, sizes: list[int], *settings: str
     ) -> tuple[dict[int, float], dict[int, Choice]]:
-        """Runs calls of some sizes. Returns the seconds of each, and what the coordinator knew of
-        them at the end."""
+        """Runs calls of some sizes. Returns the seconds of each, and the coordinator's last
+        descriptions of them."""
         words = [self.collective, "-b", str(sizes[0]), "-e", str(sizes[-1]), "-f", "16"]
         words += ["-w", str(often.warmup), "-i", str(often.calls), "-c", str(NEVER)]
         words += ["--set", f"negotiation.algorithm={name}"]
@@ -163,7 +165,7 @@ class Bench:
         known: dict[int, Choice] = {}
         for cell in self.cells:
             for choice in choices:
-                # Lanes share what waits, so a call may be several pieces.
+                # Lanes share the waiting work, so a call may be several pieces.
                 bytes_of_all = choice["bytes"] * choice["pieces"]
                 if choice["collective"] == self.collective and bytes_of_all == self.piece(cell):
                     before = known.get(cell.size)
@@ -174,11 +176,11 @@ class Bench:
     def look(self, names: list[str]) -> None:
         """Runs every algorithm once."""
         for name in [*names, AUTO]:
-            say(f"{self.place.name}: {self.collective}, a look at {name}")
+            say(f"{self.place.name}: {self.collective}, first run of {name}")
             times, known = self.run_all(name, LOOK, LARGE_LOOK)
             for cell in self.cells:
                 cell.looks[name] = times[cell.size]
-                # What `auto` chooses from is measured in any case.
+                # The candidates of `auto` are measured in any case.
                 if name == AUTO and cell.size in known:
                     for one in known[cell.size]["candidates"]:
                         cell.times.setdefault(one["algorithm"], [])
@@ -202,17 +204,17 @@ class Bench:
         self.part.learned = {file.name: file.read_text() for file in directory.glob("*.json")}
 
     def names(self) -> list[str]:
-        """Returns what is measured."""
+        """Returns the algorithms and choosers to measure."""
         near = self.near
         wanted = {name for cell in self.cells for name in cell.contenders(near) | cell.times.keys()}
         wanted -= set(CHOOSERS)
         return [*(name for name in self.cells[0].looks if name in wanted), *CHOOSERS]
 
     def round(self, turn: int) -> None:
-        """Runs what is measured, once."""
+        """Runs all of them once."""
         cluster = self.here.probe()
         names = self.names()
-        # Nothing is always the first one.
+        # No algorithm is always the first.
         start = turn * len(names) // 3 % len(names)
         for name in [*names[start:], *names[:start]]:
             with tempfile.TemporaryDirectory() as folder:
@@ -237,12 +239,12 @@ class Bench:
 
 
 def tuning(directory: Path) -> tuple[str, str]:
-    """Returns the settings with which a job learns."""
+    """Returns the settings of a job that learns."""
     return "tuning.enabled=true", f"tuning.directory={directory}"
 
 
 def learning(choice: Choice) -> Learning:
-    """Returns what a job has tried, by what it says of a size."""
+    """Returns how a job learned a size, from its description of the size."""
     usual, operations = choice["expected_seconds"], choice["operations"]
     candidates = choice["candidates"]
     longer = sum(one["tried"] * max(0.0, one["expected_seconds"] - usual) for one in candidates)
@@ -256,7 +258,7 @@ def learning(choice: Choice) -> Learning:
 
 
 def predictions(gradwire: Path, cluster: Path, collective: str, name: str) -> dict[int, float]:
-    """Returns the seconds that are predicted for a piece by itself, by size."""
+    """Returns the predicted seconds of a single piece, by size."""
     words = [str(gradwire), "explain", "--cluster", str(cluster), "--json"]
     rows = json.loads(call([*words, "--set", f"negotiation.algorithm={name}"]))["choices"]
     alone = (row for row in rows if row["collective"] == collective and row["pieces"] == 1)
@@ -265,7 +267,7 @@ def predictions(gradwire: Path, cluster: Path, collective: str, name: str) -> di
 
 @contextmanager
 def empty_folder() -> Iterator[Path]:
-    """Makes the name of a folder that does not exist yet."""
+    """Returns the name of a folder that does not exist yet."""
     folder = Path(tempfile.mkdtemp())
     try:
         yield folder / "tuning"
@@ -277,11 +279,11 @@ def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("gradwire", type=Path, help="the program")
-    parser.add_argument("--quick", action="store_true", help="4 and 8 nodes at 1 Gbit/s alone")
+    parser.add_argument("--quick", action="store_true", help="only 4 and 8 nodes at 1 Gbit/s")
     parser.add_argument(
         "--only",
         default="",
-        help="the places whose names contain one of these texts, such as "
+        help="measure only places whose name contains one of these texts, such as "
         "'4 nodes, 1;in 2 racks' [all]",
     )
     parser.add_argument("--rounds", type=int, default=3, help="[%(default)s]")
@@ -298,10 +300,10 @@ def main() -> None:
         "--near",
         type=float,
         default=NEAR,
-        help="measure what took at most so many times as long as the fastest [%(default)s]",
+        help="measure algorithms up to this multiple of the fastest time [%(default)s]",
     )
     parser.add_argument(
-        "--json", type=Path, help="a file for all times; what it has is not measured again"
+        "--json", type=Path, help="a file for all times; those already in it are kept"
     )
     options = parser.parse_args()
     sizes = [size for size in SIZES if options.smallest <= size // KIB <= options.largest]
@@ -310,7 +312,7 @@ def main() -> None:
     places = [Place(4, 1), Place(8, 1)] if options.quick else list(PLACES)
     places = [place for place in places if is_wanted(place.name, options.only)]
     if not places:
-        sys.exit(f"bench: no place's name contains {options.only!r}")
+        sys.exit(f"bench: no place has a name that contains {options.only!r}")
     try:
         record = Record.read(options.json)
         for place in places:
@@ -324,7 +326,7 @@ def main() -> None:
 def measure(
     place: Place, collective: str, sizes: list[int], record: Record, options: argparse.Namespace
 ) -> None:
-    """Measures a collective at a place, as far as that was not done."""
+    """Measures a collective in a place, unless this was done already."""
     gradwire = options.gradwire.resolve()
     empty = Part([Cell(place.name, collective, size) for size in sizes])
     part = record.parts.setdefault(f"{place.name}; {collective}", empty)

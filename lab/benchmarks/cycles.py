@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What a byte between nodes costs the processor: cycles of each activity of the lanes.
+"""Measures the processor cycles per byte between nodes, by activity of the lanes.
 
 Two nodes, as network namespaces of this machine, run allreduces back to back. Meanwhile a program
-beside each daemon reads its metrics: the processor time of the lanes' threads, what the lanes note
-that they do with their time (`gradwire_daemon_lane_seconds_total`), and the bytes of what is
-complete. The processor time is divided in proportion to what is noted: a lane also notes the time
-in which the other node, on the same cores, keeps it waiting. Cycles are those of the clock rate
-that the system reports. What the system does for a connection while it runs on a lane's thread,
-such as passing packets on, counts for what the lane does.
+next to each daemon reads its metrics: the processor time of the lanes' threads, the lanes' own
+record of their activities (`gradwire_daemon_lane_seconds_total`), and the bytes that are complete.
+The processor time is divided in proportion to that record, because the record includes time in
+which the other node, on the same cores, delays the lane. Cycles follow from the clock rate that the
+system reports. Work of the system for connections on a lane's thread, such as forwarding packets,
+counts for the lane's current activity.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from plan import GBIT, MIB, Scenario
 from shell import Process, Trouble, end, run_job, say
 
 SECONDS = 300
-# The daemon's default, the first of its range: each namespace has ports of its own.
+# The daemon's default, the first of its range: each namespace has its own ports.
 METRICS = "http://127.0.0.1:9401/metrics"
 PAUSE = 0.1
 ACTIVITIES = ("reduce", "send", "receive", "publish")
@@ -36,11 +36,11 @@ SIZES = (16 * MIB, 64 * MIB)
 
 @dataclass
 class Sample:
-    """What a daemon has done up to some moment: bytes that are complete, and seconds."""
+    """A daemon's totals up to some moment: bytes that are complete, and seconds."""
 
     published: float = 0.0
     lanes: dict[str, float] = field(default_factory=dict)
-    # Of the lanes' threads, and of all.
+    # Processor seconds of the lanes' threads, and of all threads.
     busy: float = 0.0
     process: float = 0.0
 
@@ -64,7 +64,7 @@ def parse(text: str) -> Sample:
 
 
 def watch() -> None:
-    """Prints samples, a line each, until this process is ended."""
+    """Prints samples, one per line, until this process is ended."""
     while True:
         try:
             with urllib.request.urlopen(METRICS, timeout=5) as answer:
@@ -75,8 +75,8 @@ def watch() -> None:
 
 
 def cycles(samples: list[Sample], rate: float) -> dict[str, float]:
-    """Returns cycles per byte by activity, of the last sample against one of a tenth of its bytes:
-    the first calls are slower. `rate` is in cycles per second."""
+    """Returns cycles per byte by activity, from the last sample and one after a tenth of its bytes,
+    because the first calls are slower. `rate` is in cycles per second."""
     last = samples[-1]
     first = next(sample for sample in samples if sample.published >= last.published / 10)
     count = last.published - first.published
@@ -96,7 +96,7 @@ def clock_rate() -> float:
     text = Path("/proc/cpuinfo").read_text()
     matched = re.search(r"^cpu MHz\s*:\s*([\d.]+)", text, re.MULTILINE)
     if matched is None:
-        raise Trouble("/proc/cpuinfo does not tell the clock rate of this processor")
+        raise Trouble("/proc/cpuinfo does not contain the clock rate of this processor")
     return float(matched[1]) * 1e6
 
 
@@ -154,7 +154,7 @@ def main() -> None:
     if options.gradwire is None or not options.gradwire.is_file():
         parser.error("give the path of the program `gradwire`")
     if options.iterations < 1:
-        parser.error(f"--iterations {options.iterations}: there is at least one")
+        parser.error(f"--iterations must be at least 1, not {options.iterations}")
     if refusal := may_make_namespaces():
         sys.exit(f"bench: {refusal}")
     print(f"| nodes × ranks | time | {' | '.join(ACTIVITIES)} | all of the daemon |")
@@ -166,7 +166,7 @@ def main() -> None:
                     line = f"{gbit:g} Gbit/s" if gbit else "unshaped"
                     name = f"2 × {ranks}, {line}, {size // MIB} MiB"
                     say(name)
-                    # As many bytes of each size.
+                    # The same number of bytes for each size.
                     iterations = options.iterations * SIZES[-1] // size
                     found = measure(options.gradwire.resolve(), ranks, gbit, size, iterations)
                     print(as_row(name, *found), flush=True)

@@ -9,7 +9,7 @@ def of_this_rank(kind: str) -> torch.device:
     """Returns the device, `cpu` or one of the GPUs in turn, and makes it the current one."""
     if kind == "cpu":
         return torch.device(kind)
-    # Kernels that give the same bits each time, as far as there are such.
+    # Deterministic kernels, where they exist.
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     number = int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()
@@ -18,6 +18,6 @@ def of_this_rank(kind: str) -> torch.device:
 
 
 def finished(device: torch.device) -> None:
-    """Waits until the device has done all that it was given."""
+    """Waits until the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,9 +1,9 @@
 """Turns rounds into figures, and decides which differences count. Pure.
 
-A system is run once in each round, and a run's figure is the median of its iterations. The report
-has the median of the rounds. Its noise is the range of the rounds, with half of the range added on
-either side, because a few rounds don't show the extremes. Two systems whose ranges touch are not
-distinguished.
+A system runs once in each round, and the figure of a run is the median of its iterations. The
+report shows the median of the rounds. Its noise is the range of the rounds, extended by half of it
+on either side, because a few rounds don't show the extremes. Two systems whose ranges touch are
+considered equal.
 """
 
 from dataclasses import dataclass
@@ -40,13 +40,13 @@ class Figure:
 def figure(rounds: list[float]) -> Figure:
     """The figure of a system's rounds; each is a time in microseconds."""
     if not rounds or min(rounds) <= 0:
-        raise ValueError(f"times must be there, and more than 0: {rounds}")
+        raise ValueError(f"times must exist and be more than 0: {rounds}")
     half = (max(rounds) - min(rounds)) / 2
     return Figure(median(rounds), max(0.0, min(rounds) - half), max(rounds) + half, len(rounds))
 
 
 def verdict(ours: Figure, theirs: Figure) -> Verdict:
-    """Returns which one is faster, if the noise allows that."""
+    """Returns which one is faster, if the difference exceeds the noise."""
     if min(ours.rounds, theirs.rounds) < MIN_ROUNDS:
         return Verdict.NOISE
     if ours.high < theirs.low:
@@ -57,7 +57,7 @@ def verdict(ours: Figure, theirs: Figure) -> Verdict:
 
 
 def ratio(ours: Figure, theirs: Figure) -> float:
-    """Returns how many times as long they take as we do."""
+    """Returns their time divided by ours."""
     return theirs.median / ours.median
 
 

@@ -9,8 +9,7 @@ import torch.distributed as dist
 
 import python_rank
 
-# Those of DistributedDataParallel: a first bucket of 1 MiB, so that something can begin early, and
-# then buckets of 25 MiB.
+# The buckets of DistributedDataParallel: a first one of 1 MiB for an early start, then 25 MiB each.
 FIRST_BUCKET = 1 << 20
 BUCKET = 25 << 20
 

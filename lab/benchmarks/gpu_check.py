@@ -5,9 +5,9 @@
     scripts/gpu_check.sh python/dist/gradwire-*.whl --device cpu    a small rehearsal
 
 The wheel is installed in a fresh virtual environment on top of this Python's packages. Each part
-then has a time limit of its own. A part that fails is reported, and the others go on. The results
-are in `gpu_check.json` and, as a table, in `gpu_check.md`; `failures.txt` has the output of what
-failed. The exit code is 1 if anything failed.
+has its own time limit. If a part fails, this is reported, and the other parts still run. The
+results are in `gpu_check.json` and, as a table, in `gpu_check.md`; `failures.txt` has the output of
+failed parts. The exit code is 1 if anything failed.
 """
 
 import argparse
@@ -33,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 TESTS = HERE.parents[1] / "python" / "tests"
 OLDEST_TORCH = (2, 11)
 KIB, MIB = 1 << 10, 1 << 20
-# The files of tests that say nothing of where tensors are.
+# The test files that do not depend on the device of tensors.
 FUNCTIONS = ("tensors", "random_calls", "matrix", "derivatives", "joins", "adasum")
 ASK = """
 import json, sys, sysconfig
@@ -60,7 +60,7 @@ print(json.dumps(found))
 
 @dataclass
 class Here:
-    """What the check runs with."""
+    """The environment of the check."""
 
     device: str
     # The folder of the virtual environment's programs.
@@ -74,25 +74,25 @@ class Here:
         return self.device == "cpu"
 
     def patience(self, limit: float) -> float:
-        """Returns how long a part may take: a rehearsal may share the machine with others."""
+        """Returns the time limit of a part: a rehearsal may share the machine with others."""
         return 4 * limit if self.small else limit
 
     def job(self, ranks: int, words: list[str], limit: float, **variables: str) -> str:
         """Runs a program as the ranks of a job on this machine; returns its output."""
         limit = self.patience(limit)
         words = [str(self.programs / "gradwire"), "run", "-np", str(ranks), "--", *words]
-        # Neither names nor addresses of other hosts are needed.
+        # Names and addresses of other hosts are not needed.
         return run_job([Process(words, {"GLOO_SOCKET_IFNAME": "lo", **variables})], limit)
 
 
 @dataclass
 class Outcome:
-    """How a part went."""
+    """The result of a part."""
 
     name: str
     failure: str | None = None
     seconds: float = 0.0
-    # What it has measured.
+    # Its measurements.
     figures: list[dict[str, Any]] = field(default_factory=list)
     # The lines of its table.
     lines: list[str] = field(default_factory=list)
@@ -100,7 +100,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the check, and how long it may take."""
+    """A part of the check, with its time limit."""
 
     name: str
     limit: float
@@ -108,13 +108,13 @@ class Part:
 
 
 def reported(said: str) -> list[dict[str, Any]]:
-    """Returns what a job's first rank has printed: a line of JSON for each item."""
+    """Returns the output of a job's first rank: a line of JSON for each item."""
     found = [re.search(r"\{.*\}", line) for line in said.splitlines()]
     return [json.loads(match[0]) for match in found if match]
 
 
 def tests(ranks: int) -> Callable[[Here, float, Outcome], None]:
-    """The tests of tensors on a GPU; in a rehearsal, those on a simulated one."""
+    """Runs the tests of tensors on a GPU; in a rehearsal, on a simulated one."""
 
     def run(here: Here, limit: float, outcome: Outcome) -> None:
         name = "test_staging.py" if here.small else "test_cuda.py"
@@ -133,7 +133,7 @@ def tests(ranks: int) -> Callable[[Here, float, Outcome], None]:
 
 
 def tests_by_default(ranks: int) -> Callable[[Here, float, Outcome], None]:
-    """The tests of functions and of the backend, random calls too, whose tensors are there."""
+    """Runs the tests of functions, the backend and random calls with tensors on the device."""
     groups = TESTS / "distributed" / "ranks"
     jobs = {
         "functions": [TESTS / "ranks" / f"test_{name}.py" for name in FUNCTIONS],
@@ -161,7 +161,7 @@ def tests_by_default(ranks: int) -> Callable[[Here, float, Outcome], None]:
 
 
 def allreduce(ranks: int) -> Callable[[Here, float, Outcome], None]:
-    """An allreduce of tensors on the device, by each way."""
+    """Runs an allreduce of tensors on the device, in each way."""
 
     def run(here: Here, limit: float, outcome: Outcome) -> None:
         last = MIB if here.small else 256 * MIB
@@ -189,7 +189,7 @@ def allreduce_lines(figures: list[dict[str, Any]]) -> list[str]:
 
 
 def model(ranks: int) -> Callable[[Here, float, Outcome], None]:
-    """A training step of ResNet-50."""
+    """Runs a training step of ResNet-50."""
 
     def run(here: Here, limit: float, outcome: Outcome) -> None:
         words = [str(here.programs / "python"), "-W", "ignore", str(HERE / "torch_rank.py")]
@@ -209,7 +209,7 @@ def model(ranks: int) -> Callable[[Here, float, Outcome], None]:
 
 
 def bench(ranks: int) -> Callable[[Here, float, Outcome], None]:
-    """`gradwire bench` on as many cores as there are ranks."""
+    """Runs `gradwire bench` on as many cores as there are ranks."""
 
     def run(here: Here, limit: float, outcome: Outcome) -> None:
         cores = sorted(os.sched_getaffinity(0))[:ranks]
@@ -230,7 +230,7 @@ def bench(ranks: int) -> Callable[[Here, float, Outcome], None]:
 
 
 INSTALL_SECONDS = 40.0
-# All limits together, with that of the installation and the time to end what takes too long, are
+# The sum of all limits, including the installation and the time to end parts that take too long, is
 # at most 8 minutes.
 PARTS = (
     Part("tests, 2 ranks", 40, tests(2)),
@@ -245,15 +245,15 @@ PARTS = (
 
 
 def check_torch(device: str) -> dict[str, Any]:
-    """Returns what this Python has.
+    """Returns a description of this Python's packages.
 
-    Raises `Trouble` if that is not enough.
+    Raises `Trouble` if they are not sufficient.
     """
     found: dict[str, Any] = json.loads(call([sys.executable, "-c", ASK], 60).splitlines()[-1])
     if found["torch"] is None:
         raise Trouble(
-            f"{sys.executable} can't import torch ({found['why']}): PYTHON=/path/to/python names "
-            "one that can"
+            f"{sys.executable} can't import torch ({found['why']}): set PYTHON=/path/to/python "
+            "to one that can"
         )
     version = tuple(int(part) for part in re.findall(r"\d+", found["torch"])[:2])
     if version < OLDEST_TORCH:
@@ -276,10 +276,10 @@ def install(wheel: Path, folder: Path, found: dict[str, Any]) -> Path:
     programs = environment / "bin"
     path = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = Path(call([programs / "python", "-c", path]).strip())
-    # The system's packages are those of the Python that this one's environment was made with, so
-    # that PyTorch in an environment would not be found.
+    # System packages are those of the base Python, which would hide a PyTorch installed in this
+    # Python's virtual environment.
     (site / "below.pth").write_text("".join(f"{path}\n" for path in found["packages"]))
-    # Ignored: a gradwire of the system.
+    # A gradwire installed in the system is ignored.
     pip = [programs / "python", "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
     pip += ["--disable-pip-version-check", "--ignore-installed", wheel]
     call(pip, INSTALL_SECONDS - (time.monotonic() - begin), env=clean_environment())
@@ -290,15 +290,15 @@ def install(wheel: Path, folder: Path, found: dict[str, Any]) -> Path:
 
 
 def attempt(part: Part, here: Here) -> tuple[Outcome, str]:
-    """Runs a part; returns how it went, and all output if it failed."""
+    """Runs a part; returns its result, and all output if it failed."""
     outcome, output = Outcome(part.name), ""
     begin = time.monotonic()
     try:
         part.run(here, part.limit, outcome)
     except Trouble as trouble:
         outcome.failure, output = str(trouble), trouble.output
-    except Exception as error:  # what a part has written may be anything
-        outcome.failure = f"what it wrote is not understood: {error!r}"
+    except Exception as error:  # the output of a part may be anything
+        outcome.failure = f"invalid output: {error!r}"
     outcome.seconds = time.monotonic() - begin
     verdict = "failed" if outcome.failure else "ok"
     print(f"gpu_check: {part.name}: {verdict}, {outcome.seconds:.0f} s", file=sys.stderr)
@@ -306,7 +306,7 @@ def attempt(part: Part, here: Here) -> tuple[Outcome, str]:
 
 
 def machine() -> dict[str, str]:
-    """Returns what is known of the machine: not every kernel tells everything."""
+    """Returns the known properties of the machine: not every kernel reports all of them."""
     try:
         return describe()
     except OSError:
@@ -349,7 +349,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("wheel", type=Path, help="the Python package: `make wheel` makes it")
+    parser.add_argument("wheel", type=Path, help="the Python package, built by `make wheel`")
     parser.add_argument(
         "--out",
         type=Path,
@@ -370,11 +370,11 @@ def main() -> int:
     try:
         if not chosen.wheel.is_file():
             raise Trouble(
-                f"there is no wheel {chosen.wheel}: `make wheel` makes one in python/dist"
+                f"wheel {chosen.wheel} not found: build one with `make wheel` in python/dist"
             )
         if not parts:
             names = ", ".join(part.name for part in PARTS)
-            raise Trouble(f"--only {chosen.only}: it is in none of the parts' names: {names}")
+            raise Trouble(f"--only {chosen.only} matches none of the parts: {names}")
         chosen.out.mkdir(parents=True, exist_ok=True)
         found = check_torch(chosen.device)
         with tempfile.TemporaryDirectory(prefix="gpu-check") as folder:

@@ -1,13 +1,13 @@
-"""One rank of `gpu_check.py`: an allreduce of tensors on a GPU in each way, and the copies that
-none of them can do without.
+"""One rank of `gpu_check.py`: an allreduce of tensors on a GPU in each way, and the copies that all
+ways need.
 
-The ways take turns inside the same processes. Each call begins with fresh data when the GPU has
-done everything else, and ends when it has the result, which is checked. Its time is that of the
+The ways take turns in the same processes. Each call begins with fresh data when the GPU has
+finished everything else, and ends when it has the result, which is checked. Its time is that of the
 slowest rank. Rank 0 prints a line of JSON for each size.
 
-No library can reduce on the processor what is on a GPU without a copy to the host and one back.
-`copies` does only these, with pinned memory, one after the other. `copies-both` does them at the
-same time on two streams: an exchange in pieces may come near that.
+A library that reduces GPU data on the processor needs a copy to the host and one back. `copies`
+makes only these, with pinned memory, one after the other. `copies-both` makes them at the same time
+on two streams: an exchange in pieces may come close to that.
 """
 
 import argparse
@@ -33,7 +33,7 @@ class Copies:
     """The copies of a tensor between the device and pinned memory of the host."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        """Allocates the memory of the host, and streams for both directions."""
+        """Allocates memory on the host, and streams for both directions."""
         self.tensor = tensor
         pinned = tensor.is_cuda
         self.out = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
@@ -47,7 +47,7 @@ class Copies:
         self.result.copy_(self.out, non_blocking=True)
 
     def both(self) -> None:
-        """Copies out, and other data back at the same time."""
+        """Copies out, and at the same time other data back."""
         for stream, to, what in zip(
             self.streams, (self.out, self.result), (self.tensor, self.back), strict=True
         ):
@@ -97,7 +97,7 @@ class Size:
         return all_times.tolist()
 
     def measure(self, seconds: float) -> dict[str, list[float]]:
-        """Times each way for about so long; returns the times in microseconds."""
+        """Times each way for about `seconds`; returns the times in microseconds."""
         times: dict[str, list[float]] = {}
         counts = {}
         for way in self.ways:
@@ -116,7 +116,7 @@ def main() -> None:
     """Joins the job that started it, and measures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
-    parser.add_argument("--sizes", required=True, help="in bytes, with commas between them")
+    parser.add_argument("--sizes", required=True, help="in bytes, separated by commas")
     parser.add_argument("--seconds", type=float, default=0.3, help="for each way and size")
     asked = parser.parse_args()
     device = of_this_rank(asked.device)

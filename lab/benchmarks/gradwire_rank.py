@@ -1,7 +1,6 @@
-"""One rank of Gradwire as a user of PyTorch has it: see `python_rank.py`.
+"""One rank of Gradwire as used from PyTorch: see `python_rank.py`.
 
-`gradwire run` starts it. Tensors are ordinary ones. They move into shared memory during the
-iterations that are not timed.
+`gradwire run` starts it. Tensors are ordinary ones, which move into shared memory during warm-up.
 """
 
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import python_rank
 
 
 def allreduce(data: torch.Tensor) -> None:
-    """Sums in place."""
+    """Sums the tensor in place."""
     hvd.allreduce_(data, op=hvd.Sum, name=f"size.{data.numel()}")
 
 

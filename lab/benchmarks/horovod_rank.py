@@ -9,7 +9,7 @@ import python_rank
 
 
 def allreduce(data: torch.Tensor) -> None:
-    """Sums in place."""
+    """Sums the tensor in place."""
     hvd.allreduce_(data, op=hvd.Sum, name=f"size.{data.numel()}")
 
 
@@ -20,7 +20,7 @@ def start(data: torch.Tensor, number: int) -> Callable[[], object]:
 
 
 def barrier() -> None:
-    """Waits for all ranks. Horovod's own barrier takes another, slower path in some releases."""
+    """Waits for all ranks. Horovod's own barrier uses a slower path in some releases."""
     hvd.allreduce_(torch.zeros(1), op=hvd.Sum, name="barrier")
 
 

@@ -1,7 +1,7 @@
 """Installs the peers with their package managers, and builds the programs that run them.
 
 PyTorch (with Gloo), Horovod, Intel MPI and oneCCL come from PyPI into `.venv-bench`, Open MPI and
-iperf3 from apt. What can't be installed is reported and left out. One peer is enough.
+iperf3 from apt. Peers that can't be installed are reported and left out. One peer is enough.
 """
 
 import os
@@ -23,7 +23,7 @@ MINUTES = 60.0
 
 @dataclass
 class Tools:
-    """What can be measured, and what can't, with the reason."""
+    """The programs that can be measured, and the reasons why others can't."""
 
     gradwire: Path
     programs: dict[str, Path] = field(default_factory=dict)
@@ -72,7 +72,7 @@ def _gradwire() -> Path:
 
 def _gradwire_python(tools: Tools) -> str:
     if not tools.has("gloo"):
-        raise Trouble("there is no PyTorch for it")
+        raise Trouble("PyTorch is missing")
     say("building Gradwire's Python package")
     call(["make", "wheel"], 60 * MINUTES, cwd=ROOT)
     wheels = [str(wheel) for wheel in (ROOT / "python" / "dist").glob("gradwire-*.whl")]
@@ -83,7 +83,7 @@ def _gradwire_python(tools: Tools) -> str:
 
 
 def _virtual_environment() -> None:
-    # One that was not finished has no pip.
+    # An incomplete one has no pip.
     words = [PYTHON, "-m", "pip", "--version"]
     if not PYTHON.exists() or subprocess.run(words, capture_output=True).returncode != 0:
         say(f"making {VENV.relative_to(ROOT)}")
@@ -111,8 +111,7 @@ def _has(package: str) -> bool:
 
 
 def _gloo(tools: Tools) -> str:
-    # Its wheel is linked against all CUDA libraries that it depends on, so no smaller set can be
-    # imported.
+    # Its wheel is linked against all of its CUDA libraries, so they are all needed.
     _pip("torch, numpy", "torch", "numpy")
     version = call([PYTHON, "-c", "import torch; print(torch.__version__)"]).strip()
     tools.programs["gloo"] = HERE / "gloo_rank.py"
@@ -156,7 +155,7 @@ def _intel_mpi(tools: Tools) -> str:
 
 def _oneccl(tools: Tools) -> str:
     if not tools.has("intelmpi"):
-        raise Trouble("its ranks are started by Intel MPI, which is not there")
+        raise Trouble("Intel MPI, which starts its ranks, is missing")
     if not _has("oneccl-devel"):
         say("installing oneccl, oneccl-devel with pip")
         call([PYTHON, "-m", "pip", "install", "--quiet", "oneccl", "oneccl-devel"], 20 * MINUTES)
@@ -170,15 +169,15 @@ def _oneccl(tools: Tools) -> str:
     return _installed("oneccl")
 
 
-# Horovod's newest release asks for C++14 or 17 with its own flags. The headers of current PyTorch
-# need C++20.
+# Horovod's newest release sets C++14 or 17 in its own flags. The headers of current PyTorch need
+# C++20.
 NEWER = '#!/bin/sh\nexec c++ "$@" -std=gnu++20\n'
 
 
 def _horovod(tools: Tools) -> str:
     if not _has("horovod"):
         say("building Horovod with pip, which takes a while")
-        # Its setup.py needs a setuptools that still has pkg_resources, and torch in the same place.
+        # Its setup.py needs an old setuptools with pkg_resources, and torch in the same place.
         build = [
             "cmake<4",
             "setuptools<80",

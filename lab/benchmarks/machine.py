@@ -19,7 +19,7 @@ def _field(path: str, name: str) -> str:
 
 
 def describe() -> dict[str, str]:
-    """Returns what is needed for a comparison of figures."""
+    """Returns the properties that matter when figures are compared."""
     huge = Path("/sys/kernel/mm/transparent_hugepage")
     pages = {}
     for name in ("enabled", "shmem_enabled"):
@@ -42,8 +42,8 @@ def _cpu_times() -> list[int]:
 
 @dataclass
 class Noise:
-    """Measures what else runs: foreign load before each run, stolen time, and how long the same
-    work takes."""
+    """Measures other activity: foreign load before each run, stolen time, and the time of equal
+    work."""
 
     begin: list[int] = field(default_factory=_cpu_times)
     probes: list[float] = field(default_factory=list)
@@ -84,7 +84,7 @@ def is_quiet(noise: dict[str, float]) -> bool:
 
 def noise_text(noise: dict[str, float]) -> str:
     """Returns the noise as text."""
-    word = "quiet" if is_quiet(noise) else "NOT quiet, so nothing below is called a win"
+    word = "quiet" if is_quiet(noise) else "NOT quiet, so no result below counts as a win"
     return (
         f"the machine was {word}; with none of the systems running its cores were "
         f"{noise['foreign_load_median']:.0%} busy in the median and "

@@ -1,7 +1,7 @@
 """Measures the systems of a scenario: first each setup once, then round by round.
 
-In a round every system runs once. Each round begins with another system, so other activity of the
-machine affects all of them.
+In a round every system runs once. Each round begins with a different system, so that other activity
+on the machine affects all of them.
 """
 
 import json
@@ -27,7 +27,7 @@ STEADY = 1.25
 
 @dataclass
 class Outcome:
-    """A system in a scenario."""
+    """The results of a system in a scenario."""
 
     system: System
     # For each size in bytes, the median of each round in microseconds.
@@ -40,14 +40,14 @@ class Outcome:
     trouble: str | None = None
 
     def baseline_share(self, size: int) -> float | None:
-        """Returns the share of the baseline that was reached, if the baseline is steady."""
+        """Returns the baseline's time as a share of the measured one, if the baseline is steady."""
         times, baselines = self.rounds.get(size), self.baselines.get(size)
         if not times or not baselines or max(baselines) > STEADY * min(baselines):
             return None
         return median(baselines) / median(times)
 
     def figure(self, size: int) -> Figure | None:
-        """The figure of a size, if there is one."""
+        """Returns the figure of a size, if any."""
         times = self.rounds.get(size)
         return figure(times) if times else None
 
@@ -68,13 +68,13 @@ class Result:
 
 @dataclass
 class Bench:
-    """Everything that measurements share."""
+    """The common parts of all measurements."""
 
     tools: Tools
     rounds: int
     seconds: float
     namespaces: bool
-    # Whether setups of the peers are tried; otherwise the first setup of each is used.
+    # Whether to compare setups of the peers; otherwise the first setup of each is used.
     try_setups: bool
     folder: Path
     noise: Noise
@@ -113,8 +113,7 @@ class Bench:
         scenario: Scenario,
         outcome: Outcome,
     ) -> None:
-        """Runs a step; a system that fails is left out of the rest of a scenario, with its
-        error."""
+        """Runs a step. A system that fails is left out of the rest of the scenario."""
         if outcome.trouble is not None:
             return
         try:
@@ -137,7 +136,7 @@ class Bench:
             except Trouble as trouble:
                 say(f"{outcome.system.title} can't be set up with '{setup.label}': {trouble}")
         if not outcome.tried:
-            raise Trouble("none of its setups works")
+            raise Trouble("all of its setups failed")
         for size in sizes:
             best = min(outcome.tried, key=lambda label: outcome.tried[label][size])
             outcome.chosen[size] = next(setup for setup in setups if setup.label == best)
@@ -157,7 +156,7 @@ class Bench:
         sizes: set[int],
         share: float,
     ) -> dict[int, float]:
-        """Runs a system once, with a share of the usual iterations."""
+        """Runs a system once, with a part of the usual iterations."""
         system = outcome.system
         self.noise.probe()
         net.congestion_control(
@@ -175,7 +174,7 @@ class Bench:
                 if row.baseline is not None:
                     outcome.baselines.setdefault(size, []).append(row.baseline)
         if set(times) != sizes:
-            raise Trouble(f"it measured {sorted(times)} bytes where {sorted(sizes)} were asked for")
+            raise Trouble(f"it measured {sorted(times)} bytes instead of {sorted(sizes)}")
         return times
 
     def _jobs(
@@ -205,7 +204,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Row:
-    """The report of a system for one size: times in microseconds."""
+    """The times of a system for one size, in microseconds."""
 
     median: float
     # The time of the same work without Gradwire.
@@ -218,7 +217,7 @@ def _read(text: str, system: System) -> dict[int, Row]:
         if system.answers_in_file:
             rows = json.loads(text)["rows"]
         else:
-            # Some launchers write before each line which rank it is from.
+            # Some launchers prefix each line with its rank.
             rows = [
                 json.loads("{" + line.partition("{")[2])
                 for line in text.splitlines()
@@ -228,4 +227,4 @@ def _read(text: str, system: System) -> dict[int, Row]:
             int(row["bytes"]): Row(median(row["times_us"]), row.get("baseline_us")) for row in rows
         }
     except (ValueError, KeyError, TypeError) as error:
-        raise Trouble(f"what it wrote is not understood ({error!r}): {text[:200]}") from error
+        raise Trouble(f"invalid output ({error!r}): {text[:200]}") from error

@@ -1,12 +1,12 @@
-/* Times MPI_Allreduce the way `gradwire bench` times Gradwire's, for any MPI library.
+/* Times MPI_Allreduce like `gradwire bench`, for any MPI library.
  *
  *   mpi_allreduce sizes BYTES:WARMUP:ITERATIONS[:barrier],...
  *   mpi_allreduce model FILE WARMUP ITERATIONS blocking|async
  *
  * Float32, sum, in place. Every iteration begins with fresh data and its result is checked, both
- * outside of the timed part; above 16 MiB every tenth result is. An iteration takes as long as it
- * takes the slowest rank. `model` reduces the tensors of FILE (a number of elements per line, in
- * the order in which they are to go), one by one; a step is all of them.
+ * untimed; above 16 MiB only every tenth result is checked. The time of an iteration is that of the
+ * slowest rank. `model` reduces the tensors of FILE (a number of elements per line, in sending
+ * order), one by one; a step is all of them.
  *
  * Rank 0 prints a line of JSON for each size, or for the model. */
 #include <mpi.h>
@@ -24,7 +24,7 @@ static void fail(const char *what) {
 static void *take(size_t bytes) {
     void *memory = NULL;
     if (posix_memalign(&memory, 4096, bytes ? bytes : 1)) fail("no memory");
-    memset(memory, 0, bytes); /* so that its pages are there */
+    memset(memory, 0, bytes); /* allocates its pages */
     return memory;
 }
 
@@ -41,7 +41,7 @@ static void check(const float *data, size_t count) {
         if (data[i] != value(i, 0) * factor) fail("a result is wrong");
 }
 
-/* `times` become the slowest rank's, and rank 0 prints them in microseconds. */
+/* Reduces `times` to the slowest rank's, which rank 0 prints in microseconds. */
 static void print(long long bytes, double *times, int iterations) {
     MPI_Allreduce(MPI_IN_PLACE, times, iterations, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
     if (rank) return;
@@ -62,7 +62,7 @@ static void one_size(long long bytes, int warmup, int iterations, int barrier) {
         MPI_Allreduce(MPI_IN_PLACE, data, (int)count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
         double end = MPI_Wtime();
         if (i >= 0) times[i] = end - begin;
-        /* What comes now is not timed, and must not keep other ranks from noticing the end. */
+        /* The rest is not timed, and must not keep other ranks from noticing the end. */
         if (barrier) MPI_Barrier(MPI_COMM_WORLD);
         if (bytes <= 16 << 20 || i < 0 || i % 10 == 0) check(data, count);
     }

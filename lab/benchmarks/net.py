@@ -1,10 +1,10 @@
 """Nodes and the links between them: network namespaces of this machine, joined and shaped.
 
-Each node is a network namespace of its own. Two nodes are joined by a veth pair, more nodes by a
-bridge in a further namespace. `tc tbf` shapes both ends of every link. For a delay, a relay in user
-space carries the packets (`relay.py`). The machine's own settings are never changed: the congestion
-control is set inside the namespaces. All names contain the number of this process, and everything
-is removed with it.
+Each node is a network namespace. Two nodes are joined by a veth pair, more nodes by a bridge in
+another namespace. `tc tbf` shapes both ends of every link. For a delay, a relay in user space
+carries the packets (`relay.py`). The machine's own settings are never changed: the congestion
+control is set inside the namespaces. All names contain the id of this process, and everything is
+removed when it ends.
 """
 
 import json
@@ -33,14 +33,14 @@ ROUND_TRIP_PORT = "29300"
 class Node:
     """A machine, as the systems see it."""
 
-    # Its namespace; None for this machine itself, if namespaces are not allowed.
+    # Its namespace; None for this machine itself, without namespaces.
     namespace: str | None
     host: str
     address: str
     device: str
 
     def inside(self, words: list[str]) -> list[str]:
-        """Returns the command that runs another one on this node, under the node's host name."""
+        """Returns a command that runs `words` on this node, under the node's host name."""
         if self.namespace is None:
             return words
         name = 'hostname "$0" && exec "$@"'
@@ -50,15 +50,15 @@ class Node:
 
 @dataclass(frozen=True)
 class Line:
-    """The rate of the plain link in bits per second, by iperf3: one way, and the slower direction
-    of both at once."""
+    """The rate of the plain link in bits per second, by iperf3: in one direction, and in the slower
+    direction when both are used."""
 
     one_way: float
     both_ways: float
     round_trip_ms: float
 
     def best(self, other: "Line") -> "Line":
-        """Returns the better of two measurements, because other load only makes a line slower."""
+        """Returns the better of two measurements, because other load can only slow a line down."""
         return Line(
             max(self.one_way, other.one_way),
             max(self.both_ways, other.both_ways),
@@ -83,7 +83,7 @@ class Network:
 
 
 def may_make_namespaces() -> str | None:
-    """Returns why this process can't make network namespaces, if it can't."""
+    """Returns None if this process can make network namespaces, otherwise the reason why not."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     name = f"{PREFIX}-{os.getpid()}-try"
@@ -101,7 +101,7 @@ def machine_congestion_control() -> str:
 
 
 def sweep_stale() -> None:
-    """Removes what a killed run of this benchmark left: namespaces whose process has ended."""
+    """Removes the namespaces of benchmark runs that were killed."""
     for entry in call(["ip", "netns", "list"]).split("\n"):
         name = entry.split(" ")[0]
         parts = name.split("-")
@@ -111,13 +111,13 @@ def sweep_stale() -> None:
             and parts[1].isdigit()
             and not Path(f"/proc/{parts[1]}").exists()
         ):
-            say(f"removing {name}, which a killed run has left")
+            say(f"removing {name}, left by a killed run")
             _delete(name)
 
 
 @contextmanager
 def network(scenario: Scenario, namespaces: bool) -> Iterator[Network]:
-    """Makes the nodes of a scenario, which exist as long as the block runs."""
+    """Makes the nodes of a scenario, which exist until the block ends."""
     with tempfile.TemporaryDirectory(prefix="gwb") as folder:
         shell = Path(folder) / "remote-shell"
         if not namespaces:
@@ -149,8 +149,8 @@ def network(scenario: Scenario, namespaces: bool) -> Iterator[Network]:
 
 
 def measure_line(net: Network) -> Line:
-    """Measures the link between the first two nodes: one way, and both ways at once with two pairs
-    of programs."""
+    """Measures the link between the first two nodes: in one direction, and in both at once with two
+    pairs of programs."""
     here, there = net.nodes[:2]
     servers = []
     try:
@@ -179,7 +179,7 @@ def _received(answer: str) -> float:
     try:
         return float(json.loads(answer)["end"]["sum_received"]["bits_per_second"])
     except (ValueError, KeyError, TypeError) as error:
-        raise Trouble(f"what iperf3 wrote is not understood ({error!r}): {answer[:200]}") from error
+        raise Trouble(f"invalid output of iperf3 ({error!r}): {answer[:200]}") from error
 
 
 def _round_trip(here: Node, there: Node) -> float:
@@ -209,7 +209,7 @@ def _nodes(scenario: Scenario, made: list[str]) -> list[Node]:
 
 
 def _remote_shell(nodes: list[Node]) -> str:
-    """Returns a stand-in for ssh: options, the host, and words of a command for a shell there."""
+    """Returns a replacement for ssh, called with options, the host, and a command for its shell."""
     cases = "".join(
         f"    {node.address}) exec ip netns exec {node.namespace} unshare --uts sh -c "
         f'\'hostname {node.host} && exec sh -c "$0"\' "$*" ;;\n'
@@ -219,7 +219,7 @@ def _remote_shell(nodes: list[Node]) -> str:
         "#!/bin/sh\n"
         "while :; do case $1 in -o | -l | -p) shift 2 ;; -*) shift ;; *) break ;; esac; done\n"
         f"host=$1; shift\ncase $host in\n{cases}"
-        '    *) echo "there is no node $host" >&2; exit 255 ;;\nesac\n'
+        '    *) echo "unknown node $host" >&2; exit 255 ;;\nesac\n'
     )
 
 
@@ -241,7 +241,7 @@ def _switch(name: str, made: list[str]) -> str:
 
 
 def _join_racks(nodes: list[Node], made: list[str], scenario: Scenario) -> None:
-    """Joins racks of nodes that follow each other: a bridge for each, and one between them."""
+    """Joins consecutive nodes as racks: a bridge for each rack, and one between them."""
     core = _switch("core", made)
     size = len(nodes) // scenario.racks
     for rack in range(scenario.racks):
@@ -273,7 +273,7 @@ def _join_by_bridge(nodes: list[Node], switch: str, rate: int | None) -> None:
             switch,
         )
         _ip(switch, "link", "set", port, "master", "bridge", "up")
-        # What others send to this node is limited, too.
+        # Limits the traffic to this node, too.
         if rate:
             _shape(switch, port, rate)
         _up(node)
@@ -295,7 +295,7 @@ def _join_by_relay(nodes: list[Node], delay_ms: float) -> subprocess.Popen[bytes
         said = relay.stderr.read().decode(errors="replace").strip().splitlines()
         end([relay])
         raise Trouble(
-            f"no line with a delay can be made: {said[-1] if said else 'the relay ended'}"
+            f"a line with a delay can't be made: {said[-1] if said else 'the relay ended'}"
         )
     return relay
 
@@ -306,7 +306,7 @@ def _up(node: Node) -> None:
 
 
 def _shape(namespace: str, device: str, rate: int) -> None:
-    """Limits what a device sends. Its queue holds 4 ms, and a burst may have a millisecond."""
+    """Limits the rate at which a device sends. Its queue holds 4 ms, and a burst 1 ms."""
     millisecond = rate // 8 // 1000
     burst = max(millisecond, 256 << 10)
     limit = max(4 * millisecond, 1 << 20)
@@ -319,7 +319,7 @@ def _ip(namespace: str, *words: str) -> None:
 
 
 def _delete(name: str) -> None:
-    """Ends everything that runs in a namespace of ours, and removes it."""
+    """Ends all processes in one of our namespaces, and removes it."""
     try:
         for number in (15, 9):
             for pid in call(["ip", "netns", "pids", name]).split():
@@ -331,11 +331,11 @@ def _delete(name: str) -> None:
                 time.sleep(0.02)
         call(["ip", "netns", "delete", name])
     except Trouble as trouble:
-        say(f"{name} is left: {trouble}; `ip netns delete {name}` removes it")
+        say(f"{name} was not removed: {trouble}; remove it with `ip netns delete {name}`")
 
 
 def line_text(line: Line) -> str:
-    """Returns the text of a line."""
+    """Returns the description of a line."""
     return (
         f"plain TCP (iperf3) carries {rate_text(line.one_way)} one way, "
         f"{rate_text(line.both_ways)} both ways at once, "
@@ -344,5 +344,5 @@ def line_text(line: Line) -> str:
 
 
 def rate_text(bits: float) -> str:
-    """Returns the text of a rate, with a unit."""
+    """Returns a rate with its unit."""
     return f"{bits / GBIT:.3g} Gbit/s"

@@ -1,17 +1,17 @@
-"""What observing a job costs: `make bench BENCH_ARGS=--overhead`.
+"""Measures the cost of observing a job: `make bench BENCH_ARGS=--overhead`.
 
 An older release and this one run the same work in turn: small, medium and large allreduces and the
 gradients of ResNet-50, with two daemons on this machine's loopback addresses, and the negotiation
-of 256 simulated nodes. This release runs a second time while somebody watches: its metrics are
-read every second, the status page is followed, and `gradwire top` runs. It runs a third time while
-`gradwire trace` writes a file. Processor time, waits and page faults are those of all processes of
-the job, and of no viewer. A job runs with few steps and with many, and what more steps take is
-divided by their number: so what is done once, as the probe of the links, does not count. Each round
-gives a ratio to the older release, and the median of the rounds counts.
+of 256 simulated nodes. This release runs a second time with viewers: its metrics are read every
+second, the status page is followed, and `gradwire top` runs. It runs a third time while `gradwire
+trace` writes a file. Processor time, waits and page faults are those of all processes of the job,
+without the viewers. A job runs with few steps and with many, and the difference is divided by the
+number of additional steps. So the cost of one-time work, such as the probe of the links, does not
+count. Each round gives a ratio to the older release, and the median of the rounds counts.
 
 At the end `gradwire bench resources` runs once with each release.
 
-A run may be divided: `--only` chooses works by their names, and `--add` adds the rounds to those in
+A run may be divided: `--only` selects works by their names, and `--add` adds the rounds to those in
 the folder for results.
 """
 
@@ -37,23 +37,23 @@ from shell import Trouble, call, clean_environment, end, say
 
 TABLE, DATA = "overhead.md", "overhead.json"
 HOSTS = "127.0.0.1:1,127.0.0.2:1"
-# Releases choose differently, and another algorithm has other waits.
+# Releases choose differently, and algorithms differ in their waits.
 ALIKE = ("--set", "negotiation.algorithm=ring")
 NODES = 256
 SECONDS = 300
 OLD, NEW, WATCHED, TRACED = "old", "new", "watched", "traced"
-# By how much each may need more processor time than the older release. A trace of small tensors has
-# no goal.
+# The additional processor time that each may need compared with the older release. A trace of small
+# tensors has no goal.
 GOALS = {NEW: 0.01, WATCHED: 0.02, TRACED: 0.05}
 COORDINATOR, COORDINATOR_GOAL = f"coordinator, {NODES} nodes", 0.02
 RESOURCES = "resources"
-# The part of the steps that a job makes when it makes few.
+# The share of the steps in a job with few steps.
 FEW = 5
 
 
 @dataclass(frozen=True)
 class Load:
-    """What runs."""
+    """A work to run."""
 
     name: str
     words: tuple[str, ...]
@@ -71,7 +71,7 @@ LOADS = (
 
 @dataclass(frozen=True)
 class Use:
-    """What one run took, per step."""
+    """The resources of one run, per step."""
 
     time_us: float
     cpu_us: float
@@ -81,7 +81,7 @@ class Use:
 
 @dataclass
 class Rows:
-    """All runs: by load and variant, one of each round."""
+    """All runs: by load and variant, one per round."""
 
     uses: dict[tuple[str, str], list[Use]] = field(default_factory=dict)
 
@@ -95,7 +95,7 @@ class Rows:
         return sorted(what(new) / what(old) for old, new in pairs if what(old) > 0)
 
     def more(self, load: str, variant: str, what: Callable[[Use], float]) -> float:
-        """Returns how many more there are per step, in the median of the rounds."""
+        """Returns the additional amount per step, in the median of the rounds."""
         pairs = zip(self.uses[load, OLD], self.uses[load, variant], strict=True)
         return statistics.median(what(new) - what(old) for old, new in pairs)
 
@@ -113,7 +113,7 @@ def build(base: str) -> dict[str, Path]:
         call(archive)
         call(["tar", "-xf", new / "tree.tar", "-C", new])
         (new / "tree.tar").unlink()
-        # Renamed when it is complete.
+        # Renamed once it is complete.
         new.rename(tree)
     programs = {}
     for name, folder, into in ((OLD, tree, target / "overhead" / "build"), (NEW, ROOT, target)):
@@ -127,13 +127,13 @@ def build(base: str) -> dict[str, Path]:
 
 
 def free_port() -> int:
-    """Returns a port that is free now, and the next one, too, most likely."""
+    """Returns a free port; the next one is most likely free, too."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 
 
 def follow(url: str, ended: threading.Event) -> None:
-    """Reads a stream or, again and again, a page, until the end."""
+    """Reads a stream or, repeatedly, a page, until the end."""
     while not ended.wait(1.0):
         with suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
             while not ended.is_set() and answer.read(1 << 16):
@@ -141,7 +141,7 @@ def follow(url: str, ended: threading.Event) -> None:
 
 
 def coordinator(port: int) -> str | None:
-    """Returns the address of the coordinator whose metrics are at a port, once it is there."""
+    """Returns the address of the coordinator whose metrics are at a port, once it runs."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         with suppress(OSError):
@@ -154,7 +154,7 @@ def coordinator(port: int) -> str | None:
 
 @contextmanager
 def command(program: Path, port: int, *words: str) -> Iterator[None]:
-    """A command of this release looks at the job, until that has ended or this ends."""
+    """Runs a command of this release that observes the job, until the job or the block ends."""
     address = coordinator(port)
     child = address and subprocess.Popen(
         [program, words[0], address, *words[1:]],
@@ -171,7 +171,7 @@ def command(program: Path, port: int, *words: str) -> Iterator[None]:
 
 @contextmanager
 def viewers(program: Path, port: int, pages: list[int]) -> Iterator[None]:
-    """Somebody watches: the page of one endpoint, the metrics of several, and `gradwire top`."""
+    """Runs viewers: of the page of one endpoint, of the metrics of several, and `gradwire top`."""
     ended = threading.Event()
     urls = [f"http://127.0.0.1:{port}/api/v1/watch"]
     urls += [f"http://127.0.0.1:{each}/metrics" for each in pages]
@@ -190,8 +190,8 @@ def viewers(program: Path, port: int, pages: list[int]) -> Iterator[None]:
 def run(
     words: list[str], watch: Callable[[], AbstractContextManager[None]]
 ) -> tuple[float, int, int]:
-    """Runs a program; returns seconds of processor time, waits and page faults of it and of the
-    processes that it has waited for."""
+    """Runs a program. Returns the seconds of processor time, the waits and the page faults of the
+    program and of its child processes that have ended."""
     with subprocess.Popen(
         words,
         stdin=subprocess.DEVNULL,
@@ -219,7 +219,7 @@ def run(
 def looked_at(
     variant: str, program: Path, port: int, pages: list[int], folder: Path
 ) -> Callable[[], AbstractContextManager[None]]:
-    """Returns who looks at a job of this variant."""
+    """Returns the viewers of a job of this variant."""
     if variant == WATCHED:
         return partial(viewers, program, port, pages)
     if variant == TRACED:
@@ -234,7 +234,7 @@ def measure(variant: str, program: Path, load: Load, folder: Path) -> Use:
         port, answer = free_port(), folder / "answer.json"
         words = [str(program), "bench", *load.words, "--iters", str(steps), "--json", str(answer)]
         words += ["-H", HOSTS, *ALIKE]
-        # Older releases take one port, and nobody looks at them.
+        # Older releases accept only a single port, and have no viewers.
         if variant != OLD:
             words += ["--set", f"metrics.listen=127.0.0.1:{port}-{port + 8}"]
         used = run(words, looked_at(variant, program, port, [port, port + 1], folder))
@@ -261,7 +261,7 @@ def negotiate(variant: str, program: Path, folder: Path) -> Use:
 
 
 def resources(program: Path, folder: Path) -> list[dict[str, Any]]:
-    """Returns what each process of an idle job and of a busy one takes."""
+    """Returns the resources of each process of an idle job and of a busy one."""
     answer = folder / "answer.json"
     words = [str(program), "bench", "resources", "-H", HOSTS, *ALIKE, "--json", str(answer)]
     run(words, nullcontext)
@@ -270,14 +270,14 @@ def resources(program: Path, folder: Path) -> list[dict[str, Any]]:
 
 
 def judge(more: float, spread: float, goal: float) -> str:
-    """Returns whether a goal is met: what is needed more, and its goal, as shares."""
+    """Returns whether a goal is met, from the additional need and the goal, as shares."""
     if more <= goal:
         return "met"
     return "within noise" if more - spread <= goal else "NOT met"
 
 
 def as_markdown(rows: Rows, base: str, noise: dict[str, float]) -> str:
-    """Returns the table, with the verdict of each goal."""
+    """Returns the table, with a verdict for each goal."""
     lines = [
         f"Older release: {base}. {noise_text(noise)}.",
         "",
@@ -310,7 +310,7 @@ def as_markdown(rows: Rows, base: str, noise: dict[str, float]) -> str:
 
 
 def resources_as_markdown(found: dict[str, list[dict[str, Any]]]) -> str:
-    """Returns what `gradwire bench resources` found of both releases, process by process."""
+    """Returns the results of `gradwire bench resources` for both releases, by process."""
     lines = [
         "| process | | idle, of a core | own memory | processor per step | waits | page faults "
         "| system calls |",
@@ -343,7 +343,7 @@ def before(data: Path, base: str) -> tuple[Rows, dict[str, list[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Choice:
-    """What is measured, and where it is written to."""
+    """What to measure, and where to write the results."""
 
     base: str
     rounds: int
@@ -353,11 +353,11 @@ class Choice:
 
 
 def main(choice: Choice, folder: Path) -> int:
-    """Measures all that is chosen, and writes tables and JSON."""
+    """Measures everything that was selected, and writes tables and JSON."""
     names = [load.name for load in LOADS] + [COORDINATOR, RESOURCES]
     chosen = {name for name in names if re.search(choice.only, name)}
     if not chosen:
-        raise Trouble(f"--only {choice.only} fits none of {', '.join(names)}")
+        raise Trouble(f"--only {choice.only} matches none of {', '.join(names)}")
     programs, noise = build(choice.base), Noise()
     data = choice.out / DATA
     rows, used = before(data, choice.base) if choice.is_added else (Rows(), {})
@@ -365,7 +365,7 @@ def main(choice: Choice, folder: Path) -> int:
     for number in range(choice.rounds if chosen - {RESOURCES} else 0):
         noise.probe()
         say(f"round {number + 1} of {choice.rounds}")
-        # Each is first as often as the others.
+        # Each variant is equally often the first.
         first = number % len(variants)
         turn = variants[first:] + variants[:first]
         for load in LOADS:
@@ -376,7 +376,7 @@ def main(choice: Choice, folder: Path) -> int:
             for name, program in turn:
                 if name != TRACED:
                     rows.add(COORDINATOR, name, negotiate(name, program, folder))
-        # So an interrupted run keeps the rounds before.
+        # Written now, so that an interrupted run keeps its earlier rounds.
         write(choice, rows, noise, used)
     if RESOURCES in chosen:
         noise.probe()

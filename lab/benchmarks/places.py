@@ -1,6 +1,6 @@
-"""Where algorithms are compared: nodes on slow links, and what the program needs to run on them.
+"""The places where algorithms are compared: nodes on slow links, and how to run the program there.
 
-The rates are so low that the lines are the limit and not the processors. Eight nodes at 10 Gbit/s
+The rates are so low that the lines are the limit, not the processors. Eight nodes at 10 Gbit/s
 would measure the processors.
 """
 
@@ -16,7 +16,7 @@ from net import Network, Node, network
 from plan import GBIT, Scenario
 from shell import Process, call, end, run_job
 
-# How long one run of the program may take.
+# The time limit of one run.
 SECONDS = 300
 
 COORDINATOR_PORT = 29400
@@ -24,8 +24,8 @@ COORDINATOR_PORT = 29400
 
 @dataclass(frozen=True)
 class Place:
-    """Nodes, their racks, and the rate of each node's link. An uplink has a quarter of the rate of
-    the nodes of its rack together."""
+    """Nodes, their racks, and the rate of each node's link. An uplink has a quarter of the combined
+    rate of its rack's nodes."""
 
     nodes: int
     rate: float
@@ -58,8 +58,8 @@ PLACES = (
 
 
 def is_wanted(name: str, only: str) -> bool:
-    """Returns whether a name contains one of some texts, which `;` separates; without texts it
-    does."""
+    """Returns whether a name contains one of the texts in `only`, separated by `;`. Every name
+    contains the empty text."""
     return any(text.strip() in name for text in only.split(";"))
 
 
@@ -73,19 +73,19 @@ class Site:
     at: list[str] = field(default_factory=list)
 
     def run(self, *words: str) -> None:
-        """Runs the program on the first node, for a job of one rank per node."""
+        """Runs the program on the first node, as a job with one rank per node."""
         own = [str(self.gradwire), *words, *self.at]
         run_job([Process(self.net.nodes[0].inside(own))], SECONDS)
 
     def probe(self) -> Path:
-        """Measures the links. Returns the file that describes them."""
+        """Measures the links. Returns the file that describes the cluster."""
         cluster = self.folder / "cluster.toml"
         self.run("probe", "--out", str(cluster))
         return cluster
 
     def watched_bench(self, *words: str) -> tuple[list[dict[str, float]], list[dict[str, Any]]]:
-        """Measures a collective. Returns the rows of its table, and what the coordinator said last
-        of its choices (`gradwire explain --json`)."""
+        """Measures a collective. Returns the rows of its table, and the last description of the
+        coordinator's choices (`gradwire explain --json`)."""
         said = self.folder / "said.json"
         said.unlink(missing_ok=True)
         node = self.net.nodes[0]
@@ -93,7 +93,7 @@ class Site:
         loop = 'while :; do "$0" explain --json "$1" >"$2.new" && mv "$2.new" "$2"; sleep 0.2; done'
         words = (*words, "--set", f"coordinator.listen={address}")
         watch = node.inside(["sh", "-c", loop, str(self.gradwire), address, str(said)])
-        # It fails as long as there is no job.
+        # It fails until there is a job.
         with subprocess.Popen(
             watch, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         ) as watcher:
@@ -112,7 +112,7 @@ class Site:
 
 @contextmanager
 def site(place: Place, gradwire: Path, folder: Path) -> Iterator[Site]:
-    """Makes the links of a place, which exist as long as the block runs."""
+    """Makes the links of a place, which exist until the block ends."""
     with network(place.scenario, True) as net:
         hosts = folder / "hosts"
         hosts.write_text(hosts_text(place, net.nodes))
@@ -122,13 +122,13 @@ def site(place: Place, gradwire: Path, folder: Path) -> Iterator[Site]:
 
 
 def hosts_text(place: Place, nodes: list[Node]) -> str:
-    """Returns the file of hosts, with their racks."""
+    """Returns the hostfile, with racks."""
     racks = (at * place.racks // place.nodes for at in range(place.nodes))
     lines = zip(nodes, racks, strict=True)
     return "".join(f"{node.address} slots=1 rack=r{rack}\n" for node, rack in lines)
 
 
 def allreduces(gradwire: Path, nodes: int) -> list[str]:
-    """Returns every algorithm for an allreduce between so many nodes."""
+    """Returns every algorithm for an allreduce between `nodes` nodes."""
     words = [str(gradwire), "algorithms", "--nodes", str(nodes), "--json"]
     return [row["algorithm"] for row in json.loads(call(words))["schedules"]]

@@ -1,4 +1,4 @@
-"""What is measured: scenarios, sizes, and how many iterations. Pure.
+"""The plan of measurements: scenarios, sizes, and numbers of iterations. Pure.
 
 A scenario is a number of nodes and ranks with the links between them. Every system runs in all
 scenarios.
@@ -13,9 +13,8 @@ QUICK_SIZES = (4, MIB, 64 * MIB)
 NODE_SIZES = (4, 64 << 10, MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 LINE_SIZES = (16 * MIB, 64 * MIB)
 
-# From this size on, there is a barrier before each iteration. Filling a tensor takes the ranks
-# different times, which would otherwise count as a part of the operation. Below, calls go back to
-# back.
+# From this size on, there is a barrier before each iteration. Ranks take different times to fill a
+# tensor, which would otherwise count for the operation. Below, calls follow each other directly.
 BARRIER_FROM = MIB
 
 
@@ -32,12 +31,12 @@ class Scenario:
     rate: int | None = None
     # The delay of each packet, in milliseconds in each direction.
     delay_ms: float = 0.0
-    # Whether the gradients of a network take the place of sizes.
+    # Whether to use the gradients of a network instead of sizes.
     model: bool = False
-    # The names of the systems that run; empty for all that can run.
+    # The names of the systems to run; empty for all that can run.
     systems: tuple[str, ...] = ()
-    # The racks of the nodes, each of as many. The link of a rack with the others has a quarter of
-    # the rate of its nodes together.
+    # The number of racks, all of the same size. The link of a rack to the others has a quarter of
+    # the combined rate of its nodes.
     racks: int = 1
 
     @property
@@ -47,7 +46,7 @@ class Scenario:
 
 
 def quick() -> list[Scenario]:
-    """Returns the scenarios that show the most in five minutes."""
+    """Returns the most informative scenarios for five minutes."""
     return [
         Scenario("node-4", "one node, 4 ranks", 1, 4, QUICK_SIZES),
         Scenario("10g-2x2", "two nodes × 2 ranks, 10 Gbit/s", 2, 2, QUICK_SIZES, rate=10 * GBIT),
@@ -115,7 +114,7 @@ def for_targets() -> list[Scenario]:
 
 @dataclass(frozen=True)
 class Run:
-    """One size with its iterations: the same for every system."""
+    """One size with its iterations, equal for every system."""
 
     size: int
     warmup: int
@@ -123,7 +122,7 @@ class Run:
     barrier: bool
 
     def __str__(self) -> str:
-        """Returns the form that the peers' programs read."""
+        """Returns the form that the peers' programs parse."""
         return f"{self.size}:{self.warmup}:{self.iterations}{':barrier' if self.barrier else ''}"
 
 
@@ -136,17 +135,17 @@ def expected_seconds(scenario: Scenario, size: int) -> float:
 
 
 def line_bits(scenario: Scenario, size: int) -> float:
-    """Returns the bits that each node has to send at least: 2(M-1)/M · S for M nodes."""
+    """Returns the least bits that each node has to send: 2(M-1)/M · S for M nodes."""
     return 2 * (scenario.nodes - 1) / scenario.nodes * size * 8
 
 
 def bus_bytes(scenario: Scenario, size: int) -> float:
-    """Returns the bytes by which nccl-tests measures the bus: 2(N-1)/N · S for N ranks."""
+    """Returns the bytes of nccl-tests' bus bandwidth: 2(N-1)/N · S for N ranks."""
     return 2 * (scenario.ranks - 1) / scenario.ranks * size
 
 
 def runs(scenario: Scenario, seconds: float, thrift: int = 1) -> list[Run]:
-    """Returns the sizes with the iterations for about `seconds`; `thrift` divides these for slow
+    """Returns the sizes with iterations for about `seconds`; `thrift` reduces it for slow
     systems."""
     planned = []
     for size in scenario.sizes:
@@ -157,7 +156,7 @@ def runs(scenario: Scenario, seconds: float, thrift: int = 1) -> list[Run]:
 
 
 def size_text(size: int) -> str:
-    """Returns the text of a size."""
+    """Returns a size with its unit."""
     for unit, name in ((1 << 30, "GiB"), (MIB, "MiB"), (1 << 10, "KiB")):
         if size >= unit:
             return f"{size / unit:g} {name}"

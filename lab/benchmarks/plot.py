@@ -1,7 +1,7 @@
-"""`plot.py RESULTS.json OUT…`: bandwidth over size, one line for each system, one panel for each
+"""`plot.py RESULTS.json OUT…`: bandwidth by size, with a line for each system and a panel for each
 scenario.
 
-It runs in the virtual environment of the benchmark, where matplotlib is.
+It runs in the virtual environment of the benchmark, which has matplotlib.
 """
 
 import json
@@ -21,13 +21,13 @@ COLOURS = {
     "oneccl": "#e69f00",
     "horovod": "#56b4e9",
 }
-# The line styles of our systems, if there are several.
+# The line styles of our systems.
 DASHES = {"gradwire-ordinary": "--", "gradwire-bf16": "-."}
 COLUMNS = 2
 
 
 def size_text(size: float) -> str:
-    """Returns the text of a size on an axis."""
+    """Returns a size for an axis."""
     for unit, name in ((1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")):
         if size >= unit:
             return f"{size / unit:g}{name}"
@@ -81,7 +81,7 @@ def main() -> None:
         s for s in results["scenarios"] if any(len(system["rows"]) > 1 for system in s["systems"])
     ]
     if not scenarios:
-        sys.exit("plot: there is no scenario with more than one size")
+        sys.exit("plot: no scenario has more than one size")
     rows = -(-len(scenarios) // COLUMNS)
     figure, grid = plt.subplots(
         rows, COLUMNS, figsize=(12, 4 * rows), squeeze=False, layout="constrained"

@@ -1,10 +1,10 @@
-"""What the ranks of the Python peers share: they are timed in the way of `gradwire bench`.
+"""The common part of the Python peers' ranks, which are timed like `gradwire bench`.
 
-The operation is a sum of float32 in place. Every iteration begins with fresh data, and its result
-is checked; above 16 MiB, this holds for every tenth iteration. Both are outside of the timed part.
-The time of an iteration is that of the slowest rank. If there is a barrier before an iteration,
-there is one after it, too: untimed work of one rank must not keep another rank on the same core
-from noticing the end. Rank 0 prints a line of JSON for each size, or for the model.
+The operation is an in-place sum of float32. Every iteration begins with fresh data, and its result
+is checked; above 16 MiB, this applies to every tenth iteration. Both are untimed. The time of an
+iteration is that of the slowest rank. If there is a barrier before an iteration, there is one after
+it, too: untimed work of one rank must not keep another rank on the same core from noticing the end.
+Rank 0 prints a line of JSON for each size, or for the model.
 
 The programs run in the virtual environment of the benchmark, one process for each rank.
 """
@@ -34,7 +34,7 @@ class Peer:
     allreduce: Callable[[torch.Tensor], object]
     # Starts a sum; returns its wait. The number identifies the tensor.
     start: Callable[[torch.Tensor, int], Callable[[], object]]
-    # Returns, for each element, the largest value of all ranks.
+    # Returns the element-wise maximum over all ranks.
     largest: Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -60,7 +60,7 @@ class Tensor:
     def check(self) -> None:
         """Ends the program if the sum is wrong."""
         if not torch.equal(self.data, self.end):
-            sys.exit(f"{self.peer.name}: rank {self.peer.rank}: a result is wrong")
+            sys.exit(f"{self.peer.name}: rank {self.peer.rank}: wrong result")
 
 
 def measure(
@@ -128,7 +128,7 @@ def options(description: str | None) -> argparse.ArgumentParser:
 
 
 def cores(local_ranks: int) -> int:
-    """Returns how many of the machine's cores a rank may use to fill and to check."""
+    """Returns the number of cores that a rank may use to fill and to check."""
     return max(1, len(os.sched_getaffinity(0)) // local_ranks)
 
 
@@ -137,7 +137,7 @@ def run(
     arguments: argparse.Namespace,
     cut: Callable[[list[int]], list[int]] = lambda counts: counts,
 ) -> None:
-    """Measures what the command line asks for; `cut` makes buckets of a model's tensors."""
+    """Measures according to the command line; `cut` makes buckets of a model's tensors."""
     if arguments.model:
         counts = [int(line) for line in arguments.model.read_text().split()]
         model(peer, cut(counts), arguments.warmup, arguments.iterations)

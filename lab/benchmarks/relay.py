@@ -4,10 +4,9 @@
 network namespaces and prints `ready`. It passes each packet from one device to the other, `MS`
 milliseconds later. It ends when its standard input ends.
 
-Packets pass as the system would hand them to a network card: those of TCP in bundles of up to 64
-KiB that are not cut, and without checksums, which would cost both ends more than the relay. A real
-line is not slower when the processors are busy, so the relay has a higher priority than all other
-work.
+Packets pass as the system would give them to a network card: those of TCP in bundles of up to 64
+KiB, uncut and without checksums, which would cost both ends more than the relay. A real line does
+not get slower when processors are busy, so the relay has a higher priority than all other work.
 """
 
 import ctypes
@@ -25,14 +24,14 @@ CLONE_NEWNET = 0x40000000
 TUNSETIFF = 0x400454CA
 IFF_TUN = 0x0001
 IFF_NO_PI = 0x1000
-# Each packet has a header with what a card would need to know about it.
+# Each packet has a header with the information for a network card.
 IFF_VNET_HDR = 0x4000
 TUNSETOFFLOAD = 0x400454D0
 TUN_F_CSUM = 0x01
 TUN_F_TSO4 = 0x02
 MTU = 1500
 LARGEST = 10 + (1 << 16)
-# The length of the queue is the buffer of the line. Packets beyond it are lost, as on a real line
+# The length of the queue is the line's buffer. Packets beyond it are lost, as on a real line
 # (BOUND).
 MAX_PACKETS = 4096
 
@@ -42,11 +41,11 @@ def enter(namespace: str) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     with open(f"/run/netns/{namespace}") as file:
         if libc.setns(file.fileno(), CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), f"the namespace {namespace} can't be entered")
+            raise OSError(ctypes.get_errno(), f"can't enter the namespace {namespace}")
 
 
 def device(namespace: str, address: str, name: str) -> int:
-    """Makes a tunnel device in a namespace; it exists as long as the descriptor is open."""
+    """Makes a tunnel device in a namespace; it exists until the descriptor is closed."""
     enter(namespace)
     tunnel = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     flags = IFF_TUN | IFF_NO_PI | IFF_VNET_HDR
@@ -79,13 +78,13 @@ def forward(a: int, b: int, delay: float) -> None:
                 if len(queue) < MAX_PACKETS:
                     queue.append((time.monotonic() + delay, packet))
             while queue and queue[0][0] <= time.monotonic():
-                # A device that is full or down loses packets, as a line does.
+                # A device that is full or down loses packets, like a line.
                 with suppress(OSError):
                     os.write(target, queue.popleft()[1])
 
 
 def main() -> None:
-    """Makes the line and keeps it running."""
+    """Makes the line and runs it."""
     namespace_a, address_a, namespace_b, address_b, name, milliseconds = sys.argv[1:]
     a = device(namespace_a, address_a, name)
     b = device(namespace_b, address_b, name)

@@ -17,7 +17,7 @@ FAMILIES = {
 
 
 def as_json(head: dict[str, object], results: list[Result]) -> dict[str, object]:
-    """Returns everything that was measured."""
+    """Returns all measurements."""
     return {**head, "scenarios": [_scenario_json(result) for result in results]}
 
 
@@ -136,8 +136,7 @@ def _times(result: Result) -> list[str]:
 
 
 def _ratios(result: Result, quiet: bool) -> list[str]:
-    """Returns how many times as fast as its peers Gradwire is, with a verdict only beyond the
-    noise."""
+    """Returns how many times faster than its peers Gradwire is, with a verdict beyond the noise."""
     ours = [
         outcome
         for outcome in result.outcomes
@@ -163,7 +162,7 @@ def _ratios(result: Result, quiet: bool) -> list[str]:
 def _verdict(ours: Figure, theirs: Figure, quiet: bool) -> str:
     text = f"{ratio(ours, theirs):.2f}×"
     if not quiet:
-        return text  # what else runs hits some systems harder than others, and no range shows that
+        return text  # other load slows some systems more than others, which no range shows
     found = verdict(ours, theirs)
     return f"**{text}** {found.value}" if found is not Verdict.NOISE else f"{text} ({found.value})"
 
@@ -185,7 +184,7 @@ def _remarks(result: Result) -> list[str]:
         elif len(outcome.system.setups) > 1 and outcome.rounds:
             lines.append(
                 f"- {outcome.system.title}: only '{outcome.system.setups[0].label}'; --quick "
-                "tries no other."
+                "skips other setups."
             )
         if outcome.trouble:
             first = outcome.trouble.splitlines()

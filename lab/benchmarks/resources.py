@@ -1,7 +1,7 @@
-"""What a job costs besides its time: `gradwire bench resources`, with verdicts.
+"""The resources of a job, by `gradwire bench resources`, with verdicts.
 
-The job has two daemons with a rank each on this machine's loopback addresses, so bytes also cross
-sockets.
+The job has two daemons with a rank each on this machine's loopback addresses, so that bytes also
+cross sockets.
 """
 
 import json
@@ -14,8 +14,8 @@ from shell import Process, Trouble, run_job
 NAME = "resources"
 HOSTS = "127.0.0.1:1,127.0.0.2:1"
 SECONDS = 600
-# The limits of the targets: of one core, of memory besides arenas and pieces, and of growth.
-# Allocators and the system move some pages in any program.
+# The limits of the targets: processor time as a share of one core, memory without arenas and
+# pieces, and growth. Allocators and the system move some pages in any program.
 IDLE = 0.005
 MEMORY = 64 << 20
 FLAT = 1 << 20
@@ -41,18 +41,14 @@ def watch(tools: Tools, folder: Path) -> dict[str, object]:
         assert isinstance(found, dict)
         return found
     except (OSError, ValueError, AssertionError) as error:
-        raise Trouble(
-            f"what gradwire bench resources wrote is not understood ({error!r})"
-        ) from error
+        raise Trouble(f"invalid output of gradwire bench resources ({error!r})") from error
 
 
 def judge(watched: dict[str, object]) -> list[Fact]:
     """Compares the worst of the daemons with the targets."""
     rows = watched.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise Trouble(
-            f"what gradwire bench resources wrote is not understood: {str(watched)[:200]}"
-        )
+        raise Trouble(f"invalid output of gradwire bench resources: {str(watched)[:200]}")
     try:
         daemons = [row for row in rows if row["process"] == "daemon"]
         idle = max(row["idle_share"] for row in daemons)
@@ -60,9 +56,7 @@ def judge(watched: dict[str, object]) -> list[Fact]:
         growth = max(row["growth_bytes"] for row in daemons)
         steps = watched["steps"]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Trouble(
-            f"what gradwire bench resources wrote is not understood ({error!r})"
-        ) from error
+        raise Trouble(f"invalid output of gradwire bench resources ({error!r})") from error
     mib = 1 << 20
     return [
         Fact("an idle job, of a core per daemon", f"≤ {IDLE:.1%}", f"{idle:.2%}", idle <= IDLE),
@@ -77,7 +71,7 @@ def judge(watched: dict[str, object]) -> list[Fact]:
 
 
 def as_markdown(watched: dict[str, object]) -> list[str]:
-    """Returns what each process used. Counts have no target and are only reported."""
+    """Returns the resources of each process. Counts have no target and are only reported."""
     rows = watched["rows"]
     assert isinstance(rows, list)
     lines = [

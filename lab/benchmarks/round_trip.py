@@ -1,7 +1,7 @@
 """Measures the time of a round trip: `round_trip.py serve ADDRESS PORT` on one node, `… ask …` on
 the other.
 
-To connect takes one round trip. The program prints the median of some, in milliseconds.
+Connecting takes one round trip. The program prints the median of several, in milliseconds.
 """
 
 import socket
@@ -13,7 +13,7 @@ TIMES = 21
 
 
 def main() -> None:
-    """Does what the command line asks for."""
+    """Serves or asks, according to the command line."""
     what, address, port = sys.argv[1:]
     place = (address, int(port))
     if what == "serve":

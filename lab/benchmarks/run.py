@@ -2,14 +2,14 @@
 """`make bench`: Gradwire and its peers side by side, in one run.
 
     lab/benchmarks/run.py            everything, in less than half an hour on two cores
-    lab/benchmarks/run.py --quick    what tells the most, in less than five minutes
+    lab/benchmarks/run.py --quick    the most informative part, in less than five minutes
     lab/benchmarks/run.py --targets  the targets, and whether they are met, in a quarter of an hour
     lab/benchmarks/run.py --overhead --base v0.1
-                                 what observing a job costs, against an older release
+                                 the cost of observing a job, compared with an older release
 
 It installs the peers with their package managers, runs them and Gradwire in turn on the same sizes,
-ranks and links, and writes tables, JSON and a plot to `bench-results/`. Installing comes on top of
-those times, once.
+ranks and links, and writes tables, JSON and a plot to `bench-results/`. Installing takes additional
+time, once.
 """
 
 import argparse
@@ -49,38 +49,36 @@ def arguments() -> argparse.Namespace:
     kind.add_argument(
         "--targets",
         action="store_true",
-        help="what the targets are judged by, each with its verdict",
+        help="only the measurements for the targets, each with its verdict",
     )
     kind.add_argument(
-        "--overhead", action="store_true", help="what observing a job costs; no peers"
+        "--overhead", action="store_true", help="the cost of observing a job; no peers"
     )
     parser.add_argument(
         "--base",
         default="HEAD~1",
         metavar="REVISION",
-        help="for --overhead: the older release, as git names it [%(default)s]",
+        help="for --overhead: the older release, as a git revision [%(default)s]",
     )
     parser.add_argument(
         "--rounds", type=int, default=MIN_ROUNDS, help="how often each system runs [%(default)s]"
     )
     parser.add_argument(
-        "--only", default="", metavar="REGEX", help="only scenarios with such a name"
+        "--only", default="", metavar="REGEX", help="only scenarios whose name matches"
     )
     parser.add_argument(
         "--add",
         action="store_true",
-        help="for --overhead: add rounds to those in the folder, so that a run may be divided",
+        help="for --overhead: add rounds to those in the folder, to divide a run",
     )
-    parser.add_argument(
-        "--list", action="store_true", help="show the scenarios' names, and measure nothing"
-    )
+    parser.add_argument("--list", action="store_true", help="list the scenarios without measuring")
     parser.add_argument(
         "--out", type=Path, default=install.ROOT / "bench-results", help="the folder for results"
     )
     chosen = parser.parse_args()
     if chosen.rounds < MIN_ROUNDS and not chosen.add:
         parser.error(
-            f"--rounds {chosen.rounds}: with less than {MIN_ROUNDS} no figure differs from noise"
+            f"--rounds {chosen.rounds}: fewer than {MIN_ROUNDS} can't be distinguished from noise"
         )
     try:
         re.compile(chosen.only)
@@ -90,12 +88,12 @@ def arguments() -> argparse.Namespace:
 
 
 def scenarios(chosen: argparse.Namespace) -> list[plan.Scenario]:
-    """Returns the scenarios that the command line asks for."""
+    """Returns the scenarios selected on the command line."""
     every = plan.quick() if chosen.quick else plan.for_targets() if chosen.targets else plan.full()
     found = [scenario for scenario in every if re.search(chosen.only, scenario.name)]
     if not found:
         names = ", ".join(scenario.name for scenario in every)
-        raise Trouble(f"--only {chosen.only} fits none of {names}")
+        raise Trouble(f"--only {chosen.only} matches none of {names}")
     return found
 
 
@@ -107,8 +105,8 @@ def measure(chosen: argparse.Namespace, planned: list[plan.Scenario], folder: Pa
         sweep_stale()
     else:
         say(
-            f"{refusal}: only one node is measured, with the machine's own congestion control for "
-            "everybody"
+            f"{refusal}: only one node is measured, and all systems use the machine's "
+            "congestion control"
         )
         tools.missing["more than one node"] = refusal
         planned = [scenario for scenario in planned if scenario.nodes == 1]
@@ -131,7 +129,7 @@ def measure(chosen: argparse.Namespace, planned: list[plan.Scenario], folder: Pa
             say(f"{scenario.title} is left out: {trouble}")
             tools.missing[scenario.title] = str(trouble)
             continue
-        # After each scenario, so that an interrupted run keeps what it has measured.
+        # Written after each scenario, so that an interrupted run keeps its measurements.
         head = {
             "machine": describe(),
             "noise": noise.summary(),
@@ -156,8 +154,8 @@ def measure(chosen: argparse.Namespace, planned: list[plan.Scenario], folder: Pa
 
 
 def watch(tools: install.Tools, folder: Path) -> dict[str, object] | None:
-    """Measures what a job uses besides its time."""
-    say("watching what a job takes of the machine")
+    """Measures the resources of a job."""
+    say("measuring the resources of a job")
     try:
         return resources.watch(tools, folder)
     except Trouble as trouble:
@@ -169,7 +167,7 @@ def watch(tools: install.Tools, folder: Path) -> dict[str, object] | None:
 def write(
     out: Path, head: dict[str, object], results: list[Result], watched: dict[str, object] | None
 ) -> None:
-    """Writes the tables and the JSON; the targets are compared with all that was measured."""
+    """Writes the tables and the JSON; the targets are compared with all measurements."""
     out.mkdir(parents=True, exist_ok=True)
     (out / TABLE).write_text(as_markdown(head, results))
     judgements = targets.judge(results)
@@ -198,21 +196,18 @@ def plot(out: Path) -> None:
             120,
         )
     except Trouble as trouble:
-        say(f"there is no plot: {trouble}")
+        say(f"the plot is left out: {trouble}")
 
 
 def stopped(number: int, _: FrameType | None) -> NoReturn:
-    """Ends the run and reports that: a missing table must not look like one that was not asked
-    for."""
-    say(
-        f"stopped by {signal.Signals(number).name}; scenarios that were finished before are in "
-        "the results folder"
-    )
+    """Ends the run and reports that: a missing table must not look like one that was not
+    requested."""
+    say(f"stopped by {signal.Signals(number).name}; finished scenarios are in the results folder")
     sys.exit(128 + number)
 
 
 def main() -> int:
-    """Runs the benchmark; however it ends, nothing of it is left behind (CLEAN)."""
+    """Runs the benchmark and always cleans up (CLEAN)."""
     chosen = arguments()
     signal.signal(signal.SIGTERM, stopped)
     signal.signal(signal.SIGINT, stopped)

@@ -1,13 +1,12 @@
 """The gradients of ResNet-50, as lines for `gradwire bench model --shapes FILE` and the peers'
 programs.
 
-All systems get the same tensors, because all of them read these lines.
+All systems read these lines, so they get the same tensors.
 """
 
 from math import prod
 
-# As in the published architecture (He et al. 2015, with biases only in the last layer) and in
-# torchvision.
+# As published (He et al. 2015, with biases only in the last layer) and in torchvision.
 TENSORS = 161
 PARAMETERS = 25_557_032
 

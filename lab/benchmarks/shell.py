@@ -1,6 +1,6 @@
-"""Runs programs: with a time limit, in a group of their own, and with their output if they fail.
+"""Runs programs with a time limit, in their own group, and shows their output if they fail.
 
-All processes of this benchmark are started here, so all of them can be ended here.
+All processes of this benchmark are started here, so that all of them can be ended here.
 """
 
 import os
@@ -18,14 +18,14 @@ Words = Sequence[str | os.PathLike[str]]
 
 
 class Trouble(Exception):
-    """An error that stops the benchmark or a system, with a text that says what to do."""
+    """An error that stops the benchmark or a system; its text says what to do."""
 
-    # All that the program has written, if that is known.
+    # All output of the program, if known.
     output = ""
 
 
 def say(text: str) -> None:
-    """Prints the progress."""
+    """Prints a line about the progress."""
     print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
@@ -112,7 +112,7 @@ def run_job(processes: list[Process], limit: float) -> str:
 
 
 def end(children: list[subprocess.Popen[bytes]]) -> None:
-    """Ends processes with the groups that they lead: asks them, waits, and kills them."""
+    """Ends processes with their groups: first by asking, then by killing them."""
     living = [child for child in children if child.poll() is None]
     for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
         for child in living:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""How well `gradwire simulate` tells times: every algorithm is measured between nodes on slow links
-(`places.py`), and simulated on what `gradwire probe` has found there. Nothing is fitted afterwards.
+"""Checks the times of `gradwire simulate`: every algorithm is measured between nodes on slow links
+(`places.py`), and simulated with the results of `gradwire probe` there. Nothing is fitted later.
 
-A cell is a place, some work and an algorithm. Its error is by how much the simulated time differs
-from the measured one, as a share of the measured one. Nine cells of ten have to be within 20 %.
+A cell is a place, a work and an algorithm. Its error is the difference between the simulated and
+the measured time, as a share of the measured one. Nine cells of ten must be within 20 %.
 
-What was measured is kept in a file (`--json`), so a run can be continued and divided. Simulated
-times are computed anew from the descriptions of the clusters, which are kept there, too.
+Measurements are kept in a file (`--json`), so that a run can be continued and divided. Simulated
+times are recomputed from the descriptions of the clusters, which are kept there, too.
 """
 
 import argparse
@@ -27,26 +27,26 @@ from shell import Trouble, call, say
 KIB = 1 << 10
 MODEL = "resnet50"
 MODEL_BYTES = 4 * 25_557_032
-# The coordinator's own choice.
+# The coordinator's choice.
 AUTO = "auto"
-# An error up to this counts as right, and so many of the cells have to be right.
+# Errors up to this bound count as right; the goal is the share of right cells.
 BOUND = 0.2
 GOAL = 0.9
-# A piece is no larger, and tensors up to it are one.
+# The largest piece; tensors up to this size are one piece.
 LARGEST_PIECE = 64 * MIB
-# Seconds that nothing takes.
+# A number of seconds that is never reached.
 FOREVER = 1e6
-# Data threads and the bytes of a chunk, as they usually are.
+# The default numbers of data threads and of bytes in a chunk.
 LANES = 2
 CHUNK = 256 * KIB
-# The most cells that are shown as the worst.
+# The most cells that are listed as the worst.
 WORST = 12
-# What a table of all cells begins with.
+# The head of a table of all cells.
 HEAD = """# Simulated and measured times
 
 All cells of the comparison in [simulator.md](simulator.md#measured-times): the measured time of an
-allreduce, or of a step of ResNet-50, and by how much the simulated time is longer. What is more
-than 20 % away is bold. [simulator-check.json](simulator-check.json) has the measured times and the
+allreduce, or of a step of ResNet-50, and by how much the simulated time is longer. Errors above
+20 % are bold. [simulator-check.json](simulator-check.json) has the measured times and the
 cluster files of the probe. `make simulate-check BENCH_ARGS="--dry --json RECORD --markdown FILE"`
 computes these tables again from this record, with the current simulator.
 """
@@ -54,7 +54,7 @@ computes these tables again from this record, with the current simulator.
 
 @dataclass(frozen=True)
 class Work:
-    """What a call does: pieces of so many bytes, all ready at once, or a step of a model."""
+    """The work of a call: pieces of a size, all ready at once, or a step of a model."""
 
     bytes: int
     pieces: int = 1
@@ -74,13 +74,13 @@ class Work:
 
     @property
     def lanes(self) -> int:
-        """Returns how many data threads daemons have. What waits is divided among them, so one
-        piece stays one only with one of them."""
+        """Returns the number of data threads of daemons. Waiting work is divided among them, so a
+        single piece needs a single thread to stay one piece."""
         return LANES if self.is_model or self.pieces > 1 else 1
 
     @property
     def chunk(self) -> int:
-        """Returns the bytes of a chunk: as usual, but no more than those of a full piece."""
+        """Returns the bytes of a chunk: the default, but at most those of a full piece."""
         return min(CHUNK, self.bytes) if self.pieces > 1 else CHUNK
 
     @property
@@ -94,7 +94,7 @@ STEP = Work(0)
 
 @dataclass(frozen=True)
 class Job:
-    """Work that one run of `gradwire bench` measures: with the same pieces, and as often."""
+    """The works that one run of `gradwire bench` measures, with the same pieces and repetitions."""
 
     works: tuple[Work, ...]
     warmup: int
@@ -103,7 +103,7 @@ class Job:
     def words(self, algorithm: str) -> list[str]:
         """Returns the command."""
         often = ["-w", str(self.warmup), "-i", str(self.iterations)]
-        # Calls follow each other: a check between them would let the lines rest.
+        # Without checks between calls, which would let the lines idle.
         often += ["-c", "1000000", "--set", f"negotiation.algorithm={algorithm}"]
         first, last = self.works[0], self.works[-1]
         if first.is_model:
@@ -127,8 +127,8 @@ QUICK_JOBS = (Job((Work(64 * KIB), Work(MIB)), 5, 25), Job((Work(MIB, 16),), 1, 
 
 
 def calls(work: Work) -> int:
-    """Returns how many calls of some work are measured, the first ones too. As many are simulated:
-    what a line lets through at once has gone in the first of them."""
+    """Returns the number of measured calls of a work, including warm-up. The same number is
+    simulated: the burst of a line passes in the first of them."""
     [job, *_] = (job for job in (*JOBS, *QUICK_JOBS) if work in job.works)
     return job.warmup + job.iterations
 
@@ -138,7 +138,7 @@ QUICK_PLACES = (Place(2, 1), Place(4, 1), Place(4, 1, racks=2))
 
 @dataclass
 class Measured:
-    """The times of one cell in seconds, one for each run."""
+    """The times of one cell in seconds, one per run."""
 
     place: str
     work: str
@@ -158,8 +158,7 @@ class Cell:
 
     @property
     def error(self) -> float:
-        """Returns by how much the simulated time is too long, as a share; less than 0: too
-        short."""
+        """Returns the relative error of the simulated time; less than 0 if it is too short."""
         return self.simulated / self.measured - 1
 
     @property
@@ -170,27 +169,28 @@ class Cell:
 
 @dataclass
 class Record:
-    """What was measured so far: the cluster of each place as a file, and times."""
+    """All measurements so far: the cluster file of each place, and times."""
 
     clusters: dict[str, str] = field(default_factory=dict)
     measured: list[Measured] = field(default_factory=list)
 
     @classmethod
     def read(cls, path: Path | None) -> "Record":
-        """Reads a record; an empty one if there is no file."""
+        """Reads a record, which is empty if there is no file."""
         if path is None or not path.exists():
             return cls()
         try:
             found = json.loads(path.read_text())
             return cls(dict(found["clusters"]), [Measured(**one) for one in found["measured"]])
         except (ValueError, KeyError, TypeError) as error:
-            raise Trouble(f"{path} is no record of this program ({error!r}); remove it") from error
+            what = f"{path} was not written by this program ({error!r}); remove it"
+            raise Trouble(what) from error
 
     def write(self, path: Path | None) -> None:
-        """Writes it, so that an interrupted run keeps what it has measured."""
+        """Writes the record, so that an interrupted run keeps its measurements."""
         if path is None:
             return
-        # A line for each cell, so that versions can be compared.
+        # A line for each cell, so that diffs of versions are readable.
         lines = ",\n".join(json.dumps(vars(one), ensure_ascii=False) for one in self.measured)
         new = path.with_name(path.name + ".new")
         new.write_text(
@@ -204,7 +204,7 @@ class Record:
         return any((one.place, one.work, one.algorithm) == wanted for one in self.measured)
 
     def add(self, place: str, work: str, algorithm: str, seconds: float) -> None:
-        """Adds a time to a cell, to a tenth of a microsecond."""
+        """Adds a time to a cell, rounded to a tenth of a microsecond."""
         seconds = round(seconds, 7)
         for one in self.measured:
             if (one.place, one.work, one.algorithm) == (place, work, algorithm):
@@ -218,7 +218,7 @@ Times = dict[tuple[str, str], float]
 
 
 def cells(record: Record, simulated: dict[str, Times]) -> list[Cell]:
-    """Returns what was both measured and simulated, in the order of places and work."""
+    """Returns the cells both measured and simulated, ordered by place and work."""
     found = []
     for one in record.measured:
         if (seconds := simulated.get(one.place, {}).get((one.work, one.algorithm))) is not None:
@@ -231,7 +231,7 @@ def cells(record: Record, simulated: dict[str, Times]) -> list[Cell]:
 
 
 def share_right(found: Iterable[Cell]) -> float:
-    """Returns the part of the cells that are right; 1 of none."""
+    """Returns the share of right cells; 1 if there are none."""
     right = [cell.is_right for cell in found]
     return sum(right) / len(right) if right else 1.0
 
@@ -242,7 +242,7 @@ def in_goal(found: list[Cell]) -> bool:
 
 
 def summary(found: list[Cell]) -> str:
-    """Returns how many cells are right, by place and work, and the worst ones."""
+    """Returns the numbers of right cells by place and work, and the worst cells."""
     works = list(dict.fromkeys(cell.work for cell in found))
     lines = [f"| links | {' | '.join(works)} | all |", "|---|" + "--:|" * (len(works) + 1)]
 
@@ -302,12 +302,12 @@ def worst(found: list[Cell]) -> list[Cell]:
 
 
 def milliseconds(seconds: float) -> str:
-    """Returns the text of a time."""
+    """Returns a time as text."""
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds * 1e3:.0f} ms"
 
 
 def with_job(cluster: str, work: Work) -> str:
-    """Returns the description of a cluster with the settings that some work is measured with."""
+    """Returns the description of a cluster with the settings of a measurement of some work."""
     for key, value in (("lanes", work.lanes), ("chunk_bytes", work.chunk)):
         head, job, rest = cluster.partition("[job]\n")
         cluster = head + job + re.sub(rf"(?m)^{key} = \d+$", f"{key} = {value}", rest)
@@ -315,7 +315,7 @@ def with_job(cluster: str, work: Work) -> str:
 
 
 def simulate(gradwire: Path, cluster: str, works: list[Work], algorithms: list[str]) -> Times:
-    """Returns the simulated seconds of some work on a described cluster."""
+    """Returns the simulated seconds of works on a described cluster."""
     times: Times = {}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "cluster.toml"
@@ -327,7 +327,7 @@ def simulate(gradwire: Path, cluster: str, works: list[Work], algorithms: list[s
                 words += ["--model", MODEL]
             else:
                 words += ["--bytes", str(work.bytes), "--pieces", str(work.pieces)]
-            # What the coordinator chooses is simulated with each model.
+            # The coordinator's choice is always simulated with a model.
             named = [name for name in algorithms if name != AUTO]
             call([*words, *(f"--spec={name}" for name in named)], limit=600)
             for run in json.loads((Path(folder) / "result.json").read_text())["runs"]:
@@ -337,20 +337,20 @@ def simulate(gradwire: Path, cluster: str, works: list[Work], algorithms: list[s
 
 
 def measure(here: Site, place: Place, job: Job, algorithm: str, record: Record) -> None:
-    """Measures what a job measures by an algorithm, and adds it to the record."""
+    """Measures the works of a job by an algorithm, and adds them to the record."""
     say(f"{place.name}: {', '.join(work.name for work in job.works)} by {algorithm}")
     rows = here.bench(*job.words(algorithm))
     for work, row in zip(job.works, rows, strict=True):
         if not work.is_model and row["bytes"] != work.total:
-            raise Trouble(f"a call moved {row['bytes']} bytes, and {work.total} were asked for")
+            raise Trouble(f"a call moved {row['bytes']} bytes instead of {work.total}")
         record.add(place.name, work.name, algorithm, row["median_us"] / 1e6)
 
 
 def missing(
     record: Record, place: str, jobs: Iterable[Job], algorithms: list[str]
 ) -> list[tuple[Job, str]]:
-    """Returns what has not been measured at a place, one algorithm after the other in each job.
-    The coordinator's choice is compared only for the model."""
+    """Returns the missing measurements of a place, job by job. The coordinator's choice is compared
+    only for the model."""
     return [
         (job, name)
         for job in jobs
@@ -361,13 +361,13 @@ def missing(
 
 
 def too_long(job: Job, algorithm: str, expected: Times, longest: float) -> bool:
-    """Returns whether a call of a job is simulated to take longer than that."""
+    """Returns whether a call of a job is simulated to take more than `longest` seconds."""
     times = [expected.get((work.name, algorithm), 0.0) for work in job.works]
     return max(times) > longest
 
 
 def visit(place: Place, options: argparse.Namespace, record: Record, deadline: float) -> bool:
-    """Measures what is missing at a place, until the time is up. Returns whether all is there."""
+    """Makes the missing measurements of a place, until the deadline. Returns whether all exist."""
     gradwire = options.gradwire
     names = [*allreduces(gradwire, place.nodes), AUTO]
     names = [name for name in names if is_wanted(name, options.specs)]
@@ -404,41 +404,39 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only",
         default="",
-        help="the places whose names contain one of these texts, such as "
+        help="measure only places whose name contains one of these texts, such as "
         "'4 nodes, 1;in 2 racks' [all]",
     )
     parser.add_argument(
-        "--specs", default="", help="the algorithms whose names contain one of these texts [all]"
+        "--specs", default="", help="only algorithms whose name contains one of these texts [all]"
     )
     parser.add_argument(
         "--json",
         type=Path,
-        help="a file for all times. What it has already is not measured again",
+        help="a file for all times; those already in it are kept",
     )
     parser.add_argument("--markdown", type=Path, help="a file for a table of all cells")
-    parser.add_argument("--minutes", type=float, default=1e9, help="stop after that [never]")
+    parser.add_argument("--minutes", type=float, default=1e9, help="stop after this time [never]")
     parser.add_argument("--largest", type=int, default=1 << 20, help="in MiB [all sizes]")
     parser.add_argument(
         "--longest",
         type=float,
         default=5.0,
-        help="leave out calls that are simulated to take more seconds [%(default)s]",
+        help="leave out calls with a longer simulated time, in seconds [%(default)s]",
     )
     parser.add_argument("--probe", action="store_true", help="measure the links again")
-    parser.add_argument(
-        "--dry", action="store_true", help="measure nothing: simulate what the file has"
-    )
+    parser.add_argument("--dry", action="store_true", help="only simulate the works in the file")
     options = parser.parse_args()
     places = QUICK_PLACES if options.quick else PLACES
     options.places = [place for place in places if is_wanted(place.name, options.only)]
     if not options.places:
-        parser.error(f"--only: no place's name contains {options.only!r}")
+        parser.error(f"--only: no place has a name that contains {options.only!r}")
     if not options.gradwire.is_file():
-        parser.error(f"{options.gradwire} is not there: build it with cargo build --release")
+        parser.error(f"{options.gradwire} does not exist: build it with cargo build --release")
     if options.dry and not (options.json and options.json.exists()):
         parser.error("--dry needs the --json file of an earlier run")
     if min(options.minutes, options.largest, options.longest) <= 0:
-        parser.error("--minutes, --largest and --longest have to be more than 0")
+        parser.error("--minutes, --largest and --longest must be more than 0")
     options.gradwire = options.gradwire.resolve()
     return options
 
@@ -452,7 +450,7 @@ def main() -> None:
         record = Record.read(options.json)
         for place in options.places:
             if not options.dry and not visit(place, options, record, deadline):
-                say("the time is up; the same command goes on")
+                say("the time is up; run the same command to continue")
                 break
         simulated = {}
         for place in options.places:

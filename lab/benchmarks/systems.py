@@ -1,9 +1,9 @@
-"""The systems side by side: how each is started, as a user gets it and at its best.
+"""The compared systems: how each is started, with its defaults and at its best.
 
 "At its best" means: TCP with reno (bbr, a common default of servers, slows Gloo and the MPI
 libraries down on links without loss), and a malloc that keeps large blocks (otherwise the MPI
 libraries measure page faults above 32 MiB). For each size it also means the fastest of the
-library's algorithms, which this run finds by trying them.
+library's algorithms, found by measuring them in this run.
 """
 
 from collections.abc import Callable
@@ -40,11 +40,11 @@ class System:
     title: str
     family: str
     tuned: bool
-    # Tried in turn before the rounds. Each size then uses the setup that was fastest for it.
+    # Measured once before the rounds. Each size then uses its fastest setup.
     setups: tuple[Setup, ...] = (Setup("default"),)
-    # The factor by which a very slow system gets fewer iterations.
+    # The factor by which a slow system gets fewer iterations.
     thrift: int = 1
-    # Whether its ranks are programs in Python, which print their times.
+    # Whether its ranks are Python programs, which print their times.
     in_python: bool = False
 
     @property
@@ -110,7 +110,7 @@ INTEL_MPI = (
     _malloc("unpinned, ring", UNPINNED | {"I_MPI_ADJUST_ALLREDUCE": "8"}),
 )
 # With more ranks than cores, a pinned rank that polls keeps its core from the rank that it waits
-# for: tens of milliseconds instead of a quarter of one, for a few bytes. So neither is used.
+# for: a few bytes take tens of milliseconds instead of a quarter of one. So both are switched off.
 SHARING = UNPINNED | {"CCL_YIELD": "sched_yield"}
 ONECCL = (
     _malloc("unpinned, yielding", SHARING),
@@ -127,8 +127,8 @@ HOROVOD = (
 
 
 def systems(scenario: Scenario, tools: Tools, namespaces: bool) -> list[System]:
-    """Returns the systems of a scenario. Without namespaces TCP can't be tuned, but malloc and
-    algorithms can."""
+    """Returns the systems of a scenario. Without namespaces, only malloc and algorithms can be
+    tuned, not TCP."""
     ours = [System("gradwire", "Gradwire", "gradwire", tuned=True)]
     if scenario.nodes == 1:
         ordinary = (Setup("default", words=("--memory", "ordinary")),)
@@ -136,7 +136,7 @@ def systems(scenario: Scenario, tools: Tools, namespaces: bool) -> list[System]:
             System("gradwire-ordinary", "Gradwire, ordinary memory", "gradwire", True, ordinary)
         )
     elif namespaces:
-        ours.append(System("gradwire-plain", "Gradwire as it comes", "gradwire", tuned=False))
+        ours.append(System("gradwire-plain", "Gradwire, untuned", "gradwire", tuned=False))
         short = (Setup("default", words=("--set", "data.compression=bf16")),)
         ours.append(System("gradwire-bf16", "Gradwire, bf16 on the wire", "gradwire", True, short))
     if scenario.nodes == 1 and not scenario.model and tools.has("gradwire-python"):
@@ -201,7 +201,7 @@ def _model_peers() -> list[System]:
 
 
 def processes(job: Job, system: System, setup: Setup, answer: Path) -> list[Process]:
-    """Returns the processes of a measurement; `answer` is for a system that writes a file."""
+    """Returns the processes of a measurement; `answer` is for systems that write a file."""
     start: dict[str, Callable[[Job, Setup, Path], list[Process]]] = {
         "gradwire": _gradwire,
         "gloo": _gloo,
@@ -230,7 +230,7 @@ def _gradwire(job: Job, setup: Setup, answer: Path) -> list[Process]:
         (run,) = job.work
         words += ["allreduce", "--begin", str(run.size), "--end", str(run.size)]
         words += ["--warmup", str(run.warmup), "--iters", str(run.iterations)]
-        # A tensor is filled only if its result is checked. Between checks, calls go back to back.
+        # A tensor is filled only if its result is checked. Between checks, calls follow each other.
         words += ["--barrier", "--check", "1"] if run.barrier else ["--check", "10"]
     words += ["--op", "sum", "--json", str(answer), "-np", str(job.scenario.ranks), *setup.words]
     if job.scenario.nodes > 1:
@@ -264,7 +264,7 @@ def _gloo(job: Job, setup: Setup, answer: Path) -> list[Process]:
 
 
 def _gloo_words(job: Job) -> list[str]:
-    """Returns the arguments of the programs in Python."""
+    """Returns the arguments of the Python programs."""
     if isinstance(job.work, Model):
         words = ["--model", str(job.work.for_peers), "--warmup", str(job.work.warmup)]
         return [*words, "--iterations", str(job.work.iterations)]
@@ -272,8 +272,8 @@ def _gloo_words(job: Job) -> list[str]:
 
 
 def _horovod(job: Job, setup: Setup, answer: Path) -> list[Process]:
-    """Returns Horovod's processes, on one node only: its launcher would reach others by ssh
-    itself."""
+    """Returns Horovod's processes, on one node only, because its launcher would use ssh for
+    others."""
     words = [
         str(PYTHON),
         str(VENV / "bin" / "horovodrun"),
@@ -287,7 +287,7 @@ def _horovod(job: Job, setup: Setup, answer: Path) -> list[Process]:
         str(PYTHON),
         str(job.tools.programs["horovod"]),
     ]
-    # It resolves its host's name, and fails if that has no address.
+    # It resolves its host's name, and fails without an address.
     node = replace(job.net.nodes[0], host="localhost")
     return [Process(node.inside([*words, *_gloo_words(job)]))]
 
@@ -305,15 +305,15 @@ def _mpi_words(job: Job) -> list[str]:
 
 
 def _open_mpi(job: Job, setup: Setup, answer: Path) -> list[Process]:
-    # It takes this machine's cores for slots, and refuses to run as root.
+    # It counts this machine's cores as slots, and refuses to run as root.
     environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     words = ["mpirun.openmpi", "--oversubscribe", "-np", str(job.scenario.ranks)]
     if job.scenario.nodes > 1:
         device = job.net.nodes[0].device
         words += ["--host", _hosts(job), "--mca", "plm_rsh_agent", str(job.net.remote_shell)]
         words += ["--mca", "btl", "self,vader,tcp", "--mca", "pml", "ob1"]
-        # Otherwise it would keep the cores busy while it waits: it can't know that its nodes share
-        # them.
+        # Otherwise it would keep the cores busy while waiting, because it can't know that its nodes
+        # share them.
         words += ["--mca", "mpi_yield_when_idle", "1"]
         words += ["--mca", "btl_tcp_if_include", device, "--mca", "oob_tcp_if_include", device]
         words += [

@@ -1,9 +1,9 @@
-"""What Gradwire should reach, and whether it did. Pure.
+"""The targets of Gradwire, and whether it met them. Pure.
 
-A target limits Gradwire's time by something that was measured in the same run: a share of a peer's
-time, of the baseline, of the time on the line, or of Gradwire's own time without a setting. Both
-sides have ranges. A target is met only if it is met for all values in these ranges, and missed only
-if it is missed for all of them.
+A target limits Gradwire's time by another measurement of the same run: a share of a peer's time, of
+the baseline, of the time on the line, or of Gradwire's own time without a setting. Both sides have
+ranges. A target is met only if it is met for all values in these ranges, and missed only if it is
+missed for all of them.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ class Verdict(Enum):
     UNKNOWN = "not measured"
 
 
-# What a time is compared with, besides the names of peers.
+# What a time is compared with, besides peers.
 BEST_PEER = "the best peer"
 BASELINE = "the baseline"
 LINE = "the line, one stream"
@@ -112,7 +112,7 @@ class Judgement:
 
     @property
     def reached(self) -> str:
-        """Returns what was reached, in the form of the target."""
+        """Returns the result, in the form of the target."""
         if self.ours is None or self.theirs is None:
             return "–"
         faster = self.theirs.median / self.ours.median
@@ -129,7 +129,7 @@ class Judgement:
 
 
 def judge(results: list[Result], targets: Iterable[Target] = TARGETS) -> list[Judgement]:
-    """Judges each target of the scenarios that were run, at each of its sizes that was measured."""
+    """Judges each target in the measured scenarios, at each measured size."""
     found: list[Judgement] = []
     by_name = {result.scenario.name: result for result in results}
     for target in targets:
@@ -191,8 +191,8 @@ def _against(
         line = result.line
         if line is None:
             return target.against, None
-        # The better of its measurements, without a range, because other load only makes a line
-        # slower.
+        # The better of its measurements, without a range, because other load can only slow a line
+        # down.
         rate = line.one_way if target.against == LINE else line.both_ways
         return target.against, figure([line_bits(result.scenario, size) / rate * 1e6])
     if target.against == BASELINE:

@@ -20,20 +20,20 @@ GLOO = System("gloo", "Gloo", "gloo", tuned=False)
 
 
 class Figures(unittest.TestCase):
-    """Turning rounds into verdicts."""
+    """Verdicts from rounds."""
 
     def test_a_range_is_wider_than_the_rounds(self) -> None:
         """Three rounds don't show the extremes."""
         found = figure([100.0, 120.0, 110.0])
         self.assertEqual((found.median, found.low, found.high), (110.0, 90.0, 130.0))
 
-    def test_a_time_that_is_none_is_refused(self) -> None:
-        """A median of nothing would look like a result."""
+    def test_a_missing_or_zero_time_is_refused(self) -> None:
+        """Otherwise the median of nothing would look like a result."""
         for rounds in ([], [0.0, 1.0, 2.0], [-1.0]):
             with self.assertRaises(ValueError):
                 figure(rounds)
 
-    def test_only_what_stands_out_of_the_noise_is_called_a_win(self) -> None:
+    def test_only_differences_beyond_noise_are_wins(self) -> None:
         """Ranges that touch give no verdict."""
         ours = figure([100.0, 101.0, 102.0])
         self.assertIs(verdict(ours, figure([110.0, 111.0, 112.0])), Verdict.FASTER)
@@ -42,20 +42,20 @@ class Figures(unittest.TestCase):
         self.assertIs(verdict(ours, figure([104.0, 113.0, 125.0])), Verdict.NOISE)
         self.assertAlmostEqual(ratio(ours, figure([202.0, 202.0, 202.0])), 2.0)
 
-    def test_two_rounds_tell_nothing(self) -> None:
-        """There is no verdict, whatever they show."""
+    def test_two_rounds_are_not_enough(self) -> None:
+        """There is no verdict, whatever the figures are."""
         self.assertIs(verdict(figure([1.0, 1.0]), figure([9.0, 9.0, 9.0])), Verdict.NOISE)
 
     def test_times_have_three_digits(self) -> None:
-        """They have three digits in every unit."""
+        """Independent of the unit."""
         found = [time_text(us) for us in (4.256, 999.4, 1000.0, 38_123.0, 999_400.0, 1_234_000.0)]
         self.assertEqual(found, ["4.26 µs", "999 µs", "1 ms", "38.1 ms", "999 ms", "1.23 s"])
 
 
 class Lines(unittest.TestCase):
-    """The links that are made."""
+    """The simulated links."""
 
-    def test_a_delay_is_there_and_bytes_pass(self) -> None:
+    def test_a_line_has_its_delay_and_passes_bytes(self) -> None:
         """Packets go through the relay in bundles and without checksums."""
         refusal = may_make_namespaces()
         if refusal:
@@ -80,7 +80,7 @@ class Reports(unittest.TestCase):
     """The tables of the report."""
 
     def head(self, foreign: float) -> dict[str, object]:
-        """Returns the head of a run with so much foreign load."""
+        """Returns the head of a run with this foreign load."""
         noise = {
             "foreign_load_median": foreign,
             "foreign_load_max": foreign,
@@ -104,7 +104,7 @@ class Reports(unittest.TestCase):
         )
         theirs = Outcome(GLOO, {MIB: [200.0, 200.0, 202.0]}, {}, {MIB: GLOO.setups[0]})
         failed = Outcome(
-            System("openmpi", "Open MPI", "openmpi", tuned=False), trouble="it fell over"
+            System("openmpi", "Open MPI", "openmpi", tuned=False), trouble="it crashed"
         )
         return Result(scenario, None, [ours, theirs, failed])
 
@@ -115,25 +115,25 @@ class Reports(unittest.TestCase):
             "was quiet",
             "**2.00×** faster",
             "50% of the baseline",
-            "Open MPI failed: it fell over",
+            "Open MPI failed: it crashed",
             "no luck",
         ):
             self.assertIn(reported, text)
 
-    def test_a_busy_machine_has_none(self) -> None:
+    def test_a_busy_machine_has_no_verdict(self) -> None:
         """Other programs may slow one system down more than another."""
         text = as_markdown(self.head(0.5), [self.result()])
         self.assertIn("NOT quiet", text)
         self.assertIn("| 2.00× |", text)
         self.assertNotIn("faster", text.replace("How many times as fast Gradwire is", ""))
 
-    def test_a_baseline_that_wavers_is_none(self) -> None:
+    def test_an_unsteady_baseline_is_not_used(self) -> None:
         """A share of it would be noise."""
         steady = Outcome(GRADWIRE, {MIB: [100.0] * 3}, {MIB: [50.0, 55.0, 60.0]})
         wavering = Outcome(GRADWIRE, {MIB: [100.0] * 3}, {MIB: [3.0, 11.0, 22.0]})
         self.assertEqual((steady.baseline_share(MIB), wavering.baseline_share(MIB)), (0.55, None))
 
-    def test_setups_that_were_not_tried_are_listed(self) -> None:
+    def test_untuned_peers_are_listed(self) -> None:
         """A peer that was not tuned must not look like one at its best."""
         outcome = Outcome(
             System("openmpi-tuned", "Open MPI, tuned", "openmpi", True, OPEN_MPI), {MIB: [1.0] * 3}
@@ -158,20 +158,20 @@ class Plans(unittest.TestCase):
             names = [scenario.name for scenario in planned]
             self.assertEqual(len(names), len(set(names)))
 
-    def test_every_size_has_enough_iterations_for_a_median(self) -> None:
-        """This holds for the largest size on the slowest line, too."""
+    def test_every_size_has_enough_iterations(self) -> None:
+        """Also the largest size on the slowest line."""
         for scenario in full():
             for run in runs(scenario, 1.0, thrift=10):
                 self.assertGreaterEqual(run.iterations, 3, (scenario.name, run))
                 self.assertGreaterEqual(run.warmup, 1)
 
-    def test_bandwidth_counts_what_has_to_move(self) -> None:
+    def test_bandwidth_counts_the_necessary_bytes(self) -> None:
         """2(N-1)/N of the size, for ranks on the bus and for nodes on the line."""
         scenario = Scenario("s", "s", 2, 2, (MIB,), rate=GBIT)
         self.assertEqual(bus_bytes(scenario, MIB), 1.5 * MIB)
         self.assertEqual(line_bits(scenario, MIB), 8 * MIB)
 
-    def test_a_plan_is_written_as_the_programs_read_it(self) -> None:
+    def test_a_plan_has_the_form_of_the_programs(self) -> None:
         """The form is `BYTES:WARMUP:ITERATIONS[:barrier]`."""
         self.assertEqual(
             (str(Run(4, 2, 9, False)), str(Run(MIB, 1, 3, True))), ("4:2:9", "1048576:1:3:barrier")
@@ -208,8 +208,8 @@ class Answers(unittest.TestCase):
         theirs += '[0]<stdout>:{"bytes": 8, "times_us": [5]}\n'
         self.assertEqual(_read(theirs, GLOO), {4: Row(1.5), 8: Row(5)})
 
-    def test_what_is_no_answer_is_refused(self) -> None:
-        """The error has what was written."""
+    def test_invalid_output_is_refused(self) -> None:
+        """The error contains the output."""
         for text in (
             "",
             "{",
@@ -217,26 +217,26 @@ class Answers(unittest.TestCase):
             '{"rows": [{"bytes": 4}]}',
             '{"rows": [{"bytes": 4, "times_us": []}]}',
         ):
-            with self.assertRaisesRegex(Trouble, "not understood"):
+            with self.assertRaisesRegex(Trouble, "invalid output"):
                 _read(text, GRADWIRE)
 
 
 class Jobs(unittest.TestCase):
     """Processes side by side."""
 
-    def test_the_first_ones_output_is_the_answer(self) -> None:
-        """The output of the others is not."""
+    def test_the_output_of_the_first_is_returned(self) -> None:
+        """The output of the others is dropped."""
         found = run_job([Process(["echo", "a"]), Process(["echo", "b"])], 30)
         self.assertEqual(found, "a\n")
 
-    def test_one_that_fails_ends_all_and_is_named(self) -> None:
-        """The error has its last lines and does not wait for the others (WAIT)."""
+    def test_a_failing_process_ends_all_others(self) -> None:
+        """The error has its last lines, and does not wait for the others (WAIT)."""
         failing = Process(["sh", "-c", "echo no luck >&2; exit 3"])
         with self.assertRaisesRegex(Trouble, "(?s)ended with 3:.*no luck"):
             run_job([Process(["sleep", "600"]), failing], 60)
 
     def test_a_job_that_hangs_is_ended(self) -> None:
-        """It is ended when its time is up (WAIT)."""
+        """When its time is up (WAIT)."""
         with self.assertRaisesRegex(Trouble, "took more than"):
             run_job([Process(["sleep", "600"])], 0.1)
 

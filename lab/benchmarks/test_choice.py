@@ -1,4 +1,4 @@
-"""Tests what choice.py makes of its times."""
+"""Tests how choice.py evaluates its times."""
 
 import json
 import tempfile
@@ -26,29 +26,29 @@ class Regret(unittest.TestCase):
         self.assertEqual((own.best, own.regret()), ("ring", 0.5))
         self.assertIsNone(own.regret(LEARNED))
 
-    def test_there_is_no_negative_regret(self) -> None:
-        """Checks that noise in favour of the choice does not hide a bad one."""
+    def test_the_regret_is_never_negative(self) -> None:
+        """Checks that noise in favour of the choice does not hide another bad one."""
         lucky = cell([1.0], [2.0], [4.0])
         self.assertEqual(lucky.regret(), 0.0)
         cells = [lucky, cell([3.0], [2.0], [4.0])]
         self.assertEqual(mean(one.regret() for one in cells), 0.25)
         self.assertIsNone(mean([None]))
 
-    def test_noise_is_told_from_what_the_choice_costs(self) -> None:
-        """Checks that what was chosen counts by its own name."""
+    def test_noise_is_separate_from_the_choices_cost(self) -> None:
+        """Checks that the chosen algorithm counts with its time by name."""
         own = cell([5.0], [2.0], [4.0])
         own.times[LEARNED] = [2.2]
         own.chosen = {AUTO: ["direct"], LEARNED: ["ring"]}
         self.assertEqual((own.regret(AUTO), own.cost_of_choice(AUTO)), (1.5, 1.0))
         self.assertEqual(own.cost_of_choice(LEARNED), 0.0)
         self.assertEqual([round(share, 3) for share in own.noise()], [0.25, 0.1])
-        # What differs from round to round has no one time; a mean of choices has a cost.
+        # If choices differ by round there is no noise figure; the cost is a mean.
         own.chosen = {AUTO: ["direct", "ring"], LEARNED: ["chain"]}
         self.assertEqual((own.noise(), own.cost_of_choice(AUTO)), ([], 0.5))
         self.assertIsNone(own.cost_of_choice(LEARNED))
 
-    def test_the_floor_is_the_regret_of_the_same_messages(self) -> None:
-        """Checks that only what is predicted alike counts."""
+    def test_the_floor_is_for_equal_messages(self) -> None:
+        """Checks that only equal predictions count."""
         own = cell([5.0], [2.0], [3.0])
         self.assertIsNone(own.floor())
         own.times["chain"] = [9.0]
@@ -57,8 +57,8 @@ class Regret(unittest.TestCase):
         own.predicted["direct"] = [1.1]
         self.assertIsNone(own.floor())
 
-    def test_what_is_near_the_fastest_is_measured(self) -> None:
-        """Checks who is left after the look."""
+    def test_algorithms_near_the_fastest_are_measured(self) -> None:
+        """Checks which ones remain after the first run."""
         own = Cell("2 nodes", "alltoall", 4096, looks={"ring": 1.0, "direct": 1.2, "chain": 1.4})
         self.assertEqual(own.contenders(1.3), {"ring", "direct"})
 
@@ -67,7 +67,7 @@ class Errors(unittest.TestCase):
     """The errors of predictions."""
 
     def test_the_error_is_a_share_of_the_time(self) -> None:
-        """Checks that only what was predicted and measured counts."""
+        """Checks that only algorithms with predictions and measurements count."""
         own = cell([3.0], [2.0, 2.0, 9.0], [4.0])
         own.predicted = {"ring": [1.0, 1.5, 1.5], "direct": [5.0], AUTO: [9.0], "chain": [1.0]}
         own.operations = {"ring": [1.2, 1.2, 1.0]}
@@ -78,9 +78,9 @@ class Errors(unittest.TestCase):
 
 
 class Learned(unittest.TestCase):
-    """What jobs say that they have learned."""
+    """The evaluation of what jobs have learned."""
 
-    def test_the_cost_of_tries_is_what_they_took_longer(self) -> None:
+    def test_the_cost_of_tries_is_their_extra_time(self) -> None:
         """Checks shares of operations and of time."""
 
         def candidate(name: str, expected: float, tried: int) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Learned(unittest.TestCase):
 
 
 class Tables(unittest.TestCase):
-    """What is printed."""
+    """The printed tables."""
 
     def test_all_cells_are_in_the_tables(self) -> None:
         """Checks the columns."""
@@ -121,8 +121,8 @@ class Tables(unittest.TestCase):
         other = Cell("3 nodes", "alltoall", 4096, {"ring": [1.0], AUTO: [1.0]})
         self.assertEqual(len(summary([own, own, other])), 4)
 
-    def test_a_record_is_read_as_it_was_written(self) -> None:
-        """Checks that nothing has to be measured twice."""
+    def test_a_record_survives_writing_and_reading(self) -> None:
+        """Checks that measurements are kept."""
         own = cell([3.0], [2.0], [4.0])
         own.learning = Learning(1, 2, 3.0, "ring", 2)
         unmeasured = Part([Cell("3 nodes", "alltoall", 4096)])

@@ -1,4 +1,4 @@
-"""Cycles per byte, tested: `python3 -m unittest discover lab/benchmarks`."""
+"""Tests of cycles per byte: `python3 -m unittest discover lab/benchmarks`."""
 
 import unittest
 
@@ -21,15 +21,15 @@ class Cycles(unittest.TestCase):
     """From metrics to a table."""
 
     def test_lanes_are_added(self) -> None:
-        """The figures of all lanes are one figure for each activity."""
+        """There is one figure for each activity."""
         self.assertEqual(parse(TEXT), Sample(1000.0, {"send": 2.0, "idle": 9.0}, 2.25, 3.0))
 
     def test_the_first_calls_do_not_count(self) -> None:
-        """A rate is that between a sample with a tenth of the bytes and the last one."""
+        """The figures are between a sample with a tenth of the bytes and the last one."""
         samples = [
             Sample(0.0, {}, 0.0, 0.0),
             Sample(100.0, {"send": 5.0, "idle": 2.0}, 2.0, 8.0),
-            # Half of what the lanes noted was theirs.
+            # Half of the recorded time was processor time.
             Sample(1000.0, {"send": 23.0, "reduce": 18.0, "idle": 90.0}, 20.0, 44.0),
         ]
         found = cycles(samples, 10.0)
@@ -39,7 +39,7 @@ class Cycles(unittest.TestCase):
         self.assertAlmostEqual(found["all of the daemon"], 0.4)
         self.assertEqual(as_row("x", 0.0123, {"send": 0.1}), "| x | 12.3 ms | 0.10 |")
 
-    def test_one_sample_is_no_rate(self) -> None:
-        """A job that is too short is an error, and no division by zero."""
+    def test_one_sample_is_not_enough(self) -> None:
+        """A job that is too short is an error, not a division by zero."""
         with self.assertRaisesRegex(Trouble, "too short"):
             cycles([Sample(100.0, {}, 1.0, 1.0)], 1.0)

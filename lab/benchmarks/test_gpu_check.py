@@ -14,12 +14,12 @@ from gpu_check import HERE, INSTALL_SECONDS, PARTS, Here, Outcome, Part, attempt
 from shell import Process, run_job
 
 SCRIPT = HERE.parents[1] / "scripts" / "gpu_check.sh"
-# What a job takes to end when its time is up.
+# The time that a job takes to end after its limit.
 ENDING_SECONDS = 7
 
 
 class Refusals(unittest.TestCase):
-    """What is missing is said in one line."""
+    """Missing requirements are reported in one line."""
 
     def setUp(self) -> None:
         """Makes a folder with a file that could be a wheel."""
@@ -30,7 +30,7 @@ class Refusals(unittest.TestCase):
         self.wheel.touch()
 
     def refusal(self, *words: str | Path, torch: str = "", **variables: str) -> str:
-        """Runs the script with a PyTorch of this text; returns its one line."""
+        """Runs the script with this text as PyTorch; returns its one line."""
         (self.folder / "torch.py").write_text(torch)
         done = subprocess.run(
             [SCRIPT, *words, "--out", self.folder / "out"],
@@ -45,9 +45,9 @@ class Refusals(unittest.TestCase):
         return lines[0]
 
     def test_a_missing_wheel(self) -> None:
-        """It says what makes one."""
+        """The message says how to build one."""
         said = self.refusal(self.folder / "none.whl")
-        self.assertRegex(said, "^gpu_check: there is no wheel .*none.whl: `make wheel` makes one")
+        self.assertRegex(said, "^gpu_check: wheel .*none.whl not found: build one with `make")
 
     def test_an_old_torch(self) -> None:
         """Versions are compared as numbers."""
@@ -58,22 +58,22 @@ class Refusals(unittest.TestCase):
             )
 
     def test_no_torch(self) -> None:
-        """It says with which Python."""
+        """The message names the Python."""
         said = self.refusal(self.wheel, torch="raise ImportError('no module')")
         self.assertRegex(said, "^gpu_check: .*can't import torch.*PYTHON=")
 
     def test_no_gpu(self) -> None:
-        """It says how to rehearse."""
+        """The message says how to rehearse."""
         said = self.refusal(self.wheel, torch="__version__ = '2.11.0'\n" + CUDA)
         self.assertRegex(said, "finds no GPU.*built without CUDA.*--device cpu")
 
     def test_no_python(self) -> None:
-        """It says how to name another one."""
+        """The message says how to select another one."""
         said = self.refusal(self.wheel, PYTHON="/none/python3")
         self.assertRegex(said, "there is no /none/python3 here; PYTHON=")
 
-    def test_a_file_that_is_no_wheel(self) -> None:
-        """The words of pip are passed on."""
+    def test_a_file_that_is_not_a_wheel(self) -> None:
+        """The message of pip is shown."""
         (self.folder / "torch.py").write_text("__version__ = '2.11.0'\n" + CUDA)
         done = subprocess.run(
             [SCRIPT, self.wheel, "--device", "cpu", "--out", self.folder / "out"],
@@ -99,13 +99,13 @@ class Parts(unittest.TestCase):
 
     here = Here("cuda", Path("/none"), Path("/none"))
 
-    def test_all_parts_together_take_at_most_8_minutes(self) -> None:
-        """With the installation, and if each of them has to be ended."""
+    def test_all_parts_take_at_most_8_minutes(self) -> None:
+        """Including the installation, and if each part has to be ended."""
         whole = INSTALL_SECONDS + sum(part.limit + ENDING_SECONDS for part in PARTS)
         self.assertLessEqual(whole, 8 * 60)
 
-    def test_a_part_that_takes_too_long_is_ended_with_its_output(self) -> None:
-        """So one sees how far it came."""
+    def test_a_slow_part_is_ended_with_its_output(self) -> None:
+        """The output shows how far it came."""
 
         def run(here: Here, limit: float, outcome: Outcome) -> None:
             run_job([Process(["sh", "-c", "echo begun; sleep 600"])], limit)
@@ -114,8 +114,8 @@ class Parts(unittest.TestCase):
         self.assertRegex(str(outcome.failure), "took more than")
         self.assertEqual(output, "begun\n")
 
-    def test_a_part_that_fails_does_not_stop_the_others(self) -> None:
-        """Whatever it has written."""
+    def test_a_failing_part_does_not_stop_the_others(self) -> None:
+        """Whatever its output is."""
 
         def ends(here: Here, limit: float, outcome: Outcome) -> None:
             run_job([Process(["sh", "-c", "echo out; echo err >&2; exit 3"])], limit)
@@ -127,10 +127,10 @@ class Parts(unittest.TestCase):
         self.assertRegex(str(outcome.failure), "(?s)ended with 3:.*err")
         self.assertEqual(output, "out\nerr\n")
         outcome, _ = attempt(Part("nonsense", 30, nonsense), self.here)
-        self.assertRegex(str(outcome.failure), "not understood: KeyError")
+        self.assertRegex(str(outcome.failure), "invalid output: KeyError")
 
-    def test_the_report_has_both(self) -> None:
-        """A table for what went well, and the reason for what did not."""
+    def test_the_report_has_results_and_failures(self) -> None:
+        """A table for successful parts, and the reason of failures."""
         times = {"copies": [2.0], "copies-both": [1.0], "gloo": [8.0], "backend": [4.0]}
         lines = gpu_check.allreduce_lines(
             [{"bytes": 4096, "times_us": {**times, "allreduce_": [3.0]}}]

@@ -1,4 +1,4 @@
-"""Tests what overhead.py makes of its runs."""
+"""Tests how overhead.py evaluates its runs."""
 
 import json
 import tempfile
@@ -33,7 +33,7 @@ class Overhead(unittest.TestCase):
     """Ratios of rounds, and verdicts."""
 
     def test_rounds_are_compared_in_pairs(self) -> None:
-        """Checks that a machine that gets slower for both changes nothing."""
+        """Checks that a machine that slows both down changes nothing."""
         rows = Rows()
         for factor in (1.0, 3.0, 2.0):
             rows.add("4 B", OLD, Use(10 * factor, 100 * factor, 4.0, 1.0))
@@ -48,8 +48,8 @@ class Overhead(unittest.TestCase):
             "| 4 B | watched | +1.0% ± 0.0% | ≤ +2% | met | +0.0% | +0.00 | +2.00 |", text
         )
 
-    def test_the_coordinator_has_a_goal_of_its_own(self) -> None:
-        """Checks that only its processor time is told."""
+    def test_the_coordinator_has_its_own_goal(self) -> None:
+        """Checks that only its processor time is reported."""
         rows = Rows()
         rows.add("coordinator, 256 nodes", OLD, Use(10, 100))
         rows.add("coordinator, 256 nodes", NEW, Use(10, 101.5))
@@ -68,7 +68,7 @@ class Overhead(unittest.TestCase):
         self.assertIn("| 1 MiB | traced | +4.0% ± 0.0% | ≤ +5% | met | +0.0% |", text)
 
     def test_rounds_are_added_to_earlier_ones(self) -> None:
-        """Checks that they are read as they were written, and not with another base."""
+        """Checks that they are read as written, and refused for another base."""
         with tempfile.TemporaryDirectory() as folder:
             data = Path(folder) / DATA
             self.assertEqual(before(data, "v0"), (Rows(), {}))
@@ -80,7 +80,7 @@ class Overhead(unittest.TestCase):
             with self.assertRaisesRegex(Trouble, "is about v0, not v1"):
                 before(data, "v1")
 
-    def test_resources_of_both_releases_are_told(self) -> None:
+    def test_resources_of_both_releases_are_reported(self) -> None:
         """Checks a row of each."""
         row = {"process": "daemon", "host": "a", "idle_share": 0.001, "private_bytes": {"end": 0}}
         row |= {"cpu_us": 80.0, "waits": 1.0, "faults": 0.0, "calls": None}
@@ -88,7 +88,7 @@ class Overhead(unittest.TestCase):
         expected = "| daemon on a | new | 0.10% | 0.0 MiB | 80 µs | 1.00 | 0.00 | 7.0 |"
         self.assertIn(expected, text)
 
-    def test_what_noise_could_be_is_no_verdict(self) -> None:
+    def test_differences_within_noise_have_no_verdict(self) -> None:
         """Checks all three verdicts."""
         self.assertEqual(judge(-0.5, 0.0, 0.01), "met")
         self.assertEqual(judge(0.02, 0.02, 0.01), "within noise")

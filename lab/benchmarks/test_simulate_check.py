@@ -1,4 +1,4 @@
-"""Tests what simulate_check.py makes of its times."""
+"""Tests how simulate_check.py evaluates its times."""
 
 import contextlib
 import io
@@ -43,16 +43,16 @@ def cell(measured: float, simulated: float, work: str = "1 MiB", spec: str = "ri
 
 
 class Errors(unittest.TestCase):
-    """What counts as right."""
+    """The cells that count as right."""
 
-    def test_the_error_is_a_share_of_the_measured_time(self) -> None:
+    def test_errors_are_shares_of_measured_times(self) -> None:
         """Checks both signs, and the bound."""
         self.assertAlmostEqual(cell(2.0, 2.3).error, 0.15)
         self.assertAlmostEqual(cell(2.0, 1.0).error, -0.5)
         self.assertTrue(cell(1.0, 1.19).is_right and cell(1.0, 0.81).is_right)
         self.assertFalse(cell(1.0, 1.21).is_right or cell(1.0, 0.79).is_right)
 
-    def test_nine_of_ten_have_to_be_right(self) -> None:
+    def test_nine_of_ten_must_be_right(self) -> None:
         """Checks the goal on its border."""
         right, wrong = cell(1.0, 1.1), cell(1.0, 2.0)
         self.assertTrue(in_goal([right] * 9 + [wrong]))
@@ -60,13 +60,13 @@ class Errors(unittest.TestCase):
         self.assertEqual(share_right([right, wrong]), 0.5)
 
     def test_the_worst_come_first(self) -> None:
-        """Checks that too short times count as too long ones."""
+        """Checks that too short times count like too long ones."""
         some = [cell(1.0, 1.1), cell(1.0, 0.2), cell(1.0, 1.5)]
         self.assertEqual([one.simulated for one in worst(some)], [0.2, 1.5, 1.1])
 
 
 class Text(unittest.TestCase):
-    """What is printed."""
+    """The printed text."""
 
     def test_the_summary_counts_by_place_and_work(self) -> None:
         """Checks the counts, the median error and the goal."""
@@ -76,7 +76,7 @@ class Text(unittest.TestCase):
         self.assertIn("2 of 3 cells (67%) are within 20%; the goal of 90% is missed.", text)
 
     def test_all_cells_are_in_the_grid(self) -> None:
-        """Checks a row with a missing cell, and that wrong ones stand out."""
+        """Checks a row with a missing cell, and that wrong cells are bold."""
         text = grid([cell(0.001, 0.0015), cell(1.5, 1.5, "64 MiB", "direct")])
         self.assertIn(f"## {PLACE}\n\n| algorithm | 1 MiB | 64 MiB |\n|---|--:|--:|", text)
         self.assertIn("| `ring` | 1 ms **+50%** | – |", text)
@@ -89,10 +89,10 @@ class Text(unittest.TestCase):
 
 
 class Records(unittest.TestCase):
-    """What is kept between runs."""
+    """The record kept between runs."""
 
-    def test_what_is_written_is_read(self) -> None:
-        """Checks that runs of one cell are one cell, with the median."""
+    def test_a_record_survives_writing_and_reading(self) -> None:
+        """Checks that runs of one cell are combined by their median."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "times.json"
             self.assertEqual(Record.read(path), Record())
@@ -110,11 +110,11 @@ class Records(unittest.TestCase):
             path = Path(folder) / "times.json"
             for text in ("[]", "{", '{"clusters": {}, "measured": [{"x": 1}]}'):
                 path.write_text(text)
-                with self.assertRaisesRegex(Trouble, r"times\.json is no record"):
+                with self.assertRaisesRegex(Trouble, r"times\.json was not written by"):
                     Record.read(path)
 
-    def test_only_what_is_missing_is_measured(self) -> None:
-        """Checks that the coordinator's choice is measured for the model alone."""
+    def test_only_missing_cells_are_measured(self) -> None:
+        """Checks that the coordinator's choice is measured only for the model."""
         record = Record()
         jobs = (Job((Work(KIB), Work(MIB)), 1, 1), Job((STEP,), 1, 1))
         everything = missing(record, PLACE, jobs, ["ring", AUTO])
@@ -128,7 +128,7 @@ class Records(unittest.TestCase):
         self.assertEqual(missing(record, PLACE, jobs, ["ring", AUTO]), everything[1:])
 
     def test_long_calls_are_left_out(self) -> None:
-        """Checks that the longest of a job decides, and that nothing is known of others."""
+        """Checks that the longest call of a job decides, and that unknown ones are not left out."""
         job = Job((Work(KIB), Work(MIB)), 1, 1)
         expected = {("1 KiB", "ring"): 1.0, ("1 MiB", "ring"): 7.0}
         self.assertTrue(too_long(job, "ring", expected, 5.0))
@@ -137,10 +137,10 @@ class Records(unittest.TestCase):
 
 
 class Works(unittest.TestCase):
-    """What is measured and simulated."""
+    """The works that are measured and simulated."""
 
     def test_names_differ(self) -> None:
-        """Checks that no cell is taken for another one."""
+        """Checks that cells can't be confused."""
         names = [work.name for job in JOBS for work in job.works]
         self.assertEqual(len(set(names)), len(names))
         self.assertIn("16 × 64 KiB", names)
@@ -156,7 +156,7 @@ class Works(unittest.TestCase):
         self.assertIn("data.chunk_bytes=65536", many)
         self.assertEqual(Job((STEP,), 1, 2).words(AUTO)[:3], ["model", "--shapes", "resnet50"])
 
-    def test_the_simulator_is_told_the_settings(self) -> None:
+    def test_the_simulator_gets_the_settings(self) -> None:
         """Checks that only the job's chunk is replaced."""
         cluster = "[network]\nchunk_bytes = 131072\n\n[job]\nlanes = 2\nchunk_bytes = 262144\n"
         self.assertEqual(
@@ -168,16 +168,16 @@ class Works(unittest.TestCase):
 
 
 class Places(unittest.TestCase):
-    """Where it is measured."""
+    """The places of measurements."""
 
-    def test_places_are_picked_by_their_names(self) -> None:
+    def test_places_are_selected_by_name(self) -> None:
         """Checks several texts, and none."""
         picked = [place.name for place in PLACES if is_wanted(place.name, "4 nodes, 1; in 2 racks")]
         self.assertEqual(len(picked), 3)
         self.assertTrue(is_wanted(PLACE, ""))
 
     def test_hosts_are_in_their_racks(self) -> None:
-        """Checks the file of hosts."""
+        """Checks the hostfile."""
         nodes = [mock.Mock(address=f"10.0.0.{i}") for i in range(4)]
         text = hosts_text(Place(4, 1, racks=2), nodes)
         racks = [line.split("=")[-1] for line in text.split("\n")[:4]]
@@ -188,10 +188,10 @@ class Places(unittest.TestCase):
         here = str(Path(__file__))
         for words, said in (
             ([], "required: gradwire"),
-            ([here, "--only", "3 nodes"], "no place's name contains '3 nodes'"),
-            (["/nowhere/gradwire"], "is not there: build it"),
+            ([here, "--only", "3 nodes"], "no place has a name that contains '3 nodes'"),
+            (["/nowhere/gradwire"], "does not exist: build it"),
             ([here, "--dry"], "--dry needs the --json file"),
-            ([here, "--minutes", "0"], "have to be more than 0"),
+            ([here, "--minutes", "0"], "must be more than 0"),
             ([here, "--minutes", "x"], "invalid float value: 'x'"),
             ([here, "--slow"], "unrecognized arguments: --slow"),
         ):

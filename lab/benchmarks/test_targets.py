@@ -1,4 +1,4 @@
-"""The targets and their verdicts, tested: `python3 -m unittest discover lab/benchmarks`."""
+"""Tests of the targets and their verdicts: `python3 -m unittest discover lab/benchmarks`."""
 
 import unittest
 
@@ -26,7 +26,7 @@ QUIET = {
 
 
 def steady(us: float) -> list[float]:
-    """Rounds without noise."""
+    """Returns rounds without noise."""
     return [us, us, us]
 
 
@@ -47,8 +47,8 @@ def row(process: str, idle: float, private: dict[str, int]) -> dict[str, object]
 class Verdicts(unittest.TestCase):
     """When a target is met."""
 
-    def test_only_what_holds_throughout_the_ranges_is_met(self) -> None:
-        """A target is missed only if it fails throughout the ranges."""
+    def test_a_target_must_hold_in_the_whole_range(self) -> None:
+        """A target is missed only if it fails in the whole range."""
         theirs = figure([100.0, 100.0, 100.0])
         self.assertIs(verdict(figure(steady(50.0)), theirs, 1 / 2), Verdict.MET)
         self.assertIs(verdict(figure(steady(51.0)), theirs, 1 / 2), Verdict.MISSED)
@@ -57,11 +57,11 @@ class Verdicts(unittest.TestCase):
             verdict(figure(steady(50.0)), figure([99.0, 100.0, 101.0]), 1 / 2), Verdict.NOISE
         )
 
-    def test_the_best_peer_is_the_fastest_of_those_that_ran(self) -> None:
+    def test_the_best_peer_is_the_fastest_that_ran(self) -> None:
         """It may differ by size, and a system that failed does not count."""
         scenario = Scenario("node-4", "one node", 1, 4, (MIB,))
         failed = Outcome(
-            System("oneccl-tuned", "oneCCL", "oneccl", tuned=True), trouble="it fell over"
+            System("oneccl-tuned", "oneCCL", "oneccl", tuned=True), trouble="it crashed"
         )
         outcomes = [
             Outcome(OURS, {MIB: steady(10.0)}, {MIB: [5.0, 5.0, 5.0]}),
@@ -88,9 +88,9 @@ class Verdicts(unittest.TestCase):
             ],
         )
 
-    def test_a_line_is_what_a_plain_stream_carries(self) -> None:
-        """Either one way or both at once, as the target asks; a setting is compared with no
-        setting."""
+    def test_a_line_has_the_rate_of_a_plain_stream(self) -> None:
+        """In one direction or in both, as the target says; a setting is compared with its
+        default."""
         scenario = Scenario("1g-2x1", "two nodes", 2, 1, (MIB,), rate=GBIT)
         least = MIB * 8 / 1000
         outcomes = [
@@ -108,9 +108,8 @@ class Verdicts(unittest.TestCase):
             reported, [("90%", Verdict.MISSED), ("100%", Verdict.MET), ("1.95×", Verdict.MET)]
         )
 
-    def test_every_target_is_of_a_scenario_that_is_run_for_it(self) -> None:
-        """The scenario has at least one of its sizes, its system, and all that it is compared
-        with."""
+    def test_every_target_has_a_scenario(self) -> None:
+        """The scenario has at least one of its sizes, its system, and what it is compared with."""
         planned = {scenario.name: scenario for scenario in for_targets()}
         self.assertLessEqual(set(planned), {scenario.name for scenario in full()})
         for target in TARGETS:
@@ -123,8 +122,8 @@ class Verdicts(unittest.TestCase):
             elif target.against.islower() and " " not in target.against:
                 self.assertIn(target.against, families)
 
-    def test_the_table_has_a_line_for_each(self) -> None:
-        """On a busy machine it has a warning, too."""
+    def test_the_table_has_a_line_for_each_target(self) -> None:
+        """On a busy machine it has a warning."""
         scenario = Scenario("node-4", "one node", 1, 4, (MIB,))
         outcomes = [Outcome(OURS, {MIB: steady(10.0)}), Outcome(MPI, {MIB: steady(10.0)})]
         found = judge([Result(scenario, None, outcomes)])
@@ -161,10 +160,10 @@ class Resources(unittest.TestCase):
         self.assertEqual([fact.met for fact in found], [True, True, False])
         self.assertEqual([fact.reached for fact in found], ["0.40%", "10.0 MiB", "+2048 KiB"])
 
-    def test_what_is_no_answer_is_refused(self) -> None:
-        """The error has what was written."""
+    def test_invalid_output_is_refused(self) -> None:
+        """The error contains the output."""
         for rows in (None, 3, [], [{"process": "daemon"}]):
-            with self.assertRaisesRegex(Trouble, "not understood"):
+            with self.assertRaisesRegex(Trouble, "invalid output"):
                 resources.judge({"rows": rows, "steps": 1})
 
 

@@ -6,7 +6,7 @@ from torch_model import Result, Table, against, overlap
 
 
 def table(**rounds: list[float]) -> Table:
-    """Returns a table of the rounds of these ways."""
+    """Returns a table with the rounds of these ways."""
     made = Table()
     for at in range(len(next(iter(rounds.values())))):
         times = {
@@ -32,9 +32,9 @@ HIDDEN = table(
 
 
 class Steps(unittest.TestCase):
-    """Computing the cost of an exchange from steps."""
+    """The cost of an exchange, computed from steps."""
 
-    def test_an_exchange_is_what_it_adds_to_its_own_round(self) -> None:
+    def test_an_exchange_is_its_rounds_extra_time(self) -> None:
         """The rounds differ by 2 ms, the exchange does not."""
         found = BARE.exchange("hook")
         self.assertEqual((found.median, found.low, found.high, found.rounds), (20e3, 20e3, 20e3, 3))
@@ -44,25 +44,25 @@ class Steps(unittest.TestCase):
         self.assertEqual(BARE.best_peer(), "gloo")
         self.assertIsNone(table(compute=[1.0], hook=[2.0]).best_peer())
 
-    def test_what_a_backward_pass_hides(self) -> None:
-        """A quarter of the exchange remains visible."""
+    def test_the_overlap_with_a_backward_pass(self) -> None:
+        """A quarter of the exchange is not hidden."""
         self.assertAlmostEqual(overlap(HIDDEN, BARE, "hook"), 0.75)
         self.assertLess(overlap(BARE, HIDDEN, "gloo"), 0)
 
-    def test_only_a_quiet_machine_has_words(self) -> None:
+    def test_only_a_quiet_machine_has_verdicts(self) -> None:
         """And only if the ranges don't touch."""
         ours, theirs = BARE.exchange("hook"), BARE.exchange("gloo")
         self.assertEqual(against(ours, theirs, quiet=True), "**0.20** faster")
         self.assertEqual(against(ours, theirs, quiet=False), "0.20")
 
-    def test_an_exchange_that_costs_nothing_is_no_error(self) -> None:
+    def test_an_exchange_without_cost_is_accepted(self) -> None:
         """Noise can make a step with an exchange the shorter one."""
         self.assertEqual(
             table(compute=[9.0, 9.0, 9.0], hook=[8.0, 7.0, 9.0]).exchange("hook").median, 1.0
         )
 
     def test_the_report_has_a_line_for_each_way(self) -> None:
-        """What was hidden is there for the real network only."""
+        """Only the real network has a hidden part."""
         lines = Result("one node", {"none": BARE, "resnet50": HIDDEN}).lines(quiet=True)
         hooks = [line for line in lines if line.startswith("| DDP with `ddp_hook`")]
         self.assertEqual(len(hooks), 2)

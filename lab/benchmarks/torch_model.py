@@ -5,12 +5,12 @@ ResNet-50.
     lab/benchmarks/torch_model.py                        four ranks and two, on one node: 15 minutes
     lab/benchmarks/torch_model.py --hosts 2x2 --rate 1   two nodes of two ranks, joined by 1 Gbit/s
 
-The ways take turns inside the same processes (`torch_rank.py`), those processes are started several
-times, and each time begins with the setup that came last before: as it comes, and tuned (TCP with
-reno, a malloc that keeps large blocks), for everybody alike. What an exchange costs is the step's
-time less that of the same step without any exchange. With a backward pass that only hands out
-gradients that is the whole exchange; with the real network it is what the backward pass did not
-hide, and one less the quotient of the two is the overlap.
+The ways take turns in the same processes (`torch_rank.py`). The processes are started several
+times, with the order of setups reversed each time: with defaults, and tuned (TCP with reno, a
+malloc that keeps large blocks), equally for all ways. The cost of an exchange is the difference
+between the step's time and that of the same step without any exchange. With a backward pass that
+only hands out gradients, this is the whole exchange. With the real network, it is the part that the
+backward pass does not hide; one minus the quotient of the two is the overlap.
 """
 
 import argparse
@@ -71,29 +71,29 @@ class Table:
             self.cpu.setdefault(way, []).append(used)
 
     def exchange(self, way: str) -> Figure:
-        """Returns what the exchange adds to a step, round by round."""
+        """Returns the time that the exchange adds to a step, round by round."""
         pairs = zip(self.rounds[way], self.rounds["compute"], strict=True)
         return figure([max(with_it - without, 1.0) for with_it, without in pairs])
 
     def best_peer(self) -> str | None:
-        """Returns the way with which Gradwire is compared: the faster of Gloo's."""
+        """Returns the way that Gradwire is compared with: the faster one of Gloo."""
         peers = [way for way in PEERS if way in self.rounds]
         return min(peers, key=lambda way: self.exchange(way).median) if peers else None
 
 
 def overlap(hidden: Table, bare: Table, way: str) -> float:
-    """Returns the part of an exchange that a backward pass has hidden; less than 0 if the pass has
-    made it longer."""
+    """Returns the part of an exchange that a backward pass hides; less than 0 if the pass makes it
+    longer."""
     return 1 - hidden.exchange(way).median / bare.exchange(way).median
 
 
 def spread(value: Figure) -> str:
-    """Returns the text of a figure."""
+    """Returns a figure as text."""
     return f"{time_text(value.median)} ±{value.spread / 2:.0%}"
 
 
 def against(ours: Figure, theirs: Figure, quiet: bool) -> str:
-    """Returns how our time compares with a peer's, with a verdict if the noise allows it."""
+    """Returns our time relative to a peer's, with a verdict if the noise allows it."""
     text = f"{ours.median / theirs.median:.2f}"
     found = verdict(ours, theirs)
     if not quiet:
@@ -118,8 +118,8 @@ def latency_lines(table: Table, quiet: bool) -> list[str]:
 
 
 def step_lines(table: Table, bare: Table | None, quiet: bool) -> list[str]:
-    """Returns the table of steps; `bare` has the same without arithmetic, to see what was
-    hidden."""
+    """Returns the table of steps; `bare` has the same without arithmetic, to compute the hidden
+    part."""
     peer = table.best_peer()
     titles = ["way", "step", "exchange", f"÷ {WAYS[peer]}" if peer else "–", "processor time"]
     titles += ["hidden"] if bare else []
@@ -173,7 +173,7 @@ def arguments() -> argparse.Namespace:
         "--hosts", default="1x4,1x2", help="layouts, NODESxRANKS each [%(default)s]"
     )
     parser.add_argument(
-        "--rate", type=float, help="of the link between nodes, in Gbit/s [as fast as it goes]"
+        "--rate", type=float, help="of the link between nodes, in Gbit/s [unlimited]"
     )
     parser.add_argument(
         "--jobs",
@@ -194,20 +194,21 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--python", type=Path, default=ROOT / ".venv-python" / "bin" / "python")
     parser.add_argument(
-        "--package", type=Path, default=ROOT / "target" / "bench-torch", help="where the wheel is"
+        "--package", type=Path, default=ROOT / "target" / "bench-torch", help="the wheel's folder"
     )
     parser.add_argument(
         "--out", type=Path, default=ROOT / "bench-results", help="the folder for results"
     )
     chosen = parser.parse_args()
     if chosen.jobs * chosen.rounds < MIN_ROUNDS:
-        parser.error(f"with less than {MIN_ROUNDS} rounds nothing can be distinguished from noise")
+        parser.error(f"fewer than {MIN_ROUNDS} rounds can't be distinguished from noise")
     for name, known in (("kinds", KINDS), ("ways", WAYS), ("setups", {"tuned", "plain"})):
         unknown = set(getattr(chosen, name).split(",")) - set(known)
         if unknown:
-            parser.error(f"--{name}: {', '.join(sorted(unknown))} is none of {', '.join(known)}")
+            wrong, choices = ", ".join(sorted(unknown)), ", ".join(known)
+            parser.error(f"--{name}: unknown {wrong}; choose from {choices}")
     if not all(re.fullmatch(r"[1-9]\d*x[1-9]\d*", layout) for layout in chosen.hosts.split(",")):
-        parser.error(f"--hosts {chosen.hosts}: it must be like 1x4,2x2: nodes x ranks on each")
+        parser.error(f"--hosts {chosen.hosts}: expected nodes x ranks per node, such as 1x4,2x2")
     return chosen
 
 
@@ -241,7 +242,7 @@ def measure(
         where += f", {chosen.rate:g} Gbit/s"
     scenario = Scenario(layout, where, nodes, each, (), rate=rate)
     setups = chosen.setups.split(",")
-    titles = {"tuned": "tuned", "plain": "as it comes"}
+    titles = {"tuned": "tuned", "plain": "default"}
     results = {setup: Result(f"{where}, {titles[setup]}") for setup in setups}
     with network(scenario, namespaces) as net:
         for job in range(chosen.jobs):
@@ -303,7 +304,7 @@ def main() -> int:
     try:
         for needed in (chosen.python, chosen.package / "bin" / "gradwire"):
             if not os.access(needed, os.X_OK):
-                raise Trouble(f"{needed} is not there: make bench-torch makes it")
+                raise Trouble(f"{needed} does not exist: create it with make bench-torch")
         refusal = may_make_namespaces()
         if refusal is None:
             sweep_stale()

@@ -1,11 +1,10 @@
 """One rank of `torch_model.py`: a training step of ResNet-50 in PyTorch, with each way to exchange
 its gradients.
 
-All systems live in the same processes and take turns, a few steps each, so that whatever the
-machine does beside hits all of them. Each has a model of its own with the same parameters; steps
-change none of them, so that every step has the same right result, which is compared after the timed
-part. A step is `zero_grad`, forward, backward and the optimizer's `step`, and takes as long as it
-takes the slowest rank.
+All systems share the same processes and take turns, a few steps each, so that other activity on the
+machine affects all of them. Each has its own model with the same parameters. Steps change no
+parameters, so every step has the same right result, which is compared after the timed part. A step
+is `zero_grad`, forward, backward and the optimizer's `step`; its time is that of the slowest rank.
 
 Rank 0 prints a line of JSON for each kind of compute.
 """
@@ -31,8 +30,8 @@ from device import finished, of_this_rank
 from python_rank import pattern
 from shapes import PARAMETERS, TENSORS, resnet50
 
-# A sum in another order differs in the last bits of float32. The real gradients reach some
-# hundreds. On a GPU, the backward pass itself adds in another order each time.
+# Sums in a different order differ in the last bits of float32. The real gradients reach some
+# hundreds. On a GPU, the backward pass itself adds in a different order each time.
 NEAR = {"cpu": {"rtol": 1e-4, "atol": 1e-4}, "cuda": {"rtol": 1e-2, "atol": 1e-2}}
 
 
@@ -46,7 +45,7 @@ class Give(torch.autograd.Function):
         parameter: torch.Tensor,
         gradient: torch.Tensor,
     ) -> torch.Tensor:
-        """Passes `x` on."""
+        """Returns `x` unchanged."""
         ctx.gradient = gradient
         return x.view_as(x)
 
@@ -55,7 +54,7 @@ class Give(torch.autograd.Function):
         ctx: Any,  # noqa: ANN401
         *above: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, None]:
-        """Returns the gradient, whatever the gradient from above is."""
+        """Returns the stored gradient, whatever the incoming gradient is."""
         return above[0], ctx.gradient.clone(), None
 
 
@@ -135,10 +134,10 @@ class ResNet50(torch.nn.Sequential):
 
 
 class Nothing(torch.optim.Optimizer):
-    """Changes no parameter."""
+    """An optimizer that changes no parameter."""
 
     def __init__(self, parameters: Iterator[torch.nn.Parameter]) -> None:
-        """Keeps the parameters, as any optimizer does."""
+        """Keeps the parameters, like any optimizer."""
         super().__init__(parameters, {})
 
     def step(self, closure: Callable[[], float] | None = None) -> None:
@@ -146,8 +145,8 @@ class Nothing(torch.optim.Optimizer):
 
 
 def keep(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A hook of DDP that exchanges nothing. What it takes is DDP's own work: gradients are copied
-    into their bucket."""
+    """A hook of DDP that exchanges nothing. Its time is DDP's own work of copying gradients into
+    buckets."""
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
@@ -157,12 +156,12 @@ class Step:
     """A training step with one way to exchange gradients."""
 
     def __init__(self, module: torch.nn.Module, wrap: str, gloo: dist.ProcessGroup) -> None:
-        """`wrap` names the way, as in `WAYS`."""
+        """Sets up the way named `wrap`, one of `WAYS`."""
         self.parameters = list(module.parameters())
         self.optimizer: torch.optim.Optimizer = Nothing(module.parameters())
         self.module = module
         # DistributedOptimizer sets gradients to zero in place. A plain model drops them, and
-        # autograd makes new ones.
+        # autograd allocates new ones.
         self.clear: Callable[[], None] = self.optimizer.zero_grad
         if wrap.startswith("optimizer"):
             self.optimizer = gw.DistributedOptimizer(
@@ -170,7 +169,7 @@ class Step:
             )
             self.clear = module.zero_grad if wrap == "optimizer-new" else self.optimizer.zero_grad
         elif wrap != "compute":
-            # The contents of buffers are different on each rank here, in every system.
+            # Buffers differ between ranks here, in every system.
             options: dict[str, Any] = {
                 "broadcast_buffers": False,
                 "gradient_as_bucket_view": wrap != "gloo-copied",
@@ -231,13 +230,12 @@ def right(
 
 
 def check(name: str, step: Step, means: list[torch.Tensor]) -> None:
-    """Ends the program if gradients are not the averages."""
+    """Ends the program if gradients are not the expected averages."""
     for number, (parameter, mean) in enumerate(zip(step.parameters, means, strict=True)):
         near = NEAR[mean.device.type]
         if parameter.grad is None or not torch.allclose(parameter.grad, mean, **near):
             sys.exit(
-                f"torch_rank: rank {dist.get_rank()}: {name}: the gradient of tensor {number} is "
-                "wrong"
+                f"torch_rank: rank {dist.get_rank()}: {name}: wrong gradient of tensor {number}"
             )
 
 
@@ -253,13 +251,13 @@ def measure(
     counts = [parameter.numel() for parameter in made["compute"].parameters]
     if (len(counts), sum(counts)) != (TENSORS, PARAMETERS):
         sys.exit(
-            f"torch_rank: this is no ResNet-50: {len(counts)} tensors, {sum(counts)} parameters"
+            f"torch_rank: not ResNet-50: {len(counts)} tensors, {sum(counts)} parameters"
         )
     given = inputs(kind, asked.batch, asked.pixels, asked.device)
     means = right(made, given, gloo)
     times: dict[str, list[list[float]]] = {way: [] for way in ways}
     busy, used = dict.fromkeys(ways, 0.0), 0.0
-    for number in range(-1, asked.rounds):  # the first one is for warming up
+    for number in range(-1, asked.rounds):  # the first one is for warm-up
         turn = max(number, 0) % len(ways)
         for way in ways[turn:] + ways[:turn]:
             row = []

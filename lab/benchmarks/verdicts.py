@@ -7,7 +7,7 @@ from targets import Judgement, Verdict
 
 
 def as_json(judgements: list[Judgement]) -> list[dict[str, object]]:
-    """Returns everything that was judged."""
+    """Returns all judgements."""
     return [
         {
             "scenario": judgement.target.scenario,
@@ -34,7 +34,7 @@ def as_markdown(
     lines = ["# The targets", ""]
     if not quiet:
         lines += [
-            "The machine was NOT quiet: none of this is evidence, whatever the last column says.",
+            "The machine was NOT quiet: the verdicts are not reliable.",
             "",
         ]
     lines += [

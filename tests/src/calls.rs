@@ -1,8 +1,8 @@
-//! One collective call as data: what each rank asks for, how the call is made through the public
-//! API, and which result is right.
+//! One collective call as data: the requests of ranks, the call through the public API, and the
+//! right result.
 //!
-//! - [`Call`]: what is asked for; [`Call::start`] makes the call, in all forms of the API
-//! - [`Got`]: what a rank received; [`Call::check`] compares it with the reference
+//! - [`Call`]: the requests; [`Call::start`] makes the call, in all forms of the API
+//! - [`Got`]: the result of a rank; [`Call::check`] compares it with the reference
 
 mod call;
 mod right;
@@ -18,7 +18,7 @@ pub use self::{
 use crate::reference::Between;
 
 impl Call {
-    /// Makes the call as the session's rank, which takes part in it.
+    /// Makes the call as the session's rank, which must take part in it.
     ///
     /// # Errors
     /// The error of the session. A blocking form also returns the failure of the operation.
@@ -29,7 +29,7 @@ impl Call {
     /// Makes the call, waits for its result and checks it.
     ///
     /// # Errors
-    /// The error of the session, or what is wrong with the result.
+    /// The error of the session, or a description of the wrong result.
     pub fn run(&self, session: &Session, set: &ProcessSet, nodes: usize) -> Result<Got, String> {
         let text = |why: String| format!("{}: {why}", self.title());
         let pending = self.start(session, set).map_err(|error| text(error.to_string()))?;
@@ -39,17 +39,17 @@ impl Call {
         Ok(got)
     }
 
-    /// Compares what a rank received with the reference.
+    /// Compares the result of a rank with the reference.
     ///
     /// # Errors
-    /// What is wrong with the result, as text.
+    /// A description of the wrong result.
     pub fn check(&self, rank: u32, got: &Got, between: Between) -> Result<(), String> {
         right::check(self, rank, got, between)
             .map_err(|why| format!("rank {rank}, {}: {why}", self.title()))
     }
 }
 
-/// The failure of an operation, which is reported to all ranks.
+/// The failure of an operation, which all ranks get.
 ///
 /// # Panics
 /// If the operation succeeded or ended with another error.
@@ -57,30 +57,30 @@ impl Call {
 pub fn failure<T: std::fmt::Debug>(result: Result<T, GradwireError>) -> Failure {
     match result {
         Err(GradwireError::Failed(failure)) => failure,
-        other => panic!("a failure was due: {other:?}"),
+        other => panic!("expected a failure, got {other:?}"),
     }
 }
 
-/// Why a call was refused at once, before any operation was started.
+/// Why a call was refused immediately, before any operation was started.
 ///
 /// # Panics
-/// If the call was not refused at once.
+/// If the call was not refused immediately.
 #[track_caller]
 pub fn refusal<T: std::fmt::Debug>(result: Result<T, GradwireError>) -> String {
     match result {
-        Err(GradwireError::Failed(failure)) => panic!("this came too late: {failure}"),
+        Err(GradwireError::Failed(failure)) => panic!("expected an immediate refusal: {failure}"),
         Err(error) => error.to_string(),
-        Ok(result) => panic!("a refusal was due: {result:?}"),
+        Ok(result) => panic!("expected a refusal, got {result:?}"),
     }
 }
 
-/// Whether a group can be requested of this collective.
+/// Whether the collective has groups.
 pub fn has_groups(collective: Collective) -> bool {
     let grouped = [Collective::Allreduce, Collective::Allgather, Collective::ReduceScatter];
     grouped.contains(&collective)
 }
 
-/// The collectives of which a call can be made.
+/// The collectives that calls are made of.
 pub const COLLECTIVES: [Collective; 10] = [
     Collective::Allreduce,
     Collective::Broadcast,
@@ -100,13 +100,13 @@ pub fn reduces(collective: Collective) -> bool {
     reduce.contains(&collective)
 }
 
-/// Whether the request names a root.
+/// Whether requests have a root.
 pub fn is_rooted(collective: Collective) -> bool {
     use Collective::{Broadcast, Gather, Reduce, Scatter};
     [Broadcast, Reduce, Gather, Scatter].contains(&collective)
 }
 
-/// A request with these dimensions, with the root where the collective has one.
+/// A request with these dimensions, and with the root if the collective has one.
 pub fn request(collective: Collective, dtype: DType, dims: &[u64], root: u32) -> Request {
     let shape = Shape::new(dims).expect("a shape");
     match collective {
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wrong_result_is_seen() {
+    fn a_wrong_result_is_noticed() {
         let one = Between::nodes(1);
         let asked = request(Collective::Allgather, DType::I16, &[2, 3], 0);
         let call = Call::same("w", &[0, 4], &asked);

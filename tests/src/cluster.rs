@@ -46,9 +46,14 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// A job with one node for each number, which is its number of ranks.
+    /// A job with one node for each number, which is the node's number of ranks.
     pub fn nodes(slots: &[u32]) -> Self {
         Self { slots: slots.to_vec(), racks: Vec::new(), set: Vec::new() }
+    }
+
+    /// A job with these nodes, whose ranks need not send heartbeats during a test.
+    pub fn patient(slots: &[u32]) -> Self {
+        Self::nodes(slots).set("job.timeout_ms=61000").set("heartbeat.timeout_ms=60000")
     }
 
     /// Adds a setting.
@@ -70,14 +75,14 @@ impl Plan {
         if let Some(rack) = self.racks.get(order) {
             flags.push(format!("node.rack={rack}"));
         }
-        // Small segments: many jobs fit on a small machine, and arenas have to grow.
+        // Small segments, so that many jobs fit on a small machine and arenas grow.
         let small = ("GRADWIRE_WORKER__ARENA_SEGMENT_BYTES".to_owned(), "1MiB".to_owned());
         let layers = Layers { flags, environment: HashMap::from([small]), ..Layers::default() };
         Ok(Settings::load(&layers)?.settings)
     }
 }
 
-/// The coordinator. It has a runtime of its own, so that it can be killed or stopped alone.
+/// The coordinator, in its own runtime, so that it can be killed or stopped alone.
 #[derive(Debug)]
 struct Coordinator {
     runtime: Runtime,
@@ -114,7 +119,7 @@ static JOBS: AtomicU32 = AtomicU32::new(0);
 /// The panics in Gradwire's own threads of this process.
 static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// The prefix of the names of Gradwire's threads. Threads of ranks and tests don't have it.
+/// The prefix of the names of Gradwire's threads; those of ranks and tests have another one.
 const OWN_THREADS: &str = "gw-";
 
 fn watch_for_panics() {
@@ -135,8 +140,8 @@ fn watch_for_panics() {
 impl Cluster {
     /// Starts the coordinator and the daemons.
     ///
-    /// # Errors
-    /// When a part of the job can't be started.
+    /// If a part of the job can't be started.
+    /// If a part of the job can't be started.
     pub fn start(plan: &Plan) -> Result<Self> {
         let mut cluster = Self::without_daemons(plan)?;
         for order in 0..plan.slots.len() {
@@ -146,17 +151,17 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Starts the coordinator alone.
+    /// Starts only the coordinator.
     ///
     /// # Errors
-    /// When it can't be started.
+    /// If it can't be started.
     pub fn without_daemons(plan: &Plan) -> Result<Self> {
         watch_for_panics();
         let number = JOBS.fetch_add(1, Ordering::Relaxed);
         let job = JobId::new(&format!("test-{}-{number}", std::process::id()))?;
         let secret = Secret::generate();
         let runtime = runtime_of(2, "gw-control")?;
-        // One thread: a task that blocks it stops the whole coordinator.
+        // One thread, so that a blocking task stops the whole coordinator.
         let alone = runtime_of(1, "gw-coordinator")?;
         let stop_coordinator = CancellationToken::new();
         let listener = alone.block_on(TcpListener::bind("127.0.0.1:0"))?;
@@ -181,10 +186,10 @@ impl Cluster {
         })
     }
 
-    /// Starts the daemon of a node, with some of its variables changed.
+    /// Starts the daemon of a node, with some changed variables.
     ///
     /// # Errors
-    /// When the daemon can't be started.
+    /// If the daemon can't be started.
     pub fn daemon(&self, order: usize, changes: &[(&str, String)]) -> Result<RunningDaemon> {
         self.start_daemon(order, changes, None)
     }
@@ -192,7 +197,7 @@ impl Cluster {
     /// Starts the daemon of a node, with an agent that reports on its ranks' processes.
     ///
     /// # Errors
-    /// When the daemon can't be started.
+    /// If the daemon can't be started.
     pub fn daemon_with_agent(
         &self,
         order: usize,
@@ -253,7 +258,7 @@ impl Cluster {
     /// The node and the local rank of a rank.
     ///
     /// # Panics
-    /// If there is no such rank.
+    /// If the rank does not exist.
     pub fn place(&self, rank: u32) -> (usize, u32) {
         let mut first = 0;
         for (order, slots) in self.plan.slots.iter().enumerate() {
@@ -262,13 +267,13 @@ impl Cluster {
             }
             first += slots;
         }
-        panic!("there is no rank {rank}");
+        panic!("rank {rank} does not exist");
     }
 
     /// The builder of a rank's session.
     ///
     /// # Panics
-    /// If there is no such rank.
+    /// If the rank does not exist.
     pub fn builder(&self, rank: u32) -> SessionBuilder {
         let (order, local_rank) = self.place(rank);
         let settings = self.plan.settings(order).expect("the daemon was started with them");
@@ -283,7 +288,7 @@ impl Cluster {
     /// leaves the job when its thread ends.
     ///
     /// # Errors
-    /// When a rank can't attach, panics (with the panic's text), or does not end.
+    /// If a rank can't attach, panics (with the panic's text), or does not end.
     pub fn ranks<T: Send + 'static>(
         &self,
         rank: impl Fn(&Session) -> T + Send + Sync + 'static,
@@ -314,14 +319,14 @@ impl Cluster {
                     Ok(result)
                 };
                 let result = panic::catch_unwind(AssertUnwindSafe(life));
-                // Nobody receives once the test has given up.
+                // The receiver is gone if the test has given up.
                 let _ = sender.send((rank, result.unwrap_or_else(|panic| Err(panicked(&*panic)))));
             });
         }
         Ranks { expected, arrivals, results }
     }
 
-    /// Kills the coordinator: its tasks stop where they are and its sockets close.
+    /// Kills the coordinator: its tasks stop and its sockets close.
     pub fn kill_coordinator(&mut self) {
         if let Some(coordinator) = self.coordinator.take() {
             coordinator.runtime.shutdown_background();
@@ -338,16 +343,16 @@ impl Cluster {
     /// Waits for the end of a daemon.
     ///
     /// # Errors
-    /// When it doesn't end in time, or has panicked.
+    /// If it doesn't end in time, or has panicked.
     pub fn ended(&self, daemon: RunningDaemon) -> Result<Ending> {
         let within = async { tokio::time::timeout(PATIENCE, daemon.task).await };
         self.runtime.block_on(within).context("a daemon did not end")??
     }
 
-    /// Waits until the job is over, and returns how each daemon saw it end.
+    /// Waits for the end of the job, and returns how each daemon ended.
     ///
     /// # Errors
-    /// When it isn't over in time, or a part of it panicked.
+    /// If the job does not end in time, or a part of it panicked.
     pub fn finish(mut self) -> Result<Vec<Ending>> {
         let daemons = std::mem::take(&mut self.daemons);
         let endings: Result<Vec<Ending>> =
@@ -364,10 +369,10 @@ impl Cluster {
     }
 }
 
-/// Runs a whole job, whose ranks all leave in good order. Returns their results in rank order.
+/// Runs a whole job whose ranks all leave in good order. Returns their results in rank order.
 ///
 /// # Panics
-/// When any part of the job fails.
+/// If any part of the job fails.
 pub fn run_job<T: Send + 'static>(
     plan: &Plan,
     rank: impl Fn(&Session) -> T + Send + Sync + 'static,
@@ -412,12 +417,12 @@ impl<T> Ranks<T> {
     /// Waits for all of these ranks and returns their results in rank order.
     ///
     /// # Errors
-    /// When ranks couldn't attach, panicked or did not end: the errors of all of these.
+    /// If ranks couldn't attach, panicked or did not end: the errors of all of them.
     pub fn join(self) -> Result<Vec<T>> {
         self.join_within(PATIENCE)
     }
 
-    /// Like [`Ranks::join`], with a time limit, for ranks that have much to do.
+    /// Like [`Ranks::join`], with a time limit for long-running ranks.
     ///
     /// # Errors
     /// Those of [`Ranks::join`].
@@ -448,5 +453,5 @@ impl<T> Ranks<T> {
 fn panicked(panic: &(dyn std::any::Any + Send)) -> anyhow::Error {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-    anyhow!("it panicked: {}", text.unwrap_or("without a text"))
+    anyhow!("it panicked: {}", text.unwrap_or("no text"))
 }

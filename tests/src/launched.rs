@@ -1,14 +1,14 @@
-//! Whole jobs as a user starts them: `gradwire run` with real daemons and real processes. They are
-//! watched from outside. After the end of each job, everything that it might have left behind is
-//! searched for (CLEAN).
+//! Whole jobs as a user starts them: `gradwire run` with real daemons and processes, observed from
+//! outside. After the end of each job, the tests search for everything that it might have left
+//! behind (CLEAN).
 //!
 //! - [`Launch`]: what to start; [`Job`]: the running job; [`Report`]: how it ended
-//! - [`processes`]: which processes of a job are alive
-//! - [`programs`]: the programs under test, built where they are out of date
+//! - [`processes`]: the live processes of a job
+//! - [`programs`]: the programs under test, built if they are out of date
 //! - [`network`]: two hosts made of network namespaces
 //!
-//! Every process of a job inherits a mark in its environment, and is found by that mark. No process
-//! is searched for or ended by its name. Every wait in this module has a limit.
+//! Every process of a job inherits a mark in its environment, and is found by it. No process is
+//! found or ended by its name. Every wait in this module has a limit.
 
 pub mod network;
 pub mod processes;
@@ -41,13 +41,13 @@ use rustix::{
 use self::processes::{MARK, Process, Role, marked};
 pub use self::report::{Line, Report, Said};
 
-/// How long a job may take before the test gives up and ends it.
+/// The time limit of a job, after which the test ends it.
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// The time between two checks of a condition that is waited for.
+/// The interval between two checks of a condition.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// `CLOCK_MONOTONIC` in microseconds, which is the same for all processes of a machine.
+/// `CLOCK_MONOTONIC` in microseconds, the same for all processes of a machine.
 pub fn now_us() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     u64::try_from(now.tv_sec * 1_000_000 + now.tv_nsec / 1000).unwrap_or_default()
@@ -59,7 +59,7 @@ pub fn send_signal(pid: u32, signal: Signal) {
     kill_process(pid, signal).unwrap_or_else(|error| panic!("{signal:?} to {pid:?}: {error}"));
 }
 
-/// A job to be started, in a folder of its own.
+/// A job to be started, in its own folder.
 #[derive(Debug)]
 pub struct Launch {
     folder: tempfile::TempDir,
@@ -75,8 +75,8 @@ pub struct Launch {
 static JOBS: AtomicU32 = AtomicU32::new(0);
 
 impl Launch {
-    /// A job with the default settings, except that its ranks have little memory.
-    #[expect(clippy::new_without_default, reason = "it makes a folder")]
+    /// A job with default settings, except that its ranks have little memory.
+    #[expect(clippy::new_without_default, reason = "it creates a folder")]
     pub fn new() -> Self {
         let number = JOBS.fetch_add(1, Ordering::Relaxed);
         let launch = Self {
@@ -116,7 +116,7 @@ impl Launch {
         self.words(&["--set", setting])
     }
 
-    /// Checks the hosts and starts no job (`gradwire doctor`).
+    /// Checks the hosts without starting a job (`gradwire doctor`).
     #[must_use]
     pub fn doctor(mut self) -> Self {
         self.subcommand = "doctor";
@@ -144,7 +144,7 @@ impl Launch {
         self
     }
 
-    /// Sets how long the job may take.
+    /// Sets the time limit of the job.
     #[must_use]
     pub fn within(mut self, limit: Duration) -> Self {
         self.limit = limit;
@@ -178,8 +178,8 @@ impl Launch {
         path
     }
 
-    /// Reaches hosts with this stand-in for ssh. The script has `$host`, and the remote command as
-    /// its remaining arguments.
+    /// Reaches hosts with this replacement for ssh. The script has `$host`, and the remote command
+    /// as its remaining arguments.
     #[must_use]
     pub fn ssh(self, text: &str) -> Self {
         let script =
@@ -214,13 +214,13 @@ impl Launch {
             .current_dir(self.folder())
             .env(MARK, &self.mark)
             .env("TMPDIR", self.folder())
-            // So the file of the job is in the folder for temporary files.
+            // Puts the job's file into the folder for temporary files.
             .env_remove("XDG_RUNTIME_DIR")
             .envs(self.environment.iter().cloned())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // A group of its own, so that it can be ended with all of its processes.
+            // Its own group, so that it can be ended with all its processes.
             .process_group(0);
         let began_us = now_us();
         let mut launcher = command.spawn().expect("gradwire");
@@ -267,7 +267,7 @@ fn names_in(folder: &Path) -> HashSet<PathBuf> {
     fs::read_dir(folder).expect("the job's folder").flatten().map(|entry| entry.path()).collect()
 }
 
-/// A running job. It is ended if it is dropped before its end.
+/// A running job, which is ended if it is dropped early.
 #[derive(Debug)]
 pub struct Job {
     launch: Launch,
@@ -276,10 +276,10 @@ pub struct Job {
     began_us: u64,
     lines: Lines,
     readers: Vec<JoinHandle<()>>,
-    /// The job's ids, read from its processes.
+    /// The ids of the job, read from its processes.
     ids: Mutex<BTreeSet<String>>,
     before: HashSet<PathBuf>,
-    /// Whether the launcher itself cleans up, so that nothing is left when it ends.
+    /// Whether the launcher itself cleans up, so that nothing remains when it ends.
     orderly: bool,
 }
 
@@ -294,7 +294,7 @@ impl Job {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The job's processes that are alive.
+    /// The live processes of the job.
     pub fn processes(&self) -> Vec<Process> {
         let alive = marked(&self.launch.mark);
         let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
@@ -302,7 +302,7 @@ impl Job {
         alive
     }
 
-    /// Waits until `look` returns something. Panics with all output if that takes too long.
+    /// Waits until `look` returns something. Panics with all output after the time limit.
     #[track_caller]
     pub fn wait_for<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         loop {
@@ -316,7 +316,7 @@ impl Job {
         }
     }
 
-    /// Waits until so many ranks have printed a word; returns all lines with that word.
+    /// Waits until `ranks` ranks have printed a word; returns all lines with that word.
     #[track_caller]
     pub fn until_said(&self, word: &str, ranks: usize) -> Vec<Said> {
         self.wait_for(&format!("{ranks} times '{word}'"), || {
@@ -328,7 +328,7 @@ impl Job {
     }
 
     /// The addresses of one kind (`grpc`, `metrics`, `data`) at which services listen, in the order
-    /// in which they logged them. The launcher prints these lines only with `--verbose`.
+    /// of their log lines, which the launcher prints only with `--verbose`.
     pub fn served(&self, kind: &str) -> Vec<String> {
         let key = format!("\"{kind}\":\"");
         let lines = self.lines();
@@ -350,7 +350,7 @@ impl Job {
         let pid = match role {
             Role::Launcher => {
                 self.orderly &= signal != Signal::KILL;
-                // Also notes the job's id, which can't be read afterwards.
+                // Remembers the job's id, which can't be read afterwards.
                 drop(self.processes());
                 self.launcher.id()
             }
@@ -361,14 +361,14 @@ impl Job {
         at
     }
 
-    /// Creates a file in the job's folder, for which ranks wait with `until:name`.
+    /// Creates a file in the job's folder, for ranks that wait with `until:name`.
     pub fn allow(&mut self, name: &str) {
         let path = self.folder().join(name);
         fs::write(&path, "").expect("a file");
         self.before.insert(path);
     }
 
-    /// Waits for the launcher's end, and checks that nothing is left.
+    /// Waits for the launcher's end, and checks that nothing remains.
     #[track_caller]
     pub fn finish(self) -> Report {
         self.finish_and(|| {})
@@ -401,7 +401,7 @@ impl Job {
         Report { status, began_us: self.began_us, took, lines: self.lines() }
     }
 
-    /// What exists of the job on this machine: processes, sockets, shared memory, files.
+    /// The traces of the job on this machine: processes, sockets, shared memory, files.
     pub fn traces(&self) -> Vec<String> {
         let mut left: Vec<String> =
             self.processes().iter().map(|process| format!("{process:?}")).collect();
@@ -413,8 +413,7 @@ impl Job {
             let names = sockets.lines().chain(shared.iter().map(String::as_str));
             left.extend(names.filter(|line| line.contains(id)).map(ToOwned::to_owned));
         }
-        // Of a launcher that was killed, a file tells that its job runs. Who looks for jobs next
-        // removes it.
+        // A killed launcher leaves the file of its job, which the next search for jobs removes.
         let run_files = format!("gradwire-{}", geteuid().as_raw());
         let _ = run_file::running_in(&self.folder().join(run_files));
         let files = names_in(self.folder());
@@ -422,8 +421,8 @@ impl Job {
         left
     }
 
-    /// CLEAN: no process, socket or file of the job is left. This holds at once if the launcher has
-    /// cleaned up, and soon if the launcher was killed.
+    /// CLEAN: no process, socket or file of the job remains: at once if the launcher has cleaned
+    /// up, and soon if it was killed.
     #[track_caller]
     fn assert_clean(&self) {
         let began = Instant::now();
@@ -441,7 +440,7 @@ impl Job {
         }
     }
 
-    /// Names a file in the job's folder that the job is expected to leave.
+    /// Names a file that the job is expected to leave in its folder.
     pub fn leaves(&mut self, name: &str) {
         let path = self.folder().join(name);
         self.before.insert(path);
@@ -450,7 +449,7 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        // After a panic, nothing of the job may disturb other tests.
+        // After a panic, the job must not disturb other tests.
         let group = i32::try_from(self.launcher.id()).ok().and_then(Pid::from_raw);
         if self.launcher.try_wait().is_ok_and(|status| status.is_none())
             && let Some(group) = group

@@ -1,8 +1,8 @@
-//! A place to run the real `gradwire` in, with a stand-in for `gradwired` and one for ssh.
+//! A folder to run the real `gradwire` in, with fakes of `gradwired` and ssh.
 //!
-//! The stand-in daemon says that it serves and waits to be ended, so that what is tested here is
-//! how processes are started, watched and ended. The stand-in ssh notes its command line, greets,
-//! and runs the remote command in an environment of its own, as a login elsewhere would.
+//! The fake daemon says that it serves and waits until it is ended, so these tests are about how
+//! processes are started, watched and ended. The fake ssh logs its command line, prints a greeting,
+//! and runs the remote command in a separate environment, like a login on another host.
 use std::{
     collections::BTreeMap,
     ffi::OsStr,
@@ -39,7 +39,7 @@ printf 'Welcome in latin-1 and on an open line: \374'
 exec env -i PATH=/usr/bin:/bin HOME=/ SSH_CONNECTION="127.0.0.1 1 127.0.0.3 22" sh -c "$*"
 "#;
 
-/// What a finished command left.
+/// The result of a finished command.
 #[derive(Debug)]
 pub struct Output {
     /// Its exit code, unless a signal ended it.
@@ -51,17 +51,17 @@ pub struct Output {
 }
 
 impl Output {
-    /// The launcher's own last lines.
+    /// The line in which the launcher reports the cause.
     pub fn verdict(&self) -> &str {
         self.stderr.lines().find(|line| line.contains(" s after start")).unwrap_or_default()
     }
 }
 
-/// A folder with the stand-ins; gone with everything in it when dropped.
+/// A folder with the fakes, which is removed when this is dropped.
 #[derive(Debug)]
 pub struct Place {
     dir: tempfile::TempDir,
-    /// A number of seconds that nobody else sleeps for, by which left-over processes are found.
+    /// A unique number of seconds to sleep, which identifies left-over processes.
     pub nap: String,
 }
 
@@ -91,7 +91,7 @@ impl Place {
         path
     }
 
-    /// `gradwire` with these words, to be started.
+    /// A command for `gradwire` with these words.
     pub fn gradwire(&self, words: &[&str]) -> Command {
         self.program(programs::gradwire(), words)
     }
@@ -142,7 +142,7 @@ impl Place {
         lines.collect()
     }
 
-    /// CLEAN: nothing of this place runs. `soon` where the end is not the launcher's to wait for.
+    /// CLEAN: no process of this place runs. With `soon`, it may still be ending.
     pub fn assert_clean(&self, soon: bool) {
         let start = Instant::now();
         loop {
@@ -157,7 +157,7 @@ impl Place {
     }
 }
 
-/// Waits for a command, with what it wrote.
+/// Waits for a command and collects its output.
 pub fn finish(mut child: Child) -> Output {
     let read = |pipe: Option<Box<dyn Read + Send>>| {
         thread::spawn(move || {
@@ -189,7 +189,7 @@ pub fn wait(child: &mut Child) -> std::process::ExitStatus {
     }
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {

@@ -1,8 +1,8 @@
-//! A worker made by hand, which sends and writes what no real worker would.
+//! A simulated worker that sends and writes what a real worker never would.
 //!
 //! A [`Stranger`] is only a connection to a daemon's socket. A [`RawWorker`] has attached as a
-//! rank, with a real control page. From then on it does only what the test asks for: it does not
-//! even send heartbeats.
+//! rank, with a real control page. From then on it does only what the test says: it does not even
+//! send heartbeats.
 
 use std::{
     fs::{self, File},
@@ -49,7 +49,7 @@ impl Stranger {
     /// Connects to a socket in the abstract namespace, `@name`.
     ///
     /// # Errors
-    /// When nobody listens on it.
+    /// If nothing listens on it.
     pub fn connect(socket: &str) -> Result<Self> {
         let name = socket.strip_prefix('@').context("the socket must be abstract")?;
         let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
@@ -61,7 +61,7 @@ impl Stranger {
     /// Sends a message, with descriptors.
     ///
     /// # Errors
-    /// When the daemon has closed the connection.
+    /// If the daemon has closed the connection.
     pub fn say(&self, message: ToDaemon, fds: &[BorrowedFd<'_>]) -> Result<()> {
         let message = pb::WorkerMessage { message: Some(message) };
         Ok(handover::send(&self.0, &message.encode_to_vec(), fds)?)
@@ -70,7 +70,7 @@ impl Stranger {
     /// Like [`Stranger::say`], with more descriptors than a frame may have.
     ///
     /// # Errors
-    /// When the daemon has closed the connection.
+    /// If the daemon has closed the connection.
     pub fn say_with_many(&self, message: ToDaemon, fds: &[BorrowedFd<'_>]) -> Result<()> {
         let frame = pb::WorkerMessage { message: Some(message) }.encode_to_vec();
         let bytes = [&(frame.len() as u32).to_le_bytes()[..], &frame].concat();
@@ -81,15 +81,15 @@ impl Stranger {
         Ok(())
     }
 
-    /// Sends bytes that need not be a frame.
+    /// Sends bytes that may not be a frame.
     ///
     /// # Errors
-    /// When the daemon has closed the connection.
+    /// If the daemon has closed the connection.
     pub fn send(&self, bytes: &[u8]) -> Result<()> {
         Ok((&self.0).write_all(bytes)?)
     }
 
-    /// Closes its half of the connection. The daemon sees the same when a process dies.
+    /// Closes its half of the connection, which looks like the death of a process.
     pub fn hang_up(&self) {
         let _ = self.0.shutdown(Shutdown::Write);
     }
@@ -97,7 +97,7 @@ impl Stranger {
     /// The next message of the daemon; `None` once it has closed the connection.
     ///
     /// # Errors
-    /// When nothing arrives in time, or something that is not a message.
+    /// If nothing arrives in time, or something that is not a message.
     pub fn receive(&self) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
         let frame = match handover::receive(&self.0) {
             Ok(Some(frame)) => frame,
@@ -111,10 +111,10 @@ impl Stranger {
         Ok(Some((reply.context("a message of an unknown kind")?, frame.fds)))
     }
 
-    /// Waits until the daemon has closed the connection, and ignores its messages before that.
+    /// Waits until the daemon has closed the connection, ignoring earlier messages.
     ///
     /// # Errors
-    /// When the daemon does not close it in time.
+    /// If the daemon does not close it in time.
     pub fn wait_for_end(&self) -> Result<()> {
         let mut rest = [0; 4096];
         loop {
@@ -122,38 +122,38 @@ impl Stranger {
                 Ok(0) => return Ok(()),
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(()),
-                Err(error) => return Err(error).context("the daemon keeps the connection open"),
+                Err(error) => return Err(error).context("the daemon did not close the connection"),
             }
         }
     }
 
-    /// The daemon's challenge, which is its first message.
+    /// The daemon's challenge, its first message.
     ///
     /// # Errors
-    /// When the daemon sends another message.
+    /// If the daemon sends another message.
     pub fn challenge(&self) -> Result<pb::Challenge> {
         match self.receive()? {
             Some((Reply::Challenge(challenge), _)) => Ok(challenge),
-            other => bail!("a challenge was due, {other:?} came"),
+            other => bail!("expected a challenge, got {other:?}"),
         }
     }
 
     /// The text of the daemon's refusal, after which it closes the connection.
     ///
     /// # Errors
-    /// When the daemon sends another message.
+    /// If the daemon sends another message.
     pub fn refusal(&self) -> Result<String> {
         match self.receive()? {
             Some((Reply::Refused(failure), _)) => {
                 self.wait_for_end()?;
                 Ok(gradwire_proto::Failure::from(failure).to_string())
             }
-            other => bail!("a refusal was due, {other:?} came"),
+            other => bail!("expected a refusal, got {other:?}"),
         }
     }
 }
 
-/// The message with which a rank attaches. A test can spoil it before the proof is made.
+/// The message with which a rank attaches. A test can spoil it before the proof is computed.
 pub fn attach(
     cluster: &Cluster,
     local_rank: u32,
@@ -186,7 +186,7 @@ pub const START: Place = Place { segment: 0, offset: 0 };
 /// A submission to the process set of all ranks, with every input and output at [`START`].
 ///
 /// # Panics
-/// If the name is not valid.
+/// If the name is invalid.
 pub fn submission(ticket: u64, name: &str, request: Request) -> Submission {
     let places = vec![START; request.parts()];
     Submission {
@@ -202,7 +202,7 @@ pub fn submission(ticket: u64, name: &str, request: Request) -> Submission {
     }
 }
 
-/// A rank that does only what the test asks for.
+/// A rank that does only what the test says.
 #[derive(Debug)]
 pub struct RawWorker {
     /// The connection to the daemon.
@@ -219,7 +219,7 @@ impl RawWorker {
     /// Attaches as a rank, and returns once the world has formed.
     ///
     /// # Errors
-    /// When the daemon refuses it.
+    /// If the daemon refuses it.
     pub fn attach(cluster: &Cluster, rank: u32) -> Result<Self> {
         static PAGES: AtomicU32 = AtomicU32::new(0);
         let (order, local_rank) = cluster.place(rank);
@@ -230,17 +230,17 @@ impl RawWorker {
         let attach = attach(cluster, local_rank, &socket.challenge()?, |_| ());
         socket.say(attach, &[fd.as_fd()])?;
         let Some((Reply::Attached(attached), mut fds)) = socket.receive()? else {
-            bail!("the daemon refuses a worker");
+            bail!("the daemon refused a worker");
         };
-        ensure!(attached.rank == rank, "the daemon takes rank {rank} for {}", attached.rank);
-        let doorbell = File::from(fds.pop().context("no doorbell came")?);
+        ensure!(attached.rank == rank, "the daemon attached rank {rank} as {}", attached.rank);
+        let doorbell = File::from(fds.pop().context("no doorbell received")?);
         Ok(Self { socket, control, doorbell, page, segments: Vec::new() })
     }
 
     /// Hands over a memory segment; returns its number.
     ///
     /// # Errors
-    /// When there is no memory, or the daemon does not accept it.
+    /// If memory is missing, or the daemon does not accept it.
     pub fn add_segment(&mut self, bytes: u64) -> Result<u32> {
         let number = self.segments.len() as u32;
         let (segment, fd) = Segment::create("gradwire-test-segment", bytes, HugePages::Never)?;
@@ -248,16 +248,16 @@ impl RawWorker {
         self.socket.say(ToDaemon::AddSegment(add), &[fd.as_fd()])?;
         match self.socket.receive()? {
             Some((Reply::SegmentAdded(added), _)) if added.segment == number => {}
-            other => bail!("the daemon does not take a segment: {other:?}"),
+            other => bail!("the daemon did not accept a segment: {other:?}"),
         }
         self.segments.push(segment);
         Ok(number)
     }
 
-    /// Writes a submission into the ring, whether it is valid or not.
+    /// Writes a submission into the ring, even if it is invalid.
     ///
     /// # Errors
-    /// When the ring has no room.
+    /// If the ring is full.
     pub fn submit(&self, submission: &Submission) -> Result<()> {
         if self.control.submit(submission)? == Doorbell::Ring {
             self.ring()?;
@@ -268,31 +268,31 @@ impl RawWorker {
     /// Wakes the daemon.
     ///
     /// # Errors
-    /// When the system refuses it.
+    /// If the system refuses it.
     pub fn ring(&self) -> Result<()> {
         Ok((&self.doorbell).write_all(&1u64.to_ne_bytes())?)
     }
 
-    /// Makes reads of the doorbell block where there is nothing to read. The daemon shares the
-    /// doorbell, and so this mode.
+    /// Makes reads of an empty doorbell block. The daemon shares the doorbell and thus this mode.
     ///
     /// # Errors
-    /// When the system refuses it.
+    /// If the system refuses it.
     pub fn make_doorbell_block(&self) -> Result<()> {
         Ok(fcntl_setfl(&self.doorbell, OFlags::RDWR)?)
     }
 
-    /// Writes into the control page, past all code that knows its layout. It writes through the
-    /// system, as a debugger would, so no code that the compiler can't check is needed here.
+    /// Writes into the control page, bypassing all code that knows its layout. It writes through
+    /// the system, like a debugger, so it needs no unsafe code.
+    ///
     /// # Errors
-    /// When the page can't be found or written to.
+    /// If the page can't be found or written to.
     pub fn scribble(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        ensure!(offset + bytes.len() as u64 <= CONTROL_BYTES, "that is not within the page");
+        ensure!(offset + bytes.len() as u64 <= CONTROL_BYTES, "the range is outside the page");
         let maps = fs::read_to_string("/proc/self/maps")?;
-        // Worker and daemon have mapped the same pages: either mapping works.
+        // Worker and daemon map the same pages: either mapping works.
         let line = maps.lines().find(|line| line.contains(&self.page));
         let start =
-            line.and_then(|line| line.split('-').next()).context("there is no such page")?;
+            line.and_then(|line| line.split('-').next()).context("the page is not mapped")?;
         let start = u64::from_str_radix(start, 16)?;
         let memory = File::options().write(true).open("/proc/self/mem")?;
         Ok(memory.write_all_at(bytes, start + offset)?)
@@ -301,7 +301,7 @@ impl RawWorker {
     /// The next completion.
     ///
     /// # Errors
-    /// When none arrives in time.
+    /// If none arrives in time.
     pub fn completed(&self) -> Result<Completion> {
         let begin = Instant::now();
         loop {
@@ -309,7 +309,7 @@ impl RawWorker {
                 self.control.answered();
                 return Ok(completion);
             }
-            ensure!(begin.elapsed() < PATIENCE, "no answer came");
+            ensure!(begin.elapsed() < PATIENCE, "no completion arrived");
             thread::sleep(Duration::from_millis(1));
         }
     }
@@ -317,26 +317,26 @@ impl RawWorker {
     /// The failure of a submission, which is the daemon's next message.
     ///
     /// # Errors
-    /// When the daemon sends another message.
+    /// If the daemon sends another message.
     pub fn failed(&self) -> Result<(Vec<u64>, gradwire_proto::Failure)> {
         match self.socket.receive()? {
             Some((Reply::TensorFailed(pb::TensorFailed { tickets, failure: Some(why) }), _)) => {
                 Ok((tickets, why.into()))
             }
-            other => bail!("a failure of a submission was due, {other:?} came"),
+            other => bail!("expected the failure of a submission, got {other:?}"),
         }
     }
 
     /// The failure that ended the job for this worker. Earlier messages are ignored.
     ///
     /// # Errors
-    /// When it does not arrive.
+    /// If it does not arrive.
     pub fn aborted(&self) -> Result<gradwire_proto::Failure> {
         loop {
-            match self.socket.receive()?.context("the daemon has gone without a word")?.0 {
+            match self.socket.receive()?.context("the daemon closed the connection")?.0 {
                 Reply::Aborted(failure) => return Ok(failure.into()),
                 Reply::TensorFailed(_) | Reply::Allocate(_) | Reply::SegmentAdded(_) => {}
-                other => bail!("the end was due, {other:?} came"),
+                other => bail!("expected the end of the job, got {other:?}"),
             }
         }
     }

@@ -1,8 +1,8 @@
 //! The right results of collectives, computed in a simple way: in `f64` or in integers, one element
-//! after the other, without flows, pieces, schedules and kernels.
+//! at a time, without flows, pieces, schedules and kernels.
 //!
-//! - [`Dice`]: random numbers that are the same for the same seed
-//! - [`fill`]: what ranks contribute
+//! - [`Dice`]: reproducible random numbers
+//! - [`fill`]: the contributions of ranks
 //! - [`Reduction`]: checks the reduction of contributions
 //! - [`adasum`]: the formula of Adasum
 
@@ -16,7 +16,7 @@ use rand_xoshiro::{
 
 use self::number::{float, float_bytes, integer, is_short_float, part_of, precision, wrap};
 
-/// A small random number generator. The same seed gives the same numbers everywhere.
+/// A small random number generator. A seed gives the same numbers everywhere.
 #[derive(Debug, Clone)]
 pub struct Dice(SplitMix64);
 
@@ -41,7 +41,7 @@ impl Dice {
         self.roll() % bound
     }
 
-    /// True once in so many times.
+    /// True once in `times` times on average.
     pub fn one_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
@@ -51,7 +51,7 @@ impl Dice {
         things[self.below(things.len() as u64) as usize].clone()
     }
 
-    /// Puts things into a random order.
+    /// Shuffles things.
     pub fn shuffle<T>(&mut self, things: &mut [T]) {
         for end in (1..things.len()).rev() {
             things.swap(end, self.below(end as u64 + 1) as usize);
@@ -59,18 +59,19 @@ impl Dice {
     }
 }
 
-/// The numbers that ranks contribute as floats. (Integers and truth values have random bits.)
+/// The float contributions of ranks. (Integers and truth values have random bits.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Values {
-    /// -1, 0 and 1. Every type holds the sums of eight of them, so results have no error at all.
+    /// -1, 0 and 1. Every type represents the sums of eight of them, so results have no error at
+    /// all.
     Exact,
     /// Numbers whose sums and products stay within the range of the smallest float.
     Usual,
-    /// The usual numbers, infinities, NaN and negative zero.
+    /// Numbers as in `Usual`, infinities, NaN and negative zero.
     Wild,
 }
 
-/// All numbers that a rank may contribute.
+/// All possible contributions.
 fn palette(op: ReduceOp, values: Values) -> Vec<f64> {
     const WILD: [f64; 4] = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0];
     if values == Values::Exact {
@@ -103,17 +104,17 @@ pub fn fill(dtype: DType, op: ReduceOp, values: Values, dice: &mut Dice, bytes: 
     }
 }
 
-/// What lies between the contributors.
+/// The nodes between contributors.
 #[derive(Debug, Clone, Copy)]
 pub struct Between {
-    /// The largest number of nodes that they are on.
+    /// The largest number of nodes with contributors.
     pub nodes: usize,
     /// The compression of floats of at most 32 bits between these nodes.
     pub compression: Compression,
 }
 
 impl Between {
-    /// So many nodes, without compression between them.
+    /// A number of nodes without compression.
     pub fn nodes(nodes: usize) -> Self {
         Self { nodes, compression: Compression::None }
     }
@@ -132,7 +133,7 @@ pub struct Reduction {
     pub postscale: f64,
     /// Whether the contributions are [`Values::Exact`].
     pub exact: bool,
-    /// What lies between the contributors.
+    /// The nodes between the contributors.
     pub between: Between,
 }
 
@@ -140,19 +141,21 @@ impl Reduction {
     /// Compares `result` with the reduction of `inputs`, which are in rank order.
     ///
     /// - Integers are exact. Scaled integers are computed in f64 and truncated.
-    /// - The error of a float is at most ((1+u)^k − 1) times the sum of the absolute values
-    ///   (product: the absolute value) that were reduced. Here u is the unit roundoff, and k is the
-    ///   number of roundings: two for each of the n contributions, and some for the scaling and the
-    ///   division. Short floats have these roundings in f32, and one in their own type. Where
-    ///   floats travel as bf16, there is one rounding to bf16 on each node besides (product: two).
-    /// - Where they travel in eight bits, each node and the owner of a block add one error of a
-    ///   group, which is relative to the largest magnitude there. What is lost of an earlier tensor
-    ///   of the same name is not known here. Near both ends, a group may belong to another tensor,
-    ///   too, so elements there may be anything.
-    /// - NaN and infinities are where the reference has them.
+    /// - The error of a float is at most ((1+u)^k − 1) times the sum of the absolute values that
+    /// were
+    ///   reduced (product: the absolute value). Here u is the unit roundoff, and k is the number of
+    ///   roundings: two for each of the n contributions, and some for the scaling and the division.
+    ///   Short floats have these roundings in f32, and one in their own type. With bf16 as the wire
+    ///   type, there is another rounding to bf16 on each node (product: two).
+    /// - With eight bits on the wire, each node and the owner of a block add one error of a group,
+    ///   relative to the largest magnitude there. The error feedback of earlier tensors of the same
+    ///   name is not known here. Near both ends, a group may contain another tensor, so elements
+    /// there
+    ///   may have any value.
+    /// - NaN and infinities are at the same places as in the reference.
     ///
     /// # Errors
-    /// The first element that is wrong.
+    /// The first wrong element.
     pub fn check(&self, inputs: &[&[u8]], result: &[u8]) -> Result<(), String> {
         let given = inputs.first().map_or(0, |input| input.len());
         if result.len() != given {
@@ -203,7 +206,7 @@ impl Reduction {
             1.0 => all / divisor,
             factor => scaled(dtype, all, factor, divisor),
         };
-        // Truth values are returned as 0 and 1 and nothing else.
+        // Truth values are returned as 0 or 1.
         let got = if truth { i128::from(got[0]) } else { integer(dtype, got) };
         if got == right {
             Ok(())
@@ -212,8 +215,8 @@ impl Reduction {
         }
     }
 
-    /// The error of an element that travels in eight bits; `None` if it does not. It is infinite
-    /// if some element is no finite number.
+    /// The error of an element on an 8-bit wire; `None` without one. It is infinite if some element
+    /// is not finite.
     fn lost(&self, inputs: &[&[u8]]) -> Option<f64> {
         let Self { between: Between { nodes, compression }, dtype, op, .. } = *self;
         let bytes = inputs.first().map_or(0, |input| input.len()) as u64;
@@ -260,7 +263,7 @@ impl Reduction {
         } else {
             let (unit, smallest) = precision(part);
             let Between { nodes, compression } = self.between;
-            // Short floats are computed in f32 and rounded once, whatever lies between the nodes.
+            // Short floats are computed in f32 and rounded once, whatever the nodes.
             let (computed, _) = precision(if is_short_float(part) { DType::F32 } else { part });
             let computed = 2.0 * (ranks + 3.0) * computed.ln_1p();
             let (mut logarithm, mut least) = if is_short_float(part) {
@@ -271,8 +274,8 @@ impl Reduction {
             let travels = is_short_float(part) || self.dtype == DType::F32;
             if compression == Compression::Bf16 && travels && nodes > 1 {
                 let (unit, smallest) = precision(DType::Bf16);
-                // In a product, every rounding counts on every way, also the roundings of the other
-                // operands.
+                // In a product, every rounding counts for every factor, including the roundings of
+                // the other factors.
                 let ways = if self.op == ReduceOp::Product { 2.0 } else { 1.0 };
                 logarithm += ways * nodes as f64 * unit.ln_1p();
                 least += ways * nodes as f64 * smallest;
@@ -285,7 +288,7 @@ impl Reduction {
     }
 }
 
-/// An integer times a factor: the product in f64, truncated, within the type's range.
+/// An integer times a factor: the product in f64, truncated to the type's range.
 fn scaled(dtype: DType, value: i128, factor: f64, divisor: i128) -> i128 {
     if factor == 1.0 {
         return value;
@@ -329,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_result_is_seen() {
+    fn a_wrong_result_is_noticed() {
         let cases = [
             (DType::I8, ReduceOp::Sum, [100.0, 100.0], -56.0),
             (DType::U8, ReduceOp::Average, [200.0, 100.0], 22.0),
@@ -360,9 +363,9 @@ mod tests {
         }
     }
 
-    /// The error of bf16 is accepted where compression makes it, and nowhere else.
+    /// The error of bf16 is accepted only with compression.
     #[test]
-    fn rounding_on_the_way_is_distinguished_from_mistakes() {
+    fn rounding_on_the_wire_is_not_a_mistake() {
         let check = |dtype, nodes, compression, got: f64| {
             let between = Between { nodes, compression };
             let op = ReduceOp::Sum;
@@ -379,12 +382,12 @@ mod tests {
         assert!(!check(DType::F32, 2, Compression::None, near));
         assert!(!check(DType::F64, 2, Compression::Bf16, near));
         assert!(!check(DType::C64, 2, Compression::Bf16, near));
-        assert!(!check(DType::F32, 2, Compression::Int8, near), "it is too small");
+        assert!(!check(DType::F32, 2, Compression::Int8, near), "it is too small for quantization");
     }
 
     /// The error of eight bits is accepted in large tensors, relative to the largest element.
     #[test]
-    fn quantizing_is_distinguished_from_mistakes() {
+    fn quantization_is_not_a_mistake() {
         let values = |at: usize| if at == 9000 { 100.0 } else { 1.0 };
         let input: Vec<u8> = (0..20_000).flat_map(|at| bytes(DType::F32, values(at))).collect();
         let check = |compression, nodes, op, at: usize, off: f64| {
@@ -416,7 +419,7 @@ mod tests {
 
     /// Adasum of two equal vectors is that vector; of two orthogonal vectors it is their sum.
     #[test]
-    fn adasum_takes_out_what_vectors_have_in_common() {
+    fn adasum_removes_the_common_part_of_vectors() {
         assert_eq!(adasum(vec![vec![2.0, 1.0]; 5]), [2.0, 1.0]);
         assert_eq!(adasum(vec![vec![2.0, 0.0], vec![0.0, 3.0]]), [2.0, 3.0]);
         assert_eq!(adasum(vec![vec![0.0, 0.0], vec![1.0, 3.0]]), [1.0, 3.0]);

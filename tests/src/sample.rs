@@ -1,11 +1,11 @@
-//! A running job as its coordinator shows it, for the tests of viewers.
+//! A running job as its coordinator reports it, for the tests of viewers.
 
 use gradwire_proto::pb::{
     Entry, NodeReport, NodeStatus, PeerReport, RankLag, RankReport, RunningOperation,
     StatusResponse,
 };
 
-/// Two nodes with two ranks each; the others wait for rank 3 in 80 % of the time.
+/// Two nodes with two ranks each; the others wait for rank 3 during 80 % of the time.
 pub fn status(uptime_ms: u64) -> StatusResponse {
     let rank = |rank, exposed| RankReport {
         rank,

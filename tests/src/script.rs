@@ -1,12 +1,11 @@
-//! A random job, made from nothing but a seed. Every rank makes the same job for itself, in
-//! whatever process it is, and does its part of it. Every process can check the results of every
-//! rank.
+//! A random job, made only from a seed. Every rank makes the same job, in any process, and does its
+//! part of it. Every process can check the results of every rank.
 //!
 //! The job has phases. In each phase, a process set may be added and others removed, while calls of
 //! all sets are in flight. Every call is made twice: the second time the coordinator knows its
-//! name. Each rank submits and waits in an order of its own, as far as the API allows: unnamed
-//! calls, messages and new sets must come in the same order on all ranks. At the end, each rank has
-//! data for a different number of calls, and joins.
+//! name. Each rank submits and waits in its own order, as far as the API allows: unnamed calls,
+//! messages and new sets must have the same order on all ranks. At the end, each rank has data for
+//! a different number of calls, and joins.
 
 mod random;
 
@@ -24,7 +23,7 @@ use crate::{
     reference::{Between, Dice},
 };
 
-/// The collectives that work without ranks that have joined.
+/// The collectives that can do without joined ranks.
 const DO_WITHOUT: [Collective; 6] = [
     Collective::Allreduce,
     Collective::Broadcast,
@@ -43,7 +42,7 @@ struct Set {
     ranks: Vec<u32>,
     /// The phase in which it is added.
     made: usize,
-    /// The phase at whose end it is removed; [`PHASES`] if it is never removed.
+    /// The phase at whose end it is removed; [`PHASES`] if it never is.
     removed: usize,
 }
 
@@ -51,15 +50,15 @@ struct Set {
 #[derive(Debug, Clone)]
 struct Planned {
     phase: usize,
-    /// The number of its process set; 0 is all ranks.
+    /// The index of its process set; 0 is all ranks.
     set: usize,
     call: Call,
 }
 
-/// The number of a call, and of the round in which it is made.
+/// The index of a call, and of the round in which it is made.
 pub type Key = (usize, u64);
 
-/// What a rank received from the calls that it took part in.
+/// The results of a rank's calls.
 pub type Results = BTreeMap<Key, Got>;
 
 /// A random job.
@@ -71,13 +70,13 @@ pub struct Script {
     seed: u64,
     sets: Vec<Set>,
     calls: Vec<Planned>,
-    /// The last calls, of the ranks that still have data then.
+    /// The last calls, of the ranks that still have data.
     last: Vec<Call>,
 }
 
 impl Script {
-    /// The job of a seed, with so many calls, whose tensors have at most so many bytes. A job with
-    /// fewer calls is the beginning of the job with more calls.
+    /// The job of a seed, with `calls` calls on tensors of at most `most_bytes` bytes. A job with
+    /// fewer calls is the beginning of a job with more calls.
     pub fn of(seed: u64, calls: usize, most_bytes: u64) -> Self {
         let mut dice = Dice::of(&[seed]);
         let plan = random::plan(&mut dice);
@@ -85,7 +84,7 @@ impl Script {
         let streams = dice.pick(&[1, 2, 3]);
         let plan = plan
             .set(format!("data.compression={compression}"))
-            // The reference does not know what earlier tensors of the same name have lost.
+            // The reference does not know the error feedback of earlier tensors of the same name.
             .set("data.feedback_max_bytes=0")
             .set(format!("data.streams={streams}"))
             .set(format!("tuning.enabled={}", dice.one_in(2)));
@@ -95,7 +94,7 @@ impl Script {
             plan.set("negotiation.strict=true")
                 .set(format!("negotiation.algorithm={}", dice.pick(&algorithms)))
         } else if compression.is_quantized() {
-            // Others are refused.
+            // The job refuses other algorithms.
             plan.set(format!(
                 "negotiation.algorithm={}",
                 dice.pick(&["auto", "direct", "hierarchical"])
@@ -138,7 +137,7 @@ impl Script {
         Self { plan, compression, seed, sets, calls: planned, last }
     }
 
-    /// A call as it is made in a round, with the data of that round.
+    /// A call in a round, with the data of that round.
     fn call(&self, (index, round): Key) -> Call {
         let planned = self.calls.get(index).map(|planned| &planned.call);
         let mut call = planned.unwrap_or_else(|| &self.last[index - self.calls.len()]).clone();
@@ -146,7 +145,7 @@ impl Script {
         call
     }
 
-    /// The calls of a phase that a rank takes part in, in an order of its own.
+    /// The calls of a phase that a rank takes part in, in the rank's own order.
     fn order(&self, phase: usize, rank: u32, dice: &mut Dice) -> Vec<usize> {
         let concerns = |index: &usize| {
             let planned = &self.calls[*index];
@@ -184,7 +183,7 @@ impl Script {
             let made = (1..sets.len()).find(|set| round == 0 && self.sets[*set].made == phase);
             let mut pending = Vec::new();
             if let Some(made) = made {
-                // At a random place, but before the first call of the new set.
+                // At a random position, but before the first call of the new set.
                 let at = dice.below(order.len() as u64 + 1) as usize;
                 let later = order.split_off(at);
                 let (held, now): (Vec<usize>, Vec<usize>) =
@@ -202,7 +201,7 @@ impl Script {
                 pending.into_iter().partition(|((index, _), _)| removed(self.calls[*index].set));
             self.wait(first, &mut results)?;
             for set in (1..sets.len()).filter(|set| removed(*set)) {
-                let gone = sets[set].take().ok_or("a set is removed that was never made")?;
+                let gone = sets[set].take().ok_or("the removed set does not exist")?;
                 let text = gone.to_string();
                 session
                     .remove_process_set(gone)
@@ -214,7 +213,7 @@ impl Script {
         Ok(results)
     }
 
-    /// Makes those of the last calls that this rank has data for, and joins.
+    /// Makes the last calls that this rank has data for, and joins.
     fn run_out(
         &self,
         session: &Session,
@@ -238,7 +237,7 @@ impl Script {
         self.wait(pending, results)?;
         match joined.wait() {
             Ok(last) if last < session.size() => {}
-            other => return Err(format!("the join came to {other:?}")),
+            other => return Err(format!("unexpected result of the join: {other:?}")),
         }
         // All ranks take part again.
         session.barrier().map_err(|error| format!("after the join: {error}"))
@@ -254,7 +253,7 @@ impl Script {
     ) -> Result<(), String> {
         for &index in order {
             let call = self.call((index, round));
-            let set = sets[self.calls[index].set].as_ref().ok_or("a set is used too early")?;
+            let set = sets[self.calls[index].set].as_ref().ok_or("the set does not exist yet")?;
             let started = call.start(session, set);
             let started = started.map_err(|error| format!("{}: {error}", call.title()))?;
             pending.push(((index, round), started));
@@ -271,10 +270,10 @@ impl Script {
         Ok(())
     }
 
-    /// Checks what one rank received.
+    /// Checks the results of one rank.
     ///
     /// # Errors
-    /// The first result that is wrong.
+    /// The first wrong result.
     pub fn check_rank(&self, rank: u32, results: &Results) -> Result<(), String> {
         let between = Between {
             nodes: self.plan.slots.iter().filter(|&&slots| slots > 0).count(),
@@ -283,7 +282,7 @@ impl Script {
         results.iter().try_for_each(|(key, got)| self.call(*key).check(rank, got, between))
     }
 
-    /// A hash of each result whose bits all members of the call share (SAME).
+    /// A hash of each result that has the same bits on all members of the call (SAME).
     pub fn digests(&self, results: &Results) -> BTreeMap<Key, u64> {
         let shared = results.iter().filter(|(key, _)| self.call(**key).is_shared());
         let digest = |got: &Got| {
@@ -294,7 +293,7 @@ impl Script {
         shared.map(|(key, got)| (*key, digest(got))).collect()
     }
 
-    /// SAME: the results of one call have identical bits on all ranks.
+    /// SAME: the results of a call have identical bits on all ranks.
     ///
     /// # Errors
     /// The first call whose results differ.
@@ -305,7 +304,9 @@ impl Script {
                 let (other, right) = *first.entry(*key).or_insert((rank, *digest));
                 if *digest != right {
                     let title = self.call(*key).title();
-                    return Err(format!("ranks {other} and {rank} have other bits of {title}"));
+                    return Err(format!(
+                        "ranks {other} and {rank} have different bits for {title}"
+                    ));
                 }
             }
         }
@@ -315,7 +316,7 @@ impl Script {
     /// Checks the results of all ranks, in rank order: each rank has a result of each of its calls.
     ///
     /// # Errors
-    /// The first result that is wrong, differs or is missing.
+    /// The first wrong, different or missing result.
     pub fn check(&self, results: &[Results]) -> Result<(), String> {
         for (rank, own) in (0..).zip(results) {
             let concerned = self.calls.iter().filter(|c| c.call.ranks.contains(&rank)).count();

@@ -1,4 +1,4 @@
-//! A job of many ranks with small tensors takes little memory.
+//! A job of many ranks with small tensors needs little memory.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use gradwire_worker::AllreduceOptions;
 const MIB: u64 = 1 << 20;
 const RANKS: u32 = 32;
 
-/// Bytes of a job's shared memory. Worker and daemon both map it in this process.
+/// Bytes of a job's shared memory, which worker and daemon both map in this process.
 fn shared_memory(job: &str) -> u64 {
     let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
     let name = format!("/memfd:gradwire-{job}-");
@@ -16,7 +16,7 @@ fn shared_memory(job: &str) -> u64 {
     let mut kib = 0;
     for line in smaps.lines() {
         if let Some(pss) = line.strip_prefix("Pss:") {
-            // The memory is divided between all mappings of a page.
+            // The memory of a page is divided between all its mappings.
             let pss: u64 = pss.trim().strip_suffix(" kB").unwrap().parse().unwrap();
             kib += if of_the_job { pss } else { 0 };
         } else if line.split_whitespace().next().is_some_and(|word| word.contains('-')) {
@@ -27,8 +27,8 @@ fn shared_memory(job: &str) -> u64 {
 }
 
 #[test]
-fn ranks_with_small_tensors_take_a_few_mebibytes_each() {
-    // The default size; other tests set a smaller one.
+fn ranks_with_small_tensors_need_little_memory() {
+    // The default size, unlike in other tests.
     let cluster = Cluster::start(&Plan::nodes(&[RANKS]).set("worker.arena_segment_bytes=64MiB"));
     let cluster = cluster.unwrap();
     let job = cluster.job().to_string();

@@ -1,11 +1,10 @@
 //! Nothing grows with the number of calls: neither memory, nor descriptors, nor threads (BOUND,
-//! CLEAN). Coordinator, daemons and ranks are in one process, so its size is the size of all of
-//! them.
+//! CLEAN). Coordinator, daemons and ranks are in one process, whose size includes all of them.
 //!
 //! The short tests run with all other tests. `make soak` runs `GRADWIRE_SOAK_CALLS` calls of each
-//! kind, 200,000 if it is not set, and prints the figures. It switches off the allocator's caches
-//! of each thread (`glibc.malloc.tcache_count=0`): their content counts as allocated, and with 171
-//! threads they grew by 46 bytes for each call of a gather of 32 ranks.
+//! kind, 200,000 by default, and prints the figures. It switches off the allocator's per-thread
+//! caches (`glibc.malloc.tcache_count=0`), because their content counts as allocated: with 171
+//! threads it grew by 46 bytes for each call of a gather of 32 ranks.
 
 use std::{
     env, fs,
@@ -22,31 +21,30 @@ use gradwire_tests::{
 };
 use gradwire_worker::{AllgatherOptions, BroadcastOptions, Session};
 
-/// How many bytes the heap may have grown since all tables were full: data in flight differs from
-/// one moment to another.
+/// The allowed growth of the heap after all tables were full, because data in flight varies.
 fn heap_slack(before: u64) -> u64 {
     (1 << 20) + before / 50
 }
 
 /// The same for the resident memory of the process. Names that replace each other in full tables
-/// leave gaps of other sizes, which the allocator keeps: 1 to 3 % of 186 MB on an idle machine, and
-/// 9 % once where 90 threads shared two busy cores. The heap shows that Gradwire keeps nothing.
+/// leave gaps of various sizes, which the allocator keeps: 1 to 3 % of 186 MB on an idle machine,
+/// and 9 % once when 90 threads shared two busy cores. The heap shows that Gradwire keeps nothing.
 fn resident_slack(before: u64) -> u64 {
     (2 << 20) + before / 8
 }
 
-/// A lock: tests that measure this process run one at a time.
+/// A lock, so that tests that measure this process run one at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What this process uses.
+/// The resources of this process.
 #[derive(Debug, Clone, Copy)]
 struct Usage {
     /// Resident memory, without shared memory.
     resident: u64,
-    /// Memory that is allocated and not freed.
+    /// Allocated memory.
     heap: u64,
     descriptors: usize,
     threads: usize,
@@ -55,9 +53,9 @@ struct Usage {
 fn usage() -> Usage {
     let count = |folder: &str| fs::read_dir(folder).unwrap().count();
     let statm = fs::read_to_string("/proc/self/statm").unwrap();
-    // Shared memory is subtracted: the ranks' arenas are counted where they are mapped.
+    // Shared memory is subtracted, because the ranks' arenas are mapped here.
     let pages: Vec<u64> = statm.split(' ').filter_map(|n| n.trim().parse().ok()).collect();
-    // SAFETY: it reads the allocator's counters, under the allocator's own locks.
+    // SAFETY: reads the allocator's counters under the allocator's own locks.
     let allocator = unsafe { libc::mallinfo2() };
     Usage {
         resident: (pages[1] - pages[2]) * rustix::param::page_size() as u64,
@@ -67,19 +65,19 @@ fn usage() -> Usage {
     }
 }
 
-/// How calls are named.
+/// The names of calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Names {
-    /// By a number that the session counts.
+    /// A number counted by the session.
     Counted,
-    /// Each by a new name.
+    /// A new name for each call.
     New,
 }
 
-/// The call number `number` of a kind.
+/// The call with index `number` of a kind.
 fn asked(session: &Session, kind: Collective, names: Names, number: u64) -> Call {
     let ranks: Vec<u32> = (0..session.size()).collect();
-    // Any number of rows that can be split evenly between all ranks.
+    // A number of rows that can be split evenly between all ranks.
     let rows = u64::from(session.size()) * (1 + number % 3);
     let asked = with_op(request(kind, DType::F32, &[rows, 2], 0), ReduceOp::Sum);
     let name = match names {
@@ -89,14 +87,14 @@ fn asked(session: &Session, kind: Collective, names: Names, number: u64) -> Call
     Call { name, seed: number, ..Call::same("", &ranks, &asked) }
 }
 
-/// Makes call number `number` of a kind, and checks it against the reference.
+/// Makes the call with index `number` of a kind, and checks it against the reference.
 fn call(session: &Session, kind: Collective, names: Names, number: u64) {
     let all = session.global_process_set();
     let call = asked(session, kind, names, number);
     call.run(session, &all, session.nodes().len()).unwrap();
 }
 
-/// Makes many calls of a kind that are in flight together, and checks the first one.
+/// Makes many concurrent calls of a kind, and checks the first one.
 fn calls_at_once(session: &Session, kind: Collective, numbers: Range<u64>) {
     let all = session.global_process_set();
     let calls: Vec<Call> = numbers
@@ -109,7 +107,7 @@ fn calls_at_once(session: &Session, kind: Collective, numbers: Range<u64>) {
     calls[0].check(session.rank(), &results[0], between).unwrap();
 }
 
-/// One operation of a mixture: all kinds, also of objects, named in every way.
+/// One operation of a mixture of all kinds, including objects, with all kinds of names.
 fn any(session: &Session, number: u64) {
     let mut dice = Dice::of(&[number]);
     let names = if dice.one_in(2) { Names::Counted } else { Names::New };
@@ -140,7 +138,7 @@ const KINDS: [Collective; 9] = [
 ];
 
 /// Runs `calls` operations on every rank, `at_once` of them at a time. After all of them, the
-/// process uses no more than after the first `full`. Both are multiples of `at_once`.
+/// process uses no more resources than after the first `full`. Both are multiples of `at_once`.
 fn flat(
     what: &str,
     plan: &Plan,
@@ -187,8 +185,8 @@ fn flat(
         let grown = after.saturating_sub(before);
         assert!(
             grown <= slack,
-            "{what}: {grown} bytes more {which} after {calls} calls than after {full}, which had \
-             {before}"
+            "{what}: {grown} bytes more {which} after {calls} calls than after {full}, when it \
+             was {before}"
         );
     }
     assert!(after.descriptors <= before.descriptors, "{what}: {before:?}, then {after:?}");
@@ -202,45 +200,45 @@ fn alltoalls(plan: &Plan, full: u64, calls: u64) {
     });
 }
 
-/// Each alltoall costs about 26 KB between 16 ranks, for as long as it is remembered.
+/// Each alltoall between 16 ranks costs about 26 KB until it is forgotten.
 #[test]
-fn alltoalls_under_new_names_are_forgotten() {
+fn alltoalls_with_new_names_are_forgotten() {
     alltoalls(&Plan::nodes(&[16]).set("negotiation.max_tensors=32"), 60, 300);
 }
 
-/// Each costs 100 KB between 32 ranks. Fewer ids are kept than are allowed, because the tensors
-/// have so many flows.
+/// Each costs 100 KB between 32 ranks. Fewer ids are kept than allowed, because the tensors have
+/// many flows.
 #[test]
-#[ignore = "it takes a minute; make soak runs it"]
-fn alltoalls_under_new_names_take_no_more_than_all_ids_may() {
+#[ignore = "takes a minute; run by make soak"]
+fn alltoalls_with_new_names_stay_in_the_limit() {
     alltoalls(&Plan::nodes(&[32]), 270, 600);
 }
 
 #[test]
-fn operations_of_all_kinds_leave_nothing_behind() {
+fn mixed_operations_leave_nothing_behind() {
     let plan = Plan::nodes(&[2, 2]).set("negotiation.max_tensors=64");
     flat("2x2 ranks, mixed", &plan, [1, 400, 1200], |session, numbers| any(session, numbers.start));
 }
 
-/// How many calls of one kind are in flight at once.
+/// The number of concurrent calls of one kind.
 const AT_ONCE: u64 = 50;
 
-/// How many calls of each kind are made: an even multiple of [`AT_ONCE`].
+/// The number of calls of each kind: an even multiple of [`AT_ONCE`].
 fn calls() -> u64 {
     let calls = env::var("GRADWIRE_SOAK_CALLS").ok().and_then(|calls| calls.parse::<u64>().ok());
     calls.unwrap_or(200_000).next_multiple_of(2 * AT_ONCE)
 }
 
 #[test]
-#[ignore = "it takes long; make soak runs it"]
-fn many_operations_of_all_kinds_leave_nothing_behind() {
-    // So few that all of them are used half way.
+#[ignore = "takes long; run by make soak"]
+fn many_mixed_operations_leave_nothing_behind() {
+    // Few enough to be used up half way.
     let plan = Plan::nodes(&[2, 2]).set("negotiation.max_tensors=4096");
     let numbers = [1, calls() / 2, calls()];
     flat("2x2 ranks, mixed", &plan, numbers, |session, numbers| any(session, numbers.start));
 }
 
-/// After half of the calls, all names have been used, and all ids have been given.
+/// After half of the calls, all names have been used and all ids have been assigned.
 fn each_kind(slots: &[u32]) {
     let ranks: u32 = slots.iter().sum();
     for kind in KINDS {
@@ -253,19 +251,19 @@ fn each_kind(slots: &[u32]) {
 }
 
 #[test]
-#[ignore = "it takes long; make soak runs it"]
-fn many_calls_of_each_kind_by_2_ranks_leave_nothing_behind() {
+#[ignore = "takes long; run by make soak"]
+fn many_calls_by_2_ranks_leave_nothing_behind() {
     each_kind(&[1, 1]);
 }
 
 #[test]
-#[ignore = "it takes long; make soak runs it"]
-fn many_calls_of_each_kind_by_16_ranks_leave_nothing_behind() {
+#[ignore = "takes long; run by make soak"]
+fn many_calls_by_16_ranks_leave_nothing_behind() {
     each_kind(&[8, 8]);
 }
 
 #[test]
-#[ignore = "it takes long; make soak runs it"]
-fn many_calls_of_each_kind_by_32_ranks_leave_nothing_behind() {
+#[ignore = "takes long; run by make soak"]
+fn many_calls_by_32_ranks_leave_nothing_behind() {
     each_kind(&[16, 16]);
 }

@@ -12,7 +12,7 @@ use gradwire_proto::{DType, ReduceOp};
 use super::round::{Program, SpinBarrier};
 use crate::{flow::Flow, operation::Operation};
 
-/// From this size on, results bypass the cache when they are written: they would not stay there.
+/// Results of at least this size bypass the cache when written, because they would not stay in it.
 const STREAMED: usize = 4 << 20;
 
 /// A part of a flow.
@@ -22,12 +22,12 @@ struct Part {
     from: Option<usize>,
     /// Its range of bytes in that tensor.
     source: Range<usize>,
-    /// Its targets: a rank, and the number of a piece of that rank's result.
+    /// Its targets: a rank, and the index of a piece of that rank's result.
     targets: Vec<(usize, usize)>,
 }
 
-/// The program. It has a thread for each rank. The barriers decide which thread uses what. No
-/// thread waits for the locks, which only show the compiler that this is safe.
+/// The program, with a thread for each rank. The barriers decide which thread uses which data.
+/// Threads never wait for the locks, which only prove to the compiler that this is safe.
 #[derive(Debug)]
 pub(super) struct Apart<'a> {
     dtype: DType,
@@ -43,7 +43,7 @@ pub(super) struct Apart<'a> {
     private: Vec<usize>,
 }
 
-/// How many bytes of input and of separate result a rank has, for a size of `elements`.
+/// The bytes of a rank's input and of its separate result, for a size of `elements`.
 pub(super) fn bytes(
     operation: Operation,
     dtype: DType,
@@ -97,7 +97,7 @@ impl<'a> Apart<'a> {
             }
         }
         cuts.iter_mut().for_each(|cuts| cuts.sort_unstable());
-        // Replaces offsets in bytes by numbers of pieces.
+        // Replaces byte offsets by piece indexes.
         for part in parts.iter_mut().flatten() {
             for (to, at) in &mut part.targets {
                 *at = cuts[*to].partition_point(|cut| cut < at);
@@ -105,7 +105,7 @@ impl<'a> Apart<'a> {
         }
         let outputs = outputs.iter_mut().zip(&cuts).map(|(output, cuts)| cut(output, cuts));
         Self {
-            // Data that is only moved is moved as bytes.
+            // Data that is only moved is treated as bytes.
             dtype: if operation.reduction().is_some() { dtype } else { DType::U8 },
             op: operation.reduction().unwrap_or(ReduceOp::Sum),
             store: if results >= STREAMED { Store::Streaming } else { Store::Cached },
@@ -135,17 +135,17 @@ impl<'a> Apart<'a> {
         }
         let (dtype, op) = (self.dtype, self.op);
         let contributors = sources.len() as u32;
-        // Data that is only moved has one source, and no division.
+        // Data that is only moved has one source, and is not divided.
         let finish = Finish { op, contributors, ..Finish::none(dtype) };
         let combine = Combine { dtype, op };
         let level = level();
         let done =
             reduce_finish_slices(level, combine, 1.0, &finish, &mut targets, &sources, self.store);
-        debug_assert_eq!(done, Ok(()), "a part is as long where it goes as where it comes from");
+        debug_assert_eq!(done, Ok(()), "source and targets of a part have the same length");
     }
 }
 
-/// Cuts a tensor before each of these offsets, of which the first is the beginning.
+/// Cuts a tensor before each of these offsets, the first of which is the beginning.
 fn cut<'a>(tensor: &'a mut [u8], cuts: &[usize]) -> Vec<Mutex<&'a mut [u8]>> {
     let (mut pieces, mut rest, mut at) = (Vec::new(), tensor, 0);
     for cut in cuts.iter().skip(1) {
@@ -230,7 +230,7 @@ mod tests {
             ] {
                 assert_eq!(after(operation, false, elements), expected, "{operation:?}");
                 // The shared tensors hold the copied content of private memory: a one in each byte,
-                // once or as often as it was summed.
+                // once or multiplied by the sum.
                 let copied = after(operation, true, elements);
                 let ones = i16::from_ne_bytes([1; 2]);
                 assert!(copied.iter().flatten().all(|value| *value % ones == 0), "{operation:?}");

@@ -1,5 +1,5 @@
 //! The baseline of an allreduce. Each thread reduces its slice of all tensors and writes the result
-//! over all of them. The threads' own tensors go through shared ones that fit the cache.
+//! to all of them. The threads' own tensors pass through shared ones that fit into the cache.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -8,15 +8,15 @@ use gradwire_proto::{DType, ReduceOp};
 
 use super::round::{Program, SpinBarrier};
 
-/// The largest shared tensor through which the threads' own tensors go, in bytes.
+/// The largest shared tensor for passing the threads' own tensors, in bytes.
 const WINDOW: usize = 4 << 20;
 
 /// One rank's tensor, cut so that each thread can have its slice of all tensors. The barriers
-/// decide which thread uses what. No thread waits for the locks, which only show the compiler that
-/// this is safe.
+/// decide which thread uses which data. Threads never wait for the locks, which only prove to the
+/// compiler that this is safe.
 type Slices<'a> = Vec<Mutex<&'a mut [u8]>>;
 
-/// The program. It has a thread for each tensor.
+/// The program, with a thread for each tensor.
 #[derive(Debug)]
 pub(super) struct InPlace<'a> {
     op: ReduceOp,
@@ -64,7 +64,7 @@ impl<'a> InPlace<'a> {
         let combine = Combine { dtype, op };
         let done =
             reduce_finish_in_place(level(), combine, 1.0, &finish, &mut slices, Store::Cached);
-        debug_assert_eq!(done, Ok(()), "slices of one thread are equally long");
+        debug_assert_eq!(done, Ok(()), "slices of one thread have the same length");
     }
 }
 
@@ -135,7 +135,8 @@ mod tests {
         }
     }
 
-    /// The own tensors of three threads go through smaller shared ones, also their last part.
+    /// The threads' own tensors pass completely through smaller shared ones, including the last
+    /// part.
     #[test]
     fn the_threads_own_tensors_are_reduced_whole() {
         let elements = (2 * WINDOW + 4000) / 4;

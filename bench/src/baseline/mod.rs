@@ -1,16 +1,15 @@
 //! The baseline: the same work by a program without Gradwire, measured in the same run.
 //!
 //! Within a node, that program has one thread for each rank, and tensors in the same kind of shared
-//! memory as ranks have. The threads divide the work among them and use the same kernels. Between
-//! the steps they spin at barriers. There is no daemon, no ring, no negotiation and no wake-up. For
-//! tensors in ordinary memory, each thread also has its own tensor, which is copied in before and
-//! out after.
+//! memory as ranks. The threads divide the work and use the same kernels. Between steps they spin
+//! at barriers. There is no daemon, no ring, no negotiation and no wake-up. With tensors in
+//! ordinary memory, each thread also has its own tensor, which is copied in before and out after.
 //!
-//! Threads of one process stand for processes that share a mapping: the bytes between processor and
-//! memory are the same, and the program needs no daemon.
+//! Threads of one process represent processes that share a mapping: they move the same bytes
+//! between processor and memory.
 //!
 //! - `in_place`: an allreduce; `apart`: all other operations
-//! - `round`: how they are timed
+//! - `round`: the timing
 //!
 //! Between nodes, the baseline is the time that the line needs, if its rate is given.
 
@@ -32,7 +31,7 @@ use super::{
     stats::Stats,
 };
 
-/// What the baseline depends on.
+/// The parameters of the baseline.
 #[derive(Debug, Clone)]
 pub struct Setup {
     /// The collective.
@@ -41,9 +40,9 @@ pub struct Setup {
     pub slots: Vec<u32>,
     /// The element type.
     pub dtype: DType,
-    /// Where tensors lie.
+    /// The memory of tensors.
     pub memory: Memory,
-    /// The rate of the line between nodes, if it is known.
+    /// The rate of the line between nodes, if known.
     pub line_rate: Option<Rate>,
     /// The number of iterations.
     pub iters: u32,
@@ -63,16 +62,15 @@ impl Setup {
     }
 }
 
-/// The largest tensors of the program, in bytes; half of that where results are separate from
-/// inputs. At this size its time is proportional to the size, so the time of larger tensors is
-/// computed.
+/// The largest tensors of the program, in bytes; half of that if results are separate from inputs.
+/// At this size its time is proportional to the size, so times of larger tensors are extrapolated.
 const LARGEST: usize = 256 << 20;
 
-/// How long the program may take for one size (WAIT): the other ranks wait for it.
+/// The time limit of the program for one size (WAIT), because the other ranks wait.
 const LONGEST: Duration = Duration::from_secs(2);
 
-/// The baseline of a collective of `elements` elements in seconds, where there is one. All ranks
-/// call this function; the first one measures.
+/// The baseline of a collective of `elements` elements in seconds, if there is one. All ranks call
+/// this function; the first rank measures.
 ///
 /// # Errors
 /// [`CommandError`] if there is no memory, or the session fails.
@@ -139,8 +137,8 @@ fn tensor(session: &Session, dtype: DType, bytes: usize) -> Result<Buffer, Comma
     session.buffer(dtype, shape).map_err(CommandError::failed)
 }
 
-/// The lowest median of three stretches. Other programs only make a stretch longer, but a single
-/// round may look shorter than it was.
+/// The lowest median of three parts of the measurement. Other programs only make a part slower. A
+/// single round would not do: it may seem shorter than it was.
 fn least(times: &[f64]) -> f64 {
     let stretches = times.chunks(times.len().div_ceil(3).max(1));
     stretches.map(|stretch| Stats::of(stretch).median()).reduce(f64::min).unwrap_or_default()
@@ -151,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_add_for_a_while_is_not_in_the_baseline() {
+    fn temporary_load_is_not_in_the_baseline() {
         let seconds = |us: &[f64]| us.iter().map(|us| us / 1e6).collect::<Vec<_>>();
         let times = seconds(&[9.0, 9.0, 9.0, 2.0, 1.0, 3.0, 8.0, 8.0]);
         assert_eq!(least(&times), 2e-6);

@@ -1,4 +1,4 @@
-//! Timed rounds of a program of several threads, with a barrier at which they stay awake.
+//! Timed rounds of a multithreaded program, with a spinning barrier.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -8,22 +8,22 @@ use std::{
 
 use crate::measure::{now, seconds};
 
-/// How often a program runs before it is timed.
+/// The number of warm-up rounds.
 const WARMUP: usize = 2;
 
-/// How often a thread spins before it yields its core, where each thread has one.
+/// How often a thread spins before it yields, if each thread has its own core.
 const SPINS: u32 = 2000;
 
-/// The work that the threads do together.
+/// The work of all threads together.
 pub(super) trait Program: Sync {
-    /// How many bytes of its own a thread needs; 0 where it works only in shared memory.
+    /// The bytes of private memory that a thread needs; 0 if it works only in shared memory.
     fn private(&self, thread: usize) -> usize;
 
-    /// One round, as one of the threads. Afterwards all threads are done.
+    /// One round, as one of the threads. It returns after all threads have finished.
     fn once(&self, thread: usize, private: &mut [u8], barrier: &SpinBarrier);
 }
 
-/// Runs up to `rounds` rounds, at least one, in about `longest` at most; returns times in seconds.
+/// Runs at least one and at most `rounds` rounds, for about `longest`. Returns times in seconds.
 pub(super) fn times(
     program: &impl Program,
     threads: usize,
@@ -33,7 +33,7 @@ pub(super) fn times(
     let (barrier, end_at) = (SpinBarrier::new(threads), AtomicUsize::new(usize::MAX));
     let began = Instant::now();
     let (barrier, end_at) = (&barrier, &end_at);
-    // Not zeros: the system gives zeroed pages no memory until they are written.
+    // Not zeros, because zeroed pages have no memory until they are written.
     let private = |thread| vec![1; program.private(thread)];
     thread::scope(|scope| {
         for thread in 1..threads {
@@ -49,15 +49,15 @@ pub(super) fn times(
         }
         let (mut times, mut private) = (Vec::new(), private(0));
         barrier.wait();
-        // Each time is from the end of a round to the next end. Where there are more threads than
-        // cores, the others may have done half of a round before this thread runs again.
+        // Each time is from the end of one round to the end of the next. If there are more threads
+        // than cores, the others may have done half a round before this thread runs again.
         let mut end = now();
         for round in 0.. {
             let late = round >= WARMUP && began.elapsed() > longest;
             let last = late || round + 1 >= WARMUP + rounds.max(1);
             if last {
-                // Set before the barrier that ends this round, so all threads know it before the
-                // next one.
+                // Stored before the barrier that ends this round, so that all threads see it before
+                // the next round.
                 end_at.store(round + 1, Ordering::Relaxed);
             }
             program.once(0, &mut private, barrier);
@@ -73,7 +73,7 @@ pub(super) fn times(
     })
 }
 
-/// A barrier at which threads stay awake. They yield where there are fewer cores than threads.
+/// A barrier at which threads spin. They yield if there are fewer cores than threads.
 #[derive(Debug)]
 pub(super) struct SpinBarrier {
     threads: usize,
@@ -85,7 +85,7 @@ pub(super) struct SpinBarrier {
 impl SpinBarrier {
     pub(super) fn new(threads: usize) -> Self {
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        // A thread that spins while others need its core delays those that it waits for.
+        // If there are too few cores, a spinning thread delays those that it waits for.
         let spins = if threads <= cores { SPINS } else { 0 };
         Self { threads, spins, arrived: AtomicUsize::new(0), round: AtomicUsize::new(0) }
     }
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn it_stops_in_time_but_not_before_it_has_a_figure() {
+    fn it_stops_in_time_after_at_least_one_round() {
         let count = Count(AtomicUsize::new(0));
         assert_eq!(times(&count, 3, 1000, Duration::ZERO).len(), 1);
         assert_eq!(count.0.into_inner(), 3 * (WARMUP + 1));

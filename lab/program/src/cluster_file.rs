@@ -1,7 +1,6 @@
-//! The file that describes a cluster. `gradwire probe --out` writes it as TOML: what the links
-//! cost, the hosts, and what was measured of each link. `gradwire explain --cluster` and
-//! `gradwire simulate run` read it, and every other description of a cluster, by the simulator's
-//! parser.
+//! The file that describes a cluster. `gradwire probe --out` writes it as TOML: the costs of links,
+//! the hosts, and the measurements of each link. `gradwire explain --cluster` and `gradwire
+//! simulate run` read it, like any other description of a cluster, with the simulator's parser.
 
 use std::{
     collections::HashMap,
@@ -24,42 +23,41 @@ const MICRO: f64 = 1e-6;
 const MEGA: f64 = 1e6;
 const PERCENT: f64 = 100.0;
 
-/// A line or link that carries long calls at less than this part of what short transfers say is
-/// slow for another reason than that lines let something through at once, such as the processors.
+/// If a line or link carries long calls at less than this part of the rate of short transfers, the
+/// reason is not a burst but, for example, the processors.
 const SLOWER: f64 = 0.6;
 
-/// What short transfers say is less than what the line can do by this factor at most, if only other
-/// processes were in the way.
+/// If only other processes interfered, short transfers show at least this part of the line's rate.
 const ALIKE: f64 = 0.85;
 
 /// A cluster with its costs.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct ClusterFile {
     /// The hosts by number, from 0, in the order in which a ring visits them, as far as racks stay
-    /// together; empty: in their order.
+    /// together. If empty, hosts are in the order of the file.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub order: Vec<u32>,
-    /// What links, reductions and messages cost.
+    /// The costs of links, reductions and messages.
     pub network: Network,
     /// The hosts, in the order of their ranks, the servers last.
     #[serde(rename = "host")]
     pub hosts: Vec<Host>,
-    /// What was measured of each link.
+    /// The measurements of each link.
     #[serde(rename = "link", skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<Link>,
-    /// The links between racks, for the simulator, if that was measured with long calls.
+    /// The links between racks, for the simulator, if long calls measured them.
     #[serde(rename = "tier", skip_serializing_if = "Vec::is_empty")]
     pub tiers: Vec<Tier>,
-    /// How daemons ran when it was measured, for the simulator.
+    /// The settings of the measured daemons, for the simulator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<Job>,
 }
 
-/// How daemons run, and what a call takes.
+/// The settings of daemons, and the time of a call.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Job {
-    /// Microseconds that a call takes besides what it moves, from its submission until the rank
-    /// goes on.
+    /// Microseconds that a call takes besides moving its bytes, from its submission until the rank
+    /// continues.
     pub call_us: f64,
     /// `data.lanes`
     pub lanes: u32,
@@ -73,12 +71,12 @@ pub struct Job {
     pub piece_bytes: u64,
 }
 
-/// What leads out of each rack.
+/// The uplink of each rack.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Tier {
     /// Its rate in Mbit/s.
     pub rate_mbit: f64,
-    /// By how many microseconds it adds to the latency of the lines.
+    /// Microseconds that it adds to the latency of the lines.
     pub latency_us: f64,
 }
 
@@ -102,18 +100,18 @@ fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
-/// What was measured between two hosts.
+/// The measurements between two hosts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Link {
-    /// A host.
+    /// The first host.
     pub from: String,
-    /// Another one.
+    /// The second host.
     pub to: String,
-    /// Of a small message, in microseconds.
+    /// Latency of a small message, in microseconds.
     pub latency_us: f64,
-    /// In each direction at once, by one data thread, in Mbit/s.
+    /// The rate of one data thread, in both directions at the same time, in Mbit/s.
     pub lane_rate_mbit: f64,
-    /// The same by all data threads.
+    /// The same of all data threads.
     pub rate_mbit: f64,
 }
 
@@ -137,7 +135,7 @@ pub struct Network {
     pub queue_bytes: u64,
     pub overflow_us: f64,
     pub rack_paths: u32,
-    /// What a line lets through at once after it had nothing to do, and at which rate; 0: nothing.
+    /// Bytes of a burst that a line passes after idling, and its rate; 0: no bursts.
     #[serde(skip_serializing_if = "is_none")]
     pub burst_bytes: f64,
     #[serde(skip_serializing_if = "is_none")]
@@ -154,17 +152,17 @@ impl Default for Network {
     }
 }
 
-/// Seconds per byte as Mbit/s; 0 for no time.
+/// Converts seconds per byte to Mbit/s; 0 stays 0.
 fn mbit(per_byte: f64) -> f64 {
     if per_byte > 0.0 { 8.0 / per_byte / MEGA } else { 0.0 }
 }
 
-/// Seconds per byte as MB/s; 0 for no time.
+/// Converts seconds per byte to MB/s; 0 stays 0.
 fn megabytes(per_byte: f64) -> f64 {
     mbit(per_byte) / 8.0
 }
 
-/// Four digits are more than what measurements are worth.
+/// Rounds to four digits, more than measurements justify.
 fn rounded(value: f64) -> f64 {
     format!("{value:.3e}").parse().unwrap_or(value)
 }
@@ -194,7 +192,7 @@ impl From<&CostModel> for Network {
     }
 }
 
-/// The error for a file that describes no cluster.
+/// The error for a file that does not describe a cluster.
 fn refused(path: &Path, what: impl fmt::Display) -> CommandError {
     CommandError::usage(format!("cluster file {}: {what}", path.display()))
 }
@@ -202,7 +200,8 @@ fn refused(path: &Path, what: impl fmt::Display) -> CommandError {
 /// Reads a description of a cluster (BOUND, TRUST).
 ///
 /// # Errors
-/// [`CommandError`] with the file, the line, the key and what is accepted, or why it can't be read.
+/// [`CommandError`] with the file, the line, the key and the accepted values, or with why the file
+/// can't be read.
 pub fn read(path: &Path) -> Result<Input, CommandError> {
     let text = read_text(path)?;
     input::parse(&text).map_err(|error| refused(path, printable(&error.to_string())))
@@ -217,10 +216,10 @@ fn read_text(path: &Path) -> Result<String, CommandError> {
     file.take(input::MAX_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() > input::MAX_BYTES {
         let what =
-            format!("it has more than {} bytes, which is the most that is read", input::MAX_BYTES);
+            format!("it has more than {} bytes, the most that is accepted", input::MAX_BYTES);
         return Err(refused(path, what));
     }
-    String::from_utf8(bytes).map_err(|_| refused(path, "it is not UTF-8").hint("save it as UTF-8"))
+    String::from_utf8(bytes).map_err(|_| refused(path, "not UTF-8").hint("save it as UTF-8"))
 }
 
 /// The cost model of a coordinator's answer.
@@ -246,7 +245,7 @@ fn cost_of(costs: &pb::Costs) -> CostModel {
 }
 
 impl ClusterFile {
-    /// What a coordinator has measured, and the costs with which it chooses.
+    /// The measurements of a coordinator, and the costs by which it chooses.
     pub fn of_job(status: &pb::StatusResponse) -> Self {
         let name = |node: u32| {
             let node = status.nodes.get(node as usize);
@@ -289,8 +288,8 @@ impl ClusterFile {
         Topology::from_labels(&labels).with_servers(servers)
     }
 
-    /// With what ranks have measured, of daemons with so many data threads and connections of each
-    /// of them with each peer.
+    /// Adds the measurements of ranks, whose daemons had these numbers of data threads and of
+    /// connections per thread and peer.
     #[must_use]
     pub(crate) fn with_calls(
         mut self,
@@ -302,13 +301,13 @@ impl ClusterFile {
         if let Some(burst) = calls.burst() {
             self.network.burst_bytes = rounded(burst.bytes);
             self.network.burst_mbit = rounded(burst.rate * 8.0 / MEGA);
-            // One data thread has moved that: it is not slower, even if lines are.
+            // One data thread moved this much, so it is at least this fast.
             if self.network.lane_rate_mbit > 0.0 {
                 let fast = self.network.burst_mbit;
                 self.network.lane_rate_mbit = self.network.lane_rate_mbit.max(fast);
             }
         }
-        // Where lines let nothing through at once, short transfers say what they can do.
+        // Without bursts, short transfers show the rate of a line.
         let saves_up = self.network.burst_bytes > 0.0;
         if let Some(line) = calls.line().filter(|_| saves_up) {
             self.set_line(line * 8.0 / MEGA);
@@ -316,7 +315,7 @@ impl ClusterFile {
         if let Some(share) = calls.uplink().filter(|_| saves_up) {
             self.set_uplinks(share * 8.0 / MEGA);
         }
-        // What its messages take is counted with the operation.
+        // The cost model counts the time of its messages with the operation.
         let call = (calls.call - self.of_messages(status)).max(0.0);
         self.job = status.sizes.as_ref().map(|sizes| Job {
             call_us: rounded(call / MICRO),
@@ -329,7 +328,7 @@ impl ClusterFile {
         self
     }
 
-    /// The seconds that the messages of a few bytes take by the cost model.
+    /// Seconds that the messages of a few bytes take by the cost model.
     fn of_messages(&self, status: &pb::StatusResponse) -> f64 {
         let Some(costs) = &status.costs else { return 0.0 };
         let cost = CostModel { operation: 0.0, ..cost_of(costs) };
@@ -342,7 +341,7 @@ impl ClusterFile {
         select(kind, &topology, bytes, alone, (rule, &allowed), &cost).predicted_seconds
     }
 
-    /// The racks with several hosts have links of this share of each host, in Mbit/s, if there is
+    /// Gives racks with several hosts uplinks with this share for each host, in Mbit/s, if there is
     /// one level of racks.
     fn set_uplinks(&mut self, share: f64) {
         let topology = self.topology();
@@ -351,16 +350,15 @@ impl ClusterFile {
         if topology.tiers().len() > 1 || members.len() < 2 || is_slow {
             return;
         }
-        // Two racks were measured; the smaller one had all of its hosts at work.
+        // Two racks were measured, with all hosts of the smaller one at work.
         let hosts = members.iter().take(2).map(Vec::len).min().unwrap_or(1);
         let latency_us = (self.network.rack_latency_us - self.network.latency_us).max(0.0);
         let rate_mbit = rounded(share * hosts as f64);
         self.tiers = vec![Tier { rate_mbit, latency_us: rounded(latency_us) }];
     }
 
-    /// What the line between two hosts can do, in Mbit/s, if lines let something through at once:
-    /// short transfers have shown up to two thirds more, or a bit less where other processes ran.
-    /// Lines that are slower stay as they are.
+    /// Sets the rate of lines with bursts, in Mbit/s: short transfers showed up to two thirds more
+    /// than that, or slightly less if other processes interfered. Slower lines stay unchanged.
     fn set_line(&mut self, rate: f64) {
         let racks = self.topology();
         let places: HashMap<&str, u32> =
@@ -377,7 +375,7 @@ impl ClusterFile {
             rates.sort_by(f64::total_cmp);
             rates.get(rates.len() / 2).copied()
         };
-        // Otherwise the two are no example of the others.
+        // Otherwise the measured pair is not typical.
         if !of(&|_| true).is_some_and(|typical| (SLOWER * typical..).contains(&rate)) {
             return;
         }
@@ -401,7 +399,7 @@ impl ClusterFile {
     /// The text of the file.
     ///
     /// # Errors
-    /// [`CommandError`] if it can't be written as TOML, which is a defect.
+    /// [`CommandError`] if it can't be written as TOML, which is a bug.
     pub fn to_toml(&self) -> Result<String, CommandError> {
         let text = toml::to_string(self).map_err(CommandError::failed)?;
         Ok(format!(
@@ -449,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn a_written_file_can_be_read() {
         let written = measured();
         let text = written.to_toml().unwrap();
         let read = input::parse(&text).unwrap();
@@ -459,7 +457,7 @@ mod tests {
         assert_eq!(read.setup.network.topology.lines(), [1, 4]);
         assert_eq!(read.setup.network.topology.order(), [1, 0]);
         assert_eq!((read.setup.transport.lanes, read.setup.transport.chunk), (2, 262_144));
-        // What the processors take of it is counted there.
+        // The processor time of a message is counted separately.
         let latency = read.setup.network.pairs[&(0, 1)].latency;
         assert!((latency + read.cost.per_message - 12.5e-6).abs() < 1e-9, "{latency}");
         let cost = read.cost;
@@ -474,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn long_calls_say_what_lines_can_do_that_let_something_through_at_once() {
+    fn long_calls_show_the_rate_of_bursty_lines() {
         let link = |from: &str, to: &str, rate_mbit| Link {
             from: from.into(),
             to: to.into(),
@@ -492,7 +490,7 @@ mod tests {
         let file = ClusterFile {
             network,
             hosts: vec![host("a", "r1"), host("b", "r1"), host("c", "r1"), host("d", "r2")],
-            // Noise, a burst, a link that is slow, and one between racks.
+            // Noise, a burst, a slow link, and one between racks.
             links: vec![
                 link("a", "b", 850.0),
                 link("a", "c", 1400.0),
@@ -525,13 +523,13 @@ mod tests {
         assert_eq!(rates(&found), [960.0, 960.0, 200.0, 600.0]);
         assert!(found.hosts.iter().all(|host| host.line_mbit == 960), "{found:?}");
         assert!((found.network.burst_bytes / 262_144.0 - 1.0).abs() < 0.1, "{found:?}");
-        // The rack of one host was measured with one pair. What the coordinator counts with stays.
+        // The rack of one host was measured with one pair. The coordinator's costs stay unchanged.
         assert_eq!(found.tiers, [Tier { rate_mbit: 240.0, latency_us: 20.0 }]);
         assert_eq!(found.network.rack_rate_mbit, file.network.rack_rate_mbit);
-        // A call of a few bytes, without its messages.
+        // A call of a few bytes, without the time of its messages.
         let call = found.job.unwrap().call_us;
         assert!((100.0..270.0).contains(&call), "{call}");
-        // Without a burst, what the coordinator has measured counts.
+        // Without a burst, the coordinator's measurements count.
         let found = with(0.0);
         assert_eq!(rates(&found), [850.0, 1400.0, 200.0, 600.0]);
         assert!(found.hosts.iter().all(|host| host.line_mbit == 10_000), "{found:?}");

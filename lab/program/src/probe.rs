@@ -1,8 +1,8 @@
-//! `gradwire probe`: measures the links between hosts, and what follows from that for the choice of
-//! algorithms.
+//! `gradwire probe`: measures the links between hosts, and derives the costs by which algorithms
+//! are chosen.
 //!
-//! It is a job of one rank for each host that does nothing. Its coordinator measures the links as
-//! it does for every job, and rank 0 asks it for the result.
+//! It is a job with one idle rank on each host. Its coordinator measures the links as in every job,
+//! and rank 0 asks it for the result.
 
 use std::{
     collections::HashMap,
@@ -27,10 +27,10 @@ use crate::{
     probe_calls::{self, Calls},
 };
 
-/// The hosts, and what to do with the result.
+/// The hosts, and the form of the result.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Where it runs.
+    /// Where the job runs.
     #[command(flatten)]
     pub at: JobOptions,
     /// Also write the result to a file, on the first host; gradwire explain --cluster and gradwire
@@ -52,10 +52,10 @@ pub struct Options {
 }
 
 impl Options {
-    /// What the ranks of a job with these settings are started with.
+    /// The command line for the ranks of a job with these settings.
     ///
     /// # Errors
-    /// [`CommandError`] if the file's name is not UTF-8 and so can't be passed on.
+    /// [`CommandError`] if the file's name is not UTF-8 and so can't be passed to ranks.
     pub fn words(&self, settings: &Settings) -> Result<Vec<String>, CommandError> {
         let mut words = vec!["probe".to_owned(), "--started".to_owned()];
         words.extend(["--lanes".to_owned(), settings.data.lanes.to_string()]);
@@ -75,10 +75,10 @@ impl Options {
     /// Leaves one rank on each host.
     ///
     /// # Errors
-    /// [`CommandError`] if there are no two hosts, or a number of ranks is given.
+    /// [`CommandError`] if there are fewer than two hosts, or the number of ranks is given.
     pub fn spread(&self, hosts: &mut [Host]) -> Result<(), CommandError> {
         if self.at.np.is_some() {
-            let what = "gradwire probe starts one rank on each host, and takes no -np";
+            let what = "gradwire probe starts one rank on each host: remove -np";
             return Err(CommandError::usage(what));
         }
         let mut with_ranks: Vec<_> = hosts.iter_mut().filter(|host| host.slots > 0).collect();
@@ -86,7 +86,7 @@ impl Options {
         // If only servers are named, this machine has a rank.
         let here = usize::from(with_ranks.is_empty());
         if hosts.len() + here < 2 {
-            let what = "links are between hosts, and there are no two";
+            let what = "gradwire probe measures links between hosts, but there is only one host";
             let hint = "name them: -H host1,host2 or --hostfile FILE";
             return Err(CommandError::usage(what).hint(hint));
         }
@@ -94,8 +94,8 @@ impl Options {
     }
 }
 
-/// Whether the file for the result can be written, which is looked at before anything is measured.
-/// An older file stays as it is.
+/// Checks that the result file can be written, before anything is measured. An existing file stays
+/// unchanged.
 ///
 /// # Errors
 /// [`CommandError`] if it can't.
@@ -104,24 +104,22 @@ pub fn check(path: &Path) -> Result<(), CommandError> {
     let opened = OpenOptions::new().append(true).create(true).open(path);
     opened.map_err(|error| refused(path, &error))?;
     if is_new {
-        // It is made again with the result.
+        // It is created again with the result.
         let _ = fs::remove_file(path);
     }
     Ok(())
 }
 
 fn refused(path: &Path, error: &io::Error) -> CommandError {
-    CommandError::failed(format!("--out {} can't be written: {error}", path.display())).hint(
-        "it is on the first host; a relative name begins in the directory that the command was \
-         started from",
-    )
+    CommandError::failed(format!("--out {} can't be written: {error}", path.display()))
+        .hint("FILE is on the first host; a relative path begins in the directory of the command")
 }
 
-/// Takes part as a rank. Rank 0 gets the result from `ask`, which is given the address of the
-/// metrics on the coordinator's host, and shows it.
+/// Takes part as a rank. Rank 0 gets the result from `ask`, called with the address of the metrics
+/// on the coordinator's host, and prints it.
 ///
 /// # Errors
-/// [`CommandError`] if this process is no rank, or if the result can't be had or written.
+/// [`CommandError`] if this process is not a rank, or if the result can't be fetched or written.
 pub fn rank(
     options: &Options,
     environment: &HashMap<String, String>,
@@ -130,7 +128,7 @@ pub fn rank(
     let writes = environment.get("GRADWIRE_RANK").is_some_and(|rank| rank == "0");
     options.out.as_deref().filter(|_| writes).map_or(Ok(()), check)?;
     let session = Session::from_env().map_err(CommandError::failed)?;
-    // Operations begin when the links are measured.
+    // Operations begin after the links are measured.
     session.barrier().map_err(CommandError::failed)?;
     let status = (session.rank() == 0)
         .then(|| ask(environment.get("GRADWIRE_COORDINATOR_METRICS").map_or("", String::as_str)));
@@ -139,7 +137,7 @@ pub fn rank(
         _ => Vec::new(),
     };
     let calls = probe_calls::measure(&session, &racks)?;
-    // All have the same end, whatever becomes of the result.
+    // All ranks end together, whether or not the result could be printed.
     session.shutdown().map_err(CommandError::failed)?;
     status.map_or_else(|| Ok(String::new()), |status| show(options, &status?, &calls))
 }
@@ -147,13 +145,13 @@ pub fn rank(
 fn show(options: &Options, status: &StatusResponse, calls: &Calls) -> Result<String, CommandError> {
     let network = status.network.as_ref().filter(|network| !network.links.is_empty());
     let network = network.ok_or_else(|| {
-        CommandError::failed("no link could be measured in the time there is")
+        CommandError::failed("no link could be measured within the time limit")
             .hint("can the hosts reach each other's ports? is a round trip more than 50 ms?")
     })?;
     let (lanes, streams) = (options.lanes, options.streams);
     let file = ClusterFile::of_job(status).with_calls(calls, lanes, streams, status);
     if !network.complete {
-        print_line("gradwire probe: there was not time for everything");
+        print_line("gradwire probe: the time limit ended some measurements");
     }
     if let Some(path) = &options.out {
         fs::write(path, file.to_toml()?).map_err(|error| refused(path, &error))?;
@@ -178,20 +176,20 @@ fn as_text(file: &ClusterFile, seconds: f64) -> Result<String, CommandError> {
     };
     let table: Vec<_> = std::iter::once(head).chain(file.links.iter().map(row)).collect();
     let costs = toml::to_string(&file.network).map_err(CommandError::failed)?;
-    // Nothing is chosen by bursts.
+    // Bursts have no effect on choices.
     let costs = costs.lines().filter(|line| !line.starts_with("burst_b"));
     let costs: String = costs.map(|line| format!("network.{line}\n")).collect();
     let call = file.job.as_ref().map_or(0.0, |job| job.call_us);
     let burst = match file.network.burst_bytes {
         0.0 => String::new(),
-        bytes => format!("\nA line that has rested lets {bytes} bytes through at once."),
+        bytes => format!("\nA line passes bursts of {bytes} bytes after idling."),
     };
     let uplink = |tier: &Tier| format!("\nA rack has {} Mbit/s to other racks.", tier.rate_mbit);
     let uplinks: String = file.tiers.iter().map(uplink).collect();
     Ok(format!(
-        "{} between {} hosts measured in {:.2} s. Rates are in each direction at once.\n\n\
-         {}\nA call takes {call} µs besides what it moves.{burst}{uplinks}\n\n\
-         From that follows for the choice of algorithms:\n\n{costs}",
+        "{} between {} hosts measured in {:.2} s. Rates are per direction, with both in use.\n\n\
+         {}\nA call takes {call} µs besides moving its bytes.{burst}{uplinks}\n\n\
+         The choice of algorithms is based on:\n\n{costs}",
         if file.links.len() == 1 {
             "1 link".to_owned()
         } else {
@@ -213,7 +211,7 @@ mod tests {
 
     fn spread(list: &str, servers: &str) -> Result<Vec<u32>, CommandError> {
         let Command::Probe(options) = Lab::parse_from(["gradwire-lab", "probe"]).command else {
-            panic!("it is another command");
+            panic!("another command");
         };
         let mut hosts = parse_list(list).unwrap_or_default();
         if !servers.is_empty() {
@@ -230,7 +228,7 @@ mod tests {
         // This machine has the rank.
         assert_eq!(spread("", "s").unwrap(), [0]);
         for list in ["", "a:4"] {
-            assert!(spread(list, "").unwrap_err().what.contains("there are no two"));
+            assert!(spread(list, "").unwrap_err().what.contains("there is only one host"));
         }
     }
 }

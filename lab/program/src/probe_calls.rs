@@ -1,13 +1,12 @@
-//! What `gradwire probe` measures as a rank: what the coordinator's probe of links leaves out.
+//! What the ranks of `gradwire probe` measure, beyond the coordinator's probe of links.
 //!
-//! - A call takes time besides what it moves: ranks submit, nodes announce, and data threads and
-//!   ranks wake up. A call that moves a few bytes takes nearly that alone. It has a name, as the
-//!   tensors of a training step: the coordinator knows it after the first one.
-//! - A line may let some bytes through at any rate after it had nothing to do, such as one that is
-//!   shaped with a token bucket. So a long call after a pause takes less than its part of a longer
-//!   one. The difference of both shows what the line can do, as the short transfers of the
-//!   coordinator's probe do not.
-//! - The same holds for the links between racks, while as many pairs as possible use them.
+//! - A call takes time besides moving its bytes: ranks submit, nodes announce, and data threads and
+//!   ranks wake up. A call of a few bytes takes little else. It has a name, like the tensors of a
+//!   training step: the coordinator knows it after the first call.
+//! - A line may pass bursts at a higher rate after idling, for example with a token bucket. So a
+//!   long call after a pause takes less than its part of a longer call. The difference between the
+//!   two shows the rate of the line, which the coordinator's short transfers do not.
+//! - The same holds for links between racks, while as many pairs as possible use them.
 
 use std::{
     thread,
@@ -18,48 +17,48 @@ use gradwire_collectives::Topology;
 use gradwire_launcher::error::CommandError;
 use gradwire_worker::{AllgatherOptions, AllreduceOptions, BroadcastOptions, ProcessSet, Session};
 
-/// Short calls that are measured, after as many that are not: so many, or what there is time for.
+/// Measured short calls, after as many warm-up calls: [`CALLS`], or fewer within the time limit.
 const CALLS: usize = 100;
 const SOME_CALLS: usize = 5;
 const CALLS_TIME: f64 = 0.3;
 
-/// How often each size is moved.
+/// Repetitions of each size.
 const OFTEN: usize = 5;
 
-/// How long a line rests before a call.
+/// How long a line idles before a call.
 const REST: Duration = Duration::from_millis(60);
 
-/// The bytes of a call that says how long one takes besides its bytes, of one that most bursts let
-/// through, of one that is longer than most bursts, and of one that shows by how much more it has
-/// what a line can do without a rest.
+/// The bytes of calls: a call that shows the time besides moving bytes, one that fits into most
+/// bursts, one that is longer than most bursts, and one whose additional bytes show the line's rate
+/// without a burst.
 const SIZES: [usize; 4] = [64, 64 << 10, 2 << 20, 6 << 20];
 
 /// The bytes of a call that moves nearly nothing.
 pub(crate) const FEW_BYTES: usize = SIZES[0];
 
-/// If each call of some size takes more seconds, longer ones would take too long; if one takes more
-/// than [`LONG`], the others would, too.
+/// If every call of a size takes more seconds than this, longer ones would take too long. If one
+/// takes more than [`LONG`], the others would, too.
 const SLOW: [f64; 4] = [0.02, 0.02, 0.5, LONG];
 const LONG: f64 = 2.0;
 
-/// What saves less than this part of the time that the line needs is noise.
+/// Savings below this part of the line's time are noise.
 const NOISE: f64 = 0.05;
 
-/// No byte and no call takes less than this.
+/// The least time of a byte or call.
 const MOMENT: f64 = 1e-12;
 
-/// Between two racks no more pairs than this are measured at once. What the coordinator's probe has
-/// found counts for larger ones.
+/// The most pairs that are measured at once between two racks. For larger racks the result of the
+/// coordinator's probe counts.
 const MAX_PAIRS: usize = 32;
 
-/// What ranks have measured, in seconds.
+/// The ranks' measurements, in seconds.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Calls {
-    /// An allreduce of [`FEW_BYTES`] by all ranks, one after the other.
+    /// An allreduce of [`FEW_BYTES`] by all ranks, in sequence.
     pub(crate) call: f64,
     /// Between two ranks of a rack.
     near: Option<Sizes>,
-    /// Between two racks, by as many pairs as the smaller one has nodes.
+    /// Between two racks, with as many pairs as the smaller rack has nodes.
     across: Option<Sizes>,
 }
 
@@ -67,21 +66,21 @@ pub(crate) struct Calls {
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct Sizes([f64; 4]);
 
-/// What a line lets through at once.
+/// A burst that a line passes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Burst {
-    /// How many bytes.
+    /// Its bytes.
     pub(crate) bytes: f64,
-    /// At how many bytes per second.
+    /// Its bytes per second.
     pub(crate) rate: f64,
 }
 
-/// Who moves something at the same time.
+/// The pairs that exchange data at the same time.
 #[derive(Debug, Clone, PartialEq, Default)]
 struct Pairs {
-    /// Two ranks of a rack; of different ones if no rack has two.
+    /// Two ranks of a rack, or of different racks if no rack has two.
     near: Option<[u32; 2]>,
-    /// Of the first two racks, if one has several ranks.
+    /// Pairs of the first two racks, if one has several ranks.
     across: Vec<[u32; 2]>,
 }
 
@@ -93,7 +92,7 @@ impl Pairs {
         }
         let members = Topology::from_racks(racks.to_vec()).members();
         let Some(several) = members.iter().find(|ranks| ranks.len() > 1) else {
-            // Each has a rack of its own, so its line is what leaves the rack.
+            // Each is alone in its rack, so its line is the rack's uplink.
             return Self { near: Some([0, 1]), across: Vec::new() };
         };
         let across: Vec<[u32; 2]> = match &members[..] {
@@ -112,13 +111,13 @@ fn median(mut times: Vec<f64>) -> f64 {
     times.get(times.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// Measures; all ranks take part. `racks` has the rack of each rank, on rank 0.
+/// Measures; all ranks take part. `racks` is the rack of each rank, known on rank 0.
 ///
 /// # Errors
 /// [`CommandError`] if the session fails.
 pub(crate) fn measure(session: &Session, racks: &[u32]) -> Result<Calls, CommandError> {
     let pairs = Pairs::of(&as_rank_0_says(session, racks)?);
-    // All ranks know the slowest one, and make as many calls.
+    // All ranks learn the slowest time, and so make the same number of calls.
     let first = gathered(session, &[typical(session, SOME_CALLS)?])?;
     let slowest = first.into_iter().fold(MOMENT, f64::max);
     let calls = ((CALLS_TIME / slowest) as usize / 2).clamp(SOME_CALLS, CALLS);
@@ -130,7 +129,7 @@ pub(crate) fn measure(session: &Session, racks: &[u32]) -> Result<Calls, Command
     Ok(Calls { call, near: sizes(session, &near)?, across: sizes(session, &across?)? })
 }
 
-/// The racks of the ranks, which rank 0 knows.
+/// The racks of the ranks, broadcast by rank 0.
 fn as_rank_0_says(session: &Session, racks: &[u32]) -> Result<Vec<u32>, CommandError> {
     let failed = CommandError::failed;
     let known = |rank: usize| racks.get(rank).copied().unwrap_or(0) as i32;
@@ -140,14 +139,14 @@ fn as_rank_0_says(session: &Session, racks: &[u32]) -> Result<Vec<u32>, CommandE
     Ok(tensor.as_slice().iter().map(|rack| *rack as u32).collect())
 }
 
-/// What all ranks have measured, one after the other.
+/// The measurements of all ranks, concatenated.
 fn gathered(session: &Session, own: &[f64]) -> Result<Vec<f64>, CommandError> {
     let own = session.tensor(own, &[own.len()]).map_err(CommandError::failed)?;
     let all = session.allgather(&own, AllgatherOptions::default()).map_err(CommandError::failed)?;
     Ok(all.tensor.as_slice().to_vec())
 }
 
-/// The median seconds of a short call of all ranks, by so many of them after as many others.
+/// The median seconds of a short call over all ranks, of `calls` calls after as many warm-up calls.
 fn typical(session: &Session, calls: usize) -> Result<f64, CommandError> {
     let failed = CommandError::failed;
     let mut tensor = session.zeros::<f64>(&[FEW_BYTES / 8]).map_err(failed)?;
@@ -160,26 +159,26 @@ fn typical(session: &Session, calls: usize) -> Result<f64, CommandError> {
     Ok(median(times.split_off(calls)))
 }
 
-/// Measures all sizes between pairs, all of them at the same time. None if there are no pairs, or
-/// if they are so slow that it would take too long.
+/// Measures all sizes between pairs, all pairs at the same time. None if there are no pairs, or if
+/// they are too slow.
 fn sizes(session: &Session, pairs: &[ProcessSet]) -> Result<Option<Sizes>, CommandError> {
     let mut found = [0.0; 4];
     if pairs.is_empty() {
         return Ok(None);
     }
     for (at, bytes) in SIZES.into_iter().enumerate() {
-        // Other processes make it only longer.
+        // Other processes only add time, so the minimum counts.
         found[at] = f64::INFINITY;
         for _ in 0..OFTEN {
             let all = gathered(session, &[after_a_rest(session, pairs, bytes)?])?;
-            // Who begins earlier waits for the other one.
+            // The first to begin waits for the other.
             let of_pair = |pair: &ProcessSet| {
                 let both = pair.ranks().iter().map(|rank| all[*rank as usize]);
                 both.fold(f64::INFINITY, f64::min)
             };
-            // What takes longest shares the line with all.
+            // The slowest pair shares the line with all.
             found[at] = pairs.iter().map(of_pair).fold(0.0, f64::max).min(found[at]);
-            // All ranks know the same, and decide alike.
+            // All ranks have the same value, and decide alike.
             if found[at] > LONG {
                 return Ok(None);
             }
@@ -191,7 +190,7 @@ fn sizes(session: &Session, pairs: &[ProcessSet]) -> Result<Option<Sizes>, Comma
     Ok(Some(Sizes(found)))
 }
 
-/// Reduces so many bytes in each pair. Returns how long that takes; 0 on ranks of no pair.
+/// Reduces `bytes` in each pair, after a pause. Returns the seconds; 0 on ranks outside all pairs.
 fn after_a_rest(
     session: &Session,
     pairs: &[ProcessSet],
@@ -199,7 +198,7 @@ fn after_a_rest(
 ) -> Result<f64, CommandError> {
     let failed = CommandError::failed;
     let own = pairs.iter().find(|pair| pair.includes(session.rank()));
-    // Its memory is touched before. No compression changes what f64 moves.
+    // Its memory is already mapped. Compression leaves f64 unchanged.
     let mut tensor = session.tensor(&vec![1.0f64; bytes / 8], &[bytes / 8]).map_err(failed)?;
     session.barrier().map_err(failed)?;
     let Some(pair) = own else { return Ok(0.0) };
@@ -211,13 +210,13 @@ fn after_a_rest(
 }
 
 impl Sizes {
-    /// What a byte takes where the line has not rested.
+    /// Seconds per byte without a burst.
     fn per_byte(&self) -> f64 {
         let [_, _, long, longest] = self.0;
         ((longest - long) / (SIZES[3] - SIZES[2]) as f64).max(MOMENT)
     }
 
-    /// What a line lets through at once; none if that is not clear.
+    /// The burst of a line; none if it is not clear.
     fn burst(&self) -> Option<Burst> {
         let [empty, short, long, _] = self.0;
         let [_, small, large, _] = SIZES.map(|bytes| bytes as f64);
@@ -226,30 +225,30 @@ impl Sizes {
         if per_byte <= MOMENT || bytes < NOISE * large {
             return None;
         }
-        // What takes no time at all is not infinitely fast.
+        // Even if it seems to take no time, a burst is not infinitely fast.
         let fast = small / (short - empty).max(small * per_byte / 100.0);
         Some(Burst { bytes: bytes.min(large), rate: fast.max(2.0 / per_byte) })
     }
 
-    /// The bytes per second of a line that has not rested, if that is known.
+    /// The rate of a line without a burst, in bytes per second, if known.
     fn line(&self) -> Option<f64> {
         (self.per_byte() > MOMENT).then(|| 1.0 / self.per_byte())
     }
 }
 
 impl Calls {
-    /// What a line lets through at once. None if that is not clear.
+    /// The burst of a line. None if it is not clear.
     pub(crate) fn burst(&self) -> Option<Burst> {
         self.near.and_then(|near| near.burst())
     }
 
-    /// The bytes per second of a line that has not rested, if that is known.
+    /// The rate of a line without a burst, in bytes per second, if known.
     pub(crate) fn line(&self) -> Option<f64> {
         self.near.and_then(|near| near.line())
     }
 
-    /// The share of the link to other racks in bytes per second that each node of the smaller rack
-    /// has, if that is known.
+    /// The share of each node of the smaller rack in the link to other racks, in bytes per second,
+    /// if known.
     pub(crate) fn uplink(&self) -> Option<f64> {
         self.across.and_then(|across| across.line())
     }
@@ -281,7 +280,7 @@ pub(crate) mod tests {
         for (rate, burst) in [(25e6, 262_144.0), (125e6, 262_144.0), (125e6, 1e6), (25e6, 2e6)] {
             let calls = Calls { near: Some(sizes(rate, burst)), ..Calls::default() };
             let found = calls.burst().unwrap();
-            // What comes at once takes some time, too.
+            // A burst takes some time, too.
             assert!((found.bytes / burst - 1.0).abs() < 0.1, "{rate} {burst}: {found:?}");
             assert!((found.rate / 2e9 - 1.0).abs() < 0.3, "{rate} {burst}: {found:?}");
             let line = calls.line().unwrap();
@@ -304,7 +303,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn no_time_is_no_infinite_rate() {
+    fn a_burst_without_time_has_a_finite_rate() {
         let found = Sizes([1e-3, 1e-3, 1e-3, 5e-3]).burst().unwrap();
         assert!(found.bytes > 0.0 && found.rate.is_finite(), "{found:?}");
     }
@@ -327,7 +326,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_node_has_its_share_of_the_link_to_other_racks() {
+    fn a_node_has_its_share_of_the_uplink() {
         let calls = Calls { across: Some(sizes(25e6, 262_144.0)), ..Calls::default() };
         let share = calls.uplink().unwrap();
         assert!((share / 25e6 - 1.0).abs() < 0.01, "{share}");

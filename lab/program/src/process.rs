@@ -1,29 +1,29 @@
-//! What processes use, as the system counts it, and the services on a rank's node.
+//! The resources that processes use, counted by the system, and the services on a rank's node.
 
 use std::path::Path;
 
 use gradwire_launcher::error::CommandError;
 use procfs::{ProcError, process::Process};
 
-/// What a process has used so far.
+/// The resources that a process has used so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Usage {
     /// Time on a processor, in seconds.
     pub cpu: f64,
     /// Memory in use, in bytes.
     pub memory: u64,
-    /// The part of the memory that is the process's own: not of files, and not shared.
+    /// The private part of the memory: not of files, and not shared.
     pub private: u64,
-    /// How often its threads waited for something, and gave up their core.
+    /// How often its threads waited and gave up their core.
     pub waits: u64,
-    /// How often the system took their core from them.
+    /// How often its threads were preempted.
     pub preemptions: u64,
-    /// How many page faults it had.
+    /// The number of page faults.
     pub faults: u64,
 }
 
 impl Usage {
-    /// What a process has used.
+    /// The resources that a process has used so far.
     ///
     /// # Errors
     /// [`CommandError`] if the process has ended, or the system does not report it.
@@ -32,10 +32,10 @@ impl Usage {
         let process = Process::new(i32::try_from(pid).unwrap_or(-1)).map_err(unknown)?;
         let status = process.status().map_err(unknown)?;
         let stat = process.stat().map_err(unknown)?;
-        // A thread that has just ended is no longer there.
+        // A thread that has just ended is missing.
         let threads: Vec<_> = process.tasks().map_err(unknown)?.flatten().collect();
-        // `schedstat` is exact, while `stat` counts in hundredths of a second, which is more than
-        // many steps take. Some kernels don't have `schedstat`.
+        // `schedstat` is exact, while `stat` counts in hundredths of a second, longer than many
+        // steps. Some kernels don't have `schedstat`.
         let nanoseconds = threads.iter().filter_map(|thread| thread.schedstat().ok());
         let nanoseconds = nanoseconds.map(|of_thread| of_thread.sum_exec_runtime);
         let cpu = match nanoseconds.reduce(|all, thread| all + thread) {
@@ -55,7 +55,7 @@ impl Usage {
     }
 }
 
-/// The processes of a rank's job that run on its node.
+/// The services of a rank's job on its node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Beside {
     /// The daemon of the node.
@@ -65,7 +65,7 @@ pub struct Beside {
 }
 
 impl Beside {
-    /// Finds those of this process: its agent has started them, too.
+    /// Finds the services next to this process: its agent started them, too.
     ///
     /// # Errors
     /// [`CommandError`] if there is no daemon, because this process was not started by an agent.
@@ -85,8 +85,8 @@ impl Beside {
             }
         }
         let daemon = daemon.ok_or_else(|| {
-            CommandError::failed("there is no daemon beside this rank that could be watched").hint(
-                "start gradwire bench by itself or as the program of gradwire run, not in a script",
+            CommandError::failed("no daemon found next to this rank").hint(
+                "start gradwire bench directly or as the program of gradwire run, not in a script",
             )
         })?;
         Ok(Self { daemon, coordinator })
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_process_uses_is_read() {
+    fn the_resources_of_a_process_are_read() {
         let own = std::process::id();
         let before = Usage::of(own).unwrap();
         assert!(before.memory > before.private && before.private > 10_000, "{before:?}");
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_known_by_its_words() {
+    fn a_process_is_known_by_its_command_line() {
         let role = |line: &str| super::role(&line.split(' ').map(String::from).collect::<Vec<_>>());
         assert_eq!(role("/a/gradwired"), Some(Role::Daemon));
         assert_eq!(role("/a/gradwire coordinator"), Some(Role::Coordinator));

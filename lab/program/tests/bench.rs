@@ -25,7 +25,7 @@ fn number(cell: &str) -> f64 {
 }
 
 #[test]
-fn negotiation_costs_what_the_messages_say() {
+fn negotiation_costs_match_its_messages() {
     let place = Place::new();
     fs::write(place.path().join("net"), "front 1000 1000\nmiddle 7\nscale\nlast 30\n").unwrap();
     let words = "bench negotiation --nodes 2,3 --shapes net --iters 3 --warmup 1 --json out.json \
@@ -45,7 +45,7 @@ fn negotiation_costs_what_the_messages_say() {
         assert!((at("/us_per_tensor") * 4.0 - at("/median_us")).abs() < 1e-6, "{row}");
         // 4 MB in pieces of 1 MiB.
         assert!(at("/operations") >= 4.0, "{row}");
-        // What is announced is one message, and each that is received is answered by one.
+        // An announcement is one message, and each received message is answered by one.
         let (sent, received) = (at("/sent/messages"), at("/received/messages"));
         assert!((1.0..=received + 1.0).contains(&sent) && sent > 1.0, "{row}");
         // An id is a few bytes, a name is not.
@@ -57,7 +57,7 @@ fn negotiation_costs_what_the_messages_say() {
     place.assert_clean(false);
 }
 
-/// A daemon that works for long is no larger than one that has worked for a while.
+/// The memory of a daemon does not grow with the length of a job.
 #[test]
 fn a_long_job_does_not_grow() {
     let place = Place::new();
@@ -70,7 +70,7 @@ fn a_long_job_does_not_grow() {
     assert_eq!((&json["command"], &json["steps"]), (&"resources".into(), &3000.into()));
     let reported = json["rows"].as_array().unwrap();
     let processes: Vec<_> = reported.iter().map(|row| row["process"].as_str().unwrap()).collect();
-    // Whether the coordinator is a process of its own is no matter here.
+    // The coordinator may be a separate process or not.
     let others = processes.iter().filter(|process| **process != "coordinator");
     assert_eq!(others.collect::<Vec<_>>(), [&"daemon", &"rank 0", &"daemon", &"rank 1"]);
     for (cells, row) in rows(&output.stdout).iter().zip(reported) {
@@ -81,11 +81,11 @@ fn a_long_job_does_not_grow() {
         steps.sort_unstable();
         assert_eq!(steps, [100, 1000, 3000]);
         assert!(samples.values().all(|bytes| bytes.as_u64().unwrap() > 100_000), "{row}");
-        // BOUND: neither a daemon nor the coordinator keeps anything of a step that is done. An
+        // BOUND: neither a daemon nor the coordinator keeps anything of a finished step. An
         // allocator may need some pages more for a while.
         assert!(at("growth_bytes") < f64::from(2 << 20), "{row}");
         assert!(at("cpu_us") > 0.0 && at("waits") > 0.0, "{row}");
-        // Either they were counted, or it is said why not.
+        // Either the calls were counted, or there is a reason why not.
         assert_eq!(row["calls"].is_null(), row["uncounted"].is_string(), "{row}");
         assert!(row["calls"].is_null() || at("calls") > 1.0, "{row}");
     }
@@ -93,13 +93,13 @@ fn a_long_job_does_not_grow() {
 }
 
 #[test]
-fn a_rank_with_another_parent_says_that_it_sees_no_daemon() {
+fn a_rank_with_another_parent_sees_no_daemon() {
     let place = Place::new();
     let gradwire = programs::gradwire();
     let line = format!("{} bench resources --idle 0.1 --steps 1; exit $?", gradwire.display());
     let output = bench(&place, &["run", "-np", "1", "--", "sh", "-c", &line]);
     assert_eq!(output.code, Some(1), "{output:?}");
-    assert!(output.stderr.contains("there is no daemon beside this rank"), "{output:?}");
+    assert!(output.stderr.contains("no daemon found next to this rank"), "{output:?}");
     place.assert_clean(false);
 }
 
@@ -121,6 +121,6 @@ fn wrong_options_are_refused_at_once() {
     let line = format!("run -np 1 {} bench negotiation --nodes 2", programs::gradwire().display());
     let output = bench(&place, &line.split(' ').collect::<Vec<_>>());
     assert_eq!(output.code, Some(2), "{output:?}");
-    assert!(output.stderr.contains("not measured by the ranks of a job"), "{output:?}");
+    assert!(output.stderr.contains("can't run as a rank of a job"), "{output:?}");
     place.assert_clean(false);
 }

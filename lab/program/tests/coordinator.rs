@@ -8,7 +8,7 @@ use std::{
 use gradwire_tests::place::{Place, finish, kill, wait};
 
 #[test]
-fn a_coordinator_serves_status_and_readiness_until_it_is_asked_to_end() {
+fn a_coordinator_serves_status_and_readiness() {
     let place = Place::new();
     let mut command = place.program(env!("CARGO_BIN_EXE_gradwire-lab"), &["coordinator"]);
     command.env("GRADWIRE_JOB", "j1").env("GRADWIRE_SECRET", "ab".repeat(32));
@@ -26,7 +26,7 @@ fn a_coordinator_serves_status_and_readiness_until_it_is_asked_to_end() {
     assert!(output.stdout.starts_with("Choices of job j1:"), "{output:?}");
     let metrics = serving["metrics"].as_str().unwrap();
     let output = place.run(&["explain", metrics]);
-    let said = format!("error: what answers at {metrics} is no coordinator: ");
+    let said = format!("error: the service at {metrics} is not a coordinator: ");
     assert!(output.stderr.starts_with(&said) && output.code == Some(1), "{output:?}");
     let get = |path: &str| {
         let mut stream = TcpStream::connect(serving["metrics"].as_str().unwrap()).unwrap();

@@ -4,9 +4,9 @@ use std::fs;
 
 use gradwire_tests::place::{Place, finish};
 
-/// Before anything is measured, by the launcher or by the rank that writes.
+/// The launcher or the rank that writes refuses it before anything is measured.
 #[test]
-fn a_result_of_probe_that_can_not_be_written_is_refused_at_once() {
+fn an_unwritable_result_of_probe_is_refused() {
     let place = Place::new();
     let expected = "error: --out none/x can't be written: No such file or directory";
     let out = ["--out", "none/x"];
@@ -15,7 +15,7 @@ fn a_result_of_probe_that_can_not_be_written_is_refused_at_once() {
     let mut command = place.gradwire(&[&["probe", "--started"][..], &out].concat());
     let output = finish(command.env("GRADWIRE_RANK", "0").spawn().unwrap());
     assert!(output.stderr.starts_with(expected) && output.code == Some(1), "{output:?}");
-    // What can be written is left as it was.
+    // A writable file is left unchanged.
     let old = place.path().join("old.toml");
     fs::write(&old, "old").unwrap();
     for name in ["old.toml", "new.toml"] {

@@ -265,7 +265,7 @@ fn wrong_input_is_refused_in_one_line() {
             "cluster file large.toml: it has more than 4194304 bytes",
             "most that is",
         ),
-        (&["binary.toml"], "cluster file binary.toml: it is not UTF-8", "save it as UTF-8"),
+        (&["binary.toml"], "cluster file binary.toml: not UTF-8", "save it as UTF-8"),
         (
             &["key.toml"],
             "cluster file key.toml: line 3: unknown field `rate_mbits`",
@@ -457,23 +457,27 @@ fn a_wrong_plan_is_refused_in_one_line() {
     fs::write(path("huge"), "a 1000000 1000000").unwrap();
     fs::write(path("file"), "").unwrap();
     let cases: &[(&[&str], &str, &str)] = &[
-        (&["--model", "resnet51"], "--model resnet51: No such file", "bert-large, gpt2 or a file"),
-        (&["--model", "twice"], "--model twice line 2: 'a' is given twice", "front layer first"),
+        (
+            &["--model", "resnet51"],
+            "--model resnet51: No such file",
+            "bert-large, gpt2 or an existing file",
+        ),
+        (&["--model", "twice"], "--model twice line 2: duplicate name 'a'", "front layer first"),
         (&["--model", "huge"], "the steps have ", "a smaller model"),
         (&["--nodes", "8..2"], "invalid value '8..2' for '--nodes <FROM..TO>': 8 is more", ""),
-        (&["--nodes", "0..2"], "invalid value '0..2' for '--nodes", "1 to 4096 nodes"),
-        (&["--nodes", "8..4097"], "invalid value '8..4097' for '--nodes", "1 to 4096 nodes"),
+        (&["--nodes", "0..2"], "invalid value '0..2' for '--nodes", "must be from 1 to 4096"),
+        (&["--nodes", "8..4097"], "invalid value '8..4097' for '--nodes", "must be from 1 to 4096"),
         (&["--nodes", "many"], "invalid value 'many' for '--nodes", "such as 8..2048"),
         (&["--link", "fast"], "invalid value 'fast' for '--link <RATE>': not a rate", "10Gbit"),
         (&["--link", "0g"], "invalid value '0g' for '--link", "from 1kbit"),
         (&["--racks", "0"], "invalid value '0' for '--racks", "expected the number of racks"),
         (&["--racks", "49"], "48 nodes can't be in 49 racks", "hint: "),
-        (&["--racks", "2x4"], "--racks: racks in groups", "the number of racks"),
+        (&["--racks", "2x4"], "--racks: groups of racks", "the number of racks"),
         (&["--oversubscription", "0.5"], "invalid value '0.5' for '--over", "from 1 to 1000"),
         (&["--oversubscription", "nan"], "invalid value 'nan' for '--over", "from 1 to 1000"),
         (&["--compute-ms", "0"], "invalid value '0' for '--compute-ms", "milliseconds"),
         (&["--spec", "rign"], "invalid value 'rign' for '--spec <SPEC>'", "ring"),
-        (&["--spec", "torus(dims=3x5)"], "--spec: torus(dims=3x5) is for none of", "factors"),
+        (&["--spec", "torus(dims=3x5)"], "--spec: torus(dims=3x5) fits none of", "parameters"),
         (&["--spines", "0"], "invalid value '0' for '--spines", ""),
         (&["--out", "file"], "--out: file: File exists", "name a directory"),
         (&["--out", "/proc/gradwire"], "--out: /proc/gradwire: ", "name a directory"),
@@ -568,7 +572,10 @@ fn wrong_work_is_refused() {
             &["flat.toml", "--model", "model", "--memory", "1K"],
             "--model: the step would need up to",
         ),
-        (&["servers.toml", "--model", "model"], "--model: the file has servers"),
+        (
+            &["servers.toml", "--model", "model"],
+            "--model: training steps are simulated without servers",
+        ),
     ];
     for (words, expected) in cases {
         let output = simulate(&place, &[&["run"], *words].concat());

@@ -1,6 +1,6 @@
 //! How long the simulator takes: `cargo run --release -p gradwire-simulator --example speed CASE
-//! [NODES]`. CASE is `faults`, an algorithm, or `slow:` and an algorithm for one slow host among
-//! all. It prints simulated and real seconds, chunks and the peak of memory.
+//! [NODES]`. CASE is `faults`, an algorithm, or `slow:` and an algorithm, in which one host is
+//! slow. Prints simulated and real seconds, the number of chunks and peak memory.
 
 use std::{sync::Arc, time::Instant};
 
@@ -14,7 +14,7 @@ use gradwire_simulator::{
     run,
 };
 
-/// 97 MB that 4,096 nodes can share out evenly.
+/// 97 MB, in a size that divides evenly among 4,096 nodes.
 const BYTES: u64 = 97 << 20;
 
 /// Bytes per second of 40 Gbit/s.
@@ -47,7 +47,7 @@ fn main() -> Result<(), String> {
     let case = arguments.next().unwrap_or_else(|| "faults".to_owned());
     let nodes: u32 = arguments.next().map_or(Ok(4096), |text| {
         let nodes = text.parse().ok().filter(|nodes| (1..=4096).contains(nodes));
-        nodes.ok_or(format!("NODES is a number from 1 to 4096, not {text:?}"))
+        nodes.ok_or(format!("NODES must be a number from 1 to 4096, not {text:?}"))
     })?;
     if case == "faults" {
         let begin = Instant::now();

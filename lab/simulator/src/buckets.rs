@@ -1,31 +1,31 @@
-//! Lines that let some bytes through at a higher rate after they had less to do than they can: they
-//! are shaped with a token bucket, as lines of virtual machines are.
+//! Lines that pass bursts at a higher rate: they are shaped with a token bucket, like the lines of
+//! virtual machines.
 //!
-//! A line saves up what it does not use, up to a number of bytes. While there is some of it, it is
-//! faster. When a line has used it up, rates change, so that is an event.
+//! Capacity that a line does not use is saved up, to a limit. While some is left, the line is
+//! faster. Rates change when it is used up, so that is an event.
 
 use crate::fair::{Fair, ResourceId};
 
-/// Less than a packet is nothing.
+/// Less than a packet counts as nothing.
 const PACKET: f64 = 1500.0;
 
-/// What is left when a bucket is empty, after rounding.
+/// An empty bucket may hold this much, after rounding.
 const NOTHING: f64 = 1.0;
 
 #[derive(Debug)]
 struct Bucket {
     resource: ResourceId,
-    /// Bytes per second, when nothing is saved up.
+    /// Bytes per second when nothing is saved up.
     rate: f64,
     saved: f64,
-    /// As of when, and how much of the line has been in use since.
+    /// The time of the last update, and the rate at which the line has been used since.
     updated: f64,
     load: f64,
     is_fast: bool,
 }
 
 impl Bucket {
-    /// When it will be empty.
+    /// When the bucket will be empty.
     fn empty(&self) -> f64 {
         if self.is_fast && self.load > self.rate {
             self.updated + self.saved / (self.load - self.rate)
@@ -39,16 +39,16 @@ impl Bucket {
 #[derive(Debug, Default)]
 pub(crate) struct Buckets {
     all: Vec<Bucket>,
-    /// Bytes that a line saves up.
+    /// The most bytes that a line saves up.
     most: f64,
-    /// Bytes per second of a line meanwhile.
+    /// Bytes per second of a line while it has savings.
     fast: f64,
     next: f64,
 }
 
 impl Buckets {
-    /// All of these lines save up so many bytes, which then pass at so many per second. In the
-    /// beginning they have done so.
+    /// Each of these lines saves up to `most` bytes, which it passes at `fast` bytes per second.
+    /// All buckets start full.
     pub(crate) fn new(
         lines: impl Iterator<Item = ResourceId>,
         most: f64,
@@ -66,7 +66,7 @@ impl Buckets {
         Self { all: lines.map(bucket).collect(), most, fast, next: f64::INFINITY }
     }
 
-    /// When the next one is empty.
+    /// When the next bucket is empty.
     pub(crate) fn next(&self) -> f64 {
         self.next
     }
@@ -76,7 +76,7 @@ impl Buckets {
         match self.all.iter_mut().find(|one| one.resource == resource) {
             Some(bucket) => {
                 bucket.rate = rate;
-                // Nothing passes a dead line.
+                // Nothing passes through a dead line.
                 let fast = if bucket.is_fast && rate > 0.0 { self.fast.max(rate) } else { rate };
                 fair.set_capacity(resource, fast);
             }
@@ -84,8 +84,7 @@ impl Buckets {
         }
     }
 
-    /// Counts what was used and saved up until now, and changes the capacities that follow from
-    /// that.
+    /// Counts what was used and saved until now, and changes capacities accordingly.
     pub(crate) fn settle(&mut self, fair: &mut Fair, now: f64) {
         for one in &mut self.all {
             let saved = one.saved + (one.rate - one.load) * (now - one.updated);
@@ -100,7 +99,7 @@ impl Buckets {
         }
     }
 
-    /// Notes the rates that have been computed.
+    /// Stores the newly computed rates.
     pub(crate) fn note(&mut self, fair: &Fair) {
         self.next = f64::INFINITY;
         for one in &mut self.all {

@@ -1,10 +1,9 @@
-//! Whether some hosts stand for others, which do the same at the same time, and what that makes of
-//! the network: what a host sends to one that another stands for arrives there, and a link that
-//! many of them share carries as many times as much.
+//! Simulates one host on behalf of all hosts that do the same at the same time, and adapts the
+//! network: what a host sends to a represented host arrives at its representative, and a link that
+//! the class shares carries a multiple of the traffic.
 //!
-//! It holds if hosts are alike in all that is simulated: in the schedules ([`symmetry`]), and in
-//! hosts, links and faults. Nothing may depend on chance, or on the order in which what happens at
-//! one time is handled.
+//! This holds if hosts are alike in all that is simulated: in schedules ([`symmetry`]), hosts,
+//! links and faults. Nothing may depend on chance, or on the order of simultaneous events.
 
 use std::sync::Arc;
 
@@ -17,17 +16,16 @@ use crate::{
     setup::Setup,
 };
 
-/// Hosts that stand for all.
+/// Hosts that represent all others.
 #[derive(Debug)]
 pub(crate) struct Collapse {
     symmetry: Symmetry,
     hosts: Vec<u32>,
-    /// For each resource the one that stands for it, and how many of the flows for which one stands
-    /// use the same.
+    /// For each resource its representative, and how many flows share it for each simulated flow.
     resources: Vec<(ResourceId, f64)>,
 }
 
-/// The largest classes of hosts that do the same in each of these operations, if there are any.
+/// The largest classes of hosts that behave alike in every operation, if there are any.
 pub(crate) fn classes(setup: &Setup, operations: &[Arc<Operation>]) -> Option<Symmetry> {
     let (first, others) = operations.split_first()?;
     if !setup.collapse || !is_even(setup) {
@@ -45,7 +43,7 @@ pub(crate) fn classes(setup: &Setup, operations: &[Arc<Operation>]) -> Option<Sy
     all.into_iter().find(|one| orbits(&setup.network, one).is_some())
 }
 
-/// Whether hosts and links are alike, and nothing depends on chance or on an order.
+/// Whether hosts and links are alike, and nothing depends on chance or on event order.
 fn is_even(setup: &Setup) -> bool {
     let Setup { network, processor, tcp, faults, .. } = setup;
     let Network { hosts, tiers, pairs, ecmp, burst, .. } = network;
@@ -77,8 +75,8 @@ fn of_operation(setup: &Setup, operation: &Operation) -> Vec<Symmetry> {
     all
 }
 
-/// For each tier of links, the group that stands for each group. None if the network is not the
-/// same for all that are alike.
+/// For each tier of links, the representative of each group. None if the network differs between
+/// hosts of a class.
 fn orbits(network: &Network, symmetry: &Symmetry) -> Option<Vec<Vec<u32>>> {
     let tiers = network.tiers.len().min(network.topology.tiers().len());
     let generators = symmetry.generators();
@@ -110,7 +108,7 @@ fn orbits(network: &Network, symmetry: &Symmetry) -> Option<Vec<Vec<u32>>> {
 }
 
 impl Collapse {
-    /// If some hosts may stand for all in each of these operations.
+    /// Some if a few hosts can represent all in each of these operations.
     pub(crate) fn new(setup: &Setup, operations: &[Arc<Operation>], links: &Links) -> Option<Self> {
         let symmetry = classes(setup, operations)?;
         let orbits = orbits(&setup.network, &symmetry)?;
@@ -140,39 +138,38 @@ impl Collapse {
         &self.symmetry
     }
 
-    /// The hosts that stand for all.
+    /// The representatives.
     pub(crate) fn hosts(&self) -> &[u32] {
         &self.hosts
     }
 
-    /// For how many hosts one stands.
+    /// The number of hosts in each class.
     pub(crate) fn class_size(&self) -> u32 {
         self.symmetry.class_size()
     }
 
-    /// The host that stands for a host.
+    /// The representative of a host.
     pub(crate) fn representative(&self, host: u32) -> u32 {
         self.symmetry.representative(host)
     }
 
-    /// Who is to the one that stands for `me` what `host` is to `me`.
+    /// Maps `host` to its counterpart as seen by the representative of `me`.
     pub(crate) fn seen_from(&self, me: u32, host: u32) -> u32 {
         self.symmetry.seen_from(me, host)
     }
 
-    /// All for whom a host stands.
+    /// All hosts that a host represents, including itself.
     pub(crate) fn class(&self, host: u32) -> Vec<u32> {
         let hosts = 0..self.symmetry.class_size() * self.hosts.len() as u32;
         hosts.filter(|&one| self.representative(one) == host).collect()
     }
 
-    /// Each resource with the one that stood for it.
+    /// Each resource with its representative.
     pub(crate) fn resources(&self) -> impl Iterator<Item = (ResourceId, ResourceId)> {
         (0..).zip(&self.resources).map(|(id, &(stands, _))| (id, stands))
     }
 
-    /// Makes the uses of a flow those of all for which it stands, of the resources that stand for
-    /// theirs.
+    /// Turns the uses of a flow into those of its whole class, on the representative resources.
     pub(crate) fn stand_in(&self, uses: &mut [Use]) {
         for Use { resource, weight } in uses {
             let (stands, times) = self.resources[*resource as usize];

@@ -9,9 +9,9 @@ pub struct Transport {
     pub lanes: u32,
     /// Connections of each lane with each peer (`data.streams`).
     pub streams: u32,
-    /// Bytes that the system takes of a connection before they have gone.
+    /// Bytes of a connection that the system buffers before they are sent.
     pub socket: u64,
-    /// Bytes of a frame besides the chunk.
+    /// Bytes of a frame in addition to the chunk.
     pub header: u64,
 }
 
@@ -22,17 +22,17 @@ impl Default for Transport {
 }
 
 impl Transport {
-    /// Whole messages on one connection, which are sent on when all of them has come.
+    /// Whole messages on one connection, forwarded only once they have arrived completely.
     pub const WHOLE: Self =
         Self { chunk: u64::MAX / 4, lanes: 1, streams: 1, socket: 0, header: 0 };
 
-    /// Whether messages are whole, also those whose blocks do not follow each other in the piece.
+    /// Whether messages are whole, even if their blocks are not contiguous in the piece.
     pub(crate) fn is_whole(&self) -> bool {
         self.chunk >= Self::WHOLE.chunk
     }
 }
 
-/// Seconds that a lane's processor takes. 0 everywhere: only links are a limit.
+/// Processor seconds of a lane. If all are 0, only links limit the speed.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Processor {
     /// For each byte that is sent.
@@ -41,31 +41,31 @@ pub struct Processor {
     pub receive: f64,
     /// For each received byte that is reduced.
     pub reduce: f64,
-    /// For each byte that ranks of the node contribute.
+    /// For each byte that the node's own ranks contribute.
     pub local: f64,
-    /// For each byte of a result, once all of it is there.
+    /// For each byte of a result, after all of it has arrived.
     pub publish: f64,
     /// For each frame, on either side.
     pub frame: f64,
 }
 
 impl Processor {
-    /// Whether lanes are a limit.
+    /// Whether lanes limit the speed.
     pub fn is_limit(&self) -> bool {
         let Self { send, receive, reduce, frame, .. } = *self;
         send + receive + reduce + frame > 0.0
     }
 }
 
-/// What ranks and the coordinator add.
+/// Time added by ranks and the coordinator.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Control {
-    /// Seconds that a call takes besides its operations: until the coordinator knows that it can
-    /// begin, and from the last result until the ranks go on.
+    /// Seconds of a call outside its operations: until the coordinator knows that it can begin, and
+    /// from the last result until the ranks continue.
     pub call: f64,
-    /// Seconds from the coordinator's order until hosts have it.
+    /// Seconds from the coordinator's order until the hosts receive it.
     pub order: f64,
-    /// Seconds from done to the next credit.
+    /// Seconds from the end of an operation until its credit is returned.
     pub done: f64,
     /// Operations in flight (`negotiation.credit_pieces`).
     pub credit: u32,
@@ -77,16 +77,16 @@ impl Default for Control {
     }
 }
 
-/// What TCP does besides sharing links fairly.
+/// Effects of TCP beyond fair sharing of links.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tcp {
-    /// Bytes of a first window, and of each sender's burst at a receiver.
+    /// Bytes of the initial window, and of each sender's burst at a receiver.
     pub window: u64,
-    /// Bytes that the last queue before a receiver has room for.
+    /// Capacity of the last queue before a receiver, in bytes.
     pub buffer: u64,
-    /// Seconds until what was lost is sent again, at least.
+    /// Least seconds until lost data is sent again.
     pub timeout: f64,
-    /// The time of a round trip.
+    /// Seconds of a round trip.
     pub round_trip: f64,
 }
 

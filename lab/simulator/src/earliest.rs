@@ -1,11 +1,11 @@
-//! The earliest of many times, each of which changes often: a tournament. A change takes as many
-//! comparisons as the tree is high, and fewer where it does not matter.
+//! The minimum of many times that change often: a tournament tree. A change takes at most as many
+//! comparisons as the tree has levels.
 
-/// Times by number; infinite at first.
+/// Times by index; infinite at first.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Earliest {
-    /// Node 1 is the root, the children of node n are 2n and 2n + 1, and the leaves are the last
-    /// half. Each has the earlier time of its children.
+    /// Node 1 is the root, node n has the children 2n and 2n + 1, and the second half are the
+    /// leaves. Each node holds the earlier time of its children.
     tree: Vec<f64>,
 }
 
@@ -14,7 +14,7 @@ impl Earliest {
         self.tree.len() / 2
     }
 
-    /// Makes room for so many times.
+    /// Makes room for `times` times.
     pub(crate) fn grow(&mut self, times: usize) {
         let before = self.leaves();
         if times <= before {
@@ -29,7 +29,7 @@ impl Earliest {
         self.tree = tree;
     }
 
-    /// Changes a time for which there is room.
+    /// Changes a time within the current size.
     pub(crate) fn set(&mut self, number: usize, time: f64) {
         let mut node = self.leaves() + number;
         self.tree[node] = time;
@@ -48,7 +48,7 @@ impl Earliest {
         self.tree.get(1).copied().unwrap_or(f64::INFINITY)
     }
 
-    /// The numbers of all times up to `until`, ascending.
+    /// The indexes of all times up to `until`, ascending.
     pub(crate) fn until(&self, until: f64, found: &mut Vec<u32>) {
         if self.first() <= until {
             self.collect(1, until, found);

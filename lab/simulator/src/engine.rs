@@ -35,7 +35,7 @@ use crate::{
     report::{Outcome, Usage},
 };
 
-/// For so many events or chunks what they need is read from memory together.
+/// The memory for up to this many events or chunks is fetched together.
 const AHEAD: usize = 16;
 
 /// A run.
@@ -43,7 +43,7 @@ const AHEAD: usize = 16;
 pub(crate) struct Engine<'a, D> {
     setup: &'a Setup,
     director: &'a mut D,
-    /// Which hosts stand for all, if some do.
+    /// The hosts that represent all, if any.
     collapse: Option<Collapse>,
     links: Links,
     flows: Flows,
@@ -59,7 +59,7 @@ pub(crate) struct Engine<'a, D> {
     count: u64,
     now: f64,
     todo: Vec<Todo>,
-    /// Scratch: what is being done of it.
+    /// Scratch: the batch of `todo` in progress.
     doing: Vec<Todo>,
     plans: HashMap<Operation, Arc<Plans>>,
     ordered: BTreeMap<u64, Ordered>,
@@ -69,13 +69,12 @@ pub(crate) struct Engine<'a, D> {
     record: Option<Record>,
 }
 
-/// Runs what a director orders.
+/// Runs the operations that a director orders.
 pub fn run(setup: &Setup, director: &mut impl Director) -> Outcome {
     Engine::new(setup, director).run()
 }
 
-/// The plan of a participant of an operation, with the blocks of those before it. `topology` is
-/// that of the participants.
+/// The plan of one participant, given the blocks before it. `topology` is that of the participants.
 fn plan_of(
     operation: &Operation,
     topology: &Topology,
@@ -206,8 +205,8 @@ impl<'a, D: Director> Engine<'a, D> {
         self.finish()
     }
 
-    /// Takes the events up to a time, which is that of the earliest. What these cause at that time
-    /// comes after all of them.
+    /// Takes all events up to `until`, the earliest time. Events that they cause at the same time
+    /// come after all of them.
     fn due(&mut self, until: f64, due: &mut Vec<Event>) {
         due.clear();
         while let Some(Reverse(At(time, ..))) = self.events.peek()
@@ -230,8 +229,8 @@ impl<'a, D: Director> Engine<'a, D> {
         }
     }
 
-    /// The plans of an operation, each made from a schedule that nobody keeps; only those of hosts
-    /// that stand for all, if some do.
+    /// The plans of an operation, made from schedules that are not kept. With representatives, only
+    /// theirs are made.
     fn plans(&mut self, operation: &Operation) -> Arc<Plans> {
         if let Some(plans) = self.plans.get(operation) {
             return plans.clone();
@@ -301,8 +300,7 @@ impl<'a, D: Director> Engine<'a, D> {
                 continue;
             }
             let (mut progress, hosts) = (Progress::new(&planned.plan), operation.hosts.clone());
-            // As daemons do it where a node has one rank: what only a sending step needs is sent
-            // from where it is.
+            // As in a daemon with one rank: contributions that are only sent need no copy.
             if self.setup.processor.local > 0.0 {
                 for (step, reduction) in planned.plan.only_users() {
                     let bytes = planned.plan.steps[step as usize].bytes;
@@ -340,7 +338,7 @@ impl<'a, D: Director> Engine<'a, D> {
 
     /// Does what can be done now.
     fn work(&mut self) {
-        // The first that can go on goes on first.
+        // In order: the first that can proceed goes first.
         while !self.todo.is_empty() {
             let spare = std::mem::take(&mut self.doing);
             let mut doing = std::mem::replace(&mut self.todo, spare);
@@ -355,7 +353,7 @@ impl<'a, D: Director> Engine<'a, D> {
         }
     }
 
-    /// A step has done some bytes: what waits for it may go on.
+    /// Records the progress of a step, and wakes the steps that wait for it.
     fn advance(&mut self, lane: usize, sequence: u64, step: u32, offset: u64, bytes: u64) {
         let host = self.host(lane);
         let now = self.now;
@@ -444,7 +442,7 @@ impl<'a, D: Director> Engine<'a, D> {
         self.orders();
     }
 
-    /// Reduces the contributions of the node, one chunk after the other.
+    /// Reduces the node's own contributions, chunk by chunk.
     fn reduce(&mut self, lane: usize) {
         let cost = self.setup.processor.local;
         loop {

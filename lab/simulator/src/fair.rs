@@ -1,11 +1,11 @@
 //! Max-min fair rates by progressive filling.
 //!
-//! All flows grow at one rate until a resource is full; its flows keep their rate, and the others
-//! grow on. A flow uses each of its resources with a weight: what it takes of it for one byte.
-//! When something changes, as few flows as possible are computed again. Rates are fair if each flow
-//! has its cap, or a *bottleneck*: a resource that is full, and on which no other flow is faster.
-//! So first only the flows that have changed are computed, with what the others leave. Those for
-//! which that is no longer true are computed with them, until it is true for all.
+//! All flows grow at the same rate until a resource is full; its flows keep their rate, and the
+//! others continue to grow. A flow uses each of its resources with a weight: the capacity that one
+//! byte takes. After a change, as few flows as possible are computed again. Rates are fair if each
+//! flow has its cap, or a *bottleneck*: a full resource on which no other flow is faster. So first
+//! only the changed flows are computed, with the capacity that the others leave. Flows that lose
+//! their cap or bottleneck are added to the computation, until no more do.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -15,38 +15,38 @@ pub type ResourceId = u32;
 /// The number of a flow.
 pub type FlowId = u32;
 
-/// Levels that differ by less are one: flows that are alike end together.
+/// Levels that differ by less are equal, so that equal flows end together.
 const SAME: f64 = 1e-9;
 
-/// A rate that would change by less, as rounding changes it, stays.
+/// Rates that change by less than this, as by rounding, are kept.
 const ROUNDING: f64 = 1e-12;
 
-/// After so many attempts with a few flows, all that are connected are computed at once.
+/// After this many attempts with a few flows, all connected ones are computed at once.
 const ATTEMPTS: usize = 12;
 
-/// A resource of a flow, and what the flow takes of it for one byte.
+/// A resource that a flow uses, and how much of it one byte takes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Use {
     /// The resource.
     pub resource: ResourceId,
-    /// How much of it a byte takes; more than 0.
+    /// The amount that one byte takes; more than 0.
     pub weight: f64,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Place {
     used: Use,
-    /// Where the flow is in the resource's list, while it is active.
+    /// The flow's position in the resource's list, while it is active.
     at: u32,
 }
 
 #[derive(Debug, Default)]
 struct Resource {
     capacity: f64,
-    /// The active flows, and which of their places this is.
+    /// The active flows, and which of their places refers to this resource.
     flows: Vec<(FlowId, u32)>,
     is_touched: bool,
-    /// The fastest rate, if it is full; infinite if it is not.
+    /// The fastest rate of its flows if it is full, otherwise infinite.
     full_at: f64,
     /// Scratch of one computation.
     seen: u64,
@@ -56,7 +56,7 @@ struct Resource {
 }
 
 impl Resource {
-    /// The rate at which it is full.
+    /// The rate at which it becomes full.
     fn level(&self) -> f64 {
         if self.growing == 0 { f64::INFINITY } else { (self.left / self.weights).max(0.0) }
     }
@@ -65,11 +65,11 @@ impl Resource {
 #[derive(Debug)]
 struct Flow {
     places: Vec<Place>,
-    /// It is never faster.
+    /// An upper bound of its rate.
     cap: f64,
     rate: f64,
     is_active: bool,
-    /// Scratch of one computation: whether the flow is in it, its rate, and what limits that.
+    /// Scratch of one computation: whether it includes the flow, its rate, and what limits that.
     seen: u64,
     is_settled: bool,
     next: f64,
@@ -77,13 +77,13 @@ struct Flow {
 }
 
 impl Flow {
-    /// The rate, as far as a computation has come.
+    /// The rate, as far as it has been computed.
     fn rate_in(&self, round: u64) -> f64 {
         if self.seen == round { self.next } else { self.rate }
     }
 }
 
-/// A heap's entry: a resource, or a flow with a cap.
+/// An entry of the heap: a resource, or a flow with a cap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Limit {
     Resource(ResourceId),
@@ -96,14 +96,14 @@ pub struct Fair {
     resources: Vec<Resource>,
     flows: Vec<Flow>,
     touched: Vec<ResourceId>,
-    /// Flows that have started, or have another cap or weight.
+    /// Flows that have started, or whose cap or weight has changed.
     changed: Vec<FlowId>,
     round: u64,
     component: (Vec<FlowId>, Vec<ResourceId>),
     heap: BinaryHeap<Reverse<(u64, Limit)>>,
 }
 
-/// Rates are never negative, so their bits are in order.
+/// Rates are never negative, so their bits sort like their values.
 fn key(level: f64) -> u64 {
     level.to_bits()
 }
@@ -116,8 +116,8 @@ impl Fair {
         self.resources.len() as u32 - 1
     }
 
-    /// Adds a flow, which is not active. A resource that it uses several times is given once, with
-    /// the sum of the weights.
+    /// Adds an inactive flow. If it uses a resource several times, give that resource once with the
+    /// sum of its weights.
     pub fn add_flow(&mut self, uses: &[Use], cap: f64) -> FlowId {
         let places = uses.iter().map(|&used| Place { used, at: 0 }).collect();
         self.flows.push(Flow {
@@ -133,12 +133,12 @@ impl Fair {
         self.flows.len() as u32 - 1
     }
 
-    /// The rate of a flow; of one that was changed, after [`compute`](Self::compute).
+    /// The rate of a flow. After changes, call [`compute`](Self::compute) first.
     pub fn rate(&self, flow: FlowId) -> f64 {
         self.flows[flow as usize].rate
     }
 
-    /// What a flow uses.
+    /// The resources that a flow uses.
     pub fn uses(&self, flow: FlowId) -> impl Iterator<Item = Use> + '_ {
         self.flows[flow as usize].places.iter().map(|place| place.used)
     }
@@ -196,7 +196,7 @@ impl Fair {
         }
     }
 
-    /// Changes what a flow takes of its `place`-th resource.
+    /// Changes the weight of a flow on its `place`-th resource.
     pub fn set_weight(&mut self, flow: FlowId, place: usize, weight: f64) {
         let one = &mut self.flows[flow as usize];
         let used = &mut one.places[place].used;
@@ -224,7 +224,7 @@ impl Fair {
         }
     }
 
-    /// Stops a flow. Its rate is 0.
+    /// Stops a flow, whose rate becomes 0.
     pub fn stop(&mut self, flow: FlowId) {
         debug_assert!(self.flows[flow as usize].is_active);
         self.flows[flow as usize].is_active = false;
@@ -245,7 +245,7 @@ impl Fair {
         !self.touched.is_empty()
     }
 
-    /// Computes the rates again that may have changed. Calls `changed(flow, before, now)` for each
+    /// Recomputes the rates that may have changed, and calls `changed(flow, before, now)` for each
     /// that has.
     pub fn compute(&mut self, mut changed: impl FnMut(FlowId, f64, f64)) {
         self.begin();
@@ -267,7 +267,7 @@ impl Fair {
         }
     }
 
-    /// What has changed.
+    /// Begins with the changed flows and resources.
     fn begin(&mut self) {
         self.round += 1;
         self.component.0.clear();
@@ -303,7 +303,7 @@ impl Fair {
         }
     }
 
-    /// Computes the rates of the component with what all others leave.
+    /// Computes the component's rates with the capacity that all others leave.
     fn solve(&mut self) {
         self.heap.clear();
         let Self { resources, flows, component, heap, round, .. } = self;
@@ -356,7 +356,7 @@ impl Fair {
                     if level.is_infinite() {
                         continue;
                     }
-                    // Others of its flows have settled below: it takes longer to fill it.
+                    // Some of its flows have settled at a lower rate, so it fills later.
                     if level > f64::from_bits(at) * (1.0 + SAME) {
                         heap.push(Reverse((key(level), limit)));
                         continue;
@@ -374,8 +374,7 @@ impl Fair {
         }
     }
 
-    /// Adds the flows to the component that have neither their cap nor a bottleneck any more.
-    /// Returns whether there are any.
+    /// Adds the flows that no longer have their cap or a bottleneck. Returns whether there are any.
     fn extend(&mut self) -> bool {
         let (flows_before, resources_before) = (self.component.0.len(), self.component.1.len());
         for at in 0..resources_before {
@@ -386,8 +385,8 @@ impl Fair {
             let full_at = if is_full { fastest } else { f64::INFINITY };
             let before = std::mem::replace(&mut one.full_at, full_at);
             let is_too_full = used > one.capacity * (1.0 + SAME);
-            // What is not full leaves its flows without a bottleneck, and what is full at a lower
-            // rate is none for the faster ones.
+            // A resource that is not full is not a bottleneck; nor is one that is full at a lower
+            // rate, for faster flows.
             one.is_touched = is_too_full
                 || (full_at - before).abs() > SAME * before
                 || full_at.is_infinite() != before.is_infinite();
@@ -407,7 +406,7 @@ impl Fair {
                 }
             }
         }
-        // A limit that faster flows of others fill is none.
+        // A limit caused by faster flows outside the component does not count.
         for at in 0..flows_before {
             let id = self.component.0[at];
             let Some(limit) = self.flows[id as usize].limit.filter(|_| !self.is_limited(id)) else {
@@ -435,7 +434,7 @@ impl Fair {
         })
     }
 
-    /// Whether a flow has its cap, or a bottleneck.
+    /// Whether a flow has its cap or a bottleneck.
     fn is_limited(&self, id: FlowId) -> bool {
         let flow = &self.flows[id as usize];
         let full_at = |place: &Place| self.resources[place.used.resource as usize].full_at;
@@ -443,7 +442,7 @@ impl Fair {
         flow.rate_in(self.round) >= least * (1.0 - SAME)
     }
 
-    /// Adds all flows and resources that are connected with the component.
+    /// Adds all flows and resources connected with the component.
     fn connect(&mut self) {
         let mut next = 0;
         while let Some(&id) = self.component.1.get(next) {

@@ -1,12 +1,12 @@
-//! What goes wrong, and when.
+//! Faults and their times.
 
-/// Which lines or links a fault is on.
+/// The lines or links that a fault affects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
-    /// The line of a host, both ways.
+    /// The line of a host, in both directions.
     Host(u32),
-    /// A link of a group of a tier, up and down; all of its links if it has no number. The racks
-    /// are tier 1.
+    /// A link of a group of a tier, up and down; all of its links without a number. Racks are tier
+    /// 1.
     Uplink {
         /// The tier.
         tier: usize,
@@ -17,31 +17,31 @@ pub enum Target {
     },
 }
 
-/// What a fault does.
+/// The effect of a fault.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Effect {
-    /// Some hosts stop sending, at random; others after each period.
+    /// Random hosts stop sending, others in each period.
     Pause {
         /// How many.
         hosts: u32,
-        /// Seconds.
+        /// The period, in seconds.
         every: f64,
     },
-    /// A line or link has only a part of its rate; 0: nothing passes.
+    /// A line or link has only part of its rate; at 0 nothing passes.
     Slow {
         /// Which.
         target: Target,
-        /// The part.
+        /// The remaining part.
         factor: f64,
     },
-    /// The processor of a host takes longer.
+    /// The processor of a host is slower.
     Busy {
         /// Which host.
         host: u32,
-        /// So many times as long.
+        /// The factor by which its times grow.
         times: f64,
     },
-    /// Packets are lost on all ways.
+    /// Packets are lost on all links.
     Loss {
         /// The share of packets.
         rate: f64,
@@ -60,12 +60,12 @@ pub struct Fault {
     pub effect: Effect,
     /// Seconds.
     pub from: f64,
-    /// Seconds; infinite if it does not end.
+    /// Seconds; infinite for a permanent fault.
     pub until: f64,
 }
 
 impl Fault {
-    /// From the beginning on, without end.
+    /// A fault that lasts for the whole run.
     pub fn lasting(effect: Effect) -> Self {
         Self { effect, from: 0.0, until: f64::INFINITY }
     }
@@ -74,8 +74,8 @@ impl Fault {
 /// Bytes of a packet.
 const PACKET: f64 = 1460.0;
 
-/// The most bytes per second of a connection that loses this share of its packets (Mathis et al.,
-/// "The macroscopic behavior of the TCP congestion avoidance algorithm", 1997).
+/// The highest rate of a connection that loses this share of its packets, in bytes per second
+/// (Mathis et al., "The macroscopic behavior of the TCP congestion avoidance algorithm", 1997).
 pub(crate) fn lossy_rate(loss: f64, round_trip: f64) -> f64 {
     if loss <= 0.0 { f64::INFINITY } else { PACKET / round_trip * (1.5 / loss).sqrt() }
 }

@@ -1,5 +1,5 @@
-//! A map with few entries, by ascending keys. The keys are together in memory: with thousands of
-//! hosts, what a look-up takes is to fetch what it touches.
+//! A map with few entries, sorted by key. The keys are contiguous in memory, because with thousands
+//! of hosts a look-up costs mostly cache misses.
 
 /// Values by key.
 #[derive(Debug, Clone)]
@@ -15,7 +15,7 @@ impl<K, V> Default for Few<K, V> {
 }
 
 impl<K: Ord + Copy, V> Few<K, V> {
-    /// Where a key is. The place of an entry changes when one with a smaller key comes or goes.
+    /// The position of a key. It changes when a smaller key is added or removed.
     pub(crate) fn place(&self, key: K) -> Option<usize> {
         self.keys.binary_search(&key).ok()
     }
@@ -38,7 +38,7 @@ impl<K: Ord + Copy, V> Few<K, V> {
         self.values.first()
     }
 
-    /// Adds a value, in place of the one that the key had.
+    /// Adds a value, or replaces the value of the key.
     pub(crate) fn insert(&mut self, key: K, value: V) {
         match self.keys.binary_search(&key) {
             Ok(place) => self.values[place] = value,
@@ -62,7 +62,7 @@ impl<K: Ord + Copy, V> Few<K, V> {
 }
 
 impl<K: Ord + Copy, V: Default> Few<K, V> {
-    /// Where a key is, with a new value if it was not there.
+    /// The position of a key, with a new default value if it was missing.
     pub(crate) fn place_or_default(&mut self, key: K) -> usize {
         self.keys.binary_search(&key).unwrap_or_else(|place| {
             self.keys.insert(place, key);

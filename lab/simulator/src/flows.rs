@@ -1,8 +1,8 @@
-//! Connections as flows: each is a FIFO of chunks, of which the first one is on its way.
+//! Connections as flows: each is a FIFO of chunks, and the first chunk is in flight.
 //!
-//! Time is in seconds, and what has moved is computed when a rate changes. Chunks that end within
-//! a microsecond are one event. Their bytes are not lost in that: what is left of a chunk is
-//! carried over to the next one.
+//! Times are in seconds. Progress is computed when a rate changes. Chunks that end within a
+//! microsecond are one event. No bytes are lost by that: the rest of a chunk is carried over to the
+//! next one.
 
 use std::collections::VecDeque;
 
@@ -13,13 +13,13 @@ use crate::{
     report::Usage,
 };
 
-/// Ends that are less apart are one event.
+/// Ends that are closer together are one event.
 const TOGETHER: f64 = 1e-6;
 
-/// The part of a chunk that may be carried over.
+/// The largest part of a chunk that may be carried over.
 const SMALL_PART: f64 = 1e-3;
 
-/// A chunk on its way.
+/// A chunk in flight.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Transfer {
     pub(crate) sequence: u64,
@@ -28,7 +28,7 @@ pub(crate) struct Transfer {
     pub(crate) message: u32,
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
-    /// Whether the sender counts it as sent already: the system has taken it.
+    /// Whether the sender counts it as sent: the system has buffered it.
     pub(crate) is_sent: bool,
 }
 
@@ -36,13 +36,13 @@ pub(crate) struct Transfer {
 struct Connection {
     fifo: VecDeque<Transfer>,
     waiting_bytes: u64,
-    /// Bytes of the first chunk that are still to go.
+    /// Remaining bytes of the first chunk.
     remaining: f64,
-    /// As of then.
+    /// The time of that count.
     updated: f64,
-    /// When the first chunk will have gone.
+    /// When the first chunk will have been sent.
     finish: f64,
-    /// Nothing goes before: TCP waits.
+    /// Whether TCP waits, so that nothing is sent.
     is_stalled: bool,
 }
 
@@ -50,12 +50,12 @@ struct Connection {
 #[derive(Debug, Default)]
 pub(crate) struct Flows {
     pub(crate) fair: Fair,
-    /// The lines that let bursts through.
+    /// The lines that pass bursts.
     pub(crate) buckets: Buckets,
     all: Vec<Connection>,
-    /// When the first chunk of each will have gone.
+    /// When the first chunk of each will have been sent.
     earliest: Earliest,
-    /// Scratch: the changes of one computation of rates.
+    /// Scratch: the rates that one computation changed.
     changes: Vec<(FlowId, f64, f64)>,
     pub(crate) usage: Usage,
     /// Bytes of each chunk's header.
@@ -75,7 +75,7 @@ impl Flows {
         self.earliest.set(id as usize, finish);
     }
 
-    /// Bytes that wait, the first chunk in full.
+    /// Queued bytes, including the whole first chunk.
     pub(crate) fn waiting_bytes(&self, id: FlowId) -> u64 {
         self.all[id as usize].waiting_bytes
     }
@@ -84,13 +84,13 @@ impl Flows {
         self.all[id as usize].fifo.is_empty()
     }
 
-    /// The chunk that is on its way.
+    /// The chunk in flight.
     pub(crate) fn first(&self, id: FlowId) -> Option<&Transfer> {
         self.all[id as usize].fifo.front()
     }
 
-    /// Adds a chunk. Returns whether the connection was idle, and starts. One whose only chunk has
-    /// just been taken goes on.
+    /// Adds a chunk. Returns whether the connection was idle and starts. A connection whose only
+    /// chunk has just been taken continues.
     pub(crate) fn push(&mut self, id: FlowId, transfer: Transfer, now: f64) -> bool {
         let one = &mut self.all[id as usize];
         one.waiting_bytes += transfer.bytes;
@@ -107,7 +107,7 @@ impl Flows {
         true
     }
 
-    /// TCP waits, or goes on.
+    /// Stalls a connection for TCP, or lets it continue.
     pub(crate) fn set_stalled(&mut self, id: FlowId, is_stalled: bool, now: f64) {
         let one = &mut self.all[id as usize];
         if std::mem::replace(&mut one.is_stalled, is_stalled) == is_stalled || one.fifo.is_empty() {
@@ -123,7 +123,7 @@ impl Flows {
         }
     }
 
-    /// Counts what has moved until now.
+    /// Counts the progress until now.
     fn settle(&mut self, id: FlowId, rate: f64, now: f64) {
         let one = &mut self.all[id as usize];
         let (from, moved) = (one.updated, (rate * (now - one.updated)).min(one.remaining).max(0.0));
@@ -134,7 +134,7 @@ impl Flows {
         }
     }
 
-    /// Computes the rates that may have changed.
+    /// Recomputes the rates that may have changed.
     pub(crate) fn compute(&mut self, now: f64) {
         self.buckets.settle(&mut self.fair, now);
         if !self.fair.is_stale() {
@@ -157,12 +157,12 @@ impl Flows {
         self.buckets.set_rate(line, rate, &mut self.fair);
     }
 
-    /// When the next chunk will have gone, or a line will let no more through at once.
+    /// When the next chunk ends, or the next burst of a line.
     pub(crate) fn next(&self) -> f64 {
         self.earliest.first().min(self.buckets.next())
     }
 
-    /// The connections whose chunk has gone now, or will have in no time, in ascending order.
+    /// The connections whose chunk ends now, or practically now, in ascending order.
     pub(crate) fn ended(&self, now: f64, ended: &mut Vec<FlowId>) {
         ended.clear();
         self.earliest.until(now + TOGETHER, ended);
@@ -174,8 +174,8 @@ impl Flows {
         });
     }
 
-    /// Takes the chunk of a connection that has ended, with the time at which it has gone. Call
-    /// [`rest`](Self::rest) once more chunks have been added.
+    /// Takes the finished chunk of a connection, with its exact end. After adding more chunks, call
+    /// [`rest`](Self::rest).
     pub(crate) fn take(&mut self, id: FlowId, now: f64) -> (Transfer, f64) {
         let rate = self.fair.rate(id);
         let gone = self.all[id as usize].finish.max(now);
@@ -189,11 +189,11 @@ impl Flows {
         (transfer, gone)
     }
 
-    /// A connection goes on with its next chunk, or stops.
+    /// Continues a connection with its next chunk, or stops it.
     pub(crate) fn rest(&mut self, id: FlowId, now: f64) {
         let one = &mut self.all[id as usize];
         if one.fifo.is_empty() {
-            // What is left of the last chunk has been counted for its receiver.
+            // The rest of the last chunk was already counted for its receiver.
             let left = std::mem::take(&mut one.remaining);
             for Use { resource, weight } in self.fair.uses(id) {
                 self.usage.add(resource, now, now, left * weight);

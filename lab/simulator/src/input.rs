@@ -1,6 +1,6 @@
-//! The description of a cluster, of what runs on it and of what goes wrong, as TOML.
+//! The description of a cluster, a job and faults, as TOML.
 //!
-//! The file of `gradwire probe --out` is one, too.
+//! The file of `gradwire probe --out` has this form, too.
 
 mod cost;
 mod faults;
@@ -21,7 +21,7 @@ use crate::{
     network::{Ecmp, Host, Network, Pair, TierLinks},
 };
 
-/// The largest file (BOUND).
+/// The largest accepted file (BOUND).
 pub const MAX_BYTES: usize = 4 << 20;
 
 /// The most hosts (BOUND).
@@ -30,10 +30,10 @@ pub const MAX_HOSTS: usize = 4096;
 /// The most pieces (BOUND).
 const MAX_PIECES: f64 = 65_536.0;
 
-/// How fast bursts usually are.
+/// The usual rate of bursts.
 const BURST_MBIT: f64 = 25_000.0;
 
-/// A link is slower than the lines of its hosts from this ratio on; less is noise.
+/// A link counts as slower than its hosts' lines from this ratio on; smaller differences are noise.
 const MUCH_SLOWER: f64 = 2.0;
 
 /// What to simulate.
@@ -41,32 +41,32 @@ const MUCH_SLOWER: f64 = 2.0;
 pub struct Input {
     /// The network, and how daemons behave.
     pub setup: Setup,
-    /// What ranks and the coordinator add.
+    /// The time of ranks and the coordinator.
     pub control: Control,
-    /// By what the coordinator chooses.
+    /// The costs by which the coordinator chooses.
     pub cost: CostModel,
-    /// What runs.
+    /// The collective.
     pub kind: Kind,
     /// Bytes of a piece.
     pub bytes: u64,
-    /// How many pieces.
+    /// The number of pieces.
     pub pieces: u32,
-    /// The most bytes of a piece that the coordinator cuts.
+    /// The largest piece that the coordinator cuts, in bytes.
     pub piece_bytes: u64,
-    /// By which algorithms, one run for each.
+    /// The algorithms, one run for each.
     pub specs: Vec<Spec>,
-    /// How many of the hosts are servers, the last ones.
+    /// The number of servers: the last hosts.
     pub servers: u32,
 }
 
 /// Reads an input.
 ///
 /// # Errors
-/// [`InputError`] with the line, the key and what is accepted.
+/// [`InputError`] with the line, the key and the accepted values.
 pub fn parse(text: &str) -> Result<Input, InputError> {
     let reader = Reader(text);
     if text.len() > MAX_BYTES {
-        let what = format!("the file has {} bytes; at most {MAX_BYTES} are read", text.len());
+        let what = format!("the file has {} bytes; the limit is {MAX_BYTES}", text.len());
         return Err(InputError { line: 1, what });
     }
     let file: File = toml::from_str(text).map_err(|error| reader.refused(&error))?;
@@ -127,7 +127,7 @@ pub fn parse(text: &str) -> Result<Input, InputError> {
     let control = Control { call, order: half, done: half, credit: credit as u32 };
     let bytes = reader.whole(&job.bytes, "job.bytes", (4.0, 1e12), f64::from(64u32 << 20))?;
     if let Some(given) = job.bytes.as_ref().filter(|_| bytes % 4.0 != 0.0) {
-        let what = format!("job.bytes is {bytes}: elements have 4 bytes, so it must be a multiple");
+        let what = format!("job.bytes is {bytes}: it must be a multiple of 4, an element's bytes");
         return Err(reader.error(given.span(), what));
     }
     let pieces = reader.whole(&job.pieces, "job.pieces", (1.0, MAX_PIECES), 1.0)?;
@@ -141,8 +141,8 @@ pub fn parse(text: &str) -> Result<Input, InputError> {
     Ok(Input { setup, control, cost, kind, bytes, pieces, piece_bytes, specs, servers })
 }
 
-/// The hosts, the label of each, what each says of its line in Mbit/s (0: nothing), and where they
-/// are.
+/// The hosts, the label of each, the declared rate of each line in Mbit/s (0: none), and their
+/// places.
 struct Hosts {
     hosts: Vec<Host>,
     labels: Vec<String>,
@@ -154,7 +154,7 @@ fn hosts(reader: &Reader<'_>, file: &File) -> Result<Hosts, InputError> {
     let rate = &file.network.rate_mbit;
     let rate = reader.number(rate, "network.rate_mbit", POSITIVE, 25_000.0)?;
     let (mut hosts, mut labels, mut servers) = (Vec::new(), Vec::new(), 0);
-    // By these daemons divide the work.
+    // The line rates by which daemons divide the work.
     let mut lines = Vec::new();
     let mut names = BTreeSet::new();
     for part in &file.hosts {
@@ -164,11 +164,11 @@ fn hosts(reader: &Reader<'_>, file: &File) -> Result<Hosts, InputError> {
         let line = if line > 0.0 { line } else { rate } * MEGABITS;
         let slowness = reader.number(&part.slowness, "host.slowness", (1e-3, 1e6), 1.0)?;
         if part.name.get_ref().is_empty() {
-            let what = "host.name is empty: it must have a character at least".to_owned();
+            let what = "host.name is empty: it must have at least one character".to_owned();
             return Err(reader.error(part.name.span(), what));
         }
         if !part.server && servers > 0 {
-            let what = "hosts with server = true come after all others".to_owned();
+            let what = "hosts with server = true must come after all others".to_owned();
             return Err(reader.error(part.name.span(), what));
         }
         if hosts.len() + count as usize > MAX_HOSTS {
@@ -192,20 +192,20 @@ fn hosts(reader: &Reader<'_>, file: &File) -> Result<Hosts, InputError> {
         }
     }
     if servers as usize == hosts.len() {
-        let what = "there must be a section [[host]] with a name, and one host at least that is \
-                    no server";
+        let what = "there must be a [[host]] section with a name, and at least one host \
+                    that is not a server";
         return Err(InputError { line: 1, what: what.to_owned() });
     }
     let topology = Topology::from_labels(&labels).with_servers(servers).with_lines(&lines);
     Ok(Hosts { hosts, labels, lines, topology })
 }
 
-/// The hosts in the order of the file.
+/// The hosts in the file's order.
 fn ordered(reader: &Reader<'_>, file: &File, topology: Topology) -> Result<Topology, InputError> {
     let Some(order) = &file.order else { return Ok(topology) };
     let last = topology.participants() - 1;
     topology.arranged(&[], order.get_ref()).ok_or_else(|| {
-        let what = format!("order must have each number from 0 to {last} once, or be left out");
+        let what = format!("order must contain each number from 0 to {last} once, or be left out");
         reader.error(order.span(), what)
     })
 }
@@ -236,8 +236,8 @@ fn network(
         let rate = reader.number(&rate, "tier.rate_mbit", POSITIVE, 0.0)? * MEGABITS;
         let more = reader.number(&part.latency_us, "tier.latency_us", ANY, 0.0)? * MICRO;
         if links == 0.0 {
-            let what = "tier.links is 0: its groups have no route to each other; it must be at \
-                        least 1";
+            let what = "tier.links is 0, so its groups have no route to each other: it must be \
+                        at least 1";
             return Err(reader.error(part.rate_mbit.span(), what.to_owned()));
         }
         tiers.push(TierLinks { links: links as u32, rate, is_share: false, latency: more });
@@ -247,11 +247,11 @@ fn network(
         let span = file.tiers.last().map_or(0..0, |part| part.rate_mbit.span());
         let (given, there) = (tiers.len(), if racks == 1 { 0 } else { topology.tiers().len() });
         let sections = match given {
-            1 => "is 1 section".to_owned(),
-            _ => format!("are {given} sections"),
+            1 => "is 1 [[tier]] section".to_owned(),
+            _ => format!("are {given} [[tier]] sections"),
         };
         let levels = if there == 1 { "1 level".to_owned() } else { format!("{there} levels") };
-        let what = format!("there {sections} [[tier]], and the racks of the hosts have {levels}");
+        let what = format!("there {sections}, but the racks of the hosts have {levels}");
         return Err(reader.error(span, what));
     }
     let share = &part.rack_rate_mbit;
@@ -280,15 +280,15 @@ fn network(
     })
 }
 
-/// What was measured between two hosts holds in both directions. A message takes `frame` of its
-/// latency on the processors, which is counted there.
+/// Adds what was measured between two hosts; it holds in both directions. `frame` of a message's
+/// latency is processor time, which is counted there.
 ///
-/// Where the rates of links were measured, a line is as fast as the middle one of those that it has
-/// within its rack: what its interface could do says less. And a link has a cap of its own only if
-/// it is much slower than the lines of both hosts. What a data thread can do is the processor's
-/// matter, and links between racks share the links of these.
+/// Where link rates were measured, a line is as fast as the median of its links within the rack,
+/// because the rate of its interface says less. A link has its own cap only if it is much slower
+/// than the lines of both hosts. The speed of a data thread belongs to the processor, and links
+/// between racks share the uplinks.
 ///
-/// Returns the bytes per second that were measured, by which daemons divide the work.
+/// Returns the measured bytes per second, by which daemons divide the work.
 fn pairs(
     reader: &Reader<'_>,
     file: &File,
@@ -304,14 +304,14 @@ fn pairs(
     for part in &file.links {
         let place = |name: &Spanned<String>| {
             places.get(name.get_ref().as_str()).copied().ok_or_else(|| {
-                let what = format!("link: there is no host {:?}", name.get_ref());
+                let what = format!("link: unknown host {:?}", name.get_ref());
                 reader.error(name.span(), what)
             })
         };
         let (from, to) = (place(&part.from)?, place(&part.to)?);
         if from == to {
             let what = format!(
-                "link.to is {:?}, as link.from is: it must be another host",
+                "link.to is {:?}, the same as link.from: it must be another host",
                 part.to.get_ref()
             );
             return Err(reader.error(part.to.span(), what));
@@ -320,7 +320,7 @@ fn pairs(
         let latency = reader.number(&part.latency_us, "link.latency_us", ANY, usual)? * MICRO;
         let cap = reader.number(&part.lane_rate_mbit, "link.lane_rate_mbit", POSITIVE, MOST)?;
         let rate = reader.number(&part.rate_mbit, "link.rate_mbit", POSITIVE, 0.0)? * MEGABITS;
-        // As the coordinator sees it: the rate of one data thread or of all, whichever is more.
+        // As the coordinator does: the rate of one data thread or of all, whichever is larger.
         let lane = part.lane_rate_mbit.as_ref().map_or(0.0, |_| cap * MEGABITS);
         if rate.max(lane) > 0.0 {
             known.insert((from, to), rate.max(lane));
@@ -377,8 +377,8 @@ fn tcp(reader: &Reader<'_>, part: &TcpPart) -> Result<Tcp, InputError> {
 fn kind(reader: &Reader<'_>, job: &JobPart) -> Result<Kind, InputError> {
     let Some(text) = &job.collective else { return Ok(Kind::Allreduce) };
     Kind::named(text.get_ref(), 0).ok_or_else(|| {
-        let all = "allreduce, broadcast, reduce, allgather, gather, scatter, reducescatter or \
-                   alltoall";
+        let all = "allreduce, broadcast, reduce, allgather, gather, scatter, \
+                   reducescatter or alltoall";
         let what = format!("job.collective is {:?}: it must be {all}", text.get_ref());
         reader.error(text.span(), what)
     })

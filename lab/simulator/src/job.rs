@@ -1,22 +1,22 @@
-//! What runs: operations, and who orders them.
+//! Operations, and the director that orders them.
 
 use std::{collections::BTreeSet, sync::Arc};
 
 use gradwire_collectives::{Kind, Section, Spec};
 
-/// What an operation achieves.
+/// The purpose of an operation.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Content {
     /// One kind for all elements.
     Kind(Kind, u64),
-    /// Sections with roles of their own.
+    /// Sections with their own roles.
     Sections(Vec<Section>),
 }
 
 /// An operation: one piece.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Operation {
-    /// What it achieves, for so many elements.
+    /// Its purpose, and the number of elements.
     pub content: Content,
     /// By which algorithm.
     pub spec: Spec,
@@ -50,62 +50,62 @@ impl Operation {
 /// An order to start an operation.
 #[derive(Debug, Clone)]
 pub struct Order {
-    /// Its number; the lanes take turns by it.
+    /// Its sequence number; lanes take turns by it.
     pub sequence: u64,
     /// What to do.
     pub operation: Arc<Operation>,
-    /// When hosts get the order.
+    /// When hosts receive the order.
     pub at: f64,
 }
 
-/// Who orders operations.
+/// Decides which operations run.
 pub trait Director {
-    /// The orders that can be given now. It is called in the beginning, at [`wake`](Self::wake),
-    /// and after operations were done.
+    /// The orders that can be given now. Called at the start, at [`wake`](Self::wake), and after
+    /// operations have ended.
     fn orders(&mut self, now: f64) -> Vec<Order>;
 
-    /// When it wants to be called again, if nothing happens before.
+    /// When it wants to be called even if nothing happens before.
     fn wake(&self) -> Option<f64>;
 
     /// A host has published an operation.
     fn done(&mut self, host: u32, sequence: u64, now: f64);
 
-    /// All operations that it will order, if it knows them before: where all hosts do the same in
-    /// each of them, one stands for all.
+    /// All operations that it will order, if it knows them in advance: if all hosts do the same in
+    /// each, one can represent all.
     fn operations(&self) -> Vec<Arc<Operation>> {
         Vec::new()
     }
 
-    /// Whether it will give no more orders when all that it has given are done.
+    /// Whether it gives no more orders once the current ones are done.
     fn is_over(&self) -> bool;
 }
 
-/// Operations in a given order, so many at a time: those of a call, or of several, each of which
-/// begins when the one before has ended.
+/// Operations in a given order, limited by credit: those of one call, or of several calls, each of
+/// which begins when the previous one has ended.
 #[derive(Debug)]
 pub struct InOrder {
     operations: Vec<Arc<Operation>>,
-    /// How many of them are a call.
+    /// Operations per call.
     each: usize,
-    /// When the coordinator knows that the call has begun, and when the calls before have ended.
+    /// When the coordinator learns that the call has begun, and when earlier calls ended.
     ready: f64,
     ended: Vec<f64>,
     done: usize,
     next: usize,
     in_flight: BTreeSet<u64>,
     missing: Vec<usize>,
-    /// Credit that will be back then.
+    /// When each credit is returned.
     returned: Vec<f64>,
     control: crate::config::Control,
 }
 
 impl InOrder {
-    /// These operations, all of them ready in the beginning.
+    /// These operations, all ready at the start.
     pub fn new(operations: Vec<Arc<Operation>>, control: crate::config::Control) -> Self {
         Self::calls(operations, 1, control)
     }
 
-    /// So many calls of these operations.
+    /// A number of calls of these operations.
     pub fn calls(
         operations: Vec<Arc<Operation>>,
         calls: u32,
@@ -136,7 +136,7 @@ impl InOrder {
         self.ended.iter().zip(before).map(|(end, before)| end - before).collect()
     }
 
-    /// Those that have not been done by all.
+    /// The operations that some host has not finished.
     pub fn left(&self) -> Vec<Arc<Operation>> {
         let all = self.operations.iter().zip(&self.missing);
         all.filter(|(_, missing)| **missing > 0).map(|(one, _)| one.clone()).collect()

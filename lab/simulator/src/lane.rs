@@ -1,6 +1,5 @@
-//! A lane of a daemon: the pieces that it has started, its links, and the frames that came early.
-//! What a piece may do next is decided by the code that the daemon runs, too
-//! ([`gradwire_collectives::execution`]).
+//! A lane of a daemon: the pieces that it has started, its links, and frames that arrived early.
+//! The daemon's own code decides what a piece may do next ([`gradwire_collectives::execution`]).
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -14,12 +13,12 @@ use crate::{
     few::Few,
 };
 
-/// A plan, and what waits for each of its steps.
+/// A plan, and which steps wait for each of its steps.
 #[derive(Debug)]
 pub(crate) struct Planned {
     pub(crate) plan: Plan,
     waiting: Vec<u32>,
-    /// Where those of each step begin, and the end.
+    /// Where the list of each step begins, and the end.
     first_waiting: Vec<u32>,
 }
 
@@ -45,7 +44,7 @@ impl Planned {
         Self { plan, waiting, first_waiting }
     }
 
-    /// The number of the message that a receiving step receives from a participant.
+    /// The index of the message that a step receives from a participant.
     pub(crate) fn message(&self, step: u32, from: u32) -> Option<u32> {
         (0..)
             .map_while(|message| Some((message, self.plan.receiving(from, message)?)))
@@ -53,18 +52,18 @@ impl Planned {
             .map(|(message, _)| message)
     }
 
-    /// The steps that may go on when this one has.
+    /// The steps that may proceed after this one.
     pub(crate) fn waiting(&self, step: u32) -> &[u32] {
         let [first, end] = [step, step + 1].map(|step| self.first_waiting[step as usize] as usize);
         &self.waiting[first..end]
     }
 
-    /// Where the list of those begins that wait for a step.
+    /// Where the list of steps that wait for a step begins.
     pub(crate) fn first_waiting(&self, step: u32) -> u32 {
         self.first_waiting[step as usize]
     }
 
-    /// Whether the step that receives a message reduces what comes.
+    /// Whether the step that receives a message reduces it.
     pub(crate) fn reduces(&self, participant: u32, message: u32) -> bool {
         let step = self.plan.receiving(participant, message);
         let work = step.map(|step| self.plan.steps[step as usize].work);
@@ -72,7 +71,7 @@ impl Planned {
     }
 }
 
-/// The plans of the participants of an operation, of those that are simulated.
+/// The plans of the simulated participants of an operation.
 #[derive(Debug)]
 pub(crate) struct Plans(Vec<Option<Arc<Planned>>>);
 
@@ -97,11 +96,11 @@ pub(crate) struct Running {
     pub(crate) progress: Progress,
     /// The host of each participant.
     pub(crate) hosts: Arc<[u32]>,
-    /// The most bytes of its chunks.
+    /// The most bytes of a chunk.
     pub(crate) chunk: u64,
 }
 
-/// A frame that has come.
+/// A frame that has arrived.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Frame {
     pub(crate) from: u32,
@@ -117,7 +116,7 @@ pub(crate) struct Frame {
 pub(crate) struct Link {
     pub(crate) queue: SendQueue,
     pub(crate) flows: Vec<FlowId>,
-    /// Which of them is first to get the next chunk.
+    /// The connection that gets the next chunk first.
     pub(crate) first: usize,
 }
 
@@ -131,10 +130,10 @@ pub(crate) struct Lane {
     pub(crate) early: BTreeMap<u64, Vec<Frame>>,
     /// Frames whose step may not receive them yet, by piece and step.
     pub(crate) held: BTreeMap<(u64, u32), Vec<Frame>>,
-    /// Its processor, if that is a limit.
+    /// Its processor, if that limits the speed.
     pub(crate) processor: Option<ResourceId>,
-    /// Until when it does nothing else than to reduce or to publish.
+    /// Until when it is busy with reducing or publishing.
     pub(crate) busy: f64,
-    /// Whether it reduces contributions of its node.
+    /// Whether it is reducing contributions of its node.
     pub(crate) reduces: bool,
 }

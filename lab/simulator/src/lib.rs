@@ -1,34 +1,34 @@
-//! How long a cluster takes, without the cluster: the real schedules on a model of hosts and links.
+//! Simulates how long a cluster takes: the real schedules on a model of hosts and links.
 //!
-//! Each connection is a flow, and flows share links fairly. What a daemon does next is decided by
-//! the code that daemons run (`gradwire_collectives::execution`). So what is simulated is what
-//! runs. This crate does no I/O and reads no clock: the same input gives the same result.
+//! Each connection is a flow, and flows share links fairly. The daemons' own code
+//! (`gradwire_collectives::execution`) decides what happens next, so the simulation runs what a job
+//! runs. This crate does no I/O and reads no clock: equal inputs give equal results.
 //!
 //! The modules, lowest first; each imports only from those above it in this list:
 //!
 //! - [`fair`]: max-min fair rates
-//! - [`report`]: what a run has shown
+//! - [`report`]: the outcome of a run
 //! - [`config`]: how daemons and their connections behave
-//! - [`fault`]: what goes wrong, and when
+//! - [`fault`]: faults and their times
 //! - [`network`]: hosts and links
-//! - [`job`]: operations, and who orders them
+//! - [`job`]: operations, and the director that orders them
 //! - [`setup`]: what is simulated, and how
-//! - `collapse`: whether a host stands for others
+//! - `collapse`: simulates one host on behalf of its class
 //! - [`training`]: training steps, ordered by the coordinator's engine
 //! - [`priced`]: runs operations by the cost model alone
-//! - `buckets`: lines that let bursts through
-//! - `earliest`: the earliest of many times
+//! - `buckets`: lines that pass bursts
+//! - `earliest`: the minimum of many times
 //! - `flows`: connections as flows of chunks
 //! - `few`: a map with few entries
 //! - `lane`: the data thread of a daemon
-//! - `path`: the way that took longest
+//! - `path`: the critical path
 //! - [`engine`]: runs operations, event by event
 //! - [`plan`]: training steps on a cluster as it grows
-//! - [`memory`]: how much a run will need
+//! - [`memory`]: the memory that a run will need
 //! - [`plain`]: the model of the papers' formulas
 //! - [`input`]: what to simulate, as TOML
-//! - [`table`]: results with the bounds that they have to keep
-//! - [`paper`]: published results, simulated again
+//! - [`table`]: results with their bounds
+//! - [`paper`]: published results, reproduced by simulation
 #![forbid(unsafe_code)]
 
 mod buckets;

@@ -1,4 +1,4 @@
-//! How much memory a run will need.
+//! The memory that a run will need.
 
 use std::sync::Arc;
 
@@ -13,23 +13,23 @@ use crate::{
     setup::Setup,
 };
 
-/// Bytes of a step that is planned, with its progress and what waits for it.
+/// Bytes of a planned step, with its progress and the list of waiting steps.
 const STEP: u64 = 560;
 
-/// Of each block, which all share.
+/// Bytes of a block, shared by all.
 const BLOCK: u64 = 16;
 
-/// Of a connection, with what is on its way.
+/// Bytes of a connection, with its chunks in flight.
 const CONNECTION: u64 = 512;
 
-/// Of a host for which another one stands.
+/// Bytes of a host that another one represents.
 const HOST: u64 = 1024;
 
-/// Of a recorded step.
+/// Bytes of a recorded step.
 const RECORDED: u64 = 24;
 
-/// Bytes that a run of `pieces` equal operations needs, at least. The participants with the most
-/// and the fewest steps are often the first and the last one.
+/// The least bytes that a run of `pieces` equal operations needs. The first and the last
+/// participant often have the most and the fewest steps.
 pub fn needed(setup: &Setup, operation: &Operation, pieces: u32) -> u64 {
     let topology = setup.network.topology.part(operation.hosts.iter().copied());
     let hosts = topology.participants();

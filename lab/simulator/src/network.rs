@@ -1,10 +1,9 @@
 //! Hosts, and the links between them.
 //!
-//! A host has a line to its rack. The racks are connected by the links of tier 1, the groups of
-//! racks by those of tier 2, and so on: each group has some links up and as many down. A byte from
-//! one rack to another takes an uplink of the one and a downlink of the other. Which of several
-//! links that is, a hash decides for each connection, as switches do (ECMP); or all links of a
-//! group are one (ideal).
+//! A host has a line to its rack. Links of tier 1 connect the racks, those of tier 2 the groups of
+//! racks, and so on: each group has as many links up as down. A byte from one rack to another takes
+//! an uplink of the first and a downlink of the second. A hash of the connection selects among
+//! several links, as in switches (ECMP); or all links of a group act as one (ideal).
 
 use std::collections::BTreeMap;
 
@@ -21,7 +20,7 @@ pub struct Host {
     pub egress: f64,
     /// Bytes per second that it can receive.
     pub ingress: f64,
-    /// How much slower than others its processor is; 1 if it is not.
+    /// How many times slower than others its processor is; 1 if it is not.
     pub slowness: f64,
 }
 
@@ -32,26 +31,26 @@ pub struct TierLinks {
     pub links: u32,
     /// Bytes per second of one of them.
     pub rate: f64,
-    /// Whether the rate is the fair share of a host: a group has as many times that.
+    /// Whether the rate is one host's fair share; the group then has a multiple of it.
     pub is_share: bool,
-    /// Seconds that a byte needs to cross them, both ways up and down together.
+    /// Latency in seconds, for the ways up and down together.
     pub latency: f64,
 }
 
-/// Which of the links of a group a connection takes.
+/// How connections are assigned to the links of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Ecmp {
-    /// All of them at once.
+    /// To all of them at once.
     #[default]
     Ideal,
-    /// One of them, by a hash.
+    /// To one of them, by a hash.
     Hash,
 }
 
-/// What is known of the connections between two hosts in particular.
+/// Properties of the connections between two hosts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pair {
-    /// Seconds from one to the other.
+    /// Latency in seconds.
     pub latency: f64,
     /// The most bytes per second of one connection.
     pub cap: f64,
@@ -62,30 +61,30 @@ pub struct Pair {
 pub struct Network {
     /// The hosts, in the order of the topology.
     pub hosts: Vec<Host>,
-    /// In which groups they are.
+    /// The groups of the hosts.
     pub topology: Topology,
-    /// Seconds between hosts of a rack.
+    /// Latency within a rack, in seconds.
     pub latency: f64,
     /// The most bytes per second of one connection.
     pub connection: f64,
-    /// The links of each tier of the topology, the racks first; empty where only lines are a limit.
+    /// The links of each tier of the topology, racks first; empty if only lines limit the speed.
     pub tiers: Vec<TierLinks>,
     /// How connections are spread over the links of a group.
     pub ecmp: Ecmp,
-    /// Connections of which more is known.
+    /// Pairs of hosts with their own properties.
     pub pairs: BTreeMap<(u32, u32), Pair>,
-    /// Bytes that each line and link lets through at once after it had nothing to do.
+    /// Bytes of a burst that each line and link passes after idling.
     pub burst: f64,
-    /// Bytes per second of a line meanwhile.
+    /// Bytes per second during a burst.
     pub burst_rate: f64,
 }
 
-/// A way from a host to another one.
+/// The path from one host to another.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Path {
-    /// What each byte takes.
+    /// The resources that each byte uses.
     pub uses: Vec<Use>,
-    /// Seconds until it is there.
+    /// Latency in seconds.
     pub latency: f64,
     /// The most bytes per second.
     pub cap: f64,
@@ -94,15 +93,15 @@ pub struct Path {
 /// The resources of a network.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Links {
-    /// The line of each host, for what it sends.
+    /// The line of each host, outgoing.
     pub egress: Vec<ResourceId>,
-    /// For what it receives.
+    /// The line of each host, incoming.
     pub ingress: Vec<ResourceId>,
-    /// For each tier, each group and each of its links, up.
+    /// For each tier and group, its links up.
     pub up: Vec<Vec<Vec<ResourceId>>>,
-    /// And down.
+    /// For each tier and group, its links down.
     pub down: Vec<Vec<Vec<ResourceId>>>,
-    /// The group of each host in each tier, as an index of the above.
+    /// The group of each host in each tier, as an index into the above.
     groups: Vec<Vec<u32>>,
 }
 
@@ -114,7 +113,7 @@ impl Links {
     }
 }
 
-/// A hash of what a connection is; the same for the same seed.
+/// A hash of a connection's identity, reproducible by its seed.
 pub(crate) fn hash(seed: u64, parts: [u32; 4]) -> u64 {
     // SplitMix64 (Steele et al., OOPSLA 2014), over each part.
     let mix = |state: u64| {
@@ -128,8 +127,8 @@ pub(crate) fn hash(seed: u64, parts: [u32; 4]) -> u64 {
 }
 
 impl Network {
-    /// Hosts with equal lines of `rate` bytes per second, `latency` seconds from each other, in
-    /// racks between which only lines are a limit.
+    /// Hosts with equal lines of `rate` bytes per second and `latency` seconds between any two, in
+    /// racks without limits between them.
     pub fn even(topology: Topology, rate: f64, latency: f64) -> Self {
         let host = |at: u32| Host {
             name: format!("host{at}"),
@@ -150,7 +149,7 @@ impl Network {
         }
     }
 
-    /// The same with `spines` links of `rate` bytes per second from each rack, one to each spine.
+    /// The same with `spines` uplinks of `rate` bytes per second from each rack, one to each spine.
     #[must_use]
     pub fn with_spines(self, spines: u32, rate: f64, latency: f64, ecmp: Ecmp) -> Self {
         Self {
@@ -160,7 +159,7 @@ impl Network {
         }
     }
 
-    /// How many resources the links of a group are, and the rate of each.
+    /// The number of resources for a group's links, and the rate of each.
     pub(crate) fn rates(&self, links: &TierLinks, members: usize) -> (u32, f64) {
         let share = if links.is_share { members as f64 } else { 1.0 };
         match self.ecmp {
@@ -199,7 +198,7 @@ impl Network {
         links
     }
 
-    /// The way of a connection: from a host to another one, with the numbers of lane and stream.
+    /// The path of a connection between two hosts, with the numbers of its lane and stream.
     pub fn path(&self, links: &Links, seed: u64, (from, to): (u32, u32), lane: [u32; 2]) -> Path {
         let take = |resource| Use { resource, weight: 1.0 };
         let mut uses = vec![take(links.egress[from as usize])];
@@ -212,7 +211,7 @@ impl Network {
             if mine == theirs {
                 break;
             }
-            // The same spine on both ways.
+            // The same spine up and down.
             let of = |groups: &Vec<Vec<ResourceId>>, group: u32| {
                 let all = &groups[group as usize];
                 all[(chosen.rotate_left(7 * tier as u32) % all.len() as u64) as usize]

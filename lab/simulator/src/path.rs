@@ -1,4 +1,4 @@
-//! The way that took longest, from the last step back to the first.
+//! The critical path, from the last step back to the first.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use crate::{
     report::{Done, Hop},
 };
 
-/// When each step of each host has ended, by operation.
+/// When each step of each host ended, by operation.
 #[derive(Debug, Default)]
 pub(crate) struct Record {
     steps: HashMap<(u64, u32), Vec<Ended>>,
@@ -38,8 +38,8 @@ impl Record {
         }
     }
 
-    /// The way of an operation: each step with the one that it waited for last. Where some hosts
-    /// stood for others, `symmetry` says which.
+    /// The critical path of an operation: each step follows the last one that it waited for.
+    /// `symmetry` says which hosts represented others, if any did.
     pub(crate) fn path(
         &self,
         done: &Done,
@@ -54,7 +54,7 @@ impl Record {
         let mut hops = Vec::new();
         let mut next = self.latest(done.sequence, stands(host)).map(|(step, at)| (host, step, at));
         while let Some((host, step, at)) = next {
-            // `me` has done it for `host`.
+            // `me` did it on behalf of `host`.
             let me = stands(host);
             let Some(planned) = plans.of(place(me)) else { break };
             let from = self.ended(done.sequence, me, step).from;
@@ -76,7 +76,7 @@ impl Record {
             let earlier = planned.plan.steps[step as usize]
                 .earlier()
                 .map(|earlier| (host, earlier, self.ended(done.sequence, me, earlier).at));
-            // Dependencies and messages have no cycle, so this ends.
+            // Dependencies and messages are acyclic, so this ends.
             next = earlier.chain(sent).max_by(|a, b| a.2.total_cmp(&b.2));
         }
         hops.reverse();

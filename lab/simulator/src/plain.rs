@@ -1,7 +1,7 @@
 //! The model of the papers' formulas: a host sends one message at a time, and receives one at a
-//! time, whole. A message occupies both ends for an overhead and for its bytes; its latency
-//! occupies nobody. What is reduced occupies the receiver. What comes at a time when its receiver
-//! is occupied waits, and its sender goes on.
+//! time, whole. A message occupies both ends for an overhead and its bytes; its latency occupies
+//! nothing. Reduction occupies the receiver. A message that arrives while its receiver is occupied
+//! waits, and its sender continues.
 
 use std::{
     cmp::Reverse,
@@ -16,20 +16,20 @@ use gradwire_collectives::{
 
 use crate::{engine::plans_of, job::Operation, lane::Planned};
 
-/// What things cost, in seconds.
+/// Costs, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Costs {
-    /// Of a message, at both ends.
+    /// Per message, at both ends.
     pub overhead: f64,
-    /// Of a message, on its way.
+    /// Per message, in transit.
     pub latency: f64,
-    /// Of a byte.
+    /// Per byte.
     pub per_byte: f64,
-    /// Of a byte that is reduced.
+    /// Per reduced byte.
     pub reduce: f64,
 }
 
-/// What has happened.
+/// The outcome.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plain {
     /// Seconds until the last host is done.
@@ -40,9 +40,9 @@ pub struct Plain {
     pub received: Vec<u64>,
     /// Messages of each host.
     pub messages: Vec<u64>,
-    /// The most messages that follow from each other.
+    /// The longest chain of dependent messages.
     pub chain: u32,
-    /// Whether everybody has finished.
+    /// Whether every host has finished.
     pub is_complete: bool,
 }
 
@@ -51,18 +51,18 @@ struct Host {
     planned: Arc<Planned>,
     progress: Progress,
     ready: BTreeSet<u32>,
-    /// Whether it sends.
+    /// Whether it is sending.
     is_sending: bool,
-    /// When what it receives now, and what waits for it, will have come.
+    /// When the message being received, and those that wait for it, will have arrived.
     receives: f64,
-    /// Messages that came before their step may receive them: step, and the length of their chain.
+    /// Messages that arrived before their step may receive them: step, and length of their chain.
     held: VecDeque<(u32, u32)>,
-    /// How many messages each step follows from.
+    /// The length of each step's chain of messages.
     chain: Vec<u32>,
     is_silent: bool,
 }
 
-/// A time that is no NaN, in order.
+/// A time that is not NaN, as an ordered key.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Time(f64);
 
@@ -82,9 +82,9 @@ impl Ord for Time {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// A host's port for sending is free, and the step is over.
+    /// A host's sending port becomes free, and the step ends.
     Sent(u32, u32),
-    /// A host has a message: the step that receives it, and the length of its chain.
+    /// A host has a message: the receiving step, and the length of its chain.
     Has(u32, u32, u32),
 }
 
@@ -95,7 +95,7 @@ pub fn run(operation: &Operation, topology: &Topology, costs: Costs, silent: Opt
     run.begin();
     while let Some(Reverse((Time(now), _, event))) = run.events.pop() {
         run.handle(event, now);
-        // What happens at one time is known before the next messages are chosen.
+        // Events at the same time are handled before the next messages are chosen.
         while let Some(&Reverse((Time(next), _, event))) = run.events.peek()
             && next <= now * (1.0 + 1e-12)
         {
@@ -168,7 +168,7 @@ impl Run {
         self.choose(0.0);
     }
 
-    /// A step has ended: what waits for it may begin.
+    /// Ends a step, and begins the steps that wait for it.
     fn ended(&mut self, me: u32, step: u32) {
         let host = &mut self.hosts[me as usize];
         let planned = host.planned.clone();
@@ -223,7 +223,7 @@ impl Run {
         debug_assert!(now.is_finite());
     }
 
-    /// Each host that is free sends the first message that is ready.
+    /// Each free host sends its first ready message.
     fn choose(&mut self, now: f64) {
         for me in 0..self.hosts.len() as u32 {
             let host = &self.hosts[me as usize];
@@ -252,7 +252,7 @@ impl Run {
         let received = to.planned.plan.receiving(me, message).unwrap_or_default();
         let is_reduced = to.planned.reduces(me, message);
         let work = if is_reduced { bytes as f64 * reduce } else { 0.0 };
-        // What comes while the host receives waits in the network, in order.
+        // Messages that arrive while the host receives wait in the network, in order.
         to.receives = to.receives.max(now) + takes + work;
         let has = to.receives + latency;
         self.plain.sent[me as usize] += bytes;

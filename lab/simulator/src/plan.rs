@@ -1,9 +1,9 @@
-//! How long a training step takes on a cluster as it grows, by each algorithm and by what the
-//! coordinator chooses.
+//! The time of a training step on a growing cluster, by each algorithm and by the coordinator's
+//! choice.
 //!
-//! The schedules of all nodes are simulated as long as there are not too many chunks
-//! ([`Plan::work`] bounds them). Larger sizes are priced by the cost model. At one size all
-//! algorithms are treated alike, so that they can be compared.
+//! Small sizes are simulated with the schedules of all nodes, within a limit of chunks
+//! ([`Plan::work`]). Larger sizes are priced by the cost model. At one size all algorithms use the
+//! same method, so that they are comparable.
 
 use gradwire_collectives::{CostModel, Kind, LinkCost, Rules, Spec, Topology, generate};
 use gradwire_coordinator::EngineConfig;
@@ -17,55 +17,55 @@ use crate::{
     training::{Model, Training},
 };
 
-/// Another algorithm is called better only if it saves more than this part of the time.
+/// An algorithm counts as better only if it saves more than this part of the time.
 const NOTICEABLE: f64 = 0.01;
 
-/// What is planned.
+/// A plan to compute.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The model, one rank of which is on each node.
+    /// The model, with one rank on each node.
     pub model: Model,
-    /// The nodes of the largest size. Smaller ones have the first of them.
+    /// The nodes of the largest size. Smaller sizes use the first of them.
     pub cluster: Topology,
-    /// How many nodes there are, ascending.
+    /// The numbers of nodes, ascending.
     pub sizes: Vec<u32>,
     /// Bytes per second of a line, in each direction.
     pub line: f64,
-    /// How many times the rate of a rack's uplinks its lines have together.
+    /// The combined rate of a rack's lines, relative to its uplinks.
     pub oversubscription: f64,
-    /// The links of each rack up, among which a hash divides connections; 0: one link.
+    /// The uplinks of each rack, among which a hash divides connections; 0: one link.
     pub spines: u32,
-    /// Which algorithms are compared; none: those that the coordinator chooses among.
+    /// The algorithms to compare; empty: those that the coordinator chooses from.
     pub specs: Vec<Spec>,
     /// How daemons move bytes.
     pub transport: Transport,
-    /// How the coordinator decides. The costs of links are replaced by those of the cluster.
+    /// How the coordinator decides. Its link costs are replaced by those of the cluster.
     pub config: EngineConfig,
-    /// What the hash depends on.
+    /// The seed of the hash.
     pub seed: u64,
-    /// The most chunks that are simulated, of all sizes together.
+    /// The most chunks to simulate, over all sizes.
     pub work: u64,
 }
 
-/// How a time was found.
+/// How a time was computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
     /// The schedules of all nodes were simulated.
     Simulated,
-    /// The cost model says so.
+    /// The cost model computed it.
     Priced,
 }
 
-/// A step by one algorithm.
+/// A training step by one algorithm.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Step {
-    /// The algorithm; none: what the coordinator chooses.
+    /// The algorithm; none: the coordinator's choice.
     pub spec: Option<Spec>,
-    /// Seconds; none if the algorithm is for another number of nodes.
+    /// Seconds; none if the algorithm does not support this number of nodes.
     pub seconds: Option<f64>,
-    /// What the cost model says; the same if it was the method.
+    /// Seconds by the cost model; the same if that was the method.
     pub priced: Option<f64>,
-    /// The algorithm by which most bytes have gone.
+    /// The algorithm that moved most bytes.
     pub chosen: Option<Spec>,
     /// The operations of the step.
     pub operations: u64,
@@ -76,18 +76,18 @@ pub struct Step {
 pub struct Size {
     /// Its nodes.
     pub nodes: u32,
-    /// The racks in which they are.
+    /// The number of racks.
     pub racks: usize,
-    /// How all steps of this size were found.
+    /// How all steps of this size were computed.
     pub method: Method,
-    /// First what the coordinator chooses, then each algorithm.
+    /// First the coordinator's choice, then each algorithm.
     pub steps: Vec<Step>,
 }
 
-/// From some size on another algorithm is the best one.
+/// From this size on another algorithm is the best.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Change {
-    /// That size.
+    /// The size.
     pub nodes: u32,
     /// What was best before.
     pub before: Spec,
@@ -129,8 +129,8 @@ impl Plan {
         Setup { transport, processor, seed, limit: f64::MAX, ..Setup::new(network) }
     }
 
-    /// What a probe of this cluster would find. Nothing is lost where several send to one: neither
-    /// does the simulation lose anything.
+    /// What a probe of this cluster would find. Nothing is lost where several hosts send to one, as
+    /// in the simulation.
     pub fn cost(&self) -> CostModel {
         let usual = self.config.cost;
         let per_byte = 1.0 / self.line;
@@ -149,7 +149,7 @@ impl Plan {
         }
     }
 
-    /// The algorithms that are compared among these nodes.
+    /// The algorithms compared on these nodes.
     fn compared(&self, topology: &Topology) -> Vec<Spec> {
         if !self.specs.is_empty() {
             return self.specs.clone();
@@ -158,7 +158,7 @@ impl Plan {
         self.config.rules.allowed(Kind::Allreduce, rule, topology).1
     }
 
-    /// About how many chunks a step by an algorithm consists of.
+    /// The approximate number of chunks in a step by an algorithm.
     fn chunks(&self, topology: &Topology, spec: Spec) -> u64 {
         let piece = self.config.piece_bytes.min(self.model.bytes()).max(1);
         let chunk = spec.chunk().unwrap_or(self.transport.chunk);
@@ -171,7 +171,7 @@ impl Plan {
         chunks * self.model.bytes().div_ceil(piece)
     }
 
-    /// How many of the sizes are simulated: as many as the work allows, from the smallest on.
+    /// The number of sizes to simulate: as many as the work limit allows, smallest first.
     fn simulated(&self) -> usize {
         let mut left = self.work;
         let fits = |&&nodes: &&u32| {
@@ -179,7 +179,7 @@ impl Plan {
             let specs = self.compared(&topology);
             let fitting = specs.iter().filter(|spec| spec.fits(nodes).is_ok());
             let each: Vec<u64> = fitting.map(|&spec| self.chunks(&topology, spec)).collect();
-            // What is chosen is one of them.
+            // The choice is one of the compared algorithms.
             let work = each.iter().sum::<u64>() + each.iter().max().unwrap_or(&0);
             left.checked_sub(work).map(|rest| left = rest).is_some()
         };
@@ -187,7 +187,7 @@ impl Plan {
     }
 
     /// # Errors
-    /// Why the coordinator refuses the job, or why it has not ended.
+    /// If the coordinator refuses the job, or the job does not end.
     fn step(&self, nodes: u32, spec: Option<Spec>, method: Method) -> Result<Step, String> {
         let topology = self.topology(nodes);
         let mut step = Step { spec, seconds: None, priced: None, chosen: None, operations: 0 };
@@ -222,10 +222,10 @@ impl Plan {
         Ok(step)
     }
 
-    /// Finds all times.
+    /// Computes all times.
     ///
     /// # Errors
-    /// Why the coordinator refuses a job.
+    /// If the coordinator refuses a job.
     pub fn run(&self) -> Result<Vec<Size>, String> {
         let simulated = self.simulated();
         let method = |at| if at < simulated { Method::Simulated } else { Method::Priced };
@@ -263,7 +263,8 @@ impl Size {
     }
 }
 
-/// Where the best algorithm changes. One that is hardly slower than the best one stays.
+/// Where the best algorithm changes. An algorithm stays as long as it is hardly slower than the
+/// best.
 pub fn changes(sizes: &[Size]) -> Vec<Change> {
     let mut changes = Vec::new();
     let mut best: Option<Spec> = None;

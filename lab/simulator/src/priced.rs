@@ -1,8 +1,8 @@
-//! Runs operations by the cost model alone, where there are too many hosts for their schedules.
+//! Runs operations by the cost model alone, for too many hosts to simulate their schedules.
 //!
-//! An operation takes as long as its [`Cost`] says. The line, uplink or processor that it keeps
-//! busiest is busy with it for as long as that says, and serves one operation after the other. So
-//! what is under way together hides its latencies, as in a pipeline of the model.
+//! An operation takes the time of its [`Cost`]. The line, uplink or processor that it uses most is
+//! busy for the time that the cost says, and serves one operation after the other. So concurrent
+//! operations hide their latencies, as in a pipeline.
 
 use std::{
     cmp::Reverse,
@@ -22,11 +22,11 @@ fn key(time: f64) -> u64 {
     time.to_bits()
 }
 
-/// Runs what a director orders. Returns when the last operation has ended, or nothing if it waits
-/// for something that never comes.
+/// Runs the operations that a director orders. Returns when the last one has ended, or None if the
+/// director waits for something that never happens.
 ///
 /// # Panics
-/// If an operation consists of sections: those have no price.
+/// If an operation consists of sections, which have no price.
 pub fn run(model: &CostModel, topology: &Topology, director: &mut impl Director) -> Option<f64> {
     let mut prices: HashMap<(Spec, u64), (f64, f64)> = HashMap::new();
     let mut price_of = |operation: &Operation| {
@@ -38,7 +38,7 @@ pub fn run(model: &CostModel, topology: &Topology, director: &mut impl Director)
         })
     };
     let mut under_way: BTreeMap<u64, Arc<Operation>> = BTreeMap::new();
-    // Ends of operations, and no operation where the director wants to be called.
+    // The ends of operations. An entry without an operation is a wake-up of the director.
     let mut events: BinaryHeap<Reverse<(u64, Option<u64>)>> = BinaryHeap::new();
     let (mut now, mut free) = (0.0f64, 0.0f64);
     loop {

@@ -1,24 +1,24 @@
-//! What a run has shown.
+//! The outcome of a run.
 
 use crate::fair::ResourceId;
 
-/// The most bins of a timeline (BOUND). When time runs past the last one, two become one.
+/// The most bins of a timeline (BOUND). When time exceeds the last bin, pairs are merged.
 const BINS: usize = 256;
 
 /// The width of the first bins, in seconds.
 const FIRST: f64 = 10e-6;
 
-/// How much of each resource was used, in all and over time.
+/// The use of each resource, in total and over time.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Usage {
     totals: Vec<f64>,
-    /// Of each resource, if this is recorded.
+    /// The bins of each resource, if recorded.
     bins: Vec<Vec<f64>>,
     width: f64,
 }
 
 impl Usage {
-    /// For so many resources, with or without what happens over time.
+    /// For a number of resources, with or without timelines.
     pub(crate) fn new(resources: usize, over_time: bool) -> Self {
         let bins = if over_time { vec![Vec::new(); resources] } else { Vec::new() };
         Self { totals: vec![0.0; resources], bins, width: FIRST }
@@ -52,7 +52,7 @@ impl Usage {
         }
     }
 
-    /// What was used of a resource was used of another one, too.
+    /// Adds the use of one resource to another.
     pub(crate) fn copy(&mut self, from: ResourceId, to: ResourceId) {
         self.totals[to as usize] = self.totals[from as usize];
         if !self.bins.is_empty() {
@@ -60,37 +60,36 @@ impl Usage {
         }
     }
 
-    /// All that was used of a resource.
+    /// The total use of a resource.
     pub fn total(&self, resource: ResourceId) -> f64 {
         self.totals[resource as usize]
     }
 
-    /// What was used of a resource in each bin of time, and the seconds of a bin. None if that was
-    /// not recorded.
+    /// The use of a resource in each bin, and the seconds of a bin. None if not recorded.
     pub fn over_time(&self, resource: ResourceId) -> Option<(&[f64], f64)> {
         self.bins.get(resource as usize).map(|bins| (&bins[..], self.width))
     }
 }
 
-/// What has become of an operation.
+/// A finished operation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Done {
     /// Its sequence number.
     pub sequence: u64,
     /// When it was ordered.
     pub ordered: f64,
-    /// When each of its nodes had published it: host and time.
+    /// When each node published it: host and time.
     pub nodes: Vec<(u32, f64)>,
 }
 
 impl Done {
-    /// When the last node had published it.
+    /// When the last node published it.
     pub fn end(&self) -> f64 {
         self.nodes.iter().map(|&(_, time)| time).fold(self.ordered, f64::max)
     }
 }
 
-/// A part of the way that took longest.
+/// A part of the critical path.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Hop {
     /// The host.
@@ -99,7 +98,7 @@ pub struct Hop {
     pub sequence: u64,
     /// The step of its schedule there.
     pub step: u32,
-    /// The host that has sent to it, if the step receives.
+    /// The host that sent to it, if the step receives.
     pub from: Option<u32>,
     /// The bytes of the step's message.
     pub bytes: u64,
@@ -110,38 +109,37 @@ pub struct Hop {
 /// The outcome of a run.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Outcome {
-    /// The operations that have ended, by sequence number.
+    /// The finished operations, by sequence number.
     pub done: Vec<Done>,
-    /// Seconds until all had ended.
+    /// Seconds until all had finished.
     pub seconds: f64,
-    /// Why not all have, if so: since when nothing has moved, and who waits for whom.
+    /// If some did not finish: since when nothing has moved, and which hosts wait for which.
     pub standstill: Option<String>,
-    /// Bytes that each host has sent.
+    /// Bytes sent by each host.
     pub sent: Vec<f64>,
-    /// Bytes that each host has received.
+    /// Bytes received by each host.
     pub received: Vec<f64>,
-    /// The most hosts that sent to one host at one time, for each host.
+    /// For each host, the most hosts that sent to it at the same time.
     pub senders: Vec<u32>,
-    /// How much of each resource was used.
+    /// The use of each resource.
     pub usage: Usage,
-    /// The way that took longest, from the beginning to the end, of the last operation, if that was
-    /// recorded.
+    /// The critical path of the last operation, from the start to the end, if recorded.
     pub critical_path: Vec<Hop>,
-    /// How many hosts were simulated; the others have done the same as one of these.
+    /// The number of simulated hosts; the others did the same as one of these.
     pub simulated_hosts: u32,
-    /// How many chunks have moved.
+    /// The number of chunks moved.
     pub chunks: u64,
-    /// How often TCP has waited for its timer.
+    /// How often TCP waited for its timer.
     pub timeouts: u64,
 }
 
 impl Outcome {
-    /// The most hosts that sent to one host at one time.
+    /// The most hosts that sent to one host at the same time.
     pub fn most_senders(&self) -> u32 {
         self.senders.iter().copied().max().unwrap_or(0)
     }
 
-    /// Bytes that the busiest host has sent.
+    /// Bytes sent by the busiest host.
     pub fn most_sent(&self) -> f64 {
         self.sent.iter().copied().fold(0.0, f64::max)
     }

@@ -1,4 +1,4 @@
-//! What is simulated, and how.
+//! The parameters of a simulation.
 
 use crate::{
     config::{Processor, Tcp, Transport},
@@ -6,31 +6,31 @@ use crate::{
     network::Network,
 };
 
-/// What is simulated, and how.
+/// The parameters of a simulation.
 #[derive(Debug, Clone)]
 pub struct Setup {
     /// The hosts and links.
     pub network: Network,
     /// How daemons move bytes.
     pub transport: Transport,
-    /// What their processors take.
+    /// Their processor time.
     pub processor: Processor,
-    /// What TCP does besides.
+    /// Effects of TCP beyond fair sharing.
     pub tcp: Option<Tcp>,
-    /// What goes wrong.
+    /// The faults.
     pub faults: Vec<Fault>,
-    /// For everything that chance decides.
+    /// The seed of all random choices.
     pub seed: u64,
     /// The most simulated seconds.
     pub limit: f64,
-    /// Whether the use of links over time and the critical path are recorded.
+    /// Whether to record the use of links over time and the critical path.
     pub details: bool,
-    /// Whether one host may stand for all that do the same, where that changes nothing.
+    /// Whether one host may represent all that do the same, where the result stays the same.
     pub collapse: bool,
 }
 
 impl Setup {
-    /// A network on which only the links are a limit.
+    /// A network in which only the links limit the speed.
     pub fn new(network: Network) -> Self {
         Self {
             network,

@@ -1,15 +1,15 @@
-//! Results as tables and charts, with the bounds that they have to keep.
+//! Results as tables and charts, with their bounds.
 
 use serde::Serialize;
 
-/// Rows of text under a head.
+/// Rows of text under column heads.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Table {
-    /// What it shows; also the name of its file.
+    /// The title; also the name of its file.
     pub title: String,
     /// The columns.
     pub head: Vec<String>,
-    /// The rows, with as many entries.
+    /// The rows, as long as the head.
     pub rows: Vec<Vec<String>>,
 }
 
@@ -42,50 +42,50 @@ impl Table {
 /// Lines over a horizontal axis.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Chart {
-    /// What it shows; also the name of its file.
+    /// The title; also the name of its file.
     pub title: String,
     /// The horizontal axis.
     pub x: String,
     /// The vertical axis.
     pub y: String,
-    /// Whether each step of an axis is a factor.
+    /// Whether an axis is logarithmic.
     pub logarithmic: [bool; 2],
     /// The lines with their names.
     pub lines: Vec<(String, Vec<(f64, f64)>)>,
 }
 
-/// A value and where it has to be.
+/// A value with its bounds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Check {
     /// What is compared.
     pub what: String,
     /// What was simulated.
     pub value: f64,
-    /// What it should be.
+    /// The expected value.
     pub expected: f64,
-    /// The least and the most that it may be.
+    /// The least and greatest allowed value.
     pub bounds: [f64; 2],
 }
 
 impl Check {
-    /// It may differ from what is expected by a part of that.
+    /// May deviate from the expected value by a relative part.
     pub fn within(what: impl Into<String>, value: f64, expected: f64, part: f64) -> Self {
         let bounds = [expected * (1.0 - part), expected * (1.0 + part)];
         Self { what: what.into(), value, expected, bounds }
     }
 
-    /// It may differ by an amount.
+    /// May deviate by an absolute amount.
     pub fn near(what: impl Into<String>, value: f64, expected: f64, by: f64) -> Self {
         Self { what: what.into(), value, expected, bounds: [expected - by, expected + by] }
     }
 
-    /// It has to be at most so much.
+    /// Must not be more than `most`.
     pub fn at_most(what: impl Into<String>, value: f64, most: f64) -> Self {
         let bounds = [f64::NEG_INFINITY, most];
         Self { what: what.into(), value, expected: most, bounds }
     }
 
-    /// It has to be at least so much.
+    /// Must not be less than `least`.
     pub fn at_least(what: impl Into<String>, value: f64, least: f64) -> Self {
         let bounds = [least, f64::INFINITY];
         Self { what: what.into(), value, expected: least, bounds }
@@ -96,25 +96,25 @@ impl Check {
         self.bounds[0] <= self.value && self.value <= self.bounds[1]
     }
 
-    /// By how much it differs, as a part of what is expected.
+    /// The deviation, relative to the expected value.
     pub fn deviation(&self) -> f64 {
         if self.value == self.expected { 0.0 } else { self.value / self.expected - 1.0 }
     }
 }
 
-/// All that was simulated of one paper.
+/// All results of a paper.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Results {
     /// The tables.
     pub tables: Vec<Table>,
     /// The charts.
     pub charts: Vec<Chart>,
-    /// What has to hold.
+    /// The checks.
     pub checks: Vec<Check>,
 }
 
 impl Results {
-    /// What does not hold.
+    /// The failed checks.
     pub fn failures(&self) -> impl Iterator<Item = &Check> {
         self.checks.iter().filter(|check| !check.holds())
     }

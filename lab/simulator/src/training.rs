@@ -1,9 +1,9 @@
 //! Training steps: the gradients of a model become ready one after the other, last layer first, and
 //! all nodes wait for all of them.
 //!
-//! What goes out when, in which pieces and by which algorithm is decided by the coordinator's own
-//! [`Engine`], on simulated time. It hears of each gradient `Control::call` after it is ready, and
-//! of each operation `Control::done` after a node has published it.
+//! The coordinator's own [`Engine`] decides, in simulated time, what is sent when, in which pieces
+//! and by which algorithm. It learns of a gradient `Control::call` seconds after it is ready, and
+//! of an operation `Control::done` seconds after a node has published it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -31,24 +31,24 @@ use crate::{
     job::{Content, Director, Operation, Order},
 };
 
-/// A gradient, of f32.
+/// An f32 gradient.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gradient {
-    /// Its name.
+    /// The name.
     pub name: TensorName,
-    /// How many elements it has.
+    /// The number of elements.
     pub elements: u64,
-    /// The one with the largest goes out first.
+    /// The gradient with the highest priority is sent first.
     pub priority: Priority,
 }
 
-/// A model, and how long a node computes.
+/// A model, and its compute time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Model {
     /// Its gradients, front layer first.
     pub gradients: Vec<Gradient>,
-    /// Seconds from the beginning of a step until the last gradient is ready. Each takes as long as
-    /// the others.
+    /// Seconds from the beginning of a step until the last gradient is ready. Gradients are evenly
+    /// spaced.
     pub compute: f64,
 }
 
@@ -62,7 +62,7 @@ impl Model {
 /// The bytes of an element.
 const ELEMENT: u64 = size_of::<f32>() as u64;
 
-/// A gradient as nodes announce it.
+/// A gradient as announced by nodes.
 #[derive(Debug)]
 struct Tensor {
     name: TensorName,
@@ -71,14 +71,14 @@ struct Tensor {
     priority: Priority,
 }
 
-/// An operation that not all hosts have done.
+/// An operation that some hosts have not finished.
 #[derive(Debug)]
 struct Flying {
     missing: usize,
     elements: u64,
 }
 
-/// How much has gone by an algorithm.
+/// The amount moved by an algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Used {
     /// Operations.
@@ -94,37 +94,37 @@ pub struct Training {
     control: Control,
     compute: f64,
     hosts: Arc<[u32]>,
-    /// In the order in which they become ready.
+    /// The gradients, in the order in which they become ready.
     tensors: Vec<Tensor>,
     places: BTreeMap<TensorName, usize>,
-    /// Of all gradients.
+    /// Elements of all gradients.
     elements: u64,
-    /// Steps that have not ended.
+    /// The remaining steps.
     steps: u32,
-    /// When this step has begun.
+    /// When the current step began.
     begun: f64,
-    /// How many gradients are ready in this step.
+    /// The gradients that are ready in this step.
     ready: usize,
-    /// Elements that all hosts have in this step.
+    /// Elements that all hosts have received in this step.
     exchanged: u64,
     flying: BTreeMap<u64, Flying>,
-    /// What the engine hears later: when, from whom, and what was done.
+    /// What the engine has yet to learn: when, from which host, and what was done.
     reports: VecDeque<(f64, u32, Sequence)>,
-    /// The last time that was returned by `wake`, and what it returns now.
+    /// The last time returned by `wake`, and the next one.
     announced: f64,
     wake: Option<f64>,
-    /// How long steps have taken.
+    /// The times of finished steps.
     taken: Vec<f64>,
     used: BTreeMap<Spec, Used>,
     failure: Option<String>,
 }
 
 impl Training {
-    /// So many steps on the hosts of `topology`, none of which is a server. Of `config` it takes
-    /// what is about pieces, credit, algorithms and costs.
+    /// A number of steps on the hosts of `topology`, without servers. Uses the parts of `config`
+    /// about pieces, credit, algorithms and costs.
     ///
     /// # Errors
-    /// Why the coordinator refuses such a job.
+    /// If the coordinator refuses such a job.
     pub fn new(
         model: &Model,
         steps: u32,
@@ -168,17 +168,17 @@ impl Training {
         &self.taken
     }
 
-    /// How much has gone by which algorithm.
+    /// The amount moved by each algorithm.
     pub fn used(&self) -> &BTreeMap<Spec, Used> {
         &self.used
     }
 
-    /// Why the coordinator has ended the job, if it has.
+    /// Why the coordinator ended the job, if it did.
     pub fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
     }
 
-    /// When the coordinator hears of the next gradient.
+    /// When the coordinator learns of the next gradient.
     fn due(&self) -> Option<f64> {
         if self.steps == 0 || self.ready == self.tensors.len() {
             return None;
@@ -187,8 +187,8 @@ impl Training {
         Some(self.begun + self.control.call + self.compute * part)
     }
 
-    /// Tells the engine what hosts have done. Those of a finished step come before the next one, as
-    /// they do on the stream of a node.
+    /// Reports finished operations to the engine. Reports of a finished step precede the next step,
+    /// as on the stream of a node.
     fn report(&mut self, now: f64) -> bool {
         let begins = self.ready == 0;
         let mut any = false;
@@ -288,7 +288,7 @@ impl Training {
         Order { sequence, operation: operation.into(), at: now + self.control.order }
     }
 
-    /// Begins the next step if all hosts have all of this one.
+    /// Begins the next step once all hosts have finished this one.
     fn end(&mut self, now: f64) {
         let has_all = self.ready == self.tensors.len() && self.exchanged == self.elements;
         if self.steps > 0 && has_all {
@@ -309,7 +309,7 @@ impl Director for Training {
         is_new |= self.announce(now);
         let answer = if is_new { self.tell(Event::Drained, now) } else { None };
         let orders = answer.map_or_else(Vec::new, |execute| self.obey(execute, now));
-        // Said once: who is woken asks again.
+        // Returned once: the caller asks again after waking.
         let next = self.due().into_iter().chain(self.reports.front().map(|&(at, ..)| at));
         let next = next.reduce(f64::min).filter(|&at| self.announced != at);
         if let Some(at) = next {

@@ -1,4 +1,4 @@
-//! Calls that follow each other, and lines that let bursts through.
+//! Consecutive calls, and lines that pass bursts.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use gradwire_simulator::{
     run,
 };
 
-/// Bytes per second of a line, and what it lets through at once.
+/// Bytes per second of a line, and the bytes of a burst.
 const RATE: f64 = 1e6;
 const BURST: f64 = 300_000.0;
 const FAST: f64 = 1e12;
@@ -24,7 +24,7 @@ fn setup(burst: f64) -> Setup {
     Setup { transport, ..Setup::new(network) }
 }
 
-/// The seconds of calls that broadcast so many bytes from the first host to the second one.
+/// Seconds of calls that broadcast `bytes` from the first host to the second.
 fn taken(setup: &Setup, bytes: u64, calls: u32, control: Control) -> Vec<f64> {
     let operation = Operation::new(Kind::Broadcast { root: 0 }, Algorithm::Linear, bytes, 2);
     let mut calls = InOrder::calls(vec![Arc::new(operation)], calls, control);
@@ -34,7 +34,7 @@ fn taken(setup: &Setup, bytes: u64, calls: u32, control: Control) -> Vec<f64> {
 }
 
 fn close(found: f64, expected: f64) {
-    assert!((found - expected).abs() < 1e-3 * expected.max(0.01), "{found} and not {expected}");
+    assert!((found - expected).abs() < 1e-3 * expected.max(0.01), "{found}, expected {expected}");
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn each_call_waits_for_the_one_before() {
     for seconds in taken(&setup(0.0), 1_000_000, 4, control) {
         close(seconds, 1.3);
     }
-    // The credit of one comes back later than the next call begins.
+    // With one credit, which is returned after the next call begins.
     let control = Control { credit: 1, ..control };
     let all = taken(&setup(0.0), 1_000_000, 3, control);
     close(all[0], 1.3);
@@ -54,19 +54,19 @@ fn each_call_waits_for_the_one_before() {
 #[test]
 fn a_line_that_has_rested_is_faster() {
     let control = Control::default();
-    // What was saved up comes at once. Then there is nothing left, and it is as slow as it is.
+    // The saved burst passes at once. Then the line has its own rate.
     let all = taken(&setup(BURST), 1_000_000, 3, control);
     close(all[0], 0.7);
     close(all[1], 1.0);
     close(all[2], 1.0);
-    // Between calls it saves up again, and no more than it can.
+    // Between calls it saves again, up to its limit.
     let all = taken(&setup(BURST), 1_000_000, 3, Control { call: 0.1, ..control });
     close(all[0], 0.1 + 0.7);
     close(all[1], 0.1 + 0.9);
     close(all[2], 0.1 + 0.9);
     let all = taken(&setup(BURST), 1_000_000, 2, Control { call: 10.0, ..control });
     close(all[1], 10.0 + 0.7);
-    // What is less than that takes no time, until the bytes of the calls have used it up.
+    // Smaller calls take no time, until they have used up the burst.
     let all = taken(&setup(BURST), 100_000, 5, control);
     close(all[0] + all[1] + all[2], 0.0);
     close(all[4], 0.1);
@@ -81,10 +81,10 @@ fn nothing_passes_a_dead_line_at_once() {
     close(all[0], 5.0);
 }
 
-/// A spec's own chunk is as good as one that daemons are set to. Only when a connection takes more
-/// is a little different: that depends on what daemons are set to.
+/// A spec's own chunk size works like that of daemons. Only how much a connection accepts at a time
+/// depends on the daemons' setting, which makes a small difference.
 #[test]
-fn a_spec_has_chunks_of_its_own() {
+fn a_spec_may_set_its_own_chunks() {
     let outcome = |spec: &str, chunk: u64| {
         let topology = Topology::flat(8);
         let transport = Transport { chunk, ..Transport::default() };
@@ -105,9 +105,9 @@ fn a_spec_has_chunks_of_its_own() {
     }
 }
 
-/// With one rank what is only sent is sent from where it is, and is not copied before.
+/// With one rank, contributions that are only sent are not copied first.
 #[test]
-fn contributions_that_are_only_sent_are_not_copied() {
+fn contributions_only_sent_are_not_copied() {
     let seconds = |local: f64| {
         let processor = Processor { local, ..Processor::default() };
         let setup = Setup { processor, ..setup(0.0) };

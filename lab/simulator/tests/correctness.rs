@@ -1,5 +1,5 @@
-//! What holds for every run: nothing is lost, no link is faster than it is, every schedule ends,
-//! and faults cost time.
+//! Properties of every run: nothing is lost, no link exceeds its rate, every schedule ends, and
+//! faults cost time.
 
 mod common;
 
@@ -55,7 +55,7 @@ fn specs() -> Vec<Spec> {
     Algorithm::ALL.iter().map(|algorithm| Spec::usual(*algorithm)).chain(others).collect()
 }
 
-/// What was sent is what was received, on every line, and no line was faster than it is.
+/// All bytes sent are received, on every line, and no line exceeds its rate.
 fn is_conserved(setup: &Setup, outcome: &Outcome, what: &str) {
     assert_eq!(outcome.standstill, None, "{what}");
     let mut fair = Fair::default();
@@ -84,7 +84,7 @@ fn is_conserved(setup: &Setup, outcome: &Outcome, what: &str) {
     }
 }
 
-/// Every schedule that daemons run ends here, too, with nothing lost.
+/// Every schedule that daemons run ends in the simulation, with nothing lost.
 #[test]
 fn every_schedule_ends() {
     let servers = Topology::flat(6).with_servers(2);
@@ -142,7 +142,7 @@ fn the_same_seed_gives_the_same_run() {
     assert_ne!(run(&one), run(&Setup { seed: 8, ..one.clone() }));
 }
 
-/// A run with a fault is never faster than the one without, and ends when the fault does.
+/// A run with a fault is never faster than one without, and ends when the fault does.
 #[test]
 fn faults_slow_down_and_end() {
     let free = setup(racks(8, 4));
@@ -180,7 +180,7 @@ fn faults_slow_down_and_end() {
     }
 }
 
-/// With TCP's timers, too.
+/// Also with TCP's timers.
 #[test]
 fn lost_packets_are_never_a_gain() {
     for algorithm in [Algorithm::Ring, Algorithm::Direct, Algorithm::DoubleTree] {
@@ -197,7 +197,7 @@ fn lost_packets_are_never_a_gain() {
     }
 }
 
-/// What can't end says so.
+/// A run that can't end says so.
 #[test]
 fn a_dead_line_is_reported() {
     let fault = Fault::lasting(Effect::Slow { target: Target::Host(1), factor: 0.0 });
@@ -208,10 +208,10 @@ fn a_dead_line_is_reported() {
     let fault = Fault::lasting(Effect::Pause { hosts: 4, every: 1.0 });
     let paused = Setup { faults: vec![fault], limit: 10.0, ..setup(Topology::flat(4)) };
     let outcome = simulate(&paused, Kind::Allreduce, Algorithm::Ring.into(), 1 << 20, 1);
-    assert!(outcome.standstill.unwrap().contains("not done after 10.000 s"));
+    assert!(outcome.standstill.unwrap().contains("has not ended after 10.000 s"));
 }
 
-/// The cap of a flow, and what it uses with which weight.
+/// The cap of a flow, and its resources with their weights.
 type Flow = (f64, Vec<(usize, f64)>);
 
 /// A random network: capacities and flows.
@@ -226,7 +226,7 @@ fn networks() -> impl Strategy<Value = (Vec<f64>, Vec<Flow>)> {
     })
 }
 
-/// Max-min by its definition: the rates of all that can still grow, in small steps of what is left.
+/// Max-min by definition: all flows that can still grow do so, in small steps.
 fn reference(capacities: &[f64], flows: &[Flow], active: &[bool]) -> Vec<f64> {
     let mut rates = vec![0.0; flows.len()];
     let mut grows: Vec<bool> = active.to_vec();
@@ -266,7 +266,7 @@ fn reference(capacities: &[f64], flows: &[Flow], active: &[bool]) -> Vec<f64> {
 }
 
 proptest! {
-    /// Also after flows have started and stopped, where only a part is computed again.
+    /// Also after flows have started and stopped, which recomputes only a part.
     #[test]
     fn rates_are_those_of_the_definition(
         (capacities, flows) in networks(),

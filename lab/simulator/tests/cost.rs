@@ -1,4 +1,4 @@
-//! The closed forms of the cost model against the schedules, as the simulator runs them.
+//! Compares the closed forms of the cost model with simulated schedules.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use gradwire_simulator::{
 };
 use rayon::prelude::*;
 
-/// Every algorithm with its usual parameters, and some with others.
+/// Every algorithm with its default parameters, and some with others.
 fn specs() -> Vec<Spec> {
     let others = [
         "ring(way=around)",
@@ -33,7 +33,7 @@ fn specs() -> Vec<Spec> {
     Algorithm::ALL.iter().map(|algorithm| Spec::usual(*algorithm)).chain(others).collect()
 }
 
-/// What is chosen without rules.
+/// The choice without rules.
 fn choose(
     model: &CostModel,
     topology: &Topology,
@@ -50,7 +50,7 @@ fn topologies() -> Vec<Topology> {
         |nodes: u32, size: u32| Topology::from_racks((0..nodes).map(|node| node / size).collect());
     let mut all: Vec<Topology> = [2, 3, 4, 6, 8, 16, 24, 32].map(Topology::flat).into();
     all.extend([(4, 2), (8, 4), (8, 2), (12, 4), (24, 8), (32, 8)].map(|(n, s)| racks(n, s)));
-    // Racks of so many, and groups of two of them.
+    // Racks of `size` hosts, and groups of two racks.
     let tiers = |nodes: u32, size: u32| {
         let tiers = [size, 2 * size].map(|size| (0..nodes).map(|node| node / size).collect());
         Topology::from_tiers(tiers.into()).unwrap()
@@ -87,7 +87,7 @@ fn setup(model: &CostModel, topology: &Topology) -> Setup {
     let tier = TierLinks { links, rate, is_share: true, latency };
     let mut network = Network::even(topology.clone(), 1.0 / in_rack.per_byte, in_rack.latency);
     network.tiers = vec![tier; topology.tiers().len()];
-    // What crosses two tiers takes as long as what crosses one.
+    // In the model, crossing two tiers takes as long as crossing one.
     network.tiers.iter_mut().skip(1).for_each(|tier| tier.latency = 0.0);
     let processor =
         Processor { reduce: reduce_per_byte, frame: per_message, ..Processor::default() };
@@ -95,7 +95,7 @@ fn setup(model: &CostModel, topology: &Topology) -> Setup {
     Setup { transport, processor, ..Setup::new(network) }
 }
 
-/// Seconds that a pipeline takes.
+/// Seconds of a pipeline.
 fn simulated(
     model: &CostModel,
     topology: &Topology,
@@ -118,22 +118,22 @@ fn alone(model: &CostModel, topology: &Topology, kind: Kind, spec: Spec, bytes: 
     simulated(model, topology, kind, spec, bytes, Pipeline::ALONE)
 }
 
-/// The simulator loses nothing where several send to one.
+/// The simulator has no loss where several hosts send to one.
 fn without_incast() -> CostModel {
     CostModel { burst_loss: 0.0, incast_loss: 0.0, ..CostModel::default() }
 }
 
-/// The same for pieces of so many bytes, with chunks so large that there are not too many.
+/// The model for pieces of `bytes`, with chunks large enough to limit their number.
 fn for_pieces(bytes: u64) -> CostModel {
     let model = without_incast();
     CostModel { chunk: model.chunk.max(bytes / 64), ..model }
 }
 
-/// How often a price may be more than a factor of 2 from what is simulated.
+/// The part of prices that may be off by more than a factor of 2.
 const RARE: f64 = 0.01;
 
-/// Compares each price with what is simulated: hardly any is more than a factor of 2 away, and none
-/// more than a factor of 3.
+/// Compares each price with the simulation: few may be off by more than a factor of 2, and none by
+/// more than 3.
 fn compare(all: &[(Topology, Kind, Spec, u64)]) {
     let compare = |(topology, kind, spec, bytes): &(Topology, Kind, Spec, u64)| {
         let model = for_pieces(*bytes);
@@ -158,7 +158,7 @@ fn compare(all: &[(Topology, Kind, Spec, u64)]) {
     assert!(few && are_bound, "{} of {} outside:\n{texts}", outside.len(), all.len());
 }
 
-/// A closed form is within a factor of what the schedule takes.
+/// A closed form is within a factor of the schedule's time.
 #[test]
 fn closed_forms_follow_the_schedules() {
     let mut all = Vec::new();
@@ -173,8 +173,7 @@ fn closed_forms_follow_the_schedules() {
     compare(&all);
 }
 
-/// What counts in the end: the chosen algorithm is nearly as good as the best one, but for one
-/// choice in 50.
+/// The chosen algorithm is nearly as good as the best one, except for one choice in 50.
 #[test]
 fn choices_are_close_to_the_best() {
     let mut all = Vec::new();
@@ -201,7 +200,7 @@ fn choices_are_close_to_the_best() {
     );
 }
 
-/// More bytes never cost less, and prices are the same every time.
+/// More bytes never cost less, and prices are reproducible.
 #[test]
 fn prices_grow_with_size() {
     let model = CostModel::default();
@@ -218,7 +217,7 @@ fn prices_grow_with_size() {
     }
 }
 
-/// Incast is what makes direct exchange among many lose to those with few senders.
+/// Incast makes direct exchange among many hosts lose to algorithms with few senders.
 #[test]
 fn many_senders_are_avoided() {
     let model = CostModel::default();
@@ -237,7 +236,7 @@ const PIPELINES: [Pipeline; 3] = [
     Pipeline { pieces: 16, in_flight: 8 },
 ];
 
-/// Pieces that follow each other cost what they do in the schedules, one after the other.
+/// Consecutive pieces cost what they do in the schedules.
 #[test]
 fn rows_follow_the_schedules() {
     let model = without_incast();
@@ -282,8 +281,7 @@ fn rows_follow_the_schedules() {
     assert!(worst.is_empty(), "{} outside:\n{}", worst.len(), worst.join("\n"));
 }
 
-/// Of servers beside 2 to 16 nodes, also in racks: the closed form is within a factor of what the
-/// schedule takes step by step.
+/// The same for servers beside 2 to 16 nodes, also in racks.
 #[test]
 fn closed_forms_follow_the_schedules_of_servers() {
     let flat = |nodes: u32, servers: u32| Topology::flat(nodes + servers).with_servers(servers);
@@ -301,8 +299,8 @@ fn closed_forms_follow_the_schedules_of_servers() {
     compare(&all.into_iter().flat_map(of).collect::<Vec<_>>());
 }
 
-/// With as many servers as nodes the lines carry two thirds of the ring's traffic, and with one
-/// server for eight nodes a piece by itself is better off without it.
+/// With as many servers as nodes, lines carry two thirds of the ring's traffic. With one server for
+/// eight nodes, a single piece is faster without it.
 #[test]
 fn servers_are_chosen_where_they_help() {
     let model = CostModel::default();
@@ -319,7 +317,7 @@ fn servers_are_chosen_where_they_help() {
     assert!(choice.others.iter().all(|(spec, _)| spec.algorithm() != Algorithm::Servers));
 }
 
-/// What does not fit into the queue of a line is sent by fewer at once.
+/// If messages overflow the queue of a line, an algorithm with fewer senders is chosen.
 #[test]
 fn queues_that_overflow_are_avoided() {
     let usual = CostModel::default();
@@ -334,7 +332,7 @@ fn queues_that_overflow_are_avoided() {
         assert!((longer(algorithm, 4 << 20) / model.overflow - 1.0).abs() < 1e-6);
     }
     for algorithm in [Algorithm::Ring, Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling] {
-        assert_eq!(longer(algorithm, 64 << 20), 0.0, "nobody has two senders");
+        assert_eq!(longer(algorithm, 64 << 20), 0.0, "no host has two senders");
     }
     let chosen = |model| {
         let choice = choose(model, &flat, Kind::Allreduce, 4 << 20, Pipeline::ALONE);
@@ -344,12 +342,12 @@ fn queues_that_overflow_are_avoided() {
     assert_ne!(chosen(&model).0, Algorithm::Hierarchical, "{}", chosen(&model).1);
 }
 
-/// The fewer connections cross, the more of them share a path, and never more than all.
+/// The fewer connections cross, the more of them share a path, but never more than all.
 #[test]
-fn few_connections_collide_on_the_paths_between_racks() {
+fn few_connections_collide_between_racks() {
     let topology = Topology::from_racks((0..32).map(|node| node / 8).collect());
     let longer = |paths, connections, algorithm: Algorithm| {
-        // So slow that the uplinks are what takes longest.
+        // Slow enough for the uplinks to be the bottleneck.
         let cross_rack = LinkCost { latency: 60e-6, per_byte: 8.0 / 0.5e9 };
         let model = |paths| CostModel { paths, connections, cross_rack, ..CostModel::default() };
         let price = |model| price(&model, &topology, Kind::Allreduce, algorithm, 64 << 20);
@@ -361,7 +359,7 @@ fn few_connections_collide_on_the_paths_between_racks() {
     assert!(longer(8, 1, Algorithm::Ring) <= 8.0 && longer(8, 64, Algorithm::Ring) >= 1.0);
 }
 
-/// The slowest line is what the others wait for, unless it has less to do.
+/// The others wait for the slowest line, unless it has less to do.
 #[test]
 fn slow_lines_take_as_long_as_they_do() {
     let model = without_incast();

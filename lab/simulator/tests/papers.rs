@@ -16,14 +16,14 @@ fn formulas_are_those_of_the_literature() {
     all_hold(&formulas::run());
 }
 
-/// A ring takes as long as its bytes, and a host has one sender at a time.
+/// A ring takes as long as its bytes, and each host has one sender at a time.
 #[test]
 fn a_ring_moves_less_than_a_master() {
     all_hold(&ring::run());
 }
 
 #[test]
-fn a_torus_has_short_chains_and_the_bytes_of_a_ring() {
+fn a_torus_has_short_chains_and_a_rings_bytes() {
     all_hold(&torus::run());
 }
 
@@ -36,7 +36,7 @@ fn servers_take_their_share() {
 }
 
 #[test]
-fn oversubscribed_racks_slow_servers_down_as_fair_sharing_says() {
+fn oversubscription_slows_servers_as_predicted() {
     let mut results = Results::default();
     let extent = rat::Extent { oversubscriptions: vec![2, 4, 8], ..rat::Extent::default() };
     rat::oversubscription(&extent, &mut results);
@@ -47,7 +47,7 @@ fn oversubscribed_racks_slow_servers_down_as_fair_sharing_says() {
     }
 }
 
-/// The cells of the grid that have bounds.
+/// The cells of the grid with bounds.
 fn hosts_stop(cells: &[(u32, u32, u64)]) {
     let mut results = Results::default();
     let extent = rat::Extent { cells: cells.to_vec(), ..rat::Extent::default() };
@@ -61,6 +61,6 @@ fn hosts_that_stop_delay_a_ring_as_published() {
 }
 
 #[test]
-fn hosts_that_stop_delay_a_ring_most_if_they_are_many() {
+fn many_stopped_hosts_delay_a_ring_most() {
     hosts_stop(&[(24, 50, 20)]);
 }

@@ -1,4 +1,4 @@
-//! Where one host stands for all that do the same, the result is that of all of them.
+//! Simulating one representative gives the same result as simulating all hosts.
 
 mod common;
 
@@ -17,7 +17,7 @@ use gradwire_simulator::{
     run,
 };
 
-/// Uplinks at half the rate of what is in a rack, if there are several.
+/// Uplinks at half the rate of a rack's lines, if there are several racks.
 fn setup(topology: Topology) -> Setup {
     let members = topology.groups(1)[0].len();
     let is_one = topology.groups(1).len() == 1;
@@ -44,7 +44,7 @@ fn near(a: f64, b: f64) -> bool {
     (a - b).abs() <= 1e-9 * a.max(b)
 }
 
-/// Returns how many hosts were simulated.
+/// Returns the number of simulated hosts.
 fn agree(setup: &Setup, spec: &str, bytes: u64) -> u32 {
     let hosts = setup.network.hosts.len();
     let what =
@@ -67,7 +67,7 @@ fn agree(setup: &Setup, spec: &str, bytes: u64) -> u32 {
     let up_and_down = links.up.iter().chain(&links.down).flatten().flatten();
     for &id in links.egress.iter().chain(&links.ingress).chain(up_and_down) {
         let (few, all) = (few.usage.total(id), all.usage.total(id));
-        // What is left of a chunk when those that end within a microsecond are one event.
+        // The rest of a chunk, when ends within a microsecond are one event.
         assert!((few - all).abs() <= 1.0, "{what}: {few} {all}");
     }
     for host in 0..hosts {
@@ -84,14 +84,14 @@ fn agree(setup: &Setup, spec: &str, bytes: u64) -> u32 {
 }
 
 #[test]
-fn one_host_stands_for_all() {
+fn one_host_represents_all() {
     for hosts in [2, 3, 4, 5, 7, 8, 12, 13, 16, 31, 32, 48, 64] {
         let flat = setup(Topology::flat(hosts));
         for spec in
             ["ring", "ring(way=around)", "ring(segments=4)", "direct", "rat", "bcube(radix=64)"]
         {
             for share in [256, 12 << 10, 52 * 256] {
-                // RAT's blocks are not smaller than that.
+                // RAT's blocks are at least this large.
                 let share = if spec == "rat" { share.max(2048) } else { share };
                 let simulated = agree(&flat, spec, share * u64::from(hosts));
                 assert_eq!(simulated, 1, "{spec} on {hosts}, {share} bytes each");
@@ -122,20 +122,20 @@ fn racks_are_alike_and_so_are_their_members() {
         ] {
             assert_eq!(agree(&racks, spec, share), simulated, "{spec} on {hosts} by {size}");
         }
-        // Chunks have parts of several blocks, others in each rack.
+        // Chunks contain parts of several blocks, different ones in each rack.
         let simulated = agree(&racks, "rat", 3 * 1024 * u64::from(hosts));
         assert_eq!(simulated, hosts / size, "{hosts} by {size}");
     }
 }
 
-/// Whatever makes a difference between hosts, all of them are simulated.
+/// If hosts differ in any respect, all of them are simulated.
 #[test]
 fn hosts_that_differ_are_all_simulated() {
     let even = setup(racks(16, 4));
     let count = |setup: &Setup, spec: &str, bytes| simulate(setup, spec, bytes, 1).simulated_hosts;
     let usual = 4096 * 16;
     assert_eq!(count(&even, "circulant", usual), 1);
-    // Shares that differ, chunks that have parts of two blocks, and trees.
+    // Unequal shares, chunks with parts of two blocks, and trees.
     for (spec, bytes) in [
         ("ring", usual + 4),
         ("ring", 256 * 8),

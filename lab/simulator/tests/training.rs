@@ -1,4 +1,4 @@
-//! A model's training steps: what the coordinator's engine orders, on simulated time.
+//! Training steps of a model: the coordinator's engine orders them, in simulated time.
 
 use gradwire_collectives::{Algorithm, CostModel, LinkCost, Rules, Spec, Topology};
 use gradwire_coordinator::EngineConfig;
@@ -51,7 +51,7 @@ fn setup(topology: Topology) -> Setup {
     Setup::new(Network::even(topology, RATE, LATENCY))
 }
 
-/// The steps of a model on so many hosts in one rack.
+/// The steps of a model on `hosts` hosts in one rack.
 fn trained(model: &Model, hosts: u32, steps: u32, rules: &str, control: Control) -> Training {
     let topology = Topology::flat(hosts);
     let config = config(hosts, rules);
@@ -66,9 +66,9 @@ fn bytes(training: &Training) -> u64 {
     training.used().values().map(|used| used.bytes).sum()
 }
 
-/// A ring carries 2(N−1)/N of all bytes on each line, as soon as all of them are ready.
+/// A ring carries 2(N−1)/N of all bytes on each line, once all of them are ready.
 #[test]
-fn without_computing_a_step_takes_as_long_as_its_bytes() {
+fn a_step_without_compute_takes_its_bytes() {
     let model = model(&[1 << 20, 4 << 20, 3], 0.0);
     for hosts in [2, 4, 8] {
         let training = trained(&model, hosts, 1, "ring", Control::default());
@@ -79,9 +79,9 @@ fn without_computing_a_step_takes_as_long_as_its_bytes() {
     }
 }
 
-/// Gradients travel while others are computed: what is left at the end is the last one.
+/// Gradients are sent while others are computed: only the last one remains at the end.
 #[test]
-fn computing_hides_what_is_exchanged_meanwhile() {
+fn computing_hides_the_exchange() {
     let compute = 0.5;
     let model = model(&[1 << 20; 10], compute);
     let training = trained(&model, 4, 1, "ring", Control::default());
@@ -97,13 +97,13 @@ fn pieces_are_those_of_the_engine() {
     let operations = |training: &Training| training.used()[&Algorithm::Ring.into()].operations;
     assert!(operations(&small) < 20, "{}", operations(&small));
     let large = trained(&model(&[64 << 20], 0.0), 2, 1, "ring", Control::default());
-    // The lanes share what is left in the end.
+    // The lanes share the rest at the end.
     assert!((64..80).contains(&operations(&large)), "{}", operations(&large));
 }
 
-/// Later steps announce gradients by their ids, also if there are fewer ids than gradients.
+/// Later steps announce gradients by their ids, even if there are fewer ids than gradients.
 #[test]
-fn all_steps_take_as_long() {
+fn all_steps_take_equally_long() {
     let model = model(&[300_000, 20, 1_000_000, 4000, 7], 0.01);
     for ids in [262_144, 2] {
         let topology = Topology::flat(4);
@@ -117,7 +117,7 @@ fn all_steps_take_as_long() {
     }
 }
 
-/// Each operation waits for its order, and with little credit for the ends of others.
+/// Each operation waits for its order, and with little credit for the end of others.
 #[test]
 fn the_coordinator_takes_its_time() {
     let model = model(&[1 << 20; 8], 0.0);
@@ -130,15 +130,15 @@ fn the_coordinator_takes_its_time() {
         (training.taken()[0], training.used()[&Algorithm::Ring.into()].operations as f64)
     };
     let ((alone, _), (late, pieces)) = (time(0.0, 0.0, 1), time(2e-3, 1e-3, 1));
-    // Each piece is ordered, and all but the first wait for the end of another one.
+    // Each piece is ordered, and all but the first wait for the end of another piece.
     let expected = pieces * 2e-3 + (pieces - 1.0) * 1e-3;
     assert!((late - alone - expected).abs() < 1e-5, "{late} {alone} {expected}");
     let ((alone, _), (late, _)) = (time(0.0, 0.0, 64), time(2e-3, 1e-3, 64));
     assert!((late - alone - 2e-3).abs() < 1e-5, "{late} {alone}");
 }
 
-/// Without rules the engine chooses by the cost model: for long pipelines among eight hosts the
-/// same as is cheapest.
+/// Without rules the engine chooses by the cost model: for long pipelines among eight hosts, the
+/// cheapest algorithm.
 #[test]
 fn algorithms_are_chosen_by_the_engine() {
     let auto = "ring,recursive-doubling,double-tree,hierarchical,circulant,linear";
@@ -150,7 +150,7 @@ fn algorithms_are_chosen_by_the_engine() {
     assert!(!used.contains(&&Algorithm::Ring.into()), "{used:?}");
 }
 
-/// The engine has the racks of the network.
+/// The engine knows the racks of the network.
 #[test]
 fn racks_are_known() {
     let topology = Topology::from_racks((0..16).map(|host| host / 4).collect());
@@ -167,7 +167,7 @@ fn racks_are_known() {
     assert_eq!(used, [&Algorithm::Hierarchical.into()]);
 }
 
-/// By the cost model alone a step takes about as long.
+/// The cost model alone gives about the same time.
 #[test]
 fn a_priced_step_is_near_the_simulated_one() {
     let model = model(&[1 << 20, 4 << 20, 3, 100_000, 2 << 20], 0.005);
@@ -189,7 +189,7 @@ fn a_priced_step_is_near_the_simulated_one() {
 }
 
 #[test]
-fn a_job_that_the_coordinator_refuses_is_none() {
+fn a_job_that_the_coordinator_refuses_fails() {
     let topology = Topology::flat(5000);
     let refused =
         Training::new(&model(&[1], 0.0), 1, &topology, config(5000, "ring"), Control::default());

@@ -1,7 +1,7 @@
 //! Checks every collective on every element type, through the public API, against the reference.
-//! Calls block or return handles, work in place or with a result of their own, and are grouped.
-//! They are made in the world and in a process set of every second rank. Tensors have no
-//! dimensions, no elements, a few elements or many.
+//! Calls block or return handles, work in place or return separate results, and are grouped. They
+//! are made in the world and in a process set of every second rank. Tensors have no dimensions, no
+//! elements, a few elements or many.
 //!
 //! ```text
 //! gradwire run -np 4 -- target/debug/gradwire-conformance
@@ -25,7 +25,7 @@ use gradwire_worker::{
     half::{bf16, f16},
 };
 
-/// How many calls with handles are in flight at once.
+/// The number of calls with handles in flight at once.
 const AT_ONCE: usize = 64;
 
 fn main() -> ExitCode {
@@ -51,7 +51,7 @@ fn conforms() -> Result<()> {
     Ok(())
 }
 
-/// The run of one rank.
+/// The calls of one rank.
 struct Run<'a> {
     session: &'a Session,
     pending: Vec<(Call, Pending)>,
@@ -81,7 +81,7 @@ fn run(session: &Session) -> Result<BTreeMap<&'static str, u64>> {
 }
 
 impl Run<'_> {
-    /// A call in which the ranks have different numbers of rows, where they may.
+    /// A call in which ranks have different numbers of rows, if the collective allows it.
     fn request(of: Collective, dtype: DType, dims: &[u64], root: u32, members: &[u32]) -> Call {
         let same = request(of, dtype, dims, root);
         let mut call = Call::same("", members, &same);
@@ -90,17 +90,17 @@ impl Run<'_> {
             let Some(rows) = dims.first() else { continue };
             let with = |rows: u64| same.shape.with_rows(rows).expect("a shape");
             match of {
-                // Each rank has one row more than the one before, modulo `n + 1`: one may have
+                // Each rank has one row more than the previous one, modulo `n + 1`, so one may have
                 // none.
                 Collective::Allgather | Collective::Gather if *rows > 0 => {
                     asked.shape = with((rows + at) % (n + 1));
                 }
-                // Large tensors are split evenly, which needs no list.
+                // Large tensors are split evenly, without a list.
                 Collective::Alltoall | Collective::Scatter if *rows > 100 => {
                     let has = of == Collective::Alltoall || members[at as usize] == root;
                     asked.shape = with(if has { rows / n * n } else { 0 });
                 }
-                // Each rank sends other numbers of rows, and may keep one row.
+                // Each rank sends different numbers of rows, and may keep one row.
                 Collective::Alltoall if *rows > 0 => {
                     asked.list = (0..n).map(|to| (at + to) % 3).collect();
                     asked.shape = with(asked.list.iter().sum::<u64>() + at % 2);
@@ -153,13 +153,13 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Every reduction, with factors where they are allowed.
+    /// Every reduction, with factors where allowed.
     fn ops(&mut self, set: &ProcessSet, dtype: DType) -> Result<()> {
         for of in COLLECTIVES.into_iter().filter(|of| reduces(*of)) {
             for &op in ReduceOp::ALL.iter().filter(|op| op.refuses(dtype).is_none()) {
                 for (values, prescale) in [(Values::Exact, 1.0), (Values::Usual, 0.5)] {
-                    // Products of floats have no factors: many factors leave the range of a small
-                    // float.
+                    // Products of floats have no factors, because many factors exceed the range of
+                    // a small float.
                     let small = op == ReduceOp::Product && dtype.is_float();
                     let factor = if small { 1.0 } else { prescale };
                     let scales = op.refuses_factors(dtype).is_none();
@@ -207,7 +207,7 @@ impl Run<'_> {
         let pending = call.start(self.session, set);
         let pending = pending.map_err(|error| anyhow!("{}: {error}", call.title()))?;
         self.pending.push((call, pending));
-        // A blocking call has ended already. Calls with handles are waited for together.
+        // A blocking call has ended. Calls with handles are waited for together.
         let blocking = self.pending.last().is_some_and(|(call, _)| call.form == Form::Blocking);
         if blocking || self.pending.len() >= AT_ONCE { self.wait() } else { Ok(()) }
     }
@@ -222,7 +222,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Invalid calls are refused at the call, on every rank, and start nothing.
+    /// Invalid calls are refused immediately, on every rank, and start nothing.
     fn refusals(&self) -> Result<()> {
         let set = self.session.global_process_set();
         let refused = |asked: Request, expected: &str| {
@@ -259,7 +259,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Calls with element types that the compiler knows.
+    /// Calls with statically typed elements.
     fn typed(&self) -> Result<()> {
         self.elements(f16::from_f32, |value| value.to_f64())?;
         self.elements(bf16::from_f32, |value| value.to_f64())?;
@@ -280,7 +280,7 @@ impl Run<'_> {
         self.elements(double, |value| value.re)?;
         let mut truth = self.session.tensor(&[Bool::from(self.session.rank() == 0)], &[1])?;
         self.session.allreduce(&mut truth, AllreduceOptions::default().op(ReduceOp::Max))?;
-        ensure!(truth.as_slice()[0].get(), "nobody says that it is true");
+        ensure!(truth.as_slice()[0].get(), "the result must be true");
         Ok(())
     }
 

@@ -1,13 +1,13 @@
-//! A rank that does what its arguments say, step by step, and prints the time of each event.
+//! A rank that follows the steps in its arguments, and prints the time of each event.
 //!
 //! ```text
 //! gradwire-test-rank attach 2/sleep:500 reduce:x:1000 leave
 //! ```
 //!
-//! A step may begin with the ranks it is for: `0,2/step`, or `!1/step` for all but rank 1. Each
-//! line of output is `@<microseconds of CLOCK_MONOTONIC> <word> <text>`. So a test can see how long
-//! after a fault a rank got its error. A step that fails ends the rank: it prints `failed` with the
-//! error's text, also on standard error, and exits with code 1.
+//! A step may begin with the ranks that it is for: `0,2/step`, or `!1/step` for all but rank 1.
+//! Each line of output is `@<microseconds of CLOCK_MONOTONIC> <word> <text>`, so a test can see how
+//! long after a fault a rank got its error. A step that fails ends the rank: it prints `failed`
+//! with the error's text, also on standard error, and exits with code 1.
 
 #![forbid(unsafe_code)]
 
@@ -29,13 +29,13 @@ use gradwire_worker::{
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Longer than any test takes: a rank that waits this long was forgotten.
+/// Longer than any test takes.
 const FOREVER: Duration = Duration::from_secs(600);
 
 fn say(word: &str, text: impl std::fmt::Display) {
     let text = text.to_string().replace('\n', "\\n");
     let line = format!("@{} {word} {text}\n", now_us());
-    // The reader may be gone, which some tests need.
+    // Some tests close the reader.
     let _ = std::io::stdout().write_all(line.as_bytes());
 }
 
@@ -63,7 +63,7 @@ struct Rank {
     deaf: Option<(tokio::runtime::Runtime, Signal)>,
 }
 
-/// Whether a step that begins with `whom/` is meant for `rank`.
+/// Whether a step that begins with `whom/` is for `rank`.
 fn concerns(whom: &str, rank: &str) -> bool {
     match whom.strip_prefix('!') {
         Some(others) => !concerns(others, rank),
@@ -74,7 +74,7 @@ fn concerns(whom: &str, rank: &str) -> bool {
 /// The parts of `x:y:z` after the first, as numbers.
 fn numbers<const N: usize>(step: &str) -> Result<[u64; N]> {
     let parts = step.split(':').skip(1).map(str::parse).collect::<Result<Vec<u64>, _>>();
-    let parts = parts.with_context(|| format!("step {step:?} wants numbers"))?;
+    let parts = parts.with_context(|| format!("step {step:?} needs numbers"))?;
     let count = parts.len();
     parts.try_into().map_err(|_| anyhow::anyhow!("step {step:?} has {count} numbers, not {N}"))
 }
@@ -84,7 +84,7 @@ impl Rank {
         self.session.as_ref().context("attach comes first")
     }
 
-    /// Does one step; returns the exit code if it was the last.
+    /// Executes one step; returns the exit code if it was the last.
     fn step(&mut self, step: &str) -> Result<Option<u8>> {
         let step = match step.split_once('/') {
             Some((whom, step)) => {
@@ -128,12 +128,12 @@ impl Rank {
             }
             "hang" => sleep(FOREVER),
             "exit" => return Ok(Some(argument.parse()?)),
-            _ => bail!("there is no step {step:?}"),
+            _ => bail!("unknown step {step:?}"),
         }
         Ok(None)
     }
 
-    /// Sums tensors of so many elements, so many times, and checks every element of the result.
+    /// Sums a tensor of `elements` elements `steps` times, and checks every element of the result.
     fn repeat(&self, [steps, elements]: [u64; 2]) -> Result<()> {
         let session = self.session()?;
         let mut tensor = session.zeros::<f32>(&[usize::try_from(elements)?])?;
@@ -151,7 +151,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Makes steps of so many milliseconds of computation and a sum of so many elements, until some
+    /// Repeats steps of `computation` milliseconds and a sum of `elements` elements, until some
     /// rank finds the file `end`.
     fn train(&self, [computation, elements]: [u64; 2]) -> Result<()> {
         let session = self.session()?;
@@ -168,7 +168,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Submits so many tensors of so many elements, prints that, and waits for them.
+    /// Submits several tensors, prints that, and waits for them.
     fn submit(&self, [tensors, elements]: [u64; 2]) -> Result<()> {
         let session = self.session()?;
         let mut handles = Vec::new();
@@ -186,7 +186,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Sums so many elements of ordinary memory, so many times.
+    /// Sums ordinary memory several times.
     fn slice(&self, [times, elements]: [u64; 2]) -> Result<()> {
         let session = self.session()?;
         let own = session.rank() as f32 + 1.0;
@@ -200,9 +200,9 @@ impl Rank {
         Ok(())
     }
 
-    /// Sums so many elements in place, in shared memory and in ordinary memory in turn, until a sum
-    /// fails, and prints that. Then it waits for the file `go`, and prints how many elements have
-    /// changed since the failure.
+    /// Sums tensors in place, alternately in shared and in ordinary memory, until a sum fails, and
+    /// prints that. Then waits for the file `go`, and prints how many elements have changed since
+    /// the failure.
     fn lend(&self, [elements]: [u64; 1]) -> Result<()> {
         let session = self.session()?;
         let elements = usize::try_from(elements)?;
@@ -236,8 +236,8 @@ impl Rank {
         Ok(())
     }
 
-    /// Submits so many tensors that another rank leaves without, and prints how many of them failed
-    /// as they should.
+    /// Submits tensors that another rank leaves without, and prints how many of them failed as
+    /// expected.
     fn lonely(&self, [tensors]: [u64; 1]) -> Result<()> {
         let session = self.session()?;
         let mut handles = Vec::new();
@@ -262,7 +262,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Gathers so many elements from each rank except rank 1, which contributes none.
+    /// Gathers elements from each rank except rank 1, which contributes none.
     fn gather(&self, [elements]: [u64; 1]) -> Result<()> {
         let session = self.session()?;
         let mine = if session.rank() == 1 { 0 } else { elements };
@@ -285,8 +285,8 @@ impl Rank {
         Ok(())
     }
 
-    /// Does this rank's part of a random job, checks its results, and prints the hashes of those
-    /// that must be the same on all ranks.
+    /// Runs this rank's part of a random job, checks its results, and prints the hashes of those
+    /// that must be equal on all ranks.
     fn random(&self, [seed, calls, most_bytes]: [u64; 3]) -> Result<()> {
         let session = self.session()?;
         let script = Script::of(seed, usize::try_from(calls)?, most_bytes);
@@ -300,7 +300,7 @@ impl Rank {
     }
 }
 
-/// What a rank contributes at index `i`: small whole numbers, whose sums are exact.
+/// The contribution of a rank at index `i`: small whole numbers, whose sums are exact.
 fn value(rank: u32, step: u64, i: usize) -> f32 {
     (i % 7 + 1) as f32 * (rank + 1) as f32 + (step % 5) as f32
 }
@@ -322,13 +322,13 @@ fn check(tensor: &Tensor<f32>, size: u32, step: u64) -> Result<()> {
 fn until(path: &Path) -> Result<()> {
     let begin = Instant::now();
     while !path.exists() {
-        ensure!(begin.elapsed() < FOREVER, "{} never came", path.display());
+        ensure!(begin.elapsed() < FOREVER, "{} was not created", path.display());
         sleep(Duration::from_millis(5));
     }
     Ok(())
 }
 
-/// Handles SIGTERM, like a program that writes a checkpoint then: the signal no longer ends it.
+/// Handles SIGTERM like a program that then writes a checkpoint: the signal does not end it.
 fn become_deaf() -> Result<(tokio::runtime::Runtime, Signal)> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let entered = runtime.enter();
@@ -337,19 +337,19 @@ fn become_deaf() -> Result<(tokio::runtime::Runtime, Signal)> {
     Ok((runtime, term))
 }
 
-/// Limits a resource of this process: `name=number`. `as=+number` allows so much more address space
-/// than the process has now.
+/// Limits a resource of this process: `name=number`. `as=+number` allows this much more address
+/// space than the process uses now.
 fn limit(argument: &str) -> Result<()> {
     let (name, number) = argument.split_once('=').context("limit:name=number")?;
     let resource = match name {
         "as" => Resource::As,
         "fsize" => Resource::Fsize,
         "nofile" => Resource::Nofile,
-        _ => bail!("there is no limit {name:?}"),
+        _ => bail!("unknown limit {name:?}"),
     };
     let mut current: u64 = number.parse()?;
     if number.starts_with('+') {
-        // The file begins with the size, in pages.
+        // The first number is the size, in pages.
         let pages = std::fs::read_to_string("/proc/self/statm")?;
         let pages: u64 = pages.split(' ').next().unwrap_or_default().parse()?;
         current += pages * rustix::param::page_size() as u64;

@@ -1,13 +1,13 @@
-//! What a call asks for, and what a rank received, as data.
+//! The requests of a call, and the result of a rank, as data.
 
 use gradwire_proto::{Collective, Request, Shape};
 
 use crate::reference::{self, Dice, Values};
 
-/// How a call is made.
+/// The form of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// The call returns when it is done. All ranks have to make such calls in the same order.
+    /// The call returns when it is done. All ranks must make such calls in the same order.
     Blocking,
     /// The call returns a handle.
     Handle,
@@ -20,18 +20,18 @@ pub struct Call {
     pub name: Option<String>,
     /// Its priority.
     pub priority: i32,
-    /// The ranks that take part, ascending: the members of the process set that have not joined, or
+    /// The participating ranks, ascending: the members of the process set that have not joined, or
     /// the sender and the receiver.
     pub ranks: Vec<u32>,
-    /// What each of these ranks asks for.
+    /// The request of each of these ranks.
     pub requests: Vec<Request>,
     /// The message's tag.
     pub tag: u32,
-    /// How the call is made.
+    /// The form of the call.
     pub form: Form,
-    /// Where the API has both forms: whether the result is a new tensor.
+    /// Whether the result is a new tensor, if the API has both forms.
     pub apart: bool,
-    /// The numbers that ranks contribute.
+    /// The numbers of contributions.
     pub values: Values,
     /// The seed of the contributions.
     pub seed: u64,
@@ -44,15 +44,15 @@ pub struct Piece {
     pub shape: Shape,
     /// Its elements.
     pub bytes: Vec<u8>,
-    /// How many rows each rank contributed, where the API returns that.
+    /// The number of rows from each rank, if the API returns that.
     pub rows: Vec<u64>,
 }
 
-/// What a rank received: the result of each tensor, `None` where it has no result.
+/// The result of a rank for each tensor, `None` if it has none.
 pub type Got = Vec<Option<Piece>>;
 
 impl Call {
-    /// A call in which all ranks ask for the same.
+    /// A call in which all ranks make the same request.
     pub fn same(name: impl Into<String>, ranks: &[u32], request: &Request) -> Self {
         Self {
             name: Some(name.into()),
@@ -67,7 +67,7 @@ impl Call {
         }
     }
 
-    /// What one rank asks for.
+    /// The request of one rank.
     ///
     /// # Panics
     /// If the rank does not take part.
@@ -76,12 +76,12 @@ impl Call {
         &self.requests[at]
     }
 
-    /// The request of the first rank, for what is the same in all requests.
+    /// The request of the first rank, for properties that all requests share.
     pub fn common(&self) -> &Request {
         &self.requests[0]
     }
 
-    /// What a rank contributes as one of its tensors.
+    /// The contribution of a rank as one of its tensors.
     pub fn input(&self, rank: u32, part: usize) -> Vec<u8> {
         let request = self.request(rank);
         let mut bytes = vec![0; request.bytes_of(part) as usize];

@@ -1,5 +1,5 @@
-//! The right results of each rank, from the contributions of all ranks: rows are cut and joined in
-//! a simple way.
+//! The right results of each rank, computed from the contributions of all ranks by simple cutting
+//! and joining of rows.
 
 use std::ops::Range;
 
@@ -14,17 +14,17 @@ enum Right {
     Nothing,
     /// These bytes.
     Moved(Piece),
-    /// The reduction of these rows of all contributions.
+    /// The reduction of these rows over all contributions.
     Reduced(Shape, Range<usize>),
 }
 
-/// The rows of each of `ranks` members if split evenly: the first members get the remainder.
+/// The rows of each of `ranks` members, split evenly: the first members get the remainder.
 fn even(rows: u64, ranks: usize) -> Vec<u64> {
     let ranks = ranks as u64;
     (0..ranks).map(|at| rows / ranks + u64::from(at < rows % ranks)).collect()
 }
 
-/// How many rows of this request's tensor each member gets.
+/// The number of rows that each member gets of this request's tensor.
 fn splits(request: &Request, ranks: usize) -> Vec<u64> {
     if request.list.is_empty() { even(request.shape.rows(), ranks) } else { request.list.clone() }
 }
@@ -60,7 +60,7 @@ fn right(call: &Call, rank: u32, part: usize) -> Right {
     match request.collective {
         Collective::Allreduce => Right::Reduced(shape.clone(), all()),
         Collective::Reduce if rank == root => Right::Reduced(shape.clone(), all()),
-        // The call is in place, and a rank without a result keeps its input.
+        // In place: a rank without a result keeps its input.
         Collective::Reduce => Right::Moved(own()),
         Collective::Broadcast => Right::Moved(Piece { bytes: call.input(root, part), ..own() }),
         Collective::Allgather => gathered(),
@@ -116,8 +116,8 @@ fn check_part(
 ) -> Result<(), String> {
     let (got, shape) = match (right, got) {
         (Right::Nothing, None) => return Ok(()),
-        (Right::Nothing, Some(_)) => return Err("there is a result and should be none".into()),
-        (_, None) => return Err("there is no result".into()),
+        (Right::Nothing, Some(_)) => return Err("unexpected result".into()),
+        (_, None) => return Err("missing result".into()),
         (Right::Moved(Piece { shape, .. }) | Right::Reduced(shape, _), Some(got)) => (got, shape),
     };
     if got.shape != *shape {
@@ -126,13 +126,13 @@ fn check_part(
     match right {
         Right::Nothing => Ok(()),
         Right::Moved(right) if right.rows != got.rows => {
-            Err(format!("the rows are said to be {:?} instead of {:?}", got.rows, right.rows))
+            Err(format!("the numbers of rows are {:?} instead of {:?}", got.rows, right.rows))
         }
         Right::Moved(right) => match right.bytes.iter().zip(&got.bytes).position(|(a, b)| a != b) {
             _ if right.bytes.len() != got.bytes.len() => {
                 Err(format!("{} bytes instead of {}", got.bytes.len(), right.bytes.len()))
             }
-            Some(at) => Err(format!("byte {at} is another one than was moved")),
+            Some(at) => Err(format!("byte {at} differs from the moved one")),
             None => Ok(()),
         },
         Right::Reduced(_, range) => {
@@ -153,7 +153,7 @@ fn check_part(
     }
 }
 
-/// What lies between the nodes: only allreduces are quantized.
+/// Only allreduces are quantized between nodes.
 fn quantizes(collective: Collective, between: Between) -> Between {
     let is_plain = between.compression.is_quantized() && collective != Collective::Allreduce;
     Between {

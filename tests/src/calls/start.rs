@@ -1,4 +1,4 @@
-//! How a call is made through the public API.
+//! Makes calls through the public API.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use super::call::{Call, Form, Got, Piece};
 
 type Result<T> = std::result::Result<T, GradwireError>;
 
-/// A call that was made.
+/// A call that has been made.
 pub struct Pending(Box<dyn FnOnce() -> Result<Got> + Send>);
 
 impl fmt::Debug for Pending {
@@ -23,13 +23,13 @@ impl fmt::Debug for Pending {
 }
 
 impl Pending {
-    /// Waits for its result and returns it.
+    /// Waits for the result and returns it.
     ///
     /// # Errors
     /// The error of the session.
     ///
     /// # Panics
-    /// If an input has changed that should be unchanged.
+    /// If an input has changed that must not change.
     pub fn finish(self) -> Result<Got> {
         self.0()
     }
@@ -48,7 +48,7 @@ fn gathered(gathered: &Gathered<Buffer>) -> Option<Piece> {
     Some(Piece { rows: gathered.rows.clone(), ..piece(&gathered.tensor)? })
 }
 
-/// What to do with the result of a handle.
+/// Handles the result of a handle.
 fn then<T: Send + 'static>(
     handle: Handle<T>,
     got: impl FnOnce(T) -> Got + Send + 'static,
@@ -60,7 +60,7 @@ fn done(got: Got) -> Pending {
     Pending(Box::new(move || Ok(got)))
 }
 
-/// Sets the options that most collectives have.
+/// Sets the options that most collectives share.
 macro_rules! options {
     ($ask:expr, $options:expr) => {{
         let options = $options.priority($ask.call.priority).process_set($ask.set);
@@ -71,7 +71,7 @@ macro_rules! options {
     }};
 }
 
-/// Sets the options that most collectives have, and those of reductions.
+/// Sets the options that most collectives share, and those of reductions.
 macro_rules! reduction {
     ($ask:expr, $options:expr) => {{
         let request = $ask.request;
@@ -105,7 +105,7 @@ pub(super) fn start(call: &Call, session: &Session, set: &ProcessSet) -> Result<
         Collective::SendReceive if ask.is_root() => ask.send(),
         Collective::SendReceive => ask.receive(),
         Collective::Barrier => ask.barrier(),
-        other => panic!("{other} is no call of this kind"),
+        other => panic!("{other} is not supported here"),
     }
 }
 
@@ -136,7 +136,7 @@ impl Ask<'_> {
         move |buffers| {
             for (part, buffer) in buffers.iter().enumerate() {
                 let same = buffer.bytes() == call.input(rank, part);
-                assert!(same, "input {part} of {} was changed", call.title());
+                assert!(same, "input {part} of {} has changed", call.title());
             }
         }
     }

@@ -1,10 +1,10 @@
-//! Two hosts on one machine: network namespaces at a switch, which is a third namespace with a
-//! bridge. The switch can limit the rate, lose packets, or drop everything, in one direction or in
-//! both. This needs root, `ip` and `tc`, and `ss` where connections are to be broken.
+//! Two hosts on one machine: network namespaces connected by a switch, a third namespace with a
+//! bridge. The switch can limit the rate, lose packets, or drop everything, in one direction or
+//! both. This needs root, `ip` and `tc`, and `ss` for breaking connections.
 //!
-//! Packets are lost at the switch, as on a real network: a sender's own system would notice if it
-//! dropped packets itself. Addresses are private to the namespaces, so many pairs can exist at
-//! once. Names contain the process id, and everything is removed when the pair is dropped.
+//! Packets are lost at the switch, as on a real network: a sender's own system would notice its own
+//! drops. Addresses are private to the namespaces, so many pairs can exist at once. Names contain
+//! the process id, and everything is removed when the pair is dropped.
 
 use std::{
     fs::{File, read_to_string},
@@ -26,12 +26,12 @@ use super::Launch;
 /// A pair of hosts.
 #[derive(Debug)]
 pub struct Pair {
-    /// The hosts' namespaces and the switch's.
+    /// The namespaces of the hosts and of the switch.
     names: [String; 3],
-    /// A `tc` that waits for commands for the switch. So an outage has the right length, even if
-    /// this machine is slow to start a process.
+    /// A running `tc` that takes commands for the switch, so that an outage has the right length
+    /// even if this machine is slow to start processes.
     control: Mutex<Option<Child>>,
-    /// What stands in for the bridge.
+    /// The replacement for the bridge.
     relay: Mutex<Option<Child>>,
 }
 
@@ -41,7 +41,7 @@ const CABLE: &str = "cable";
 /// The interfaces of the switch, one for each host.
 const PORTS: [&str; 2] = ["port-a", "port-b"];
 
-/// A port that drops what filters put into class 1:2.
+/// A port that drops the packets that filters put into class 1:2.
 const SOME: [&str; 4] = [
     "qdisc root handle 1: htb default 1 r2q 1000000",
     "class parent 1: classid 1:1 htb rate 10gbit",
@@ -49,8 +49,8 @@ const SOME: [&str; 4] = [
     "qdisc parent 1:2 pfifo limit 0",
 ];
 
-/// Passes packets between two interfaces after a time, with what the cards have yet to do to them
-/// (the header of `PACKET_VNET_HDR`). It ends with its standard input.
+/// Passes packets between two interfaces after a delay, with the offload header for the cards
+/// (`PACKET_VNET_HDR`). It ends with its standard input.
 const RELAY: &str = r#"
 import collections, select, socket, sys, time
 first, second, by = sys.argv[1], sys.argv[2], float(sys.argv[3])
@@ -103,7 +103,7 @@ impl Pair {
     /// Two ranks on each host.
     pub const TWO_EACH: &str = "10.213.0.1:2,10.213.0.2:2";
 
-    /// Creates the hosts; `None`, with the reason printed, where that is not allowed here.
+    /// Creates the hosts; `None`, with a printed reason, if that is not allowed here.
     pub fn new() -> Option<Self> {
         if !rustix::process::getuid().is_root() {
             println!("skipped: only root can make network namespaces");
@@ -148,14 +148,14 @@ impl Pair {
         Ok(())
     }
 
-    /// Sends commands to the switch, which runs them at once.
+    /// Sends commands to the switch, which executes them at once.
     fn at_once(&self, commands: &str) {
         let mut control = self.control.lock().expect("no panic while it is held");
         let pipe = control.as_mut().and_then(|control| control.stdin.as_mut()).expect("tc");
         pipe.write_all(commands.as_bytes()).and_then(|()| pipe.flush()).expect("tc reads");
     }
 
-    /// A job with two ranks on each host. The second host is reached by a stand-in for ssh.
+    /// A job with two ranks on each host. The second host is reached by a replacement for ssh.
     pub fn launch(&self) -> Launch {
         Launch::new().hosts(Self::TWO_EACH).ssh(&self.ssh()).in_network(self.first())
     }
@@ -165,7 +165,7 @@ impl Pair {
         &self.names[0]
     }
 
-    /// Calls a function whose sockets are those of a host, 0 or 1.
+    /// Calls a function whose sockets belong to a host, 0 or 1.
     pub fn within<T: Send>(&self, host: usize, call: impl FnOnce() -> T + Send) -> T {
         let namespace = File::open(format!("/run/netns/{}", self.names[host])).expect("a host");
         let call = move || {
@@ -173,11 +173,11 @@ impl Pair {
             move_into_link_name_space(namespace.as_fd(), network).expect("root may enter it");
             call()
         };
-        // The thread ends with it.
+        // The namespace is that of a new thread only.
         thread::scope(|scope| scope.spawn(call).join()).expect("the call does not panic")
     }
 
-    /// The rate of a host's interface in Mbit/s, as its system has it.
+    /// The rate of a host's interface in Mbit/s, as its system reports it.
     pub fn speed(&self, host: usize) -> Option<f64> {
         let file = format!("/sys/class/net/{CABLE}/speed");
         let output = run(&["ip", "netns", "exec", &self.names[host], "cat", &file]).ok()?;
@@ -186,7 +186,7 @@ impl Pair {
 
     /// The bytes that a host, 0 or 1, has received over the cable.
     pub fn received(&self, host: usize) -> u64 {
-        // The columns of `/proc/net/dev`, after the interface's name, begin with these bytes.
+        // After the interface's name, the first column of `/proc/net/dev` is this number.
         let counters = self.within(host, || read_to_string("/proc/thread-self/net/dev"));
         let counters = counters.expect("the system counts");
         let cable = counters.lines().find_map(|line| line.trim().strip_prefix(CABLE));
@@ -194,16 +194,15 @@ impl Pair {
         bytes.and_then(|bytes| bytes.parse().ok()).expect("the cable's counters")
     }
 
-    /// The stand-in for ssh that reaches the second host, not over the cable.
+    /// The replacement for ssh that reaches the second host, not over the cable.
     pub fn ssh(&self) -> String {
         format!("exec ip netns exec {} sh -c \"$*\"", self.names[1])
     }
 
-    /// Sets what a port of the switch does with the packets that leave it; without commands, lets
-    /// all through.
+    /// Sets how a port of the switch handles outgoing packets; without commands, it passes all.
     fn set_port(&self, port: &str, commands: &[&str]) -> Result<(), String> {
         let switch = self.names[2].as_str();
-        // The first time, nothing is there to be removed.
+        // Fails the first time, when there is nothing to remove.
         let _ = run(&["tc", "-n", switch, "qdisc", "del", "dev", port, "root"]);
         for command in commands {
             let (what, rest) = command.split_once(' ').unwrap_or((command, ""));
@@ -212,7 +211,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Sets both ports. `None`, with the reason printed, where that can't be done.
+    /// Sets both ports. `None`, with a printed reason, if that is not possible.
     fn set_ports(&self, what: &str, commands: &[&str]) -> Option<()> {
         for port in PORTS {
             if let Err(why) = self.set_port(port, commands) {
@@ -223,26 +222,26 @@ impl Pair {
         Some(())
     }
 
-    /// Drops everything that is sent to one of the hosts, 0 or 1. Nobody is notified.
+    /// Drops everything sent to one of the hosts, 0 or 1, without notification.
     pub fn cut_towards(&self, host: usize) {
         self.at_once(&format!("qdisc replace dev {} root pfifo limit 0\n", PORTS[host]));
     }
 
-    /// Drops everything in both directions. Nobody is notified.
+    /// Drops everything in both directions, without notification.
     pub fn cut(&self) {
         [0, 1].into_iter().for_each(|host| self.cut_towards(host));
     }
 
-    /// Lets everything through again.
+    /// Passes everything again.
     pub fn mend(&self) {
         self.at_once(&PORTS.map(|port| format!("qdisc del dev {port} root\n")).concat());
     }
 
-    /// Loses so many packets of 256, in both directions. `None`, with the reason printed, where
-    /// that can't be done.
+    /// Loses `of_256` packets of 256, in both directions. `None`, with a printed reason, if that is
+    /// not possible.
     pub fn lose(&self, of_256: u8) -> Option<()> {
         // The program, in the form of `tc-bpf(8)`, loads a random number of the kernel for each
-        // packet, keeps eight bits of it, and chooses the class if they are less than `of_256`.
+        // packet, keeps eight bits of it, and selects the class if they are less than `of_256`.
         let program = format!(
             "filter parent 1: protocol ip bpf bytecode \
              '5,32 0 0 4294963256,84 0 0 255,53 0 1 {of_256},6 0 0 0,6 0 0 4294967295' flowid 1:2"
@@ -251,10 +250,10 @@ impl Pair {
         self.set_ports("packets can't be lost here", &commands)
     }
 
-    /// Lets so many Mbit/s through, in both directions. `None`, with the reason printed, where that
-    /// can't be done.
+    /// Limits the rate to `mbit` Mbit/s, in both directions. `None`, with a printed reason, if that
+    /// is not possible.
     pub fn narrow(&self, mbit: u32) -> Option<()> {
-        // Room for 200 milliseconds, and for a few packets at least.
+        // Room for 200 milliseconds, and for at least a few packets.
         let queue = (mbit * 25_000).max(32 << 10);
         let commands = [
             "qdisc root handle 1: htb default 1 r2q 1000".to_owned(),
@@ -262,16 +261,16 @@ impl Pair {
             format!("qdisc parent 1:1 bfifo limit {queue}"),
         ];
         for name in &self.names[..2] {
-            // The card sends packets of the line's size, as a real one does, and no larger ones.
+            // The card sends packets of the line's size, like a real one, and no larger ones.
             let _ = run(&["ip", "-n", name, "link", "set", CABLE, "gso_max_segs", "1"]);
         }
         let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
         self.set_ports("the cable can't be narrowed here", &commands)
     }
 
-    /// Makes the way so much longer in each direction. `None`, with the reason printed, where that
-    /// can't be done. The queue of the system that delays packets (netem) is a module that many
-    /// kernels lack, so a program takes the place of the bridge.
+    /// Adds a delay in each direction. `None`, with a printed reason, if that is not possible. The
+    /// kernel's queue for delays (netem) is a module that many kernels lack, so a program replaces
+    /// the bridge.
     pub fn lengthen(&self, by: Duration) -> Option<()> {
         for port in PORTS {
             must(&["ip", "-n", &self.names[2], "link", "set", port, "nomaster"]);
@@ -295,14 +294,14 @@ impl Pair {
         let answer = relay.stdout.take().map(|mut output| output.read_exact(&mut ready));
         *self.relay.lock().expect("no panic while it is held") = Some(relay);
         if !matches!(answer, Some(Ok(()))) {
-            println!("skipped: the way can't be lengthened here: there is no python3");
+            println!("skipped: the way can't be lengthened here: python3 is missing");
             return None;
         }
         Some(())
     }
 
-    /// Lets a host choose this congestion control for all connections. `None`, with the reason
-    /// printed, where that can't be done.
+    /// Sets the congestion control for all connections of a host. `None`, with a printed reason, if
+    /// that is not possible.
     pub fn set_congestion_control(&self, host: usize, name: &str) -> Option<()> {
         let write = format!("echo {name} > /proc/sys/net/ipv4/tcp_congestion_control");
         let done = run(&["ip", "netns", "exec", &self.names[host], "sh", "-c", &write]);
@@ -318,8 +317,8 @@ impl Pair {
         }
     }
 
-    /// Loses packets that are larger at the switch, without a word: the hosts think that their
-    /// interfaces' size passes.
+    /// Silently loses packets larger than this at the switch: the hosts still use the size of their
+    /// interfaces.
     pub fn lose_larger(&self, bytes: u32) {
         let bytes = bytes.to_string();
         for (name, port) in self.names.iter().zip(PORTS) {
@@ -329,15 +328,15 @@ impl Pair {
         }
     }
 
-    /// Tells the first host that the path to the second one takes only packets of this size.
+    /// Tells the first host that the path to the second one passes only packets of this size.
     pub fn set_path_mtu(&self, bytes: u32) {
         let (bytes, to) = (bytes.to_string(), format!("{}/32", Self::HOSTS[1]));
         must(&["ip", "-n", &self.names[0], "route", "add", &to, "dev", CABLE, "mtu", &bytes]);
     }
 
-    /// Breaks a host's TCP connections to or from these ports, as an administrator or a firewall
-    /// does: its peer gets a reset. Returns how many there were; `None`, with the reason printed,
-    /// where that can't be done.
+    /// Breaks a host's TCP connections to or from these ports, like an administrator or a firewall:
+    /// its peer gets a reset. Returns their number; `None`, with a printed reason, if that is not
+    /// possible.
     pub fn reset_connections(&self, host: usize, ports: &[u16]) -> Option<usize> {
         let mut count = 0;
         for port in ports {
@@ -369,7 +368,7 @@ impl Pair {
         Some(count)
     }
 
-    /// Rejects what a host would send to these TCP ports: a connection to one fails at once.
+    /// Rejects what a host sends to these TCP ports: connections to them fail immediately.
     pub fn refuse_ports(&self, host: usize, ports: &[u16]) {
         for port in ports {
             let port = port.to_string();
@@ -378,17 +377,17 @@ impl Pair {
         }
     }
 
-    /// Drops what is sent to or from these TCP ports of a host.
+    /// Drops packets to or from these TCP ports of a host.
     pub fn swallow_ports(&self, host: usize, ports: &[u16]) {
         self.swallow(host, 6, ports);
     }
 
-    /// Drops what is sent to or from these UDP ports of a host.
+    /// Drops packets to or from these UDP ports of a host.
     pub fn swallow_datagrams(&self, host: usize, ports: &[u16]) {
         self.swallow(host, 17, ports);
     }
 
-    /// Drops what a protocol of IP sends to or from these ports of a host.
+    /// Drops packets of an IP protocol to or from these ports of a host.
     fn swallow(&self, host: usize, protocol: u8, ports: &[u16]) {
         // The offset of the port in a packet, towards the host and away from it.
         for (port_of_switch, at) in [(PORTS[host], 22), (PORTS[1 - host], 20)] {

@@ -1,10 +1,10 @@
-//! The processes of a job that are alive: found by the mark in their environment, distinguished by
-//! their command lines.
+//! The live processes of a job: found by the mark in their environment, distinguished by their
+//! command lines.
 
 use std::{collections::HashMap, fs};
 
-/// The variable that marks a job's processes. Its name does not begin with `GRADWIRE_`, so it
-/// travels to other hosts like any other.
+/// The variable that marks a job's processes. Its name does not begin with `GRADWIRE_`, so it is
+/// passed to other hosts like any other.
 pub const MARK: &str = "GWTEST_MARK";
 
 /// The role of a process in its job.
@@ -25,7 +25,7 @@ pub enum Role {
 pub struct Process {
     /// Its id.
     pub pid: u32,
-    /// Its role, where that is known.
+    /// Its role, if known.
     pub role: Option<Role>,
     /// Its program and arguments.
     pub command: Vec<String>,
@@ -63,7 +63,7 @@ fn role(command: &[String], environment: &HashMap<String, String>) -> Option<Rol
     let number = |name: &str| environment.get(name)?.parse().ok();
     match (program, command.get(1).map(String::as_str)) {
         ("gradwire", Some("run" | "doctor")) => Some(Role::Launcher),
-        // Agents are numbered once all are known.
+        // Agents are numbered once all of them are known.
         ("gradwire", Some("agent" | "doctor-agent")) => Some(Role::Agent(0)),
         // A process that is about to start another program.
         ("gradwire", _) => None,
@@ -78,7 +78,7 @@ pub fn marked(mark: &str) -> Vec<Process> {
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let mut found: Vec<Process> = pids.filter_map(|pid| Process::read(pid, mark)).collect();
     found.sort_by_key(|process| process.pid);
-    // The launcher starts them in the order of the hosts.
+    // The launcher starts agents in the order of the hosts.
     let mut agents = 0;
     for process in &mut found {
         if let Some(Role::Agent(number)) = &mut process.role {

@@ -1,5 +1,5 @@
-//! The programs under test. Cargo builds a test program together with the binaries of its own crate
-//! only. The binaries of other crates are built here, unless they are newer than their sources.
+//! The programs under test. Cargo builds a test together with the binaries of its own crate only.
+//! Binaries of other crates are built here, unless they are newer than their sources.
 
 use std::{
     env, fs,
@@ -9,7 +9,7 @@ use std::{
     time::SystemTime,
 };
 
-/// The folder into which cargo puts programs: the test's own folder, or the one above `deps`.
+/// The folder of cargo's programs: the test's own folder, or the one above `deps`.
 fn folder() -> PathBuf {
     let own = env::current_exe().expect("the own program");
     let folder = own.parent().expect("a folder");
@@ -26,13 +26,13 @@ fn modified(path: &Path) -> Option<SystemTime> {
     fs::metadata(path).and_then(|meta| meta.modified()).ok()
 }
 
-/// Whether a program is newer than all its sources, which cargo lists in a file beside it.
+/// Whether a program is newer than all its sources, which cargo lists in a file next to it.
 fn is_fresh(program: &Path) -> bool {
     let list = fs::read_to_string(program.with_extension("d")).unwrap_or_default();
     let (Some(built), Some((_, files))) = (modified(program), list.trim().split_once(": ")) else {
         return false;
     };
-    // A space in a path is escaped by a backslash.
+    // Spaces in paths are escaped by a backslash.
     let files = files.replace("\\ ", "\u{0}");
     files.split(' ').all(|file| {
         modified(Path::new(&file.replace('\u{0}', " "))).is_some_and(|time| time <= built)
@@ -53,27 +53,27 @@ fn build(words: &[&str]) {
     );
 }
 
-/// `gradwire`, with `gradwired` beside it.
+/// `gradwire`, with `gradwired` next to it.
 pub fn gradwire() -> PathBuf {
     static BUILT: OnceLock<()> = OnceLock::new();
     let gradwire = beside("gradwire");
     BUILT.get_or_init(|| {
         if !is_fresh(&gradwire) || !is_fresh(&beside("gradwired")) {
-            // Building some crates alone would build dependencies again, with other features.
+            // Building only some crates would rebuild dependencies with different features.
             build(&["--workspace", "--bins"]);
         }
     });
     gradwire
 }
 
-/// `gradwired`, with `gradwire` beside it.
+/// `gradwired`, with `gradwire` next to it.
 pub fn gradwired() -> PathBuf {
     gradwire();
     beside("gradwired")
 }
 
-/// The trainer of `make demo-rust`. It needs libtorch at build time, which the environment must
-/// name.
+/// The trainer of `make demo-rust`. It needs libtorch at build time, named by environment
+/// variables.
 pub fn digits() -> PathBuf {
     static BUILT: OnceLock<()> = OnceLock::new();
     let digits = beside("examples/digits");

@@ -1,9 +1,9 @@
-//! What a job wrote and how it ended, with the assertions that its tests share.
+//! The output and the end of a job, with assertions for tests.
 
 use std::{os::unix::process::ExitStatusExt, process::ExitStatus, time::Duration};
 
-/// The README promises five seconds after a fault. A machine with more work than processors may
-/// take twice as long. A wait without a deadline would take longer than this.
+/// The README promises five seconds after a fault. An overloaded machine may take twice as long. A
+/// wait without a deadline would take longer than this.
 const NOTIFIED_WITHIN: Duration = Duration::from_secs(10);
 
 /// A line of the launcher's output.
@@ -11,13 +11,13 @@ const NOTIFIED_WITHIN: Duration = Duration::from_secs(10);
 pub struct Line {
     /// When it was received, since the start.
     pub after: Duration,
-    /// Whether it came on standard error.
+    /// Whether it was on standard error.
     pub is_error: bool,
     /// Its text, without the line end.
     pub text: String,
 }
 
-/// A line that a `gradwire-test-rank` printed.
+/// A line printed by a `gradwire-test-rank`.
 #[derive(Debug, Clone)]
 pub struct Said {
     /// The rank that printed it.
@@ -62,13 +62,13 @@ impl Report {
         self.status.code().unwrap_or_else(|| 128 + self.status.signal().unwrap_or_default())
     }
 
-    /// What was written on standard error, without the lines of ranks and services.
+    /// The text on standard error, without the lines of ranks and services.
     pub fn verdict(&self) -> String {
         let own = self.lines.iter().filter(|line| line.is_error && !line.text.starts_with('['));
         own.map(|line| line.text.as_str()).collect::<Vec<_>>().join("\n")
     }
 
-    /// What was written on standard output.
+    /// The text on standard output.
     pub fn output(&self) -> String {
         let lines = self.lines.iter().filter(|line| !line.is_error);
         lines.map(|line| line.text.as_str()).collect::<Vec<_>>().join("\n")
@@ -104,8 +104,8 @@ impl Report {
         }
     }
 
-    /// TELL: asserts that each of these ranks failed once, with an error that has all these parts,
-    /// within the promised time after `fault` (as [`super::now_us`]).
+    /// TELL: asserts that each of these ranks failed once, with an error that contains all these
+    /// parts, within the promised time after `fault` (as [`super::now_us`]).
     #[track_caller]
     pub fn assert_notified(&self, ranks: &[u32], fault: u64, parts: &[&str]) {
         let failed = self.said("failed");

@@ -1,5 +1,5 @@
 //! The element types, read and written in a simple way: by the definition of each format, one
-//! element after the other.
+//! element at a time.
 
 use gradwire_proto::DType;
 use half::{bf16, f16};
@@ -21,8 +21,8 @@ pub(super) fn is_short_float(dtype: DType) -> bool {
     matches!(dtype, DType::F8E4m3 | DType::F8E5m2 | DType::F16 | DType::Bf16)
 }
 
-/// The value of an 8-bit float with so many bits of exponent: 4 (OCP E4M3, which has no infinity
-/// and one NaN) or 5 (OCP E5M2, which is like the floats of IEEE 754).
+/// The value of an 8-bit float with this number of exponent bits: 4 (OCP E4M3, which has no
+/// infinity and one NaN) or 5 (OCP E5M2, which is like the floats of IEEE 754).
 fn float8(bits: u8, exponent_bits: u32) -> f64 {
     let mantissa_bits = 7 - exponent_bits;
     let exponent = i32::from((bits & 0x7f) >> mantissa_bits);
@@ -38,7 +38,7 @@ fn float8(bits: u8, exponent_bits: u32) -> f64 {
     if bits & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
-/// The nearest of all 256 values. Of two that are equally near, it is the one with even bits.
+/// The nearest of all 256 values; of two equally near ones, the one with even bits.
 fn to_float8(value: f64, exponent_bits: u32) -> u8 {
     if value.is_nan() || (exponent_bits == 4 && value.is_infinite()) {
         return 0x7f;
@@ -85,7 +85,7 @@ pub(super) fn integer(dtype: DType, bytes: &[u8]) -> i128 {
     wrap(dtype, i128::from_le_bytes(wide))
 }
 
-/// The value as an integer type holds it, wrapped around; 0 or 1 for a truth value.
+/// The value in an integer type, wrapped around; 0 or 1 for a truth value.
 pub(super) fn wrap(dtype: DType, value: i128) -> i128 {
     match dtype {
         DType::I8 => i128::from(value as i8),
@@ -97,11 +97,11 @@ pub(super) fn wrap(dtype: DType, value: i128) -> i128 {
         DType::I64 => i128::from(value as i64),
         DType::U64 => i128::from(value as u64),
         DType::Bool => i128::from(value != 0),
-        _ => unreachable!("{dtype} is no integer"),
+        _ => unreachable!("{dtype} is not an integer type"),
     }
 }
 
-/// The type of the two parts of a complex number; other types are returned as they are.
+/// The type of the two parts of a complex number; other types are returned unchanged.
 pub(super) fn part_of(dtype: DType) -> DType {
     match dtype {
         DType::C64 => DType::F32,
@@ -114,9 +114,9 @@ pub(super) fn part_of(dtype: DType) -> DType {
 mod tests {
     use super::*;
 
-    /// The values are from the documents of the formats.
+    /// The values are from the specifications of the formats.
     #[test]
-    fn eight_bit_floats_are_those_of_their_documents() {
+    fn eight_bit_floats_follow_their_specification() {
         let e4m3 = [(0x00, 0.0), (0x01, 2f64.powi(-9)), (0x08, 2f64.powi(-6)), (0x38, 1.0)];
         for (bits, value) in e4m3.into_iter().chain([(0x7e, 448.0), (0xb8, -1.0)]) {
             assert_eq!((float8(bits, 4), to_float8(value, 4)), (value, bits));

@@ -42,7 +42,7 @@ pub(super) fn plan(dice: &mut Dice) -> Plan {
     plan
 }
 
-/// Some of the ranks, at least one of them.
+/// Some of the ranks, at least one.
 pub(super) fn members(dice: &mut Dice, size: u32) -> Vec<u32> {
     let least = dice.below(size.into()) as u32;
     (0..size).filter(|rank| *rank == least || dice.one_in(2)).collect()
@@ -71,7 +71,7 @@ fn shape(rows: u64, inner: &[u64]) -> Shape {
     Shape::new(&dims).expect("a shape")
 }
 
-/// How to split rows: a number for each member, whose sum may be less than all rows.
+/// A split of rows: a number for each member, with a sum of at most all rows.
 fn splits(dice: &mut Dice, rows: u64, ranks: usize) -> Vec<u64> {
     let mut left = rows;
     let mut splits: Vec<u64> = (0..ranks)
@@ -108,7 +108,7 @@ pub(super) fn call(
     }
     let group = has_groups(collective) && dice.one_in(3);
     let parts = if group { 2 + dice.below(4) as usize } else { 1 };
-    // Half of the groups have one type only.
+    // Half of the groups have only one type.
     let kinds: Vec<DType> = match dice.pick(DType::ALL) {
         one if dice.one_in(2) => vec![one; parts],
         _ => (0..parts).map(|_| dice.pick(DType::ALL)).collect(),
@@ -135,7 +135,7 @@ pub(super) fn call(
     }
 }
 
-/// A reduction that all of these types have.
+/// A reduction that all of these types support.
 fn op(dice: &mut Dice, kinds: &[DType]) -> ReduceOp {
     let has = |op: &ReduceOp| kinds.iter().all(|dtype| op.refuses(*dtype).is_none());
     let ops: Vec<ReduceOp> = ReduceOp::ALL.iter().copied().filter(has).collect();
@@ -147,13 +147,13 @@ fn factors(dice: &mut Dice, of: Collective, op: ReduceOp, kinds: &[DType]) -> (f
     if !scales || !reduces(of) || dice.one_in(2) {
         return (1.0, 1.0);
     }
-    // The factors of a product multiply up, and leave the range of a small float.
+    // The factors of a product accumulate, and exceed the range of a small float.
     let one = op == ReduceOp::Product;
     let prescale = if one { 1.0 } else { dice.pick(&[1.0, 0.5, -2.0, 1.0 / 3.0]) };
     (prescale, dice.pick(&[1.0, 1.0 / 3.0, -1.5]))
 }
 
-/// What each of the ranks asks for.
+/// The requests of each of the ranks.
 fn requests(
     dice: &mut Dice,
     collective: Collective,

@@ -1,6 +1,5 @@
-//! Imports go one way in every crate. No two files import each other, directly or in a circle, and
-//! neither do two folders that lie side by side. Where an order of the folders is written down, a
-//! lower one never imports from a higher one.
+//! In every crate, imports form no cycle: neither between files nor between sibling folders. If an
+//! order of folders is declared, a lower one never imports from a higher one.
 
 #![forbid(unsafe_code)]
 
@@ -15,8 +14,8 @@ use std::{
 
 use read::{Imports, by_folder, circles};
 
-/// The folders and files in a crate's `src`, lowest first. ARCHITECTURE.md has the reasons. What is
-/// not listed is checked only for circles.
+/// The folders and files in a crate's `src`, lowest first. ARCHITECTURE.md has the reasons. Other
+/// parts are only checked for cycles.
 const ORDERS: &[(&str, &[&str])] = &[
     (
         "daemon",
@@ -69,7 +68,7 @@ fn roots() -> Vec<PathBuf> {
     roots
 }
 
-/// The faults in the imports of one crate, one per line; none if all are right.
+/// The errors in the imports of one crate, one per line; none if all are right.
 fn faults(imports: &Imports, order: &[&str]) -> Vec<String> {
     let mut faults = Vec::new();
     let files: BTreeMap<_, BTreeSet<_>> = imports
@@ -90,7 +89,7 @@ fn faults(imports: &Imports, order: &[&str]) -> Vec<String> {
     for (folder, parts) in &folders {
         for circle in circles(parts) {
             let folder = folder.display();
-            faults.push(format!("in the folder '{folder}' these import each other: {circle:?}"));
+            faults.push(format!("cycle in the folder '{folder}': {circle:?}"));
         }
     }
     let place = |part: &str| order.iter().position(|name| *name == part);
@@ -99,7 +98,7 @@ fn faults(imports: &Imports, order: &[&str]) -> Vec<String> {
             if let (Some(one), Some(other)) = (place(from), place(to))
                 && one < other
             {
-                faults.push(format!("'{from}' imports from '{to}', which is above it"));
+                faults.push(format!("'{from}' imports from '{to}', which is higher"));
             }
         }
     }
@@ -114,13 +113,13 @@ fn imports_go_one_way() {
     for root in roots {
         let folder = root.parent().and_then(Path::parent).expect("a crate");
         let name = folder.file_name().expect("a name").to_string_lossy().into_owned();
-        // A program is one file above its library.
+        // A program is one file on top of its library.
         let ordered = ORDERS.iter().find(|(krate, _)| *krate == name && root.ends_with("lib.rs"));
         let order = ordered.map_or(&[][..], |(_, order)| *order);
         let imports = read::read(&root);
         for part in order {
             let known = imports.keys().any(|file| file.with_extension("").starts_with(part));
-            assert!(known, "{name} has no '{part}' any more: correct the order");
+            assert!(known, "{name} no longer has '{part}': update the order");
         }
         for fault in faults(&imports, order) {
             let _ = writeln!(report, "{name}: {fault}");
@@ -129,7 +128,7 @@ fn imports_go_one_way() {
     assert!(report.is_empty(), "{report}");
 }
 
-/// The imports of a crate made of these files.
+/// The imports of a crate with these files.
 fn made(files: &[(&str, &str)]) -> Imports {
     let folder = tempfile::tempdir().expect("a folder");
     for (file, text) in files {
@@ -141,7 +140,7 @@ fn made(files: &[(&str, &str)]) -> Imports {
 }
 
 #[test]
-fn a_circle_is_found_however_it_is_written() {
+fn a_cycle_is_found_in_every_notation() {
     let circles = [
         ("use crate::b::B;\npub struct A;", "pub struct B(crate::a::A);"),
         ("use crate::b::B;\npub struct A;", "use super::*;\npub struct B;\nfn f(a: a::A) {}"),
@@ -156,7 +155,7 @@ fn a_circle_is_found_however_it_is_written() {
 }
 
 #[test]
-fn a_re_export_stands_for_the_file_behind_it_and_tests_import_what_they_like() {
+fn re_exports_are_resolved_and_tests_ignored() {
     let root = "mod a;\nmod b;\npub use b::B;\npub use a::A;";
     let a = "use crate::B;\npub struct A(B);";
     let b = "pub struct B;\n#[cfg(test)]\nmod tests {\n    use crate::A;\n}";
@@ -164,11 +163,11 @@ fn a_re_export_stands_for_the_file_behind_it_and_tests_import_what_they_like() {
     assert_eq!(imports[Path::new("a.rs")].keys().collect::<Vec<_>>(), [Path::new("b.rs")]);
     assert_eq!(faults(&imports, &["b", "a"]), Vec::<String>::new());
     let wrong = faults(&imports, &["a", "b"]);
-    assert_eq!(wrong, ["'a' imports from 'b', which is above it"]);
+    assert_eq!(wrong, ["'a' imports from 'b', which is higher"]);
 }
 
 #[test]
-fn folders_that_import_each_other_are_found_even_if_no_files_do() {
+fn cycles_between_folders_are_found() {
     let files = [
         ("lib.rs", "mod a;\nmod b;"),
         ("a/mod.rs", "mod low;\nmod high;"),
@@ -177,5 +176,5 @@ fn folders_that_import_each_other_are_found_even_if_no_files_do() {
         ("b.rs", "use crate::a::low::Low;\npub struct Middle(Low);"),
     ];
     let faults = faults(&made(&files), &[]);
-    assert_eq!(faults, ["in the folder '' these import each other: [\"b\", \"a\"]"]);
+    assert_eq!(faults, ["cycle in the folder '': [\"b\", \"a\"]"]);
 }

@@ -1,8 +1,8 @@
-//! Which file of a crate imports which other, read from its sources.
+//! Reads from the sources which file of a crate imports which other file.
 //!
-//! A path counts as an import wherever it stands: in a `use`, in code, in the arguments of a macro.
-//! It leads to the file that *defines* what it names, so a re-export stands for the file behind it.
-//! Code that is compiled only for tests is left out, and so is a `mod` line, which imports nothing.
+//! A path counts as an import wherever it is: in a `use`, in code, in the arguments of a macro. It
+//! leads to the file that *defines* the item, so re-exports are resolved. Code that is compiled
+//! only for tests is ignored, and so are `mod` lines, which import nothing.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -15,14 +15,14 @@ use proc_macro2::{TokenStream, TokenTree};
 use quote::ToTokens;
 use syn::{Attribute, Item, UseTree};
 
-/// For each folder, its parts, each with the parts that it imports from.
+/// For each folder, its parts, and for each part the parts that it imports from.
 pub(crate) type Folders = BTreeMap<PathBuf, BTreeMap<String, BTreeSet<String>>>;
 
 /// A position in the list of modules.
 type Id = usize;
 
-/// The imports of one crate, by the path of each file below the crate's source folder: the files
-/// that it imports, each with the line of the first import.
+/// The imports of one crate, by the path of each file below the crate's source folder: the imported
+/// files, each with the line of the first import.
 pub(crate) type Imports = BTreeMap<PathBuf, BTreeMap<PathBuf, usize>>;
 
 #[derive(Default)]
@@ -30,9 +30,9 @@ struct Module {
     file: PathBuf,
     parent: Option<Id>,
     children: HashMap<String, Id>,
-    /// The names that a `use` of this module brings in, with their paths.
+    /// The names imported by `use`, with their paths.
     uses: HashMap<String, Vec<String>>,
-    /// The modules from which everything is imported.
+    /// The modules imported by glob.
     globs: Vec<Vec<String>>,
     /// The names that are defined here.
     items: BTreeSet<String>,
@@ -163,9 +163,10 @@ impl Crate {
         imports
     }
 
-    /// The module that defines what `path` names in module `at`; `None` if that is another crate's.
+    /// The module that defines the item that `path` names in module `at`; `None` if it is in
+    /// another crate.
     fn resolve(&self, at: Id, path: &[String], depth: usize) -> Option<Id> {
-        // Paths that lead to each other name nothing.
+        // Cyclic paths name nothing.
         if depth > 16 {
             return None;
         }
@@ -185,7 +186,7 @@ impl Crate {
                     rest = &rest[1..];
                 }
             }
-            // A single name was brought in by a `use`, which is counted there.
+            // A single name was imported by a `use`, which is counted there.
             name if !self.modules[at].children.contains_key(name) => return None,
             _ => {}
         }
@@ -211,7 +212,7 @@ impl Crate {
     }
 }
 
-/// Adds the paths of several parts in `tokens`, with their lines.
+/// Adds the multi-part paths in `tokens`, with their lines.
 fn collect(tokens: TokenStream, paths: &mut Vec<(Vec<String>, usize)>) {
     let mut path: Vec<String> = Vec::new();
     let mut line = 0;
@@ -234,7 +235,7 @@ fn collect(tokens: TokenStream, paths: &mut Vec<(Vec<String>, usize)>) {
             }
             TokenTree::Punct(mark) if mark.as_char() == ':' => colons += 1,
             other => {
-                // `pub(in …)` only limits who sees an item, and imports nothing.
+                // `pub(in …)` only limits visibility, and imports nothing.
                 let visibility = path.last().is_some_and(|last| last == "pub");
                 end(&mut path, line, paths);
                 colons = 0;
@@ -289,7 +290,7 @@ fn defined(item: &Item) -> Option<String> {
     })
 }
 
-/// The groups of parts that import each other, directly or in a circle.
+/// The groups of parts that import each other, directly or in a cycle.
 pub(crate) fn circles<T: Ord + Clone>(edges: &BTreeMap<T, BTreeSet<T>>) -> Vec<Vec<T>> {
     let mut graph = DiGraph::new();
     let nodes: BTreeMap<&T, _> = edges.keys().map(|part| (part, graph.add_node(part))).collect();
@@ -304,8 +305,8 @@ pub(crate) fn circles<T: Ord + Clone>(edges: &BTreeMap<T, BTreeSet<T>>) -> Vec<V
     groups.map(|group| group.into_iter().map(|node| graph[node].clone()).collect()).collect()
 }
 
-/// For each folder of the crate, the imports between its folders and files. A folder stands for
-/// everything in it, together with the file of its name.
+/// For each folder of the crate, the imports between its folders and files. A folder includes
+/// everything in it, and the file with its name.
 pub(crate) fn by_folder(imports: &Imports) -> Folders {
     let mut folders = Folders::new();
     for (from, targets) in imports {

@@ -1,7 +1,7 @@
-//! Bad input of every collective. What one rank can see alone is refused at the call. What only all
-//! ranks together can see is reported to all of them, with who asked for what (TELL). The job goes
-//! on. (Allreduce and broadcast are in `disagreement.rs`; process sets and join have their own
-//! files.)
+//! Bad input of every collective. An error that one rank can detect is refused at the call. An
+//! error that only all ranks together show is reported to all of them, with each rank's request
+//! (TELL). The job continues. (Allreduce and broadcast are in `disagreement.rs`; process sets and
+//! join have their own files.)
 
 use gradwire_proto::{Collective, DType, FailureKind, Part, Rank, ReduceOp, Request, Shape};
 use gradwire_tests::{
@@ -29,15 +29,15 @@ fn group(of: Collective, parts: &[(DType, &[u64])]) -> Request {
     Request { more, ..request(of, parts[0].0, parts[0].1, 0) }
 }
 
-/// Checks that the job goes on: an allreduce of all ranks.
+/// Checks that the job continues, with an allreduce of all ranks.
 fn goes_on(session: &Session) {
     let mut one = [1u32];
     session.allreduce_slice(&mut one, AllreduceOptions::named("on").op(ReduceOp::Sum)).unwrap();
     assert_eq!(one, [session.size()]);
 }
 
-/// The odd rank's request, the request of the others, the beginning of the error, and the cells of
-/// both in its table.
+/// The odd rank's request, the request of the others, the beginning of the error, and both rows of
+/// its table.
 struct Case {
     odd: Request,
     others: Request,
@@ -113,7 +113,7 @@ fn cases() -> Vec<Case> {
 }
 
 #[test]
-fn what_ranks_disagree_on_is_reported_to_all_with_who_asked_for_what() {
+fn disagreements_are_reported_to_all_ranks() {
     let reported = run_job(&Plan::nodes(&[2, 2]), |session| {
         let all = session.global_process_set();
         let ask = |(index, case): (usize, Case)| {
@@ -284,7 +284,7 @@ const REFUSED: &[(Ask, &str)] = &[
 ];
 
 #[test]
-fn what_one_rank_can_see_is_refused_at_the_call() {
+fn errors_of_one_rank_are_refused_at_the_call() {
     run_job(&Plan::nodes(&[1, 1]), |session| {
         for (ask, expected) in REFUSED {
             let text = refusal(ask(session));
@@ -292,7 +292,7 @@ fn what_one_rank_can_see_is_refused_at_the_call() {
         }
         assert_eq!(session.stats().operations, 0, "nothing was started");
         goes_on(session);
-        // The refused calls don't count: unnamed calls and messages still match.
+        // Refused calls don't count, so unnamed calls and messages still match.
         let mut tensor = zeros(session, &[1]);
         session.allreduce(&mut tensor, AllreduceOptions::default()).unwrap();
         if session.rank() == 0 {
@@ -304,12 +304,12 @@ fn what_one_rank_can_see_is_refused_at_the_call() {
 }
 
 #[test]
-fn a_message_of_another_type_or_shape_than_expected_is_an_error_at_both_ends() {
+fn unexpected_messages_fail_at_both_ends() {
     run_job(&Plan::nodes(&[2, 1]), |session| match session.rank() {
         0 => {
             let sent = failure(session.send(&zeros(session, &[3]), SendOptions::to_rank(2)));
             assert!(sent.what.starts_with("the ranks disagree on dtype"), "{sent}");
-            // The sender need not know the receiver's shape.
+            // The sender does not have to know the receiver's shape.
             session.send(&zeros(session, &[2, 2]), SendOptions::to_rank(2)).unwrap();
         }
         2 => {
@@ -326,7 +326,7 @@ fn a_message_of_another_type_or_shape_than_expected_is_an_error_at_both_ends() {
 }
 
 #[test]
-fn objects_that_are_too_large_or_of_another_type_fail_on_every_rank() {
+fn wrong_objects_fail_on_every_rank() {
     let plan = Plan::nodes(&[2, 1]).set("worker.max_object_bytes=64KiB");
     run_job(&plan, |session| {
         let large = vec![7u8; 70_000];
@@ -339,7 +339,7 @@ fn objects_that_are_too_large_or_of_another_type_fail_on_every_rank() {
         let reported = failure(session.allgather_object(&mine, AllgatherOptions::default()));
         assert!(reported.what.contains(expected) && reported.rank == Some(Rank(1)), "{reported}");
         goes_on(session);
-        // Rank 0 sends a number, the others expect a text.
+        // Rank 0 sends a number, but the others expect a text.
         let own = (session.rank() == 0).then_some(300u64);
         if session.rank() == 0 {
             session.broadcast_object(own.as_ref(), BroadcastOptions::from_rank(0)).unwrap();
@@ -353,7 +353,7 @@ fn objects_that_are_too_large_or_of_another_type_fail_on_every_rank() {
 }
 
 #[test]
-fn a_sparse_index_out_of_range_fails_on_every_rank_and_is_named() {
+fn a_wrong_sparse_index_is_reported_to_all() {
     run_job(&Plan::nodes(&[2, 1]), |session| {
         let bad = session.rank() == 2;
         let indices = vec![0, if bad { 10 } else { 9 }, if bad { 77 } else { 1 }];
@@ -377,11 +377,11 @@ fn a_sparse_index_out_of_range_fails_on_every_rank_and_is_named() {
     });
 }
 
-/// The session never asks for this: the coordinator reports it to all, with the rank.
+/// A session never makes such requests; the coordinator reports them to all, with the rank.
 #[test]
-fn splits_that_no_session_would_give_are_reported_to_all() {
+fn invalid_splits_are_reported_to_all() {
     use gradwire_tests::cluster::Cluster;
-    let plan = Plan::nodes(&[1, 1]).set("job.timeout_ms=61000").set("heartbeat.timeout_ms=60000");
+    let plan = Plan::patient(&[1, 1]);
     let cluster = Cluster::start(&plan).unwrap();
     let honest = cluster.start_ranks([0], |session| {
         let name = |n: u32| AlltoallOptions::default().name(format!("rows.{n}"));

@@ -1,4 +1,4 @@
-//! Whole jobs in one process, and the results that ranks receive.
+//! Whole jobs in one process, and the results of their ranks.
 
 use std::{
     sync::{
@@ -78,7 +78,7 @@ fn every_rank_can_be_the_root_of_a_broadcast() {
 }
 
 #[test]
-fn a_barrier_separates_what_was_before_from_what_comes_after() {
+fn a_barrier_separates_before_from_after() {
     const ROUNDS: u32 = 20;
     let come = Arc::new(AtomicU32::new(0));
     run(&Plan::nodes(&[2, 2]), move |session| {
@@ -101,7 +101,7 @@ fn a_barrier_separates_what_was_before_from_what_comes_after() {
 fn ordinary_memory_is_reduced_and_broadcast_too() {
     let results = run(&Plan::nodes(&[1, 2]), |session| {
         let mut values: Vec<f64> = (0..10_007).map(|i| f64::from(i + session.rank())).collect();
-        // An odd length, and not at the start of an allocation.
+        // An odd length, not at the start of an allocation.
         session.allreduce_slice(&mut values[3..], sum("slice")).unwrap();
         let mut bytes = vec![session.rank() as u8; 777];
         session.broadcast_slice(&mut bytes[1..], BroadcastOptions::from_rank(1)).unwrap();
@@ -142,7 +142,7 @@ fn large_slices_are_reduced_in_pieces() {
         };
         for (call, elements) in [PIECE + 1, 4 * PIECE, 9 * PIECE + 12_345].into_iter().enumerate() {
             let mut own = values(call, elements);
-            // Without a name, and not at the start of an allocation.
+            // Without a name, not at the start of an allocation.
             let options = AllreduceOptions::default().op(ReduceOp::Sum);
             session.allreduce_slice(&mut own[3..], options).unwrap();
             check(call, own, 3);
@@ -160,7 +160,7 @@ fn large_slices_are_reduced_in_pieces() {
 }
 
 #[test]
-fn the_same_names_serve_for_fifty_steps() {
+fn names_are_reused_for_fifty_steps() {
     run(&Plan::nodes(&[2, 2]), |session| {
         for step in 0..50i32 {
             let tensor = |value: i32, len: usize| session.tensor(&vec![value; len], &[len]);
@@ -177,7 +177,7 @@ fn the_same_names_serve_for_fifty_steps() {
 }
 
 #[test]
-fn a_name_may_stand_for_another_tensor_in_another_step() {
+fn a_name_may_be_reused_for_another_tensor() {
     run(&Plan::nodes(&[2, 1]), |session| {
         for step in 0..6usize {
             let len = [5, 5, 70_000, 1, 0, 70_000][step];
@@ -215,7 +215,7 @@ fn operations_need_no_names() {
 }
 
 #[test]
-fn a_thousand_small_tensors_go_in_one_step() {
+fn a_step_may_have_a_thousand_small_tensors() {
     run(&Plan::nodes(&[2, 2]), |session| {
         let mut order: Vec<u32> = (0..1000).collect();
         Dice::of(&[7, session.rank().into()]).shuffle(&mut order);
@@ -237,9 +237,9 @@ fn a_thousand_small_tensors_go_in_one_step() {
     });
 }
 
-/// BOUND: the rings hold 4096 operations. A further one waits for room, and none is lost.
+/// BOUND: the rings hold 4096 operations. Further ones wait for room, and none is lost.
 #[test]
-fn more_operations_than_the_rings_hold_wait_for_room() {
+fn operations_wait_for_room_in_the_rings() {
     run(&Plan::nodes(&[1, 1]), |session| {
         let handles: Vec<_> = (0..5000)
             .map(|index| {
@@ -282,8 +282,8 @@ fn an_urgent_tensor_overtakes_a_large_one() {
         }
         overtaken
     });
-    // The large tensor has 160 pieces, one after the other. In submission order, the urgent one
-    // would come after the last of them. A busy machine may delay one rank until then, but not
-    // every rank every time.
+    // The large tensor has 160 consecutive pieces. In submission order, the urgent one would come
+    // after the last of them. A busy machine may delay one rank until then, but not every rank
+    // every time.
     assert!(overtaken.iter().sum::<u32>() > 0, "{overtaken:?}");
 }

@@ -1,4 +1,4 @@
-//! A collector of OpenTelemetry's protocol, which the tests of metrics and of spans share.
+//! An OpenTelemetry collector for the tests of metrics and spans.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use tonic::{
     transport::{Server, server::TcpIncoming},
 };
 
-/// How long anything may take.
+/// The time limit of everything.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
 struct Receiver<T>(mpsc::UnboundedSender<T>);
@@ -45,7 +45,7 @@ impl TraceService for Receiver<ExportTraceServiceRequest> {
     }
 }
 
-/// A collector, for as long as it is there.
+/// A collector, which runs until it is dropped.
 pub(super) struct Collector {
     runtime: Runtime,
     /// The setting with which a job sends to it.
@@ -55,12 +55,12 @@ pub(super) struct Collector {
 }
 
 impl Collector {
-    /// One that takes metrics and spans.
+    /// A collector that accepts metrics and spans.
     pub(super) fn new() -> Self {
         Self::start(true)
     }
 
-    /// One that takes metrics only.
+    /// A collector that accepts only metrics.
     pub(super) fn of_metrics() -> Self {
         Self::start(false)
     }
@@ -84,12 +84,12 @@ impl Collector {
         self.runtime.block_on(next).unwrap().unwrap()
     }
 
-    /// The messages with metrics that have come so far.
+    /// The messages with metrics received so far.
     pub(super) fn metrics(&mut self) -> Vec<ExportMetricsServiceRequest> {
         std::iter::from_fn(|| self.metrics.try_recv().ok()).collect()
     }
 
-    /// The messages with spans that have come so far.
+    /// The messages with spans received so far.
     pub(super) fn spans(&mut self) -> Vec<ExportTraceServiceRequest> {
         std::iter::from_fn(|| self.spans.try_recv().ok()).collect()
     }

@@ -1,4 +1,4 @@
-//! Calls that are made of several operations: objects, sparse allreduce, Adasum.
+//! Calls that consist of several operations: objects, sparse allreduce, Adasum.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,7 +32,7 @@ fn thing(rank: u32, round: u32) -> Thing {
 }
 
 #[test]
-fn objects_of_any_size_are_broadcast_and_gathered() {
+fn objects_are_broadcast_and_gathered() {
     run_job(&Plan::nodes(&[2, 2]), |session| {
         let everybody = 0..session.size();
         for round in 0..6 {
@@ -69,14 +69,14 @@ fn some_rows(rank: u32, rows: u64, cols: u64, count: u64, seed: u64) -> SparseRo
 }
 
 #[test]
-fn sparse_rows_are_summed_and_travel_as_what_is_less() {
+fn sparse_rows_are_sent_in_the_smaller_form() {
     // Rows, columns, by how many rows the ranks differ, and whether the dense tensor is smaller.
     let cases = [(10_000, 8, 20, false), (64, 4, 100, true), (5, 3, 0, false), (1, 1, 7, true)];
     run_job(&Plan::nodes(&[2, 1]), move |session| {
         for (index, (rows, cols, count, dense)) in cases.into_iter().enumerate() {
             for (op, of) in [(ReduceOp::Sum, 1.0), (ReduceOp::Average, 3.0)] {
                 let seed = index as u64;
-                // Rank 0 has one row, and each next rank has `count` rows more. With 0, no rank has
+                // Rank 0 has one row, and each next rank has `count` more. With 0, no rank has
                 // rows.
                 let of_rank = |rank: u32| {
                     let count = if count == 0 { 0 } else { 1 + count * u64::from(rank) };
@@ -114,7 +114,7 @@ fn sparse_rows_are_summed_and_travel_as_what_is_less() {
     });
 }
 
-/// Vectors that have a part in common, and one of zeros.
+/// Vectors with a common part, and one of zeros.
 fn gradient(rank: u32, elements: usize) -> Vec<f64> {
     let mut dice = Dice::of(&[5, rank.into()]);
     let own = |i: usize, dice: &mut Dice| {
@@ -131,7 +131,7 @@ fn check<T: Element>(
     to: impl Fn(f64) -> T,
     back: impl Fn(T) -> f64,
 ) -> Vec<u8> {
-    // The contributions of all ranks, as the type holds them.
+    // The contributions of all ranks, as represented in the type.
     let held = |rank| gradient(rank, elements).into_iter().map(|value| back(to(value)));
     let own: Vec<T> = held(session.rank()).map(&to).collect();
     let mut tensor = session.tensor(&own, &[elements]).unwrap();
@@ -182,7 +182,7 @@ fn adasum_is_its_formula_on_four_and_five_ranks() {
 
 /// Several at once, in a different order on each rank.
 #[test]
-fn composites_with_handles_do_not_wait_for_each_other() {
+fn composites_do_not_wait_for_each_other() {
     run_job(&Plan::nodes(&[2, 1]), |session| {
         let mut order: Vec<u32> = (0..12).collect();
         Dice::of(&[11, session.rank().into()]).shuffle(&mut order);
@@ -194,7 +194,7 @@ fn composites_with_handles_do_not_wait_for_each_other() {
         };
         let handles: Vec<_> = order.into_iter().map(|n| (n, start(n))).collect();
         for (n, handle) in handles {
-            // All ranks contribute the same, and that is the result.
+            // All ranks contribute the same vector, which is the result.
             assert_eq!(handle.wait().unwrap().as_slice(), [f64::from(n), 0.0]);
         }
     });

@@ -1,5 +1,5 @@
-//! `data.compression = bf16`: f32 reductions between nodes travel in half the bytes. The error is
-//! within its bound, all ranks receive the same bits (SAME), and nothing else is compressed.
+//! `data.compression = bf16`: f32 reductions between nodes use half the bytes. The error is within
+//! its bound, all ranks receive the same bits (SAME), and nothing else is compressed.
 
 use gradwire_collectives::Algorithm;
 use gradwire_proto::{Collective, Compression, DType, Part, ReduceOp, Request, Shape};
@@ -20,7 +20,7 @@ fn asked(collective: Collective, dtype: DType, elements: u64, op: ReduceOp) -> R
     with_op(request(collective, dtype, &[elements], 0), op)
 }
 
-/// The low halves of the bits of all f32 elements, combined with or.
+/// The low halves of the bits of all f32 elements, combined by or.
 fn low_bits(bytes: &[u8]) -> u32 {
     let bits = bytes.chunks_exact(4).map(|b| u32::from_ne_bytes(b.try_into().unwrap()));
     bits.fold(0, |all, bits| all | (bits & 0xffff))
@@ -34,7 +34,7 @@ pub(super) fn checked(session: &Session, call: &Call) -> Vec<u8> {
 }
 
 #[test]
-fn every_form_of_a_job_is_within_the_bound_and_agrees_on_the_bits() {
+fn all_jobs_keep_the_bound_and_agree_on_the_bits() {
     let seed = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
     println!("seed {seed}");
     let algorithms = Algorithm::ALL.iter().map(|known| known.name()).chain(["auto"]);
@@ -70,19 +70,19 @@ fn every_form_of_a_job_is_within_the_bound_and_agrees_on_the_bits() {
             results
         });
         for (rank, result) in results.iter().enumerate() {
-            assert!(*result == results[0], "rank {rank} of {slots:?} has other bits (seed {seed})");
+            assert!(*result == results[0], "rank {rank} of {slots:?} differs (seed {seed})");
         }
-        // It did travel as bf16: the sums are not divided, so they are still numbers of bf16.
+        // It was sent as bf16: sums are not divided, so they are still numbers of bf16.
         let sums = &results[0][..4];
         assert_eq!(sums.iter().map(|sum| low_bits(sum)).fold(0, |all, bits| all | bits), 0);
     }
 }
 
 #[test]
-fn whatever_is_no_reduction_of_f32_arrives_as_it_is() {
+fn only_reductions_of_f32_are_compressed() {
     run_job(&plan(&[2, 1]), |session| {
         let ranks: Vec<u32> = (0..session.size()).collect();
-        // Data that is moved keeps every bit of f32; the reference compares bytes.
+        // Moved data keeps every bit of f32; the reference compares bytes.
         for collective in [
             Collective::Broadcast,
             Collective::Allgather,
@@ -113,14 +113,14 @@ fn whatever_is_no_reduction_of_f32_arrives_as_it_is() {
     });
 }
 
-/// A sum of several nodes' parts is rounded once, not after each part, also if the elements are
+/// The sum of several nodes' parts is rounded once, not after each part, even if the elements are
 /// bf16 themselves: on four nodes that exchange directly, one large part does not absorb the small
 /// ones.
 #[test]
-fn sums_of_bf16_are_kept_whole_until_they_are_sent() {
+fn sums_of_bf16_are_rounded_once_when_sent() {
     let plan = Plan::nodes(&[1; 4]).set("data.compression=bf16");
     let results = run_job(&plan.set("negotiation.algorithm=hierarchical"), |session| {
-        // Each node adds up a quarter, of which it has the large part.
+        // Each node sums a quarter, of which it has the large part.
         let whose = |i: usize| i as u32 / 1024;
         let part = |i| if whose(i) == session.rank() { 256.0 } else { 1.0 };
         let values: Vec<bf16> = (0..4096).map(|i| bf16::from_f32(part(i))).collect();
@@ -134,7 +134,7 @@ fn sums_of_bf16_are_kept_whole_until_they_are_sent() {
     }
 }
 
-/// Nothing travels within a node: neither in a job of one node, nor in a process set on one node.
+/// Nothing is sent within a node: neither in a job of one node, nor in a process set on one node.
 #[test]
 fn one_node_rounds_nothing() {
     for slots in [&[3][..], &[2, 1]] {

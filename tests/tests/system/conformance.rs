@@ -1,4 +1,4 @@
-//! Every collective on every element type, as a user starts it.
+//! Every collective on every element type, started like by a user.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use gradwire_tests::launched::{Launch, programs};
 
 fn conforms(launch: Launch, ranks: usize) {
     let program = programs::beside("gradwire-conformance").display().to_string();
-    // Thousands of calls, which take a minute of both processors.
+    // Thousands of calls, which take a minute on both processors.
     let report = launch.program(&[&program]).within(Duration::from_secs(200)).run();
     report.assert_code(0);
     let conform = report.lines.iter().filter(|line| line.text.ends_with("conforms")).count();
@@ -26,7 +26,7 @@ fn three_ranks_of_two_nodes_conform() {
 }
 
 #[test]
-fn five_ranks_of_three_nodes_conform_where_f32_travels_as_bf16() {
+fn five_ranks_conform_with_bf16_compression() {
     let launch = Launch::new().ranks(5).hosts("127.0.0.1:2,127.0.0.2:1,127.0.0.3:2");
     conforms(launch.set("data.compression=bf16"), 5);
 }

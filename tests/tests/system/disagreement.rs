@@ -1,5 +1,5 @@
-//! Ranks that do not ask for the same: every rank gets what each of them asked for, and the job
-//! goes on (TELL).
+//! Ranks with different requests: every rank gets the requests of all, and the job continues
+//! (TELL).
 
 use std::sync::{Arc, Barrier};
 
@@ -37,7 +37,7 @@ fn ask(session: &Session, name: &str, request: &Request) -> Result<(), GradwireE
     session.allreduce(&mut buffer, options)
 }
 
-/// Checks that the job goes on: an allreduce of all ranks.
+/// Checks that the job continues, with an allreduce of all ranks.
 fn goes_on(session: &Session) {
     let mut tensor = session.tensor(&[session.rank() as i32], &[1]).unwrap();
     session.allreduce(&mut tensor, sum("after")).unwrap();
@@ -51,7 +51,7 @@ fn finish(cluster: Cluster) {
     }
 }
 
-/// The odd rank's request, the beginning of the error, and the cells that are marked.
+/// The odd rank's request, the beginning of the error, and the marked cells.
 type Case = (Request, &'static str, &'static [&'static str]);
 
 fn cases() -> Vec<Case> {
@@ -82,12 +82,12 @@ fn rows(failure: &Failure) -> Vec<(String, Vec<String>)> {
 }
 
 #[test]
-fn every_kind_of_difference_is_reported_to_every_rank() {
+fn every_difference_is_reported_to_all_ranks() {
     let cluster = Cluster::start(&Plan::nodes(&[2, 1])).unwrap();
     let failures = cluster
         .ranks(|session| {
             let mut failures = Vec::new();
-            // The odd rank shares its node with another rank, and is alone on its node.
+            // The odd rank either shares its node with another rank or is alone on it.
             for odd in [1, 2] {
                 for (index, (request, ..)) in cases().into_iter().enumerate() {
                     let mine = if session.rank() == odd { request } else { usual() };
@@ -112,7 +112,7 @@ fn every_kind_of_difference_is_reported_to_every_rank() {
         let row = |ranks: &str| &rows.iter().find(|(r, _)| r == ranks).expect(ranks).1;
         let marked: Vec<&String> = row(theirs).iter().filter(|c| c.starts_with('*')).collect();
         assert_eq!(marked, cells, "{failure}");
-        assert_eq!(row(others).len(), cells.len(), "only what differs is shown: {failure}");
+        assert_eq!(row(others).len(), cells.len(), "only differences are shown: {failure}");
         assert!(!row(others).iter().any(|cell| cell.contains('*')), "{failure}");
         assert!(failure.hint.contains("the same call on every rank"), "{failure}");
     }
@@ -135,7 +135,7 @@ fn roots_that_differ_are_named_for_each_rank() {
     for failure in &failures {
         assert!(failure.what.starts_with("the ranks disagree on root\n"), "{failure}");
         let rows = rows(failure);
-        // Where all rows are equally frequent, that of the lowest rank counts as usual.
+        // If all rows are equally frequent, that of the lowest rank counts as the usual one.
         for (rank, root) in [("0", "0"), ("1", "*1"), ("2", "*2")] {
             let row = rows.iter().find(|(ranks, _)| ranks == rank).unwrap();
             assert!(row.1.iter().any(|cell| cell == root), "{failure}");
@@ -145,16 +145,11 @@ fn roots_that_differ_are_named_for_each_rank() {
     finish(cluster);
 }
 
-/// A job whose ranks need not send heartbeats.
-fn patient(slots: &[u32]) -> Plan {
-    Plan::nodes(slots).set("job.timeout_ms=61000").set("heartbeat.timeout_ms=60000")
-}
-
 /// The session refuses this itself, so the test uses a worker without a session.
 #[test]
-fn a_name_that_one_rank_submits_twice_fails_for_all() {
-    let cluster = Cluster::start(&patient(&[2, 1])).unwrap();
-    // The messages of one node arrive in order: once a later tensor of node 0 is done, the
+fn a_name_submitted_twice_fails_for_all() {
+    let cluster = Cluster::start(&Plan::patient(&[2, 1])).unwrap();
+    // The messages of a node arrive in order: once a later tensor of node 0 is done, the
     // coordinator knows both submissions. Only then does the last rank submit the tensor.
     let others = cluster.start_ranks([0, 2], |session| {
         if session.rank() == 2 {
@@ -176,7 +171,7 @@ fn a_name_that_one_rank_submits_twice_fails_for_all() {
     let mut reported = Vec::new();
     while !(failed.contains(&1) && failed.contains(&2)) {
         let Some((Reply::TensorFailed(message), _)) = raw.socket.receive().unwrap() else {
-            panic!("the tickets' failures were due");
+            panic!("expected the failures of the tickets");
         };
         failed.extend(message.tickets);
         reported.push(Failure::from(message.failure.unwrap()));
@@ -226,10 +221,10 @@ fn a_name_in_flight_is_refused_by_the_session() {
     finish(cluster);
 }
 
-/// The session refuses this itself. The coordinator refuses it where all ranks agree on it.
+/// The session refuses this itself. The coordinator refuses it if all ranks agree on it.
 #[test]
 fn a_root_that_is_not_in_the_job_is_refused() {
-    let cluster = Cluster::start(&patient(&[1])).unwrap();
+    let cluster = Cluster::start(&Plan::patient(&[1])).unwrap();
     let workers = cluster.ranks(|session| {
         let result = session.broadcast_slice(&mut [0u8], BroadcastOptions::from_rank(2));
         result.unwrap_err().to_string()
@@ -241,7 +236,7 @@ fn a_root_that_is_not_in_the_job_is_refused() {
     );
     finish(cluster);
 
-    let cluster = Cluster::start(&patient(&[1, 1])).unwrap();
+    let cluster = Cluster::start(&Plan::patient(&[1, 1])).unwrap();
     let attach = |rank| {
         let mut raw = RawWorker::attach(&cluster, rank).unwrap();
         raw.add_segment(4096).unwrap();
@@ -254,7 +249,7 @@ fn a_root_that_is_not_in_the_job_is_refused() {
     }
     for raw in &workers {
         let Some((Reply::TensorFailed(failed), _)) = raw.socket.receive().unwrap() else {
-            panic!("a failure of the tensor was due");
+            panic!("expected a failure of the tensor");
         };
         assert_eq!(failed.tickets, [5]);
         let failure = Failure::from(failed.failure.unwrap());
@@ -267,7 +262,7 @@ fn a_root_that_is_not_in_the_job_is_refused() {
 }
 
 #[test]
-fn a_rank_that_has_left_is_named_with_what_waits_for_it() {
+fn a_departed_rank_is_named_with_waiting_tensors() {
     let cluster = Cluster::start(&Plan::nodes(&[2, 1])).unwrap();
     let reported = Barrier::new(2);
     let failures = cluster
@@ -285,7 +280,7 @@ fn a_rank_that_has_left_is_named_with_what_waits_for_it() {
             // A later call fails at once.
             let later = failure(ask(session, "later", &usual()));
             assert_eq!((later.kind, later.rank), (FailureKind::RankLeft, Some(Rank(1))));
-            // Neither rank leaves before.
+            // Neither rank leaves before this.
             reported.wait();
             Some(waiting)
         })
@@ -300,7 +295,7 @@ fn a_rank_that_has_left_is_named_with_what_waits_for_it() {
 }
 
 #[test]
-fn what_can_not_be_is_refused_before_anything_is_started() {
+fn impossible_requests_are_refused_at_once() {
     let cluster = Cluster::start(&Plan::nodes(&[1])).unwrap();
     cluster
         .ranks(|session| {
@@ -322,7 +317,7 @@ fn what_can_not_be_is_refused_before_anything_is_started() {
             }
             let nan = session.allreduce_slice(&mut [1.0f32], sum("w").prescale(f64::NAN));
             assert!(nan.unwrap_err().to_string().contains("NaN is not a finite number"));
-            // Large slices are cut into several parts, and are refused before the first part.
+            // Large slices are cut into several parts, and are refused before the first one.
             let mut large = vec![1i32; 1 << 20];
             let half = session.allreduce_slice(&mut large, or().prescale(0.5)).unwrap_err();
             assert!(half.to_string().contains("can't be applied to bits"), "{half}");
@@ -341,7 +336,7 @@ fn what_can_not_be_is_refused_before_anything_is_started() {
 }
 
 #[test]
-fn large_slices_that_differ_fail_on_all_ranks_and_leave_the_name_free() {
+fn large_slices_that_differ_fail_on_all_ranks() {
     const LARGE: usize = 3 << 20;
     let cluster = Cluster::start(&Plan::nodes(&[2, 1])).unwrap();
     let failures = cluster.ranks(|session| {
@@ -352,7 +347,7 @@ fn large_slices_that_differ_fail_on_all_ranks_and_leave_the_name_free() {
         let options = AllreduceOptions::named("large").op(op);
         let ops = failure(session.allreduce_slice(&mut bytes[..LARGE], options));
         session.allreduce_slice(&mut bytes[..LARGE], sum("large")).unwrap();
-        assert!(bytes[..LARGE].iter().all(|byte| *byte == 3), "nothing had been reduced before");
+        assert!(bytes[..LARGE].iter().all(|byte| *byte == 3), "no part was reduced before");
         session.shutdown().unwrap();
         (length, ops)
     });
@@ -369,7 +364,7 @@ fn large_slices_that_differ_fail_on_all_ranks_and_leave_the_name_free() {
 /// One rank's slice is cut, another's is not. Both count as the same call, and all ranks get the
 /// error at once.
 #[test]
-fn a_small_slice_and_a_large_one_fail_on_all_ranks() {
+fn slices_of_different_sizes_fail_on_all_ranks() {
     let cluster = Cluster::start(&Plan::nodes(&[1, 1])).unwrap();
     let failures = cluster.ranks(|session| {
         let elements = if session.rank() == 0 { 1000 } else { 3 << 20 };
@@ -386,9 +381,9 @@ fn a_small_slice_and_a_large_one_fail_on_all_ranks() {
     finish(cluster);
 }
 
-/// Rank 1 is late, so the name is still in flight on rank 0. A refused call ends no other call.
+/// Rank 1 is late, so the name is still in flight on rank 0. A refused call does not affect others.
 #[test]
-fn a_large_slice_whose_name_is_in_flight_is_refused_and_the_job_goes_on() {
+fn a_slice_with_a_name_in_flight_is_refused() {
     let cluster = Cluster::start(&Plan::nodes(&[1, 1])).unwrap();
     let refused = Arc::new(Barrier::new(2));
     let ranks = cluster.ranks(move |session| {

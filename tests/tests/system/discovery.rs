@@ -1,4 +1,5 @@
-//! Prometheus finds the daemons of a job: `/sd` of the coordinator, and the file of `--metrics-sd`.
+//! Prometheus finds the daemons of a job: by `/sd` of the coordinator, and by the file of
+//! `--metrics-sd`.
 
 use std::{collections::BTreeSet, fs};
 
@@ -7,7 +8,7 @@ use serde_json::Value;
 
 use super::metrics::{get, variable};
 
-/// Hosts and addresses of a list.
+/// The hosts and addresses of a list.
 fn listed(text: &str, job: &str) -> BTreeSet<(String, String)> {
     let groups: Vec<Value> = serde_json::from_str(text).expect(text);
     let group = |(at, group): (usize, &Value)| {
@@ -50,7 +51,7 @@ fn a_running_job_lists_where_its_metrics_are() {
     job.finish_and(left).assert_code(0);
 }
 
-/// A job that fails takes its file with it, too; a folder that can't be made is said at once.
+/// A job that fails removes its file, too; a folder that can't be created is reported at once.
 #[test]
 fn the_file_does_not_outlive_the_job() {
     let launch = Launch::new().ranks(2);

@@ -1,5 +1,5 @@
-//! `gradwire doctor` on hosts with and without problems. Each check is made to warn or to fail by a
-//! real problem of a host (`hosts`) or of the network between two (`between`).
+//! `gradwire doctor` on hosts with and without problems. Each check warns or fails because of a
+//! real problem of a host (`hosts`) or of the network between two hosts (`between`).
 
 mod between;
 mod hosts;
@@ -18,8 +18,8 @@ const SCHEMA: &str = include_str!("../../../docs/doctor.schema.json");
 
 const HERE: &str = "127.0.0.1,127.0.0.2";
 
-/// A stand-in for ssh. Host `node-3` is at 127.0.0.3, and so on. What is wrong with `node-4` is in
-/// `$wrong`, which is put before the command.
+/// A replacement for ssh. Host `node-3` is at 127.0.0.3, and so on. `$wrong` contains the problem
+/// of `node-4`, and is put before the command.
 fn ssh_with(wrong: &str) -> String {
     format!(
         "export SSH_CONNECTION=\"127.0.0.1 1 127.0.0.${{host#node-}} 22\"\n\
@@ -29,7 +29,7 @@ fn ssh_with(wrong: &str) -> String {
     )
 }
 
-/// Two hosts, of which the second has a problem.
+/// Two hosts; the second has a problem.
 fn with_node_4(wrong: &str) -> Launch {
     Launch::new().doctor().hosts("node-3,node-4").ssh(&ssh_with(wrong)).words(&["--json"])
 }
@@ -39,7 +39,7 @@ struct Checked {
     findings: Vec<Value>,
 }
 
-/// Runs it, and checks what is always so.
+/// Runs it, and checks the general properties of its output.
 #[track_caller]
 fn checked(launch: Launch) -> Checked {
     of(launch.run())
@@ -73,7 +73,7 @@ impl Checked {
         all.max_by_key(|status| ["pass", "warn", "fail"].iter().position(|s| s == status))
     }
 
-    /// Asserts the worst status of a check at a host; that it says so with these words.
+    /// Asserts the worst status of a check at a host, and a finding with these words.
     #[track_caller]
     fn assert(&self, check: &str, host: &str, status: &str, words: &[&str]) {
         assert_eq!(self.status(check, host), Some(status), "{check}: {}", self.report.all());
@@ -88,14 +88,14 @@ impl Checked {
         assert!(self.findings.iter().any(|f| says(&f)), "{words:?}: {}", self.report.all());
     }
 
-    /// Asserts that a check was done at a host and did not fail. A busy machine may be slow.
+    /// Asserts that a check was made at a host and did not fail. A busy machine may be slow.
     #[track_caller]
     fn assert_measured(&self, check: &str, host: &str) {
         let status = self.status(check, host);
         assert!(matches!(status, Some("pass" | "warn")), "{check}: {}", self.report.all());
     }
 
-    /// Asserts that what is between the hosts, and on the first one, is as it should be.
+    /// Asserts that the checks between the hosts, and on the first one, pass.
     #[track_caller]
     fn assert_others_are_well(&self, host: &str) {
         for check in ["reachability", "versions", "ports", "memfd", "open_files"] {
@@ -121,7 +121,7 @@ fn two_healthy_hosts_pass_every_check() {
 }
 
 #[test]
-fn the_table_has_the_remedy_of_what_fails() {
+fn the_table_has_remedies_for_failures() {
     let launch = Launch::new().doctor().hosts(HERE).set("data.congestion_control=zonk");
     let report = launch.run();
     report.assert_code(1);
@@ -145,14 +145,14 @@ fn one_host_has_no_pairs() {
 }
 
 #[test]
-fn a_host_that_can_not_be_reached_is_named_and_the_others_are_checked() {
+fn unreachable_hosts_do_not_stop_other_checks() {
     let refused = "echo 'ssh: connect to host node-4 port 22: Connection refused' >&2; exit 255";
     let found = checked(with_node_4(refused));
     found.assert("reachability", "node-4", "fail", &["port 22: Connection refused", "password"]);
     found.assert_others_are_well("node-3");
     let found = checked(with_node_4("exit 127"));
     found.assert("reachability", "node-4", "fail", &["launch.remote_gradwire"]);
-    // It ends with its input, as ssh does.
+    // It ends with its input, like ssh.
     let silent = with_node_4("exec cat").words(&["--start-timeout", "1"]);
     let found = checked(silent);
     found.assert("reachability", "node-4", "fail", &["did not answer within 1 s", "ssh"]);
@@ -162,15 +162,15 @@ fn a_host_that_can_not_be_reached_is_named_and_the_others_are_checked() {
     found.assert("reachability", "node-4", "fail", &["did not answer within 1 s"]);
 }
 
-/// A login may greet in any encoding, and not end its line.
+/// A login may print a greeting in any encoding, without ending its line.
 #[test]
-fn a_greeting_is_not_taken_for_an_answer() {
+fn a_greeting_is_not_mistaken_for_an_answer() {
     let found = checked(with_node_4("printf 'Welcome: \\374'"));
     found.assert("reachability", "node-4", "pass", &[]);
 }
 
 #[test]
-fn an_agent_that_answers_no_more_is_a_failure() {
+fn an_agent_that_stops_answering_is_a_failure() {
     // The order to dial is lost; then everything after it.
     for (wrong, expected) in [
         ("sed -u '/\"dial\"/d' | sh -c \"$*\"; exit", "gave no answer within"),
@@ -184,8 +184,8 @@ fn an_agent_that_answers_no_more_is_a_failure() {
     }
 }
 
-/// It is stopped after its last dial: that of three others, and of the first one for the
-/// coordinator and for heartbeats. It costs the time of one round, not of all.
+/// It is stopped after its last dial: of three others, and of the first host for the coordinator
+/// and for heartbeats. It costs the time of one round, not of all.
 #[test]
 fn an_agent_that_freezes_is_lost_once() {
     let freeze = "exec 3<&0; export RUN=\"$*\"; \
@@ -205,9 +205,9 @@ fn an_agent_that_freezes_is_lost_once() {
     found.assert_measured("latency", "node-5");
 }
 
-/// It is stopped when it begins, and killed with the way to it.
+/// It is stopped when it begins, and killed together with the connection to it.
 #[test]
-fn a_stopped_agent_is_a_failure_and_does_not_stay() {
+fn a_stopped_agent_is_a_failure_and_is_removed() {
     let wrong = "sh -c \"$*\" <&0 & kill -STOP $!; wait; exit";
     let found = checked(with_node_4(wrong).words(&["--start-timeout", "1"]));
     assert_eq!(found.status("reachability", "node-4"), Some("fail"), "{}", found.report.all());
@@ -236,18 +236,18 @@ fn wrong_input_is_one_error() {
 }
 
 #[test]
-fn a_name_that_nobody_knows_is_a_failure_of_that_host() {
+fn an_unknown_name_is_a_failure_of_that_host() {
     if Command::new("ssh").arg("-V").stderr(Stdio::null()).status().is_err() {
-        println!("skipped: there is no ssh here");
+        println!("skipped: ssh is missing");
         return;
     }
     let found = checked(Launch::new().doctor().hosts("host.invalid").words(&["--json"]));
     found.assert("reachability", "host.invalid", "fail", &["host.invalid can't be reached"]);
 }
 
-/// What a job would refuse, the check does not pass.
+/// The check does not pass settings that a job would refuse.
 #[test]
-fn settings_that_are_not_for_these_hosts_are_refused() {
+fn settings_that_do_not_fit_are_refused() {
     let refused = Launch::new().doctor().hosts(HERE).words(&["--servers", "127.0.0.3,127.0.0.4"]);
     let report = refused.set("negotiation.algorithm=torus(dims=2x2)").run();
     report.assert_code(2);
@@ -257,7 +257,7 @@ fn settings_that_are_not_for_these_hosts_are_refused() {
 #[test]
 fn an_output_that_can_not_be_written_is_an_error() {
     let Ok(full) = File::options().write(true).open("/dev/full") else {
-        println!("skipped: there is no /dev/full");
+        println!("skipped: /dev/full is missing");
         return;
     };
     let mut doctor = Command::new(programs::gradwire());

@@ -29,12 +29,7 @@ fn sum(name: &str) -> AllreduceOptions {
     AllreduceOptions::named(name).op(ReduceOp::Sum)
 }
 
-/// A job whose ranks need not send heartbeats.
-fn patient(slots: &[u32]) -> Plan {
-    Plan::nodes(slots).set("job.timeout_ms=61000").set("heartbeat.timeout_ms=60000")
-}
-
-/// Waits for a tensor that is never complete, and then makes further calls of all kinds.
+/// Waits for a tensor that is never complete, and then makes other calls of all kinds.
 fn wait_for_the_end(session: &Session, name: &str) -> Failure {
     let cause = failure(session.allreduce_slice(&mut [1.0f32; 100], sum(name)));
     let later = [
@@ -69,8 +64,8 @@ fn submit(raw: &RawWorker, ticket: u64, name: &str, elements: u64) {
 }
 
 #[test]
-fn a_rank_that_dies_before_its_first_call_is_named() {
-    let cluster = Cluster::start(&patient(&[2, 2])).unwrap();
+fn a_rank_that_dies_before_any_call_is_named() {
+    let cluster = Cluster::start(&Plan::patient(&[2, 2])).unwrap();
     let survivors = cluster.start_ranks(0..3, |session| wait_for_the_end(session, "w")).attached();
     drop(RawWorker::attach(&cluster, 3).unwrap());
     let cause = one_cause(cluster, survivors);
@@ -81,13 +76,13 @@ fn a_rank_that_dies_before_its_first_call_is_named() {
 }
 
 #[test]
-fn a_rank_that_dies_with_a_tensor_in_flight_is_named_with_the_tensor() {
-    let cluster = Cluster::start(&patient(&[2, 2])).unwrap();
+fn a_rank_that_dies_is_named_with_its_tensor() {
+    let cluster = Cluster::start(&Plan::patient(&[2, 2])).unwrap();
     let survivors = cluster.start_ranks(0..3, |session| wait_for_the_end(session, "w")).attached();
     let mut raw = RawWorker::attach(&cluster, 3).unwrap();
     raw.add_segment(1 << 20).unwrap();
     submit(&raw, 1, "fc.weight", 77);
-    // An invalid submission is answered at once. The daemon has then read the earlier ones.
+    // An invalid submission is answered at once, after the daemon has read the earlier ones.
     let nowhere = submission(2, "nowhere", Request::barrier());
     raw.submit(&Submission { process_set: 9, ..nowhere }).unwrap();
     assert!(raw.socket.receive().unwrap().is_some());
@@ -99,10 +94,10 @@ fn a_rank_that_dies_with_a_tensor_in_flight_is_named_with_the_tensor() {
 
 /// The data threads are using its memory, on both nodes.
 #[test]
-fn a_rank_that_dies_while_its_bytes_move_is_named() {
+fn a_rank_that_dies_during_a_transfer_is_named() {
     const ELEMENTS: usize = 4 << 20;
     for delay in [0, 2, 10] {
-        let plan = patient(&[2, 2]).set("negotiation.piece_bytes=256KiB");
+        let plan = Plan::patient(&[2, 2]).set("negotiation.piece_bytes=256KiB");
         let cluster = Cluster::start(&plan).unwrap();
         let survivors = cluster
             .start_ranks(0..3, |session| {
@@ -126,7 +121,7 @@ fn a_rank_that_dies_while_its_bytes_move_is_named() {
 
 #[test]
 fn a_rank_that_dies_between_two_steps_is_named() {
-    let cluster = Cluster::start(&patient(&[1, 1])).unwrap();
+    let cluster = Cluster::start(&Plan::patient(&[1, 1])).unwrap();
     let (done, is_done) = mpsc::channel();
     let survivors = cluster.start_ranks([0], move |session| {
         let mut tensor = [1.0f32; 10];
@@ -150,8 +145,8 @@ fn a_rank_that_dies_between_two_steps_is_named() {
     assert_eq!((cause.host.as_str(), cause.tensor.as_str()), ("node-1", ""));
 }
 
-/// A job in which the process of rank 1 has its slot while the world forms, and is not there any
-/// more when it has formed. The agent reports its end at that moment.
+/// A job in which the process of rank 1 has its slot while the world forms, but has ended when the
+/// world is complete. The agent reports its end at that moment.
 fn dead_before_the_world_forms(end: ProcessEnd) -> (Cluster, UnboundedSender<Notice>) {
     let plan = Plan::nodes(&[2, 1]).set("launch.grace_ms=500");
     let mut cluster = Cluster::without_daemons(&plan).unwrap();
@@ -170,7 +165,7 @@ fn dead_before_the_world_forms(end: ProcessEnd) -> (Cluster, UnboundedSender<Not
 
 /// WAIT: otherwise the others would wait for it for ever.
 #[test]
-fn a_rank_that_ends_while_the_world_forms_is_not_waited_for() {
+fn a_rank_that_ends_too_early_is_not_waited_for() {
     let (cluster, _agent) = dead_before_the_world_forms(ProcessEnd::Code(0));
     let others = cluster.start_ranks([0, 2], |session| {
         failure(session.allreduce_slice(&mut [1.0f32; 100], sum("t")))
@@ -183,7 +178,7 @@ fn a_rank_that_ends_while_the_world_forms_is_not_waited_for() {
 }
 
 #[test]
-fn a_rank_that_dies_while_the_world_forms_is_named() {
+fn a_rank_that_dies_too_early_is_named() {
     let (cluster, _agent) = dead_before_the_world_forms(ProcessEnd::Signal(9));
     for ending in cluster.finish().unwrap() {
         let Ending::Failed(failure) = ending else { panic!("{ending:?}") };
@@ -206,7 +201,7 @@ fn a_rank_that_shows_no_sign_of_life_is_named() {
 }
 
 #[test]
-fn a_rank_that_gives_up_tells_its_reason_to_everybody() {
+fn the_reason_of_an_abort_is_reported_to_all() {
     let cluster = Cluster::start(&Plan::nodes(&[2, 1])).unwrap();
     let survivors = cluster.start_ranks([0, 2], |session| {
         session.barrier().unwrap();
@@ -232,7 +227,7 @@ fn a_rank_that_gives_up_tells_its_reason_to_everybody() {
 }
 
 #[test]
-fn a_session_that_is_dropped_without_shutdown_has_failed() {
+fn a_session_dropped_without_shutdown_has_failed() {
     let cluster = Cluster::start(&Plan::nodes(&[1, 1])).unwrap();
     let survivors = cluster.start_ranks([0], |session| wait_for_the_end(session, "w"));
     let own = cluster.start_ranks([1], |_| panic!("on purpose: as an error that leaves main"));
@@ -278,21 +273,21 @@ fn ended_by(plan: &Plan, end: impl FnOnce(&mut Cluster)) -> Failure {
 }
 
 #[test]
-fn a_daemon_that_is_asked_to_end_ends_the_job_for_all() {
+fn asking_a_daemon_to_end_ends_the_job() {
     let cause = ended_by(&Plan::nodes(&[2, 1, 1]), |cluster| cluster.daemons[1].stop.cancel());
     assert_eq!((cause.kind, cause.host.as_str()), (FailureKind::Cancelled, "node-1"));
     assert!(cause.what.contains("gradwired was asked to end"), "{cause}");
 }
 
 #[test]
-fn a_coordinator_that_is_asked_to_end_ends_the_job_for_all() {
+fn asking_the_coordinator_to_end_ends_the_job() {
     let cause = ended_by(&Plan::nodes(&[2, 1]), |cluster| cluster.stop_coordinator.cancel());
     assert_eq!(cause.kind, FailureKind::Cancelled);
     assert!(cause.what.contains("the job was cancelled"), "{cause}");
 }
 
 #[test]
-fn a_coordinator_that_dies_ends_the_job_for_all() {
+fn the_death_of_the_coordinator_ends_the_job() {
     let cause = ended_by(&Plan::nodes(&[2, 1]), Cluster::kill_coordinator);
     assert_eq!(cause.kind, FailureKind::CoordinatorLost);
     assert!(cause.what.contains("the coordinator at 127.0.0.1:"), "{cause}");
@@ -300,7 +295,7 @@ fn a_coordinator_that_dies_ends_the_job_for_all() {
 
 /// Its sockets stay open, so only the missing heartbeats show it.
 #[test]
-fn a_coordinator_that_stands_still_ends_the_job_for_all() {
+fn a_frozen_coordinator_ends_the_job() {
     let plan = Plan::nodes(&[2, 1]).set("heartbeat.interval_ms=200");
     let plan = plan.set("heartbeat.timeout_ms=1500");
     let mut cluster = Cluster::start(&plan).unwrap();
@@ -322,14 +317,14 @@ fn a_coordinator_that_stands_still_ends_the_job_for_all() {
 }
 
 #[test]
-fn ranks_that_leave_at_different_times_end_the_job_in_good_order() {
+fn ranks_may_leave_at_different_times() {
     let cluster = Cluster::start(&Plan::nodes(&[2, 1])).unwrap();
     cluster
         .ranks(|session| {
             session.barrier().unwrap();
             thread::sleep(Duration::from_millis(30 * u64::from(session.rank())));
             session.shutdown().unwrap();
-            session.shutdown().unwrap(); // a second time is no error
+            session.shutdown().unwrap(); // a second call is not an error
             let after = session.allreduce_slice(&mut [1u8], sum("after")).unwrap_err();
             assert!(matches!(after, GradwireError::Closed), "{after}");
         })
@@ -341,9 +336,9 @@ fn ranks_that_leave_at_different_times_end_the_job_in_good_order() {
 
 /// TELL: failures that the socket does not accept are kept for the worker, in order.
 #[test]
-fn failures_that_are_not_read_at_once_are_not_lost() {
+fn failures_that_are_read_late_are_not_lost() {
     const SUBMISSIONS: u64 = 4000;
-    let cluster = Cluster::start(&patient(&[2])).unwrap();
+    let cluster = Cluster::start(&Plan::patient(&[2])).unwrap();
     let other = cluster.start_ranks([0], |session| wait_for_the_end(session, "w")).attached();
     let raw = RawWorker::attach(&cluster, 1).unwrap();
     for ticket in 1..=SUBMISSIONS {
@@ -354,7 +349,7 @@ fn failures_that_are_not_read_at_once_are_not_lost() {
             thread::yield_now();
         }
     }
-    // Long enough for the daemon to have answered most submissions.
+    // Long enough for the daemon to answer most submissions.
     thread::sleep(Duration::from_millis(300));
     for ticket in 1..=SUBMISSIONS {
         let (tickets, failure) = raw.failed().unwrap();
@@ -365,10 +360,10 @@ fn failures_that_are_not_read_at_once_are_not_lost() {
     assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(1))));
 }
 
-/// The others go on without the rank, but it can't take part again after the join.
+/// The others continue without the rank, but it can't take part again after the join.
 #[test]
 fn a_rank_that_leaves_while_it_joins_is_named() {
-    let cluster = Cluster::start(&patient(&[2, 1])).unwrap();
+    let cluster = Cluster::start(&Plan::patient(&[2, 1])).unwrap();
     let survivors = cluster.start_ranks([0, 2], |session| {
         loop {
             if let Err(GradwireError::Failed(cause)) =
@@ -380,7 +375,7 @@ fn a_rank_that_leaves_while_it_joins_is_named() {
     });
     let leaver = cluster.start_ranks([1], |session| {
         let join = session.join_async(JoinOptions::default()).unwrap();
-        // Long enough for the daemon to have seen the join.
+        // Long enough for the daemon to see the join.
         drop(join.wait_deadline(Duration::from_millis(300)).unwrap_err());
         failure(session.shutdown())
     });
@@ -395,7 +390,7 @@ fn a_rank_that_leaves_while_it_joins_is_named() {
 
 /// The rank leaves before or after it is asked for room. No other rank waits for ever (WAIT).
 #[test]
-fn a_rank_that_leaves_before_it_has_made_room_is_named() {
+fn a_rank_that_leaves_before_its_room_is_named() {
     for _ in 0..4 {
         let cluster = Cluster::start(&Plan::nodes(&[2])).unwrap();
         let results = cluster.ranks(|session| {

@@ -1,7 +1,7 @@
-//! A worker that sends nonsense in collective calls: places of groups and gathered results, room
-//! that it was not asked for, process sets of which it is not a member, joins. What no correct
-//! program can send ends the job, and names the rank. What a program may get wrong fails that
-//! submission, and the job goes on (TRUST, TELL).
+//! A worker that makes invalid collective calls: places of groups and gathered results, room that
+//! it was not asked for, process sets of which it is not a member, joins. Input that no correct
+//! program can send ends the job, and the rank is named. Mistakes of a program fail only their
+//! submission, and the job continues (TRUST, TELL).
 
 use std::sync::{Arc, Barrier};
 
@@ -23,18 +23,13 @@ const BEYOND: Place = Place { segment: 0, offset: SEGMENT - 8 };
 const ODD: Place = Place { segment: 0, offset: 2 };
 const NOWHERE: Place = Place { segment: 3, offset: 0 };
 
-/// A job whose ranks need not send heartbeats.
-fn patient() -> Plan {
-    Plan::nodes(&[2, 1]).set("job.timeout_ms=61000").set("heartbeat.timeout_ms=60000")
-}
-
 fn attach(cluster: &Cluster) -> RawWorker {
     let mut raw = RawWorker::attach(cluster, 1).unwrap();
     raw.add_segment(SEGMENT).unwrap();
     raw
 }
 
-/// Gathers one row of 16 f32, over and over, until the job ends.
+/// Gathers one row of 16 f32 repeatedly, until the job ends.
 fn work(session: &Session) -> Failure {
     for step in 0.. {
         let options = AllgatherOptions::default().name(format!("rows.{step}"));
@@ -43,16 +38,17 @@ fn work(session: &Session) -> Failure {
         match own.and_then(|own| session.allgather(&own, options)) {
             Ok(gathered) => assert_eq!(gathered.rows.len(), 3),
             Err(GradwireError::Failed(failure)) => return failure,
-            Err(other) => panic!("the job's failure was due, this came: {other}"),
+            Err(other) => panic!("expected the job's failure, got {other}"),
         }
     }
-    unreachable!("no job is that long")
+    unreachable!("the job ended long before")
 }
 
-/// Ranks 0 and 2 work, rank 1 sends nonsense. The job ends for all with rank 1 and `expected`.
+/// Ranks 0 and 2 work, and rank 1 sends invalid input. The job ends for all with rank 1 and
+/// `expected`.
 #[track_caller]
 fn nonsense(expected: &str, evil: impl FnOnce(&RawWorker)) {
-    let cluster = Cluster::start(&patient()).unwrap();
+    let cluster = Cluster::start(&Plan::patient(&[2, 1])).unwrap();
     let survivors = cluster.start_ranks([0, 2], work).attached();
     let raw = attach(&cluster);
     evil(&raw);
@@ -96,12 +92,12 @@ fn places_of_any_tensor_of_a_group() {
     }
 }
 
-/// Where the result is larger than the input, the output's place is checked for its size. Where
+/// If the result is larger than the input, the output's place is checked for the larger size. If
 /// there is no result, the place is not checked.
 #[test]
-fn places_are_checked_for_what_they_are_for() {
+fn places_are_checked_for_their_purpose() {
     use Collective::{Allgather, Alltoall, Gather, ReduceScatter, Scatter};
-    // 22 rows of 1 KiB are just over a third of the segment: three times as much does not fit.
+    // 22 rows of 1 KiB are just over a third of the segment, so three times as much does not fit.
     let third = |of| f32s(of, &[22, 256]);
     let near = Place { segment: 0, offset: 4096 };
     let with = |asked: Request, inputs, outputs| Submission {
@@ -125,7 +121,7 @@ fn places_are_checked_for_what_they_are_for() {
 fn asked_for_room(raw: &RawWorker) {
     raw.submit(&submission(7, "rows.0", f32s(Collective::Allgather, &[16, 16]))).unwrap();
     let Some((Reply::Allocate(asked), _)) = raw.socket.receive().unwrap() else {
-        panic!("it should be asked for room");
+        panic!("expected to be asked for room");
     };
     assert_eq!(asked.ticket, 7);
     let output = &asked.outputs[0];
@@ -139,7 +135,7 @@ fn allocated(raw: &RawWorker, ticket: u64, places: &[Place]) {
 }
 
 #[test]
-fn room_that_is_none() {
+fn invalid_room() {
     let cases: [(&[Place], &str); 5] = [
         (&[BEYOND], "1152 bytes at offset 65528 are not within segment 0"),
         (&[ODD], "offset 2 in segment 0 is not a multiple of the element's 4"),
@@ -174,7 +170,7 @@ fn room_that_was_not_asked_for() {
 /// reported (WAIT, TELL).
 #[test]
 fn room_that_is_never_made() {
-    let cluster = Cluster::start(&patient()).unwrap();
+    let cluster = Cluster::start(&Plan::patient(&[2, 1])).unwrap();
     let summed = Arc::new(Barrier::new(3));
     let both = summed.clone();
     let survivors = cluster.start_ranks([0, 2], move |session| {
@@ -198,7 +194,7 @@ fn room_that_is_never_made() {
     // Rank 2 has its rows, unless the job ended first: another node does not wait for this room.
     assert!(survivors[0].1.is_err());
     for (sum, held) in survivors {
-        // Rank 1 contributed what its memory held: zeros.
+        // Rank 1 contributed the contents of its memory: zeros.
         assert_eq!(sum, 2.0);
         if let Err(reported) = held {
             assert!(
@@ -210,10 +206,10 @@ fn room_that_is_never_made() {
     cluster.finish().unwrap();
 }
 
-/// A program may get these wrong: the submission fails, and nothing else.
+/// Mistakes of a program: only the submission fails.
 #[test]
-fn sets_and_joins_that_make_no_sense_fail_alone() {
-    let cluster = Cluster::start(&patient()).unwrap();
+fn only_invalid_sets_and_joins_fail() {
+    let cluster = Cluster::start(&Plan::patient(&[2, 1])).unwrap();
     let others = cluster.start_ranks([0, 2], |session| {
         let set = session.add_process_set(&[0, 2]).unwrap();
         assert_eq!(set.id(), 1);

@@ -1,5 +1,5 @@
-//! An attached worker that writes and sends nonsense. The job ends with a failure that names the
-//! rank and the nonsense, for every rank. The daemon neither faults, panics nor hangs (TRUST,
+//! An attached worker that writes and sends invalid data. The job ends for every rank with a
+//! failure that names the rank and the problem. The daemon neither faults, panics nor hangs (TRUST,
 //! TELL).
 
 use std::{
@@ -29,26 +29,26 @@ use gradwire_worker::{AllreduceOptions, GradwireError, Session};
 
 const SEGMENT: u64 = 64 << 10;
 
-/// Offsets in the control page. Its layout is in `gradwire_shm::control`.
+/// Offsets in the control page, whose layout is in `gradwire_shm::control`.
 const SUBMISSION_TAIL: u64 = 128;
 const COMPLETION_HEAD: u64 = 512;
 const RECORDS: u64 = 4096;
 
-/// Calls allreduce until the job ends; returns its failure.
+/// Calls allreduce until the job ends; returns the job's failure.
 fn work(session: &Session) -> Failure {
     loop {
         let options = AllreduceOptions::named("w").op(ReduceOp::Sum);
         match session.allreduce_slice(&mut [1.0f32; 10], options) {
             Ok(()) => {}
             Err(GradwireError::Failed(failure)) => return failure,
-            Err(other) => panic!("the job's failure was due, this came: {other}"),
+            Err(other) => panic!("expected the job's failure, got {other}"),
         }
     }
 }
 
-/// Ranks 0 and 2 work, rank 1 sends nonsense. Returns the failure that all of them receive.
+/// Ranks 0 and 2 work, and rank 1 sends invalid data. Returns the failure that all of them receive.
 fn end_of_job(evil: impl FnOnce(&Cluster, &mut RawWorker) -> Option<Failure>) -> Failure {
-    let plan = Plan::nodes(&[2, 1]).set("job.timeout_ms=61000").set("heartbeat.timeout_ms=60000");
+    let plan = Plan::patient(&[2, 1]);
     let cluster = Cluster::start(&plan).unwrap();
     let survivors = cluster.start_ranks([0, 2], work).attached();
     let mut raw = RawWorker::attach(&cluster, 1).unwrap();
@@ -103,7 +103,7 @@ fn places_outside_of_its_memory() {
 }
 
 #[test]
-fn counters_that_can_not_be() {
+fn impossible_counters() {
     let write = |offset: u64, value: u64| {
         move |_: &Cluster, raw: &mut RawWorker| {
             raw.scribble(offset, &value.to_le_bytes()).unwrap();
@@ -115,7 +115,7 @@ fn counters_that_can_not_be() {
     nonsense("a record claims 0 words, but 9 are published", write(SUBMISSION_TAIL, 9));
     nonsense("completions: the ring's head is", |_, raw| {
         raw.scribble(COMPLETION_HEAD, &(1u64 << 40).to_le_bytes()).unwrap();
-        // The daemon sees the wrong head when it has something to answer.
+        // The daemon sees the wrong head when it has to answer.
         let shape = Shape::new(&[10]).unwrap();
         let request = Request::allreduce(DType::F32, shape, ReduceOp::Sum);
         raw.submit(&submission(1, "w", request)).unwrap();
@@ -123,10 +123,10 @@ fn counters_that_can_not_be() {
 }
 
 #[test]
-fn records_that_are_none() {
+fn invalid_records() {
     let name = u64::from_le_bytes(*b"evil\0\0\0\0");
     let one = 1f64.to_bits();
-    // The words of a valid record as the ring holds them, and those that are replaced.
+    // The words of a valid record in the ring, and their replacements.
     let kinds = |collective: u8, op: u8, origin: u8| {
         u64::from(u32::from_le_bytes([collective, op, origin, 0]))
     };
@@ -172,7 +172,7 @@ fn records_that_are_none() {
     }
 }
 
-/// BOUND: the number of unanswered submissions of a worker is limited, whatever it counts itself.
+/// BOUND: the number of unanswered submissions of a worker is limited, whatever the worker counts.
 #[test]
 fn more_submissions_than_it_may_have() {
     nonsense(&format!("more than {MAX_IN_FLIGHT} operations are unanswered"), |_, raw| {
@@ -187,7 +187,7 @@ fn more_submissions_than_it_may_have() {
     });
 }
 
-/// It drops the memory of a tensor that is in flight. The daemon's pages stay until the end.
+/// It drops the memory of a tensor in flight. The daemon's pages stay until the end.
 #[test]
 fn memory_that_is_dropped_while_it_is_used() {
     let ten = || Request::allreduce(DType::F32, Shape::new(&[10]).unwrap(), ReduceOp::Sum);
@@ -196,7 +196,7 @@ fn memory_that_is_dropped_while_it_is_used() {
         let cause = end_of_job(|_, raw| {
             let mut dice = Dice::of(&[seed]);
             for ticket in 1..40 {
-                // The other ranks ask for the same.
+                // The other ranks make the same request.
                 raw.submit(&submission(ticket, "w", ten())).unwrap();
                 thread::sleep(Duration::from_micros(dice.below(2000)));
                 let gone = pb::DropSegment { segment: 0 };
@@ -209,7 +209,7 @@ fn memory_that_is_dropped_while_it_is_used() {
                 if raw.socket.say(ToDaemon::AddSegment(add), &[fd.as_fd()]).is_err() {
                     return None;
                 }
-                // None comes where the daemon has refused that, which ends the job.
+                // None comes if the daemon has refused that, which ends the job.
                 let until = Instant::now() + Duration::from_secs(2);
                 let mut completed = None;
                 while completed.is_none() && Instant::now() < until {
@@ -224,13 +224,13 @@ fn memory_that_is_dropped_while_it_is_used() {
             let _ = raw.socket.say(ToDaemon::DropSegment(gone), &[]);
             None
         });
-        // Where it has dropped the memory before the daemon has read of it, that is the cause.
+        // If it dropped the memory before the daemon read of it, that is the cause.
         assert_eq!((cause.kind, cause.rank), (FailureKind::Protocol, Some(Rank(1))), "{cause}");
     }
 }
 
 #[test]
-fn messages_that_come_at_the_wrong_time() {
+fn messages_at_the_wrong_time() {
     nonsense("it attached a second time", |cluster, raw| {
         let challenge = pb::Challenge::default();
         raw.socket.say(attach(cluster, 1, &challenge, |_| ()), &[]).unwrap();
@@ -269,9 +269,9 @@ fn messages_that_come_at_the_wrong_time() {
     });
 }
 
-/// It writes anything, anywhere, at any time, also while a tensor of its own is in flight.
+/// It writes anything, anywhere, at any time, even while it has a tensor in flight.
 #[test]
-fn anything_anywhere_in_its_control_page() {
+fn random_writes_into_its_control_page() {
     for seed in 0..12 {
         println!("seed {seed}");
         let cause = end_of_job(|_, raw| {

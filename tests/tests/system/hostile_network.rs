@@ -1,6 +1,6 @@
-//! A connection to a daemon's data port that is not from a daemon of this job is closed, and the
-//! job does not notice it. A daemon that does not belong to the job is refused with a reason
-//! (TRUST, BOUND).
+//! A connection to a daemon's data port that is not from a daemon of this job is closed, without an
+//! effect on the job. A daemon that does not belong to the job is refused with a reason (TRUST,
+//! BOUND).
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -28,7 +28,7 @@ use gradwire_worker::{AllreduceOptions, GradwireError, Session};
 /// Calls allreduce until rank 0 is asked to stop, and `done` after each; returns their number.
 fn work(session: &Session, stop: &AtomicBool, done: impl Fn(usize)) -> usize {
     for round in 1.. {
-        // The decision to stop is part of the reduced data, so all ranks stop together.
+        // The decision to stop is part of the reduced data, so that all ranks stop together.
         let stop = session.rank() == 0 && stop.load(Relaxed);
         let mut values = vec![round as f64; 20_000];
         values[0] = f64::from(u8::from(stop));
@@ -65,7 +65,7 @@ impl Working {
                 }
             })
         });
-        // Every lane has carried data: the nodes are connected.
+        // Every lane has carried data, so the nodes are connected.
         for _ in 0..2 {
             begun.recv_timeout(PATIENCE).unwrap();
         }
@@ -94,13 +94,13 @@ fn knock(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// What the daemon sends until it closes the connection.
+/// The bytes that the daemon sends until it closes the connection.
 fn rest(mut stream: &TcpStream) -> Vec<u8> {
     let mut all = Vec::new();
     match stream.read_to_end(&mut all) {
         Ok(_) => all,
         Err(error) if error.kind() == ErrorKind::ConnectionReset => all,
-        Err(error) => panic!("the daemon keeps the connection open: {error}"),
+        Err(error) => panic!("the daemon did not close the connection: {error}"),
     }
 }
 
@@ -124,7 +124,7 @@ fn hello(cluster: &Cluster, from: u32, to: u32, lane: u32) -> Vec<u8> {
 }
 
 #[test]
-fn nonsense_is_turned_away() {
+fn invalid_input_is_refused() {
     let job = Working::start();
     for port in job.ports() {
         let mut nonsense =
@@ -133,9 +133,9 @@ fn nonsense_is_turned_away() {
             let mut dice = Dice::of(&[seed]);
             nonsense.push((0..136 + dice.below(5000)).map(|_| dice.roll() as u8).collect());
         }
-        // A valid hello with one field changed, and one that is cut.
+        // A valid hello with one changed field, and one that is cut.
         let good = hello(&job.cluster, 0, 1, 0);
-        // The attempt is left out, because any number of it is valid.
+        // The attempt is left out, because any number is valid there.
         for at in (0..36).chain(56..104).step_by(4) {
             let mut bytes = good.clone();
             bytes[at] ^= 0x40;
@@ -154,9 +154,9 @@ fn nonsense_is_turned_away() {
     job.finish();
 }
 
-/// WAIT: a handshake as a whole has one deadline, however slowly its bytes arrive.
+/// WAIT: a handshake has one deadline, however slowly its bytes arrive.
 #[test]
-fn a_handshake_byte_by_byte_is_given_up() {
+fn a_slow_handshake_is_given_up() {
     let job = Working::start();
     let good = hello(&job.cluster, 0, 1, 0);
     let mut stream = knock(job.ports()[1]);
@@ -173,7 +173,7 @@ fn a_handshake_byte_by_byte_is_given_up() {
 }
 
 #[test]
-fn who_does_not_know_the_secret_is_turned_away() {
+fn peers_without_the_secret_are_refused() {
     let job = Working::start();
     let port = job.ports()[1];
     // A whole handshake with a wrong proof. The daemon's last byte says that the secrets differ.
@@ -211,7 +211,7 @@ fn who_does_not_know_the_secret_is_turned_away() {
 
 /// BOUND: there is room for 64 handshakes at once.
 #[test]
-fn silent_connections_do_not_disturb_a_job_and_do_not_stay() {
+fn silent_connections_are_closed() {
     let job = Working::start();
     let silent: Vec<TcpStream> =
         job.ports().iter().flat_map(|port| (0..70).map(|_| knock(*port))).collect();
@@ -238,9 +238,9 @@ fn silent_connections_do_not_keep_a_peer_out() {
     drop(silent);
 }
 
-/// A peer that knows the secret is a daemon of the job. What it sends is checked all the same.
+/// A peer that knows the secret is a daemon of the job. Its input is checked nevertheless.
 #[test]
-fn a_peer_that_sends_nonsense_ends_the_job() {
+fn invalid_input_of_a_peer_ends_the_job() {
     let plan = Plan::nodes(&[1, 1]).set("probe.enabled=false");
     let cluster = Cluster::start(&plan).unwrap();
     let secret = cluster.secret().clone();
@@ -285,10 +285,10 @@ fn a_peer_that_sends_nonsense_ends_the_job() {
     }
 }
 
-/// A daemon that can't belong to the job is refused. Its worker gets the reason, and the job goes
-/// on.
+/// A daemon that can't belong to the job is refused. Its worker gets the reason, and the job
+/// continues.
 #[test]
-fn a_daemon_of_another_job_is_refused_and_its_worker_learns_why() {
+fn a_daemon_of_another_job_is_refused() {
     let job = Working::start();
     let secret = Secret::generate();
     let cases = [
@@ -312,7 +312,7 @@ fn a_daemon_of_another_job_is_refused_and_its_worker_learns_why() {
         let in_time =
             |(_, worker): &(_, Result<_, _>)| !matches!(worker, Err(GradwireError::Connect { .. }));
         let (ending, worker) = attempts.into_iter().find(in_time).expect("a worker in time");
-        let Ending::Failed(failure) = ending else { panic!("a stray daemon was let in") };
+        let Ending::Failed(failure) = ending else { panic!("a stray daemon was admitted") };
         assert_eq!(failure.kind, FailureKind::Invalid, "{failure}");
         assert!(failure.what.contains("the coordinator at 127.0.0.1:"), "{failure}");
         assert!(failure.what.contains("refused") && failure.what.contains(expected), "{failure}");

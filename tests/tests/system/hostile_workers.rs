@@ -1,5 +1,5 @@
 //! A connection to a daemon's socket that is not from a worker of this job is refused, with a
-//! reason where the peer can read one. It does not delay the job's workers (TRUST, BOUND).
+//! reason if the peer can read one. It does not delay the job's workers (TRUST, BOUND).
 
 use std::{
     fs::File,
@@ -24,7 +24,7 @@ use gradwire_tests::{
 use gradwire_worker::AllreduceOptions;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-/// A job of one node with two ranks, of which the first has attached and waits for the second.
+/// A job of one node with two ranks; the first has attached and waits for the second.
 fn half_a_job() -> (Cluster, Ranks<()>) {
     let cluster = Cluster::start(&Plan::nodes(&[2])).unwrap();
     let first = cluster.start_ranks([0], sum_of_two).attached();
@@ -44,7 +44,7 @@ fn whole_job(cluster: Cluster, first: Ranks<()>) {
     assert_eq!(cluster.finish().unwrap(), [Ending::Finished]);
 }
 
-/// The daemon's refusal of a worker whose attach message was changed by `spoil`.
+/// The daemon's refusal of a worker whose attach message `spoil` changed.
 fn refusal(
     cluster: &Cluster,
     local_rank: u32,
@@ -62,7 +62,7 @@ fn page() -> OwnedFd {
 }
 
 #[test]
-fn who_does_not_belong_here_learns_why() {
+fn wrong_workers_are_refused_with_a_reason() {
     let (cluster, first) = half_a_job();
     let job = cluster.job().to_string();
     let pid = format!("local rank 0 is taken by process {} on this host", std::process::id());
@@ -100,7 +100,7 @@ fn who_does_not_belong_here_learns_why() {
 
 /// A proof can't be used again, because each challenge is different.
 #[test]
-fn a_proof_serves_once() {
+fn a_proof_is_valid_once() {
     let (cluster, first) = half_a_job();
     let overheard = Stranger::connect(&cluster.socket(0)).unwrap().challenge().unwrap();
     let ToDaemon::Attach(old) = attach(&cluster, 1, &overheard, |_| ()) else {
@@ -112,7 +112,7 @@ fn a_proof_serves_once() {
 }
 
 #[test]
-fn memory_that_is_no_control_page_is_refused_and_the_place_is_free_again() {
+fn memory_without_a_control_page_is_refused() {
     let (cluster, first) = half_a_job();
     let refused = |fds: &[BorrowedFd<'_>]| refusal(&cluster, 1, |_| (), fds);
     let expect = |text: String, expected: &str| {
@@ -140,7 +140,7 @@ fn memory_that_is_no_control_page_is_refused_and_the_place_is_free_again() {
 }
 
 #[test]
-fn bytes_that_are_no_messages_end_the_connection_and_nothing_else() {
+fn invalid_messages_end_only_their_connection() {
     let (cluster, first) = half_a_job();
     let too_long = ((MAX_FRAME + 1) as u32).to_le_bytes();
     let mut nonsense: Vec<Vec<u8>> = vec![
@@ -191,7 +191,7 @@ fn silent_connections_do_not_keep_a_worker_out() {
 /// The doorbell is one file for both sides, with the same flags. A worker that clears them may
 /// block itself, but not the thread that serves all ranks (WAIT).
 #[test]
-fn a_doorbell_that_blocks_holds_nobody_up() {
+fn a_blocking_doorbell_delays_nothing_else() {
     let cluster = Cluster::start(&Plan::nodes(&[2, 1])).unwrap();
     let others = cluster.start_ranks([1, 2], |session| {
         for step in 0..20 {

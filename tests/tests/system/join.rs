@@ -1,5 +1,5 @@
-//! Ranks that run out of data. The others go on without them, and all take part again once the last
-//! one has joined.
+//! Ranks that run out of data. The others continue without them, and all take part again once the
+//! last one has joined.
 
 use std::sync::{Arc, Barrier};
 
@@ -15,7 +15,7 @@ use gradwire_worker::{
     SendOptions, Session,
 };
 
-/// Calls everything that works without joined ranks, on the ranks `there`.
+/// Makes every call that works without joined ranks, on the ranks `there`.
 fn step(session: &Session, set: &ProcessSet, name: &str, there: &[u32], root: u32) {
     use Collective::{Allgather, Allreduce, Broadcast, Gather, Reduce};
     let reduce = |op| with_op(request(Allreduce, DType::F32, &[9, 5], 0), op);
@@ -38,7 +38,7 @@ fn step(session: &Session, set: &ProcessSet, name: &str, there: &[u32], root: u3
     }
 }
 
-/// In each of several rounds, each rank has data for so many steps, and then joins.
+/// In each of several rounds, each rank has data for a number of steps, and then joins.
 fn uneven(slots: &[u32], rounds: &'static [&'static [usize]]) {
     run_job(&Plan::nodes(slots), move |session| {
         let all = session.global_process_set();
@@ -53,7 +53,7 @@ fn uneven(slots: &[u32], rounds: &'static [&'static [usize]]) {
             }
             let last = session.join(JoinOptions::default()).unwrap();
             assert_eq!(last, longest, "round {round}");
-            // Training goes on, with names that were used before and with unnamed calls.
+            // Training continues, with reused names and with unnamed calls.
             step(session, &all, &format!("{round}.0"), &everybody, 0);
             let mut one = session.tensor(&[1u32], &[1]).unwrap();
             session.allreduce(&mut one, AllreduceOptions::default().op(ReduceOp::Sum)).unwrap();
@@ -67,7 +67,7 @@ fn ranks_with_fewer_steps_are_not_waited_for() {
     uneven(&[3], &[&[2, 4, 1], &[1, 0, 2]]);
 }
 
-/// Whole nodes run out of data, also the first node, which hosts the coordinator.
+/// Whole nodes run out of data, including the first node, which hosts the coordinator.
 #[test]
 fn whole_nodes_join() {
     uneven(&[2, 1, 2], &[&[1, 2, 0, 3, 4], &[3, 1, 2, 0, 0], &[0, 0, 1, 0, 0]]);
@@ -84,7 +84,7 @@ fn all_join_at_once() {
     assert!(last.iter().all(|both| *both == last[0] && both.0 < 3 && both.1 < 3), "{last:?}");
 }
 
-/// A rank joins in one set and goes on in another.
+/// A rank joins in one set and continues in another.
 #[test]
 fn a_join_is_of_one_process_set() {
     run_job(&Plan::nodes(&[2, 2]), |session| {
@@ -120,7 +120,7 @@ fn a_join_is_of_one_process_set() {
 }
 
 #[test]
-fn what_can_not_do_without_a_rank_says_so_on_every_other_rank() {
+fn calls_that_need_a_joined_rank_fail_on_all() {
     let reported = run_job(&Plan::nodes(&[2, 1]), |session| {
         if session.rank() == 1 {
             assert_eq!(session.join(JoinOptions::default()).unwrap(), 2);
@@ -178,7 +178,8 @@ fn what_can_not_do_without_a_rank_says_so_on_every_other_rank() {
     }
 }
 
-/// A submission in a process set that the rank has joined is refused, and no other rank notices.
+/// A submission in a process set that the rank has joined is refused, without an effect on other
+/// ranks.
 #[test]
 fn a_rank_that_has_joined_submits_nothing() {
     let done = Arc::new(Barrier::new(2));

@@ -1,9 +1,9 @@
-//! Each process of a job is killed, and stopped, at every moment that makes a difference. Every
-//! remaining rank is notified in time which process it was (TELL), the launcher reports it too, and
-//! nothing is left behind (CLEAN).
+//! Each process of a job is killed, and stopped, at every relevant moment. Every remaining rank is
+//! notified in time which process it was (TELL), the launcher reports it, too, and nothing remains
+//! (CLEAN).
 //!
-//! The ranks are deaf to SIGTERM, so what they report comes from Gradwire. Otherwise the launcher
-//! would end them first: it asks the others to end soon after the first rank has ended.
+//! The ranks ignore SIGTERM, so that their reports come from Gradwire. Otherwise the launcher would
+//! end them first: it asks the others to end soon after the first rank has ended.
 
 use std::{thread::sleep, time::Duration};
 
@@ -60,9 +60,9 @@ fn a_worker_is_killed_while_others_wait_for_it() {
     }
 }
 
-/// The daemon receives at once how the worker ended and that all are to end.
+/// The daemon learns at the same time how the worker ended and that all ranks must end.
 #[test]
-fn a_worker_that_is_killed_while_its_daemon_stands_still_is_the_cause() {
+fn a_killed_worker_is_the_cause() {
     let mut job = start(ONE_NODE, &["attach", "!1/submit:2:1000", "1/say:idle", "1/hang"]);
     job.until_said("submitted", 2);
     job.until_said("said", 1);
@@ -75,23 +75,24 @@ fn a_worker_that_is_killed_while_its_daemon_stands_still_is_the_cause() {
 }
 
 #[test]
-fn a_worker_is_killed_while_it_is_waited_for_by_itself() {
+fn a_worker_is_killed_while_it_waits() {
     let steps =
         ["attach", "1/submit:1:1000", "!1/until:go", "3/until:also", "submit:1:1000", "leave"];
     let mut job = start(TWO_NODES, &steps);
     job.until_said("submitted", 1);
     let fault = job.signal(Role::Rank(1), Signal::KILL);
     job.allow("go");
-    // The tensor of rank 1 could be done without its process, but not before rank 3 submits it too.
+    // The tensor of rank 1 could be done without its process, but not before rank 3 submits it,
+    // too.
     job.until_said("failed", 2);
     job.allow("also");
     assert_rank_1_killed(&job.finish(), TWO_NODES, fault, ", tensor 'layer.0'");
 }
 
 #[test]
-fn a_worker_is_killed_in_the_middle_of_a_transfer() {
+fn a_worker_is_killed_during_a_transfer() {
     let seed = now_us();
-    println!("seed {seed}: replay by putting it in place of now_us()");
+    println!("seed {seed}: replay by using it instead of now_us()");
     for (round, world) in [ONE_NODE, TWO_NODES, TWO_NODES].into_iter().enumerate() {
         let mut job = start(world, &["attach", "loop:100000:400000"]);
         job.until_said("looping", world.0 as usize);
@@ -102,7 +103,7 @@ fn a_worker_is_killed_in_the_middle_of_a_transfer() {
 }
 
 #[test]
-fn a_worker_that_is_stopped_is_reported_as_stopped() {
+fn a_stopped_worker_is_reported_as_stopped() {
     for world in [ONE_NODE, TWO_NODES] {
         let mut job = start(world, &["attach", "loop:100000:1000"]);
         job.until_said("looping", world.0 as usize);
@@ -118,9 +119,9 @@ fn a_worker_that_is_stopped_is_reported_as_stopped() {
     }
 }
 
-/// It reads nothing for a while, and receives far more than its socket holds (TELL).
+/// It reads nothing for a while, and is sent far more than its socket holds (TELL).
 #[test]
-fn a_worker_that_is_stopped_for_a_while_receives_everything() {
+fn a_worker_stopped_for_a_while_loses_nothing() {
     let steps = ["attach", "0/lonely:350", "1/until:go", "1/leave", "0/until:gone", "0/leave"];
     let mut job = start((2, "127.0.0.1:2"), &steps);
     job.until_said("submitted", 1);
@@ -139,7 +140,7 @@ fn a_worker_that_is_stopped_for_a_while_receives_everything() {
 /// A batch system, a container's freezer or the host of a virtual machine may stop everything for
 /// longer than any part may be silent.
 #[test]
-fn a_job_that_is_suspended_as_a_whole_goes_on() {
+fn a_job_suspended_as_a_whole_continues() {
     let steps = ["attach", "0/say:begun", "0/until:go", "loop:20:1000000", "leave"];
     let mut job = start(TWO_NODES, &steps);
     for (word, ranks) in [("said", 1), ("looping", 4)] {
@@ -177,7 +178,7 @@ fn a_daemon_is_killed() {
 }
 
 #[test]
-fn a_daemon_that_is_stopped_is_reported_as_silent() {
+fn a_stopped_daemon_is_reported_as_silent() {
     let mut job = start(TWO_NODES, &["attach", "loop:100000:1000"]);
     job.until_said("looping", 4);
     let fault = job.signal(Role::Daemon(1), Signal::STOP);
@@ -191,9 +192,9 @@ fn a_daemon_that_is_stopped_is_reported_as_silent() {
 
 /// It was stopped in the middle of an operation, and continues after every rank has given up.
 #[test]
-fn a_daemon_that_is_continued_writes_to_no_tensor_any_more() {
+fn a_continued_daemon_writes_to_no_tensor() {
     let seed = now_us();
-    println!("seed {seed}: replay by putting it in place of now_us()");
+    println!("seed {seed}: replay by using it instead of now_us()");
     for round in 0..3 {
         let steps = ["deaf", "attach", "lend:16000000", "until:gone", "exit:1"];
         // When the daemon continues, it finds the ranks silent, and the job ends.
@@ -217,7 +218,7 @@ fn a_daemon_that_is_continued_writes_to_no_tensor_any_more() {
 }
 
 #[test]
-fn the_daemon_that_hosts_the_coordinator_is_killed_or_stopped() {
+fn the_coordinators_daemon_is_killed_or_stopped() {
     for signal in [Signal::KILL, Signal::STOP] {
         let mut job = start(TWO_NODES, &["attach", "loop:100000:1000"]);
         job.until_said("looping", 4);
@@ -255,7 +256,7 @@ fn an_agent_is_killed() {
 }
 
 #[test]
-fn an_agent_that_is_asked_to_end_is_the_cause_and_not_its_ranks() {
+fn an_agent_asked_to_end_is_the_cause() {
     let mut job = start(TWO_NODES, &["attach", "loop:100000:1000"]);
     job.until_said("looping", 4);
     let fault = job.signal(Role::Agent(1), Signal::TERM);

@@ -1,16 +1,14 @@
-//! What daemons show of their lanes and operations: how each lane spends its time, how bytes are
-//! moved, which pieces and buffers there are; and of who is kept out or kept waiting.
+//! The metrics of lanes and operations: how each lane spends its time, how bytes are moved, which
+//! pieces and buffers exist, and which connections are rejected or kept waiting.
 
-use std::{collections::BTreeMap, io::Write, net::TcpStream, time::Instant};
+use std::{io::Write, net::TcpStream, time::Instant};
 
 use gradwire_tests::launched::{Job, Launch, processes::Role};
 use rustix::process::Signal;
 
-use super::metrics::{series, variable};
+use super::metrics::{Series, series, variable};
 
-type Series = BTreeMap<String, f64>;
-
-/// The sum of all series of a metric that have these labels, in the order of the declaration.
+/// The sum of all series of a metric with these labels, in the order of the declaration.
 fn sum(series: &Series, metric: &str, labels: &str) -> f64 {
     let matching = series.iter().filter(|(key, _)| {
         key.strip_prefix(metric).is_some_and(|rest| rest.starts_with('{') && rest.contains(labels))
@@ -18,7 +16,7 @@ fn sum(series: &Series, metric: &str, labels: &str) -> f64 {
     matching.map(|(_, value)| value).sum()
 }
 
-/// The metrics of a daemon once it has done all operations that the coordinator has ordered.
+/// The metrics of a daemon once it has done all operations that the coordinator ordered.
 fn settled(job: &Job, daemon: &str, coordinator: &str) -> Series {
     job.wait_for("all operations counted", || {
         let ordered = series(coordinator)["gradwire_coordinator_operations_total"];
@@ -30,7 +28,7 @@ fn settled(job: &Job, daemon: &str, coordinator: &str) -> Series {
 const LANE_SECONDS: &str = "gradwire_daemon_lane_seconds_total";
 
 #[test]
-fn lanes_account_for_their_time_and_bytes_for_their_way() {
+fn lanes_account_for_their_time_and_bytes() {
     let steps = ["attach", "loop:3:1000", "until:go", "loop:20:200000", "until:end", "leave"];
     let launch = Launch::new().two_by_two().words(&["--verbose"]);
     let launch = launch.set("negotiation.algorithm=recursive-doubling");
@@ -40,7 +38,7 @@ fn lanes_account_for_their_time_and_bytes_for_their_way() {
     let daemons = [0, 2].map(|rank| variable(&job, rank, "GRADWIRE_DAEMON_METRICS"));
     let before = settled(&job, &daemons[0], &daemons[0]);
     job.allow("go");
-    job.wait_for("twice looped", || {
+    job.wait_for("the second loop", || {
         let looped = job.lines().iter().filter(|line| line.text.contains(" looped 20 ")).count();
         (looped >= 4).then_some(())
     });
@@ -79,9 +77,9 @@ fn lanes_account_for_their_time_and_bytes_for_their_way() {
     job.finish().assert_code(0);
 }
 
-/// With every node sending to every other one, frames come before their step may receive them.
+/// Every node sends to every other one, so frames arrive before their step may receive them.
 #[test]
-fn pieces_and_early_frames_are_seen_while_they_are_there() {
+fn pieces_and_early_frames_are_shown() {
     let hosts = "127.0.0.1:1,127.0.0.2:1,127.0.0.3:1,127.0.0.4:1";
     let launch = Launch::new().hosts(hosts).words(&["--verbose"]).set("launch.grace_ms=500");
     let launch = launch.set("negotiation.algorithm=circulant").set("data.chunk_bytes=4KiB");
@@ -99,14 +97,14 @@ fn pieces_and_early_frames_are_seen_while_they_are_there() {
 }
 
 #[test]
-fn fused_tensors_are_counted_apart_from_their_operations() {
+fn fused_tensors_and_operations_are_counted() {
     let steps = ["attach", "loop:3:1000", "until:go", "submit:50:1000", "until:end", "leave"];
     let launch = Launch::new().two_by_two().words(&["--verbose"]).set("probe.enabled=false");
     let mut job = launch.set("negotiation.credit_pieces=1").rank(&steps).start();
     job.until_said("looped", 4);
     let daemons = [0, 2].map(|rank| variable(&job, rank, "GRADWIRE_DAEMON_METRICS"));
     settled(&job, &daemons[0], &daemons[0]);
-    // A daemon that stands still has its ranks wait, and the other one collects what becomes ready.
+    // The stopped daemon makes its ranks wait, and the other one collects what becomes ready.
     job.signal(Role::Daemon(1), Signal::STOP);
     job.allow("go");
     job.wait_for("tensors in the queue", || {
@@ -123,9 +121,9 @@ fn fused_tensors_are_counted_apart_from_their_operations() {
     job.finish().assert_code(0);
 }
 
-/// The bytes of one node alone are none of the network's.
+/// Bytes within a node do not count as network traffic.
 #[test]
-fn the_bytes_of_one_node_stay_there() {
+fn bytes_within_a_node_are_not_network_traffic() {
     let steps = ["attach", "loop:3:1000", "loop:1:200000", "say:idle", "until:end", "leave"];
     let mut job = Launch::new().ranks(2).words(&["--verbose"]).rank(&steps).start();
     job.until_said("said", 2);
@@ -138,9 +136,9 @@ fn the_bytes_of_one_node_stay_there() {
     job.finish().assert_code(0);
 }
 
-/// Tensors in shared memory are not copied, all others are.
+/// Tensors in shared memory are not copied, but all others are.
 #[test]
-fn what_ranks_copy_is_counted_apart() {
+fn copied_tensors_are_counted_separately() {
     let steps = ["attach", "loop:5:1000", "slice:3:2000", "say:idle", "until:end", "leave"];
     let mut job = Launch::new().two_by_two().words(&["--verbose"]).rank(&steps).start();
     job.until_said("said", 4);
@@ -150,16 +148,16 @@ fn what_ranks_copy_is_counted_apart() {
         let of = |memory: &str| {
             series[&format!("gradwire_daemon_submitted_bytes_total{{memory=\"{memory}\"}}")]
         };
-        // Of two ranks, with four bytes for each element.
+        // Two ranks, with four bytes per element.
         assert_eq!([of("shared"), of("ordinary")], [40_000.0, 48_000.0], "{series:?}");
     }
     job.allow("end");
     job.finish().assert_code(0);
 }
 
-/// Who is rejected is counted by the reason.
+/// Rejected connections are counted by reason.
 #[test]
-fn strangers_are_counted_by_what_they_did() {
+fn rejected_connections_are_counted_by_reason() {
     let steps = ["attach", "loop:3:1000", "until:end", "leave"];
     let launch = Launch::new().two_by_two().words(&["--verbose"]);
     let mut job = launch.set("data.connect_timeout_ms=500").rank(&steps).start();
@@ -177,12 +175,12 @@ fn strangers_are_counted_by_what_they_did() {
     let connect = || TcpStream::connect(&data[0]).expect("a daemon that listens");
     let mut stranger = connect();
     stranger.write_all(&[b'x'; 4096]).unwrap();
-    job.wait_for("what is not Gradwire", || (rejected("not_gradwire") == 1.0).then_some(()));
+    job.wait_for("a foreign connection", || (rejected("not_gradwire") == 1.0).then_some(()));
     drop(stranger);
     drop(connect());
-    job.wait_for("what ends early", || (rejected("broken") == 1.0).then_some(()));
+    job.wait_for("a connection that ends early", || (rejected("broken") == 1.0).then_some(()));
     let silent = connect();
-    job.wait_for("what says nothing", || (rejected("silent") == 1.0).then_some(()));
+    job.wait_for("a silent connection", || (rejected("silent") == 1.0).then_some(()));
     drop(silent);
     assert_eq!(rejected(""), 3.0);
     job.allow("end");

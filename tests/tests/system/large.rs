@@ -1,5 +1,5 @@
-//! More elements than 31 bits can count, in place. The test needs memory and takes seconds: `make
-//! soak` runs it.
+//! More elements than 31 bits can count, in place. The test needs much memory and some seconds; it
+//! runs in `make soak`.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ const ELEMENTS: u64 = (1 << 31) + 4099;
 /// The tensors of two ranks, and memory for everything else.
 const NEEDED: u64 = 3 * ELEMENTS;
 
-/// Bytes of memory that are available on this machine.
+/// Bytes of available memory on this machine.
 fn available() -> u64 {
     let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
@@ -57,13 +57,13 @@ fn large(slots: &[u32]) {
 }
 
 #[test]
-#[ignore = "it takes gigabytes and seconds; make soak runs it"]
+#[ignore = "takes gigabytes and seconds; run by make soak"]
 fn more_than_two_to_the_31_elements_on_one_node() {
     large(&[2]);
 }
 
 #[test]
-#[ignore = "it takes gigabytes and seconds; make soak runs it"]
+#[ignore = "takes gigabytes and seconds; run by make soak"]
 fn more_than_two_to_the_31_elements_on_two_nodes() {
     large(&[1, 1]);
 }

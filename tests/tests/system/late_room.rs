@@ -1,5 +1,5 @@
-//! A rank whose result has an unexpected size may take its time to make room for it: no rank on
-//! another node waits for it.
+//! If the result of a rank has an unexpected size, the rank may be slow to make room for it: no
+//! rank on another node waits for it.
 
 use gradwire_daemon::Ending;
 use gradwire_proto::{
@@ -12,22 +12,19 @@ use gradwire_tests::{
 };
 use gradwire_worker::{AllgatherOptions, AllreduceOptions, ReduceOp};
 
-/// One piece, larger than what sockets hold.
+/// One piece, larger than the buffers of sockets.
 const BYTES: usize = 6 << 20;
 
 #[test]
 fn peers_do_not_wait_for_a_rank_that_makes_room() {
-    let plan = Plan::nodes(&[1, 1])
-        .set("job.timeout_ms=61000")
-        .set("heartbeat.timeout_ms=60000")
-        .set("negotiation.piece_bytes=16MiB");
+    let plan = Plan::patient(&[1, 1]).set("negotiation.piece_bytes=16MiB");
     let cluster = Cluster::start(&plan).unwrap();
     let first = cluster.start_ranks([0], |session| {
         let own = session.tensor(&vec![7u8; BYTES], &[BYTES]).unwrap();
         let options = AllgatherOptions::default().name("rows");
         let all = session.allgather(&own, options).unwrap();
         assert_eq!((all.rows, all.tensor.as_slice().len()), (vec![BYTES as u64, 0], BYTES));
-        // A later operation goes on, too.
+        // A later operation continues, too.
         session
             .allreduce_slice(&mut [1i32], AllreduceOptions::named("after").op(ReduceOp::Sum))
             .unwrap();
@@ -37,12 +34,12 @@ fn peers_do_not_wait_for_a_rank_that_makes_room() {
     let nothing = Request::plain(Collective::Allgather, DType::U8, Shape::new(&[0]).unwrap());
     raw.submit(&submission(1, "rows", nothing)).unwrap();
     let Some((Reply::Allocate(asked), _)) = raw.socket.receive().unwrap() else {
-        panic!("it must be asked for room");
+        panic!("expected to be asked for room");
     };
     assert_eq!((asked.ticket, &asked.outputs[0].shape), (1, &vec![BYTES as u64]));
     let sum = Request::allreduce(DType::I32, Shape::new(&[1]).unwrap(), ReduceOp::Sum);
     raw.submit(&submission(2, "after", sum)).unwrap();
-    // This is done only once the other rank has gone on without this one.
+    // This is done only once the other rank has continued without this one.
     assert_eq!(raw.completed().unwrap().ticket, 2);
     let segment = raw.add_segment(BYTES as u64).unwrap();
     let places = vec![pb::Place { segment, offset: 0 }];

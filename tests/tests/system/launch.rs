@@ -1,5 +1,5 @@
-//! `gradwire run`, as a user sees it: what runs, and what is refused, with which message. However a
-//! job ends, nothing is left behind (CLEAN is checked after every job).
+//! `gradwire run` as a user sees it: what runs, what is refused, and with which message. However a
+//! job ends, nothing remains (CLEAN is checked after every job).
 
 use std::{
     ffi::OsStr,
@@ -19,10 +19,10 @@ use std::{
 use gradwire_tests::launched::{Job, Launch, Line, Report, processes::Role};
 use rustix::process::Signal;
 
-/// A stand-in for ssh that runs the command here. Host `node-3` is at 127.0.0.3, and so on.
+/// A replacement for ssh that runs the command here. Host `node-3` is at 127.0.0.3, and so on.
 const SSH_HERE: &str = "SSH_CONNECTION=\"127.0.0.1 1 127.0.0.${host#node-} 22\" exec sh -c \"$*\"";
 
-/// Asserts that all ranks have summed so many times, and that the job ended well and silently.
+/// Asserts that all ranks finished this many loops, and that the job ended well and silently.
 #[track_caller]
 fn assert_well(report: &Report, loops: usize) {
     report.assert_code(0);
@@ -47,7 +47,7 @@ fn two_jobs_of_two_nodes_run_side_by_side() {
 }
 
 #[test]
-fn whatever_a_job_leaves_is_seen() {
+fn all_traces_of_a_job_are_found() {
     let mut job = Launch::new().ranks(2).rank(&["attach", "until:go", "leave"]).start();
     job.until_said("attached", 2);
     fs::write(job.folder().join("core"), "").unwrap();
@@ -66,7 +66,7 @@ fn whatever_a_job_leaves_is_seen() {
 }
 
 #[test]
-fn a_hostfile_is_filled_in_order_and_output_is_kept_for_each_rank() {
+fn hostfiles_are_filled_and_output_kept_by_rank() {
     let launch = Launch::new();
     let hosts =
         "# two\n\n127.0.0.1 slots=2\n127.0.0.2 slots=4 # more than needed\n127.0.0.3 slots=1\n";
@@ -103,7 +103,7 @@ fn a_dry_run_starts_nothing() {
     }
 }
 
-/// Asserts that the launcher prints one line with the error, and perhaps one with a hint.
+/// Asserts that the launcher prints one line with the error, and at most one with a hint.
 #[track_caller]
 fn assert_refused(report: &Report, code: i32, error: &str) {
     report.assert_code(code);
@@ -114,7 +114,7 @@ fn assert_refused(report: &Report, code: i32, error: &str) {
 }
 
 #[test]
-fn what_can_not_run_is_refused_in_one_line() {
+fn invalid_jobs_are_refused_in_one_line() {
     let launch = || Launch::new().ranks(2);
     let steps = ["attach"];
     assert_refused(
@@ -146,7 +146,7 @@ fn what_can_not_run_is_refused_in_one_line() {
 }
 
 #[test]
-fn hosts_that_can_not_be_reached_are_named() {
+fn unreachable_hosts_are_named() {
     let fails = "echo \"ssh: connect to host $host port 22: Connection refused\" >&2; exit 255";
     let launch = Launch::new().hosts("localhost:1,node-3:1,node-4:1");
     let report = launch.ssh(fails).rank(&["attach"]).run();
@@ -157,7 +157,7 @@ fn hosts_that_can_not_be_reached_are_named() {
         report.assert_verdict(&[&error, "must work without a password"]);
     }
     if !Path::new("/usr/bin/ssh").exists() {
-        println!("skipped: there is no ssh here");
+        println!("skipped: ssh is missing");
         return;
     }
     // `.invalid` never resolves (RFC 2606).
@@ -177,7 +177,7 @@ fn command_lines() -> Vec<String> {
 }
 
 #[test]
-fn the_secret_is_on_no_command_line_of_a_job_behind_ssh() {
+fn the_secret_is_on_no_command_line() {
     let launch = Launch::new().hosts("node-3:2,node-4:2").ssh(SSH_HERE);
     let steps = ["attach", "loop:1:7", "until:go", "loop:5:70000", "leave"];
     let mut job = launch.rank(&steps).start();
@@ -195,7 +195,7 @@ fn the_secret_is_on_no_command_line_of_a_job_behind_ssh() {
 }
 
 #[test]
-fn a_port_that_is_taken_is_named_with_its_setting() {
+fn a_port_in_use_is_named_with_its_setting() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
     for key in ["coordinator.listen", "coordinator.metrics_listen", "data.listen", "metrics.listen"]
@@ -211,7 +211,7 @@ fn a_port_that_is_taken_is_named_with_its_setting() {
 }
 
 #[test]
-fn a_daemon_that_fails_after_it_served_is_reported_with_its_output() {
+fn the_output_of_a_failing_daemon_is_reported() {
     let launch = Launch::new().ranks(2);
     let text = "#!/bin/sh\necho '{\"event\":\"serving\",\"metrics\":\"127.0.0.1:1\",\
                 \"data\":\"127.0.0.1:2\",\"grpc\":\"127.0.0.1:3\"}'\n\
@@ -227,7 +227,7 @@ fn a_daemon_that_fails_after_it_served_is_reported_with_its_output() {
     report.assert_verdict(&["  gradwired: this is release 9.9.9, the coordinator is 0.1.0"]);
 }
 
-/// A job whose ranks have begun to work. Rank 1 is deaf to SIGTERM.
+/// A job whose ranks have begun to work. Rank 1 ignores SIGTERM.
 fn busy() -> Job {
     let launch = Launch::new().two_by_two().set("launch.grace_ms=500");
     let job = launch.rank(&["1/deaf", "attach", "loop:1000000:1000"]).start();
@@ -248,14 +248,14 @@ fn ctrl_c_and_a_request_to_end_stop_everything() {
 }
 
 #[test]
-fn a_launcher_that_is_killed_leaves_nothing() {
+fn a_killed_launcher_leaves_nothing() {
     let mut job = busy();
     job.signal(Role::Launcher, Signal::KILL);
     job.finish().assert_code(128 + 9);
 }
 
 #[test]
-fn a_launcher_that_is_killed_leaves_nothing_behind_ssh() {
+fn a_killed_launcher_leaves_nothing_on_ssh_hosts() {
     let launch = Launch::new().hosts("node-3:1,node-4:1").ssh(SSH_HERE).set("launch.grace_ms=500");
     let mut job = launch.rank(&["deaf", "attach", "loop:1000000:1000"]).start();
     job.until_said("looping", 2);
@@ -264,7 +264,7 @@ fn a_launcher_that_is_killed_leaves_nothing_behind_ssh() {
 }
 
 #[test]
-fn the_first_rank_to_fail_gives_the_exit_code_and_the_last_words() {
+fn the_first_failing_rank_gives_the_exit_code() {
     let launch = Launch::new().two_by_two().set("launch.grace_ms=500");
     let steps =
         ["attach", "loop:2:10", "2/complain:out of luck", "2/exit:3", "1/deaf", "1/hang", "hang"];
@@ -274,7 +274,7 @@ fn the_first_rank_to_fail_gives_the_exit_code_and_the_last_words() {
     assert!(verdict.starts_with("gradwire: rank 2 on host 127.0.0.2 (pid "), "{}", report.all());
     report.assert_verdict(&[") ended with exit code 3, ", "; the other ranks were stopped"]);
     assert!(verdict.contains("\n  out of luck\nfull output: "), "{}", report.all());
-    // Rank 1 ignores SIGTERM: the launcher gives it the grace period, and no more.
+    // Rank 1 ignores SIGTERM: the launcher gives it only the grace period.
     assert!(report.took.as_millis() >= 500, "{}", report.all());
 }
 
@@ -282,9 +282,8 @@ fn the_first_rank_to_fail_gives_the_exit_code_and_the_last_words() {
 fn ranks_that_never_attach_are_not_waited_for() {
     let steps = ["1/exit:0", "deaf", "attach", "loop:1:10", "leave"];
     let report = Launch::new().two_by_two().rank(&steps).run();
-    let parts =
-        ["rank 1 on host 127.0.0.1, tensor 'loop.10': its process ended before it had joined the \
-         job"];
+    let parts = ["rank 1 on host 127.0.0.1, tensor 'loop.10': its process ended before it had \
+         joined the job"];
     report.assert_notified(&[0, 2, 3], report.began_us, &parts);
     report.assert_code(1);
     // A rank that failed is itself the cause.
@@ -297,11 +296,11 @@ fn ranks_that_never_attach_are_not_waited_for() {
 }
 
 #[test]
-fn long_waits_for_a_rank_are_reported_with_its_number() {
+fn long_waits_for_a_rank_are_reported() {
     for (hosts, ranks) in [("127.0.0.1:2", 2), ("127.0.0.1:2,127.0.0.2:2", 4)] {
         let launch = Launch::new().hosts(hosts).set("negotiation.stall_warning_ms=300");
         let mut job = launch.rank(&["attach", "1/until:go", "loop:1:10", "leave"]).start();
-        // WAIT: only the missing rank is named, again and again.
+        // WAIT: only the missing rank is named, repeatedly.
         let reported = |line: &&Line| {
             line.text.starts_with("[daemon 127.0.0.1] ")
                 && line.text.contains("tensor 'loop.10' waited ")
@@ -339,7 +338,7 @@ fn strangers_do_not_fill_the_log() {
 }
 
 #[test]
-fn what_is_not_utf_8_in_the_environment_is_left_alone() {
+fn variables_that_are_not_utf_8_are_unchanged() {
     let launch = Launch::new().ranks(2).variable("LATIN", OsStr::from_bytes(b"gr\xfc\xdfe"));
     assert_well(&launch.rank(&["attach", "loop:2:10", "leave"]).run(), 2);
 }

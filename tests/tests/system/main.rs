@@ -1,8 +1,8 @@
 //! Tests of the whole system: real processes, sockets, shared memory, networks and faults. They are
-//! one program, because each program of tests links all of Gradwire.
+//! one program, because each test program links all of Gradwire.
 //!
-//! What looks at the memory, descriptors or threads of its own process has a program of its own:
-//! `soak.rs`, `small_jobs.rs`.
+//! Tests that measure the memory, descriptors or threads of their own process are separate
+//! programs: `soak.rs`, `small_jobs.rs`.
 
 mod bad_input;
 mod collectives;

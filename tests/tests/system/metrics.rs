@@ -1,5 +1,5 @@
-//! What a running job shows: `/metrics`, `/healthz` and `/readyz` of each service, and the commands
-//! `gradwire status` and `gradwire explain`.
+//! The state of a running job: `/metrics`, `/healthz` and `/readyz` of each service, and the
+//! commands `gradwire status` and `gradwire explain`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,9 +24,12 @@ pub(super) fn get(address: &str, path: &str) -> (u16, String) {
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
-/// The series in a service's metrics, by name and labels as they are written. The job
-/// and the host, which every series has, are checked and left out.
-pub(super) fn series(address: &str) -> BTreeMap<String, f64> {
+/// Values by name and labels as written, without the job and the host.
+pub(super) type Series = BTreeMap<String, f64>;
+
+/// The series in a service's metrics. The job and the host, which every series has, are checked and
+/// left out.
+pub(super) fn series(address: &str) -> Series {
     let (code, text) = get(address, "/metrics");
     assert_eq!(code, 200, "{text}");
     let is_series = |line: &&str| !line.is_empty() && !line.starts_with('#');
@@ -91,7 +94,7 @@ pub(super) fn variable(job: &Job, rank: u32, name: &str) -> String {
 }
 
 #[test]
-fn metrics_move_with_what_is_submitted_and_status_names_who_is_missing() {
+fn metrics_count_and_status_names_missing_ranks() {
     let steps = [
         "attach",
         "loop:1:1000",
@@ -141,7 +144,7 @@ fn metrics_move_with_what_is_submitted_and_status_names_who_is_missing() {
         for key in &network {
             assert!(moved(&after, key) < 60_000.0, "{key} moved too much: {after:?}");
         }
-        // Two ranks submit one more tensor each, which may have arrived by now or not.
+        // Two ranks submit one more tensor each, which may or may not have arrived.
         let submissions =
             "gradwire_daemon_submissions_total{collective=\"allreduce\",origin=\"plain\"}";
         assert!((20.0..=22.0).contains(&moved(&after, submissions)), "{after:?}");
@@ -158,7 +161,7 @@ fn metrics_move_with_what_is_submitted_and_status_names_who_is_missing() {
             let round_trips = now["gradwire_daemon_heartbeat_round_trip_seconds_count"];
             (round_trips >= 3.0).then_some(now)
         });
-        // All nodes are of one machine, and its clock may have been set a little meanwhile.
+        // All nodes are on one machine, whose clock may have been adjusted meanwhile.
         let [offset, error] = ["offset", "offset_error"]
             .map(|what| clock[&format!("gradwire_daemon_clock_{what}_seconds")]);
         assert!(error > 0.0 && offset.abs() <= error + 1.0, "{offset} s, at most {error} s off");
@@ -178,7 +181,7 @@ fn metrics_move_with_what_is_submitted_and_status_names_who_is_missing() {
         (text.contains("tensor 'layer.0'") && text.contains(" 11 done")).then_some(text)
     });
     // Without an address, and without the file of the job, the daemons of this host are asked.
-    // Another test may run some, too.
+    // Other tests may run some, too.
     let mut status = Command::new(programs::gradwire());
     let nowhere = tempfile::tempdir().unwrap();
     let output = status.arg("status").env("XDG_RUNTIME_DIR", nowhere.path()).output().unwrap();
@@ -213,7 +216,7 @@ fn metrics_move_with_what_is_submitted_and_status_names_who_is_missing() {
 }
 
 #[test]
-fn sparse_sums_show_which_way_they_went() {
+fn sparse_sums_are_counted_by_their_form() {
     let steps = ["attach", "sparse:10000:5", "sparse:4:4", "say:done", "until:end", "leave"];
     let mut job = Launch::new().ranks(2).words(&["--verbose"]).rank(&steps).start();
     job.until_said("said", 2);
@@ -241,7 +244,7 @@ fn sparse_sums_show_which_way_they_went() {
 }
 
 #[test]
-fn a_service_is_ready_only_when_all_nodes_have_come() {
+fn a_service_is_ready_when_all_nodes_joined() {
     let launch = Launch::new().two_by_two().words(&["--verbose"]);
     let gradwired = programs::beside("gradwired");
     let text = format!(

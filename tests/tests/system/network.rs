@@ -1,9 +1,9 @@
-//! Nodes on a network that works badly, and then not at all. This needs root, `ip` and `tc`. Where
+//! Nodes on a network that works badly, and then not at all. This needs root, `ip` and `tc`. If
 //! something is missing, a test prints that and passes.
 
 use gradwire_tests::launched::{Job, network::Pair, now_us};
 
-/// Ranks that are deaf to SIGTERM and work until they are notified of a failure.
+/// Ranks that ignore SIGTERM and work until they are notified of a failure.
 fn busy(pair: &Pair) -> Job {
     let job = pair.launch().words(&["--verbose"]).rank(&["deaf", "attach", "loop:100000:100000"]);
     let job = job.start();
@@ -12,7 +12,7 @@ fn busy(pair: &Pair) -> Job {
 }
 
 #[test]
-fn sums_are_exact_over_a_slow_cable_that_loses_packets() {
+fn sums_are_exact_over_a_slow_lossy_cable() {
     let Some(pair) = Pair::new() else { return };
     let well = |elements: &str| {
         let report = pair.launch().rank(&["attach", elements, "leave"]).run();
@@ -30,7 +30,7 @@ fn sums_are_exact_over_a_slow_cable_that_loses_packets() {
 }
 
 #[test]
-fn a_cable_that_is_cut_is_reported_on_both_sides() {
+fn a_cut_cable_is_reported_on_both_sides() {
     let Some(pair) = Pair::new() else { return };
     let job = busy(&pair);
     let fault = now_us();
@@ -50,7 +50,7 @@ fn a_cable_that_is_cut_is_reported_on_both_sides() {
 }
 
 #[test]
-fn data_ports_that_nothing_gets_through_to_are_reported_although_the_nodes_are_alive() {
+fn blocked_data_ports_of_live_nodes_are_reported() {
     let Some(pair) = Pair::new() else { return };
     let job = busy(&pair);
     let ports: Vec<u16> = job
@@ -71,7 +71,7 @@ fn data_ports_that_nothing_gets_through_to_are_reported_although_the_nodes_are_a
 
 /// Many attempts to connect fail, because each fails at once.
 #[test]
-fn data_ports_that_refuse_connections_are_reported_after_the_time_to_connect() {
+fn data_ports_that_refuse_are_reported_in_time() {
     let Some(pair) = Pair::new() else { return };
     let launch = pair.launch().set("data.connect_timeout_ms=5000").set("job.timeout_ms=20000");
     // A probe would have made the connections before.

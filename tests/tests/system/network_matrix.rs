@@ -1,14 +1,14 @@
-//! All ways in which a network may be bad. A job on it goes on, or all of its ranks are notified in
-//! time what does not work, with the right host. This needs root, `ip`, `tc` and `ss`. Where
+//! All ways in which a network may be bad. A job on it continues, or all of its ranks are notified
+//! in time what does not work, with the right host. This needs root, `ip`, `tc` and `ss`. If
 //! something is missing, a test prints that and passes.
 //!
-//! The larger cases are for `make soak`.
+//! The larger cases run in `make soak`.
 
 use std::{thread::sleep, time::Duration};
 
 use gradwire_tests::launched::{Job, Launch, Report, network::Pair, now_us};
 
-/// How failures name the second host. The first one is named as the coordinator.
+/// The second host in failures. The first one is named as the coordinator.
 const HOST: &str = "host 10.213.0.2";
 
 /// Asserts that all ranks have done all steps and left in good order.
@@ -18,7 +18,7 @@ fn assert_went_on(report: &Report, word: &str) {
     assert_eq!(report.said(word).len(), 4, "{}", report.all());
 }
 
-/// A job that has used each connection, and goes on with `steps` when it is allowed to.
+/// A job that has used each connection, and continues with `steps` when allowed.
 fn begun(launch: Launch, steps: &[&str]) -> Job {
     let before = ["deaf", "attach", "loop:4:1000", "say:begun", "until:go"];
     let job = launch.words(&["--verbose"]).rank(&[&before, steps].concat()).start();
@@ -32,7 +32,7 @@ fn data_ports(job: &Job) -> Vec<u16> {
     job.served("data").iter().filter_map(port).collect()
 }
 
-/// Lets a job go on, and waits until its tensors are on the way to these hosts, 0 or 1.
+/// Lets a job continue, and waits until its tensors are on the way to these hosts, 0 or 1.
 fn until_busy(job: &mut Job, pair: &Pair, hosts: &[usize]) {
     let before = [0, 1].map(|host| pair.received(host));
     job.allow("go");
@@ -66,7 +66,7 @@ fn survives_much_loss_or_says_so(steps: &[&str]) {
     if pair.lose(51).is_some() {
         let steps = [&["attach"], steps, &["leave"]].concat();
         let report = pair.launch().rank(&steps).run();
-        // The fault has no exact time, so the first notification stands for it.
+        // The fault has no exact time, so the first notification is used instead.
         match report.said("failed").iter().map(|said| said.at_us).min() {
             None => assert_went_on(&report, "looped"),
             Some(first) => {
@@ -83,13 +83,13 @@ fn one_packet_in_five_is_lost() {
 }
 
 #[test]
-#[ignore = "takes minutes: make soak"]
+#[ignore = "takes minutes; run by make soak"]
 fn one_packet_in_five_is_lost_for_long() {
     survives_much_loss_or_says_so(&["loop:100:50000"]);
 }
 
-/// Outages of up to 2.9 seconds stay below the limit of three seconds, when they begin while
-/// nothing is in flight.
+/// Outages of up to 2.9 seconds, below the limit of three seconds, that begin while nothing is in
+/// flight.
 #[test]
 fn an_idle_job_survives_outages_below_the_limit() {
     let Some(pair) = Pair::new() else { return };
@@ -103,7 +103,7 @@ fn an_idle_job_survives_outages_below_the_limit() {
         job.allow(name);
         sleep(Duration::from_millis(milliseconds - milliseconds / 2));
         pair.mend();
-        // Time to send again what was lost.
+        // Time to send lost packets again.
         sleep(Duration::from_millis(1500));
     }
     let report = job.finish();
@@ -129,10 +129,10 @@ fn a_busy_job_survives_outages_below_the_limit() {
     assert_eq!(report.said("done").len(), 4, "{}", report.all());
 }
 
-/// An outage that the timeouts allow, while one of the hosts only receives. Its system
-/// must not end the connection meanwhile.
+/// An outage that the timeouts allow, while one of the hosts only receives. Its system must not end
+/// the connection meanwhile.
 #[test]
-fn a_transfer_in_one_direction_survives_outages_below_the_limit() {
+fn a_one_way_transfer_survives_outages() {
     let Some(pair) = Pair::new() else { return };
     if pair.narrow(100).is_none() {
         return;
@@ -150,7 +150,7 @@ fn a_transfer_in_one_direction_survives_outages_below_the_limit() {
 
 /// Connections that break while nothing is in flight are made again.
 #[test]
-fn idle_connections_that_are_reset_are_made_again() {
+fn idle_connections_are_made_again_after_a_reset() {
     let Some(pair) = Pair::new() else { return };
     let mut job =
         begun(pair.launch(), &["until:1", "loop:4:10000", "until:2", "loop:4:1000", "leave"]);
@@ -169,14 +169,15 @@ fn idle_connections_that_are_reset_are_made_again() {
 
 /// Connections that break while data is in flight are reported at once, long before the limit.
 #[test]
-fn busy_connections_that_are_reset_are_reported_at_once() {
+fn resets_of_busy_connections_are_reported() {
     for host in [0, 1] {
         let Some(pair) = Pair::new() else { return };
         if pair.narrow(100).is_none() {
             return;
         }
         let launch = pair.launch().set("job.timeout_ms=60000");
-        // Five seconds without a pause: connections that are reset in a pause are made again.
+        // Five seconds without a pause, because connections that are reset in a pause are made
+        // again.
         let mut job = begun(launch, &["submit:8:2000000"]);
         until_busy(&mut job, &pair, &[0, 1]);
         let fault = now_us();
@@ -201,27 +202,27 @@ fn survives_rate(mbit: u32, set: &[&str], tensors: &str) {
 
 /// Two megabytes, which take 16 seconds, in pieces. The last piece waits for nearly all others.
 #[test]
-fn one_mbit_per_second_is_slow_and_not_dead() {
+fn one_mbit_per_second_is_slow_but_works() {
     survives_rate(1, &["negotiation.piece_bytes=256KiB"], "submit:8:62500");
 }
 
 #[test]
-fn ten_mbit_per_second_are_slow_and_not_dead() {
+fn ten_mbit_per_second_are_slow_but_work() {
     survives_rate(10, &[], "submit:2:1250000");
 }
 
 #[test]
-fn thirty_mbit_per_second_are_slow_and_not_dead() {
+fn thirty_mbit_per_second_are_slow_but_work() {
     survives_rate(30, &[], "submit:3:2000000");
 }
 
 #[test]
-fn a_hundred_mbit_per_second_are_slow_and_not_dead() {
+fn hundred_mbit_per_second_are_slow_but_work() {
     survives_rate(100, &["negotiation.piece_bytes=16MiB"], "submit:3:2000000");
 }
 
 #[test]
-#[ignore = "takes minutes: make soak"]
+#[ignore = "takes minutes; run by make soak"]
 fn large_tensors_pass_a_slow_line() {
     survives_rate(30, &[], "submit:1:16000000");
     survives_rate(100, &["negotiation.piece_bytes=16MiB"], "submit:8:4000000");
@@ -240,9 +241,9 @@ fn small_packets_are_enough() {
     assert_went_on(&report, "looped");
 }
 
-/// Nothing arrives at one of the hosts any more, but what it sends arrives.
+/// Nothing arrives at one of the hosts, but what it sends arrives.
 #[test]
-fn a_line_that_is_cut_in_one_direction_is_reported_on_both_sides() {
+fn a_line_cut_in_one_direction_is_reported() {
     for towards in [0, 1] {
         let Some(pair) = Pair::new() else { return };
         let mut job = begun(pair.launch(), &["loop:100000:100000"]);
@@ -259,7 +260,7 @@ fn a_line_that_is_cut_in_one_direction_is_reported_on_both_sides() {
 
 /// TCP does not reach the coordinator, but everything else does.
 #[test]
-fn a_coordinator_whose_port_is_blocked_is_reported_with_its_address() {
+fn a_blocked_coordinator_is_reported() {
     let Some(pair) = Pair::new() else { return };
     pair.swallow_ports(0, &[29_999]);
     let listen = "coordinator.listen=10.213.0.1:29999";
@@ -274,10 +275,10 @@ fn a_coordinator_whose_port_is_blocked_is_reported_with_its_address() {
 }
 
 #[test]
-fn a_coordinator_whose_port_is_blocked_later_is_reported_on_both_sides() {
+fn a_coordinator_blocked_later_is_reported() {
     let Some(pair) = Pair::new() else { return };
     let launch = pair.launch().set("coordinator.listen=10.213.0.1:29999");
-    // A stream may be silent for longer than a node: its system may need the time to send again.
+    // A stream may be silent for longer than a node: its system may need the time to retransmit.
     let launch = launch.set("heartbeat.timeout_ms=2000");
     let mut job = begun(launch, &["loop:100000:100000"]);
     until_busy(&mut job, &pair, &[0, 1]);

@@ -1,4 +1,4 @@
-//! The daemons of a job send their metrics to a collector, by OpenTelemetry's protocol.
+//! The daemons of a job send their metrics to an OpenTelemetry collector.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ fn attribute<'a>(attributes: &'a [KeyValue], name: &str) -> &'a str {
     }
 }
 
-/// The host that a message is from, and the sum of all series of a counter.
+/// The sending host of a message, and the sum of all series of a counter.
 fn counted(request: &ExportMetricsServiceRequest, counter: &str) -> (String, f64) {
     let [resource] = &request.resource_metrics[..] else { panic!("{request:?}") };
     let host = attribute(&resource.resource.as_ref().unwrap().attributes, "host").to_owned();
@@ -36,12 +36,12 @@ fn counted(request: &ExportMetricsServiceRequest, counter: &str) -> (String, f64
 }
 
 #[test]
-fn a_collector_is_sent_what_every_daemon_counts() {
+fn a_collector_gets_the_counters_of_every_daemon() {
     let mut collector = Collector::new();
     let launch = Launch::new().two_by_two().set(&collector.setting).set("otlp.interval_ms=100");
     let mut job = launch.rank(&["attach", "loop:1:1000", "until:end", "leave"]).start();
     job.until_said("looped", 4);
-    // Every rank's steps arrive, also while the job waits.
+    // Every rank's steps arrive, even while the job waits.
     let mut hosts = BTreeSet::new();
     while hosts.len() < 2 {
         let (host, operations) =
@@ -55,9 +55,9 @@ fn a_collector_is_sent_what_every_daemon_counts() {
     job.finish().assert_code(0);
 }
 
-/// Who only reads metrics from time to time does not see why a job has ended.
+/// Without this, a reader of periodic metrics would not see why a job ended.
 #[test]
-fn a_collector_is_sent_the_failure_that_ended_the_job() {
+fn a_collector_gets_the_failure_of_a_job() {
     let mut collector = Collector::new();
     let launch = Launch::new().two_by_two().set(&collector.setting).set("otlp.interval_ms=3600000");
     let mut job = launch.rank(&["attach", "loop:1:1000", "until:end", "leave"]).start();
@@ -75,7 +75,7 @@ fn a_collector_is_sent_the_failure_that_ended_the_job() {
 }
 
 #[test]
-fn a_collector_that_is_away_costs_one_line_and_no_job() {
+fn a_missing_collector_costs_one_log_line() {
     let away = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let collector = format!("otlp.endpoint=http://{}", away.local_addr().unwrap());
     drop(away);

@@ -1,14 +1,10 @@
-//! What metrics show of where the time of operations goes: their phases.
-
-use std::collections::BTreeMap;
+//! Metrics of where the time of operations goes: their phases.
 
 use gradwire_tests::launched::Launch;
 
-use super::metrics::{series, variable};
+use super::metrics::{Series, series, variable};
 
-type Series = BTreeMap<String, f64>;
-
-/// Sum and count of a histogram; zeros if there is none.
+/// The sum and count of a histogram; zeros if it does not exist.
 fn histogram(series: &Series, name: &str, labels: &str) -> (f64, f64) {
     let of = |end| series.get(&format!("{name}_{end}{labels}")).copied().unwrap_or_default();
     (of("sum"), of("count"))
@@ -19,14 +15,14 @@ fn phase(series: &Series, part: &str, phase: &str) -> (f64, f64) {
     histogram(series, &name, &format!("{{phase=\"{phase}\"}}"))
 }
 
-/// Sums of the same durations, added in another order.
+/// Compares sums of the same durations, added in a different order.
 fn is_about(one: f64, other: f64) -> bool {
     (one - other).abs() <= 1e-6 + 1e-6 * other.abs()
 }
 
 #[test]
-fn the_phases_of_operations_add_up_to_their_times() {
-    // Ten times rank 1, on the first node, is late by 100 ms. Then there is much at once.
+fn the_phases_add_up_to_the_operations_time() {
+    // Ten times, rank 1 on the first node is late by 100 ms. Then many tensors come at once.
     let late = ["1/sleep:100", "loop:1:1000"].repeat(10);
     let steps = [
         &["attach", "loop:3:1000"],
@@ -67,7 +63,7 @@ fn the_phases_of_operations_add_up_to_their_times() {
     let (credit, credited) = phase(coordinator, "coordinator", "credit");
     assert_eq!([negotiated, credited], [13.0; 2], "{coordinator:?}");
     assert!(negotiate > 0.5, "{negotiate} s");
-    assert!(credit < negotiate, "one tensor at a time waits for no other: {coordinator:?}");
+    assert!(credit < negotiate, "single tensors wait for no other: {coordinator:?}");
     let (negotiation, _) = histogram(coordinator, "gradwire_coordinator_negotiation_seconds", "");
     assert!(is_about(negotiate + credit, negotiation), "{coordinator:?}");
 
@@ -80,9 +76,9 @@ fn the_phases_of_operations_add_up_to_their_times() {
     job.finish().assert_code(0);
 }
 
-/// What is published as it is computed has no phase of its own.
+/// Results published while they are computed have no separate phase.
 #[test]
-fn an_operation_of_one_node_is_all_transfer() {
+fn an_operation_of_one_node_is_only_transfer() {
     let steps = ["attach", "loop:5:1000", "loop:2:100000", "say:done", "until:end", "leave"];
     let mut job = Launch::new().ranks(2).words(&["--verbose"]).rank(&steps).start();
     job.until_said("said", 2);

@@ -1,6 +1,6 @@
 //! Reductions of floats near the ends of their range. The result is the same on one, two and four
-//! nodes, and is that of f64, rounded once. Partial results between nodes must not be rounded, and
-//! must not overflow where the result does not.
+//! nodes, and equals that of f64, rounded once. Partial results between nodes must not be rounded,
+//! and must not overflow if the result does not.
 
 use std::fmt::Debug;
 
@@ -17,9 +17,9 @@ const RANKS: usize = 4;
 /// A float type, with conversions from and to f64.
 trait Float: Element + PartialEq {
     /// The largest number of which four can be summed. f16 and the 8-bit floats are summed in f32,
-    /// and averages of bf16 are sums of parts. So for these types it is the largest number of all.
+    /// and averages of bf16 are sums of parts, so for these types it is the largest number of all.
     const LARGEST: f64;
-    /// The smallest number above 0; for f32 and f64, the smallest that a factor does not round.
+    /// The smallest number above 0; for f32 and f64, the smallest that is exact when scaled.
     const SMALLEST: f64;
     /// The largest relative error of rounding.
     const UNIT: f64;
@@ -90,7 +90,7 @@ fn contributions<T: Float>() -> Vec<[f64; RANKS]> {
     ]
 }
 
-/// Whether `got` is the result of f64, rounded once. f32 and f64 round each addition as well.
+/// Whether `got` is the result of f64, rounded once. f32 and f64 also round each addition.
 fn is_right<T: Float>(got: f64, parts: [f64; RANKS], factor: f64) -> bool {
     let right = parts.iter().sum::<f64>() * factor;
     let magnitude = parts.iter().map(|part| part.abs()).sum::<f64>() * factor;
@@ -113,7 +113,7 @@ fn averages<T: Float + Debug>(session: &Session) -> Vec<Vec<f64>> {
         ("postscaled", ReduceOp::Sum, 1.0, quarter),
         ("prescaled", ReduceOp::Sum, quarter, 1.0),
     ] {
-        // f32 has the same range as bf16: the sum is too large before it is scaled.
+        // f32 has the same range as bf16, so the sum is too large before it is scaled.
         if name == "postscaled" && T::DTYPE == bf16::DTYPE {
             continue;
         }
@@ -144,7 +144,7 @@ fn averages<T: Float + Debug>(session: &Session) -> Vec<Vec<f64>> {
     results
 }
 
-/// Products whose partial products are too large for the type, while the product is not.
+/// Products that fit the type although partial products do not.
 fn products<T: Float + Debug>(session: &Session) -> Vec<f64> {
     let mine = [[256.0, 256.0, 0.00390625, 0.00390625], [16.0, 0.0625, 16.0, 0.0625]]
         .map(|parts| T::of(parts[session.rank() as usize]));
@@ -155,7 +155,7 @@ fn products<T: Float + Debug>(session: &Session) -> Vec<f64> {
 }
 
 #[test]
-fn averages_near_the_ends_of_the_range_do_not_depend_on_the_nodes() {
+fn extreme_averages_do_not_depend_on_the_nodes() {
     for algorithm in Algorithm::ALL {
         let results: Vec<_> = [&[4][..], &[2, 2], &[1, 1, 1, 1]]
             .into_iter()
@@ -208,7 +208,7 @@ fn scaled_extremes<T: Float + Debug>(session: &Session) -> Vec<f64> {
             let right = values.reduce(extreme).unwrap() * prescale * postscale;
             let got = got.value();
             let bound = T::UNIT * right.abs() * (1.0 + 1e-6);
-            assert!((got - right).abs() <= bound, "{op} of {}: {got:e} not {right:e}", T::DTYPE);
+            assert!((got - right).abs() <= bound, "{op} of {}: {got:e}, not {right:e}", T::DTYPE);
             results.push(got);
         }
     }
@@ -216,7 +216,7 @@ fn scaled_extremes<T: Float + Debug>(session: &Session) -> Vec<f64> {
 }
 
 #[test]
-fn extremes_with_two_factors_are_rounded_once_whatever_the_nodes() {
+fn extremes_with_two_factors_are_rounded_once() {
     let [one_node, two, four] = [&[4][..], &[2, 2], &[1, 1, 1, 1]].map(|slots| {
         run_job(&Plan::nodes(slots), |session| {
             [

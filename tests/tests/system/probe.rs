@@ -1,10 +1,10 @@
-//! The links between nodes are measured when a job starts.
+//! The measurement of links when a job starts.
 
 use std::{collections::BTreeMap, fs, process::Command};
 
 use gradwire_tests::launched::{Launch, Report, network::Pair, programs};
 
-/// The file that was written, what it says of all links together, by name, and what was printed.
+/// The written file, its values for all links together, by name, and the printed output.
 fn measured(launch: Launch) -> (String, BTreeMap<String, f64>, Report) {
     let gradwire = programs::gradwire().display().to_string();
     let path = launch.folder().join("cluster.toml");
@@ -28,7 +28,7 @@ fn measured(launch: Launch) -> (String, BTreeMap<String, f64>, Report) {
 }
 
 #[test]
-fn links_are_measured_and_the_result_is_a_file() {
+fn links_are_measured_and_written_to_a_file() {
     let hosts = "127.0.0.1:1,127.0.0.2:1,127.0.0.3:1";
     let (_, costs, report) = measured(Launch::new().hosts(hosts));
     for name in ["latency_us", "rate_mbit", "reduce_mb_per_s", "message_ns", "operation_us"] {
@@ -38,7 +38,7 @@ fn links_are_measured_and_the_result_is_a_file() {
     assert!(text.contains("links between 3 hosts measured in "), "{text}");
 }
 
-/// With racks of different sizes, sums that travel in half of their bytes, and a server.
+/// With racks of different sizes, compressed sums, and a server.
 #[test]
 fn links_between_racks_are_measured() {
     let launch = Launch::new();
@@ -48,16 +48,16 @@ fn links_between_racks_are_measured() {
     let (text, costs, report) = measured(launch);
     assert!(costs["rack_rate_mbit"] > 0.0, "{costs:?}");
     assert_eq!(text.matches("rack = \"a\"").count(), 2, "{text}");
-    // A loopback lets nothing through at once, unless the processors make it look so.
+    // A loopback has no bursts, unless the processors make it look so.
     let rate = text.split("[[tier]]\nrate_mbit = ").nth(1);
     let rate = rate.map(|tier| tier.lines().next().unwrap().parse::<f64>().unwrap());
     let said = rate.map_or(String::new(), |rate| format!("A rack has {rate} Mbit/s to other"));
     assert!(report.all().contains(&said), "{}", report.all());
 }
 
-/// The line is what limits the rate: no measurement is above it, but for what is on its way.
+/// The line limits the rate: no measurement exceeds it, except for bytes in flight.
 #[test]
-fn a_slow_line_is_measured_as_it_is() {
+fn a_slow_line_is_measured_correctly() {
     let Some(pair) = Pair::new() else { return };
     if pair.narrow(100).is_none() {
         return;
@@ -68,9 +68,9 @@ fn a_slow_line_is_measured_as_it_is() {
     assert!((30.0..110.0).contains(&rate), "{costs:?}");
 }
 
-/// With one algorithm for everything there is nothing to measure for.
+/// With one algorithm for everything there is no reason to measure.
 #[test]
-fn nothing_is_measured_where_there_is_no_choice() {
+fn nothing_is_measured_without_a_choice() {
     for (settings, expected) in [
         (&["negotiation.algorithm=ring"][..], false),
         (&["probe.enabled=false"], false),

@@ -1,5 +1,5 @@
-//! Process sets, each a world of its own: added and removed while the job runs, overlapping, in one
-//! order of operations over all of them (ORD), and side by side where they share no rank.
+//! Process sets are worlds of their own: added and removed while the job runs, overlapping, in one
+//! order of operations over all of them (ORD), and concurrent if they share no rank.
 
 use std::{
     env,
@@ -23,7 +23,7 @@ fn sum(set: &ProcessSet) -> AllreduceOptions {
     AllreduceOptions::default().op(ReduceOp::Sum).process_set(set)
 }
 
-/// The sum over all members, when each contributes its rank plus a number.
+/// The sum over all members, if each contributes its rank plus a number.
 fn total(set: &ProcessSet, number: u64) -> u64 {
     set.ranks().iter().map(|rank| u64::from(*rank) + number).sum()
 }
@@ -32,7 +32,7 @@ fn own(session: &Session, number: u64) -> Tensor<u64> {
     session.tensor(&[u64::from(session.rank()) + number], &[1]).unwrap()
 }
 
-/// The seed of a test: that of `GRADWIRE_TEST_SEED`, or the clock. It is printed for a replay.
+/// The seed of a test: from `GRADWIRE_TEST_SEED`, or from the clock. It is printed for a replay.
 fn seed() -> u64 {
     let clock = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
     let seed = env::var("GRADWIRE_TEST_SEED").map_or(clock, |seed| seed.parse().unwrap());
@@ -77,7 +77,7 @@ fn no_order_of_submission_dead_locks() {
                 let got = handle.wait().unwrap();
                 assert_eq!(got.as_slice(), [total(&sets[set], number)], "wave {wave}");
             }
-            // Each wave leaves more process sets behind than the one before.
+            // Each wave leaves more process sets than the previous one.
             for set in sets.into_iter().skip(wave) {
                 session.remove_process_set(set).unwrap();
             }
@@ -85,9 +85,9 @@ fn no_order_of_submission_dead_locks() {
     });
 }
 
-/// Each process set has its own thread on each of its ranks, whose calls block.
+/// Each process set has its own thread on each of its ranks, with blocking calls.
 #[test]
-fn sets_in_threads_of_their_own_do_not_wait_for_each_other() {
+fn sets_in_different_threads_do_not_wait() {
     let seed = seed();
     run_job(&Plan::nodes(&[2, 2]).set("negotiation.credit_pieces=1"), move |session| {
         let ranks = random_sets(&mut Dice::of(&[seed]), session.size(), 5);
@@ -107,9 +107,9 @@ fn sets_in_threads_of_their_own_do_not_wait_for_each_other() {
     });
 }
 
-/// Rank 3 is late in its process set. The other one, on the same two nodes, does not notice.
+/// Rank 3 is late in its process set. The other set, on the same two nodes, is not delayed.
 #[test]
-fn a_set_that_waits_for_a_rank_does_not_hold_up_another() {
+fn a_waiting_set_does_not_delay_another() {
     let late = Arc::new(Barrier::new(4));
     let plan = Plan::nodes(&[2, 2]).set("negotiation.credit_pieces=1");
     run_job(&plan, move |session| {
@@ -139,7 +139,7 @@ fn a_set_that_waits_for_a_rank_does_not_hold_up_another() {
 }
 
 #[test]
-fn each_set_has_names_roots_and_averages_of_its_own() {
+fn each_set_has_its_own_names_and_averages() {
     run_job(&Plan::nodes(&[2, 1]), |session| {
         let all = session.global_process_set();
         assert_eq!((all.id(), all.len(), all.position()), (0, 3, Some(session.rank() as usize)));
@@ -171,7 +171,7 @@ fn each_set_has_names_roots_and_averages_of_its_own() {
 }
 
 #[test]
-fn sets_that_can_not_be_made_are_refused_at_the_call() {
+fn invalid_sets_are_refused_at_the_call() {
     run_job(&Plan::nodes(&[1, 1]), |session| {
         for (ranks, expected) in [
             (&[][..], "a process set needs at least one rank"),
@@ -189,7 +189,7 @@ fn sets_that_can_not_be_made_are_refused_at_the_call() {
 }
 
 #[test]
-fn ranks_that_disagree_on_a_set_read_who_gave_what() {
+fn disagreements_on_a_set_are_reported() {
     run_job(&Plan::nodes(&[2, 1]), |session| {
         let mine: &[u32] = if session.rank() == 2 { &[0, 2] } else { &[0, 1] };
         let failure = failure(session.add_process_set(mine));
@@ -206,7 +206,7 @@ fn ranks_that_disagree_on_a_set_read_who_gave_what() {
 }
 
 #[test]
-fn only_members_use_a_set_and_only_while_it_is_there() {
+fn only_members_use_a_set_and_only_in_its_life() {
     run_job(&Plan::nodes(&[2, 1]), |session| {
         let set = session.add_process_set(&[0, 2]).unwrap();
         let tensor = || own(session, 0);
@@ -248,7 +248,7 @@ fn a_set_in_use_is_not_removed() {
             let options = || sum(&set).name("half");
             let half = (session.rank() == 0)
                 .then(|| session.allreduce_async(own(session, 0), options()).unwrap());
-            // The messages of one node arrive in order: the coordinator knows the submission by
+            // The messages of a node arrive in order, so the coordinator knows the submission by
             // now.
             let failure = failure(session.remove_process_set(set.clone()));
             late.wait();

@@ -1,6 +1,6 @@
-//! `data.compression = int8` and `fp8`: sums of large f32 tensors travel between nodes in a quarter
-//! of the bytes. The error is within its bound, all ranks receive the same bits (SAME), what is
-//! lost comes with the next steps, and nothing else is quantized.
+//! `data.compression = int8` and `fp8`: sums of large f32 tensors between nodes use a quarter of
+//! the bytes. The error is within its bound, all ranks receive the same bits (SAME), lost parts are
+//! added in later steps, and nothing else is quantized.
 
 use gradwire_collectives::Algorithm;
 use gradwire_proto::{Collective, DType, ReduceOp, Request};
@@ -23,7 +23,7 @@ fn plan(slots: &[u32], format: &str) -> Plan {
 }
 
 #[test]
-fn every_form_of_a_job_is_within_the_bound_and_agrees_on_the_bits() {
+fn all_jobs_keep_the_bound_and_agree_on_the_bits() {
     let seed = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
     println!("seed {seed}");
     let algorithms = Algorithm::ROUNDS_ONCE.map(Algorithm::name).into_iter().chain(["auto"]);
@@ -47,17 +47,17 @@ fn every_form_of_a_job_is_within_the_bound_and_agrees_on_the_bits() {
             results
         });
         for (rank, result) in results.iter().enumerate() {
-            assert!(*result == results[0], "rank {rank} of {slots:?} has other bits (seed {seed})");
+            assert!(*result == results[0], "rank {rank} of {slots:?} differs (seed {seed})");
         }
     }
 }
 
-/// The numbers of a rank: no multiples of a scale.
+/// The numbers of a rank, which are not multiples of a scale.
 fn numbers(rank: u32, count: u32) -> Vec<f32> {
     (0..count).map(|i| ((i * 37 + rank * 11) % 1009) as f32 / 1009.0 - 0.5).collect()
 }
 
-/// The sums of the sums of so many rounds, and by how much they are wrong.
+/// The sums over `rounds` rounds, and their error.
 fn after(session: &Session, rounds: u32, count: u32) -> f64 {
     let size = session.size();
     let mut sums = vec![0.0; count as usize];
@@ -78,7 +78,7 @@ fn after(session: &Session, rounds: u32, count: u32) -> f64 {
 
 /// Error feedback: the errors of many steps do not add up, as they do without it.
 #[test]
-fn what_is_lost_comes_with_the_next_steps() {
+fn lost_parts_are_added_in_the_next_steps() {
     for format in FORMATS {
         let with = plan(&[2, 1, 1], format);
         let without = with.clone().set("data.feedback_max_bytes=0");
@@ -91,18 +91,18 @@ fn what_is_lost_comes_with_the_next_steps() {
         };
         let ((one, many), (one_without, many_without)) = (wrong(&with), wrong(&without));
         assert!(one > 0.0 && one_without > 0.0, "{format}: it was not quantized");
-        // All that is missing in the end was lost by the last round.
+        // Everything missing at the end was lost in the last round.
         assert!(many < 3.0 * one, "{format}: {many} after 40 rounds, {one} after one");
         assert!(many_without > 5.0 * one, "{format}: {many_without} without feedback");
     }
 }
 
-/// What is lost of one tensor is never added to another one: neither to another one without a name,
-/// nor to another piece of a slice, whose names are few.
+/// The lost part of a tensor is never added to another one: neither to another unnamed tensor, nor
+/// to another piece of a slice, whose names are few.
 #[test]
-fn what_is_lost_stays_with_its_tensor() {
+fn lost_parts_stay_with_their_tensor() {
     run_job(&plan(&[1, 1], "int8"), |session| {
-        // A multiple of the largest scale comes out exactly, and anything added to it does not.
+        // A multiple of the largest scale is exact, unless something is added to it.
         let lossy = |i: usize| 0.1 + (i % 7) as f32;
         // Four pieces of 1 MiB, and four with their names.
         const HALF: usize = 4 << 18;
@@ -113,7 +113,7 @@ fn what_is_lost_stays_with_its_tensor() {
         assert!(slice[..HALF].iter().enumerate().any(|(i, got)| *got != 2.0 * lossy(i)));
         assert!(slice[HALF..].iter().all(|got| *got == 254.0));
         for at in 0..2 {
-            // The count of names begins again after as many as can be in flight.
+            // The counter of names restarts after the most that can be in flight.
             let value = |i: usize| if at == 0 { lossy(i) } else { 127.0 };
             let values: Vec<f32> = (0..20_000).map(value).collect();
             let mut tensor = session.tensor(&values, &[20_000]).unwrap();
@@ -129,7 +129,7 @@ fn what_is_lost_stays_with_its_tensor() {
     });
 }
 
-/// Small tensors, other types and other reductions, and what stays on one node.
+/// Small tensors, other types and other reductions, and data within one node.
 #[test]
 fn nothing_else_is_quantized() {
     for format in FORMATS {
@@ -163,7 +163,7 @@ fn nothing_else_is_quantized() {
 
 /// Large and small tensors, and tensors of several types, in one request and in flight together.
 #[test]
-fn groups_of_tensors_keep_their_own_forms() {
+fn tensors_in_groups_keep_their_wire_formats() {
     run_job(&plan(&[1, 2], "int8"), |session| {
         let handles: Vec<_> = (0..30)
             .map(|at: u32| {
@@ -185,7 +185,7 @@ fn groups_of_tensors_keep_their_own_forms() {
             for (i, got) in tensor.as_slice().iter().enumerate() {
                 let right: f32 = all.iter().map(|numbers| numbers[i]).sum();
                 let bound = if count >= 16_384 { 0.03 } else { 1e-6 };
-                assert!((got - right).abs() <= bound, "{count}, {i}: {got} and not {right}");
+                assert!((got - right).abs() <= bound, "{count}, {i}: {got}, not {right}");
             }
         }
     });

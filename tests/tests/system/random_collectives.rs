@@ -1,9 +1,9 @@
-//! Jobs of any form with any collective calls, made in a different order on every rank. The results
+//! Random jobs with random collective calls, made in a different order on every rank. The results
 //! are those of the reference, with identical bits on all ranks (SAME), while process sets are
 //! added and removed (ORD).
 //!
-//! A failing job is printed and made smaller. The printed `PROPTEST_RNG_SEED` repeats the same
-//! jobs, and `PROPTEST_CASES` sets their number.
+//! A failing job is printed and shrunk. The printed `PROPTEST_RNG_SEED` repeats the same jobs, and
+//! `PROPTEST_CASES` sets their number.
 
 use std::{cell::Cell, collections::BTreeMap, sync::Barrier, thread, time::Duration};
 
@@ -22,13 +22,13 @@ const MAX_CALLS: usize = 20;
 /// The largest tensor in bytes: many of the smallest pieces.
 const MAX_BYTES: u64 = 640 << 10;
 
-/// Runs jobs of random seeds and numbers of calls.
+/// Runs jobs with random seeds and numbers of calls.
 fn jobs(cases: u32, job: impl Fn(u64, usize) -> Result<(), TestCaseError>) {
     let mut config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
     if std::env::var_os("PROPTEST_CASES").is_none() {
         config.cases = cases;
     }
-    // Each attempt at a smaller job runs a whole job.
+    // Each attempt to shrink runs a whole job.
     config.max_shrink_iters = 40;
     if config.rng_seed == RngSeed::Random {
         let clock = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
@@ -37,14 +37,13 @@ fn jobs(cases: u32, job: impl Fn(u64, usize) -> Result<(), TestCaseError>) {
     if let RngSeed::Fixed(seed) = config.rng_seed {
         println!("PROPTEST_RNG_SEED={seed}");
     }
-    // A job with fewer calls is the beginning of a job with more calls, so the job can be made
-    // smaller.
+    // A job with fewer calls is the beginning of a job with more calls, so jobs can be shrunk.
     let any = (any::<u64>().no_shrink(), 1..=MAX_CALLS);
     TestRunner::new(config).run(&any, |(seed, calls)| job(seed, calls)).unwrap();
 }
 
 #[test]
-fn any_job_gives_the_results_of_the_reference() {
+fn any_job_agrees_with_the_reference() {
     jobs(CASES, |seed, calls| {
         let script = Script::of(seed, calls, MAX_BYTES);
         let fail = |error: anyhow::Error| TestCaseError::fail(error.to_string());
@@ -59,10 +58,10 @@ fn any_job_gives_the_results_of_the_reference() {
     });
 }
 
-/// TELL, WAIT: whatever is in flight when a rank gives up, every other rank gets the reason and no
-/// rank waits for ever. Or it has all of its results by then, and they are right.
+/// TELL, WAIT: whatever is in flight when a rank gives up, every other rank gets the reason, and no
+/// rank waits for ever. Or it already has all of its results, and they are right.
 #[test]
-fn whoever_gives_up_ends_any_job_for_all() {
+fn a_rank_that_gives_up_ends_the_job_for_all() {
     let ended = Cell::new(0);
     jobs(GIVEN_UP, |seed, calls| {
         let script = Script::of(seed, calls, MAX_BYTES / 4);
@@ -104,13 +103,13 @@ fn whoever_gives_up_ends_any_job_for_all() {
             .set(ended.get() + u32::from(endings.iter().any(|ending| *ending != Ending::Finished)));
         Ok(())
     });
-    println!("{} of the jobs were ended before their end", ended.get());
+    println!("{} of the jobs were aborted", ended.get());
 }
 
 /// The same with a process for each rank and each daemon. Every rank checks its own results. The
 /// results that all ranks share are compared here.
 #[test]
-fn real_processes_get_the_results_of_the_reference() {
+fn real_processes_agree_with_the_reference() {
     jobs(LAUNCHED, |seed, calls| {
         let script = Script::of(seed, calls, MAX_BYTES);
         let slots = &script.plan.slots;

@@ -1,5 +1,5 @@
-//! A process that may not have the memory or the descriptors it needs. Its error names what it
-//! wanted, its limit and how to change that. All other ranks are notified which rank it was.
+//! Processes without enough memory or descriptors. The error names what the process needed, its
+//! limit and how to change that. All other ranks are notified which rank it was.
 
 use gradwire_tests::launched::{Launch, Line, Report, programs};
 
@@ -30,7 +30,7 @@ fn assert_own(report: &Report, parts: &[&str]) {
 }
 
 #[test]
-fn a_rank_without_the_right_to_large_files_says_so() {
+fn a_rank_with_a_file_size_limit_says_so() {
     let report = with_limit("limit:fsize=6000000", "say:attached");
     let parts = [
         "shared memory of 8",
@@ -57,7 +57,7 @@ fn a_rank_without_address_space_says_so() {
 
 /// The rank learns the size of its result only after its call, and has no memory for it.
 #[test]
-fn a_rank_without_memory_for_what_others_gather_says_so() {
+fn a_rank_without_memory_for_a_gather_says_so() {
     let steps =
         ["deaf", "attach", "gather:1000", "1/limit:as=+2000000", "gather:20000000", "leave"];
     let report = launch().rank(&steps).run();
@@ -89,7 +89,7 @@ fn with_limited_daemon(limit: &str) -> Report {
 }
 
 #[test]
-fn a_daemon_without_memory_is_reported_with_its_reason() {
+fn a_daemon_without_memory_is_reported() {
     // From too little for the program to start at all, to enough.
     let mut said = 0;
     for megabytes in [8, 16, 32, 48, 60, 100] {
@@ -101,12 +101,12 @@ fn a_daemon_without_memory_is_reported_with_its_reason() {
         let expected = |line: &Line| line.text.contains("ulimit -v");
         said += usize::from(report.lines.iter().any(expected));
     }
-    assert!(said > 0, "where it comes as far as to look at its limits it names them");
+    assert!(said > 0, "if it gets as far as checking its limits, it names them");
 }
 
 #[test]
-fn wherever_a_daemon_runs_out_of_descriptors_it_says_so_and_no_rank_waits_for_it() {
-    // How many descriptors each of its steps needs may change. So this tries each limit from far
+fn a_daemon_without_descriptors_says_so_anywhere() {
+    // The number of descriptors that each step needs may change. So this tries each limit from far
     // too few up to enough for the job.
     let mut finished = 0;
     for limit in 20..36 {
@@ -119,6 +119,6 @@ fn wherever_a_daemon_runs_out_of_descriptors_it_says_so_and_no_rank_waits_for_it
         let expected = |line: &Line| line.text.contains("ulimit -n");
         assert!(report.lines.iter().any(expected), "--nofile={limit}: {}", report.all());
     }
-    assert_eq!(with_limited_daemon("--nofile=256").code(), 0, "a usual limit is enough");
+    assert_eq!(with_limited_daemon("--nofile=256").code(), 0, "a normal limit is enough");
     println!("finished with {finished} of the limits");
 }

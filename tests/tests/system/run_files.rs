@@ -53,7 +53,7 @@ fn commands_need_no_address_while_one_job_runs() {
         assert!(text.starts_with(&first), "{command}: {text}");
     }
 
-    // It may be named: by its id, by the address of its page, and by that of its coordinator.
+    // A job can be named by its id, by the address of its page, and by that of its coordinator.
     let page = format!("http://{}/", one.served("metrics")[0]);
     let grpc = one.served("grpc").remove(0);
     for name in [&id, &page, &grpc] {
@@ -77,7 +77,7 @@ fn commands_need_no_address_while_one_job_runs() {
         assert_eq!(text.lines().count(), 2, "{text}");
     }
 
-    // With a second one, one error lists both.
+    // With a second job, one error lists both.
     let mut other = start(runtime.path());
     let output = gradwire(&["status"], runtime.path());
     let text = String::from_utf8(output.stderr).unwrap();
@@ -88,7 +88,7 @@ fn commands_need_no_address_while_one_job_runs() {
         assert!(text.contains(&format!("{at} (job {id}, 4 ranks on 2 hosts: ")), "{text}");
     }
 
-    // The file of a launcher that was killed is removed by the next reader.
+    // The next reader removes the file of a killed launcher.
     other.signal(Role::Launcher, Signal::KILL);
     other.finish();
     assert_eq!(files(), 2);

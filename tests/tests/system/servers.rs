@@ -16,12 +16,13 @@ use super::metrics::{series, variable};
 
 const TWO_AND_TWO: [&str; 2] = ["--servers", "127.0.0.3,127.0.0.4"];
 
-/// Two nodes with two ranks each, and two servers by which all allreduces go.
+/// Two nodes with two ranks each, and two servers for all allreduces.
 fn with_servers() -> Launch {
     Launch::new().two_by_two().words(&TWO_AND_TWO).set("negotiation.algorithm=servers")
 }
 
-/// Against the reference, for types and sizes with which owners have nothing, one line or a lot.
+/// Compared with the reference, for types and sizes with which owners have nothing, one cache line
+/// or much.
 #[test]
 fn sums_over_servers_are_right() {
     let seed = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
@@ -61,14 +62,14 @@ fn sums_over_servers_are_right() {
             let results: Vec<Vec<Vec<u8>>> = results;
             results
         });
-        // SAME, also where what travels is rounded.
+        // SAME, even if the wire format rounds.
         assert!(results.iter().all(|result| *result == results[0]), "{slots:?}, seed {seed}");
     }
 }
 
 /// A server takes part in reductions of any process set, and in nothing that it can't help with.
 #[test]
-fn process_sets_and_other_collectives_work_beside_servers() {
+fn other_collectives_and_sets_work_with_servers() {
     let plan = Plan::nodes(&[1, 2, 1, 0]).set("negotiation.algorithm=servers");
     run_job(&plan, |session| {
         assert_eq!((session.size(), session.nodes().len()), (4, 3));
@@ -97,9 +98,9 @@ fn process_sets_and_other_collectives_work_beside_servers() {
     });
 }
 
-/// TELL: the failure names the server and a tensor. Nothing is left behind.
+/// TELL: the failure names the server and a tensor. Nothing remains.
 #[test]
-fn a_server_that_is_killed_is_named() {
+fn a_killed_server_is_named() {
     let mut job = with_servers().rank(&["attach", "loop:100000:300000"]).start();
     job.until_said("looping", 4);
     job.signal(Role::Daemon(3), Signal::KILL);
@@ -110,7 +111,7 @@ fn a_server_that_is_killed_is_named() {
 }
 
 #[test]
-fn a_server_that_is_stopped_is_reported_as_silent() {
+fn a_stopped_server_is_reported_as_silent() {
     let mut job = with_servers().rank(&["attach", "loop:100000:300000"]).start();
     job.until_said("looping", 4);
     let fault = job.signal(Role::Daemon(2), Signal::STOP);
@@ -133,7 +134,7 @@ fn servers_are_listed_and_take_load() {
     let status = String::from_utf8(status.stdout).unwrap();
     assert!(status.contains("host 127.0.0.3: server,"), "{status}");
     assert!(status.contains("host 127.0.0.2: ranks 2-3,"), "{status}");
-    // With two nodes and two servers, every node and every server sends as much.
+    // With two nodes and two servers, every node and every server sends the same amount.
     let node = sent(&variable(&job, 0, "GRADWIRE_DAEMON_METRICS"));
     let server = sent(&job.served("metrics")[2]);
     assert!(node > 1e6, "{node} bytes");
@@ -142,15 +143,14 @@ fn servers_are_listed_and_take_load() {
     job.finish().assert_code(0);
 }
 
-/// What a daemon has sent to others, in bytes.
+/// The bytes that a daemon has sent.
 fn sent(metrics: &str) -> f64 {
     let shown = series(metrics);
     let sent = shown.iter().filter(|(name, _)| name.contains("network_sent_bytes_total"));
     sent.map(|(_, bytes)| bytes).sum()
 }
 
-/// Where the hostfile says that lines differ, the faster ones have more to do. The ranks check
-/// every sum.
+/// If line rates differ in the hostfile, faster hosts do more. The ranks check every sum.
 #[test]
 fn faster_lines_do_more() {
     let launch = Launch::new();
@@ -159,14 +159,14 @@ fn faster_lines_do_more() {
     std::fs::write(&file, hosts).unwrap();
     let words = ["--verbose", "--hostfile", file.to_str().unwrap()];
     let launch = launch.words(&words).set("negotiation.algorithm=servers");
-    // A loopback may be probed as usual; it has no part in this.
+    // A probe of the loopback would change that.
     let steps = ["attach", "loop:40:300000", "say:done", "until:end", "leave"];
     let mut job = launch.set("probe.enabled=false").rank(&steps).start();
     job.leaves("hosts");
     job.until_said("said", 3);
     let bytes = [0, 1, 2].map(|rank| sent(&variable(&job, rank, "GRADWIRE_DAEMON_METRICS")));
-    // With rates 1, 1, 3 of three nodes, the slow ones own (12·1 − 15), less than nothing: so they
-    // send their own piece only. The fast one owns all of it and sends two.
+    // With rates 1, 1, 3 of three nodes, the slow ones own (12·1 − 15), less than nothing, so they
+    // send only their own piece. The fast one owns all of it and sends two.
     assert!(bytes[0] > 1e6, "{bytes:?}");
     let ratio = bytes[2] / (bytes[0] + bytes[1]);
     assert!((0.8..1.25).contains(&ratio), "{bytes:?}");
@@ -186,7 +186,7 @@ fn run(words: &[&str]) -> Output {
 }
 
 #[test]
-fn what_can_not_be_a_server_is_refused() {
+fn invalid_servers_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let hostfile = folder.path().join("hosts");
     std::fs::write(&hostfile, "127.0.0.1 role=server\n127.0.0.2\n").unwrap();

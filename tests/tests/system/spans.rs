@@ -1,4 +1,4 @@
-//! Steps of real jobs as spans at a real receiver of OpenTelemetry's protocol.
+//! Steps of real jobs as spans at a real OpenTelemetry receiver.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,7 +13,7 @@ use opentelemetry_proto::tonic::{
 
 use crate::collector::{Collector, LIMIT};
 
-/// All that has come, once the job is over.
+/// All received spans, once the job is over.
 fn spans(mut collector: Collector) -> Vec<Found> {
     let mut spans = Vec::new();
     for resource in collector.spans().into_iter().flat_map(|request| request.resource_spans) {
@@ -24,7 +24,7 @@ fn spans(mut collector: Collector) -> Vec<Found> {
     spans
 }
 
-/// A span, and whose it is.
+/// A span and its resource.
 #[derive(Debug, Clone)]
 struct Found {
     resource: Vec<KeyValue>,
@@ -75,8 +75,8 @@ fn by_step(spans: Vec<Found>) -> BTreeMap<u64, Vec<Found>> {
     traces.into_values().map(|trace| (step(&trace), trace)).collect()
 }
 
-/// Checks a step of all ranks: nesting, times, links, resources. Returns how many spans there are
-/// of each kind.
+/// Checks a step of all ranks: nesting, times, links, resources. Returns the number of spans of
+/// each kind.
 fn check(trace: &[Found], ranks: u64, hosts: &[&str], began_ns: u64) -> BTreeMap<String, usize> {
     let by_id: BTreeMap<&[u8], &Found> =
         trace.iter().map(|found| (&found.span.span_id[..], found)).collect();
@@ -94,7 +94,7 @@ fn check(trace: &[Found], ranks: u64, hosts: &[&str], began_ns: u64) -> BTreeMap
             assert!(found.span.parent_span_id.is_empty(), "{found:?} has no parent");
         }
     }
-    // Each rank has its step, on its host, and what a thread does is one after the other.
+    // Each rank has its step, on its host, and the activities of a thread do not overlap.
     let steps: Vec<&Found> = trace.iter().filter(|found| found.is("rank")).collect();
     let found: BTreeSet<u64> = steps.iter().map(|step| step.number("rank").unwrap()).collect();
     assert_eq!(found, (0..ranks).collect());
@@ -111,7 +111,7 @@ fn check(trace: &[Found], ranks: u64, hosts: &[&str], began_ns: u64) -> BTreeMap
         own.sort_unstable();
         assert!(own.len() >= 2, "{step:?}");
         assert!(own.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{own:?}");
-        // Nothing of its main thread is missing.
+        // There are no gaps in its main thread.
         let covered: u64 = own.iter().map(|(begin, end)| end - begin).sum();
         assert_eq!(covered, step.times().1 - step.times().0);
     }
@@ -119,7 +119,7 @@ fn check(trace: &[Found], ranks: u64, hosts: &[&str], began_ns: u64) -> BTreeMap
     kinds
 }
 
-/// Checks that a link leads to what happened before, beyond the error of the clocks.
+/// Checks that a link leads to an earlier event, within the error of the clocks.
 fn links(trace: &[Found], by_id: &BTreeMap<&[u8], &Found>) {
     let root = trace.iter().find(|found| found.is("step")).unwrap();
     let error = 2 * root.number("gradwire.clock_error_ns").unwrap();
@@ -147,7 +147,7 @@ fn now_ns() -> u64 {
     u64::try_from(since.as_nanos()).unwrap()
 }
 
-/// So many steps, each with a tensor of one piece and one of several.
+/// `count` steps, each with a tensor of one piece and one of several.
 fn steps(count: usize) -> Vec<&'static str> {
     let step = ["submit:1:500000", "loop:2:1000", "mark:1"];
     let all = std::iter::repeat_n(step, count).flatten();
@@ -163,7 +163,7 @@ fn complaints(report: &Report) -> usize {
 }
 
 #[test]
-fn one_step_in_every_so_many_is_a_trace_of_all_ranks() {
+fn every_fourth_step_is_a_trace_of_all_ranks() {
     let (collector, began_ns) = (Collector::new(), now_ns());
     let launch = Launch::new().two_by_two().words(&["--verbose"]).set(&collector.setting);
     let launch = launch.set(&sampled(4)).set("data.lanes=2").set("negotiation.piece_bytes=256KiB");
@@ -203,9 +203,9 @@ fn one_step_in_every_so_many_is_a_trace_of_all_ranks() {
     }
 }
 
-/// A short job ends right after its last step. Nobody knows when the first one began.
+/// A short job ends right after its last step. The beginning of the first step is not known.
 #[test]
-fn every_step_may_be_sampled_and_the_job_may_be_short() {
+fn every_step_of_a_short_job_may_be_sampled() {
     let (collector, began_ns) = (Collector::new(), now_ns());
     let launch = Launch::new().two_by_two().set(&collector.setting).set(&sampled(1));
     launch.rank(&steps(4)).run().assert_code(0);
@@ -216,7 +216,7 @@ fn every_step_may_be_sampled_and_the_job_may_be_short() {
     }
 }
 
-/// Servers have no ranks that could tell them of a step.
+/// Servers have no ranks that could announce a step to them.
 #[test]
 fn servers_take_part_in_the_trace() {
     let (collector, began_ns) = (Collector::new(), now_ns());
@@ -242,7 +242,7 @@ fn a_job_without_sampled_steps_sends_no_spans() {
 }
 
 #[test]
-fn a_collector_that_is_away_costs_one_line_for_metrics_and_spans() {
+fn a_missing_collector_costs_one_log_line() {
     let away = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let collector = format!("otlp.endpoint=http://{}", away.local_addr().unwrap());
     drop(away);
@@ -254,7 +254,7 @@ fn a_collector_that_is_away_costs_one_line_for_metrics_and_spans() {
 }
 
 #[test]
-fn a_collector_without_spans_costs_one_line_and_gets_metrics() {
+fn a_collector_without_spans_still_gets_metrics() {
     let mut collector = Collector::of_metrics();
     let launch = Launch::new().ranks(2).words(&["--verbose"]).set(&collector.setting);
     let launch = launch.set("otlp.interval_ms=100").set(&sampled(1));
@@ -267,7 +267,7 @@ fn a_collector_without_spans_costs_one_line_and_gets_metrics() {
 
 /// It accepts connections and never answers.
 #[test]
-fn a_collector_that_hangs_holds_up_nobody() {
+fn a_hanging_collector_delays_nothing() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let collector = format!("otlp.endpoint=http://{}", silent.local_addr().unwrap());
     let launch = Launch::new().two_by_two().words(&["--verbose"]).set(&collector);
@@ -276,9 +276,9 @@ fn a_collector_that_hangs_holds_up_nobody() {
     assert!(complaints(&report) <= 2, "{}", report.all());
 }
 
-/// Between steps that are sampled the threads of a trace have ended.
+/// Between sampled steps the threads of a trace have ended.
 #[test]
-fn nobody_records_between_the_steps() {
+fn nothing_is_recorded_between_sampled_steps() {
     let collector = Collector::new();
     let step = ["loop:1:1000", "mark:1"];
     let all = [&["attach"], &step.repeat(6)[..], &["say:done", "until:go"], &step.repeat(6)];
@@ -286,12 +286,12 @@ fn nobody_records_between_the_steps() {
     let launch = Launch::new().two_by_two().set(&collector.setting).set(&sampled(4));
     let mut job = launch.rank(&[&all.concat()[..], &end].concat()).start();
     job.until_said("said", 4);
-    // Step 4 is over, and step 8 far.
+    // Step 4 is over, and step 8 is far away.
     let pids: Vec<u32> = (0..2).map(|node| daemon(&job, node)).collect();
     let recording = || pids.iter().any(|pid| threads(*pid).contains("gw-trace"));
     let began = Instant::now();
     while recording() {
-        assert!(began.elapsed() < LIMIT, "somebody still records");
+        assert!(began.elapsed() < LIMIT, "a daemon still records");
         std::thread::sleep(Duration::from_millis(10));
     }
     job.allow("go");

@@ -1,5 +1,5 @@
-//! The status page and its interface for programs, over HTTP. What a browser makes of it is tested
-//! in python/tests/test_status_page.py.
+//! The status page and its API, over HTTP. python/tests/test_status_page.py tests the page in a
+//! browser.
 
 use std::{
     fs,
@@ -36,7 +36,7 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// What went wrong, and what to do.
+    /// The error and the hint.
     fn error(&self) -> (String, String) {
         let json = self.json();
         let text = |key: &str| json[key].as_str().unwrap_or_else(|| panic!("{json}")).to_owned();
@@ -119,7 +119,7 @@ fn pages(job: &Job) -> Vec<String> {
 }
 
 #[test]
-fn the_page_and_its_interface_show_the_job_and_change_nothing() {
+fn the_page_and_its_api_only_show_the_job() {
     let mut job = slow_rank_3();
     let [first, other] = <[String; 2]>::try_from(pages(&job)).unwrap();
 
@@ -134,7 +134,7 @@ fn the_page_and_its_interface_show_the_job_and_change_nothing() {
     ] {
         assert!(page.head.contains(&format!("\r\n{header}")), "{}", page.head);
     }
-    // All that the page and its scripts name is there, and is on the same address.
+    // Everything that the page and its scripts refer to exists, at the same address.
     let mut names = vec![page.body];
     let mut seen = Vec::new();
     while let Some(text) = names.pop() {
@@ -182,7 +182,7 @@ fn the_page_and_its_interface_show_the_job_and_change_nothing() {
     let [one, two, three] = [(); 3].map(|()| uptimes.next().unwrap());
     assert!(one < two && two < three);
 
-    // Nothing but GET, no other path, no other host's name.
+    // Only GET, no other path, no other host's name.
     for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"] {
         for path in ["/", "/api/v1/status", "/api/v1/watch"] {
             let refused = answer(&first, &format!("{method} {path}"), &[]);
@@ -209,7 +209,7 @@ fn the_page_and_its_interface_show_the_job_and_change_nothing() {
 }
 
 #[test]
-fn viewers_are_told_why_the_job_failed() {
+fn viewers_learn_why_the_job_failed() {
     let mut job = slow_rank_3();
     let page = pages(&job).remove(0);
     let mut events = Events::open(&page);
@@ -227,13 +227,13 @@ fn viewers_are_told_why_the_job_failed() {
     assert_eq!((&failure["rank"], &failure["host"]), (&2.into(), &"127.0.0.2".into()), "{last:#}");
     assert!(failure["what"].as_str().unwrap().contains("killed"), "{last:#}");
     assert_eq!(last["phase"], "failed");
-    // What the nodes reported last is still there.
+    // The last reports of the nodes are still there.
     assert!(last["nodes"][0]["report"].is_object(), "{last:#}");
     job.finish();
 }
 
 #[test]
-fn there_is_a_limit_of_viewers() {
+fn the_number_of_viewers_is_limited() {
     let mut job = slow_rank_3();
     let page = pages(&job).remove(0);
     let mut viewers: Vec<_> = (0..32).map(|_| Events::open(&page)).collect();
@@ -258,7 +258,7 @@ fn there_is_a_limit_of_viewers() {
     job.finish().assert_code(0);
 }
 
-/// A viewer for which the system keeps little, on both sides.
+/// A viewer with small socket buffers on both sides.
 fn narrow(address: &str) -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.set_recv_buffer_size(2048).unwrap();
@@ -268,20 +268,20 @@ fn narrow(address: &str) -> TcpStream {
 }
 
 #[test]
-fn viewers_that_do_not_read_are_disconnected_and_told_why() {
+fn viewers_that_do_not_read_are_disconnected() {
     let mut job = slow_rank_3();
     let page = pages(&job).remove(0);
     let events = Events::open(&page);
     let good = thread::spawn(|| events.last().map(|(name, _)| name));
     let slow: Vec<_> = (0..31).map(|_| narrow(&page)).collect();
-    // Each may have to wait until the server has heard of those before.
+    // Each may have to wait until the server has handled those before.
     let watch = || {
         let mut stream = BufReader::new(ask(&page, "GET /api/v1/watch", &[]));
         let mut first = String::new();
         stream.read_line(&mut first).is_ok().then_some((stream, first))
     };
     job.wait_for("all places taken", || watch()?.1.contains(" 429 ").then_some(()));
-    // One that is not disconnected yet would become a good one as soon as it is read.
+    // A viewer that is not disconnected yet would become a good one as soon as it is read.
     let mut others = Vec::new();
     job.wait_for("all places free again", || {
         let (stream, first) = watch()?;
@@ -292,7 +292,7 @@ fn viewers_that_do_not_read_are_disconnected_and_told_why() {
     });
     drop(others);
     for stream in slow {
-        // The server may have closed it meanwhile, because it took nothing.
+        // The server may have closed it meanwhile, because it accepted nothing.
         if let Some((name, reason)) = Events::of(stream).last()
             && name == "end"
         {
@@ -305,7 +305,7 @@ fn viewers_that_do_not_read_are_disconnected_and_told_why() {
 }
 
 #[test]
-fn where_others_can_ask_a_token_is_needed() {
+fn remote_access_needs_a_token() {
     let start = |launch: Launch| {
         let launch = launch.ranks(2).words(&["--verbose"]).set("metrics.listen=0.0.0.0:0");
         let job = launch.rank(&["attach", "loop:1:1000", "until:end", "leave"]).start();
@@ -334,7 +334,7 @@ fn where_others_can_ask_a_token_is_needed() {
         assert_eq!(refused.code, 401);
         assert!(refused.head.contains("\r\nwww-authenticate: Bearer\r\n"), "{refused:?}");
         assert!(refused.error().1.contains("Authorization: Bearer"), "{refused:?}");
-        // A browser gets a page that asks for the token; it says nothing of the job.
+        // A browser gets a page that asks for the token and contains nothing about the job.
         let headers = [headers, &[("Accept", "text/html")]].concat();
         let asked = answer(&page, "GET /", &headers);
         assert_eq!(asked.code, 401);
@@ -349,7 +349,7 @@ fn where_others_can_ask_a_token_is_needed() {
 }
 
 #[test]
-fn a_wrong_token_file_is_said_before_the_job_starts() {
+fn a_wrong_token_file_is_reported_at_first() {
     let empty = tempfile::NamedTempFile::new().unwrap();
     for (file, says) in [
         ("/does/not/exist", "No such file"),

@@ -1,11 +1,11 @@
-//! Metrics show the steps of each rank, and what communication adds to them.
+//! Metrics of the steps of each rank, and of the time that communication adds to them.
 
 use gradwire_tests::launched::Launch;
 
 use super::metrics::{series, variable};
 
 #[test]
-fn a_rank_that_waits_is_blocked_and_one_that_comes_late_is_not() {
+fn only_waiting_ranks_are_blocked() {
     let steps = ["attach", "loop:3:1000", "1/sleep:400", "submit:1:1000", "mark:3", "0/mark:2"];
     let end = ["say:done", "until:go", "1/until:late", "submit:1:999", "until:end", "leave"];
     let launch = Launch::new().hosts("127.0.0.1:1,127.0.0.2:1").words(&["--verbose"]);
@@ -24,7 +24,7 @@ fn a_rank_that_waits_is_blocked_and_one_that_comes_late_is_not() {
     assert!(in_flight >= waited - 0.05, "{in_flight} s in flight, {waited} s blocked");
     let since = of(0, "since_step_seconds").unwrap();
 
-    // A wait that goes on counts.
+    // A wait that has not ended counts.
     job.allow("go");
     let began = std::time::Instant::now();
     while of(0, "blocked_seconds_total").unwrap() < waited + 0.1 {

@@ -40,7 +40,7 @@ fn the_last_rank_of_the_last_node_is_named() {
     waits_for(Launch::new().two_by_two(), 0);
 }
 
-/// The coordinator sees one announcement, when all ranks have submitted.
+/// The coordinator sees one announcement, once all ranks have submitted.
 #[test]
 fn the_last_rank_of_the_only_node_is_named() {
     waits_for(Launch::new().ranks(4), 2);

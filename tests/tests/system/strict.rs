@@ -1,6 +1,6 @@
-//! `negotiation.strict`: the results are the same bits in every run. Whatever the algorithm, the
-//! size of the pieces and the order in which ranks submit, they are those of the canonical order of
-//! additions, computed here one after the other (SAME).
+//! `negotiation.strict`: the results have the same bits in every run. Whatever the algorithm, the
+//! size of the pieces and the order of submission, they are those of the canonical order of
+//! additions, computed here sequentially (SAME).
 
 use gradwire_tests::{
     cluster::{Plan, run_job},
@@ -14,7 +14,7 @@ use gradwire_worker::{
 const TENSORS: usize = 10;
 const MOST: usize = 90_000;
 
-/// Values of very different sizes, so that every order of additions has another result.
+/// Values of very different sizes, so that every order of additions has a different result.
 fn contribution(tensor: usize, rank: u32, len: usize) -> Vec<f32> {
     let mut dice = Dice::of(&[tensor as u64, rank.into()]);
     let value = |dice: &mut Dice| {
@@ -25,7 +25,7 @@ fn contribution(tensor: usize, rank: u32, len: usize) -> Vec<f32> {
 }
 
 fn len(tensor: usize) -> usize {
-    // A few elements, and up to many of the smallest pieces.
+    // A few elements, up to many of the smallest pieces.
     [1, 3, 700, 20_000, MOST][tensor % 5] + tensor
 }
 
@@ -47,7 +47,7 @@ fn canonical_sum(nodes: &[Vec<u32>], of: impl Fn(u32) -> f32) -> f32 {
 fn results(session: &Session, seed: u64) -> Vec<Vec<u32>> {
     let (rank, size) = (session.rank(), session.size());
     let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
-    // Each rank submits in an order of its own.
+    // Each rank submits in its own order.
     let mut order: Vec<usize> = (0..TENSORS).collect();
     let mut dice = Dice::of(&[seed, rank.into()]);
     for at in (1..TENSORS).rev() {
@@ -81,7 +81,7 @@ fn results(session: &Session, seed: u64) -> Vec<Vec<u32>> {
     results
 }
 
-/// What [`results`] has to be on each rank.
+/// The expected [`results`] of each rank.
 fn expected(nodes: &[Vec<u32>]) -> Vec<Vec<Vec<u32>>> {
     let size: u32 = nodes.iter().map(|ranks| ranks.len() as u32).sum();
     let sums = |tensor: usize, len: usize| -> Vec<f32> {
@@ -101,10 +101,10 @@ fn expected(nodes: &[Vec<u32>]) -> Vec<Vec<Vec<u32>>> {
 }
 
 #[test]
-fn results_are_the_same_bits_whatever_the_algorithm_and_the_pieces() {
+fn results_do_not_depend_on_the_algorithm() {
     let seed = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
     println!("seed {seed}");
-    // Nodes with their ranks, in the order in which they are added: racks together.
+    // Nodes with their ranks, in the order of addition: racks together.
     let in_racks = (["a", "b", "a", "b", "b"], [0, 2, 1, 3, 4]);
     let layouts: [(&[u32], _); 5] = [
         (&[2, 1], None),
@@ -154,7 +154,7 @@ fn results_are_the_same_bits_whatever_the_algorithm_and_the_pieces() {
 
 /// Without `strict` the orders differ, so the test above can fail.
 #[test]
-fn other_algorithms_have_other_bits() {
+fn other_algorithms_have_different_bits() {
     let plan = Plan::nodes(&[1, 1, 1, 1]).set("negotiation.algorithm=ring");
     let nodes: Vec<Vec<u32>> = (0..4).map(|rank| vec![rank]).collect();
     let got = run_job(&plan, |session| results(session, 1));
@@ -167,7 +167,7 @@ fn allreduced<T: Element>(session: &Session, values: &[T], options: AllreduceOpt
     tensor.as_slice().to_vec()
 }
 
-/// Sums in a process set, of 16-bit floats, scaled, and without ranks that have joined; as bits.
+/// Sums in a process set, of 16-bit floats, scaled, and without joined ranks; as bits.
 fn special_results(session: &Session) -> Vec<Vec<u32>> {
     let rank = session.rank();
     let set = session.add_process_set(&[0, 2, 3, 5]).unwrap();
@@ -201,7 +201,7 @@ fn special_results(session: &Session) -> Vec<Vec<u32>> {
 }
 
 #[test]
-fn sets_short_floats_scales_and_joins_have_the_same_bits_too() {
+fn special_results_have_the_same_bits() {
     let mut first: Option<Vec<Vec<Vec<u32>>>> = None;
     for (algorithm, piece_bytes) in [
         ("auto", "4MiB"),

@@ -1,15 +1,11 @@
-//! What daemons show of the traffic between them: bytes, packets, what was lost, round trips and
-//! the rate of the line. Tests that lose packets need root, `ip` and `tc`.
-
-use std::collections::BTreeMap;
+//! Metrics of the traffic between daemons: bytes, packets, losses, round trips and the rate of the
+//! line. Tests that lose packets need root, `ip` and `tc`.
 
 use gradwire_tests::launched::{Job, Launch, network::Pair};
 
-use super::metrics::{series, variable};
+use super::metrics::{Series, series, variable};
 
-type Series = BTreeMap<String, f64>;
-
-/// The value of a series of one peer; 0 if there is none.
+/// The value of a series for one peer; 0 if it does not exist.
 fn of_peer(series: &Series, metric: &str, peer: &str) -> f64 {
     let key = format!("gradwire_daemon_network_{metric}{{peer_host=\"{peer}\"}}");
     series.get(&key).copied().unwrap_or_default()
@@ -21,7 +17,7 @@ fn daemons(job: &Job) -> [String; 2] {
 }
 
 #[test]
-fn one_node_receives_what_the_other_has_sent() {
+fn nodes_receive_all_sent_bytes() {
     let hosts = ["127.0.0.1", "127.0.0.2"];
     let launch = Launch::new().two_by_two().set("network.rate_mbit=1000").words(&["--verbose"]);
     let steps = ["attach", "loop:20:10000", "until:end", "leave"];
@@ -33,7 +29,7 @@ fn one_node_receives_what_the_other_has_sent() {
         let same = [(0, 1), (1, 0)].into_iter().all(|(from, to)| {
             let sent = of_peer(&both[from], "sent_bytes_total", hosts[to]);
             let received = of_peer(&both[to], "received_bytes_total", hosts[from]);
-            // Each node sends the other as many bytes as the tensor has, or more.
+            // Each node sends the other at least as many bytes as the tensor has.
             sent == received && sent >= 20.0 * 40_000.0
         });
         same.then_some(both)
@@ -55,7 +51,7 @@ fn one_node_receives_what_the_other_has_sent() {
 }
 
 #[test]
-fn lost_packets_are_seen_as_retransmits() {
+fn lost_packets_are_counted_as_retransmits() {
     let Some(pair) = Pair::new() else { return };
     let steps =
         ["attach", "loop:2:1000", "until:go", "loop:30:100000", "say:done", "until:end", "leave"];
@@ -70,11 +66,11 @@ fn lost_packets_are_seen_as_retransmits() {
     };
     let before = read();
     for (host, series) in before.iter().enumerate() {
-        // The rate of a virtual cable, where it has one.
+        // The rate of a virtual cable, if it has one.
         let shown = series.get("gradwire_daemon_line_rate_bytes").copied();
         assert_eq!(shown, pair.speed(host).map(|mbit| mbit * 125_000.0), "{series:?}");
     }
-    // One packet in twenty. A packet may have up to 64 KiB, so there are hundreds of them.
+    // One packet in twenty. A packet has up to 64 KiB, so there are hundreds of them.
     let loses = pair.lose(13).is_some();
     job.allow("go");
     job.until_said("said", 4);

@@ -1,4 +1,4 @@
-//! The trainer of `make demo-rust` computes the same alone and as four ranks.
+//! The trainer of `make demo-rust` computes the same alone and with four ranks.
 //!
 //! This needs libtorch, which `make test` provides (LIBTORCH). Without it the test prints that and
 //! passes.
@@ -17,7 +17,7 @@ fn losses(figures: &Value) -> Vec<f64> {
 }
 
 #[test]
-fn four_ranks_train_as_one_process_does() {
+fn four_ranks_train_like_one_process() {
     if env::var_os("LIBTORCH").is_none() && env::var_os("LIBTORCH_USE_PYTORCH").is_none() {
         println!(
             "skipped: neither LIBTORCH nor LIBTORCH_USE_PYTORCH is set; see scripts/libtorch.sh"

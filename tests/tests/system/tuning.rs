@@ -16,7 +16,7 @@ fn choices(job: &Job) -> Vec<Value> {
     all["choices"].as_array_mut().map(std::mem::take).unwrap()
 }
 
-/// A job on two nodes whose ranks add up `steps` times, with two algorithms to choose from. Returns
+/// A job on two nodes whose ranks make `steps` sums, with two algorithms to choose from. Returns
 /// the choice, and the job's warnings.
 fn job(directory: &Path, steps: u32) -> (Value, Vec<String>) {
     let loop_ = format!("loop:{steps}:1000");
@@ -45,17 +45,17 @@ fn files(directory: &Path) -> Vec<std::path::PathBuf> {
 }
 
 #[test]
-fn the_next_job_begins_with_what_was_measured() {
+fn the_next_job_begins_with_measured_times() {
     let directory = tempfile::tempdir().unwrap();
-    // One in 53 explores, 30 in all.
+    // One in 53 explores, 30 in total.
     let (first, warnings) = job(directory.path(), 2_000);
     assert_eq!(warnings, [""; 0]);
     assert_eq!(first["operations"], 2_000);
     let observed = first["observed"].as_u64().unwrap();
-    assert!(observed < 2_000, "some have explored: {first:#}");
-    let [file] = &files(directory.path())[..] else { panic!("one file, and no temporary one") };
+    assert!(observed < 2_000, "some were explored: {first:#}");
+    let [file] = &files(directory.path())[..] else { panic!("expected only one file") };
 
-    // The next one knows both, so it does not explore.
+    // The next job knows both algorithms, so it does not explore.
     let (next, warnings) = job(directory.path(), 200);
     assert_eq!(warnings, [""; 0]);
     assert_eq!(next["algorithm"], first["algorithm"]);

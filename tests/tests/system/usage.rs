@@ -1,10 +1,10 @@
-//! What daemons show of their own use of the machine, compared with what the system says.
+//! Metrics of daemons about their own use of the machine, compared with the system's figures.
 
 use std::{collections::BTreeMap, fs};
 
 use gradwire_tests::launched::{Launch, processes::Role};
 
-use super::metrics::{series, variable};
+use super::metrics::{Series, series, variable};
 
 /// The value after `name` in a file of `/proc`.
 fn field(file: &str, name: &str) -> Option<f64> {
@@ -18,7 +18,7 @@ fn entries(folder: &str) -> f64 {
 }
 
 /// Processor seconds by thread.
-fn by_thread(series: &BTreeMap<String, f64>) -> BTreeMap<&str, f64> {
+fn by_thread(series: &Series) -> BTreeMap<&str, f64> {
     let named = series.iter().filter_map(|(key, seconds)| {
         let name = key.strip_prefix("gradwire_thread_cpu_seconds_total{thread=\"")?;
         Some((name.strip_suffix("\"}")?, *seconds))
@@ -27,7 +27,7 @@ fn by_thread(series: &BTreeMap<String, f64>) -> BTreeMap<&str, f64> {
 }
 
 #[test]
-fn a_daemon_uses_what_the_system_says() {
+fn a_daemons_usage_agrees_with_the_system() {
     let steps = ["attach", "loop:3:1000", "until:go", "loop:20:500000", "until:end", "leave"];
     let mut job = Launch::new().two_by_two().words(&["--verbose"]).rank(&steps).start();
     job.until_said("looped", 4);
@@ -42,12 +42,12 @@ fn a_daemon_uses_what_the_system_says() {
     });
     let after = series(&daemon);
 
-    // A thread may have come or gone, such as one that looks up an address.
+    // A thread may have started or ended, such as one that resolves an address.
     let threads = entries(&format!("{proc}/task"));
     assert!((after["process_threads"] - threads).abs() <= 2.0, "{threads}: {after:?}");
     let most = field(&format!("{proc}/limits"), "Max open files").unwrap();
     assert_eq!(after["process_max_fds"], most);
-    // The descriptor of the scrape itself has come or gone.
+    // The descriptor of the scrape itself may have changed the number.
     let open = entries(&format!("{proc}/fd"));
     assert!((after["process_open_fds"] - open).abs() <= 3.0, "{open}: {after:?}");
     let resident = field(&format!("{proc}/status"), "VmRSS:").unwrap() * 1024.0;
@@ -60,7 +60,7 @@ fn a_daemon_uses_what_the_system_says() {
     // BOUND: the catalog has a test for larger jobs.
     assert!(after.len() <= 1500, "{} series", after.len());
 
-    // The lanes of this job have worked, and all threads together have used what the process has.
+    // The lanes of this job have worked, and the sum of all threads is the usage of the process.
     let (was, is) = (by_thread(&before), by_thread(&after));
     for thread in ["gw-control", "gw-http", "gw-worker", "gw-lane-0", "gw-lane-1", "other"] {
         assert!(is[thread] >= was[thread], "{thread}: {was:?} {is:?}");

@@ -30,7 +30,7 @@ fn gradwire(words: &[&str]) -> Command {
     command
 }
 
-/// JSON of `gradwire status`, checked against its schema.
+/// The JSON of `gradwire status`, checked against its schema.
 pub(super) fn checked(text: &str) -> Value {
     let json: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
     let schema: Value = serde_json::from_str(SCHEMA).unwrap();
@@ -69,7 +69,7 @@ fn a_slow_rank_is_a_straggler_to_every_viewer() {
         let is_complete = nodes.len() == 2 && nodes.iter().all(has_steps);
         (is_complete && json["straggler"] == 3).then_some(json)
     });
-    // Rank 3 computes for 50 ms in each step, in which the others are blocked.
+    // Rank 3 computes for 50 ms in each step, during which the others are blocked.
     let seconds = 1.0 / status["steps_per_second"].as_f64().unwrap();
     assert!(seconds >= 0.05, "{status:#}");
     let exposed = |node: usize, rank: usize| {
@@ -109,7 +109,7 @@ fn a_slow_rank_is_a_straggler_to_every_viewer() {
     job.finish().assert_code(0);
 }
 
-/// `gradwire top` on a terminal, which `script` makes.
+/// `gradwire top` on a terminal provided by `script`.
 struct Top {
     child: Child,
     keys: ChildStdin,
@@ -163,8 +163,8 @@ impl Top {
         });
     }
 
-    /// Waits for its end, after which the terminal is as it was. Returns its exit code and what is
-    /// on the terminal.
+    /// Waits for its end, after which the terminal is restored. Returns its exit code and the
+    /// contents of the terminal.
     fn end(mut self, job: &Job) -> (Option<i32>, String) {
         let status = job.wait_for("the end of top", || self.child.try_wait().unwrap());
         self.reader.join().unwrap();
@@ -176,7 +176,7 @@ impl Top {
 }
 
 #[test]
-fn top_shows_the_job_on_a_terminal_and_gives_the_terminal_back() {
+fn top_shows_the_job_and_restores_the_terminal() {
     let mut job = slow_rank_3();
     let grpc = job.served("grpc").remove(0);
     for key in [b"q", b"\x03"] {
@@ -205,7 +205,7 @@ fn top_shows_the_job_on_a_terminal_and_gives_the_terminal_back() {
         assert_eq!((code, left.trim()), (Some(0), ""), "{key:?}");
     }
 
-    // The job ends while somebody looks.
+    // The job ends while top runs.
     let top = Top::start(&grpc);
     top.until_shown(&job, &["hosts (2)"]);
     job.allow("end");
@@ -265,10 +265,10 @@ fn used_ns(pid: u32, thread: &str) -> u64 {
     of_name.map(used).sum()
 }
 
-/// Connections, requests and encoding are on a thread of their own. The thread that negotiates, and
-/// that moves small tensors, makes few snapshots however many requests there are.
+/// Connections, requests and encoding have their own thread. The thread that negotiates, and that
+/// moves small tensors, makes few snapshots however many requests there are.
 #[test]
-fn requests_without_end_are_no_work_for_the_thread_that_negotiates() {
+fn many_requests_do_not_load_the_control_thread() {
     let mut job = Launch::new()
         .two_by_two()
         .words(&["--verbose"])

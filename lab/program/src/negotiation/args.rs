@@ -7,38 +7,38 @@ use clap::Args;
 use gradwire_bench::shapes::{self, Gradient};
 use gradwire_launcher::{args::SettingsOptions, error::CommandError};
 
-/// The largest number of nodes in a job, which the coordinator limits.
+/// The largest number of nodes that the coordinator accepts.
 const MAX_NODES: i64 = 4096;
 
 /// The cost of agreeing on a step's tensors, without moving any of them.
 #[derive(Debug, Clone, Args)]
 pub struct Negotiation {
-    /// How many nodes there are; several numbers are measured one after the other.
+    /// The number of nodes; several numbers are measured in sequence.
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "2,16,256",
           value_parser = clap::value_parser!(u32).range(1..=MAX_NODES))]
     pub nodes: Vec<u32>,
-    /// Whose tensors: resnet50, vgg16, bert-large, gpt2, or a file with a line `name dim dim …` for
-    /// each, front layer first.
+    /// The network: resnet50, vgg16, bert-large, gpt2, or a file with a line `name dim dim …` for
+    /// each tensor, front layer first.
     #[arg(long, value_name = "MODEL|FILE", default_value = "resnet50")]
     pub shapes: String,
-    /// In how many messages each node announces the tensors of a step.
+    /// The number of messages in which each node announces the tensors of a step.
     #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub ready: u32,
-    /// Report the end of each operation in a message of its own, as slow operations do.
+    /// Report the end of each operation in its own message, as for slow operations.
     #[arg(long)]
     pub done_each: bool,
-    /// Steps that are not counted; one more, in which tensors have no ids yet, comes before them.
+    /// The number of warm-up steps. One more step, in which tensors have no ids yet, comes before.
     #[arg(short, long, value_name = "N", default_value_t = 10)]
     pub warmup: u32,
-    /// Steps that are counted.
+    /// The number of measured steps.
     #[arg(short, long, value_name = "N", default_value_t = 100,
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub iters: u32,
-    /// Also write machine, version, settings and figures to a file.
+    /// Also write the machine, the version, the settings and the results to a file.
     #[arg(short, long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Where settings come from; the coordinator has them.
+    /// The settings of the coordinator.
     #[command(flatten)]
     pub settings: SettingsOptions,
 }
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_and_messages_are_what_a_job_can_have() {
+    fn the_limits_of_a_job_apply() {
         let default = parse("").unwrap();
         assert_eq!((&default.nodes[..], default.ready), (&[2, 16, 256][..], 1));
         assert_eq!(default.tensors().unwrap().len(), 161);

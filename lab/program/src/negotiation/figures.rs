@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::{args::Negotiation, meter::Traffic, node::Counts, step::Tensors};
 use crate::process::Usage;
 
-/// What was measured, where, and how.
+/// The description of a measurement.
 #[derive(Debug, Clone, Serialize)]
 pub struct Head {
     /// The release of Gradwire.
@@ -25,21 +25,21 @@ pub struct Head {
     pub shapes: String,
     /// Its tensors, which every node announces in every step.
     pub tensors: usize,
-    /// Their elements.
+    /// The number of their elements.
     pub elements: u64,
-    /// How many messages announce a node's tensors.
+    /// The number of messages that announce a node's tensors.
     pub ready: u32,
-    /// Whether each operation's end has a message of its own.
+    /// Whether each operation's end has its own message.
     pub done_each: bool,
-    /// The machine, on which all nodes and the coordinator run.
+    /// The machine of all nodes and the coordinator.
     pub machine: Machine,
     /// The number of threads that all simulated nodes share.
     pub threads: usize,
     /// The changed settings.
     pub settings: BTreeMap<String, String>,
-    /// Steps that are not counted.
+    /// Warm-up steps.
     pub warmup: u32,
-    /// Steps that are counted.
+    /// Measured steps.
     pub iters: u32,
 }
 
@@ -74,13 +74,13 @@ impl Head {
     /// Those of [`Table::begin`].
     pub fn begin(self, options: &Negotiation) -> Result<Table<Self, Row>, CommandError> {
         let machine = &self.machine;
-        let done = if self.done_each { "one by one" } else { "as many as were ordered together" };
+        let done = if self.done_each { "one by one" } else { "together, as ordered" };
         let lines = vec![
             format!("gradwire {} bench {} {}", self.gradwire, self.command, self.shapes),
             format!("{}, {} cores, Linux {}", machine.processor, machine.cores, machine.kernel),
             format!(
-                "a step: every node announces {} tensors in {} messages, and reports what is done \
-                 {done}",
+                "a step: every node announces {} tensors in {} messages, and reports finished \
+                 operations {done}",
                 self.tensors, self.ready
             ),
             format!(
@@ -140,14 +140,14 @@ pub struct Steps {
     pub times: Vec<f64>,
     /// What all nodes sent and received.
     pub counts: Counts,
-    /// What the coordinator had used, before and after.
+    /// The usage of the coordinator, before and after.
     pub coordinator: [Usage; 2],
-    /// What this process had used, before and after.
+    /// The usage of this process, before and after.
     pub simulator: [Usage; 2],
 }
 
 impl Row {
-    /// The row of the first step and of the counted steps.
+    /// The row for the first step and the measured steps.
     pub fn new(nodes: u32, tensors: usize, first: &Steps, steps: &Steps) -> Self {
         let stats = Stats::of(&steps.times);
         let count = steps.times.len().max(1) as f64;

@@ -1,4 +1,4 @@
-//! The traffic with the coordinator: encoded messages, and all bytes of their sockets.
+//! Measures the traffic with the coordinator: encoded messages, and all bytes of their sockets.
 
 use std::{
     io::{self, IoSlice},
@@ -22,13 +22,13 @@ use tokio::{
 };
 use tonic::transport::{Channel, Endpoint, Uri};
 
-/// How long it may take to connect (WAIT).
+/// The time limit of a connection (WAIT).
 const CONNECT: Duration = Duration::from_secs(5);
 
 /// The traffic in one direction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Traffic {
-    /// Messages, without heartbeats, which no step causes.
+    /// The number of messages, without heartbeats, because steps do not cause those.
     pub messages: f64,
     /// The encoded bytes of these messages.
     pub bytes: f64,
@@ -37,7 +37,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Counts one more message.
+    /// Counts a message.
     pub fn count(&mut self, message: &impl prost::Message) {
         self.messages += 1.0;
         self.bytes += message.encoded_len() as f64;
@@ -60,7 +60,7 @@ impl AddAssign for Traffic {
     }
 }
 
-/// The bytes that a socket has carried.
+/// Counts the bytes of a socket.
 #[derive(Debug, Default)]
 pub struct Wire {
     sent: AtomicU64,

@@ -1,15 +1,15 @@
-//! `gradwire bench negotiation`: what it costs to agree on a step, for many nodes.
+//! `gradwire bench negotiation`: the cost of agreeing on a step, for many nodes.
 //!
-//! The coordinator is the real one, in a process of its own. The nodes are streams of this process.
-//! They send all messages that daemons send, and move no data, so the time of a step contains
-//! nothing but negotiation. A step begins with the first message of any node. It ends when the last
-//! node has received the last of its operations. All nodes announce at the same moment, which is
-//! the highest load on a coordinator.
+//! The coordinator is a real one, in its own process. The nodes are streams of this process. They
+//! send all messages that daemons send, but move no data, so the time of a step contains only
+//! negotiation. A step begins with the first message of any node, and ends when the last node has
+//! received its last operation. All nodes announce at the same time, which is the highest load for
+//! a coordinator.
 //!
 //! - [`args`]: the options
 //! - [`service`]: the coordinator
-//! - [`node`]: a node; [`step`]: what it announces and must receive for it (pure)
-//! - [`meter`], [`figures`]: what is counted and reported
+//! - [`node`]: a node; [`step`]: what it announces and must receive in return (pure)
+//! - [`meter`], [`figures`]: the counters and the report
 
 pub mod args;
 pub mod figures;
@@ -37,31 +37,31 @@ use self::{
 };
 use crate::process::Usage;
 
-/// The largest number of threads for simulated nodes: more than the coordinator could keep busy.
+/// The most threads for simulated nodes: more than the coordinator could keep busy.
 const MAX_THREADS: usize = 8;
 
-/// How long simulated nodes may be silent, unless one of these is set: they share a few threads,
-/// which may have no core for seconds on a busy machine, and no node is lost then.
+/// Default timeouts for simulated nodes. The nodes share a few threads, which may not run for
+/// seconds on a busy machine; no node counts as lost then.
 const PATIENCE: [(&str, &str); 2] =
     [("GRADWIRE_HEARTBEAT__TIMEOUT_MS", "60000"), ("GRADWIRE_JOB__TIMEOUT_MS", "120000")];
 
 /// Measures each number of nodes.
 ///
 /// # Errors
-/// [`CommandError`] if something can't be done as asked, or fails.
+/// [`CommandError`] if the options can't be satisfied, or if something fails.
 pub fn run(
     options: &Negotiation,
     settings: &Loaded,
     environment: &HashMap<String, String>,
 ) -> Result<ExitCode, CommandError> {
     if environment.contains_key("GRADWIRE_JOB") {
-        let what = "negotiation is not measured by the ranks of a job: it simulates all of them";
+        let what = "bench negotiation can't run as a rank of a job: it simulates all ranks";
         return Err(CommandError::usage(what).hint("start it without gradwire run"));
     }
     let tensors = Tensors::new(&options.tensors()?)?;
     let most = options.nodes.iter().copied().max().unwrap_or_default();
     service::allow(most)?;
-    // One core is for the coordinator.
+    // One core is left for the coordinator.
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let threads = cores.saturating_sub(1).clamp(1, MAX_THREADS);
     let mut builder = Builder::new_multi_thread();
@@ -174,7 +174,7 @@ async fn steps(
     Ok((nodes, steps))
 }
 
-/// How long each step took, in seconds: from the first node's beginning to the last node's end.
+/// The seconds of each step, from the first node's beginning to the last node's end.
 fn times(nodes: &[Vec<Span>]) -> Vec<f64> {
     let count = nodes.iter().map(Vec::len).min().unwrap_or_default();
     let step = |i: usize| {
@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_is_from_the_first_ones_beginning_to_the_last_ones_end() {
+    fn a_step_lasts_from_first_begin_to_last_end() {
         let zero = Instant::now();
         let span = |begin, end| Span {
             begin: zero + Duration::from_millis(begin),

@@ -1,5 +1,5 @@
-//! A node without data: a daemon's stream to the coordinator, with all its messages, and nothing
-//! behind it. Operations are done as soon as they are received.
+//! A node without data: a daemon's stream to the coordinator with all its messages. Received
+//! operations are done at once.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -24,16 +24,16 @@ use super::{
     step::{Negotiated, Tensors},
 };
 
-/// How long a node waits for a message that is due (WAIT).
+/// The time limit for a message that is due (WAIT).
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How many messages may be on their way to the coordinator.
+/// The most messages in flight to the coordinator.
 const QUEUE: usize = 64;
 
 /// The sending end of a node's messages.
 pub type Sender = mpsc::Sender<pb::NodeMessage>;
 
-/// What all nodes of a job share.
+/// The common data of all nodes of a job.
 #[derive(Debug)]
 pub struct Job {
     /// Its id.
@@ -42,15 +42,15 @@ pub struct Job {
     pub secret: Secret,
     /// The address of the coordinator.
     pub coordinator: SocketAddr,
-    /// The tensors that are announced in a step.
+    /// The tensors of a step.
     pub tensors: Arc<Tensors>,
-    /// How many messages announce them.
+    /// The number of messages that announce them.
     pub ready: u32,
-    /// Whether each operation's end has a message of its own.
+    /// Whether each operation's end has its own message.
     pub done_each: bool,
 }
 
-/// A step as a node saw it.
+/// The times of a step at a node.
 #[derive(Debug, Clone, Copy)]
 pub struct Span {
     /// Just before the node's first message.
@@ -68,7 +68,7 @@ pub struct Node {
     from: Streaming<pb::CoordinatorMessage>,
     nonce: Vec<u8>,
     wire: Arc<Wire>,
-    /// The bytes that the socket had carried when counting began.
+    /// The bytes on the socket when counting began.
     carried: [u64; 2],
     sent: Traffic,
     received: Traffic,
@@ -76,7 +76,7 @@ pub struct Node {
     negotiated: Negotiated,
 }
 
-/// What nodes have sent and received.
+/// The traffic of nodes.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Counts {
     /// Sent to the coordinator.
@@ -88,7 +88,7 @@ pub struct Counts {
 }
 
 impl Node {
-    /// Connects, and asks to join as the node with this position in the order.
+    /// Connects, and joins as the node with this position in the order.
     ///
     /// # Errors
     /// [`CommandError`] with the coordinator's error.
@@ -121,7 +121,7 @@ impl Node {
             negotiated,
         };
         let Received::Challenge(challenge) = node.receive().await? else {
-            return Err(wrong("the first message is no challenge".to_owned()));
+            return Err(wrong("the first message is not a challenge".to_owned()));
         };
         let join = node.introduction(&challenge.nonce);
         node.say(ToCoordinator::Join(join)).await;
@@ -132,7 +132,7 @@ impl Node {
         let Job { id, secret, .. } = &*self.job;
         let order = self.order;
         let host = format!("node{order}");
-        // No daemon connects to this address, but each node must have its own.
+        // No daemon connects to this address, but each node needs its own.
         let [.., high, low] = order.to_be_bytes();
         let data_address = format!("127.1.{high}.{low}:1");
         let nonce = &self.nonce[..];
@@ -170,7 +170,7 @@ impl Node {
     /// [`CommandError`] if the coordinator refuses, or does not know the secret.
     pub async fn welcome(&mut self) -> Result<Duration, CommandError> {
         let Received::World(world) = self.receive().await? else {
-            return Err(self.wrong("the coordinator did not tell it the world"));
+            return Err(self.wrong("the coordinator did not describe the world"));
         };
         let claim = Claim::World { nonce: &self.nonce, job: &self.job.id, epoch: world.epoch };
         if !self.job.secret.verify(&claim, &world.proof) {
@@ -184,10 +184,10 @@ impl Node {
         self.to.clone()
     }
 
-    /// Does some steps, each together with all other nodes.
+    /// Performs some steps, together with all other nodes.
     ///
     /// # Errors
-    /// [`CommandError`] with what went wrong.
+    /// [`CommandError`] with the failure.
     pub async fn steps(
         mut self,
         count: u32,
@@ -195,8 +195,8 @@ impl Node {
     ) -> Result<(Self, Vec<Span>), CommandError> {
         let mut spans = Vec::with_capacity(count as usize);
         for _ in 0..count {
-            // A daemon does this part while its ranks submit, so it is done before the clock runs.
-            // Here it would be done for all nodes on few processors.
+            // A daemon does this while its ranks submit, so it is not timed. Here it would take
+            // long, with few processors for all nodes.
             let announced = self.negotiated.begin(self.job.ready);
             together.wait().await;
             spans.push(self.step(announced).await?);
@@ -212,7 +212,7 @@ impl Node {
         let mut end = begin;
         while !self.negotiated.is_done() {
             let Received::Execute(execute) = self.receive().await? else {
-                return Err(self.wrong("the coordinator sent something else than operations"));
+                return Err(self.wrong("the coordinator sent something other than operations"));
             };
             end = Instant::now();
             let done = self.negotiated.execute(&execute).map_err(|what| self.wrong(&what))?;
@@ -228,19 +228,19 @@ impl Node {
         Ok(Span { begin, end })
     }
 
-    /// Sends that the rank leaves, and waits until the job is over.
+    /// Leaves the job, and waits until it is over.
     ///
     /// # Errors
-    /// [`CommandError`] if the job does not end well.
+    /// [`CommandError`] if the job does not end properly.
     pub async fn leave(mut self) -> Result<(), CommandError> {
         self.say(ToCoordinator::Leave(pb::Leave { ranks: vec![self.order], absent: false })).await;
         match self.receive().await? {
             Received::Shutdown(_) => Ok(()),
-            _ => Err(self.wrong("the coordinator goes on after all nodes have left")),
+            _ => Err(self.wrong("the coordinator continues after all nodes have left")),
         }
     }
 
-    /// What was sent and received since the last call.
+    /// The traffic since the last call.
     pub fn counted(&mut self) -> Counts {
         let wire = self.wire.bytes();
         let [out, into] = [0, 1].map(|i| wire[i].saturating_sub(self.carried[i]) as f64);
@@ -253,7 +253,7 @@ impl Node {
         }
     }
 
-    /// Sends a message. If the stream has ended, the message is lost, and the next read has the
+    /// Sends a message. If the stream has ended, the message is lost, and the next read returns the
     /// reason.
     async fn say(&mut self, message: ToCoordinator) {
         let message = pb::NodeMessage { message: Some(message) };
@@ -267,7 +267,9 @@ impl Node {
             let Ok(message) = timeout(PATIENCE, self.from.message()).await else {
                 let waits = self.negotiated.waits_for();
                 let limit = PATIENCE.as_secs();
-                return Err(self.wrong(&format!("it waited {limit} s in vain for {waits}")));
+                return Err(
+                    self.wrong(&format!("no message for {limit} s while waiting for {waits}"))
+                );
             };
             let message = message.map_err(|status| self.wrong(status.message()))?;
             let message = message.ok_or_else(|| self.wrong("the coordinator closed the stream"))?;
@@ -293,14 +295,14 @@ impl Node {
     }
 }
 
-/// How often nodes report what they do.
+/// The interval of reports.
 const REPORTS: Duration = Duration::from_secs(1);
 
-/// How many peers a node reports, at most.
+/// The most peers in a report.
 const PEERS: u32 = 24;
 
-/// What a node reports, made up: as many figures as a real node of one rank has. The traffic is
-/// that of a node with its next ones, and grows with the number of the node.
+/// A synthetic report, as large as that of a real node with one rank. The traffic is with the next
+/// nodes, and grows with the number of the node.
 fn report(node: u32, nodes: u32, uptime: Duration) -> pb::Report {
     const LINE: u64 = 3_125_000_000;
     let peers: Vec<u32> = (1..nodes.min(PEERS + 1)).map(|next| (node + next) % nodes).collect();
@@ -339,14 +341,13 @@ pub async fn beat(nodes: Vec<Sender>, every: Duration) {
             reported = Some(uptime);
         }
         for (number, node) in (0..).zip(&nodes) {
-            // The coordinator measures round trips with the echo, which this measurement does not
-            // need.
+            // The coordinator measures round trips with the echo, which is not needed here.
             let heartbeat = ToCoordinator::Heartbeat(pb::Heartbeat {
                 sent_ns,
                 report: reports.then(|| report(number, count, uptime)),
                 ..pb::Heartbeat::default()
             });
-            // A node whose queue is full is alive without the heartbeat.
+            // A full queue shows that the node is alive, without a heartbeat.
             let _ = node.try_send(pb::NodeMessage { message: Some(heartbeat) });
         }
     }

@@ -1,4 +1,4 @@
-//! The measured coordinator: a process of its own, as the launcher starts it.
+//! The measured coordinator, in its own process, as the launcher starts it.
 
 use std::{io, net::SocketAddr, process::Stdio, time::Duration};
 
@@ -13,10 +13,10 @@ use tokio::{
 
 use crate::process::Usage;
 
-/// How long it may take to start, and to end once all nodes have left (WAIT).
+/// The time limit for starting, and for ending after all nodes have left (WAIT).
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How many descriptors are needed besides those of the nodes' streams.
+/// Descriptors for other purposes than the nodes' streams.
 const OTHERS: u64 = 64;
 
 /// A running coordinator; it ends with this process.
@@ -28,7 +28,7 @@ pub struct Service {
     pub address: SocketAddr,
 }
 
-/// Raises the limit of descriptors, for as many as `nodes` streams need on either side.
+/// Raises the limit of descriptors to the number that `nodes` streams need in each process.
 ///
 /// # Errors
 /// [`CommandError`] if the system allows fewer.
@@ -40,7 +40,7 @@ pub fn allow(nodes: u32) -> Result<(), CommandError> {
     }
     if let Some(most) = limit.maximum.filter(|most| *most < needed) {
         let what = format!(
-            "--nodes {nodes} takes {needed} file descriptors in one process, and this system \
+            "--nodes {nodes} needs {needed} file descriptors per process, but this system \
              allows {most}"
         );
         return Err(
@@ -53,7 +53,7 @@ pub fn allow(nodes: u32) -> Result<(), CommandError> {
 }
 
 impl Service {
-    /// Starts one. Its further output goes to standard error.
+    /// Starts a coordinator. Its later output goes to standard error.
     ///
     /// # Errors
     /// [`CommandError`] if it can't be started or does not serve.
@@ -63,7 +63,7 @@ impl Service {
         };
         let own = std::env::current_exe().map_err(failed)?;
         let mut child = Command::new(&own)
-            // Like the agent: its life is tied to that of this process (CLEAN).
+            // Tied to the life of this process, like a process of an agent (CLEAN).
             .arg("exec-child")
             .arg(std::process::id().to_string())
             .arg(&own)
@@ -79,16 +79,16 @@ impl Service {
         let line = timeout(PATIENCE, lines.next_line()).await;
         let line = line.ok().and_then(Result::ok).flatten().unwrap_or_default();
         let Ok(ServiceReport::Serving { grpc: Some(address), .. }) = from_line(&line) else {
-            return Err(CommandError::failed("the coordinator does not serve")
-                .hint("what it says of that is above"));
+            return Err(CommandError::failed("the coordinator did not start to serve")
+                .hint("its output above says why"));
         };
-        // Further lines are not needed, but the coordinator must not wait for a reader.
+        // Later lines are not needed, but the coordinator must not block on writing them.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         let pid = child.id().unwrap_or_default();
         Ok(Self { child, pid, address })
     }
 
-    /// What it has used so far.
+    /// The resources that it has used so far.
     ///
     /// # Errors
     /// [`CommandError`] if the coordinator has ended.
@@ -99,7 +99,7 @@ impl Service {
     /// Waits for its end, after all nodes have left.
     ///
     /// # Errors
-    /// [`CommandError`] if the coordinator does not end well.
+    /// [`CommandError`] if the coordinator does not end properly.
     pub async fn end(mut self) -> Result<(), CommandError> {
         match timeout(PATIENCE, self.child.wait()).await {
             Ok(Ok(status)) if status.success() => Ok(()),
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn too_few_descriptors_are_reported_before_anything_starts() {
+    fn too_few_descriptors_are_reported_at_first() {
         assert!(allow(1).is_ok());
         match getrlimit(Resource::Nofile).maximum.and_then(|most| u32::try_from(most).ok()) {
             Some(most) => {

@@ -1,4 +1,4 @@
-//! What a node announces in a step, and what it must receive for it. Pure.
+//! What a node announces in a step, and what it must receive in return. Pure.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -11,7 +11,7 @@ use gradwire_proto::{DType, MAX_CONTROL_MESSAGE, ReduceOp, Request, Shape, pb};
 use gradwire_worker::optimizer;
 use prost::Message;
 
-/// The bytes of announcements after which a daemon always sends a message.
+/// The size of announcements at which a daemon always sends a message, in bytes.
 const READY_BYTES: usize = MAX_CONTROL_MESSAGE / 4;
 
 /// A tensor that every node has.
@@ -31,10 +31,10 @@ pub struct Tensors {
 }
 
 impl Tensors {
-    /// The tensors of gradients, given front layer first, which are averaged.
+    /// The tensors of these gradients, given front layer first. They are averaged.
     ///
     /// # Errors
-    /// [`CommandError`] if a name or a shape is not valid for a tensor.
+    /// [`CommandError`] if a tensor has an invalid name or shape.
     pub fn new(gradients: &[Gradient]) -> Result<Arc<Self>, CommandError> {
         let names = gradients.iter().map(|gradient| gradient.name.as_str());
         let planned = optimizer::plan("bench.", names).map_err(CommandError::usage)?;
@@ -66,7 +66,7 @@ impl Tensors {
     }
 }
 
-/// What one node knows of the tensors.
+/// A node's state of the tensors.
 #[derive(Debug)]
 pub struct Negotiated {
     tensors: Arc<Tensors>,
@@ -74,7 +74,7 @@ pub struct Negotiated {
     /// The id of each tensor, once it has one.
     ids: Vec<Option<u32>>,
     by_id: HashMap<u32, usize>,
-    /// For each tensor, the number of elements that no operation of this step has moved yet.
+    /// For each tensor, the number of elements that no operation of this step has moved.
     left: Vec<u64>,
     /// The number of tensors with elements left.
     open: usize,
@@ -97,8 +97,8 @@ impl Negotiated {
         }
     }
 
-    /// Begins a step. Returns all announcements, divided into `messages` messages, or more where
-    /// these would be too long.
+    /// Begins a step. Returns all announcements in `messages` messages, or more if these would be
+    /// too long.
     pub fn begin(&mut self, messages: u32) -> Vec<pb::Ready> {
         let each = self.tensors.count().div_ceil(messages.max(1) as usize);
         let (mut all, mut ready, mut bytes) = (Vec::new(), pb::Ready::default(), 0);
@@ -122,7 +122,7 @@ impl Negotiated {
         self.open == 0
     }
 
-    /// A tensor that is not done, for errors.
+    /// The name of an unfinished tensor, for errors.
     pub fn waits_for(&self) -> &str {
         let waiting = self.left.iter().position(|left| *left > 0);
         waiting.map_or("nothing", |i| &self.tensors.all[i].name)
@@ -131,15 +131,15 @@ impl Negotiated {
     /// Applies the received operations, and returns their sequence numbers.
     ///
     /// # Errors
-    /// What is not valid (TRUST): an unknown tensor, operations out of order (ORD), elements that
-    /// arrive twice (ONE), a tensor that failed.
+    /// A description of invalid input (TRUST): an unknown tensor, operations out of order (ORD),
+    /// elements that arrive twice (ONE), a failed tensor.
     pub fn execute(&mut self, execute: &pb::Execute) -> Result<Vec<u64>, String> {
         if let Some(failure) = execute.failures.iter().find_map(|failed| failed.failure.clone()) {
             return Err(gradwire_proto::Failure::from(failure).to_string());
         }
         for registration in &execute.registrations {
             let named = self.tensors.by_name.get(&registration.name);
-            let i = *named.ok_or_else(|| format!("'{}' is no tensor", registration.name))?;
+            let i = *named.ok_or_else(|| format!("unknown tensor '{}'", registration.name))?;
             if let Some(old) = self.ids[i].replace(registration.id) {
                 self.by_id.remove(&old);
             }
@@ -169,9 +169,12 @@ impl Negotiated {
             Some(pb::tensor_ref::Tensor::Name(name)) => self.tensors.by_name.get(name),
             None => None,
         };
-        let i = *found.ok_or_else(|| format!("there is no tensor {tensor:?}"))?;
+        let i = *found.ok_or_else(|| format!("unknown tensor {tensor:?}"))?;
         let left = self.left[i].checked_sub(segment.count).ok_or_else(|| {
-            format!("{} elements of '{}' come twice", segment.count, self.tensors.all[i].name)
+            format!(
+                "{} elements of '{}' were received twice",
+                segment.count, self.tensors.all[i].name
+            )
         })?;
         if left == 0 && self.left[i] > 0 {
             self.open -= 1;
@@ -193,7 +196,7 @@ fn announcement(tensor: &Tensor, id: Option<u32>, rank: u32) -> pb::Announcement
     pb::Announcement {
         process_set: 0,
         tensor: Some(pb::TensorRef { tensor: Some(reference) }),
-        // With an id, the request is that of the registration.
+        // With an id, the request is already known from the registration.
         submitted: Some(submitted).filter(|_| id.is_none()).into_iter().collect(),
         latest: None,
     }
@@ -270,14 +273,14 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_reported() {
+    fn invalid_operations_are_reported() {
         for (operations, expected) in [
             (vec![operation(3, &[]), operation(3, &[])], "operation 3 is out of order"),
-            (vec![operation(1, &[("bench.z", 1)])], "there is no tensor"),
-            (vec![operation(1, &[("70", 1)])], "there is no tensor"),
+            (vec![operation(1, &[("bench.z", 1)])], "unknown tensor"),
+            (vec![operation(1, &[("70", 1)])], "unknown tensor"),
             (
                 vec![operation(1, &[("bench.b", 3), ("bench.b", 3)])],
-                "3 elements of 'bench.b' come twice",
+                "3 elements of 'bench.b' were received twice",
             ),
         ] {
             let mut node = node();

@@ -3,26 +3,26 @@
 use clap::Args;
 use gradwire_bench::{args::Common, operation::Memory, size};
 
-/// How a job is watched.
+/// The options of `resources`.
 #[derive(Debug, Clone, Args)]
 pub struct Resources {
     /// The tensor that is reduced in each step, of f32.
     #[arg(short, long, value_name = "BYTES", default_value = "1M", value_parser = parse_whole)]
     pub bytes: u64,
-    /// Where it lies.
+    /// The memory of the tensor.
     #[arg(short, long, value_enum, default_value_t = Memory::Arena)]
     pub memory: Memory,
-    /// How long the ranks sleep first, in seconds.
+    /// How long the ranks sleep at first, in seconds.
     #[arg(long, value_name = "S", default_value_t = 20.0, value_parser = parse_idle)]
     pub idle: f64,
-    /// How many steps they run then.
+    /// The number of steps after that.
     #[arg(long, value_name = "N", default_value_t = 10_000,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub steps: u32,
-    /// In how many further steps perf counts system calls; 0: in none.
+    /// The number of additional steps in which perf counts system calls; 0: none.
     #[arg(long, value_name = "N", default_value_t = 1000)]
     pub calls: u32,
-    /// What all measurements have; `--iters` has no meaning here.
+    /// The options of all measurements; `--iters` has no meaning here.
     #[command(flatten)]
     pub common: Common,
 }

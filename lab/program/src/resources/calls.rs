@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 const EVENT: &str = "raw_syscalls:sys_enter";
 
-/// How long `perf` may take to attach to a process, with a large margin.
+/// The time that `perf` may take to attach to a process, with a large margin.
 const ATTACHES: Duration = Duration::from_millis(500);
 
 /// A running count.
@@ -22,14 +22,14 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// Begins to count the system calls of a process.
+    /// Begins counting the system calls of a process.
     ///
     /// # Errors
     /// Why they can't be counted.
     pub fn start(pid: u32) -> Result<Self, String> {
         let mut child = Command::new("perf")
             .args(["stat", "--field-separator=;", "--event", EVENT, "--pid", &pid.to_string()])
-            // `perf` writes numbers in the user's language.
+            // `perf` formats numbers for the user's locale.
             .env("LC_ALL", "C")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -50,7 +50,7 @@ impl Counter {
     pub fn stop(mut self) -> Result<u64, String> {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         if let Some(pid) = pid {
-            // `perf` prints its count when it is interrupted.
+            // `perf` prints its count when interrupted.
             let _ = kill_process(pid, Signal::INT);
         }
         let output = words(&mut self.child);

@@ -1,4 +1,4 @@
-//! Turns what was measured into what is reported. Pure.
+//! Turns measurements into a report. Pure.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::process::Usage;
 
 const MIB: f64 = 1_048_576.0;
 
-/// What was measured, where, and how.
+/// The description of a measurement.
 #[derive(Debug, Clone, Serialize)]
 pub struct Head {
     /// The release of Gradwire.
@@ -30,17 +30,17 @@ pub struct Head {
     pub nodes: Vec<Node>,
     /// The machine of rank 0.
     pub machine: Machine,
-    /// The changed settings; `None` where the job was started by something else.
+    /// The changed settings; `None` if another program started the job.
     pub settings: Changed,
     /// The tensor's size.
     pub bytes: u64,
-    /// The memory in which it lies.
+    /// The memory of the tensor.
     pub memory: Memory,
     /// How long the job was idle, in seconds.
     pub idle_seconds: f64,
-    /// How many steps it did afterwards.
+    /// The number of steps after that.
     pub steps: u32,
-    /// How many more steps it did while system calls were counted.
+    /// The number of additional steps while system calls were counted.
     pub calls_steps: u32,
 }
 
@@ -70,31 +70,31 @@ impl Head {
             format!("{} ranks on {}", self.ranks, Node::list(&self.nodes)),
             format!("{}, {} cores, Linux {}", machine.processor, machine.cores, machine.kernel),
             format!(
-                "{} s in which nothing is submitted, then {} steps: an allreduce of {} bytes each; \
-                 then {} in which system calls are counted",
+                "{} s without submissions, then {} steps, each an allreduce of {} bytes, then {} \
+                 steps while system calls are counted",
                 self.idle_seconds, self.steps, self.bytes, self.calls_steps
             ),
-            "idle is a share of one core; own is memory that is not shared, after 100 steps and in \
-             the end; all others are per step"
+            "idle is a share of one core; own is memory that is not shared, after 100 steps and at \
+             the end; all other figures are per step"
                 .to_owned(),
         ]
     }
 }
 
-/// What a process had used at one moment.
+/// The resources that a process had used at some time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// Time on a processor, in seconds.
     pub cpu: f64,
-    /// Memory that is not shared, in bytes.
+    /// Private memory, in bytes.
     pub private: u64,
     /// All its memory, including arenas.
     pub memory: u64,
     /// How often its threads waited.
     pub waits: u64,
-    /// How often the system took their core from them.
+    /// How often its threads were preempted.
     pub preemptions: u64,
-    /// How many page faults it had.
+    /// The number of page faults.
     pub faults: u64,
 }
 
@@ -105,20 +105,20 @@ impl From<Usage> for Sample {
     }
 }
 
-/// What was measured of one process.
+/// The measurements of one process.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Seen {
     /// Its host.
     pub host: String,
     /// Its name.
     pub process: String,
-    /// Its time on a processor while the job was idle, in seconds.
+    /// Its processor time while the job was idle, in seconds.
     pub idle_cpu: f64,
     /// How often it woke up while the job was idle.
     pub idle_waits: u64,
-    /// The samples, by the number of steps that had been done.
+    /// The samples, by the number of finished steps.
     pub samples: BTreeMap<u32, Sample>,
-    /// The number of system calls in the last stretch.
+    /// The number of system calls in the last part.
     pub calls: Option<u64>,
     /// Why system calls could not be counted.
     pub uncounted: Option<String>,
@@ -131,23 +131,23 @@ pub struct Row {
     pub host: String,
     /// Its name: `daemon`, `coordinator` or `rank N`.
     pub process: String,
-    /// The share of one core that it used while the job was idle, from 0 to 1.
+    /// The share of one core used while the job was idle, from 0 to 1.
     pub idle_share: f64,
-    /// How often it woke up per second while the job was idle.
+    /// Wake-ups per second while the job was idle.
     pub idle_wakes: f64,
-    /// Its own memory in bytes, by the number of steps that had been done.
+    /// Private memory in bytes, by the number of finished steps.
     pub private_bytes: BTreeMap<u32, u64>,
-    /// How much that grew from the first sample to the last.
+    /// The growth of private memory from the first sample to the last.
     pub growth_bytes: i64,
-    /// Microseconds on a processor, per step after the first sample.
+    /// Processor time in microseconds per step, after the first sample.
     pub cpu_us: f64,
-    /// How often a thread waited, per step.
+    /// Waits of threads, per step.
     pub waits: f64,
-    /// How often a thread's core was taken from it, per step.
+    /// Preemptions of threads, per step.
     pub preemptions: f64,
     /// Page faults, per step.
     pub faults: f64,
-    /// System calls, per step; `None` where they could not be counted.
+    /// System calls, per step; `None` if they could not be counted.
     pub calls: Option<f64>,
     /// System calls, per step and MiB of a rank's tensor.
     pub calls_per_mib: Option<f64>,
@@ -164,7 +164,7 @@ fn row(seen: &Seen, options: &Resources) -> Row {
     let first = seen.samples.first_key_value().map(|(step, sample)| (*step, *sample));
     let last = seen.samples.last_key_value().map(|(step, sample)| (*step, *sample));
     let ((from, before), (to, after)) = (first.unwrap_or_default(), last.unwrap_or_default());
-    // A single sample at the end has nothing to be compared with.
+    // A single sample at the end has no earlier one to compare with.
     let steps = f64::from(to.saturating_sub(from).max(1));
     let per = |before: u64, after: u64| after.saturating_sub(before) as f64 / steps;
     let calls = seen.calls.map(|calls| calls as f64 / f64::from(options.calls.max(1)));
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_counted_between_the_first_look_and_the_last() {
+    fn steps_are_counted_between_samples() {
         let sample = |n: u64| Sample {
             cpu: n as f64,
             private: (10 + n) << 20,

@@ -1,15 +1,14 @@
-//! `gradwire bench resources`: what a job costs besides its time.
+//! `gradwire bench resources`: the resources that a job uses.
 //!
-//! An idle job should cost nothing, and a long job should not grow. So a job that reduces one
-//! tensor again and again is measured from within. First its ranks sleep, then they work. Its
-//! processes are sampled before and after, and at some steps between. In a last stretch, `perf`
-//! counts system calls, where it is installed and allowed. This has a stretch of its own, because
-//! counting costs something itself.
+//! An idle job should use none, and a long job should not grow. So a job that repeatedly reduces
+//! one tensor measures itself. Its ranks first sleep, then work. Its processes are sampled before
+//! and after, and at some steps in between. In a final part, `perf` counts system calls, if it is
+//! installed and allowed. This part is separate because counting has a cost, too.
 //!
 //! - [`args`]: the options
-//! - [`watch`]: samples the processes of a node, one rank for all
+//! - [`watch`]: samples the processes of a node, by one of its ranks
 //! - [`calls`]: counts system calls
-//! - [`figures`]: turns what was measured into what is reported (pure)
+//! - [`figures`]: turns measurements into a report (pure)
 
 pub mod args;
 pub mod calls;
@@ -31,10 +30,10 @@ use self::{
     watch::Watch,
 };
 
-/// After this many steps, a job has allocated all that it ever needs.
+/// After this many steps, a job has allocated everything that it needs.
 const SETTLED: u32 = 100;
 
-/// Runs the job and watches it.
+/// Runs the job and measures its resources.
 ///
 /// # Errors
 /// [`CommandError`] if the session fails, a result is wrong, or the report can't be written.
@@ -53,7 +52,7 @@ pub fn run(session: &Session, options: &Resources, settings: Changed) -> Result<
     table.finish()
 }
 
-/// The numbers of steps after which memory is sampled.
+/// The step numbers after which memory is sampled.
 fn sample_steps(steps: u32) -> Vec<u32> {
     let powers = (0..).map_while(|power| SETTLED.checked_mul(10_u32.checked_pow(power)?));
     let mut steps_of_samples: Vec<_> = powers.take_while(|step| *step < steps).collect();
@@ -61,7 +60,7 @@ fn sample_steps(steps: u32) -> Vec<u32> {
     steps_of_samples
 }
 
-/// What this rank measures of itself and, as the first rank of its node, of the services there.
+/// The measurements of this rank and, on the first rank of a node, of the services there.
 fn watched(session: &Session, options: &Resources) -> Result<Vec<Seen>, CommandError> {
     let elements = usize::try_from(options.bytes / 4).map_err(CommandError::usage)?.max(1);
     let operation = Operation::Allreduce(ReduceOp::Sum);
@@ -88,7 +87,7 @@ fn watched(session: &Session, options: &Resources) -> Result<Vec<Seen>, CommandE
 
     let mut watch = Watch::of(session)?;
     session.barrier().map_err(CommandError::failed)?;
-    // The threads that the barrier has woken fall asleep again.
+    // Lets the threads that the barrier woke fall asleep again.
     thread::sleep(Duration::from_millis(200));
     watch.idle_begins()?;
     thread::sleep(Duration::from_secs_f64(options.idle));
@@ -110,7 +109,7 @@ fn watched(session: &Session, options: &Resources) -> Result<Vec<Seen>, CommandE
             step(false)?;
         }
         watch.calls_end();
-        // No rank leaves or reports while the calls of another one are still counted.
+        // No rank leaves or reports while another one still counts calls.
         session.barrier().map_err(CommandError::failed)?;
     }
     Ok(watch.seen())
@@ -121,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_looked_at_early_and_late() {
+    fn memory_is_sampled_early_and_late() {
         assert_eq!(sample_steps(10_000), [100, 1000, 10_000]);
         assert_eq!(sample_steps(2500), [100, 1000, 2500]);
         assert_eq!((sample_steps(100), sample_steps(1)), (vec![100], vec![1]));

@@ -48,7 +48,7 @@ impl Watch {
         Ok(Self { probes })
     }
 
-    /// Notes the beginning of the idle time.
+    /// Marks the beginning of the idle time.
     ///
     /// # Errors
     /// [`CommandError`] if a process has ended.
@@ -59,7 +59,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Notes the end of the idle time.
+    /// Marks the end of the idle time.
     ///
     /// # Errors
     /// Those of [`Self::idle_begins`].
@@ -72,7 +72,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Samples the processes after so many steps.
+    /// Samples the processes after `steps` steps.
     ///
     /// # Errors
     /// Those of [`Self::idle_begins`].
@@ -83,7 +83,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Begins to count system calls, where that is possible.
+    /// Begins counting system calls, if possible.
     pub fn calls_begin(&mut self) {
         for probe in &mut self.probes {
             match Counter::start(probe.pid) {
@@ -93,7 +93,7 @@ impl Watch {
         }
     }
 
-    /// Ends the count of system calls.
+    /// Ends counting system calls.
     pub fn calls_end(&mut self) {
         for probe in &mut self.probes {
             let Some(counter) = probe.counter.take() else { continue };

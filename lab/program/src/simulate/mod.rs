@@ -1,5 +1,5 @@
-//! `gradwire simulate`: how long operations take on a cluster that a file describes, published
-//! results, simulated again, and how a model's training step scales.
+//! `gradwire simulate`: the time of operations on a cluster described by a file, published results
+//! reproduced by simulation, and how the training step of a model scales.
 
 mod model;
 mod options;
@@ -20,22 +20,22 @@ pub use self::{options::RunOptions, paper::PaperOptions, plan::PlanOptions};
 /// What to simulate.
 #[derive(Debug, Subcommand)]
 pub enum Simulate {
-    /// Simulate a cluster, and a job on it, that a file describes. The exit code is 1 if the job
-    /// can't end.
+    /// Simulate a job on a cluster that a file describes. The exit code is 1 if the job can't end.
     Run(RunOptions),
-    /// Simulate published results, and show them next to the published figures. The exit code is 1
-    /// if one is out of its bounds.
+    /// Reproduce published results by simulation, and compare them with the published figures. The
+    /// exit code is 1 if a result is out of bounds.
     Paper(PaperOptions),
-    /// Show how long a training step takes on a cluster as it grows, by each algorithm. Takes up to
-    /// two minutes.
+    /// Show how long a training step takes on a growing cluster, by each algorithm. Takes up to two
+    /// minutes.
     Plan(PlanOptions),
 }
 
 /// Simulates, prints, and writes the files of `--out`. Returns the exit code: 1 if a result is out
-/// of its bounds, or if a job can't end.
+/// of bounds, or if a job can't end.
 ///
 /// # Errors
-/// [`CommandError`] with the file, the line and what is accepted, or with what can't be written.
+/// [`CommandError`] with the file, the line and the accepted values, or with the file that can't be
+/// written.
 pub fn simulate(
     command: &Simulate,
     print: impl FnOnce(&str) -> Result<ExitCode, CommandError>,
@@ -51,7 +51,7 @@ pub fn simulate(
         Simulate::Paper(options) => paper::paper(options)?,
         Simulate::Plan(options) => plan::plan(options)?,
     };
-    // What was simulated is printed even if a disk is full.
+    // The result is printed even if the disk is full.
     print(&output.text)?;
     output.write()?;
     Ok(ExitCode::from(u8::from(!output.holds)))

@@ -1,4 +1,4 @@
-//! What `gradwire simulate run` is told: the file, and what is different from it.
+//! The options of `gradwire simulate run`: the file, and replacements for its values.
 
 use std::path::PathBuf;
 
@@ -15,30 +15,30 @@ use crate::cluster_file::read;
 /// The most bytes of a piece.
 const MAX_BYTES: u64 = 1_000_000_000_000;
 
-/// A cluster, what runs on it, and what goes wrong.
+/// A cluster, a job, and faults.
 #[derive(Debug, Args)]
 pub struct RunOptions {
-    /// The file, in TOML; also one that gradwire probe --out has written.
+    /// The description of the cluster, in TOML, such as a file written by gradwire probe --out.
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// A collective instead of that of the file.
+    /// The collective, instead of the file's.
     #[arg(long, value_enum)]
     pub collective: Option<Collective>,
-    /// Bytes of a piece instead of those of the file, with K, M or G.
+    /// The bytes of a piece, instead of the file's, with K, M or G.
     #[arg(long, value_name = "BYTES", value_parser = parse_piece)]
     pub bytes: Option<u64>,
-    /// How many pieces, instead of those of the file.
+    /// The number of pieces, instead of the file's.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub pieces: Option<u32>,
-    /// How many calls follow each other, each of all pieces. The time is the median of the calls.
+    /// The number of consecutive calls, each of all pieces. The time is the median of the calls.
     #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub calls: u32,
-    /// The model of a training step that is simulated instead of pieces.
+    /// The model of a training step to simulate instead of pieces.
     #[arg(long, value_name = "MODEL|FILE", conflicts_with_all = ["collective", "bytes", "pieces"],
           help = format!(
               "A training step instead of pieces: {MODELS}. The coordinator cuts and orders its \
-               gradients. It chooses the algorithm (auto), and is then bound to each --spec"
+               gradients, with the algorithm of its choice (auto) and then with each --spec"
           ))]
     pub model: Option<String>,
     /// How long a node computes in the step, in milliseconds.
@@ -46,18 +46,18 @@ pub struct RunOptions {
           help = format!("{COMPUTE}. 0: all at once"),
           value_parser = |text: &str| parse_compute(text, 0.0))]
     pub compute_ms: f64,
-    /// An algorithm, such as circulant(radix=4), instead of those of the file. It may be given
-    /// several times. Without any, those among which the cost model chooses.
+    /// An algorithm, such as circulant(radix=4), instead of the file's. Can be repeated. Without
+    /// any, all that the cost model chooses from.
     #[arg(long = "spec", value_name = "SPEC", value_parser = Spec::parse)]
     pub specs: Vec<Spec>,
-    /// What chance decides is the same for the same seed.
+    /// The seed of random choices.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
     /// Also write times, links and critical paths as CSV to DIR, a chart of the times as SVG and
     /// PNG, and all figures as result.json.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// The most memory, with K, M or G: a run that would need more is refused before it starts.
+    /// The memory limit, with K, M or G: a run that needs more is refused before it starts.
     #[arg(long, value_name = "BYTES", default_value = "4G", value_parser = parse_bytes)]
     pub memory: u64,
 }
@@ -73,10 +73,10 @@ fn parse_piece(text: &str) -> Result<u64, String> {
 }
 
 impl RunOptions {
-    /// Reads the file, with what is different.
+    /// Reads the file, and replaces values by the options.
     ///
     /// # Errors
-    /// [`CommandError`] with the file, the line and what is accepted.
+    /// [`CommandError`] with the file, the line and the accepted values.
     pub(super) fn read(&self) -> Result<Input, CommandError> {
         let mut input = read(&self.file)?;
         input.kind = self.collective.map_or(input.kind, Collective::kind);
@@ -86,7 +86,7 @@ impl RunOptions {
     }
 }
 
-/// The middle one; of two middle ones the later.
+/// The median; of two middle values the later one.
 pub(super) fn median(times: &[f64]) -> Option<f64> {
     let mut times = times.to_vec();
     times.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! What a simulation prints and writes. The same results give the same bytes.
+//! The printed and written results of a simulation. Equal results give equal bytes.
 
 use std::{
     fs::{self, OpenOptions},
@@ -16,12 +16,13 @@ use super::plot;
 /// The file with all figures.
 const RESULT: &str = "result.json";
 
-/// Where files are written, if anywhere.
+/// The output directory, if any.
 #[derive(Debug, Default)]
 pub(super) struct Directory(Option<PathBuf>);
 
 impl Directory {
-    /// Makes it if there is none, and looks whether it can be written: a simulation may take long.
+    /// Creates it if it is missing, and checks that it can be written, because a simulation may
+    /// take long.
     pub(super) fn new(path: Option<&Path>) -> Result<Self, CommandError> {
         let Some(path) = path else { return Ok(Self::default()) };
         fs::create_dir_all(path).map_err(|error| refused(path, &error))?;
@@ -34,21 +35,21 @@ impl Directory {
 
 fn refused(path: &Path, error: &io::Error) -> CommandError {
     CommandError::usage(format!("--out: {}: {error}", path.display()))
-        .hint("name a directory that you may write to; it is made if there is none")
+        .hint("name a directory that you may write to; it is created if it is missing")
 }
 
-/// What was simulated.
+/// The output of a simulation.
 #[derive(Debug)]
 pub(super) struct Output {
-    /// What is printed.
+    /// The printed text.
     pub(super) text: String,
-    /// What is written as comma-separated values.
+    /// The tables to write as comma-separated values.
     pub(super) tables: Vec<Table>,
-    /// What is drawn as SVG and PNG.
+    /// The charts to draw as SVG and PNG.
     pub(super) charts: Vec<Chart>,
     /// All figures.
     pub(super) json: Value,
-    /// Whether all results are within their bounds, and all jobs have ended.
+    /// Whether all results are within their bounds and all jobs ended.
     pub(super) holds: bool,
     /// Where to write.
     pub(super) directory: Directory,

@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 
 use super::output::{Directory, Output, as_text};
 
-/// Which paper.
+/// The options of `gradwire simulate paper`.
 #[derive(Debug, Args)]
 pub struct PaperOptions {
-    /// Which one.
+    /// The paper.
     pub paper: Name,
     /// Also write each table as CSV to DIR, each chart as SVG and PNG, and all figures with their
     /// bounds as result.json.
@@ -34,7 +34,7 @@ pub enum Name {
     Torus,
     /// BytePS: servers take a part of the reduction.
     Byteps,
-    /// RAT: racks that are oversubscribed, and hosts that stop. Takes a few minutes.
+    /// RAT: oversubscribed racks, and hosts that stop. Takes a few minutes.
     Rat,
 }
 
@@ -76,7 +76,7 @@ fn failure(check: &Check) -> String {
     format!("out of bounds: {what}: {value:.4}, not from {least:.4} to {most:.4}\n")
 }
 
-/// A bound that is infinite is null.
+/// Infinite bounds are null.
 fn as_json(results: &Results) -> Value {
     json!({
         "tables": results.tables,
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_out_of_bounds_is_named() {
+    fn results_out_of_bounds_are_named() {
         let checks = vec![Check::within("as published", 1.01, 1.0, 0.02)];
         let good = Results { checks, ..Results::default() };
         let mut bad = good.clone();

@@ -23,46 +23,45 @@ use super::{
     output::{Directory, Output, as_text},
 };
 
-/// So many chunks are simulated in all: less than a minute of one core.
+/// The most chunks to simulate: less than a minute on one core.
 const WORK: u64 = 6_000_000;
 
-/// A step has at most so many gradients and pieces, of all nodes, sizes and algorithms together, so
-/// that it ends in time (BOUND).
+/// The most gradients and pieces of steps, over all nodes, sizes and algorithms, so that a plan
+/// ends in time (BOUND).
 const MOST: u64 = 60_000_000;
 
-/// A model, and a cluster as it grows.
+/// A model, and a growing cluster.
 #[derive(Debug, Args)]
 pub struct PlanOptions {
-    /// The model whose training step is planned.
+    /// The model of the training step.
     #[arg(long, value_name = "MODEL|FILE", help = MODELS)]
     pub model: String,
-    /// The smallest and the largest number of nodes, such as 8..2048. Those between are twice as
-    /// many each.
+    /// The smallest and the largest number of nodes, such as 8..2048. Sizes double in between.
     #[arg(long, value_name = "FROM..TO", value_parser = parse_nodes)]
     pub nodes: [u32; 2],
     /// The rate of a node's line in each direction, such as 25g or 400Mbit.
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     pub link: Rate,
-    /// The racks of the largest number of nodes: how many, or the nodes of each, such as 4,4,2.
-    /// Smaller numbers fill the first ones. Without this all nodes are in one rack.
+    /// The racks of the largest size: their number, or the nodes of each, such as 4,4,2. Smaller
+    /// sizes fill the first racks. Without this option all nodes are in one rack.
     #[arg(long)]
     pub racks: Option<Racks>,
-    /// How many times the rate of its uplinks the lines of a rack have together.
+    /// The combined rate of a rack's lines, relative to its uplinks.
     #[arg(long, value_name = "TIMES", default_value_t = 1.0, value_parser = parse_oversubscription)]
     pub oversubscription: f64,
-    /// Uplinks of each rack, among which a hash divides connections. Without this all uplinks of a
-    /// rack are one link.
+    /// The uplinks of each rack, among which a hash divides connections. Without this option a rack
+    /// has one uplink.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub spines: Option<u32>,
-    /// How long a node computes in each step, in milliseconds.
+    /// The compute time of a node in each step, in milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 300.0, help = COMPUTE,
           value_parser = |text: &str| parse_compute(text, 0.001))]
     pub compute_ms: f64,
-    /// An algorithm to compare, such as circulant(radix=4). It may be given several times. Without
-    /// any, those among which the coordinator chooses.
+    /// An algorithm to compare, such as circulant(radix=4). Can be repeated. Without any, all that
+    /// the coordinator chooses from.
     #[arg(long = "spec", value_name = "SPEC", value_parser = Spec::parse)]
     pub specs: Vec<Spec>,
-    /// The hash of --spines is the same for the same seed.
+    /// The seed of the hash of --spines.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
     /// Also write the table as CSV to DIR, charts as SVG and PNG, and all figures as result.json.
@@ -73,14 +72,14 @@ pub struct PlanOptions {
 fn parse_nodes(text: &str) -> Result<[u32; 2], String> {
     let (first, last) = text.split_once("..").unwrap_or((text, text));
     let number = |text: &str| {
-        text.trim().parse::<u32>().map_err(|_| "two numbers of nodes are needed, such as 8..2048")
+        text.trim().parse::<u32>().map_err(|_| "expected two numbers of nodes, such as 8..2048")
     };
     let (first, last) = (number(first)?, number(last)?);
     if first > last {
-        return Err(format!("{first} is more than {last}: the smaller number comes first"));
+        return Err(format!("{first} is more than {last}: give the smaller number first"));
     }
     if first == 0 || last as usize > MAX_HOSTS {
-        return Err(format!("1 to {MAX_HOSTS} nodes are possible"));
+        return Err(format!("the number of nodes must be from 1 to {MAX_HOSTS}"));
     }
     Ok([first, last])
 }
@@ -89,20 +88,20 @@ fn parse_oversubscription(text: &str) -> Result<f64, String> {
     number(text, 1.0, 1000.0, "")
 }
 
-/// What is simulated.
+/// The plan for these options.
 fn planned(options: &PlanOptions) -> Result<Plan, CommandError> {
     let model = model(&options.model, options.compute_ms)?;
     let [first, last] = options.nodes;
     let cluster = cluster::topology(last, 0, options.racks.as_ref())?;
     if cluster.tiers().len() > 1 {
-        let what = "--racks: racks in groups have uplinks of two kinds, and one is known";
+        let what = "--racks: groups of racks are not supported";
         return Err(CommandError::usage(what).hint("give the number of racks, such as 8"));
     }
     for spec in &options.specs {
         let fits = |&nodes: &u32| spec.fits(nodes).is_ok();
         if !doubled(first, last).iter().any(fits) {
-            let what = format!("--spec: {spec} is for none of these numbers of nodes");
-            return Err(CommandError::usage(what).hint("its factors have to be those of one"));
+            let what = format!("--spec: {spec} fits none of these numbers of nodes");
+            return Err(CommandError::usage(what).hint("its parameters must fit at least one"));
         }
     }
     let settings = Settings::default();
@@ -129,7 +128,7 @@ fn planned(options: &PlanOptions) -> Result<Plan, CommandError> {
     })
 }
 
-/// Refuses what would take too long.
+/// Refuses plans that would take too long.
 fn check_extent(plan: &Plan) -> Result<(), CommandError> {
     let specs = match plan.specs.len() {
         0 => plan.config.rules.allowed(Kind::Allreduce, 0, &plan.cluster).1.len(),
@@ -143,8 +142,8 @@ fn check_extent(plan: &Plan) -> Result<(), CommandError> {
         return Ok(());
     }
     let what = format!(
-        "the steps have {all} gradients and pieces on all nodes together, and at most {MOST} are \
-         simulated"
+        "the steps have {all} gradients and pieces on all nodes together, but the limit of the \
+         simulation is {MOST}"
     );
     let hint = "give a smaller model, fewer nodes or fewer algorithms by --spec";
     Err(CommandError::usage(what).hint(hint))
@@ -194,16 +193,16 @@ fn head(options: &PlanOptions, plan: &Plan) -> String {
     format!(
         "{model}: {} gradients, {:.1} MB, ready one after the other in {compute_ms} ms.\nUp to {}. \
          Lines of {gigabits} Gbit/s.\nUplinks {oversubscription} times oversubscribed, {uplinks}; \
-         seed {seed}.\nA step ends when all nodes have all gradients; efficiency is the time of \
-         computing by that.\nauto: what the coordinator chooses. simulated: the schedules of all \
-         nodes. priced: too\nmany for that, so by the cost model. No packets are lost.\n",
+         seed {seed}.\nA step ends when all nodes have all gradients; efficiency is compute time / \
+         step time.\nauto: the coordinator's choice. simulated: with the schedules of all nodes. \
+         priced: by the\ncost model, for too many nodes. No packets are lost.\n",
         plan.model.gradients.len(),
         plan.model.bytes() as f64 / 1e6,
         places(&plan.cluster),
     )
 }
 
-/// `2048 nodes in 32 racks of 64`.
+/// Such as `2048 nodes in 32 racks of 64`.
 fn places(cluster: &Topology) -> String {
     let (nodes, racks) = (cluster.participants(), cluster::racks(cluster));
     let (least, most) = (racks.iter().min().unwrap_or(&0), racks.iter().max().unwrap_or(&0));
@@ -214,7 +213,7 @@ fn places(cluster: &Topology) -> String {
     }
 }
 
-/// The name of what was run.
+/// The name of a step's algorithm.
 fn name(step: &Step) -> String {
     step.spec.map_or_else(|| "auto".to_owned(), |spec| spec.to_string())
 }
@@ -226,7 +225,7 @@ fn method(method: Method) -> &'static str {
     }
 }
 
-/// All names, in the order in which they first come.
+/// All names, in order of appearance.
 fn names(sizes: &[Size]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for name in sizes.iter().flat_map(|size| &size.steps).map(name) {
@@ -300,10 +299,10 @@ fn changed(sizes: &[Size], changes: &[Change]) -> String {
         // Writing to a string can't fail.
         let _ = write!(text, ", from {nodes} nodes on {now}");
     }
-    text + ". One is better if it saves more than 1 %.\n"
+    text + ". Savings of up to 1 % are ignored.\n"
 }
 
-/// What the coordinator has chosen.
+/// What the coordinator chose.
 fn choices(sizes: &[Size]) -> String {
     let auto = |size: &Size| Some((size.nodes, size.steps.first()?.chosen?));
     let mut all: Vec<(u32, Spec)> = sizes.iter().filter_map(auto).collect();
@@ -314,7 +313,7 @@ fn choices(sizes: &[Size]) -> String {
     format!("auto sends most of the bytes by {first}{}.\n", later.collect::<String>())
 }
 
-/// How far prices are from what was simulated.
+/// The deviation of the cost model's times from the simulated ones.
 fn deviation(sizes: &[Size]) -> String {
     let simulated = sizes.iter().filter(|size| size.method == Method::Simulated);
     let of = |step: &Step| Some(step.priced? / step.seconds? - 1.0);
@@ -323,7 +322,7 @@ fn deviation(sizes: &[Size]) -> String {
     let most = all.iter().copied().reduce(f64::max);
     match least.zip(most) {
         Some((least, most)) => format!(
-            "Of the simulated steps the cost model's times are {:+.1} % to {:+.1} % away.\n",
+            "The cost model's times differ from the simulated ones by {:+.1} % to {:+.1} %.\n",
             least * 100.0,
             most * 100.0
         ),

@@ -1,5 +1,5 @@
-//! Charts as SVG and PNG. The same chart gives the same bytes on every machine: the letters of a
-//! PNG come from a font that is part of the program.
+//! Charts as SVG and PNG. A chart gives the same bytes on every machine, because the program
+//! contains the font for PNG.
 
 use std::sync::Once;
 
@@ -16,20 +16,20 @@ const SIZE: (u32, u32) = (960, 600);
 
 const FONT: &str = "sans-serif";
 
-/// Lines with more points than this have no mark at each.
+/// Lines with more points than this have no markers.
 const MARKED: usize = 40;
 
-/// Labels of an axis.
+/// The number of labels on an axis.
 const LABELS: usize = 12;
 
-/// As a picture of vectors.
+/// Draws a chart as SVG.
 pub(super) fn svg(chart: &Chart) -> Result<String, CommandError> {
     let mut text = String::new();
     draw(&SVGBackend::with_string(&mut text, SIZE).into_drawing_area(), chart)?;
     Ok(text)
 }
 
-/// As a picture of pixels.
+/// Draws a chart as PNG.
 pub(super) fn png(chart: &Chart) -> Result<Vec<u8>, CommandError> {
     let (width, height) = SIZE;
     let mut pixels = vec![0; (width * height * 3) as usize];
@@ -50,12 +50,12 @@ fn failed(chart: &Chart, error: &dyn std::fmt::Display) -> CommandError {
     CommandError::failed(format!("the chart {} can't be drawn: {error}", chart.title))
 }
 
-/// Axes of factors are drawn by their logarithms to base 2, so that doublings are as far apart.
+/// Logarithmic axes use base 2, so that doublings are equally far apart.
 fn place(value: f64, logarithmic: bool) -> f64 {
     if logarithmic { value.log2() } else { value }
 }
 
-/// A value at a place, with three digits.
+/// The value at a position, with three digits.
 fn label(place: f64, logarithmic: bool) -> String {
     let value = if logarithmic { place.exp2() } else { place };
     let digits = 2 - value.abs().max(1e-9).log10().floor() as i32;
@@ -67,7 +67,7 @@ fn label(place: f64, logarithmic: bool) -> String {
     }
 }
 
-/// From the smallest to the largest, never empty. A linear axis begins at 0.
+/// From the smallest to the largest value, never empty. A linear axis begins at 0.
 fn range(values: impl Iterator<Item = f64>, logarithmic: bool) -> std::ops::Range<f64> {
     let (mut least, mut most) = (f64::INFINITY, f64::NEG_INFINITY);
     for value in values {
@@ -89,7 +89,7 @@ fn draw<B: DrawingBackend>(
 ) -> Result<(), CommandError> {
     static LETTERS: Once = Once::new();
     LETTERS.call_once(|| {
-        // It is a font, so it is not refused.
+        // Fails only for an invalid font.
         let _ = register_font(FONT, FontStyle::Normal, epaint_default_fonts::UBUNTU_LIGHT);
     });
     lines(area, chart).map_err(|error| failed(chart, &error))
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_place_is_left_out() {
+    fn values_without_a_position_are_left_out() {
         let none = chart(vec![], false);
         let one = chart(vec![("a".into(), vec![(1.0, 2.0)])], false);
         let odd = vec![(0.0, 1.0), (f64::NAN, 1.0), (2.0, f64::INFINITY), (4.0, 5.0)];
@@ -207,7 +207,7 @@ mod tests {
         }
     }
 
-    /// BOUND: documents have pictures of up to 200 KB.
+    /// BOUND: pictures in documents have at most 200 KB.
     #[test]
     fn pictures_are_small() {
         let line = |n: u32| (0..256).map(move |k| (f64::from(k), f64::from(k * n % 977))).collect();

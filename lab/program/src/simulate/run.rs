@@ -22,19 +22,19 @@ use super::{
     output::{Directory, Output},
 };
 
-/// Steps of a critical path that are printed.
+/// The number of printed steps of a critical path.
 const SHOWN: usize = 8;
 
-/// Of the links, the busiest ones: so many are written over time (BOUND).
+/// The most links whose use over time is written, busiest first (BOUND).
 const OVER_TIME: usize = 256;
 
-/// Points of a line of the chart (BOUND).
+/// The most points of a line of the chart (BOUND).
 const SHARES: usize = 200;
 
-/// Bytes of a row of a table, while it is kept to be written.
+/// Bytes of a table row in memory.
 const ROW: u64 = 320;
 
-/// What is simulated by one algorithm.
+/// The simulation of one algorithm.
 struct Run {
     spec: Spec,
     operation: Arc<Operation>,
@@ -85,14 +85,14 @@ pub(super) fn run(options: &RunOptions, input: &Input) -> Result<Output, Command
     Ok(Output { text, tables: tables.all(), charts, json, holds: has_ended, directory })
 }
 
-/// By those algorithms that were asked for, or those that the cost model chooses among.
+/// One run for each requested algorithm, or for each that the cost model chooses from.
 fn runs(options: &RunOptions, input: &Input) -> Result<Vec<Run>, CommandError> {
     let topology = &input.setup.network.topology;
     let hosts = topology.contributors();
     for spec in &options.specs {
         spec.fits(hosts).map_err(|error| {
             CommandError::usage(format!("--spec: {error}"))
-                .hint("its factors have to be those of the hosts of the file that are no servers")
+                .hint("its parameters must fit the number of hosts in the file, without servers")
         })?;
     }
     let given = if options.specs.is_empty() { &input.specs } else { &options.specs };
@@ -131,11 +131,11 @@ fn check_memory(
         let needed = needed.saturating_add(rows * ROW * runs.len() as u64);
         if needed > options.memory {
             let what = format!(
-                "{spec} would need about {needed} bytes of memory, and --memory is {}",
+                "{spec} would need about {needed} bytes of memory, but --memory is {}",
                 options.memory
             );
-            let hint = "allow more, simulate fewer hosts or pieces, or give other algorithms by \
-                        --spec";
+            let hint = "allow more, simulate fewer hosts or pieces, or select other \
+                        algorithms with --spec";
             return Err(CommandError::usage(what).hint(hint));
         }
     }
@@ -152,8 +152,8 @@ fn head(input: &Input, options: &RunOptions) -> String {
         calls => format!("Times are medians of {calls} calls, one after the other. "),
     };
     format!(
-        "{}, {pieces} of {} bytes, on {}; seed {}.\n{calls}GB/s: bytes of the pieces by the time. \
-         Senders: the most hosts that send to one at a time.\n",
+        "{}, {pieces} of {} bytes, on {}; seed {}.\n{calls}GB/s: bytes of the pieces / time. \
+         Senders: the most hosts that send to one host at a time.\n",
         input.kind.name(),
         input.bytes,
         in_words(&input.setup.network.topology),
@@ -213,7 +213,7 @@ fn critical_path(input: &Input, spec: &Spec, path: &[Hop]) -> String {
     format!("\nCritical path of {spec}, {which}:\n{}", aligned(&rows))
 }
 
-/// How much of all operations hosts have published, in percent, and when, in milliseconds.
+/// The share of operations that hosts have published, in percent, over time in milliseconds.
 fn published(outcome: &Outcome) -> Vec<(f64, f64)> {
     let mut times: Vec<f64> =
         outcome.done.iter().flat_map(|done| &done.nodes).map(|&(_, time)| time * 1e3).collect();
@@ -225,7 +225,7 @@ fn published(outcome: &Outcome) -> Vec<(f64, f64)> {
     (0..shown).map(|share| point(at(share))).collect()
 }
 
-/// Every line and link: name, number, rate.
+/// Every line and link: name, id, rate.
 fn links(input: &Input) -> Vec<(String, ResourceId, f64)> {
     let mut fair = Fair::default();
     let network = &input.setup.network;
@@ -248,7 +248,7 @@ fn links(input: &Input) -> Vec<(String, ResourceId, f64)> {
     all.into_iter().map(|(name, id)| (name, id, fair.capacity(id))).collect()
 }
 
-/// What is written of all algorithms.
+/// The tables of all algorithms.
 struct Tables {
     operations: Table,
     links: Table,
@@ -286,7 +286,7 @@ impl Tables {
         let mut busiest = Vec::new();
         for (link, id, rate) in links(input) {
             let bytes = outcome.usage.total(id);
-            // Without an end there is no mean.
+            // A run without an end has no mean.
             let part = match outcome.standstill {
                 None if outcome.seconds > 0.0 => share(bytes, rate * outcome.seconds),
                 _ => String::new(),
@@ -337,7 +337,7 @@ fn share(bytes: f64, most: f64) -> String {
     format!("{:.4}", bytes / most)
 }
 
-/// What a run has shown. The seconds are null if it has no end.
+/// The result of a run. The seconds are null if it did not end.
 fn as_json(input: &Input, spec: &Spec, outcome: &Outcome, taken: &[f64]) -> Value {
     let operations = outcome.done.iter().map(|done| {
         json!({ "operation": done.sequence, "ordered_s": done.ordered, "published_s": done.end() })

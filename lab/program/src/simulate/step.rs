@@ -22,16 +22,16 @@ use super::{
     output::{Directory, Output},
 };
 
-/// What the coordinator chooses.
+/// The name of the coordinator's choice.
 const AUTO: &str = "auto";
 
 /// A simulated step.
 struct Step {
     name: String,
-    /// None: it has no end.
+    /// None if the step did not end.
     seconds: Option<f64>,
     operations: u64,
-    /// The algorithm by which most bytes have gone.
+    /// The algorithm that moved most bytes.
     most: Option<Spec>,
     standstill: Option<String>,
 }
@@ -43,7 +43,7 @@ pub(super) fn step(
 ) -> Result<Output, CommandError> {
     let hosts = input.setup.network.topology.contributors();
     if input.servers > 0 {
-        let what = "--model: the file has servers, and steps are simulated without any";
+        let what = "--model: training steps are simulated without servers, but the file has some";
         return Err(CommandError::usage(what).hint("remove the hosts with server = true"));
     }
     for spec in &options.specs {
@@ -64,7 +64,7 @@ pub(super) fn step(
     rows.extend(steps.iter().map(row));
     let text = format!(
         "A step of {name}: {} gradients, {:.1} MB, ready in {} ms, on {}; seed {}.\n\
-         auto: what the coordinator chooses.\n\n{}",
+         auto: the coordinator's choice.\n\n{}",
         model.gradients.len(),
         model.bytes() as f64 / 1e6,
         options.compute_ms,
@@ -156,7 +156,7 @@ fn check_memory(
         return Ok(());
     }
     let what = format!(
-        "--model: the step would need up to {needed} bytes of memory, and --memory is {}",
+        "--model: the step would need up to {needed} bytes of memory, but --memory is {}",
         options.memory
     );
     Err(CommandError::usage(what).hint("allow more, or simulate fewer hosts or another model"))

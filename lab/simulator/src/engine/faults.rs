@@ -1,4 +1,4 @@
-//! What faults change, when they begin and when they end.
+//! The effects of faults, at their beginning and end.
 
 use rand::RngExt;
 
@@ -37,7 +37,7 @@ impl<D: Director> Engine<'_, D> {
         }
     }
 
-    /// Draws the hosts that pause until the next time.
+    /// Draws the hosts that pause next.
     pub(super) fn draw(&mut self, index: usize) {
         let Effect::Pause { hosts, every } = self.setup.faults[index].effect else { return };
         let count = self.hosts.len();
@@ -83,7 +83,7 @@ impl<D: Director> Engine<'_, D> {
                     let all = &groups[group as usize];
                     for (number, &resource) in (0..).zip(all) {
                         let is_meant = link.is_none_or(|link| all.len() == 1 || link == number);
-                        // Of links that are one, it is the share of one.
+                        // For links bundled into one, this is the share of a single link.
                         let part = match link {
                             Some(_) if all.len() == 1 => {
                                 1.0 - (1.0 - factor) / f64::from(about.links)

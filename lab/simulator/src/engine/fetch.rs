@@ -1,8 +1,7 @@
-//! Reads from memory what the next events need, for several of them at once.
+//! Prefetches the memory that the next events need, for several events at once.
 //!
-//! With thousands of hosts most of that is in no cache. An event needs a chain of reads, each of
-//! which has to wait for the one before; the chains of several events do not wait for each other.
-//! Nothing is changed, and the results are not used.
+//! With thousands of hosts most of it is in no cache. An event needs a chain of dependent reads;
+//! the chains of different events can overlap. Nothing is changed, and the results are not used.
 
 use std::hint::black_box;
 
@@ -14,12 +13,12 @@ use crate::{
 };
 
 impl Lane {
-    /// What the look-up of its only piece needs.
+    /// Reads what the look-up of a single piece needs.
     fn fetch(&self) -> u64 {
         self.pieces.first().map_or(0, |piece| piece.hosts.len() as u64)
     }
 
-    /// What a step of its first piece needs.
+    /// Reads what a step of the first piece needs.
     fn fetch_step(&self, step: u32) -> u64 {
         let Some(piece) = self.pieces.first() else { return 0 };
         let Some(planned) = piece.planned.plan.steps.get(step as usize) else { return 0 };
@@ -32,7 +31,7 @@ impl Lane {
 }
 
 impl<D: Director> Engine<'_, D> {
-    /// For events that have come.
+    /// For frames that have arrived.
     pub(super) fn fetch_receivers(&self, events: &[Event]) {
         let frames = || {
             events.iter().filter_map(|event| match event {
@@ -44,7 +43,7 @@ impl<D: Director> Engine<'_, D> {
         black_box(frames().map(|(lane, step)| self.lanes[lane].fetch_step(step)).sum::<u64>());
     }
 
-    /// For connections whose chunk has gone.
+    /// For connections whose chunk has been sent.
     pub(super) fn fetch_senders(&self, flows: &[FlowId]) {
         let lanes = || {
             flows.iter().map(|&flow| {

@@ -1,4 +1,4 @@
-//! What a run has shown, once it has ended.
+//! The outcome of a run.
 
 use super::{Engine, state::Ordered};
 use crate::{
@@ -33,7 +33,7 @@ impl<D: Director> Engine<'_, D> {
         outcome
     }
 
-    /// Says who waits for whom.
+    /// Reports which hosts wait for which.
     pub(super) fn stands_still(&mut self, next: f64) {
         let name = |host: u32| &self.setup.network.hosts[host as usize].name;
         let mut waits: Vec<String> = Vec::new();
@@ -51,7 +51,7 @@ impl<D: Director> Engine<'_, D> {
             .filter(|&(_, id)| !self.flows.is_empty(id))
             .map(|(about, _)| format!("{} to {}", name(about.from), name(about.to)));
         let stuck: Vec<String> = stuck.take(3).collect();
-        let what = if next.is_infinite() { "nothing moves any more" } else { "it is not done" };
+        let what = if next.is_infinite() { "nothing moves any more" } else { "it has not ended" };
         let stuck =
             if stuck.is_empty() { String::new() } else { format!(": {}", stuck.join(", ")) };
         self.outcome.standstill = Some(format!(
@@ -62,7 +62,7 @@ impl<D: Director> Engine<'_, D> {
         ));
     }
 
-    /// What hosts have done that others stood for.
+    /// Copies the results of representatives to the hosts they represent.
     fn fill_in(&mut self) {
         let hosts = self.hosts.len() as u32;
         self.outcome.simulated_hosts = hosts;

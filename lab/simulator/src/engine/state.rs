@@ -1,4 +1,4 @@
-//! What an engine knows of events, connections, hosts and operations.
+//! The engine's state of events, connections, hosts and operations.
 
 use std::{cmp::Ordering, sync::Arc};
 
@@ -13,7 +13,7 @@ use crate::{
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Event {
     Start(u64),
-    /// A frame comes to a lane.
+    /// A frame arrives at a lane.
     Arrive(u32, Frame),
     Reduced {
         lane: usize,
@@ -28,7 +28,7 @@ pub(super) enum Event {
     Begin(usize),
     End(usize),
     Redraw(usize),
-    /// TCP sends again.
+    /// A retransmission timer of TCP expires.
     Again(FlowId),
     /// TCP's window has grown.
     Grow(FlowId),
@@ -58,32 +58,32 @@ impl Ord for At {
     }
 }
 
-/// Something that may go on.
+/// Work that may be able to proceed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Todo {
     Link(usize, u32),
-    /// Frames of a step.
+    /// Frames held back for a step.
     Held(usize, u64, u32),
     Reduce(usize),
 }
 
-/// What is known of a connection besides its chunks.
+/// The state of a connection besides its chunks.
 #[derive(Debug)]
 pub(super) struct About {
     pub(super) from: u32,
     pub(super) to: u32,
     pub(super) lane: u32,
     pub(super) latency: f64,
-    /// Without faults and TCP.
+    /// Its limit without faults and TCP.
     pub(super) cap: f64,
     /// TCP's window as a rate.
     pub(super) window: f64,
-    /// When it has sent last.
+    /// When it last sent.
     pub(super) used: f64,
     pub(super) retries: u32,
-    /// The number of the pair of hosts.
+    /// The index of the pair of hosts.
     pub(super) pair: usize,
-    /// The last message of which it has sent something.
+    /// The message that it sent from last.
     pub(super) last: Option<Receiver>,
 }
 
@@ -103,7 +103,7 @@ pub(super) struct HostState {
     pub(super) slowness: f64,
 }
 
-/// An operation that was ordered.
+/// An operation that has been ordered.
 #[derive(Debug)]
 pub(super) struct Ordered {
     pub(super) operation: Arc<Operation>,

@@ -1,4 +1,4 @@
-//! What a connection may carry, and TCP's windows and timers.
+//! The rate limits of connections, and TCP's windows and timers.
 
 use rand::RngExt;
 
@@ -9,7 +9,7 @@ use super::{
 use crate::{fair::FlowId, fault::lossy_rate, job::Director};
 
 impl<D: Director> Engine<'_, D> {
-    /// A connection that was idle sends.
+    /// An idle connection starts to send.
     pub(super) fn started(&mut self, flow: FlowId) {
         let About { to, pair, used, .. } = self.about[flow as usize];
         let active = &mut self.pairs[pair].1;
@@ -32,7 +32,7 @@ impl<D: Director> Engine<'_, D> {
         self.lose(flow, lost);
     }
 
-    /// With this probability a connection waits for its timer, which doubles each time.
+    /// With this probability a connection waits for its timer, which doubles after each loss.
     pub(super) fn lose(&mut self, flow: FlowId, probability: f64) {
         let Some(tcp) = self.setup.tcp else { return };
         let is_lost = probability > 0.0 && self.random.random::<f64>() < probability;
@@ -62,7 +62,7 @@ impl<D: Director> Engine<'_, D> {
         self.limit(flow);
     }
 
-    /// Sets the cap of a connection.
+    /// Updates the rate limit of a connection.
     pub(super) fn limit(&mut self, flow: FlowId) {
         let About { cap, window, latency, .. } = self.about[flow as usize];
         let round_trip = self.setup.tcp.map_or(2.0 * latency, |tcp| tcp.round_trip).max(1e-6);

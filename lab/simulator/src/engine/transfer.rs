@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl<D: Director> Engine<'_, D> {
-    /// The place of the link to a peer. Its connections are made when they are first needed.
+    /// The index of the link to a peer. Its connections are created on first use.
     fn connect(&mut self, lane: usize, peer: u32) -> usize {
         let links = &mut self.lanes[lane].links;
         let place = links.place_or_default(peer);
@@ -67,7 +67,7 @@ impl<D: Director> Engine<'_, D> {
         place
     }
 
-    /// Gives the connections to a peer what they can take.
+    /// Hands chunks to the connections to a peer while these accept them.
     pub(super) fn send(&mut self, lane: usize, peer: u32) {
         let place = self.connect(lane, peer);
         let Transport { chunk: limit, socket, .. } = self.setup.transport;
@@ -98,7 +98,7 @@ impl<D: Director> Engine<'_, D> {
                 } else {
                     progress.hand_out(&planned.plan, step, *limit)
                 };
-                // One that has nothing ready is put back when it may have.
+                // A step with nothing ready is queued again once it has.
                 let is_all = chunk.is_none() || progress.is_handed_out(&planned.plan, step);
                 HandedOut { chunk, is_all }
             });
@@ -119,7 +119,7 @@ impl<D: Director> Engine<'_, D> {
         }
     }
 
-    /// The first chunk of a connection sets what its bytes cost the processors.
+    /// Sets the processor costs of a connection's bytes, at its first chunk.
     fn weigh(&mut self, flow: FlowId) {
         let Processor { send, receive, reduce, frame, .. } = self.setup.processor;
         if !self.setup.processor.is_limit() {
@@ -140,7 +140,7 @@ impl<D: Director> Engine<'_, D> {
         self.flows.fair.set_weight(flow, last, receive.max(f64::MIN_POSITIVE));
     }
 
-    /// The first chunk of a connection has gone.
+    /// Handles the end of a connection's first chunk.
     pub(super) fn sent(&mut self, flow: FlowId) {
         let (transfer, gone) = self.flows.take(flow, self.now);
         let About { from, to, lane: number, latency, pair, .. } = self.about[flow as usize];
@@ -148,7 +148,7 @@ impl<D: Director> Engine<'_, D> {
         self.outcome.chunks += 1;
         self.outcome.sent[from as usize] += self.with_header(transfer.bytes);
         let (from_there, to_there) = match &self.collapse {
-            // Another host sends the same to the one that stands for the receiver.
+            // The representative of the receiver gets the same from another host.
             Some(collapse) => (collapse.seen_from(to, from), collapse.representative(to)),
             None => (from, to),
         };
@@ -179,8 +179,8 @@ impl<D: Director> Engine<'_, D> {
         }
     }
 
-    /// The step that receives what a connection has sent. Most chunks are of the same message as
-    /// the one before.
+    /// The step that receives a connection's data. Most chunks belong to the same message as the
+    /// one before.
     fn receiving(
         &mut self,
         flow: FlowId,
@@ -196,7 +196,7 @@ impl<D: Director> Engine<'_, D> {
         let Ordered { operation, plans, .. } = &self.ordered[&sequence];
         let place = |host: u32| operation.hosts.binary_search(&host).unwrap_or_default() as u32;
         let step = plans.of(place(to)).and_then(|it| it.plan.receiving(place(from), message));
-        debug_assert!(step.is_some(), "a message without a receiver");
+        debug_assert!(step.is_some(), "the message has no receiver");
         *last = step.map(|step| Receiver { sequence, message, step });
         step
     }
@@ -212,7 +212,7 @@ impl<D: Director> Engine<'_, D> {
         self.receive(lane, frame);
     }
 
-    /// Takes a frame if its step may receive it, or keeps it.
+    /// Delivers a frame if its step may receive it; holds it back otherwise.
     fn receive(&mut self, lane: usize, frame: Frame) {
         let Frame { from, sequence, step, offset, bytes } = frame;
         let Some(running) = self.lanes[lane].pieces.get(sequence) else { return };
@@ -238,7 +238,7 @@ impl<D: Director> Engine<'_, D> {
         }
     }
 
-    /// The number of the host that is counted as the receiver of what goes to a host.
+    /// The index of the host whose incoming traffic counts for a host.
     pub(super) fn receiver(&self, host: u32) -> usize {
         self.collapse.as_ref().map_or(host, |collapse| collapse.representative(host)) as usize
     }

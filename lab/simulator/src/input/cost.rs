@@ -1,4 +1,4 @@
-//! What the coordinator knows of a described cluster: the costs by which it chooses.
+//! The costs by which the coordinator chooses in a described cluster.
 
 use gradwire_collectives::{CostModel, LinkCost, Topology};
 
@@ -7,8 +7,8 @@ use crate::{config::Transport, network::TierLinks};
 
 const PERCENT: f64 = 100.0;
 
-/// The costs of a cluster, as its probe has found them or as follows from its links. Keys that are
-/// not given are as usual.
+/// The costs of a cluster as its probe found them, or as they follow from its links. Missing keys
+/// have their usual values.
 pub(super) fn cost(
     reader: &Reader<'_>,
     file: &File,

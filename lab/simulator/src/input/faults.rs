@@ -53,18 +53,18 @@ fn fault(
         ("loss_percent", number(&part.loss_percent)),
     ] {
         if let Some(span) = given.filter(|_| !keys.contains(&key)) {
-            let what = format!("fault.{key}: a fault {kind:?} has {}", keys.join(", "));
+            let what = format!("fault.{key}: a {kind:?} fault has only {}", keys.join(", "));
             return Err(reader.error(span, what));
         }
     }
     let host = || -> Result<u32, InputError> {
         let names: Vec<&str> = network.hosts.iter().map(|host| host.name.as_str()).collect();
         let Some(name) = &part.host else {
-            return Err(reader.error(span.clone(), format!("a fault {kind:?} needs host")));
+            return Err(reader.error(span.clone(), format!("a {kind:?} fault needs host")));
         };
         let place = names.iter().position(|one| one == name.get_ref());
         place.map(|place| place as u32).ok_or_else(|| {
-            let what = format!("fault.host: there is no host {:?}", name.get_ref());
+            let what = format!("fault.host: unknown host {:?}", name.get_ref());
             reader.error(name.span(), what)
         })
     };
@@ -95,7 +95,7 @@ fn fault(
     let from = reader.number(&part.from_ms, "fault.from_ms", ANY, 0.0)? * MILLI;
     let until = reader.number(&part.until_ms, "fault.until_ms", ANY, f64::INFINITY)? * MILLI;
     if let Some(given) = part.until_ms.as_ref().filter(|_| until <= from) {
-        let what = "fault.until_ms: it must be more than fault.from_ms".to_owned();
+        let what = "fault.until_ms must be more than fault.from_ms".to_owned();
         return Err(reader.error(given.span(), what));
     }
     Ok(Fault { effect, from, until })
@@ -111,13 +111,13 @@ fn target(
 ) -> Result<Target, InputError> {
     let Some(rack) = &part.rack else {
         if let Some(link) = &part.link {
-            let what = "fault.link: it needs rack, whose link it is".to_owned();
+            let what = "fault.link needs the key rack".to_owned();
             return Err(reader.error(link.span(), what));
         }
         return Ok(Target::Host(host()?));
     };
     if part.host.is_some() {
-        return Err(reader.error(span, "a fault has host or rack, not both".to_owned()));
+        return Err(reader.error(span, "a fault has either host or rack, not both".to_owned()));
     }
     let wrong = |what: String| reader.error(rack.span(), what);
     if network.tiers.is_empty() {

@@ -1,4 +1,4 @@
-//! What an input may say, as its file has it, and how values are read from it.
+//! The contents of an input file, and how its values are read.
 
 use std::ops::Range;
 
@@ -9,16 +9,16 @@ pub(super) const MEGABITS: f64 = 1e6 / 8.0;
 pub(super) const MICRO: f64 = 1e-6;
 pub(super) const MILLI: f64 = 1e-3;
 
-/// The largest number of any unit.
+/// The largest number, in any unit.
 pub(super) const MOST: f64 = 1e12;
 
-/// What is wrong with an input.
+/// An error in an input.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {what}")]
 pub struct InputError {
     /// The line, counted from 1.
     pub line: usize,
-    /// The key, and what is accepted.
+    /// The key, and the accepted values.
     pub what: String,
 }
 
@@ -29,7 +29,7 @@ pub(super) type Text = Option<Spanned<String>>;
 #[serde(deny_unknown_fields)]
 pub(super) struct File {
     /// The hosts by number, from 0, in the order in which a ring visits them, as far as racks stay
-    /// together; empty: in their order.
+    /// together. If empty, hosts are in the order of the file.
     pub(super) order: Option<Spanned<Vec<u32>>>,
     #[serde(default)]
     pub(super) network: NetworkPart,
@@ -144,7 +144,7 @@ pub(super) struct FaultPart {
     pub(super) until_ms: Number,
 }
 
-/// Reads values, and says where one is wrong.
+/// Reads values, and locates errors.
 pub(super) struct Reader<'a>(pub(super) &'a str);
 
 impl Reader<'_> {
@@ -153,7 +153,7 @@ impl Reader<'_> {
         InputError { line: before.matches('\n').count() + 1, what }
     }
 
-    /// What the parser refuses. Of a value it does not say which one.
+    /// An error of the parser. For a value, the parser does not name the key.
     pub(super) fn refused(&self, error: &toml::de::Error) -> InputError {
         let text = error.message().replace('\n', "; ").replace("expected f64", "expected a number");
         let text = text.replace("expected a sequence", "expected a list");
@@ -176,7 +176,7 @@ impl Reader<'_> {
         named.collect::<Vec<_>>().join(".")
     }
 
-    /// A number of this range, or what it usually is.
+    /// A number in this range, or its usual value.
     pub(super) fn number(
         &self,
         value: &Number,
@@ -211,6 +211,6 @@ impl Reader<'_> {
     }
 }
 
-/// From the smallest rate or time that counts to the largest.
+/// From the smallest meaningful rate or time to the largest.
 pub(super) const POSITIVE: (f64, f64) = (1e-3, MOST);
 pub(super) const ANY: (f64, f64) = (0.0, MOST);

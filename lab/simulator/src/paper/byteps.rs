@@ -2,9 +2,9 @@
 //! for accelerating distributed DNN training in heterogeneous GPU/CPU clusters", OSDI 2020,
 //! theorem 1).
 //!
-//! The theorem assumes lines that are busy all the time. They are in the model in which a host
-//! sends one message at a time, and each owner's part comes in many segments. Where connections
-//! share lines fairly, the small parts of workers are done early, and those of servers late.
+//! The theorem assumes lines that are always busy. They are in the model in which a host sends one
+//! message at a time and each owner's part is cut into many segments. Where connections share lines
+//! fairly, the small parts of workers are done early, and those of servers late.
 
 use gradwire_collectives::{Algorithm, Kind, Spec, Topology};
 use rayon::prelude::*;
@@ -19,16 +19,16 @@ use crate::{
     table::{Chart, Check, Results, Table},
 };
 
-/// So many that each part has many segments.
+/// Large enough for many segments in each part.
 const BYTES: u64 = 400_000_000;
 
-/// Into how many segments an owner's part is cut.
+/// Segments of an owner's part.
 const SEGMENTS: u32 = 64;
 
-/// By how much a time may differ. All but 29 to 31 servers beside 32 workers are within 2 %.
+/// The allowed deviation. All but 29 to 31 servers beside 32 workers are within 2 %.
 const PART: f64 = 0.025;
 
-/// How many workers.
+/// The numbers of workers.
 pub const WORKERS: [u32; 4] = [2, 4, 8, 32];
 
 fn by(servers: u32) -> Spec {
@@ -38,7 +38,7 @@ fn by(servers: u32) -> Spec {
     }
 }
 
-/// Elements of so many bytes: by itself a large piece has more segments.
+/// Large elements, because a large piece has more segments by itself.
 const ELEMENT: u64 = 64;
 
 fn operation(workers: u32, servers: u32, by: Spec) -> (Topology, Operation) {
@@ -48,7 +48,7 @@ fn operation(workers: u32, servers: u32, by: Spec) -> (Topology, Operation) {
     (topology, Operation { element: ELEMENT, ..operation })
 }
 
-/// Seconds with `servers` beside `workers`, as a multiple of those of all bytes on a line.
+/// The time with `servers` beside `workers`, relative to sending all bytes over one line.
 fn times(workers: u32, servers: u32) -> f64 {
     let (topology, operation) = operation(workers, servers, by(servers));
     let costs = Costs { overhead: 0.0, latency: 0.0, per_byte: 1.0 / BYTES as f64, reduce: 0.0 };
@@ -71,10 +71,16 @@ pub fn expected(workers: u32, servers: u32) -> f64 {
     2.0 * n * (n - 1.0) / (n * n + k * n - 2.0 * k)
 }
 
-/// Every number of servers next to the theorem; beside 32 workers only every `step`-th.
+/// All numbers of servers, compared with the theorem; beside 32 workers only every `step`-th.
 pub fn run(step: usize) -> Results {
-    let head =
-        ["workers", "servers", "simulated, × S/B", "theorem", "deviation", "of 1 + 1/q of it"];
+    let head = [
+        "workers",
+        "servers",
+        "simulated, × S/B",
+        "theorem",
+        "deviation",
+        "deviation with 1 + 1/q",
+    ];
     let mut table = Table::new("byteps", &head);
     let (mut checks, mut lines) = (Vec::new(), Vec::new());
     for workers in WORKERS {
@@ -88,7 +94,7 @@ pub fn run(step: usize) -> Results {
         let simulated: Vec<f64> = all.par_iter().map(time).collect();
         for (servers, time) in all.into_iter().zip(simulated) {
             let should = expected(workers, servers);
-            // A piece of q segments that is alone takes 1 + 1/q times as long as lines are busy.
+            // A single piece of q segments takes 1 + 1/q times as long as with busy lines.
             let alone = match servers {
                 0 => should,
                 _ => should * (1.0 + 1.0 / f64::from(SEGMENTS)),
@@ -118,7 +124,7 @@ pub fn run(step: usize) -> Results {
     Results { tables: vec![table, peers()], charts: vec![chart], checks }
 }
 
-/// On shared lines, next to those that need no other hosts.
+/// On shared lines, compared with algorithms that need no servers.
 fn peers() -> Table {
     let head = ["workers", "k = n", "k = n/2", "theorem, k = n/2", "direct", "ring"];
     let mut table = Table::new("byteps-and-others", &head);

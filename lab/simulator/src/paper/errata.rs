@@ -1,4 +1,4 @@
-//! Formulas that are printed otherwise in the literature than what schedules take.
+//! Formulas whose printed form differs from the time of their schedules.
 
 use gradwire_collectives::Kind;
 
@@ -7,7 +7,7 @@ use super::formulas::{
 };
 use crate::table::Table;
 
-/// A formula that is printed otherwise in the literature.
+/// A formula with an error in the literature.
 struct Erratum {
     what: &'static str,
     printed: &'static str,
@@ -78,7 +78,7 @@ fn errata_list() -> Vec<Erratum> {
     ]
 }
 
-/// What is printed in the literature, and by how much that differs from what schedules take.
+/// The printed formulas, and how far they are from the schedules.
 pub(super) fn errata() -> Table {
     let head = ["formula of", "as printed", "corrected", "printed, ms", "simulated, ms", "error"];
     let mut table = Table::new("errata", &head);

@@ -1,9 +1,9 @@
-//! The formulas of the literature next to what schedules take in the model that they assume.
+//! The formulas of the literature, compared with schedules in the model that they assume.
 //!
-//! N hosts, S bytes, α seconds for each message, β for each byte (1/B), γ for each byte that is
-//! reduced (C), h = ⌈log2 N⌉. Where a formula counts α once for all messages that are sent at a
-//! time, α is latency, o the overhead of each, and they share the lines. Otherwise α occupies both
-//! ends, and a host sends and receives one whole message at a time.
+//! N hosts, S bytes, α seconds per message, β per byte (1/B), γ per reduced byte (C), h = ⌈log2 N⌉.
+//! Where a formula counts α once for all simultaneous messages, α is latency, o is the overhead of
+//! each message, and the messages share the lines. Otherwise α occupies both ends, and a host sends
+//! and receives one whole message at a time.
 
 use std::sync::Arc;
 
@@ -22,11 +22,11 @@ use crate::{
 pub(super) const RATE: f64 = 25e9 / 8.0;
 pub(super) const ALPHA: f64 = 25e-6;
 const OVERHEAD: f64 = 1.5e-6;
-/// Seconds per byte that is reduced.
+/// Seconds per reduced byte.
 pub(super) const GAMMA: f64 = 1.0 / 20e9;
 pub(super) const BETA: f64 = 1.0 / RATE;
 
-/// By how much a time may differ.
+/// The allowed deviation.
 const PART: f64 = 0.02;
 
 /// The numbers of hosts.
@@ -35,12 +35,12 @@ pub const HOSTS: [u32; 5] = [2, 3, 8, 13, 64];
 /// The sizes.
 pub const BYTES: [u64; 3] = [4 << 10, 1 << 20, 64 << 20];
 
-/// Blocks begin at multiples of so many elements.
+/// Blocks begin at multiples of this many elements.
 const GRAIN: u64 = 64;
 
 const ROOT: Kind = Kind::Broadcast { root: 0 };
 
-/// What a formula is computed from.
+/// The arguments of a formula.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Of {
     pub(super) n: f64,
@@ -65,24 +65,24 @@ struct Formula {
     text: &'static str,
     kind: Kind,
     spec: fn(u32) -> Option<String>,
-    /// Whether α is latency.
+    /// Whether α is latency, not overhead.
     overlaps: bool,
-    /// Whether what is received costs γ.
+    /// Whether received bytes cost γ.
     reduces: bool,
     value: fn(u32, u64) -> f64,
-    /// How many elements there are at least, so that there can be as many segments.
+    /// The least number of elements, so that they can be cut into all segments.
     segments: fn(u32, u64) -> u64,
     bound: Bound,
-    /// Whether the schedule is that of the formula for so many hosts and bytes.
+    /// Whether the schedule follows the formula for these hosts and bytes.
     applies: fn(u32, u64) -> bool,
 }
 
-/// How near the time has to be.
+/// How close the time has to be.
 #[derive(Debug, Clone, Copy)]
 enum Bound {
-    /// As near as all.
+    /// Within the usual deviation.
     Near,
-    /// The formula is the most.
+    /// The formula is an upper bound.
     Most,
 }
 
@@ -103,13 +103,13 @@ fn is_power(hosts: u32) -> bool {
     hosts.is_power_of_two()
 }
 
-/// Two factors, the smaller one first, as near to each other as possible.
+/// Two factors, the smaller first, as close to each other as possible.
 fn factors(hosts: u32) -> Option<(u32, u32)> {
     let first = (2..=hosts).take_while(|m| m * m <= hosts).filter(|m| hosts.is_multiple_of(*m));
     first.last().map(|m| (m, hosts / m))
 }
 
-/// The messages that a host sends in one direction when each round divides what is left by `radix`.
+/// The messages of a host in one direction when each round divides the rest by `radix`.
 fn messages(hosts: u32, radix: u32) -> (f64, f64) {
     let (mut left, mut rounds, mut all) = (hosts, 0, 0);
     while left > 1 {
@@ -253,7 +253,7 @@ fn formulas() -> Vec<Formula> {
         },
         Formula {
             name: "RAT, two tiers (racks of m)",
-            // Blocks have 512 elements at least, so smaller pieces have fewer owners than hosts.
+            // Blocks have at least 512 elements, so smaller pieces have fewer owners than hosts.
             applies: |n, s| s >= 512 * u64::from(n),
             text: "4α + 2(m−1+N/m−1)o + 2S(N−1)/(NB)",
             spec: |n| factors(n).map(|_| "hierarchical".into()),
@@ -333,7 +333,7 @@ fn formulas() -> Vec<Formula> {
     ]
 }
 
-/// (p−1)b·l, where all have l = S/p.
+/// (p−1)b·l, for equal shares l = S/p.
 fn share(hosts: u32, bytes: u64) -> f64 {
     let Of { n, s, .. } = Of::new(hosts, bytes);
     s * (n - 1.0) / n * BETA
@@ -348,9 +348,9 @@ fn topology(spec: &str, hosts: u32) -> Topology {
     }
 }
 
-/// How many elements, and the bytes of each. There are few and large ones, because schedules cut
-/// what has many elements into more messages than the formulas; and their number is one that can
-/// be shared by all hosts, and in eighths.
+/// The number of elements, and the bytes of each. Elements are few and large, because schedules cut
+/// many elements into more messages than the formulas. Their number can be divided by all hosts,
+/// and into eighths.
 fn elements(hosts: u32, bytes: u64) -> (u64, u64) {
     let hosts = u64::from(hosts);
     let shared = [hosts * 8, hosts].map(|shares| shares * GRAIN);
@@ -358,7 +358,7 @@ fn elements(hosts: u32, bytes: u64) -> (u64, u64) {
     (count, (bytes + count / 2) / count)
 }
 
-/// Seconds in the formulas' model, and the bytes, which are nearly those that were asked for.
+/// The time in the formulas' model, and the bytes, which are close to `bytes`.
 pub(super) fn simulated(
     kind: Kind,
     spec: &str,
@@ -377,7 +377,7 @@ pub(super) fn simulated(
     if costs.latency == 0.0 {
         return Some((plain::run(&operation, &topology, costs, None).seconds, bytes));
     }
-    // Messages of a round share the lines. What each costs besides is as many bytes.
+    // Messages of a round share the lines. Their overhead is expressed as bytes.
     let network = Network::even(topology, 1.0 / costs.per_byte, costs.latency);
     let header = (costs.overhead / costs.per_byte).round() as u64;
     let transport = Transport { header, ..Transport::WHOLE };

@@ -1,4 +1,4 @@
-//! Published results, simulated again.
+//! Published results, reproduced by simulation.
 
 pub mod byteps;
 mod errata;
@@ -10,7 +10,7 @@ pub mod torus;
 
 use crate::table::Results;
 
-/// Which paper.
+/// The papers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Paper {
     /// The formulas of the literature.
@@ -26,7 +26,7 @@ pub enum Paper {
 }
 
 impl Paper {
-    /// Simulates all that is known of it.
+    /// Runs all simulations of a paper.
     pub fn run(self) -> Results {
         match self {
             Self::Formulas => {

@@ -1,9 +1,9 @@
 //! RAT: aggregation along the tiers of the network (Wan et al., "RAT - Resilient Allreduce Tree for
 //! Distributed Machine Learning", APNet 2020).
 //!
-//! Two figures: oversubscribed racks, in which every host is its peers' server (PS), and hosts that
-//! stop sending for a while. Not all of their parameters are published: the rates, and how many
-//! hosts stop for how long, are those for which the text's figures can be computed.
+//! Two figures: oversubscribed racks, in which every host is also a server (PS), and hosts that
+//! stop sending for a while. Some parameters are not published. The rates, and how many hosts stop
+//! for how long, were chosen so that they give the figures of the text.
 
 use gradwire_collectives::{Algorithm, Spec, Topology};
 use rayon::prelude::*;
@@ -22,16 +22,16 @@ const BYTES: u64 = 97_000_000;
 
 const LATENCY: f64 = 5e-6;
 
-/// The hosts that stop, and for how many milliseconds, where the time of the ring has bounds.
+/// Stopped hosts and milliseconds for which the ring's time has bounds.
 const BOUNDED: [(u32, u32); 3] = [(8, 20), (12, 20), (24, 50)];
 
-/// How much is simulated.
+/// How much to simulate.
 #[derive(Debug, Clone)]
 pub struct Extent {
     /// The oversubscriptions of the first figure.
     pub oversubscriptions: Vec<u32>,
-    /// The hosts that stop, for how many milliseconds, and how many draws each cell is the mean of,
-    /// of the second figure.
+    /// The cells of the second figure: the number of stopped hosts, for how many milliseconds, and
+    /// the draws of which a cell is the mean.
     pub cells: Vec<(u32, u32, u64)>,
 }
 
@@ -39,7 +39,7 @@ impl Default for Extent {
     fn default() -> Self {
         let hosts = [1, 4, 8, 12, 16, 24];
         let cells = hosts.iter().flat_map(|&k| [5, 10, 20, 50, 100].map(|d| (k, d)));
-        // What has bounds is to depend less on chance.
+        // Cells with bounds get more draws, to depend less on chance.
         let cells = cells.map(|(k, d)| (k, d, if BOUNDED.contains(&(k, d)) { 20 } else { 10 }));
         Self { oversubscriptions: vec![2, 4, 6, 8, 10, 12], cells: cells.collect() }
     }
@@ -50,7 +50,7 @@ fn oversubscribed(racks: u32, size: u32, ecmp: Ecmp, hop: f64) -> Setup {
     let topology = Topology::from_racks((0..racks * size).map(|host| host / size).collect());
     let rate = gigabits(40.0);
     let network = Network::even(topology, rate, hop).with_spines(2, rate, hop, ecmp);
-    // Small chunks: what is reduced in a rack crosses to the others while the rest still comes.
+    // Small chunks: data reduced in a rack can cross to others while the rest still arrives.
     let transport = Transport { chunk: 64 << 10, ..one_lane() };
     Setup { transport, ..Setup::new(network) }
 }
@@ -59,7 +59,7 @@ fn seconds(setup: &Setup, spec: Spec) -> f64 {
     allreduce(setup, spec, BYTES).seconds
 }
 
-/// The slow-down of servers by the corrected formula.
+/// The slow-down of servers, by the corrected formula.
 pub fn slow_down(o: f64, hosts: f64, racks: f64) -> f64 {
     o * hosts * (1.0 - 1.0 / racks) / (hosts - 1.0)
 }
@@ -73,7 +73,7 @@ pub fn run(extent: &Extent) -> Results {
     results
 }
 
-/// Racks that are oversubscribed.
+/// Oversubscribed racks.
 pub fn oversubscription(extent: &Extent, results: &mut Results) {
     let head = [
         "o",
@@ -134,8 +134,8 @@ pub fn oversubscription(extent: &Extent, results: &mut Results) {
             ("formula".to_owned(), formula_line),
         ],
     });
-    // The example of the primer: 4 hosts in 2 racks, twice oversubscribed. One spine has a host's
-    // rate, which is half of what a rack has.
+    // The primer's example: 4 hosts in 2 racks, twice oversubscribed. One spine has the rate of one
+    // host, half of a rack's rate.
     let topology = Topology::from_racks(vec![0, 0, 1, 1]);
     let rate = gigabits(40.0);
     let network = Network::even(topology, rate, LATENCY);
@@ -153,7 +153,7 @@ pub fn oversubscription(extent: &Extent, results: &mut Results) {
     results.tables.push(table);
 }
 
-/// What TCP adds when many send to one at once.
+/// The effect of TCP when many hosts send to one.
 pub fn timeouts(extent: &Extent, results: &mut Results) {
     let head = ["o", "w", "least timeout, ms", "RAT, ms", "PS, ms", "PS/RAT", "timeouts of PS"];
     let mut table = Table::new("rat-timeouts", &head);
@@ -185,7 +185,7 @@ pub fn timeouts(extent: &Extent, results: &mut Results) {
     results.tables.push(table);
 }
 
-/// Who is compared when hosts stop sending.
+/// The algorithms compared when hosts stop sending.
 fn compared() -> [(&'static str, Spec, bool); 4] {
     [
         ("PS", Algorithm::Direct.into(), false),
@@ -195,7 +195,7 @@ fn compared() -> [(&'static str, Spec, bool); 4] {
     ]
 }
 
-/// 64 hosts in two racks between which only lines are a limit.
+/// 64 hosts in two racks, limited only by their lines.
 fn with_faults(in_racks: bool, fault: Option<Fault>, seed: u64) -> Setup {
     let topology = if in_racks {
         Topology::from_racks((0..64).map(|host| host / 32).collect())
@@ -209,14 +209,15 @@ fn with_faults(in_racks: bool, fault: Option<Fault>, seed: u64) -> Setup {
 }
 
 /// The mean seconds of an allreduce by colocated parameter servers, RAT with two tiers, a circulant
-/// and a ring, in this order, when `hosts` stop, others every `milliseconds`, over so many `draws`.
+/// and a ring, in this order, when `hosts` hosts at a time stop for `milliseconds`, over `draws`
+/// draws.
 pub fn under_faults(hosts: u32, milliseconds: u32, draws: u64) -> [f64; 4] {
     let every = f64::from(milliseconds) / 1e3;
     compared().map(|(_, spec, in_racks)| {
         let fault = (hosts > 0).then(|| Fault::lasting(Effect::Pause { hosts, every }));
         let draws = if hosts > 0 { draws } else { 1 };
         let draw = |seed| seconds(&with_faults(in_racks, fault, 1 + seed), spec);
-        // Added in their order: the sum is always the same.
+        // Summed in order, so that the result is reproducible.
         let all: Vec<f64> = (0..draws).into_par_iter().map(draw).collect();
         all.iter().sum::<f64>() / draws as f64
     })

@@ -15,24 +15,24 @@ const BYTES: u64 = 64 << 20;
 /// Hosts of which none is too many for a cluster of the papers.
 const HOSTS: [u32; 9] = [2, 3, 4, 8, 13, 16, 24, 32, 64];
 
-/// Bytes take all the time.
+/// Only bytes take time.
 fn costs() -> Costs {
     Costs { overhead: 0.0, latency: 0.0, per_byte: 1.0 / gigabits(25.0), reduce: 0.0 }
 }
 
-/// The ring goes around twice; Gradwire's usual one comes back the other way.
+/// The papers' ring goes around twice; Gradwire's default returns the other way.
 fn ring() -> Spec {
     spec("ring(way=around)")
 }
 
-/// In few and large elements: the papers' messages are not cut into smaller ones.
+/// With few, large elements: the papers' messages are not cut.
 fn operation(spec: Spec, hosts: u32) -> Operation {
     let count = 64 * u64::from(hosts);
     let operation = Operation::new(Kind::Allreduce, spec, 4 * count, hosts);
     Operation { element: BYTES / count, ..operation }
 }
 
-/// The comparison, and what a host that is silent leaves of the ring.
+/// The comparison, and the effect of a silent host on a ring.
 pub fn run() -> Results {
     let head = [
         "N",
@@ -65,7 +65,7 @@ pub fn run() -> Results {
         }
         let ratio = master.seconds / ring.seconds;
         checks.push(Check::within(format!("master/ring, N = {hosts}"), ratio, n, 0.02));
-        // The same on links that are shared: chunk by chunk, as daemons do it.
+        // On shared links, chunk by chunk, as daemons work.
         let outcome = allreduce(&flat(hosts, gigabits(25.0), 5e-6), self::ring(), BYTES);
         let expected = 2.0 * (n - 1.0) / n * BYTES as f64 / gigabits(25.0);
         let what = format!("time of the ring on shared links, N = {hosts}");
@@ -97,7 +97,7 @@ pub fn run() -> Results {
     Results { tables: vec![table, silent], charts: vec![chart], checks }
 }
 
-/// If one host stops sending, the j-th after it can send j shares of N in the reduction.
+/// If one host stops sending, the j-th host after it can send j of its N shares in the reduction.
 fn silent(checks: &mut Vec<Check>) -> Table {
     let head = ["N", "hosts after the silent one", "sent, × K/N", "j"];
     let mut table = Table::new("silent-host", &head);
@@ -119,7 +119,7 @@ fn silent(checks: &mut Vec<Check>) -> Table {
     table
 }
 
-/// The hosts in the order in which they send to each other, from host 0.
+/// The hosts in sending order, from host 0.
 fn ring_order(hosts: u32) -> Vec<u32> {
     let topology = Topology::flat(hosts);
     let next = |host: u32| {

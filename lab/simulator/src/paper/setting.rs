@@ -1,4 +1,4 @@
-//! What the simulations of several papers have in common.
+//! Settings that the simulated papers share.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::{
     report::Outcome,
 };
 
-/// An allreduce of `bytes` between all hosts of a setup that are no servers, alone.
+/// An allreduce of `bytes` between all hosts that are not servers, alone.
 pub(crate) fn allreduce(setup: &Setup, spec: Spec, bytes: u64) -> Outcome {
     let hosts = setup.network.hosts.len() as u32;
     let operation = Operation::new(Kind::Allreduce, spec, bytes, hosts);
@@ -24,18 +24,18 @@ pub(crate) fn gigabits(rate: f64) -> f64 {
     rate * 1e9 / 8.0
 }
 
-/// Hosts in one rack with lines of this rate; chunks are small beside shares.
+/// Hosts in one rack with equal lines, and chunks that are small compared to shares.
 pub(crate) fn flat(hosts: u32, rate: f64, latency: f64) -> Setup {
     let network = Network::even(Topology::flat(hosts), rate, latency);
     Setup { transport: one_lane(), ..Setup::new(network) }
 }
 
-/// One connection between two hosts.
+/// One lane with one connection.
 pub(crate) fn one_lane() -> Transport {
     Transport { lanes: 1, ..Transport::default() }
 }
 
-/// A spec that exists.
+/// A valid spec.
 pub(crate) fn spec(text: &str) -> Spec {
     Spec::parse(text).unwrap_or_else(|error| unreachable!("{error}"))
 }

@@ -17,7 +17,7 @@ pub const GRIDS: [(u32, u32); 3] = [(4, 4), (8, 16), (32, 32)];
 
 const ALPHA: f64 = 25e-6;
 
-/// The longest chain of messages, bytes and time, next to a ring.
+/// The longest chain of messages, bytes and time, compared with a ring.
 pub fn run() -> Results {
     let head = [
         "grid",
@@ -44,7 +44,7 @@ pub fn run() -> Results {
         let chain = f64::from(2 * (m + n - 2));
         let most = |bytes: &[u64]| bytes.iter().copied().max().unwrap_or(0) as f64;
         let share = f64::from(hosts - 1) / f64::from(hosts);
-        // A ring of a thousand has millions of steps, and `formulas` has shown what it takes.
+        // A ring of a thousand hosts has millions of steps, and `formulas` covers its time.
         let is_small = hosts <= 128;
         let (ring_bytes, ring_seconds) = if is_small {
             let ring = simulate(Algorithm::Ring.into());

@@ -1,4 +1,4 @@
-//! What is between two hosts: namespaces at a switch that drops, limits or delays.
+//! The network between two hosts: namespaces at a switch that drops, limits or delays.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ fn pair() -> Option<(Pair, Launch)> {
 }
 
 #[test]
-fn a_port_that_is_dropped_in_one_direction_is_named_with_that_direction() {
+fn a_port_dropped_in_one_direction_is_named() {
     let Some((pair, launch)) = pair() else { return };
     pair.swallow_ports(1, &[7777]);
     let found = checked(launch.set("data.listen=0.0.0.0:7777"));
@@ -27,7 +27,7 @@ fn a_port_that_is_dropped_in_one_direction_is_named_with_that_direction() {
 }
 
 #[test]
-fn a_coordinators_port_that_is_refused_is_named() {
+fn a_refused_coordinator_port_is_named() {
     let Some((pair, launch)) = pair() else { return };
     pair.refuse_ports(1, &[7778]);
     let found = checked(launch.set("coordinator.listen=10.213.0.1:7778"));
@@ -50,7 +50,7 @@ fn hosts_that_are_far_from_each_other_are_named() {
 }
 
 #[test]
-fn a_port_that_passes_tcp_alone_is_named() {
+fn a_port_that_passes_only_tcp_is_named() {
     let Some((pair, launch)) = pair() else { return };
     pair.swallow_datagrams(0, &[7779]);
     let found = checked(launch.set("coordinator.listen=10.213.0.1:7779"));
@@ -60,7 +60,7 @@ fn a_port_that_passes_tcp_alone_is_named() {
 }
 
 #[test]
-fn hosts_with_another_congestion_control_are_named() {
+fn different_congestion_controls_are_named() {
     let Some((pair, launch)) = pair() else { return };
     if pair.set_congestion_control(0, "cubic").is_none()
         || pair.set_congestion_control(1, "reno").is_none()
@@ -73,7 +73,7 @@ fn hosts_with_another_congestion_control_are_named() {
 }
 
 #[test]
-fn large_packets_that_are_lost_are_found() {
+fn lost_large_packets_are_found() {
     let Some((pair, launch)) = pair() else { return };
     pair.lose_larger(1000);
     let found = checked(launch);
@@ -92,7 +92,7 @@ fn a_path_for_smaller_packets_is_found() {
 }
 
 #[test]
-fn a_line_that_is_slower_than_the_settings_say_is_found() {
+fn a_line_below_its_configured_rate_is_found() {
     let Some((pair, launch)) = pair() else { return };
     if pair.narrow(100).is_none() {
         return;

@@ -1,4 +1,4 @@
-//! What a host has by itself, and in what hosts differ.
+//! The properties of each host, and differences between hosts.
 
 use std::{
     fs::{self, Permissions},
@@ -13,7 +13,7 @@ use gradwire_tests::launched::{Launch, programs};
 use super::{HERE, checked, with_node_4};
 
 #[test]
-fn settings_that_a_host_does_not_fulfil_are_named() {
+fn settings_that_a_host_cannot_meet_are_named() {
     let set = |settings: &[&str]| {
         let launch = Launch::new().doctor().hosts(HERE).words(&["--json"]);
         checked(settings.iter().fold(launch, |launch, setting| launch.set(setting)))
@@ -35,7 +35,7 @@ fn settings_that_a_host_does_not_fulfil_are_named() {
 }
 
 #[test]
-fn a_port_that_another_program_has_is_named() {
+fn a_port_in_use_is_named() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     let launch = Launch::new().doctor().words(&["--json"]);
@@ -45,7 +45,7 @@ fn a_port_that_another_program_has_is_named() {
     let launch = Launch::new().doctor().words(&["--json"]);
     let found = checked(launch.set(&format!("metrics.listen=127.0.0.1:{port}")));
     found.assert("ports", "localhost", "fail", &["metrics.listen"]);
-    // Free for TCP, and below the ports that connections of other tests get by chance.
+    // Free for TCP, and below the ports that other tests' connections get by chance.
     let taken = (20_000..30_000).find_map(|port| {
         let udp = UdpSocket::bind(("127.0.0.1", port)).ok()?;
         TcpListener::bind(("127.0.0.1", port)).is_ok().then_some(udp)
@@ -59,7 +59,7 @@ fn a_port_that_another_program_has_is_named() {
 
 /// More ranks than any machine has cores and memory for.
 #[test]
-fn too_many_ranks_on_a_host_are_too_many_for_its_cores_memory_and_descriptors() {
+fn too_many_ranks_for_a_host_are_reported() {
     let launch = Launch::new().doctor().hosts("127.0.0.1:4000").words(&["--json"]);
     let found = checked(launch.set("worker.arena_segment_bytes=1GiB"));
     found.assert("cores", "127.0.0.1", "warn", &["ranks: 4000", "fewer ranks"]);
@@ -77,7 +77,7 @@ fn limits_of_a_host_are_found() {
     found.assert_others_are_well("node-3");
 }
 
-/// A copy of the program in a folder of its own, in which nothing is beside it.
+/// A copy of the program in its own folder, with nothing next to it.
 fn copied(folder: &Path, change: impl FnOnce(&mut [u8])) -> PathBuf {
     let mut program = fs::read(programs::gradwire()).unwrap();
     change(&mut program);
@@ -105,20 +105,20 @@ fn another_release_on_a_host_is_a_failure() {
     let says = format!("has gradwire {other}");
     found.assert("versions", "node-4", "fail", &[&says, "the same release"]);
     found.assert_others_are_well("node-3");
-    // Only the daemon is another one.
+    // Only the daemon is of another release.
     copied(folder.path(), |_| ());
     let launch = with_node_4(&instead);
     let daemon = launch.script("gradwired", &format!("#!/bin/sh\necho gradwired {other}\n"));
     fs::rename(daemon, folder.path().join("gradwired")).unwrap();
     let says = format!("gradwired is {other}, but gradwire is ");
     checked(launch).assert("versions", "node-4", "fail", &[&says, "the same release"]);
-    // A release that has no doctor.
+    // A release without `doctor`.
     let wrong = "echo \"error: unrecognized subcommand 'doctor-agent'\" >&2; exit 2";
     let found = checked(with_node_4(wrong));
     found.assert("versions", "node-4", "fail", &["unrecognized subcommand", "the same release"]);
 }
 
-/// A library that tells the programs of a host another time.
+/// A library that shifts the clock for the programs of a host.
 fn wrong_clock(folder: &Path) -> PathBuf {
     const SOURCE: &str = "
         #define _GNU_SOURCE
@@ -148,12 +148,12 @@ fn a_wrong_clock_is_named() {
     found.assert_others_are_well("node-3");
 }
 
-/// A processor of 2010, which a program stands in for.
+/// A processor of 2010, emulated by a program.
 #[test]
 fn another_processor_is_named() {
     let emulator = "qemu-x86_64";
     if Command::new(emulator).arg("--version").stdout(Stdio::null()).status().is_err() {
-        println!("skipped: there is no {emulator} here (Debian's package qemu-user)");
+        println!("skipped: {emulator} is missing (Debian's package qemu-user)");
         return;
     }
     let launch = with_node_4(&format!("set -- {emulator} -cpu Westmere \"$@\""));
@@ -163,7 +163,7 @@ fn another_processor_is_named() {
 }
 
 #[test]
-fn hosts_with_other_packages_are_named() {
+fn hosts_with_different_packages_are_named() {
     let launch = with_node_4("true");
     let python = "#!/bin/sh\nif [ \"$FAKE_HOST\" = node-4 ]; then echo 2.1.0; else echo 2.2.0; fi\n\
                   echo 0.0.1\n";
@@ -175,7 +175,7 @@ fn hosts_with_other_packages_are_named() {
     found.assert("versions", "node-3", "warn", &["the Python package is 0.0.1"]);
 }
 
-/// Whether a host can have files that others have not.
+/// Whether a host can have its own files.
 fn has_mounts() -> bool {
     let trial = Command::new("unshare").args(["-m", "true"]).stderr(Stdio::null()).status();
     let can = trial.is_ok_and(|status| status.success());
@@ -185,9 +185,9 @@ fn has_mounts() -> bool {
     can
 }
 
-/// What NVIDIA's driver shows, on one of two hosts.
+/// The files of NVIDIA's driver, on one of two hosts.
 #[test]
-fn hosts_with_other_graphics_processors_are_named() {
+fn hosts_with_different_gpus_are_named() {
     if !has_mounts() {
         return;
     }
@@ -200,9 +200,9 @@ fn hosts_with_other_graphics_processors_are_named() {
     found.assert("gpus", "", "warn", &["1 × H100 on node-4", "none on node-3"]);
 }
 
-/// A folder of PCI devices with a graphics processor, but no driver for it.
+/// A folder of PCI devices with a GPU, but no driver for it.
 #[test]
-fn a_graphics_processor_without_a_driver_is_named() {
+fn a_gpu_without_a_driver_is_named() {
     if !has_mounts() {
         return;
     }
@@ -221,9 +221,9 @@ fn a_graphics_processor_without_a_driver_is_named() {
     found.assert("gpus", "node-3", "pass", &["none"]);
 }
 
-/// An address at which the host is not: what ssh reached is translated on the way.
+/// An address that the host does not have, because ssh's address is translated on the way.
 #[test]
-fn an_address_that_the_host_does_not_have_is_named() {
+fn an_address_missing_on_the_host_is_named() {
     let wrong = "export SSH_CONNECTION='127.0.0.1 1 192.0.2.9 22'";
     let found = checked(with_node_4(wrong));
     found.assert("address", "node-4", "warn", &["192.0.2.9 is not an address of this host"]);
