@@ -19,7 +19,7 @@ stage() {
     if ! "$@" >>"$log" 2>&1; then
         printf 'failed after %d s\n\n' $((SECONDS - start))
         tail -n 30 "$log" >&2
-        printf '\nmake demo: this stage failed: %s. All of its output is in %s.\n' "$text" "$log" >&2
+        printf '\nmake demo: a stage failed: %s. Its output is in %s.\n' "$text" "$log" >&2
         exit 1
     fi
     printf '%4d s\n' $((SECONDS - start))

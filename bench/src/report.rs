@@ -25,7 +25,7 @@ pub struct Head {
     pub detail: String,
     /// The network, for a model.
     pub shapes: Option<String>,
-    /// The element type; none if there are no elements.
+    /// The element type; none without elements.
     pub dtype: Option<&'static str>,
     /// The wire format between nodes.
     pub wire: Option<&'static str>,

@@ -19,7 +19,7 @@ pub fn micros_of(seconds: f64) -> f64 {
 }
 
 impl Stats {
-    /// The statistics of times in seconds. All are zero if there are no times.
+    /// The statistics of times in seconds. All are zero without times.
     pub fn of(times: &[f64]) -> Self {
         let mut sorted: Vec<f64> = times.iter().copied().map(micros_of).collect();
         sorted.sort_by(f64::total_cmp);

@@ -42,7 +42,7 @@ pub fn run(
 /// Measures barriers, which have no size.
 ///
 /// # Errors
-/// Those of [`run`].
+/// As for [`run`].
 pub fn barriers(
     session: &Session,
     rounds: Rounds,

@@ -36,7 +36,7 @@ const NAME_IT: &str =
 /// of this user, or else of this host.
 ///
 /// # Errors
-/// [`CommandError`] if there is no such job, or if there are several.
+/// [`CommandError`] if no job matches, or several do.
 pub fn coordinator(named: Option<&str>) -> Result<String, CommandError> {
     if let Some(page) = named.and_then(|named| named.strip_prefix("http://")) {
         return coordinator_by(page.split('/').next().unwrap_or_default());

@@ -22,7 +22,7 @@ pub struct Words {
 /// else the first in `PATH`.
 ///
 /// # Errors
-/// [`CommandError`] if there is no such program; it says how to get it.
+/// [`CommandError`] if the program is missing; the hint says how to get it.
 pub fn become_lab() -> CommandError {
     let own = env::current_exe().unwrap_or_default();
     let beside = own.with_file_name(PROGRAM);

@@ -1,7 +1,7 @@
 //! The readers of traces: each gets the recordings of all nodes.
 //!
 //! Nodes record while there is a reader, or during sampled steps. Nothing here looks into the
-//! recordings or waits for a reader: a slow one loses batches, and is told how many (BOUND).
+//! recordings or waits for a reader: a slow one loses batches and learns how many (BOUND).
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 

@@ -1,4 +1,4 @@
-//! SAME: nodes are arranged once, by their links, and all are told before the first operation.
+//! SAME: nodes are arranged once, by their links, and all know it before the first operation.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -176,7 +176,7 @@ class Record:
 
     @classmethod
     def read(cls, path: Path | None) -> "Record":
-        """Reads a record, which is empty if there is no file."""
+        """Reads a record. A missing file is an empty record."""
         if path is None or not path.exists():
             return cls()
         try:

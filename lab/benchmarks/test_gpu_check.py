@@ -70,7 +70,7 @@ class Refusals(unittest.TestCase):
     def test_no_python(self) -> None:
         """The message says how to select another one."""
         said = self.refusal(self.wheel, PYTHON="/none/python3")
-        self.assertRegex(said, "there is no /none/python3 here; PYTHON=")
+        self.assertRegex(said, "/none/python3 not found; select another one with PYTHON=")
 
     def test_a_file_that_is_not_a_wheel(self) -> None:
         """The message of pip is shown."""

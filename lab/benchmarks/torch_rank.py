@@ -250,9 +250,7 @@ def measure(
         made[way] = Step(module.to(asked.device), way, gloo)
     counts = [parameter.numel() for parameter in made["compute"].parameters]
     if (len(counts), sum(counts)) != (TENSORS, PARAMETERS):
-        sys.exit(
-            f"torch_rank: not ResNet-50: {len(counts)} tensors, {sum(counts)} parameters"
-        )
+        sys.exit(f"torch_rank: not ResNet-50: {len(counts)} tensors, {sum(counts)} parameters")
     given = inputs(kind, asked.batch, asked.pixels, asked.device)
     means = right(made, given, gloo)
     times: dict[str, list[list[float]]] = {way: [] for way in ways}

@@ -56,13 +56,13 @@ impl FailureKind {
         self as i32 + 1
     }
 
-    /// How close to the root cause this kind is. Of failures that are reported together, the one
+    /// How close to the root cause this kind is. Among failures that are reported together, the one
     /// with the largest value is the cause.
     pub fn rootness(self) -> u8 {
         match self {
             Self::ConnectionLost | Self::Timeout => 0,
             Self::CoordinatorLost => 1,
-            // A daemon that is told to stop reports this; the cause is elsewhere.
+            // A daemon that was asked to stop reports this; the cause is elsewhere.
             Self::NodeLost | Self::Cancelled => 2,
             _ => 3,
         }

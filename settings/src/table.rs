@@ -153,7 +153,7 @@ sections! {
             "data.socket_buffer_bytes", Kind::Bytes { min: 0, max: GIB }, "0", "bytes";
         /// The connections' congestion control, such as cubic or bbr; empty: the system's, with two
         /// exceptions. cubic replaces bbr, which is slow where several nodes send to one. Loopback
-        /// uses reno, because there is no congestion and pacing only costs time.
+        /// uses reno, because pacing only costs time without congestion.
         congestion_control: String = "data.congestion_control", Kind::Text, "", "";
         /// How long connecting to a peer may take, including the handshake.
         connect_timeout: Duration =

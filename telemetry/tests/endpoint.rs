@@ -197,7 +197,7 @@ async fn the_first_free_port_of_a_range_is_used() {
         .unwrap();
     let start = || Endpoint::start(config("0.0.0.0", first..=second, ready.clone()));
     let (one, other) = (start().unwrap(), start().unwrap());
-    // The address for others, who can't reach 0.0.0.0.
+    // The address for other hosts: 0.0.0.0 means their own.
     let at = |port| SocketAddr::new(IpAddr::from([127, 0, 0, 7]), port);
     assert_eq!((one.address(), other.address()), (at(first), at(second)));
     assert!(get(other.address(), "/healthz").starts_with("HTTP/1.1 200"));

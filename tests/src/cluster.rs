@@ -425,7 +425,7 @@ impl<T> Ranks<T> {
     /// Like [`Ranks::join`], with a time limit for long-running ranks.
     ///
     /// # Errors
-    /// Those of [`Ranks::join`].
+    /// As for [`Ranks::join`].
     pub fn join_within(self, time: Duration) -> Result<Vec<T>> {
         let deadline = Instant::now() + time;
         let mut results = BTreeMap::new();

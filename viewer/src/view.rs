@@ -198,7 +198,7 @@ mod tests {
             straggler(&first).map(|(rank, share)| (rank, percent(share))),
             Some((3, "80 %".into()))
         );
-        // From now on no rank waits for rank 3; soon it is no longer a straggler.
+        // After this, no rank waits for rank 3; soon it is no longer a straggler.
         let mut later = status(5000);
         let mut shares = first;
         for second in 6..30 {

@@ -2,7 +2,7 @@
 //!
 //! Within a node, that program has one thread for each rank, and tensors in the same kind of shared
 //! memory as ranks. The threads divide the work and use the same kernels. Between steps they spin
-//! at barriers. There is no daemon, no ring, no negotiation and no wake-up. With tensors in
+//! at barriers. It has neither daemon, ring, negotiation nor wake-ups. With tensors in
 //! ordinary memory, each thread also has its own tensor, which is copied in before and out after.
 //!
 //! Threads of one process represent processes that share a mapping: they move the same bytes
@@ -73,7 +73,7 @@ const LONGEST: Duration = Duration::from_secs(2);
 /// this function; the first rank measures.
 ///
 /// # Errors
-/// [`CommandError`] if there is no memory, or the session fails.
+/// [`CommandError`] if memory runs out or the session fails.
 pub fn seconds(
     session: &Session,
     setup: &Setup,

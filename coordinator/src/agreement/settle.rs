@@ -1,5 +1,5 @@
 //! The result for a tensor that all nodes have announced. Either all ranks request the same and it
-//! is possible, or every rank is told why it will never run.
+//! is possible, or every rank learns why it will never run.
 
 use std::collections::BTreeMap;
 

@@ -109,7 +109,7 @@ struct Made {
 #[derive(Debug)]
 pub(crate) struct Chosen {
     pub(crate) spec: KnownSpec,
-    /// `None` if there was no choice.
+    /// `None` without a choice.
     pub(crate) id: Option<ChoiceId>,
     /// The reason, if this piece caused the decision.
     pub(crate) reason: Option<String>,
@@ -273,7 +273,7 @@ impl Chooser {
     /// The algorithm for a piece, in a pipeline of `pieces` that are in flight or waiting.
     pub(crate) fn choose(&mut self, work: Work, participants: &[NodeId], pieces: u64) -> Chosen {
         let Work { route, collective, bytes, quantized } = work;
-        // For a single node there is no choice.
+        // A single node leaves no choice.
         let several = participants.len() > 1;
         let Some(kind) = Kind::of(route, collective, participants).filter(|_| several) else {
             let spec = KnownSpec { id: SpecId(0), spec: Algorithm::Ring.into() };

@@ -97,7 +97,7 @@ pub struct Segment {
 /// An algorithm with its parameters, and its id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KnownSpec {
-    /// Its id; 0 if there is no choice.
+    /// Its id; 0 without a choice.
     pub id: SpecId,
     /// The spec.
     pub spec: Spec,

@@ -68,7 +68,7 @@ impl Beside {
     /// Finds the services next to this process: its agent started them, too.
     ///
     /// # Errors
-    /// [`CommandError`] if there is no daemon, because this process was not started by an agent.
+    /// [`CommandError`] without a daemon, because no agent started this process.
     pub fn look() -> Result<Self, CommandError> {
         let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_pid());
         let processes = procfs::process::all_processes().map_err(CommandError::failed)?;

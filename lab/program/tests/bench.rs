@@ -21,7 +21,7 @@ fn rows(table: &str) -> Vec<Vec<&str>> {
 }
 
 fn number(cell: &str) -> f64 {
-    cell.parse().unwrap_or_else(|_| panic!("'{cell}' is no number"))
+    cell.parse().unwrap_or_else(|_| panic!("'{cell}' is not a number"))
 }
 
 #[test]

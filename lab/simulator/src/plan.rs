@@ -84,7 +84,7 @@ pub struct Size {
     pub steps: Vec<Step>,
 }
 
-/// From this size on another algorithm is the best.
+/// The size from which another algorithm is the best.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Change {
     /// The size.

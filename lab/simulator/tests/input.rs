@@ -207,7 +207,7 @@ fn each_mistake_is_named_with_its_line() {
         (
             format!("{hosts}[[fault]]\nkind = \"slow\"\nrack = \"r\""),
             7,
-            "there are no links between racks",
+            "the cluster has no links between racks",
         ),
         (
             format!("{hosts}[[fault]]\nkind = \"loss\"\nfrom_ms = 5\nuntil_ms = 5"),

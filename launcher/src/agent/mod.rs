@@ -217,7 +217,9 @@ impl Agent {
                         Some(Ok(order)) => self.obey(order),
                         Some(Err(error)) => {
                             let host = &self.begin.host;
-                            print_line(format_args!("gradwire agent on {host}: {error}; ending all"));
+                            print_line(format_args!(
+                                "gradwire agent on {host}: {error}; ending all"
+                            ));
                             break unheard(format!("the launcher sent an invalid order: {error}"));
                         }
                         None => break unheard("the connection to the launcher ended".to_owned()),

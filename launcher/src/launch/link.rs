@@ -291,7 +291,9 @@ async fn next<R: AsyncRead + Unpin>(reports: &mut Reader<R>) -> Option<Result<Re
     loop {
         tokio::select! {
             biased;
-            report = reports.next() => return report.map(|it| it.map_err(|error| error.to_string())),
+            report = reports.next() => {
+                return report.map(|it| it.map_err(|error| error.to_string()));
+            }
             // Often, because a long time between two checks means that this process was suspended.
             () = sleep(PING) => {}
         }

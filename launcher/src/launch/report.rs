@@ -159,7 +159,7 @@ fn failure_lines(failure: &Failure) -> Vec<String> {
     lines
 }
 
-/// The root cause in one line, without a table; `None` if there are no causes. For a daemon without
+/// The root cause in one line, without a table; `None` without causes. For a daemon without
 /// a reported failure it includes the last line of standard error.
 pub fn summary(causes: &[Cause], failure: Option<&Failure>) -> Option<String> {
     let first = first(causes, failure)?;

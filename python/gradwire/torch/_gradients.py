@@ -155,7 +155,7 @@ class Exchange:
     def watch(self) -> None:
         """Installs hooks that submit the gradients of all trainable parameters.
 
-        If several optimizers share a parameter, the one that was last created, cleared gradients or
+        If several optimizers share a parameter, the last one created, cleared gradients or
         made a step submits it.
         """
         for slot in self.slots.values():

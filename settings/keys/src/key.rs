@@ -22,11 +22,11 @@ pub struct Key {
     pub unit: &'static str,
     /// What it does, in a sentence or two.
     pub doc: &'static str,
-    /// Who sets it.
+    /// The people it is for.
     pub audience: Audience,
 }
 
-/// Who sets a key.
+/// The people a key is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Audience {
     /// A user, for a job.

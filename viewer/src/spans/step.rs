@@ -58,7 +58,7 @@ pub(super) struct Sampled {
     pub(super) parts: HashMap<u64, Vec<(u32, u64)>>,
     /// Events known to be missing, of this step or of others.
     pub(super) lost: Lost,
-    /// How many slices were dropped, because there was no room.
+    /// How many slices were dropped, for lack of room.
     pub(super) left_out: u64,
     /// The largest error between the times of two nodes.
     pub(super) error_ns: u64,

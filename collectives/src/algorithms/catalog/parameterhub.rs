@@ -9,7 +9,7 @@
 //! crosses between r racks, and a node with servers in its rack sends the piece once. Servers in
 //! racks without ranks are idle.
 //!
-//! If there are no servers, direct exchange equals [`hierarchical`] with one tier, in another order
+//! Without servers, direct exchange equals [`hierarchical`] with one tier, in another order
 //! and with a message for each block.
 
 use super::{hierarchical, prelude::*, servers};

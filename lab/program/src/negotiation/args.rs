@@ -47,7 +47,7 @@ impl Negotiation {
     /// The tensors, front layer first.
     ///
     /// # Errors
-    /// [`CommandError`] if there are no tensors, or fewer than messages.
+    /// [`CommandError`] without tensors, or with fewer tensors than messages.
     pub fn tensors(&self) -> Result<Vec<Gradient>, CommandError> {
         let tensors = shapes::load("--shapes", &self.shapes)?;
         if self.ready as usize > tensors.len() {

@@ -71,7 +71,7 @@ impl Head {
     /// Begins the table.
     ///
     /// # Errors
-    /// Those of [`Table::begin`].
+    /// As for [`Table::begin`].
     pub fn begin(self, options: &Negotiation) -> Result<Table<Self, Row>, CommandError> {
         let machine = &self.machine;
         let done = if self.done_each { "one by one" } else { "together, as ordered" };

@@ -46,7 +46,7 @@ impl Counter {
     /// Ends the count and returns it.
     ///
     /// # Errors
-    /// Why there is no count.
+    /// Why calls were not counted.
     pub fn stop(mut self) -> Result<u64, String> {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         if let Some(pid) = pid {

@@ -26,7 +26,7 @@ impl Watch {
     /// The processes that this rank measures.
     ///
     /// # Errors
-    /// [`CommandError`] if there is no daemon on this rank's node.
+    /// [`CommandError`] without a daemon on this rank's node.
     pub fn of(session: &Session) -> Result<Self, CommandError> {
         let rank = session.rank();
         let nodes = session.nodes();
@@ -62,7 +62,7 @@ impl Watch {
     /// Marks the end of the idle time.
     ///
     /// # Errors
-    /// Those of [`Self::idle_begins`].
+    /// As for [`Self::idle_begins`].
     pub fn idle_ends(&mut self) -> Result<(), CommandError> {
         for probe in &mut self.probes {
             let now = Usage::of(probe.pid)?;
@@ -75,7 +75,7 @@ impl Watch {
     /// Samples the processes after `steps` steps.
     ///
     /// # Errors
-    /// Those of [`Self::idle_begins`].
+    /// As for [`Self::idle_begins`].
     pub fn sample(&mut self, steps: u32) -> Result<(), CommandError> {
         for probe in &mut self.probes {
             probe.seen.samples.insert(steps, Usage::of(probe.pid)?.into());

@@ -121,7 +121,7 @@ fn target(
     }
     let wrong = |what: String| reader.error(rack.span(), what);
     if network.tiers.is_empty() {
-        return Err(wrong("fault.rack: there are no links between racks".to_owned()));
+        return Err(wrong("fault.rack: the cluster has no links between racks".to_owned()));
     }
     let member = labels.iter().position(|label| label == rack.get_ref());
     let member = member

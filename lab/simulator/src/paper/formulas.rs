@@ -180,7 +180,7 @@ fn formulas() -> Vec<Formula> {
         },
         Formula {
             name: "recursive doubling",
-            text: "h(α+S/B+SC); of N that is no power of 2 ⌊log2 N⌋ rounds and a fold: \
+            text: "h(α+S/B+SC); otherwise ⌊log2 N⌋ rounds and a fold: \
                    (α+S/B+SC) + (α+S/B)",
             spec: |_| Some("recursive-doubling".into()),
             value: |n, s| {

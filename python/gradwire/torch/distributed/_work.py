@@ -1,6 +1,6 @@
 """An operation in flight for ``torch.distributed``: ``Work`` and its future.
 
-Of the four ways to report an error to PyTorch, three end in a segmentation fault or report wrong
+PyTorch has four ways to report an error; three of them end in a segmentation fault or report wrong
 data as a success (TELL). This module uses the fourth: a Python subclass of ``Work`` whose ``wait``
 raises, and a future that is *derived* from another one by a callback that raises. It never puts an
 exception into a future, and never derives a work from a future.
