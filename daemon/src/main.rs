@@ -13,7 +13,6 @@ use std::{
 };
 
 use anyhow::{Context, anyhow};
-use clap::Parser;
 use gradwire_coordinator::host::Hosted;
 use gradwire_daemon::{Daemon, DaemonConfig, DaemonError, Ending, metrics};
 use gradwire_proto::{
@@ -34,18 +33,56 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// Gradwire's daemon: one per node of a job. `gradwire run` starts it and sets its environment.
-#[derive(Debug, Parser)]
-#[command(name = "gradwired", version)]
-struct Arguments {
-    /// A TOML file with settings; see `gradwire config show`.
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
+const HELP: &str = "\
+Gradwire's daemon: one per node of a job. `gradwire run` starts it and sets its environment.
+
+Usage: gradwired [--config FILE]
+
+Options:
+      --config FILE  A TOML file with settings; see `gradwire config show`
+  -h, --help         Print help
+  -V, --version      Print version
+";
+
+/// What the command line asks for.
+#[derive(Debug, PartialEq)]
+enum Arguments {
+    Serve { config: Option<PathBuf> },
+    Print(String),
+}
+
+impl Arguments {
+    fn parse(mut words: lexopt::Parser) -> Result<Self, lexopt::Error> {
+        use lexopt::prelude::{Long, Short, ValueExt};
+        let mut config = None;
+        while let Some(word) = words.next()? {
+            match word {
+                Long("config") => config = Some(words.value()?.parse()?),
+                Short('h') | Long("help") => return Ok(Self::Print(HELP.to_owned())),
+                Short('V') | Long("version") => {
+                    return Ok(Self::Print(format!("gradwired {VERSION}\n")));
+                }
+                word => return Err(word.unexpected()),
+            }
+        }
+        Ok(Self::Serve { config })
+    }
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    match start(arguments) {
+    let config = match Arguments::parse(lexopt::Parser::from_env()) {
+        Ok(Arguments::Serve { config }) => config,
+        Ok(Arguments::Print(text)) => {
+            // The reader may have closed the pipe.
+            let _ = io::stdout().write_all(text.as_bytes());
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => {
+            say(&format_args!("{error}; see gradwired --help"));
+            return OWN_FAULT.into();
+        }
+    };
+    match start(config) {
         Ok((Ending::Finished, _)) => ExitCode::SUCCESS,
         Ok((Ending::Failed(failure), host)) => {
             let own = is_own(&failure, &host);
@@ -79,13 +116,13 @@ fn is_own(failure: &Failure, host: &str) -> bool {
 }
 
 /// Runs the daemon. Returns how the job ended, and the name of this host.
-fn start(arguments: Arguments) -> anyhow::Result<(Ending, String)> {
+fn start(file: Option<PathBuf>) -> anyhow::Result<(Ending, String)> {
     // Gradwire has no variables that are not UTF-8.
     let text = |(name, value): (OsString, OsString)| {
         Some((name.into_string().ok()?, value.into_string().ok()?))
     };
     let environment: HashMap<String, String> = std::env::vars_os().filter_map(text).collect();
-    let layers = Layers { file: arguments.config, environment, flags: Vec::new() };
+    let layers = Layers { file, environment, flags: Vec::new() };
     let Loaded { settings, without_effect, .. } = Settings::load(&layers)?;
     let json = settings.log.format == LogFormat::Json;
     init_logging(&LogConfig { filter: settings.log.level.clone(), json })?;
@@ -318,6 +355,26 @@ mod tests {
     use gradwire_proto::{FailureKind, Rank};
 
     use super::*;
+
+    #[test]
+    fn the_command_line_has_one_option() {
+        let parse = |words: &[&str]| {
+            let words = ["gradwired"].iter().chain(words).copied();
+            Arguments::parse(lexopt::Parser::from_iter(words)).map_err(|error| error.to_string())
+        };
+        assert_eq!(parse(&[]), Ok(Arguments::Serve { config: None }));
+        let config = Some(PathBuf::from("g.toml"));
+        assert_eq!(parse(&["--config=g.toml"]), Ok(Arguments::Serve { config: config.clone() }));
+        assert_eq!(parse(&["--config", "g.toml"]), Ok(Arguments::Serve { config }));
+        assert_eq!(parse(&["--version"]), Ok(Arguments::Print(format!("gradwired {VERSION}\n"))));
+        assert_eq!(parse(&["-h"]), Ok(Arguments::Print(HELP.to_owned())));
+        for (words, part) in
+            [(&["--configs"][..], "--configs"), (&["--config"], "--config"), (&["x"], "x")]
+        {
+            let error = parse(words).unwrap_err();
+            assert!(error.contains(part), "{error}");
+        }
+    }
 
     #[test]
     fn only_resources_refused_here_are_an_own_fault() {

@@ -12,11 +12,13 @@
 //!
 //! Where each block has its own roles, as in an allgather, all participants are roots of trees:
 //! [`exchange`]. Algorithms with a canonical order of additions ([`Algorithm::is_canonical`])
-//! reduce to one participant by [`aligned`]. A move is the same for all algorithms: [`moved`]. No
-//! spec leads to [`late`](mod@late). [`probe`] measures links, and [`symmetry`](mod@symmetry) finds
-//! participants that do the same. Users ask for a [`Spec`]: an algorithm with its parameters.
+//! reduce to one participant by [`aligned`]. A move is the same for all algorithms: [`moved`].
+//! [`probe`] measures links, and [`symmetry`](mod@symmetry) finds participants that do the same.
+//! Users ask for a [`Spec`]: an algorithm with its parameters.
 
 pub mod catalog;
+#[cfg(feature = "testing")]
+#[path = "../../tests/schedules/late.rs"]
 pub mod late;
 pub mod moved;
 pub mod parts;
@@ -116,21 +118,6 @@ pub fn generate_sections(
 fn by_sections(sections: &[Section], spec: &Spec, topology: &Topology, me: u32) -> Schedule {
     let reduces = sections.iter().any(|section| section.roles.reduces());
     exchange::exchange(sections, exchange_trees(spec, reduces, topology), topology, me)
-}
-
-/// The schedule of participant `me` for an allreduce to which participant `late` comes late: see
-/// [`late`](mod@late). No spec leads to it.
-///
-/// # Panics
-/// If `me` or `late` isn't one of the topology's participants.
-#[doc(hidden)]
-pub fn generate_late(topology: &Topology, late: u32, me: u32, count: u64) -> Schedule {
-    let participants = topology.participants();
-    assert!(me.max(late) < participants, "{me} or {late} is not one of {participants}");
-    if participants == 1 || count == 0 {
-        return build::alone(participants, me, count, Roles::default());
-    }
-    late::allreduce(topology, late, me, count)
 }
 
 /// The trees of a piece in which each block has its own roles. Algorithms with a canonical order of

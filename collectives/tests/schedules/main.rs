@@ -19,7 +19,7 @@ use std::{
 
 use gradwire_collectives::{
     Action, Algorithm, Block, Kind, Report, Schedule, Spec, Topology,
-    algorithms::generate_late,
+    algorithms::late,
     generate,
     verify::{self, canonical_order, verify},
 };
@@ -246,7 +246,7 @@ fn the_late_contribution_is_added_last() {
         let one = vec![(some(nodes)[nodes as usize % some(nodes).len()], 1_000_003)];
         for (late, count) in if nodes <= 12 { all_of_them } else { one } {
             let schedules: Vec<Schedule> =
-                (0..nodes).map(|me| generate_late(&topology, late, me, count)).collect();
+                (0..nodes).map(|me| late::generate(&topology, late, me, count)).collect();
             let report = verify(&schedules, Kind::Allreduce).unwrap();
             assert_eq!(report.longest_chain, if nodes > 1 && count > 0 { 2 } else { 0 });
             for schedule in &schedules {

@@ -8,9 +8,9 @@ use std::{collections::VecDeque, time::Instant};
 use gradwire_proto::{NodeId, Sequence};
 
 use super::{
+    lateness::Activity,
     meter::{Doing, Meter},
     running::{Ordered, Pieces, Running},
-    stall::Activity,
 };
 use crate::{
     metrics::Share,

@@ -23,12 +23,12 @@ use parking_lot::Mutex;
 use super::{
     arrivals::LinkError,
     in_memory,
+    lateness::{Activity, Lateness, NOTICES_PER_LIMIT, Wait},
     link::{Broken, Link, LinkConfig},
     meter::{Doing, Meter},
     order::{Connected, Disconnected, LaneConfig, LaneEvents, Order},
     piece::Piece,
     running::{Ordered, Pieces, Running},
-    stall::{Activity, NOTICES_PER_LIMIT, Stall, Wait},
 };
 use crate::{
     metrics::Share,
@@ -205,7 +205,7 @@ impl Runner {
                     stream.notice(event);
                 }
             }
-            self.check_stalls()?;
+            self.check_lateness()?;
         }
     }
 
@@ -389,7 +389,7 @@ impl Runner {
 
     /// Checks whether a piece is late (WAIT), and notifies peers of the pieces that wait here: a
     /// few times within the limit, and when a limit ends.
-    fn check_stalls(&mut self) -> Result<(), Failure> {
+    fn check_lateness(&mut self) -> Result<(), Failure> {
         let now = self.meter.spent(Doing::Idle);
         if now < self.next_check {
             return Ok(());
@@ -405,33 +405,33 @@ impl Runner {
             self.pieces.values_mut().for_each(|running| running.mark_progress(now));
         }
         let me = self.config.me;
-        let mut notices: Vec<Option<Stall>> = self.links.iter().map(|_| None).collect();
+        let mut notices: Vec<Option<Lateness>> = self.links.iter().map(|_| None).collect();
         // A complete piece waits for a rank of this node, which has its own deadline. The
         // coordinator waits for a probe for a limited time.
         let unfinished =
             |running: &&Running| !running.progress.is_complete() && !running.piece.is_probe();
         for running in self.pieces.values().filter(unfinished) {
             let waits = self.waits(running);
-            let stall = Stall::of(me, running.last_progress, &waits, limit, now);
-            if stall.is_late(limit, now) {
-                return Err(self.late(&stall, &waits));
+            let lateness = Lateness::of(me, running.last_progress, &waits, limit, now);
+            if lateness.is_late(limit, now) {
+                return Err(self.late(&lateness, &waits));
             }
-            self.next_check = self.next_check.min(stall.since + limit + TICK);
+            self.next_check = self.next_check.min(lateness.since + limit + TICK);
             for &peer in &running.piece.plan.peers {
                 let peer = running.piece.nodes[peer as usize];
                 let moved = running.last_progress;
-                let stall = Stall::as_reported_to(peer, me, moved, &waits, limit, now);
+                let lateness = Lateness::as_reported_to(peer, me, moved, &waits, limit, now);
                 let notice = &mut notices[peer.0 as usize];
                 // A notice reports the latest progress of any piece with this peer.
-                if notice.is_none_or(|notice| notice.since < stall.since) {
-                    *notice = Some(stall);
+                if notice.is_none_or(|notice| notice.since < lateness.since) {
+                    *notice = Some(lateness);
                 }
             }
         }
         for link in self.links.iter_mut().flatten() {
             let peer = link.peer();
-            if let Some(stall) = notices[peer.0 as usize] {
-                link.give_notice(stall.notice(now));
+            if let Some(lateness) = notices[peer.0 as usize] {
+                link.give_notice(lateness.notice(now));
             }
         }
         Ok(())
@@ -447,10 +447,10 @@ impl Runner {
     }
 
     /// The failure of a late piece, which names the root of the wait (WAIT).
-    fn late(&self, stall: &Stall, waits: &[Wait]) -> Failure {
-        let root = self.host(stall.root);
-        let is_direct = waits.iter().any(|wait| wait.peer == stall.root);
-        let link = self.links[stall.root.0 as usize].as_ref();
+    fn late(&self, lateness: &Lateness, waits: &[Wait]) -> Failure {
+        let root = self.host(lateness.root);
+        let is_direct = waits.iter().any(|wait| wait.peer == lateness.root);
+        let link = self.links[lateness.root.0 as usize].as_ref();
         let why = if !is_direct {
             let hosts: Vec<&str> = waits.iter().map(|wait| self.host(wait.peer)).collect();
             format!("{} waits for {root}", hosts.join(", "))
@@ -460,7 +460,7 @@ impl Runner {
             format!("nothing gets through between {root} and {}", self.host(self.config.me))
         };
         let what = format!("no data has moved for {} ms: {why}", self.config.limit.as_millis());
-        let names = self.names(|running| running.last_progress <= stall.since);
+        let names = self.names(|running| running.last_progress <= lateness.since);
         Failure::new(FailureKind::ConnectionLost, what)
             .host(root)
             .tensor(names)

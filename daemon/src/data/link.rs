@@ -11,9 +11,9 @@ use gradwire_proto::{NodeId, Sequence};
 
 use super::{
     arrivals::{Arrivals, Inbound, LinkError, piece_of},
+    lateness::Activity,
     meter::{Doing, Meter},
     running::{Ordered, Pieces},
-    stall::Activity,
 };
 use crate::transport::{
     frame::{Header, Notice, Totals},

@@ -1,9 +1,9 @@
 //! Measures how a lane spends its time.
 //!
 //! A lane notes the time after each activity: bytes have moved, a chunk is reduced, a wait is over.
-//! The stall detector needs these times anyway, so the meter does not read the clock more often. It
-//! adds the time since the last note to that activity. While the job is traced, each note is also
-//! an event.
+//! The check for late pieces needs these times anyway, so the meter does not read the clock more
+//! often. It adds the time since the last note to that activity. While the job is traced, each note
+//! is also an event.
 
 use std::time::Instant;
 

@@ -13,7 +13,7 @@
 //! - `staging`: the memory in which a piece's result is computed, in wire form
 //! - `meter`: what a lane does with its time
 //! - `running`: a piece in flight
-//! - `stall`: when a piece is late, and which node is at fault (pure)
+//! - `lateness`: when a piece is late, and which node is at fault (pure)
 //! - `arrivals`: the frames that come from one peer
 //! - `link`: a lane's connections to one peer, which share what is to be sent
 //! - `in_memory`: how fast this machine reduces and copies
@@ -25,13 +25,13 @@ pub(crate) mod feedback;
 mod groups;
 mod in_memory;
 pub(crate) mod lane;
+pub(crate) mod lateness;
 mod link;
 mod meter;
 pub(crate) mod order;
 pub(crate) mod piece;
 mod running;
 mod staging;
-pub(crate) mod stall;
 
 #[cfg(test)]
 pub(crate) mod tests;

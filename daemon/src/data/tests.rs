@@ -414,7 +414,7 @@ fn a_late_node_is_waited_for() {
         let topology = Topology::flat(nodes);
         let job = Job::new("t", nodes, 2, 30_000, SUM);
         let start = |node: u32| {
-            let schedule = algorithms::generate_late(&topology, late, node, job.count);
+            let schedule = algorithms::late::generate(&topology, late, node, job.count);
             let plan = Arc::new(Plan::new(&schedule, 4));
             let piece = piece(0, &[&job], node, nodes, Algorithm::Direct, &topology);
             cluster.lanes[node as usize][0].send(Order::Start(Piece { plan, ..piece }));

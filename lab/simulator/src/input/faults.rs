@@ -4,7 +4,9 @@ use std::ops::Range;
 
 use toml::Spanned;
 
-use super::file::{ANY, FaultPart, File, InputError, MILLI, Number, POSITIVE, Reader, Text};
+use super::file::{
+    ANY, FaultPart, File, InputError, MILLI, OptionalNumber, POSITIVE, Reader, Text,
+};
 use crate::{
     fault::{Effect, Fault, Target},
     network::Network,
@@ -41,7 +43,7 @@ fn fault(
         return Err(reader.error(part.kind.span(), what));
     };
     let text = |text: &Text| text.as_ref().map(Spanned::span);
-    let number = |number: &Number| number.as_ref().map(Spanned::span);
+    let number = |number: &OptionalNumber| number.as_ref().map(Spanned::span);
     for (key, given) in [
         ("host", text(&part.host)),
         ("rack", text(&part.rack)),

@@ -22,7 +22,7 @@ pub struct InputError {
     pub what: String,
 }
 
-pub(super) type Number = Option<Spanned<f64>>;
+pub(super) type OptionalNumber = Option<Spanned<f64>>;
 pub(super) type Text = Option<Spanned<String>>;
 
 #[derive(Debug, Deserialize)]
@@ -49,25 +49,25 @@ pub(super) struct File {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct NetworkPart {
-    pub(super) latency_us: Number,
-    pub(super) rate_mbit: Number,
-    pub(super) rack_latency_us: Number,
-    pub(super) rack_rate_mbit: Number,
-    pub(super) reduce_mb_per_s: Number,
-    pub(super) chunk_bytes: Number,
-    pub(super) message_ns: Number,
-    pub(super) burst_loss_percent: Number,
-    pub(super) free_senders: Number,
-    pub(super) sender_loss_percent: Number,
-    pub(super) lane_rate_mbit: Number,
-    pub(super) publish_mb_per_s: Number,
-    pub(super) operation_us: Number,
-    pub(super) queue_bytes: Number,
-    pub(super) overflow_us: Number,
-    pub(super) rack_paths: Number,
-    pub(super) connection_mbit: Number,
-    pub(super) burst_bytes: Number,
-    pub(super) burst_mbit: Number,
+    pub(super) latency_us: OptionalNumber,
+    pub(super) rate_mbit: OptionalNumber,
+    pub(super) rack_latency_us: OptionalNumber,
+    pub(super) rack_rate_mbit: OptionalNumber,
+    pub(super) reduce_mb_per_s: OptionalNumber,
+    pub(super) chunk_bytes: OptionalNumber,
+    pub(super) message_ns: OptionalNumber,
+    pub(super) burst_loss_percent: OptionalNumber,
+    pub(super) free_senders: OptionalNumber,
+    pub(super) sender_loss_percent: OptionalNumber,
+    pub(super) lane_rate_mbit: OptionalNumber,
+    pub(super) publish_mb_per_s: OptionalNumber,
+    pub(super) operation_us: OptionalNumber,
+    pub(super) queue_bytes: OptionalNumber,
+    pub(super) overflow_us: OptionalNumber,
+    pub(super) rack_paths: OptionalNumber,
+    pub(super) connection_mbit: OptionalNumber,
+    pub(super) burst_bytes: OptionalNumber,
+    pub(super) burst_mbit: OptionalNumber,
     pub(super) ecmp: Text,
 }
 
@@ -77,9 +77,9 @@ pub(super) struct HostPart {
     pub(super) name: Spanned<String>,
     #[serde(default)]
     pub(super) rack: Text,
-    pub(super) line_mbit: Number,
-    pub(super) slowness: Number,
-    pub(super) count: Number,
+    pub(super) line_mbit: OptionalNumber,
+    pub(super) slowness: OptionalNumber,
+    pub(super) count: OptionalNumber,
     #[serde(default)]
     pub(super) server: bool,
 }
@@ -89,43 +89,43 @@ pub(super) struct HostPart {
 pub(super) struct LinkPart {
     pub(super) from: Spanned<String>,
     pub(super) to: Spanned<String>,
-    pub(super) latency_us: Number,
-    pub(super) lane_rate_mbit: Number,
-    pub(super) rate_mbit: Number,
+    pub(super) latency_us: OptionalNumber,
+    pub(super) lane_rate_mbit: OptionalNumber,
+    pub(super) rate_mbit: OptionalNumber,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct TierPart {
-    pub(super) links: Number,
+    pub(super) links: OptionalNumber,
     pub(super) rate_mbit: Spanned<f64>,
-    pub(super) latency_us: Number,
+    pub(super) latency_us: OptionalNumber,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct JobPart {
     pub(super) collective: Text,
-    pub(super) bytes: Number,
-    pub(super) pieces: Number,
+    pub(super) bytes: OptionalNumber,
+    pub(super) pieces: OptionalNumber,
     pub(super) specs: Option<Vec<Spanned<String>>>,
-    pub(super) chunk_bytes: Number,
-    pub(super) lanes: Number,
-    pub(super) streams: Number,
-    pub(super) socket_bytes: Number,
-    pub(super) credit_pieces: Number,
-    pub(super) piece_bytes: Number,
-    pub(super) call_us: Number,
-    pub(super) limit_s: Number,
+    pub(super) chunk_bytes: OptionalNumber,
+    pub(super) lanes: OptionalNumber,
+    pub(super) streams: OptionalNumber,
+    pub(super) socket_bytes: OptionalNumber,
+    pub(super) credit_pieces: OptionalNumber,
+    pub(super) piece_bytes: OptionalNumber,
+    pub(super) call_us: OptionalNumber,
+    pub(super) limit_s: OptionalNumber,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct TcpPart {
-    pub(super) window_bytes: Number,
-    pub(super) buffer_bytes: Number,
-    pub(super) timeout_ms: Number,
-    pub(super) round_trip_us: Number,
+    pub(super) window_bytes: OptionalNumber,
+    pub(super) buffer_bytes: OptionalNumber,
+    pub(super) timeout_ms: OptionalNumber,
+    pub(super) round_trip_us: OptionalNumber,
 }
 
 #[derive(Debug, Deserialize)]
@@ -134,14 +134,14 @@ pub(super) struct FaultPart {
     pub(super) kind: Spanned<String>,
     pub(super) host: Text,
     pub(super) rack: Text,
-    pub(super) link: Number,
-    pub(super) hosts: Number,
-    pub(super) every_ms: Number,
-    pub(super) factor: Number,
-    pub(super) times: Number,
-    pub(super) loss_percent: Number,
-    pub(super) from_ms: Number,
-    pub(super) until_ms: Number,
+    pub(super) link: OptionalNumber,
+    pub(super) hosts: OptionalNumber,
+    pub(super) every_ms: OptionalNumber,
+    pub(super) factor: OptionalNumber,
+    pub(super) times: OptionalNumber,
+    pub(super) loss_percent: OptionalNumber,
+    pub(super) from_ms: OptionalNumber,
+    pub(super) until_ms: OptionalNumber,
 }
 
 /// Reads values, and locates errors.
@@ -179,7 +179,7 @@ impl Reader<'_> {
     /// A number in this range, or its usual value.
     pub(super) fn number(
         &self,
-        value: &Number,
+        value: &OptionalNumber,
         key: &str,
         (least, most): (f64, f64),
         usual: f64,
@@ -195,7 +195,7 @@ impl Reader<'_> {
 
     pub(super) fn whole(
         &self,
-        value: &Number,
+        value: &OptionalNumber,
         key: &str,
         range: (f64, f64),
         usual: f64,

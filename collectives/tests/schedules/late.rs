@@ -6,14 +6,23 @@
 //! No spec leads to it, because it is not known in advance which participant will be late. It tests
 //! the executor with a schedule in which one participant has a role of its own.
 
+use super::Roles;
 use super::parts::build::{self, Link, Place};
 use crate::{
     schedule::{Schedule, split},
     topology::Topology,
 };
 
-pub(super) fn allreduce(topology: &Topology, late: u32, me: u32, count: u64) -> Schedule {
+/// The schedule of participant `me` for an allreduce in which participant `late` is late.
+///
+/// # Panics
+/// If `me` or `late` isn't one of the topology's participants.
+pub fn generate(topology: &Topology, late: u32, me: u32, count: u64) -> Schedule {
     let nodes = topology.participants();
+    assert!(me.max(late) < nodes, "{me} or {late} is not one of {nodes}");
+    if nodes == 1 || count == 0 {
+        return build::alone(nodes, me, count, Roles::default());
+    }
     let blocks = split(count, u64::from(nodes - 1));
     build::reduce_and_return(nodes, me, blocks, |block| {
         let owner = if block < late { block } else { block + 1 };

@@ -80,12 +80,12 @@ fn longest(waits: &mut dyn Iterator<Item = (NodeId, &Wait)>) -> Option<NodeId> {
 
 /// A wait: since when nothing has moved, and the node that is its root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Stall {
+pub(crate) struct Lateness {
     pub(crate) since: Instant,
     pub(crate) root: NodeId,
 }
 
-impl Stall {
+impl Lateness {
     /// The wait of a piece on node `me` that last moved bytes at `moved` and waits for `waits`.
     pub(crate) fn of(
         me: NodeId,
@@ -114,9 +114,9 @@ impl Stall {
     ) -> Self {
         let all: Vec<Wait> = waits.iter().map(|wait| wait.as_reported_to(peer)).collect();
         let others: Vec<Wait> = all.iter().copied().filter(|wait| wait.peer != peer).collect();
-        let stall = Self::of(me, moved, &all, limit, now);
-        let root = Self::at_fault(me, &others, limit, now).unwrap_or(stall.root);
-        Self { root, ..stall }
+        let lateness = Self::of(me, moved, &all, limit, now);
+        let root = Self::at_fault(me, &others, limit, now).unwrap_or(lateness.root);
+        Self { root, ..lateness }
     }
 
     /// A peer that has sent no notice for half of the `limit`; otherwise the root of the peers'
@@ -158,8 +158,8 @@ mod tests {
         Duration::from_secs_f64(seconds)
     }
 
-    fn stall(start: Instant, waits: &[Wait], after: f64) -> Stall {
-        Stall::of(ME, start, waits, LIMIT, start + seconds(after))
+    fn lateness(start: Instant, waits: &[Wait], after: f64) -> Lateness {
+        Lateness::of(ME, start, waits, LIMIT, start + seconds(after))
     }
 
     #[test]
@@ -168,18 +168,18 @@ mod tests {
         let mut link = Activity::new(start);
         for second in 1..100 {
             let now = start + seconds(f64::from(second) * 3.9);
-            let wait = Stall::of(ME, start, &[Wait { peer: A, activity: link }], LIMIT, now);
+            let wait = Lateness::of(ME, start, &[Wait { peer: A, activity: link }], LIMIT, now);
             assert!(!wait.is_late(LIMIT, now), "{second}");
             link.moved(now);
         }
         let wait = [Wait { peer: A, activity: link }];
         let end = seconds(99.0 * 3.9);
         assert!(
-            !Stall::of(ME, start, &wait, LIMIT, start + end + LIMIT)
+            !Lateness::of(ME, start, &wait, LIMIT, start + end + LIMIT)
                 .is_late(LIMIT, start + end + LIMIT)
         );
         let late = start + end + LIMIT + seconds(0.001);
-        assert!(Stall::of(ME, start, &wait, LIMIT, late).is_late(LIMIT, late));
+        assert!(Lateness::of(ME, start, &wait, LIMIT, late).is_late(LIMIT, late));
     }
 
     #[test]
@@ -189,7 +189,8 @@ mod tests {
         moving.moved(start + seconds(9.0));
         let waits =
             [Wait { peer: A, activity: Activity::new(start) }, Wait { peer: B, activity: moving }];
-        assert_eq!(stall(start, &waits, 10.0), Stall { since: start + seconds(9.0), root: A });
+        let expected = Lateness { since: start + seconds(9.0), root: A };
+        assert_eq!(lateness(start, &waits, 10.0), expected);
     }
 
     /// All nodes of a chain count from the same moment and name the silent node.
@@ -202,17 +203,17 @@ mod tests {
         let mut from_a = Activity::new(start);
         for tick in 1..9 {
             let now = at(f64::from(tick) * 0.5);
-            from_a.receive(Stall::of(A, start, &to_b, LIMIT, now).notice(now), now);
+            from_a.receive(Lateness::of(A, start, &to_b, LIMIT, now).notice(now), now);
         }
         let now = at(4.2);
-        let ours = Stall::of(ME, start, &[Wait { peer: A, activity: from_a }], LIMIT, now);
+        let ours = Lateness::of(ME, start, &[Wait { peer: A, activity: from_a }], LIMIT, now);
         assert_eq!(ours.root, B);
         assert!(ours.is_late(LIMIT, now));
-        assert!(Stall::of(A, start, &to_b, LIMIT, now).is_late(LIMIT, now));
+        assert!(Lateness::of(A, start, &to_b, LIMIT, now).is_late(LIMIT, now));
         // If B is also connected to this node and equally silent, it is still at fault.
         let both =
             [Wait { peer: A, activity: from_a }, Wait { peer: B, activity: Activity::new(start) }];
-        assert_eq!(Stall::of(ME, start, &both, LIMIT, now).root, B);
+        assert_eq!(Lateness::of(ME, start, &both, LIMIT, now).root, B);
     }
 
     #[test]
@@ -225,8 +226,8 @@ mod tests {
         from_b.receive(Notice { root: C, stalled: seconds(5.0) }, now);
         let a = Wait { peer: A, activity: from_a };
         let waits = [a, Wait { peer: B, activity: from_b }];
-        assert_eq!(Stall::of(ME, start, &waits, LIMIT, now).root, C);
-        assert_eq!(Stall::of(ME, start, &[a], LIMIT, now).root, A);
+        assert_eq!(Lateness::of(ME, start, &waits, LIMIT, now).root, C);
+        assert_eq!(Lateness::of(ME, start, &[a], LIMIT, now).root, A);
     }
 
     /// A is silent, although bytes moved to it last; B waits for this node. The notice for B names
@@ -240,7 +241,7 @@ mod tests {
         let mut from_b = Activity::new(start);
         from_b.receive(Notice { root: ME, stalled: seconds(2.9) }, now);
         let waits = [Wait { peer: A, activity: to_a }, Wait { peer: B, activity: from_b }];
-        let reported = |to| Stall::as_reported_to(to, ME, start, &waits, LIMIT, now).root;
+        let reported = |to| Lateness::as_reported_to(to, ME, start, &waits, LIMIT, now).root;
         assert_eq!(reported(B), A);
         // If all others wait for this node, the reader itself is at fault.
         assert_eq!(reported(A), A);
@@ -253,8 +254,8 @@ mod tests {
         let mut from_a = Activity::new(start);
         from_a.receive(Notice { root: B, stalled: Duration::ZERO }, start + seconds(1.0));
         let wait = [Wait { peer: A, activity: from_a }];
-        assert_eq!(stall(start, &wait, 2.0).root, B);
-        assert_eq!(stall(start, &wait, 5.5), Stall { since: start + seconds(1.0), root: A });
+        assert_eq!(lateness(start, &wait, 2.0).root, B);
+        assert_eq!(lateness(start, &wait, 5.5), Lateness { since: start + seconds(1.0), root: A });
     }
 
     /// Two nodes that wait for each other must not keep each other waiting by their notices.
@@ -267,16 +268,16 @@ mod tests {
             let received = [(ME, A), (A, ME)].map(|(me, peer)| {
                 let activity = ends[me.0 as usize];
                 let waits = [Wait { peer, activity }];
-                Stall::as_reported_to(peer, me, start, &waits, LIMIT, at(tick)).notice(at(tick))
+                Lateness::as_reported_to(peer, me, start, &waits, LIMIT, at(tick)).notice(at(tick))
             });
             // A notice takes time, too.
             ends[0].receive(received[1], at(tick) + seconds(0.4));
             ends[1].receive(received[0], at(tick) + seconds(0.4));
         }
         let now = at(10);
-        let stall = Stall::of(ME, start, &[Wait { peer: A, activity: ends[0] }], LIMIT, now);
-        assert!(stall.is_late(LIMIT, now));
-        assert_eq!(stall.root, A);
+        let lateness = Lateness::of(ME, start, &[Wait { peer: A, activity: ends[0] }], LIMIT, now);
+        assert!(lateness.is_late(LIMIT, now));
+        assert_eq!(lateness.root, A);
     }
 
     /// TRUST: a peer may send anything.
@@ -286,6 +287,6 @@ mod tests {
         let mut from_a = Activity::new(start);
         from_a.receive(Notice { root: A, stalled: Duration::MAX }, start + seconds(1.0));
         let wait = [Wait { peer: A, activity: from_a }];
-        assert_eq!(stall(start, &wait, 1.0).since, start);
+        assert_eq!(lateness(start, &wait, 1.0).since, start);
     }
 }
