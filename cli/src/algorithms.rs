@@ -379,7 +379,7 @@ mod tests {
     fn all_is_shown_as_text_and_as_json() {
         let text = show(&options(None, None, None)).unwrap();
         let one = show(&options(Some("circulant(radix=4)"), None, None)).unwrap();
-        assert!(one.contains("radix=2 (2–64): among how many"), "{one}");
+        assert!(one.contains("radix=2 (2–64): into how many parts"), "{one}");
         assert!([&text, &one].iter().all(|text| text.contains("chunk=BYTES (4K–4M)")), "{text}");
         assert!(one.contains("negotiation.algorithm=\"circulant(radix=4)\""), "{one}");
         let json = Options { json: true, ..options(None, None, None) };
