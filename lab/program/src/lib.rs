@@ -4,7 +4,7 @@
 //! is installed. Modules, lowest first:
 //!
 //! - [`process`]: what the system knows of a process
-//! - [`cluster_file`]: a measured cluster as a file
+//! - [`cluster_file`]: reads cluster files, and refines a measured cluster
 //! - [`probe`]: `gradwire probe`
 //! - [`simulate`]: `gradwire simulate`
 //! - [`coordinator`]: the coordinator of one job as a process of its own

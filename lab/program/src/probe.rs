@@ -20,10 +20,11 @@ use gradwire_launcher::{
 };
 use gradwire_proto::pb::StatusResponse;
 use gradwire_settings::Settings;
+use gradwire_simulator::input::written::{ClusterFile, Link, Tier};
 use gradwire_worker::Session;
 
 use crate::{
-    cluster_file::{ClusterFile, Link, Tier},
+    cluster_file::with_calls,
     probe_calls::{self, Calls},
 };
 
@@ -149,12 +150,13 @@ fn show(options: &Options, status: &StatusResponse, calls: &Calls) -> Result<Str
             .hint("can the hosts reach each other's ports? is a round trip more than 50 ms?")
     })?;
     let (lanes, streams) = (options.lanes, options.streams);
-    let file = ClusterFile::of_job(status).with_calls(calls, lanes, streams, status);
+    let file = with_calls(ClusterFile::of_job(status), calls, lanes, streams, status);
     if !network.complete {
         print_line("gradwire probe: the time limit ended some measurements");
     }
     if let Some(path) = &options.out {
-        fs::write(path, file.to_toml()?).map_err(|error| refused(path, &error))?;
+        fs::write(path, file.to_toml().map_err(CommandError::failed)?)
+            .map_err(|error| refused(path, &error))?;
     }
     if options.json {
         let json = serde_json::to_string_pretty(&file).map_err(CommandError::failed)?;

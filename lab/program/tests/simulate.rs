@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fs};
 
-use gradwire_lab::cluster_file::{ClusterFile, Host, Link};
+use gradwire_simulator::input::written::{ClusterFile, Host, Link};
 use gradwire_tests::place::{Output, Place};
 use serde_json::Value;
 

@@ -1,10 +1,11 @@
 //! The description of a cluster, a job and faults, as TOML.
 //!
-//! The file of `gradwire probe --out` has this form, too.
+//! [`written`] writes such a file for a measured cluster, as `gradwire probe --out` does.
 
 mod cost;
 mod faults;
 mod file;
+pub mod written;
 
 use std::collections::{BTreeMap, BTreeSet};
 
