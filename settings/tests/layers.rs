@@ -109,6 +109,7 @@ fn unknown_keys_are_named_with_a_suggestion() {
     let cases = [
         ("GRADWIRE_DATA__LANE", "'data.lane'", "did you mean GRADWIRE_DATA__LANES?"),
         ("GRADWIRE_DATA_LANES", "'data.lanes'", "did you mean GRADWIRE_DATA__LANES?"),
+        ("GRADWIRE__DATA_LANES", "'_data_lanes'", "did you mean GRADWIRE_DATA__LANES?"),
         (
             "GRADWIRE_DATA__PIECE_BYTES",
             "'data.piece_bytes'",
