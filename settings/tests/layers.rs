@@ -48,7 +48,7 @@ fn every_default_is_valid_and_documented_once() {
 fn the_last_layer_wins_and_is_the_origin() {
     let (_dir, path) = file(
         "[negotiation]\npiece_bytes = \"1MiB\"\ncredit_pieces = 3\n[data]\nlanes = 4\n\
-         [launch]\nssh_args = [\"-p\", 2222]\n",
+         [launch]\nssh_args = [\" -p\", 2222]\n",
     );
     let layers = Layers {
         file: Some(path.clone()),
