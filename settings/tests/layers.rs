@@ -176,6 +176,7 @@ fn algorithm_names_ignore_case() {
         ("Circulant(radix=4)", "circulant(radix=4)"),
         ("auto", "auto"),
         ("0-64KiB=Linear; 64K-=^ring,^linear", "0-64K=linear; 64K-=^ring,^linear"),
+        ("0-64K=linear;\n64K-=ring", "0-64K=linear; 64K-=ring"),
     ] {
         let flags = flags(&[&format!("negotiation.algorithm={given}")]);
         let loaded = Settings::load(&Layers { flags, ..Layers::default() }).unwrap();
