@@ -86,9 +86,10 @@ fn each_setting_is_shown_with_its_origin() {
         line.split_whitespace().collect::<Vec<_>>().join(" ")
     };
     assert_eq!(line("data.lanes"), "data.lanes = 4 # environment GRADWIRE_DATA__LANES");
-    assert_eq!(line("data.chunk_bytes"), "data.chunk_bytes = \"128KiB\" # file g.toml");
-    assert_eq!(line("worker.spin_us"), "worker.spin_us = 7 # command line");
-    assert_eq!(line("heartbeat.interval_ms"), "heartbeat.interval_ms = 500 # default");
+    assert_eq!(line("data.chunk_bytes"), "data.chunk_bytes = \"128KiB\" # file g.toml (internal)");
+    assert_eq!(line("worker.spin_us"), "worker.spin_us = 7 # command line (internal)");
+    assert_eq!(line("heartbeat.timeout_ms"), "heartbeat.timeout_ms = 3000 # default");
+    assert!(!output.stdout.contains("heartbeat.interval_ms"), "{output:?}");
 }
 
 #[test]

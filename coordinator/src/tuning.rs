@@ -451,7 +451,7 @@ mod tests {
             (String::new(), "EOF"),
             (good[..good.len() / 2].to_owned(), "EOF"),
             (good.replace("\"format\":2", "\"format\":1"), "format 1, but"),
-            (good.replace("\"direct\"", "\"zonk\""), "no algorithm \"zonk\""),
+            (good.replace("\"direct\"", "\"zonk\""), "unknown algorithm \"zonk\""),
             (good.replace("1250", "0"), "invalid time"),
             (good.replace("1234", "0"), "invalid sizes of pieces"),
             (good.replace("65536", "1"), "invalid sizes of pieces"),

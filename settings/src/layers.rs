@@ -168,8 +168,9 @@ fn given(value: &Value) -> Given {
         ValueKind::Nil | ValueKind::Table(_) | ValueKind::Array(_) => None,
         _ => Some(value.to_string()),
     };
+    let word = |value: &Value| text(value).map(|text| text.trim().to_owned());
     let list = match &value.kind {
-        ValueKind::Array(items) => items.iter().map(text).collect::<Option<Vec<_>>>(),
+        ValueKind::Array(items) => items.iter().map(word).collect::<Option<Vec<_>>>(),
         _ => None,
     };
     match (list, text(value)) {

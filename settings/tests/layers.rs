@@ -48,7 +48,7 @@ fn every_default_is_valid_and_documented_once() {
 fn the_last_layer_wins_and_is_the_origin() {
     let (_dir, path) = file(
         "[negotiation]\npiece_bytes = \"1MiB\"\ncredit_pieces = 3\n[data]\nlanes = 4\n\
-         [launch]\nssh_args = [\"-p\", 2222]\n",
+         [launch]\nssh_args = [\" -p\", 2222]\n",
     );
     let layers = Layers {
         file: Some(path.clone()),
@@ -109,6 +109,7 @@ fn unknown_keys_are_named_with_a_suggestion() {
     let cases = [
         ("GRADWIRE_DATA__LANE", "'data.lane'", "did you mean GRADWIRE_DATA__LANES?"),
         ("GRADWIRE_DATA_LANES", "'data.lanes'", "did you mean GRADWIRE_DATA__LANES?"),
+        ("GRADWIRE__DATA_LANES", "'_data_lanes'", "did you mean GRADWIRE_DATA__LANES?"),
         (
             "GRADWIRE_DATA__PIECE_BYTES",
             "'data.piece_bytes'",
@@ -175,6 +176,7 @@ fn algorithm_names_ignore_case() {
         ("Circulant(radix=4)", "circulant(radix=4)"),
         ("auto", "auto"),
         ("0-64KiB=Linear; 64K-=^ring,^linear", "0-64K=linear; 64K-=^ring,^linear"),
+        ("0-64K=linear;\n64K-=ring", "0-64K=linear; 64K-=ring"),
     ] {
         let flags = flags(&[&format!("negotiation.algorithm={given}")]);
         let loaded = Settings::load(&Layers { flags, ..Layers::default() }).unwrap();

@@ -2,7 +2,12 @@
 
 use std::io::{IsTerminal, stderr};
 
-use tracing_subscriber::{filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+use tracing_subscriber::{
+    filter::{ParseError, Targets},
+    fmt,
+    layer::SubscriberExt,
+    util::SubscriberInitExt,
+};
 
 use crate::TelemetryError;
 
@@ -17,10 +22,16 @@ pub struct LogConfig {
 
 /// Parses a filter strictly: an invalid directive is an error, not ignored.
 fn filter(given: &str) -> Result<Targets, TelemetryError> {
-    given.parse().map_err(|error: tracing_subscriber::filter::ParseError| TelemetryError::Filter {
-        given: given.to_owned(),
-        reason: error.to_string(),
-    })
+    let refused = |reason: String| TelemetryError::Filter { given: given.to_owned(), reason };
+    // To `Targets`, an empty directive is `error`, and all else may be the name of a target.
+    let parts = given.split(',').map(str::trim).filter(|part| !part.is_empty());
+    let parts: Vec<&str> = parts.collect();
+    let is_valid = |c: char| c.is_alphanumeric() || "_:-=".contains(c);
+    if let Some(part) = parts.iter().find(|part| !part.chars().all(is_valid)) {
+        return Err(refused(format!("'{part}' is neither a level nor TARGET=LEVEL")));
+    }
+    let targets = parts.join(",").parse();
+    targets.map_err(|error: ParseError| refused(error.to_string()))
 }
 
 /// Sends this process's logs to standard error. A second call is an error.
@@ -44,8 +55,18 @@ mod tests {
         for good in ["warn", "info,gradwire_daemon=debug", "off"] {
             assert!(filter(good).is_ok(), "{good}");
         }
-        let error = filter("warn,gradwire_daemon=loud").unwrap_err().to_string();
-        assert!(error.starts_with("log.level = \"warn,gradwire_daemon=loud\" is not"), "{error}");
+        for bad in ["warn,gradwire_daemon=loud", "warn,gradwire_daemon[step]=debug"] {
+            let error = filter(bad).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("log.level = {bad:?} is not")), "{error}");
+        }
+    }
+
+    #[test]
+    fn spaces_and_empty_directives_are_ignored() {
+        let expected = filter("info,gradwire_daemon=debug").unwrap();
+        for given in ["info, gradwire_daemon=debug", "info,gradwire_daemon=debug,"] {
+            assert_eq!(filter(given).unwrap(), expected, "{given}");
+        }
     }
 
     #[test]

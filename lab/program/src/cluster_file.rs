@@ -1,5 +1,5 @@
 //! The cluster that `gradwire probe` describes: what the coordinator measured, refined by the times
-//! of calls. `gradwire explain --cluster` and `gradwire simulate run` read its file, and every other
+//! of calls. `gradwire explain --cluster` and `gradwire simulate run` read its file, and any other
 //! description of a cluster.
 
 use std::{

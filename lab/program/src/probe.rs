@@ -19,7 +19,7 @@ use gradwire_launcher::{
     launch::hosts::Host,
 };
 use gradwire_proto::pb::StatusResponse;
-use gradwire_settings::Settings;
+use gradwire_settings::{KEYS, Key, Settings};
 use gradwire_simulator::input::written::{ClusterFile, Link, Tier};
 use gradwire_worker::Session;
 
@@ -180,7 +180,7 @@ fn as_text(file: &ClusterFile, seconds: f64) -> Result<String, CommandError> {
     let costs = toml::to_string(&file.network).map_err(CommandError::failed)?;
     // Bursts have no effect on choices.
     let costs = costs.lines().filter(|line| !line.starts_with("burst_b"));
-    let costs: String = costs.map(|line| format!("network.{line}\n")).collect();
+    let costs: String = costs.map(|line| format!("{}{line}\n", section(line))).collect();
     let call = file.job.as_ref().map_or(0.0, |job| job.call_us);
     let burst = match file.network.burst_bytes {
         0.0 => String::new(),
@@ -203,6 +203,15 @@ fn as_text(file: &ClusterFile, seconds: f64) -> Result<String, CommandError> {
     ))
 }
 
+/// `network.` if `name = value` can be a setting; the other costs are only in cluster files.
+fn section(line: &str) -> &'static str {
+    let is_of = |key: &Key| {
+        let rest = key.name.strip_prefix("network.").and_then(|name| line.strip_prefix(name));
+        rest.is_some_and(|rest| rest.starts_with(" ="))
+    };
+    if KEYS.iter().any(is_of) { "network." } else { "" }
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -221,6 +230,12 @@ mod tests {
         }
         options.spread(&mut hosts)?;
         Ok(hosts.iter().map(|host| host.slots).collect())
+    }
+
+    #[test]
+    fn only_settings_have_the_name_of_their_section() {
+        assert_eq!(section("rate_mbit = 940.0"), "network.");
+        assert_eq!(section("queue_bytes = 0"), "");
     }
 
     #[test]

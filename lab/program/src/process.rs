@@ -137,8 +137,8 @@ mod tests {
     fn a_process_is_known_by_its_command_line() {
         let role = |line: &str| super::role(&line.split(' ').map(String::from).collect::<Vec<_>>());
         assert_eq!(role("/a/gradwired"), Some(Role::Daemon));
-        assert_eq!(role("/a/gradwire coordinator"), Some(Role::Coordinator));
-        for other in ["/a/gradwire bench", "/a/gradwire", "sh gradwired", ""] {
+        assert_eq!(role("/a/gradwire-lab coordinator"), Some(Role::Coordinator));
+        for other in ["/a/gradwire-lab bench", "/a/gradwire coordinator", "sh gradwired", ""] {
             assert_eq!(role(other), None, "{other:?}");
         }
     }

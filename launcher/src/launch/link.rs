@@ -182,7 +182,7 @@ impl Link {
             let report = match next {
                 Ok(report) => report,
                 // A login may print a greeting before the agent speaks.
-                Err(_) if self.asked.is_none() => continue,
+                Err(why) if self.asked.is_none() && why != SILENT => continue,
                 Err(why) => return Some(why),
             };
             match report {

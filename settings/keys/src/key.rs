@@ -192,9 +192,8 @@ impl Kind {
                 let text = text?.replace('_', "-");
                 words.contains(&text.as_str()).then_some(Checked::Text(text))
             }
-            Self::Text | Self::Rules => {
-                is_plain(text?).then(|| Checked::Text(text.unwrap_or_default().into()))
-            }
+            Self::Rules => Some(Checked::Text(text?.to_owned())),
+            Self::Text => is_plain(text?).then(|| Checked::Text(text.unwrap_or_default().into())),
             Self::RackLabel => {
                 let label = text.filter(|label| check_rack_label(label).is_ok())?;
                 Some(Checked::Text(label.to_owned()))

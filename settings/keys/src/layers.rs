@@ -34,7 +34,7 @@ pub fn horovods(
 /// one is reported each time.
 pub fn environment(environment: &HashMap<String, String>) -> Layer {
     let named = environment.iter().filter_map(|(name, value)| {
-        let key = name.strip_prefix("GRADWIRE_").filter(|key| key.contains("__"))?;
+        let key = name.strip_prefix("GRADWIRE_").filter(|_| name.contains("__"))?;
         let key = key.to_lowercase().replace("__", ".");
         let variable = format!("GRADWIRE_{}", key.replace('.', "__").to_uppercase());
         Some((key, Given::from(value.as_str()), Origin::Variable(variable)))

@@ -128,7 +128,7 @@ fn the_table_has_remedies_for_failures() {
     let text = report.output();
     for part in [
         "fail    congestion_control  127.0.0.1, 127.0.0.2",
-        "'zonk' can't be had: No such file or directory",
+        "'zonk' is not available: No such file or directory",
         "What to do:\n  fail congestion_control, 127.0.0.1, 127.0.0.2:\n      load it (modprobe",
         " 2 failed; 2 hosts in ",
     ] {

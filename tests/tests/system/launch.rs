@@ -165,7 +165,7 @@ fn unreachable_hosts_are_named() {
     report.assert_code(1);
     report.assert_verdict(&[
         "error: host host.invalid can't be reached: ssh: ",
-        "host.invalid true` has to work",
+        "host.invalid true` must work",
     ]);
 }
 
