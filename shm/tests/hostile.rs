@@ -148,7 +148,7 @@ fn each_field_of_a_record_is_checked() {
             u64::from_le_bytes([b'a', 0xff, b'b', 0, 0, 0, 0, 0]),
             "not valid UTF-8 from byte 1 on",
         ),
-        (14, u64::from_le_bytes(*b"a\nb\0\0\0\0\0"), "no control characters"),
+        (14, u64::from_le_bytes(*b"a\nb\0\0\0\0\0"), "without control characters"),
     ];
     for &(word, value, text) in cases {
         let (worker, words, mut reader, _) = page();

@@ -308,7 +308,7 @@ fn impossible_requests_are_refused_at_once() {
                 (or().prescale(0.5), "prescale: a factor of 0.5 can't be applied to bits"),
                 (or().postscale(2.0), "postscale: a factor of 2 can't be applied to bits"),
                 (sum(""), "1 to 1024 bytes"),
-                (sum("a\nb"), "no control characters"),
+                (sum("a\nb"), "without control characters"),
                 (sum(&"x".repeat(1025)), "1 to 1024 bytes"),
             ];
             for (options, expected) in cases {
