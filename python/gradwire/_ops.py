@@ -124,7 +124,7 @@ class Handle(Generic[Result]):
 
         Raises:
             WaitTimeout: The operation did not complete within ``timeout``. It continues.
-            InvalidRequest: An argument is invalid. Nothing was started.
+            InvalidRequest: ``timeout`` is invalid, or a rank's request was.
             GradwireError: The operation failed; the subclass and ``kind`` tell why.
         """
         if not hasattr(self, "_result"):
@@ -165,7 +165,7 @@ def synchronize(handle: Handle[Result]) -> Result:
         The result of the operation.
 
     Raises:
-        InvalidRequest: An argument is invalid. Nothing was started.
+        InvalidRequest: ``handle`` is not a handle, or a rank's request was invalid.
         GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return _handle(handle).wait()
