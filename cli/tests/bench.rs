@@ -4,25 +4,8 @@ mod common;
 
 use std::fs;
 
-use common::{GRADWIRE, Place, finish};
-use gradwire_tests::launched::programs::gradwired;
+use common::{GRADWIRE, Place, number};
 use serde_json::Value;
-
-fn bench(place: &Place, words: &[&str]) -> common::Output {
-    let mut command = place.gradwire(words);
-    finish(command.env("GRADWIRE_LAUNCH__GRADWIRED", gradwired()).spawn().unwrap())
-}
-
-/// The cells of each row of the table, without the prefixes of ranks.
-fn rows(table: &str) -> Vec<Vec<&str>> {
-    let lines = table.lines().map(|line| line.strip_prefix("[0] ").unwrap_or(line));
-    let rows = lines.filter(|line| !line.starts_with('#'));
-    rows.map(|line| line.split_whitespace().collect()).collect()
-}
-
-fn number(cell: &str) -> f64 {
-    cell.parse().unwrap_or_else(|_| panic!("'{cell}' is not a number"))
-}
 
 #[test]
 fn ranks_are_started_and_figures_printed() {
@@ -30,10 +13,10 @@ fn ranks_are_started_and_figures_printed() {
     let words = "bench allreduce -np 2 -b 4 -e 64K -f 128 -w 1 --iters 3 --json out.json \
                  --set data.lanes=1 --algorithm ring --barrier";
     let words: Vec<_> = words.split_whitespace().collect();
-    let output = bench(&place, &words);
+    let output = place.measure(&words);
     assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""), "{output:?}");
     assert!(output.stdout.contains("bench allreduce f32 sum\n# 2 ranks on localhost:2"));
-    let table = rows(&output.stdout);
+    let table = output.rows();
     assert_eq!(table.iter().map(|row| row[0]).collect::<Vec<_>>(), ["4", "512", "65536"]);
 
     let json: Value =
@@ -72,10 +55,10 @@ fn bench_can_be_the_program_of_a_job() {
         "allreduce -b 1K -e 1K -o average -d bf16 --check 2",
     ] {
         let line = format!("run -np 2 -- {GRADWIRE} bench {words} -w 0 --iters 2");
-        let output = bench(&place, &line.split(' ').collect::<Vec<_>>());
+        let output = place.measure(&line.split(' ').collect::<Vec<_>>());
         assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""), "{words}: {output:?}");
         assert!(output.stdout.lines().all(|line| line.starts_with("[0] ")), "{output:?}");
-        let rows = rows(&output.stdout);
+        let rows = output.rows();
         assert!(!rows.is_empty() && rows.iter().all(|row| number(row[0]) > 0.0), "{output:?}");
     }
     place.assert_clean(false);
@@ -97,9 +80,9 @@ fn every_collective_gives_checked_results() {
         let line = format!("bench {words} {sizes} -np 3");
         // Some cases have their own size, and an option that is given twice is an error.
         let line = if words.contains("-b ") { line.replacen("-b 4 ", "", 1) } else { line };
-        let output = bench(&place, &line.split(' ').collect::<Vec<_>>());
+        let output = place.measure(&line.split(' ').collect::<Vec<_>>());
         assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""), "{words}: {output:?}");
-        let rows = rows(&output.stdout);
+        let rows = output.rows();
         let reported: Vec<_> = rows.iter().map(|row| row[0]).collect();
         let expected: Vec<_> = bytes.into_iter().filter(|bytes| !bytes.is_empty()).collect();
         assert_eq!(reported, expected, "{words}");
@@ -114,7 +97,7 @@ fn nodes_have_the_line_for_their_baseline() {
     let words = "bench allreduce -H 127.0.0.1:1,127.0.0.2:1 -b 1M -e 1M -w 1 --iters 2 \
                  --line-rate 1Gbit --json out.json";
     let words: Vec<_> = words.split_whitespace().collect();
-    let output = bench(&place, &words);
+    let output = place.measure(&words);
     assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""), "{output:?}");
     let json = fs::read(place.path().join("out.json")).unwrap();
     let row = &serde_json::from_slice::<Value>(&json).unwrap()["rows"][0];
@@ -122,8 +105,8 @@ fn nodes_have_the_line_for_their_baseline() {
     assert_eq!(row["baseline_us"], 8388.608);
     let without: Vec<_> =
         words.iter().filter(|word| !["--line-rate", "1Gbit"].contains(word)).copied().collect();
-    let output = bench(&place, &without);
-    assert!(rows(&output.stdout)[0].ends_with(&["-", "-"]), "{output:?}");
+    let output = place.measure(&without);
+    assert!(output.rows()[0].ends_with(&["-", "-"]), "{output:?}");
 }
 
 #[test]
@@ -133,9 +116,9 @@ fn a_models_gradients_are_one_step() {
     for memory in ["arena", "ordinary"] {
         let words = "bench model --shapes net -np 2 --iters 3 --compute-ms 4 --check 1";
         let words: Vec<_> = words.split(' ').chain(["--memory", memory]).collect();
-        let output = bench(&place, &words);
+        let output = place.measure(&words);
         assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""), "{output:?}");
-        let rows = rows(&output.stdout);
+        let rows = output.rows();
         assert_eq!(rows[0][..4], ["4068", "1017", "4", "4"]);
         // A step includes its computation, and the wait after the last submission.
         assert!(number(rows[0][5]) >= 4000.0, "{rows:?}");
@@ -171,10 +154,10 @@ fn impossible_measurements_are_refused() {
     }
     // The ranks report what only they can know.
     let line = format!("run -np 2 {GRADWIRE} bench broadcast --root 2");
-    let output = bench(&place, &line.split(' ').collect::<Vec<_>>());
+    let output = place.measure(&line.split(' ').collect::<Vec<_>>());
     assert_eq!(output.code, Some(2), "{output:?}");
     assert!(output.stderr.contains("--root 2 is not a rank: the job has 2 ranks"), "{output:?}");
-    let output = bench(&place, &["bench", "barrier", "-np", "2", "--json", "no/such/folder"]);
+    let output = place.measure(&["bench", "barrier", "-np", "2", "--json", "no/such/folder"]);
     assert_eq!(output.code, Some(1), "{output:?}");
     let expected = "[0] error: --json no/such/folder can't be written: No such";
     assert!(output.stderr.contains(expected), "{output:?}");

@@ -55,6 +55,13 @@ impl Output {
     pub fn verdict(&self) -> &str {
         self.stderr.lines().find(|line| line.contains(" s after start")).unwrap_or_default()
     }
+
+    /// The cells of each row of the table of a measurement, without the prefixes of ranks.
+    pub fn rows(&self) -> Vec<Vec<&str>> {
+        let lines = self.stdout.lines().map(|line| line.strip_prefix("[0] ").unwrap_or(line));
+        let rows = lines.filter(|line| !line.starts_with('#'));
+        rows.map(|line| line.split_whitespace().collect()).collect()
+    }
 }
 
 /// A folder with the fakes, which is removed when this is dropped.
@@ -123,6 +130,13 @@ impl Place {
     /// Runs `gradwire` to its end.
     pub fn run(&self, words: &[&str]) -> Output {
         finish(self.gradwire(words).spawn().unwrap())
+    }
+
+    /// Runs `gradwire` with the real daemon to its end.
+    pub fn measure(&self, words: &[&str]) -> Output {
+        let mut command = self.gradwire(words);
+        let daemon = programs::gradwired();
+        finish(command.env("GRADWIRE_LAUNCH__GRADWIRED", daemon).spawn().unwrap())
     }
 
     /// Command lines on this machine that hold `text`.
@@ -202,4 +216,9 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 pub fn kill(signal: &str, pid: u32) {
     let status = Command::new("kill").args([&format!("-{signal}"), &pid.to_string()]).status();
     assert!(status.unwrap().success());
+}
+
+/// A cell of a table as a number.
+pub fn number(cell: &str) -> f64 {
+    cell.parse().unwrap_or_else(|_| panic!("'{cell}' is not a number"))
 }

@@ -3,26 +3,10 @@
 use std::fs;
 
 use gradwire_tests::{
-    launched::programs::{self, gradwired},
-    place::{Output, Place, finish},
+    launched::programs,
+    place::{Place, number},
 };
 use serde_json::Value;
-
-fn bench(place: &Place, words: &[&str]) -> Output {
-    let mut command = place.gradwire(words);
-    finish(command.env("GRADWIRE_LAUNCH__GRADWIRED", gradwired()).spawn().unwrap())
-}
-
-/// The rows of the table, each as its cells; the ranks' prefix is taken away.
-fn rows(table: &str) -> Vec<Vec<&str>> {
-    let lines = table.lines().map(|line| line.strip_prefix("[0] ").unwrap_or(line));
-    let rows = lines.filter(|line| !line.starts_with('#'));
-    rows.map(|line| line.split_whitespace().collect()).collect()
-}
-
-fn number(cell: &str) -> f64 {
-    cell.parse().unwrap_or_else(|_| panic!("'{cell}' is not a number"))
-}
 
 #[test]
 fn negotiation_costs_match_its_messages() {
@@ -32,7 +16,7 @@ fn negotiation_costs_match_its_messages() {
                  --set negotiation.piece_bytes=1MiB";
     let output = place.run(&words.split_whitespace().collect::<Vec<_>>());
     assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""), "{output:?}");
-    let table = rows(&output.stdout);
+    let table = output.rows();
     assert_eq!(table.iter().map(|row| row[0]).collect::<Vec<_>>(), ["2", "3"]);
     let json: Value =
         serde_json::from_slice(&fs::read(place.path().join("out.json")).unwrap()).unwrap();
@@ -63,7 +47,7 @@ fn a_long_job_does_not_grow() {
     let place = Place::new();
     let words = "bench resources -H 127.0.0.1:1,127.0.0.2:1 -b 64K --idle 0.3 --steps 3000 \
                  --calls 20 -w 2 --json out.json";
-    let output = bench(&place, &words.split_whitespace().collect::<Vec<_>>());
+    let output = place.measure(&words.split_whitespace().collect::<Vec<_>>());
     assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""), "{output:?}");
     let json: Value =
         serde_json::from_slice(&fs::read(place.path().join("out.json")).unwrap()).unwrap();
@@ -73,7 +57,7 @@ fn a_long_job_does_not_grow() {
     // The coordinator may be a separate process or not.
     let others = processes.iter().filter(|process| **process != "coordinator");
     assert_eq!(others.collect::<Vec<_>>(), [&"daemon", &"rank 0", &"daemon", &"rank 1"]);
-    for (cells, row) in rows(&output.stdout).iter().zip(reported) {
+    for (cells, row) in output.rows().iter().zip(reported) {
         assert_eq!(Some(cells[0]), row["host"].as_str());
         let at = |name: &str| row[name].as_f64().unwrap_or_else(|| panic!("{name}: {row}"));
         let samples = row["private_bytes"].as_object().unwrap();
@@ -97,7 +81,7 @@ fn a_rank_with_another_parent_sees_no_daemon() {
     let place = Place::new();
     let gradwire = programs::gradwire();
     let line = format!("{} bench resources --idle 0.1 --steps 1; exit $?", gradwire.display());
-    let output = bench(&place, &["run", "-np", "1", "--", "sh", "-c", &line]);
+    let output = place.measure(&["run", "-np", "1", "--", "sh", "-c", &line]);
     assert_eq!(output.code, Some(1), "{output:?}");
     assert!(output.stderr.contains("no daemon found next to this rank"), "{output:?}");
     place.assert_clean(false);
@@ -119,7 +103,7 @@ fn wrong_options_are_refused_at_once() {
         assert!(output.stderr.starts_with(expected), "{output:?}");
     }
     let line = format!("run -np 1 {} bench negotiation --nodes 2", programs::gradwire().display());
-    let output = bench(&place, &line.split(' ').collect::<Vec<_>>());
+    let output = place.measure(&line.split(' ').collect::<Vec<_>>());
     assert_eq!(output.code, Some(2), "{output:?}");
     assert!(output.stderr.contains("can't run as a rank of a job"), "{output:?}");
     place.assert_clean(false);

@@ -203,7 +203,7 @@ fn the_page_and_its_api_only_show_the_job() {
 
     let elsewhere = get(&other, "/");
     assert_eq!(elsewhere.code, 404);
-    assert!(elsewhere.body.contains("gradwire status says where"), "{elsewhere:?}");
+    assert!(elsewhere.body.contains("`gradwire status` prints its address"), "{elsewhere:?}");
     job.allow("end");
     job.finish().assert_code(0);
 }
