@@ -28,7 +28,7 @@ INSTALL_WHEEL = pip install --quiet --disable-pip-version-check --force-reinstal
 LINT_TOOL = test -x .venv-lint/bin/$(1) || (python3 -m venv .venv-lint && .venv-lint/bin/pip install --quiet $(1)==$(2))
 
 .PHONY: help demo demo-rust test lint figures programs wheel python-test python-oldest nightly soak sanitize \
-    bench bench-torch bench-choice bench-cycles simulate-check stubs generated-stubs metrics-docs \
+    bench bench-torch bench-choice bench-cycles simulate-check stubs generated-stubs protos metrics-docs \
     simulator-docs dashboards deploy-test docs clean
 
 help: ## this list
@@ -116,6 +116,9 @@ generated-stubs:
 	.venv-lint/bin/maturin generate-stubs --quiet --profile dev -m python/Cargo.toml --features stubs --out target/stubs
 	.venv-lint/bin/ruff check --quiet --fix --select I,UP --config python/pyproject.toml $(STUBS)
 	.venv-lint/bin/ruff format --quiet --config python/pyproject.toml $(STUBS)
+
+protos: ## proto/generated, the code of the messages and services
+	$(CARGO) run --quiet -p gradwire-proto-generate
 
 metrics-docs: ## docs/metrics.md, from telemetry/src/catalog.rs
 	@mkdir -p target

@@ -36,8 +36,11 @@ PATTERNS = {
     "names as their projects write them": r"\b(?:horovod's|gloo's|pytorch's)\b",
 }
 FILES = ["*.rs", "*.py", "*.md", "*.proto", "*.js"]
-# This file names the constructions; the protocol of OpenTelemetry is not ours.
-SKIP = re.compile(r"(^|/)CHANGELOG\.md$|^scripts/plain_words\.py$|^proto/opentelemetry/")
+# This file names the constructions, the protocol of OpenTelemetry is not ours, and generated code
+# repeats the protocols.
+SKIP = re.compile(
+    r"(^|/)CHANGELOG\.md$|^scripts/plain_words\.py$|^proto/(opentelemetry|generated)/"
+)
 COMMENT = re.compile(r"^\s*(?://[/!]?|#(?!\[|!)|\*)\s?(.*)$")
 STRING = re.compile(r'"((?:[^"\\]|\\.){12,})"')
 DOCSTRING = re.compile(r'^\s*[A-Z"][\w ,\'`-]{20,}')

@@ -18,7 +18,7 @@ use crate::pb;
 /// [`pb::coordinator_server`].
 #[expect(clippy::default_constructed_unit_structs, reason = "generated for any codec")]
 mod generated {
-    tonic::include_proto!("gradwire.v1.Coordinator");
+    include!("../generated/gradwire.v1.Coordinator.rs");
 }
 pub use generated::coordinator_server as server;
 

@@ -74,4 +74,4 @@ pub const MAX_REPORT: usize = 1024;
 
 /// The file descriptors of the `gradwire.v1` package, for gRPC reflection.
 #[cfg(feature = "server")]
-pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!("../generated/descriptors.bin");

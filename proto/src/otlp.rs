@@ -9,7 +9,7 @@ macro_rules! package {
     ($name:literal) => {
         #[expect(clippy::all, rustdoc::all, reason = "generated from texts for other tools")]
         pub mod v1 {
-            include!(concat!(env!("OUT_DIR"), "/opentelemetry.proto.", $name, ".v1.rs"));
+            include!(concat!("../generated/opentelemetry.proto.", $name, ".v1.rs"));
         }
     };
 }

@@ -4,4 +4,4 @@
     reason = "generated; the comments of the .proto files are the documentation"
 )]
 
-include!(concat!(env!("OUT_DIR"), "/gradwire.v1.rs"));
+include!("../generated/gradwire.v1.rs");
