@@ -8,8 +8,8 @@ It prints one line per finding, as `file:line: what`, and exits with 1 if there 
 
 - Line lengths are checked in files that end in one of `SUFFIXES`. Table rows in Markdown and in
   Rust doc comments are exempt, and so are Markdown lines that are long only because of a URL. A
-  file with `@generated` in one of its first five lines is exempt, and so is the protocol of
-  OpenTelemetry, which is copied unchanged.
+  file with `@generated` in one of its first five lines is exempt, and so are the copied protocol
+  of OpenTelemetry and the code generated from protocols.
 - Relative links in Markdown must point to a file or folder in the repository. Anchors must match a
   heading, in GitHub's form.
 - A path of a source file in a code span, such as `scripts/check_text.py`, must exist if its first
@@ -25,7 +25,7 @@ from pathlib import Path
 COLUMNS = 100
 SUFFIXES = {".md", ".proto", ".py", ".rs", ".sh", ".toml"}
 GENERATED = "@generated"
-COPIED = "proto/opentelemetry/"
+NOT_OURS = ("proto/opentelemetry/", "proto/generated/")
 
 ROW = {".md": re.compile(r"\s*\|"), ".rs": re.compile(r"\s*//[/!] *\|")}
 FENCE = re.compile(r" {0,3}(```+|~~~+)")
@@ -151,7 +151,7 @@ def main(arguments: list[str]) -> int:
             ["git", "ls-files", "-z"], cwd=root, check=True, capture_output=True
         )
         names = [name for name in listed.stdout.decode().split("\0") if name]
-        files = [root / name for name in names if not name.startswith(COPIED)]
+        files = [root / name for name in names if not name.startswith(NOT_OURS)]
     findings = [finding for file in files if file.is_file() for finding in check(file, root)]
     for path, number, what in findings:
         print(f"{path.relative_to(root)}:{number}: {what}")
