@@ -136,6 +136,8 @@ def main() -> None:
         "-m",
         "pip",
         "install",
+        # Python compiles what is imported; torch has thousands of files that rarely are.
+        "--no-compile",
         "--quiet",
         "--disable-pip-version-check",
     ]
