@@ -62,7 +62,7 @@ pub enum Command {
 pub enum Measurement {
     /// Measurements by the ranks of a job.
     #[command(flatten)]
-    Job(Bench),
+    Job(Box<Bench>),
     /// Measure what the coordinator needs to agree on a step (gradwire-lab).
     Negotiation(lab::Words),
     /// Measure the processor time, memory and system calls of a job (gradwire-lab).

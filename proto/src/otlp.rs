@@ -7,7 +7,7 @@
 /// The messages of one package.
 macro_rules! package {
     ($name:literal) => {
-        #[expect(clippy::all, rustdoc::all, reason = "generated from texts for other tools")]
+        #[allow(clippy::all, rustdoc::all, reason = "generated from texts for other tools")]
         pub mod v1 {
             include!(concat!("../generated/opentelemetry.proto.", $name, ".v1.rs"));
         }

@@ -66,7 +66,6 @@ impl Session {
 
     /// Like [`Session::allgather`] for several tensors as one operation: all of them succeed, or
     /// none. [`Buffer`](crate::Buffer)s may have different element types.
-
     pub fn grouped_allgather<P: FromBuffer>(
         &self,
         tensors: &[P],
@@ -89,7 +88,6 @@ impl Session {
     }
 
     /// Like [`Session::allgather`], but only the root gets the result. Other ranks get `None`.
-
     pub fn gather<P: FromBuffer>(
         &self,
         tensor: &P,

@@ -55,7 +55,6 @@ impl Session {
     /// Reduces several tensors as one operation: all of them succeed, or none. They may have
     /// different shapes; [`Buffer`](crate::Buffer)s may also have different element types. All
     /// ranks must give the same number of tensors.
-
     pub fn grouped_allreduce<P: Payload>(
         &self,
         tensors: &mut [P],
@@ -98,7 +97,6 @@ impl Session {
 
     /// Reduces the ranks' tensors. The root gets the result in place; the tensors of other ranks
     /// are unchanged.
-
     pub fn reduce<P: Payload>(&self, tensor: &mut P, options: ReduceOptions) -> Result<()> {
         let started = self.start_reduce(tensor.memory(), options)?;
         self.finish(started).map(drop)
@@ -137,7 +135,6 @@ impl Session {
 
     /// Like [`Session::reducescatter`] for several tensors as one operation: all of them succeed,
     /// or none.
-
     pub fn grouped_reducescatter<P: FromBuffer>(
         &self,
         tensors: &[P],
