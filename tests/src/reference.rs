@@ -141,15 +141,15 @@ impl Reduction {
     /// Compares `result` with the reduction of `inputs`, which are in rank order.
     ///
     /// - Integers are exact. Scaled integers are computed in f64 and truncated.
-    /// - The error of a float is at most ((1+u)^k − 1) times the sum of the absolute values that were
-    ///   reduced (product: the absolute value). Here u is the unit roundoff, and k is the number of
+    /// - The error of a float is at most ((1+u)^k − 1) times the sum of the absolute values of the
+    ///   inputs (product: the absolute value). Here u is the unit roundoff, and k is the number of
     ///   roundings: two for each of the n contributions, and some for the scaling and the division.
     ///   Short floats have these roundings in f32, and one in their own type. With bf16 as the wire
     ///   type, there is another rounding to bf16 on each node (product: two).
     /// - With eight bits on the wire, each node and the owner of a block add one error of a group,
     ///   relative to the largest magnitude there. The error feedback of earlier tensors of the same
-    ///   name is not known here. Near both ends, a group may contain another tensor, so elements there
-    ///   may have any value.
+    ///   name is not known here. Near both ends, a group may contain another tensor, so elements
+    ///   there may have any value.
     /// - NaN and infinities are at the same places as in the reference.
     ///
     /// # Errors
