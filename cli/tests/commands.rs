@@ -92,6 +92,37 @@ fn each_setting_is_shown_with_its_origin() {
     assert!(!output.stdout.contains("heartbeat.interval_ms"), "{output:?}");
 }
 
+/// The program beside `gradwire` gets all words as they are; without it, one error says what to do.
+#[test]
+fn the_laboratory_runs_where_it_is_installed() {
+    let place = Place::new();
+    let gradwire = place.path().join("gradwire");
+    fs::copy(GRADWIRE, &gradwire).unwrap();
+    let lab = |words: &[&str]| {
+        let mut command = place.program(&gradwire, words);
+        common::finish(command.env("PATH", place.path()).spawn().unwrap())
+    };
+    let commands: [&[&str]; 5] = [
+        &["simulate", "run", "--help"],
+        &["probe", "-np", "2", "-H", "a,b"],
+        &["bench", "negotiation", "--nodes", "2"],
+        &["bench", "resources", "-h"],
+        &["explain", "--cluster", "x.toml", "--json"],
+    ];
+    for words in commands {
+        let output = lab(words);
+        assert_eq!(output.code, Some(1), "{output:?}");
+        for part in ["this command needs gradwire-lab", "cargo build --release -p gradwire-lab"] {
+            assert!(output.stderr.contains(part), "{output:?}");
+        }
+    }
+    place.script("gradwire-lab", "#!/bin/sh\necho \"$*\"; exit 3\n");
+    for words in commands {
+        let output = lab(words);
+        assert_eq!((output.code, output.stdout), (Some(3), format!("{}\n", words.join(" "))));
+    }
+}
+
 #[test]
 fn agents_and_exec_child_refuse_misuse() {
     let place = Place::new();

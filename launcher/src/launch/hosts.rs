@@ -42,10 +42,7 @@ pub struct HostsError {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 enum Mistake {
-    #[error(
-        "'{0}' is not a slot count; it must be a whole number from 1 to {MAX_RANKS}; omit it for a \
-         server"
-    )]
+    #[error("'{0}' is not a slot count: expected 1 to {MAX_RANKS}, or nothing for a server")]
     Slots(String),
     #[error("'{0}' is not a host's name or address")]
     Name(String),
@@ -296,7 +293,7 @@ mod tests {
     #[test]
     fn each_mistake_is_named_with_its_place() {
         let cases = [
-            ("a:0", "-H entry 1: '0' is not a slot count; it must be a whole number from 1"),
+            ("a:0", "-H entry 1: '0' is not a slot count: expected 1 to 1048576"),
             ("a:1,b:two", "-H entry 2: 'two' is not a slot count"),
             ("a:1,b:-2", "-H entry 2: '-2' is not a slot count"),
             ("a:+2", "-H entry 1: '+2' is not a slot count"),
@@ -359,8 +356,8 @@ mod tests {
             ("d:2", "--servers entry 1: host d is a server and has slots"),
             (
                 "d:0",
-                "--servers entry 1: '0' is not a slot count; it must be a whole number from 1 to \
-                 1048576; omit it for a server",
+                "--servers entry 1: '0' is not a slot count: expected 1 to 1048576, or nothing for \
+                 a server",
             ),
             ("d,a", "--servers entry 2: host a is given twice"),
             ("d,,d", "--servers entry 3: host d is given twice"),
