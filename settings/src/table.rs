@@ -245,7 +245,7 @@ sections! {
     }
     /// Logging.
     Log {
-        /// A level (error, warn, info, debug, trace) or a filter such as
+        /// A level (off, error, warn, info, debug, trace) or a filter of modules, such as
         /// warn,gradwire_daemon=debug.
         level: String = "log.level", Kind::Text, "warn", "", User;
         /// The format of log lines.

@@ -102,7 +102,7 @@ fn unknown_keys_are_named_with_a_suggestion() {
         error(Layers { file: Some(path.clone()), ..Layers::default() }),
         format!(
             "unknown setting 'data.lane' (file {}); did you mean 'data.lanes'?; \
-             `gradwire config show` lists all settings",
+             `gradwire config show --all` lists them",
             path.display()
         )
     );

@@ -25,7 +25,7 @@ pub enum SettingsError {
     },
     /// An undeclared key.
     #[error(
-        "unknown setting '{key}' ({origin}){suggestion}; `gradwire config show` lists all settings"
+        "unknown setting '{key}' ({origin}){suggestion}; `gradwire config show --all` lists them"
     )]
     Unknown {
         /// The key as it was written.
