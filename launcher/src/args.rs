@@ -12,7 +12,7 @@ pub struct SettingsOptions {
     pub config: Option<PathBuf>,
     /// Set a setting, such as data.lanes=4.
     ///
-    /// May be repeated. `gradwire config show --all` lists them.
+    /// May be repeated. `gradwire config show --all` lists all settings.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
 }
