@@ -141,6 +141,9 @@ python-test: ## the Python tests, with the wheel in a virtual environment
 	diff -u python/gradwire/_native.pyi $(STUBS) || (echo "run make stubs"; exit 1)
 	python3 python/make_venv.py
 	.venv-python/bin/$(INSTALL_WHEEL)
+	@# A test of the status page simulates 256 nodes.
+	test -n "$(PROGRAMS)" || $(CARGO) build -p gradwire-lab
+	cp $(TARGET)/debug/gradwire-lab .venv-python/bin/
 	cd python/tests && ../../.venv-python/bin/pytest $(PYTEST)
 
 python-oldest: ## the same with the oldest PyTorch; python-test comes first

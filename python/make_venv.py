@@ -138,8 +138,6 @@ def main() -> None:
         "-m",
         "pip",
         "install",
-        # Python compiles what is imported; torch has thousands of files that rarely are.
-        "--no-compile",
         "--quiet",
         "--disable-pip-version-check",
     ]
