@@ -142,7 +142,7 @@ fn normal(key: &Key, checked: Checked) -> Result<Checked, String> {
 fn file(layers: &Layers) -> Result<Layer, SettingsError> {
     let Some(path) = &layers.file else { return Ok(Vec::new()) };
     let text = std::fs::read_to_string(path)
-        .map_err(|source| SettingsError::File { path: path.clone(), source })?;
+        .map_err(|reason| SettingsError::File { path: path.clone(), reason })?;
     let table = File::from_str(&text, FileFormat::Toml).collect().map_err(|error| {
         SettingsError::Toml { path: path.clone(), reason: error.to_string().trim().to_owned() }
     })?;

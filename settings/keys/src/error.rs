@@ -8,12 +8,12 @@ use crate::origin::Origin;
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
     /// The file can't be read.
-    #[error("settings file {path}: {source}", path = path.display())]
+    #[error("settings file {path}: {reason}", path = path.display())]
     File {
         /// The file.
         path: PathBuf,
         /// The error of the system.
-        source: std::io::Error,
+        reason: std::io::Error,
     },
     /// The file is not valid TOML.
     #[error("settings file {path} is not valid TOML: {reason}", path = path.display())]
