@@ -234,13 +234,12 @@ impl Sender {
         // Ranks first: the daemon's events for a submission come after it.
         for worker in node.workers.all() {
             turn(&worker, is_on);
-            let now = time::now_ns();
+            let mut now_ns = time::now_ns();
             *lost += worker.trace.read(BATCH, |event| {
-                let end_ns = event.at_ns.saturating_add(event.duration_ns);
                 if event.kind == Kind::Step {
                     *stepped = Instant::now();
                 }
-                if end_ns <= now && event.at_ns >= now.saturating_sub(OLDEST_NS) {
+                if is_plausible(&event, &mut now_ns, time::now_ns) {
                     take(Track::Rank(worker.local_rank), event);
                 }
             });
@@ -286,6 +285,16 @@ impl Sender {
     }
 }
 
+/// Whether a rank's event can have happened by now (TRUST). The rank goes on recording while its
+/// events are read, so the clock is read again for an event after `now_ns`.
+fn is_plausible(event: &Event, now_ns: &mut u64, read_clock: impl FnOnce() -> u64) -> bool {
+    let end_ns = event.at_ns.saturating_add(event.duration_ns);
+    if end_ns > *now_ns {
+        *now_ns = read_clock();
+    }
+    end_ns <= *now_ns && event.at_ns >= now_ns.saturating_sub(OLDEST_NS)
+}
+
 fn turn(worker: &Worker, is_on: bool) {
     if let Err(error) = worker.trace.turn(is_on) {
         tracing::warn!(rank = %worker.rank, %error, "this rank's events are missing in the trace");
@@ -295,4 +304,28 @@ fn turn(worker: &Worker, is_on: bool) {
 /// Whether this was so recent that threads may still work on it.
 fn is_recent(at: Instant) -> bool {
     at.elapsed() < TRAIL
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(at_ns: u64, duration_ns: u64) -> Event {
+        Event { kind: Kind::Submit, at_ns, duration_ns, subject: 1, other: 0, name: 0, bytes: 0 }
+    }
+
+    #[test]
+    fn events_recorded_while_reading_are_kept() {
+        let mut now_ns = OLDEST_NS + 1_000;
+        let before = event(now_ns - 50, 50);
+        assert!(is_plausible(&before, &mut now_ns, || unreachable!("the clock is not needed")));
+        let meanwhile = event(now_ns - 50, 60);
+        assert!(is_plausible(&meanwhile, &mut now_ns, || OLDEST_NS + 1_010));
+        assert_eq!(now_ns, OLDEST_NS + 1_010);
+        let future = event(now_ns, 20);
+        assert!(!is_plausible(&future, &mut now_ns, || OLDEST_NS + 1_019));
+        assert!(!is_plausible(&event(u64::MAX, 1), &mut now_ns, || OLDEST_NS + 1_019));
+        assert!(!is_plausible(&event(1_018, 0), &mut now_ns, || unreachable!("it is too old")));
+        assert!(is_plausible(&event(1_019, 0), &mut now_ns, || unreachable!("it has ended")));
+    }
 }
