@@ -117,7 +117,7 @@ generated-stubs:
 	.venv-lint/bin/ruff check --quiet --fix --select I,UP --config python/pyproject.toml $(STUBS)
 	.venv-lint/bin/ruff format --quiet --config python/pyproject.toml $(STUBS)
 
-protos: ## proto/generated, the code of the messages and services
+protos: ## the code of the messages and services, from proto/
 	$(CARGO) run --quiet -p gradwire-proto-generate
 
 metrics-docs: ## docs/metrics.md, from telemetry/src/catalog.rs

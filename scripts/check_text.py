@@ -25,7 +25,7 @@ from pathlib import Path
 COLUMNS = 100
 SUFFIXES = {".md", ".proto", ".py", ".rs", ".sh", ".toml"}
 GENERATED = "@generated"
-NOT_OURS = ("proto/opentelemetry/", "proto/generated/")
+NOT_OURS = ("proto/generated/", "proto/services/generated/", "proto/services/opentelemetry/")
 
 ROW = {".md": re.compile(r"\s*\|"), ".rs": re.compile(r"\s*//[/!] *\|")}
 FENCE = re.compile(r" {0,3}(```+|~~~+)")

@@ -36,7 +36,7 @@ def output(*words: str | Path, cwd: Path = ROOT) -> str:
 def files(*patterns: str) -> list[Path]:
     """The files in git with these names, without generated code."""
     names = output("git", "ls-files", *patterns).split("\n")
-    return [ROOT / name for name in names if name and not name.startswith("proto/generated/")]
+    return [ROOT / name for name in names if name and "/generated/" not in name]
 
 
 def is_test(path: Path) -> bool:

@@ -39,7 +39,7 @@ FILES = ["*.rs", "*.py", "*.md", "*.proto", "*.js"]
 # This file names the constructions, the protocol of OpenTelemetry is not ours, and generated code
 # repeats the protocols.
 SKIP = re.compile(
-    r"(^|/)CHANGELOG\.md$|^scripts/plain_words\.py$|^proto/(opentelemetry|generated)/"
+    r"(^|/)CHANGELOG\.md$|^scripts/plain_words\.py$|^proto/(services/)?(opentelemetry|generated)/"
 )
 COMMENT = re.compile(r"^\s*(?://[/!]?|#(?!\[|!)|\*)\s?(.*)$")
 STRING = re.compile(r'"((?:[^"\\]|\\.){12,})"')

@@ -20,7 +20,7 @@ use gradwire_launcher::{
     error::CommandError,
     launch::{dry_run, places, plan::Plan},
 };
-use gradwire_proto::launch::ITSELF;
+use gradwire_services::launch::ITSELF;
 
 fn main() -> ExitCode {
     let cli = Cli::parse_from(normalise(std::env::args_os().collect()));

@@ -11,8 +11,9 @@ use clap::Args;
 use gradwire_launcher::error::CommandError;
 use gradwire_proto::{
     Failure,
-    pb::{NodeReport, StatusRequest, StatusResponse, inspect_client::InspectClient},
+    pb::{NodeReport, StatusRequest, StatusResponse},
 };
+use gradwire_services::inspect_client::InspectClient;
 use gradwire_viewer::{
     json,
     view::{self, Lags, Shares},

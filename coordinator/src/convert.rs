@@ -7,9 +7,9 @@ use gradwire_collectives::Links;
 use gradwire_proto::{
     Failure, MAX_CONTROL_MESSAGE, MAX_REPORT, NodeId, Priority, ProcessSetId, Rank, Request,
     Sequence, TensorId, WireError,
-    broadcast::Broadcast,
     pb::{self, coordinator_message::Message},
 };
+use gradwire_services::broadcast::Broadcast;
 use prost::Message as _;
 
 use crate::model::{

@@ -4,13 +4,11 @@
 
 use std::{io, sync::Arc, time::Duration};
 
-use gradwire_proto::{
-    FILE_DESCRIPTOR_SET, MAX_CONTROL_MESSAGE,
+use gradwire_proto::{MAX_CONTROL_MESSAGE, pb};
+use gradwire_services::{
+    FILE_DESCRIPTOR_SET,
     broadcast::server::{Coordinator, CoordinatorServer},
-    pb::{
-        self,
-        inspect_server::{Inspect, InspectServer},
-    },
+    inspect_server::{Inspect, InspectServer},
 };
 use tokio::{
     net::TcpStream,

@@ -2,7 +2,8 @@
 
 use std::{sync::Arc, time::Instant};
 
-use gradwire_proto::{broadcast::Broadcast, pb};
+use gradwire_proto::pb;
+use gradwire_services::broadcast::Broadcast;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 

@@ -9,10 +9,10 @@ use gradwire_proto::{
     Ending, Failure, JobId, NodeId, Secret,
     auth::Claim,
     beat::Suspension,
-    broadcast::Broadcast,
     clock::{Clock, nanoseconds},
     pb::{self, coordinator_message::Message},
 };
+use gradwire_services::broadcast::Broadcast;
 use gradwire_settings::{Settings, variables::VariableError};
 use gradwire_telemetry::{
     Rate, Target,

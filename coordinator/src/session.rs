@@ -14,9 +14,9 @@ use std::{
 use gradwire_proto::{
     PROTOCOL, Secret, VERSION,
     auth::{self, Claim},
-    broadcast::Broadcast,
     pb::{self, coordinator_message::Message},
 };
+use gradwire_services::broadcast::Broadcast;
 use parking_lot::Mutex;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},

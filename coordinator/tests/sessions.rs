@@ -9,11 +9,9 @@ use client::{LIMIT, Node, Served, by_id, by_name};
 use gradwire_coordinator::{Health, Phase};
 use gradwire_proto::{
     DType, Ending, FailureKind, PROTOCOL, Rank, Request, Secret, Shape,
-    pb::{
-        self, coordinator_message::Message, inspect_client::InspectClient,
-        node_message::Message as Say,
-    },
+    pb::{self, coordinator_message::Message, node_message::Message as Say},
 };
+use gradwire_services::inspect_client::InspectClient;
 use gradwire_settings::Settings;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},

@@ -50,7 +50,8 @@ use std::{
 
 use gradwire_coordinator::SessionAcceptor;
 pub use gradwire_proto::Ending;
-use gradwire_proto::{Failure, FailureKind, launch::Notice};
+use gradwire_proto::{Failure, FailureKind};
+use gradwire_services::launch::Notice;
 use gradwire_telemetry::on_scrape;
 use rustix::io::Errno;
 use tokio::{

@@ -15,9 +15,9 @@ use std::{
 use anyhow::{Context, anyhow};
 use gradwire_coordinator::host::Hosted;
 use gradwire_daemon::{Daemon, DaemonConfig, DaemonError, Ending, metrics};
-use gradwire_proto::{
-    Failure, VERSION,
-    launch::{HERE, Notice, REPORTS_ARE_READ, ServiceReport, from_line, to_line},
+use gradwire_proto::{Failure, VERSION};
+use gradwire_services::launch::{
+    HERE, Notice, REPORTS_ARE_READ, ServiceReport, from_line, to_line,
 };
 use gradwire_settings::{AddressRange, Layers, Loaded, Settings, table::LogFormat};
 use gradwire_telemetry::{

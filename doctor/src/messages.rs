@@ -1,4 +1,4 @@
-//! The messages between launcher and agent: lines of JSON, like in `gradwire_proto::launch`.
+//! The messages between launcher and agent: lines of JSON, like in `gradwire_services::launch`.
 //!
 //! ```text
 //! launcher ── Begin ──► agent            (standard input; closing it ends the agent)
@@ -71,7 +71,7 @@ pub enum Report {
 
 #[cfg(test)]
 mod tests {
-    use gradwire_proto::launch::{from_line, to_line};
+    use gradwire_services::launch::{from_line, to_line};
 
     use super::*;
 

@@ -1,6 +1,6 @@
-//! Reads the messages of [`gradwire_proto::launch`], line by line.
+//! Reads the messages of [`gradwire_services::launch`], line by line.
 
-use gradwire_proto::launch::{self, NotAMessage};
+use gradwire_services::launch::{self, NotAMessage};
 use serde::de::DeserializeOwned;
 use tokio::io::AsyncRead;
 use tokio_stream::StreamExt;
@@ -59,7 +59,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
 
 #[cfg(test)]
 mod tests {
-    use gradwire_proto::launch::{Report, to_line};
+    use gradwire_services::launch::{Report, to_line};
 
     use super::*;
 

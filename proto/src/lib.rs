@@ -6,8 +6,7 @@
 //!
 //! The modules, lowest first; each imports only from those above it in this list:
 //!
-//! - [`pb`]: the generated messages and services
-//! - [`otlp`]: the messages for a collector of OpenTelemetry (feature `otlp`)
+//! - [`pb`]: the generated messages
 //! - [`float8`]: the two 8-bit floats
 //! - [`rack`]: the check of rack labels
 //! - [`types`]: ranks, names, shapes, element types: values that are always valid
@@ -15,27 +14,19 @@
 //! - [`request`]: what a rank asks for, and how two requests differ
 //! - [`agreed`]: what all ranks agreed on, its flows and their routes
 //! - [`failure`]: one failure, with the same text everywhere
-//! - [`launch`]: the messages between launcher, agents and daemons (feature `launch`)
 //! - [`convert`]: from wire to domain types, the only place where wire values are checked
 //! - [`auth`]: proofs of the job's secret
 //! - [`beat`]: heartbeats as datagrams
 //! - [`clock`]: round trips and clock offsets, from heartbeats
-//! - [`broadcast`]: a message for many nodes, encoded once (feature `server`)
 
 pub mod agreed;
 pub mod auth;
 pub mod beat;
-#[cfg(feature = "server")]
-pub mod broadcast;
 pub mod clock;
 pub mod compression;
 pub mod convert;
 pub mod failure;
 pub mod float8;
-#[cfg(feature = "launch")]
-pub mod launch;
-#[cfg(feature = "otlp")]
-pub mod otlp;
 pub mod pb;
 pub mod rack;
 pub mod request;
@@ -71,7 +62,3 @@ pub const MAX_CONTROL_MESSAGE: usize = 4 << 20;
 
 /// The largest report of a node, in bytes (BOUND).
 pub const MAX_REPORT: usize = 1024;
-
-/// The file descriptors of the `gradwire.v1` package, for gRPC reflection.
-#[cfg(feature = "server")]
-pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!("../generated/descriptors.bin");

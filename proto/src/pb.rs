@@ -1,4 +1,4 @@
-//! The generated messages and services of `gradwire.v1`, documented in their `.proto` files.
+//! The generated messages of `gradwire.v1`, documented in their `.proto` files.
 #![expect(
     missing_docs,
     reason = "generated; the comments of the .proto files are the documentation"

@@ -20,7 +20,8 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use gradwire_coordinator::CoordinatorConfig;
 use gradwire_daemon::{Daemon, DaemonConfig};
-use gradwire_proto::{Ending, JobId, Secret, launch::Notice};
+use gradwire_proto::{Ending, JobId, Secret};
+use gradwire_services::launch::Notice;
 use gradwire_settings::{Layers, Settings};
 use gradwire_worker::{Session, SessionBuilder};
 use tokio::{

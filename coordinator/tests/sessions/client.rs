@@ -6,11 +6,9 @@ use gradwire_coordinator::{CoordinatorConfig, CoordinatorError, run};
 use gradwire_proto::{
     DType, Ending, JobId, PROTOCOL, ReduceOp, Request, Secret, Shape, VERSION,
     auth::{Claim, nonce},
-    pb::{
-        self, coordinator_client::CoordinatorClient, coordinator_message::Message,
-        node_message::Message as Say, tensor_ref::Tensor,
-    },
+    pb::{self, coordinator_message::Message, node_message::Message as Say, tensor_ref::Tensor},
 };
+use gradwire_services::coordinator_client::CoordinatorClient;
 use gradwire_settings::{ProbeEnabled, Settings};
 use tokio::{net::TcpListener, sync::mpsc, task::JoinHandle, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;

@@ -11,9 +11,9 @@ use gradwire_coordinator::SessionAcceptor;
 use gradwire_proto::{
     Failure, FailureKind, JobId, MAX_CONTROL_MESSAGE, NODE_PREFACE, PROTOCOL, Secret, VERSION,
     auth::{self, Claim},
-    broadcast::Broadcast,
-    pb::{self, coordinator_client::CoordinatorClient},
+    pb,
 };
+use gradwire_services::{broadcast::Broadcast, coordinator_client::CoordinatorClient};
 use hyper_util::rt::TokioIo;
 use tokio::{
     io::AsyncWriteExt as _,

@@ -10,10 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_proto::{
-    Ending, Failure, FailureKind, NodeId, Rank, Sequence, TensorName,
-    launch::{Notice, ProcessEnd},
-};
+use gradwire_proto::{Ending, Failure, FailureKind, NodeId, Rank, Sequence, TensorName};
+use gradwire_services::launch::{Notice, ProcessEnd};
 use gradwire_shm::control::Completion;
 use gradwire_telemetry::Collect;
 use gradwire_trace::{Event, Kind, Recorder, Tracer, Track, time};

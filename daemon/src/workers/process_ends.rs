@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_proto::launch::ProcessEnd;
+use gradwire_services::launch::ProcessEnd;
 use parking_lot::{Condvar, Mutex};
 
 /// How long the agent may take to report the end of a process whose connection has ended.

@@ -2,7 +2,8 @@
 
 use std::os::unix::net::UnixStream;
 
-use gradwire_proto::{Failure, FailureKind, Rank, launch::ProcessEnd, pb};
+use gradwire_proto::{Failure, FailureKind, Rank, pb};
+use gradwire_services::launch::ProcessEnd;
 use gradwire_shm::{
     control::{CompletionWriter, RankTrace},
     handover,

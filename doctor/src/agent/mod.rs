@@ -23,7 +23,8 @@ use std::{
 };
 
 use gradwire_launcher::{agent::host::ssh_address, messages::Reader, signals::Endings};
-use gradwire_proto::{Secret, launch::to_line};
+use gradwire_proto::Secret;
+use gradwire_services::launch::to_line;
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt},
     net::{TcpListener, UdpSocket},

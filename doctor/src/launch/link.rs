@@ -12,7 +12,7 @@ use gradwire_launcher::{
     messages::Reader,
     reach::{Reached, Way},
 };
-use gradwire_proto::launch::to_line;
+use gradwire_services::launch::to_line;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
     process::{ChildStdin, ChildStdout},

@@ -11,10 +11,8 @@ use std::{
 
 use gradwire_coordinator::host::{HostError, Hosted};
 use gradwire_launcher::error::CommandError;
-use gradwire_proto::{
-    Ending,
-    launch::{ServiceReport, to_line},
-};
+use gradwire_proto::Ending;
+use gradwire_services::launch::{ServiceReport, to_line};
 use gradwire_settings::Settings;
 use gradwire_telemetry::{Endpoint, EndpointConfig, OtlpConfig};
 use gradwire_viewer::{access::Access, pages::router, spans::Spans};

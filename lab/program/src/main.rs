@@ -23,7 +23,7 @@ use gradwire_launcher::{
     error::CommandError,
     launch::{places, plan::Plan},
 };
-use gradwire_proto::launch::ITSELF;
+use gradwire_services::launch::ITSELF;
 use gradwire_simulator::input::Input;
 
 fn main() -> ExitCode {

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use gradwire_proto::launch::{Begin, ITSELF};
+use gradwire_services::launch::{Begin, ITSELF};
 
 /// The programs and the directory, as found.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -24,10 +24,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_proto::{
-    Rank,
-    beat::Suspension,
-    launch::{Begin, Notice, Order, ProcessEnd, Report, Role, Start, Stream, signal_name, to_line},
+use gradwire_proto::{Rank, beat::Suspension};
+use gradwire_services::launch::{
+    Begin, Notice, Order, ProcessEnd, Report, Role, Start, Stream, signal_name, to_line,
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt},

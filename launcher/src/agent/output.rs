@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use super::split::{MAX_STRETCH, Splitter};
-use gradwire_proto::launch::{LineEnd, Report, Role, Stream, Text};
+use gradwire_services::launch::{LineEnd, Report, Role, Stream, Text};
 
 /// An output that is being passed on.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 //! A line ends with a newline, or with a carriage return, which is how progress bars draw over
 //! themselves; a very long one is cut (BOUND). No byte is lost or added.
 
-use gradwire_proto::launch::{LineEnd, Text};
+use gradwire_services::launch::{LineEnd, Text};
 
 /// The longest part of a line that is passed on in one piece, in bytes.
 pub const MAX_STRETCH: usize = 16 << 10;

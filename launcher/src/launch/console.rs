@@ -21,7 +21,7 @@ use std::{
 
 use tokio::sync::{mpsc, oneshot};
 
-use gradwire_proto::launch::{LineEnd, Stream, Text};
+use gradwire_services::launch::{LineEnd, Stream, Text};
 
 /// How many lines may wait for the writer.
 const QUEUE: usize = 1024;

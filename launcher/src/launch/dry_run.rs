@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, fmt::Write, net::IpAddr};
 
-use gradwire_proto::launch::HERE;
+use gradwire_services::launch::HERE;
 use gradwire_settings::Settings;
 
 use super::plan::{Places, Plan};

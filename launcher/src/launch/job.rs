@@ -15,10 +15,8 @@
 
 use std::{collections::BTreeMap, net::IpAddr, net::SocketAddr, time::Duration};
 
-use gradwire_proto::{
-    Failure,
-    launch::{Order, ProcessEnd, Role, ServiceReport, Start, from_line},
-};
+use gradwire_proto::Failure;
+use gradwire_services::launch::{Order, ProcessEnd, Role, ServiceReport, Start, from_line};
 
 use super::{
     metrics_file::DaemonMetrics,

@@ -14,10 +14,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_proto::{
-    MAX_CONTROL_MESSAGE,
-    beat::Suspension,
-    launch::{Begin, LineEnd, Order, ProcessEnd, Report, Role, Stream, Text, to_line},
+use gradwire_proto::{MAX_CONTROL_MESSAGE, beat::Suspension};
+use gradwire_services::launch::{
+    Begin, LineEnd, Order, ProcessEnd, Report, Role, Stream, Text, to_line,
 };
 use tokio::{
     io::{AsyncBufReadExt, AsyncRead, AsyncWriteExt, BufReader},

@@ -28,7 +28,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_proto::launch::{Begin, ITSELF, Order};
+use gradwire_services::launch::{Begin, ITSELF, Order};
 use gradwire_settings::Settings;
 use tokio::{
     sync::{mpsc, oneshot},

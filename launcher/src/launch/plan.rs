@@ -2,8 +2,9 @@
 
 use std::{collections::BTreeMap, net::IpAddr, net::SocketAddr};
 
-use gradwire_proto::launch::HERE;
-use gradwire_proto::{Rank, Secret, launch::REPORTS_ARE_READ};
+use gradwire_proto::{Rank, Secret};
+use gradwire_services::launch::HERE;
+use gradwire_services::launch::REPORTS_ARE_READ;
 use gradwire_settings::{Loaded, Settings};
 
 use super::hosts::Host;
@@ -36,7 +37,7 @@ pub struct Plan {
     pub secret: Secret,
     /// The hosts with ranks, in order, and then the servers.
     pub nodes: Vec<Node>,
-    /// The program of each rank; [`ITSELF`](gradwire_proto::launch::ITSELF) for `gradwire`.
+    /// The program of each rank; [`ITSELF`](gradwire_services::launch::ITSELF) for `gradwire`.
     pub program: String,
     /// Its arguments.
     pub args: Vec<String>,

@@ -7,10 +7,8 @@
 
 use std::{path::Path, time::Duration};
 
-use gradwire_proto::{
-    Failure, FailureKind,
-    launch::{ProcessEnd, Role, signal_name},
-};
+use gradwire_proto::{Failure, FailureKind};
+use gradwire_services::launch::{ProcessEnd, Role, signal_name};
 
 /// A service that ends because a rank died can seem to end before that rank: one agent sees both
 /// ends, in any order. Between ends closer than this, it matters which process reacts to which.

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use gradwire_proto::otlp::collector::{
+use gradwire_services::otlp::collector::{
     metrics::v1::{ExportMetricsServiceRequest, metrics_service_client::MetricsServiceClient},
     trace::v1::{ExportTraceServiceRequest, trace_service_client::TraceServiceClient},
 };

@@ -3,7 +3,7 @@
 //! Names, units and help are the same as in the text for Prometheus, so dashboards work with both.
 //! The labels of every series (job and host) are attributes of the resource.
 
-use gradwire_proto::otlp::{
+use gradwire_services::otlp::{
     collector::metrics::v1::ExportMetricsServiceRequest,
     common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value},
     metrics::v1::{

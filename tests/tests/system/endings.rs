@@ -10,10 +10,8 @@ use std::{
 };
 
 use gradwire_daemon::Ending;
-use gradwire_proto::{
-    DType, Failure, FailureKind, Rank, ReduceOp, Request, Shape,
-    launch::{Notice, ProcessEnd},
-};
+use gradwire_proto::{DType, Failure, FailureKind, Rank, ReduceOp, Request, Shape};
+use gradwire_services::launch::{Notice, ProcessEnd};
 use gradwire_shm::control::{Submission, WorkerControl};
 use gradwire_tests::{
     calls::failure,

@@ -8,7 +8,8 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use gradwire_proto::pb::{StatusRequest, inspect_client::InspectClient};
+use gradwire_proto::pb::StatusRequest;
+use gradwire_services::inspect_client::InspectClient;
 use gradwire_tests::launched::{Job, Launch, processes::Role, programs};
 use rustix::process::Signal;
 use serde_json::Value;

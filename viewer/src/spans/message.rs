@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-use gradwire_proto::otlp::{
+use gradwire_services::otlp::{
     collector::trace::v1::ExportTraceServiceRequest,
     common::v1::{InstrumentationScope, KeyValue},
     resource::v1::Resource,

@@ -18,8 +18,8 @@ mod tests;
 use std::{io, sync::Arc, thread, time::Duration};
 
 use gradwire_coordinator::Inspection;
-use gradwire_proto::otlp::collector::trace::v1::ExportTraceServiceRequest;
 use gradwire_proto::{VERSION, pb::TraceBatch};
+use gradwire_services::otlp::collector::trace::v1::ExportTraceServiceRequest;
 use gradwire_telemetry::{Collector, OtlpConfig};
 use prost::Message as _;
 use tokio::{

@@ -1,7 +1,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
-use gradwire_proto::otlp::trace::v1::Span;
 use gradwire_proto::pb::TraceBatch;
+use gradwire_services::otlp::trace::v1::Span;
 use gradwire_telemetry::otlp::number_attribute;
 use gradwire_tests::sample;
 use gradwire_trace::Kind;

@@ -23,7 +23,7 @@ use std::{
 };
 
 use gradwire_launcher::{error::CommandError, launch::plan};
-use gradwire_proto::launch::ITSELF;
+use gradwire_services::launch::ITSELF;
 use gradwire_settings::Loaded;
 use tokio::{runtime::Builder, sync::Barrier, task::JoinSet};
 use tokio_util::task::AbortOnDropHandle;

@@ -7,11 +7,9 @@ use gradwire_launcher::error::CommandError;
 use gradwire_proto::{
     Failure, MAX_CONTROL_MESSAGE, PROTOCOL, Secret, VERSION,
     auth::{self, Claim},
-    pb::{
-        self, coordinator_client::CoordinatorClient, coordinator_message::Message as Received,
-        node_message::Message as ToCoordinator,
-    },
+    pb::{self, coordinator_message::Message as Received, node_message::Message as ToCoordinator},
 };
+use gradwire_services::coordinator_client::CoordinatorClient;
 use tokio::{
     sync::{Barrier, mpsc},
     time::{Instant, timeout},

@@ -3,7 +3,7 @@
 use std::{io, net::SocketAddr, process::Stdio, time::Duration};
 
 use gradwire_launcher::{error::CommandError, launch::plan::Variables};
-use gradwire_proto::launch::{ServiceReport, from_line};
+use gradwire_services::launch::{ServiceReport, from_line};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},

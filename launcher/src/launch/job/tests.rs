@@ -1,6 +1,7 @@
 //! Events in, orders out: the whole life of a job without a process.
 
-use gradwire_proto::{FailureKind, Rank, launch::to_line};
+use gradwire_proto::{FailureKind, Rank};
+use gradwire_services::launch::to_line;
 use gradwire_settings::{Layers, Settings};
 
 use super::*;

@@ -5,6 +5,7 @@
 use std::sync::{Arc, OnceLock};
 
 use bytes::{BufMut, Bytes};
+use gradwire_proto::pb;
 use prost::Message;
 use tonic::{
     Status,
@@ -12,10 +13,8 @@ use tonic::{
 };
 use tonic_prost::{ProstCodec, ProstDecoder};
 
-use crate::pb;
-
 /// The service `gradwire.v1.Coordinator` with such messages. It has the same wire format as
-/// [`pb::coordinator_server`].
+/// [`coordinator_server`](crate::coordinator_server).
 #[expect(clippy::default_constructed_unit_structs, reason = "generated for any codec")]
 mod generated {
     include!("../generated/gradwire.v1.Coordinator.rs");

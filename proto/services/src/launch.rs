@@ -18,10 +18,9 @@ use std::{
     process::ExitStatus,
 };
 
+use gradwire_proto::{Failure, Rank};
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-
-use crate::{failure::Failure, types::Rank};
 
 /// Set for a daemon whose launcher reads its reports. The launcher then prints the final message,
 /// not the daemon.
@@ -358,7 +357,7 @@ mod tests {
         let notice = survives(&Notice::Ended { rank: Rank(4), end });
         assert_eq!(notice, r#"{"notice":"ended","rank":4,"end":{"signal":9}}"#);
         survives(&Notice::Stopping { why: "a\nb".to_owned() });
-        let failure = Failure::new(crate::FailureKind::WorkerLost, "a\n  b").rank(Rank(1));
+        let failure = Failure::new(gradwire_proto::FailureKind::WorkerLost, "a\n  b").rank(Rank(1));
         survives(&ServiceReport::Failed { failure: failure.host("n").tensor("t").hint("h") });
         let at: SocketAddr = "127.0.0.1:3".parse().unwrap();
         let serving = ServiceReport::Serving { metrics: at, data: None, grpc: Some(at) };

@@ -22,7 +22,7 @@ pub mod coordinator_server {
             + 'static;
         async fn session(
             &self,
-            request: tonic::Request<tonic::Streaming<crate::pb::NodeMessage>>,
+            request: tonic::Request<tonic::Streaming<::gradwire_proto::pb::NodeMessage>>,
         ) -> std::result::Result<tonic::Response<Self::SessionStream>, tonic::Status>;
     }
     #[derive(Debug)]
@@ -106,7 +106,7 @@ pub mod coordinator_server {
                     struct SessionSvc<T: Coordinator>(pub Arc<T>);
                     impl<
                         T: Coordinator,
-                    > tonic::server::StreamingService<crate::pb::NodeMessage>
+                    > tonic::server::StreamingService<::gradwire_proto::pb::NodeMessage>
                     for SessionSvc<T> {
                         type Response = std::sync::Arc<crate::broadcast::Broadcast>;
                         type ResponseStream = T::SessionStream;
@@ -117,7 +117,7 @@ pub mod coordinator_server {
                         fn call(
                             &mut self,
                             request: tonic::Request<
-                                tonic::Streaming<crate::pb::NodeMessage>,
+                                tonic::Streaming<::gradwire_proto::pb::NodeMessage>,
                             >,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
