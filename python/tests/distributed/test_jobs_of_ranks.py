@@ -16,6 +16,7 @@ PROGRAMS = Path(sys.executable).parent
 FILES = (
     "collectives.py",
     "works.py",
+    "callbacks.py",
     "training.py",
     "buckets.py",
     "staging.py",

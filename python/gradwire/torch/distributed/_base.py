@@ -17,7 +17,7 @@ from gradwire._staging import session
 from gradwire.torch._adapter import as_tensor
 from gradwire.torch.distributed import _compiler, _memory, _threads
 from gradwire.torch.distributed._messages import Channel
-from gradwire.torch.distributed._numbering import Numbers, current
+from gradwire.torch.distributed._numbering import Members, Numbers, here
 from gradwire.torch.distributed._reductions import Reduction
 from gradwire.torch.distributed._work import Work
 from gradwire.torch.distributed._world import Ranks, World
@@ -97,7 +97,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         # The members' ranks in the group, in process set order.
         self._order = [self._ranks.index(member) for member in ascending]
         self._group_name, self._group_desc = name, "undefined"
-        self._numbers = Numbers(f"{NAME}{world.generation}.{name}")
+        self._numbers = Numbers(f"{NAME}{world.generation}.{name}", frozenset(ranks))
         self._channels: dict[tuple[int, int, int], Channel] = {}
         self._monitored = 0
         _threads.finish_dropped()
@@ -306,7 +306,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """Starts operations of this group with a call that receives the next name."""
         if not _compiler.kept_out:
             _compiler.keep_out()
-        return current(self._numbers).start(call)
+        return here.line.numbers(self._numbers).start(call)
 
     def _begin(
         self, call: Callable[..., _native.Handle], *given: Any, into: Tensors = (), **options: Any
@@ -324,12 +324,15 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         timeout: timedelta,
         tensors: Tensors = (),
         source: int = -1,
+        members: Members = None,
     ) -> Work:
         if not isinstance(handles, list):
             handles = [handles]
         names = handles[0].name if handles else ""
         what = f"{what} {names!r} of the group {self._group_name!r}"
-        return Work(what, handles, finish, result, timeout, devices(tensors), source, self._left)
+        members = self._numbers.members if members is None else members
+        others = devices(tensors)
+        return Work(what, handles, finish, result, timeout, others, source, self._left, members)
 
     def _load(self, tensors: Tensors, reduction: Reduction) -> _native.Buffer:
         buffer = _memory.load(tensors)

@@ -252,6 +252,7 @@ def ddp_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tenso
         gradients,
         state.timeout,
         [gradients.device],
+        members=frozenset(state.process_set.ranks),
     )
     return work.get_future()
 

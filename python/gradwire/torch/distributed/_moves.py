@@ -14,6 +14,7 @@ from gradwire._staging import session
 from gradwire.torch.distributed import _memory
 from gradwire.torch.distributed._base import Group, Options, Tensors, as_list
 from gradwire.torch.distributed._messages import Channel
+from gradwire.torch.distributed._numbering import NOBODY
 from gradwire.torch.distributed._work import Work
 
 _TAGS = 1 << 32
@@ -385,7 +386,9 @@ class Moves(Group):
         buffer = _memory.load(tensors, moved=True)
         return self._channel(self._ranks[self._rank], to, tag).start(
             lambda: session().send(buffer, to, tag=tag, process_set=self._set),
-            lambda handle: self._work("send", handle, None, tensors, self._timeout, tensors),
+            lambda handle: self._work(
+                "send", handle, None, tensors, self._timeout, tensors, members=NOBODY
+            ),
         )
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
@@ -410,7 +413,9 @@ class Moves(Group):
 
         return self._channel(source, self._ranks[self._rank], tag).start(
             lambda: session().receive(source, into=buffer, tag=tag, process_set=self._set),
-            lambda handle: self._work("recv", handle, finish, tensors, self._timeout, tensors, src),
+            lambda handle: self._work(
+                "recv", handle, finish, tensors, self._timeout, tensors, src, NOBODY
+            ),
         )
 
     def _channel(self, source: int, to: int, tag: int) -> Channel:

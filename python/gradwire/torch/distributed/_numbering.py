@@ -1,41 +1,55 @@
 """The names of a group's operations, which are the same on all its ranks.
 
+An operation belongs to the order of its own group, wherever it is started. Ranks run callbacks at
+different times and in different threads, and the operation with the callback may be one of another
+group. So the calls of a group have several independent orders: one of the program, and one of each
+callback.
+
 - ``gradwire0.mesh.17``: the 17th operation of the group ``mesh``, of any kind. Ranks that make
   different calls use the same name, so they get an error with a table of all requests instead of
   waiting for each other until a timeout.
 - ``gradwire0.mesh.17>2.1``: the first operation started by the second callback of operation 17's
-  future. Ranks run callbacks at different times and in different threads, so each callback has its
-  own numbers instead of the group's.
+  future. All ranks of ``mesh`` know operation 17, so its callbacks can be called at any time, in
+  any order. The same holds for groups of some of these ranks.
+- ``gradwire0.cross>more3.1``: the first operation in ``cross`` that the third callback ``more``
+  started; the future is one of a message, or of a group to which some ranks of ``cross`` do not
+  belong. These ranks have different futures, whose operations complete in any order, so what pairs
+  the callbacks is the order in which the program requests them. Each thread, and each callback, has
+  its own count of the callbacks that it requests.
 - Rejected calls are not counted, because the other ranks do not know of them.
 - The numbers repeat after the maximum number of operations in flight, because coordinator and
   daemons remember what was agreed under each name.
+
+Gloo numbers the operations of a group as they are started, wherever that is. So with Gloo two
+callbacks in flight mix up their results if they run in different orders. Here they never do, but an
+operation started by a callback never pairs with one started outside of callbacks.
 
 Messages have separate names (worker-lib/src/naming.rs).
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
-
-import torch
 
 from gradwire._names import repeating_number
 
 T = TypeVar("T")
-# The names of nested callbacks grow with each level; longer paths are replaced by a digest.
+# The names of nested callbacks grow with each level; longer ones are replaced by a digest.
 _MAX_PATH = 200
+# The ranks that share an operation; None for all ranks of the job.
+Members = frozenset[int] | None
+# The ranks that share a message: two ranks rarely pair the callbacks of the same message.
+NOBODY: Members = frozenset()
 
 
 class Numbers:
-    """Numbered names with a common prefix."""
+    """Numbered names with a common prefix, for the operations of a group with these members."""
 
-    def __init__(self, prefix: str) -> None:
-        self.prefix = prefix
+    def __init__(self, prefix: str, members: Members = None) -> None:
+        self.prefix, self.members = prefix, members
         self._lock = threading.Lock()
         self.count = 0
 
@@ -48,73 +62,81 @@ class Numbers:
         return started
 
 
-class _Here(threading.local):
-    """The numbers of the callback that this thread runs, used instead of the group's."""
+class Line:
+    """Calls that all ranks make in the same order: those of a thread or of one callback.
 
-    numbers: Numbers | None = None
+    The line of a callback knows the prefixes of names that the ranks of some groups share, and a
+    trail for the other groups: which callback of which callback it is, by their order in the
+    program.
+    """
+
+    def __init__(self, shared: list[tuple[Members, str]] | None = None, trail: str = "") -> None:
+        self._shared, self._trail = shared or [], trail
+        self._numbers: dict[str, Numbers] = {}
+        self._callbacks: dict[str, int] = {}
+
+    def numbers(self, group: Numbers) -> Numbers:
+        """Returns the numbers for the next operation of a group in this line."""
+        if not self._trail:
+            return group
+        made = self._numbers.get(group.prefix)
+        if made is None:
+            paths = (path for members, path in self._shared if _within(group.members, members))
+            path = next(paths, f"{group.prefix}>{self._trail}")
+            made = self._numbers[group.prefix] = Numbers(_short(path), group.members)
+        return made
+
+    def of_callback(self, callback: Any, path: str, members: Members) -> Line:
+        """Returns the line of a callback that this line requests.
+
+        Args:
+            callback: The callback.
+            path: Its path, which is the same on all members.
+            members: The ranks that share the operation of its future.
+        """
+        name = getattr(callback, "__qualname__", type(callback).__qualname__)
+        count = self._callbacks[name] = self._callbacks.get(name, 0) + 1
+        label = f"{name}{repeating_number(count)}"
+        # Also this line's paths, for groups that the new one does not cover.
+        wider = [
+            (also, _short(f"{outer}>{label}"))
+            for also, outer in self._shared
+            if not _within(also, members)
+        ]
+        trail = f"{self._trail}>{label}" if self._trail else label
+        return Line([(members, path), *wider], _short(trail))
 
 
-_here = _Here()
+def _within(some: Members, members: Members) -> bool:
+    """Returns whether members contains some."""
+    return members is None or (some is not None and some <= members)
 
 
-def current(group: Numbers) -> Numbers:
-    """Returns the numbers for the next operation of a group."""
-    return _here.numbers or group
+def _short(path: str) -> str:
+    if len(path) <= _MAX_PATH:
+        return path
+    return hashlib.blake2b(path.encode(), digest_size=16).hexdigest()
 
 
-class _Place:
-    """A future's path, and the number of its callbacks."""
+class Place:
+    """The path of a future, which is the same on all members, and the number of its callbacks."""
 
-    __slots__ = ("callbacks", "path")
+    __slots__ = ("callbacks", "members", "path")
 
-    def __init__(self, path: str) -> None:
-        if len(path) > _MAX_PATH:
-            path = hashlib.blake2b(path.encode(), digest_size=16).hexdigest()
-        self.path, self.callbacks = path, 0
+    def __init__(self, path: str, members: Members) -> None:
+        self.path, self.members, self.callbacks = _short(path), members, 0
 
-    def next(self) -> Numbers:
-        """Returns the numbers of the next callback."""
+    def next(self) -> str:
+        """Returns the path of the next callback."""
         self.callbacks += 1
-        return Numbers(f"{self.path}>{self.callbacks}")
+        return f"{self.path}>{self.callbacks}"
 
 
-# The places of operations' futures and of futures derived from them. Only PyTorch's C++ code
-# creates futures that can hold an error, as objects of its own class, which can't hold our data. So
-# the methods of the class are replaced and look up the place here; other futures are not affected.
-_places: weakref.WeakKeyDictionary[Any, _Place] = weakref.WeakKeyDictionary()
-_Future: Any = torch._C.Future
-_then, _add_done_callback = _Future.then, _Future.add_done_callback
+class _Here(threading.local):
+    """The line that this thread runs."""
+
+    def __init__(self) -> None:
+        self.line = Line()
 
 
-def numbered(future: Any, path: str) -> Any:
-    """Numbers the callbacks of this future. The path is the same on all ranks."""
-    if _Future.then is _then:
-        _Future.then, _Future.add_done_callback = _numbered_then, _numbered_done
-    _places[future] = _Place(path)
-    return future
-
-
-@functools.wraps(_then)
-def _numbered_then(self: Any, callback: Callable[[Any], Any]) -> Any:
-    place = _places.get(self)
-    if place is None:
-        return _then(self, callback)
-    numbers = place.next()
-    return numbered(_then(self, _counting(numbers, callback)), numbers.prefix)
-
-
-@functools.wraps(_add_done_callback)
-def _numbered_done(self: Any, callback: Callable[[Any], Any]) -> None:
-    place = _places.get(self)
-    _add_done_callback(self, callback if place is None else _counting(place.next(), callback))
-
-
-def _counting(numbers: Numbers, callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def run(future: Any) -> Any:
-        before, _here.numbers = _here.numbers, numbers
-        try:
-            return callback(future)
-        finally:
-            _here.numbers = before
-
-    return run
+here = _Here()

@@ -25,7 +25,9 @@ from gradwire import _native
 from gradwire._errors import Cancelled, GradwireError, WaitTimeout
 from gradwire._world import before_shutdown
 from gradwire.torch import _cuda
-from gradwire.torch.distributed import _numbering, _threads
+from gradwire.torch.distributed import _threads
+from gradwire.torch.distributed._futures import Failed, numbered, seen, unwrap
+from gradwire.torch.distributed._numbering import Members
 
 _SLICE = 0.2
 _last_error: BaseException | None = None
@@ -49,23 +51,6 @@ def last_error() -> BaseException | None:
         ```
     """
     return _last_error
-
-
-class Failed:
-    """An error as the value of a future."""
-
-    __slots__ = ("error",)
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-
-def unwrap(future: torch.futures.Future[Any]) -> Any:
-    """Returns the value of a future, or raises its error."""
-    value = future.value()
-    if isinstance(value, Failed):
-        raise value.error
-    return value
 
 
 # Before 2.7, PyTorch's C++ code drops the Python half of a work, and then waits forever for the
@@ -222,6 +207,7 @@ class Work(_Work):  # type: ignore[misc]
         devices: The devices of the tensors.
         source: The rank in the group that sent a message.
         destroyed: Set when the group is destroyed.
+        members: The ranks that share the operation; None for all.
     """
 
     operation: Operation
@@ -236,6 +222,7 @@ class Work(_Work):  # type: ignore[misc]
         devices: Sequence[torch.device] = (),
         source: int = -1,
         destroyed: threading.Event | None = None,
+        members: Members = None,
     ) -> None:
         super().__init__()
         others: list[Any] = (
@@ -243,10 +230,12 @@ class Work(_Work):  # type: ignore[misc]
         )
         self.operation = Operation(what, handles, finish, others, destroyed)
         self.value, self._source, self._devices = result, source, others
+        self.members = members
         self._limit = timeout.total_seconds()
         self._deadline = time.monotonic() + self._limit
         self._lock = threading.Lock()
         self._future: torch.futures.Future[Any] | None = None
+        self._waited = False
         if _KEEPS:
             _kept[id(self)] = self
             if len(_kept) > _MAX_KEPT:
@@ -295,6 +284,9 @@ class Work(_Work):  # type: ignore[misc]
             raise
         finally:
             _kept.pop(id(self), None)
+            self._waited = True
+            if self._future is not None:
+                seen(self._future)
         _cuda.stage.follow(self.operation.after)
         return True
 
@@ -359,7 +351,11 @@ class Work(_Work):  # type: ignore[misc]
             base: torch.futures.Future[Any] = torch.futures.Future(
                 devices=list(self._devices) or None
             )
-            future = self._future = _numbering.numbered(base.then(unwrap), self.operation.name)
+            future = self._future = numbered(
+                base.then(unwrap), self.operation.name, self.members, self._devices
+            )
+            if self._waited:
+                seen(future)
         if self.is_completed():
             self._complete(base)
         else:
