@@ -11,6 +11,9 @@ all of it: nothing else may use the tensors of that operation, but other threads
 rest of their storage. It never moves while an operation on it is in flight, which might write to
 the old addresses. Memory whose address others may hold does not move: NumPy's, pinned, mapped or
 shared memory, and parameters, of which a forked child may have its own copy.
+
+Python's garbage collector lists all parameters, except those that ``gc.freeze()`` has hidden. While
+there are frozen objects, only a storage that no other tensor uses moves: it has no parameter.
 """
 
 from __future__ import annotations
@@ -263,6 +266,8 @@ def _may_move(entry: _Storage, storage: torch.UntypedStorage, session: _native.S
     if not _is_ordinary(storage):
         entry.refused = True
         return False
+    if gc.get_freeze_count() > 0 and not _is_of_one_tensor(storage):
+        return False
     parameter = _is_parameter(entry, storage)
     entry.refused = parameter is True
     return parameter is False and _descriptors_left() and _fits(storage.nbytes())
@@ -286,6 +291,12 @@ def _has_numpy() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def _is_of_one_tensor(storage: torch.UntypedStorage) -> bool:
+    """Returns whether at most one tensor uses a storage; False if that is not known."""
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    return count is not None and count(storage._cdata) <= 2  # also used by the Python object
 
 
 def _is_parameter(entry: _Storage, storage: torch.UntypedStorage) -> bool | None:
@@ -313,8 +324,9 @@ def _storages_of_parameters() -> Iterator[int]:
         kind = type(item)
         known = kinds.get(kind)
         if known is None:
-            known = kinds[kind] = issubclass(kind, torch.nn.Parameter)
-        if known:
+            known = kinds[kind] = issubclass(kind, torch.Tensor)
+        # A parameter of another subclass of tensors keeps that class.
+        if known and isinstance(item, torch.nn.Parameter):
             # Some kinds of parameters have no storage, at least not yet.
             with contextlib.suppress(Exception):
                 yield item.untyped_storage()._cdata

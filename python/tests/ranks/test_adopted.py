@@ -9,6 +9,7 @@ import io
 import os
 import threading
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -356,6 +357,51 @@ def test_copies_of_it_are_ordinary() -> None:
     assert not twin.untyped_storage().is_shared()
     exchange(twin)
     assert torch.equal(tensor.clone(), tensor)
+
+
+class OwnTensor(torch.Tensor):
+    """A parameter made of it is an instance of this class."""
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_parameters_among_frozen_objects(collects: bool) -> None:
+    """Parameters that the garbage collector lists do not move, nor those that it hides."""
+
+    def held() -> Iterator[torch.Tensor]:
+        inner = torch.nn.Linear(200, 200)
+        while True:
+            yield inner.weight.data
+
+    old, in_generator = torch.nn.Linear(200, 200), held()
+    special = torch.nn.Parameter(torch.zeros(N).as_subclass(OwnTensor))
+    assert type(special) is OwnTensor
+    next(in_generator)
+    if not collects:
+        gc.disable()
+    gc.freeze()
+    try:
+        new = torch.nn.Linear(200, 200)
+        flat = torch.zeros(2 * N)
+        late = torch.nn.Parameter(torch.zeros(0))
+        late.data = flat[:N]  # memory made after the frozen objects, used by a parameter
+        candidates = [old.weight.data, new.weight.data, next(in_generator), flat]
+        candidates.append(special.data.as_subclass(torch.Tensor))
+        addresses = [tensor.data_ptr() for tensor in candidates]
+        for _ in range(3):
+            for tensor in candidates:
+                exchange(tensor)
+        for at, (tensor, address) in enumerate(zip(candidates, addresses)):
+            assert not adopted(tensor) and tensor.data_ptr() == address, at
+        assert adopted(moved())  # no other tensor uses it
+    finally:
+        gc.unfreeze()
+        gc.enable()
+    plain = torch.zeros(2 * N)
+    part = plain[:N]
+    exchange(exchange(plain))
+    assert adopted(plain) and adopted(part)
+    for tensor in candidates:
+        assert not adopted(exchange(tensor))
 
 
 def test_a_forked_child_shares_it() -> None:
