@@ -1,4 +1,8 @@
-"""Broadcasts the root's model and optimizer."""
+"""Broadcasts the root's model and optimizer.
+
+A rank may have a tensor that can't be exchanged, such as one on the device ``meta``. The other
+ranks would wait for it, so all ranks first tell each other (TELL).
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,9 @@ import torch
 
 from gradwire._arguments import whole_number
 from gradwire._errors import InvalidRequest
-from gradwire._objects import broadcast_object
+from gradwire._objects import allgather_object, broadcast_object
 from gradwire._world import ProcessSet, global_process_set, rank
-from gradwire.torch._adapter import dense_strides
+from gradwire.torch._adapter import check_no_overlap, dense_strides, describe
 from gradwire.torch._handles import wait_for_all
 from gradwire.torch._move_ops import broadcast_async_
 from gradwire.torch._parameters import without_waiting
@@ -33,7 +37,8 @@ def broadcast_parameters(
 
     Raises:
         ValueError: ``params`` is none of these.
-        InvalidRequest: An argument is invalid. Nothing was started.
+        InvalidRequest: An argument is invalid, or a rank has a tensor that can't be exchanged.
+            Nothing was sent.
         GradwireError: The operation failed; the subclass and ``kind`` tell why.
 
     Example:
@@ -47,7 +52,7 @@ def broadcast_parameters(
             f"not a {type(params).__name__}"
         )
     pairs = sorted(params.items()) if isinstance(params, Mapping) else list(params)
-    handles = []
+    tensors: list[tuple[str, torch.Tensor]] = []
     for place, pair in enumerate(pairs):
         if isinstance(pair, torch.Tensor):
             pair = (f"#{place}", pair)
@@ -60,8 +65,42 @@ def broadcast_parameters(
             raise ValueError(
                 f"{name} is a {type(parameter).__name__}, not a tensor: use broadcast_object"
             )
-        handles.append(broadcast_async_(parameter, root_rank, f"parameter.{name}", process_set))
-    wait_for_all(handles)
+        tensors.append((f"parameter.{name}", parameter))
+    root_rank = whole_number("root_rank", root_rank)
+    problem = _problem(tensors, into=rank() != root_rank)
+    _tell(problem, "broadcast_parameters", process_set)
+    _broadcast(tensors, root_rank, process_set)
+
+
+def _broadcast(
+    tensors: Iterable[tuple[str, torch.Tensor]], root_rank: int, process_set: ProcessSet
+) -> None:
+    wait_for_all(
+        [broadcast_async_(tensor, root_rank, name, process_set) for name, tensor in tensors]
+    )
+
+
+def _problem(tensors: Iterable[tuple[str, torch.Tensor]], into: bool) -> str | None:
+    """Returns why one of the tensors can't be exchanged; None if all of them can."""
+    for name, tensor in tensors:
+        try:
+            describe(tensor)
+            if into:
+                check_no_overlap(tensor)
+        except InvalidRequest as error:
+            return f"{name}: {error}"
+    return None
+
+
+def _tell(problem: str | None, call: str, process_set: ProcessSet) -> None:
+    """Raises InvalidRequest on every rank if one of them has a problem."""
+    problems = allgather_object((rank(), problem), call, process_set)
+    for who, what in problems:
+        if what is not None:
+            raise InvalidRequest(
+                f"{call}: nothing was sent, because rank {who} can't take part: {what}",
+                kind="invalid",
+            )
 
 
 class _Tensor:
@@ -103,7 +142,8 @@ def broadcast_optimizer_state(
         process_set: The participating ranks. The default is all ranks.
 
     Raises:
-        InvalidRequest: An argument is invalid. Nothing was started.
+        InvalidRequest: An argument is invalid, or a rank has a tensor that can't be exchanged.
+            Nothing was sent.
         GradwireError: The operation failed; the subclass and ``kind`` tell why.
 
     Example:
@@ -119,6 +159,8 @@ def broadcast_optimizer_state(
     root_rank = whole_number("root_rank", root_rank)
     at_root = rank() == root_rank
     tensors: list[torch.Tensor] = []
+    parameters = _parameters(optimizer)
+    problem = _problem([("a parameter", each) for each in parameters if each.is_meta], False)
 
     def replace(tensor: torch.Tensor) -> _Tensor:
         tensors.append(tensor)
@@ -131,17 +173,21 @@ def broadcast_optimizer_state(
         return tensors[-1]
 
     plan = _map(optimizer.state_dict(), torch.Tensor, replace) if at_root else None
+    problem = problem or _problem([("its state", each) for each in tensors], False)
+    _tell(problem, "broadcast_optimizer_state", process_set)
     plan = broadcast_object(plan, root_rank, "optimizer_state", process_set)
     given = None if at_root else _map(plan, _Tensor, allocate)
-    handles = [
-        broadcast_async_(tensor, root_rank, f"optimizer_state.{at}", process_set)
-        for at, tensor in enumerate(tensors)
-    ]
-    wait_for_all(handles)
+    named = [(f"optimizer_state.{at}", tensor) for at, tensor in enumerate(tensors)]
+    _broadcast(named, root_rank, process_set)
     if given is not None:
         # This moves each tensor to its parameter's device and converts it to the parameter's dtype.
         optimizer.load_state_dict(given)
         _keep_types(optimizer, given)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    groups = optimizer.param_groups
+    return [each for group in groups for each in without_waiting(group["params"])]
 
 
 def _keep_types(optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> None:
@@ -150,12 +196,7 @@ def _keep_types(optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> None
     NAdam and ASGD keep wider states than bf16 parameters. Without this, the ranks would diverge.
     """
     numbers = [number for group in given["param_groups"] for number in group["params"]]
-    parameters = [
-        parameter
-        for group in optimizer.param_groups
-        for parameter in without_waiting(group["params"])
-    ]
-    for number, parameter in zip(numbers, parameters):
+    for number, parameter in zip(numbers, _parameters(optimizer)):
         if parameter in optimizer.state and number in given["state"]:
             optimizer.state[parameter] = _of_type(
                 optimizer.state[parameter], given["state"][number]

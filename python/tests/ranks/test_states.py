@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -31,6 +33,32 @@ def test_parameters_in_every_form() -> None:
     for wrong in (3, torch.zeros(2), [3], ["ab"], [("a", 3)]):
         with pytest.raises(ValueError, match="broadcast"):
             hvd.broadcast_parameters(wrong, 0)
+
+
+def test_tensors_that_can_not_be_exchanged() -> None:
+    """Every rank gets the error, whichever rank has the tensor."""
+
+    def refuses(call: str, who: int, why: str) -> Any:
+        return pytest.raises(hvd.InvalidRequest, match=f"{call}: .* rank {who} .*{why}")
+
+    for who in range(hvd.size()):
+        for root in {0, who}:
+            mine = hvd.rank() == who
+            model = torch.nn.Linear(3, 2, device="meta" if mine else "cpu")
+            with refuses("broadcast_parameters", who, "parameter.bias: .*'meta'"):
+                hvd.broadcast_parameters(model.state_dict(), root)
+            sparse = torch.eye(2).to_sparse() if mine else torch.eye(2)
+            with refuses("broadcast_parameters", who, "sparse"):
+                hvd.broadcast_parameters({"eye": sparse}, root)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            with refuses("broadcast_optimizer_state", who, "'meta'"):
+                hvd.broadcast_optimizer_state(optimizer, root)
+            expanded = torch.zeros(1).expand(3) if mine else torch.zeros(3)
+            if who != root:
+                with refuses("broadcast_parameters", who, "clone"):
+                    hvd.broadcast_parameters({"expanded": expanded}, root)
+            else:  # only read
+                hvd.broadcast_parameters({"expanded": expanded}, root)
 
 
 OPTIMIZERS = ["NAdam", "ASGD", "Adam", "SGD", "RAdam", "Adagrad", "LBFGS"]
