@@ -6,7 +6,7 @@ from typing import Any, Final, SupportsFloat, SupportsIndex, final
 
 from _typeshed import SupportsGetItem
 
-__all__ = ["__version__", "Buffer", "Gate", "Handle", "ProcessSet", "Session"]
+__all__ = ["__version__", "Buffer", "Gate", "Handle", "ProcessSet", "Session", "why_not_alone"]
 
 __version__: Final[str]
 """
@@ -736,3 +736,16 @@ class Session:
             `in_flight`: operations that have not completed; `adopted_bytes`: memory of the program
             that is now shared.
         """
+
+def why_not_alone(command: str, script: str) -> str | None:
+    """
+    Explains why this process may not be the only rank of a job: another starter, such as srun,
+    has started several.
+
+    Args:
+        command: The command line of this program.
+        script: The words after torchrun's options that start it.
+
+    Returns:
+        The reason, or None if this process may train alone.
+    """

@@ -5,7 +5,8 @@
   ``MASTER_PORT``) the first rank of each node starts its daemon, and the first daemon hosts the
   coordinator. The ranks exchange the job's id, secret and addresses through torch's store. Anyone
   who can read that store can join the job, as with torch itself.
-- Otherwise, this process becomes the only rank of a new job.
+- Otherwise, this process becomes the only rank of a new job, unless the variables of a starter such
+  as srun or mpirun show that it is one of several tasks (``worker-lib/src/starters.rs``).
 
 Processes started here end with this process, however it ends (CLEAN).
 
@@ -21,17 +22,22 @@ import json
 import os
 import secrets
 import select
+import shlex
 import socket
 import subprocess
+import sys
 import time
 from datetime import timedelta
 from typing import Any
 
+from gradwire import _native
 from gradwire._errors import InvalidRequest, NotLaunched, PeerLost
 from gradwire._programs import find
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _GRACE_SECONDS = 5.0
+# How many characters of a command line a message shows.
+_SHOWN = 200
 _services: list[subprocess.Popen[str]] = []
 # Counts the jobs that this process has formed without a launcher.
 _jobs = itertools.count()
@@ -43,25 +49,20 @@ def prepare() -> None:
     """Ensures that the variables ``GRADWIRE_...`` are set and that a daemon is running."""
     if any(name in os.environ for name in ("GRADWIRE_JOB", "GRADWIRE_SOCKET")):
         return
-    if "HOROVOD_RANK" in os.environ and "RANK" not in os.environ:
-        # Otherwise, each process would become a job of one rank.
-        raise NotLaunched(
-            "HOROVOD_RANK is set, as under horovodrun: start the job with gradwire run or "
-            "torchrun, or unset it",
-            kind="not-launched",
-        )
-    given = [name for name in _TORCHRUN if name in os.environ]
-    if len(given) == len(_TORCHRUN):
+    if all(name in os.environ for name in _TORCHRUN):
         _join_torchrun()
-    elif "RANK" in given or "WORLD_SIZE" in given:
-        missing = ", ".join(name for name in _TORCHRUN if name not in given)
-        raise NotLaunched(
-            f"{', '.join(given)} are set, as under torchrun, but {missing} are not: start the job "
-            "with torchrun or gradwire run, or unset them",
-            kind="not-launched",
-        )
-    else:
-        _alone()
+        return
+    words = sys.orig_argv[1:]
+    why = _native.why_not_alone(_shown(["python", *words]), _shown(sys.argv))
+    if why is not None:
+        raise NotLaunched(why, kind="not-launched")
+    _alone()
+
+
+def _shown(words: list[str]) -> str:
+    """Returns a command line for a message; a long one is cut."""
+    text = shlex.join(words)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def _timeout() -> float:

@@ -32,10 +32,30 @@ mod session;
 /// The module `gradwire._native`.
 #[pymodule(name = "_native", gil_used = true)]
 mod native {
+    use gradwire_worker::starters::{self, Program};
+    use pyo3::pyfunction;
+
     #[pymodule_export]
     use crate::{
         buffer::Buffer, gate::Gate, handle::Handle, process_set::ProcessSet, session::Session,
     };
+
+    /// Explains why this process may not be the only rank of a job: another starter, such as srun,
+    /// has started several.
+    ///
+    /// Args:
+    ///     command: The command line of this program.
+    ///     script: The words after torchrun's options that start it.
+    ///
+    /// Returns:
+    ///     The reason, or None if this process may train alone.
+    #[pyfunction]
+    fn why_not_alone(command: String, script: String) -> Option<String> {
+        let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
+        let variables = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
+        let program = Program { command, torchrun: Some(script) };
+        starters::refusal(&variables.collect(), &program).map(|refusal| refusal.to_string())
+    }
 
     /// The version of the package and its programs.
     #[expect(non_upper_case_globals, reason = "Python's name")]

@@ -339,6 +339,33 @@ def test_horovods_variables_that_tune(ranks: int | None, job: Job) -> None:
         assert f"(environment HOROVOD_{variable}): expected" in done.stdout, done.stdout
 
 
+# Variables of a task that another starter started, and the command that works instead.
+TASKS = [
+    ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "8"}, "gradwire run -np 8 --"),
+    ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"}, "gradwire run -np 4 -H"),
+    ({"JOB_COMPLETION_INDEX": "0"}, "torchrun --nnodes PODS"),
+    ({"LOCAL_RANK": "1", "WORLD_SIZE": "2"}, "torchrun or gradwire run"),
+]
+
+
+@pytest.mark.parametrize(("variables", "command"), TASKS)
+def test_a_task_of_several_is_no_job(variables: dict[str, str], command: str, job: Job) -> None:
+    done = job(SCRIPT, ranks=None, **variables)
+    assert done.returncode == 1 and "RANK 0 of 1" not in done.stdout, done.stdout
+    assert "NotLaunched" in done.stdout and command in done.stdout, done.stdout
+    assert "-- python " in done.stdout or "FIRST_POD " in done.stdout, done.stdout
+    done = job(SCRIPT, ranks=None, GRADWIRE_ALONE="1", **variables)
+    assert done.returncode == 0 and "RANK 0 of 1" in done.stdout, done.stdout
+
+
+def test_a_batch_script_runs_alone(job: Job) -> None:
+    done = job(SCRIPT, ranks=None, SLURM_NTASKS="8", SLURM_PROCID="0", SLURM_NNODES="2")
+    assert done.returncode == 0 and "RANK 0 of 1" in done.stdout, done.stdout
+    # Tasks of gradwire run may be inside anything.
+    done = job(SCRIPT, ranks=2, SLURM_STEP_NUM_TASKS="8", OMPI_COMM_WORLD_SIZE="4")
+    assert done.returncode == 0 and "RANK 1 of 2" in done.stdout, done.stdout
+
+
 def test_horovodruns_variables_without_it(job: Job) -> None:
     done = job(SCRIPT, ranks=None, HOROVOD_RANK="1", HOROVOD_SIZE="2")
     assert (

@@ -19,11 +19,13 @@ use crate::{
     table::{KEYS, Settings},
 };
 
-/// Variables that begin with `GRADWIRE_` but are not settings: the launcher sets them for the
-/// processes of a job. Any other variable without `__` is refused as a misspelt setting.
+/// Variables that begin with `GRADWIRE_` but are not settings. The launcher sets them for the
+/// processes of a job, and users set two of them (`ALONE`, `CONFIG`). Any other variable without
+/// `__` is refused as a misspelt setting.
 pub const RESERVED_VARIABLES: &[&str] = &[
     "GRADWIRE_ADDRESS",
     "GRADWIRE_BIND",
+    "GRADWIRE_ALONE",
     "GRADWIRE_CONFIG",
     "GRADWIRE_COORDINATOR",
     "GRADWIRE_COORDINATOR_METRICS",

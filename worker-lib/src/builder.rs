@@ -48,8 +48,9 @@ impl Session {
     /// `GRADWIRE_SOCKET`, `GRADWIRE_LOCAL_RANK`; settings `GRADWIRE_WORKER__…`).
     ///
     /// # Errors
-    /// [`GradwireError::NotLaunched`] if they are not set; otherwise as for
-    /// [`SessionBuilder::attach`].
+    /// [`GradwireError::NotLaunched`] if they are not set, and the process may go on alone. An
+    /// error for another variable if that shows that a starter such as `srun` or `mpirun` started
+    /// several tasks ([`crate::starters`]). Otherwise as for [`SessionBuilder::attach`].
     pub fn from_env() -> Result<Self> {
         Self::builder_from_env()?.attach()
     }
@@ -57,7 +58,7 @@ impl Session {
     /// A builder from the launcher's variables.
     ///
     /// # Errors
-    /// [`GradwireError::NotLaunched`], or an error for an invalid variable.
+    /// As for the variables of [`Session::from_env`].
     pub fn builder_from_env() -> Result<SessionBuilder> {
         Ok(SessionBuilder { launch: Launch::from_env()?, cancel: None })
     }

@@ -8,7 +8,10 @@ use std::{collections::HashMap, env};
 use gradwire_keys::{Origin, RankSettings, SettingsError};
 use gradwire_proto::{JobId, Secret};
 
-use crate::error::{GradwireError, Result};
+use crate::{
+    error::{GradwireError, Result},
+    starters::{self, Program, Refusal},
+};
 
 const JOB: &str = "GRADWIRE_JOB";
 const SECRET: &str = "GRADWIRE_SECRET";
@@ -41,7 +44,11 @@ impl Launch {
                 let reason = "it is not set, although other variables of the launcher are";
                 Err(bad(name, "", reason))
             }
-            None => Err(GradwireError::NotLaunched { missing: name }),
+            // A trainer may go on alone, but not as one of several tasks.
+            None => match starters::refusal(&variables, &Program::of_this_process()) {
+                Some(Refusal { variable, value, reason }) => Err(bad(&variable, &value, reason)),
+                None => Err(GradwireError::NotLaunched { missing: name }),
+            },
         };
         let job = JobId::new(need(JOB)?)?;
         let socket = need(SOCKET)?.to_owned();
@@ -139,6 +146,10 @@ mod tests {
         let nothing = read(&LAUNCHED.map(|name| (name, None))).unwrap_err();
         assert!(matches!(nothing, GradwireError::NotLaunched { .. }), "{nothing}");
         assert!(nothing.to_string().contains("gradwire run"), "{nothing}");
+        let srun = [("SLURM_STEP_NUM_TASKS", Some("8"))];
+        let several = [LAUNCHED.map(|name| (name, None)).as_slice(), &srun].concat();
+        let several = read(&several).unwrap_err();
+        assert!(matches!(several, GradwireError::Setting { .. }), "{several}");
         let cases = [
             (LOCAL_RANK, "-1"),
             (LOCAL_RANK, "4294967296"),

@@ -61,6 +61,7 @@
 //! - [`Session`]: attaching, ranks, tensors, leaving
 //! - [`Tensor`], [`Buffer`], [`SharedBuffer`]: memory that is shared with the daemon
 //! - [`Gate`]: for operations whose tensors are still being written
+//! - [`starters`]: `srun`, `mpirun` and others, which don't start jobs
 //! - [`optimizer`]: the order of gradients and their accumulation, for any framework. The crate
 //!   `gradwire-tch` has an optimizer for tch.
 //!
@@ -100,6 +101,7 @@ mod results;
 mod session;
 mod shared;
 mod sparse;
+pub mod starters;
 mod task;
 mod tickets;
 mod watch;
