@@ -182,6 +182,33 @@ else:
     ), done.stdout
 
 
+@pytest.mark.parametrize("leaves", ["destroys", "exits"])
+@pytest.mark.parametrize("late", [0, 1])
+def test_ranks_that_leave_before_a_group_exists(job: Job, late: int, leaves: str) -> None:
+    """The others have called new_group, and the late member still does something else."""
+    done = job(
+        START
+        + f"""
+rank = start(timeout=timedelta(seconds=60))
+dist.barrier()
+if rank == {late}:
+    time.sleep(2)
+groups = [dist.new_group([1, 0]), dist.new_group([0, 1]), dist.new_group([2])]
+if rank < 2:
+    for group in groups[:2]:
+        tensor = torch.full((2,), rank + 1.0)
+        dist.all_reduce(tensor, group=group)
+        print("SUM", tensor[0].item(), flush=True)
+if {leaves == "destroys"} or rank < 2:
+    dist.destroy_process_group()
+print("END", rank, flush=True)
+""",
+        ranks=4,
+    )
+    assert done.returncode == 0 and done.stdout.count("END") == 4, done.stdout
+    assert done.stdout.count("SUM 3.0") == 4, done.stdout
+
+
 BESIDE = """
 rank, size = start_turn("gloo", turn)
 groups = [dist.new_group(backend="gradwire"), dist.new_group([2, 0, 1], backend="gradwire")]

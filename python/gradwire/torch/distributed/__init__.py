@@ -14,6 +14,8 @@ Gradwire only for DDP's gradients.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from typing import Any
 
 import torch.distributed as dist
@@ -46,6 +48,21 @@ def _create(opts: Any, backend_options: Any = None) -> ProcessGroupGradwire:
     )
 
 
+_helper: Any = c10d._new_process_group_helper
+
+
+@functools.wraps(_helper)
+def _noting_helper(*args: Any, **named: Any) -> Any:
+    """Creates a group as PyTorch does, which does not tell the backend of other ranks' groups."""
+    made = _helper(*args, **named)
+    everybody = c10d.GroupMember.WORLD
+    if made[0] is c10d.GroupMember.NON_GROUP_MEMBER and isinstance(everybody, ProcessGroupGradwire):
+        given = inspect.signature(_helper).bind(*args, **named).arguments
+        if NAME in str(given["backend"]).lower():
+            everybody.world.note(tuple(sorted(given["global_ranks_in_group"])))
+    return made
+
+
 def register() -> None:
     """Registers the backend with ``torch.distributed``.
 
@@ -53,6 +70,7 @@ def register() -> None:
     """
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=DEVICES)
+        c10d._new_process_group_helper = _noting_helper
 
 
 register()

@@ -8,6 +8,11 @@ Creating a process set is a collective of all ranks of the job, but PyTorch info
 of a new group. So every rank has a thread that reads requests from the shared store and creates the
 sets. Requests are numbered, so all ranks create the same sets in the same order. Sets are removed
 in the same way; the remaining ones are removed with the last group.
+
+A rank may leave before the members of a new group have created it. So a rank that calls
+``new_group`` without being a member notes the group, and before it leaves, it requests the sets of
+the groups that don't exist yet. The threads of the members then create the sets, whatever their
+programs do.
 """
 
 from __future__ import annotations
@@ -77,6 +82,10 @@ class World:
         self._ending = threading.Event()
         self._changed = threading.Condition()
         self._sets: dict[Key, _native.ProcessSet | BaseException] = {}
+        # All sets so far, also removed ones.
+        self._known: set[Key] = set()
+        # The groups that this rank is not a member of.
+        self._others: list[Key] = []
         self._closed: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="gw-sets", daemon=True)
         self._thread.start()
@@ -107,7 +116,7 @@ class World:
             GradwireError: The process set can't be created.
         """
         ranks, serial = key
-        if self.rank == ranks[0]:
+        if self.rank == ranks[0] and key not in self._known:
             self._request({"ranks": ranks, "group": serial})
         limit = min(timeout, self._within).total_seconds()
         with self._changed:
@@ -118,6 +127,10 @@ class World:
         if isinstance(made, BaseException):
             raise made
         return made
+
+    def note(self, ranks: Ranks) -> None:
+        """Notes a new group that this rank is not a member of."""
+        self._others.append(self.key(ranks))
 
     def leave(self, key: Key) -> None:
         """Records that a member has destroyed a group. The last one requests the set's removal."""
@@ -179,6 +192,9 @@ class World:
             time.sleep(_SLICE)
 
     def _add_set(self, key: Key) -> None:
+        if key in self._known:  # requested by a member and by a rank that has left
+            return
+        self._known.add(key)
         made: _native.ProcessSet | BaseException
         try:
             made = self._until_the_end(session().add_process_set(list(key[0])))
@@ -213,6 +229,9 @@ class World:
             text = f"rank {self.rank} has left the process groups, so no new one can be created"
             # If the store is gone, every rank's thread sees that.
             with contextlib.suppress(Exception):
+                for ranks, serial in self._others:
+                    if (ranks, serial) not in self._known:
+                        self._request({"ranks": ranks, "group": serial})
                 self._request({"closed": text})
         # All ranks serve the same requests, up to the first one that closes the world.
         self._thread.join(_GRACE_SECONDS)
