@@ -20,10 +20,10 @@ from pathlib import Path
 
 from gradwire._programs import find
 
-# `import horovod.torch as hvd`, `from horovod.torch import …`, and `import horovod` for
-# `horovod.run`.
+# `import horovod.torch as hvd`, `from horovod.torch.mpi_ops import …`, `from horovod.common.util
+# import …`, and `import horovod` for `horovod.run`.
 IMPORTS = [
-    (re.compile(r"^(\s*(?:import|from)\s+)horovod\.torch\b"), r"\1gradwire.torch"),
+    (re.compile(r"^(\s*(?:import|from)\s+)horovod\.(torch|common)\b"), r"\1gradwire.\2"),
     (re.compile(r"^(\s*import\s+)horovod\s*$"), r"\1gradwire as horovod"),
 ]
 

@@ -13,6 +13,9 @@ print(gw.rank(), "of", gw.size(), mean)
 ``GradwireError`` that names the rank, the host and the tensor, and says what to do.
 """
 
+import importlib
+from typing import Any
+
 from gradwire._array_move_ops import (
     allgather,
     alltoall,
@@ -162,3 +165,13 @@ __all__ = [
     "stop_timeline",
     "synchronize",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports ``gradwire.torch`` and ``gradwire.common`` when a program first uses them."""
+    if name not in ("common", "torch"):
+        raise AttributeError(f"module 'gradwire' has no attribute {name!r}")
+    try:
+        return importlib.import_module(f"gradwire.{name}")
+    except ModuleNotFoundError as error:
+        raise AttributeError(f"gradwire.{name} can't be imported: {error}") from error

@@ -22,7 +22,15 @@ import pytest
 import gradwire
 from gradwire import _native
 
-MODULES = ["gradwire", "gradwire.torch", "gradwire.torch.distributed", "gradwire.torch.elastic"]
+MODULES = [
+    "gradwire",
+    "gradwire.torch",
+    "gradwire.torch.distributed",
+    "gradwire.torch.elastic",
+    "gradwire.common.exceptions",
+    "gradwire.common.process_sets",
+    "gradwire.common.util",
+]
 ERRORS = {
     name
     for name, value in vars(gradwire).items()

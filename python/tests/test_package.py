@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import inspect
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,71 @@ print(gradwire.size(), gradwire.broadcast_object({"a": 1}), gradwire.allgather_o
 """
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "1 {'a': 1} ['b']", done.stdout + done.stderr
+
+
+# Lines of scripts that use Horovod, with the module renamed.
+IMPORTS = """
+import gradwire.torch as hvd
+from gradwire.torch import DistributedOptimizer, broadcast_parameters
+from gradwire.torch.mpi_ops import allreduce_async_, grouped_allreduce_async_, synchronize
+from gradwire.torch.mpi_ops import Adasum, Average, Sum, init, local_rank, poll, rank, size
+from gradwire.torch.mpi_ops import mpi_threads_supported, nccl_built, rocm_built
+from gradwire.torch.mpi_ops import ProcessSet, global_process_set
+from gradwire.torch.compression import Compression, FP16Compressor, NoneCompressor
+from gradwire.torch.functions import allgather_object, broadcast_object
+from gradwire.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from gradwire.torch.optimizer import DistributedOptimizer
+from gradwire.torch.sync_batch_norm import SyncBatchNorm
+from gradwire.torch.elastic import TorchState, run
+from gradwire.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from gradwire.common.process_sets import ProcessSet, global_process_set
+from gradwire.common.util import check_extension, gloo_built, mpi_built, nccl_built, split_list
+"""
+
+
+def test_horovods_imports() -> None:
+    hvd = pytest.importorskip("gradwire.torch")
+    for line in IMPORTS.strip().splitlines():
+        scope: dict[str, object] = {}
+        exec(line, scope)
+        for name, value in scope.items():
+            if hasattr(hvd, name) and not name.startswith("__") and name != "run":
+                same = getattr(hvd, name)
+                assert value is same or name.endswith("_built"), line
+    assert hvd.mpi_ops.allreduce is hvd.allreduce and hvd.compression.Compression.none
+    from gradwire.common import exceptions, util
+
+    util.check_extension("gradwire.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
+    with pytest.raises(ImportError, match="'tensorflow'"):
+        util.check_extension("tensorflow")
+    assert util.split_list(list(range(5)), 3) == [[0, 1], [2, 3], [4]]
+    assert [util.num_rank_is_power_2(number) for number in range(5)] == [0, 1, 1, 0, 1]
+    with util.env(GRADWIRE_TEST_ONE="1", PATH=None):
+        assert os.environ["GRADWIRE_TEST_ONE"] == "1" and "PATH" not in os.environ
+    assert "GRADWIRE_TEST_ONE" not in os.environ and "PATH" in os.environ
+    assert util.extension_available("torch") and not util.mpi_built(verbose=True)
+    assert util.is_iterable([]) and not util.is_iterable(3)
+    assert exceptions.HorovodInternalError is hvd.HorovodInternalError
+    assert exceptions.HostsUpdatedInterrupt is hvd.elastic.HostsUpdatedInterrupt
+
+
+def test_import_gradwire_imports_torch_when_used() -> None:
+    pytest.importorskip("torch")
+    text = """
+import sys
+import gradwire
+assert "torch" not in sys.modules and not hasattr(gradwire, "tensorflow")
+assert gradwire.torch.DistributedOptimizer and "torch" in sys.modules
+assert gradwire.common.util.split_list
+print("END")
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "END", done.stdout + done.stderr
+    missing = "import sys; sys.modules['torch'] = None; import gradwire; gradwire.torch"
+    done = subprocess.run(
+        [sys.executable, "-c", missing], capture_output=True, text=True, timeout=120
+    )
+    assert "AttributeError: gradwire.torch can't be imported" in done.stderr, done.stderr
 
 
 # The signatures in Horovod's documentation, which scripts may use.

@@ -67,7 +67,12 @@ from gradwire import (
     synchronize,
 )
 from gradwire import GradwireError as HorovodInternalError
+from gradwire.torch import compression as compression
 from gradwire.torch import elastic
+from gradwire.torch import functions as functions
+from gradwire.torch import mpi_ops as mpi_ops
+from gradwire.torch import optimizer as optimizer
+from gradwire.torch import sync_batch_norm as sync_batch_norm
 from gradwire.torch._build import (
     ccl_built,
     cuda_built,

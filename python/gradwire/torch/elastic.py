@@ -7,22 +7,21 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from gradwire.common.exceptions import HostsUpdatedInterrupt
+
+__all__ = [
+    "ElasticSampler",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "TorchState",
+    "run",
+]
+
 _LATER = (
     "gradwire does not support elastic training yet, and {name} exists only so that imports work: "
     "restart from a checkpoint"
 )
-
-
-class HostsUpdatedInterrupt(RuntimeError):
-    """Horovod raises this when hosts have changed. Gradwire never raises it.
-
-    Args:
-        skip_sync: Horovod's option.
-    """
-
-    def __init__(self, skip_sync: bool = False) -> None:
-        super().__init__("hosts have changed")
-        self.skip_sync = skip_sync
 
 
 def run(func: Any) -> NoReturn:

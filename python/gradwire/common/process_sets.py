@@ -1,0 +1,19 @@
+"""The process sets of ``horovod.common.process_sets``."""
+
+from __future__ import annotations
+
+from gradwire._world import (
+    ProcessSet,
+    add_process_set,
+    get_process_set_ids_and_ranks,
+    global_process_set,
+    remove_process_set,
+)
+
+__all__ = [
+    "ProcessSet",
+    "add_process_set",
+    "get_process_set_ids_and_ranks",
+    "global_process_set",
+    "remove_process_set",
+]
