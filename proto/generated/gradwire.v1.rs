@@ -1334,7 +1334,7 @@ pub mod worker_message {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DaemonMessage {
-    #[prost(oneof = "daemon_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
+    #[prost(oneof = "daemon_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
     pub message: ::core::option::Option<daemon_message::Message>,
 }
 /// Nested message and enum types in `DaemonMessage`.
@@ -1357,6 +1357,8 @@ pub mod daemon_message {
         Detached(super::Detached),
         #[prost(message, tag = "8")]
         Allocate(super::Allocate),
+        #[prost(message, tag = "9")]
+        SegmentRefused(super::SegmentRefused),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1413,6 +1415,14 @@ pub struct AddSegment {
 pub struct SegmentAdded {
     #[prost(uint32, tag = "1")]
     pub segment: u32,
+}
+/// The daemon has no memory or address space for a segment, which does not exist then.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SegmentRefused {
+    #[prost(uint32, tag = "1")]
+    pub segment: u32,
+    #[prost(string, tag = "2")]
+    pub reason: ::prost::alloc::string::String,
 }
 /// No submission uses this segment any more. Its number may be reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -6,12 +6,45 @@ from typing import Any, Final, SupportsFloat, SupportsIndex, final
 
 from _typeshed import SupportsGetItem
 
-__all__ = ["__version__", "Buffer", "Gate", "Handle", "ProcessSet", "Session", "why_not_alone"]
+__all__ = [
+    "__version__",
+    "Adoption",
+    "Buffer",
+    "Gate",
+    "Handle",
+    "ProcessSet",
+    "Session",
+    "why_not_alone",
+]
 
 __version__: Final[str]
 """
 The version of the package and its programs.
 """
+
+@final
+class Adoption:
+    """
+    Shared memory to which memory of the program can move, once.
+    """
+    def take_place(self, /, address: SupportsIndex, fd: SupportsIndex) -> Buffer:
+        """
+        Moves memory of the program here, at its addresses.
+
+        It must be exactly the mapping of a file. Nothing may write to it during the call.
+
+        Args:
+            address: The address of the first byte.
+            fd: The file's descriptor, which will refer to the new memory.
+
+        Returns:
+            A buffer of bytes. The memory still belongs to the program: each operation uses a part
+            of the buffer that is owned by an object which keeps it mapped.
+
+        Raises:
+            OutOfResources: The memory is not such a mapping, or is shared already.
+            InvalidRequest: Memory has moved here before.
+        """
 
 @final
 class Buffer:
@@ -295,28 +328,25 @@ class Session:
         Returns:
             A handle whose result is the process set.
         """
-    def adopt(self, /, address: SupportsIndex, nbytes: SupportsIndex, fd: SupportsIndex) -> Buffer:
-        """
-        Shares memory of the program with the daemon, at the same addresses.
-
-        It must be exactly the mapping of a file. Nothing may write to it during the call.
-
-        Args:
-            address: The address of the first byte.
-            nbytes: The size in bytes.
-            fd: The file's descriptor, which will refer to the new memory.
-
-        Returns:
-            A buffer of bytes. The memory still belongs to the program.
-
-        Raises:
-            InvalidRequest: The memory is not such a mapping.
-            OutOfResources: Not enough shared memory is available.
-        """
     @property
     def adopt_max_bytes(self, /) -> int:
         """
         The maximum size of a tensor whose memory may be adopted, in bytes; 0 if none may.
+        """
+    def adoption(self, /, nbytes: SupportsIndex) -> Adoption:
+        """
+        Makes shared memory to which memory of the program can move.
+
+        Waits until the daemon has it.
+
+        Args:
+            nbytes: The size in bytes.
+
+        Returns:
+            The shared memory. It is given back if nothing moves there.
+
+        Raises:
+            OutOfResources: Not enough memory is available, here or to the daemon.
         """
     def allgather(
         self,

@@ -1,5 +1,5 @@
 //! Exports memory to other libraries in DLPack capsules, and copies from and to their memory. This
-//! module and `at_exit` are the only ones in this crate with `unsafe`.
+//! module, `adoption` and `at_exit` are the only ones in this crate with `unsafe`.
 //!
 //! A capsule holds a pointer to a structure whose layout is defined by DLPack. A consumer renames
 //! the capsule and calls the structure's deleter when it is done; a capsule without a consumer

@@ -9,13 +9,16 @@
 //! - errors are Python exceptions with the cause, the rank, the host and the tensor.
 //!
 //! Map: `session` (being a rank), `collectives` and `options` (starting operations), `handle`
-//! (waiting for them), `gate` (starting them later), `process_set`, `buffer` and `dlpack` (memory),
+//! (waiting for them), `gate` (starting them later), `process_set`, `buffer`,
+//! `adoption` and `dlpack` (memory),
 //! `at_exit` (leaving with the exit code), `error`.
 
 #![deny(unsafe_code)]
 
 use pyo3::prelude::*;
 
+#[expect(unsafe_code, reason = "turns addresses of the program into memory")]
+mod adoption;
 #[expect(unsafe_code, reason = "called by the C library")]
 mod at_exit;
 mod buffer;
@@ -37,7 +40,8 @@ mod native {
 
     #[pymodule_export]
     use crate::{
-        buffer::Buffer, gate::Gate, handle::Handle, process_set::ProcessSet, session::Session,
+        adoption::Adoption, buffer::Buffer, gate::Gate, handle::Handle, process_set::ProcessSet,
+        session::Session,
     };
 
     /// Explains why this process may not be the only rank of a job: another starter, such as srun,

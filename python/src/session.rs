@@ -16,6 +16,7 @@ use pyo3::{
 };
 
 use crate::{
+    adoption::Adoption,
     at_exit,
     buffer::{self, Buffer},
     error::{PythonError, Raise},
@@ -230,24 +231,20 @@ impl Session {
         Ok(made.or_raise(py)?.into_shared().into())
     }
 
-    /// Shares memory of the program with the daemon, at the same addresses.
+    /// Makes shared memory to which memory of the program can move.
     ///
-    /// It must be exactly the mapping of a file. Nothing may write to it during the call.
+    /// Waits until the daemon has it.
     ///
     /// Args:
-    ///     address: The address of the first byte.
     ///     nbytes: The size in bytes.
-    ///     fd: The file's descriptor, which will refer to the new memory.
     ///
     /// Returns:
-    ///     A buffer of bytes. The memory still belongs to the program.
+    ///     The shared memory. It is given back if nothing moves there.
     ///
     /// Raises:
-    ///     InvalidRequest: The memory is not such a mapping.
-    ///     OutOfResources: Not enough shared memory is available.
-    fn adopt(&self, py: Python<'_>, address: usize, nbytes: u64, fd: i32) -> PyResult<Buffer> {
-        // Holds the GIL, so other Python threads can't write to the memory.
-        Ok(self.inner.adopt(address, nbytes, fd).or_raise(py)?.into())
+    ///     OutOfResources: Not enough memory is available, here or to the daemon.
+    fn adoption(&self, py: Python<'_>, nbytes: usize) -> PyResult<Adoption> {
+        Ok(py.detach(|| self.inner.adoption(nbytes)).or_raise(py)?.into())
     }
 
     /// Returns whether memory belongs to this session.

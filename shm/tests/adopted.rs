@@ -3,14 +3,14 @@
 use std::{
     collections::BTreeMap,
     ffi::c_void,
-    os::fd::{AsRawFd, OwnedFd},
-    ptr,
+    os::fd::{AsFd, OwnedFd},
+    ptr::{self, NonNull},
     sync::{Arc, Mutex},
 };
 
 use gradwire_proto::JobId;
 use gradwire_shm::{
-    arena::{self, Arena, ArenaConfig, ArenaError},
+    arena::{self, Arena, ArenaBlock, ArenaConfig, ArenaError, Owner, RegisterError},
     segment::{HugePages, Segment, SegmentError, SegmentId},
 };
 use rustix::{
@@ -27,7 +27,7 @@ fn arena() -> (Arena, Daemon) {
     let daemon = Daemon::default();
     let (adding, removing) = (Arc::clone(&daemon), Arc::clone(&daemon));
     let register = Box::new(move |id, _: &Segment, fd| {
-        let before = adding.lock().unwrap().insert(id, Segment::open(fd, u64::MAX)?);
+        let before = adding.lock().unwrap().insert(id, Segment::open(fd, u64::MAX).unwrap());
         assert!(before.is_none(), "segment {id} is there twice");
         Ok(())
     });
@@ -72,9 +72,23 @@ impl Array {
         unsafe { self.start.cast::<u8>().add(at).read_volatile() }
     }
 
-    fn adopt(&self, arena: &Arena) -> Result<arena::ArenaBlock, ArenaError> {
-        arena.adopt(self.start.expose_provenance(), SIZE as u64, self.fd.as_raw_fd())
+    fn adopt(&self, arena: &Arena) -> Result<ArenaBlock, ArenaError> {
+        adopt(arena, self.start, SIZE, &self.fd, Arc::new(()))
     }
+}
+
+fn adopt(
+    arena: &Arena,
+    start: *mut c_void,
+    bytes: usize,
+    fd: &OwnedFd,
+    owner: Owner,
+) -> Result<ArenaBlock, ArenaError> {
+    let adoption = arena.make_adoption(bytes as u64)?;
+    let start = NonNull::new(start.cast()).unwrap();
+    // SAFETY: only this thread uses the memory and the file. Tests that unmap the memory before the
+    // block is dropped do not use the block any more.
+    unsafe { adoption.take_place(start, fd.as_fd(), owner) }
 }
 
 impl Drop for Array {
@@ -162,7 +176,8 @@ fn unmapped_memory_is_not_taken_back() {
 
 #[test]
 fn a_refused_segment_leaves_the_memory_unchanged() {
-    let register = Box::new(|_, _: &Segment, _| Err("the daemon said no".into()));
+    let no = || RegisterError::Refused("the daemon said no".into());
+    let register = Box::new(move |_, _: &Segment, _| Err(no()));
     let release = Box::new(|_| unreachable!("it was never handed over"));
     let job = JobId::new("shm-test-adopted").unwrap();
     let arena = Arena::new(ArenaConfig::new(job), register, release);
@@ -179,20 +194,62 @@ fn a_refused_segment_leaves_the_memory_unchanged() {
 
 #[test]
 fn other_memory_is_refused() {
-    let (arena, _daemon) = arena();
+    let (arena, daemon) = arena();
     let array = Array::new(1);
-    let start = array.start.expose_provenance();
+    let other = Array::new(2);
+    let inner = array.start.wrapping_byte_add(4096);
+    let last = ptr::with_exposed_provenance_mut(usize::MAX - 4095);
     for (start, bytes, fd) in [
-        (start, 4096, array.fd.as_raw_fd()),
-        (start + 4096, SIZE as u64 - 4096, array.fd.as_raw_fd()),
-        (start, SIZE as u64, -1),
-        (0, SIZE as u64, array.fd.as_raw_fd()),
+        (array.start, 4096, &array.fd),
+        (inner, SIZE - 4096, &array.fd),
+        (array.start, SIZE, &other.fd),
+        (last, 4096, &array.fd),
     ] {
-        let error = arena.adopt(start, bytes, fd).unwrap_err();
+        let error = adopt(&arena, start, bytes, fd, Arc::new(())).unwrap_err();
         assert!(matches!(error, ArenaError::Segment(SegmentError::NotAMapping { .. })), "{error}");
     }
-    assert!(arena.adopt(start, u64::MAX, array.fd.as_raw_fd()).is_err());
+    assert!(adopt(&arena, array.start, usize::MAX, &array.fd, Arc::new(())).is_err());
+    assert_eq!((arena.stats().adopted, daemon.lock().unwrap().len()), (0, 0));
     assert!(array.adopt(&arena).is_ok());
+}
+
+/// Its results would go to one of the two owners only.
+#[test]
+fn shared_memory_is_not_adopted_again() {
+    let (arena, daemon) = arena();
+    let array = Array::new(1);
+    let block = array.adopt(&arena).unwrap();
+    let error = array.adopt(&arena).unwrap_err();
+    assert!(matches!(error, ArenaError::AlreadyShared { segment: SegmentId(0), .. }), "{error}");
+    write(&daemon, block.segment(), 5);
+    assert_eq!(array.get(SIZE - 1), 5, "the first owner has it still");
+    assert_eq!((arena.stats().adopted, daemon.lock().unwrap().len()), (1, 1));
+    // Nor is memory of the arena itself.
+    let own = arena.allocate(SIZE as u64).unwrap();
+    let error = adopt(&arena, own.as_ptr().cast(), SIZE, &array.fd, Arc::new(())).unwrap_err();
+    assert!(matches!(error, ArenaError::AlreadyShared { segment: SegmentId(1), .. }), "{error}");
+    drop(block);
+    assert!(array.adopt(&arena).is_ok());
+}
+
+/// Notes, when it is dropped, how many segments the daemon has.
+struct LastOwner(Daemon, Arc<Mutex<Option<usize>>>);
+
+impl Drop for LastOwner {
+    fn drop(&mut self) {
+        *self.1.lock().unwrap() = Some(self.0.lock().unwrap().len());
+    }
+}
+
+#[test]
+fn an_owner_is_dropped_after_the_block() {
+    let (arena, daemon) = arena();
+    let (array, left) = (Array::new(1), Arc::default());
+    let owner = Arc::new(LastOwner(daemon, Arc::clone(&left)));
+    let block = adopt(&arena, array.start, SIZE, &array.fd, owner).unwrap();
+    assert_eq!(*left.lock().unwrap(), None);
+    drop(block);
+    assert_eq!(*left.lock().unwrap(), Some(0), "the daemon does not use the memory any more");
 }
 
 /// BOUND: adopted segments leave numbers for the arena's own.

@@ -1,6 +1,8 @@
 //! The arena: growth, limits, hand-over, and blocks that never share a byte.
 
 use std::{
+    collections::BTreeMap,
+    error::Error,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering::SeqCst},
@@ -10,8 +12,8 @@ use std::{
 
 use gradwire_proto::JobId;
 use gradwire_shm::{
-    arena::{ALIGNMENT, Arena, ArenaConfig, ArenaError},
-    segment::{HugePages, Segment, SegmentId},
+    arena::{ALIGNMENT, Arena, ArenaConfig, ArenaError, RegisterError, SPARE},
+    segment::{HugePages, Segment, SegmentError, SegmentId},
 };
 
 const MIB: u64 = 1 << 20;
@@ -27,16 +29,25 @@ fn config(segment_bytes: u64, max_bytes: u64) -> ArenaConfig {
 }
 
 /// The segments that the daemon has, by number.
-type Daemon = Arc<Mutex<Vec<(SegmentId, Segment)>>>;
+type Daemon = Arc<Mutex<BTreeMap<SegmentId, Segment>>>;
 
 fn arena(segment_bytes: u64, max_bytes: u64) -> (Arena, Daemon) {
     let daemon = Daemon::default();
-    let theirs = Arc::clone(&daemon);
+    let (adding, removing) = (Arc::clone(&daemon), Arc::clone(&daemon));
     let register = Box::new(move |id, segment: &Segment, fd| {
-        theirs.lock().unwrap().push((id, Segment::open(fd, segment.bytes())?));
+        let segment = Segment::open(fd, segment.bytes()).map_err(refused)?;
+        let before = adding.lock().unwrap().insert(id, segment);
+        assert!(before.is_none(), "segment {id} is there twice");
         Ok(())
     });
-    (Arena::new(config(segment_bytes, max_bytes), register, Box::new(drop)), daemon)
+    let release = Box::new(move |id| {
+        assert!(removing.lock().unwrap().remove(&id).is_some(), "segment {id} is gone");
+    });
+    (Arena::new(config(segment_bytes, max_bytes), register, release), daemon)
+}
+
+fn refused(why: impl Into<Box<dyn Error + Send + Sync>>) -> RegisterError {
+    RegisterError::Refused(why.into())
 }
 
 #[test]
@@ -53,9 +64,7 @@ fn the_daemon_sees_the_workers_bytes() {
         assert_eq!(block.bytes(), u64::from(i) * 10_007);
         assert_eq!(block.offset() % ALIGNMENT, 0);
         assert_eq!(block.as_ptr().addr() as u64 % ALIGNMENT, 0);
-        let (id, segment) = &daemon[block.segment().0 as usize];
-        assert_eq!(*id, block.segment());
-        let start = segment.range(block.offset(), block.bytes()).unwrap();
+        let start = daemon[&block.segment()].range(block.offset(), block.bytes()).unwrap();
         // SAFETY: `range` has checked it, and nobody writes now.
         let bytes = unsafe { std::slice::from_raw_parts(start, block.bytes() as usize) };
         assert!(bytes.iter().all(|&b| b == i), "block {i} was overwritten");
@@ -99,6 +108,11 @@ fn a_full_arena_refuses_and_says_how_full_it_is() {
     for bytes in [u64::MAX, u64::MAX - 63, 1 << 62] {
         assert!(matches!(arena.allocate(bytes), Err(ArenaError::Full { .. })));
     }
+    let register = Box::new(|_, _: &_, _| unreachable!("nothing is made"));
+    let job = JobId::new("shm-test-arena").unwrap();
+    let endless = Arena::new(ArenaConfig::new(job), register, Box::new(drop));
+    let error = endless.allocate(u64::MAX).unwrap_err();
+    assert!(matches!(error, ArenaError::Segment(SegmentError::Size { .. })), "{error}");
     drop(second);
 }
 
@@ -108,7 +122,7 @@ fn a_segment_that_is_not_handed_over_is_not_used() {
     let refusing = Arc::clone(&refuse);
     let register = Box::new(move |id, _: &Segment, _| {
         assert_eq!(id, SegmentId(0), "the number of a refused segment is free again");
-        if refusing.load(SeqCst) { Err("the daemon said no".into()) } else { Ok(()) }
+        if refusing.load(SeqCst) { Err(refused("the daemon said no")) } else { Ok(()) }
     });
     let arena = Arena::new(config(MIB, MIB), register, Box::new(drop));
     let error = arena.allocate(10).unwrap_err().to_string();
@@ -116,6 +130,79 @@ fn a_segment_that_is_not_handed_over_is_not_used() {
     assert_eq!(arena.stats().reserved, 0);
     refuse.store(false, SeqCst);
     assert!(arena.allocate(10).is_ok());
+}
+
+/// BOUND. One tensor is alive at a time, and each is a little larger than the last.
+#[test]
+fn tensors_that_grow_take_twice_their_memory() {
+    let (arena, daemon) = arena(8 * MIB, 1 << 40);
+    let mut most = 0;
+    for bytes in (0..24).map(|step| 9 * MIB + step * 4 * MIB) {
+        let block = arena.allocate(bytes).unwrap();
+        let stats = arena.stats();
+        assert!(stats.reserved <= 2 * bytes + SPARE, "{stats:?} for {bytes}");
+        most = most.max(stats.segments);
+        drop(block);
+    }
+    assert_eq!(daemon.lock().unwrap().len() as u32, arena.stats().segments);
+    assert!(most < 8, "{most}");
+}
+
+#[test]
+fn a_full_arena_gives_back_what_is_empty() {
+    let (arena, daemon) = arena(4 * MIB, 30 * MIB);
+    let small = arena.allocate(100).unwrap();
+    for bytes in (5..26).map(|mib| mib * MIB) {
+        drop(arena.allocate(bytes).unwrap());
+    }
+    assert!(arena.stats().reserved <= 30 * MIB, "BOUND");
+    // The small tensor keeps its segment.
+    assert!(daemon.lock().unwrap().contains_key(&small.segment()));
+    let error = arena.allocate(29 * MIB).unwrap_err();
+    assert!(error.to_string().contains("128 of them in use; raise worker.arena_max_bytes"));
+}
+
+#[test]
+fn unused_memory_goes_back_after_a_while() {
+    let (arena, daemon) = arena(MIB, 1 << 40);
+    let keep = arena.allocate(10).unwrap();
+    let large = arena.allocate(100 * MIB).unwrap();
+    drop(large);
+    // A program may allocate it again at once.
+    arena.give_back();
+    assert!(arena.stats().reserved >= 100 * MIB);
+    arena.give_back();
+    arena.give_back();
+    assert!(arena.stats().reserved <= SPARE, "{:?}", arena.stats());
+    assert!(daemon.lock().unwrap().contains_key(&keep.segment()));
+    let again = arena.allocate(70 * MIB).unwrap();
+    assert_eq!(again.segment(), SegmentId(1), "the number is used again");
+}
+
+#[test]
+fn a_mapping_that_is_relied_on_stays() {
+    let (arena, daemon) = arena(MIB, 1 << 40);
+    let large = arena.allocate(100 * MIB).unwrap();
+    let (id, (start, bytes)) = (large.segment(), large.mapping());
+    assert_eq!((start, bytes), (large.as_ptr(), 104 * MIB));
+    drop(large);
+    (0..3).for_each(|_| arena.give_back());
+    assert!(daemon.lock().unwrap().contains_key(&id));
+}
+
+#[test]
+fn a_number_without_an_answer_is_not_used_again() {
+    let silent = Arc::new(AtomicBool::new(true));
+    let is_silent = Arc::clone(&silent);
+    let register = Box::new(move |_, _: &Segment, _| match is_silent.load(SeqCst) {
+        true => Err(RegisterError::Unanswered("no answer within 1 s".into())),
+        false => Ok(()),
+    });
+    let arena = Arena::new(config(MIB, 8 * MIB), register, Box::new(drop));
+    let error = arena.allocate(10).unwrap_err();
+    assert!(matches!(error, ArenaError::Unanswered { segment: SegmentId(0), .. }), "{error}");
+    silent.store(false, SeqCst);
+    assert_eq!(arena.allocate(10).unwrap().segment(), SegmentId(1));
 }
 
 #[test]
@@ -163,6 +250,6 @@ fn threads_allocate_at_once() {
         }
     });
     assert_eq!(arena.stats().used, 0);
-    let ids: Vec<u32> = daemon.lock().unwrap().iter().map(|(id, _)| id.0).collect();
+    let ids: Vec<u32> = daemon.lock().unwrap().keys().map(|id| id.0).collect();
     assert_eq!(ids, (0..ids.len() as u32).collect::<Vec<_>>());
 }

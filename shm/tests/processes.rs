@@ -20,7 +20,7 @@ use std::{
 
 use gradwire_proto::JobId;
 use gradwire_shm::{
-    arena::{Arena, ArenaConfig},
+    arena::{Arena, ArenaConfig, RegisterError},
     control::{
         Completion, DaemonControl, Doorbell, MAX_IN_FLIGHT, RingError, Submission, SubmitError,
         WorkerControl,
@@ -70,9 +70,9 @@ fn worker(part: &Part) -> Result<(), &'static str> {
             ..ArenaConfig::new(part.job.clone())
         },
         Box::new(move |_, _, fd| {
-            send(&segments, b"segment", &[fd.as_fd()])?;
-            receive(&segments)?.ok_or("no answer")?;
-            Ok(())
+            let silent = || RegisterError::Unanswered(gone.into());
+            send(&segments, b"segment", &[fd.as_fd()]).map_err(|_| silent())?;
+            receive(&segments).ok().flatten().map(drop).ok_or_else(silent)
         }),
         Box::new(drop),
     );

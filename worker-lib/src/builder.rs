@@ -1,7 +1,7 @@
 //! Attaching: from settings to a session.
 
 use std::{
-    os::fd::AsFd,
+    os::fd::{AsFd, OwnedFd},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -16,7 +16,7 @@ use gradwire_proto::{
     pb::{self, worker_message::Message},
 };
 use gradwire_shm::{
-    arena::{Arena, ArenaConfig},
+    arena::{Arena, ArenaConfig, RegisterError},
     control::WorkerControl,
     segment::{self, Segment, SegmentId},
 };
@@ -199,18 +199,16 @@ fn arena(shared: &Arc<Shared>, job: JobId, tuning: &RankSettings) -> Arena {
     };
     let (max_segments, within) = (tuning.worker.max_segments, tuning.start.timeout);
     let (shared, releasing) = (shared.clone(), shared.clone());
-    let register = move |id: SegmentId, memory: &Segment, fd| {
+    let register = move |id: SegmentId, memory: &Segment, fd: OwnedFd| {
         if id.0 >= max_segments {
             let text = format!(
                 "this rank needs more than {max_segments} segments; raise worker.max_segments \
                  or worker.arena_segment_bytes"
             );
-            return Err(text.into());
+            return Err(RegisterError::Refused(text.into()));
         }
-        let add = pb::AddSegment { segment: id.0, bytes: memory.bytes() };
-        shared.send(Message::AddSegment(add), Some(&fd))?;
-        shared.wait_for_segment(id.0, within + segment::time_to_fill(memory.bytes()))?;
-        Ok(())
+        let bytes = memory.bytes();
+        shared.hand_over(id.0, bytes, &fd, within + segment::time_to_fill(bytes))
     };
     // A forked child must not use the connection.
     let process = std::process::id();

@@ -80,6 +80,8 @@
 #![deny(unsafe_code)]
 
 mod adasum;
+#[expect(unsafe_code, reason = "turns addresses of the program into memory")]
+mod adopted;
 mod builder;
 mod collectives;
 mod element;
@@ -98,6 +100,7 @@ mod options;
 mod outcome;
 mod process_set;
 mod results;
+mod segments;
 mod session;
 mod shared;
 mod sparse;
@@ -106,6 +109,7 @@ mod task;
 mod tickets;
 mod watch;
 
+pub use adopted::Adoption;
 pub use builder::SessionBuilder;
 pub use collectives::Gathered;
 pub use element::{Bool, Element};
@@ -116,11 +120,11 @@ pub use gradwire_proto::{
     Compression, DType, F8E4m3, F8E5m2, Failure, FailureKind, JobId, ReduceOp, Secret, Shape,
     TensorName,
 };
-pub use gradwire_shm::arena::ArenaStats;
+pub use gradwire_shm::arena::{ArenaError, ArenaStats, Owner};
 pub use half;
 pub use handle::{Handle, WaitError};
 pub use link::Node;
-pub use memory::{Buffer, FromBuffer, Owner, Payload, SharedBuffer, Tensor};
+pub use memory::{Buffer, FromBuffer, Payload, SharedBuffer, Tensor};
 pub use naming::MAX_HELD;
 pub use num_complex::Complex;
 pub use options::{

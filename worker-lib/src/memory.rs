@@ -11,7 +11,6 @@
 //! was stopped. Then the memory is taken back ([`Keep::take_back`]) before waiters are notified.
 
 use std::{
-    any::Any,
     fmt,
     marker::PhantomData,
     ops::Range,
@@ -24,7 +23,7 @@ use std::{
 
 use gradwire_proto::{DType, Shape};
 use gradwire_shm::{
-    arena::{self, Arena, ArenaBlock},
+    arena::{self, Arena, ArenaBlock, Owner},
     control::Place,
     segment::SegmentError,
 };
@@ -33,9 +32,6 @@ use crate::{
     element::Element,
     error::{GradwireError, Result},
 };
-
-/// Keeps adopted memory mapped at its address, for example an array of a framework.
-pub type Owner = Arc<dyn Any + Send + Sync>;
 
 /// Keeps a buffer's memory allocated, without access to it.
 #[derive(Debug, Clone)]
@@ -67,7 +63,7 @@ pub struct Memory {
     start: u64,
     dtype: DType,
     shape: Shape,
-    /// Keeps adopted memory mapped.
+    /// What each operation keeps alive, besides the block.
     owner: Option<Owner>,
 }
 
@@ -260,7 +256,8 @@ impl SharedBuffer {
     }
 
     /// The mapping that contains it: its first byte and its size in bytes. A GPU's driver must
-    /// register the memory before the GPU can copy it. The mapping lives as long as the session.
+    /// register the memory before the GPU can copy it. From now on the mapping lives as long as the
+    /// session.
     pub fn mapping(&self) -> (*mut u8, u64) {
         self.memory.block.mapping()
     }
@@ -296,14 +293,14 @@ impl SharedBuffer {
         Ok(Self { memory: Memory { start, dtype, shape, ..self.memory.clone() } })
     }
 
-    /// The same memory, with an owner that keeps it mapped. An operation holds the owner until it
-    /// has ended, even if its handle is dropped.
+    /// The same memory, with another owner, for example the object of a framework that has a view
+    /// of it. An operation holds the owner until it has ended, even if its handle is dropped.
     pub fn kept_by(mut self, owner: Owner) -> Self {
         self.memory.owner = Some(owner);
         self
     }
 
-    /// The same memory, without an owner.
+    /// The same memory, without the owner of [`SharedBuffer::kept_by`].
     pub fn without_owner(mut self) -> Self {
         self.memory.owner = None;
         self

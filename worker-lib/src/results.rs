@@ -4,9 +4,12 @@
 //! When all ranks have agreed, the daemon reports the sizes of the results. The operation runs once
 //! every local rank has answered with their places. The thread `gw-results` allocates the memory.
 //! The watcher can't do that: an arena that grows waits for the daemon's receipt, which the watcher
-//! receives.
+//! receives. When it has nothing else to do, it gives unused memory back to the system.
 
-use std::sync::mpsc;
+use std::{
+    sync::mpsc::{self, RecvTimeoutError},
+    time::Duration,
+};
 
 use gradwire_proto::{
     Collective, Ending, Failure, FailureKind, Request, Shape,
@@ -19,11 +22,22 @@ use crate::{
     shared::{Shared, Unwatched},
 };
 
+/// How often unused memory goes back to the system.
+const TIDY: Duration = Duration::from_secs(10);
+
 /// Allocates results until the watcher has ended.
 pub(crate) fn serve(shared: &Shared, arena: &Arena, requests: &mpsc::Receiver<pb::Allocate>) {
     // An unanswered request would block all ranks.
     let _unwatched = Unwatched(shared);
-    while let Ok(allocate) = requests.recv() {
+    loop {
+        let allocate = match requests.recv_timeout(TIDY) {
+            Ok(allocate) => allocate,
+            Err(RecvTimeoutError::Timeout) => {
+                arena.give_back();
+                continue;
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
         let ticket = allocate.ticket;
         let Some(request) = shared.movable(ticket) else {
             let what = format!(

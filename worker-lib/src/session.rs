@@ -3,7 +3,6 @@
 use std::{
     fmt,
     net::SocketAddr,
-    os::fd::RawFd,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
@@ -227,44 +226,9 @@ impl Session {
         Ok(Buffer::new(self.inner.shared.noted(block)?, dtype, shape))
     }
 
-    /// Turns existing memory of the program into a buffer of bytes at the same addresses, so that
-    /// operations read and write it without a copy. It must be exactly one mapping of the file
-    /// `fd`, from the file's first byte, such as the memory of a tensor that a framework has moved
-    /// into shared memory. Afterwards the descriptor refers to the new, sealed memory.
-    ///
-    /// The addresses still belong to the program. Each operation on the buffer needs an owner that
-    /// keeps them mapped ([`SharedBuffer::kept_by`](crate::SharedBuffer::kept_by)). The program
-    /// keeps the memory and its contents when the last clone of the buffer is dropped, and after
-    /// the session's end.
-    ///
-    /// Nothing may write to the memory during this call: such a write may be lost.
-    ///
-    /// # Errors
-    /// [`GradwireError`] if it is not such a mapping, if memory can't be allocated, if the daemon
-    /// refuses it, or if there are too many adopted buffers ([`Session::may_adopt`]). The memory
-    /// stays usable in any case.
-    pub fn adopt(&self, start: usize, bytes: u64, fd: RawFd) -> Result<SharedBuffer> {
-        self.check_process()?;
-        self.inner.shared.check()?;
-        let shape = Shape::new(&[bytes])?;
-        let block = self.inner.arena.adopt(start, bytes, fd)?;
-        Ok(Buffer::new(block, DType::U8, shape).into_shared())
-    }
-
     /// Whether a buffer belongs to this session. Operations refuse buffers of other sessions.
     pub fn owns(&self, buffer: &SharedBuffer) -> bool {
         buffer.memory().is_in(&self.inner.arena)
-    }
-
-    /// The largest tensor that may be adopted, in bytes; `None` if `worker.adopt` is off.
-    pub fn adopt_max_bytes(&self) -> Option<u64> {
-        self.inner.limits.adopt_bytes
-    }
-
-    /// Whether memory may be adopted now. At most half of `worker.max_segments` may be adopted at a
-    /// time.
-    pub fn may_adopt(&self) -> bool {
-        self.inner.limits.adopt_bytes.is_some() && self.inner.arena.may_adopt()
     }
 
     /// Leaves the job: notifies the daemon and waits for its answer. Operations in flight fail on
@@ -329,6 +293,15 @@ impl Session {
         let text = "a tensor belongs to another session, perhaps one that was shut down; create a \
                     tensor with this session and copy the values";
         Err(GradwireError::Invalid(text.to_owned()))
+    }
+
+    pub(crate) fn arena(&self) -> &Arena {
+        &self.inner.arena
+    }
+
+    /// The limits of the session's calls.
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.inner.limits
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {

@@ -13,7 +13,7 @@
 //! ([`Shared::finish`]).
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::HashMap,
     io::Write as _,
     net::Shutdown,
     os::{fd::OwnedFd, unix::net::UnixStream},
@@ -33,13 +33,14 @@ use gradwire_shm::{
     ring::Nonsense,
 };
 use gradwire_trace::Kind;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use crate::{
     error::{GradwireError, Result},
     link,
     memory::{Keep, Output},
     naming::MESSAGES,
+    segments::Segments,
     tickets::{self, Key, NoTicket, Tickets},
 };
 
@@ -81,7 +82,7 @@ pub(crate) struct Shared {
     pub(crate) control: WorkerControl,
     /// For sending; only the watcher receives.
     pub(crate) stream: UnixStream,
-    sending: Mutex<()>,
+    pub(crate) sending: Mutex<()>,
     doorbell: OwnedFd,
     spin: Duration,
     /// Memory that an entry frees is dropped without this lock, because it goes back to the arena.
@@ -91,9 +92,7 @@ pub(crate) struct Shared {
     giving_up: OnceLock<Failure>,
     /// The last error that the program received: the likely reason if the program ends.
     last_error: Mutex<Option<String>>,
-    /// Segments that the daemon has received.
-    segments: Mutex<BTreeSet<u32>>,
-    segments_changed: Condvar,
+    pub(crate) segments: Segments,
     /// Whether the threads for the daemon's messages still run.
     pub(crate) watched: AtomicBool,
     operations: AtomicU64,
@@ -132,8 +131,7 @@ impl Shared {
             end: OnceLock::new(),
             giving_up: OnceLock::new(),
             last_error: Mutex::new(None),
-            segments: Mutex::default(),
-            segments_changed: Condvar::new(),
+            segments: Segments::default(),
             watched: AtomicBool::new(true),
             operations: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
@@ -180,10 +178,7 @@ impl Shared {
         });
         // Only now: releasing adopted memory checks whether the session has ended.
         drop(freed);
-        // Under the lock, so that a thread that waits for a segment either sees the end or is
-        // woken. So no caller may hold this lock.
-        drop(self.segments.lock());
-        self.segments_changed.notify_all();
+        self.segments.wake();
         self.control.wake_all();
     }
 
@@ -236,46 +231,6 @@ impl Shared {
             if self.ended().is_none() {
                 self.control.wait(seen, Duration::from_millis(20), Duration::ZERO);
             }
-        }
-    }
-
-    /// Notes that the daemon has received a segment.
-    pub(crate) fn segment_taken(&self, segment: u32) {
-        self.segments.lock().insert(segment);
-        self.segments_changed.notify_all();
-    }
-
-    /// Notifies the daemon that a segment is not used any more. Errors are ignored: the watcher
-    /// notices them, too.
-    pub(crate) fn drop_segment(&self, segment: u32) {
-        if self.ended().is_some() {
-            return;
-        }
-        self.segments.lock().remove(&segment);
-        let gone = Message::DropSegment(pb::DropSegment { segment });
-        let _sending = self.sending.lock();
-        let _ = link::send(&self.stream, gone, None);
-    }
-
-    /// Waits until the daemon has received a segment (WAIT).
-    pub(crate) fn wait_for_segment(&self, segment: u32, within: Duration) -> Result<()> {
-        let deadline = Instant::now() + within;
-        loop {
-            // Without the lock, which ending the session takes.
-            self.check()?;
-            let mut segments = self.segments.lock();
-            if segments.contains(&segment) {
-                return Ok(());
-            }
-            if self.ended().is_some() {
-                continue;
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                let what = format!("the daemon's receipt of memory segment {segment}");
-                return Err(GradwireError::Timeout { what, after: within });
-            }
-            self.segments_changed.wait_for(&mut segments, left.min(LOOK_AROUND));
         }
     }
 

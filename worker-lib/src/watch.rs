@@ -85,6 +85,9 @@ fn watch(shared: &Shared, request: &mpsc::SyncSender<pb::Allocate>) {
         match link::receive(&shared.stream) {
             Ok((message, _)) => match message {
                 Message::SegmentAdded(added) => shared.segment_taken(added.segment),
+                Message::SegmentRefused(refused) => {
+                    shared.segments.refused(refused.segment, refused.reason);
+                }
                 Message::TensorFailed(failed) => {
                     let failure = failed.failure.map_or_else(
                         || Failure::new(FailureKind::Internal, "the daemon gave no reason"),

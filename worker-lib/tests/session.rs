@@ -310,6 +310,19 @@ fn a_large_tensor_fits_up_to_the_limit() {
 }
 
 #[test]
+fn a_daemon_without_memory_refuses_one_tensor() {
+    let (daemon, session) = FakeDaemon::alone();
+    let first = session.zeros::<f32>(&[100]).unwrap();
+    daemon.has_memory(false);
+    let error = session.zeros::<f32>(&[2 << 20]).unwrap_err().to_string();
+    assert!(error.contains("(gradwired) can't use it: it has no address space"), "{error}");
+    session.allreduce_async(first, named("small")).unwrap().wait().unwrap();
+    daemon.has_memory(true);
+    let mut large = session.zeros::<f32>(&[2 << 20]).unwrap();
+    session.allreduce(&mut large, named("large")).unwrap();
+}
+
+#[test]
 fn after_the_shutdown_nothing_starts() {
     let (_daemon, session) = FakeDaemon::alone();
     let other = session.clone();

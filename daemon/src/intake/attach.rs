@@ -444,7 +444,17 @@ impl Session {
                 add.segment
             ));
         }
-        let segment = Segment::open(fd, u64::MAX).map_err(|error| error.to_string())?;
+        let segment = match Segment::open(fd, u64::MAX) {
+            Ok(segment) => segment,
+            // This daemon lacks something, and the worker can go on without the segment.
+            Err(error) if error.is_shortage() => {
+                let number = add.segment;
+                tracing::warn!(rank = %worker.rank, number, %error, "a memory segment is refused");
+                let reason = error.to_string();
+                return Ok(Reply::SegmentRefused(pb::SegmentRefused { segment: number, reason }));
+            }
+            Err(error) => return Err(error.to_string()),
+        };
         worker.memory.add(add.segment, segment);
         self.node.count_workers();
         Ok(Reply::SegmentAdded(pb::SegmentAdded { segment: add.segment }))

@@ -395,12 +395,14 @@ def _move(entry: _Storage, storage: torch.UntypedStorage, session: _native.Sessi
             # Another rank may have used the space meanwhile.
             if not entry.moved and not _fits(storage.nbytes()):
                 return False
+            # First, because it may fail: a storage that stays in the folder would use space there.
+            adoption = session.adoption(storage.nbytes())
             fd, _ = storage._share_fd_cpu_()
             if not entry.moved:
                 entry.moved = True
                 _keep_size(storage)
             # From here on, the file uses no space in the folder.
-            buffer = session.adopt(storage.data_ptr(), storage.nbytes(), fd)
+            buffer = adoption.take_place(storage.data_ptr(), fd)
     except BlockingIOError:
         _move_from = time.monotonic() + LOCK_PAUSE
         return False

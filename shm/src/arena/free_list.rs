@@ -45,6 +45,16 @@ impl FreeList {
         self.insert(segment, start, end - start);
     }
 
+    /// Whether all of a segment of `bytes` bytes is free.
+    pub(super) fn is_whole(&self, segment: u32, bytes: u64) -> bool {
+        self.by_place.get(&(segment, 0)) == Some(&bytes)
+    }
+
+    /// Removes a segment of which all is free.
+    pub(super) fn remove_segment(&mut self, segment: u32, bytes: u64) {
+        self.remove(segment, 0, bytes);
+    }
+
     fn insert(&mut self, segment: u32, offset: u64, size: u64) {
         self.by_place.insert((segment, offset), size);
         self.by_size.insert((size, segment, offset));
@@ -79,6 +89,19 @@ mod tests {
         free.add(0, 64);
         free.add(1, 64);
         assert_eq!(free.take(128), None);
+    }
+
+    #[test]
+    fn a_segment_without_blocks_can_be_removed() {
+        let mut free = FreeList::default();
+        free.add(0, 64);
+        free.add(1, 128);
+        assert_eq!(free.take(64), Some((0, 0)));
+        assert!(!free.is_whole(0, 64) && free.is_whole(1, 128));
+        free.remove_segment(1, 128);
+        assert_eq!(free.take(64), None);
+        free.give(0, 0, 64);
+        assert!(free.is_whole(0, 64));
     }
 
     proptest! {

@@ -13,30 +13,20 @@
 
 use std::{
     mem::ManuallyDrop,
-    os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
-    ptr,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    ptr::{self, NonNull},
 };
 
 use procfs::process::{MMPermissions, Process};
-use rustix::{io::Errno, mm::MremapFlags};
+use rustix::mm::MremapFlags;
 
-use super::{HugePages, Segment, SegmentError, reserve::Reserve};
+use super::{Segment, SegmentError};
 
 /// The file behind a mapping: the number of its device, and its inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mapped {
     device: (i32, i32),
     inode: u64,
-}
-
-/// The program's memory as a segment.
-pub(crate) struct Adopted {
-    pub(crate) segment: Segment,
-    pub(crate) reserve: Reserve,
-    /// The file that is mapped there from now on.
-    pub(crate) mapped: Mapped,
-    /// For the daemon.
-    pub(crate) fd: OwnedFd,
 }
 
 fn file_behind(fd: BorrowedFd<'_>) -> Result<Mapped, SegmentError> {
@@ -48,7 +38,8 @@ fn file_behind(fd: BorrowedFd<'_>) -> Result<Mapped, SegmentError> {
 /// Whether these addresses are exactly mappings of this file, all of it readable and writable.
 pub(crate) fn is_mapped(start: usize, bytes: u64, file: Mapped) -> bool {
     let Ok(maps) = Process::myself().and_then(|process| process.maps()) else { return false };
-    let (start, end) = (start as u64, start as u64 + bytes);
+    let start = start as u64;
+    let Some(end) = start.checked_add(bytes) else { return false };
     let access = MMPermissions::READ | MMPermissions::WRITE;
     let mut at = start;
     for map in maps.iter().filter(|map| map.address.0 < end && map.address.1 > start) {
@@ -65,45 +56,37 @@ pub(crate) fn is_mapped(start: usize, bytes: u64, file: Mapped) -> bool {
 }
 
 /// Moves memory of the program to a segment, at the same addresses. `fd` is the descriptor of the
-/// file that is mapped there, from its first byte on. It is redirected to the segment's memory.
-///
-/// The caller ensures that nothing writes to the memory during the call: such a write may be lost.
+/// file that is mapped there, from its first byte on. It is redirected to the segment's `memory`.
 ///
 /// # Errors
-/// [`SegmentError`] if it is not a mapping of that file, or if memory is missing. Then nothing has
-/// changed.
-pub(crate) fn adopt(
-    name: &str,
-    start: usize,
+/// [`SegmentError`] if it is not a mapping of that file, or has another size than the segment. Then
+/// nothing has changed.
+///
+/// # Safety
+/// Nobody writes to the memory during the call: such a write may be lost. The segment's addresses
+/// are used as long as the program's memory stays mapped, and no longer. Nothing else uses `fd`.
+pub(crate) unsafe fn move_to(
+    segment: &mut Segment,
+    memory: &OwnedFd,
+    start: NonNull<u8>,
     bytes: u64,
-    fd: RawFd,
-    huge: HugePages,
-) -> Result<Adopted, SegmentError> {
-    let refused = SegmentError::NotAMapping { address: start, bytes, fd };
+    fd: BorrowedFd<'_>,
+) -> Result<Mapped, SegmentError> {
+    let (address, size) = (start.addr().get(), segment.bytes());
+    let file = file_behind(fd)?;
     let page = rustix::param::page_size() as u64;
-    let (Some(size), true, true) =
-        (bytes.checked_next_multiple_of(page), fd >= 0, (start as u64).is_multiple_of(page))
-    else {
-        return Err(refused);
-    };
-    // SAFETY: if the number is not a descriptor, `fstat` reports that. It is not used otherwise
-    // before the check below has shown that its file is mapped here. It is not closed here
-    // (`ManuallyDrop`).
-    let mut file = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(fd) });
-    let before = file_behind(file.as_fd())?;
-    if bytes == 0 || !is_mapped(start, size, before) {
-        return Err(refused);
+    if bytes.checked_next_multiple_of(page) != Some(size)
+        || !(address as u64).is_multiple_of(page)
+        || !is_mapped(address, size, file)
+    {
+        let fd = fd.as_raw_fd();
+        return Err(SegmentError::NotAMapping { address, bytes, fd });
     }
-    // The addresses may not be aligned to the huge pages of the pool.
-    let huge = if huge == HugePages::Require { HugePages::Advise } else { huge };
-    let (mut segment, memory) = Segment::create(name, size, huge)?;
     let mapped = file_behind(memory.as_fd())?;
-    let reserve = Reserve::of(&segment, memory.as_fd(), huge)?;
-    let there = ptr::with_exposed_provenance_mut::<u8>(start);
     // SAFETY: both ranges are mapped for this many bytes, as checked above, and do not overlap. The
     // bytes are copied as they are. If somebody violates the contract of this function and writes
     // to them meanwhile, the copy has old or new bytes.
-    unsafe { ptr::copy_nonoverlapping(there.cast_const(), segment.as_ptr(), bytes as usize) };
+    unsafe { ptr::copy_nonoverlapping(start.as_ptr(), segment.as_ptr(), bytes as usize) };
     // SAFETY: the source is exactly the segment's mapping, and the target exactly that of the file,
     // as checked above. After this the target has the same bytes as before, and it stays accessible
     // meanwhile, so references into it stay valid. `segment` refers to the new place from now on,
@@ -114,29 +97,49 @@ pub(crate) fn adopt(
             size as usize,
             size as usize,
             MremapFlags::MAYMOVE,
-            there.cast(),
+            start.as_ptr().cast(),
         )
     };
     moved.map_err(|errno| SegmentError::system("take the place of memory", size, errno))?;
-    segment.start = ptr::NonNull::new(there)
-        .ok_or_else(|| SegmentError::system("map memory", size, Errno::FAULT))?;
+    segment.start = start;
     segment.unmaps = false;
-    // The framework owns the number and closes it. If the system refuses, the old file keeps its
-    // memory until then.
-    let _ = rustix::io::dup3(&memory, &mut file, rustix::io::DupFlags::CLOEXEC);
-    Ok(Adopted { segment, reserve, mapped, fd: memory })
+    // SAFETY: the descriptor is open while it is borrowed, and is not closed here (`ManuallyDrop`).
+    // By the contract nothing else relies on the file behind it.
+    let mut number = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(fd.as_raw_fd()) });
+    // If the system refuses, the old file keeps its memory until the program closes it.
+    let _ = rustix::io::dup3(memory, &mut number, rustix::io::DupFlags::CLOEXEC);
+    Ok(mapped)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{ffi::c_void, os::fd::AsRawFd};
+    use std::ffi::c_void;
 
     use rustix::{
         fs::{MemfdFlags, SealFlags},
+        io::Errno,
         mm::{MapFlags, ProtFlags},
     };
 
     use super::*;
+    use crate::segment::{HugePages, reserve::Reserve};
+
+    struct Adopted {
+        segment: Segment,
+        reserve: Reserve,
+        mapped: Mapped,
+        fd: OwnedFd,
+    }
+
+    fn adopt(start: usize, bytes: u64, file: BorrowedFd<'_>) -> Result<Adopted, SegmentError> {
+        let (mut segment, fd) =
+            Segment::create("gradwire-test-adopt", bytes.max(1), HugePages::Never)?;
+        let reserve = Reserve::of(&segment, fd.as_fd(), HugePages::Never)?;
+        let start = NonNull::new(ptr::with_exposed_provenance_mut(start)).unwrap();
+        // SAFETY: only this thread uses the memory and the file, and it unmaps the memory last.
+        let mapped = unsafe { move_to(&mut segment, &fd, start, bytes, file) }?;
+        Ok(Adopted { segment, reserve, mapped, fd })
+    }
 
     /// Memory of a framework: a mapped file, not sealed. Unmapped on drop.
     struct Framework {
@@ -164,8 +167,7 @@ mod tests {
         }
 
         fn adopt(&self) -> Result<Adopted, SegmentError> {
-            let (start, bytes) = (self.start.expose_provenance(), self.bytes as u64);
-            adopt("gradwire-test-adopt", start, bytes, self.fd.as_raw_fd(), HugePages::Never)
+            adopt(self.start.expose_provenance(), self.bytes as u64, self.fd.as_fd())
         }
     }
 
@@ -229,9 +231,8 @@ mod tests {
     fn other_memory_is_refused() {
         let memory = Framework::new(4 * 4096);
         let start = memory.start.expose_provenance();
-        let fd = memory.fd.as_raw_fd();
-        let refused = |start, bytes, fd| {
-            let result = adopt("gradwire-test-adopt", start, bytes, fd, HugePages::Never);
+        let refused = |start, bytes, fd: &OwnedFd| {
+            let result = adopt(start, bytes, fd.as_fd());
             result.err().expect("it must be refused").to_string()
         };
         for (start, bytes) in [
@@ -240,15 +241,16 @@ mod tests {
             (start + 4096, 3 * 4096),
             (start + 8, 4 * 4096 - 8),
             (start, 0),
+            (usize::MAX - 4095, 4096),
+            (usize::MAX - 4095, 2 * 4096),
         ] {
-            assert!(refused(start, bytes, fd).contains("cannot be adopted"), "{start} {bytes}");
+            let error = refused(start, bytes, &memory.fd);
+            assert!(error.contains("cannot be adopted"), "{start} {bytes}: {error}");
         }
         let other = Framework::new(4 * 4096);
-        refused(start, 4 * 4096, other.fd.as_raw_fd());
-        refused(start, 4 * 4096, -1);
-        refused(start, 4 * 4096, 999_999);
+        refused(start, 4 * 4096, &other.fd);
         let heap = vec![0u8; 1 << 20];
-        refused(heap.as_ptr().addr().next_multiple_of(4096), 4096, fd);
+        refused(heap.as_ptr().addr().next_multiple_of(4096), 4096, &memory.fd);
         memory.adopt().unwrap();
     }
 

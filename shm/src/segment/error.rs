@@ -104,6 +104,29 @@ pub enum SegmentError {
 }
 
 impl SegmentError {
+    /// Whether this process or its machine lacks something, such as memory or address space. Any
+    /// other error is a mistake in the segment itself.
+    pub fn is_shortage(&self) -> bool {
+        match self {
+            Self::NoMemory { .. }
+            | Self::NoHugePages { .. }
+            | Self::FileSizeLimit { .. }
+            | Self::System { .. } => true,
+            Self::Size { .. }
+            | Self::Unsealed { .. }
+            | Self::OutOfRange { .. }
+            | Self::NotOurs { .. }
+            | Self::NotAMapping { .. } => false,
+        }
+    }
+
+    pub(crate) fn io(step: &'static str, bytes: u64, error: io::Error) -> Self {
+        match Errno::from_io_error(&error) {
+            Some(errno) => Self::system(step, bytes, errno),
+            None => Self::System { step, bytes, source: error, hint: "" },
+        }
+    }
+
     pub(super) fn system(step: &'static str, bytes: u64, errno: Errno) -> Self {
         let hint = match errno {
             Errno::NOMEM if step == "map memory" => {

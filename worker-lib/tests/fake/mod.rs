@@ -58,7 +58,7 @@ pub(crate) struct FakeDaemon {
 struct Peer {
     stream: Arc<UnixStream>,
     writer: Arc<CompletionWriter>,
-    segments: Arc<Mutex<Vec<File>>>,
+    segments: Arc<Mutex<BTreeMap<u32, File>>>,
 }
 
 struct World {
@@ -69,6 +69,8 @@ struct World {
     stop: Arc<AtomicBool>,
     /// Whether a socket accepts no more messages.
     is_deaf: AtomicBool,
+    /// Whether it refuses memory segments.
+    has_no_memory: AtomicBool,
 }
 
 impl FakeDaemon {
@@ -90,6 +92,7 @@ impl FakeDaemon {
             formed: Barrier::new(size as usize),
             stop: stop.clone(),
             is_deaf: AtomicBool::new(false),
+            has_no_memory: AtomicBool::new(false),
         });
         let acceptor = thread::spawn({
             let (stop, secret, world) = (stop.clone(), secret.clone(), world.clone());
@@ -126,6 +129,11 @@ impl FakeDaemon {
             .start_timeout(Duration::from_secs(20))
     }
 
+    /// From now on the daemon has memory for further segments, or not.
+    pub(crate) fn has_memory(&self, has: bool) {
+        self.world.has_no_memory.store(!has, SeqCst);
+    }
+
     /// Waits until a submission has made the daemon deaf.
     pub(crate) fn until_deaf(&self) {
         let begin = Instant::now();
@@ -143,7 +151,7 @@ impl FakeDaemon {
                 let peers = self.world.peers.lock().unwrap();
                 let segments = peers[&rank].segments.lock().unwrap();
                 let memory = |(part, place): (usize, &Place)| {
-                    let file = segments[place.segment as usize].try_clone().unwrap();
+                    let file = segments[&place.segment].try_clone().unwrap();
                     (file, place.offset, submission.request.bytes_of(part) as usize)
                 };
                 let memory = submission.outputs.iter().enumerate().map(memory).collect();
@@ -218,7 +226,7 @@ fn serve(world: &World, secret: &Secret, stream: Arc<UnixStream>) {
     }
     let DaemonControl { submissions: mut reader, completions: writer, heartbeats: beats, .. } =
         DaemonControl::open(fds.remove(0)).unwrap();
-    let segments = Arc::new(Mutex::new(Vec::new()));
+    let segments = Arc::new(Mutex::new(BTreeMap::new()));
     let peer =
         Peer { stream: stream.clone(), writer: Arc::new(writer), segments: segments.clone() };
     world.peers.lock().unwrap().insert(rank, peer);
@@ -266,12 +274,16 @@ fn serve(world: &World, secret: &Secret, stream: Arc<UnixStream>) {
         }
         match receive(&stream) {
             Some((worker_message::Message::AddSegment(add), mut fds)) => {
-                segments.lock().unwrap().push(File::from(fds.remove(0)));
-                say(
-                    &stream,
-                    Message::SegmentAdded(pb::SegmentAdded { segment: add.segment }),
-                    None,
-                );
+                let segment = add.segment;
+                let answer = if world.has_no_memory.load(SeqCst) {
+                    let reason = "it has no address space".to_owned();
+                    Message::SegmentRefused(pb::SegmentRefused { segment, reason })
+                } else {
+                    let new = segments.lock().unwrap().insert(segment, File::from(fds.remove(0)));
+                    assert!(new.is_none(), "segment {segment} is there twice");
+                    Message::SegmentAdded(pb::SegmentAdded { segment })
+                };
+                say(&stream, answer, None);
             }
             Some((worker_message::Message::Detach(_), _)) => {
                 say(&stream, Message::Detached(pb::Detached {}), None);
@@ -280,8 +292,10 @@ fn serve(world: &World, secret: &Secret, stream: Arc<UnixStream>) {
             Some((worker_message::Message::Allocated(allocated), _)) => {
                 operations::allocated(world, rank, allocated);
             }
-            // Ignored: its pages stay mapped.
-            Some((worker_message::Message::DropSegment(_), _)) => {}
+            Some((worker_message::Message::DropSegment(gone), _)) => {
+                let old = segments.lock().unwrap().remove(&gone.segment);
+                assert!(old.is_some(), "segment {} is gone", gone.segment);
+            }
             Some((worker_message::Message::Attach(_), _)) => panic!("attached twice"),
             Some((worker_message::Message::GiveUp(_), _)) | None => {
                 // TELL, like the real daemon.

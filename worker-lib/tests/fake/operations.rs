@@ -228,7 +228,7 @@ fn read(peer: &Peer, place: Place, offset: u64, bytes: u64) -> Vec<u8> {
     let mut read = vec![0; bytes as usize];
     if !read.is_empty() {
         let segments = peer.segments.lock().unwrap();
-        segments[place.segment as usize].read_exact_at(&mut read, place.offset + offset).unwrap();
+        segments[&place.segment].read_exact_at(&mut read, place.offset + offset).unwrap();
     }
     read
 }
@@ -260,7 +260,7 @@ fn execute(world: &World, round: &Round, agreed: &Agreed) {
     }
     for (rank, place, offset, bytes) in writes.iter().filter(|write| !write.3.is_empty()) {
         let segments = peers[rank].segments.lock().unwrap();
-        segments[place.segment as usize].write_all_at(bytes, place.offset + offset).unwrap();
+        segments[&place.segment].write_all_at(bytes, place.offset + offset).unwrap();
     }
     drop(peers);
     complete(world, round, 0);

@@ -1,0 +1,173 @@
+//! A part of an arena.
+
+use std::{
+    fmt,
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+use super::{Owner, Shared, Slot};
+use crate::segment::{SegmentError, SegmentId, reserve};
+
+/// What is freed with a block.
+#[derive(Debug)]
+enum Kind {
+    /// A range of a segment, with the bytes that it occupies: a multiple of
+    /// [`ALIGNMENT`](super::ALIGNMENT).
+    Range { taken: u64 },
+    /// A whole adopted segment, and what keeps it mapped.
+    Adopted { _owner: Owner },
+}
+
+/// A part of an arena, which is freed on drop. It keeps the memory mapped.
+pub struct ArenaBlock {
+    arena: Arc<Shared>,
+    segment: SegmentId,
+    offset: u64,
+    bytes: u64,
+    pointer: *mut u8,
+    /// It was filled from ordinary memory, and this has not been counted yet.
+    copied: AtomicBool,
+    /// The last field: an owner may unmap the memory only after the daemon was notified.
+    kind: Kind,
+}
+
+// SAFETY: a block is an address range that nobody else gets while it lives; nothing in it is bound
+// to a thread.
+unsafe impl Send for ArenaBlock {}
+// SAFETY: the methods read fields only; ordering accesses through the pointer is the duty of
+// whoever dereferences it.
+unsafe impl Sync for ArenaBlock {}
+
+impl ArenaBlock {
+    pub(super) fn new(
+        arena: Arc<Shared>,
+        segment: SegmentId,
+        offset: u64,
+        bytes: u64,
+        taken: u64,
+        pointer: *mut u8,
+    ) -> Self {
+        let kind = Kind::Range { taken };
+        Self { arena, segment, offset, bytes, pointer, copied: AtomicBool::new(false), kind }
+    }
+
+    /// The whole of an adopted segment. It has the address `pointer`.
+    pub(super) fn adopted(
+        arena: Arc<Shared>,
+        segment: SegmentId,
+        bytes: u64,
+        pointer: *mut u8,
+        owner: Owner,
+    ) -> Self {
+        let (offset, kind) = (0, Kind::Adopted { _owner: owner });
+        Self { arena, segment, offset, bytes, pointer, copied: AtomicBool::new(false), kind }
+    }
+
+    pub(super) fn is_of(&self, arena: &Arc<Shared>) -> bool {
+        Arc::ptr_eq(arena, &self.arena)
+    }
+
+    /// The segment that contains it.
+    pub fn segment(&self) -> SegmentId {
+        self.segment
+    }
+
+    /// Its first byte in the segment.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Its size in bytes, as requested.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The mapping that contains it: its first byte and size in bytes. From now on it lives as long
+    /// as the arena, so a driver needs to register it only once.
+    pub fn mapping(&self) -> (*mut u8, u64) {
+        let state = self.arena.state.lock();
+        let bytes = state.get(self.segment).map_or(0, |lent| {
+            lent.pinned.store(true, Relaxed);
+            lent.segment.bytes()
+        });
+        (self.pointer.wrapping_sub(self.offset as usize), bytes)
+    }
+
+    /// Records, for metrics, that it was filled from ordinary memory.
+    pub fn mark_copied(&self) {
+        self.copied.store(true, Relaxed);
+    }
+
+    /// Whether it was filled from ordinary memory since the last call.
+    pub fn take_copied(&self) -> bool {
+        // Usually it was not, and a load is cheaper than a swap.
+        self.copied.load(Relaxed) && self.copied.swap(false, Relaxed)
+    }
+
+    /// Its first byte, valid for [`ArenaBlock::bytes`] bytes while the block lives.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.pointer
+    }
+}
+
+/// Takes blocks back from a daemon that may still work on them and cannot be asked to stop. After
+/// this the daemon sees nothing that this process writes to any block of their segments, and the
+/// daemon's writes to the given bytes of a block have no effect here: the bytes keep the values of
+/// some moment during the call. If memory for copies is missing, some of them are zeros. Addresses
+/// do not change.
+///
+/// # Errors
+/// [`SegmentError`] if the kernel refuses a step, or if a range is not within its block. The daemon
+/// may then still write to some blocks.
+pub fn take_back<'a>(
+    blocks: impl IntoIterator<Item = (&'a ArenaBlock, Range<u64>), IntoIter: Clone>,
+) -> Result<(), SegmentError> {
+    let blocks = blocks.into_iter();
+    let bytes = |(_, range): (_, Range<u64>)| range.end.saturating_sub(range.start);
+    let copied = reserve::fits(blocks.clone().map(bytes).sum());
+    for (block, Range { start, end }) in blocks {
+        if end > block.bytes {
+            return Err(SegmentError::OutOfRange { bytes: end, max: block.bytes });
+        }
+        let lent = block.arena.state.lock().get(block.segment).cloned();
+        // A segment is not removed before its blocks. If the program has unmapped the memory,
+        // something else may be at its addresses.
+        let Some(lent) = lent.filter(|lent| lent.is_there()) else { continue };
+        lent.reserve.replace(&lent.segment)?;
+        let range = block.offset + start..block.offset + end;
+        lent.reserve.settle(&lent.segment, range, copied)?;
+    }
+    Ok(())
+}
+
+impl fmt::Debug for ArenaBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { segment, offset, bytes, .. } = self;
+        write!(f, "ArenaBlock({bytes} bytes at {segment}:{offset})")
+    }
+}
+
+impl Drop for ArenaBlock {
+    fn drop(&mut self) {
+        let mut state = self.arena.state.lock();
+        match self.kind {
+            Kind::Range { taken } => {
+                state.free.give(self.segment.0, self.offset, taken);
+                state.usage.remove(taken);
+            }
+            Kind::Adopted { .. } => {
+                let bytes = state.get(self.segment).map_or(0, |lent| lent.segment.bytes());
+                state.stats.adopted_bytes -= bytes;
+                state.stats.adopted -= 1;
+                let old = state.set(self.segment, Slot::Taken);
+                drop(state);
+                self.arena.release_all(&[self.segment]);
+                drop(old); // unmaps its reserve without holding our lock
+            }
+        }
+    }
+}

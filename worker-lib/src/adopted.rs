@@ -1,0 +1,106 @@
+//! Memory of the program that operations use without a copy. The functions that turn an address into
+//! memory are unsafe; nothing else here is.
+
+use std::{os::fd::BorrowedFd, ptr::NonNull};
+
+use gradwire_proto::{DType, Shape};
+use gradwire_shm::arena::{self, Owner};
+
+use crate::{
+    error::{GradwireError, Result},
+    memory::{Buffer, SharedBuffer},
+    session::Session,
+};
+
+/// Shared memory that the daemon has, to which memory of the program can move. It is given back if
+/// nothing moves there. See [`Session::adoption`].
+#[derive(Debug)]
+#[must_use = "it is given back when it is dropped"]
+pub struct Adoption(arena::Adoption);
+
+impl Adoption {
+    /// The second part of [`Session::adopt`]: moves memory of the program here, which must have the
+    /// same size. This takes as long as a copy, and does not wait for anything.
+    ///
+    /// # Errors
+    /// [`GradwireError::Arena`] if it is not exactly the mapping of the file `fd`, or if it is
+    /// shared with this session already. The memory is unchanged.
+    ///
+    /// # Safety
+    /// As for [`Session::adopt`].
+    pub unsafe fn take_place(
+        self,
+        start: NonNull<u8>,
+        fd: BorrowedFd<'_>,
+        owner: Owner,
+    ) -> Result<SharedBuffer> {
+        let shape = Shape::new(&[self.0.bytes()])?;
+        // SAFETY: the caller promises the same. The block is used only by operations on the buffer,
+        // and by code that dereferences its address.
+        let block = unsafe { self.0.take_place(start, fd, owner) }?;
+        Ok(Buffer::new(block, DType::U8, shape).into_shared())
+    }
+}
+
+impl Session {
+    /// Turns existing memory of the program into a buffer of bytes at the same addresses, so that
+    /// operations read and write it without a copy. It must be exactly one mapping of the file
+    /// `fd`, from the file's first byte, such as the memory of a tensor that a framework has moved
+    /// into shared memory. Afterwards the descriptor refers to the new, sealed memory.
+    ///
+    /// The addresses still belong to the program. The program keeps the memory and its contents
+    /// when the last clone of the buffer is dropped, and after the session's end. Then `owner` is
+    /// dropped.
+    ///
+    /// # Errors
+    /// [`GradwireError`] if it is not such a mapping, if it is shared with this session already, if
+    /// memory can't be allocated, if the daemon can't use it, or if there are too many adopted
+    /// buffers ([`Session::may_adopt`]). The memory is unchanged in any case.
+    ///
+    /// # Safety
+    /// - Nobody writes to the memory during the call, nor uses `fd` or the file behind it.
+    /// - While an operation on the buffer or a part of it is in flight, or its address is
+    ///   dereferenced, the addresses stay mapped and belong to nobody else. An `owner` that unmaps
+    ///   them on drop ensures this.
+    /// - An operation writes to the memory like a thread of this process: meanwhile there is no
+    ///   reference to it, nor a reference that must not change while it is only read.
+    pub unsafe fn adopt(
+        &self,
+        start: NonNull<u8>,
+        bytes: usize,
+        fd: BorrowedFd<'_>,
+        owner: Owner,
+    ) -> Result<SharedBuffer> {
+        let adoption = self.adoption(bytes)?;
+        // SAFETY: the caller promises the same.
+        unsafe { adoption.take_place(start, fd, owner) }
+    }
+
+    /// The first part of [`Session::adopt`]: makes shared memory of this size, to which memory of
+    /// the program can move. It waits until the daemon has it, and does not touch the program's
+    /// memory.
+    ///
+    /// # Errors
+    /// As for [`Session::adopt`].
+    pub fn adoption(&self, bytes: usize) -> Result<Adoption> {
+        self.check_process()?;
+        self.shared().check()?;
+        Shape::new(&[bytes as u64])?;
+        let made = self.arena().make_adoption(bytes as u64).or_else(|error| {
+            self.shared().check()?; // the first cause, not its consequence (TELL)
+            Err(GradwireError::from(error))
+        });
+        Ok(Adoption(self.shared().noted(made)?))
+    }
+
+    /// The largest tensor that may be adopted, in bytes; `None` if `worker.adopt` is off.
+    pub fn adopt_max_bytes(&self) -> Option<u64> {
+        self.limits().adopt_bytes
+    }
+
+    /// Whether memory may be adopted now. At most half of `worker.max_segments` may be adopted at a
+    /// time.
+    pub fn may_adopt(&self) -> bool {
+        self.limits().adopt_bytes.is_some() && self.arena().may_adopt()
+    }
+}
