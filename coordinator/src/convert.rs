@@ -18,9 +18,10 @@ use crate::model::{
         Execute, Joined, KnownSpec, Operation, Probe, Registration, SetCreated, SetRemoved,
         TensorFailure, World,
     },
-    event::{Announcement, Latest, Submitted},
+    event::{Announcement, Latest, StuckRank, Submitted},
     network::Arrangement,
     status::{milliseconds, numbers},
+    text,
 };
 
 /// The most bytes of a trace batch (BOUND).
@@ -28,6 +29,9 @@ const MAX_BATCH: usize = 64 << 10;
 
 /// The longest text of a failure that a node reports, in characters; it is sent to every node.
 const MAX_FAILURE_TEXT: usize = 16 << 10;
+
+/// The longest name in a table of stuck ranks, in characters.
+const MAX_STUCK_NAME: usize = 128;
 
 /// The most bytes of a part of an answer; it leaves room for the enclosing message.
 const MAX_EXECUTE: usize = MAX_CONTROL_MESSAGE - 1024;
@@ -102,8 +106,24 @@ pub fn incoming(connection: ConnectionId, wire: pb::NodeMessage) -> Result<Incom
             ranks: leave.ranks.into_iter().map(Rank).collect(),
             absent: leave.absent,
         },
+        Message::Stuck(stuck) => Event::Stuck {
+            connection,
+            last: stuck.number,
+            ranks: stuck.ranks.into_iter().map(stuck_rank).collect(),
+        },
     };
     Ok(Incoming::Event(event))
+}
+
+/// The names are cut, because they only appear in a message (BOUND).
+fn stuck_rank(wire: pb::StuckRank) -> StuckRank {
+    StuckRank {
+        rank: Rank(wire.rank),
+        set: ProcessSetId(wire.process_set),
+        name: text::excerpt(&wire.name, MAX_STUCK_NAME),
+        call: text::excerpt(&wire.call, MAX_STUCK_NAME),
+        in_flight: wire.in_flight,
+    }
 }
 
 fn announcement(wire: pb::Announcement) -> Result<Announcement, WireError> {
@@ -296,9 +316,13 @@ impl Splitter {
         &mut self.open
     }
 
-    fn finish(mut self) -> Vec<pb::Execute> {
+    /// The messages; the last one carries the number of the answer.
+    fn finish(mut self, number: u64) -> Vec<pb::Execute> {
         if self.bytes > 0 {
             self.done.push(self.open);
+        }
+        if let Some(last) = self.done.last_mut() {
+            last.number = number;
         }
         self.done
     }
@@ -345,7 +369,11 @@ pub fn execute(execute: Execute) -> Vec<Arc<Broadcast>> {
     for TensorId(id) in execute.evicted {
         splitter.room_for(size_of::<u32>()).evicted.push(id);
     }
-    splitter.finish().into_iter().map(|part| message(Message::Execute(part))).collect()
+    splitter
+        .finish(execute.number)
+        .into_iter()
+        .map(|part| message(Message::Execute(part)))
+        .collect()
 }
 
 fn links(links: &Links) -> pb::Links {
@@ -452,6 +480,7 @@ mod tests {
                 order: (0..4096).rev().collect(),
                 reason: "the links".to_owned(),
             }),
+            number: 7,
         });
         assert!(messages.len() > 4, "{}", messages.len());
         let (mut ids, mut sequences) = (Vec::new(), Vec::new());
@@ -467,6 +496,8 @@ mod tests {
         assert_eq!(messages.iter().filter_map(|part| part.links.as_ref()).count(), 1);
         let specs: Vec<_> = messages.iter().flat_map(|part| &part.specs).collect();
         assert_eq!((specs.len(), &specs[0].text[..]), (1, "double-tree"));
+        let numbers: Vec<u64> = messages.iter().rev().map(|part| part.number).collect();
+        assert!(numbers[0] == 7 && numbers[1..].iter().all(|number| *number == 0));
         let (first, last) = (messages.first().unwrap(), messages.last().unwrap());
         let arranged = first.arrangement.as_ref().expect("it comes before the operations");
         assert_eq!((arranged.racks.len(), arranged.order[0]), (4096, 4095));

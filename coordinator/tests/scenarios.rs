@@ -89,6 +89,7 @@ scenarios! {
     priority,
     packing,
     credit,
+    deadlock,
     chunks,
     probe,
     leaving,

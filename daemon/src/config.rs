@@ -48,6 +48,8 @@ pub struct DaemonConfig {
     pub(crate) feedback_max_bytes: u64,
     pub(crate) max_segments: u32,
     pub(crate) stall_warning: Duration,
+    /// The wait for local ranks that ends the job; zero: none does.
+    pub(crate) stall_shutdown: Duration,
     /// The rate of this host's line in Mbit/s, if it was set.
     pub(crate) line_rate: Option<u32>,
     /// Every step with a multiple of this number is recorded; 0: none.
@@ -110,6 +112,7 @@ impl DaemonConfig {
             feedback_max_bytes: settings.data.feedback_max_bytes,
             max_segments: settings.worker.max_segments,
             stall_warning: settings.negotiation.stall_warning,
+            stall_shutdown: settings.negotiation.stall_shutdown,
             line_rate: line_rate(settings),
             sample_steps: settings.otlp.sample_steps,
         })

@@ -371,7 +371,7 @@ impl FailureKind {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct NodeMessage {
-    #[prost(oneof = "node_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
+    #[prost(oneof = "node_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
     pub message: ::core::option::Option<node_message::Message>,
 }
 /// Nested message and enum types in `NodeMessage`.
@@ -396,6 +396,8 @@ pub mod node_message {
         Probed(super::Probed),
         #[prost(message, tag = "9")]
         Trace(super::Trace),
+        #[prost(message, tag = "10")]
+        Stuck(super::Stuck),
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -618,6 +620,9 @@ pub struct Execute {
     /// to be applied before the operations
     #[prost(message, optional, tag = "11")]
     pub arrangement: ::core::option::Option<Arrangement>,
+    /// In the last message of an answer: its number, from 1. Otherwise 0.
+    #[prost(uint64, tag = "12")]
+    pub number: u64,
 }
 /// The rates of lines and links, from now on, for algorithms that distribute load by them. Sent at
 /// most once, before the first operation, to jobs that may use such an algorithm.
@@ -869,6 +874,35 @@ pub struct Report {
     /// that have waited too long for local ranks
     #[prost(uint32, tag = "13")]
     pub stalled_tensors: u32,
+}
+/// No rank of this node can do anything until one of its operations ends, and none is running here.
+/// Repeated while it is so. What the node sends before or the coordinator orders afterwards makes it
+/// out of date.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Stuck {
+    /// of the last answer that the node had carried out (Execute)
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+    /// every rank of the node that has not left, ascending
+    #[prost(message, repeated, tag = "2")]
+    pub ranks: ::prost::alloc::vec::Vec<StuckRank>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StuckRank {
+    /// global
+    #[prost(uint32, tag = "1")]
+    pub rank: u32,
+    /// of an operation that it waits for
+    #[prost(uint32, tag = "2")]
+    pub process_set: u32,
+    #[prost(string, tag = "3")]
+    pub name: ::prost::alloc::string::String,
+    /// such as allreduce
+    #[prost(string, tag = "4")]
+    pub call: ::prost::alloc::string::String,
+    /// its operations without an answer, this one included
+    #[prost(uint32, tag = "5")]
+    pub in_flight: u32,
 }
 /// Ranks that leave cleanly.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

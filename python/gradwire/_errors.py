@@ -72,7 +72,10 @@ class InvalidRequest(GradwireError, ValueError):
 
 
 class Disagreement(GradwireError):
-    """The ranks made different requests under the same name; the message lists them in a table."""
+    """The ranks made different requests under the same name, or wait for different operations.
+
+    The message lists them in a table.
+    """
 
 
 class PeerLost(GradwireError):

@@ -9,13 +9,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_worker::{Gathered, GradwireError, ProcessSet, SharedBuffer, WaitError};
+use gradwire_worker::{EndlessWait, Gathered, GradwireError, ProcessSet, SharedBuffer, WaitError};
 use pyo3::{IntoPyObjectExt, prelude::*, types::PyList};
 
-use crate::{buffer::Buffer, error::PythonError, process_set};
+use crate::{buffer::Buffer, error::PythonError, process_set, stuck::PatientThread};
 
 /// The maximum time between two checks for signals.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
+
+/// How many slices pass between two looks whether the whole process is stuck.
+const SLICES_PER_LOOK: u32 = 5;
 
 /// The result of an operation.
 #[derive(Debug, Clone)]
@@ -110,6 +113,8 @@ pub(crate) trait Running: Send {
     fn poll(&self) -> bool;
     /// Whether its tensors are still being written.
     fn is_held(&self) -> bool;
+    /// Notes that the calling thread waits without a limit.
+    fn endless(&self) -> EndlessWait;
     /// Its result, or itself if it has not completed within the time.
     fn wait(
         self: Box<Self>,
@@ -124,6 +129,10 @@ impl<P: IntoValue> Running for gradwire_worker::Handle<P> {
 
     fn is_held(&self) -> bool {
         Self::is_held(self)
+    }
+
+    fn endless(&self) -> EndlessWait {
+        Self::endless(self)
     }
 
     fn wait(
@@ -173,6 +182,15 @@ impl Handle {
         };
         *state = HandleState::Ended(outcome.clone());
         Some(outcome)
+    }
+
+    /// Notes that the calling thread waits without a limit; `None` if the operation has ended.
+    fn endless(&self) -> Option<EndlessWait> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*state {
+            HandleState::Running(running) => Some(running.endless()),
+            HandleState::Ended(_) | HandleState::Taken => None,
+        }
     }
 
     /// Describes the operation for a timeout error.
@@ -230,6 +248,7 @@ impl Handle {
             })?),
         };
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let (mut slices, mut patient) = (0u32, None);
         loop {
             let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
             let within = left.map_or(SLICE, |left| left.min(SLICE));
@@ -240,6 +259,14 @@ impl Handle {
                 };
             }
             py.check_signals()?;
+            slices = slices.wrapping_add(1);
+            if limit.is_none() && slices.is_multiple_of(SLICES_PER_LOOK) {
+                if patient.is_none() {
+                    let endless = py.detach(|| self.endless());
+                    patient = endless.map(|wait| PatientThread::new(py, wait)).transpose()?;
+                }
+                patient.as_ref().map_or(Ok(()), |thread| thread.look(py))?;
+            }
             if let (Some(after), true) = (limit, left.is_some_and(|left| left <= SLICE)) {
                 let what = py.detach(|| self.what());
                 return Err(PythonError::from(GradwireError::Timeout { what, after }).raise(py));

@@ -9,9 +9,9 @@
 //! - errors are Python exceptions with the cause, the rank, the host and the tensor.
 //!
 //! Map: `session` (being a rank), `collectives` and `options` (starting operations), `handle`
-//! (waiting for them), `gate` (starting them later), `process_set`, `buffer`,
-//! `adoption` and `dlpack` (memory),
-//! `at_exit` (leaving with the exit code), `error`.
+//! (waiting for them), `stuck` (finding out that nothing else goes on), `gate` (starting them
+//! later), `process_set`, `buffer`, `adoption` and `dlpack` (memory), `at_exit` (leaving with the
+//! exit code), `error`.
 
 #![deny(unsafe_code)]
 
@@ -31,6 +31,7 @@ mod handle;
 mod options;
 mod process_set;
 mod session;
+mod stuck;
 
 /// The module `gradwire._native`.
 #[pymodule(name = "_native", gil_used = true)]

@@ -27,12 +27,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 def job(tmp_path: Path) -> Job:
     """Runs a program text on the ranks of a job, or alone, and returns its result."""
 
-    def run(text: str, ranks: int | None = 2, **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        text: str, ranks: int | None = 2, hosts: str | None = None, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         program = tmp_path / "program.py"
         program.write_text(textwrap.dedent(text))
         words = [sys.executable, str(program)]
         if ranks is not None:
-            words = [LAUNCHER, "run", "-np", str(ranks), "--", *words]
+            places = ["-np", str(ranks)] if hosts is None else ["-H", hosts]
+            words = [LAUNCHER, "run", *places, "--", *words]
         return subprocess.run(
             words,
             env={**os.environ, "TEST_FOLDER": str(tmp_path), **variables},

@@ -38,6 +38,15 @@ pub enum ProbeEnabled {
     False,
 }
 
+/// What follows if no rank can ever go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnDeadlock {
+    /// The job fails.
+    Fail,
+    /// It is reported.
+    Warn,
+}
+
 /// Which algorithms may run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Algorithms(pub Rules);
@@ -72,6 +81,16 @@ impl Field for ProbeEnabled {
             "auto" => Some(Self::Auto),
             "true" => Some(Self::True),
             "false" => Some(Self::False),
+            _ => None,
+        }
+    }
+}
+
+impl Field for OnDeadlock {
+    fn read(value: &Checked, unit: &str) -> Option<Self> {
+        match String::read(value, unit)?.as_str() {
+            "fail" => Some(Self::Fail),
+            "warn" => Some(Self::Warn),
             _ => None,
         }
     }
@@ -116,6 +135,15 @@ sections! {
         stall_warning: Duration =
             "negotiation.stall_warning_ms",
             Kind::Number { min: 100, max: 24 * HOUR_MS }, "10000", "ms", User;
+        /// A tensor that waits longer than this for a rank ends the job; 0: never.
+        stall_shutdown: Duration =
+            "negotiation.stall_shutdown_ms",
+            Kind::Number { min: 0, max: 24 * HOUR_MS }, "0", "ms", User;
+        /// What follows if it is certain that no rank can ever go on, because every rank waits for
+        /// an operation that other ranks have not called: the job fails with a table of what each
+        /// rank waits for, or the table is only reported.
+        deadlock: OnDeadlock =
+            "negotiation.deadlock", Kind::Choice(&["fail", "warn"]), "fail", "", User;
         /// Which algorithms may run: an algorithm with its parameters, such as circulant(radix=4),
         /// or rules by collective and size, such as allreduce:0-64K=recursive-doubling; 64K-=^ring.
         /// auto: the cost model decides for each piece.

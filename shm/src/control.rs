@@ -1,7 +1,7 @@
 //! The control page: a worker submits operations and the daemon answers, without a system call
 //! unless one side sleeps.
 //!
-//! # Layout, version 7
+//! # Layout, version 8
 //!
 //! One sealed memfd, little endian. Words of different writers are 128 bytes apart, because
 //! processors fetch cache lines of 64 bytes in pairs.
@@ -26,6 +26,10 @@
 //!  656     8        worker       when the last step was, in ns of the monotonic clock
 //!  664     8        worker       time blocked in waits, in ns (see `activity`)
 //!  672     4        worker       how many threads are blocked in waits
+//!  680     8        worker       the rank can do nothing until an operation ends (see `stuck`):
+//!                                the epoch u32 and the submissions without an answer u32 at that
+//!                                time; 0: it can go on
+//!  688     8        worker       a ticket that it waits for then
 //!  768     4        daemon       heartbeats of the daemon
 //!  776     4        both         bit 0: the daemon asks the worker to record events; bit 1: the
 //!                                worker records because the current step is sampled
@@ -68,6 +72,7 @@ mod daemon;
 mod error;
 mod page;
 mod record;
+mod stuck;
 mod submission;
 mod trace;
 mod worker;

@@ -93,6 +93,33 @@ fn the_daemon_sees_how_a_rank_spends_its_time() {
     assert_eq!((idle.blocked, idle.in_flight), (Duration::ZERO, Duration::ZERO));
 }
 
+#[test]
+fn a_stuck_rank_is_seen_until_anything_changes() {
+    let (worker, fd) = WorkerControl::create("gradwire-test-stuck").unwrap();
+    let DaemonControl { mut submissions, completions, activity, .. } =
+        DaemonControl::open(fd).unwrap();
+    assert_eq!(activity.stuck(), None);
+    for ticket in [4, 5] {
+        let _ = worker.submit(&common::submission(ticket)).unwrap();
+    }
+    worker.say_stuck(worker.epoch(), 5);
+    submissions.pop().unwrap();
+    assert_eq!(activity.stuck(), None, "a submission is not read yet");
+    submissions.pop().unwrap();
+    assert_eq!(activity.stuck(), Some((5, 2)));
+    completions.push(Completion { ticket: 4, aux: 0 }).unwrap();
+    assert_eq!(activity.stuck(), None, "an answer is on its way");
+    worker.pop_completion().unwrap();
+    worker.say_stuck(worker.epoch(), 5);
+    assert_eq!(activity.stuck(), Some((5, 1)));
+    worker.take_back_stuck();
+    assert_eq!(activity.stuck(), None);
+    // A failure goes over the socket.
+    worker.say_stuck(worker.epoch(), 5);
+    completions.answered();
+    assert_eq!(activity.stuck(), None, "a failure is on its way");
+}
+
 /// Without a trace a rank records sampled steps, from their beginning to their end.
 #[test]
 fn a_rank_records_sampled_steps() {

@@ -226,7 +226,7 @@ fn other_memory_than_a_control_page_is_refused() {
 
     let cases: &[(usize, u64, &str)] = &[
         (1, 0, "layout version 0"),
-        (1, 77, "layout version 77 and this daemon needs 7; install the same release"),
+        (1, 77, "layout version 77 and this daemon needs 8; install the same release"),
         (2, 5, "rings have 5 words and 0 entries"),
     ];
     for &(word, value, text) in cases {

@@ -15,6 +15,7 @@ use crate::{
     outcome::Outcome,
     session::Session,
     shared::Done,
+    stuck::{EndlessWait, On},
 };
 
 /// An operation in flight and its tensors. [`Handle::wait`] returns its result and the tensors.
@@ -125,6 +126,17 @@ impl<R> Handle<R> {
             }
     }
 
+    /// Notes that the calling thread waits for this operation without a limit, although it calls
+    /// [`Handle::wait_deadline`] again and again, until the result is dropped. So the job ends if
+    /// no rank can ever go on.
+    pub fn endless(&self) -> EndlessWait {
+        let on = match &self.source {
+            Source::Operation(ticket, _) => On::Ticket(*ticket),
+            Source::Task(_) => On::Task(self.name.clone()),
+        };
+        EndlessWait::new(self.session.shared().clone(), on)
+    }
+
     /// The result; `None` if the deadline passed first.
     fn fetch(&self, deadline: Option<Instant>) -> Option<Result<R>> {
         if let Err(error) = self.session.check_process() {
@@ -137,7 +149,10 @@ impl<R> Handle<R> {
                 let finish = finish.lock().take();
                 outcome.and_then(|done| finish.map_or(Err(GradwireError::Closed), |f| f(done)))
             }
-            Source::Task(task) => task.wait(deadline)?,
+            Source::Task(task) => {
+                let _endless = deadline.is_none().then(|| self.endless());
+                task.wait(deadline)?
+            }
         };
         Some(shared.noted(result))
     }

@@ -105,6 +105,7 @@ mod session;
 mod shared;
 mod sparse;
 pub mod starters;
+mod stuck;
 mod task;
 mod tickets;
 mod watch;
@@ -135,3 +136,4 @@ pub use options::{
 pub use process_set::ProcessSet;
 pub use session::{Session, Stats};
 pub use sparse::{Number, SparseReduced, SparseRows};
+pub use stuck::EndlessWait;

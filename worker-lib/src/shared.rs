@@ -41,11 +41,15 @@ use crate::{
     memory::{Keep, Output},
     naming::MESSAGES,
     segments::Segments,
+    stuck::{Endless, On, Others, Waiters},
     tickets::{self, Key, NoTicket, Tickets},
 };
 
 /// The longest sleep of a waiting thread.
 pub(crate) const LOOK_AROUND: Duration = Duration::from_secs(1);
+
+/// A thread that has waited for this long looks whether the whole process is stuck.
+const SETTLED: Duration = Duration::from_millis(200);
 
 /// How long the daemon may take to answer when this rank leaves.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(5);
@@ -102,6 +106,8 @@ pub(crate) struct Shared {
     pub(crate) sparse: [AtomicU64; 2],
     /// Operations of several parts that are in flight, and their kinds.
     pub(crate) tasks: Mutex<HashMap<Key, &'static str>>,
+    /// The threads that are in a wait without a limit.
+    pub(crate) waiters: Waiters,
 }
 
 impl Shared {
@@ -138,6 +144,7 @@ impl Shared {
             copied_bytes: AtomicU64::new(0),
             sparse: Default::default(),
             tasks: Mutex::default(),
+            waiters: Waiters::default(),
         }
     }
 
@@ -329,7 +336,7 @@ impl Shared {
     }
 
     /// Moves completions from the ring into the table.
-    fn collect(&self) {
+    pub(crate) fn collect(&self) {
         if let Err(nonsense) = self.take_completed() {
             // WAIT: there will be no further answers.
             let what = format!("the control page is damaged: {nonsense}");
@@ -398,6 +405,7 @@ impl Shared {
 
     fn wait_until(&self, ticket: u64, deadline: Option<Instant>) -> Option<Result<Done>> {
         let mut blocked = None;
+        let mut endless = None;
         loop {
             let seen = self.control.epoch();
             self.collect();
@@ -409,11 +417,16 @@ impl Shared {
                 return Some(Err(error));
             }
             let left = match deadline {
+                None if blocked.is_none() => SETTLED,
                 None => LOOK_AROUND,
                 Some(deadline) => deadline.saturating_duration_since(Instant::now()),
             };
             if left.is_zero() {
                 return None;
+            }
+            if deadline.is_none() && blocked.is_some() {
+                endless.get_or_insert_with(|| Endless::new(self, On::Ticket(ticket)));
+                self.say_stuck(Others::Unknown);
             }
             blocked.get_or_insert_with(|| self.control.block());
             self.control.wait_for(ticket, seen, left.min(LOOK_AROUND), self.spin);
@@ -438,6 +451,11 @@ impl Shared {
     pub(crate) fn forget(&self) {
         let forgotten = self.tickets.lock().clear();
         drop(forgotten);
+    }
+
+    /// Whether every operation that has a ticket and has not ended was submitted.
+    pub(crate) fn is_all_submitted(&self) -> bool {
+        self.tickets.lock().in_flight() == self.control.in_flight() as usize
     }
 
     /// The number of submitted operations, of those in flight, and the bytes of all submitted and

@@ -18,6 +18,7 @@ use crate::{
     process_set::ProcessSet,
     session::Session,
     shared::Shared,
+    stuck::InParts,
     tickets::Key,
     watch,
 };
@@ -236,6 +237,7 @@ impl Session {
 
     fn or_give_up<R>(&self, parts: &Parts, work: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
         let mut unwinding = Unwinding { session: self, name: parts.name(), done: false };
+        let _in_parts = InParts::new();
         let result = work(self);
         unwinding.done = true;
         if let Err(error) = &result {

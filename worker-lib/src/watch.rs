@@ -25,6 +25,12 @@ use crate::{
     shared::{Shared, Unwatched},
 };
 
+/// The names of a session's threads. None of them starts operations.
+pub(crate) const THREADS: [&str; 3] = [WATCH, BEATS, RESULTS];
+const WATCH: &str = "gw-watch";
+const BEATS: &str = "gw-beat";
+const RESULTS: &str = "gw-results";
+
 /// The time between two heartbeats of the worker.
 const BEAT: Duration = Duration::from_millis(200);
 
@@ -48,13 +54,13 @@ impl Threads {
     ) -> Result<Self, GradwireError> {
         let (stop_beating, stopped) = mpsc::channel();
         let own = shared.clone();
-        let beat = spawn("gw-beat", move || beat(&own, silence, &stopped))?;
+        let beat = spawn(BEATS, move || beat(&own, silence, &stopped))?;
         // At most one request for each operation in flight (BOUND).
         let (request, requests) = mpsc::sync_channel(MAX_IN_FLIGHT as usize);
         let (own, arena) = (shared.clone(), arena.clone());
-        let results = spawn("gw-results", move || results::serve(&own, &arena, &requests))?;
+        let results = spawn(RESULTS, move || results::serve(&own, &arena, &requests))?;
         let own = shared.clone();
-        let watch = spawn("gw-watch", move || watch(&own, &request))?;
+        let watch = spawn(WATCH, move || watch(&own, &request))?;
         Ok(Self { watch, beat, results, stop_beating })
     }
 

@@ -4,17 +4,19 @@
 //!
 //! An [`Engine`] handles one [`Event`] at a time and passes it to the responsible handler:
 //! `membership`, `agreement` or `dispatch`. Each owns its state, and knows the others' only as far
-//! as it is passed to it here. `stall` observes all three. Operations are sent out with
-//! [`Event::Drained`], so tensors that become ready together are answered together.
+//! as it is passed to it here. `stall` and `deadlock` observe all three. Operations are sent out
+//! with [`Event::Drained`], so tensors that become ready together are answered together.
 
+mod deadlock;
 mod stall;
 
 use std::{sync::Arc, time::Duration};
 
 use gradwire_collectives::Topology;
 use gradwire_proto::{Failure, FailureKind, NodeId, ProcessSetId, Rank, Sequence, VERSION, pb};
+use gradwire_settings::OnDeadlock;
 
-use self::stall::Stall;
+use self::{deadlock::Deadlock, stall::Stall};
 use crate::{
     agreement::{Agreement, Last},
     dispatch::{Dispatch, advice::advice, credit::Flying},
@@ -47,6 +49,9 @@ pub struct Engine {
     /// The result of the probe, once it is complete.
     network: Option<Network>,
     stall: Stall,
+    deadlock: Deadlock,
+    /// The number of the last answer.
+    answers: u64,
 }
 
 impl Engine {
@@ -59,7 +64,9 @@ impl Engine {
             dispatch: Dispatch::new(Topology::flat(0), Vec::new(), &config),
             probing: Probing::none(),
             network: None,
-            stall: Stall::new(config.stall_warning),
+            stall: Stall::new(config.stall_warning, config.stall_shutdown),
+            deadlock: Deadlock::default(),
+            answers: 0,
             config,
         }
     }
@@ -98,7 +105,8 @@ impl Engine {
             | Event::Done { connection, .. }
             | Event::Probed { connection, .. }
             | Event::Forgotten { connection, .. }
-            | Event::Left { connection, .. } => {
+            | Event::Left { connection, .. }
+            | Event::Stuck { connection, .. } => {
                 if let Some(node) = self.membership.member(connection, &mut out)
                     && let Err(violation) = self.of_member(node, event, now, &mut out)
                 {
@@ -154,7 +162,14 @@ impl Engine {
         now: Duration,
         out: &mut Output,
     ) -> Result<(), Violation> {
+        if !matches!(event, Event::Stuck { .. }) {
+            self.deadlock.moved(node);
+        }
         match event {
+            Event::Stuck { last, ranks, .. } => {
+                self.deadlock.say(node, last, ranks, self.membership.members());
+                Ok(())
+            }
             Event::Nonsense { what, .. } => {
                 Err(Violation::Protocol(format!("sent an invalid message: {what}")))
             }
@@ -250,6 +265,9 @@ impl Engine {
             return self.lose(node, &why, now, out);
         }
         let members = self.membership.members();
+        if let Some(failure) = self.stall.too_long(now, &self.agreement, members) {
+            return self.membership.fail(failure, now, out);
+        }
         let lines = self.stall.look(now, &self.agreement, &self.dispatch.flight, members);
         out.reason = lines.join("; ");
         out.commands.extend(
@@ -291,8 +309,10 @@ impl Engine {
         execute.specs = self.dispatch.chooser.take_unannounced();
         execute.evicted = self.agreement.table.take_evicted();
         if execute.is_empty() {
-            return;
+            return self.end_deadlock(now, out);
         }
+        self.answers += 1;
+        execute.number = self.answers;
         choices.append(&mut self.dispatch.corrections);
         // Steps of the probe are only logged. Its result counts as a decision, because algorithms
         // depend on it.
@@ -302,6 +322,29 @@ impl Engine {
         out.reason = self.reason(&execute, step, &decided);
         out.decided = Some(decided);
         out.commands.push(Command::Execute(execute));
+    }
+
+    /// Ends the job if no rank can ever go on, or reports that. There is nothing to send out.
+    fn end_deadlock(&mut self, now: Duration, out: &mut Output) {
+        let is_idle = self.probing.is_over()
+            && self.dispatch.queue.len() == 0
+            && self.dispatch.flight.len() == 0;
+        if self.deadlock.is_reported
+            || !is_idle
+            || !self.deadlock.is_certain(self.answers, self.membership.members())
+        {
+            return;
+        }
+        self.deadlock.is_reported = true;
+        let failure = self.deadlock.failure();
+        match self.config.deadlock {
+            OnDeadlock::Fail => self.membership.fail(failure, now, out),
+            OnDeadlock::Warn => {
+                out.reason = failure.to_string();
+                let text = out.reason.clone();
+                out.commands.push(Command::Report { severity: Severity::Warning, text });
+            }
+        }
     }
 
     /// Adds the next probes to an answer. Returns a text on the last measurement, and at the end on

@@ -1,8 +1,9 @@
-//! Reports waits that take too long, with the missing ranks or hosts (WAIT).
+//! Reports waits that take too long, with the missing ranks or hosts (WAIT), and ends the job if
+//! one takes much too long.
 
 use std::{collections::BTreeMap, time::Duration};
 
-use gradwire_proto::{ProcessSetId, Rank};
+use gradwire_proto::{Failure, FailureKind, ProcessSetId, Rank};
 
 use crate::{
     agreement::Agreement, dispatch::credit::Flight, membership::members::Members, model::text,
@@ -18,6 +19,8 @@ type Missing = (ProcessSetId, Vec<Rank>);
 #[derive(Debug)]
 pub(crate) struct Stall {
     limit: Duration,
+    /// The wait that ends the job; zero: none does.
+    shutdown: Duration,
     last: Duration,
     next: Option<Duration>,
     /// How many tensors were stalled at the last check.
@@ -26,13 +29,17 @@ pub(crate) struct Stall {
 
 impl Stall {
     /// `limit` must not be zero.
-    pub(crate) fn new(limit: Duration) -> Self {
-        Self { limit, last: Duration::ZERO, next: None, stalled: 0 }
+    pub(crate) fn new(limit: Duration, shutdown: Duration) -> Self {
+        Self { limit, shutdown, last: Duration::ZERO, next: None, stalled: 0 }
     }
 
     /// Schedules a check after one limit, if none is scheduled.
     pub(crate) fn watch(&mut self, now: Duration) {
-        self.next.get_or_insert(now + self.limit);
+        self.next.get_or_insert(now + self.first_limit());
+    }
+
+    fn first_limit(&self) -> Duration {
+        if self.shutdown.is_zero() { self.limit } else { self.limit.min(self.shutdown) }
     }
 
     /// The time of the next check.
@@ -47,9 +54,38 @@ impl Stall {
     /// Whether a wait must be reported now; updates the time of the next check.
     fn is_due(&self, since: Duration, now: Duration, next: &mut Option<Duration>) -> bool {
         let passed = self.limits(since, now);
-        let at = since + self.limit * passed.saturating_add(1);
+        let mut at = since + self.limit * passed.saturating_add(1);
+        if !self.shutdown.is_zero() {
+            at = at.min(since + self.shutdown);
+        }
         *next = Some(next.map_or(at, |next| next.min(at)));
         passed > self.limits(since, self.last)
+    }
+
+    /// The failure of a job in which a tensor has waited too long for its ranks.
+    pub(crate) fn too_long(
+        &self,
+        now: Duration,
+        agreement: &Agreement,
+        members: &Members,
+    ) -> Option<Failure> {
+        if self.shutdown.is_zero() || self.next.is_none_or(|next| now < next) {
+            return None;
+        }
+        let (slot, since, _) = agreement.table.pending().min_by_key(|(_, since, _)| *since)?;
+        let waited = now.saturating_sub(since);
+        let (set, name, missing) = agreement.missing(slot).filter(|_| waited >= self.shutdown)?;
+        let place = match set {
+            ProcessSetId::GLOBAL => String::new(),
+            set => format!(" in process set {set}"),
+        };
+        let what = format!(
+            "it has waited{place} {} for {}, longer than negotiation.stall_shutdown_ms allows",
+            text::seconds(waited),
+            places(&missing, members)
+        );
+        let hint = "see what those ranks do; make the same calls on all ranks";
+        Some(Failure::new(FailureKind::Timeout, what).tensor(name).hint(hint))
     }
 
     /// Returns one line for all tensors that wait for the same ranks, and one for each operation
@@ -103,7 +139,7 @@ impl Stall {
         }
         self.stalled = stalled;
         self.last = now;
-        self.next = next.map(|next| next.max(now + self.limit / 10));
+        self.next = next.map(|next| next.max(now + self.first_limit() / 10));
         lines
     }
 }

@@ -202,6 +202,8 @@ pub struct Execute {
     pub links: Option<Links>,
     /// Applied before the operations.
     pub arrangement: Option<Arrangement>,
+    /// The number of this answer, from 1; set last.
+    pub number: u64,
 }
 
 impl Execute {

@@ -4,7 +4,7 @@ use std::{fmt::Display, time::Duration};
 
 use gradwire_collectives::{Algorithm, CostModel, Rules, RulesError};
 use gradwire_proto::{Compression, Epoch, JobId, MAX_LANES, Rank, beat::Limits};
-use gradwire_settings::{ProbeEnabled, Settings, variables::VariableError};
+use gradwire_settings::{OnDeadlock, ProbeEnabled, Settings, variables::VariableError};
 
 use crate::error::CoordinatorError;
 
@@ -51,6 +51,10 @@ pub struct EngineConfig {
     pub cause_window: Duration,
     /// The wait after which missing ranks are reported.
     pub stall_warning: Duration,
+    /// The wait for a rank after which the job fails; zero: never.
+    pub stall_shutdown: Duration,
+    /// What follows if no rank can ever go on.
+    pub deadlock: OnDeadlock,
     /// The most bytes of one piece, 64 to 2^30.
     pub piece_bytes: u64,
     /// The most operations in flight, at least 1.
@@ -121,6 +125,8 @@ impl EngineConfig {
             start_timeout: settings.start.timeout,
             cause_window: settings.coordinator.cause_window,
             stall_warning: negotiation.stall_warning,
+            stall_shutdown: negotiation.stall_shutdown,
+            deadlock: negotiation.deadlock,
             piece_bytes: negotiation.piece_bytes,
             credit_pieces: negotiation.credit_pieces,
             chunk_bytes: settings.data.chunk_bytes,
@@ -178,6 +184,7 @@ impl EngineConfig {
             ("start_timeout", self.start_timeout),
             ("cause_window", self.cause_window),
             ("stall_warning", stall),
+            ("stall_shutdown", self.stall_shutdown),
         ] {
             check(name, time <= MAX_TIME, ms(time), "it must be at most a year")?;
         }

@@ -50,6 +50,21 @@ pub struct Announcement {
     pub latest: Option<Latest>,
 }
 
+/// A rank that can do nothing until one of its operations ends.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct StuckRank {
+    /// The rank.
+    pub rank: Rank,
+    /// The process set of an operation that it waits for.
+    pub set: ProcessSetId,
+    /// The name of that operation.
+    pub name: String,
+    /// The call, such as `allreduce`.
+    pub call: String,
+    /// How many of its operations have not ended, this one included.
+    pub in_flight: u32,
+}
+
 /// An event. Every event of a connection also shows that its node is alive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
@@ -125,6 +140,16 @@ pub enum Event {
         /// Whether they never attached.
         absent: bool,
     },
+    /// No rank of a node can do anything until one of its operations ends, and none is running
+    /// there. It is repeated while it is so.
+    Stuck {
+        /// The stream of the node.
+        connection: ConnectionId,
+        /// The number of the last answer that the node had carried out.
+        last: u64,
+        /// Its ranks that have not left, ascending.
+        ranks: Vec<StuckRank>,
+    },
     /// A node is alive: a message was received.
     MessageReceived {
         /// Its stream.
@@ -166,6 +191,7 @@ impl Event {
             | Self::Forgotten { connection, .. }
             | Self::Failed { connection, .. }
             | Self::Left { connection, .. }
+            | Self::Stuck { connection, .. }
             | Self::MessageReceived { connection } => Some(*connection),
             Self::DatagramReceived { .. }
             | Self::Drained

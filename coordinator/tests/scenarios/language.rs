@@ -7,7 +7,7 @@ use gradwire_coordinator::{
     engine::Engine,
     model::{
         ConnectionId, EngineConfig, Event,
-        event::{Announcement, Submitted},
+        event::{Announcement, StuckRank, Submitted},
     },
 };
 use gradwire_proto::{
@@ -15,7 +15,7 @@ use gradwire_proto::{
     Rank, ReduceOp, Request, Sequence, Shape, TensorId, TensorName, VERSION, convert::TensorRef,
     pb,
 };
-use gradwire_settings::Settings;
+use gradwire_settings::{OnDeadlock, Settings};
 
 use crate::show;
 
@@ -74,6 +74,8 @@ fn config(text: &str) -> Parsed<EngineConfig> {
             "max_tensors" => config.max_tensors = number(value)?,
             "max_pending" => config.max_pending = number(value)?,
             "stall" => config.stall_warning = time(value)?,
+            "shutdown" => config.stall_shutdown = time(value)?,
+            "deadlock" if value == "warn" => config.deadlock = OnDeadlock::Warn,
             "start" => config.start_timeout = time(value)?,
             "algorithm" => config.rules = Rules::parse(value).map_err(|e| e.to_string())?,
             _ => return Err(format!("unknown setting {key}")),
@@ -208,6 +210,21 @@ fn failure(text: &str) -> Parsed<Failure> {
     }
 }
 
+/// `ANSWER RANK=NAME…`: the last answer that the node has carried out, and what each rank waits
+/// for.
+fn stuck(connection: ConnectionId, text: &str) -> Parsed<Event> {
+    let (last, waits) = text.split_once(' ').unwrap_or((text, ""));
+    let rank = |pair: Parsed<(&str, &str)>| {
+        let (rank, name) = pair?;
+        let (set, tensor) = tensor(name)?;
+        let TensorRef::Name(name) = tensor else { return Err("expected a name".to_owned()) };
+        let (name, call) = (name.to_string(), "allreduce".to_owned());
+        Ok(StuckRank { rank: Rank(number(rank)?), set, name, call, in_flight: 1 })
+    };
+    let ranks = pairs(waits).map(rank).collect::<Parsed<_>>()?;
+    Ok(Event::Stuck { connection, last: number(last)?, ranks })
+}
+
 impl Scenario {
     /// Runs one line; returns the answer of the engine.
     pub(crate) fn run(&mut self, line: &str) -> Parsed<String> {
@@ -283,6 +300,7 @@ impl Scenario {
             "failed" => Event::Failed { connection, failure: failure(rest)? },
             "left" => Event::Left { connection, ranks: ranks(rest)?, absent: false },
             "absent" => Event::Left { connection, ranks: ranks(rest)?, absent: true },
+            "stuck" => stuck(connection, rest)?,
             "lost" => Event::Lost { connection, why: rest.to_owned() },
             "alive" => Event::MessageReceived { connection },
             "datagram" => Event::DatagramReceived { node: NodeId(node) },

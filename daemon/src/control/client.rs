@@ -204,6 +204,7 @@ impl Session<'_> {
                     let heartbeat = pb::Heartbeat { report, ..self.liveness.heartbeat() };
                     rest.push(node_message::Message::Heartbeat(heartbeat));
                 }
+                Outgoing::Stuck(stuck) => rest.push(node_message::Message::Stuck(stuck)),
                 Outgoing::Sampled => {
                     // At once: the announcements that follow belong to the step.
                     let heartbeat = pb::Heartbeat { trace: true, ..self.liveness.heartbeat() };
@@ -281,6 +282,7 @@ impl Session<'_> {
                     let what = "the coordinator ordered operations before it formed the world";
                     return Err(Failure::new(FailureKind::Protocol, what));
                 };
+                let number = execute.number;
                 let evicted: Vec<TensorId> =
                     execute.evicted.iter().copied().map(TensorId).collect();
                 let instructions =
@@ -292,6 +294,9 @@ impl Session<'_> {
                     if let Err(failure) = dispatcher.execute(instruction) {
                         self.job.report(failure);
                     }
+                }
+                if number != 0 {
+                    dispatcher.carried_out(number);
                 }
             }
             Some(coordinator_message::Message::Abort(abort)) => {

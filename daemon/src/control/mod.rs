@@ -8,6 +8,7 @@
 //! - `mesh`: dials and accepts data connections, and hands them to their lanes
 //! - `node`: the state that all threads share, and the handling of the lanes' events
 //! - `report`: reports on this node for viewers of the job
+//! - `stuck`: finds out that no rank of this node can go on
 //! - `trace` and `sending`: this node's part of a trace
 //! - `heartbeat`: heartbeats to and from the coordinator
 //! - `dispatch`: executes the orders of the coordinator
@@ -23,4 +24,5 @@ pub(crate) mod node;
 pub(crate) mod registry;
 mod report;
 mod sending;
+pub(crate) mod stuck;
 pub(crate) mod trace;

@@ -75,6 +75,8 @@ pub(crate) struct Node {
     pub(crate) liveness: Arc<Liveness>,
     /// The retransmitted packets at the time when the last probes were ordered.
     pub(crate) retransmits: AtomicU64,
+    /// The number of the last answer of the coordinator that was carried out.
+    pub(crate) last_answer: AtomicU64,
     /// Set once the world has formed.
     pub(crate) running: OnceLock<Running>,
 }
@@ -98,6 +100,7 @@ impl Node {
             sending: Arc::default(),
             liveness: Arc::new(Liveness::new()),
             retransmits: AtomicU64::new(0),
+            last_answer: AtomicU64::new(0),
             running: OnceLock::new(),
         })
     }
@@ -300,6 +303,27 @@ impl Node {
                 "tensor {names}{and_more} waited {seconds:.1} s for rank {missing} on host {host}"
             );
         }
+    }
+
+    /// Ends the job if a tensor has waited much too long for ranks of this node (WAIT).
+    pub(crate) fn end_stall(&self, now: Instant) {
+        let limit = self.config.stall_shutdown;
+        let longest = self.queue().filter(|_| !limit.is_zero()).and_then(|q| q.longest_wait(now));
+        let Some(Stalled { missing, waited, names }) = longest.filter(|it| it.waited >= limit)
+        else {
+            return;
+        };
+        let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
+        let what = format!(
+            "it has waited {:.1} s for rank {}, longer than negotiation.stall_shutdown_ms allows",
+            waited.as_secs_f64(),
+            missing.join(", ")
+        );
+        let failure = Failure::new(FailureKind::Timeout, what)
+            .host(self.config.host.clone())
+            .tensor(names.concat())
+            .hint("see what those ranks do; make the same calls on all ranks");
+        self.job.report(failure);
     }
 
     /// A local rank no longer takes part, so nobody waits for it; `absent` if it never took part.

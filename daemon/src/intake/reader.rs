@@ -26,7 +26,7 @@ use super::submit;
 use crate::{
     control::{
         node::{Node, Resubmitted},
-        trace,
+        stuck, trace,
     },
     workers::worker::Worker,
 };
@@ -109,6 +109,7 @@ impl Reader {
         clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut checked, mut looked) = (Instant::now(), Instant::now());
         let mut suspension = Suspension::new(checked);
+        let mut stuck = stuck::Reporter::default();
         let _panics =
             self.node.upgrade().map(|n| n.report_panic("the reader of the workers' rings"));
         while let Some(node) = self.node.upgrade() {
@@ -134,6 +135,8 @@ impl Reader {
                     self.check(&node, limit);
                 }
                 node.report_overdue_allocations(checked);
+                stuck.look(&node, checked);
+                node.end_stall(checked);
                 // Checked rarely, so that waits that began together are reported together.
                 if looked.elapsed() >= node.config.stall_warning / 10 {
                     looked = Instant::now();

@@ -45,6 +45,8 @@ pub(crate) enum Outgoing {
         ranks: Vec<Rank>,
         absent: bool,
     },
+    /// No rank of this node can go on by itself.
+    Stuck(pb::Stuck),
     /// A heartbeat is due, perhaps with a report.
     Heartbeat(Option<Box<pb::Report>>),
     /// A rank has begun a sampled step: all nodes must record.

@@ -19,7 +19,7 @@ use std::{
 };
 
 use dashmap::{DashMap, Entry as Slot};
-use gradwire_proto::{ProcessSetId, Rank, Request};
+use gradwire_proto::{Collective, ProcessSetId, Rank, Request};
 use parking_lot::RwLock;
 
 pub(crate) use self::sets::Refusal;
@@ -384,6 +384,33 @@ impl TensorQueue {
         names
     }
 
+    /// How many submissions of a local rank are here, and what the one with this ticket asks for.
+    pub(crate) fn submissions_of(
+        &self,
+        local_rank: u32,
+        ticket: u64,
+    ) -> (usize, Option<(TensorKey, Collective)>) {
+        let (mut count, mut found) = (0, None);
+        let wanted = Ticket { local_rank, ticket };
+        let joins = self.sets.read().joins_of(local_rank);
+        for (set, join) in joins {
+            count += 1;
+            found = found.or_else(|| (join == ticket).then(|| (join_of(set), Collective::Join)));
+        }
+        for item in &self.entries {
+            let first = item.submitted().first().or(item.later.first());
+            let submitted = item.submitted().iter().chain(&item.later).map(LocalTensor::answer);
+            let own = submitted.chain(item.duplicates.iter().copied());
+            for own in own.filter(|own| own.local_rank == local_rank) {
+                count += 1;
+                if let (true, Some(local)) = (own == wanted, first) {
+                    found = Some((item.key().clone(), local.request.collective));
+                }
+            }
+        }
+        (count, found)
+    }
+
     /// The tensors that have waited for local ranks for `limit` since they began to wait or were
     /// last reported (WAIT). The coordinator does not know these tensors yet.
     pub(crate) fn stalled(&self, now: Instant, limit: Duration) -> Vec<Stalled> {
@@ -408,6 +435,22 @@ impl TensorQueue {
             Stalled { missing, waited, names }
         });
         stalled.collect()
+    }
+
+    /// The tensor that has waited for local ranks for longest (WAIT).
+    pub(crate) fn longest_wait(&self, now: Instant) -> Option<Stalled> {
+        let sets = self.sets.read();
+        let waiting = self.entries.iter().filter(|item| item.announced.is_none());
+        let since = |entry: &Entry| entry.waits.map(|(since, _)| since);
+        let first = waiting.filter_map(|item| since(&item).map(|since| (since, item)));
+        let (since, item) = first.min_by_key(|(since, _)| *since)?;
+        let state = sets.get(item.key().set)?;
+        let missing = item.missing(state, self.first_rank).map(|local| self.rank(local));
+        Some(Stalled {
+            missing: missing.collect(),
+            waited: now.saturating_duration_since(since),
+            names: vec![item.key().name.to_string()],
+        })
     }
 
     /// How many tensors have waited for local ranks for `limit`, reported or not.

@@ -84,6 +84,14 @@ impl Sets {
         self.by_id.iter().find(joined).map(|(set, _)| *set)
     }
 
+    /// The sets that a local rank has joined, and the tickets of the joins.
+    pub(super) fn joins_of(&self, local_rank: u32) -> Vec<(ProcessSetId, u64)> {
+        let join = |(set, state): (&ProcessSetId, &ProcessSet)| {
+            state.joined.get(&local_rank).map(|ticket| (*set, *ticket))
+        };
+        self.by_id.iter().filter_map(join).collect()
+    }
+
     pub(super) fn get(&self, set: ProcessSetId) -> Option<&ProcessSet> {
         self.by_id.get(&set)
     }

@@ -56,6 +56,12 @@ impl RankActivity {
         Self { rank, activity, metrics, since_step, step, total }
     }
 
+    /// A ticket that the rank waits for, if it can do nothing until an operation ends, and how many
+    /// of its submissions have no answer.
+    pub(crate) fn stuck(&self) -> Option<(u64, u32)> {
+        self.activity.stuck()
+    }
+
     /// Adds new progress to the metrics, and returns the total.
     pub(crate) fn look(&self) -> Total {
         let mut total = self.total.lock();

@@ -101,6 +101,13 @@ impl Workers {
         self.slots.iter().any(there)
     }
 
+    /// Whether a rank may come that is not attached yet.
+    pub(crate) fn is_any_missing(&self) -> bool {
+        let missing =
+            |slot: &RwLock<Slot>| matches!(&*slot.read(), Slot::Free | Slot::Claimed { .. });
+        self.slots.iter().any(missing)
+    }
+
     pub(crate) fn all(&self) -> Vec<Arc<Worker>> {
         (0..self.slots.len() as u32).filter_map(|local| self.get(local)).collect()
     }

@@ -22,7 +22,7 @@ pub mod coordinator_client {
     ///    │ Ready ─────────────────────► │  a tensor is ready when all local ranks submitted it
     ///    │ ◄──────────────── Execute    │  operations in one total order (ORD)
     ///    │ Done, Forgotten ───────────► │
-    ///    │ Failed, Leave ─────────────► │
+    ///    │ Failed, Leave, Stuck ──────► │
     ///    │ ◄──────── Abort or Shutdown  │
     ///    │ ◄─ Heartbeat ──────────────► │  both ways, all the time
     ///
@@ -176,7 +176,7 @@ pub mod coordinator_server {
     ///    │ Ready ─────────────────────► │  a tensor is ready when all local ranks submitted it
     ///    │ ◄──────────────── Execute    │  operations in one total order (ORD)
     ///    │ Done, Forgotten ───────────► │
-    ///    │ Failed, Leave ─────────────► │
+    ///    │ Failed, Leave, Stuck ──────► │
     ///    │ ◄──────── Abort or Shutdown  │
     ///    │ ◄─ Heartbeat ──────────────► │  both ways, all the time
     ///

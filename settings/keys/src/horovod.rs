@@ -71,7 +71,10 @@ pub const VARIABLES: &[(&str, Effect)] = &[
         sets("negotiation.stall_warning_ms", Reading::Seconds { min: 0 }),
     ),
     ("HOROVOD_STALL_CHECK_DISABLE", sets("negotiation.stall_warning_ms", Reading::Largest)),
-    ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", Effect::Nothing),
+    (
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+        sets("negotiation.stall_shutdown_ms", Reading::Seconds { min: 0 }),
+    ),
     ("HOROVOD_LOG_LEVEL", sets("log.level", Reading::Level)),
     ("HOROVOD_LOG_HIDE_TIME", Effect::Nothing),
     // Not below heartbeat.timeout_ms.

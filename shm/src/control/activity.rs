@@ -17,7 +17,7 @@ use std::{
 use gradwire_trace::time::now_ns as now;
 use parking_lot::Mutex;
 
-use super::page::Page;
+use super::{page::Page, stuck};
 
 /// A period begins.
 pub(super) fn begin(time: &AtomicU64) {
@@ -122,6 +122,13 @@ impl Activity {
     pub(super) fn new(page: Page, in_flight: std::sync::Arc<InFlight>) -> Self {
         let last = Last { at: now(), steps: 0, blocked: 0, in_flight: 0 };
         Self { page, in_flight, last: Mutex::new(last) }
+    }
+
+    /// A ticket that the rank waits for, if it can do nothing until one of its operations ends, and
+    /// how many of its submissions have no answer.
+    pub fn stuck(&self) -> Option<(u64, u32)> {
+        let in_flight = self.in_flight.count();
+        stuck::look(&self.page, in_flight).map(|ticket| (ticket, in_flight))
     }
 
     /// The increase since the last call.

@@ -5,7 +5,7 @@ use gradwire_proto::WireError;
 use crate::{ring::Nonsense, segment::SegmentError};
 
 /// The version of the layout. Two sides with different versions cannot share a page.
-pub const LAYOUT_VERSION: u32 = 7;
+pub const LAYOUT_VERSION: u32 = 8;
 
 /// Why a submission was not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -48,6 +48,8 @@ const STEPS: u64 = 648;
 const STEP_AT: u64 = 656;
 const BLOCKED_TIME: u64 = 664;
 const BLOCKED_THREADS: u64 = 672;
+const STUCK: u64 = 680;
+const STUCK_ON: u64 = 688;
 const DAEMON_BEATS: u64 = 768;
 const TRACING: u64 = 776;
 const SAMPLE_STEPS: u64 = 784;
@@ -193,6 +195,14 @@ impl Page {
 
     pub(super) fn blocked_threads(&self) -> &AtomicU32 {
         self.flag(BLOCKED_THREADS)
+    }
+
+    pub(super) fn stuck(&self) -> &AtomicU64 {
+        self.cell(STUCK)
+    }
+
+    pub(super) fn stuck_on(&self) -> &AtomicU64 {
+        self.cell(STUCK_ON)
     }
 
     pub(super) fn daemon_beats(&self) -> &AtomicU32 {

@@ -21,7 +21,7 @@ use super::{
     activity::Blocked,
     error::{ControlError, SubmitError},
     page::{Page, SUBMISSION_RING_BYTES},
-    record,
+    record, stuck,
     submission::{Completion, Doorbell, MAX_IN_FLIGHT, Submission},
     trace,
 };
@@ -187,6 +187,19 @@ impl WorkerControl {
     /// Counts the calling thread as blocked until the result is dropped, for the metrics.
     pub fn block(&self) -> Blocked<'_> {
         Blocked::new(&self.page)
+    }
+
+    /// Tells the daemon that this process can do nothing until one of its operations ends; `ticket`
+    /// is one that it waits for. `epoch` is that of [`WorkerControl::epoch`], read before the
+    /// caller made sure that no awaited operation had ended. Valid until the epoch moves, something
+    /// is submitted, or [`WorkerControl::take_back_stuck`] is called.
+    pub fn say_stuck(&self, epoch: u32, ticket: u64) {
+        stuck::say(&self.page, epoch, self.in_flight(), ticket);
+    }
+
+    /// Tells the daemon that this process may go on by itself.
+    pub fn take_back_stuck(&self) {
+        stuck::take_back(&self.page);
     }
 
     /// Sends a heartbeat to the daemon.

@@ -1,0 +1,48 @@
+//! Finds out whether this process can do nothing until one of its operations ends: every Python
+//! thread that could start one is in a wait without a limit.
+//!
+//! The threads can't change meanwhile, because the caller holds the GIL. The Python half knows
+//! which other threads never start operations (`_quiet.py`).
+
+use std::sync::{Mutex, PoisonError};
+
+use gradwire_worker::EndlessWait;
+use pyo3::{prelude::*, types::PyFrozenSet};
+
+/// The Python threads in a wait without a limit, by their identifiers.
+static WAITING: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+
+/// A wait without a limit of one Python thread.
+pub(crate) struct PatientThread {
+    wait: EndlessWait,
+    ident: u64,
+}
+
+impl PatientThread {
+    /// The calling thread waits without a limit.
+    pub(crate) fn new(py: Python<'_>, wait: EndlessWait) -> PyResult<Self> {
+        let ident = py.import("threading")?.call_method0("get_ident")?.extract()?;
+        WAITING.lock().unwrap_or_else(PoisonError::into_inner).push(ident);
+        Ok(Self { wait, ident })
+    }
+
+    /// Tells the daemon that this process can do nothing until an operation ends, if that is so.
+    pub(crate) fn look(&self, py: Python<'_>) -> PyResult<()> {
+        let waiting = WAITING.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let waiting = PyFrozenSet::new(py, waiting)?;
+        let quiet = py.import("gradwire._quiet")?.call_method1("others_are_quiet", (waiting,))?;
+        if quiet.extract()? {
+            self.wait.say_stuck();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for PatientThread {
+    fn drop(&mut self) {
+        let mut waiting = WAITING.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = waiting.iter().rposition(|ident| *ident == self.ident) {
+            waiting.swap_remove(at);
+        }
+    }
+}
