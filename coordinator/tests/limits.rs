@@ -11,8 +11,8 @@ use gradwire_coordinator::{
     },
 };
 use gradwire_proto::{
-    Collective, DType, Failure, JobId, PROTOCOL, Part, Priority, ProcessSetId, Rank, Request,
-    Shape, TensorName, VERSION, convert::TensorRef, pb,
+    Collective, DType, Failure, JobId, PROTOCOL, Part, Priority, ProcessSetId, Rank, ReduceOp,
+    Request, Shape, TensorName, VERSION, convert::TensorRef, pb,
 };
 use gradwire_settings::Settings;
 
@@ -58,6 +58,11 @@ impl Job {
 
     /// All ranks submit the same request.
     fn submit(&mut self, name: &str, request: Request) -> Execute {
+        self.submit_reported(name, request).0
+    }
+
+    /// All ranks submit the same request. Also returns the reports to the operator.
+    fn submit_reported(&mut self, name: &str, request: Request) -> (Execute, Vec<String>) {
         for node in 0..self.nodes {
             let first = node * self.slots;
             let announcement = Announcement {
@@ -75,10 +80,13 @@ impl Job {
             let event = Event::Ready { connection, announcements: vec![announcement] };
             assert_eq!(self.engine.step(event, Duration::ZERO).commands, []);
         }
-        match self.engine.step(Event::Drained, Duration::ZERO).commands.pop() {
-            Some(Command::Execute(execute)) => execute,
+        let mut commands = self.engine.step(Event::Drained, Duration::ZERO).commands;
+        let Some(Command::Execute(execute)) = commands.pop() else { panic!("{commands:?}") };
+        let text = |command| match command {
+            Command::Report { text, .. } => text,
             other => panic!("{other:?}"),
-        }
+        };
+        (execute, commands.into_iter().map(text).collect())
     }
 
     fn refusal(&mut self, name: &str, request: Request) -> Failure {
@@ -177,4 +185,39 @@ fn tensors_with_many_flows_have_few_ids() {
         }
     }
     assert_eq!(in_use.len() * (ranks * ranks) as usize, most_flows, "the last ones have ids");
+}
+
+/// A program with a new name in every step: few ids stay, and it is reported once. The names of a
+/// large model come again, and keep their ids.
+#[test]
+fn names_that_never_repeat_keep_few_ids() {
+    let mut job = Job::new(1, 1 << 16);
+    let node = ConnectionId(0);
+    let (mut ids, mut warnings) = (std::collections::BTreeMap::new(), Vec::new());
+    let request = Request::allreduce(DType::F32, Shape::new(&[4]).unwrap(), ReduceOp::Sum);
+    let mut submit = |name: &str, most: usize| {
+        let (execute, reports) = job.submit_reported(name, request.clone());
+        ids.extend(execute.registrations.iter().map(|it| (it.id, it.name.to_string())));
+        execute.evicted.iter().for_each(|id| assert!(ids.remove(id).is_some()));
+        assert!(ids.len() <= most, "BOUND: {} ids after '{name}'", ids.len());
+        warnings.extend(reports);
+        let sequences = execute.operations.iter().map(|operation| operation.sequence).collect();
+        let done = Event::Done { connection: node, sequences };
+        let forgotten = Event::Forgotten { connection: node, ids: execute.evicted };
+        for event in [done, forgotten] {
+            assert_eq!(job.engine.step(event, Duration::ZERO).commands, []);
+        }
+        ids.len()
+    };
+    let kept = (0..100_000).map(|step| submit(&format!("loss_{step}"), 4097)).last().unwrap();
+    assert!(kept >= 4096);
+    for _ in 0..3 {
+        (0..6000).for_each(|layer| {
+            submit(&format!("layer.{layer}"), 4097 + 6000);
+        });
+    }
+    let layers = ids.values().filter(|name| name.starts_with("layer")).count();
+    assert_eq!(layers, 6000, "all have ids");
+    let [warning] = &warnings[..] else { panic!("{warnings:?}") };
+    assert!(warning.contains("names like 'loss_{n}' were used only once"), "{warning}");
 }

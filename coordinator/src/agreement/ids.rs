@@ -5,7 +5,10 @@
 //! tensor. So the number of ids and their total number of flows are bounded (BOUND). If there is no
 //! room, [`Ids::next`] cycles through the ids, oldest first, to find one that can be evicted.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use gradwire_proto::{Priority, TensorId};
 
@@ -27,6 +30,8 @@ pub(crate) struct Registered {
 #[derive(Debug)]
 pub(crate) struct Ids {
     slots: BTreeMap<TensorId, (Slot, usize)>,
+    /// Those that only one round has used, and whose names are new.
+    new: BTreeSet<TensorId>,
     next: u32,
     /// Where the search for an id to evict continues.
     hand: TensorId,
@@ -38,7 +43,7 @@ pub(crate) struct Ids {
 impl Ids {
     pub(crate) fn new(most: usize, most_flows: usize) -> Self {
         let (next, hand, flows) = (0, TensorId(0), 0);
-        Self { slots: BTreeMap::new(), next, hand, flows, most, most_flows }
+        Self { slots: BTreeMap::new(), new: BTreeSet::new(), next, hand, flows, most, most_flows }
     }
 
     /// Whether there is room for one more id, for a tensor with `flows` flows.
@@ -59,8 +64,29 @@ impl Ids {
         Some(id)
     }
 
+    /// Notes that the name of an id is new.
+    pub(crate) fn mark_new(&mut self, id: TensorId) {
+        self.new.insert(id);
+    }
+
+    /// Notes that another round uses an id.
+    pub(crate) fn mark_used(&mut self, id: TensorId) {
+        self.new.remove(&id);
+    }
+
+    /// How many ids only one round has used.
+    pub(crate) fn new_ones(&self) -> usize {
+        self.new.len()
+    }
+
+    /// The slots of the tensors whose ids only one round has used, oldest first.
+    pub(crate) fn oldest_new(&self) -> impl Iterator<Item = Slot> {
+        self.new.iter().filter_map(|id| self.slot(*id))
+    }
+
     /// Forgets an id.
     pub(crate) fn drop(&mut self, id: TensorId) {
+        self.new.remove(&id);
         if let Some((_, flows)) = self.slots.remove(&id) {
             self.flows -= flows;
         }

@@ -3,7 +3,7 @@
 //!
 //! - `ids`: short ids for tensors; `tensor`: one name and what was submitted for it
 //! - `check`: the checks of an announcement; `announcement`: its classification
-//! - `evicted`: ids that were evicted
+//! - `evicted`: ids that were evicted; `once`: names that were used only once
 //! - `disagreement`: the table of what each rank requested; `settle`: the result for a tensor that
 //!   all nodes have announced
 //! - `table`: all known tensors
@@ -18,6 +18,7 @@ mod check;
 mod disagreement;
 mod evicted;
 mod ids;
+mod once;
 mod sets;
 mod settle;
 mod table;

@@ -3,7 +3,7 @@
 //!
 //! Every tensor has a slot while it waits, is in flight, or has an id. A tensor with an id needs no
 //! allocation in the steady state. If ids run out, an idle tensor that was not used recently loses
-//! its id and is forgotten (BOUND).
+//! its id and is forgotten (BOUND). So does one that was used only once, if there are many of these.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -17,6 +17,7 @@ use super::{
     check,
     evicted::Evicted,
     ids::{Ids, Registered},
+    once::{MAX_NEW, UsedOnce},
     settle::{self, Consent},
     tensor::{CallKinds, Tensor, peers},
 };
@@ -72,6 +73,9 @@ pub(crate) struct ReadyTable {
     names: BTreeMap<(ProcessSetId, TensorName), Slot>,
     ids: Ids,
     evicted: Evicted,
+    once: UsedOnce,
+    /// A warning about names that has not been reported.
+    warning: Option<String>,
     /// Evicted ids that the nodes have not been told about.
     unannounced: Vec<TensorId>,
     nodes: usize,
@@ -90,6 +94,8 @@ impl ReadyTable {
             names: BTreeMap::new(),
             ids: Ids::new(max_ids, MAX_FLOWS),
             evicted: Evicted::default(),
+            once: UsedOnce::default(),
+            warning: None,
             unannounced: Vec::new(),
             nodes,
             most,
@@ -326,6 +332,10 @@ impl ReadyTable {
             tensor.queued = true;
             if let Some(registered) = &mut tensor.registered {
                 registered.used = registered.announced;
+                if registered.used {
+                    let id = registered.id;
+                    self.ids.mark_used(id);
+                }
             }
         }
     }
@@ -365,6 +375,9 @@ impl ReadyTable {
         let flows = plan.flow_count();
         self.make_room(flows);
         let id = self.ids.give(slot, flows);
+        if let Some(id) = id.filter(|_| old.is_none()) {
+            self.note_name(slot, id);
+        }
         let plan = Arc::clone(plan);
         let new = id.map(|id| {
             let plan = Arc::clone(&plan);
@@ -384,6 +397,33 @@ impl ReadyTable {
     fn evict(&mut self, set: ProcessSetId, name: TensorName, registered: Registered) {
         self.unannounced.push(registered.id);
         self.evicted.add(set, name, registered, self.nodes);
+    }
+
+    /// Notes whether the name of a tensor that gets an id is new. If there are too many of these,
+    /// evicts the oldest that is idle (BOUND).
+    fn note_name(&mut self, slot: Slot, id: TensorId) {
+        let Some(tensor) = self.tensors.get(slot.0 as usize).and_then(Option::as_ref) else {
+            return;
+        };
+        if self.once.comes_again(tensor.set, &tensor.name) {
+            return;
+        }
+        self.ids.mark_new(id);
+        if self.ids.new_ones() <= MAX_NEW || self.evicted.flows() >= MAX_FLOWS {
+            return;
+        }
+        let is_idle = |slot: &Slot| self.get(*slot).is_some_and(Tensor::is_idle);
+        let oldest = self.ids.oldest_new().take(CONSIDERED).find(is_idle);
+        let Some(oldest) = oldest.filter(|oldest| *oldest != slot) else { return };
+        if let Some(Tensor { set, name, registered: Some(registered), .. }) = self.forget(oldest) {
+            self.warning = self.warning.take().or(self.once.add(set, &name));
+            self.evict(set, name, registered);
+        }
+    }
+
+    /// A warning about the names of tensors, once.
+    pub(crate) fn take_warning(&mut self) -> Option<String> {
+        self.warning.take()
     }
 
     /// Evicts ids of idle tensors until there is room for one more id with `flows` flows (BOUND).

@@ -308,6 +308,9 @@ impl Engine {
         }
         execute.specs = self.dispatch.chooser.take_unannounced();
         execute.evicted = self.agreement.table.take_evicted();
+        if let Some(text) = self.agreement.table.take_warning() {
+            out.commands.push(Command::Report { severity: Severity::Warning, text });
+        }
         if execute.is_empty() {
             return self.end_deadlock(now, out);
         }
