@@ -130,6 +130,7 @@ impl FakeDaemon {
     }
 
     /// From now on the daemon has memory for further segments, or not.
+    #[allow(dead_code, reason = "only some test files use it")]
     pub(crate) fn has_memory(&self, has: bool) {
         self.world.has_no_memory.store(!has, SeqCst);
     }
