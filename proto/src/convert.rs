@@ -85,6 +85,7 @@ impl Request {
             Collective::AddProcessSet => {
                 !self.list.is_empty() && self.list.is_sorted_by(|a, b| a < b)
             }
+            Collective::Allreduce => self.list.len() <= 1,
             _ => self.list.is_empty(),
         };
         let ranks = matches!(

@@ -171,6 +171,19 @@ impl Parts {
         Common { origin, ..self.part(ending) }
     }
 
+    /// Replaces the name of a part, which the program does not know, by that of the whole operation.
+    fn as_whole(&self, error: GradwireError) -> GradwireError {
+        let is_part = |tensor: &str| {
+            tensor.strip_prefix(self.name().as_str()).is_some_and(|rest| rest.starts_with('/'))
+        };
+        match error {
+            GradwireError::Failed(failure) if is_part(&failure.tensor) => {
+                GradwireError::Failed(self.named(failure))
+            }
+            other => other,
+        }
+    }
+
     /// Adds the name of the whole operation to a failure that each rank finds by itself.
     pub(crate) fn named(&self, failure: Failure) -> Failure {
         failure.tensor(self.name().as_str())
@@ -238,7 +251,7 @@ impl Session {
     fn or_give_up<R>(&self, parts: &Parts, work: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
         let mut unwinding = Unwinding { session: self, name: parts.name(), done: false };
         let _in_parts = InParts::new();
-        let result = work(self);
+        let result = work(self).map_err(|error| parts.as_whole(error));
         unwinding.done = true;
         if let Err(error) = &result {
             match error {

@@ -61,6 +61,8 @@ fn shape(request: &Request, shape: &Shape) -> String {
             let rest = shape.dims().iter().skip(1).map(|dim| format!(", {dim}"));
             format!("[*{}]", rest.collect::<String>())
         }
+        // What the program gave, and not the part that this request reduces.
+        Collective::Allreduce if !request.list.is_empty() => format!("{:?}", request.list),
         _ => shape.to_string(),
     }
 }
@@ -68,7 +70,7 @@ fn shape(request: &Request, shape: &Shape) -> String {
 fn list(request: &Request) -> String {
     let list = &request.list;
     match request.collective {
-        Collective::Alltoall | Collective::Scatter => "-".to_owned(),
+        Collective::Allreduce | Collective::Alltoall | Collective::Scatter => "-".to_owned(),
         Collective::AddProcessSet => {
             text::ranks(list.iter().map(|&rank| Rank(u32::try_from(rank).unwrap_or(u32::MAX))))
         }

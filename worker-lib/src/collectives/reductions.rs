@@ -192,7 +192,11 @@ impl Call {
     }
 }
 
-fn reduced(collective: Collective, buffers: &[&Memory], reduction: Reduction) -> Result<Request> {
+pub(super) fn reduced(
+    collective: Collective,
+    buffers: &[&Memory],
+    reduction: Reduction,
+) -> Result<Request> {
     let (first, more) = parts(buffers.iter().copied())?;
     let Reduction { op, prescale, postscale } = reduction;
     let request = Request::allreduce(first.dtype, first.shape, op);

@@ -6,26 +6,25 @@
 //! only used to read the slice once and to write it once. (Copied as a whole, a tensor that is
 //! larger than the cache crosses the memory bus six more times.)
 //!
-//! All ranks must cut in the same way, so they must give slices of the same length. They exchange
-//! the length before the first piece, under the name of the whole operation. A rank with a slice
-//! too short to be cut makes another request under that name, so all ranks receive the disagreement
-//! at once.
+//! All ranks must cut in the same way, so they must give slices of the same length. The request of
+//! the first piece contains the length, and has the name of the whole operation, as a slice too
+//! short to be cut has. So all ranks receive a disagreement before the other pieces begin.
 
 use std::{collections::VecDeque, ops::Range};
 
-use gradwire_proto::{Request, Shape};
+use gradwire_proto::{Collective, Request, Shape};
+use gradwire_shm::control::Origin;
 
+use super::{Target, reductions::reduced};
 use crate::{
     element::Element,
     error::Result,
-    exchange::{disagreement, dtype_name},
     handle::Handle,
     memory::{Payload, Tensor},
-    options::{AllreduceOptions, Reduction},
+    options::{AllreduceOptions, Common, Reduction},
     session::Session,
     task::Parts,
 };
-use gradwire_shm::control::Origin;
 
 /// The bytes of a piece, the same on all ranks. The copies of other pieces hide the time to agree
 /// on one of this size.
@@ -64,30 +63,46 @@ impl Session {
         self.shared()
             .noted(Request { prescale, postscale, ..whole }.validate().map_err(Into::into))?;
         let parts = self.parts(common, "allreduce", Origin::Plain)?;
-        // Outside of `run_parts`: if this can't be started, no rank waits for the parts.
-        let own = [u64::from(self.rank()), T::DTYPE as u64, values.len() as u64];
-        let all = self.exchange(parts.whole(), own)?;
-        self.run_parts(&parts, |session| {
-            if all.iter().any(|[_, what @ ..]| what != &own[1..]) {
-                return Err(parts.named(disagreement("a slice", all.iter().map(line))).into());
-            }
-            session.reduce_pieces(&parts, values, reduction)
-        })
+        // Outside of `run_parts`: if this can't be started, no rank waits for the other pieces.
+        let first = self.reduce_first(&parts, values, reduction)?;
+        self.run_parts(&parts, |session| session.reduce_rest(&parts, values, first, reduction))
     }
 
-    fn reduce_pieces<T: Element>(
+    /// Reduces the first piece. Fails on all ranks if their slices differ in length.
+    fn reduce_first<T: Element>(
         &self,
         parts: &Parts,
         values: &mut [T],
         reduction: Reduction,
+    ) -> Result<Tensor<T>> {
+        let length = values.len() as u64;
+        let values = &mut values[..PIECE / size_of::<T>()];
+        let tensor = self.piece(values, None)?;
+        let common = Common { origin: Origin::Plain, ..parts.whole() };
+        let request = reduced(Collective::Allreduce, &[tensor.memory()], reduction)?;
+        let call = self.call(common, Request { list: vec![length], ..request })?;
+        let started = self.start(call, &[tensor.memory()], Target::InPlace)?;
+        self.finish(started)?;
+        values.copy_from_slice(tensor.as_slice());
+        Ok(tensor)
+    }
+
+    /// Reduces all pieces but the first one. `free` is the memory of a finished piece.
+    fn reduce_rest<T: Element>(
+        &self,
+        parts: &Parts,
+        values: &mut [T],
+        free: Tensor<T>,
+        reduction: Reduction,
     ) -> Result<()> {
         let each = PIECE / size_of::<T>();
         let mut under_way: VecDeque<UnderWay<T>> = VecDeque::new();
-        let result = (0..values.len().div_ceil(each)).try_for_each(|number| {
+        let mut spare = Some(free);
+        let result = (1..values.len().div_ceil(each)).try_for_each(|number| {
             let range = number * each..values.len().min((number + 1) * each);
             let free = if under_way.len() < AHEAD { None } else { under_way.pop_front() };
             let free = free.map(|last| bring_back(last, values)).transpose()?;
-            let tensor = self.piece(&values[range.clone()], free)?;
+            let tensor = self.piece(&values[range.clone()], free.or_else(|| spare.take()))?;
             // Reuses the name of a finished piece: names are remembered, so there must be few of
             // them (BOUND). The '#' marks a counted name: the rounding error of one piece must not
             // be fed back into another.
@@ -123,9 +138,4 @@ fn bring_back<T: Element>((range, handle): UnderWay<T>, values: &mut [T]) -> Res
     let tensor = handle.wait()?;
     values[range].copy_from_slice(tensor.as_slice());
     Ok(tensor)
-}
-
-/// The text for what a rank gave.
-fn line([rank, dtype, elements]: &[u64; 3]) -> String {
-    format!("rank {rank}: {} [{elements}]", dtype_name(*dtype))
 }
