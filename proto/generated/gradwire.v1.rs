@@ -1368,7 +1368,7 @@ pub mod worker_message {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DaemonMessage {
-    #[prost(oneof = "daemon_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
+    #[prost(oneof = "daemon_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
     pub message: ::core::option::Option<daemon_message::Message>,
 }
 /// Nested message and enum types in `DaemonMessage`.
@@ -1393,6 +1393,8 @@ pub mod daemon_message {
         Allocate(super::Allocate),
         #[prost(message, tag = "9")]
         SegmentRefused(super::SegmentRefused),
+        #[prost(message, tag = "10")]
+        Completed(super::Completed),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1463,6 +1465,14 @@ pub struct SegmentRefused {
 pub struct DropSegment {
     #[prost(uint32, tag = "1")]
     pub segment: u32,
+}
+/// A submission succeeded: an entry for which the completion ring has no room.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Completed {
+    #[prost(uint64, tag = "1")]
+    pub ticket: u64,
+    #[prost(uint64, tag = "2")]
+    pub aux: u64,
 }
 /// These submissions failed; the job continues.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

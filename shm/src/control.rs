@@ -63,9 +63,9 @@
 //!  then        the name, padded with zeros
 //! ```
 //!
-//! At most [`MAX_IN_FLIGHT`] tickets are unanswered at a time, which is the size of the completion
-//! ring: so there is always room for an answer, and a full ring means that the worker violates the
-//! protocol (BOUND).
+//! At most [`MAX_IN_FLIGHT`] tickets are unanswered at a time (BOUND). The completion ring has
+//! [`COMPLETIONS`] entries: a worker that submits for long without reading answers fills it, and
+//! then gets further answers over the socket. So the daemon never waits for a worker.
 
 mod activity;
 mod daemon;
@@ -80,7 +80,7 @@ mod worker;
 pub use activity::{Activity, Blocked, Progress};
 pub use daemon::{CompletionWriter, DaemonControl, Heartbeats, SubmissionReader};
 pub use error::{ControlError, LAYOUT_VERSION, RingError, SubmitError};
-pub use page::{CONTROL_BYTES, SUBMISSION_RING_BYTES};
+pub use page::{COMPLETIONS, CONTROL_BYTES, SUBMISSION_RING_BYTES};
 pub use submission::{Completion, Doorbell, MAX_IN_FLIGHT, Origin, Place, Submission};
 pub use trace::RankTrace;
 pub use worker::WorkerControl;

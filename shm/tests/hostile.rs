@@ -15,9 +15,9 @@ use std::{
 use gradwire_proto::{DType, ReduceOp, Request, Shape, TensorName};
 use gradwire_shm::{
     control::{
-        Activity, CONTROL_BYTES, Completion, CompletionWriter, ControlError, DaemonControl,
-        Doorbell, MAX_IN_FLIGHT, Progress, RingError, SUBMISSION_RING_BYTES, SubmissionReader,
-        SubmitError, WorkerControl,
+        Activity, COMPLETIONS, CONTROL_BYTES, Completion, CompletionWriter, ControlError,
+        DaemonControl, Doorbell, MAX_IN_FLIGHT, Progress, RingError, SUBMISSION_RING_BYTES,
+        SubmissionReader, SubmitError, WorkerControl,
     },
     ring::{MAX_RECORD_WORDS, Nonsense},
     segment::{HugePages, Segment},
@@ -171,14 +171,14 @@ fn a_head_that_was_never_reached_is_named() {
     let (_worker, words, _, writer) = page();
     words.set(COMPLETION_HEAD, 7);
     let error = writer.push(Completion { ticket: 1, aux: 0 }).unwrap_err();
-    let expected = Nonsense::Head { head: 7, tail: 0, capacity: u64::from(MAX_IN_FLIGHT) };
+    let expected = Nonsense::Head { head: 7, tail: 0, capacity: u64::from(COMPLETIONS) };
     assert_eq!(error, RingError::Completions(expected));
 }
 
 #[test]
-fn a_worker_that_reads_no_answers_is_given_up() {
+fn answers_that_nobody_reads_fill_the_ring() {
     let (_worker, _, _, writer) = page();
-    for ticket in 0..u64::from(MAX_IN_FLIGHT) {
+    for ticket in 0..u64::from(COMPLETIONS) {
         writer.push(Completion { ticket, aux: 0 }).unwrap();
     }
     assert_eq!(writer.push(Completion { ticket: 0, aux: 0 }), Err(RingError::CompletionsFull));

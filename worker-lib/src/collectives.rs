@@ -234,6 +234,9 @@ impl Session {
         };
         let name = numbered.as_ref().map(|numbered| numbered.name.clone()).or(name);
         let name = TensorName::new(&name.unwrap_or_default())?;
+        if numbered.is_some() && way.is_none() {
+            self.shared().wait_for_name(&(number, name.clone()))?;
+        }
         let submission = Submission {
             ticket: 0, // `submit` sets it
             process_set: number.0,

@@ -51,11 +51,12 @@ impl Gate {
         Self(Arc::new(Opener { bar, made_in: process::id() }))
     }
 
-    /// Submits the waiting operations, in the order of the calls. Later operations don't wait. May
-    /// block while too many operations are in flight (BOUND).
+    /// Submits the waiting operations, in the order of the calls. Later operations don't wait. An
+    /// operation fails if too many are in flight (BOUND).
     pub fn open(&self) {
         for (shared, prepared) in self.0.leave(GateState::Open) {
             let ticket = prepared.ticket();
+            shared.set_held(ticket, false);
             // TELL: waiters get the session's first cause anyway. TRUST: an operation that has
             // ended has no memory any more, and the daemon may report an end too early.
             if shared.check().is_err() || shared.is_over(ticket) {
@@ -123,6 +124,7 @@ impl Bar {
         let mut now = self.0.lock();
         match &mut *now {
             GateState::Closed(waiting) => {
+                shared.set_held(prepared.ticket(), true);
                 waiting.push((shared.clone(), prepared));
                 Ok(())
             }

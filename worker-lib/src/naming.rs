@@ -2,7 +2,8 @@
 //!
 //! - `allreduce.#3`: the third unnamed allreduce of its process set. Ranks agree if all of them
 //!   make their unnamed calls of one kind in the same order. The count wraps around after
-//!   [`UNNAMED`], so that the coordinator still remembers what was agreed under a name.
+//!   [`UNNAMED`], so that the coordinator still remembers what was agreed under a name. A call
+//!   whose name is still in flight waits. That causes no deadlock: all ranks call in this order.
 //! - `send.2>5.tag7.#12`: message 12 from rank 2 to rank 5 with tag 7. Both ranks count. The count
 //!   wraps around after [`MESSAGES`], so that a long job needs no more names than a short one.
 //! - An operation that was not started returns its number, and the next call uses it. Other ranks
@@ -14,16 +15,15 @@
 use std::collections::{BTreeSet, HashMap};
 
 use gradwire_proto::ProcessSetId;
-use gradwire_shm::control::MAX_IN_FLIGHT;
 
 /// The most operations that may wait behind gates at a time (BOUND). The caller must ensure it: a
 /// call can't wait for room, because the calling thread may have to open the gate. With more, an
 /// unnamed operation may be refused because its name is in flight.
 pub const MAX_HELD: u32 = 1024;
 
-/// The number of names for the unnamed operations of a kind: one more than can be in flight and
-/// behind gates.
-pub(crate) const UNNAMED: u64 = MAX_IN_FLIGHT as u64 + MAX_HELD as u64 + 1;
+/// The number of names for the unnamed operations of a kind: more than may be behind gates, and so
+/// many that calls seldom wait for a name.
+pub(crate) const UNNAMED: u64 = 4096 + MAX_HELD as u64 + 1;
 
 /// The most messages with one tag that may be in flight between two ranks.
 pub(crate) const MESSAGES: u64 = 64;

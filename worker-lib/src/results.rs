@@ -26,12 +26,16 @@ use crate::{
 const TIDY: Duration = Duration::from_secs(10);
 
 /// Allocates results until the watcher has ended.
-pub(crate) fn serve(shared: &Shared, arena: &Arena, requests: &mpsc::Receiver<pb::Allocate>) {
+pub(crate) fn serve(
+    shared: &Shared,
+    arena: &Arena,
+    requests: &mpsc::Receiver<(Request, pb::Allocate)>,
+) {
     // An unanswered request would block all ranks.
     let _unwatched = Unwatched(shared);
     loop {
-        let allocate = match requests.recv_timeout(TIDY) {
-            Ok(allocate) => allocate,
+        let (request, allocate) = match requests.recv_timeout(TIDY) {
+            Ok(request) => request,
             Err(RecvTimeoutError::Timeout) => {
                 arena.give_back();
                 continue;
@@ -39,14 +43,6 @@ pub(crate) fn serve(shared: &Shared, arena: &Arena, requests: &mpsc::Receiver<pb
             Err(RecvTimeoutError::Disconnected) => return,
         };
         let ticket = allocate.ticket;
-        let Some(request) = shared.movable(ticket) else {
-            let what = format!(
-                "the daemon asked for memory for results of operation {ticket}, which is not in \
-                 flight or has in-place results"
-            );
-            shared.finish(Ending::Failed(Failure::new(FailureKind::Protocol, what)));
-            return;
-        };
         let sizes = match sizes(&request, allocate.outputs) {
             Ok(sizes) => sizes,
             Err(what) => {
@@ -80,6 +76,21 @@ pub(crate) fn serve(shared: &Shared, arena: &Arena, requests: &mpsc::Receiver<pb
         if shared.send(Message::Allocated(pb::Allocated { ticket, places }), None).is_err() {
             return; // the session has ended
         }
+    }
+}
+
+impl Shared {
+    /// Checks a request for memory (TRUST): once for an operation in flight whose results may go to
+    /// other memory. Returns that operation's request.
+    pub(crate) fn asked(&self, allocate: &pb::Allocate) -> Result<Request, Failure> {
+        let ticket = allocate.ticket;
+        self.ask_movable(ticket).ok_or_else(|| {
+            let what = format!(
+                "the daemon asked for memory for results of operation {ticket}, which is not in \
+                 flight, has in-place results, or has the memory already"
+            );
+            Failure::new(FailureKind::Protocol, what)
+        })
     }
 }
 

@@ -4,7 +4,7 @@
 //! - TELL: the first cause of a failure is kept, and every waiting and every later call gets it.
 //! - WAIT: every wait ends with an outcome, the session's end, or a deadline. A waiting thread
 //!   wakes up at least once a second and checks that the threads for the daemon's messages run.
-//! - BOUND: at most `MAX_IN_FLIGHT` operations are in flight; further submissions wait.
+//! - BOUND: at most `MAX_IN_FLIGHT` operations are in flight; further submissions are refused.
 //!
 //! While an operation is in flight, its memory is lent to the daemon. A session that ends for a
 //! local reason, or without a message of the daemon, can't know whether the daemon has stopped: it
@@ -277,6 +277,25 @@ impl Shared {
         Ok(())
     }
 
+    /// Waits while a name is in flight, unless it is held: then the caller may have to open the
+    /// gate.
+    pub(crate) fn wait_for_name(&self, key: &Key) -> Result<()> {
+        loop {
+            let seen = self.control.epoch();
+            self.collect();
+            if !self.tickets.lock().will_be_free(key) {
+                return self.check();
+            }
+            self.control.wait(seen, LOOK_AROUND, self.spin);
+            self.check()?;
+        }
+    }
+
+    /// Notes whether an operation waits behind a gate.
+    pub(crate) fn set_held(&self, ticket: u64, held: bool) {
+        self.tickets.lock().set_held(ticket, held);
+    }
+
     /// Takes back the ticket of an operation that was not submitted and has no handle.
     pub(crate) fn withdraw(&self, ticket: u64) {
         self.tickets.lock().withdraw(ticket);
@@ -322,8 +341,9 @@ impl Shared {
                 Err(SubmitError::Full { .. }) => {
                     self.control.wait(seen, Duration::from_millis(1), self.spin);
                 }
-                Err(SubmitError::TooMany { .. }) => {
-                    self.control.wait(seen, LOOK_AROUND, self.spin);
+                // BOUND. It does not wait: the operations in flight may wait for this one.
+                Err(error @ SubmitError::TooMany { .. }) => {
+                    return Err(GradwireError::Invalid(error.to_string()));
                 }
                 Err(SubmitError::Invalid(error)) => return Err(error.into()),
                 Err(error @ (SubmitError::Damaged(_) | SubmitError::Places { .. })) => {
@@ -360,9 +380,18 @@ impl Shared {
         Ok(())
     }
 
-    /// The request of an operation, if its results may go to other memory.
-    pub(crate) fn movable(&self, ticket: u64) -> Option<Request> {
-        self.tickets.lock().movable(ticket).cloned()
+    /// The request of an operation, if its results may go to other memory; once.
+    pub(crate) fn ask_movable(&self, ticket: u64) -> Option<Request> {
+        self.tickets.lock().ask_movable(ticket).cloned()
+    }
+
+    /// Ends an operation that has succeeded and is not in the ring.
+    pub(crate) fn complete(&self, ticket: u64, aux: u64) {
+        let freed = self.tickets.lock().end(ticket, Ok(aux));
+        if freed.is_some() {
+            self.control.answered();
+            self.control.wake_all();
+        }
     }
 
     /// Puts the results of an operation into other memory.

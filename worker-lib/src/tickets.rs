@@ -31,12 +31,14 @@ pub(crate) type Key = (ProcessSetId, TensorName);
 struct Entry<K, R> {
     key: Key,
     request: Request,
-    /// Whether its results may go to other memory.
+    /// Whether its results may go to other memory, and the daemon has not asked for it yet.
     movable: bool,
     /// `None` while in flight.
     outcome: Option<Outcome<R>>,
     /// The handle was dropped: the outcome will not be fetched.
     abandoned: bool,
+    /// It waits behind a gate.
+    held: bool,
     /// Dropped when the operation ends.
     memory: Option<K>,
     moved: Option<R>,
@@ -106,11 +108,25 @@ impl<K, R> Tickets<K, R> {
             movable,
             outcome: None,
             abandoned: false,
+            held: false,
             memory: Some(memory),
             moved: None,
         };
         self.entries.insert(ticket, entry);
         Ok(ticket)
+    }
+
+    /// Notes whether an operation waits behind a gate.
+    pub(crate) fn set_held(&mut self, ticket: u64, held: bool) {
+        if let Some(entry) = self.entries.get_mut(&ticket) {
+            entry.held = held;
+        }
+    }
+
+    /// Whether a name is in flight and becomes free without this rank doing anything more.
+    pub(crate) fn will_be_free(&self, key: &Key) -> bool {
+        let entry = self.names.get(key).and_then(|ticket| self.entries.get(ticket));
+        !self.closed && entry.is_some_and(|entry| !entry.held)
     }
 
     /// Takes back a ticket that was not submitted.
@@ -120,12 +136,12 @@ impl<K, R> Tickets<K, R> {
         }
     }
 
-    /// The request, if the operation is in flight and its results may still go to other memory,
-    /// which is possible once.
-    pub(crate) fn movable(&self, ticket: u64) -> Option<&Request> {
-        let entry = self.entries.get(&ticket)?;
-        let waits = entry.movable && entry.outcome.is_none() && entry.moved.is_none();
-        waits.then_some(&entry.request)
+    /// The request, if the operation is in flight and its results may go to other memory. Returns
+    /// it once.
+    pub(crate) fn ask_movable(&mut self, ticket: u64) -> Option<&Request> {
+        let entry = self.entries.get_mut(&ticket)?;
+        let movable = std::mem::take(&mut entry.movable) && entry.outcome.is_none();
+        movable.then_some(&entry.request)
     }
 
     /// Assigns other memory to the results of an operation in flight. Returns memory that is not
@@ -311,21 +327,34 @@ mod tests {
     fn results_move_once_and_only_if_allowed() {
         let mut tickets = Tickets::<(), u8>::default();
         let fixed = tickets.open(key("a"), &request(), false, ()).unwrap();
-        assert_eq!(tickets.movable(fixed), None);
+        assert_eq!(tickets.ask_movable(fixed), None);
         let free = tickets.open(key("b"), &request(), true, ()).unwrap();
-        assert_eq!(tickets.movable(free), Some(&request()));
+        assert_eq!(tickets.ask_movable(free), Some(&request()));
+        assert_eq!(tickets.ask_movable(free), None, "BOUND");
         tickets.move_results(free, 7);
-        assert_eq!(tickets.movable(free), None);
         tickets.end(free, Ok(5));
         tickets.move_results(free, 8);
         assert_eq!(tickets.take(free), Some(Ok(Done { aux: 5, moved: Some(7) })));
     }
 
     #[test]
+    fn a_held_name_is_not_worth_waiting_for() {
+        let mut tickets = Tickets::<(), ()>::default();
+        assert!(!tickets.will_be_free(&key("a")), "it is free");
+        let ticket = tickets.open(key("a"), &request(), false, ()).unwrap();
+        assert!(tickets.will_be_free(&key("a")));
+        tickets.set_held(ticket, true);
+        assert!(!tickets.will_be_free(&key("a")));
+        tickets.set_held(ticket, false);
+        tickets.close();
+        assert!(!tickets.will_be_free(&key("a")));
+    }
+
+    #[test]
     fn unknown_tickets_are_ignored() {
         let mut tickets = Tickets::<(), ()>::default();
         assert!(tickets.end(7, Ok(0)).is_none());
-        assert!(tickets.movable(7).is_none());
+        assert!(tickets.ask_movable(7).is_none());
         assert!(tickets.move_results(7, ()).is_some());
         tickets.abandon(7);
         tickets.withdraw(7);

@@ -12,11 +12,11 @@ use std::{
 };
 
 use gradwire_proto::{
-    Ending, Failure, FailureKind,
+    Ending, Failure, FailureKind, Request,
     beat::Suspension,
     pb::{self, daemon_message::Message},
 };
-use gradwire_shm::{arena::Arena, control::MAX_IN_FLIGHT, handover::HandoverError};
+use gradwire_shm::{arena::Arena, handover::HandoverError};
 
 use crate::{
     error::GradwireError,
@@ -55,8 +55,8 @@ impl Threads {
         let (stop_beating, stopped) = mpsc::channel();
         let own = shared.clone();
         let beat = spawn(BEATS, move || beat(&own, silence, &stopped))?;
-        // At most one request for each operation in flight (BOUND).
-        let (request, requests) = mpsc::sync_channel(MAX_IN_FLIGHT as usize);
+        // At most one request for each operation in flight (BOUND): `Shared::asked` checks it.
+        let (request, requests) = mpsc::channel();
         let (own, arena) = (shared.clone(), arena.clone());
         let results = spawn(RESULTS, move || results::serve(&own, &arena, &requests))?;
         let own = shared.clone();
@@ -85,7 +85,7 @@ pub(crate) fn spawn(
     started.map_err(|source| GradwireError::System { what: "a thread", source })
 }
 
-fn watch(shared: &Shared, request: &mpsc::SyncSender<pb::Allocate>) {
+fn watch(shared: &Shared, request: &mpsc::Sender<(Request, pb::Allocate)>) {
     let _unwatched = Unwatched(shared);
     let end = loop {
         match link::receive(&shared.stream) {
@@ -101,15 +101,12 @@ fn watch(shared: &Shared, request: &mpsc::SyncSender<pb::Allocate>) {
                     );
                     shared.fail(&failed.tickets, &failure);
                 }
-                Message::Allocate(allocate) => {
-                    if request.try_send(allocate).is_err() {
-                        break Ending::Failed(Failure::new(
-                            FailureKind::Protocol,
-                            "the daemon asked for memory for the results of more operations than \
-                             may be in flight",
-                        ));
-                    }
-                }
+                Message::Completed(completed) => shared.complete(completed.ticket, completed.aux),
+                Message::Allocate(allocate) => match shared.asked(&allocate) {
+                    // It ends only after this thread.
+                    Ok(asked) => drop(request.send((asked, allocate))),
+                    Err(failure) => break Ending::Failed(failure),
+                },
                 // By then the daemon's data threads have stopped.
                 Message::Aborted(failure) => {
                     return shared.finish_stopped(Ending::Failed(failure.into()));

@@ -1,6 +1,7 @@
 //! Memory that is lent to the daemon: however a session ends, writes of the daemon after the end of
 //! a wait do not reach a tensor, and later results do not count.
 
+#[expect(dead_code, reason = "other tests use the rest of it")]
 mod fake;
 
 use std::{

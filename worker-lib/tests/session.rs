@@ -98,19 +98,35 @@ fn many_threads_have_many_operations_in_flight() {
 }
 
 #[test]
-fn operations_beyond_the_limit_wait() {
+fn unnamed_operations_wait_for_their_names() {
     let (_daemon, session) = FakeDaemon::alone();
-    // BOUND: at most 4096; the others start when completions make room.
     let handles: Vec<_> = (0..6000)
         .map(|_| session.allreduce_async(session.zeros::<f32>(&[1]).unwrap(), Default::default()))
         .collect::<Result<_, _>>()
         .unwrap();
     for (i, handle) in handles.into_iter().enumerate() {
-        // There is one name more than operations in flight and behind gates.
         let names = 4096 + MAX_HELD as usize + 1;
         assert_eq!(handle.name().as_str(), format!("allreduce.#{}", i % names + 1));
         handle.wait().unwrap();
     }
+}
+
+/// The first operation of one rank is the last one of the other, so none ends before all started.
+#[test]
+fn many_operations_start_in_any_order() {
+    const COUNT: usize = 9000;
+    ranks(2, |session| {
+        let order = |i| if session.rank() == 0 { i } else { COUNT - 1 - i };
+        let start = |i: usize| {
+            let tensor = session.tensor(&[i as f32], &[1]).unwrap();
+            (i, session.allreduce_async(tensor, named(&format!("n{i}"))).unwrap())
+        };
+        let handles: Vec<_> = (0..COUNT).map(|i| start(order(i))).collect();
+        for (i, handle) in handles {
+            assert_eq!(handle.wait().unwrap().as_slice(), [2.0 * i as f32]);
+        }
+        assert_eq!(session.stats().in_flight, 0);
+    });
 }
 
 #[test]

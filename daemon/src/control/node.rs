@@ -413,8 +413,8 @@ impl Node {
                 self.recorder.record(Event { other: worker.rank.0, ..event });
             }
             let completion = Completion { ticket: ticket.ticket, aux };
-            if let Err(error) = worker.completions.push(completion) {
-                self.worker_failed(&worker, worker.sent_nonsense(&error.to_string()));
+            if let Err(why) = worker.complete(completion) {
+                self.worker_failed(&worker, worker.sent_nonsense(&why));
             }
         }
     }

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use gradwire_proto::{Failure, FailureKind, Rank, pb};
 use gradwire_services::launch::ProcessEnd;
 use gradwire_shm::{
-    control::{CompletionWriter, RankTrace},
+    control::{Completion, CompletionWriter, RankTrace, RingError},
     handover,
 };
 use prost::Message;
@@ -58,6 +58,22 @@ impl Worker {
         self.outbox.send(pb::daemon_message::Message::Allocate(allocate))
     }
 
+    /// Notifies the worker that an operation has succeeded: through the completion ring, or over the
+    /// socket if the worker has not read its answers for long.
+    ///
+    /// # Errors
+    /// A text, if the worker has damaged the ring or does not read its messages.
+    pub(crate) fn complete(&self, completion: Completion) -> Result<(), String> {
+        match self.completions.push(completion) {
+            Err(RingError::CompletionsFull) => {
+                let Completion { ticket, aux } = completion;
+                let completed = pb::Completed { ticket, aux };
+                self.outbox.send(pb::daemon_message::Message::Completed(completed)).map_err(text)
+            }
+            pushed => pushed.map_err(text),
+        }
+    }
+
     /// Notifies the worker that operations have failed. If the failure names no tensor, the worker
     /// adds the tensor of each operation.
     ///
@@ -78,6 +94,10 @@ impl Worker {
             tracing::warn!(%rank, %error, "a worker can't be notified that the job is over");
         }
     }
+}
+
+fn text(error: impl std::error::Error) -> String {
+    error.to_string()
 }
 
 pub(crate) fn send(

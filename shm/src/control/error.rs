@@ -20,7 +20,7 @@ pub enum SubmitError {
         capacity_bytes: u64,
     },
     /// Too many operations are unanswered.
-    #[error("{limit} operations are unanswered, which is the limit; wait for some of them first")]
+    #[error("{limit} operations are in flight, which is the limit; wait for some of them first")]
     TooMany {
         /// The limit, [`MAX_IN_FLIGHT`](super::MAX_IN_FLIGHT).
         limit: u32,
@@ -90,8 +90,9 @@ pub enum RingError {
         /// The limit, [`MAX_IN_FLIGHT`](super::MAX_IN_FLIGHT).
         limit: u32,
     },
-    /// The completion ring is full, which is impossible while the worker observes the limit.
-    #[error("the completion ring is full: the worker reads no answers but keeps submitting")]
+    /// The completion ring is full: the worker has not read its answers. Nothing is wrong, but the
+    /// answer must take another way.
+    #[error("the completion ring is full: the worker has not read its answers")]
     CompletionsFull,
 }
 

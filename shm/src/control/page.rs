@@ -13,10 +13,7 @@ use std::{
 
 use gradwire_trace::{ring::Ring, tracer::RING_BYTES};
 
-use super::{
-    error::{ControlError, LAYOUT_VERSION},
-    submission::MAX_IN_FLIGHT,
-};
+use super::error::{ControlError, LAYOUT_VERSION};
 use crate::{
     backing::Shared,
     ring::{COMPLETION_WORDS, CompletionRing, SubmissionRing},
@@ -25,6 +22,9 @@ use crate::{
 
 /// Bytes of the submission ring.
 pub const SUBMISSION_RING_BYTES: u64 = 1 << 20;
+
+/// Entries of the completion ring.
+pub const COMPLETIONS: u32 = 4096;
 
 /// Bytes of a control page, a multiple of 4 KiB. Its memory is rounded up to whole pages.
 pub const CONTROL_BYTES: u64 = TRACE + TRACE_WORDS as u64 * 8;
@@ -55,11 +55,11 @@ const TRACING: u64 = 776;
 const SAMPLE_STEPS: u64 = 784;
 const TRACE_HEAD: u64 = 896;
 const SUBMISSIONS: u64 = 4096;
-const COMPLETIONS: u64 = SUBMISSIONS + SUBMISSION_RING_BYTES;
-const TRACE: u64 = COMPLETIONS + COMPLETION_RING_WORDS as u64 * 8;
+const COMPLETIONS_AT: u64 = SUBMISSIONS + SUBMISSION_RING_BYTES;
+const TRACE: u64 = COMPLETIONS_AT + COMPLETION_RING_WORDS as u64 * 8;
 
 const SUBMISSION_RING_WORDS: usize = SUBMISSION_RING_BYTES as usize / 8;
-const COMPLETION_RING_WORDS: usize = MAX_IN_FLIGHT as usize * COMPLETION_WORDS;
+const COMPLETION_RING_WORDS: usize = COMPLETIONS as usize * COMPLETION_WORDS;
 /// As many as for a thread of a daemon. Filled when the rank is first asked to record.
 const TRACE_WORDS: usize = RING_BYTES / 8;
 
@@ -77,7 +77,7 @@ impl Page {
         page.check_size()?;
         page.flag(PID_AT).store(std::process::id(), Relaxed);
         page.flag(SUBMISSION_WORDS_AT).store(SUBMISSION_RING_WORDS as u32, Relaxed);
-        page.flag(COMPLETION_ENTRIES_AT).store(MAX_IN_FLIGHT, Relaxed);
+        page.flag(COMPLETION_ENTRIES_AT).store(COMPLETIONS, Relaxed);
         page.cell(0).store(MAGIC, Relaxed);
         // Last, so that a reader that sees the version sees the rest.
         page.flag(VERSION_AT).store(LAYOUT_VERSION, Release);
@@ -99,7 +99,7 @@ impl Page {
         }
         let submission_words = page.flag(SUBMISSION_WORDS_AT).load(Relaxed);
         let completions = page.flag(COMPLETION_ENTRIES_AT).load(Relaxed);
-        if (submission_words, completions) != (SUBMISSION_RING_WORDS as u32, MAX_IN_FLIGHT) {
+        if (submission_words, completions) != (SUBMISSION_RING_WORDS as u32, COMPLETIONS) {
             return Err(ControlError::Rings { submission_words, completions });
         }
         Ok(page)
@@ -173,7 +173,7 @@ impl Page {
             epoch: self.flag(EPOCH),
             waiters: self.flag(WAITERS),
             wanted: self.cell(WANTED),
-            cells: self.cells(COMPLETIONS, COMPLETION_RING_WORDS),
+            cells: self.cells(COMPLETIONS_AT, COMPLETION_RING_WORDS),
         }
     }
 

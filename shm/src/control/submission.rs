@@ -2,8 +2,10 @@
 
 use gradwire_proto::{Request, TensorName};
 
-/// How many tickets of a worker may be unanswered at a time (BOUND).
-pub const MAX_IN_FLIGHT: u32 = 4096;
+/// How many tickets of a worker may be unanswered at a time (BOUND). Ranks may submit in different
+/// orders, and then an operation ends only when all before it are submitted, too. So no submission
+/// waits for room, and the limit is far above what programs need.
+pub const MAX_IN_FLIGHT: u32 = 1 << 18;
 
 /// Where a tensor's bytes are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

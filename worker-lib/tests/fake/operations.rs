@@ -14,7 +14,7 @@ use gradwire_proto::{
     Agreed, Collective, DType, Failure, FailureKind, Rank, ReduceOp,
     pb::{self, daemon_message::Message},
 };
-use gradwire_shm::control::{Completion, Origin, Place, Submission, SubmissionReader};
+use gradwire_shm::control::{Completion, Origin, Place, RingError, Submission, SubmissionReader};
 
 use super::{Peer, World, say};
 
@@ -100,9 +100,14 @@ pub(super) fn read_all(world: &World, rank: u32, reader: &mut SubmissionReader) 
         if submission.request.collective == Collective::Join {
             state.joined.entry(set).or_default().push(rank);
         }
-        state.waiting.entry((set, name.clone())).or_default().insert(rank, submission);
+        let own = (set, name.clone());
         // A join may complete operations of others.
-        let keys: Vec<Key> = state.waiting.keys().filter(|key| key.0 == set).cloned().collect();
+        let others = submission.request.collective == Collective::Join || name == "release";
+        state.waiting.entry(own.clone()).or_default().insert(rank, submission);
+        let mut keys = vec![own];
+        if others {
+            keys = state.waiting.keys().filter(|key| key.0 == set).cloned().collect();
+        }
         for key in keys {
             let held = key.1.starts_with("hold") && name != "release";
             if !held && state.is_complete(&key) {
@@ -127,7 +132,13 @@ fn fail(world: &World, round: &Round, failure: &Failure) {
 fn complete(world: &World, round: &Round, aux: u64) {
     let peers = world.peers.lock().unwrap();
     for (rank, submission) in round {
-        peers[rank].writer.push(Completion { ticket: submission.ticket, aux }).unwrap();
+        let ticket = submission.ticket;
+        match peers[rank].writer.push(Completion { ticket, aux }) {
+            Err(RingError::CompletionsFull) => {
+                say(&peers[rank].stream, Message::Completed(pb::Completed { ticket, aux }), None);
+            }
+            pushed => pushed.unwrap(),
+        }
     }
 }
 
