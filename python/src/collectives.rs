@@ -6,8 +6,8 @@
 
 use gradwire_worker::{
     AdasumOptions, AllgatherOptions, AllreduceOptions, AlltoallOptions, BarrierOptions,
-    BroadcastOptions, GatherOptions, GradwireError, JoinOptions, ObjectKind, ReceiveOptions,
-    ReduceOp, ReduceOptions, ReduceScatterOptions, ScatterOptions, SendOptions, SharedBuffer,
+    BroadcastOptions, GatherOptions, JoinOptions, ObjectKind, ReceiveOptions, ReduceOp,
+    ReduceOptions, ReduceScatterOptions, ScatterOptions, SendOptions, SharedBuffer,
 };
 use pyo3::prelude::*;
 
@@ -19,25 +19,28 @@ use crate::{
     session::Session,
 };
 
-type Started<P> = Result<gradwire_worker::Handle<P>, GradwireError>;
+type Started<P, E> = Result<gradwire_worker::Handle<P>, E>;
 
 /// Starts an operation that is called `name` in messages.
-fn start<P: IntoValue>(
+fn start<P: IntoValue, E: Into<PythonError> + Send>(
     py: Python<'_>,
     name: impl Into<String>,
-    call: impl FnOnce() -> Started<P> + Send,
+    call: impl FnOnce() -> Started<P, E> + Send,
 ) -> PyResult<Handle> {
     Ok(Handle::new(name, py.detach(call).or_raise(py)?))
 }
 
 /// Starts an operation on one tensor, or on several as a group.
-fn start_all<P: IntoValue, Q: IntoValue>(
+fn start_all<P: IntoValue, Q: IntoValue, E: Into<PythonError> + Send, F>(
     py: Python<'_>,
     name: String,
     tensors: &[PyRef<'_, Buffer>],
-    one: impl FnOnce(SharedBuffer) -> Started<P> + Send,
-    group: impl FnOnce(Vec<SharedBuffer>) -> Started<Q> + Send,
-) -> PyResult<Handle> {
+    one: impl FnOnce(SharedBuffer) -> Started<P, E> + Send,
+    group: impl FnOnce(Vec<SharedBuffer>) -> Started<Q, F> + Send,
+) -> PyResult<Handle>
+where
+    F: Into<PythonError> + Send,
+{
     match tensors {
         [tensor] => {
             let tensor = tensor.memory.clone();
@@ -349,7 +352,8 @@ impl Session {
         process_set: Set<'_>,
     ) -> PyResult<Handle> {
         let common = Common::new(name, &process_set);
-        let mut options = apply!(common, AlltoallOptions::default());
+        // As in Horovod.
+        let mut options = apply!(common, AlltoallOptions::default()).leave_rest();
         if let Some(splits) = splits {
             options = options.splits(&splits);
         }

@@ -1,6 +1,6 @@
 //! Errors for Python: the exceptions of `gradwire._errors`.
 
-use gradwire_worker::{Failure, FailureKind, GradwireError};
+use gradwire_worker::{Failure, FailureKind, GradwireError, NotStarted};
 use pyo3::{prelude::*, sync::PyOnceLock, types::PyDict};
 
 /// An error with the attributes of its exception; cloned when it is raised again.
@@ -93,6 +93,12 @@ impl From<GradwireError> for PythonError {
             E::Connect { .. } => Self::plain("PeerLost", "node-lost", text()),
             _ => Self::plain("GradwireError", "internal", text()),
         }
+    }
+}
+
+impl<I> From<NotStarted<I>> for PythonError {
+    fn from(refused: NotStarted<I>) -> Self {
+        GradwireError::from(refused).into()
     }
 }
 

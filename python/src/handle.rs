@@ -124,7 +124,7 @@ pub(crate) trait Running: Send {
 
 impl<P: IntoValue> Running for gradwire_worker::Handle<P> {
     fn poll(&self) -> bool {
-        Self::poll(self)
+        self.is_finished()
     }
 
     fn is_held(&self) -> bool {
@@ -139,10 +139,10 @@ impl<P: IntoValue> Running for gradwire_worker::Handle<P> {
         self: Box<Self>,
         within: Duration,
     ) -> Result<Result<Value, PythonError>, Box<dyn Running>> {
-        match (*self).wait_deadline(within) {
+        match (*self).wait_timeout(within) {
             Ok(payload) => Ok(Ok(payload.into_value())),
-            Err(WaitError::Failed(error)) => Ok(Err(error.into())),
             Err(WaitError::Timeout { handle, .. }) => Err(Box::new(handle)),
+            Err(error) => Ok(Err(GradwireError::from(error).into())),
         }
     }
 }

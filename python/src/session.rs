@@ -39,7 +39,8 @@ type Attached = Result<gradwire_worker::Session, GradwireError>;
 
 /// Attaches on another thread, so that this one can check for signals.
 fn start_attach(cancel: Arc<AtomicBool>) -> Result<mpsc::Receiver<Attached>, PythonError> {
-    let builder = gradwire_worker::Session::builder_from_env()?;
+    // Python programs order their threads: autograd's threads run while another one waits for them.
+    let builder = gradwire_worker::Session::builder_from_env()?.unnamed_from_any_thread();
     let (sender, receiver) = mpsc::sync_channel(1);
     let work = move || {
         // If the receiver is gone, the session is dropped and leaves the job.

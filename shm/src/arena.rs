@@ -296,7 +296,7 @@ impl Arena {
         self.keep_at_most(|state| state.usage.allowed(taken).saturating_sub(new));
         let first = make(config.next_segment(self.stats().reserved, taken));
         let made = match first {
-            // Memory is short: give back all that is empty, and make the segment as small as possible.
+            // Memory is short: all that is empty goes back, and the segment only holds the block.
             Err(ArenaError::Full { .. } | ArenaError::Segment(_)) => {
                 self.keep_at_most(|_| 0);
                 make(config.least_segment(self.stats().reserved, taken))

@@ -266,8 +266,8 @@ fn many_records_arrive_whole_and_in_order() {
     assert_eq!(left_behind("shm-test-many"), [""; 0]);
 }
 
-/// More than the ring has answers for, so that neither side is done when the other stops at its first
-/// record.
+/// More than the ring has answers for, so that neither side is done when the other stops at its
+/// first record.
 const RECORDS: u64 = 3 * COMPLETIONS as u64;
 
 #[test]

@@ -1,5 +1,5 @@
-//! Memory of the program that operations use without a copy. The functions that turn an address into
-//! memory are unsafe; nothing else here is.
+//! Memory of the program that operations use without a copy. The functions that turn an address
+//! into memory are unsafe; nothing else here is.
 
 use std::{os::fd::BorrowedFd, ptr::NonNull};
 

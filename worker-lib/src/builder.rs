@@ -26,7 +26,7 @@ use crate::error::GradwireError;
 use crate::{
     error::Result,
     launch::{Launch, bad},
-    link,
+    link, panics,
     session::{Limits, Session},
     shared::Shared,
     watch::Threads,
@@ -36,11 +36,26 @@ use crate::{
 const SPIN: Duration = Duration::from_micros(50);
 
 /// Creates a session. Settings can be changed before it attaches.
+///
+/// ```no_run
+/// # fn main() -> Result<(), gradwire_worker::GradwireError> {
+/// use std::time::Duration;
+///
+/// use gradwire_worker::Session;
+///
+/// let session = Session::builder_from_env()?
+///     .arena_max_bytes(2 << 30)
+///     .start_timeout(Duration::from_secs(300))
+///     .attach()?;
+/// # session.shutdown()
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 #[must_use = "nothing happens before `attach`"]
 pub struct SessionBuilder {
     launch: Launch,
     cancel: Option<Arc<AtomicBool>>,
+    any_thread: bool,
 }
 
 impl Session {
@@ -60,7 +75,7 @@ impl Session {
     /// # Errors
     /// As for the variables of [`Session::from_env`].
     pub fn builder_from_env() -> Result<SessionBuilder> {
-        Ok(SessionBuilder { launch: Launch::from_env()?, cancel: None })
+        Ok(SessionBuilder { launch: Launch::from_env()?, cancel: None, any_thread: false })
     }
 
     /// A builder for a session of `job`, with local rank `local_rank`. The daemon listens at
@@ -73,7 +88,7 @@ impl Session {
     ) -> SessionBuilder {
         let socket = socket.into();
         let launch = Launch { job, secret, socket, local_rank, tuning: RankSettings::default() };
-        SessionBuilder { launch, cancel: None }
+        SessionBuilder { launch, cancel: None, any_thread: false }
     }
 }
 
@@ -137,6 +152,14 @@ impl SessionBuilder {
         self
     }
 
+    /// Unnamed operations may be in flight from several threads at once. The program ensures that
+    /// the threads start them in the same order on all ranks; otherwise results get mixed up. By
+    /// default this is an error.
+    pub fn unnamed_from_any_thread(mut self) -> Self {
+        self.any_thread = true;
+        self
+    }
+
     /// A flag that cancels [`SessionBuilder::attach`] within 100 ms once it is true.
     pub fn cancel(mut self, cancel: Arc<AtomicBool>) -> Self {
         self.cancel = Some(cancel);
@@ -150,7 +173,8 @@ impl SessionBuilder {
     /// [`GradwireError`] if no daemon answers, if it refuses this process, at the start timeout, or
     /// if memory can't be allocated.
     pub fn attach(self) -> Result<Session> {
-        let Self { launch, cancel } = self;
+        let Self { launch, cancel, any_thread } = self;
+        panics::keep_texts();
         let worker = &launch.tuning.worker;
         if worker.arena_segment_bytes < MIN_SEGMENT_BYTES {
             let given = worker.arena_segment_bytes.to_string();
@@ -176,7 +200,8 @@ impl SessionBuilder {
             Adopt::Auto => Some(tuning.worker.adopt_max_bytes),
             Adopt::Off => None,
         };
-        let limits = Limits { object_bytes: tuning.worker.max_object_bytes, adopt_bytes };
+        let object_bytes = tuning.worker.max_object_bytes;
+        let limits = Limits { object_bytes, adopt_bytes, any_thread };
         Ok(Session::new(shared, arena, world, job, process, threads, limits))
     }
 }

@@ -18,12 +18,14 @@ mod moves;
 mod reductions;
 mod slices;
 
+use std::thread;
+
 use gradwire_proto::{DType, Expected, Part, ProcessSetId, Request, Shape, TensorName};
 use gradwire_shm::control::{Origin, Submission};
 
 use crate::{
     error::{GradwireError, Result},
-    handle::Handle,
+    handle::{Handle, NotStarted, Start},
     memory::{Buffer, FromBuffer, Keep, Memory, Output, Payload},
     naming::{Numbered, PAIRS, Way},
     options::Common,
@@ -171,6 +173,32 @@ impl Session {
         })
     }
 
+    /// A number for an unnamed operation of this thread.
+    pub(crate) fn unnamed(&self, set: ProcessSetId, kind: &'static str) -> Result<Numbered> {
+        let any_thread = self.limits().any_thread;
+        let in_flight =
+            |name: &str| TensorName::new(name).is_ok_and(|n| self.shared().is_used(&(set, n)));
+        // If the program orders its threads itself, they count as one.
+        let thread = (!any_thread).then(|| thread::current().id());
+        self.names().unnamed(set, kind, thread, in_flight).map_err(|other| {
+            GradwireError::Invalid(format!(
+                "two threads of rank {} have unnamed operations in flight at once: '{other}', and \
+                 now another {kind}. Unnamed operations are paired by their order, which threads \
+                 don't have: give them names (Options::name), or start them from one thread",
+                self.rank()
+            ))
+        })
+    }
+
+    /// The call of an unnamed operation has started it, or has returned its number.
+    pub(crate) fn settle(&self, set: ProcessSetId, numbered: &Numbered, has_started: bool) {
+        let mut names = self.names();
+        names.started(set, numbered);
+        if !has_started {
+            names.take_back(set, numbered);
+        }
+    }
+
     /// Starts an operation on these inputs, one for each tensor or none.
     pub(crate) fn start(
         &self,
@@ -229,13 +257,14 @@ impl Session {
         // Last, so that a refused call is not counted: other ranks don't know of it.
         let numbered = match (way, &name) {
             (Some(way), _) => Some(self.message_of(number, way)?),
-            (None, None) => Some(self.names().unnamed(number, kind)),
+            (None, None) => Some(self.unnamed(number, kind)?),
             (None, Some(_)) => None,
         };
         let name = numbered.as_ref().map(|numbered| numbered.name.clone()).or(name);
         let name = TensorName::new(&name.unwrap_or_default())?;
-        if numbered.is_some() && way.is_none() {
-            self.shared().wait_for_name(&(number, name.clone()))?;
+        if let (Some(numbered), None) = (&numbered, way) {
+            let free = self.shared().wait_for_name(&(number, name.clone()));
+            free.inspect_err(|_| self.settle(number, numbered, false))?;
         }
         let submission = Submission {
             ticket: 0, // `submit` sets it
@@ -250,8 +279,8 @@ impl Session {
             outputs: to,
         };
         let submitted = self.submit(submission, memory, !matches!(into, Target::InPlace));
-        if let (Err(_), Some(numbered)) = (&submitted, &numbered) {
-            self.names().take_back(number, numbered);
+        if let Some(numbered) = &numbered {
+            self.settle(number, numbered, submitted.is_ok());
         }
         let ticket = submitted?;
         Ok(Started { ticket, name, set: number, outputs, expected })
@@ -272,9 +301,23 @@ impl Session {
 
     /// Waits for an operation.
     pub(crate) fn finish(&self, started: Started) -> Result<Finished> {
-        let outcome = self.shared().wait(started.ticket, None);
-        let done = self.shared().noted(outcome.unwrap_or(Err(GradwireError::Closed)))?;
+        let outcome = self.shared().wait(started.ticket, self.deadline());
+        let late = || Err(self.out_of_time(&format!("the operation on tensor '{}'", started.name)));
+        let done = self.shared().noted(outcome.unwrap_or_else(late))?;
         Ok(started.finish(done))
+    }
+
+    /// A handle of an operation that owns its tensors, or the tensors if it was not started.
+    pub(crate) fn handle_with<I: Send + 'static, R>(
+        &self,
+        started: Result<Started>,
+        tensor: I,
+        result: impl FnOnce(I, Finished) -> Result<R> + Send + 'static,
+    ) -> Start<R, I> {
+        match started {
+            Ok(started) => Ok(self.handle(started, |finished| result(tensor, finished))),
+            Err(error) => Err(NotStarted { tensor, error: Box::new(error) }),
+        }
     }
 
     /// A handle of an operation. `result` computes the handle's result.

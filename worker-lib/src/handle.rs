@@ -2,7 +2,9 @@
 
 use std::{
     fmt,
+    pin::Pin,
     sync::Arc,
+    task::{Context, Poll},
     time::{Duration, Instant},
 };
 
@@ -18,7 +20,28 @@ use crate::{
     stuck::{EndlessWait, On},
 };
 
-/// An operation in flight and its tensors. [`Handle::wait`] returns its result and the tensors.
+/// An operation in flight and its tensors. [`Handle::wait`] returns its result and the tensors. A
+/// handle is also a future of the same result, for any executor: a task that awaits it is woken
+/// when the operation ends.
+///
+/// ```no_run
+/// # use gradwire_worker::{AllreduceOptions, GradwireError, Session, WaitError};
+/// # async fn step(session: Session) -> Result<(), GradwireError> {
+/// # use std::time::Duration;
+/// let first = session.zeros::<f32>(&[1024])?;
+/// let second = session.zeros::<f32>(&[1024])?;
+/// let first = session.allreduce_async(first, AllreduceOptions::named("first"))?;
+/// let second = session.allreduce_async(second, AllreduceOptions::named("second"))?;
+/// let _average = first.await?;
+/// match second.wait_timeout(Duration::from_secs(60)) {
+///     Ok(average) => println!("{:?}", &average[..4]),
+///     // The operation continues; its handle has the tensor.
+///     Err(WaitError::Timeout { handle, .. }) => drop(handle.wait()?),
+///     Err(error) => return Err(error.into()),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// Dropping a handle does not stop the operation, because other ranks depend on it. The memory
 /// stays in use until the operation has ended.
@@ -40,8 +63,9 @@ enum Source<R> {
     Task(Arc<Outcome<R>>),
 }
 
-/// Why [`Handle::wait_deadline`] has no result.
+/// Why [`Handle::wait_timeout`] has no result.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum WaitError<R> {
     /// The deadline passed. The operation continues, and this is its handle.
     #[error("{} did not complete within {after:?}", .handle.what())]
@@ -62,6 +86,32 @@ impl<R> From<WaitError<R>> for GradwireError {
             WaitError::Timeout { handle, after } => Self::Timeout { what: handle.what(), after },
             WaitError::Failed(error) => error,
         }
+    }
+}
+
+/// An operation that could not be started, and its tensors.
+#[derive(thiserror::Error)]
+#[error("{error}")]
+pub struct NotStarted<I> {
+    /// The tensors, unchanged.
+    pub tensor: I,
+    /// Why it was not started.
+    #[source]
+    pub error: Box<GradwireError>,
+}
+
+/// The handle of an operation with the result `R`, or its tensors `I` if it was not started.
+pub type Start<R, I> = Result<Handle<R>, NotStarted<I>>;
+
+impl<I> fmt::Debug for NotStarted<I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.error)
+    }
+}
+
+impl<I> From<NotStarted<I>> for GradwireError {
+    fn from(refused: NotStarted<I>) -> Self {
+        *refused.error
     }
 }
 
@@ -101,14 +151,15 @@ impl<R> Handle<R> {
     /// # Errors
     /// [`GradwireError::Failed`] with what happened; then the tensor is lost.
     pub fn wait(self) -> Result<R> {
-        self.fetch(None).unwrap_or(Err(GradwireError::Closed))
+        let result = self.fetch(self.session.deadline());
+        result.unwrap_or_else(|| Err(self.session.out_of_time(&self.what())))
     }
 
     /// Like [`Handle::wait`], but waits for at most `within`.
     ///
     /// # Errors
     /// [`WaitError::Timeout`] with the handle, or [`WaitError::Failed`].
-    pub fn wait_deadline(self, within: Duration) -> Result<R, WaitError<R>> {
+    pub fn wait_timeout(self, within: Duration) -> Result<R, WaitError<R>> {
         // If the deadline can't be represented, there is none.
         match self.fetch(Instant::now().checked_add(within)) {
             Some(Ok(result)) => Ok(result),
@@ -118,7 +169,7 @@ impl<R> Handle<R> {
     }
 
     /// Whether [`Handle::wait`] would return at once.
-    pub fn poll(&self) -> bool {
+    pub fn is_finished(&self) -> bool {
         self.session.check_process().is_err()
             || match &self.source {
                 Source::Operation(ticket, _) => self.session.shared().has_ended(*ticket),
@@ -158,8 +209,43 @@ impl<R> Handle<R> {
     }
 }
 
+impl<R> Future for Handle<R> {
+    type Output = Result<R>;
+
+    /// After the result was returned once, there is none any more.
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let handle = self.get_mut();
+        let fetch = |handle: &Self| {
+            let result = handle.is_finished().then(|| handle.fetch(Some(Instant::now())));
+            result.map(|result| result.unwrap_or(Err(GradwireError::Closed)))
+        };
+        if let Some(result) = fetch(handle) {
+            return Poll::Ready(result);
+        }
+        let waiting = match &handle.source {
+            Source::Operation(ticket, _) => {
+                handle.session.shared().wake_later(*ticket, context.waker())
+            }
+            Source::Task(task) => {
+                task.wake_later(context.waker());
+                Ok(())
+            }
+        };
+        if let Err(error) = waiting {
+            return Poll::Ready(Err(error));
+        }
+        // It may have ended before the task was known.
+        fetch(handle).map_or(Poll::Pending, Poll::Ready)
+    }
+}
+
 impl<R> Drop for Handle<R> {
     fn drop(&mut self) {
+        if let Source::Operation(ticket, _) = &self.source
+            && self.session.check_process().is_ok()
+        {
+            self.session.shared().wake_no_more(*ticket);
+        }
         // Also after the session has failed: the entry keeps the memory until the end.
         if let Source::Operation(ticket, finish) = &self.source
             && finish.lock().is_some()

@@ -9,8 +9,15 @@
 //! let mut gradient = session.zeros::<f32>(&[1024])?; // in shared memory: never copied
 //! gradient.as_mut_slice().fill(session.rank() as f32);
 //! session.allreduce(&mut gradient, AllreduceOptions::named("layer1.weight"))?; // the average
-//! # Ok(())
+//! session.shutdown() // at the end of main: a rank that ends without it has failed
 //! # }
+//! ```
+//!
+//! In `Cargo.toml`, beside a checkout of Gradwire (Rust 1.95 or later):
+//!
+//! ```toml
+//! [dependencies]
+//! gradwire-worker = { path = "../gradwire/worker-lib" }
 //! ```
 //!
 //! All ranks call the same collectives; a rank waits for the calls of its peers. Each collective
@@ -28,7 +35,7 @@
 //!
 //! A collective fails as [`Session::allreduce`] does, unless its documentation says more. Roots and
 //! peers must be members of the process set, and groups have 1 to 1024 tensors. The call of an
-//! asynchronous form fails only if nothing was started; then its tensors are lost.
+//! asynchronous form fails only if nothing was started; the error has the tensors ([`NotStarted`]).
 //!
 //! ```no_run
 //! # fn main() -> Result<(), gradwire_worker::GradwireError> {
@@ -98,6 +105,7 @@ mod objects;
 pub mod optimizer;
 mod options;
 mod outcome;
+mod panics;
 mod process_set;
 mod results;
 mod segments;
@@ -108,6 +116,7 @@ pub mod starters;
 mod stuck;
 mod task;
 mod tickets;
+mod wakers;
 mod watch;
 
 pub use adopted::Adoption;
@@ -118,12 +127,15 @@ pub use error::GradwireError;
 pub use gate::Gate;
 pub use gradwire_keys::{Adopt, HugePages};
 pub use gradwire_proto::{
-    Compression, DType, F8E4m3, F8E5m2, Failure, FailureKind, JobId, ReduceOp, Secret, Shape,
-    TensorName,
+    Compression, DType, F8E4m3, F8E5m2, Failure, FailureKind, JobId, Rank, ReduceOp, Secret, Shape,
+    TensorName, TypeError, WireError, auth::SecretError,
 };
-pub use gradwire_shm::arena::{ArenaError, ArenaStats, Owner};
+pub use gradwire_shm::{
+    arena::{ArenaError, ArenaStats, Owner},
+    segment::{SegmentError, SegmentId},
+};
 pub use half;
-pub use handle::{Handle, WaitError};
+pub use handle::{Handle, NotStarted, Start, WaitError};
 pub use link::Node;
 pub use memory::{Buffer, FromBuffer, Payload, SharedBuffer, Tensor};
 pub use naming::MAX_HELD;

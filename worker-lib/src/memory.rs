@@ -13,7 +13,7 @@
 use std::{
     fmt,
     marker::PhantomData,
-    ops::Range,
+    ops::{Deref, DerefMut, Range},
     slice,
     sync::{
         Arc,
@@ -336,9 +336,34 @@ impl<T: Element> Tensor<T> {
         self.buffer.shape()
     }
 
+    /// The number of elements.
+    pub fn len(&self) -> usize {
+        self.as_slice().len()
+    }
+
+    /// Whether it has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// The same memory as a [`Buffer`], for example for a group of different element types.
     pub fn into_buffer(self) -> Buffer {
         self.buffer
+    }
+}
+
+/// A tensor is a slice of its elements: `tensor[3]`, `tensor.iter()`.
+impl<T: Element> Deref for Tensor<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        self.as_slice()
+    }
+}
+
+impl<T: Element> DerefMut for Tensor<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        self.as_mut_slice()
     }
 }
 

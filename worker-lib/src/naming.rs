@@ -6,13 +6,18 @@
 //!   whose name is still in flight waits. That causes no deadlock: all ranks call in this order.
 //! - `send.2>5.tag7.#12`: message 12 from rank 2 to rank 5 with tag 7. Both ranks count. The count
 //!   wraps around after [`MESSAGES`], so that a long job needs no more names than a short one.
+//! - Threads have no order that all ranks share. So while an unnamed operation is in flight, one of
+//!   the same kind from another thread is refused.
 //! - An operation that was not started returns its number, and the next call uses it. Other ranks
 //!   don't know of the operation; otherwise this rank would stay one ahead of them.
 //! - Before a join the ranks make different numbers of calls, and only the senders count messages
 //!   to ranks that have joined. So all counts restart after it: `allreduce.#1.3` is the third
 //!   allreduce after the first join, `send.2>5.tag7.#1.0` the first message.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    collections::{BTreeSet, HashMap},
+    thread::ThreadId,
+};
 
 use gradwire_proto::ProcessSetId;
 
@@ -40,6 +45,17 @@ struct Count {
     next: u64,
     /// Numbers before `next` that were returned; they are used first.
     returned: BTreeSet<u64>,
+    last: Option<Last>,
+}
+
+/// The last unnamed operation of a kind.
+#[derive(Debug)]
+struct Last {
+    /// `None` if any thread may start the next one.
+    thread: Option<ThreadId>,
+    name: String,
+    /// Whether its call has not submitted it yet.
+    starting: bool,
 }
 
 impl Count {
@@ -89,12 +105,41 @@ pub(crate) struct Numbered {
 pub(crate) struct Names(HashMap<ProcessSetId, InSet>);
 
 impl Names {
-    /// A name for the next operation of a kind.
-    pub(crate) fn unnamed(&mut self, set: ProcessSetId, kind: &'static str) -> Numbered {
+    /// A name for the next operation of a kind, which this thread starts.
+    ///
+    /// # Errors
+    /// The name of an operation of the same kind that another thread has started, if it is in
+    /// flight.
+    pub(crate) fn unnamed(
+        &mut self,
+        set: ProcessSetId,
+        kind: &'static str,
+        thread: Option<ThreadId>,
+        in_flight: impl FnOnce(&str) -> bool,
+    ) -> Result<Numbered, String> {
         let set = self.0.entry(set).or_default();
-        let number = set.unnamed.entry(kind).or_default().take();
+        let count = set.unnamed.entry(kind).or_default();
+        if let Some(last) = count.last.as_ref().filter(|last| last.thread != thread)
+            && (last.starting || in_flight(&last.name))
+        {
+            return Err(last.name.clone());
+        }
+        let number = count.take();
+        let joins = set.joins;
         let name = format!("{kind}.{}", set.number(number % UNNAMED + 1));
-        Numbered { name, counted: Counted::Unnamed(kind), joins: set.joins, number }
+        let last = Last { thread, name: name.clone(), starting: true };
+        set.unnamed.entry(kind).or_default().last = Some(last);
+        Ok(Numbered { name, counted: Counted::Unnamed(kind), joins, number })
+    }
+
+    /// The call of an operation has submitted it, or failed.
+    pub(crate) fn started(&mut self, set: ProcessSetId, numbered: &Numbered) {
+        if let Counted::Unnamed(kind) = numbered.counted
+            && let Some(count) = self.0.get_mut(&set).and_then(|set| set.unnamed.get_mut(kind))
+            && let Some(last) = count.last.as_mut().filter(|last| last.name == numbered.name)
+        {
+            last.starting = false;
+        }
     }
 
     /// A name for the next message; `None` if there are too many ways.
@@ -137,6 +182,8 @@ impl Names {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use gradwire_proto::TensorName;
 
     use super::*;
@@ -144,34 +191,62 @@ mod tests {
     const ALL: ProcessSetId = ProcessSetId::GLOBAL;
     const SOME: ProcessSetId = ProcessSetId(2);
 
+    fn unnamed(names: &mut Names, set: ProcessSetId, kind: &'static str) -> Numbered {
+        names.unnamed(set, kind, None, |_| false).unwrap()
+    }
+
+    #[test]
+    fn unnamed_operations_of_two_threads_are_refused() {
+        let mut names = Names::default();
+        let other = thread::spawn(|| {}).thread().id();
+        let (own, other) = (Some(thread::current().id()), Some(other));
+        let first = names.unnamed(ALL, "allreduce", own, |_| false).unwrap();
+        // Its call has not ended yet.
+        let refused = names.unnamed(ALL, "allreduce", other, |_| false);
+        assert_eq!(refused.unwrap_err(), "allreduce.#1");
+        assert!(names.unnamed(ALL, "barrier", other, |_| false).is_ok(), "another kind");
+        assert!(names.unnamed(SOME, "allreduce", other, |_| false).is_ok(), "another set");
+        names.started(ALL, &first);
+        let in_flight = |name: &str| name == first.name;
+        assert!(names.unnamed(ALL, "allreduce", other, in_flight).is_err());
+        let second = names.unnamed(ALL, "allreduce", own, in_flight).unwrap();
+        assert_eq!(second.name, "allreduce.#2", "a refused call is not counted");
+        names.started(ALL, &second);
+        assert!(names.unnamed(ALL, "allreduce", other, |_| false).is_ok(), "they have ended");
+    }
+
     #[test]
     fn each_kind_counts_by_itself_in_each_set() {
         let mut names = Names::default();
-        assert_eq!(names.unnamed(ALL, "allreduce").name, "allreduce.#1");
-        assert_eq!(names.unnamed(ALL, "allreduce").name, "allreduce.#2");
+        assert_eq!(unnamed(&mut names, ALL, "allreduce").name, "allreduce.#1");
+        assert_eq!(unnamed(&mut names, ALL, "allreduce").name, "allreduce.#2");
         assert!(TensorName::new("allreduce.#2").unwrap().is_counted());
-        assert_eq!(names.unnamed(ALL, "barrier").name, "barrier.#1");
-        assert_eq!(names.unnamed(SOME, "allreduce").name, "allreduce.#1");
+        assert_eq!(unnamed(&mut names, ALL, "barrier").name, "barrier.#1");
+        assert_eq!(unnamed(&mut names, SOME, "allreduce").name, "allreduce.#1");
         names.removed(SOME);
-        assert_eq!(names.unnamed(SOME, "allreduce").name, "allreduce.#1");
+        assert_eq!(unnamed(&mut names, SOME, "allreduce").name, "allreduce.#1");
         for _ in 2..UNNAMED {
-            names.unnamed(ALL, "barrier");
+            unnamed(&mut names, ALL, "barrier");
         }
-        assert_eq!(names.unnamed(ALL, "barrier").name, format!("barrier.#{UNNAMED}"));
-        assert_eq!(names.unnamed(ALL, "barrier").name, "barrier.#1", "BOUND");
+        assert_eq!(unnamed(&mut names, ALL, "barrier").name, format!("barrier.#{UNNAMED}"));
+        assert_eq!(unnamed(&mut names, ALL, "barrier").name, "barrier.#1", "BOUND");
     }
 
     #[test]
     fn counts_agree_after_a_join() {
         let (mut busy, mut idle) = (Names::default(), Names::default());
         for _ in 0..5 {
-            busy.unnamed(ALL, "allreduce");
+            unnamed(&mut busy, ALL, "allreduce");
         }
         for names in [&mut busy, &mut idle] {
             names.joined(ALL);
-            assert_eq!(names.unnamed(ALL, "allreduce").name, "allreduce.#1.1");
+            assert_eq!(unnamed(names, ALL, "allreduce").name, "allreduce.#1.1");
         }
-        assert_eq!(busy.unnamed(SOME, "allreduce").name, "allreduce.#1", "other sets continue");
+        assert_eq!(
+            unnamed(&mut busy, SOME, "allreduce").name,
+            "allreduce.#1",
+            "other sets continue"
+        );
     }
 
     #[test]
@@ -180,20 +255,20 @@ mod tests {
         // The first one is in flight on one rank when the count wraps around: refused there, done
         // elsewhere.
         for _ in 0..UNNAMED {
-            assert_eq!(one.unnamed(ALL, "allreduce"), other.unnamed(ALL, "allreduce"));
+            assert_eq!(unnamed(&mut one, ALL, "allreduce"), unnamed(&mut other, ALL, "allreduce"));
         }
-        let refused = one.unnamed(ALL, "allreduce");
+        let refused = unnamed(&mut one, ALL, "allreduce");
         assert_eq!(refused.name, "allreduce.#1");
         one.take_back(ALL, &refused);
-        assert_eq!(one.unnamed(ALL, "allreduce"), refused);
-        assert_eq!(other.unnamed(ALL, "allreduce"), refused);
-        assert_eq!(one.unnamed(ALL, "allreduce"), other.unnamed(ALL, "allreduce"));
+        assert_eq!(unnamed(&mut one, ALL, "allreduce"), refused);
+        assert_eq!(unnamed(&mut other, ALL, "allreduce"), refused);
+        assert_eq!(unnamed(&mut one, ALL, "allreduce"), unnamed(&mut other, ALL, "allreduce"));
         // A call that was refused before a join no longer matters.
         for names in [&mut one, &mut other] {
             names.joined(ALL);
         }
         one.take_back(ALL, &refused);
-        assert_eq!(one.unnamed(ALL, "allreduce"), other.unnamed(ALL, "allreduce"));
+        assert_eq!(unnamed(&mut one, ALL, "allreduce"), unnamed(&mut other, ALL, "allreduce"));
     }
 
     fn next(names: &mut Names, from: u32, to: u32, tag: u32) -> Numbered {

@@ -65,6 +65,12 @@ macro_rules! common {
     (named $options:ty) => {
         impl $options {
             /// The default options, with a name.
+            ///
+            /// The name pairs the operation with those of the other ranks. Operations without a
+            /// name are paired by their order: the third unnamed allreduce of a process set with
+            /// the third one of every other rank. So several threads need names, because their
+            /// calls have no order that all ranks share. While an unnamed operation of one thread
+            /// is in flight, an unnamed one of the same kind from another thread is an error.
             pub fn named(name: impl Into<String>) -> Self {
                 Self::default().name(name)
             }
@@ -272,13 +278,21 @@ impl ScatterOptions {
 pub struct AlltoallOptions {
     pub(crate) common: Common,
     pub(crate) splits: Vec<u64>,
+    pub(crate) leaves_rest: bool,
 }
 common!(named AlltoallOptions);
 
 impl AlltoallOptions {
     /// The number of this rank's rows for each member, in rank order; by default an even split.
+    /// Together they are all rows.
     pub fn splits(mut self, rows: &[u64]) -> Self {
         self.splits = rows.to_vec();
+        self
+    }
+
+    /// The splits may leave rows at the end, which nobody gets.
+    pub fn leave_rest(mut self) -> Self {
+        self.leaves_rest = true;
         self
     }
 }

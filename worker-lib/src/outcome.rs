@@ -1,20 +1,21 @@
 //! The result of an operation that runs in a separate thread.
 
-use std::time::Instant;
+use std::{task::Waker, time::Instant};
 
 use parking_lot::{Condvar, Mutex};
 
 use crate::{error::Result, shared::LOOK_AROUND};
 
-/// The result of a thread, for the threads that wait for it.
+/// The result of a thread, for the threads or the task that wait for it.
 pub(crate) struct Outcome<R> {
     result: Mutex<Option<Result<R>>>,
     ended: Condvar,
+    task: Mutex<Option<Waker>>,
 }
 
 impl<R> Default for Outcome<R> {
     fn default() -> Self {
-        Self { result: Mutex::new(None), ended: Condvar::new() }
+        Self { result: Mutex::new(None), ended: Condvar::new(), task: Mutex::new(None) }
     }
 }
 
@@ -46,5 +47,14 @@ impl<R> Outcome<R> {
     pub(crate) fn set(&self, result: Result<R>) {
         self.result.lock().get_or_insert(result);
         self.ended.notify_all();
+        let task = self.task.lock().take();
+        task.into_iter().for_each(Waker::wake);
+    }
+
+    /// Wakes a task when there is a result. If there may be one already, the caller must check that
+    /// afterwards.
+    pub(crate) fn wake_later(&self, waker: &Waker) {
+        let old = self.task.lock().replace(waker.clone());
+        drop(old); // may run code of the program
     }
 }

@@ -21,7 +21,7 @@ use crate::{
     link::{Node, World},
     memory::{Buffer, Memory, Payload, SharedBuffer, Tensor},
     naming::Names,
-    options,
+    options, panics,
     process_set::{ProcessSet, ProcessSets},
     shared::{FAREWELL, Shared},
     watch::Threads,
@@ -36,6 +36,8 @@ pub struct Session {
     inner: Arc<Inner>,
     /// Holds back the operations that this clone starts.
     gate: Option<Arc<Bar>>,
+    /// How long a blocking call of this clone may take.
+    limit: Option<Duration>,
 }
 
 struct Inner {
@@ -58,6 +60,8 @@ pub(crate) struct Limits {
     pub(crate) object_bytes: u64,
     /// The largest tensor that may be adopted, in bytes; `None` if adopting is off.
     pub(crate) adopt_bytes: Option<u64>,
+    /// Whether unnamed operations may be started by any thread.
+    pub(crate) any_thread: bool,
 }
 
 /// Counters of a session.
@@ -98,7 +102,7 @@ impl Session {
         let sets = Mutex::new(ProcessSets::new(world.size, world.rank));
         let (threads, names) = (Mutex::new(Some(threads)), Mutex::default());
         let inner = Inner { shared, arena, world, job, process, threads, names, sets, limits };
-        Self { inner: Arc::new(inner), gate: None }
+        Self { inner: Arc::new(inner), gate: None, limit: None }
     }
 
     /// The same rank, for operations whose tensors are still being written. An operation that the
@@ -106,7 +110,39 @@ impl Session {
     /// daemon when the gate is opened. A blocking call waits for that, too.
     #[must_use]
     pub fn behind(&self, gate: &Gate) -> Self {
-        Self { inner: self.inner.clone(), gate: Some(gate.bar()) }
+        Self { gate: Some(gate.bar()), ..self.clone() }
+    }
+
+    /// The same rank, whose blocking calls and waits may take this long. A call that takes longer
+    /// fails, and this rank has failed, as after [`Session::abort`]: the daemon would still use the
+    /// tensor that the call has borrowed. To go on after a time-out, start the operation with a
+    /// handle and use [`Handle::wait_timeout`](crate::Handle::wait_timeout).
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), gradwire_worker::GradwireError> {
+    /// # let session = gradwire_worker::Session::from_env()?;
+    /// session.within(std::time::Duration::from_secs(60)).barrier()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn within(&self, limit: Duration) -> Self {
+        Self { limit: Some(limit), ..self.clone() }
+    }
+
+    /// When a blocking call that begins now must have ended.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        // If it can't be represented, there is none.
+        self.limit.and_then(|limit| Instant::now().checked_add(limit))
+    }
+
+    /// Gives up, because a blocking call has not ended in time. Returns its error.
+    pub(crate) fn out_of_time(&self, what: &str) -> GradwireError {
+        let limit = self.limit.unwrap_or_default();
+        let text = format!("{what} did not complete within {limit:?}");
+        let failure = Failure::new(FailureKind::Timeout, text).host(self.host());
+        self.shared().give_up(failure.clone());
+        self.shared().check().err().unwrap_or(GradwireError::Failed(failure))
     }
 
     /// This rank's number in the job, from 0.
@@ -233,6 +269,10 @@ impl Session {
 
     /// Leaves the job: notifies the daemon and waits for its answer. Operations in flight fail on
     /// the other ranks, and later calls on all clones fail. May be called again.
+    ///
+    /// A program calls it at the end of `main`: a rank that ends without it has failed. This also
+    /// holds for [`std::process::exit`], which does not drop the session. A rank can't come back:
+    /// a second session of the same rank in the same job is refused.
     ///
     /// # Errors
     /// [`GradwireError::Failed`] if the job has failed, [`GradwireError::Timeout`] if the daemon
@@ -365,7 +405,8 @@ impl Drop for Inner {
         // A forked child does not have the threads and must not use the connection.
         if self.process == std::process::id() {
             // The error is ignored: the daemon sees the end of the connection in any case.
-            let reason = self.shared.last_error().unwrap_or_else(|| DROPPED.to_owned());
+            let reason = panics::current().or_else(|| self.shared.last_error());
+            let reason = reason.unwrap_or_else(|| DROPPED.to_owned());
             let _ = self.end(Message::GiveUp(pb::GiveUp { reason }));
             self.shared.forget();
         }

@@ -43,6 +43,7 @@ use crate::{
     segments::Segments,
     stuck::{Endless, On, Others, Waiters},
     tickets::{self, Key, NoTicket, Tickets},
+    wakers::Wakers,
 };
 
 /// The longest sleep of a waiting thread.
@@ -97,6 +98,7 @@ pub(crate) struct Shared {
     /// The last error that the program received: the likely reason if the program ends.
     last_error: Mutex<Option<String>>,
     pub(crate) segments: Segments,
+    pub(crate) wakers: Wakers,
     /// Whether the threads for the daemon's messages still run.
     pub(crate) watched: AtomicBool,
     operations: AtomicU64,
@@ -138,6 +140,7 @@ impl Shared {
             giving_up: OnceLock::new(),
             last_error: Mutex::new(None),
             segments: Segments::default(),
+            wakers: Wakers::default(),
             watched: AtomicBool::new(true),
             operations: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
@@ -289,6 +292,12 @@ impl Shared {
             self.control.wait(seen, LOOK_AROUND, self.spin);
             self.check()?;
         }
+    }
+
+    /// Whether an operation, of one or several parts, has this name.
+    pub(crate) fn is_used(&self, key: &Key) -> bool {
+        self.collect();
+        self.tickets.lock().is_in_flight(key) || self.tasks.lock().contains_key(key)
     }
 
     /// Notes whether an operation waits behind a gate.

@@ -79,34 +79,35 @@ impl Place {
         kind: &'static str,
     ) -> Result<Self> {
         let shared = session.shared().clone();
-        let mut tasks = shared.tasks.lock();
-        // BOUND. Checked before it has a number, so that a refused call is not counted.
-        if tasks.len() >= MAX_TASKS {
-            return Err(GradwireError::Invalid(format!(
-                "{MAX_TASKS} operations of several parts (objects, sparse allreduces, Adasum, \
-                 large slices) are in flight, which is the limit; wait for some of them first"
-            )));
-        }
         let number = set.number();
-        let numbered = name.is_none().then(|| session.names().unnamed(number, kind));
+        let numbered = name.is_none().then(|| session.unnamed(number, kind)).transpose()?;
         let name = numbered.as_ref().map(|numbered| numbered.name.clone()).or(name);
+        let mut tasks = shared.tasks.lock();
         let checked = Self::free(&tasks, number, &name.unwrap_or_default(), kind);
-        if let (Err(_), Some(numbered)) = (&checked, &numbered) {
-            session.names().take_back(number, numbered);
+        if let Ok(key) = &checked {
+            tasks.insert(key.clone(), kind);
         }
-        let key = checked?;
-        tasks.insert(key.clone(), kind);
         drop(tasks);
-        Ok(Self { shared, key })
+        // A refused call is not counted.
+        if let Some(numbered) = &numbered {
+            session.settle(number, numbered, checked.is_ok());
+        }
+        Ok(Self { shared, key: checked? })
     }
 
-    /// Checks that a name is valid and not in flight.
+    /// Checks that there is room (BOUND), and that a name is valid and not in flight.
     fn free(
         tasks: &HashMap<Key, &'static str>,
         set: ProcessSetId,
         name: &str,
         kind: &'static str,
     ) -> Result<Key> {
+        if tasks.len() >= MAX_TASKS {
+            return Err(GradwireError::Invalid(format!(
+                "{MAX_TASKS} operations of several parts (objects, sparse allreduces, Adasum, \
+                 large slices) are in flight, which is the limit; wait for some of them first"
+            )));
+        }
         let name = TensorName::new(name)?;
         let (given, max) = (name.as_str().len(), TensorName::MAX_BYTES - MAX_PART);
         if given > max {
@@ -171,7 +172,7 @@ impl Parts {
         Common { origin, ..self.part(ending) }
     }
 
-    /// Replaces the name of a part, which the program does not know, by that of the whole operation.
+    /// Replaces the name of a part, which the program does not know, by that of the operation.
     fn as_whole(&self, error: GradwireError) -> GradwireError {
         let is_part = |tensor: &str| {
             tensor.strip_prefix(self.name().as_str()).is_some_and(|rest| rest.starts_with('/'))

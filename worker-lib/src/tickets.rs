@@ -123,6 +123,11 @@ impl<K, R> Tickets<K, R> {
         }
     }
 
+    /// Whether a name is in flight.
+    pub(crate) fn is_in_flight(&self, key: &Key) -> bool {
+        !self.closed && self.names.contains_key(key)
+    }
+
     /// Whether a name is in flight and becomes free without this rank doing anything more.
     pub(crate) fn will_be_free(&self, key: &Key) -> bool {
         let entry = self.names.get(key).and_then(|ticket| self.entries.get(ticket));

@@ -73,6 +73,7 @@ impl Threads {
         let _ = self.watch.join();
         let _ = self.beat.join();
         let _ = self.results.join();
+        shared.wakers.join();
     }
 }
 

@@ -4,7 +4,9 @@
 mod fake;
 
 use std::{
+    pin::pin,
     sync::{Arc, atomic::AtomicBool},
+    task::{Context, Poll, Wake},
     thread,
     time::{Duration, Instant},
 };
@@ -12,7 +14,8 @@ use std::{
 use fake::FakeDaemon;
 use gradwire_proto::{FailureKind, Secret};
 use gradwire_worker::{
-    AllreduceOptions, BroadcastOptions, GradwireError, MAX_HELD, ReduceOp, Session, WaitError,
+    AllreduceOptions, AlltoallOptions, BroadcastOptions, Gate, GradwireError, MAX_HELD, ReduceOp,
+    Session, WaitError,
 };
 
 fn named(name: &str) -> AllreduceOptions {
@@ -262,17 +265,140 @@ fn a_deadline_returns_the_handle() {
     let (_daemon, session) = FakeDaemon::alone();
     let tensor = session.tensor(&[5.0f32], &[]).unwrap();
     let handle = session.allreduce_async(tensor, named("hold")).unwrap();
-    assert!(!handle.poll());
+    assert!(!handle.is_finished());
     let start = Instant::now();
     let within = Duration::from_millis(50);
-    let handle = match handle.wait_deadline(within) {
+    let handle = match handle.wait_timeout(within) {
         Err(WaitError::Timeout { handle, .. }) => handle,
         other => panic!("{other:?}"),
     };
     assert!(start.elapsed() >= within);
     session.barrier().unwrap();
     session.allreduce_slice(&mut [0.0f32], named("release")).unwrap();
-    assert_eq!(handle.wait_deadline(Duration::from_secs(20)).unwrap().as_slice(), [5.0]);
+    assert_eq!(handle.wait_timeout(Duration::from_secs(20)).unwrap().as_slice(), [5.0]);
+}
+
+/// Runs a future to its end in this thread, which sleeps while the future waits.
+fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(thread::Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Arc::new(Unpark(thread::current())).into();
+    let (mut future, mut context) = (pin!(future), Context::from_waker(&waker));
+    let begin = Instant::now();
+    loop {
+        if let Poll::Ready(result) = future.as_mut().poll(&mut context) {
+            return result;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(20), "nobody woke it");
+        thread::park_timeout(Duration::from_secs(20));
+    }
+}
+
+#[test]
+fn a_handle_is_a_future() {
+    ranks(2, |session| {
+        let start = |name: &str| {
+            let tensor = session.tensor(&[3.0f32], &[1]).unwrap();
+            session.allreduce_async(tensor, named(name)).unwrap()
+        };
+        block_on(async {
+            let (first, second) = (start("first"), start("second"));
+            assert_eq!(second.await.unwrap()[0], 6.0);
+            assert_eq!(first.await.unwrap()[0], 6.0);
+            // Each of them waits for the other rank, which may be late.
+            for round in 0..50 {
+                let number = session.allgather_object_async(&round, Default::default()).unwrap();
+                assert_eq!(number.await.unwrap(), [round, round]);
+                assert_eq!(start(&format!("round{}", round % 3)).await.unwrap()[0], 6.0);
+            }
+            let failed = start("fail").await.unwrap_err();
+            assert_eq!(failure(failed).kind, FailureKind::Disagreement);
+        });
+    });
+}
+
+#[test]
+fn a_future_learns_that_the_job_has_failed() {
+    let (_daemon, session) = FakeDaemon::alone();
+    let tensor = session.zeros::<f32>(&[8]).unwrap();
+    let handle = session.allreduce_async(tensor, named("hold")).unwrap();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| block_on(handle).unwrap_err());
+        thread::sleep(Duration::from_millis(50));
+        session.abort("enough");
+        assert_eq!(failure(waits.join().unwrap()).what, "enough");
+    });
+}
+
+#[test]
+fn a_blocking_call_out_of_time_ends_the_session() {
+    let (_daemon, session) = FakeDaemon::alone();
+    let hasty = session.within(Duration::from_millis(50));
+    hasty.barrier().unwrap();
+    let mut tensor = session.tensor(&[1.0f32; 4], &[4]).unwrap();
+    let late = failure(hasty.allreduce(&mut tensor, named("hold")).unwrap_err());
+    assert_eq!(late.kind, FailureKind::Timeout);
+    assert!(late.what.contains("'hold' did not complete within 50ms"), "{late}");
+    assert_eq!(tensor.as_slice(), [1.0; 4]);
+    assert_eq!(failure(session.barrier().unwrap_err()).kind, FailureKind::Timeout);
+}
+
+#[test]
+fn a_refused_start_returns_the_tensor() {
+    let (_daemon, session) = FakeDaemon::alone();
+    let tensor = session.tensor(&[1.0f32, 2.0], &[2]).unwrap();
+    let refused = session.allreduce_async(tensor, named("")).unwrap_err();
+    assert!(refused.error.to_string().contains("tensor name"), "{refused}");
+    let tensor = refused.tensor;
+    assert_eq!((tensor.len(), tensor[1], tensor.iter().sum::<f32>()), (2, 2.0, 3.0));
+    session.allreduce_async(tensor, named("again")).unwrap().wait().unwrap();
+}
+
+#[test]
+fn unnamed_calls_of_two_threads_are_refused() {
+    let daemon = FakeDaemon::start(1);
+    let session = daemon.rank(0).attach().unwrap();
+    let tensor = || session.zeros::<f32>(&[1]).unwrap();
+    let held = session.allreduce_async(tensor(), named("hold")).unwrap();
+    let gate = Gate::new();
+    let own = session.behind(&gate).allreduce_async(tensor(), Default::default()).unwrap();
+    let other = || session.allreduce_async(tensor(), AllreduceOptions::default());
+    thread::scope(|scope| {
+        let refused = scope.spawn(|| other().unwrap_err().to_string()).join().unwrap();
+        assert!(refused.contains("'allreduce.#1', and now another allreduce"), "{refused}");
+        scope.spawn(|| session.barrier().unwrap()); // another kind
+        gate.open();
+        own.wait().unwrap();
+        scope.spawn(|| other().unwrap().wait().unwrap()); // one after the other
+    });
+    drop(held);
+}
+
+#[test]
+fn a_panic_is_the_reason_for_the_other_ranks() {
+    let daemon = FakeDaemon::start(1);
+    let builder = daemon.rank(0);
+    let died = thread::spawn(move || {
+        let _session = builder.attach().unwrap();
+        panic!("the loss is {}", "NaN");
+    });
+    assert!(died.join().is_err());
+    let reason = daemon.reason();
+    assert!(reason.contains("it panicked at ") && reason.contains("the loss is NaN"), "{reason}");
+}
+
+#[test]
+fn splits_that_leave_rows_are_refused() {
+    let (_daemon, session) = FakeDaemon::alone();
+    let tensor = session.tensor(&[1, 2, 3], &[3]).unwrap();
+    let two = AlltoallOptions::default().splits(&[2]);
+    let error = session.alltoall(&tensor, two.clone()).unwrap_err().to_string();
+    assert!(error.contains("rank 0 add up to 2 rows, but its tensor has 3"), "{error}");
+    assert_eq!(session.alltoall(&tensor, two.leave_rest()).unwrap().tensor.as_slice(), [1, 2]);
 }
 
 #[test]

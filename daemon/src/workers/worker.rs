@@ -58,8 +58,8 @@ impl Worker {
         self.outbox.send(pb::daemon_message::Message::Allocate(allocate))
     }
 
-    /// Notifies the worker that an operation has succeeded: through the completion ring, or over the
-    /// socket if the worker has not read its answers for long.
+    /// Notifies the worker that an operation has succeeded: through the completion ring, or over
+    /// the socket if the worker has not read its answers for long.
     ///
     /// # Errors
     /// A text, if the worker has damaged the ring or does not read its messages.
@@ -122,7 +122,8 @@ impl Worker {
             None => ("ended without leaving the job: killed or crashed".to_owned(), memory),
             Some(end) if end.is_well() => (
                 "ended with exit code 0 without leaving the job".to_owned(),
-                "shut down before the process ends; os._exit() and exec() don't do that",
+                "shut down before the process ends: functions that end it at once, or replace it, \
+                 don't do that",
             ),
             Some(end) => {
                 let killed = ProcessEnd::Signal(Signal::KILL.as_raw());

@@ -124,8 +124,8 @@ impl CompletionWriter {
     /// Answers one submission and wakes its waiters.
     ///
     /// # Errors
-    /// [`RingError::CompletionsFull`] if there is no room; the answer must then be sent over the
-    /// socket. Another [`RingError`] if the worker's counters are wrong; the daemon must then give
+    /// [`RingError::CompletionsFull`] if there is no room; then send the answer over the socket.
+    /// Another [`RingError`] if the worker's counters are wrong; the daemon must then give
     /// the worker up. In any case the submission counts as answered.
     pub fn push(&self, completion: Completion) -> Result<(), RingError> {
         // Before it is published: the worker may submit again as soon as it sees the answer.

@@ -314,7 +314,7 @@ impl Ask<'_> {
     }
 
     fn alltoall(&self) -> Result<Pending> {
-        let mut options = options!(self, AlltoallOptions::default());
+        let mut options = options!(self, AlltoallOptions::default().leave_rest());
         if !self.request.list.is_empty() {
             options = options.splits(&self.request.list);
         }

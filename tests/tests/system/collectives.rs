@@ -275,7 +275,7 @@ fn an_urgent_tensor_overtakes_a_large_one() {
             let urgent = session.tensor(&[round as f32], &[1]).unwrap();
             let urgent = session.allreduce_async(urgent, sum("urgent").priority(1)).unwrap();
             assert_eq!(urgent.wait().unwrap().as_slice(), [3.0 * round as f32]);
-            overtaken += u32::from(!handle.poll());
+            overtaken += u32::from(!handle.is_finished());
             large = handle.wait().unwrap();
             let right = |(i, value): (usize, &f32)| *value == 3.0 * (i % 251) as f32 + 3.0;
             assert!(large.as_slice().iter().enumerate().all(right));

@@ -226,13 +226,20 @@ fn the_reason_of_an_abort_is_reported_to_all() {
 
 #[test]
 fn a_session_dropped_without_shutdown_has_failed() {
-    let cluster = Cluster::start(&Plan::nodes(&[1, 1])).unwrap();
-    let survivors = cluster.start_ranks([0], |session| wait_for_the_end(session, "w"));
-    let own = cluster.start_ranks([1], |_| panic!("on purpose: as an error that leaves main"));
-    let cause = one_cause(cluster, survivors);
-    assert!(own.join().is_err());
-    assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(1))));
-    assert!(cause.what.contains("dropped its session without shutdown()"), "{cause}");
+    for panics in [false, true] {
+        let cluster = Cluster::start(&Plan::nodes(&[1, 1])).unwrap();
+        let survivors = cluster.start_ranks([0], |session| wait_for_the_end(session, "w"));
+        let own = cluster.start_ranks([1], move |_| assert!(!panics, "on purpose"));
+        let cause = one_cause(cluster, survivors);
+        assert_eq!(own.join().is_err(), panics);
+        assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(1))));
+        if panics {
+            assert!(cause.what.contains("gave up: it panicked at "), "{cause}");
+            assert!(cause.what.ends_with(": on purpose"), "{cause}");
+        } else {
+            assert!(cause.what.contains("dropped its session without shutdown()"), "{cause}");
+        }
+    }
 }
 
 /// Ranks that wait in several threads for a tensor that the last rank does not submit. They pass
@@ -374,7 +381,7 @@ fn a_rank_that_leaves_while_it_joins_is_named() {
     let leaver = cluster.start_ranks([1], |session| {
         let join = session.join_async(JoinOptions::default()).unwrap();
         // Long enough for the daemon to see the join.
-        drop(join.wait_deadline(Duration::from_millis(300)).unwrap_err());
+        drop(join.wait_timeout(Duration::from_millis(300)).unwrap_err());
         failure(session.shutdown())
     });
     let left = leaver.join().unwrap().remove(0);

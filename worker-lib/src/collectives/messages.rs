@@ -5,7 +5,7 @@ use gradwire_proto::{Collective, DType, Rank, Request, Shape};
 use super::{Call, Finished, Started, Target, moves::untyped};
 use crate::{
     error::{GradwireError, Result},
-    handle::Handle,
+    handle::{Handle, Start},
     memory::{FromBuffer, Memory, Payload},
     options::{Common, ReceiveOptions, SendOptions},
     session::Session,
@@ -22,9 +22,9 @@ impl Session {
     }
 
     /// Starts [`Session::send`] without waiting for it.
-    pub fn send_async<P: Payload>(&self, tensor: P, options: SendOptions) -> Result<Handle<P>> {
-        let started = self.start_send(tensor.memory(), options)?;
-        Ok(self.handle(started, |_| Ok(tensor)))
+    pub fn send_async<P: Payload>(&self, tensor: P, options: SendOptions) -> Start<P, P> {
+        let started = self.start_send(tensor.memory(), options);
+        self.handle_with(started, tensor, |tensor, _| Ok(tensor))
     }
 
     /// Receives a tensor of any shape from another rank. Both ranks must use the same element type.
@@ -59,13 +59,13 @@ impl Session {
         &self,
         tensor: P,
         options: ReceiveOptions,
-    ) -> Result<Handle<P>> {
+    ) -> Start<P, P> {
         let (from, shape) = (options.peer, tensor.memory().shape().clone());
-        let started = self.start_receive_into(tensor.memory(), options)?;
-        Ok(self.handle(started, move |finished| {
+        let started = self.start_receive_into(tensor.memory(), options);
+        self.handle_with(started, tensor, move |tensor, finished| {
             fitted(&finished, from, &shape)?;
             Ok(tensor)
-        }))
+        })
     }
 
     fn start_send(&self, memory: &Memory, options: SendOptions) -> Result<Started> {

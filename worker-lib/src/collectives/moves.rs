@@ -6,7 +6,7 @@ use super::{Gathered, Started, Target, as_rows, buffers, parts};
 use crate::{
     element::Element,
     error::{GradwireError, Result},
-    handle::Handle,
+    handle::Start,
     memory::{FromBuffer, Memory, Payload},
     options::{AllgatherOptions, AlltoallOptions, BroadcastOptions, GatherOptions, ScatterOptions},
     process_set::ProcessSet,
@@ -21,13 +21,9 @@ impl Session {
     }
 
     /// Starts [`Session::broadcast`] without waiting for it.
-    pub fn broadcast_async<P: Payload>(
-        &self,
-        tensor: P,
-        options: BroadcastOptions,
-    ) -> Result<Handle<P>> {
-        let started = self.start_broadcast(tensor.memory(), options)?;
-        Ok(self.handle(started, |_| Ok(tensor)))
+    pub fn broadcast_async<P: Payload>(&self, tensor: P, options: BroadcastOptions) -> Start<P, P> {
+        let started = self.start_broadcast(tensor.memory(), options);
+        self.handle_with(started, tensor, |tensor, _| Ok(tensor))
     }
 
     /// Like [`Session::broadcast`], for ordinary memory, which an error leaves unchanged.
@@ -59,9 +55,9 @@ impl Session {
         &self,
         tensor: P,
         options: AllgatherOptions,
-    ) -> Result<Handle<(P, Gathered<P>)>> {
-        let started = self.start_allgather(&[tensor.memory()], options)?;
-        Ok(self.handle(started, |finished| Ok((tensor, finished.gathered()?))))
+    ) -> Start<(P, Gathered<P>), P> {
+        let started = self.start_allgather(&[tensor.memory()], options);
+        self.handle_with(started, tensor, |tensor, finished| Ok((tensor, finished.gathered()?)))
     }
 
     /// Like [`Session::allgather`] for several tensors as one operation: all of them succeed, or
@@ -82,9 +78,11 @@ impl Session {
         &self,
         tensors: Vec<P>,
         options: AllgatherOptions,
-    ) -> Result<Handle<(Vec<P>, Vec<Gathered<P>>)>> {
-        let started = self.start_allgather(&buffers(&tensors), options)?;
-        Ok(self.handle(started, |finished| Ok((tensors, finished.gathered_many()?))))
+    ) -> Start<(Vec<P>, Vec<Gathered<P>>), Vec<P>> {
+        let started = self.start_allgather(&buffers(&tensors), options);
+        self.handle_with(started, tensors, |tensors, finished| {
+            Ok((tensors, finished.gathered_many()?))
+        })
     }
 
     /// Like [`Session::allgather`], but only the root gets the result. Other ranks get `None`.
@@ -105,13 +103,13 @@ impl Session {
         &self,
         tensor: P,
         options: GatherOptions,
-    ) -> Result<Handle<(P, Option<Gathered<P>>)>> {
+    ) -> Start<(P, Option<Gathered<P>>), P> {
         let is_root = options.root == self.rank();
-        let started = self.start_gather(tensor.memory(), options)?;
-        Ok(self.handle(started, move |finished| {
+        let started = self.start_gather(tensor.memory(), options);
+        self.handle_with(started, tensor, move |tensor, finished| {
             let gathered = if is_root { Some(finished.gathered()?) } else { None };
             Ok((tensor, gathered))
-        }))
+        })
     }
 
     /// Gives each member its rows of the root's tensor, in rank order. If another rank gives a
@@ -131,9 +129,9 @@ impl Session {
         &self,
         tensor: Option<P>,
         options: ScatterOptions,
-    ) -> Result<Handle<(Option<P>, P)>> {
-        let started = self.start_scatter(tensor.as_ref(), options)?;
-        Ok(self.handle(started, |finished| Ok((tensor, finished.one()?))))
+    ) -> Start<(Option<P>, P), Option<P>> {
+        let started = self.start_scatter(tensor.as_ref(), options);
+        self.handle_with(started, tensor, |tensor, finished| Ok((tensor, finished.one()?)))
     }
 
     /// Gives each member its rows of every member's tensor. The result has the rows in rank order,
@@ -157,9 +155,9 @@ impl Session {
         &self,
         tensor: P,
         options: AlltoallOptions,
-    ) -> Result<Handle<(P, Gathered<P>)>> {
-        let started = self.start_alltoall(tensor.memory(), options)?;
-        Ok(self.handle(started, |finished| Ok((tensor, finished.gathered()?))))
+    ) -> Start<(P, Gathered<P>), P> {
+        let started = self.start_alltoall(tensor.memory(), options);
+        self.handle_with(started, tensor, |tensor, finished| Ok((tensor, finished.gathered()?)))
     }
 
     fn start_broadcast(&self, memory: &Memory, options: BroadcastOptions) -> Result<Started> {
@@ -217,10 +215,18 @@ impl Session {
     }
 
     fn start_alltoall(&self, memory: &Memory, options: AlltoallOptions) -> Result<Started> {
-        let AlltoallOptions { common, splits } = options;
+        let AlltoallOptions { common, splits, leaves_rest } = options;
         let request = Request::plain(Collective::Alltoall, memory.dtype(), memory.shape().clone());
         let call = self.call(common, Request { list: splits, ..request })?;
         self.check_splits(&call.set, &call.request)?;
+        let (rows, list) = (call.request.shape.rows(), &call.request.list);
+        let sum: u64 = list.iter().sum(); // at most the rows, as checked above
+        if sum < rows && !list.is_empty() && !leaves_rest {
+            let rank = self.rank();
+            return Err(GradwireError::Invalid(format!(
+                "the splits of rank {rank} add up to {sum} rows, but its tensor has {rows}"
+            )));
+        }
         self.start(call, &[memory], Target::New)
     }
 

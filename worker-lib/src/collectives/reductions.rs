@@ -5,7 +5,7 @@ use gradwire_proto::{Collective, Rank, Request};
 use super::{Call, Started, Target, buffers, parts};
 use crate::{
     error::Result,
-    handle::Handle,
+    handle::Start,
     memory::{FromBuffer, Memory, Payload},
     options::{AllreduceOptions, ReduceOptions, ReduceScatterOptions, Reduction},
     session::Session,
@@ -26,13 +26,9 @@ impl Session {
     }
 
     /// Starts [`Session::allreduce`] without waiting for it.
-    pub fn allreduce_async<P: Payload>(
-        &self,
-        tensor: P,
-        options: AllreduceOptions,
-    ) -> Result<Handle<P>> {
-        let started = self.start_allreduce(&[tensor.memory()], options, Target::InPlace)?;
-        Ok(self.handle(started, |_| Ok(tensor)))
+    pub fn allreduce_async<P: Payload>(&self, tensor: P, options: AllreduceOptions) -> Start<P, P> {
+        let started = self.start_allreduce(&[tensor.memory()], options, Target::InPlace);
+        self.handle_with(started, tensor, |tensor, _| Ok(tensor))
     }
 
     /// Like [`Session::allreduce`], with the result in a new tensor. `tensor` is unchanged.
@@ -47,9 +43,9 @@ impl Session {
         &self,
         tensor: P,
         options: AllreduceOptions,
-    ) -> Result<Handle<(P, P)>> {
-        let started = self.start_allreduce(&[tensor.memory()], options, Target::New)?;
-        Ok(self.handle(started, |finished| Ok((tensor, finished.one()?))))
+    ) -> Start<(P, P), P> {
+        let started = self.start_allreduce(&[tensor.memory()], options, Target::New);
+        self.handle_with(started, tensor, |tensor, finished| Ok((tensor, finished.one()?)))
     }
 
     /// Reduces several tensors as one operation: all of them succeed, or none. They may have
@@ -69,9 +65,9 @@ impl Session {
         &self,
         tensors: Vec<P>,
         options: AllreduceOptions,
-    ) -> Result<Handle<Vec<P>>> {
-        let started = self.start_allreduce(&buffers(&tensors), options, Target::InPlace)?;
-        Ok(self.handle(started, |_| Ok(tensors)))
+    ) -> Start<Vec<P>, Vec<P>> {
+        let started = self.start_allreduce(&buffers(&tensors), options, Target::InPlace);
+        self.handle_with(started, tensors, |tensors, _| Ok(tensors))
     }
 
     /// Like [`Session::grouped_allreduce`], with the results in new tensors.
@@ -90,9 +86,9 @@ impl Session {
         &self,
         tensors: Vec<P>,
         options: AllreduceOptions,
-    ) -> Result<Handle<(Vec<P>, Vec<P>)>> {
-        let started = self.start_allreduce(&buffers(&tensors), options, Target::New)?;
-        Ok(self.handle(started, |finished| Ok((tensors, finished.many()?))))
+    ) -> Start<(Vec<P>, Vec<P>), Vec<P>> {
+        let started = self.start_allreduce(&buffers(&tensors), options, Target::New);
+        self.handle_with(started, tensors, |tensors, finished| Ok((tensors, finished.many()?)))
     }
 
     /// Reduces the ranks' tensors. The root gets the result in place; the tensors of other ranks
@@ -103,9 +99,9 @@ impl Session {
     }
 
     /// Starts [`Session::reduce`] without waiting for it.
-    pub fn reduce_async<P: Payload>(&self, tensor: P, options: ReduceOptions) -> Result<Handle<P>> {
-        let started = self.start_reduce(tensor.memory(), options)?;
-        Ok(self.handle(started, |_| Ok(tensor)))
+    pub fn reduce_async<P: Payload>(&self, tensor: P, options: ReduceOptions) -> Start<P, P> {
+        let started = self.start_reduce(tensor.memory(), options);
+        self.handle_with(started, tensor, |tensor, _| Ok(tensor))
     }
 
     /// Reduces the ranks' tensors and gives each member its rows of the result, in rank order. If
@@ -128,9 +124,9 @@ impl Session {
         &self,
         tensor: P,
         options: ReduceScatterOptions,
-    ) -> Result<Handle<(P, P)>> {
-        let started = self.start_reducescatter(&[tensor.memory()], options)?;
-        Ok(self.handle(started, |finished| Ok((tensor, finished.one()?))))
+    ) -> Start<(P, P), P> {
+        let started = self.start_reducescatter(&[tensor.memory()], options);
+        self.handle_with(started, tensor, |tensor, finished| Ok((tensor, finished.one()?)))
     }
 
     /// Like [`Session::reducescatter`] for several tensors as one operation: all of them succeed,
@@ -150,9 +146,9 @@ impl Session {
         &self,
         tensors: Vec<P>,
         options: ReduceScatterOptions,
-    ) -> Result<Handle<(Vec<P>, Vec<P>)>> {
-        let started = self.start_reducescatter(&buffers(&tensors), options)?;
-        Ok(self.handle(started, |finished| Ok((tensors, finished.many()?))))
+    ) -> Start<(Vec<P>, Vec<P>), Vec<P>> {
+        let started = self.start_reducescatter(&buffers(&tensors), options);
+        self.handle_with(started, tensors, |tensors, finished| Ok((tensors, finished.many()?)))
     }
 
     fn start_allreduce(

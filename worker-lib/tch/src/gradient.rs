@@ -184,7 +184,7 @@ impl Gradient {
         (state.armed, state.again) = (false, false);
         let Some(Ok(flight)) = state.flight.take() else { return };
         let within = end.saturating_duration_since(Instant::now());
-        match flight.handle.wait_deadline(within) {
+        match flight.handle.wait_timeout(within) {
             Ok(memory) => state.place = Some(Place { memory, view: flight.view }),
             // The caller reports an earlier failure.
             Err(_) => drop(set_gradient(&state.variable, None)),
@@ -214,7 +214,8 @@ impl Shared {
         let (place, copied_back) = self.load(state.place.take(), &state.variable, &gradient)?;
         let options =
             AllreduceOptions::named(self.name.as_str()).op(self.common.op).priority(self.priority);
-        let handle = self.common.session.allreduce_async(place.memory, options)?;
+        let handle = self.common.session.allreduce_async(place.memory, options);
+        let handle = handle.map_err(GradwireError::from)?;
         Ok(Flight { handle, view: place.view, copied_back })
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use gradwire_worker::{Buffer, DType, GradwireError, Handle, Session, Shape};
+use gradwire_worker::{Buffer, DType, GradwireError, Handle, Session, Shape, Start};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::Result;
@@ -93,10 +93,10 @@ impl Mirror {
     /// Passes the memory to a collective that `start` starts.
     pub(crate) fn exchange(
         self,
-        start: impl FnOnce(Buffer) -> std::result::Result<Handle<Buffer>, GradwireError>,
+        start: impl FnOnce(Buffer) -> Start<Buffer, Buffer>,
     ) -> Result<Exchange> {
         let Self { view, buffer } = self;
-        Ok(Exchange { view, handle: start(buffer)? })
+        Ok(Exchange { view, handle: start(buffer).map_err(GradwireError::from)? })
     }
 }
 
@@ -104,7 +104,7 @@ impl Exchange {
     /// Waits for the end of the collective, but at most until `end`. Ignores its outcome.
     pub(crate) fn wait_until(self, end: Instant) {
         // If it does not end in time, the session keeps the memory.
-        let _ = self.handle.wait_deadline(end.saturating_duration_since(Instant::now()));
+        let _ = self.handle.wait_timeout(end.saturating_duration_since(Instant::now()));
     }
 
     /// Waits for the collective and returns the memory.

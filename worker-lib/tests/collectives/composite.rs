@@ -274,7 +274,7 @@ fn adasum_of_different_tensors_fails_everywhere() {
 
 /// Releases a held operation until it has ended: its thread may submit it late.
 fn release(session: &Session, set: &ProcessSet, held: Handle<Vec<u8>>) {
-    while !held.poll() {
+    while !held.is_finished() {
         let options = BarrierOptions::named("release").process_set(set);
         session.barrier_with(options).unwrap();
     }
@@ -343,11 +343,11 @@ fn names_are_checked_and_dropped_handles_end() {
     assert!(error.matches("allgather-object").count() == 2, "{error}");
     let error = text(session.join(JoinOptions::default()));
     assert!(error.contains("while 1 of its operations"), "{error}");
-    let held = match held.wait_deadline(std::time::Duration::from_millis(20)) {
+    let held = match held.wait_timeout(std::time::Duration::from_millis(20)) {
         Err(gradwire_worker::WaitError::Timeout { handle, .. }) => handle,
         other => panic!("{other:?}"),
     };
-    assert!(!held.poll());
+    assert!(!held.is_finished());
     session.abort("enough of it");
     let error = held.wait().unwrap_err();
     assert!(
@@ -403,7 +403,7 @@ fn a_panic_in_the_callers_thread_is_reported() {
             session.broadcast_object(None::<&()>, options()).unwrap();
             // TELL: it might have been in the middle.
             let waits = session.barrier_async().unwrap();
-            let error = match waits.wait_deadline(std::time::Duration::from_secs(20)) {
+            let error = match waits.wait_timeout(std::time::Duration::from_secs(20)) {
                 Err(gradwire_worker::WaitError::Failed(error)) => error,
                 other => panic!("{other:?}"),
             };

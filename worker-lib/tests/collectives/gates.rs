@@ -25,9 +25,9 @@ fn a_held_operation_counts_at_once() {
         // The second call without a name, on both ranks; only one of them holds the first one.
         let second = session.allreduce_async(filled(&session, 10.0), sum()).unwrap();
         assert_eq!(second.wait().unwrap().as_slice(), [20.0; 3]);
-        assert!(first.is_held() && !first.poll());
+        assert!(first.is_held() && !first.is_finished());
         assert_eq!((session.stats().operations, session.stats().in_flight), (1, 1));
-        let Err(WaitError::Timeout { handle, .. }) = first.wait_deadline(Duration::from_millis(20))
+        let Err(WaitError::Timeout { handle, .. }) = first.wait_timeout(Duration::from_millis(20))
         else {
             panic!("it has started");
         };
@@ -53,7 +53,7 @@ fn several_operations_wait_behind_one_gate() {
         let equal = filled(&session, 4.0);
         let adasum = behind.adasum_async(equal, AdasumOptions::default()).unwrap();
         let barrier = behind.barrier_async().unwrap();
-        assert!(!barrier.poll() && !adasum.poll());
+        assert!(!barrier.is_finished() && !adasum.is_finished());
         gate.clone().open();
         for (at, handle) in handles.into_iter().enumerate() {
             assert_eq!(handle.wait().unwrap().as_slice(), [3.0 * at as f32; 3]);

@@ -44,9 +44,9 @@ fn ranks_with(
 }
 
 /// The text of an expected error.
-fn text<T>(result: Result<T, GradwireError>) -> String {
+fn text<T>(result: Result<T, impl Into<GradwireError>>) -> String {
     match result {
         Ok(_) => panic!("no error"),
-        Err(error) => error.to_string(),
+        Err(error) => error.into().to_string(),
     }
 }

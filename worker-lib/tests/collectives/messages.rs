@@ -16,7 +16,7 @@ fn send(session: &Session, number: u32) -> Handle<Tensor<u32>> {
 /// Receives within a time limit: if the ends counted differently, this would wait forever.
 fn receive(session: &Session) -> u32 {
     let handle = session.receive_async::<Tensor<u32>>(ReceiveOptions::from_rank(0)).unwrap();
-    handle.wait_deadline(Duration::from_secs(20)).unwrap().as_slice()[0]
+    handle.wait_timeout(Duration::from_secs(20)).unwrap().as_slice()[0]
 }
 
 #[test]

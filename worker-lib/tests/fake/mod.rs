@@ -71,6 +71,8 @@ struct World {
     is_deaf: AtomicBool,
     /// Whether it refuses memory segments.
     has_no_memory: AtomicBool,
+    /// Why a rank gave up.
+    reason: Mutex<String>,
 }
 
 impl FakeDaemon {
@@ -93,6 +95,7 @@ impl FakeDaemon {
             stop: stop.clone(),
             is_deaf: AtomicBool::new(false),
             has_no_memory: AtomicBool::new(false),
+            reason: Mutex::default(),
         });
         let acceptor = thread::spawn({
             let (stop, secret, world) = (stop.clone(), secret.clone(), world.clone());
@@ -127,6 +130,19 @@ impl FakeDaemon {
         Session::builder(self.job.clone(), secret, &self.socket, rank)
             .arena_segment_bytes(1 << 20)
             .start_timeout(Duration::from_secs(20))
+    }
+
+    /// Why a rank gave up; waits for that.
+    pub(crate) fn reason(&self) -> String {
+        let begin = Instant::now();
+        loop {
+            let reason = self.world.reason.lock().unwrap().clone();
+            if !reason.is_empty() {
+                return reason;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(20), "no rank gave up");
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// From now on the daemon has memory for further segments, or not.
@@ -298,7 +314,10 @@ fn serve(world: &World, secret: &Secret, stream: Arc<UnixStream>) {
                 assert!(old.is_some(), "segment {} is gone", gone.segment);
             }
             Some((worker_message::Message::Attach(_), _)) => panic!("attached twice"),
-            Some((worker_message::Message::GiveUp(_), _)) | None => {
+            gone @ (Some((worker_message::Message::GiveUp(_), _)) | None) => {
+                if let Some((worker_message::Message::GiveUp(give_up), _)) = gone {
+                    *world.reason.lock().unwrap() = give_up.reason;
+                }
                 // TELL, like the real daemon.
                 let failure =
                     Failure::new(FailureKind::WorkerLost, "the process ended").rank(Rank(rank));
