@@ -77,7 +77,7 @@
 //! - **TELL** The first cause of a failure reaches every waiting and every later call.
 //! - **WAIT** Every wait ends: with an outcome, with the session, or at a deadline. Meanwhile the
 //!   connection and the daemon's heartbeat are watched.
-//! - **BOUND** At most 262,144 operations are in flight; further ones are refused. At most
+//! - **BOUND** At most 65,536 operations are in flight; further ones are refused. At most
 //!   [`MAX_HELD`] of them may wait behind gates, which the caller must ensure.
 //! - **TRUST** Messages of the daemon are checked on arrival.
 //!

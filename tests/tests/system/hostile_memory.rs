@@ -26,6 +26,7 @@ use gradwire_tests::{
     reference::Dice,
 };
 use gradwire_worker::{AllreduceOptions, GradwireError, Session};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 const SEGMENT: u64 = 64 << 10;
 
@@ -266,6 +267,32 @@ fn messages_at_the_wrong_time() {
     });
     nonsense("a message of an unknown kind", |_, raw| {
         raw.socket.send(&0u32.to_le_bytes()).unwrap();
+    });
+}
+
+/// The daemon has no memory for a segment. It says so, and the job continues.
+#[test]
+fn a_segment_too_large_for_the_daemon_is_refused() {
+    nonsense("it dropped segment 9, which does not exist", |_, raw| {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = memfd_create("gradwire-test-sparse", flags).unwrap();
+        let bytes = 1 << 46;
+        ftruncate(&fd, bytes).unwrap();
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        let add = ToDaemon::AddSegment(pb::AddSegment { segment: 1, bytes });
+        raw.socket.say(add, &[fd.as_fd()]).unwrap();
+        match raw.socket.receive().unwrap() {
+            Some((Reply::SegmentRefused(refused), _)) => {
+                assert_eq!(refused.segment, 1);
+                let reason = refused.reason;
+                assert!(reason.contains("70368744177664 bytes"), "{reason}");
+            }
+            other => panic!("{other:?}"),
+        }
+        raw.add_segment(SEGMENT).unwrap();
+        // The end of the test.
+        let gone = pb::DropSegment { segment: 9 };
+        raw.socket.say(ToDaemon::DropSegment(gone), &[]).unwrap();
     });
 }
 

@@ -4,12 +4,11 @@
 
 use gradwire_collectives::Algorithm;
 use gradwire_proto::{Collective, DType, ReduceOp, Request};
-use gradwire_shm::control::MAX_IN_FLIGHT;
 use gradwire_tests::{
     calls::{Call, request, with_op},
     cluster::{Plan, run_job},
 };
-use gradwire_worker::{AllreduceOptions, Session};
+use gradwire_worker::{AllreduceOptions, MAX_HELD, Session};
 
 use crate::compression::checked;
 
@@ -113,13 +112,13 @@ fn lost_parts_stay_with_their_tensor() {
         assert!(slice[..HALF].iter().enumerate().any(|(i, got)| *got != 2.0 * lossy(i)));
         assert!(slice[HALF..].iter().all(|got| *got == 254.0));
         for at in 0..2 {
-            // The counter of names restarts after the most that can be in flight.
+            // The counter of names restarts, so both have the same name.
             let value = |i: usize| if at == 0 { lossy(i) } else { 127.0 };
             let values: Vec<f32> = (0..20_000).map(value).collect();
             let mut tensor = session.tensor(&values, &[20_000]).unwrap();
             session.allreduce(&mut tensor, AllreduceOptions::default().op(ReduceOp::Sum)).unwrap();
             assert!(at == 0 || tensor.as_slice().iter().all(|got| *got == 254.0));
-            for _ in 0..MAX_IN_FLIGHT {
+            for _ in 0..4096 + MAX_HELD {
                 let mut small = session.tensor(&[1.0f32], &[1]).unwrap();
                 session
                     .allreduce(&mut small, AllreduceOptions::default().op(ReduceOp::Sum))
