@@ -190,18 +190,13 @@ fn report(wire: &pb::Report) -> Result<pb::NodeReport, WireError> {
 }
 
 fn failure(wire: pb::Failure) -> Failure {
-    let cut = |text: String| match text.char_indices().nth(MAX_FAILURE_TEXT) {
-        Some((end, _)) => text[..end].to_owned(),
-        None => text,
-    };
-    let failure = Failure::from(wire);
-    Failure {
-        what: cut(failure.what),
-        hint: cut(failure.hint),
-        host: cut(failure.host),
-        tensor: cut(failure.tensor),
-        ..failure
+    let mut failure = Failure::from(wire);
+    for text in [&mut failure.what, &mut failure.hint, &mut failure.host, &mut failure.tensor] {
+        if let Some((end, _)) = text.char_indices().nth(MAX_FAILURE_TEXT) {
+            text.truncate(end);
+        }
     }
+    failure
 }
 
 /// The world as it is sent to one node.

@@ -27,6 +27,7 @@ use crate::{pb, types::Rank};
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 #[expect(missing_docs, reason = "the comments of types.proto are the documentation")]
+#[non_exhaustive]
 pub enum FailureKind {
     Disagreement,
     Invalid,
@@ -71,6 +72,7 @@ impl FailureKind {
 
 /// What happened, where, and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Failure {
     /// The kind of its cause.
     pub kind: FailureKind,

@@ -37,7 +37,7 @@ impl PythonError {
             FailureKind::Resource => ("OutOfResources", "resource"),
             FailureKind::Timeout => ("WaitTimeout", "timeout"),
             FailureKind::Cancelled => ("Cancelled", "cancelled"),
-            FailureKind::Internal => ("GradwireError", "internal"),
+            _ => ("GradwireError", "internal"),
         };
         Self {
             class,

@@ -340,7 +340,8 @@ impl Agreement {
         for (slot, name, joined) in without {
             let who = text::named_ranks(&joined);
             let what = format!("it was to run without {who}, but the join failed: {}", why.what);
-            let failure = Failure { what, tensor: name, ..why.clone() };
+            let mut failure = why.clone().tensor(name);
+            failure.what = what;
             self.answer.failures.extend(self.table.fail(slot, failure));
         }
     }

@@ -149,8 +149,9 @@ fn printable(text: &str) -> String {
 
 /// A failure with its table, without its hint.
 fn failure_lines(failure: &Failure) -> Vec<String> {
-    let text = Failure { hint: String::new(), ..failure.clone() }.to_string();
-    let mut lines: Vec<_> = text.lines().map(printable).collect();
+    let mut failure = failure.clone();
+    failure.hint.clear();
+    let mut lines: Vec<_> = failure.to_string().lines().map(printable).collect();
     if let Some(first) = lines.first_mut() {
         *first = format!("gradwire: the job failed: {first}");
     }
@@ -301,8 +302,8 @@ mod tests {
             ]
         );
         assert_eq!(report.code, 1);
-        let what = format!("its process gave up: {failure}");
-        let gave_up = Failure { what, ..lost(0) }.hint("see its output");
+        let mut gave_up = lost(0).hint("see its output");
+        gave_up.what = format!("its process gave up: {failure}");
         let lines = JobReport::new(&causes, Some(&gave_up), true).lines;
         assert!(
             lines[0].ends_with("gave up: tensor 'w': the ranks disagree on shape"),
