@@ -49,6 +49,8 @@ pub enum Incoming {
         report: Option<pb::NodeReport>,
         /// Whether one of its ranks has begun a sampled step.
         samples: bool,
+        /// Whether one of its ranks has attached.
+        begun: bool,
     },
     /// A batch of the node's trace.
     Trace(Vec<u8>),
@@ -67,7 +69,8 @@ pub fn incoming(connection: ConnectionId, wire: pb::NodeMessage) -> Result<Incom
         }
         Message::Heartbeat(beat) => {
             let report = beat.report.as_ref().map(report).transpose()?;
-            return Ok(Incoming::Heartbeat { sent_ns: beat.sent_ns, report, samples: beat.trace });
+            let pb::Heartbeat { sent_ns, trace: samples, begun, .. } = beat;
+            return Ok(Incoming::Heartbeat { sent_ns, report, samples, begun });
         }
         Message::Trace(trace) if trace.batch.len() <= MAX_BATCH => {
             return Ok(Incoming::Trace(trace.batch));

@@ -33,6 +33,8 @@ pub(crate) struct Peer {
 pub(crate) struct Newest {
     pub(crate) echo: Option<Echo>,
     pub(crate) report: Option<(pb::NodeReport, Instant)>,
+    /// Whether one of its ranks has attached.
+    pub(crate) begun: bool,
 }
 
 /// A heartbeat of a node, which is echoed with the coordinator's next heartbeat.

@@ -453,11 +453,13 @@ impl Runtime {
     fn beat(&self, trace: bool, to: impl Fn(ConnectionId) -> bool) {
         let nodes = self.nodes.iter().filter(|(connection, _)| to(**connection));
         let is_there = |node: &&Session| node.node.is_some() && !node.overrun;
+        let begun = self.nodes.values().any(|node| node.peer.newest.lock().begun);
         for node in nodes.map(|(_, node)| node).filter(is_there) {
             let echo = node.peer.newest.lock().echo;
             let beat = Message::Heartbeat(pb::Heartbeat {
                 report: None,
                 trace,
+                begun,
                 sent_ns: self.clock.now_ns(),
                 echo_ns: echo.map_or(0, |echo| echo.sent_ns),
                 held_ns: echo.map_or(0, |echo| nanoseconds(echo.received.elapsed())),

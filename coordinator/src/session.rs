@@ -177,9 +177,10 @@ where
     }
 
     /// Notes a heartbeat. Only the latest one counts.
-    fn note(&self, sent_ns: u64, report: Option<pb::NodeReport>) {
+    fn note(&self, sent_ns: u64, begun: bool, report: Option<pb::NodeReport>) {
         let received = Instant::now();
         let mut newest = self.newest.lock();
+        newest.begun |= begun;
         newest.echo = Some(Echo { sent_ns, received });
         if let Some(report) = report {
             newest.report = Some((report, received));
@@ -198,8 +199,8 @@ where
             let connection = self.connection;
             let event = match convert::incoming(connection, wire) {
                 Ok(Incoming::Event(event)) => event,
-                Ok(Incoming::Heartbeat { sent_ns, report, samples }) => {
-                    self.note(sent_ns, report);
+                Ok(Incoming::Heartbeat { sent_ns, report, samples, begun }) => {
+                    self.note(sent_ns, begun, report);
                     if samples {
                         // All nodes must know of the step before its operations are ordered.
                         let by = (!self.context.traces.goes_on(true)).then_some(connection);

@@ -359,9 +359,7 @@ async fn a_stopped_node_is_lost_after_the_timeout() {
                 let beat = pb::Heartbeat {
                     sent_ns: 1000 + beats,
                     echo_ns: beat.sent_ns,
-                    held_ns: 0,
-                    report: None,
-                    trace: false,
+                    ..pb::Heartbeat::default()
                 };
                 said.push(Instant::now());
                 alive.say(Say::Heartbeat(beat)).await;

@@ -114,6 +114,19 @@ pub async fn ask_all_to_end(own: &BTreeSet<u32>, grace: Duration) {
     }
 }
 
+/// Whether a process is stopped by a signal; a debugger does not count.
+pub fn is_stopped(pid: u32) -> bool {
+    let stat = i32::try_from(pid).ok().and_then(|pid| Process::new(pid).ok()?.stat().ok());
+    stat.is_some_and(|stat| stat.state == 'T')
+}
+
+/// Kills a child of this process that has not been reaped yet.
+pub fn kill(pid: u32) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, Signal::KILL);
+    }
+}
+
 /// Kills a process group, in a destructor, and waits until no member is alive: the system takes a
 /// moment to end a killed process.
 pub fn kill_group(group: Pid) {

@@ -832,6 +832,9 @@ pub struct Heartbeat {
     /// ranks has begun a sampled step, so all nodes must record; answered at once.
     #[prost(bool, tag = "5")]
     pub trace: bool,
+    /// From a node: one of its ranks has attached. From the coordinator: a rank of the job has.
+    #[prost(bool, tag = "6")]
+    pub begun: bool,
 }
 /// What a node does. Rates are over the time since the previous report.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -49,6 +49,9 @@ impl Request {
     /// The name of every join, which no other tensor may have.
     pub const JOIN: &str = "join";
 
+    /// The name of the barrier in which ranks wait for each other when they start.
+    pub const INIT: &str = "init";
+
     /// Removes a process set although ranks wait in it for operations that not all ranks have
     /// submitted. The waiting ranks receive a failure (TELL).
     pub const GIVE_UP: u64 = 1;

@@ -137,8 +137,8 @@ impl Shared {
         }
     }
 
-    /// The first ticket that is waited for, if each of these waits for something that has not ended,
-    /// and nothing else of this library could go on.
+    /// The first ticket that is waited for, if each of these waits for something that has not
+    /// ended, and nothing else of this library could go on.
     fn awaited(&self, waiters: &[Waiter]) -> Option<u64> {
         let tasks = self.tasks.lock();
         let runs = |name: &TensorName| tasks.keys().any(|(_, running)| running == name);

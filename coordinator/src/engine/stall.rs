@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use gradwire_proto::{Failure, FailureKind, ProcessSetId, Rank};
+use gradwire_proto::{Failure, FailureKind, ProcessSetId, Rank, Request};
 
 use crate::{
     agreement::Agreement, dispatch::credit::Flight, membership::members::Members, model::text,
@@ -124,6 +124,11 @@ impl Stall {
                     set => format!(" of process set {set}"),
                 };
                 let ranks = places(&missing, members);
+                if let [(_, Request::INIT)] = tensors[..] {
+                    return format!(
+                        "the other ranks have waited {waited} for {ranks} to call init()"
+                    );
+                }
                 format!("{noun} {names}{place} {have} waited {waited} for {ranks}")
             })
             .collect();

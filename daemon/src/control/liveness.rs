@@ -2,7 +2,7 @@
 //! thread and the stream share this.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
@@ -20,6 +20,8 @@ pub(crate) struct Liveness {
     datagram_ns: AtomicU64,
     clock: Clock,
     heartbeats: Mutex<Heartbeats>,
+    /// Whether a rank of the job has attached, as far as it is known here.
+    begun: AtomicBool,
 }
 
 /// The heartbeats that were received on the stream.
@@ -40,6 +42,7 @@ impl Liveness {
             datagram_ns: AtomicU64::new(0),
             clock: Clock::new(),
             heartbeats: Mutex::default(),
+            begun: AtomicBool::new(false),
         }
     }
 
@@ -49,6 +52,16 @@ impl Liveness {
 
     pub(super) fn stream_received(&self) {
         self.stream_ns.store(self.now_ns(), Ordering::Relaxed);
+    }
+
+    /// A rank of the job has attached.
+    pub(crate) fn begin(&self) {
+        self.begun.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a rank of the job has attached.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.begun.load(Ordering::Relaxed)
     }
 
     /// The clock of heartbeats.
@@ -70,6 +83,7 @@ impl Liveness {
             held_ns: last.map_or(0, |(_, received)| nanoseconds(received.elapsed())),
             report: None,
             trace: false,
+            begun: self.has_begun(),
         }
     }
 
@@ -77,7 +91,10 @@ impl Liveness {
     /// round trip and the best estimate of the offset of the clocks.
     pub(super) fn heartbeat_received(&self, heartbeat: &Heartbeat) -> Option<(Duration, Measured)> {
         let (now, arrived_ns) = (Instant::now(), self.clock.now_ns());
-        let Heartbeat { sent_ns: answered_ns, echo_ns, held_ns, .. } = *heartbeat;
+        let Heartbeat { sent_ns: answered_ns, echo_ns, held_ns, begun, .. } = *heartbeat;
+        if begun {
+            self.begin();
+        }
         let mut heartbeats = self.heartbeats.lock();
         heartbeats.last = Some((answered_ns, now));
         if echo_ns == 0 {

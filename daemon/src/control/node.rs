@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_proto::{Ending, Failure, FailureKind, NodeId, Rank, Sequence, TensorName};
+use gradwire_proto::{Ending, Failure, FailureKind, NodeId, Rank, Request, Sequence, TensorName};
 use gradwire_services::launch::{Notice, ProcessEnd};
 use gradwire_shm::control::Completion;
 use gradwire_telemetry::Collect;
@@ -34,7 +34,12 @@ use crate::{
     ops::{OperationManager, OverdueAllocation},
     queue::{Removed, Stalled, TensorQueue},
     transport::paths::Paths,
-    workers::{outbox::OutboxError, process_ends::ProcessEnds, slots::Workers, worker::Worker},
+    workers::{
+        outbox::OutboxError,
+        process_ends::ProcessEnds,
+        slots::{Missing, Workers},
+        worker::Worker,
+    },
 };
 
 const NAMES: usize = 3;
@@ -172,6 +177,7 @@ impl Node {
     /// Handles a report of the launcher's agent on the processes of this host.
     pub(crate) fn handle_notice(&self, notice: Notice) {
         match notice {
+            Notice::Started { rank, pid } => self.process_ends.started(rank, pid),
             Notice::Ended { rank, end } => self.ended(rank, end),
             Notice::Stopping { why } => {
                 self.process_ends.stop(why.clone());
@@ -240,6 +246,14 @@ impl Node {
         }
     }
 
+    /// A rank of this node has not attached in time. The job can't go on without it.
+    pub(crate) fn missed(&self, missing: &Missing, why: impl FnOnce(Rank, Option<u32>) -> Failure) {
+        let rank = self.rank(missing.local_rank);
+        let failure = why(rank, missing.pid.or_else(|| self.process_ends.pid(rank)));
+        metrics::failure(failure.kind);
+        self.job.report(failure.host(self.config.host.clone()));
+    }
+
     /// The operation manager, once the world has formed.
     pub(crate) fn operations(&self) -> Option<&OperationManager> {
         self.running.get().map(|running| &running.operations)
@@ -294,6 +308,15 @@ impl Node {
         let stalled = self.queue().map(|queue| queue.stalled(now, limit));
         for Stalled { missing, waited, names } in stalled.unwrap_or_default() {
             let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
+            if names == [Request::INIT] {
+                let (seconds, missing) = (waited.as_secs_f64(), missing.join(", "));
+                let host = &self.config.host;
+                tracing::warn!(
+                    "the other ranks wait {seconds:.1} s for rank {missing} on host {host} to call \
+                     init()"
+                );
+                continue;
+            }
             let more = names.len().saturating_sub(NAMES);
             let names: Vec<String> = names.iter().take(NAMES).map(|n| format!("'{n}'")).collect();
             let (seconds, host) = (waited.as_secs_f64(), &self.config.host);

@@ -340,6 +340,7 @@ impl Session {
         handover::send(&self.stream, &reply.encode_to_vec(), &[doorbell.as_fd()])?;
         self.stream.set_read_timeout(None)?;
         self.node.workers.set(local_rank, Slot::Attached(worker.clone()));
+        self.node.liveness.begin();
         let source = Source { worker: worker.clone(), reader, heartbeats, doorbell };
         // The intake ends only with the daemon.
         let _ = self.intake.send(source);

@@ -15,7 +15,6 @@ use std::{
 
 use gradwire_proto::{Failure, FailureKind, beat::Suspension};
 use gradwire_shm::control::{Heartbeats, SubmissionReader};
-use procfs::process::Process;
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::mpsc::UnboundedReceiver,
@@ -28,7 +27,11 @@ use crate::{
         node::{Node, Resubmitted},
         stuck, trace,
     },
-    workers::worker::Worker,
+    workers::{
+        process_state::state_of,
+        start::{Start, did_not_come},
+        worker::Worker,
+    },
 };
 
 /// How many records are read from one ring before the next ring.
@@ -109,7 +112,7 @@ impl Reader {
         clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut checked, mut looked) = (Instant::now(), Instant::now());
         let mut suspension = Suspension::new(checked);
-        let mut stuck = stuck::Reporter::default();
+        let (mut stuck, mut start) = (stuck::Reporter::default(), Start::default());
         let _panics =
             self.node.upgrade().map(|n| n.report_panic("the reader of the workers' rings"));
         while let Some(node) = self.node.upgrade() {
@@ -128,11 +131,13 @@ impl Reader {
                 if let Some(limit) = node.job.world().map(|world| world.heartbeat_timeout) {
                     if suspension.check(checked, limit).is_some() {
                         self.sources.iter_mut().for_each(|watched| watched.since = checked);
+                        start.restart(checked);
                         if let Some(operations) = node.operations() {
                             operations.pending.restart(checked);
                         }
                     }
                     self.check(&node, limit);
+                    check_start(&node, &mut start, checked);
                 }
                 node.report_overdue_allocations(checked);
                 stuck.look(&node, checked);
@@ -244,12 +249,12 @@ impl Reader {
     }
 }
 
-/// The state of a process as a part of a text, such as `; the process is stopped`; may be empty.
-fn state_of(pid: u32) -> &'static str {
-    let stat = i32::try_from(pid).ok().and_then(|pid| Process::new(pid).ok()?.stat().ok());
-    match stat.map(|stat| stat.state) {
-        Some('T' | 't') => "; the process is stopped (SIGSTOP or a debugger)",
-        Some('D') => "; the process waits for a disk or a file system",
-        _ => "",
+/// Ends the job if a rank does not come in time.
+fn check_start(node: &Node, start: &mut Start, now: Instant) {
+    let limit = node.config.start_timeout;
+    let begun = node.liveness.has_begun() && node.job.ending().is_none();
+    let missing = || node.workers.first_missing();
+    if let Some(missing) = start.overdue(begun, missing, now, limit) {
+        node.missed(&missing, |rank, pid| did_not_come(rank, pid, limit));
     }
 }

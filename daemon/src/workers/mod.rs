@@ -2,11 +2,15 @@
 //!
 //! - `outbox`: messages to a worker over its socket
 //! - `process_ends`: how the workers' processes end, as the launcher's agent reports it
+//! - `process_state`: what the system knows about a process
+//! - `start`: the time limit for ranks to join the job
 //! - `worker`: one attached worker
 //! - `slots`: all of them, by local rank
 
 pub(crate) mod activity;
 pub(crate) mod outbox;
 pub(crate) mod process_ends;
+pub(crate) mod process_state;
 pub(crate) mod slots;
+pub(crate) mod start;
 pub(crate) mod worker;

@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gradwire_proto::Rank;
 use gradwire_services::launch::ProcessEnd;
 use parking_lot::{Condvar, Mutex};
 
@@ -28,6 +29,8 @@ struct EndState {
     /// Whether an agent sends reports.
     by_agent: bool,
     ends: BTreeMap<u32, ProcessEnd>,
+    /// The processes that the agent has started.
+    started: BTreeMap<Rank, u32>,
     stopped: Option<String>,
 }
 
@@ -35,6 +38,16 @@ impl ProcessEnds {
     pub(crate) fn expect(&self, by_agent: bool) {
         self.state.lock().by_agent = by_agent;
         self.news.notify_all();
+    }
+
+    /// The agent has started the process of a rank.
+    pub(crate) fn started(&self, rank: Rank, pid: u32) {
+        self.state.lock().started.insert(rank, pid);
+    }
+
+    /// The process of a rank, if the agent has started it.
+    pub(crate) fn pid(&self, rank: Rank) -> Option<u32> {
+        self.state.lock().started.get(&rank).copied()
     }
 
     /// A rank's process has ended. This is ignored once all processes are being ended.

@@ -25,6 +25,14 @@ pub(crate) enum Slot {
     Absent,
 }
 
+/// A rank that has not attached yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Missing {
+    pub(crate) local_rank: u32,
+    /// Its process, once that has claimed the slot.
+    pub(crate) pid: Option<u32>,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ClaimError {
     #[error("local rank {local_rank} is taken by process {pid} on this host")]
@@ -101,11 +109,14 @@ impl Workers {
         self.slots.iter().any(there)
     }
 
-    /// Whether a rank may come that is not attached yet.
-    pub(crate) fn is_any_missing(&self) -> bool {
-        let missing =
-            |slot: &RwLock<Slot>| matches!(&*slot.read(), Slot::Free | Slot::Claimed { .. });
-        self.slots.iter().any(missing)
+    /// The first rank that may come and is not attached yet.
+    pub(crate) fn first_missing(&self) -> Option<Missing> {
+        let missing = |(local_rank, slot): (u32, &RwLock<Slot>)| match &*slot.read() {
+            Slot::Free => Some(Missing { local_rank, pid: None }),
+            Slot::Claimed { pid } => Some(Missing { local_rank, pid: Some(*pid) }),
+            Slot::Attached(_) | Slot::Left | Slot::Absent => None,
+        };
+        (0..).zip(&self.slots).find_map(missing)
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<Worker>> {

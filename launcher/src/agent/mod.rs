@@ -26,7 +26,8 @@ use std::{
 
 use gradwire_proto::{Rank, beat::Suspension};
 use gradwire_services::launch::{
-    Begin, Notice, Order, ProcessEnd, Report, Role, Start, Stream, signal_name, to_line,
+    Begin, LineEnd, Notice, Order, ProcessEnd, Report, Role, Start, Stream, Text, signal_name,
+    to_line,
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt},
@@ -61,7 +62,7 @@ const FLUSH_UNHEARD: Duration = Duration::from_secs(1);
 /// How many bytes are written at a time. Each part that is taken shows that the launcher reads.
 const PART: usize = 64 << 10;
 
-/// The interval at which ended orphans are reaped.
+/// The interval at which ended orphans are reaped, and stopped ranks are looked for.
 const REAP: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -73,6 +74,8 @@ struct Agent {
     ended: mpsc::Sender<(Role, ProcessEnd)>,
     /// The ids of processes that have not been reaped yet.
     alive: BTreeMap<Role, u32>,
+    /// The ranks that were stopped after the daemon had ended, at the last look.
+    stopped: BTreeMap<Role, u32>,
     /// Notices for the daemon.
     daemon: Option<mpsc::Sender<Notice>>,
 }
@@ -102,7 +105,8 @@ where
             let (ended, ends) = mpsc::channel(REPORTS);
             let _ = reports.send(ready).await;
             let (reports, alive) = (reports.clone(), BTreeMap::new());
-            let agent = Agent { begin, programs, born, reports, ended, alive, daemon: None };
+            let (stopped, daemon) = Default::default();
+            let agent = Agent { begin, programs, born, reports, ended, alive, stopped, daemon };
             agent.serve(orders, ends).await
         }
         Err(refused) => {
@@ -237,7 +241,10 @@ impl Agent {
                     let name = signal_name(signal).unwrap_or("a signal");
                     break unheard(format!("the agent of this host received {name}"));
                 }
-                _ = reap.tick() => processes::reap_orphans(&self.alive.values().copied().collect()),
+                _ = reap.tick() => {
+                    processes::reap_orphans(&self.alive.values().copied().collect());
+                    self.end_stopped();
+                }
             }
         };
         let flush = end.flush;
@@ -255,7 +262,12 @@ impl Agent {
             Order::Start(start) => {
                 let role = start.role;
                 match self.start(start) {
-                    Ok(pid) => Report::Started { role, pid, at_us: micros(self.born) },
+                    Ok(pid) => {
+                        if let Role::Rank(rank) = role {
+                            self.notify_daemon(Notice::Started { rank: Rank(rank), pid });
+                        }
+                        Report::Started { role, pid, at_us: micros(self.born) }
+                    }
                     Err(what) => Report::Failed { role, what },
                 }
             }
@@ -265,6 +277,30 @@ impl Agent {
         // wait.
         let reports = self.reports.clone();
         tokio::spawn(async move { reports.send(report).await });
+    }
+
+    /// Ends ranks that are stopped, at two looks in a row, although the daemon has ended. All ranks
+    /// have left the job by then, so that nobody else notices them, and the launcher would wait for
+    /// their ends forever (WAIT).
+    fn end_stopped(&mut self) {
+        let has_daemon = self.daemon.is_none() || self.alive.contains_key(&Role::Daemon);
+        let all = self.alive.iter().filter(|(_, pid)| !has_daemon && processes::is_stopped(**pid));
+        let stopped: BTreeMap<Role, u32> = all.map(|(role, pid)| (*role, *pid)).collect();
+        for (role, pid) in &stopped {
+            if self.stopped.get(role) == Some(pid) {
+                let what = "gradwire: this process is stopped (SIGSTOP) after it has left the job, \
+                            and is ended";
+                // The launcher shows it as the last line of the process.
+                let _ = self.reports.try_send(Report::Output {
+                    role: *role,
+                    stream: Stream::Stderr,
+                    text: Text::from(what.as_bytes()),
+                    end: LineEnd::Newline,
+                });
+                processes::kill(*pid);
+            }
+        }
+        self.stopped = stopped;
     }
 
     /// Tells the daemon what it can't see itself, such as how the process of a rank ended.

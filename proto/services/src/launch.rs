@@ -3,7 +3,7 @@
 //! ```text
 //! launcher ── Order: Begin, Clock, Start…, Stop ──► agent    (standard input; its end means Stop)
 //!          ◄─ Report: Ready | Refused, Clock, Started, Output…, Exited…, Stopped ──
-//! agent    ── Notice: Ended…, Stopping ──► daemon            (standard input)
+//! agent    ── Notice: Started…, Ended…, Stopping ──► daemon            (standard input)
 //! launcher ◄─ ServiceReport: Serving, Failed ── daemon       (standard output, in Report::Output)
 //! ```
 //!
@@ -271,6 +271,8 @@ pub enum Report {
 #[serde(tag = "notice", rename_all = "snake_case")]
 #[expect(missing_docs, reason = "the names of the fields say what they are")]
 pub enum Notice {
+    /// The process of a rank was started.
+    Started { rank: Rank, pid: u32 },
     /// The process of a rank has ended.
     Ended { rank: Rank, end: ProcessEnd },
     /// All processes of this host are about to be stopped.

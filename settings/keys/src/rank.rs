@@ -62,7 +62,8 @@ impl Field for HugePages {
 sections! {
     /// The start of a job.
     Start {
-        /// How long it may take until every daemon is ready and every rank is started.
+        /// How long it may take until every daemon is ready and every rank is started, and then,
+        /// once the first rank has called init(), until all have.
         timeout: Duration =
             "launch.start_timeout_ms",
             Kind::Number { min: 100, max: 24 * HOUR_MS }, "30000", "ms", User;
