@@ -3,7 +3,8 @@
 //!
 //! Every tensor has a slot while it waits, is in flight, or has an id. A tensor with an id needs no
 //! allocation in the steady state. If ids run out, an idle tensor that was not used recently loses
-//! its id and is forgotten (BOUND). So does one that was used only once, if there are many of these.
+//! its id and is forgotten (BOUND). So does one that was used only once, if there are many of
+//! these.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
