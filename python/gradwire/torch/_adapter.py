@@ -52,12 +52,8 @@ def check_is_tensor(tensor: Any) -> None:
         )
 
 
-def describe(tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
-    """Returns the element type and the dimensions of a tensor.
-
-    Raises:
-        InvalidRequest: It can't be exchanged.
-    """
+def check_has_data(tensor: Any) -> None:
+    """Raises InvalidRequest unless the value is a tensor with dense elements in its own memory."""
     check_is_tensor(tensor)
     if tensor.layout != torch.strided:
         raise InvalidRequest(
@@ -67,6 +63,44 @@ def describe(tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
         )
     if tensor.is_meta:
         raise InvalidRequest("a tensor on the device 'meta' has no data", kind="invalid")
+    what = _unusual(tensor)
+    if what:
+        raise InvalidRequest(what, kind="invalid")
+
+
+def _unusual(tensor: torch.Tensor) -> str:
+    """Returns why a tensor has no dense elements of its own; an empty text if it has."""
+    if tensor.is_nested:
+        return "a nested tensor can't be exchanged: exchange those of its unbind()"
+    if tensor.is_quantized:
+        return "a quantized tensor can't be exchanged: use dequantize() or int_repr()"
+    kind = type(tensor)
+    if kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
+        functorch = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        if functorch or torch._is_functional_tensor(tensor):
+            return (
+                "a tensor inside of a function that PyTorch transforms or traces can't be "
+                "exchanged: make the call outside of it"
+            )
+        return ""
+    try:
+        if tensor.untyped_storage().data_ptr() != 0:
+            return ""
+    except Exception:  # a subclass may raise anything
+        pass
+    return (
+        f"a tensor of the class {kind.__name__} can't be exchanged, because it has no memory of "
+        "its own: use the tensor that it contains"
+    )
+
+
+def describe(tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
+    """Returns the element type and the dimensions of a tensor.
+
+    Raises:
+        InvalidRequest: It can't be exchanged.
+    """
+    check_has_data(tensor)
     name = _NAMES.get(tensor.dtype)
     if name is None:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _NAMES)

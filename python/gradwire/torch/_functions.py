@@ -67,7 +67,7 @@ def broadcast_parameters(
             )
         tensors.append((f"parameter.{name}", parameter))
     root_rank = whole_number("root_rank", root_rank)
-    problem = _problem(tensors, into=rank() != root_rank)
+    problem = _problem(tensors, into=True)
     _tell(problem, "broadcast_parameters", process_set)
     _broadcast(tensors, root_rank, process_set)
 

@@ -16,7 +16,7 @@ from gradwire._errors import InvalidRequest
 from gradwire._ops import Handle
 from gradwire._world import ProcessSet, global_process_set
 from gradwire.torch import _autograd
-from gradwire.torch._adapter import collectives
+from gradwire.torch._adapter import check_has_data, check_no_overlap, collectives
 
 
 def allgather_async(
@@ -181,6 +181,10 @@ def broadcast_async_(
     Raises:
         InvalidRequest: An argument is invalid. Nothing was started.
     """
+    # Also on the root, which only reads it: programs pass the same kind of tensor on all ranks, so
+    # the others would refuse it while the root waits for them.
+    check_has_data(tensor)
+    check_no_overlap(tensor)
     return collectives.broadcast(tensor, root_rank, name, process_set, in_place=True)
 
 

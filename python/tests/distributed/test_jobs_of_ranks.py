@@ -17,6 +17,7 @@ FILES = (
     "collectives.py",
     "works.py",
     "callbacks.py",
+    "tensor_kinds.py",
     "training.py",
     "buckets.py",
     "staging.py",

@@ -20,7 +20,7 @@ from gradwire.torch import _adopt, _cuda
 from gradwire.torch._adapter import (
     address_of_small,
     as_tensor,
-    check_is_tensor,
+    check_has_data,
     check_no_overlap,
     describe,
 )
@@ -35,13 +35,13 @@ def element(tensor: torch.Tensor, moved: bool = False) -> tuple[str, int]:
     Raises:
         InvalidRequest: The tensor can't be exchanged.
     """
-    check_is_tensor(tensor)
     try:
         return describe(tensor)[0], tensor.numel()
     except InvalidRequest:
-        if moved and tensor.layout == torch.strided and not tensor.is_meta:
-            return _BYTES, tensor.numel() * tensor.element_size()
-        raise
+        if not moved:
+            raise
+        check_has_data(tensor)  # so it has another dtype
+        return _BYTES, tensor.numel() * tensor.element_size()
 
 
 def check_writable(tensors: Sequence[torch.Tensor]) -> None:

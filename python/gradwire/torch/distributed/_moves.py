@@ -47,7 +47,8 @@ class Moves(Group):
         root = self._member(given.root)
         at_root = self._rank == given.root
         buffer = (_memory.load if at_root else _memory.allocate)(tensors, moved=True)
-        handle = self._begin(session().broadcast, buffer, root, into=() if at_root else tensors)
+        # The root checks this, too: its program passes the same kind of tensor on all ranks.
+        handle = self._begin(session().broadcast, buffer, root, into=tensors)
 
         def finish(results: list[Any]) -> None:
             if not at_root:
@@ -345,6 +346,7 @@ class Moves(Group):
             The operation in flight. Its ``wait`` copies the result to the output tensors.
         """
         _memory.check_writable([output])
+        _memory.element(input, moved=True)
         parts = []
         for what, tensor, splits in (
             ("output", output, output_split_sizes),

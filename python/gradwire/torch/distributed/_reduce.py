@@ -174,9 +174,8 @@ class Reductions(Group):
         buffer = self._load(tensors, reduction)
         root = self._member(given.root)
         at_root = self._rank == given.root
-        handle = self._begin(
-            session().reduce, buffer, root, reduction.name, into=tensors if at_root else ()
-        )
+        # All ranks check this: a program passes the same kind of tensor on all of them.
+        handle = self._begin(session().reduce, buffer, root, reduction.name, into=tensors)
 
         def finish(results: list[Any]) -> None:
             if at_root:
