@@ -18,14 +18,30 @@ from types import TracebackType
 # Why this process is ending, for the other ranks; None while it runs.
 text: str | None = None
 
+# About a screen.
+_MAX_LINES, _MAX_CHARACTERS = 20, 1600
 _PACKAGES = ("gradwire", "torch")
 _watching = False
 
 
 def described(error: BaseException) -> str:
-    """Returns the class and the message of an exception, on one line."""
-    message, name = " ".join(str(error).split()), type(error).__name__
-    return f"{name}: {message}" if message else name
+    """Returns the class and the message of an exception.
+
+    The lines of a table keep their columns. A long message is cut, with its length: the other ranks
+    print it, and the job's messages have a maximum size (BOUND).
+    """
+    name = type(error).__name__
+    try:
+        message = str(error).encode(errors="replace").decode()
+    except Exception:  # the program's class may fail
+        return name
+    lines = [line.rstrip() for line in message.splitlines() if line.strip()]
+    if not lines:
+        return name
+    kept = "\n".join(lines[:_MAX_LINES])[:_MAX_CHARACTERS].lstrip()
+    if len(lines) > _MAX_LINES or len(kept) == _MAX_CHARACTERS:
+        kept += f" … (cut: {len(message)} characters, {len(lines)} lines)"
+    return f"{name}: {kept}"
 
 
 def watch() -> None:

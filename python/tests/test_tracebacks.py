@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
 
 import pytest
 from launching import Job
+
+from gradwire import _uncaught
 
 USES = {
     "numpy": """
@@ -123,3 +126,46 @@ def test_debuggers_see_all_frames(job: Job) -> None:
         ranks=None,
     )
     assert "SHOWN 1\n" in done.stdout and "FRAMES True True" in done.stdout, done.stdout
+
+
+MESSAGE = """
+    import gradwire as gw, numpy as np
+    gw.init()
+    if gw.rank() == 0:
+        raise ValueError({text})
+    gw.allreduce(np.ones(3), name="first")
+    """
+
+
+def peers_report(done: subprocess.CompletedProcess[str]) -> str:
+    """Returns what the other rank says of the error."""
+    lines = re.findall(r"^\[1\] ?(.*)", done.stdout, re.MULTILINE)
+    starts = [at for at, line in enumerate(lines) if "PeerLost" in line]
+    assert done.returncode != 0 and starts, done.stdout[-5000:]
+    return "\n".join(lines[starts[0] :])
+
+
+def test_a_table_keeps_its_columns(job: Job) -> None:
+    table = "bad shapes\\n  rank   shape\\n     0     [3]\\n     1    [12]"
+    report = peers_report(job(MESSAGE.format(text=f"'{table}'")))
+    assert "ValueError: bad shapes\n  rank   shape\n     0     [3]\n     1    [12]" in report, (
+        report
+    )
+
+
+def test_a_long_message_is_cut(job: Job) -> None:
+    report = peers_report(job(MESSAGE.format(text="'x' * 5_000_000")))
+    assert "cut: 5000000 characters, 1 lines" in report and len(report) < 5000, report[:5000]
+
+
+def test_messages_of_any_exception() -> None:
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise LookupError
+
+    assert _uncaught.described(Odd()) == "Odd"
+    assert _uncaught.described(ValueError(" \n ")) == "ValueError"
+    assert _uncaught.described(ValueError("\n a\n\nb ")) == "ValueError: a\nb"
+    assert _uncaught.described(ValueError("\ud800")) == "ValueError: ?"
+    many = _uncaught.described(ValueError("\n".join("abc" * 10)))
+    assert many.count("\n") == 19 and many.endswith("(cut: 59 characters, 30 lines)")
