@@ -494,6 +494,11 @@ class Session:
             OutOfResources: Not enough shared memory is available.
         """
     @property
+    def check_gradients(self, /) -> str:
+        """
+        When an optimizer compares its gradients by value: 'start', 'always' or 'never'.
+        """
+    @property
     def coordinator(self, /) -> str:
         """
         The coordinator's address, `ip:port`.

@@ -9,7 +9,7 @@ use std::{
     thread,
 };
 
-use gradwire_worker::GradwireError;
+use gradwire_worker::{CheckGradients, GradwireError};
 use pyo3::{
     prelude::*,
     types::{IntoPyDict, PyDict},
@@ -263,6 +263,16 @@ impl Session {
     #[getter]
     fn adopt_max_bytes(&self) -> u64 {
         self.inner.adopt_max_bytes().unwrap_or(0)
+    }
+
+    /// When an optimizer compares its gradients by value: 'start', 'always' or 'never'.
+    #[getter]
+    fn check_gradients(&self) -> &'static str {
+        match self.inner.check_gradients() {
+            CheckGradients::Start => "start",
+            CheckGradients::Always => "always",
+            CheckGradients::Never => "never",
+        }
     }
 
     /// Whether the memory of another tensor may be adopted now.

@@ -8,7 +8,7 @@ use std::{net::SocketAddr, ops::Deref, time::Duration};
 
 use gradwire_collectives::Rules;
 use gradwire_keys::{
-    AddressRange, Checked, Key, Kind, Start, Worker,
+    AddressRange, Checked, Checks, Key, Kind, Start, Worker,
     section::{Field, Values},
     sections,
 };
@@ -364,6 +364,8 @@ settings! {
     heartbeat: Heartbeat;
     /// This node.
     node: Node;
+    /// Checks of a training process.
+    checks: Checks;
     /// A training process.
     worker: Worker;
     /// Logging.

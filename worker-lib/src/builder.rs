@@ -200,8 +200,12 @@ impl SessionBuilder {
             Adopt::Auto => Some(tuning.worker.adopt_max_bytes),
             Adopt::Off => None,
         };
-        let object_bytes = tuning.worker.max_object_bytes;
-        let limits = Limits { object_bytes, adopt_bytes, any_thread };
+        let limits = Limits {
+            object_bytes: tuning.worker.max_object_bytes,
+            adopt_bytes,
+            any_thread,
+            check_gradients: tuning.checks.gradients,
+        };
         Ok(Session::new(shared, arena, world, job, process, threads, limits))
     }
 }

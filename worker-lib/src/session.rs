@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gradwire_keys::CheckGradients;
 use gradwire_proto::{
     Compression, DType, Ending, Failure, FailureKind, JobId, Shape,
     pb::{self, worker_message::Message},
@@ -62,6 +63,8 @@ pub(crate) struct Limits {
     pub(crate) adopt_bytes: Option<u64>,
     /// Whether unnamed operations may be started by any thread.
     pub(crate) any_thread: bool,
+    /// When gradients are compared by value.
+    pub(crate) check_gradients: CheckGradients,
 }
 
 /// Counters of a session.
@@ -265,6 +268,11 @@ impl Session {
     /// Whether a buffer belongs to this session. Operations refuse buffers of other sessions.
     pub fn owns(&self, buffer: &SharedBuffer) -> bool {
         buffer.memory().is_in(&self.inner.arena)
+    }
+
+    /// When an optimizer compares its gradients by value (`checks.gradients`).
+    pub fn check_gradients(&self) -> CheckGradients {
+        self.inner.limits.check_gradients
     }
 
     /// Leaves the job: notifies the daemon and waits for its answer. Operations in flight fail on

@@ -24,4 +24,6 @@ pub mod section;
 pub use error::SettingsError;
 pub use key::{AddressRange, Audience, Checked, Given, Key, Kind};
 pub use origin::Origin;
-pub use rank::{Adopt, HugePages, MIN_SEGMENT_BYTES, RankSettings, Start, Worker};
+pub use rank::{
+    Adopt, CheckGradients, Checks, HugePages, MIN_SEGMENT_BYTES, RankSettings, Start, Worker,
+};

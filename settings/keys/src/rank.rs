@@ -27,6 +27,18 @@ pub enum Adopt {
     Off,
 }
 
+/// When gradients are compared by value, to see what a program has written to them while they were
+/// exchanged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CheckGradients {
+    /// In the first steps, and now and then.
+    Start,
+    /// In every step.
+    Always,
+    /// Never.
+    Never,
+}
+
 /// Whether a worker's memory is backed by huge pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HugePages {
@@ -43,6 +55,17 @@ impl Field for Adopt {
         match String::read(value, unit)?.as_str() {
             "auto" => Some(Self::Auto),
             "off" => Some(Self::Off),
+            _ => None,
+        }
+    }
+}
+
+impl Field for CheckGradients {
+    fn read(value: &Checked, unit: &str) -> Option<Self> {
+        match String::read(value, unit)?.as_str() {
+            "start" => Some(Self::Start),
+            "always" => Some(Self::Always),
+            "never" => Some(Self::Never),
             _ => None,
         }
     }
@@ -67,6 +90,14 @@ sections! {
         timeout: Duration =
             "launch.start_timeout_ms",
             Kind::Number { min: 100, max: 24 * HOUR_MS }, "30000", "ms", User;
+    }
+    /// Checks of a training process.
+    Checks {
+        /// When an optimizer compares its gradients by value, to see what the program has written
+        /// to them while they were exchanged: in the first ten steps and then in every hundredth
+        /// one, always, or never. These steps are slower.
+        gradients: CheckGradients =
+            "checks.gradients", Kind::Choice(&["start", "always", "never"]), "start", "", User;
     }
     /// A training process.
     Worker {
@@ -126,13 +157,15 @@ impl Worker {
 pub struct RankSettings {
     /// `launch.start_timeout_ms`
     pub start: Start,
+    /// `checks.*`
+    pub checks: Checks,
     /// `worker.*`
     pub worker: Worker,
 }
 
 /// The variables that set them begin so; a training process ignores all others.
-const VARIABLES: [&str; 3] =
-    ["GRADWIRE_WORKER__", "GRADWIRE_LAUNCH__START_TIMEOUT_MS", START_TIMEOUT];
+const VARIABLES: [&str; 4] =
+    ["GRADWIRE_CHECKS__", "GRADWIRE_WORKER__", "GRADWIRE_LAUNCH__START_TIMEOUT_MS", START_TIMEOUT];
 
 impl Default for RankSettings {
     fn default() -> Self {
@@ -149,19 +182,21 @@ impl RankSettings {
     /// # Errors
     /// [`SettingsError`] with the variable and what would be accepted.
     pub fn load(environment: &HashMap<String, String>) -> Result<Self, SettingsError> {
-        let keys: Vec<Key> = [Start::KEYS, Worker::KEYS].concat();
+        let keys: Vec<Key> = [Start::KEYS, Checks::KEYS, Worker::KEYS].concat();
         let own = |(name, _): &(&String, &String)| VARIABLES.iter().any(|v| name.starts_with(v));
         let own = environment.iter().filter(own).map(|(name, value)| (name.clone(), value.clone()));
         let own: HashMap<_, _> = own.collect();
         let layers =
             [layers::defaults(&keys), layers::horovods(&keys, &own)?, layers::environment(&own)];
         let values = values(merge(&keys, layers, |_, checked| Ok(checked))?);
-        let (Some(start), Some(worker)) =
-            (Start::from_values(&values), Worker::from_values(&values))
-        else {
+        let (Some(start), Some(checks), Some(worker)) = (
+            Start::from_values(&values),
+            Checks::from_values(&values),
+            Worker::from_values(&values),
+        ) else {
             unreachable!("every key has a default of its kind; a test loads them all")
         };
         worker.check().map_err(SettingsError::Rule)?;
-        Ok(Self { start, worker })
+        Ok(Self { start, checks, worker })
     }
 }
