@@ -39,7 +39,7 @@ for _name, _ours in {
         _NAMES[getattr(torch, _name)] = _ours
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 # PyTorch's code for a tensor with several elements at one address.
-_OVERLAPS = 1
+OVERLAPS = 1
 # The dtypes that every PyTorch release accepts through DLPack.
 _PLAIN = {"f32", "f64", "f16", "bf16", "i8", "u8", "i16", "i32", "i64"}
 
@@ -143,7 +143,7 @@ def address_of_small(tensor: torch.Tensor, element: str | None = None) -> int:
 def check_no_overlap(tensor: torch.Tensor) -> None:
     """Raises InvalidRequest if elements of a tensor share memory, as after expand."""
     # A contiguous tensor is not expanded.
-    if not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == _OVERLAPS:
+    if not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == OVERLAPS:
         raise InvalidRequest(
             f"a result can't be written to a tensor of shape {list(tensor.shape)} and strides "
             f"{list(tensor.stride())}, because its elements share memory: pass a clone() of it",

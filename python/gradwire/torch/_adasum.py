@@ -19,6 +19,7 @@ from gradwire.torch import _agreement
 from gradwire.torch._adapter import collectives
 from gradwire.torch._agreement import Agreement
 from gradwire.torch._compression import Compressor
+from gradwire.torch._identity import Description, Identity
 from gradwire.torch._wrapping import Wrapped, without_hooks
 
 # The number of parameters combined at a time; a rank may have 256 tasks in flight.
@@ -56,30 +57,27 @@ class DistributedAdasum(Wrapped):
     op: ReduceOp = Adasum
     backward_passes_per_step: int
     process_set: ProcessSet
+    # In the order of the names.
     _names: list[tuple[str, torch.Tensor]]
-    _prefix: str
     _compression: type[Compressor]
-    # The number of copies made of this optimizer.
-    _copies: int
+    _identity: Identity
 
     def _begin(
         self,
-        prefix: str,
         named: list[tuple[str, torch.Tensor]],
         compression: type[Compressor],
         passes: int,
         process_set: ProcessSet,
     ) -> None:
-        self._prefix, self._names, self._compression, self.process_set = (
-            prefix,
-            named,
-            compression,
-            process_set,
-        )
-        self.backward_passes_per_step, self._copies = passes, 0
-        self._agreements = [
-            Agreement(f"{prefix}{what}", process_set, 0) for what in ("agreement", "infinities")
-        ]
+        self._names = sorted(named, key=lambda pair: pair[0])
+        self._compression, self.process_set = compression, process_set
+        self.backward_passes_per_step = passes
+        names = tuple(name for name, _ in self._names)
+        options = f"op=Adasum, compression={compression.__name__}"
+        # A step waits for all its operations, so it needs no number.
+        self._identity = Identity(Description(names, (), options), process_set)
+        self._agreement = Agreement(process_set, 0)
+        self._infinities = Agreement(process_set, 0)
         self._session: _native.Session | None = None
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -104,16 +102,21 @@ class DistributedAdasum(Wrapped):
         native = _world.session()
         if native is not self._session:
             self._session = native
-            for agreement in self._agreements:
-                agreement.forget()
+            for one in (self._identity, self._agreement, self._infinities):
+                one.forget()
         native_set(self.process_set)  # raises if it is not registered
-        return self.process_set.included() is not False
+        if self.process_set.included() is False:
+            return False
+        self._identity.introduce()
+        return True
 
     def _share_infinities(self, found: dict[torch.device, torch.Tensor]) -> None:
         """Makes all ranks agree: if any rank has found infinities, no rank makes a step."""
         if not self._takes_part():
             return
-        [anywhere] = self._agreements[1].exchange([int(any(bool(inf) for inf in found.values()))])
+        [anywhere] = self._infinities.exchange(
+            f"{self._identity.prefix}infinities", [int(any(bool(inf) for inf in found.values()))]
+        )
         if anywhere:
             for inf in found.values():
                 inf.fill_(1.0)
@@ -133,8 +136,9 @@ class DistributedAdasum(Wrapped):
             ]
         loss = self._original_step(closure, *args, **kwargs)
         # Parameters without a gradient on any rank did not change; all ranks combine the others.
-        used = self._agreements[0].exchange(
-            _agreement.USED if parameter.grad is not None else 0 for _, parameter in self._names
+        used = self._agreement.exchange(
+            self._identity.agreement,
+            (_agreement.USED if parameter.grad is not None else 0 for _, parameter in self._names),
         )
         changes = [(old, *named) for old, named, word in zip(before, self._names, used) if word]
         with torch.no_grad():
@@ -149,7 +153,7 @@ class DistributedAdasum(Wrapped):
             small, ctx = self._compression.compress(parameter.detach() - old)
             buffer = collectives.place(small)
             priority = len(changes) - at
-            called = f"{self._prefix}{name}"
+            called = f"{self._identity.prefix}{name}"
             handle = collectives.reduced(
                 [buffer], called, Adasum, 1.0, 1.0, self.process_set, priority=priority
             )
@@ -158,13 +162,9 @@ class DistributedAdasum(Wrapped):
         for change, (old, _, parameter) in zip(pending, changes):
             parameter.copy_(old + change.wait(self._compression))
 
-    def _copied_for(self, made: Any, parameters: list[torch.Tensor]) -> None:
-        self._copies += 1
-        named = [(name, parameter) for (name, _), parameter in zip(self._names, parameters)]
-        prefix = f"{self._prefix}copy{self._copies}."
-        made._begin(
-            prefix, named, self._compression, self.backward_passes_per_step, self.process_set
-        )
+    def _copied_for(self, made: Any, twins: dict[torch.Tensor, torch.Tensor]) -> None:
+        named = [(name, twins[parameter]) for name, parameter in self._names]
+        made._begin(named, self._compression, self.backward_passes_per_step, self.process_set)
 
     # Attributes of Horovod's optimizer that scripts read
 

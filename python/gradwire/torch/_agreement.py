@@ -1,8 +1,14 @@
-"""The agreement of the ranks, before a step, on the existing gradients and their kinds.
+"""The agreement of the ranks, before a step, on what each of them brings to it.
 
-Each rank contributes a word of bits for each parameter, and receives the union of all ranks' words.
-This is one small allreduce, which runs concurrently with the submitted gradients. Then all ranks
-act alike: if any rank has a gradient for a parameter, all ranks exchange it; otherwise none does.
+Each rank contributes a word of bits for each parameter, in the order of the names, behind a word
+for the optimizer. It receives the union of all ranks' words. This is one small allreduce, which
+runs concurrently with the submitted gradients. Then all ranks decide alike, from the union alone:
+
+- If any rank has a gradient of its own, all exchange it; ranks without one contribute zeros.
+- If only some ranks have a gradient that a step would see (of zeros, or an earlier result), all
+  exchange it as well: with weight decay or momentum, zeros differ from no gradient.
+- If the union has a problem, such as a gradient that one rank dropped during its exchange, all
+  ranks raise the same error.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ from typing import Any
 import torch
 
 from gradwire import _native
+from gradwire._errors import GradwireError, InvalidRequest
 from gradwire._staging import session
 from gradwire._world import ProcessSet, native_set
 from gradwire.torch._adapter import as_tensor
@@ -27,6 +34,20 @@ ALWAYS_SPARSE = 1 << 5  # its gradients are exchanged as sparse ones
 WRITTEN = 1 << 6  # the program has written to the result of the last exchange
 _SPARSE_DIM = 8  # the first of eight bits, one of which is the number of sparse dimensions
 _MARK = 16  # sixteen bits of the layout, and sixteen of its complement
+PRESENT = 1 << 48  # a step would see a gradient here, possibly of zeros
+LACKS = 1 << 49  # a step would see none
+CHANGED = 1 << 50  # in flight, but the program has written to it or replaced it
+DROPPED = 1 << 51  # in flight, but the program has dropped it
+# For sums only, because a result must not be summed again:
+COMMON = 1 << 52  # it is an unchanged result
+ADDED = 1 << 53  # a backward pass has added to a result, which was set aside
+FRESH = 1 << 54  # it contains no result
+# Found in the union: an unchanged result counts as a gradient of the rank.
+AS_OWN = 1 << 55
+
+# What a rank reports about the optimizer.
+NEW = 1 << 0  # it has no number yet
+FAILED = 1 << 1  # this rank raises an exception instead
 
 
 def sparse_dim_bits(sparse_dim: int) -> int:
@@ -40,40 +61,105 @@ def sparse_dim_of(word: int) -> int:
 
 
 def mark_bits(mark: int) -> int:
-    """Returns the bits for a layout. A union shows whether layouts differ."""
+    """Returns the bits for a mark of 16 bits. A union shows whether marks differ."""
     return (mark << _MARK) | ((mark ^ 0xFFFF) << (_MARK + 16))
 
 
 def marks_differ(word: int) -> bool:
-    """Returns whether a union contains different layouts."""
+    """Returns whether a union contains different marks."""
     return (word >> _MARK) & (word >> (_MARK + 16)) & 0xFFFF != 0
+
+
+def settled(word: int) -> int:
+    """Returns a union with what follows from it for all ranks: ``USED`` and ``AS_OWN``."""
+    if word & PRESENT and word & LACKS:
+        word |= USED
+    if word & USED and word & COMMON and word & FRESH:
+        word |= AS_OWN
+    return word
+
+
+def error_of(name: str, word: int, layout: object) -> Exception | None:
+    """Returns the error that all ranks raise for a settled union.
+
+    Args:
+        name: The name of the parameter.
+        word: The union.
+        layout: The layout of the parameter on this rank.
+    """
+    if marks_differ(word):
+        return InvalidRequest(
+            f"the gradient of {name} has a different dtype or different strides on some ranks "
+            f"than on others (here {layout}): give the parameter the same memory format on all "
+            "ranks",
+            kind="invalid",
+        )
+    if word & LEARNS and word & FROZEN:
+        return InvalidRequest(
+            f"{name} requires a gradient only on some ranks: freeze or unfreeze it on all ranks",
+            kind="invalid",
+        )
+    if word & CHANGED:
+        return AssertionError(
+            f"the gradient of {name} was changed while it was being exchanged, on this rank or "
+            "another: after the backward pass, call optimizer.synchronize() before clipping, "
+            "scaling or replacing gradients"
+        )
+    if word & DROPPED and word & PRESENT:
+        return AssertionError(
+            f"the gradient of {name} was dropped while it was being exchanged, but only on some "
+            "ranks: after the backward pass, call optimizer.synchronize(), and drop it on all ranks"
+        )
+    if word & USED and word & ADDED and word & (FRESH | WRITTEN):
+        return AssertionError(
+            f"only some ranks have cleared or written the gradient of {name} before the backward "
+            "pass, while others have added to the last sum: clear it on all ranks"
+        )
+    return None
+
+
+def disagree(error: str) -> InvalidRequest:
+    """Returns an error about optimizers that differ between the ranks."""
+    return InvalidRequest(error, kind="invalid")
 
 
 class Agreement:
     """Exchanges words under one name."""
 
-    def __init__(self, name: str, process_set: ProcessSet, priority: int) -> None:
-        self.name, self.process_set, self.priority = name, process_set, priority
+    def __init__(self, process_set: ProcessSet, priority: int) -> None:
+        self.process_set, self.priority = process_set, priority
         self._memory: tuple[_native.Buffer, torch.Tensor] | None = None
+        self._handle: Any = None
 
     def forget(self) -> None:
         """Drops the memory of an ended session."""
-        self._memory = None
+        self._memory = self._handle = None
 
-    def exchange(self, words: Iterable[int]) -> list[int]:
+    @property
+    def is_pending(self) -> bool:
+        """Whether an exchange was interrupted. The next one then continues it."""
+        return self._handle is not None
+
+    def exchange(self, name: str, words: Iterable[int]) -> list[int]:
         """Exchanges the words; returns the union of all ranks' words."""
-        own = torch.tensor(list(words), dtype=torch.int64, device="cpu")
-        if self._memory is None or self._memory[1].numel() != own.numel():
-            buffer = session().buffer("i64", [own.numel()])
-            self._memory = buffer, as_tensor(buffer)
-        buffer, memory = self._memory
-        memory.copy_(own)
-        handle: Any = session().allreduce(
-            [buffer],
-            "bit-or",
-            name=self.name,
-            priority=self.priority,
-            process_set=native_set(self.process_set),
-        )
-        handle.wait()
-        return memory.tolist()
+        if self._handle is None:
+            own = torch.tensor(list(words), dtype=torch.int64, device="cpu")
+            if self._memory is None or self._memory[1].numel() != own.numel():
+                buffer = session().buffer("i64", [own.numel()])
+                self._memory = buffer, as_tensor(buffer)
+            self._memory[1].copy_(own)
+            self._handle = session().allreduce(
+                [self._memory[0]],
+                "bit-or",
+                name=name,
+                priority=self.priority,
+                process_set=native_set(self.process_set),
+            )
+        try:
+            self._handle.wait()
+        except GradwireError:
+            self._handle = None
+            raise
+        assert self._memory is not None
+        self._handle = None
+        return self._memory[1].tolist()

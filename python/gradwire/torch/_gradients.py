@@ -1,8 +1,10 @@
 """The exchange of an optimizer's gradients during the backward pass.
 
 A gradient is submitted as soon as the backward pass has computed it. Before a step (``finish``),
-the ranks agree on the existing gradients (``_agreement``), submit those that only other ranks have
-computed, and wait for all.
+the ranks agree on what each of them brings (``_agreement``), submit the gradients that only other
+ranks have computed, and wait for all. What one rank alone has done to a gradient since the backward
+pass is part of the agreement, so all ranks get the same result or the same error. A wait that an
+exception of the program interrupts, such as Ctrl-C, goes on in the next ``finish``.
 
     idle -- a backward pass --> fired -- the last of its passes --> submitted -- finish --> idle
                                   └--------------- finish ------------┘                (exchanged)
@@ -14,37 +16,31 @@ when gradients are submitted, in the same way on all ranks.
 from __future__ import annotations
 
 import threading
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from gradwire import _native, _world
-from gradwire._errors import InvalidRequest
 from gradwire._ops import Average, ReduceOp, Sum
 from gradwire._staging import session
 from gradwire._world import ProcessSet, global_process_set, members, native_set
-from gradwire.torch import _agreement
+from gradwire.torch import _agreement, _checks, _watching
 from gradwire.torch._adapter import collectives
 from gradwire.torch._agreement import Agreement
 from gradwire.torch._batches import Loads, Stores
 from gradwire.torch._compression import Compressor, NoneCompressor
 from gradwire.torch._handles import Waiting
+from gradwire.torch._identity import Description, Identity
 from gradwire.torch._slots import Content, Kind, Slot, is_a_part, layout_of
 from gradwire.torch._sparse import sparse_allreduce_async
+from gradwire.torch._words import word_of
 
 MORE_PASSES = (
     "the gradient of {name} was computed more than backward_passes_per_step={passes} times before "
     "step(): to accumulate gradients, raise backward_passes_per_step; otherwise call step() or "
     "synchronize() in between"
 )
-
-
-# The slot that submits each parameter's gradient. With two slots, each would mistake the other's
-# result for this rank's own gradient.
-_watched: Any = WeakIdKeyDictionary()
 
 
 class Exchange:
@@ -55,7 +51,6 @@ class Exchange:
         named: Iterable[tuple[str, torch.Tensor]],
         groups: Sequence[Sequence[torch.Tensor]],
         *,
-        prefix: str,
         compression: type[Compressor],
         passes: int,
         op: ReduceOp,
@@ -63,16 +58,17 @@ class Exchange:
         sparse_as_dense: bool,
         process_set: ProcessSet,
     ) -> None:
-        self.prefix, self.compression, self.passes = prefix, compression, passes
+        self.compression, self.passes = compression, passes
         self.op, self.predivide = op, predivide
         self.sparse_as_dense, self.process_set = sparse_as_dense, process_set
         named = list(named)
         # Parameters that the next forward pass needs first, which the backward pass computes last,
         # are sent first.
         self.slots = {
-            parameter: Slot(name, f"allreduce.{prefix}{name}", parameter, len(named) - at, passes)
+            parameter: Slot(name, parameter, len(named) - at, passes)
             for at, (name, parameter) in enumerate(named)
         }
+        self._by_name = sorted(self.slots.values(), key=lambda slot: slot.name)
         self.groups = [[self.slots[p] for p in group if p in self.slots] for group in groups]
         for group in self.groups:
             for slot in group:
@@ -87,14 +83,30 @@ class Exchange:
         self.scales = (1.0 / predivide, predivide) if op == Average else (1.0, 1.0)
         self.handles: list[tuple[_native.Handle, list[Slot]]] = []
         self._loads = Loads()
-        # By storage address, the slots whose gradients are parts of one tensor.
-        self._parts: dict[int, list[Slot]] = {}
+        # By the address of a storage of several gradients, the version that the last write of a
+        # backward pass or of a result has given it.
+        self._parts: dict[int, int] = {}
         self.submitted: set[Slot] = set()
         # Everything has been exchanged, with no step or backward pass since.
         self.exchanged = False
         # A backward pass has accumulated a gradient since the last exchange.
         self.fired = False
-        self._agreement = Agreement(f"{prefix}agreement", process_set, len(named) + 1)
+        options = f"op={op.name}, compression={compression.__name__}"
+        described = Description(
+            tuple(slot.name for slot in self._by_name),
+            tuple(tuple(slot.name for slot in group) for group in self.groups),
+            f"{options}, sparse_as_dense={sparse_as_dense}, predivide={predivide}",
+        )
+        self.identity = Identity(described, process_set)
+        self._agreement = Agreement(process_set, len(named) + 1)
+        self._comparison = Agreement(process_set, 0)
+        # The requests that wait for ``finish``.
+        self._delayed: list[list[Slot]] = []
+        # The agreed words of an exchange that is not complete, and whether it may be continued.
+        self._words: dict[Slot, int] | None = None
+        self._continues = False
+        # The number of completed exchanges in this session.
+        self._exchanges = 0
         # The session, and the process set as it was registered there.
         self._session: _native.Session | None = None
         self._registered: _native.ProcessSet | None = None
@@ -104,9 +116,9 @@ class Exchange:
     @property
     def in_flight(self) -> bool:
         """Whether anything was submitted but not yet waited for, in the current session."""
-        if self.submitted and _world.is_rank():
+        if (self.submitted or self._agreement.is_pending) and _world.is_rank():
             self.takes_part()
-            return bool(self.submitted)
+            return bool(self.submitted) or self._agreement.is_pending
         return False
 
     @property
@@ -140,8 +152,12 @@ class Exchange:
             return self._takes_part
 
     def _begin(self, native: _native.Session, registered: _native.ProcessSet | None) -> None:
+        if native is not self._session:
+            self.identity.forget()
+            self._exchanges = 0
         self._session, self._registered = native, registered
         self._agreement.forget()
+        self._comparison.forget()
         self._loads.drop("its session or its process set has ended")
         for slot in self.slots.values():
             slot.place = None
@@ -159,29 +175,13 @@ class Exchange:
         made a step submits it.
         """
         for slot in self.slots.values():
-            if slot.hooks or not slot.parameter.requires_grad:
-                continue
-            before = _watched.get(slot.parameter, lambda: None)()
-            if before is not None and before.in_flight:
-                raise AssertionError(
-                    f"the gradient of {slot.name} is still being exchanged by another optimizer "
-                    "that shares the parameter: before the backward pass, call zero_grad() of the "
-                    "optimizer that makes the next step"
-                )
-            if before is not None:
-                before.unwatch()
-            _watched[slot.parameter] = weakref.ref(slot)
-            slot.hooks.append(
-                slot.parameter.register_post_accumulate_grad_hook(
-                    _hook(self, Exchange._ready, slot)
-                )
-            )
-            if self.op == Sum:
-                slot.hooks.append(slot.parameter.register_hook(_hook(self, Exchange._before, slot)))
+            if not slot.is_watched and slot.parameter.requires_grad:
+                slot.lost_hooks = bool(slot.hooks)
+                _watching.watch(slot, self, before=self.op == Sum)
 
     # The backward pass
 
-    def _before(self, slot: Slot, gradient: torch.Tensor) -> None:
+    def before(self, slot: Slot) -> None:
         """Called before a backward pass accumulates a gradient: a sum must not be summed again."""
         if (
             slot.content is Content.COMMON
@@ -191,16 +191,18 @@ class Exchange:
         ):
             slot.set_aside()
 
-    def _ready(self, slot: Slot, parameter: torch.Tensor) -> None:
+    def ready(self, slot: Slot) -> None:
+        """Called when a backward pass has accumulated a gradient."""
         # This runs within the backward pass, which has evicted other data from the caches. So it
         # reads as little as possible.
         if not self.takes_part():
             return
         if slot.delay <= 0 or slot in self.submitted:
-            slot.note_content(Content.OWN)
             raise AssertionError(MORE_PASSES.format(name=slot.name, passes=self.passes))
-        gradient = parameter.grad
-        if gradient is not None and gradient.requires_grad:
+        gradient = slot.parameter.grad
+        if gradient is None or slot.seen == slot.stamp:
+            return  # a hook that ran before this one has made a step
+        if gradient.requires_grad:
             raise AssertionError(
                 f"the gradient of {slot.name} has its own graph (backward(create_graph=True)), "
                 "which the exchange between ranks would cut off"
@@ -208,17 +210,20 @@ class Exchange:
         slot.fired = self.fired = True
         slot.absent = False
         slot.delay -= 1
-        if gradient is not None and gradient.is_cuda:
-            self._note_part(slot, gradient)
-        if slot.delay > 0 or gradient is None:
+        if not slot.in_place(gradient):
+            self._note_part(gradient)
+        if slot.delay > 0:
             return
         if slot.group is not None:
             learning = [member for member in slot.group if member.parameter.requires_grad]
             if all(member.delay == 0 for member in learning):
-                self._submit(learning)
+                self._submit_or_delay(learning)
             return
         if gradient.is_sparse and slot.kind is None:
             return  # other ranks may not know yet that it is sparse
+        if self._delays:
+            self._submit_or_delay([slot])
+            return
         dense = self.compression is NoneCompressor and slot.kind is not Kind.SPARSE
         buffer = slot.place_buffer(gradient) if dense else None
         if buffer is not None:
@@ -228,21 +233,49 @@ class Exchange:
         else:
             self._submit([slot])
 
-    def _note_part(self, slot: Slot, gradient: torch.Tensor) -> None:
-        """Records that the backward pass has written to a gradient on a GPU.
+    def _note_part(self, gradient: torch.Tensor) -> None:
+        """Records a write to a gradient that may share its storage with others.
 
-        The gradients of concatenated parameters are parts of one tensor. A write to one counts as a
-        write to all of them, even those in flight. (On the CPU, each gradient moves to its own
-        place.)
+        Such gradients are parts of one tensor: those of concatenated parameters, or of a flat
+        buffer. A write to one changes the version of all, even of those in flight.
         """
-        if not is_a_part(gradient):
+        if is_a_part(gradient):
+            self._parts[gradient.untyped_storage().data_ptr()] = gradient._version
+
+    def _was_changed(self, slot: Slot) -> bool:
+        """Returns whether the program has written or replaced a gradient in flight."""
+        gradient, seen = slot.parameter.grad, slot.seen
+        if gradient is None:
+            return False
+        if seen == slot.stamp:
+            return slot.digest is not None and slot.digest != _checks.digest(gradient)
+        if seen is None or seen[0] != slot.stamp[0] or not is_a_part(gradient):
+            return True
+        return self._parts.get(gradient.untyped_storage().data_ptr()) != seen[1]
+
+    @property
+    def _checks_values(self) -> bool:
+        """Whether the gradients of this exchange are compared with what was computed."""
+        return _checks.is_due(session().check_gradients, self._exchanges)
+
+    @property
+    def _delays(self) -> bool:
+        """Whether gradients wait for ``finish``: without a number, or to see changes by value."""
+        return not self.identity.number or self._checks_values
+
+    def _submit_or_delay(self, slots: list[Slot]) -> None:
+        """Submits computed gradients, now or in ``finish``."""
+        if not self._delays:
+            self._submit(slots)
             return
-        parts = self._parts.setdefault(gradient.untyped_storage().data_ptr(), [])
-        for other in parts:
-            if other.in_flight and other is not slot:
-                other.note_content(other.content)
-        if slot not in parts:
-            parts.append(slot)
+        for slot in slots:
+            slot.note_content(Content.OWN)
+            slot.sent = slot.parameter.grad
+            if self._checks_values:
+                slot.digest = _checks.digest(slot.parameter.grad)
+            slot.in_flight = True
+        self.submitted.update(slots)
+        self._delayed.append(slots)
 
     def _submit(self, slots: list[Slot]) -> None:
         """Starts one request with this rank's contribution."""
@@ -257,7 +290,7 @@ class Exchange:
                 slot.note_content(contents[0])
                 slot.sent = slot.parameter.grad
                 slot.sparse = sparse_allreduce_async(
-                    gradient, f"{self.prefix}{slot.name}", self.op, self.process_set
+                    gradient, f"{self.identity.prefix}{slot.name}", self.op, self.process_set
                 )
                 self.submitted.add(slot)
                 slot.in_flight = True
@@ -285,7 +318,7 @@ class Exchange:
         handle = starter.allreduce(
             buffers,
             self.op.name,
-            name=slots[0].operation,
+            name=f"allreduce.{self.identity.prefix}{slots[0].name}",
             priority=priority,
             prescale=self.scales[0],
             postscale=self.scales[1],
@@ -299,31 +332,58 @@ class Exchange:
     # The step
 
     def _word(self, slot: Slot) -> int:
-        """Returns this rank's agreement word for a gradient."""
-        word = _agreement.LEARNS if slot.parameter.requires_grad else _agreement.FROZEN
-        gradient = slot.parameter.grad
-        used = slot in self.submitted
-        if not used:
-            content = slot.current_content(self.exchanged)
-            # The program may have written to the last result unnoticed. Averaging an unchanged
-            # result again does no harm, unlike summing it again.
-            again = self.op == Average and not self.exchanged
-            used = content is Content.OWN or (again and content is Content.COMMON)
-            if content is Content.OWN and slot.content is Content.COMMON and not slot.fired:
-                word |= _agreement.WRITTEN
-        if used:
-            word |= _agreement.USED
-            if slot.kind is None:
-                sparse = gradient is not None and gradient.is_sparse
-                word |= _agreement.SPARSE if sparse else _agreement.DENSE
-                if sparse and gradient is not None:
-                    word |= _agreement.sparse_dim_bits(gradient.sparse_dim())
-        if slot.kind is Kind.DENSE:
-            mark = layout_of(slot.parameter).mark() if slot.place is None else slot.place.mark
-            word |= _agreement.DENSE | _agreement.mark_bits(mark)
-        elif slot.kind is Kind.SPARSE:
-            word |= _agreement.ALWAYS_SPARSE | _agreement.sparse_dim_bits(slot.sparse_dim)
-        return word
+        in_flight = slot in self.submitted
+        changed = in_flight and self._was_changed(slot)
+        return word_of(
+            slot, self.op, in_flight=in_flight, changed=changed, exchanged=self.exchanged
+        )
+
+    def _agree(self) -> dict[Slot, int]:
+        """Exchanges the words; returns the settled unions."""
+        self.identity.introduce()
+        about = self.identity.mark
+        try:
+            own = [about, *map(self._word, self._by_name)]
+        except Exception:
+            # TELL: the other ranks would wait for this one.
+            if not self._agreement.is_pending:
+                own = [about | _agreement.FAILED] + [0] * len(self._by_name)
+                self._agreement.exchange(self.identity.agreement, own)
+            raise
+        self._continues = True
+        about, *unions = self._agreement.exchange(self.identity.agreement, own)
+        self._continues = False
+        if about & _agreement.FAILED:
+            raise _agreement.disagree("another rank could not read its gradients: see its error")
+        if _agreement.marks_differ(about):
+            raise _agreement.disagree(self.identity.several())
+        if about & _agreement.NEW:
+            self.identity.agree_on_number()
+        return dict(zip(self._by_name, map(_agreement.settled, unions)))
+
+    def _submit_the_rest(self, words: dict[Slot, int]) -> None:
+        """Submits the gradients that any rank has and this rank has not submitted."""
+        for slot, word in words.items():
+            if slot.kind is None and word & (_agreement.USED | _agreement.ALWAYS_SPARSE):
+                dense = word & _agreement.DENSE and not word & _agreement.ALWAYS_SPARSE
+                slot.kind = Kind.DENSE if dense else Kind.SPARSE
+                slot.sparse_dim = 0 if dense else _agreement.sparse_dim_of(word)
+            written = word & _agreement.WRITTEN and not self.exchanged
+            if (written or word & _agreement.AS_OWN) and not slot.fired:
+                # On this rank, the program may have written the same value.
+                slot.note_content(Content.OWN)
+        delayed, self._delayed = self._delayed, []
+        for request in delayed:
+            for slot in request:
+                slot.digest = None
+            self._submit(request)
+        for request in self._requests:
+            if any(words[slot] & _agreement.USED for slot in request) and self.submitted.isdisjoint(
+                request
+            ):
+                self._submit(
+                    [s for s in request if words[s] & (_agreement.USED | _agreement.LEARNS)]
+                )
 
     def finish(self) -> None:
         """Submits the remaining gradients that any rank has, and waits for everything.
@@ -334,95 +394,108 @@ class Exchange:
         if not self.takes_part():
             native_set(self.process_set)  # raises if it is not registered
             return
+        # A step may run in inference mode, but the gradients belong to the training.
+        with torch.inference_mode(False):
+            self._finish()
+
+    def _finish(self) -> None:
         self.watch()  # some parameters may require gradients only now
         try:
             self._loads.start()
-            words = dict(
-                zip(
-                    self.slots.values(),
-                    self._agreement.exchange(map(self._word, self.slots.values())),
-                )
-            )
-            for slot, word in words.items():
-                if slot.kind is None and word & (_agreement.USED | _agreement.ALWAYS_SPARSE):
-                    dense = word & _agreement.DENSE and not word & _agreement.ALWAYS_SPARSE
-                    slot.kind = Kind.DENSE if dense else Kind.SPARSE
-                    slot.sparse_dim = 0 if dense else _agreement.sparse_dim_of(word)
-                if word & _agreement.WRITTEN and not slot.fired and not self.exchanged:
-                    # On this rank, the program may have written the same value.
-                    slot.note_content(Content.OWN)
-            for request in self._requests:
-                if any(
-                    words[slot] & _agreement.USED for slot in request
-                ) and self.submitted.isdisjoint(request):
-                    self._submit(
-                        [s for s in request if words[s] & (_agreement.USED | _agreement.LEARNS)]
-                    )
+            changed: list[Slot] = []
+            if self._words is None:
+                words = self._agree()
+                self._submit_the_rest(words)
+                self._words = words
+            else:  # interrupted; the other ranks have not waited for what happened since
+                words = self._words
+                changed = [slot for slot in self.submitted if self._was_changed(slot)]
             self._loads.start()
-            changed = self._wait()
-            for slot in self.submitted:
-                # A gradient exchanged with its group may be unused on all ranks.
-                used = bool(words[slot] & _agreement.USED)
-                slot.absent = slot.absent and not used
-                slot.note_content(Content.COMMON if used else slot.content)
-        finally:
-            try:
-                self._loads.start()  # even after a failure: their operations are in flight
-            finally:
+            self._wait(words)
+            for slot in changed:
+                words[slot] |= _agreement.CHANGED
+            errors = self._results(words)
+        except BaseException:
+            if not self._continues:
                 self._reset()
-        self.exchanged = True
-        self._check(words, changed)
+            self._continues = False
+            raise
+        finally:
+            self._loads.start()  # even after a failure: their operations are in flight
+        self._exchanges += 1
+        self._reset()
+        self.exchanged = not errors
+        for error in errors:
+            raise error
 
-    def _wait(self) -> list[Slot]:
-        """Waits for the requests; returns the slots whose gradients the program changed meanwhile.
+    def _wait(self, words: dict[Slot, int]) -> None:
+        """Waits for the requests and stores their results.
 
         It raises the first failure after waiting for the others.
         """
-        changed = []
         waiting, stores = Waiting(), Stores()
-        for handle, slots in self.handles:
-            if not waiting.wait(handle):
-                continue
-            changed += [slot for slot in slots if slot.changed]
-            for slot in slots:
+        while self.handles:
+            handle, slots = self.handles[0]
+            self._continues = True
+            complete = waiting.wait(handle)
+            self._continues = False
+            for slot in slots if complete else ():
                 if slot.must_store:
                     with torch.no_grad():
                         slot.store(self.compression, stores)
+                    if slot.parameter.grad is not None:
+                        self._note_part(slot.parameter.grad)
+            self.handles.pop(0)
         with torch.no_grad():
             stores.start()
         for slot in self.submitted:
             if slot.sparse is not None and waiting.wait(slot.sparse):
-                changed += [slot] if slot.changed else []
                 slot.store_sparse()
         waiting.check()
-        return changed
 
-    def _check(self, words: dict[Slot, int], changed: list[Slot]) -> None:
-        """Raises if a step with these gradients would be wrong. All requests have completed."""
-        for slot, word in words.items():
-            if _agreement.marks_differ(word):
-                raise InvalidRequest(
-                    f"the gradient of {slot.name} has a different dtype or different strides on "
-                    f"some ranks than here ({layout_of(slot.parameter)}): give the parameter the "
-                    "same memory format on all ranks",
-                    kind="invalid",
+    def _results(self, words: dict[Slot, int]) -> list[Exception]:
+        """Records the results; returns the error of the ranks, if a step would be wrong."""
+        errors: list[Exception] = []
+        for slot in self.submitted:
+            word = words[slot]
+            # A gradient exchanged with its group may be unused on all ranks.
+            used = bool(word & _agreement.USED)
+            slot.absent = slot.absent and not used
+            if word & _agreement.DROPPED and not word & _agreement.PRESENT:
+                slot.parameter.grad = None  # on all ranks
+            slot.note_content(Content.COMMON if used else slot.content)
+        for slot in self.slots.values():
+            word = words[slot]
+            error = _agreement.error_of(slot.name, word, layout_of(slot.parameter))
+            if error is not None:
+                errors.append(error)
+                slot.note_content(Content.OWN)  # for a step after this error
+        return errors[:1]
+
+    def compare(self) -> None:
+        """With ``checks.gradients=always``, raises if a step's gradients differ between ranks.
+
+        That sees what one rank alone has changed after ``synchronize``.
+        """
+        if (
+            not self.exchanged
+            or not self.takes_part()
+            or not _checks.compares(session().check_gradients)
+        ):
+            return
+        words = [_checks.word(slot.parameter.grad) for slot in self._by_name]
+        unions = self._comparison.exchange(f"{self.identity.prefix}comparison", words)
+        for slot, union in zip(self._by_name, unions):
+            if _checks.differ(union):
+                raise AssertionError(
+                    f"the ranks would make a step with different gradients of {slot.name}: after "
+                    "synchronize(), change gradients in the same way on all ranks"
                 )
-            both = _agreement.LEARNS | _agreement.FROZEN
-            if word & both == both:
-                raise InvalidRequest(
-                    f"{slot.name} requires a gradient only on some ranks: freeze or unfreeze it "
-                    "on all ranks",
-                    kind="invalid",
-                )
-        if changed:
-            raise AssertionError(
-                f"the gradient of {changed[0].name} was changed while it was being exchanged: "
-                "after the backward pass, call optimizer.synchronize() before clipping or "
-                "scaling gradients"
-            )
 
     def _reset(self) -> None:
         """Returns to the idle state."""
+        self._words = None
+        self._delayed.clear()
         self.handles.clear()
         self.submitted.clear()
         self._parts.clear()
@@ -430,7 +503,8 @@ class Exchange:
         for slot in self.slots.values():
             slot.computed = slot.fired
             slot.delay, slot.fired, slot.in_flight = self.passes, False, False
-            slot.sparse = slot.sent = slot.compressed = slot.base = None
+            slot.sparse = slot.sent = slot.compressed = slot.base = slot.digest = None
+            slot.lost_hooks = False
 
     def loss(self, loss: Any) -> Any:
         """Returns a closure's loss; if it is a number, reduced like the gradients."""
@@ -441,19 +515,17 @@ class Exchange:
             return loss
         if not self.takes_part():
             return loss
-        name = f"{self.prefix}loss"
+        name = f"{self.identity.prefix}loss"
         reduced = collectives.allreduce(
             own.detach(), name, self.op, *self.scales, self.process_set
         ).wait()
         return reduced.item() if isinstance(loss, float) else reduced
 
-    def copy(self, prefix: str, parameters: Sequence[torch.Tensor]) -> Exchange:
-        """Returns an exchange for copies of the parameters, with separate operation names."""
-        twins = dict(zip(self.slots, parameters))
+    def copy(self, twins: Mapping[torch.Tensor, torch.Tensor]) -> Exchange:
+        """Returns an exchange for copies of the parameters."""
         return Exchange(
             [(slot.name, twins[parameter]) for parameter, slot in self.slots.items()],
             [[twins[slot.parameter] for slot in group] for group in self.groups],
-            prefix=prefix,
             compression=self.compression,
             passes=self.passes,
             op=self.op,
@@ -521,17 +593,3 @@ class Exchange:
         for slot in forgotten:
             slot.absent = True
             slot.note_content(Content.NOTHING)
-
-
-def _hook(
-    exchange: Exchange, method: Callable[[Exchange, Slot, torch.Tensor], None], slot: Slot
-) -> Any:
-    """Returns a parameter hook that does not keep the optimizer alive."""
-    known, its = weakref.ref(exchange), weakref.ref(slot)
-
-    def hook(tensor: torch.Tensor) -> None:
-        alive, own = known(), its()
-        if alive is not None and own is not None:
-            method(alive, own, tensor)
-
-    return hook

@@ -27,25 +27,17 @@ from gradwire.torch._wrapping import Wrapped, without_hooks, wrap
 
 Named = Iterable[tuple[str, torch.Tensor]]
 
-# The number of optimizers per process set, because two may use the same parameter names. Keyed by
-# ranks, because a process set may receive its id later.
-_made: dict[tuple[int, ...], int] = {}
-
 # The limits of a request: Request::MAX_PARTS and Request::MAX_EXTRA_WORDS. Each tensor takes 5
 # words plus one per dimension.
 _MAX_TENSORS, _MAX_WORDS, _WORDS = 1024, 8192, 5
 
 
-def _prefix(process_set: ProcessSet) -> str:
-    ranks = tuple(process_set.ranks)
-    _made[ranks] = _made.get(ranks, 0) + 1
-    return f"optimizer{_made[ranks]}."
-
-
 def name_parameters(
     param_groups: Sequence[dict[str, Any]], named_parameters: Named | None
 ) -> list[tuple[str, torch.Tensor]]:
-    """Returns the optimizer's parameters in order, each with a unique name.
+    """Returns the optimizer's parameters, each with a unique name, in the order of the names given.
+
+    The order of the parameters in the optimizer may differ between ranks.
 
     Raises:
         ValueError: The names are not unique, or a parameter has none.
@@ -69,7 +61,9 @@ def name_parameters(
             "named_parameters lacks some of the optimizer's parameters, at the positions "
             f"{', '.join(unnamed)}"
         )
-    return [(by_identity[id(parameter)], parameter) for parameter in own]
+    mine = {id(parameter): parameter for parameter in own}
+    chosen = {name: at for at, name in by_identity.items() if at in mine}
+    return [(name, mine[chosen[name]]) for name in names if name in chosen]
 
 
 def _groups(
@@ -121,11 +115,9 @@ class _Distributed(Wrapped):
     _should_synchronize: bool
     # Whether access to a group's parameters waits for their gradients; see ``Parameters``.
     _parameters_wait: bool
-    # The number of copies made of this optimizer.
-    _copies: int
 
     def _begin(self, exchange: Exchange) -> None:
-        self._exchange, self._should_synchronize, self._copies = exchange, True, 0
+        self._exchange, self._should_synchronize = exchange, True
         self._parameters_wait = True
         self._check_parameters()
         exchange.takes_part()
@@ -254,10 +246,13 @@ class _Distributed(Wrapped):
                 exchange.show()
                 loss = inner()
                 self.synchronize()
+                exchange.compare()
                 exchange.hide()
                 return exchange.loss(loss)
         elif self._should_synchronize and not self._synchronized:
             self.synchronize()
+        if closure is None:
+            exchange.compare()
         exchange.hide()
         try:
             result = self._original_step(closure, *args, **kwargs)
@@ -311,10 +306,8 @@ class _Distributed(Wrapped):
             if not isinstance(parameters, Parameters):
                 group["params"] = Parameters(parameters, self)
 
-    def _copied_for(self, made: Any, parameters: list[torch.Tensor]) -> None:
-        self._copies += 1
-        prefix = f"{self._exchange.prefix}copy{self._copies}."
-        made._begin(self._exchange.copy(prefix, parameters))
+    def _copied_for(self, made: Any, twins: dict[torch.Tensor, torch.Tensor]) -> None:
+        made._begin(self._exchange.copy(twins))
 
     # Attributes of Horovod's optimizer that scripts read
 
@@ -352,8 +345,10 @@ class _Distributed(Wrapped):
 
     @property
     def _handles(self) -> dict[torch.Tensor, tuple[Any, Any]]:
+        # Gradients that ``step`` will send have no handle yet.
+        waiting = {slot.parameter: (None, None) for slot in self._exchange.submitted}
         flights = [(slot, handle) for handle, slots in self._exchange.handles for slot in slots]
-        return {slot.parameter: (handle, None) for slot, handle in flights}
+        return {**waiting, **{slot.parameter: (handle, None) for slot, handle in flights}}
 
     @property
     def _allreduce_delay(self) -> dict[torch.Tensor, int]:
@@ -442,11 +437,10 @@ def DistributedOptimizer(
     parts = _groups(groups, trainable)
     if op == Adasum and (groups is not None or sparse_as_dense):
         raise InvalidRequest("groups and sparse_as_dense can't be used with Adasum", kind="invalid")
-    prefix = _prefix(process_set)
     _scaler.patch()
     if op == Adasum:
         made = wrap(optimizer, DistributedAdasum)
-        made._begin(prefix, named, compression, passes, process_set)
+        made._begin(named, compression, passes, process_set)
         return made
     if isinstance(optimizer, torch.optim.SparseAdam):
         # It does not accept dense gradients, which both options would produce.
@@ -455,7 +449,6 @@ def DistributedOptimizer(
     exchange = Exchange(
         named,
         parts,
-        prefix=prefix,
         compression=compression,
         passes=passes,
         op=op,

@@ -1,10 +1,14 @@
 """One parameter's gradient: its memory, its content, and the data to send.
 
 Each parameter has a *place* in shared memory, with the strides that autograd uses for its gradient,
-so that fused kernels can run on it. From the first backward pass on, the gradient is a view of that
-place. A gradient elsewhere (the first one; after ``model.zero_grad()``; on another device) is
-copied there, and its bytes are counted. A gradient is in its place if address, dtype and strides
-match; the storage of a Python object can be swapped.
+so that fused kernels can run on it. A gradient elsewhere (the first one; after
+``model.zero_grad()``; on another device) is copied there, and its bytes are counted. A gradient is
+in its place if address, dtype and strides match; the storage of a Python object can be swapped.
+
+The gradient tensors of the program stay its own. After the copy, the place becomes the memory of
+the same tensor object, so a list of gradients follows. If other tensors or arrays use the old
+memory, such as views or a flat buffer of all gradients, they could not follow. Then the gradient
+stays where it is, and the result is copied back to it.
 
 ``Content`` determines what this rank contributes: only its own gradients are exchanged, and the
 result of an exchange is not summed again.
@@ -22,7 +26,7 @@ import torch
 from gradwire import _native, _world
 from gradwire._staging import session
 from gradwire.torch import _cuda
-from gradwire.torch._adapter import as_tensor, collectives, dense_strides, describe
+from gradwire.torch._adapter import OVERLAPS, as_tensor, collectives, dense_strides, describe
 from gradwire.torch._batches import Loads, Stores
 from gradwire.torch._compression import Compressor, NoneCompressor
 from gradwire.torch._sparse import SparseHandle, entries
@@ -143,6 +147,7 @@ class Place:
             and gradient.data_ptr() == self.address
             and gradient.dtype == dtype
             and gradient.stride() == strides
+            and not _is_lazy(gradient)
         )
 
     def view_for_parameter(self) -> torch.Tensor:
@@ -181,6 +186,34 @@ def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(_values(one), _values(other))
 
 
+def _is_lazy(tensor: torch.Tensor) -> bool:
+    """Returns whether the elements in memory are the conjugates or negatives of the tensor's."""
+    return tensor.is_conj() or tensor.is_neg()
+
+
+def _is_alone(gradient: torch.Tensor) -> bool:
+    """Returns whether no other tensor and no array uses the memory of a gradient."""
+    if _users is None:  # PyTorch can't tell
+        return not gradient._is_view()
+    # One user is the gradient, the other one the Python object of the storage.
+    return _users(gradient.untyped_storage()._cdata) <= 2
+
+
+def _is_new_part(gradient: torch.Tensor) -> bool:
+    """Returns whether autograd has just created a gradient as a part of a larger tensor.
+
+    Gradients of concatenated parameters share a tensor that the program does not know. Autograd has
+    not added to this gradient, which would have changed its version.
+    """
+    return gradient._version == 0 and is_a_part(gradient)
+
+
+def _copy(into: torch.Tensor, source: torch.Tensor) -> None:
+    """Copies values to a gradient; also to one that was created in inference mode."""
+    with torch.inference_mode(into.is_inference()):
+        into.detach().copy_(source)
+
+
 def is_a_part(gradient: torch.Tensor) -> bool:
     """Returns whether a gradient uses only a part of its storage."""
     if gradient.layout != torch.strided:
@@ -191,18 +224,14 @@ def is_a_part(gradient: torch.Tensor) -> bool:
 def _stamp(gradient: torch.Tensor) -> tuple[int, int]:
     """Returns numbers that change when the gradient is replaced or written."""
     where = gradient.data_ptr() if gradient.layout == torch.strided else id(gradient)
-    return where, gradient._version
+    return where, 0 if gradient.is_inference() else gradient._version
 
 
 class Slot:
     """One parameter's gradient and its exchange."""
 
-    def __init__(
-        self, name: str, operation: str, parameter: torch.Tensor, priority: int, passes: int
-    ) -> None:
-        # The names of the parameter and of its exchange.
-        self.name, self.operation = name, operation
-        self.parameter, self.priority = parameter, priority
+    def __init__(self, name: str, parameter: torch.Tensor, priority: int, passes: int) -> None:
+        self.name, self.parameter, self.priority = name, parameter, priority
         # The remaining backward passes before the exchange, and whether there was one.
         self.delay, self.fired = passes, False
         # The slots exchanged in one request with this one; None if it is exchanged alone.
@@ -229,9 +258,20 @@ class Slot:
         self.sparse: SparseHandle | None = None
         # The sparse gradient exchanged by ``sparse``; kept so that its id is not reused.
         self.sent: torch.Tensor | None = None
+        # The digest of the computed gradient, to see changes by value.
+        self.digest: int | None = None
         self.hooks: list[Any] = []
+        # The address of the C++ tensor that has the hooks.
+        self.hooked = 0
+        # Whether the parameter was swapped with another one, without the hooks.
+        self.lost_hooks = False
         # Submitted but not yet waited for.
         self.in_flight = False
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the parameter has the hooks, and has not been swapped with another one."""
+        return bool(self.hooks) and self.hooked == self.parameter._cdata
 
     def unwatch(self) -> None:
         """Removes the parameter's hooks."""
@@ -341,12 +381,6 @@ class Slot:
         gradient = self.parameter.grad
         return None if gradient is None else _stamp(gradient)
 
-    @property
-    def changed(self) -> bool:
-        """Whether the program has written or replaced the gradient during the exchange."""
-        seen = self.seen
-        return seen is not None and seen != self.stamp
-
     def set_aside(self) -> None:
         """Sets aside the result of an exchange, so that it is not summed again."""
         gradient = self.parameter.grad
@@ -360,11 +394,18 @@ class Slot:
 
     # The data to send
 
+    def _settle(self, place: Place, gradient: torch.Tensor, in_backward: bool = False) -> None:
+        """Makes the place the memory of a gradient that was copied there, if nobody can notice."""
+        follows = _is_alone(gradient) or (in_backward and _is_new_part(gradient))
+        overlaps = torch._debug_has_internal_overlap(gradient) == OVERLAPS  # no result fits
+        if type(gradient) is torch.Tensor and not gradient.is_inference() and (follows or overlaps):
+            gradient.data = place.view_for_parameter()
+
     def place_buffer(self, gradient: torch.Tensor) -> _native.Buffer | None:
         """Puts the gradient in its place; returns the buffer, or None if a copy is not enough.
 
-        A newly allocated gradient is copied, which is faster than clearing the place and
-        accumulating there.
+        Called when autograd has accumulated the gradient. A newly allocated gradient is copied,
+        which is faster than clearing the place and accumulating there.
         """
         place = self.place
         if place is None:
@@ -379,7 +420,7 @@ class Slot:
                 return None
             place.memory.copy_(gradient)
             copied(place.memory)
-            self.parameter.grad = place.view_for_parameter()
+            self._settle(place, gradient, in_backward=True)
         return place.buffer
 
     def fill(self, content: Content, loads: Loads) -> Place:
@@ -395,22 +436,20 @@ class Slot:
                 _cuda.stage.settle()  # the copy of the last result may still read the place
             place.memory.zero_()
         elif not place.holds(gradient):
-            if gradient.layout != torch.strided:
-                gradient = gradient.to_dense()
+            dense = gradient if gradient.layout == torch.strided else gradient.to_dense()
             if gradient.is_cuda:
-                loads.add(place.buffer, place.memory, gradient)
+                loads.add(place.buffer, place.memory, dense)
             else:
-                place.memory.copy_(gradient)
+                place.memory.copy_(dense)
             copied(place.memory)
             place.buffer.mark_copied()
-        if self.parameter.device.type == "cpu":
-            if not self.in_place(self.parameter.grad):
-                self.parameter.grad = place.view_for_parameter()
-        elif (
-            gradient is None
-            or self.parameter.grad is None
-            or self.parameter.grad.layout != torch.strided
-        ):
+        on_cpu = self.parameter.device.type == "cpu"
+        if gradient is not None and gradient.layout == torch.strided:
+            if on_cpu and not place.holds(gradient):
+                self._settle(place, gradient)
+        elif on_cpu:
+            self.parameter.grad = place.view_for_parameter()
+        else:
             self.parameter.grad = torch.empty_like(self.parameter, dtype=place.layout.dtype)
         return place
 
@@ -495,7 +534,7 @@ class Slot:
             if gradient.is_cuda:
                 stores.add(exchanged.buffer, exchanged.memory, gradient, add_base)
                 return
-            collectives.adapter.store(exchanged.buffer, gradient)
+            _copy(gradient, exchanged.memory)
         add_base()
 
     def store_sparse(self) -> None:

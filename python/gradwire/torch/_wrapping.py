@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from gradwire.torch._parameters import without_waiting
+
 Step = TypeVar("Step", bound=Callable[..., Any])
 
 
@@ -52,16 +54,19 @@ class Wrapped(torch.optim.Optimizer):
     def _share_infinities(self, found: dict[torch.device, torch.Tensor]) -> None:
         """Called after a scaler has looked for infinities in all gradients."""
 
-    def _copied_for(self, made: Any, parameters: list[torch.Tensor]) -> None:
-        """Makes a copy of this optimizer, with copies of the parameters, distributed as well."""
+    def _copied_for(self, made: Any, twins: dict[torch.Tensor, torch.Tensor]) -> None:
+        """Makes a copy of this optimizer distributed as well; ``twins`` has its parameters."""
         raise NotImplementedError
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         made: Any = object.__new__(self._original)
         memo[id(self)] = made
         made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        parameters = [parameter for group in made.param_groups for parameter in group["params"]]
-        self._copied_for(wrap(made, type(self).__mro__[1]), parameters)
+        own, copies = (
+            [p for group in one.param_groups for p in without_waiting(group["params"])]
+            for one in (self, made)
+        )
+        self._copied_for(wrap(made, type(self).__mro__[1]), dict(zip(own, copies)))
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -14,8 +14,14 @@ from on_fake_gpu import of_rank, total  # noqa: E402
 
 import gradwire.torch as hvd  # noqa: E402
 from gradwire import _world  # noqa: E402
-from gradwire.torch import _batches  # noqa: E402
+from gradwire.torch import _batches, _checks  # noqa: E402
 from gradwire.torch._adapter import as_tensor  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def no_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sends gradients in the backward pass."""
+    monkeypatch.setattr(_checks, "is_due", lambda *_: False)
 
 
 @pytest.mark.parametrize("small", [hvd.Compression.none, hvd.Compression.fp16])
@@ -44,12 +50,13 @@ def hooked(gpu: FakeCuda, count: int, **options: Any) -> tuple[Any, Any, list[An
     parameters = [torch.nn.Parameter(torch.zeros(4, 6).as_subclass(OnGpu)) for _ in range(count)]
     plain = torch.optim.SGD(parameters, lr=0.0, foreach=False)
     optimizer = hvd.DistributedOptimizer(plain, op=hvd.Sum, **options)
+    optimizer.step()  # from now on, a backward pass sends gradients
     exchange = optimizer._exchange
 
     def backward(add: float = 0.0) -> None:
         for parameter in parameters:
             parameter.grad = gpu.made(of_rank(hvd.rank()) + add)
-            exchange._ready(exchange.slots[parameter], parameter)
+            exchange.ready(exchange.slots[parameter])
 
     return optimizer, backward, parameters
 
@@ -194,7 +201,7 @@ def test_gradients_that_are_parts_of_one_tensor(gpu: FakeCuda) -> None:
             parameter.grad = whole[24 * at :][:24].view(4, 6)
         for parameter in parameters:
             parameter.grad.add_(0.0)  # accumulates; both have the same version
-            exchange._ready(exchange.slots[parameter], parameter)
+            exchange.ready(exchange.slots[parameter])
         if written:
             parameters[0].grad.add_(0.0)
             with pytest.raises(AssertionError, match="was changed"):

@@ -1,0 +1,159 @@
+"""What identifies an optimizer among those of a session: the names of its parameters.
+
+Gradients are paired by their parameters' names. Ranks may create optimizers that they never use,
+or create one again, so nothing is counted when an optimizer is created.
+
+- Before its first exchange, an optimizer with new names is *introduced*: the ranks compare the
+  names and the options. All ranks introduce the same optimizers, in the same order, so an
+  introduced optimizer has the same index everywhere.
+- Several optimizers with equal names may be in use together, as in a GAN. They have different
+  numbers, on which the ranks agree in their first step: that of the ranks that have one already
+  (one rank has made its optimizer again), otherwise the next one.
+
+Until an optimizer has its number, its gradients are sent by ``step`` only.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gradwire import _native
+from gradwire._objects import allgather_object
+from gradwire._staging import session
+from gradwire._world import ProcessSet
+from gradwire.torch import _agreement
+
+
+class Description(NamedTuple):
+    """What must be equal on all ranks."""
+
+    names: tuple[str, ...]
+    groups: tuple[tuple[str, ...], ...]
+    options: str
+
+    @property
+    def digest(self) -> int:
+        """A number that identifies the description."""
+        return zlib.crc32(repr(self).encode()) << 32 | len(self.names)
+
+
+class _Introduced:
+    """The optimizers that the members of a process set have introduced in a session."""
+
+    def __init__(self) -> None:
+        # By digest, the index.
+        self.indices: dict[int, int] = {}
+        # By index, the last number.
+        self.numbers: dict[int, int] = {}
+
+
+_lock = threading.RLock()
+_session: _native.Session | None = None
+_introduced: dict[tuple[int, ...], _Introduced] = {}
+
+
+def _introduced_to(process_set: ProcessSet) -> _Introduced:
+    global _session
+    native = session()
+    if native is not _session:
+        _session = native
+        _introduced.clear()
+    return _introduced.setdefault(tuple(process_set.ranks), _Introduced())
+
+
+class Identity:
+    """The identity of one optimizer in the current session."""
+
+    def __init__(self, description: Description, process_set: ProcessSet) -> None:
+        self.description, self.process_set = description, process_set
+        self._index = self.number = 0
+
+    def forget(self) -> None:
+        """Forgets the session."""
+        self._index = self.number = 0
+
+    @property
+    def agreement(self) -> str:
+        """The name of the agreement, the same for all optimizers with these parameter names."""
+        return f"optimizer{self._index}.agreement"
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the names of all other operations."""
+        number = f"-{self.number}" if self.number > 1 else ""
+        return f"optimizer{self._index}{number}."
+
+    @property
+    def mark(self) -> int:
+        """The bits of the number in the agreement's word about the optimizer."""
+        return _agreement.mark_bits(self.number & 0xFFFF) if self.number else _agreement.NEW
+
+    def introduce(self) -> None:
+        """Introduces the optimizer, unless one with these names was introduced before.
+
+        Raises:
+            InvalidRequest: The ranks' optimizers differ.
+        """
+        if self._index:
+            return
+        with _lock:
+            known, digest = _introduced_to(self.process_set), self.description.digest
+            if digest not in known.indices:
+                name = f"optimizer{len(known.indices) + 1}.digest"
+                digests = allgather_object(digest, name=name, process_set=self.process_set)
+                if len({*digests}) > 1:
+                    given = allgather_object(
+                        self.description, name=f"{name}.names", process_set=self.process_set
+                    )
+                    raise _agreement.disagree(difference(given))
+                known.indices[digest] = len(known.indices) + 1
+            self._index = known.indices[digest]
+
+    def agree_on_number(self) -> None:
+        """Receives the number, or gives it to the ranks whose optimizer has none yet."""
+        with _lock:
+            known = _introduced_to(self.process_set)
+            told = allgather_object(
+                (self.number, known.numbers.get(self._index, 0)),
+                name=f"optimizer{self._index}.number",
+                process_set=self.process_set,
+            )
+            numbers = {number for number, _ in told if number}
+            if len(numbers) > 1:
+                raise _agreement.disagree(self.several())
+            last = max(last for _, last in told)
+            self.number = numbers.pop() if numbers else last + 1
+            known.numbers[self._index] = max(last, self.number)
+
+    def several(self) -> str:
+        """Returns the text of the error that the ranks use different optimizers."""
+        return (
+            "the ranks make a step with different optimizers whose parameters have the same names "
+            f"({', '.join(self.description.names[:3])}, …): make steps in the same order on all "
+            "ranks"
+        )
+
+
+def difference(given: Sequence[Description]) -> str:
+    """Returns the text of the error that the optimizers of some ranks differ."""
+    common = set.intersection(*({*one.names} for one in given))
+    lines = []
+    for at, one in enumerate(given):
+        only = [name for name in one.names if name not in common]
+        if only:
+            lines.append(f"{at}: {', '.join(only[:5])}{', …' if len(only) > 5 else ''}")
+    if lines:
+        return (
+            "the optimizers of the ranks have parameters with different names; by position in the "
+            f"process set: {'; '.join(lines[:8])}. Give the same named_parameters on all ranks"
+        )
+    options = {one.options for one in given}
+    if len(options) > 1:
+        return f"the optimizers of the ranks have different options: {'; '.join(sorted(options))}"
+    return (
+        "the optimizers of the ranks have different groups of parameters: give the same groups on "
+        "all ranks"
+    )

@@ -1,0 +1,67 @@
+"""The hooks of parameters that tell an exchange when their gradients are ready."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Protocol
+
+import torch
+
+from gradwire.torch._slots import Slot
+
+# By the id of each parameter, the slot that submits its gradient. With two slots, each would
+# mistake the other's result for this rank's own gradient. A slot keeps its parameter, and so its
+# id. (PyTorch refuses to swap parameters that have weak references.)
+_watched: weakref.WeakValueDictionary[int, Slot] = weakref.WeakValueDictionary()
+
+
+class Watcher(Protocol):
+    """What is told about gradients."""
+
+    def before(self, slot: Slot) -> None:
+        """Called before a backward pass accumulates a gradient."""
+
+    def ready(self, slot: Slot) -> None:
+        """Called when a backward pass has accumulated a gradient."""
+
+
+def watch(slot: Slot, watcher: Watcher, *, before: bool) -> None:
+    """Makes a parameter's backward passes call ``watcher.ready``, instead of those of other slots.
+
+    Args:
+        slot: The slot of the parameter.
+        watcher: What is called. The hooks do not keep it alive.
+        before: Whether ``watcher.before`` is called as well.
+
+    Raises:
+        AssertionError: Another slot of the parameter is in flight.
+    """
+    other = _watched.get(id(slot.parameter))
+    if other is not None and other is not slot:
+        if other.in_flight:
+            raise AssertionError(
+                f"the gradient of {slot.name} is still being exchanged by another optimizer "
+                "that shares the parameter: before the backward pass, call zero_grad() of the "
+                "optimizer that makes the next step"
+            )
+        other.unwatch()
+    if slot.hooks:  # swapped: PyTorch keeps the dictionaries of the hooks, but does not call them
+        slot.unwatch()
+        parameter: Any = slot.parameter
+        for hooks in ("_post_accumulate_grad_hooks", "_backward_hooks"):
+            setattr(parameter, hooks, getattr(parameter, hooks))
+    slot.hooked = slot.parameter._cdata
+    _watched[id(slot.parameter)] = slot
+    known, its = weakref.ref(watcher), weakref.ref(slot)
+
+    def call(method: str) -> Any:
+        def hook(_: torch.Tensor) -> None:
+            alive, own = known(), its()
+            if alive is not None and own is not None:
+                getattr(alive, method)(own)
+
+        return hook
+
+    slot.hooks.append(slot.parameter.register_post_accumulate_grad_hook(call("ready")))
+    if before:
+        slot.hooks.append(slot.parameter.register_hook(call("before")))
