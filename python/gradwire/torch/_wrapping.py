@@ -85,6 +85,10 @@ def wrap(optimizer: Any, kind: type[Wrapped]) -> Any:
         raise ValueError("this optimizer is already distributed")
     original = type(optimizer)
     about = {"__doc__": original.__doc__, "__module__": original.__module__, "_original": original}
+    # A step exchanges gradients, which must not happen while PyTorch's compiler analyzes it.
+    for method in ("step", "zero_grad"):
+        if method in vars(kind):
+            about[method] = torch.compiler.disable(vars(kind)[method])
     optimizer.__class__ = type(original.__name__, (kind, original), about)
     # Schedulers set a ``step`` on the object, which calls that of the original class.
     optimizer._instance_step = vars(optimizer).pop("step", None)

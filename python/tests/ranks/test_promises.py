@@ -432,6 +432,27 @@ def test_steps_in_the_backward_pass(hooked: str, clear: bool, sent: str) -> None
     assert [parameter.tolist() for parameter in parameters] == [[-3 * mean()] * 3] * 2
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_compiled_steps(whole: bool) -> None:
+    import torch._dynamo
+
+    if not torch._dynamo.is_dynamo_supported():
+        pytest.skip("this PyTorch does not compile for this Python")
+    parameter = zeros()
+    optimizer = wrapped(parameter)
+
+    def step() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    compiled = torch.compile(step if whole else optimizer.step, backend="eager")
+    for at in range(3):
+        backward(parameter)
+        compiled()
+        assert parameter.tolist() == [-(at + 1) * mean()] * 3
+        optimizer.zero_grad()
+
+
 @pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
 @pytest.mark.parametrize("clear", [False, True])
 def test_parameters_that_are_swapped(clear: bool, op: Any, sent: str) -> None:
