@@ -143,7 +143,7 @@ pub fn refusal(variables: &HashMap<String, String>, program: &Program) -> Option
     }
     let counts = COUNTED.iter().find_map(|row| Some((row, given(row.tasks)?)));
     if let Some((row, tasks)) = counts {
-        // An unreadable count is no proof of a single task.
+        // A count that can't be read does not prove that there is a single task.
         let tasks: Option<u64> = tasks.parse().ok();
         if tasks.is_some_and(|tasks| tasks <= 1) {
             return None;
@@ -155,7 +155,7 @@ pub fn refusal(variables: &HashMap<String, String>, program: &Program) -> Option
         // Torque counts differently there.
         let counts = row.variable != PBS_TASK || !is_torque(given("PBS_VERSION"));
         let number = given(row.variable).filter(|_| counts);
-        // A number that can't be read is no proof that this process is outside.
+        // A number that can't be read does not prove that this process is outside.
         let inside = |text: &str| match (text.parse::<u64>(), row.outside) {
             (Ok(number), Some(most)) => number > most,
             _ => true,
