@@ -2,6 +2,7 @@
 //! clear that it will not.
 
 use std::{
+    io::{self, ErrorKind},
     net::SocketAddr,
     pin::Pin,
     time::{Duration, Instant},
@@ -207,13 +208,13 @@ async fn connect(introduction: &Introduction) -> Result<CoordinatorClient<Channe
     loop {
         let left = attempts.deadline().saturating_duration_since(Instant::now());
         let attempt = timeout(left.min(ATTEMPT), dial(*address, introduction.retransmission));
-        let cause = match attempt.await {
+        let (answer, cause) = match attempt.await {
             Ok(Ok(client)) => return Ok(client),
-            Ok(Err(cause)) => {
+            Ok(Err(last)) => {
                 attempts.has_answered = true;
-                cause
+                last
             }
-            Err(_) => "no answer".to_owned(),
+            Err(_) => (Answer::Nothing, "no answer".to_owned()),
         };
         if Instant::now() >= attempts.deadline() {
             let seconds = attempts.began.elapsed().as_secs_f64();
@@ -221,30 +222,70 @@ async fn connect(introduction: &Introduction) -> Result<CoordinatorClient<Channe
                 "the coordinator at {address} can't be reached from {host} ({cause}, tried for \
                  {seconds:.0} s)"
             );
-            let hint = if attempts.has_answered {
-                "is it running, and does GRADWIRE_COORDINATOR name its address?"
-            } else {
-                "does a firewall let TCP through to that port, and is GRADWIRE_COORDINATOR right?"
-            };
-            return Err(Failure::new(FailureKind::CoordinatorLost, what).host(host).hint(hint));
+            let failure = Failure::new(FailureKind::CoordinatorLost, what);
+            return Err(failure.host(host).hint(answer.hint()));
         }
         sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// The answer to a dialled connection. Firewalls give all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    Nothing,
+    Refused,
+    NoRoute,
+    Other,
+}
+
+impl Answer {
+    fn of(error: &io::Error) -> Self {
+        match error.kind() {
+            ErrorKind::ConnectionRefused => Self::Refused,
+            // Firewalls answer with all of them.
+            ErrorKind::HostUnreachable
+            | ErrorKind::NetworkUnreachable
+            | ErrorKind::PermissionDenied => Self::NoRoute,
+            ErrorKind::TimedOut => Self::Nothing,
+            _ => Self::Other,
+        }
+    }
+
+    fn hint(self) -> &'static str {
+        match self {
+            Self::Nothing => {
+                "a firewall drops packets to that port, or GRADWIRE_COORDINATOR has a wrong \
+                 address: let TCP through between the hosts, or set coordinator.listen to a port \
+                 that is open"
+            }
+            Self::Refused => {
+                "that host is there, but nothing listens on that port, or a firewall refuses it: \
+                 is the first daemon running, and does GRADWIRE_COORDINATOR name its address?"
+            }
+            Self::NoRoute => {
+                "a firewall rejects the connection, or there is no route: let TCP through between \
+                 the hosts, or give -H addresses by which the hosts reach each other"
+            }
+            Self::Other => "is it running, and does GRADWIRE_COORDINATOR name its address?",
+        }
     }
 }
 
 async fn dial(
     address: SocketAddr,
     retransmission: Duration,
-) -> Result<CoordinatorClient<Channel>, String> {
-    let mut stream = TcpStream::connect(address).await.map_err(|error| error.to_string())?;
-    stream.set_nodelay(true).map_err(|error| error.to_string())?;
-    stream.write_all(NODE_PREFACE).await.map_err(|error| error.to_string())?;
+) -> Result<CoordinatorClient<Channel>, (Answer, String)> {
+    let failed = |error: io::Error| (Answer::of(&error), error.to_string());
+    let mut stream = TcpStream::connect(address).await.map_err(failed)?;
+    stream.set_nodelay(true).map_err(failed)?;
+    stream.write_all(NODE_PREFACE).await.map_err(failed)?;
     // After an outage the stream must continue before the timeout.
     if let Err(error) = gradwire_net::limit_retransmission_interval(&stream, retransmission) {
         tracing::debug!(%error, "the system chooses the retransmission interval");
     }
+    let other = |cause: String| (Answer::Other, cause);
     let endpoint =
-        Endpoint::from_shared(format!("http://{address}")).map_err(|error| error.to_string())?;
+        Endpoint::from_shared(format!("http://{address}")).map_err(|e| other(e.to_string()))?;
     let mut stream = Some(TokioIo::new(stream));
     let once = service_fn(move |_| {
         let stream = stream.take().ok_or(std::io::ErrorKind::NotConnected);
@@ -257,7 +298,7 @@ async fn dial(
         .await
         .map_err(|error| {
             let cause = std::error::Error::source(&error).map(ToString::to_string);
-            cause.unwrap_or_else(|| error.to_string())
+            other(cause.unwrap_or_else(|| error.to_string()))
         })?;
     Ok(CoordinatorClient::new(channel)
         .max_decoding_message_size(MAX_CONTROL_MESSAGE)
@@ -268,6 +309,7 @@ async fn dial(
 mod tests {
     use gradwire_coordinator::{Coordinator as Served, CoordinatorConfig};
     use gradwire_settings::Settings;
+    use rustix::io::Errno;
     use tokio::net::TcpListener;
 
     use super::*;
@@ -310,6 +352,17 @@ mod tests {
             drop(strangers);
         });
         assert!(opened.is_ok(), "{:?}", opened.err());
+    }
+
+    #[test]
+    fn each_answer_of_a_firewall_has_its_hint() {
+        let hint = |errno: Errno| Answer::of(&errno.into()).hint();
+        assert!(hint(Errno::CONNREFUSED).contains("nothing listens"));
+        for errno in [Errno::HOSTUNREACH, Errno::NETUNREACH, Errno::ACCESS] {
+            assert!(hint(errno).contains("rejects the connection"), "{errno}");
+        }
+        assert!(hint(Errno::TIMEDOUT).contains("drops packets"));
+        assert!(hint(Errno::CONNRESET).contains("is it running"));
     }
 
     #[test]
