@@ -12,6 +12,10 @@ const USELESS: f64 = 1.15;
 /// More lanes may help if each lane reaches more than this fraction of the rate of a single one.
 const USEFUL: f64 = 0.8;
 
+/// Lanes can't be faster than this many times their number: the measurement was disturbed, for
+/// example by other work while one lane was measured.
+const POSSIBLE: f64 = 1.25;
+
 /// A lane is limited by its connection if it is slower than this fraction of the reduction rate.
 const IDLE: f64 = 0.25;
 
@@ -30,6 +34,9 @@ pub(crate) fn advice(config: &EngineConfig, network: &Network) -> Vec<String> {
     let both = one.zip(all).filter(|(one, all)| lanes > 1 && *one > 0.0 && *all > 0.0);
     let Some((one, all)) = both else { return Vec::new() };
     let ratio = all / one;
+    if ratio > POSSIBLE * f64::from(lanes) {
+        return Vec::new();
+    }
     let measured = format!("{lanes} lanes are {ratio:.2} times as fast as one");
     let mut advice = Vec::new();
     if ratio < USELESS {
@@ -95,5 +102,6 @@ mod tests {
         assert!(of(3.0, 5.8).starts_with("data.lanes=4: 2 lanes are 1.93 times"));
         assert_eq!(of(3.0, 4.2), "", "in between, nothing is recommended");
         assert_eq!(of(0.0, 0.0), "", "nothing was measured");
+        assert_eq!(of(0.1, 1.102), "", "impossible: the measurement was disturbed");
     }
 }
