@@ -3,7 +3,8 @@
 //!
 //! They are in `gradwire/` of `$XDG_RUNTIME_DIR`, or in `gradwire-UID/` of the folder for temporary
 //! files. Only their owner reads and writes them. A launcher that is killed leaves its file behind,
-//! and the next reader removes it: the file has the launcher's process id and start time.
+//! and the next launcher or reader removes it: the file has the launcher's process id and start
+//! time.
 
 use std::{
     env,
@@ -112,6 +113,8 @@ impl RunFile {
     }
 
     fn create_in(folder: &Path, job: &RunningJob) -> io::Result<Self> {
+        // A launcher that was killed left its file (CLEAN). Only that is wanted here.
+        let _ = running_in(folder);
         let path = folder.join(format!("{}.json", job.job));
         let text = format!("{}\n", serde_json::to_string_pretty(job)?);
         for _ in 0..TRIES {
@@ -285,6 +288,7 @@ mod tests {
         for job in [&ended, &reused, &elsewhere] {
             std::mem::forget(RunFile::create_in(&folder, job).unwrap());
         }
+        assert!(!folder.join("a.json").exists(), "the next launcher removes it");
         fs::write(folder.join("d.json"), "{\"job\": 1}").unwrap();
         assert_eq!(running_in(&folder).unwrap(), []);
         let left = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name());
