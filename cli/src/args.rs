@@ -116,50 +116,7 @@ pub struct Run {
     pub dry_run: bool,
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
-    pub command: Vec<String>,
-}
-
-/// `--np` or `--np=N`, if the word is `-np` or `-np=N`.
-fn of_mpirun(word: &OsString) -> Option<OsString> {
-    let rest = word.to_str()?.strip_prefix("-np")?;
-    (rest.is_empty() || rest.starts_with('=')).then(|| format!("--np{rest}").into())
-}
-
-/// Replaces `-np`, known from mpirun, by `--np`, because clap does not support it: where it is an
-/// option of gradwire, and not of the program that it runs.
-pub fn normalise(mut words: Vec<OsString>) -> Vec<OsString> {
-    match words.get(1).and_then(|word| word.to_str()) {
-        Some("run") => {}
-        Some("bench" | "probe" | "doctor") => {
-            let replaced = words.into_iter().map(|word| of_mpirun(&word).unwrap_or(word));
-            return replaced.collect();
-        }
-        _ => return words,
-    }
-    let cli = Cli::command();
-    let takes_value: Vec<String> = cli
-        .find_subcommand("run")
-        .into_iter()
-        .flat_map(clap::Command::get_arguments)
-        .filter(|arg| arg.get_action().takes_values() && !arg.is_positional())
-        .flat_map(|arg| {
-            let longs = arg.get_long_and_visible_aliases().unwrap_or_default();
-            let long = longs.into_iter().map(|long| format!("--{long}"));
-            arg.get_short().map(|short| format!("-{short}")).into_iter().chain(long)
-        })
-        .collect();
-    let mut i = 2;
-    while let Some(word) = words.get(i).and_then(|word| word.to_str()) {
-        if word == "--" || !word.starts_with('-') {
-            break;
-        }
-        let has_value = word == "-np" || takes_value.iter().any(|option| option == word);
-        if let Some(replaced) = of_mpirun(&words[i]) {
-            words[i] = replaced;
-        }
-        i += if has_value { 2 } else { 1 };
-    }
-    words
+    pub command: Vec<OsString>,
 }
 
 #[cfg(test)]

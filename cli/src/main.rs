@@ -85,7 +85,7 @@ fn run(run: Run) -> Result<ExitCode, CommandError> {
     let mut words = run.command.into_iter();
     let program = words.next().filter(|program| program != ITSELF);
     let program = program.ok_or_else(|| CommandError::usage("the program's name is empty"))?;
-    let plan = Plan::new(nodes, program, words.collect(), &loaded)?;
+    let plan = Plan::new(nodes, program, words, &loaded)?;
     if run.dry_run {
         let names: Vec<_> = plan.nodes.iter().map(|node| node.host.clone()).collect();
         let local = block_on(async {
@@ -112,7 +112,7 @@ fn bench(bench: &Bench) -> Result<ExitCode, CommandError> {
     let (loaded, mut hosts) = prepare(&common.at, &bench::flags(common))?;
     let np = bench::spread(&mut hosts, common);
     let words = bench::words(std::env::args_os().skip(1), &loaded)?;
-    let plan = Plan::new(Plan::nodes(&hosts, np)?, ITSELF.to_owned(), words, &loaded)?;
+    let plan = Plan::new(Plan::nodes(&hosts, np)?, ITSELF, words, &loaded)?;
     bench.check_size(plan.size())?;
     start(plan, &loaded, &common.at, Files::default(), true)
 }

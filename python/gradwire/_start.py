@@ -61,7 +61,7 @@ def prepare() -> None:
 
 def _shown(words: list[str]) -> str:
     """Returns a command line for a message; a long one is cut."""
-    text = shlex.join(words)
+    text = shlex.join(words).encode(errors="replace").decode()  # names need not be UTF-8
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 

@@ -70,7 +70,7 @@ fn probe(options: &probe::Options) -> Result<ExitCode, CommandError> {
     {
         probe::check(path)?;
     }
-    let plan = Plan::new(nodes, ITSELF.to_owned(), words, &loaded)?;
+    let plan = Plan::new(nodes, ITSELF, words, &loaded)?;
     start(plan, &loaded, &options.at, Files::default(), true)
 }
 
@@ -92,6 +92,6 @@ fn resources(options: &Resources) -> Result<ExitCode, CommandError> {
     let (loaded, mut hosts) = prepare(&common.at, &bench::flags(common))?;
     let np = bench::spread(&mut hosts, common);
     let words = bench::words(std::env::args_os().skip(1), &loaded)?;
-    let plan = Plan::new(Plan::nodes(&hosts, np)?, ITSELF.to_owned(), words, &loaded)?;
+    let plan = Plan::new(Plan::nodes(&hosts, np)?, ITSELF, words, &loaded)?;
     start(plan, &loaded, &common.at, Files::default(), true)
 }

@@ -5,10 +5,11 @@ use std::{
     ffi::{OsStr, OsString},
     io::ErrorKind,
     net::{IpAddr, Ipv4Addr, TcpListener},
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
 
-use gradwire_services::launch::{Begin, ITSELF};
+use gradwire_services::launch::{Begin, ITSELF, Text};
 
 /// The programs and the directory, as found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,8 +35,10 @@ pub fn check(begin: &Begin) -> Result<Checked, (String, String)> {
             "install the same release on every host".to_owned(),
         ));
     }
-    let directory = if begin.directory.is_empty() { "." } else { &begin.directory };
-    let directory = PathBuf::from(directory);
+    let directory = match begin.directory.to_os() {
+        empty if empty.is_empty() => PathBuf::from("."),
+        directory => PathBuf::from(directory),
+    };
     if !directory.is_dir() {
         return Err((
             format!("directory {} does not exist on host {host}", directory.display()),
@@ -46,15 +49,16 @@ pub fn check(begin: &Begin) -> Result<Checked, (String, String)> {
         Some(path) => OsString::from(path),
         None => std::env::var_os("PATH").unwrap_or_default(),
     };
-    let find = |program: &str| which::which_in(program, Some(&path), &directory);
-    let own = (begin.program == ITSELF).then(|| std::env::current_exe().ok()).flatten();
+    let find = |program: &Text| which::which_in(program.to_os(), Some(&path), &directory);
+    let own = (begin.program == ITSELF.into()).then(|| std::env::current_exe().ok()).flatten();
     let program = own.map_or_else(|| find(&begin.program), Ok).map_err(|_| {
         let name = &begin.program;
-        let hint = if Path::new(name).extension().is_some_and(|extension| extension == "py") {
-            format!("run a script with its interpreter: python {name}")
-        } else {
-            "the program and its arguments follow the options of gradwire run".to_owned()
-        };
+        let hint =
+            if Path::new(&name.to_os()).extension().is_some_and(|extension| extension == "py") {
+                format!("run a script with its interpreter: python {name}")
+            } else {
+                "the program and its arguments follow the options of gradwire run".to_owned()
+            };
         (format!("program '{name}' {}", why_not(name, host, &path, &directory)), hint)
     })?;
     let gradwired = find_gradwired(&begin.gradwired, &path, &directory).ok_or_else(|| {
@@ -77,10 +81,11 @@ pub fn find_gradwired(setting: &str, path: &OsStr, directory: &Path) -> Option<P
 }
 
 /// Why a program can't be run: it does not exist, or is not executable.
-fn why_not(name: &str, host: &str, path: &OsStr, directory: &Path) -> String {
+fn why_not(name: &Text, host: &str, path: &OsStr, directory: &Path) -> String {
+    let name = name.to_os();
     let not_there = |place: String| format!("not found on host {host} ({place})");
-    if !name.contains('/') {
-        let places = std::env::split_paths(path).map(|place| directory.join(place).join(name));
+    if !name.as_bytes().contains(&b'/') {
+        let places = std::env::split_paths(path).map(|place| directory.join(place).join(&name));
         let mut reasons = places.filter_map(|place| Some((unusable(&place)?, place)));
         return match reasons.next() {
             Some((reason, place)) => {
@@ -136,9 +141,9 @@ mod tests {
             host: "n1".to_owned(),
             grace_ms: 0,
             silence_ms: 0,
-            directory: "/".to_owned(),
+            directory: "/".into(),
             environment: [("PATH".to_owned(), "/bin:/usr/bin".to_owned())].into(),
-            program: program.to_owned(),
+            program: program.into(),
             gradwired: gradwired.to_owned(),
         }
     }
@@ -181,6 +186,23 @@ mod tests {
             assert_eq!(what, expected);
             assert!(!hint.is_empty());
         }
+    }
+
+    #[test]
+    fn names_need_not_be_utf_8() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = place.path().join(OsStr::from_bytes(b"caf\xe9"));
+        let program = directory.join(OsStr::from_bytes(b"run\xe9"));
+        std::fs::create_dir(&directory).unwrap();
+        std::fs::copy("/bin/sh", &program).unwrap();
+        let begin = Begin {
+            directory: directory.clone().into_os_string().into(),
+            program: Text::from(&b"./run\xe9"[..]),
+            ..begin("", "sh")
+        };
+        let checked = check(&begin).unwrap();
+        assert_eq!(checked.directory, directory);
+        assert_eq!(checked.program.file_name(), program.file_name());
     }
 
     #[test]

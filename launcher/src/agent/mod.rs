@@ -326,7 +326,7 @@ impl Agent {
             .arg("exec-child")
             .arg(std::process::id().to_string())
             .arg(program)
-            .args(start.args)
+            .args(start.args.iter().map(Text::to_os))
             .envs(&self.begin.environment)
             .envs(&start.environment)
             .current_dir(&self.programs.directory)

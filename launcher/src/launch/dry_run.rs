@@ -2,10 +2,10 @@
 
 use std::{collections::HashMap, fmt::Write, net::IpAddr};
 
-use gradwire_services::launch::HERE;
+use gradwire_services::launch::{HERE, Text};
 use gradwire_settings::Settings;
 
-use super::plan::{Places, Plan};
+use super::plan::{Places, Plan, count};
 
 /// The plan as text. Values that only a running job has are shown as `<value>`, as is the secret.
 pub fn describe(plan: &Plan, settings: &Settings, local: &[bool]) -> String {
@@ -16,12 +16,16 @@ pub fn describe(plan: &Plan, settings: &Settings, local: &[bool]) -> String {
     };
     let servers = match plan.servers() {
         0 => String::new(),
-        1 => " and 1 server".to_owned(),
-        servers => format!(" and {servers} servers"),
+        servers => format!(" and {}", count(servers, "server")),
     };
     let hosts = plan.nodes.len() - plan.servers();
-    line(format!("job {}: {} ranks on {hosts} hosts{servers}", plan.job, plan.size()));
-    let command: Vec<_> = [&plan.program].into_iter().chain(&plan.args).map(|a| quote(a)).collect();
+    line(format!(
+        "job {}: {} on {}{servers}",
+        plan.job,
+        count(plan.size(), "rank"),
+        count(hosts, "host")
+    ));
+    let command: Vec<_> = [&plan.program].into_iter().chain(&plan.args).map(quote).collect();
     let launch = &settings.launch;
     let unknown = IpAddr::from([0, 0, 0, 0]);
     let places = Places {
@@ -68,10 +72,11 @@ pub fn describe(plan: &Plan, settings: &Settings, local: &[bool]) -> String {
 }
 
 /// A word, quoted for a shell.
-fn quote(word: &str) -> String {
+fn quote(word: &Text) -> String {
+    let word = word.to_string();
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_./=:,+@%".contains(&b);
     if !word.is_empty() && word.bytes().all(plain) {
-        return word.to_owned();
+        return word;
     }
     format!("'{}'", word.replace('\'', "'\\''"))
 }
@@ -88,9 +93,12 @@ mod tests {
         let nodes = Plan::nodes(&parse_list("a:2,b:1").unwrap(), None).unwrap();
         let loaded = Settings::load(&Layers::default()).unwrap();
         let args = vec!["-c".to_owned(), "echo it's".to_owned()];
-        let plan = Plan::new(nodes, "sh".into(), args, &loaded).unwrap();
+        let plan = Plan::new(nodes, "sh", args, &loaded).unwrap();
         let text = describe(&plan, &loaded.settings, &[true, false]);
         assert!(!text.contains(&plan.secret.to_hex()), "TRUST");
+        let nodes = Plan::nodes(&parse_list("a:1").unwrap(), None).unwrap();
+        let one = Plan::new(nodes, "sh", ["x"], &loaded).unwrap();
+        assert!(describe(&one, &loaded.settings, &[true]).contains(": 1 rank on 1 host\n"));
         for expected in [
             "3 ranks on 2 hosts",
             "host a (gradwire agent)",

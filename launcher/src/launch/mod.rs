@@ -28,7 +28,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_services::launch::{Begin, ITSELF, Order};
+use gradwire_services::launch::{Begin, ITSELF, Order, Text};
 use gradwire_settings::Settings;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -42,7 +42,7 @@ use self::{
     job::{Command, Event, Job, Limits},
     link::{Shared, Target},
     metrics_file::MetricsFile,
-    plan::Plan,
+    plan::{Plan, count},
     report::{Cause, JobReport},
 };
 use crate::{
@@ -188,7 +188,8 @@ pub async fn run(
     drop((metrics_file, run_file));
     if options.verbose && report.code == 0 {
         let seconds = born.elapsed().as_secs_f64();
-        let text = format!("{size} ranks on {hosts} hosts succeeded after {seconds:.1} s");
+        let (ranks, hosts) = (count(size, "rank"), count(hosts, "host"));
+        let text = format!("{ranks} on {hosts} succeeded after {seconds:.1} s");
         let _ = console.try_send(Line::note(&text));
     }
     report = report.with_output(options.output_dir.as_deref());
@@ -243,11 +244,11 @@ async fn output_ends(written: &mut oneshot::Receiver<Option<String>>) -> Option<
 
 /// The command of a job as the user gave it: commands that start `gradwire` itself as the ranks add
 /// words at the end.
-fn shown(program: &str, args: &[String]) -> Vec<String> {
-    let is_own = program == ITSELF;
-    let program = if is_own { "gradwire" } else { program };
-    let args = args.iter().take_while(|word| !(is_own && *word == "--started"));
-    iter::once(program.to_owned()).chain(args.cloned()).collect()
+fn shown(program: &Text, args: &[Text]) -> Vec<String> {
+    let is_own = *program == ITSELF.into();
+    let program = if is_own { "gradwire".into() } else { program.clone() };
+    let args = args.iter().take_while(|word| !(is_own && **word == "--started".into()));
+    iter::once(&program).chain(args).map(Text::to_string).collect()
 }
 
 /// Each host with the way to its agent.
@@ -271,7 +272,7 @@ async fn targets(
             host: place.host.clone(),
             grace_ms: u64::try_from(launch.grace.as_millis()).unwrap_or(u64::MAX),
             silence_ms: if local { 0 } else { link::SILENCE.as_secs() * 1000 },
-            directory: options.directory.to_string_lossy().into_owned(),
+            directory: options.directory.clone().into_os_string().into(),
             environment,
             program: plan.program.clone(),
             gradwired: launch.gradwired.clone(),
@@ -287,11 +288,14 @@ mod tests {
 
     #[test]
     fn a_command_is_shown_as_its_user_gave_it() {
-        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let shown = |program: &str, words: &str| {
+            let words: Vec<_> = words.split(' ').map(Text::from).collect();
+            super::shown(&program.into(), &words).join(" ")
+        };
         assert_eq!(
-            shown(ITSELF, &words("bench barrier -np 2 --started {}")),
-            words("gradwire bench barrier -np 2")
+            shown(ITSELF, "bench barrier -np 2 --started {}"),
+            "gradwire bench barrier -np 2"
         );
-        assert_eq!(shown("train", &words("--started x")), words("train --started x"));
+        assert_eq!(shown("train", "--started x"), "train --started x");
     }
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr, net::SocketAddr};
 
 use gradwire_proto::{Rank, Secret};
 use gradwire_services::launch::HERE;
-use gradwire_services::launch::REPORTS_ARE_READ;
+use gradwire_services::launch::{REPORTS_ARE_READ, Text};
 use gradwire_settings::{Loaded, Settings};
 
 use super::hosts::Host;
@@ -38,9 +38,9 @@ pub struct Plan {
     /// The hosts with ranks, in order, and then the servers.
     pub nodes: Vec<Node>,
     /// The program of each rank; [`ITSELF`](gradwire_services::launch::ITSELF) for `gradwire`.
-    pub program: String,
+    pub program: Text,
     /// Its arguments.
-    pub args: Vec<String>,
+    pub args: Vec<Text>,
     /// The settings that are set explicitly, for the services.
     pub service_settings: Variables,
     /// All `worker.*` settings, for the ranks.
@@ -124,8 +124,8 @@ impl Plan {
     /// As [`Plan::check`].
     pub fn new(
         nodes: Vec<Node>,
-        program: String,
-        args: Vec<String>,
+        program: impl Into<Text>,
+        args: impl IntoIterator<Item = impl Into<Text>>,
         settings: &Loaded,
     ) -> Result<Self, CommandError> {
         Self::check(&nodes, &settings.settings)?;
@@ -136,8 +136,8 @@ impl Plan {
             job: format!("gw{id}"),
             secret: Secret::generate(),
             nodes,
-            program,
-            args,
+            program: program.into(),
+            args: args.into_iter().map(Into::into).collect(),
             service_settings: settings.variables().collect(),
             worker_settings: worker.map(|row| (row.key.variable(), row.value.clone())).collect(),
         })
@@ -261,6 +261,12 @@ const STAY: &[&str] = &[
     "WAYLAND_DISPLAY",
 ];
 
+/// A number with its noun: `1 rank`, `2 ranks`.
+pub fn count(number: impl TryInto<u64>, noun: &str) -> String {
+    let number = number.try_into().unwrap_or(u64::MAX);
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
 /// The part of the launcher's environment that a remote rank gets: all except what describes this
 /// machine or login, and except settings and job variables, which each process gets anyway.
 pub fn forwarded(environment: &std::collections::HashMap<String, String>) -> Variables {
@@ -283,7 +289,7 @@ mod tests {
     fn plan(hosts: &str, np: Option<u32>) -> Plan {
         let nodes = Plan::nodes(&parse_list(hosts).unwrap(), np).unwrap();
         let layers = Layers { flags: vec!["data.lanes=3".into()], ..Layers::default() };
-        Plan::new(nodes, "train".into(), Vec::new(), &Settings::load(&layers).unwrap()).unwrap()
+        Plan::new(nodes, "train", Vec::<Text>::new(), &Settings::load(&layers).unwrap()).unwrap()
     }
 
     fn settings() -> Loaded {
@@ -319,7 +325,7 @@ mod tests {
         let all: Vec<_> =
             nodes.iter().map(|node| (&*node.host, node.first_rank, node.ranks)).collect();
         assert_eq!(all, [("a", 0, 2), ("b", 2, 1), ("s", 3, 0)]);
-        let plan = Plan::new(nodes, "p".into(), Vec::new(), &settings()).unwrap();
+        let plan = Plan::new(nodes, "p", Vec::<Text>::new(), &settings()).unwrap();
         let address = IpAddr::from([10, 0, 0, 1]);
         let (first, server) = (
             plan.daemon_variables(0, address, None),
@@ -383,7 +389,7 @@ mod tests {
         let layers = Layers { flags: vec!["node.rack=r0".into()], ..Layers::default() };
         let (nodes, settings) =
             (Plan::nodes(&hosts, None).unwrap(), Settings::load(&layers).unwrap());
-        let plan = Plan::new(nodes, "train".into(), Vec::new(), &settings).unwrap();
+        let plan = Plan::new(nodes, "train", Vec::<Text>::new(), &settings).unwrap();
         let address = IpAddr::from([10, 0, 0, 1]);
         let racks = [0, 1].map(|node| plan.daemon_variables(node, address, None));
         assert_eq!(racks.map(|daemon| daemon["GRADWIRE_NODE__RACK"].clone()), ["r1", "r0"]);

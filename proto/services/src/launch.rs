@@ -13,8 +13,10 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::OsString,
     fmt,
     net::{IpAddr, SocketAddr},
+    os::unix::ffi::{OsStrExt, OsStringExt},
     process::ExitStatus,
 };
 
@@ -134,6 +136,31 @@ impl Text {
     }
 }
 
+impl Text {
+    /// The same for the system: a name of a file, or an argument.
+    pub fn to_os(&self) -> OsString {
+        OsString::from_vec(self.as_bytes().to_vec())
+    }
+}
+
+impl From<OsString> for Text {
+    fn from(name: OsString) -> Self {
+        Self::from(name.as_bytes())
+    }
+}
+
+impl From<String> for Text {
+    fn from(text: String) -> Self {
+        Self::Utf8(text)
+    }
+}
+
+impl From<&str> for Text {
+    fn from(text: &str) -> Self {
+        Self::Utf8(text.to_owned())
+    }
+}
+
 impl From<&[u8]> for Text {
     fn from(bytes: &[u8]) -> Self {
         match std::str::from_utf8(bytes) {
@@ -203,11 +230,11 @@ pub struct Begin {
     /// The agent stops everything if the launcher is silent for longer; 0: never.
     pub silence_ms: u64,
     /// The working directory of the ranks; empty: that of the agent.
-    pub directory: String,
+    pub directory: Text,
     /// Variables that are added to the agent's own environment, for every process.
     pub environment: BTreeMap<String, String>,
     /// The ranks' program; [`ITSELF`]: the agent's own.
-    pub program: String,
+    pub program: Text,
     /// The daemon's program; empty: next to the agent's, else in PATH.
     pub gradwired: String,
 }
@@ -218,7 +245,7 @@ pub struct Start {
     /// The process; each is started once.
     pub role: Role,
     /// Arguments.
-    pub args: Vec<String>,
+    pub args: Vec<Text>,
     /// Variables that are added to the environment of Begin.
     pub environment: BTreeMap<String, String>,
 }

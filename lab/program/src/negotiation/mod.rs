@@ -91,7 +91,7 @@ async fn measure(
         line_mbit: None,
     };
     let nodes = (0..count).map(node).collect();
-    let plan = plan::Plan::new(nodes, ITSELF.to_owned(), Vec::new(), settings)?;
+    let plan = plan::Plan::new(nodes, ITSELF, [""; 0], settings)?;
     let mut variables = plan.daemon_variables(0, Ipv4Addr::LOCALHOST.into(), None);
     if !PATIENCE.iter().any(|(name, _)| variables.contains_key(*name)) {
         variables.extend(PATIENCE.map(|(name, value)| (name.to_owned(), value.to_owned())));

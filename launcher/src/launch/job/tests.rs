@@ -1,7 +1,7 @@
 //! Events in, orders out: the whole life of a job without a process.
 
 use gradwire_proto::{FailureKind, Rank};
-use gradwire_services::launch::to_line;
+use gradwire_services::launch::{Text, to_line};
 use gradwire_settings::{Layers, Settings};
 
 use super::*;
@@ -21,7 +21,7 @@ fn ms(ms: u64) -> Duration {
 fn job(hosts: &str) -> Job {
     let nodes = Plan::nodes(&parse_list(hosts).unwrap(), None).unwrap();
     let settings = Settings::load(&Layers::default()).unwrap();
-    Job::new(Plan::new(nodes, "train".into(), Vec::new(), &settings).unwrap(), LIMITS)
+    Job::new(Plan::new(nodes, "train", Vec::<Text>::new(), &settings).unwrap(), LIMITS)
 }
 
 fn ready(node: usize) -> Event {
