@@ -84,9 +84,15 @@ impl Line {
 /// A line that has no newline yet: its source, and whether more of the same line follows.
 type OpenLine = (Source, LineEnd);
 
+/// How many bytes of a line of a rank's standard error are shown: more than a screen. An error
+/// with a text of megabytes would hide all others; files have all of it.
+const SHOWN: usize = 8 << 10;
+
 /// Adds prefixes to lines. Pure: it returns bytes.
 #[derive(Debug, Default)]
 struct Layout {
+    /// How long the unfinished lines of the ranks' standard error are, in bytes.
+    lengths: BTreeMap<u32, usize>,
     /// The open line of each output.
     open: BTreeMap<Stream, OpenLine>,
     /// Whether both outputs are the same terminal, where an open line of one must be closed before
@@ -117,13 +123,35 @@ impl Layout {
             Source::Service(name) => format!("[{name}] ").into_bytes(),
             Source::Launcher => b"gradwire: ".to_vec(),
         };
-        bytes.extend_from_slice(line.text.as_bytes());
+        self.add_text(line, &mut bytes);
         bytes.extend_from_slice(line.end.as_bytes());
         parts.push((line.stream, bytes));
         if line.end != LineEnd::Newline {
             self.open.insert(line.stream, (line.source.clone(), line.end));
         }
         parts
+    }
+
+    /// Adds the text of a line, or as much of it as is shown, and its length if that is not all.
+    fn add_text(&mut self, line: &Line, bytes: &mut Vec<u8>) {
+        let text = line.text.as_bytes();
+        let (Source::Rank(rank), Stream::Stderr) = (&line.source, line.stream) else {
+            return bytes.extend_from_slice(text);
+        };
+        let before = self.lengths.remove(rank).unwrap_or_default();
+        let length = before + text.len();
+        let mut shown = SHOWN.saturating_sub(before).min(text.len());
+        // Not in the middle of a character.
+        while shown < text.len() && text[shown] & 0xc0 == 0x80 {
+            shown += 1;
+        }
+        bytes.extend_from_slice(&text[..shown]);
+        if line.end == LineEnd::Open {
+            self.lengths.insert(*rank, length);
+        } else if length > SHOWN + 4 {
+            let note = format!("… ({length} bytes; --output-dir DIR writes all of it to a file)");
+            bytes.extend_from_slice(note.as_bytes());
+        }
     }
 
     /// The newlines that close the open lines.
@@ -394,6 +422,21 @@ mod tests {
         ];
         assert_eq!(shown(false, &lines), "[2] aaabbb\n[2] c\n[3] d\n[2] e\n");
         assert_eq!(shown(false, &[Line::note("ready")]), "gradwire: ready\n");
+    }
+
+    #[test]
+    fn a_huge_line_of_an_error_is_cut() {
+        use {LineEnd::*, Stream::*};
+        let part = "é".repeat(SHOWN);
+        let parts = [Open, Open, Newline].map(|end| line(1, Stderr, &part, end));
+        let text = shown(false, &parts);
+        let length = 3 * part.len();
+        assert!(text.len() < SHOWN + 100, "{} bytes", text.len());
+        let end = format!("é… ({length} bytes; --output-dir DIR writes all of it to a file)\n");
+        assert!(text.starts_with("[1] éé") && text.ends_with(&end), "{}", text.len());
+        assert_eq!(shown(false, &[line(1, Stderr, "short", Newline)]), "[1] short\n");
+        let whole = parts.map(|line| Line { stream: Stdout, ..line });
+        assert_eq!(shown(false, &whole).len(), length + "[1] \n".len(), "results are not cut");
     }
 
     #[test]

@@ -171,7 +171,7 @@ impl Link {
     /// Reads reports until the end. Returns the reason if it is not a closed connection.
     async fn read(&mut self, stdout: ChildStdout) -> Option<String> {
         let mut reports = Reader::new(stdout);
-        let mut tails: BTreeMap<Role, VecDeque<String>> = BTreeMap::new();
+        let mut tails: BTreeMap<Role, Tail> = BTreeMap::new();
         loop {
             // The job limits the time for the first answer.
             let next = match self.offset {
@@ -187,7 +187,7 @@ impl Link {
             match report {
                 Report::Output { role, stream, text, end } => {
                     if stream == Stream::Stderr {
-                        keep(tails.entry(role).or_default(), &text, end);
+                        tails.entry(role).or_default().keep(&text, end);
                     }
                     self.output(role, stream, text, end).await;
                 }
@@ -224,11 +224,7 @@ impl Link {
         let _ = self.shared.console.send(Line { source, stream, text, end, hidden }).await;
     }
 
-    async fn event(
-        &mut self,
-        report: Report,
-        tails: &mut BTreeMap<Role, VecDeque<String>>,
-    ) -> Option<Event> {
+    async fn event(&mut self, report: Report, tails: &mut BTreeMap<Role, Tail>) -> Option<Event> {
         let node = self.target.node;
         match report {
             Report::Ready { address, port } => {
@@ -267,7 +263,7 @@ impl Link {
             }
             Report::Failed { role, what } => Some(Event::Failed { node, role, what }),
             Report::Exited { role, pid, end, at_us } => {
-                let tail = tails.remove(&role).unwrap_or_default().into();
+                let tail = tails.remove(&role).unwrap_or_default().into_lines().collect();
                 Some(Event::Exited { node, role, pid, end, at: self.when(at_us), tail })
             }
             Report::Stopped => Some(Event::Stopped { node }),
@@ -306,26 +302,60 @@ async fn next<R: AsyncRead + Unpin>(reports: &mut Reader<R>) -> Option<Result<Re
     }
 }
 
-/// Keeps the last lines, without those that a progress bar overwrites.
-fn keep(tail: &mut VecDeque<String>, text: &Text, end: LineEnd) {
-    if end == LineEnd::Return || text.as_bytes().iter().all(u8::is_ascii_whitespace) {
-        return;
+/// The last lines of an output, without those that a progress bar overwrites.
+#[derive(Debug, Default)]
+struct Tail {
+    lines: VecDeque<Kept>,
+    /// Whether the last line goes on.
+    open: bool,
+}
+
+/// The beginning of a line, and the number of all its characters.
+#[derive(Debug, Default)]
+struct Kept {
+    text: String,
+    length: usize,
+}
+
+impl Tail {
+    fn keep(&mut self, text: &Text, end: LineEnd) {
+        let goes_on = std::mem::replace(&mut self.open, end == LineEnd::Open);
+        if !goes_on {
+            let is_blank = text.as_bytes().iter().all(u8::is_ascii_whitespace);
+            if end == LineEnd::Return || is_blank {
+                self.open = false;
+                return;
+            }
+            if self.lines.len() == TAIL {
+                self.lines.pop_front();
+            }
+            self.lines.push_back(Kept::default());
+        }
+        let Some(line) = self.lines.back_mut() else { return };
+        let text = text.to_string();
+        let printable = |c: &char| !c.is_control() || *c == '\t';
+        let room = TAIL_CHARS.saturating_sub(line.length);
+        line.text.extend(text.chars().filter(printable).take(room));
+        line.length += text.chars().filter(printable).count();
     }
-    if tail.len() == TAIL {
-        tail.pop_front();
+
+    /// The lines; one that was cut ends with its length.
+    fn into_lines(self) -> impl Iterator<Item = String> {
+        self.lines.into_iter().map(|Kept { text, length }| match length {
+            0..=TAIL_CHARS => text,
+            _ => format!("{text}… ({length} characters)"),
+        })
     }
-    let printable = |c: &char| !c.is_control() || *c == '\t';
-    tail.push_back(text.to_string().chars().filter(printable).take(TAIL_CHARS).collect());
 }
 
 /// Reads the standard error of the agent or of ssh.
 async fn overhear(stderr: Option<ChildStderr>, host: String, shared: Shared) -> VecDeque<String> {
-    let mut tail = VecDeque::new();
-    let Some(stderr) = stderr else { return tail };
+    let mut tail = Tail::default();
+    let Some(stderr) = stderr else { return VecDeque::new() };
     let mut lines = BufReader::new(stderr).split(b'\n');
     while let Ok(Some(line)) = lines.next_segment().await {
         let text = Text::from(line.strip_suffix(b"\r").unwrap_or(&line));
-        keep(&mut tail, &text, LineEnd::Newline);
+        tail.keep(&text, LineEnd::Newline);
         if shared.verbose {
             let source = Source::Service(format!("agent {host}"));
             let (stream, end) = (Stream::Stderr, LineEnd::Newline);
@@ -333,7 +363,7 @@ async fn overhear(stderr: Option<ChildStderr>, host: String, shared: Shared) -> 
             let _ = shared.console.send(line).await;
         }
     }
-    tail
+    tail.into_lines().collect()
 }
 
 #[cfg(test)]
@@ -373,16 +403,20 @@ mod tests {
 
     #[test]
     fn the_last_lines_are_few_and_short() {
-        let mut tail = VecDeque::new();
+        let mut tail = Tail::default();
         for i in 0..20 {
-            keep(&mut tail, &Text::from(format!("line {i}").as_bytes()), LineEnd::Newline);
-            keep(&mut tail, &Text::from(&b"10%"[..]), LineEnd::Return);
-            keep(&mut tail, &Text::from(&b"  "[..]), LineEnd::Newline);
+            tail.keep(&format!("line {i}").into(), LineEnd::Newline);
+            tail.keep(&"10%".into(), LineEnd::Return);
+            tail.keep(&"  ".into(), LineEnd::Newline);
         }
-        keep(&mut tail, &Text::from("\u{1b}[2J".repeat(9000).as_bytes()), LineEnd::Open);
+        // One line in three parts.
+        for end in [LineEnd::Open, LineEnd::Open, LineEnd::Newline] {
+            tail.keep(&"\u{1b}[2J".repeat(9000).into(), end);
+        }
+        let tail: Vec<_> = tail.into_lines().collect();
         assert_eq!(tail.len(), TAIL, "BOUND");
         assert_eq!(tail[0], "line 11");
-        assert_eq!(tail[TAIL - 1].chars().count(), TAIL_CHARS);
-        assert!(!tail[TAIL - 1].contains('\u{1b}'), "no control characters");
+        let cut = format!("{}[2… (81000 characters)", "[2J".repeat(TAIL_CHARS / 3));
+        assert_eq!(tail[TAIL - 1], cut, "no control characters");
     }
 }

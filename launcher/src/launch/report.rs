@@ -22,6 +22,12 @@ const OWN_CAUSE: Duration = Duration::from_secs(1);
 /// The exit code of a daemon whose job has failed. Any other code means that it had its own cause.
 const JOB_FAILED: i32 = 1;
 
+/// The most lines of a report: a screen.
+const MAX_LINES: usize = 40;
+
+/// The longest line of a report, in characters.
+const MAX_CHARS: usize = 1000;
+
 /// One thing that went wrong. Times are since the launch began.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say what the fields are")]
@@ -147,6 +153,24 @@ fn printable(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).collect()
 }
 
+/// Cuts lines, and leaves out lines in the middle, so that all are on a screen.
+fn on_a_screen(mut lines: Vec<String>) -> Vec<String> {
+    for line in &mut lines {
+        let length = line.chars().count();
+        if length > MAX_CHARS {
+            *line = line.chars().take(MAX_CHARS - 40).collect();
+            line.push_str(&format!("… ({length} characters)"));
+        }
+    }
+    if lines.len() > MAX_LINES {
+        // The last lines are a hint, or the end of a table.
+        let left_out = lines.len() - MAX_LINES + 1;
+        let from = MAX_LINES - 4;
+        lines.splice(from..from + left_out, [format!("  … {left_out} more lines")]);
+    }
+    lines
+}
+
 /// A failure with its table, without its hint.
 fn failure_lines(failure: &Failure) -> Vec<String> {
     let mut failure = failure.clone();
@@ -240,7 +264,7 @@ impl JobReport {
             Cause::Ended { role, .. } => Some(*role),
             _ => None,
         };
-        Self { code: first.exit_code(), lines, output_of }
+        Self { code: first.exit_code(), lines: on_a_screen(lines), output_of }
     }
 
     /// Adds where to find the output of the processes: in `directory`, if there is one.
@@ -276,6 +300,19 @@ mod tests {
             ran: Duration::from_millis(400),
             tail: vec!["out of memory".into()],
         }
+    }
+
+    #[test]
+    fn a_report_fits_on_a_screen() {
+        let table: String = (0..500).map(|rank| format!("\n  {rank}  [2]")).collect();
+        let what = format!("{}{table}", "x".repeat(5_000_000));
+        let failure = Failure::new(FailureKind::Disagreement, what).hint("use one shape");
+        let causes = [ended(Role::Rank(0), ProcessEnd::Code(1), 1000)];
+        let lines = JobReport::new(&causes, Some(&failure), true).lines;
+        assert_eq!(lines.len(), MAX_LINES);
+        assert!(lines[0].ends_with("x… (5000026 characters)"), "{}", &lines[0][900..]);
+        assert_eq!(lines[MAX_LINES - 4], "  … 463 more lines");
+        assert_eq!(lines[MAX_LINES - 1], "hint: use one shape");
     }
 
     /// The process of a rank has ended.
