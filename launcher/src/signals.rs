@@ -1,4 +1,4 @@
-//! Signals that ask this process to end.
+//! Signals of a launcher: those that ask it to end, and those that it passes on to the ranks.
 //!
 //! A signal that was ignored when the process began stays ignored: `nohup` needs that, and a shell
 //! ignores signals for background jobs.
@@ -6,24 +6,76 @@
 use std::{future::poll_fn, io, task::Poll};
 
 use procfs::process::Process;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use rustix::process::{Signal, getpid, kill_process};
+use tokio::signal::unix::{self, SignalKind, signal};
+
+/// The signals that a launcher passes on to its ranks, as srun and mpirun do: a batch system warns
+/// a job before its time is over, and a terminal suspends it.
+const PASSED: [Signal; 5] = [Signal::USR1, Signal::USR2, Signal::CONT, Signal::TSTP, Signal::WINCH];
+
+/// The signal with this number, if launchers pass it on (TRUST).
+pub fn passed(number: i32) -> Option<Signal> {
+    PASSED.into_iter().find(|signal| signal.as_raw() == number)
+}
+
+/// Suspends this process, as the default action of SIGTSTP does. Returns when it continues.
+///
+/// # Errors
+/// The error of the system.
+pub fn suspend() -> io::Result<()> {
+    Ok(kill_process(getpid(), Signal::STOP)?)
+}
 
 /// Receives the signals of Ctrl-C, `kill` and a closed terminal.
 #[derive(Debug)]
-pub struct Endings(Vec<(i32, Signal)>);
+pub struct Endings(Heard);
 
 impl Endings {
     /// Listens from now on.
+    ///
+    /// # Errors
+    /// The error of the system.
     pub fn listen() -> io::Result<Self> {
-        let ignored = ignored();
-        let all = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
-        let heeded = all.into_iter().filter(|kind| !ignored.contains(&kind.as_raw_value()));
-        let listen = |kind: SignalKind| Ok((kind.as_raw_value(), signal(kind)?));
-        Ok(Self(heeded.map(listen).collect::<io::Result<_>>()?))
+        Heard::listen([Signal::INT, Signal::TERM, Signal::HUP]).map(Self)
     }
 
     /// The next one. Cancel-safe.
     pub async fn next(&mut self) -> i32 {
+        self.0.next().await
+    }
+}
+
+/// Receives the signals that are passed on to the ranks.
+#[derive(Debug)]
+pub struct Passed(Heard);
+
+impl Passed {
+    /// Listens from now on. From then on, none of them ends or suspends this process.
+    ///
+    /// # Errors
+    /// The error of the system.
+    pub fn listen() -> io::Result<Self> {
+        Heard::listen(PASSED).map(Self)
+    }
+
+    /// The next one. Cancel-safe.
+    pub async fn next(&mut self) -> i32 {
+        self.0.next().await
+    }
+}
+
+#[derive(Debug)]
+struct Heard(Vec<(i32, unix::Signal)>);
+
+impl Heard {
+    fn listen(all: impl IntoIterator<Item = Signal>) -> io::Result<Self> {
+        let ignored = ignored();
+        let heeded = all.into_iter().map(Signal::as_raw).filter(|raw| !ignored.contains(raw));
+        let listen = |raw: i32| Ok((raw, signal(SignalKind::from_raw(raw))?));
+        Ok(Self(heeded.map(listen).collect::<io::Result<_>>()?))
+    }
+
+    async fn next(&mut self) -> i32 {
         poll_fn(|context| {
             for (number, signal) in &mut self.0 {
                 if let Poll::Ready(Some(())) = signal.poll_recv(context) {
@@ -50,7 +102,15 @@ mod tests {
     #[test]
     fn ignored_signals_are_found() {
         // Every Rust program ignores it from its start.
-        assert!(ignored().contains(&rustix::process::Signal::PIPE.as_raw()));
-        assert!(!ignored().contains(&rustix::process::Signal::TERM.as_raw()));
+        assert!(ignored().contains(&Signal::PIPE.as_raw()));
+        assert!(!ignored().contains(&Signal::TERM.as_raw()));
+    }
+
+    #[test]
+    fn only_some_signals_are_passed_on() {
+        assert_eq!(passed(Signal::USR1.as_raw()), Some(Signal::USR1));
+        for other in [0, -1, 65, Signal::KILL.as_raw(), Signal::TERM.as_raw()] {
+            assert_eq!(passed(other), None, "{other}");
+        }
     }
 }

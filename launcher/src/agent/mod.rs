@@ -7,10 +7,12 @@
 //! - [`output`], [`split`]: the output of processes becomes lines
 //! - [`exec`]: the last step before a program runs
 //! - [`host`]: does this host have what the job needs
+//! - [`signals`]: signals for the ranks
 
 pub mod exec;
 pub mod host;
 pub mod output;
+pub mod signals;
 pub mod split;
 
 use std::{
@@ -37,12 +39,12 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
 
-use self::{host::Checked, output::Output};
+use self::{host::Checked, output::Output, signals::Suspended};
 use crate::{
     error::{limits_hint, print_line},
     messages::Reader,
     processes::{self, Which},
-    signals::Endings,
+    signals::{Endings, passed},
 };
 
 /// How many reports may wait for the launcher (BOUND). When the queue is full, processes that write
@@ -76,6 +78,7 @@ struct Agent {
     alive: BTreeMap<Role, u32>,
     /// The ranks that were stopped after the daemon had ended, at the last look.
     stopped: BTreeMap<Role, u32>,
+    suspended: Suspended,
     /// Notices for the daemon.
     daemon: Option<mpsc::Sender<Notice>>,
 }
@@ -105,8 +108,9 @@ where
             let (ended, ends) = mpsc::channel(REPORTS);
             let _ = reports.send(ready).await;
             let (reports, alive) = (reports.clone(), BTreeMap::new());
-            let (stopped, daemon) = Default::default();
-            let agent = Agent { begin, programs, born, reports, ended, alive, stopped, daemon };
+            let (suspended, stopped, daemon) = Default::default();
+            let agent =
+                Agent { begin, programs, born, reports, ended, alive, stopped, suspended, daemon };
             agent.serve(orders, ends).await
         }
         Err(refused) => {
@@ -201,7 +205,9 @@ impl Agent {
         let unheard = |why: String| End { why, grace, flush: FLUSH_UNHEARD };
         let end = loop {
             let now = Instant::now();
-            if suspension.check(now, silence).is_some() {
+            // A suspended launcher is silent.
+            let is_suspended = self.suspended != Suspended::Nothing;
+            if suspension.check(now, silence).is_some() || is_suspended {
                 last_order = now;
             }
             let silent = now - last_order;
@@ -241,6 +247,9 @@ impl Agent {
                     let name = signal_name(signal).unwrap_or("a signal");
                     break unheard(format!("the agent of this host received {name}"));
                 }
+                () = sleep(signals::LOOK), if self.suspended == Suspended::Ranks => {
+                    self.suspended = self.suspended.look(&self.alive);
+                }
                 _ = reap.tick() => {
                     processes::reap_orphans(&self.alive.values().copied().collect());
                     self.end_stopped();
@@ -270,6 +279,12 @@ impl Agent {
                     }
                     Err(what) => Report::Failed { role, what },
                 }
+            }
+            Order::Signal { signal } => {
+                if let Some(signal) = passed(signal) {
+                    self.suspended = self.suspended.pass_on(signal, &self.alive);
+                }
+                return;
             }
             Order::Begin(_) | Order::Stop { .. } => return,
         };

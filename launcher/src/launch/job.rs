@@ -16,13 +16,17 @@
 use std::{collections::BTreeMap, net::IpAddr, net::SocketAddr, time::Duration};
 
 use gradwire_proto::Failure;
-use gradwire_services::launch::{Order, ProcessEnd, Role, ServiceReport, Start, from_line};
+use gradwire_services::launch::{
+    Order, ProcessEnd, Role, ServiceReport, Start, from_line, signal_name,
+};
+use rustix::process::Signal;
 
 use super::{
     metrics_file::DaemonMetrics,
     plan::{Places, Plan, Variables},
     report::{self, Cause, JobReport},
 };
+use crate::signals::passed;
 
 /// How long services may take to end by themselves once all ranks have succeeded.
 const LEAVE: Duration = Duration::from_millis(300);
@@ -52,6 +56,8 @@ pub enum Event {
     Lost { node: usize, what: String, at: Duration },
     /// The launcher received a signal.
     Interrupted { signal: i32 },
+    /// The launcher received a signal for the ranks.
+    Passed { signal: i32 },
     /// Output can't be written.
     OutputClosed { why: String },
     /// The deadline has passed.
@@ -69,6 +75,8 @@ pub enum Command {
     Order { node: usize, order: Order },
     /// A note, shown with `--verbose`.
     Note(String),
+    /// Suspend the launcher, soon after the orders before this.
+    Suspend,
     /// All daemons serve: tell where.
     Serving { coordinator: SocketAddr, daemons: Vec<DaemonMetrics> },
 }
@@ -228,6 +236,7 @@ impl Job {
             Event::Stopped { node } => self.hosts[node].stopped = true,
             Event::Lost { node, what, at } => self.lost(node, what, at, now),
             Event::Interrupted { signal } => self.interrupted(signal, now),
+            Event::Passed { signal } => self.pass_on(signal),
             Event::OutputClosed { why } => self.fail(Cause::Output(why), now),
             // All processes have been asked to end: only their output is waited for.
             Event::Unread if self.phase == Phase::Stopping && !self.hurried => {
@@ -375,6 +384,23 @@ impl Job {
                 self.note("stopping; interrupt again to kill".to_owned());
                 self.stop(self.limits.grace, now);
             }
+        }
+    }
+
+    /// Passes a signal on to the ranks. A job that is being stopped has no use for it.
+    fn pass_on(&mut self, signal: i32) {
+        if matches!(self.phase, Phase::Stopping | Phase::Done) {
+            return;
+        }
+        let name = signal_name(signal).unwrap_or("a signal");
+        self.note(format!("{name} goes to the ranks"));
+        for node in 0..self.hosts.len() {
+            if self.hosts[node].answered && !self.hosts[node].stopped {
+                self.order(node, Order::Signal { signal });
+            }
+        }
+        if passed(signal) == Some(Signal::TSTP) {
+            self.commands.push(Command::Suspend);
         }
     }
 

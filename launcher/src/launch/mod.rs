@@ -33,7 +33,7 @@ use gradwire_settings::Settings;
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinSet,
-    time::sleep_until,
+    time::{sleep, sleep_until},
 };
 
 use self::{
@@ -50,7 +50,7 @@ use crate::{
     processes::{self, Which},
     reach::Way,
     run_file::{RunFile, RunningJob},
-    signals::Endings,
+    signals::{Endings, Passed, suspend},
 };
 
 /// How many events may wait for a decision (BOUND); when the queue is full, senders wait.
@@ -61,6 +61,9 @@ const MARGIN: Duration = Duration::from_millis(100);
 
 /// How much longer it waits for a daemon's report of the cause, which a busy machine delays.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long orders may take to go out before the launcher suspends itself.
+const GOES_OUT: Duration = Duration::from_millis(200);
 
 /// How to run a job.
 #[derive(Debug)]
@@ -104,6 +107,7 @@ pub async fn run(
     let metrics_file =
         metrics_file.map(|folder| MetricsFile::create(folder, plan.job.as_str())).transpose()?;
     let mut signals = Endings::listen().map_err(|error| CommandError::system(&error))?;
+    let mut passed = Passed::listen().map_err(|error| CommandError::system(&error))?;
     let born = Instant::now();
     let Console { lines: console, ended: mut written, mut reading } =
         Console::start(files, options.bare).map_err(|error| CommandError::system(&error))?;
@@ -146,6 +150,7 @@ pub async fn run(
         let event = tokio::select! {
             Some(event) = happened.recv() => event,
             signal = signals.next() => Event::Interrupted { signal },
+            signal = passed.next() => Event::Passed { signal },
             why = output_ends(&mut written) => {
                 Event::OutputClosed { why: why.unwrap_or_default() }
             }
@@ -167,6 +172,12 @@ pub async fn run(
                 // A note may get lost: the launcher must not wait.
                 Command::Note(text) if options.verbose => drop(console.try_send(Line::note(&text))),
                 Command::Note(_) => {}
+                Command::Suspend => {
+                    sleep(GOES_OUT).await;
+                    if let Err(error) = suspend() {
+                        tracing::warn!(%error, "can't suspend the launcher");
+                    }
+                }
                 Command::Serving { coordinator, daemons } => {
                     metrics_file.iter().for_each(|file| file.list(&daemons));
                     if let Some(serving) = options.serving.take() {

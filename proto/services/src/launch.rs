@@ -1,7 +1,8 @@
 //! The messages between launcher, agent and daemon, each a line of JSON.
 //!
 //! ```text
-//! launcher ── Order: Begin, Clock, Start…, Stop ──► agent    (standard input; its end means Stop)
+//! launcher ── Order: Begin, Clock, Start…, Signal…, Stop ──► agent  (standard input; its end
+//!          │                                                         means Stop)
 //!          ◄─ Report: Ready | Refused, Clock, Started, Output…, Exited…, Stopped ──
 //! agent    ── Notice: Started…, Ended…, Stopping ──► daemon            (standard input)
 //! launcher ◄─ ServiceReport: Serving, Failed ── daemon       (standard output, in Report::Output)
@@ -209,6 +210,11 @@ pub enum Order {
     Clock,
     /// Start a process. Answered by Started or Failed.
     Start(Start),
+    /// Pass a signal on to the ranks.
+    Signal {
+        /// Its number.
+        signal: i32,
+    },
     /// Stop all processes. Answered by Stopped, and the agent ends.
     Stop {
         /// How long they may take to end after they were asked.

@@ -61,6 +61,7 @@ fn step(job: &mut Job, event: Event, at: u64) -> Vec<String> {
             Some(format!("{node}:stop {grace_ms}"))
         }
         Command::Order { node, order } => Some(format!("{node}:{order:?}")),
+        Command::Suspend => Some("suspend".to_owned()),
         Command::Note(_) | Command::Serving { .. } => None,
     });
     orders.collect()
@@ -367,4 +368,19 @@ fn a_nonsensical_report_of_a_daemon_is_refused() {
     step(&mut job, Event::Tick, 203);
     let report = stop_all(&mut job, 210);
     assert!(report.lines[0].contains("the daemon on host a reported: {"), "{report:?}");
+}
+
+#[test]
+fn signals_are_passed_on_while_ranks_run() {
+    let pass = |signal: Signal| Event::Passed { signal: signal.as_raw() };
+    let (usr1, tstp) = (Signal::USR1.as_raw(), Signal::TSTP.as_raw());
+    let mut job = running();
+    let to = |node: u32, signal: i32| format!("{node}:Signal {{ signal: {signal} }}");
+    assert_eq!(step(&mut job, pass(Signal::USR1), 1100), [to(0, usr1), to(1, usr1)]);
+    let suspends = [to(0, tstp), to(1, tstp), "suspend".to_owned()];
+    assert_eq!(step(&mut job, pass(Signal::TSTP), 1200), suspends);
+    step(&mut job, Event::Interrupted { signal: 2 }, 1300);
+    assert!(step(&mut job, pass(Signal::TSTP), 1400).is_empty(), "the job is being stopped");
+    let mut early = super::tests::job("a:1");
+    assert!(step(&mut early, pass(Signal::USR1), 10).is_empty(), "nothing has been reached yet");
 }

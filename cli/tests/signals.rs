@@ -1,0 +1,51 @@
+//! Signals to `gradwire run` reach the ranks, here and on other hosts.
+
+mod common;
+
+use std::{fs, thread::sleep, time::Duration};
+
+use common::{Place, finish, kill, until};
+
+/// Reports signals until a file says that it is enough.
+const SCRIPT: &str = "for s in USR1 USR2 CONT WINCH; do trap \"echo got $s\" $s; done; \
+                      touch ready.$RANK; while [ ! -e enough ]; do sleep 0.05; done; exit 4";
+
+#[test]
+fn signals_reach_every_rank() {
+    let place = Place::new();
+    let words = ["run", "-H", "localhost:1,node-b:1", "sh", "-c", SCRIPT];
+    let child = place.gradwire(&words).spawn().unwrap();
+    until("the ranks run", || {
+        (0..2).all(|rank| place.path().join(format!("ready.{rank}")).exists())
+    });
+    for signal in ["USR1", "USR2", "WINCH", "CONT"] {
+        kill(signal, child.id());
+        sleep(Duration::from_millis(300));
+    }
+    fs::write(place.path().join("enough"), "").unwrap();
+    let output = finish(child);
+    // No signal ended a rank or the launcher.
+    assert_eq!(output.code, Some(4), "{output:?}");
+    for rank in 0..2 {
+        for signal in ["USR1", "USR2", "WINCH", "CONT"] {
+            let line = format!("[{rank}] got {signal}\n");
+            assert_eq!(output.stdout.matches(&line).count(), 1, "{line}{output:?}");
+        }
+    }
+    place.assert_clean(false);
+}
+
+#[test]
+fn an_early_signal_does_not_end_the_launcher() {
+    let place = Place::new();
+    // The daemon of this host is never ready, so the ranks never start.
+    place.script("gradwired", "#!/bin/sh\ntouch begun\nexec sleep 600\n");
+    let words = ["run", "--start-timeout", "3", "true"];
+    let child = place.gradwire(&words).spawn().unwrap();
+    until("the daemon begins", || place.path().join("begun").exists());
+    kill("USR1", child.id());
+    let output = finish(child);
+    assert_eq!(output.code, Some(1), "{output:?}");
+    assert!(output.stderr.contains("did not start within 3.0 s"), "{output:?}");
+    place.assert_clean(true);
+}
