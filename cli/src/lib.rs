@@ -17,6 +17,7 @@
 //! - [`job`]: a job that a command starts
 //! - [`role`]: the hidden commands
 //! - [`args`]: the command line
+//! - [`familiar`]: options of other launchers
 
 #![forbid(unsafe_code)]
 
@@ -25,6 +26,7 @@ pub mod args;
 pub mod cluster;
 pub mod doctor;
 pub mod explain;
+pub mod familiar;
 pub mod find;
 pub mod job;
 pub mod lab;

@@ -4,12 +4,12 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use gradwire_bench::{self as bench, args::Bench};
 use gradwire_cli::{
     algorithms,
-    args::{Cli, Command, Config, Measurement, Run, normalise},
-    cluster, doctor, explain, find,
+    args::{Cli, Command, Config, Measurement, Run},
+    cluster, doctor, explain, familiar, find,
     job::{Files, prepare, start},
     lab::become_lab,
     process::{block_on, environment, load, print},
@@ -23,8 +23,9 @@ use gradwire_launcher::{
 use gradwire_services::launch::ITSELF;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse_from(normalise(std::env::args_os().collect()));
-    dispatch(cli).unwrap_or_else(|error| error.report())
+    let words = familiar::translate(&Cli::command(), std::env::args_os().collect());
+    let done = words.and_then(|words| dispatch(Cli::parse_from(words)));
+    done.unwrap_or_else(|error| error.report())
 }
 
 fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {

@@ -4,11 +4,12 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use gradwire_bench::{self as bench, rank::run_with};
 use gradwire_cli::{
-    args::normalise,
-    explain, find,
+    explain,
+    familiar::translate,
+    find,
     job::{Files, prepare, start},
     process::{block_on, environment, load, log, print},
     status,
@@ -27,8 +28,9 @@ use gradwire_services::launch::ITSELF;
 use gradwire_simulator::input::Input;
 
 fn main() -> ExitCode {
-    let lab = Lab::parse_from(normalise(std::env::args_os().collect()));
-    dispatch(lab).unwrap_or_else(|error| error.report())
+    let words = translate(&Lab::command(), std::env::args_os().collect());
+    let done = words.and_then(|words| dispatch(Lab::parse_from(words)));
+    done.unwrap_or_else(|error| error.report())
 }
 
 fn dispatch(lab: Lab) -> Result<ExitCode, CommandError> {

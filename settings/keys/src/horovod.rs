@@ -123,7 +123,7 @@ const LEVELS: &[(&str, &str)] = &[
 ///
 /// # Errors
 /// [`SettingsError::Value`] with the variable whose value is invalid.
-pub(crate) fn settings(
+pub fn settings(
     keys: &[Key],
     environment: &HashMap<String, String>,
 ) -> Result<Vec<(&'static str, String, Origin)>, SettingsError> {
