@@ -70,6 +70,7 @@ fn all_unreachable_hosts_are_listed() {
         ),
         "{output:?}"
     );
+    assert!(output.stderr.contains(&format!("(tried: {})", common::GRADWIRE)), "{output:?}");
     assert!(output.stderr.contains(" true` must work without a password"), "{output:?}");
     place.assert_clean(false);
 
@@ -77,6 +78,22 @@ fn all_unreachable_hosts_are_listed() {
         place.run(&["run", "--start-timeout", "0.5", "-H", "mute-1:1,localhost:1", "true"]);
     assert!(output.stderr.contains("within 0.5 s: no answer from mute-1\n"), "{output:?}");
     place.assert_clean(true);
+}
+
+#[test]
+fn the_launchers_own_path_is_tried_first() {
+    let place = Place::new();
+    let mut command = place.gradwire(&["run", "-H", "node-b:1", "echo", "hello"]);
+    // It is not in the PATH of a login.
+    command.env_remove("GRADWIRE_LAUNCH__REMOTE_GRADWIRE");
+    let output = common::finish(command.spawn().unwrap());
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert_eq!(output.stdout, "[0] hello\n");
+    let mut command = place.gradwire(&["run", "-H", "bare-3:1", "true"]);
+    command.env_remove("GRADWIRE_LAUNCH__REMOTE_GRADWIRE");
+    let output = common::finish(command.spawn().unwrap());
+    let tried = format!("(tried: {} and the PATH of a login)", common::GRADWIRE);
+    assert!(output.stderr.contains(&tried), "{output:?}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! How a host is reached: the program that is started for it, here or through ssh, and why it did
 //! not answer.
 
-use std::{collections::VecDeque, io, process::Stdio};
+use std::{collections::VecDeque, io, path::Path, process::Stdio};
 
 use gradwire_settings::Settings;
 use rustix::process::Pid;
@@ -11,6 +11,29 @@ use crate::{
     error::{CommandError, limits_hint},
     processes,
 };
+
+/// The words that start `gradwire` on another host. If the user named no path, a shell there looks
+/// at the path of this program first: hosts often have the same folders, and a login without a
+/// terminal has a short PATH. Programs other than ssh may not start a shell.
+pub fn remote_words(settings: &Settings) -> Vec<String> {
+    match own_path(settings) {
+        Some(own) => {
+            let find = format!("'p={own}; test -x $p || p=gradwire; exec $p \"$@\"'");
+            vec!["sh".to_owned(), "-c".to_owned(), find, "gradwire".to_owned()]
+        }
+        None => vec![settings.launch.remote_gradwire.clone()],
+    }
+}
+
+/// The path of this program, if it is looked for on other hosts.
+fn own_path(settings: &Settings) -> Option<String> {
+    let launch = &settings.launch;
+    let is_ssh = Path::new(&launch.ssh).file_name() == Some("ssh".as_ref());
+    let own = std::env::current_exe().ok()?.into_os_string().into_string().ok()?;
+    // Others would have to be quoted for two shells.
+    let is_plain = own.bytes().all(|b| b.is_ascii_alphanumeric() || b"/-_.+".contains(&b));
+    (is_ssh && is_plain && launch.remote_gradwire == "gradwire").then_some(own)
+}
 
 /// The way to a host.
 #[derive(Debug, Clone)]
@@ -23,6 +46,8 @@ pub struct Way {
     program: Vec<String>,
     /// The arguments of gradwire there.
     words: Vec<String>,
+    /// Where gradwire is looked for there, for texts.
+    tried: String,
 }
 
 impl Way {
@@ -47,10 +72,14 @@ impl Way {
             let mut program = vec![launch.ssh.clone()];
             program.extend(launch.ssh_args.iter().cloned());
             program.push(host.to_owned());
-            (program, vec![launch.remote_gradwire.clone()])
+            (program, remote_words(settings))
         };
         rest.extend(words.iter().map(ToString::to_string));
-        Ok(Self { host: host.to_owned(), local, program, words: rest })
+        let tried = match own_path(settings) {
+            Some(own) => format!("{own} and the PATH of a login"),
+            None => launch.remote_gradwire.clone(),
+        };
+        Ok(Self { host: host.to_owned(), local, program, words: rest, tried })
     }
 
     /// Starts the program that reaches the host, with pipes as its standard streams.
@@ -110,9 +139,10 @@ impl Way {
             (Some(hint), _) => hint.to_owned(),
             _ if self.local => String::new(),
             // A shell's exit codes for a program that it can't find or run.
-            (None, Some(126 | 127)) => {
-                "install gradwire there, or set launch.remote_gradwire to its path".to_owned()
-            }
+            (None, Some(126 | 127)) => format!(
+                "install gradwire there, or set launch.remote_gradwire to its path (tried: {})",
+                self.tried
+            ),
             _ => format!("`{} true` must work without a password", self.program.join(" ")),
         };
         let what = match self.local {

@@ -6,6 +6,7 @@ use gradwire_services::launch::{HERE, Text};
 use gradwire_settings::Settings;
 
 use super::plan::{Places, Plan, count};
+use crate::reach::remote_words;
 
 /// The plan as text. Values that only a running job has are shown as `<value>`, as is the secret.
 pub fn describe(plan: &Plan, settings: &Settings, local: &[bool]) -> String {
@@ -57,7 +58,8 @@ pub fn describe(plan: &Plan, settings: &Settings, local: &[bool]) -> String {
             "gradwire agent".to_owned()
         } else {
             let args = launch.ssh_args.join(" ");
-            format!("{} {args} {} {} agent", launch.ssh, node.host, launch.remote_gradwire)
+            let there = remote_words(settings).join(" ");
+            format!("{} {args} {} {there} agent", launch.ssh, node.host)
         };
         line(format!("\nhost {} ({agent})", node.host));
         let coordinator = (i > 0).then_some((unknown, 0).into());
@@ -103,7 +105,8 @@ mod tests {
             "3 ranks on 2 hosts",
             "host a (gradwire agent)",
             "host b (ssh -o BatchMode=yes",
-            " b gradwire agent)",
+            " b sh -c 'p=/",
+            "exec $p \"$@\"' gradwire agent)",
             "rank 2: sh -c 'echo it'\\''s'",
             "GRADWIRE_SECRET=<secret>",
             "GRADWIRE_CROSS_SIZE=2",
