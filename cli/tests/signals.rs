@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::{fs, thread::sleep, time::Duration};
+use std::{fs, process::Command, thread::sleep, time::Duration};
 
 use common::{Place, finish, kill, until};
 
@@ -33,6 +33,30 @@ fn signals_reach_every_rank() {
         }
     }
     place.assert_clean(false);
+}
+
+#[test]
+fn ctrl_c_ends_a_slow_look_up_of_names() {
+    let place = Place::new();
+    let (source, library) = (place.path().join("slow.c"), place.path().join("slow.so"));
+    // A name server that does not answer.
+    let slow = "#include <stdio.h>\n#include <stdlib.h>\n#include <unistd.h>\n\
+                int getaddrinfo(void *a, void *b, void *c, void *d) {\n\
+                    fclose(fopen(getenv(\"LOOKING\"), \"w\"));\n\
+                    sleep(600); return 0; }\n";
+    fs::write(&source, slow).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source);
+    assert!(compiler.status().unwrap().success());
+    let mut command = place.gradwire(&["run", "-H", "somewhere:1", "true"]);
+    let looking = place.path().join("looking");
+    command.env("LD_PRELOAD", &library).env("LOOKING", &looking);
+    let child = command.spawn().unwrap();
+    until("the name is looked up", || looking.exists());
+    kill("INT", child.id());
+    let output = finish(child);
+    assert_eq!(output.code, Some(130), "{output:?}");
+    assert!(output.stderr.contains("interrupted by SIGINT"), "{output:?}");
 }
 
 #[test]

@@ -124,7 +124,16 @@ pub async fn run(
     let mut tasks = JoinSet::new();
     let mut agents = Vec::new();
     let per_agent = usize::try_from(plan.size()).unwrap_or(EVENTS) + 16;
-    for target in targets(&plan, settings, &options).await? {
+    let found = tokio::select! {
+        found = targets(&plan, settings, &options) => found?,
+        // Looking up the names of hosts may take long.
+        signal = signals.next() => {
+            let report = JobReport::new(&[Cause::Interrupted(signal)], None, false);
+            print_all(report.lines.clone());
+            return Ok(report);
+        }
+    };
+    for target in found {
         let orders = mpsc::channel(per_agent);
         agents.push(orders.0.clone());
         link::open(target, shared.clone(), orders, &mut tasks);
