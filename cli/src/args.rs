@@ -10,7 +10,7 @@ use crate::{algorithms, doctor, explain, lab, role::Role, status, trace};
 
 /// Gradient synchronisation for distributed training.
 #[derive(Debug, Parser)]
-#[command(name = "gradwire", version = gradwire_proto::VERSION, max_term_width = 100)]
+#[command(name = "gradwire", version = gradwire_proto::VERSION, max_term_width = 80)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -21,26 +21,32 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a program as the ranks of a job, on one or several hosts.
+    #[command(after_help = "Example: gradwire run -np 4 -H node1:2,node2:2 -- python train.py")]
     Run(Run),
     /// Measure collectives and check every result.
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example: gradwire bench allreduce -np 4 --end 64M")]
     Bench(Measurement),
     /// Show settings.
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example: gradwire config show --explain")]
     Config(Config),
     /// List the algorithms, or count their messages on a cluster.
+    #[command(after_help = "Example: gradwire algorithms --nodes 8 --racks 2")]
     Algorithms(algorithms::Options),
     /// Show which algorithms a job or a cluster uses, and why.
+    #[command(after_help = "Example: gradwire explain --nodes 8")]
     Explain(explain::Options),
     /// Check whether hosts and their network are fit for a job.
+    #[command(after_help = "Example: gradwire doctor -H node1:4,node2:4")]
     Doctor(doctor::Options),
     /// Measure the links between hosts, like every job at its start (gradwire-lab).
     Probe(lab::Words),
     /// Simulate a cluster, or reproduce published results (gradwire-lab).
     Simulate(lab::Words),
     /// Show the state of a running job.
+    #[command(after_help = "Example: gradwire status --watch")]
     Status(status::Options),
     /// Watch a running job: hosts, ranks, links, stragglers.
+    #[command(after_help = "Example: gradwire top")]
     Top {
         /// The job [default: your job on this host].
         ///
@@ -51,6 +57,7 @@ pub enum Command {
         address: Option<String>,
     },
     /// Record a running job in a trace file for Perfetto or Chrome.
+    #[command(after_help = "Example: gradwire trace --seconds 5 -o trace.json")]
     Trace(trace::Options),
     /// The processes that a job consists of.
     #[command(flatten)]
@@ -73,6 +80,7 @@ pub enum Measurement {
 #[derive(Debug, Subcommand)]
 pub enum Config {
     /// Show each setting with its value and its origin.
+    #[command(after_help = "Example: gradwire config show --set data.lanes=4")]
     Show {
         /// Where settings come from.
         #[command(flatten)]
@@ -83,6 +91,11 @@ pub enum Config {
         /// Also show meaning, unit, range and variable.
         #[arg(long)]
         explain: bool,
+        /// Print JSON.
+        ///
+        /// With meaning, unit, range and variable of each setting.
+        #[arg(long, conflicts_with = "explain")]
+        json: bool,
     },
 }
 
@@ -128,6 +141,80 @@ mod tests {
     #[test]
     fn the_command_line_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    /// The visible commands that this program runs itself, with their words.
+    fn commands(parent: &clap::Command, words: &str, found: &mut Vec<(String, clap::Command)>) {
+        for command in parent.get_subcommands().filter(|command| !command.is_hide_set()) {
+            let is_other = command.get_arguments().any(|arg| arg.get_id() == "words");
+            if !is_other && command.get_name() != "help" {
+                let words = format!("{words} {}", command.get_name());
+                commands(command, &words, found);
+                found.push((words, command.clone()));
+            }
+        }
+    }
+
+    fn all() -> Vec<(String, clap::Command)> {
+        let (mut cli, mut found) = (Cli::command(), Vec::new());
+        cli.build();
+        commands(&cli, "gradwire", &mut found);
+        assert!(found.len() > 15, "{}", found.len());
+        found
+    }
+
+    #[test]
+    fn every_help_fits_into_80_columns() {
+        for (words, _) in all() {
+            for option in ["-h", "--help"] {
+                let line = format!("{words} {option}");
+                let help = Cli::try_parse_from(line.split(' ')).unwrap_err().to_string();
+                let wide = help.lines().find(|line| line.chars().count() > 80);
+                assert_eq!(wide, None, "{line}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_command_has_an_example() {
+        for (words, mut command) in all() {
+            // The measurements have one in common.
+            if !words.starts_with("gradwire bench ") {
+                let help = command.render_help().to_string();
+                assert!(help.contains("\nExample: gradwire "), "{help}");
+            }
+        }
+    }
+
+    #[test]
+    fn one_option_means_the_same_everywhere() {
+        let mut meanings: std::collections::BTreeMap<String, (String, String)> = [].into();
+        for (words, command) in all() {
+            for option in command.get_arguments() {
+                let (Some(long), Some(help)) = (option.get_long(), option.get_help()) else {
+                    continue;
+                };
+                // These differ: a count of nodes, and names of hosts; a flag, and a file.
+                let differs = ["help", "op", "servers", "json", "steps", "nodes"];
+                if differs.contains(&long) {
+                    continue;
+                }
+                let meaning = format!("{help} {:?}", option.get_value_names());
+                let (first, known) =
+                    meanings.entry(long.to_owned()).or_insert((words.clone(), meaning.clone()));
+                assert_eq!(*known, meaning, "--{long} of {first} and {words}");
+            }
+        }
+    }
+
+    #[test]
+    fn commands_that_print_have_json() {
+        for name in ["status", "explain", "algorithms", "doctor", "show"] {
+            let all = all();
+            let (_, command) = all.iter().find(|(_, it)| it.get_name() == name).unwrap();
+            let json = command.get_arguments().find(|arg| arg.get_long() == Some("json"));
+            assert!(json.is_some_and(|json| !json.get_action().takes_values()), "{name}");
+        }
     }
 
     #[test]

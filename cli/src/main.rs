@@ -32,8 +32,13 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
     match cli.command {
         Command::Run(run) => self::run(run),
         Command::Bench(Measurement::Job(bench)) => self::bench(&bench),
-        Command::Config(Config::Show { settings, all, explain }) => {
-            print(&show::show(&load(&settings, &[])?, all, explain))
+        Command::Config(Config::Show { settings, all, explain, json }) => {
+            let loaded = load(&settings, &[])?;
+            print(&if json {
+                show::to_json(&loaded, all)?
+            } else {
+                show::show(&loaded, all, explain)
+            })
         }
         Command::Algorithms(options) => print(&algorithms::show(&options)?),
         Command::Explain(options) => self::explain(options),

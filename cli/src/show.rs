@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use gradwire_launcher::error::CommandError;
 use gradwire_settings::{Audience, Loaded, Origin, Row};
 
 /// One line for each setting: `key = value # origin`. With `explain`, its meaning, its possible
@@ -10,9 +11,7 @@ use gradwire_settings::{Audience, Loaded, Origin, Row};
 /// Without `all`, only the settings that users change, and any other that is not at its default.
 pub fn show(loaded: &Loaded, all: bool, explain: bool) -> String {
     let assigned = |row: &Row| format!("{} = {}", row.key.name, quoted(&row.value));
-    let is_shown =
-        |row: &&Row| all || row.key.audience == Audience::User || row.origin != Origin::Default;
-    let shown: Vec<&Row> = loaded.rows.iter().filter(is_shown).collect();
+    let shown: Vec<&Row> = shown(loaded, all).collect();
     let width = shown.iter().map(|row| assigned(row).len().min(50)).max().unwrap_or(0);
     let mut text = String::new();
     for row in &shown {
@@ -38,6 +37,41 @@ pub fn show(loaded: &Loaded, all: bool, explain: bool) -> String {
         let _ = writeln!(text, "# {hidden} more settings: gradwire config show --all");
     }
     text
+}
+
+/// The settings that users change and those that are not at their default, or all.
+fn shown(loaded: &Loaded, all: bool) -> impl Iterator<Item = &Row> {
+    loaded.rows.iter().filter(move |row| {
+        all || row.key.audience == Audience::User || row.origin != Origin::Default
+    })
+}
+
+/// The same settings as JSON: a list of objects.
+///
+/// # Errors
+/// [`CommandError`] if they can't be written as JSON.
+pub fn to_json(loaded: &Loaded, all: bool) -> Result<String, CommandError> {
+    let object = |row: &Row| {
+        let key = row.key;
+        let audience = match key.audience {
+            Audience::User => "user",
+            Audience::Measured => "measured",
+            Audience::Internal => "internal",
+        };
+        serde_json::json!({
+            "key": key.name,
+            "value": row.value,
+            "origin": row.origin.to_string(),
+            "audience": audience,
+            "meaning": key.doc,
+            "takes": key.kind.to_string(),
+            "unit": key.unit,
+            "variable": key.variable(),
+        })
+    };
+    let objects: Vec<_> = shown(loaded, all).map(object).collect();
+    let text = serde_json::to_string_pretty(&objects).map_err(CommandError::failed)?;
+    Ok(format!("{text}\n"))
 }
 
 /// A value as TOML: a bare number, or a quoted string.
@@ -71,6 +105,20 @@ mod tests {
         std::fs::write(&path, show(&loaded, true, true)).unwrap();
         let again = Settings::load(&Layers { file: Some(path), ..Layers::default() }).unwrap();
         assert_eq!(again.settings, loaded.settings);
+    }
+
+    #[test]
+    fn settings_are_json_too() {
+        let flags = vec!["data.streams=2".into()];
+        let loaded = Settings::load(&Layers { flags, ..Layers::default() }).unwrap();
+        let all: serde_json::Value =
+            serde_json::from_str(&to_json(&loaded, true).unwrap()).unwrap();
+        assert_eq!(all.as_array().unwrap().len(), KEYS.len());
+        let some: serde_json::Value =
+            serde_json::from_str(&to_json(&loaded, false).unwrap()).unwrap();
+        let streams = some.as_array().unwrap().iter().find(|row| row["key"] == "data.streams");
+        assert_eq!(streams.unwrap()["value"], "2");
+        assert_eq!(streams.unwrap()["origin"], "command line");
     }
 
     #[test]

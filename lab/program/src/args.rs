@@ -12,7 +12,7 @@ use crate::{
 
 /// Simulate clusters; measure links, negotiation and resources.
 #[derive(Debug, Parser)]
-#[command(name = "gradwire-lab", version = gradwire_proto::VERSION, max_term_width = 100)]
+#[command(name = "gradwire-lab", version = gradwire_proto::VERSION, max_term_width = 80)]
 pub struct Lab {
     /// What to do.
     #[command(subcommand)]
