@@ -124,7 +124,7 @@ impl CompletionWriter {
     /// Answers one submission and wakes its waiters.
     ///
     /// # Errors
-    /// [`RingError::CompletionsFull`] if there is no room: send the answer over the socket.
+    /// [`RingError::CompletionsFull`] if the ring is full: send the answer over the socket.
     /// Another [`RingError`] if the worker's counters are wrong; the daemon must then give
     /// the worker up. In any case the submission counts as answered.
     pub fn push(&self, completion: Completion) -> Result<(), RingError> {
