@@ -225,21 +225,15 @@ fn the_reason_of_an_abort_is_reported_to_all() {
 }
 
 #[test]
-fn a_session_dropped_without_shutdown_has_failed() {
-    for panics in [false, true] {
-        let cluster = Cluster::start(&Plan::nodes(&[1, 1])).unwrap();
-        let survivors = cluster.start_ranks([0], |session| wait_for_the_end(session, "w"));
-        let own = cluster.start_ranks([1], move |_| assert!(!panics, "on purpose"));
-        let cause = one_cause(cluster, survivors);
-        assert_eq!(own.join().is_err(), panics);
-        assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(1))));
-        if panics {
-            assert!(cause.what.contains("gave up: it panicked at "), "{cause}");
-            assert!(cause.what.ends_with(": on purpose"), "{cause}");
-        } else {
-            assert!(cause.what.contains("dropped its session without shutdown()"), "{cause}");
-        }
-    }
+fn a_session_dropped_by_a_panic_has_failed() {
+    let cluster = Cluster::start(&Plan::nodes(&[1, 1])).unwrap();
+    let survivors = cluster.start_ranks([0], |session| wait_for_the_end(session, "w"));
+    let own = cluster.start_ranks([1], |_| panic!("on purpose: as an error that leaves main"));
+    let cause = one_cause(cluster, survivors);
+    assert!(own.join().is_err());
+    assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(1))));
+    assert!(cause.what.contains("gave up: it panicked at "), "{cause}");
+    assert!(cause.what.contains("on purpose: as an error that leaves main"), "{cause}");
 }
 
 /// Ranks that wait in several threads for a tensor that the last rank does not submit. They pass
