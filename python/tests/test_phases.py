@@ -108,7 +108,7 @@ class Cell:
 
     phase: str
     event: str
-    # What the others are told, as a pattern; empty: nothing.
+    # A pattern of the text that the others get; empty: they get none.
     told: str
     # The exit codes that the launcher may have: that of rank 1, or that of a rank that was told.
     codes: tuple[int, ...]

@@ -30,7 +30,7 @@ pub(crate) struct Registered {
 #[derive(Debug)]
 pub(crate) struct Ids {
     slots: BTreeMap<TensorId, (Slot, usize)>,
-    /// Those that only one round has used, and whose names are new.
+    /// The ids of new names that only one round has used.
     new: BTreeSet<TensorId>,
     next: u32,
     /// Where the search for an id to evict continues.
