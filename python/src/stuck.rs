@@ -7,7 +7,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use gradwire_worker::EndlessWait;
-use pyo3::{prelude::*, types::PyFrozenSet};
+use pyo3::{exceptions::PyImportError, prelude::*, types::PyFrozenSet};
 
 /// The Python threads in a wait without a limit, by their identifiers.
 static WAITING: Mutex<Vec<u64>> = Mutex::new(Vec::new());
@@ -21,7 +21,7 @@ pub(crate) struct PatientThread {
 impl PatientThread {
     /// The calling thread waits without a limit.
     pub(crate) fn new(py: Python<'_>, wait: EndlessWait) -> PyResult<Self> {
-        let ident = py.import("threading")?.call_method0("get_ident")?.extract()?;
+        let ident = py.import("_thread")?.call_method0("get_ident")?.extract()?;
         WAITING.lock().unwrap_or_else(PoisonError::into_inner).push(ident);
         Ok(Self { wait, ident })
     }
@@ -29,9 +29,14 @@ impl PatientThread {
     /// Tells the daemon that this process can do nothing until an operation ends, if that is so.
     pub(crate) fn look(&self, py: Python<'_>) -> PyResult<()> {
         let waiting = WAITING.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let module = match py.import("gradwire._quiet") {
+            Ok(module) => module,
+            // While the interpreter exits, nothing can be imported.
+            Err(error) if error.is_instance_of::<PyImportError>(py) => return Ok(()),
+            Err(error) => return Err(error),
+        };
         let waiting = PyFrozenSet::new(py, waiting)?;
-        let quiet = py.import("gradwire._quiet")?.call_method1("others_are_quiet", (waiting,))?;
-        if quiet.extract()? {
+        if module.call_method1("others_are_quiet", (waiting,))?.extract()? {
             self.wait.say_stuck();
         }
         Ok(())
