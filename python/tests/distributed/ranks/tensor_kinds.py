@@ -421,3 +421,69 @@ def test_tensors_without_dense_memory(kind: Kind) -> None:
     assert right <= {"hvd_compressed"} | ({"messages", "received"} if at()[1] == 1 else set()), (
         found
     )
+
+
+# Kinds as gradients.
+
+
+class Give(torch.autograd.Function):
+    """A function of a parameter with a given gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        ctx.gradient = gradient
+        return parameter.detach().abs().sum()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> tuple[torch.Tensor, None]:
+        return ctx.gradient, None
+
+
+class Net(torch.nn.Module):
+    def __init__(self, like: torch.Tensor) -> None:
+        super().__init__()
+        self.parameter = torch.nn.Parameter(torch.zeros(like.shape, dtype=like.dtype))
+
+    def forward(self, gradient: list[torch.Tensor]) -> Any:
+        return Give.apply(self.parameter, gradient[0])
+
+
+def of_ddp(net: Net, gradient: torch.Tensor) -> torch.Tensor:
+    model = torch.nn.parallel.DistributedDataParallel(net)
+    model([gradient]).backward()
+    assert net.parameter.grad is not None
+    return net.parameter.grad
+
+
+def of_optimizer(net: Net, gradient: torch.Tensor) -> torch.Tensor:
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), lr=1.0), net.named_parameters()
+    )
+    net([gradient]).backward()
+    optimizer.step()
+    return -net.parameter.detach()
+
+
+@pytest.mark.parametrize("use", [of_ddp, of_optimizer])
+@pytest.mark.parametrize("kind", [*ORDINARY, coo])
+def test_gradients(kind: Kind, use: Callable[[Net, torch.Tensor], torch.Tensor]) -> None:
+    parts = [dense(kind(rank)) for rank in range(at()[1])]
+    net = Net(parts[0])
+    if kind is coo and use is of_ddp:
+        with pytest.raises(NotImplementedError):  # PyTorch's DDP takes none for a dense parameter
+            use(net, kind(at()[0]))
+    else:
+        torch.testing.assert_close(dense(use(net, kind(at()[0]))), total(parts) / at()[1])
+    hvd.barrier()
+
+
+@pytest.mark.parametrize("use", [of_ddp, of_optimizer])
+@pytest.mark.parametrize("kind", [csr, bsr, nested, jagged, meta, mkldnn, fake, functional])
+def test_gradients_that_are_refused(
+    kind: Kind, use: Callable[[Net, torch.Tensor], torch.Tensor]
+) -> None:
+    gradient = kind(at()[0])
+    with pytest.raises((*ANYWHERE, AssertionError)) as refused:
+        use(Net(plain(0)), gradient)
+    assert not isinstance(refused.value, (hvd.Disagreement, hvd.WaitTimeout)), refused.value
+    hvd.barrier()
