@@ -42,6 +42,11 @@ MORE_PASSES = (
     "synchronize() in between"
 )
 
+# By the address of a storage of several gradients, the version that the last write of a backward
+# pass or of a result has given it. Its gradients may belong to several optimizers.
+_parts: dict[int, int] = {}
+_MAX_PARTS = 1 << 12
+
 
 class Exchange:
     """The slots of one optimizer, and the requests in flight."""
@@ -83,9 +88,6 @@ class Exchange:
         self.scales = (1.0 / predivide, predivide) if op == Average else (1.0, 1.0)
         self.handles: list[tuple[_native.Handle, list[Slot]]] = []
         self._loads = Loads()
-        # By the address of a storage of several gradients, the version that the last write of a
-        # backward pass or of a result has given it.
-        self._parts: dict[int, int] = {}
         self.submitted: set[Slot] = set()
         # Everything has been exchanged, with no step or backward pass since.
         self.exchanged = False
@@ -233,14 +235,17 @@ class Exchange:
         else:
             self._submit([slot])
 
-    def _note_part(self, gradient: torch.Tensor) -> None:
+    @staticmethod
+    def _note_part(gradient: torch.Tensor) -> None:
         """Records a write to a gradient that may share its storage with others.
 
         Such gradients are parts of one tensor: those of concatenated parameters, or of a flat
         buffer. A write to one changes the version of all, even of those in flight.
         """
         if is_a_part(gradient):
-            self._parts[gradient.untyped_storage().data_ptr()] = gradient._version
+            if len(_parts) >= _MAX_PARTS:
+                _parts.clear()
+            _parts[gradient.untyped_storage().data_ptr()] = gradient._version
 
     def _was_changed(self, slot: Slot) -> bool:
         """Returns whether the program has written or replaced a gradient in flight."""
@@ -251,7 +256,7 @@ class Exchange:
             return slot.digest is not None and slot.digest != _checks.digest(gradient)
         if seen is None or seen[0] != slot.stamp[0] or not is_a_part(gradient):
             return True
-        return self._parts.get(gradient.untyped_storage().data_ptr()) != seen[1]
+        return _parts.get(gradient.untyped_storage().data_ptr()) != seen[1]
 
     @property
     def _checks_values(self) -> bool:
@@ -498,7 +503,6 @@ class Exchange:
         self._delayed.clear()
         self.handles.clear()
         self.submitted.clear()
-        self._parts.clear()
         self.exchanged = self.fired = False
         for slot in self.slots.values():
             slot.computed = slot.fired

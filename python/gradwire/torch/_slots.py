@@ -382,9 +382,14 @@ class Slot:
         return None if gradient is None else _stamp(gradient)
 
     def set_aside(self) -> None:
-        """Sets aside the result of an exchange, so that it is not summed again."""
+        """Sets aside the result of an exchange, so that it is not summed again.
+
+        Zeros stay: the program may have cleared the result through ``.data``.
+        """
         gradient = self.parameter.grad
         assert gradient is not None
+        if not bool(_values(gradient).any()):
+            return
         with torch.no_grad():
             if gradient.layout == torch.strided:
                 self.base = gradient.clone()
