@@ -30,7 +30,16 @@ OPTIMIZERS: dict[str, tuple[list[dict[str, Any]], bool]] = {
 }
 SPARSE = ["SGD", "Adagrad", "SparseAdam"]
 SCHEDULERS = ["StepLR", "ExponentialLR", "CosineAnnealingLR", "OneCycleLR", "ReduceLROnPlateau"]
-CLEARS = ["optimizer", "optimizer", "optimizer zeros", "model", "model zeros", "never"]
+CLEARS = [
+    "optimizer",
+    "optimizer",
+    "optimizer zeros",
+    "model",
+    "model zeros",
+    "data zeros",
+    "kept zeros",
+    "never",
+]
 # Events that may happen, and their step.
 EVENTS = {
     "before": [
@@ -42,6 +51,8 @@ EVENTS = {
         "freeze",
         "unfreeze",
         "restart",
+        "wrap again",
+        "root wraps again",
     ],
     "between": [
         "swap storage",
@@ -49,8 +60,18 @@ EVENTS = {
         "root reads groups",
         "synchronize",
         "look at gradients",
+        "drop",
+        "replace",
+        "write data",
     ],
-    "instead": ["no backward", "begin again", "another backward"],
+    "instead": [
+        "no backward",
+        "begin again",
+        "another backward",
+        "root drops",
+        "root replaces",
+        "root writes",
+    ],
 }
 _TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
@@ -76,6 +97,10 @@ class Plan:
     scheduled_before: bool = False
     clip: str | None = None
     passes: int = 1
+    # Whether the optimizers of some ranks have their parameters in another order.
+    reordered: bool = False
+    # Whether all gradients are views of one buffer.
+    flat: bool = False
     scaler: str | None = None
     infinity: tuple[int, int] | None = None
     closure: bool = False
@@ -141,6 +166,10 @@ def plan(seed: int) -> Plan:
         if chance(0.35) and hasattr(torch.amp, "GradScaler"):
             made.scaler = dice.choice(["on", "on", "off"])
     made.hooks, made.clear = chance(0.3), dice.choice(CLEARS)
+    if made.sparse is not None and made.clear in ("data zeros", "kept zeros"):
+        made.clear = "model zeros"  # writes through .data don't clear a sparse gradient
+    made.reordered = made.optimizer != "LBFGS" and chance(0.3)
+    made.flat = made.sparse is None and made.clear.endswith("zeros") and chance(0.5)
     if "line_search_fn" in made.options and made.clear == "never":
         # The search compares losses with gradients. With accumulated gradients of earlier losses,
         # its end depends on rounding: even one process gets different results if it adds its shards
@@ -174,6 +203,8 @@ def _step(dice: random.Random, made: Plan, step: int) -> dict[str, Any]:
             happens[when] = dice.choice(EVENTS[when])
     if happens.get("before") == "restart" and dice.random() < 0.7:
         del happens["before"]  # it takes a second
+    if made.reordered and happens.get("before") == "broadcast":
+        del happens["before"]  # states are broadcast by position
     if made.closure:
         happens.pop("between", None), happens.pop("instead", None)
     if made.scaler is not None:

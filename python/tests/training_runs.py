@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from training_plans import Plan, plan
 
 import gradwire.torch as hvd
+from gradwire.torch._parameters import without_waiting
 
 ROWS = 4
 WORDS = 12
@@ -69,6 +70,34 @@ def distance(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     return F.mse_loss(found, wanted)
 
 
+def drop(parameter: Any) -> None:
+    parameter.grad = None
+
+
+def replace(parameter: Any) -> None:
+    parameter.grad = parameter.grad * 0.5
+
+
+def write(parameter: Any) -> None:
+    parameter.grad.data.mul_(0.5)
+
+
+# What all ranks do to exchanged gradients, and what one rank does to gradients in flight.
+CHANGES = {"drop": drop, "replace": replace, "write data": write}
+ROOTS_CHANGES = {"root drops": drop, "root replaces": replace, "root writes": write}
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """Returns an ordinary optimizer with the same parameters and the same state."""
+    plain, state = object.__new__(optimizer._original), dict(optimizer.__getstate__())
+    state["param_groups"] = [
+        {**group, "params": list(without_waiting(group["params"]))}
+        for group in optimizer.param_groups
+    ]
+    plain.__setstate__(state)
+    return plain
+
+
 class Run:
     """One training: by one process with all shards, or by a rank with its own."""
 
@@ -84,12 +113,16 @@ class Run:
         self.optimizers: list[Any] = []
         self.schedulers: list[Any] = []
         self.scaler: Any = None
+        # The gradients that the program keeps.
+        self.kept: list[torch.Tensor] | None = None
         if made.scaler is not None:
             on = made.scaler == "on"
             self.scaler = torch.amp.GradScaler(
                 "cpu", init_scale=64.0, growth_interval=2, enabled=on
             )
         self._make()
+        if made.flat:
+            self._flatten()
 
     # Preparation
 
@@ -129,11 +162,15 @@ class Run:
             given["foreach"] = made.way == "foreach"
         if made.way == "fused":
             given.update(fused=True, foreach=None)
+        turn = -1 if made.reordered and self.distributed and self.rank % 2 else 1
         if made.groups_of_parameters:
             half = len(parameters) // 2
-            parts = [{"params": parameters[:half]}, {"params": parameters[half:], "lr": 0.01}]
+            parts = [
+                {"params": parameters[:half][::turn]},
+                {"params": parameters[half:][::turn], "lr": 0.01},
+            ]
             return getattr(torch.optim, name)(parts, **given)
-        return getattr(torch.optim, name)(parameters, **given)
+        return getattr(torch.optim, name)(parameters[::turn], **given)
 
     def _wrap(self, optimizer: Any) -> Any:
         made, options = self.made, dict(self.made.wrapped)
@@ -142,6 +179,7 @@ class Run:
         if "compression" in options:
             options["compression"] = getattr(hvd.Compression, options["compression"])
         own = [p for group in optimizer.param_groups for p in group["params"]]
+        own = [p for p in self.net.parameters() if any(p is q for q in own)]
         if made.groups == "lists":
             options["groups"] = [own[:2], own[2:3], own[4:]]
         elif made.groups is not None:
@@ -224,6 +262,24 @@ class Run:
                     optimizer.zero_grad(set_to_none=False)
         elif how.startswith("model"):
             self.net.zero_grad(set_to_none=how == "model")
+        elif how == "data zeros":
+            for gradient in self._gradients():
+                gradient.data.zero_()
+        elif how == "kept zeros" and self.kept is not None:
+            for gradient in self.kept:
+                gradient.zero_()
+        if how.endswith("zeros"):
+            self.kept = self._gradients()
+
+    def _gradients(self) -> list[torch.Tensor]:
+        return [p.grad for p in self.net.parameters() if p.grad is not None]
+
+    def _flatten(self) -> None:
+        """Makes the gradients views of one buffer of zeros."""
+        parameters = [p for p in self.net.parameters() if p.requires_grad]
+        flat = torch.zeros(sum(p.numel() for p in parameters), dtype=self.made.dtype)
+        for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters])):
+            parameter.grad = part.view(parameter.shape)
 
     def backward(self, step: int, happens: dict[str, Any]) -> torch.Tensor:
         total = torch.zeros(())
@@ -260,6 +316,16 @@ class Run:
         elif event == "restart" and self.distributed:
             hvd.shutdown()
             hvd.init()
+        elif (
+            event is not None
+            and event.endswith("again")
+            and self.distributed
+            and (self.rank == 0 or event == "wrap again")
+            and not (self.schedulers or self.made.hooks)
+            # A new optimizer can't know which gradients are sums.
+            and (self.made.clear != "never" or self.made.wrapped.get("op") != "Sum")
+        ):
+            self.optimizers = [self._wrap(unwrapped(one)) for one in self.optimizers]
 
     def between(self, event: str | None) -> None:
         if event == "swap storage":
@@ -275,6 +341,10 @@ class Run:
             assert all(group["lr"] >= 0 and len(group["params"]) >= 0 for group in groups)
         elif event == "synchronize":
             self.synchronized()
+        elif event in CHANGES:
+            self.synchronized()
+            for parameter in self._computed():
+                CHANGES[event](parameter)
         elif event == "look at gradients" and self.synchronized():
             norms = [p.grad.detach().norm() for p in self.net.parameters() if p.grad is not None]
             assert norms or not self.ranks
@@ -342,6 +412,10 @@ class Run:
                 self.synchronized()
                 self.net.zero_grad()
                 loss = self.backward(step, happens)
+            elif instead is not None and instead.startswith("root"):
+                self._fail(instead)
+                self.net.zero_grad()
+                loss = self.backward(step, happens)
             elif instead == "another backward":
                 self.synchronized()
                 loss = loss + self.backward(step + 50, happens)
@@ -352,6 +426,23 @@ class Run:
             else:
                 scheduler.step()
         del loss
+
+    def _computed(self) -> list[Any]:
+        """Returns some parameters that have a dense gradient other than zeros.
+
+        Between exchange and step, zeros may represent no gradient.
+        """
+        some = [p for p in [*self.net.parameters()][::2] if p.grad is not None]
+        return [p for p in some if not p.grad.is_sparse and bool(p.grad.any())]
+
+    def _fail(self, how: str) -> None:
+        """Lets the first rank change gradients in flight, and all ranks catch the error."""
+        if self.distributed and self.rank == 0:
+            for parameter in self._computed():
+                ROOTS_CHANGES[how](parameter)
+        for optimizer in self.optimizers if self.distributed else ():
+            with contextlib.suppress(AssertionError):
+                optimizer.synchronize()
 
     def _by_closure(self, step: int, happens: dict[str, Any]) -> Any:
         def closure() -> torch.Tensor:
