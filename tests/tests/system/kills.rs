@@ -154,6 +154,31 @@ fn a_job_suspended_as_a_whole_continues() {
     job.finish().assert_code(0);
 }
 
+/// Ctrl-Z of a terminal: only the launcher gets it, and passes it on.
+#[test]
+fn a_job_suspended_by_a_terminal_continues() {
+    let steps = ["attach", "0/say:begun", "0/until:go", "loop:20:1000000", "leave"];
+    let mut job = start(TWO_NODES, &steps);
+    for (word, ranks) in [("said", 1), ("looping", 4)] {
+        job.until_said(word, ranks);
+        let launcher = job.process(Role::Launcher).pid;
+        send_signal(launcher, Signal::TSTP);
+        // Two agents keep running, so that they can pass on that the job continues.
+        let (all, agents) = (job.processes().len(), 2);
+        job.wait_for("everything is suspended", || {
+            let suspended = job.processes().into_iter().filter(|process| {
+                let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.pid));
+                stat.is_ok_and(|stat| stat.contains(") T "))
+            });
+            (suspended.count() == all - agents).then_some(())
+        });
+        sleep(Duration::from_secs(6));
+        send_signal(launcher, Signal::CONT);
+        job.allow("go");
+    }
+    job.finish().assert_code(0);
+}
+
 #[test]
 fn a_daemon_is_killed() {
     for (world, order, own, host) in
