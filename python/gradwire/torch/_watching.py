@@ -16,7 +16,7 @@ _watched: weakref.WeakValueDictionary[int, Slot] = weakref.WeakValueDictionary()
 
 
 class Watcher(Protocol):
-    """What is told about gradients."""
+    """The receiver of the hooks of gradients."""
 
     def before(self, slot: Slot) -> None:
         """Called before a backward pass accumulates a gradient."""
