@@ -178,7 +178,7 @@ impl<R> Handle<R> {
     }
 
     /// Notes that the calling thread waits for this operation without a limit, although it calls
-    /// [`Handle::wait_deadline`] again and again, until the result is dropped. So the job ends if
+    /// [`Handle::wait_timeout`] again and again, until the result is dropped. So the job ends if
     /// no rank can ever go on.
     pub fn endless(&self) -> EndlessWait {
         let on = match &self.source {

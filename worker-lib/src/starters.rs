@@ -62,11 +62,17 @@ const COUNTED: &[Counted] = &[
     counted("jsrun", "JSM_NAMESPACE_SIZE", None),
     counted("mpiexec, or srun with PMI,", "PMI_SIZE", Some("MPI_LOCALNRANKS")),
     counted("flux", "FLUX_JOB_SIZE", None),
-    // Not SLURM_NTASKS, which a batch script has as well.
     counted("srun", SLURM_TASKS, Some("SLURM_STEP_TASKS_PER_NODE")),
+    // Only in a step: a batch script has it as well.
+    counted("srun", SLURM_ALLOCATED, None),
 ];
 
 const SLURM_TASKS: &str = "SLURM_STEP_NUM_TASKS";
+const SLURM_ALLOCATED: &str = "SLURM_NTASKS";
+
+/// Slurm gives batch scripts, interactive shells and its own helpers a step of this number or above
+/// (`slurm.h`: `SLURM_INTERACTIVE_STEP` and the constants around it).
+const SLURM_SPECIAL_STEPS: u64 = 0xffff_fff0;
 
 const fn counted(
     starter: &'static str,
@@ -95,6 +101,9 @@ enum Advice {
 
 const NUMBERED: &[Numbered] = &[
     numbered("horovodrun", "HOROVOD_RANK", None, Advice::Launcher),
+    numbered("mpirun", "OMPI_COMM_WORLD_RANK", None, Advice::Launcher),
+    // A batch script is task 0, too.
+    numbered("srun", "SLURM_PROCID", Some(0), Advice::Launcher),
     numbered("a starter with PMIx", "PMIX_RANK", None, Advice::Launcher),
     numbered("a starter with PMI", "PMI_RANK", None, Advice::Launcher),
     numbered("mpiexec of PALS", "PALS_RANKID", None, Advice::Launcher),
@@ -141,7 +150,12 @@ pub fn refusal(variables: &HashMap<String, String>, program: &Program) -> Option
     if let Some(first) = TORCHRUN[..RANKED].iter().find(|name| given(name).is_some()) {
         return torchrun(&given, program).and_then(|reason| refuse(first, reason));
     }
-    let counts = COUNTED.iter().find_map(|row| Some((row, given(row.tasks)?)));
+    let step = given("SLURM_STEP_ID").and_then(|step| step.parse().ok());
+    let in_step = step.is_some_and(|step: u64| step < SLURM_SPECIAL_STEPS);
+    let counts = COUNTED
+        .iter()
+        .filter(|row| row.tasks != SLURM_ALLOCATED || in_step)
+        .find_map(|row| Some((row, given(row.tasks)?)));
     if let Some((row, tasks)) = counts {
         // A count that can't be read does not prove that there is a single task.
         let tasks: Option<u64> = tasks.parse().ok();
@@ -261,6 +275,13 @@ mod tests {
                 run("-np 8 -H $(scontrol show hostnames | sed s/$/:4/ | paste -sd,)"),
             ),
             (
+                "SLURM_STEP_ID=0 SLURM_NTASKS=8",
+                "srun started 8 tasks",
+                run("-np 8 -H HOST:RANKS,…"),
+            ),
+            ("SLURM_NTASKS=8 SLURM_PROCID=3", "SLURM_PROCID=3: srun may", run("-H HOST:RANKS,…")),
+            ("OMPI_COMM_WORLD_RANK=0", "mpirun may have", run("-H HOST:RANKS,…")),
+            (
                 "SLURM_STEP_NUM_TASKS=5 SLURM_STEP_TASKS_PER_NODE=3,2",
                 "5 tasks",
                 run("-np 5 -H HOST:RANKS,…"),
@@ -332,6 +353,7 @@ mod tests {
             // sbatch: also the script's own task has a number.
             "SLURM_JOB_ID=7 SLURM_NTASKS=8 SLURM_NPROCS=8 SLURM_PROCID=0 SLURM_LOCALID=0 \
              SLURM_NNODES=2 SLURM_TASKS_PER_NODE=4(x2) SLURM_ARRAY_TASK_COUNT=9",
+            "SLURM_STEP_ID=4294967291 SLURM_NTASKS=8 SLURM_PROCID=0",
             // salloc with an interactive step.
             "SLURM_NTASKS=8 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_TASKS_PER_NODE=1 PMIX_RANK=0",
             "LSB_JOBID=1 LSB_DJOB_NUMPROC=8 LSB_MCPU_HOSTS=a",
