@@ -63,6 +63,11 @@ def check_has_data(tensor: Any) -> None:
         )
     if tensor.is_meta:
         raise InvalidRequest("a tensor on the device 'meta' has no data", kind="invalid")
+    check_own_memory(tensor)
+
+
+def check_own_memory(tensor: torch.Tensor) -> None:
+    """Raises InvalidRequest unless the tensor's elements, dense or sparse, are its own."""
     what = _unusual(tensor)
     if what:
         raise InvalidRequest(what, kind="invalid")

@@ -26,7 +26,7 @@ from gradwire._ops import Average, ReduceOp, Sum
 from gradwire._staging import session
 from gradwire._world import ProcessSet, global_process_set, members, native_set
 from gradwire.torch import _agreement, _checks, _watching
-from gradwire.torch._adapter import collectives
+from gradwire.torch._adapter import check_own_memory, collectives
 from gradwire.torch._agreement import Agreement
 from gradwire.torch._batches import Loads, Stores
 from gradwire.torch._compression import Compressor, NoneCompressor
@@ -204,6 +204,7 @@ class Exchange:
         gradient = slot.parameter.grad
         if gradient is None or slot.seen == slot.stamp:
             return  # a hook that ran before this one has made a step
+        check_own_memory(gradient)
         if gradient.requires_grad:
             raise AssertionError(
                 f"the gradient of {slot.name} has its own graph (backward(create_graph=True)), "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gradwire._ops import Average, ReduceOp, Sum
 from gradwire.torch import _agreement
+from gradwire.torch._adapter import check_own_memory
 from gradwire.torch._slots import Content, Kind, Slot, layout_of
 
 
@@ -18,10 +19,13 @@ def word_of(slot: Slot, op: ReduceOp, *, in_flight: bool, changed: bool, exchang
         exchanged: Whether there was no step since the last exchange.
 
     Raises:
+        InvalidRequest: The gradient has no memory of its own.
         AssertionError: The gradient can't be told from the last result.
     """
     word = _agreement.LEARNS if slot.parameter.requires_grad else _agreement.FROZEN
     gradient = slot.parameter.grad
+    if gradient is not None:
+        check_own_memory(gradient)
     used, present, content = in_flight, gradient is not None, Content.OWN
     if in_flight:
         if not present:

@@ -487,3 +487,10 @@ def test_gradients_that_are_refused(
         use(Net(plain(0)), gradient)
     assert not isinstance(refused.value, (hvd.Disagreement, hvd.WaitTimeout)), refused.value
     hvd.barrier()
+
+
+@pytest.mark.parametrize("kind", [two_tensor, masked])
+def test_gradients_that_wrap_another_tensor(kind: Kind) -> None:
+    with pytest.raises(hvd.InvalidRequest, match="no memory of its own"):
+        of_optimizer(Net(plain(0)), kind(at()[0]))
+    hvd.barrier()
