@@ -17,7 +17,8 @@ use crate::{
     outcome::Outcome,
     session::Session,
     shared::Done,
-    stuck::{EndlessWait, On},
+    stuck::EndlessWait,
+    waiters::On,
 };
 
 /// An operation in flight and its tensors. [`Handle::wait`] returns its result and the tensors. A

@@ -94,8 +94,10 @@ mod collectives;
 mod element;
 mod error;
 mod exchange;
+mod futures;
 mod gate;
 mod handle;
+mod handover;
 mod launch;
 mod link;
 #[expect(unsafe_code, reason = "the only module that turns shared memory into slices")]
@@ -116,6 +118,8 @@ pub mod starters;
 mod stuck;
 mod task;
 mod tickets;
+mod waiters;
+mod waiting;
 mod wakers;
 mod watch;
 

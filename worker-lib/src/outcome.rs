@@ -4,7 +4,7 @@ use std::{task::Waker, time::Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::{error::Result, shared::LOOK_AROUND};
+use crate::{error::Result, waiters::LOOK_AROUND};
 
 /// The result of a thread, for the threads or the task that wait for it.
 pub(crate) struct Outcome<R> {

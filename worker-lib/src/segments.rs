@@ -1,4 +1,4 @@
-//! Memory segments on their way to the daemon: the messages about them, and its answers.
+//! The daemon's answers about memory segments that were handed over.
 //!
 //! WAIT: a wait for an answer ends with the answer, with the session, or at a deadline. After a
 //! deadline the daemon may still take the segment, so its number is not used again, and the segment
@@ -6,18 +6,15 @@
 
 use std::{
     collections::BTreeMap,
-    os::fd::OwnedFd,
     time::{Duration, Instant},
 };
 
-use gradwire_proto::pb::{self, worker_message::Message};
 use gradwire_shm::arena::RegisterError;
 use parking_lot::{Condvar, Mutex};
 
 use crate::{
     error::{GradwireError, Result},
-    link,
-    shared::{LOOK_AROUND, Shared},
+    waiters::LOOK_AROUND,
 };
 
 /// What is known about a segment that was handed over.
@@ -39,8 +36,18 @@ pub(crate) struct Segments {
 }
 
 impl Segments {
+    /// A segment is about to be handed over.
+    pub(crate) fn expect(&self, segment: u32) {
+        self.answers.lock().insert(segment, Answer::Awaited);
+    }
+
+    /// Forgets a segment that was given back.
+    pub(crate) fn forget(&self, segment: u32) {
+        self.answers.lock().remove(&segment);
+    }
+
     /// Notes that the daemon has received a segment. Returns true if nobody wants it any more.
-    fn taken(&self, segment: u32) -> bool {
+    pub(crate) fn taken(&self, segment: u32) -> bool {
         let mut answers = self.answers.lock();
         // TRUST: an answer that nobody has asked for is ignored.
         let given_up = match answers.get_mut(&segment) {
@@ -72,7 +79,7 @@ impl Segments {
 
     /// Waits for an answer. `check` is an error once the session has ended; it is called without
     /// the lock, which ending the session takes.
-    fn wait(
+    pub(crate) fn wait(
         &self,
         segment: u32,
         within: Duration,
@@ -107,41 +114,6 @@ impl Segments {
             answers.insert(segment, Answer::GivenUp);
             return Err(RegisterError::Unanswered(given_up.into()));
         }
-    }
-}
-
-impl Shared {
-    /// Hands a segment over to the daemon and waits for its answer.
-    pub(crate) fn hand_over(
-        &self,
-        segment: u32,
-        bytes: u64,
-        fd: &OwnedFd,
-        within: Duration,
-    ) -> Result<(), RegisterError> {
-        self.segments.answers.lock().insert(segment, Answer::Awaited);
-        let add = Message::AddSegment(pb::AddSegment { segment, bytes });
-        self.send(add, Some(fd)).map_err(|error| RegisterError::Unanswered(error.into()))?;
-        self.segments.wait(segment, within, || self.check())
-    }
-
-    /// Notes that the daemon has received a segment.
-    pub(crate) fn segment_taken(&self, segment: u32) {
-        if self.segments.taken(segment) {
-            self.drop_segment(segment);
-        }
-    }
-
-    /// Notifies the daemon that a segment is not used any more. Errors are ignored: the watcher
-    /// notices them, too.
-    pub(crate) fn drop_segment(&self, segment: u32) {
-        if self.ended().is_some() {
-            return;
-        }
-        self.segments.answers.lock().remove(&segment);
-        let gone = Message::DropSegment(pb::DropSegment { segment });
-        let _sending = self.sending.lock();
-        let _ = link::send(&self.stream, gone, None);
     }
 }
 

@@ -41,16 +41,10 @@ use crate::{
     memory::{Keep, Output},
     naming::MESSAGES,
     segments::Segments,
-    stuck::{Endless, On, Others, Waiters},
     tickets::{self, Key, NoTicket, Tickets},
+    waiters::{LOOK_AROUND, Waiters},
     wakers::Wakers,
 };
-
-/// The longest sleep of a waiting thread.
-pub(crate) const LOOK_AROUND: Duration = Duration::from_secs(1);
-
-/// A thread that has waited for this long looks whether the whole process is stuck.
-const SETTLED: Duration = Duration::from_millis(200);
 
 /// How long the daemon may take to answer when this rank leaves.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(5);
@@ -89,7 +83,7 @@ pub(crate) struct Shared {
     pub(crate) stream: UnixStream,
     pub(crate) sending: Mutex<()>,
     doorbell: OwnedFd,
-    spin: Duration,
+    pub(crate) spin: Duration,
     /// Memory that an entry frees is dropped without this lock, because it goes back to the arena.
     tickets: Mutex<Tickets<Vec<Keep>, Vec<Output>>>,
     end: OnceLock<Ending>,
@@ -325,7 +319,7 @@ impl Shared {
     }
 
     /// Records an event that began at this time, if the job was traced then.
-    fn record(&self, kind: Kind, began: Option<u64>, ticket: u64) {
+    pub(crate) fn record(&self, kind: Kind, began: Option<u64>, ticket: u64) {
         if let Some(at_ns) = began {
             self.control.record(kind, at_ns, ticket);
         }
@@ -433,42 +427,10 @@ impl Shared {
         freed.len()
     }
 
-    /// Waits for an operation's outcome; `None` if the deadline passed first.
-    pub(crate) fn wait(&self, ticket: u64, deadline: Option<Instant>) -> Option<Result<Done>> {
-        let began = self.control.traced();
-        let outcome = self.wait_until(ticket, deadline);
-        self.record(Kind::Wait, began, ticket);
-        outcome
-    }
-
-    fn wait_until(&self, ticket: u64, deadline: Option<Instant>) -> Option<Result<Done>> {
-        let mut blocked = None;
-        let mut endless = None;
-        loop {
-            let seen = self.control.epoch();
-            self.collect();
-            let outcome = self.tickets.lock().take(ticket);
-            if let Some(outcome) = outcome {
-                return Some(outcome.map_err(GradwireError::Failed));
-            }
-            if let Err(error) = self.check() {
-                return Some(Err(error));
-            }
-            let left = match deadline {
-                None if blocked.is_none() => SETTLED,
-                None => LOOK_AROUND,
-                Some(deadline) => deadline.saturating_duration_since(Instant::now()),
-            };
-            if left.is_zero() {
-                return None;
-            }
-            if deadline.is_none() && blocked.is_some() {
-                endless.get_or_insert_with(|| Endless::new(self, On::Ticket(ticket)));
-                self.say_stuck(Others::Unknown);
-            }
-            blocked.get_or_insert_with(|| self.control.block());
-            self.control.wait_for(ticket, seen, left.min(LOOK_AROUND), self.spin);
-        }
+    /// Takes the outcome of an operation, if it has ended.
+    pub(crate) fn take_outcome(&self, ticket: u64) -> Option<Result<Done>> {
+        let outcome = self.tickets.lock().take(ticket)?;
+        Some(outcome.map_err(GradwireError::Failed))
     }
 
     /// Whether a wait would return at once.

@@ -6,34 +6,16 @@
 //! wait without a limit, for an operation that has not ended, and nothing waits behind a gate.
 //! Neither a wait with a deadline counts, nor a thread of which nothing is known.
 
-use std::{cell::Cell, fs, ops::Deref, sync::Arc};
+use std::{fs, ops::Deref, sync::Arc};
 
 use gradwire_proto::TensorName;
-use parking_lot::Mutex;
-use rustix::thread::{Pid, gettid};
+use rustix::thread::Pid;
 
-use crate::{shared::Shared, watch};
-
-/// What a thread waits for without a limit.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum On {
-    /// An operation, by its ticket.
-    Ticket(u64),
-    /// An operation of several parts, which run in another thread.
-    Task(TensorName),
-}
-
-#[derive(Debug)]
-struct Waiter {
-    thread: Pid,
-    on: On,
-    /// How many operations of several parts this thread carries out.
-    parts: usize,
-}
-
-/// The threads that are in a wait without a limit.
-#[derive(Debug, Default)]
-pub(crate) struct Waiters(Mutex<Vec<Waiter>>);
+use crate::{
+    shared::Shared,
+    waiters::{On, Waiter},
+    watch,
+};
 
 /// A wait without a limit, until it is dropped.
 ///
@@ -57,26 +39,6 @@ pub(crate) enum Others {
     Unknown,
 }
 
-thread_local! {
-    static PARTS: Cell<usize> = const { Cell::new(0) };
-}
-
-/// The calling thread carries out an operation of several parts, until this is dropped.
-pub(crate) struct InParts(());
-
-impl InParts {
-    pub(crate) fn new() -> Self {
-        PARTS.set(PARTS.get() + 1);
-        Self(())
-    }
-}
-
-impl Drop for InParts {
-    fn drop(&mut self) {
-        PARTS.set(PARTS.get() - 1);
-    }
-}
-
 impl EndlessWait {
     pub(crate) fn new(shared: Arc<Shared>, on: On) -> Self {
         Self(Endless::new(shared, on))
@@ -92,7 +54,7 @@ impl EndlessWait {
 
 impl<S: Deref<Target = Shared>> Endless<S> {
     pub(crate) fn new(shared: S, on: On) -> Self {
-        let thread = shared.enter_endless(on);
+        let thread = shared.waiters.enter(on);
         Self { shared, thread }
     }
 }
@@ -104,14 +66,7 @@ impl<S: Deref<Target = Shared>> Drop for Endless<S> {
 }
 
 impl Shared {
-    /// Notes that the calling thread waits without a limit. Returns its id.
-    fn enter_endless(&self, on: On) -> Pid {
-        let thread = gettid();
-        self.waiters.0.lock().push(Waiter { thread, on, parts: PARTS.get() });
-        thread
-    }
-
-    /// Ends the last such wait of a thread.
+    /// Ends the last wait without a limit of a thread.
     fn leave_endless(&self, thread: Pid) {
         let mut waiters = self.waiters.0.lock();
         if let Some(at) = waiters.iter().rposition(|waiter| waiter.thread == thread) {

@@ -18,8 +18,8 @@ use crate::{
     process_set::ProcessSet,
     session::Session,
     shared::Shared,
-    stuck::InParts,
     tickets::Key,
+    waiters::InParts,
     watch,
 };
 

@@ -1,37 +1,27 @@
-//! Tasks that wait for operations as futures.
-//!
-//! Nobody reads the completion ring while no thread waits. So the first task that waits starts the
-//! thread `gw-futures`, which waits for all tasks and wakes them. It ends with the session.
+//! The tasks that wait for operations as futures, and the thread that wakes them.
 
 use std::{
     collections::HashMap,
-    sync::Arc,
     task::Waker,
     thread::{self, JoinHandle},
-    time::Duration,
 };
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::{
-    error::Result,
-    shared::{LOOK_AROUND, Shared},
-    watch,
-};
-
+/// The tasks and the thread.
 #[derive(Debug, Default)]
-struct Waiting {
+pub(crate) struct Waiting {
     /// By ticket. At most one for each operation (BOUND).
-    tasks: HashMap<u64, Waker>,
-    thread: Option<JoinHandle<()>>,
+    pub(crate) tasks: HashMap<u64, Waker>,
+    pub(crate) thread: Option<JoinHandle<()>>,
 }
 
 /// The tasks that wait for operations.
 #[derive(Debug, Default)]
 pub(crate) struct Wakers {
-    waiting: Mutex<Waiting>,
+    pub(crate) waiting: Mutex<Waiting>,
     /// There is a new task.
-    added: Condvar,
+    pub(crate) added: Condvar,
 }
 
 impl Wakers {
@@ -42,60 +32,6 @@ impl Wakers {
         // A task that is woken may run in that thread, and may drop the session there.
         if let Some(thread) = thread.filter(|of| of.thread().id() != thread::current().id()) {
             let _ = thread.join();
-        }
-    }
-}
-
-impl Shared {
-    /// Wakes a task when an operation has ended. If the operation may have ended before, the caller
-    /// must check that afterwards.
-    ///
-    /// # Errors
-    /// If the system refuses a thread.
-    pub(crate) fn wake_later(self: &Arc<Self>, ticket: u64, waker: &Waker) -> Result<()> {
-        let mut waiting = self.wakers.waiting.lock();
-        waiting.tasks.insert(ticket, waker.clone());
-        if waiting.thread.is_none() {
-            let shared = self.clone();
-            waiting.thread = Some(watch::spawn("gw-futures", move || shared.wake_tasks())?);
-        }
-        self.wakers.added.notify_all();
-        Ok(())
-    }
-
-    /// Forgets the task that waits for an operation.
-    pub(crate) fn wake_no_more(&self, ticket: u64) {
-        let task = self.wakers.waiting.lock().tasks.remove(&ticket);
-        drop(task); // may run code of the program
-    }
-
-    /// Wakes tasks until the session has ended.
-    fn wake_tasks(&self) {
-        loop {
-            let seen = self.control.epoch();
-            // Each check also moves completions into the table.
-            let over = self.check().is_err();
-            let mut waiting = self.wakers.waiting.lock();
-            let mut woken = Vec::new();
-            waiting.tasks.retain(|ticket, waker| {
-                let ended = self.has_ended(*ticket);
-                woken.extend(ended.then(|| waker.clone()));
-                !ended
-            });
-            let idle = waiting.tasks.is_empty();
-            if idle && woken.is_empty() && !over {
-                self.wakers.added.wait_for(&mut waiting, LOOK_AROUND);
-                continue;
-            }
-            drop(waiting);
-            let any = !woken.is_empty();
-            woken.into_iter().for_each(Waker::wake);
-            if over {
-                return;
-            }
-            if !any {
-                self.control.wait(seen, LOOK_AROUND, Duration::ZERO);
-            }
         }
     }
 }

@@ -4,13 +4,15 @@
 //! it, which may fail or take time, and does not touch the program's memory. Then the program's
 //! memory moves there, which takes as long as a copy of it.
 
-use std::{any::Any, fmt, os::fd::BorrowedFd, ptr::NonNull, sync::Arc};
+use std::{fmt, os::fd::BorrowedFd, ptr::NonNull, sync::Arc};
 
-use super::{ArenaBlock, ArenaConfig, ArenaError, Lent, Made, Shared, Slot};
+use super::{
+    block::{ArenaBlock, Owner},
+    error::ArenaError,
+    growth::ArenaConfig,
+    shared::{Lent, Made, Shared, Slot},
+};
 use crate::segment::{HugePages, SegmentError, adopt};
-
-/// Keeps adopted memory mapped at its address, for example an array of a framework.
-pub type Owner = Arc<dyn Any + Send + Sync>;
 
 /// Shared memory that the daemon has, to which memory of the program can move. Given back on drop.
 pub struct Adoption {

@@ -1,6 +1,7 @@
 //! A part of an arena.
 
 use std::{
+    any::Any,
     fmt,
     ops::Range,
     sync::{
@@ -9,14 +10,17 @@ use std::{
     },
 };
 
-use super::{Owner, Shared, Slot};
+use super::shared::{Shared, Slot};
 use crate::segment::{SegmentError, SegmentId, reserve};
+
+/// Keeps adopted memory mapped at its address, for example an array of a framework.
+pub type Owner = Arc<dyn Any + Send + Sync>;
 
 /// What is freed with a block.
 #[derive(Debug)]
 enum Kind {
     /// A range of a segment, with the bytes that it occupies: a multiple of
-    /// [`ALIGNMENT`](super::ALIGNMENT).
+    /// [`ALIGNMENT`](super::shared::ALIGNMENT).
     Range { taken: u64 },
     /// A whole adopted segment, and what keeps it mapped.
     Adopted { _owner: Owner },
