@@ -6,6 +6,7 @@ Python code could, unless it is known to do something else.
 
 from __future__ import annotations
 
+import signal
 import sys
 from types import FrameType
 
@@ -19,11 +20,6 @@ _HELPERS = (
     ("multiprocessing/resource_sharer.py", "_serve"),
     ("tensorboard/summary/writer/event_file_writer.py", "run"),
 )
-# Functions in which a thread waits for work that only another thread could give it.
-_IDLE = (
-    ("concurrent/futures/thread.py", "_worker"),
-    ("gradwire/torch/distributed/_threads.py", "_wait_for_others"),
-)
 
 
 def others_are_quiet(waiting: frozenset[int]) -> bool:
@@ -33,15 +29,16 @@ def others_are_quiet(waiting: frozenset[int]) -> bool:
         waiting: The identifiers of threads that wait for operations without a limit.
 
     Returns:
-        True if that is certain.
+        True if that is certain. An idle worker of a pool may just have got work, and the handler of
+        a running timer may raise, so neither is.
     """
+    if signal.getitimer(signal.ITIMER_REAL)[0] > 0:
+        return False
     frames = sys._current_frames().items()
     return all(ident in waiting or _is_quiet(frame) for ident, frame in frames)
 
 
 def _is_quiet(frame: FrameType) -> bool:
-    if _is_in(frame, _IDLE):
-        return True
     outer: FrameType | None = frame
     while outer is not None:
         if _is_in(outer, _HELPERS):

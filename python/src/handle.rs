@@ -17,8 +17,9 @@ use crate::{buffer::Buffer, error::PythonError, process_set, stuck::PatientThrea
 /// The maximum time between two checks for signals.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
-/// How many slices pass between two looks whether the whole process is stuck.
-const SLICES_PER_LOOK: u32 = 5;
+/// How many slices pass before the first look whether the whole process is stuck. Then each slice
+/// ends with one.
+const SLICES_BEFORE_LOOK: u32 = 5;
 
 /// The result of an operation.
 #[derive(Debug, Clone)]
@@ -258,13 +259,13 @@ impl Handle {
                     Err(reported) => Err(reported.raise(py)),
                 };
             }
+            // A signal handler may do anything, so this thread does not wait meanwhile.
+            drop(patient.take());
             py.check_signals()?;
-            slices = slices.wrapping_add(1);
-            if limit.is_none() && slices.is_multiple_of(SLICES_PER_LOOK) {
-                if patient.is_none() {
-                    let endless = py.detach(|| self.endless());
-                    patient = endless.map(|wait| PatientThread::new(py, wait)).transpose()?;
-                }
+            slices = slices.saturating_add(1);
+            if limit.is_none() && slices >= SLICES_BEFORE_LOOK {
+                let endless = py.detach(|| self.endless());
+                patient = endless.map(|wait| PatientThread::new(py, wait)).transpose()?;
                 patient.as_ref().map_or(Ok(()), |thread| thread.look(py))?;
             }
             if let (Some(after), true) = (limit, left.is_some_and(|left| left <= SLICE)) {

@@ -1,8 +1,9 @@
 //! Finds out whether this process can do nothing until one of its operations ends: every Python
 //! thread that could start one is in a wait without a limit.
 //!
-//! The threads can't change meanwhile, because the caller holds the GIL. The Python half knows
-//! which other threads never start operations (`_quiet.py`).
+//! The Python half knows which other threads never start operations (`_quiet.py`). Threads may
+//! change at any time, so what was found out holds only until the next look, and not while a signal
+//! handler runs.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -28,6 +29,8 @@ impl PatientThread {
 
     /// Tells the daemon that this process can do nothing until an operation ends, if that is so.
     pub(crate) fn look(&self, py: Python<'_>) -> PyResult<()> {
+        // First: a thread whose operation ends from here on does not wait any more.
+        let moment = self.wait.moment();
         let waiting = WAITING.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let module = match py.import("gradwire._quiet") {
             Ok(module) => module,
@@ -37,7 +40,9 @@ impl PatientThread {
         };
         let waiting = PyFrozenSet::new(py, waiting)?;
         if module.call_method1("others_are_quiet", (waiting,))?.extract()? {
-            self.wait.say_stuck();
+            self.wait.say_stuck(moment);
+        } else {
+            self.wait.take_back();
         }
         Ok(())
     }

@@ -100,12 +100,12 @@ def test_only_a_warning_if_the_setting_says_so(job: Job) -> None:
 mine, others = ("a", "b") if gw.rank() == 0 else ("b", "a")
 handle = start(mine)
 if gw.rank() == 0:
-    import signal
+    import os, signal, subprocess
     def help(*_):
         reduce(others)
         print("HELPED")
-    signal.signal(signal.SIGALRM, help)
-    signal.alarm(4)
+    signal.signal(signal.SIGUSR1, help)
+    subprocess.Popen(["sh", "-c", f"sleep 4; kill -USR1 {os.getpid()}"])
     handle.wait()
 else:
     handle.wait()
@@ -143,6 +143,62 @@ with concurrent.futures.ThreadPoolExecutor(2) as pool:
     else:
         reduce("b")
         reduce("a")
+""",
+    "a pool gives itself work": """
+import concurrent.futures
+ends = time.monotonic() + 3
+done = threading.Event()
+def turn():
+    if time.monotonic() < ends:
+        pool.submit(turn)
+    else:
+        reduce("b")
+        done.set()
+if gw.rank() == 0:
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(turn)
+        reduce("a")
+        done.wait()
+else:
+    reduce("b")
+    reduce("a")
+""",
+    "a timer limits a wait": """
+import signal
+mine, others = ("a", "b") if gw.rank() == 0 else ("b", "a")
+handle = start(mine)
+if gw.rank() == 0:
+    class Late(Exception):
+        pass
+    def late(*_):
+        raise Late
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(3)
+    try:
+        handle.wait()
+    except Late:
+        reduce(others)
+    handle.wait()
+else:
+    handle.wait()
+    reduce(others)
+""",
+    "a signal handler works": """
+import os, signal
+pid = gw.allgather_object(os.getpid())[0]
+mine, others = ("a", "b") if gw.rank() == 0 else ("b", "a")
+def late(*_):
+    time.sleep(3)
+    reduce(others)
+signal.signal(signal.SIGUSR1, late)
+gw.barrier()
+if gw.rank() == 1:
+    time.sleep(0.5)
+    os.kill(pid, signal.SIGUSR1)
+    start(mine).wait()
+    reduce(others)
+else:
+    start(mine).wait()
 """,
     "a wait has a limit": """
 mine, others = ("a", "b") if gw.rank() == 0 else ("b", "a")

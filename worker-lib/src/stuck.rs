@@ -44,11 +44,21 @@ impl EndlessWait {
         Self(Endless::new(shared, on))
     }
 
+    /// The present moment, for [`EndlessWait::say_stuck`]. It changes whenever an operation ends.
+    pub fn moment(&self) -> u32 {
+        self.0.shared.control.epoch()
+    }
+
     /// Tells the daemon that this process can do nothing until an operation ends, if that is so.
-    /// The caller has made sure that no thread could start an operation except those that are in
-    /// an endless wait.
-    pub fn say_stuck(&self) {
-        self.0.shared.say_stuck(Others::None);
+    /// The caller has made sure, after `moment`, that no thread could start an operation except
+    /// those that are in an endless wait.
+    pub fn say_stuck(&self, moment: u32) {
+        self.0.shared.say_stuck(moment, Others::None);
+    }
+
+    /// Takes that back.
+    pub fn take_back(&self) {
+        self.0.shared.control.take_back_stuck();
     }
 }
 
@@ -77,10 +87,9 @@ impl Shared {
     }
 
     /// Tells the daemon that this process can do nothing until an operation ends, if that is
-    /// certain. Otherwise does nothing.
-    pub(crate) fn say_stuck(&self, others: Others) {
-        // First: if anything ends from here on, the daemon sees that this is out of date.
-        let epoch = self.control.epoch();
+    /// certain. Otherwise does nothing. The epoch was read before anything was found out: if
+    /// anything has ended since, the daemon sees that this is out of date.
+    pub(crate) fn say_stuck(&self, epoch: u32, others: Others) {
         self.collect();
         if self.ended().is_some() {
             return;

@@ -48,7 +48,7 @@ impl Shared {
             }
             if deadline.is_none() && blocked.is_some() {
                 endless.get_or_insert_with(|| Endless::new(self, On::Ticket(ticket)));
-                self.say_stuck(Others::Unknown);
+                self.say_stuck(self.control.epoch(), Others::Unknown);
             }
             blocked.get_or_insert_with(|| self.control.block());
             self.control.wait_for(ticket, seen, left.min(LOOK_AROUND), self.spin);
