@@ -294,7 +294,6 @@ class Exchange:
                 [slot] = slots
                 gradient = slot.sparse_gradient(contents[0])
                 slot.note_content(contents[0])
-                slot.sent = slot.parameter.grad
                 slot.sparse = sparse_allreduce_async(
                     gradient, f"{self.identity.prefix}{slot.name}", self.op, self.process_set
                 )

@@ -244,6 +244,8 @@ class Slot:
         self.sparse_dim = 0
         # The gradient's content and stamp at the last check.
         self.content, self.stamp = Content.NOTHING, (0, 0)
+        # The sparse gradient that ``stamp`` identifies; kept so that its id is not reused.
+        self.stamped: torch.Tensor | None = None
         # Whether a backward pass computed the last exchanged gradient.
         self.computed = False
         # A copy of the last result, if the program may write to it unnoticed.
@@ -256,7 +258,7 @@ class Slot:
         # context.
         self.compressed: tuple[_native.Buffer, torch.Tensor, Any] | None = None
         self.sparse: SparseHandle | None = None
-        # The sparse gradient exchanged by ``sparse``; kept so that its id is not reused.
+        # The gradient that waits for ``finish``; kept so that its address is not reused.
         self.sent: torch.Tensor | None = None
         # The digest of the computed gradient, to see changes by value.
         self.digest: int | None = None
@@ -317,6 +319,8 @@ class Slot:
         gradient = self.parameter.grad
         self.content = Content.NOTHING if gradient is None else content
         self.stamp = (0, 0) if gradient is None else _stamp(gradient)
+        is_sparse = gradient is not None and gradient.layout != torch.strided
+        self.stamped = gradient if is_sparse else None
         self.kept = None
 
     def keep(self) -> None:

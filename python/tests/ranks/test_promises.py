@@ -144,6 +144,26 @@ def test_unusual_gradients_of_one_rank(kind: str, sent: str) -> None:
     torch.testing.assert_close(before - parameter.detach(), torch.full((3,), mean() * (1 + 2j)))
 
 
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+def test_a_sparse_gradient_at_an_old_id(op: Any, sent: str) -> None:
+    """CPython may give a new tensor the id of a gradient that was dropped."""
+    net = torch.nn.Embedding(4, 2, sparse=True)
+    torch.nn.init.zeros_(net.weight)
+    optimizer = wrapped(net.weight, op=op)
+    right, parts = 0.0, hvd.size() if op == hvd.Sum else 1
+    for _ in range(30):
+        output, own = net(torch.tensor([2])), torch.full((1, 2), hvd.rank() + 1.0)
+        dropped, net.weight.grad = id(net.weight.grad), None
+        new: list[Any] = []
+        while len(new) < 100 and dropped not in map(id, new):
+            new.append(torch.zeros(1))
+        new.pop()
+        output.backward(own)
+        optimizer.step()
+        right -= mean() * parts
+        assert net.weight[2].tolist() == [right] * 2
+
+
 # Names
 
 
