@@ -42,8 +42,9 @@ DROPPED = 1 << 51  # in flight, but the program has dropped it
 COMMON = 1 << 52  # it is an unchanged result
 ADDED = 1 << 53  # a backward pass has added to a result, which was set aside
 FRESH = 1 << 54  # it contains no result
+IN_FLIGHT = 1 << 55  # this rank has submitted it in the backward pass
 # Found in the union: an unchanged result counts as a gradient of the rank.
-AS_OWN = 1 << 55
+AS_OWN = 1 << 56
 
 # What a rank reports about the optimizer.
 NEW = 1 << 0  # it has no number yet

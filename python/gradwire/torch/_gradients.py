@@ -383,12 +383,13 @@ class Exchange:
                 slot.digest = None
             self._submit(request)
         for request in self._requests:
-            if any(words[slot] & _agreement.USED for slot in request) and self.submitted.isdisjoint(
-                request
-            ):
-                self._submit(
-                    [s for s in request if words[s] & (_agreement.USED | _agreement.LEARNS)]
-                )
+            # A rank that submitted a group in its backward pass has left out the frozen gradients.
+            together = [s for s in request if words[s] & (_agreement.LEARNS | _agreement.IN_FLIGHT)]
+            frozen = [[slot] for slot in request if slot not in together]
+            for slots in (together, *frozen):
+                used = any(words[slot] & _agreement.USED for slot in slots)
+                if used and self.submitted.isdisjoint(slots):
+                    self._submit(slots)
 
     def finish(self) -> None:
         """Submits the remaining gradients that any rank has, and waits for everything.

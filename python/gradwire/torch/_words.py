@@ -28,6 +28,7 @@ def word_of(slot: Slot, op: ReduceOp, *, in_flight: bool, changed: bool, exchang
         check_own_memory(gradient)
     used, present, content = in_flight, gradient is not None, Content.OWN
     if in_flight:
+        word |= _agreement.IN_FLIGHT
         if not present:
             word |= _agreement.DROPPED
         elif changed:

@@ -35,10 +35,20 @@ def mean() -> float:
 
 
 def wrapped(
-    *parameters: Any, names: str = "abcdefgh", op: Any = hvd.Average, **options: Any
+    *parameters: Any,
+    names: str = "abcdefgh",
+    op: Any = hvd.Average,
+    groups: int | None = None,
+    backward_passes_per_step: int = 1,
+    **options: Any,
 ) -> Any:
-    plain = torch.optim.SGD(parameters, lr=1.0, **options)
-    return hvd.DistributedOptimizer(plain, list(zip(names, parameters)), op=op)
+    return hvd.DistributedOptimizer(
+        torch.optim.SGD(parameters, lr=1.0, **options),
+        list(zip(names, parameters)),
+        op=op,
+        groups=groups,
+        backward_passes_per_step=backward_passes_per_step,
+    )
 
 
 def zeros(count: int = 3) -> Any:
@@ -236,6 +246,53 @@ def test_names_that_differ_are_one_error() -> None:
     with pytest.raises(hvd.InvalidRequest, match=r"different names.* 0: x; 1: y"):
         optimizer.step()
     assert parameter.tolist() == [0.0] * 3
+
+
+# Groups
+
+
+@pytest.mark.parametrize("used", ["by all", "by one"])
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_frozen_gradient_of_a_group(first: int, used: str, sent: str) -> None:
+    """The others of its group may be in flight already, on all ranks or only on some."""
+    parameters = [zeros(), zeros(), zeros()]
+    optimizer = wrapped(*parameters, groups=1)
+    for _ in range(first):
+        optimizer.zero_grad()
+        backward(*parameters)
+        optimizer.step()
+    frozen = parameters[2].requires_grad_(False)
+    frozen.grad = torch.full((3,), hvd.rank() + 1.0)
+    for parameter in parameters[:2]:
+        parameter.grad = None
+    backward(*parameters[: 2 if used == "by all" or hvd.rank() == 0 else 1])
+    optimizer.step()
+    assert frozen.tolist() == [-(first + 1) * mean()] * 3
+    equal_everywhere(*parameters)
+
+
+def test_a_group_member_frozen_between_passes(sent: str) -> None:
+    parameters = [zeros(), zeros(), zeros()]
+    optimizer = wrapped(*parameters, groups=1, backward_passes_per_step=2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        backward(*parameters)
+        parameters[2].requires_grad_(False)
+        backward(*parameters[:2])
+        optimizer.step()
+        parameters[2].requires_grad_(True)
+    assert [parameter[0].item() for parameter in parameters] == [x * mean() for x in (-6, -6, -3)]
+
+
+@pytest.mark.parametrize("used", ["by all", "by one"])
+def test_a_group_member_frozen_in_flight(used: str, sent: str) -> None:
+    parameters = [zeros(), zeros(), zeros()]
+    optimizer = wrapped(*parameters, groups=1)
+    backward(*parameters[: 3 if used == "by all" or hvd.rank() == 0 else 1])
+    parameters[2].requires_grad_(False)
+    optimizer.step()
+    equal_everywhere(*parameters)
+    assert parameters[2].any()
 
 
 # What one rank alone does before the step
