@@ -70,6 +70,8 @@ class DistributedAdasum(Wrapped):
         process_set: ProcessSet,
     ) -> None:
         self._names = sorted(named, key=lambda pair: pair[0])
+        self._known = {parameter for _, parameter in named}
+        self._check_parameters()
         self._compression, self.process_set = compression, process_set
         self.backward_passes_per_step = passes
         names = tuple(name for name, _ in self._names)
@@ -124,6 +126,7 @@ class DistributedAdasum(Wrapped):
     @without_hooks
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """Makes this rank's step and combines it with the others'."""
+        self._check_parameters()
         if not self._takes_part():
             return self._original_step(closure, *args, **kwargs)
         with torch.no_grad():

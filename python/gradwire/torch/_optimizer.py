@@ -22,7 +22,7 @@ from gradwire.torch import _scaler
 from gradwire.torch._adasum import DistributedAdasum, checked_passes
 from gradwire.torch._compression import Compression, Compressor
 from gradwire.torch._gradients import Exchange
-from gradwire.torch._parameters import Parameters, without_waiting
+from gradwire.torch._parameters import Parameters
 from gradwire.torch._wrapping import Wrapped, without_hooks, wrap
 
 Named = Iterable[tuple[str, torch.Tensor]]
@@ -119,6 +119,7 @@ class _Distributed(Wrapped):
     def _begin(self, exchange: Exchange) -> None:
         self._exchange, self._should_synchronize = exchange, True
         self._parameters_wait = True
+        self._known = exchange.slots
         self._check_parameters()
         exchange.takes_part()
 
@@ -281,30 +282,11 @@ class _Distributed(Wrapped):
         with self._without_waiting():
             self._exchange.cleared(partial(super().zero_grad, *args, **kwargs))
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raises an error: new parameters would not be exchanged.
-
-        Args:
-            param_group: The group.
-
-        Raises:
-            NotImplementedError: Always.
-        """
-        raise NotImplementedError(
-            "add parameters to the optimizer before passing it to DistributedOptimizer: later "
-            "ones would not be exchanged"
-        )
-
     def _check_parameters(self) -> None:
-        """Rejects parameters that were added to the groups later, which would not be exchanged."""
+        super()._check_parameters()
         for group in self.param_groups:
-            parameters = group["params"]
-            if any(
-                parameter not in self._exchange.slots for parameter in without_waiting(parameters)
-            ):
-                self.add_param_group({})
-            if not isinstance(parameters, Parameters):
-                group["params"] = Parameters(parameters, self)
+            if not isinstance(group["params"], Parameters):
+                group["params"] = Parameters(group["params"], self)
 
     def _copied_for(self, made: Any, twins: dict[torch.Tensor, torch.Tensor]) -> None:
         made._begin(self._exchange.copy(twins))

@@ -7,7 +7,7 @@ keep working. Its ``step`` and ``zero_grad`` extend the original ones.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, TypeVar
 
 import torch
@@ -34,6 +34,8 @@ class Wrapped(torch.optim.Optimizer):
     # The original class, and a ``step`` that was set on the object.
     _original: type[torch.optim.Optimizer]
     _instance_step: Callable[..., Any] | None
+    # The parameters that it had when it was made.
+    _known: Container[torch.Tensor]
 
     def _original_step(self, closure: Callable[[], Any] | None, *args: Any, **kwargs: Any) -> Any:
         """Makes the original step."""
@@ -47,6 +49,26 @@ class Wrapped(torch.optim.Optimizer):
             if closure is None and not args
             else step(closure, *args, **kwargs)
         )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises an error: new parameters would not be exchanged.
+
+        Args:
+            param_group: The group.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError(
+            "add parameters to the optimizer before passing it to DistributedOptimizer: later "
+            "ones would not be exchanged"
+        )
+
+    def _check_parameters(self) -> None:
+        """Rejects parameters that were added to the groups later, which would not be exchanged."""
+        for group in self.param_groups:
+            if any(parameter not in self._known for parameter in without_waiting(group["params"])):
+                self.add_param_group({})
 
     def _before_gradients_are_read(self) -> None:
         """Called on all ranks before all gradients are read."""

@@ -57,6 +57,16 @@ def test_adasum(make: Callable[[Any], Any]) -> None:
         pass
 
 
+def test_adasum_refuses_parameters_added_later() -> None:
+    net, later = model(), torch.nn.Parameter(torch.zeros(3))
+    optimizer = distributed(net, op=hvd.Adasum)
+    with pytest.raises(NotImplementedError, match="before passing it"):
+        optimizer.add_param_group({"params": [later]})
+    optimizer.param_groups[0]["params"].append(later)
+    with pytest.raises(NotImplementedError, match="before passing it"):
+        optimizer.step()
+
+
 def test_adasum_of_changed_gradients() -> None:
     expected = adasum_by_hand(sgd, STEPS, scale=0.5)
     net = model()
