@@ -56,13 +56,16 @@ def word_of(slot: Slot, op: ReduceOp, *, in_flight: bool, changed: bool, exchang
         else:
             common = content is Content.COMMON
             word |= _agreement.COMMON if common else _agreement.FRESH
-    return word | _kind_bits(slot, used or present)
+    return word | _kind_bits(slot, used or present, in_flight)
 
 
-def _kind_bits(slot: Slot, exists: bool) -> int:
+def _kind_bits(slot: Slot, exists: bool, in_flight: bool) -> int:
     """Returns how the gradient is exchanged, if this rank knows that."""
     if slot.kind is Kind.DENSE:
-        mark = layout_of(slot.parameter).mark() if slot.place is None else slot.place.mark
+        # Before a gradient is sent, its place may have the layout of an earlier step. ``sent`` is
+        # set if it waits for ``finish``.
+        place = slot.place if in_flight and slot.sent is None else None
+        mark = layout_of(slot.parameter).mark() if place is None else place.mark
         return _agreement.DENSE | _agreement.mark_bits(mark)
     if slot.kind is Kind.SPARSE:
         return _agreement.ALWAYS_SPARSE | _agreement.sparse_dim_bits(slot.sparse_dim)

@@ -248,6 +248,36 @@ def test_names_that_differ_are_one_error() -> None:
     assert parameter.tolist() == [0.0] * 3
 
 
+# The parameter's layout
+
+
+@pytest.mark.parametrize("clear", ["optimizer", "model", None])
+@pytest.mark.parametrize("change", ["double", "channels_last"])
+def test_a_new_layout_unused_on_one_rank(change: str, clear: str | None, sent: str) -> None:
+    layers = torch.nn.ModuleList(torch.nn.Conv2d(2, 2, 2, bias=False) for _ in range(2))
+    one, two = (layer.weight for layer in layers)
+    with torch.no_grad():
+        one.zero_(), two.zero_()
+    optimizer = wrapped(one, two)
+    for step in range(4):
+        if step == 2:
+            if change == "double":
+                layers.double()
+            else:
+                layers.to(memory_format=torch.channels_last)
+        backward(*([one, two] if step < 2 or hvd.rank() == 0 else [one]))
+        optimizer.step()
+        if clear == "optimizer":
+            optimizer.zero_grad()
+        elif clear == "model":
+            layers.zero_grad()
+    equal_everywhere(one, two)
+    if clear:
+        torch.testing.assert_close(one, torch.full_like(one, -4 * mean()))
+        expected = -2 * mean() - 2 / hvd.size()
+        torch.testing.assert_close(two, torch.full_like(two, expected))
+
+
 # Groups
 
 
