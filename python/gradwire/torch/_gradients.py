@@ -550,8 +550,13 @@ class Exchange:
     # Around the step, and around what clears gradients
 
     def hide(self, look: bool = True) -> None:
-        """Removes zeros that represent no gradient, so that a step skips such parameters."""
+        """Removes zeros that represent no gradient, so that a step skips such parameters.
+
+        What the program has written to them since the exchange stays, like a scaled result.
+        """
         for slot in self.slots.values():
+            if self.exchanged and look and slot.absent and slot.was_filled:
+                slot.absent, slot.content = False, Content.COMMON
             if slot.absent and slot.current_content(self.exchanged, look) is Content.NOTHING:
                 slot.parameter.grad = None
 

@@ -355,6 +355,14 @@ class Slot:
         nothing = self.absent and not bool(_values(gradient).any())
         return Content.NOTHING if nothing else Content.OWN
 
+    @property
+    def was_filled(self) -> bool:
+        """Whether the program has written values to zeros that represent no gradient."""
+        gradient = self.parameter.grad
+        if gradient is None or self.content is not Content.NOTHING:
+            return False
+        return self._was_written(gradient)
+
     def _was_written(self, gradient: torch.Tensor) -> bool:
         """Returns whether the program has written to a gradient with an unchanged stamp."""
         if self.content is Content.NOTHING:

@@ -325,6 +325,28 @@ def test_a_group_member_frozen_in_flight(used: str, sent: str) -> None:
     assert parameters[2].any()
 
 
+# What all ranks do before the step
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_decay_of_an_unused_layer_by_hand(set_to_none: bool, op: Any, sent: str) -> None:
+    """The program adds to the gradients of all layers after ``synchronize``."""
+    parameter, unused = zeros(), zeros()
+    optimizer = wrapped(parameter, unused, op=op)
+    for step in range(4):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        backward(*([parameter] if step else [parameter, unused]))
+        optimizer.synchronize()
+        for one in (parameter, unused):
+            one.grad = torch.zeros_like(one) if one.grad is None else one.grad
+            one.grad.add_(2.0)
+        optimizer.step()
+    parts = hvd.size() if op == hvd.Sum else 1
+    assert parameter.tolist() == [-4 * mean() * parts - 8.0] * 3
+    assert unused.tolist() == [-mean() * parts - 8.0] * 3
+
+
 # What one rank alone does before the step
 
 
