@@ -124,12 +124,26 @@ pub struct Run {
     /// `gradwire trace` traces a job that already runs.
     #[arg(long, visible_alias = "timeline-filename", value_name = "FILE")]
     pub trace: Option<PathBuf>,
+    /// Set a variable for the ranks.
+    ///
+    /// They get the variables of the launcher in any case. Can be repeated.
+    #[arg(short = 'x', long = "variable", value_name = "NAME=VALUE", value_parser = variable)]
+    pub variables: Vec<(String, Option<String>)>,
     /// Show what would be started, and start nothing.
     #[arg(long)]
     pub dry_run: bool,
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub command: Vec<OsString>,
+}
+
+/// The name of a variable, and its value if it has a new one.
+fn variable(text: &str) -> Result<(String, Option<String>), &'static str> {
+    let (name, value) = text.split_once('=').map_or((text, None), |(n, v)| (n, Some(v)));
+    if name.is_empty() || name.contains(|c: char| c.is_whitespace() || c.is_control()) {
+        return Err("expected NAME=VALUE, and a name without spaces");
+    }
+    Ok((name.to_owned(), value.map(str::to_owned)))
 }
 
 #[cfg(test)]

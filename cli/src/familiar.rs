@@ -6,7 +6,10 @@
 
 mod options;
 
-use std::{collections::HashMap, ffi::OsString};
+use std::{
+    collections::HashMap,
+    ffi::{OsStr, OsString},
+};
 
 use clap::{Arg, Command};
 use gradwire_launcher::error::CommandError;
@@ -17,6 +20,9 @@ use self::options::{
     Meaning::{Always, AlwaysWith, Exports, Flag, Is, Refused, Switch, Variable},
     Row,
 };
+
+/// The option of `gradwire run` that sets a variable.
+const VARIABLE: &str = "--variable";
 
 /// The launcher that has this option, and its row.
 fn find(name: &str) -> Option<(&'static str, &'static Row)> {
@@ -102,21 +108,12 @@ pub fn translate(cli: &Command, words: Vec<OsString>) -> Result<Vec<OsString>, C
     let runs = words[1] == "run";
     let mut words = words.into_iter();
     let mut done: Vec<OsString> = words.by_ref().take(1 + used).collect();
-    let mut exported: Vec<OsString> = Vec::new();
     while let Some(word) = words.next() {
         let text = word.to_str().filter(|text| text.starts_with('-') && *text != "-");
         let Some(text) = text.filter(|text| *text != "--") else {
             // The program, or the end of the options; other commands go on after their arguments.
             let ends = runs || word == "--";
-            if !ends || exported.is_empty() {
-                done.push(word);
-            } else if word == "--" {
-                done.push(word);
-                done.append(&mut exported);
-            } else {
-                done.append(&mut exported);
-                done.push(word);
-            }
+            done.push(word);
             if ends {
                 break;
             }
@@ -170,23 +167,13 @@ pub fn translate(cli: &Command, words: Vec<OsString>) -> Result<Vec<OsString>, C
             }
             Variable(name, times) => done.extend(setting(&shown, name, &values[0], times)?),
             Switch(name) => done.extend(setting(&shown, name, &"1".into(), 1)?),
-            Exports => exported.extend(export(&values)),
+            Exports if !own.has(VARIABLE) => return Err(refuse("this command has no -x")),
+            Exports => done.extend([VARIABLE.into(), values.join(OsStr::new("="))]),
             Refused(why) => return Err(refuse(why)),
         }
     }
     done.extend(words);
     Ok(done)
-}
-
-/// `env NAME=VALUE`, before the program. Ranks get variables without a new value in any case.
-fn export(values: &[OsString]) -> Vec<OsString> {
-    let mut pair = values[0].clone();
-    if let Some(value) = values.get(1) {
-        pair.push("=");
-        pair.push(value);
-    }
-    let has_value = pair.as_encoded_bytes().contains(&b'=');
-    if has_value { vec!["env".into(), pair] } else { Vec::new() }
 }
 
 /// The option for the setting that a variable of Horovod would change.
@@ -292,6 +279,32 @@ mod tests {
     }
 
     #[test]
+    fn variables_are_checked_and_need_a_program() {
+        let parse = |words: &[&str]| {
+            let words = [&["gradwire", "run"], words].concat().into_iter().map(OsString::from);
+            let words = translate(&Cli::command(), words.collect()).unwrap();
+            Cli::try_parse_from(words).map_err(|error| error.to_string())
+        };
+        let parsed = run("gradwire run -x A=b=-c -x PATH -genv B 2 train -x C=3");
+        let pair = |name: &str, value: Option<&str>| (name.to_owned(), value.map(str::to_owned));
+        let expected = [pair("A", Some("b=-c")), pair("PATH", None), pair("B", Some("2"))];
+        assert_eq!(parsed.variables, expected);
+        assert_eq!(parsed.command, ["train", "-x", "C=3"]);
+        for (words, expected) in [
+            (&["-np", "2", "-x", "A=1", "--"][..], "<PROGRAM>"),
+            (&["-x", "A=1"], "<PROGRAM>"),
+            (&["-x", "=5", "train"], "expected NAME=VALUE, and a name"),
+            (&["-x", "", "train"], "expected NAME=VALUE, and a name"),
+            (&["-x", "A B=1", "train"], "expected NAME=VALUE, and a name"),
+            (&["-genv", "A B", "1", "train"], "expected NAME=VALUE, and a name"),
+            (&["-x", "-np", "2", "train"], "a value is required for '--variable"),
+        ] {
+            let error = parse(words).unwrap_err();
+            assert!(error.contains(expected), "{words:?}: {error}");
+        }
+    }
+
+    #[test]
     fn familiar_lines_become_ours() {
         for (line, expected) in [
             ("run -np 4 train -np 7", "run --np 4 train -np 7"),
@@ -308,8 +321,8 @@ mod tests {
                 "run --stall-check-warning-time-seconds=7 train",
                 "run --set negotiation.stall_warning_ms=7000 train",
             ),
-            ("run -x PATH -x A=1 -genv B 2 train x", "run env A=1 env B=2 train x"),
-            ("run -x A=1 -- train", "run -- env A=1 train"),
+            ("run -x PATH -x A=1 -genv B 2 train x", "run -x PATH -x A=1 --variable B=2 train x"),
+            ("run -env A 1 -- train", "run --variable A=1 -- train"),
             ("run --bind-to none --oversubscribe -q train", "run train"),
             ("run --set a.b=-np -v train", "run --set a.b=-np -v train"),
             ("run -vh", "run -vh"),
@@ -335,6 +348,7 @@ mod tests {
             ("run --max-restarts 3 train", "a failed rank ends the job"),
             ("run -hostfil x", "unexpected option '-hostfil' hint: long options"),
             ("run -hostfile", "-hostfile needs a value"),
+            ("bench barrier -x A=1", "-x is an option of mpirun hint: this command has no -x"),
         ] {
             let error = translated(&format!("gradwire {line}")).unwrap_err();
             assert!(error.contains(expected), "{line}: {error}");

@@ -91,7 +91,9 @@ fn run(run: Run) -> Result<ExitCode, CommandError> {
     let mut words = run.command.into_iter();
     let program = words.next().filter(|program| program != ITSELF);
     let program = program.ok_or_else(|| CommandError::usage("the program's name is empty"))?;
-    let plan = Plan::new(nodes, program, words, &loaded)?;
+    let mut plan = Plan::new(nodes, program, words, &loaded)?;
+    let variables = run.variables.into_iter();
+    plan.exported = variables.filter_map(|(name, value)| Some((name, value?))).collect();
     if run.dry_run {
         let names: Vec<_> = plan.nodes.iter().map(|node| node.host.clone()).collect();
         let local = block_on(async {

@@ -125,6 +125,9 @@ fn a_missing_program_is_named_for_each_host() {
         let expected = format!("error: program 'zonk' not found on host {host} (PATH=");
         assert!(output.stderr.contains(&expected), "{output:?}");
     }
+    // As for the program itself, with its variables.
+    let output = place.run(&["run", "-x", "A=1", "zonk.py"]);
+    assert!(output.stderr.contains("hint: run a script with its interpreter: python zonk.py"));
     let path = place.path().join("text");
     fs::write(&path, "x").unwrap();
     let output = place.run(&["run", "./text"]);

@@ -285,8 +285,10 @@ async fn targets(
     let hosts = plan.nodes.iter().zip(local).enumerate();
     let targets = hosts.map(|(node, (place, local))| {
         let way = Way::new(&place.host, local, &["agent"], settings)?;
-        let environment =
+        let mut environment =
             if local { plan::Variables::new() } else { plan::forwarded(&options.environment) };
+        // There the agent looks for the program.
+        environment.extend(plan.exported.get("PATH").map(|path| ("PATH".to_owned(), path.clone())));
         let begin = Begin {
             version: gradwire_proto::VERSION.to_owned(),
             host: place.host.clone(),

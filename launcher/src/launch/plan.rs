@@ -45,6 +45,8 @@ pub struct Plan {
     pub service_settings: Variables,
     /// All `worker.*` settings, for the ranks.
     pub worker_settings: Variables,
+    /// What the user sets for the ranks. It replaces what they get otherwise.
+    pub exported: Variables,
 }
 
 /// Facts that are known only once the daemons serve.
@@ -140,6 +142,7 @@ impl Plan {
             args: args.into_iter().map(Into::into).collect(),
             service_settings: settings.variables().collect(),
             worker_settings: worker.map(|row| (row.key.variable(), row.value.clone())).collect(),
+            exported: Variables::new(),
         })
     }
 
@@ -233,6 +236,7 @@ impl Plan {
             ("MASTER_ADDR", places.addresses[0].to_string()),
             ("MASTER_PORT", places.master_port.to_string()),
         ]));
+        all.extend(self.exported.clone());
         all
     }
 }
@@ -381,6 +385,15 @@ mod tests {
         );
         assert_eq!(daemon["GRADWIRE_SOCKET"], format!("@gradwire-{}-1", plan.job));
         assert!(gradwire_proto::JobId::new(&plan.job).is_ok());
+    }
+
+    #[test]
+    fn only_ranks_get_the_users_variables() {
+        let mut plan = plan("a:1", None);
+        plan.exported = variables([("A", "1".to_owned()), ("MASTER_PORT", "9".to_owned())]);
+        let rank = plan.rank_variables(0, 0, &places(1));
+        assert_eq!((&*rank["A"], &*rank["MASTER_PORT"]), ("1", "9"));
+        assert!(!plan.daemon_variables(0, places(1).addresses[0], None).contains_key("A"));
     }
 
     #[test]
