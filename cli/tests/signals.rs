@@ -2,7 +2,12 @@
 
 mod common;
 
-use std::{fs, process::Command, thread::sleep, time::Duration};
+use std::{
+    fs,
+    process::{Child, Command},
+    thread::sleep,
+    time::Duration,
+};
 
 use common::{Place, finish, kill, until};
 
@@ -72,4 +77,38 @@ fn an_early_signal_does_not_end_the_launcher() {
     assert_eq!(output.code, Some(1), "{output:?}");
     assert!(output.stderr.contains("did not start within 3.0 s"), "{output:?}");
     place.assert_clean(true);
+}
+
+/// Runs until a file says that it is enough.
+const WAITING: &str = "touch ready.$RANK; while [ ! -e enough ]; do sleep 0.05; done; exit 4";
+
+fn is_suspended(child: &Child) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", child.id()));
+    stat.is_ok_and(|stat| stat.contains(") T "))
+}
+
+#[test]
+fn a_job_continued_at_once_is_not_suspended() {
+    for (signal, code) in [("CONT", 4), ("INT", 130)] {
+        let place = Place::new();
+        let child = place.gradwire(&["run", "sh", "-c", WAITING]).spawn().unwrap();
+        until("the rank runs", || place.path().join("ready.0").exists());
+        for gap in [0, 50] {
+            kill("TSTP", child.id());
+            sleep(Duration::from_millis(gap));
+            kill(signal, child.id());
+            sleep(Duration::from_millis(600));
+            let suspended = is_suspended(&child);
+            // Otherwise a suspended launcher would never end.
+            kill("CONT", child.id());
+            assert!(!suspended, "SIG{signal} after {gap} ms was lost");
+            if signal == "INT" {
+                break;
+            }
+        }
+        fs::write(place.path().join("enough"), "").unwrap();
+        let output = finish(child);
+        assert_eq!(output.code, Some(code), "{output:?}");
+        place.assert_clean(true);
+    }
 }

@@ -10,8 +10,9 @@ use rustix::process::{Signal, getpid, kill_process};
 use tokio::signal::unix::{self, SignalKind, signal};
 
 /// The signals that a launcher passes on to its ranks, as srun and mpirun do: a batch system warns
-/// a job before its time is over, and a terminal suspends it.
-const PASSED: [Signal; 5] = [Signal::USR1, Signal::USR2, Signal::CONT, Signal::TSTP, Signal::WINCH];
+/// a job before its time is over, and a terminal suspends it. In the order in which those that came
+/// together are passed on: a job that is suspended and continued at once must go on.
+const PASSED: [Signal; 5] = [Signal::USR1, Signal::USR2, Signal::TSTP, Signal::CONT, Signal::WINCH];
 
 /// The signal with this number, if launchers pass it on (TRUST).
 pub fn passed(number: i32) -> Option<Signal> {

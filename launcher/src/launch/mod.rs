@@ -30,10 +30,11 @@ use std::{
 
 use gradwire_services::launch::{Begin, ITSELF, Order, Text};
 use gradwire_settings::Settings;
+use rustix::process::Signal;
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinSet,
-    time::{sleep, sleep_until},
+    time::sleep_until,
 };
 
 use self::{
@@ -151,6 +152,7 @@ pub async fn run(
     let words = shown(&plan.program, &plan.args);
     let mut run_file = None;
     let mut job = Job::new(plan, limits);
+    let mut suspend_at = None;
     let mut report = loop {
         if let Some(report) = job.report() {
             break report;
@@ -158,8 +160,19 @@ pub async fn run(
         let deadline = job.deadline().unwrap_or(Duration::from_secs(3600));
         let event = tokio::select! {
             Some(event) = happened.recv() => event,
-            signal = signals.next() => Event::Interrupted { signal },
-            signal = passed.next() => Event::Passed { signal },
+            heard = hear(&mut signals, &mut passed, suspend_at) => {
+                let Some(event) = heard else {
+                    suspend_at = None;
+                    if let Err(error) = suspend() {
+                        tracing::warn!(%error, "can't suspend the launcher");
+                    }
+                    continue;
+                };
+                if continues(&event) {
+                    suspend_at = None;
+                }
+                event
+            }
             why = output_ends(&mut written) => {
                 Event::OutputClosed { why: why.unwrap_or_default() }
             }
@@ -181,12 +194,7 @@ pub async fn run(
                 // A note may get lost: the launcher must not wait.
                 Command::Note(text) if options.verbose => drop(console.try_send(Line::note(&text))),
                 Command::Note(_) => {}
-                Command::Suspend => {
-                    sleep(GOES_OUT).await;
-                    if let Err(error) = suspend() {
-                        tracing::warn!(%error, "can't suspend the launcher");
-                    }
-                }
+                Command::Suspend => suspend_at = Some(Instant::now() + GOES_OUT),
                 Command::Serving { coordinator, daemons } => {
                     metrics_file.iter().for_each(|file| file.list(&daemons));
                     if let Some(serving) = options.serving.take() {
@@ -252,6 +260,36 @@ pub async fn run(
         print_line("gradwire: processes of the job on this machine can't be killed");
     }
     Ok(report)
+}
+
+/// The next signal as an event, or `None` when it is time to suspend the launcher. A signal comes
+/// first: a suspended launcher would never see the SIGCONT that came before. Cancel-safe.
+async fn hear(
+    signals: &mut Endings,
+    passed: &mut Passed,
+    suspend_at: Option<Instant>,
+) -> Option<Event> {
+    let suspends = async {
+        match suspend_at {
+            Some(at) => sleep_until(at.into()).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        signal = signals.next() => Some(Event::Interrupted { signal }),
+        signal = passed.next() => Some(Event::Passed { signal }),
+        () = suspends => None,
+    }
+}
+
+/// A launcher that is about to be suspended must not be, after this event.
+fn continues(event: &Event) -> bool {
+    match event {
+        Event::Interrupted { .. } => true,
+        Event::Passed { signal } => *signal == Signal::CONT.as_raw(),
+        _ => false,
+    }
 }
 
 /// Becomes ready once, when the writing thread has ended: with the error, if it can't write.
