@@ -112,3 +112,28 @@ fn a_job_continued_at_once_is_not_suspended() {
         place.assert_clean(true);
     }
 }
+
+#[test]
+fn hosts_without_ranks_are_suspended_too() {
+    let place = Place::new();
+    // The rank of the second host has ended, and the third host is a server.
+    let script = format!("if [ $RANK = 1 ]; then touch ready.1; exit 0; fi; {WAITING}");
+    let hosts = ["-H", "127.0.0.1:1,127.0.0.2:1", "--servers", "127.0.0.3"];
+    let words = [&["run"], &hosts[..], &["sh", "-c", &script]].concat();
+    let child = place.gradwire(&words).spawn().unwrap();
+    until("the ranks run", || {
+        (0..2).all(|rank| place.path().join(format!("ready.{rank}")).exists())
+    });
+    sleep(Duration::from_millis(500));
+    kill("TSTP", child.id());
+    until("the launcher is suspended", || is_suspended(&child));
+    // Longer than any part may be silent.
+    sleep(Duration::from_secs(7));
+    kill("CONT", child.id());
+    // Whoever is taken for dead ends the job.
+    sleep(Duration::from_secs(2));
+    fs::write(place.path().join("enough"), "").unwrap();
+    let output = finish(child);
+    assert_eq!(output.code, Some(4), "{output:?}");
+    place.assert_clean(false);
+}

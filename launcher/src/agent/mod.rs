@@ -247,7 +247,7 @@ impl Agent {
                     let name = signal_name(signal).unwrap_or("a signal");
                     break unheard(format!("the agent of this host received {name}"));
                 }
-                () = sleep(signals::LOOK), if self.suspended == Suspended::Ranks => {
+                () = sleep(signals::LOOK), if matches!(self.suspended, Suspended::Ranks(_)) => {
                     self.suspended = self.suspended.look(&self.alive);
                 }
                 _ = reap.tick() => {

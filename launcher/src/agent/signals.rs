@@ -2,9 +2,14 @@
 //! mpirun.
 //!
 //! After SIGTSTP, the daemon is suspended too, once all ranks here are: a daemon that runs would
-//! take suspended ranks for dead. Ranks that handle the signal and go on still need it.
+//! take suspended ranks for dead. Ranks that handle the signal and go on still need it. A host
+//! without ranks, such as a server, can't know what ranks elsewhere do: its daemon is suspended
+//! after them.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use gradwire_services::launch::Role;
 use procfs::process::Process;
@@ -13,14 +18,18 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 /// The interval at which an agent looks whether its ranks are suspended.
 pub const LOOK: Duration = Duration::from_millis(20);
 
+/// How long after the signal the daemon of a host without ranks is suspended: later than the ranks
+/// on other hosts, and long before their daemons would be taken for dead.
+const AFTER_RANKS: Duration = Duration::from_millis(500);
+
 /// What is suspended on this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Suspended {
     /// Nothing.
     #[default]
     Nothing,
-    /// The ranks have been asked to suspend themselves. The launcher does so, too.
-    Ranks,
+    /// The ranks have been asked to suspend themselves, at this time. The launcher does so, too.
+    Ranks(Instant),
     /// All ranks and the daemon.
     All,
 }
@@ -39,16 +48,19 @@ impl Suspended {
         }
         match signal {
             Signal::CONT => Self::Nothing,
-            Signal::TSTP => Self::Ranks,
+            Signal::TSTP => Self::Ranks(Instant::now()),
             _ => self,
         }
     }
 
-    /// Suspends the daemon if all ranks are suspended. Returns what is suspended then.
+    /// Suspends the daemon if all ranks are suspended, or if there are none and it is time. Returns
+    /// what is suspended then.
     #[must_use]
     pub fn look(self, alive: &BTreeMap<Role, u32>) -> Self {
+        let Self::Ranks(since) = self else { return self };
         let mut ranks = ranks(alive).peekable();
-        if ranks.peek().is_none() || !ranks.all(is_suspended) {
+        let is_early = ranks.peek().is_none() && since.elapsed() < AFTER_RANKS;
+        if is_early || !ranks.all(is_suspended) {
             return self;
         }
         signal_daemon(Signal::STOP, alive);
