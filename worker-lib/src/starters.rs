@@ -199,12 +199,15 @@ fn is_torque(version: Option<&str>) -> bool {
 
 /// The reason for a process of torchrun that does not become a rank by itself.
 fn torchrun<'a>(given: &impl Fn(&str) -> Option<&'a str>, program: &Program) -> Option<String> {
+    let agrees = |name: &str, value: &str| given(name).is_none_or(|text| text == value);
+    let is_first = agrees("RANK", "0") && agrees("LOCAL_RANK", "0");
+    if given("WORLD_SIZE") == Some("1") && is_first && agrees("LOCAL_WORLD_SIZE", "1") {
+        return None;
+    }
     let missing: Vec<_> = TORCHRUN.into_iter().filter(|name| given(name).is_none()).collect();
     let what = if !missing.is_empty() {
         let verb = if missing.len() == 1 { "is" } else { "are" };
         format!("torchrun also sets {}, which {verb} missing here", missing.join(", "))
-    } else if given("WORLD_SIZE") == Some("1") {
-        return None;
     } else {
         "torchrun's variables describe a job for Python programs only".to_owned()
     };
@@ -323,9 +326,10 @@ mod tests {
                     .to_owned(),
             ),
             ("LOCAL_RANK=1 WORLD_SIZE=2", "RANK, LOCAL_WORLD_SIZE,", run("-np RANKS")),
+            ("RANK=1 WORLD_SIZE=1", "RANK=1: torchrun also sets", run("-np RANKS")),
             ("LOCAL_RANK=0", "LOCAL_RANK=0: torchrun also sets RANK, WORLD", run("-np RANKS")),
             (
-                "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=a",
+                "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=a",
                 "MASTER_PORT, which is missing here",
                 run("-np RANKS"),
             ),
@@ -364,6 +368,8 @@ mod tests {
             "HOROVOD_SIZE=1 HOROVOD_RANK=0",
             "PMI_SIZE= JOB_COMPLETION_INDEX= WORLD_SIZE=",
             "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=a MASTER_PORT=1",
+            "WORLD_SIZE=1",
+            "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0",
         ] {
             assert_eq!(answer(variables), None, "{variables}");
         }
