@@ -34,8 +34,12 @@ def others_are_quiet(waiting: frozenset[int]) -> bool:
     """
     if signal.getitimer(signal.ITIMER_REAL)[0] > 0:
         return False
-    frames = sys._current_frames().items()
-    return all(ident in waiting or _is_quiet(frame) for ident, frame in frames)
+    frames = sys._current_frames()
+    try:
+        return all(ident in waiting or _is_quiet(frame) for ident, frame in frames.items())
+    finally:
+        # It contains this frame, and so a cycle that would keep the tensors of all callers alive.
+        frames.clear()
 
 
 def _is_quiet(frame: FrameType) -> bool:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 from launching import Job
+
+from gradwire._quiet import others_are_quiet
 
 HEAD = """
 import threading, time
@@ -242,6 +247,23 @@ assert gw.allgather_object(gw.rank()) == [0, 1]
 def test_a_job_that_can_go_on_goes_on(job: Job, case: str) -> None:
     done = job(HEAD + GOES_ON[case] + "\nprint('WENT ON', flush=True)\n")
     assert done.stdout.count("WENT ON") == 2 and done.returncode == 0, done.stdout
+
+
+def test_a_look_at_the_threads_keeps_nothing() -> None:
+    class Thing:
+        pass
+
+    def look() -> weakref.ref[Thing]:
+        thing = Thing()
+        others_are_quiet(frozenset())
+        return weakref.ref(thing)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert look()() is None
+    finally:
+        gc.enable()
 
 
 def test_a_long_wait_ends_the_job_as_in_horovod(job: Job) -> None:
