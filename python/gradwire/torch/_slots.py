@@ -357,9 +357,12 @@ class Slot:
 
     @property
     def was_filled(self) -> bool:
-        """Whether the program has written values to zeros that represent no gradient."""
+        """Whether the program has written values to zeros that represent no gradient.
+
+        False on a GPU, where the result may not have arrived yet.
+        """
         gradient = self.parameter.grad
-        if gradient is None or self.content is not Content.NOTHING:
+        if gradient is None or gradient.is_cuda or self.content is not Content.NOTHING:
             return False
         return self._was_written(gradient)
 
