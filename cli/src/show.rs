@@ -127,7 +127,7 @@ mod tests {
         let loaded = Settings::load(&Layers { flags, ..Layers::default() }).unwrap();
         let text = show(&loaded, false, false);
         let lines: Vec<_> = text.lines().collect();
-        // Those that users change, two that were changed here, and the number of the others.
+        // The settings that users change, two that this test changed, and a count of the rest.
         let users = KEYS.iter().filter(|key| key.audience == Audience::User).count();
         assert_eq!(lines.len(), users + 2 + 1, "{text}");
         assert!(text.contains("# command line (measured)"), "{text}");

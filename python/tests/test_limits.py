@@ -64,7 +64,7 @@ def test_a_rank_that_is_stopped_after_it_has_left(job: Job) -> None:
     assert done.returncode == 137
 
 
-def test_a_rank_that_is_stopped_while_others_leave(job: Job) -> None:
+def test_a_rank_stopped_while_others_leave(job: Job) -> None:
     done = job(
         """
         import os, signal
