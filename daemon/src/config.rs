@@ -47,6 +47,8 @@ pub struct DaemonConfig {
     pub(crate) streaming_bytes: u64,
     pub(crate) feedback_max_bytes: u64,
     pub(crate) max_segments: u32,
+    /// How long the reader of the workers' rings spins before it sleeps.
+    pub(crate) spin: Duration,
     pub(crate) stall_warning: Duration,
     /// The wait for local ranks that ends the job; zero: none does.
     pub(crate) stall_shutdown: Duration,
@@ -111,6 +113,7 @@ impl DaemonConfig {
             streaming_bytes: STREAMING_BYTES,
             feedback_max_bytes: settings.data.feedback_max_bytes,
             max_segments: settings.worker.max_segments,
+            spin: settings.worker.spin_on(slots),
             stall_warning: settings.negotiation.stall_warning,
             stall_shutdown: settings.negotiation.stall_shutdown,
             line_rate: line_rate(settings),

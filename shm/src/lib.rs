@@ -23,6 +23,7 @@
 //! - [`handover`]: frames and file descriptors over the Unix socket
 //! - [`ring`] and [`backing`]: the ring algorithms over any atomic words, so that a model
 //!   checker can run them
+//! - [`spin`]: how long a thread spins before it sleeps
 //!
 //! All memory is anonymous: nothing has a path, so nothing is left behind when both processes have
 //! ended, however they ended (CLEAN).
@@ -33,3 +34,4 @@ pub mod control;
 pub mod handover;
 pub mod ring;
 pub mod segment;
+pub mod spin;

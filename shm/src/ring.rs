@@ -180,6 +180,11 @@ impl<B: Backing> SubmissionRing<'_, B> {
         Ok(Some(record))
     }
 
+    /// Whether nothing has been published beyond `head`, the consumer's own count.
+    pub fn is_empty(&self, head: u64) -> bool {
+        self.tail.load(Relaxed) == head
+    }
+
     /// Announces that the consumer sleeps, and checks once more. Returns the tail if a record has
     /// arrived meanwhile: then the flag is cleared and the consumer must not sleep.
     pub fn prepare_sleep(&self, head: u64) -> Option<u64> {

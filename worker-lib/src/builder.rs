@@ -6,7 +6,6 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    thread,
     time::Duration,
 };
 
@@ -31,9 +30,6 @@ use crate::{
     shared::Shared,
     watch::Threads,
 };
-
-/// How long a waiting thread spins if there are enough cores.
-const SPIN: Duration = Duration::from_micros(50);
 
 /// Creates a session. Settings can be changed before it attaches.
 ///
@@ -125,9 +121,9 @@ impl SessionBuilder {
         self
     }
 
-    /// How long a waiting thread spins before it sleeps. The default is 50 µs if there are more
-    /// than two cores for each local rank, otherwise 0, because spinning takes a core from other
-    /// threads.
+    /// How long a waiting thread spins before it sleeps. The default is 50 µs if there are a core
+    /// for each local rank and three for the daemon, otherwise 0, because spinning takes a core
+    /// from other threads.
     pub fn spin(mut self, spin: Duration) -> Self {
         self.launch.tuning.worker.spin = Some(spin);
         self
@@ -187,7 +183,7 @@ impl SessionBuilder {
         let cancelled = || cancel.as_ref().is_some_and(|flag| flag.load(Relaxed));
         let (stream, world, doorbell) = link::attach(&launch, fd.as_fd(), &cancelled)?;
         let Launch { job, tuning, .. } = launch;
-        let spin = tuning.worker.spin.unwrap_or_else(|| default_spin(world.local_size));
+        let spin = tuning.worker.spin_on(world.local_size);
         let shared = Arc::new(Shared::new(control, stream, doorbell, spin));
         let arena = arena(&shared, job.clone(), &tuning);
         let threads =
@@ -208,11 +204,6 @@ impl SessionBuilder {
         };
         Ok(Session::new(shared, arena, world, job, process, threads, limits))
     }
-}
-
-fn default_spin(local_ranks: u32) -> Duration {
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    if cores > 2 * local_ranks as usize { SPIN } else { Duration::ZERO }
 }
 
 /// An arena that hands each segment to the daemon before anything is allocated in it.

@@ -2,7 +2,8 @@
 //!
 //! It runs on the control thread, so a submission is announced without waking another thread. It
 //! sleeps on the workers' doorbells, which ring only if it has marked itself as asleep: a busy
-//! intake costs no system call.
+//! intake costs no system call. While ranks submit often, and there are enough cores, it spins
+//! instead of sleeping, so that a small operation costs no wake-up of the daemon.
 
 use std::{
     future::poll_fn,
@@ -14,10 +15,14 @@ use std::{
 };
 
 use gradwire_proto::{Failure, FailureKind, beat::Suspension};
-use gradwire_shm::control::{Heartbeats, SubmissionReader};
+use gradwire_shm::{
+    control::{Heartbeats, SubmissionReader},
+    spin::SpinBudget,
+};
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::mpsc::UnboundedReceiver,
+    task::yield_now,
     time::{Interval, MissedTickBehavior, interval},
 };
 
@@ -55,7 +60,8 @@ pub(crate) fn start(
     added: UnboundedReceiver<Source>,
     resubmitted: UnboundedReceiver<Resubmitted>,
 ) {
-    tokio::spawn(Reader { node, added, resubmitted, sources: Vec::new() }.run());
+    let budget = SpinBudget::default();
+    tokio::spawn(Reader { node, added, resubmitted, sources: Vec::new(), budget }.run());
 }
 
 struct Watched {
@@ -104,6 +110,8 @@ struct Reader {
     /// Bounded by the submissions that ranks may have in flight.
     resubmitted: UnboundedReceiver<Resubmitted>,
     sources: Vec<Watched>,
+    /// How long it spins.
+    budget: SpinBudget,
 }
 
 impl Reader {
@@ -148,12 +156,16 @@ impl Reader {
                     node.report_stalls(looked);
                 }
             }
+            let spin = node.config.spin;
             drop(node);
             if came {
                 // Lets other tasks run, above all the sender of announcements.
-                tokio::task::yield_now().await;
-            } else {
-                self.sleep(&mut clock).await;
+                yield_now().await;
+                continue;
+            }
+            let since = Instant::now();
+            if !self.spin(spin).await && self.sleep(&mut clock).await {
+                self.budget.slept(spin, since.elapsed());
             }
         }
     }
@@ -194,10 +206,25 @@ impl Reader {
         came
     }
 
+    /// Spins until a worker submits, for at most `allowed`. Other tasks run meanwhile. Returns
+    /// whether one has submitted.
+    async fn spin(&self, allowed: Duration) -> bool {
+        let Some(spin) = self.budget.begin(allowed) else { return false };
+        loop {
+            let submitted = || self.sources.iter().any(|watched| !watched.reader.is_empty());
+            if let Some(came) = spin.look(submitted) {
+                return came;
+            }
+            yield_now().await;
+        }
+    }
+
     /// Sleeps until a doorbell rings, a request arrives, or it is time to check the workers.
-    async fn sleep(&mut self, clock: &mut Interval) {
+    /// Returns whether a doorbell rang.
+    async fn sleep(&mut self, clock: &mut Interval) -> bool {
         let empty = self.sources.iter().filter(|w| !w.reader.prepare_sleep()).count() == 0;
         let (mut added, mut resubmitted) = (None, None);
+        let mut has_rung = !empty;
         if empty {
             let sources = &self.sources;
             let rung = poll_fn(|context| {
@@ -206,7 +233,7 @@ impl Reader {
                 if rings > 0 { Poll::Ready(()) } else { Poll::Pending }
             });
             tokio::select! {
-                () = rung => {}
+                () = rung => has_rung = true,
                 Some(source) = self.added.recv() => added = Some(source),
                 request = self.resubmitted.recv() => resubmitted = request,
                 _ = clock.tick() => {}
@@ -215,13 +242,14 @@ impl Reader {
         for watched in &self.sources {
             watched.reader.awake();
         }
-        let Some(node) = self.node.upgrade() else { return };
+        let Some(node) = self.node.upgrade() else { return false };
         if let Some(source) = added {
             self.add(&node, source);
         }
         if let Some((key, local)) = resubmitted {
             submit::resubmit(&node, key, local);
         }
+        has_rung
     }
 
     /// Reports workers without new heartbeats, which may be stopped or swapped out.

@@ -119,8 +119,8 @@ sections! {
         adopt_max_bytes: u64 =
             "worker.adopt_max_bytes", Kind::Bytes { min: 64 << 10, max: 1024 * GIB }, "4GiB",
             "bytes";
-        /// How long a waiting worker spins before it sleeps; auto: depends on the number of cores
-        /// and workers.
+        /// How long a waiting worker, and the daemon that waits for submissions, spins before it
+        /// sleeps; auto: depends on the number of cores and workers.
         spin: Option<Duration> =
             "worker.spin_us", Kind::NumberOrAuto { min: 0, max: 1_000_000 }, "auto", "us";
         /// The largest object that a worker sends with broadcast_object or allgather_object.
@@ -136,6 +136,14 @@ sections! {
 }
 
 impl Worker {
+    /// How long the threads of a node with this many ranks spin before they sleep. By default,
+    /// 50 µs if there are a core for each rank and three for the daemon, otherwise 0: spinning must
+    /// not take a core from a thread that has work.
+    pub fn spin_on(&self, ranks: u32) -> Duration {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        self.spin.unwrap_or_else(|| default_spin(cores, ranks as usize))
+    }
+
     /// The first rule that values break which are right alone.
     ///
     /// # Errors
@@ -150,6 +158,13 @@ impl Worker {
         }
         Ok(())
     }
+}
+
+/// The control thread and the data threads of a daemon, if there are two.
+const DAEMON_CORES: usize = 3;
+
+fn default_spin(cores: usize, ranks: usize) -> Duration {
+    if cores >= ranks + DAEMON_CORES { Duration::from_micros(50) } else { Duration::ZERO }
 }
 
 /// What a training process reads.
@@ -198,5 +213,21 @@ impl RankSettings {
         };
         worker.check().map_err(SettingsError::Rule)?;
         Ok(Self { start, checks, worker })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_spins_on_a_core_that_others_need() {
+        let spins = |cores, ranks| !default_spin(cores, ranks).is_zero();
+        assert!(!spins(1, 1) && !spins(2, 1) && !spins(2, 2) && !spins(4, 4));
+        assert!(spins(4, 1) && spins(8, 4) && spins(16, 8) && spins(16, 13));
+        assert!(!spins(16, 14) && !spins(16, 16));
+        let worker = |spin| Worker { spin, ..RankSettings::default().worker };
+        let set = Duration::from_micros(7);
+        assert_eq!(worker(Some(set)).spin_on(4096), set);
     }
 }

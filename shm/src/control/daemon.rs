@@ -91,6 +91,11 @@ impl SubmissionReader {
         record::decode(record).map(Some)
     }
 
+    /// Whether nothing has been published since the last record.
+    pub fn is_empty(&self) -> bool {
+        self.page.submissions().is_empty(self.head)
+    }
+
     /// Announces that the daemon is about to sleep, and checks once more. True: the ring is empty
     /// and the next submission will ring the doorbell. False: a submission has arrived and must be
     /// read first.

@@ -1,16 +1,11 @@
 //! The worker's side of the control page.
 
 use std::{
-    hint,
     os::fd::OwnedFd,
-    sync::{
-        OnceLock,
-        atomic::{
-            AtomicU32,
-            Ordering::{Acquire, Relaxed, Release},
-        },
+    sync::atomic::{
+        AtomicU32,
+        Ordering::{Acquire, Relaxed, Release},
     },
-    thread,
     time::{Duration, Instant},
 };
 
@@ -28,6 +23,7 @@ use super::{
 use crate::{
     ring::{ANY, Nonsense, PushError},
     segment::SegmentError,
+    spin::SpinBudget,
 };
 
 /// The worker's side: submits, waits, sends heartbeats. Any number of threads may use it at once.
@@ -158,7 +154,11 @@ impl WorkerControl {
             let _alone = self.registering.lock();
             ring.register_waiter(ticket);
         }
-        ring.sleep(seen, timeout.saturating_sub(start.elapsed()))
+        let moved = ring.sleep(seen, timeout.saturating_sub(start.elapsed()));
+        if moved {
+            self.spin_budget.slept(spin, start.elapsed());
+        }
+        moved
     }
 
     /// Moves the epoch and wakes all waiters, for a message that came over the socket.
@@ -210,78 +210,5 @@ impl WorkerControl {
     /// The daemon's heartbeats so far.
     pub fn daemon_beats(&self) -> u32 {
         self.page.daemon_beats().load(Relaxed)
-    }
-}
-
-/// How long to spin, learned from earlier waits: the budget grows while spinning ends waits and
-/// shrinks while it does not. So spinning costs little in a slow step, and saves the wake-up in a
-/// fast one.
-#[derive(Debug, Default)]
-struct SpinBudget {
-    /// How many sixteenths of the allowed time are not used: 0 to 15.
-    lost: AtomicU32,
-}
-
-impl SpinBudget {
-    const WHOLE: u32 = 16;
-    /// The highest cost of a wake-up on a virtual machine. Spinning for longer is a loss even if it
-    /// ends the wait: others could have used the core, perhaps the daemon.
-    const WAKE_UP: Duration = Duration::from_micros(60);
-
-    fn spin(&self, allowed: Duration, done: impl Fn() -> bool) -> bool {
-        // On a single core nothing else can run while we spin.
-        if allowed.is_zero() || cores() < 2 {
-            return false;
-        }
-        let budget = allowed / Self::WHOLE * self.share();
-        let start = Instant::now();
-        let came = loop {
-            // Reading the clock costs more than the check.
-            let look = |_| {
-                hint::spin_loop();
-                done()
-            };
-            if (0..64).any(look) {
-                break true;
-            }
-            if start.elapsed() >= budget {
-                break false;
-            }
-        };
-        self.learn(came && start.elapsed() <= Self::WAKE_UP);
-        came
-    }
-
-    fn share(&self) -> u32 {
-        Self::WHOLE - self.lost.load(Relaxed).min(Self::WHOLE - 1)
-    }
-
-    fn learn(&self, worth_it: bool) {
-        let share = self.share();
-        let share = if worth_it { (share * 2).min(Self::WHOLE) } else { share.div_ceil(2) };
-        self.lost.store(Self::WHOLE - share, Relaxed);
-    }
-}
-
-fn cores() -> usize {
-    static CORES: OnceLock<usize> = OnceLock::new();
-    *CORES.get_or_init(|| thread::available_parallelism().map_or(1, usize::from))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_budget_shrinks_and_grows_back() {
-        let budget = SpinBudget::default();
-        let shares = |worth_it| {
-            [(); 5].map(|()| {
-                budget.learn(worth_it);
-                budget.share()
-            })
-        };
-        assert_eq!(shares(false), [8, 4, 2, 1, 1]);
-        assert_eq!(shares(true), [2, 4, 8, 16, 16]);
     }
 }
