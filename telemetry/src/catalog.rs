@@ -275,7 +275,7 @@ metrics! {
         stalled_tensors: Gauge = "gradwire_coordinator_stalled_tensors", Count, [];
         /// Operations that have started and are not complete on all nodes.
         operations_in_flight: Gauge = "gradwire_coordinator_operations_in_flight", Count, [];
-        /// Operations that have started.
+        /// Operations that the coordinator has ordered. Repeated small ones inside a node are not.
         operations: Counter = "gradwire_coordinator_operations_total", Count, [];
         /// Tensors on which ranks disagreed.
         disagreements: Counter = "gradwire_coordinator_disagreements_total", Count, [];

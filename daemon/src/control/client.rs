@@ -30,6 +30,7 @@ use crate::{
     metrics,
     model::{
         job::{Job, Outgoing},
+        operation::Instruction,
         tensor::Announced,
         world::World,
     },
@@ -102,7 +103,8 @@ impl Session<'_> {
                 }
                 Some(first) = outgoing.recv() => {
                     // WAIT: a coordinator that reads nothing must not delay the end of this node.
-                    let (job, sent) = (self.job, self.send_pending(first, &mut outgoing));
+                    let job = self.job;
+                    let sent = self.send_pending(first, &mut outgoing, dispatcher);
                     tokio::select! {
                         () = sent => {}
                         ending = job.over() => return Ok(ending),
@@ -141,10 +143,24 @@ impl Session<'_> {
         }
     }
 
-    /// Adds an announcement, and returns its bytes.
-    fn announce(&self, announced: Announced, ready: &mut pb::Ready) -> usize {
+    /// Adds an announcement, and returns its bytes; or runs the operation at once. A traced one is
+    /// ordered, so that all of its phases are in the trace.
+    fn announce(
+        &self,
+        announced: Announced,
+        ready: &mut pb::Ready,
+        dispatcher: &Dispatcher,
+    ) -> usize {
         // Nothing is ready before the world has formed.
         let Some(registry) = &self.registry else { return 0 };
+        if !dispatcher.is_traced()
+            && let Some(operation) = registry.at_once(&announced)
+        {
+            if let Err(failure) = dispatcher.execute(Instruction::Start(operation)) {
+                self.job.report(failure);
+            }
+            return 0;
+        }
         let announcement = registry.announcement(announced);
         let bytes = announcement.encoded_len();
         ready.announcements.push(announcement);
@@ -156,6 +172,7 @@ impl Session<'_> {
         &mut self,
         first: Outgoing,
         outgoing: &mut mpsc::UnboundedReceiver<Outgoing>,
+        dispatcher: &Dispatcher,
     ) {
         let mut ready = pb::Ready::default();
         let mut ready_bytes = 0;
@@ -166,7 +183,7 @@ impl Session<'_> {
         while let Some(message) = next {
             match message {
                 Outgoing::Ready(announced) => {
-                    ready_bytes += self.announce(announced, &mut ready);
+                    ready_bytes += self.announce(announced, &mut ready, dispatcher);
                 }
                 Outgoing::Joined(announced) => {
                     // Tensors that were ready before this rank joined go into an earlier message:
@@ -174,7 +191,7 @@ impl Session<'_> {
                     ready_bytes = 0;
                     self.send_work(&mut done, &mut ready).await;
                     for announced in announced {
-                        ready_bytes += self.announce(announced, &mut ready);
+                        ready_bytes += self.announce(announced, &mut ready, dispatcher);
                     }
                     if ready_bytes > MAX_JOINED {
                         // BOUND: this must be one message, and it is too large for one.

@@ -124,6 +124,11 @@ impl Dispatcher {
         trace::follow(&self.node, is_wanted);
     }
 
+    /// Whether the job is traced.
+    pub(super) fn is_traced(&self) -> bool {
+        self.node.recorder.is_on()
+    }
+
     pub(super) fn execute(&self, instruction: Instruction) -> Result<(), Failure> {
         let Some(Running { queue, operations, paths, .. }) = self.node.running.get() else {
             return Err(protocol("the coordinator ordered operations before it formed the world"));

@@ -3,6 +3,7 @@
 //!
 //! - `liveness`: when the coordinator last sent a message, and the offset of its clock
 //! - `connect`: opens the stream to the coordinator
+//! - `at_once`: small operations inside this node that need no order
 //! - `registry`: maps ids to names and messages to domain types; the only place that checks the
 //!   coordinator's messages (TRUST)
 //! - `mesh`: dials and accepts data connections, and hands them to their lanes
@@ -14,6 +15,7 @@
 //! - `dispatch`: executes the orders of the coordinator
 //! - `client`: the stream: joins, sends the node's messages, passes on received ones
 
+mod at_once;
 pub(crate) mod client;
 pub(crate) mod connect;
 pub(crate) mod dispatch;

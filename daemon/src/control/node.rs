@@ -28,6 +28,7 @@ use crate::{
     metrics::{self, PeerTraffic, Times},
     model::{
         job::{Job, Outgoing, ReportPanic},
+        operation::AT_ONCE,
         tensor::{LocalTensor, TensorKey, Ticket},
         world::World,
     },
@@ -478,7 +479,9 @@ impl LaneEvents for Weak<Node> {
         let ended: Vec<_> =
             ended.map(|(tensor, _)| (&tensor.key, running.queue.remove(&tensor.key))).collect();
         // The coordinator is notified before a rank can react to its own notification.
-        node.job.send(Outgoing::Done(piece.sequence));
+        if piece.sequence != AT_ONCE {
+            node.job.send(Outgoing::Done(piece.sequence));
+        }
         for (key, removed) in ended {
             node.complete(key, removed, 0);
         }

@@ -19,11 +19,12 @@ use gradwire_proto::{
     SpecId, TensorId, TensorName, WireError, convert, convert::TensorRef, pb,
 };
 
+use super::at_once;
 use crate::model::{
     agreement::Agreement,
     members::Members,
     operation::{Instruction, Operation, OperationSegment, PartRange, Probe, nodes_of},
-    tensor::{Announced, TensorKey, pair},
+    tensor::{Announced, TensorKey, Variant, pair},
     world::{World, invalid},
 };
 
@@ -79,21 +80,36 @@ impl Registry {
         }
     }
 
+    /// The registration of an announced tensor, if all local members have made their registered
+    /// request.
+    fn unchanged(&self, announced: &Announced) -> Option<&Registered> {
+        let Announced { key, variants, all_there, .. } = announced;
+        let known = self.by_key.get(key).filter(|_| *all_there)?;
+        let all: usize = variants.iter().map(|variant| variant.ranks.len()).sum();
+        let is_registered = |variant: &Variant| {
+            let fits = |rank: &Rank| known.agreement.fits(*rank, &variant.request);
+            variant.priority == known.priority.0
+                && !variant.duplicate
+                && variant.ranks.iter().all(fits)
+        };
+        let unchanged =
+            all == known.agreement.members.here.len() && variants.iter().all(is_registered);
+        unchanged.then_some(known)
+    }
+
+    /// The operation of an announced tensor that needs no order of the coordinator.
+    pub(crate) fn at_once(&self, announced: &Announced) -> Option<Operation> {
+        // A wait of a local rank is reported to the coordinator, with the announcement.
+        let waited = announced.latest.is_some_and(|latest| latest.waited >= SHORTEST_WAIT);
+        let known = self.unchanged(announced).filter(|_| !waited)?;
+        at_once::operation(announced, &known.agreement)
+    }
+
     /// The message that announces a tensor: as short as its id allows.
     pub(crate) fn announcement(&self, announced: Announced) -> pb::Announcement {
-        let Announced { key, variants, all_there, latest } = announced;
+        let unchanged = self.unchanged(&announced).is_some();
+        let Announced { key, variants, latest, .. } = announced;
         let known = self.by_key.get(&key);
-        let unchanged = known.is_some_and(|known| {
-            let all: usize = variants.iter().map(|variant| variant.ranks.len()).sum();
-            all_there
-                && all == known.agreement.members.here.len()
-                && variants.iter().all(|variant| {
-                    let fits = |rank: &Rank| known.agreement.fits(*rank, &variant.request);
-                    variant.priority == known.priority.0
-                        && !variant.duplicate
-                        && variant.ranks.iter().all(fits)
-                })
-        });
         let tensor = known
             .map_or_else(|| TensorRef::Name(key.name.clone()), |known| TensorRef::Id(known.id));
         let submitted = variants.into_iter().filter(|_| !unchanged).map(|v| pb::Submitted {

@@ -10,6 +10,13 @@ use gradwire_proto::{Failure, NodeId, ProcessSetId, Rank, Request, Route, Sequen
 
 use super::{agreement::Agreement, members::Members, tensor::TensorKey};
 
+/// The number of operations that the coordinator has not ordered. It does not hear of them.
+pub(crate) const AT_ONCE: Sequence = Sequence(u64::MAX);
+
+/// Up to this size in bytes, reducing a piece for a few ranks takes less time than waking a lane.
+/// One core reduces about this much in ten microseconds.
+pub(crate) const QUICK_BYTES: u64 = 32 << 10;
+
 /// A range of elements, the same in all flows of one tensor of a request; short flows have only a
 /// part of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

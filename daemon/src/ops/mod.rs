@@ -31,17 +31,13 @@ use crate::{
     },
     model::{
         memory::Span,
-        operation::{Operation, Probe},
+        operation::{Operation, Probe, QUICK_BYTES},
         tensor::{AllocationRequest, Ticket},
         world::World,
     },
     queue::TensorQueue,
     transport::connections::Demand,
 };
-
-/// Up to this size in bytes, reducing a piece for a few ranks takes less time than waking a lane.
-/// One core reduces about this much in ten microseconds.
-const QUICK_BYTES: u64 = 32 << 10;
 
 /// Makes the connections with other nodes.
 pub(crate) trait Connector: std::fmt::Debug + Send + Sync {
