@@ -117,7 +117,7 @@ impl Segment {
         rustix::fs::ftruncate(&fd, bytes).map_err(failed("set the size"))?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)
             .map_err(failed("seal the memfd"))?;
-        let segment = Self::map(&fd, bytes)?;
+        let segment = Self::map(&fd, bytes, huge)?;
         if huge == HugePages::Advise {
             segment.advise_huge();
         }
@@ -158,7 +158,7 @@ impl Segment {
         if !(1..=max_bytes.min(1 << 47)).contains(&bytes) {
             return Err(out_of_range(bytes));
         }
-        let segment = Self::map(&fd, bytes)?;
+        let segment = Self::map(&fd, bytes, HugePages::Never)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL)
             .map_err(|errno| SegmentError::system("seal against holes", bytes, errno))?;
         // The daemon fills the pages that the worker has not filled, and they count as the
@@ -169,8 +169,8 @@ impl Segment {
         Ok(segment)
     }
 
-    fn map(fd: &OwnedFd, bytes: u64) -> Result<Self, SegmentError> {
-        let failed = |errno| SegmentError::system("map memory", bytes, errno);
+    fn map(fd: &OwnedFd, bytes: u64, huge: HugePages) -> Result<Self, SegmentError> {
+        let failed = |errno| huge.not_mapped(bytes, errno);
         let length = usize::try_from(bytes).map_err(|_| failed(Errno::NOMEM))?;
         // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
         let start = unsafe {

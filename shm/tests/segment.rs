@@ -111,7 +111,7 @@ fn missing_huge_pages_are_reported() {
     // More than any pool has.
     let error = Segment::create("gradwire-test-huge", 1 << 46, HugePages::Require).unwrap_err();
     let text = error.to_string();
-    assert!(text.contains("needs 33554432 huge pages of 2 MiB"), "{text}");
+    assert!(text.contains("needs 67108864 huge pages of 2 MiB"), "{text}");
     assert!(text.contains("vm.nr_hugepages"), "{text}");
     // One page, if the pool has one.
     match Segment::create("gradwire-test-huge", 1, HugePages::Require) {

@@ -129,7 +129,8 @@ sections! {
         /// A worker considers the daemon lost after this long without its heartbeat.
         daemon_timeout: Duration =
             "worker.daemon_timeout_ms", Kind::Number { min: 1000, max: HOUR_MS }, "4000", "ms";
-        /// Whether shared memory is backed by huge pages.
+        /// Whether shared memory is backed by huge pages; require takes each page twice from the
+        /// pool, and also needs Linux 5.16.
         huge_pages: HugePages =
             "worker.huge_pages", Kind::Choice(&["never", "advise", "require"]), "advise", "";
     }

@@ -40,21 +40,27 @@ pub(super) fn check(bytes: u64, missing: u64) -> Result<(), SegmentError> {
     }
 }
 
-/// Refuses a segment that does not fit the pool of huge pages.
+/// Refuses a segment that does not fit the pool of huge pages together with its reserve.
 pub(super) fn check_huge(bytes: u64) -> Result<(), SegmentError> {
     let path = "/sys/kernel/mm/hugepages/hugepages-2048kB";
-    let number = |file| {
-        let text = fs::read_to_string(format!("{path}/{file}")).unwrap_or_default();
-        text.trim().parse::<u64>().unwrap_or(0)
-    };
+    let read = |file: &str| fs::read_to_string(format!("{path}/{file}")).ok();
+    let free = free_huge(&read);
+    let pages = huge_pages(bytes);
+    if pages > free { Err(SegmentError::NoHugePages { bytes, pages, free }) } else { Ok(()) }
+}
+
+/// The huge pages of a segment and of its reserve, which must never lack one.
+fn huge_pages(bytes: u64) -> u64 {
+    2 * bytes.div_ceil(HUGE_PAGE)
+}
+
+/// The pages of the pool that nobody has. `read` reads its files.
+fn free_huge(read: &dyn Fn(&str) -> Option<String>) -> u64 {
+    let number = |file| read(file).and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(0);
     // Free pages may already be reserved by others. Overcommitted pages do not exist yet.
     let free = number("free_hugepages").saturating_sub(number("resv_hugepages"));
     let surplus = number("nr_overcommit_hugepages").saturating_sub(number("surplus_hugepages"));
-    let pages = bytes / HUGE_PAGE;
-    if pages > free + surplus {
-        return Err(SegmentError::NoHugePages { bytes, pages, free });
-    }
-    Ok(())
+    free.saturating_add(surplus)
 }
 
 fn machine(meminfo: ProcResult<Meminfo>) -> Option<Available> {
@@ -212,6 +218,33 @@ mod tests {
         }
         // The two files are read one after the other: more may be reclaimable than was in use.
         assert_eq!(left(v2, "active_file 950\ninactive_file 18446744073709551615\n"), 1000);
+    }
+
+    #[test]
+    fn reserved_huge_pages_are_not_free() {
+        let free = |free: &str, reserved: &str, beyond: &str, surplus: &str| {
+            let read = |file: &str| match file {
+                "free_hugepages" => Some(free.to_owned()),
+                "resv_hugepages" => Some(reserved.to_owned()),
+                "nr_overcommit_hugepages" => Some(beyond.to_owned()),
+                "surplus_hugepages" => Some(surplus.to_owned()),
+                _ => None,
+            };
+            free_huge(&read)
+        };
+        assert_eq!(free("10\n", "4\n", "0\n", "0\n"), 6);
+        assert_eq!(free("10\n", "4\n", "5\n", "2\n"), 9);
+        assert_eq!(free("1\n", "4\n", "", "?"), 0);
+        assert_eq!(free_huge(&|_| None), 0, "a kernel without them");
+    }
+
+    #[test]
+    fn a_segment_needs_its_huge_pages_twice() {
+        assert_eq!([1, HUGE_PAGE, HUGE_PAGE + 1].map(huge_pages), [2, 2, 4]);
+        let pages = huge_pages(HUGE_PAGE);
+        let error = SegmentError::NoHugePages { bytes: HUGE_PAGE, pages, free: 1 }.to_string();
+        assert!(error.contains("needs 2 huge pages of 2 MiB, and 1 are free"), "{error}");
+        assert!(error.contains("vm.nr_hugepages to at least 1 more"), "{error}");
     }
 
     #[test]

@@ -28,13 +28,15 @@ pub enum SegmentError {
     },
     /// Not enough huge pages are free.
     #[error(
-        "shared memory of {bytes} bytes needs {pages} huge pages of 2 MiB and {free} are free; set \
-         vm.nr_hugepages to at least {pages} more, or don't require huge pages"
+        "shared memory of {bytes} bytes needs {pages} huge pages of 2 MiB, and {free} are free \
+         (half of them are for its tensors, and half are kept to take these back from the daemon); \
+         set vm.nr_hugepages to at least {more} more, or set worker.huge_pages=advise",
+        more = .pages.saturating_sub(*.free)
     )]
     NoHugePages {
         /// The requested size, in bytes.
         bytes: u64,
-        /// Huge pages that it needs.
+        /// Huge pages that it needs, with those of its reserve.
         pages: u64,
         /// Huge pages that are free.
         free: u64,

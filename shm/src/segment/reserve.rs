@@ -9,6 +9,9 @@
 //! The private mapping is made together with the segment and kept in reserve. It has no pages, so
 //! it only costs address space. (It needs the descriptor, but a descriptor kept open would count
 //! against a far lower limit.)
+//!
+//! Only huge pages of the pool are set aside for it, one for each of the segment. Later the pool
+//! may be full, and then the first write to a page of the private mapping would be a SIGBUS.
 
 use std::{
     ops::Range,
@@ -55,17 +58,45 @@ impl Reserve {
         fd: BorrowedFd<'_>,
         huge: HugePages,
     ) -> Result<Self, SegmentError> {
-        let bytes = segment.bytes();
-        let failed = |errno| SegmentError::system("map memory", bytes, errno);
-        // Without access rights the kernel commits no memory to it, and mlockall gives it no pages.
-        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
-        let start = unsafe {
-            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-            rustix::mm::mmap(ptr::null_mut(), bytes as usize, ProtFlags::empty(), flags, fd, 0)
+        let (bytes, page) = (segment.bytes(), huge.page());
+        let made = |flags| -> Result<Self, SegmentError> {
+            let failed = |errno| huge.not_mapped(bytes, errno);
+            // Without access rights the kernel commits no memory to it, and mlockall gives it no
+            // pages.
+            // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+            let start = unsafe {
+                rustix::mm::mmap(ptr::null_mut(), bytes as usize, ProtFlags::empty(), flags, fd, 0)
+            }
+            .map_err(failed)?;
+            let start = NonNull::new(start.cast()).ok_or_else(|| failed(Errno::FAULT))?;
+            Ok(Self { start: Mutex::new(Some(start)), bytes, page })
+        };
+        let without_pages = made(MapFlags::PRIVATE | MapFlags::NORESERVE)?;
+        if huge != HugePages::Require {
+            return Ok(without_pages);
         }
-        .map_err(failed)?;
-        let start = NonNull::new(start.cast()).ok_or_else(|| failed(Errno::FAULT))?;
-        Ok(Self { start: Mutex::new(Some(start)), bytes, page: huge.page() })
+        let reserve = made(MapFlags::PRIVATE)?;
+        reserve.move_to(without_pages)
+    }
+
+    /// Takes the place of another reserve. Shows that the kernel can move a mapping of huge pages,
+    /// because [`Reserve::replace`] must not fail for that.
+    fn move_to(self, other: Self) -> Result<Self, SegmentError> {
+        let length = self.bytes as usize;
+        let (mut from, to) = (self.start.lock(), other.start.lock());
+        if let (Some(start), Some(target)) = (*from, *to) {
+            // SAFETY: both ranges are exactly mappings of ours and of one length, which nobody has
+            // a pointer to.
+            let moved = unsafe {
+                let (start, target) = (start.as_ptr().cast(), target.as_ptr().cast());
+                rustix::mm::mremap_fixed(start, length, length, MremapFlags::MAYMOVE, target)
+            };
+            let step = "move a mapping of huge pages (which needs Linux 5.16)";
+            moved.map_err(|errno| SegmentError::system(step, self.bytes, errno))?;
+            *from = None;
+        }
+        drop((from, to));
+        Ok(other)
     }
 
     /// Replaces the shared mapping of the segment for which this reserve was made. A second call
