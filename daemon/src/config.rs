@@ -49,6 +49,7 @@ pub struct DaemonConfig {
     pub(crate) max_segments: u32,
     /// How long the reader of the workers' rings spins before it sleeps.
     pub(crate) spin: Duration,
+    pub(crate) max_in_flight: u32,
     pub(crate) stall_warning: Duration,
     /// The wait for local ranks that ends the job; zero: none does.
     pub(crate) stall_shutdown: Duration,
@@ -114,6 +115,7 @@ impl DaemonConfig {
             feedback_max_bytes: settings.data.feedback_max_bytes,
             max_segments: settings.worker.max_segments,
             spin: settings.worker.spin_on(slots),
+            max_in_flight: settings.worker.max_in_flight,
             stall_warning: settings.negotiation.stall_warning,
             stall_shutdown: settings.negotiation.stall_shutdown,
             line_rate: line_rate(settings),

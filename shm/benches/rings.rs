@@ -40,8 +40,8 @@ fn submission() -> Submission {
 }
 
 fn sides() -> (WorkerControl, SubmissionReader, CompletionWriter) {
-    let (worker, fd) = WorkerControl::create("gradwire-bench").expect("a control page");
-    let daemon = DaemonControl::open(fd).expect("a good control page");
+    let (worker, fd) = WorkerControl::create("gradwire-bench", 1 << 16).expect("a control page");
+    let daemon = DaemonControl::open(fd, 1 << 16).expect("a good control page");
     (worker, daemon.submissions, daemon.completions)
 }
 

@@ -63,8 +63,10 @@
 //!  then        the name, padded with zeros
 //! ```
 //!
-//! At most [`MAX_IN_FLIGHT`] tickets are unanswered at a time (BOUND). The completion ring has
-//! [`COMPLETIONS`] entries: a worker that submits for long without reading answers fills it, and
+//! The number of unanswered tickets is limited (BOUND); each side has the limit as a setting. Ranks
+//! may submit in different orders, and then no operation may end before all are submitted. So no
+//! submission waits for room, and the limit is far above what programs need. The completion ring
+//! has [`COMPLETIONS`] entries: a worker that submits for long without reading answers fills it, and
 //! then gets further answers over the socket. So the daemon never waits for a worker.
 
 mod activity;
@@ -81,7 +83,7 @@ pub use activity::{Activity, Blocked, Progress};
 pub use daemon::{CompletionWriter, DaemonControl, Heartbeats, SubmissionReader};
 pub use error::{ControlError, LAYOUT_VERSION, RingError, SubmitError};
 pub use page::{COMPLETIONS, CONTROL_BYTES, SUBMISSION_RING_BYTES};
-pub use submission::{Completion, Doorbell, MAX_IN_FLIGHT, Origin, Place, Submission};
+pub use submission::{Completion, Doorbell, Origin, Place, Submission};
 pub use trace::RankTrace;
 pub use worker::WorkerControl;
 

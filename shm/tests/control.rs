@@ -16,12 +16,14 @@ use gradwire_trace::{Kind, ring::SLOT_WORDS, tracer::RING_BYTES};
 
 mod common;
 
+use common::MAX_IN_FLIGHT;
+
 const LONG: Duration = Duration::from_secs(60);
 const SPIN: Duration = Duration::from_micros(50);
 
 fn both() -> (WorkerControl, SubmissionReader, CompletionWriter, Heartbeats) {
-    let (worker, fd) = WorkerControl::create("gradwire-test-control").unwrap();
-    let daemon = DaemonControl::open(fd).unwrap();
+    let (worker, fd) = WorkerControl::create("gradwire-test-control", MAX_IN_FLIGHT).unwrap();
+    let daemon = DaemonControl::open(fd, MAX_IN_FLIGHT).unwrap();
     (worker, daemon.submissions, daemon.completions, daemon.heartbeats)
 }
 
@@ -62,9 +64,9 @@ fn a_wait_ends_with_an_answer_or_its_timeout() {
 #[test]
 fn the_daemon_sees_how_a_rank_spends_its_time() {
     const PAUSE: Duration = Duration::from_millis(20);
-    let (worker, fd) = WorkerControl::create("gradwire-test-activity").unwrap();
+    let (worker, fd) = WorkerControl::create("gradwire-test-activity", MAX_IN_FLIGHT).unwrap();
     let DaemonControl { mut submissions, completions, activity, .. } =
-        DaemonControl::open(fd).unwrap();
+        DaemonControl::open(fd, MAX_IN_FLIGHT).unwrap();
     let begin = Instant::now();
     assert_eq!(activity.look(), Progress::default());
     worker.mark_step();
@@ -95,9 +97,9 @@ fn the_daemon_sees_how_a_rank_spends_its_time() {
 
 #[test]
 fn a_stuck_rank_is_seen_until_anything_changes() {
-    let (worker, fd) = WorkerControl::create("gradwire-test-stuck").unwrap();
+    let (worker, fd) = WorkerControl::create("gradwire-test-stuck", MAX_IN_FLIGHT).unwrap();
     let DaemonControl { mut submissions, completions, activity, .. } =
-        DaemonControl::open(fd).unwrap();
+        DaemonControl::open(fd, MAX_IN_FLIGHT).unwrap();
     assert_eq!(activity.stuck(), None);
     for ticket in [4, 5] {
         let _ = worker.submit(&common::submission(ticket)).unwrap();
@@ -123,8 +125,8 @@ fn a_stuck_rank_is_seen_until_anything_changes() {
 /// Without a trace a rank records sampled steps, from their beginning to their end.
 #[test]
 fn a_rank_records_sampled_steps() {
-    let (worker, fd) = WorkerControl::create("gradwire-test-samples").unwrap();
-    let DaemonControl { trace, .. } = DaemonControl::open(fd).unwrap();
+    let (worker, fd) = WorkerControl::create("gradwire-test-samples", MAX_IN_FLIGHT).unwrap();
+    let DaemonControl { trace, .. } = DaemonControl::open(fd, MAX_IN_FLIGHT).unwrap();
     let read = || {
         let mut found = Vec::new();
         trace.read(usize::MAX, |event| found.push((event.kind, event.subject)));
@@ -173,9 +175,9 @@ fn a_rank_records_sampled_steps() {
 fn the_trace_ring_takes_memory_when_needed() {
     let taken = |fd: BorrowedFd<'_>| rustix::fs::fstat(fd).unwrap().st_blocks * 512;
     let ring = RING_BYTES as i64;
-    let (worker, fd) = WorkerControl::create("gradwire-test-ring").unwrap();
+    let (worker, fd) = WorkerControl::create("gradwire-test-ring", MAX_IN_FLIGHT).unwrap();
     let file = fd.try_clone().unwrap();
-    let DaemonControl { trace, .. } = DaemonControl::open(fd).unwrap();
+    let DaemonControl { trace, .. } = DaemonControl::open(fd, MAX_IN_FLIGHT).unwrap();
     let before = taken(file.as_fd());
     assert!(before < ring, "{before}");
     trace.turn(true).unwrap();

@@ -16,8 +16,8 @@ use gradwire_proto::{DType, ReduceOp, Request, Shape, TensorName};
 use gradwire_shm::{
     control::{
         Activity, COMPLETIONS, CONTROL_BYTES, Completion, CompletionWriter, ControlError,
-        DaemonControl, Doorbell, MAX_IN_FLIGHT, Progress, RingError, SUBMISSION_RING_BYTES,
-        SubmissionReader, SubmitError, WorkerControl,
+        DaemonControl, Doorbell, Progress, RingError, SUBMISSION_RING_BYTES, SubmissionReader,
+        SubmitError, WorkerControl,
     },
     ring::{MAX_RECORD_WORDS, Nonsense},
     segment::{HugePages, Segment},
@@ -26,6 +26,8 @@ use proptest::prelude::*;
 use rustix::mm::{MapFlags, ProtFlags};
 
 mod common;
+
+use common::MAX_IN_FLIGHT;
 
 /// The page's words, as a hostile worker maps them.
 struct Words(*mut AtomicU64);
@@ -73,9 +75,9 @@ const COMPLETION_HEAD: usize = 512 / 8;
 const RECORDS: usize = 4096 / 8;
 
 fn sides() -> (WorkerControl, Words, DaemonControl) {
-    let (worker, fd) = WorkerControl::create("gradwire-test-hostile").unwrap();
+    let (worker, fd) = WorkerControl::create("gradwire-test-hostile", MAX_IN_FLIGHT).unwrap();
     let words = Words::map(&fd);
-    (worker, words, DaemonControl::open(fd).unwrap())
+    (worker, words, DaemonControl::open(fd, MAX_IN_FLIGHT).unwrap())
 }
 
 fn page() -> (WorkerControl, Words, SubmissionReader, CompletionWriter) {
@@ -209,19 +211,19 @@ fn both_sides_enforce_the_limit_in_flight() {
 #[test]
 fn other_memory_than_a_control_page_is_refused() {
     let other = |bytes| Segment::create("gradwire-test-page", bytes, HugePages::Never).unwrap().1;
-    let error = DaemonControl::open(other(4096)).unwrap_err();
+    let error = DaemonControl::open(other(4096), MAX_IN_FLIGHT).unwrap_err();
     assert!(matches!(error, ControlError::Size { bytes: 4096, .. }), "{error}");
-    let error = DaemonControl::open(other(CONTROL_BYTES + 4096)).unwrap_err();
+    let error = DaemonControl::open(other(CONTROL_BYTES + 4096), MAX_IN_FLIGHT).unwrap_err();
     assert!(matches!(error, ControlError::Size { .. }), "{error}");
     assert!(error.to_string().contains("install the same release"), "{error}");
-    let error = DaemonControl::open(other(CONTROL_BYTES)).unwrap_err();
+    let error = DaemonControl::open(other(CONTROL_BYTES), MAX_IN_FLIGHT).unwrap_err();
     assert!(matches!(error, ControlError::Magic { magic: 0 }), "{error}");
     // A page of another release is reported as such, whatever its size is.
     let fd = other(CONTROL_BYTES / 2);
     let words = Words::map(&fd);
     words.set(0, u64::from_le_bytes(*b"GRADWIRE"));
     words.set(1, 3);
-    let error = DaemonControl::open(fd).unwrap_err();
+    let error = DaemonControl::open(fd, MAX_IN_FLIGHT).unwrap_err();
     assert!(matches!(error, ControlError::Version { found: 3, .. }), "{error}");
 
     let cases: &[(usize, u64, &str)] = &[
@@ -230,9 +232,9 @@ fn other_memory_than_a_control_page_is_refused() {
         (2, 5, "rings have 5 words and 0 entries"),
     ];
     for &(word, value, text) in cases {
-        let (_worker, fd) = WorkerControl::create("gradwire-test-page").unwrap();
+        let (_worker, fd) = WorkerControl::create("gradwire-test-page", MAX_IN_FLIGHT).unwrap();
         Words::map(&fd).set(word, value);
-        let error = DaemonControl::open(fd).unwrap_err().to_string();
+        let error = DaemonControl::open(fd, MAX_IN_FLIGHT).unwrap_err().to_string();
         assert!(error.contains(text), "{error}");
     }
 }

@@ -35,6 +35,8 @@ use rustix::{
 
 mod common;
 
+use common::MAX_IN_FLIGHT;
+
 /// The longest wait in these tests.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -61,7 +63,8 @@ impl Part {
 fn worker(part: &Part) -> Result<(), &'static str> {
     let gone = "the daemon is gone";
     let socket = common::socket();
-    let (control, fd) = WorkerControl::create(&format!("gradwire-{}-control", part.job)).unwrap();
+    let (control, fd) =
+        WorkerControl::create(&format!("gradwire-{}-control", part.job), MAX_IN_FLIGHT).unwrap();
     let segments = socket.try_clone().unwrap();
     let arena = Arena::new(
         ArenaConfig {
@@ -147,7 +150,7 @@ fn daemon(part: &Part) -> Result<(), &'static str> {
     let fd = attach.fds.pop().ok_or("no control page")?;
     part.reach("hand over");
     let DaemonControl { submissions: mut reader, completions: writer, .. } =
-        DaemonControl::open(fd).unwrap();
+        DaemonControl::open(fd, MAX_IN_FLIGHT).unwrap();
     let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     send(&socket, b"attached", &[bell.as_fd()]).map_err(|_| gone)?;
     let mut segment = receive(&socket).ok().flatten().ok_or(gone)?;

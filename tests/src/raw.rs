@@ -225,7 +225,7 @@ impl RawWorker {
         let (order, local_rank) = cluster.place(rank);
         let number = PAGES.fetch_add(1, Ordering::Relaxed);
         let page = format!("{}-raw-{number}-control", cluster.job());
-        let (control, fd) = WorkerControl::create(&page)?;
+        let (control, fd) = WorkerControl::create(&page, u32::MAX)?;
         let socket = Stranger::connect(&cluster.socket(order))?;
         let attach = attach(cluster, local_rank, &socket.challenge()?, |_| ());
         socket.say(attach, &[fd.as_fd()])?;

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use gradwire_keys::{Adopt, HugePages, MIN_SEGMENT_BYTES, RankSettings};
+use gradwire_keys::{Adopt, HugePages, MIN_IN_FLIGHT, MIN_SEGMENT_BYTES, RankSettings};
 use gradwire_proto::{
     JobId, Secret,
     pb::{self, worker_message::Message},
@@ -141,6 +141,14 @@ impl SessionBuilder {
         self
     }
 
+    /// The most operations of this rank that may be in flight; a further call fails (BOUND). At
+    /// least 64; the default is 65,536. The node's daemon has the setting `worker.max_in_flight`,
+    /// and gives a rank up that exceeds it.
+    pub fn max_in_flight(mut self, operations: u32) -> Self {
+        self.launch.tuning.worker.max_in_flight = operations;
+        self
+    }
+
     /// The largest object that this rank may give to [`Session::broadcast_object`] and
     /// [`Session::allgather_object`], in bytes. The default is 1 GiB.
     pub fn max_object_bytes(mut self, bytes: u64) -> Self {
@@ -177,9 +185,14 @@ impl SessionBuilder {
             let reason = format!("it must be at least {MIN_SEGMENT_BYTES}");
             return Err(bad("arena_segment_bytes", &given, reason));
         }
+        if worker.max_in_flight < MIN_IN_FLIGHT {
+            let given = worker.max_in_flight.to_string();
+            let reason = format!("it must be at least {MIN_IN_FLIGHT}");
+            return Err(bad("max_in_flight", &given, reason));
+        }
         let process = std::process::id();
-        let (control, fd) =
-            WorkerControl::create(&format!("gradwire-{}-{process}-control", launch.job))?;
+        let page = format!("gradwire-{}-{process}-control", launch.job);
+        let (control, fd) = WorkerControl::create(&page, worker.max_in_flight)?;
         let cancelled = || cancel.as_ref().is_some_and(|flag| flag.load(Relaxed));
         let (stream, world, doorbell) = link::attach(&launch, fd.as_fd(), &cancelled)?;
         let Launch { job, tuning, .. } = launch;

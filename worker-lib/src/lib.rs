@@ -77,8 +77,9 @@
 //! - **TELL** The first cause of a failure reaches every waiting and every later call.
 //! - **WAIT** Every wait ends: with an outcome, with the session, or at a deadline. Meanwhile the
 //!   connection and the daemon's heartbeat are watched.
-//! - **BOUND** At most 65,536 operations are in flight; further ones are refused. At most
-//!   [`MAX_HELD`] of them may wait behind gates, which the caller must ensure.
+//! - **BOUND** At most `worker.max_in_flight` operations are in flight (65,536, unless it is set);
+//!   further ones are refused. At most [`MAX_HELD`] of them may wait behind gates, which the caller
+//!   must ensure.
 //! - **TRUST** Messages of the daemon are checked on arrival.
 //!
 //! The daemon does the work. This crate has no network code and no runtime. Its only arithmetic is

@@ -4,7 +4,7 @@
 //! - TELL: the first cause of a failure is kept, and every waiting and every later call gets it.
 //! - WAIT: every wait ends with an outcome, the session's end, or a deadline. A waiting thread
 //!   wakes up at least once a second and checks that the threads for the daemon's messages run.
-//! - BOUND: at most `MAX_IN_FLIGHT` operations are in flight; further submissions are refused.
+//! - BOUND: at most `worker.max_in_flight` operations are in flight; further ones are refused.
 //!
 //! While an operation is in flight, its memory is lent to the daemon. A session that ends for a
 //! local reason, or without a message of the daemon, can't know whether the daemon has stopped: it

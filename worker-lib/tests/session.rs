@@ -75,6 +75,26 @@ fn all_ranks_get_the_sum_and_the_roots_tensor() {
 }
 
 #[test]
+fn the_limit_in_flight_names_its_setting() {
+    let daemon = FakeDaemon::start(1);
+    let too_few = daemon.rank(0).max_in_flight(63).attach().unwrap_err().to_string();
+    assert!(too_few.contains("max_in_flight is \"63\": it must be at least 64"), "{too_few}");
+    let session = daemon.rank(0).max_in_flight(64).attach().unwrap();
+    let start = |name: String| {
+        session.allreduce_async(session.tensor(&[1.0f32], &[1]).unwrap(), named(&name))
+    };
+    let handles: Vec<_> = (0..64).map(|i| start(format!("hold{i}")).unwrap()).collect();
+    // BOUND: it is refused at once, and gives the tensor back.
+    let refused = start("one too many".to_owned()).unwrap_err();
+    let text = refused.error.to_string();
+    assert!(text.contains("64 operations are in flight, which is the limit"), "{text}");
+    assert!(text.contains("raise worker.max_in_flight"), "{text}");
+    assert_eq!((refused.tensor[0], session.stats().in_flight), (1.0, 64));
+    drop(handles);
+    session.shutdown().unwrap();
+}
+
+#[test]
 fn many_threads_have_many_operations_in_flight() {
     ranks(2, |session| {
         thread::scope(|scope| {

@@ -311,7 +311,7 @@ impl Session {
             .map_err(|fds| refusal(format!("Attach came with {} descriptors, not 1", fds.len())))?;
         let [fd] = fd;
         let DaemonControl { submissions: reader, completions, heartbeats, activity, trace } =
-            DaemonControl::open(fd)
+            DaemonControl::open(fd, self.node.config.max_in_flight)
                 .map_err(|error| refusal(format!("its control page is not usable: {error}")))?;
         let world = self.world()?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;

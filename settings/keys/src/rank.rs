@@ -18,6 +18,9 @@ const HOUR_MS: u64 = 3_600_000;
 /// The smallest `worker.arena_segment_bytes`.
 pub const MIN_SEGMENT_BYTES: u64 = 64 * KIB;
 
+/// The least `worker.max_in_flight`: some calls consist of several operations.
+pub const MIN_IN_FLIGHT: u32 = 64;
+
 /// Whether ordinary tensors move into shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Adopt {
@@ -112,6 +115,10 @@ sections! {
         /// The most segments of one worker. Adopted tensors take at most half of them.
         max_segments: u32 =
             "worker.max_segments", Kind::Number { min: 1, max: 65_536 }, "1024", "segments";
+        /// The most operations of one worker that are in flight. Its daemon refuses more, too.
+        max_in_flight: u32 =
+            "worker.max_in_flight",
+            Kind::Number { min: MIN_IN_FLIGHT as u64, max: 1 << 20 }, "65536", "operations";
         /// Whether the memory of a PyTorch CPU tensor is moved into shared memory when the tensor
         /// is exchanged in place a second time, so that it is not copied any more.
         adopt: Adopt = "worker.adopt", Kind::Choice(&["auto", "off"]), "auto", "";

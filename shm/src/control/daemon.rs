@@ -16,7 +16,7 @@ use super::{
     error::{ControlError, RingError},
     page::Page,
     record,
-    submission::{Completion, MAX_IN_FLIGHT, Submission},
+    submission::{Completion, Submission},
     trace::RankTrace,
 };
 use crate::ring::PushError;
@@ -37,11 +37,12 @@ pub struct DaemonControl {
 }
 
 impl DaemonControl {
-    /// Maps and checks the control page that a worker handed over.
+    /// Maps and checks the control page that a worker handed over. At most `max_in_flight` of its
+    /// submissions may be unanswered (BOUND).
     ///
     /// # Errors
     /// [`ControlError`] if it is not a control page of this version.
-    pub fn open(fd: OwnedFd) -> Result<Self, ControlError> {
+    pub fn open(fd: OwnedFd, max_in_flight: u32) -> Result<Self, ControlError> {
         let page = Page::open(fd)?;
         let in_flight = Arc::new(InFlight::default());
         let submissions = SubmissionReader {
@@ -49,6 +50,7 @@ impl DaemonControl {
             head: 0,
             seen: AtomicU64::new(0),
             in_flight: Arc::clone(&in_flight),
+            max_in_flight,
             record: Vec::new(),
         };
         let activity = Activity::new(page.clone(), Arc::clone(&in_flight));
@@ -68,6 +70,7 @@ pub struct SubmissionReader {
     /// forth.
     seen: AtomicU64,
     in_flight: Arc<InFlight>,
+    max_in_flight: u32,
     /// The record that is being read, copied out of shared memory.
     record: Vec<u64>,
 }
@@ -85,8 +88,8 @@ impl SubmissionReader {
             .map_err(RingError::Submissions)?;
         let Some(record) = popped else { return Ok(None) };
         self.seen.fetch_max(self.head, Relaxed);
-        if self.in_flight.add() >= MAX_IN_FLIGHT {
-            return Err(RingError::TooMany { limit: MAX_IN_FLIGHT }); // BOUND
+        if self.in_flight.add() >= self.max_in_flight {
+            return Err(RingError::TooMany { limit: self.max_in_flight }); // BOUND
         }
         record::decode(record).map(Some)
     }

@@ -20,9 +20,12 @@ pub enum SubmitError {
         capacity_bytes: u64,
     },
     /// Too many operations are unanswered.
-    #[error("{limit} operations are in flight, which is the limit; wait for some of them first")]
+    #[error(
+        "{limit} operations are in flight, which is the limit; wait for some of them first, or \
+         raise worker.max_in_flight (GRADWIRE_WORKER__MAX_IN_FLIGHT)"
+    )]
     TooMany {
-        /// The limit, [`MAX_IN_FLIGHT`](super::MAX_IN_FLIGHT).
+        /// The limit.
         limit: u32,
     },
     /// The request contradicts itself; the daemon would refuse it.
@@ -85,9 +88,12 @@ pub enum RingError {
         source: WireError,
     },
     /// More submissions are unanswered than allowed.
-    #[error("more than {limit} operations are unanswered")]
+    #[error(
+        "more than {limit} operations are unanswered, which is the limit of this daemon \
+         (worker.max_in_flight)"
+    )]
     TooMany {
-        /// The limit, [`MAX_IN_FLIGHT`](super::MAX_IN_FLIGHT).
+        /// The limit.
         limit: u32,
     },
     /// The completion ring is full: the worker has not read its answers. Nothing is wrong, but the

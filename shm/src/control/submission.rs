@@ -2,11 +2,6 @@
 
 use gradwire_proto::{Request, TensorName};
 
-/// How many tickets of a worker may be unanswered at a time (BOUND). Ranks may submit in different
-/// orders, and then no operation may end before all are submitted. So no submission waits for room,
-/// and the limit is far above what programs need.
-pub const MAX_IN_FLIGHT: u32 = 1 << 16;
-
 /// Where a tensor's bytes are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {

@@ -194,8 +194,8 @@ mod tests {
     /// request reports this once, and a later request can succeed.
     #[test]
     fn a_rank_without_ring_memory_records_nothing() {
-        let (worker, fd) = WorkerControl::create("gradwire-test-refused").unwrap();
-        let DaemonControl { mut trace, .. } = DaemonControl::open(fd).unwrap();
+        let (worker, fd) = WorkerControl::create("gradwire-test-refused", 8).unwrap();
+        let DaemonControl { mut trace, .. } = DaemonControl::open(fd, 8).unwrap();
         trace.fill = |_| Err(SegmentError::Size { bytes: 1 });
         let is_silent = |trace: &RankTrace| {
             (1..10).for_each(|_| worker.mark_step());

@@ -17,7 +17,7 @@ use super::{
     error::{ControlError, SubmitError},
     page::{Page, SUBMISSION_RING_BYTES},
     record, stuck,
-    submission::{Completion, Doorbell, MAX_IN_FLIGHT, Submission},
+    submission::{Completion, Doorbell, Submission},
     trace,
 };
 use crate::{
@@ -34,8 +34,10 @@ pub struct WorkerControl {
     submitted: Mutex<u64>,
     /// Completions consumed so far.
     completed: Mutex<u64>,
-    /// Tickets without an answer (BOUND).
+    /// Tickets without an answer.
     in_flight: AtomicU32,
+    /// The most of them (BOUND).
+    max_in_flight: u32,
     spin_budget: SpinBudget,
     /// Held by a thread that is about to sleep while it registers itself.
     registering: Mutex<()>,
@@ -43,11 +45,12 @@ pub struct WorkerControl {
 
 impl WorkerControl {
     /// Creates a control page; `name` appears in `/proc/PID/maps` and should contain the job's id
-    /// (CLEAN). The descriptor is for the daemon.
+    /// (CLEAN). The descriptor is for the daemon. At most `max_in_flight` tickets may be
+    /// unanswered; the daemon has a limit of its own.
     ///
     /// # Errors
     /// [`SegmentError`] if memory for it is missing.
-    pub fn create(name: &str) -> Result<(Self, OwnedFd), SegmentError> {
+    pub fn create(name: &str, max_in_flight: u32) -> Result<(Self, OwnedFd), SegmentError> {
         let (segment, fd) = Page::make(name)?;
         let bytes = segment.bytes();
         let page = Page::format(segment).map_err(|error| match error {
@@ -59,6 +62,7 @@ impl WorkerControl {
             submitted: Mutex::default(),
             completed: Mutex::default(),
             in_flight: AtomicU32::new(0),
+            max_in_flight,
             spin_budget: SpinBudget::default(),
             registering: Mutex::default(),
         };
@@ -81,8 +85,8 @@ impl WorkerControl {
         let mut submitted = self.submitted.lock();
         // Only submitters add, and they hold the lock, so two of them cannot exceed the limit
         // together.
-        if self.in_flight.load(Acquire) >= MAX_IN_FLIGHT {
-            return Err(SubmitError::TooMany { limit: MAX_IN_FLIGHT });
+        if self.in_flight.load(Acquire) >= self.max_in_flight {
+            return Err(SubmitError::TooMany { limit: self.max_in_flight });
         }
         let ring = self.page.submissions();
         self.in_flight.fetch_add(1, Relaxed);

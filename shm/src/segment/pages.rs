@@ -13,9 +13,9 @@ pub enum HugePages {
     /// (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` set to `advise` or more).
     #[default]
     Advise,
-    /// 2 MiB pages from the kernel's pool (`vm.nr_hugepages`), or an error. An arena takes each page
-    /// twice: once for the segment, and once for the copy that replaces it if the daemon can't be
-    /// asked to stop.
+    /// 2 MiB pages from the kernel's pool (`vm.nr_hugepages`), or an error. An arena takes each
+    /// page twice: once for the segment, and once for the copy that replaces it if the daemon can't
+    /// be asked to stop.
     Require,
 }
 

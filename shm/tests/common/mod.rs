@@ -14,6 +14,9 @@ use rand_xoshiro::{
     rand_core::{Rng, SeedableRng},
 };
 
+/// The limit of operations in flight.
+pub(crate) const MAX_IN_FLIGHT: u32 = 4096;
+
 /// The role of a child process; unset in the test itself.
 pub(crate) const ROLE: &str = "GRADWIRE_TEST_ROLE";
 

@@ -151,7 +151,7 @@ fn dead_before_the_world_forms(end: ProcessEnd) -> (Cluster, UnboundedSender<Not
     let (agent, notices) = unbounded_channel();
     let first = cluster.daemon_with_agent(0, notices).unwrap();
     let dead = Stranger::connect(&cluster.socket(0)).unwrap();
-    let (_, page) = WorkerControl::create("gradwire-test-dead").unwrap();
+    let (_, page) = WorkerControl::create("gradwire-test-dead", 1).unwrap();
     let message = attach(&cluster, 1, &dead.challenge().unwrap(), |_| ());
     dead.say(message, &[page.as_fd()]).unwrap();
     drop(dead);

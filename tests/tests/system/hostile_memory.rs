@@ -16,7 +16,7 @@ use gradwire_proto::{
     pb::{self, daemon_message::Message as Reply, worker_message::Message as ToDaemon},
 };
 use gradwire_shm::{
-    control::{MAX_IN_FLIGHT, Place, Submission},
+    control::{Place, Submission},
     ring::MAX_RECORD_WORDS,
     segment::{HugePages, Segment},
 };
@@ -29,6 +29,9 @@ use gradwire_worker::{AllreduceOptions, GradwireError, Session};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 const SEGMENT: u64 = 64 << 10;
+
+/// The default of `worker.max_in_flight`.
+const MAX_IN_FLIGHT: u32 = 1 << 16;
 
 /// Offsets in the control page, whose layout is in `gradwire_shm::control`.
 const SUBMISSION_TAIL: u64 = 128;

@@ -58,7 +58,7 @@ fn refusal(
 }
 
 fn page() -> OwnedFd {
-    WorkerControl::create("gradwire-test-page").unwrap().1
+    WorkerControl::create("gradwire-test-page", 1).unwrap().1
 }
 
 #[test]

@@ -242,7 +242,7 @@ fn serve(world: &World, secret: &Secret, stream: Arc<UnixStream>) {
         return;
     }
     let DaemonControl { submissions: mut reader, completions: writer, heartbeats: beats, .. } =
-        DaemonControl::open(fds.remove(0)).unwrap();
+        DaemonControl::open(fds.remove(0), u32::MAX).unwrap();
     let segments = Arc::new(Mutex::new(BTreeMap::new()));
     let peer =
         Peer { stream: stream.clone(), writer: Arc::new(writer), segments: segments.clone() };
