@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gradwire_worker::{DType, Shape, SharedBuffer};
+use gradwire_worker::{DType, SharedBuffer};
 use pyo3::{
     exceptions::{PyAttributeError, PyBufferError},
     prelude::*,
@@ -18,11 +18,6 @@ use crate::{
 /// Parses an element type.
 pub(crate) fn dtype(name: &str) -> Result<DType, PythonError> {
     parse("element type", name, DType::NAMES)
-}
-
-/// Dimensions, outermost first.
-pub(crate) fn shape(dims: &[u64]) -> Result<Shape, PythonError> {
-    Shape::new(dims).map_err(|error| PythonError::invalid(error.to_string()))
 }
 
 /// Memory shared by this process and the daemon: typed, shaped, contiguous.
@@ -73,12 +68,12 @@ impl Buffer {
     /// The dimensions, outermost first.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, self.memory.shape().dims())
+        PyTuple::new(py, self.memory.shape())
     }
 
     /// The size in bytes.
     #[getter]
-    fn nbytes(&self) -> u64 {
+    fn nbytes(&self) -> usize {
         self.memory.byte_len()
     }
 
@@ -90,7 +85,7 @@ impl Buffer {
 
     /// The address and the size in bytes of the mapping that contains the memory.
     #[getter]
-    fn mapping(&self) -> (usize, u64) {
+    fn mapping(&self) -> (usize, usize) {
         let (start, bytes) = self.memory.mapping();
         (start.addr(), bytes)
     }
@@ -110,12 +105,11 @@ impl Buffer {
     fn view(
         &self,
         py: Python<'_>,
-        first_element: u64,
+        first_element: usize,
         dtype: &str,
-        shape: Vec<u64>,
+        shape: Vec<usize>,
     ) -> PyResult<Self> {
         let dtype = self::dtype(dtype).or_raise(py)?;
-        let shape = self::shape(&shape).or_raise(py)?;
         Ok(self.memory.view(first_element, dtype, &shape).or_raise(py)?.into())
     }
 
@@ -137,9 +131,9 @@ impl Buffer {
     fn part(
         &self,
         py: Python<'_>,
-        first_element: u64,
+        first_element: usize,
         dtype: &str,
-        shape: Vec<u64>,
+        shape: Vec<usize>,
         owner: Py<PyAny>,
     ) -> PyResult<Self> {
         let part = self.view(py, first_element, dtype, shape)?;
@@ -161,7 +155,7 @@ impl Buffer {
     /// Raises:
     ///     InvalidRequest: The number of bytes differs.
     fn write(&self, py: Python<'_>, bytes: &[u8]) -> PyResult<()> {
-        if bytes.len() as u64 != self.memory.byte_len() {
+        if bytes.len() != self.memory.byte_len() {
             let text = format!("{} has another size than {} bytes", self.__repr__(), bytes.len());
             return Err(PythonError::invalid(text).raise(py));
         }
@@ -175,7 +169,7 @@ impl Buffer {
     /// Returns:
     ///     The bytes.
     fn read<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        PyBytes::new_with(py, self.memory.byte_len() as usize, |into| {
+        PyBytes::new_with(py, self.memory.byte_len(), |into| {
             dlpack::read(&self.memory, into);
             Ok(())
         })
@@ -257,6 +251,6 @@ impl Buffer {
     }
 
     fn __repr__(&self) -> String {
-        format!("Buffer({} {})", self.memory.dtype(), self.memory.shape())
+        format!("Buffer({} {:?})", self.memory.dtype(), self.memory.shape())
     }
 }

@@ -53,10 +53,6 @@ where
     }
 }
 
-fn sizes(dims: &[u64]) -> Vec<usize> {
-    dims.iter().map(|&dim| usize::try_from(dim).unwrap_or(usize::MAX)).collect()
-}
-
 #[pymethods]
 impl Session {
     /// Starts an in-place allreduce. Several buffers form a group.
@@ -271,9 +267,9 @@ impl Session {
         py: Python<'_>,
         tensor: Option<PyRef<'_, Buffer>>,
         root: u32,
-        splits: Option<Vec<u64>>,
+        splits: Option<Vec<usize>>,
         dtype: Option<&str>,
-        expecting: Option<Vec<u64>>,
+        expecting: Option<Vec<usize>>,
         name: Option<String>,
         process_set: Set<'_>,
     ) -> PyResult<Handle> {
@@ -286,7 +282,7 @@ impl Session {
             options = options.dtype(buffer::dtype(name).or_raise(py)?);
         }
         if let Some(dims) = expecting {
-            options = options.expecting(&sizes(&dims));
+            options = options.expecting(&dims);
         }
         let tensor = tensor.map(|tensor| tensor.memory.clone());
         start(py, common.called("scatter"), || self.inner.scatter_async(tensor, options))
@@ -347,7 +343,7 @@ impl Session {
         &self,
         py: Python<'_>,
         tensor: PyRef<'_, Buffer>,
-        splits: Option<Vec<u64>>,
+        splits: Option<Vec<usize>>,
         name: Option<String>,
         process_set: Set<'_>,
     ) -> PyResult<Handle> {
@@ -411,7 +407,7 @@ impl Session {
         source: u32,
         into: Option<PyRef<'_, Buffer>>,
         dtype: Option<&str>,
-        expecting: Option<Vec<u64>>,
+        expecting: Option<Vec<usize>>,
         tag: u32,
         process_set: Set<'_>,
     ) -> PyResult<Handle> {
@@ -420,7 +416,7 @@ impl Session {
             options = options.process_set(&set.inner);
         }
         if let Some(dims) = expecting {
-            options = options.expecting(&sizes(&dims));
+            options = options.expecting(&dims);
         }
         let called = format!("receive from {source}");
         if let Some(into) = into {

@@ -110,7 +110,7 @@ fn tensor(memory: &SharedBuffer, shape: &mut [i64], strides: &mut [i64]) -> DlTe
 
 /// Dimensions and strides, in elements. Shapes have at most 2^53 elements.
 fn geometry(memory: &SharedBuffer) -> (Vec<i64>, Vec<i64>) {
-    let shape: Vec<i64> = memory.shape().dims().iter().map(|&d| d as i64).collect();
+    let shape: Vec<i64> = memory.shape().iter().map(|&d| d as i64).collect();
     let mut strides = vec![1; shape.len()];
     for at in (1..shape.len()).rev() {
         strides[at - 1] = strides[at] * shape[at].max(1);
@@ -154,7 +154,7 @@ fn new_capsule<M: Managed>(py: Python<'_>, managed: M, kept: Kept) -> PyResult<B
 
 /// Copies bytes to the beginning of the memory, as many as fit.
 pub(crate) fn write(memory: &SharedBuffer, bytes: &[u8]) {
-    let count = bytes.len().min(memory.byte_len() as usize);
+    let count = bytes.len().min(memory.byte_len());
     // SAFETY: the memory has at least `count` bytes and is mapped while `memory` lives; there are
     // no references to it, and `bytes` belongs to Python.
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), memory.as_ptr(), count) };
@@ -166,19 +166,19 @@ pub(crate) fn copy_from(memory: &SharedBuffer, address: usize) {
     let from = ptr::with_exposed_provenance::<u8>(address);
     // SAFETY: as in `write`; the caller guarantees the bytes at the address, as for a capsule. The
     // GIL is held, so other Python threads don't free them.
-    unsafe { ptr::copy(from, memory.as_ptr(), memory.byte_len() as usize) };
+    unsafe { ptr::copy(from, memory.as_ptr(), memory.byte_len()) };
 }
 
 /// Copies the memory to ordinary memory with as many writable bytes.
 pub(crate) fn copy_to(memory: &SharedBuffer, address: usize) {
     let to = ptr::with_exposed_provenance_mut::<u8>(address);
     // SAFETY: as above.
-    unsafe { ptr::copy(memory.as_ptr(), to, memory.byte_len() as usize) };
+    unsafe { ptr::copy(memory.as_ptr(), to, memory.byte_len()) };
 }
 
 /// Copies the beginning of the memory, as much as fits into `into`.
 pub(crate) fn read(memory: &SharedBuffer, into: &mut [u8]) {
-    let count = into.len().min(memory.byte_len() as usize);
+    let count = into.len().min(memory.byte_len());
     // SAFETY: as above; `into` is borrowed mutably.
     unsafe { ptr::copy_nonoverlapping(memory.as_ptr(), into.as_mut_ptr(), count) };
 }

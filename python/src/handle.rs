@@ -27,7 +27,7 @@ pub(crate) enum Value {
     Nothing,
     Number(u64),
     Buffers(Vec<SharedBuffer>),
-    Gathered(Vec<(SharedBuffer, Vec<u64>)>),
+    Gathered(Vec<(SharedBuffer, Vec<usize>)>),
     Set(ProcessSet),
 }
 

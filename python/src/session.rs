@@ -208,7 +208,7 @@ impl Session {
             ("in_flight", stats.in_flight as u64),
             ("bytes", stats.bytes),
             ("copied_bytes", stats.copied_bytes),
-            ("adopted_bytes", stats.arena.adopted_bytes),
+            ("adopted_bytes", stats.arena.adopted_bytes as u64),
         ]
         .into_py_dict(py)
     }
@@ -225,10 +225,9 @@ impl Session {
     /// Raises:
     ///     InvalidRequest: The element type is unknown, or the shape is too large.
     ///     OutOfResources: Not enough shared memory is available.
-    fn buffer(&self, py: Python<'_>, dtype: &str, shape: Vec<u64>) -> PyResult<Buffer> {
+    fn buffer(&self, py: Python<'_>, dtype: &str, shape: Vec<usize>) -> PyResult<Buffer> {
         let dtype = buffer::dtype(dtype).or_raise(py)?;
-        let shape = buffer::shape(&shape).or_raise(py)?;
-        let made = py.detach(|| self.inner.buffer_unfilled(dtype, shape));
+        let made = py.detach(|| self.inner.buffer_unfilled(dtype, &shape));
         Ok(made.or_raise(py)?.into_shared().into())
     }
 
@@ -261,7 +260,7 @@ impl Session {
 
     /// The maximum size of a tensor whose memory may be adopted, in bytes; 0 if none may.
     #[getter]
-    fn adopt_max_bytes(&self) -> u64 {
+    fn adopt_max_bytes(&self) -> usize {
         self.inner.adopt_max_bytes().unwrap_or(0)
     }
 

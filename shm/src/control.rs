@@ -66,8 +66,8 @@
 //! The number of unanswered tickets is limited (BOUND); each side has the limit as a setting. Ranks
 //! may submit in different orders, and then no operation may end before all are submitted. So no
 //! submission waits for room, and the limit is far above what programs need. The completion ring
-//! has [`COMPLETIONS`] entries: a worker that submits for long without reading answers fills it, and
-//! then gets further answers over the socket. So the daemon never waits for a worker.
+//! has [`COMPLETIONS`] entries: a worker that submits for long without reading answers fills it,
+//! and then gets further answers over the socket. So the daemon never waits for a worker.
 
 mod activity;
 mod daemon;

@@ -280,8 +280,8 @@ impl Cluster {
         let settings = self.plan.settings(order).expect("the daemon was started with them");
         let (job, secret) = (self.job.clone(), self.secret.clone());
         Session::builder(job, secret, self.socket(order), local_rank)
-            .arena_segment_bytes(settings.worker.arena_segment_bytes)
-            .max_object_bytes(settings.worker.max_object_bytes)
+            .arena_segment_bytes(settings.worker.arena_segment_bytes as usize)
+            .max_object_bytes(settings.worker.max_object_bytes as usize)
             .start_timeout(PATIENCE)
     }
 

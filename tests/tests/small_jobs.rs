@@ -41,7 +41,7 @@ fn ranks_with_small_tensors_need_little_memory() {
         let taken = (session.rank() == 0).then(|| shared_memory(&job));
         session.barrier().unwrap();
         let arena = session.stats().arena;
-        assert_eq!((arena.segments, arena.reserved), (1, 4 * MIB));
+        assert_eq!((arena.segments, arena.reserved as u64), (1, 4 * MIB));
         taken
     });
     let taken = taken.unwrap().into_iter().flatten().next().unwrap();

@@ -98,7 +98,7 @@ impl Session {
         let call = self.call(parts.part("shares"), request)?;
         let started = self.start(call, &[memory], Target::New)?;
         let all = self.finish(started)?.gathered::<Buffer>()?;
-        let own = all.rows.first().copied().unwrap_or_default() as usize;
+        let own = all.rows.first().copied().unwrap_or_default();
         let values = widened(&all.tensor);
         let mut shares: Vec<Vec<f64>> =
             (0..members).map(|from| values[from * own..][..own].to_vec()).collect();
@@ -114,13 +114,13 @@ impl Session {
         }
 
         let share = shares.pop().unwrap_or_default();
-        let mut result = self.buffer_unfilled(dtype, Shape::new(&[own as u64])?)?;
+        let mut result = self.buffer_unfilled(dtype, &[own])?;
         narrow(&share, &mut result);
-        let request = Request::plain(Collective::Allgather, dtype, result.shape().clone());
+        let request = Request::plain(Collective::Allgather, dtype, result.memory().shape().clone());
         let call: Call = self.call(parts.part("result"), request)?;
         let started = self.start(call, &[result.memory()], Target::New)?;
         let gathered = self.finish(started)?.one::<Buffer>()?;
-        let (given, due) = (gathered.shape().elements(), elements);
+        let (given, due) = (gathered.memory().shape().elements(), elements);
         if given != due {
             let text = format!("a result has {given} elements instead of {due}");
             return Err(GradwireError::Protocol(text));

@@ -94,7 +94,7 @@ impl Session {
     }
 
     /// The largest tensor that may be adopted, in bytes; `None` if `worker.adopt` is off.
-    pub fn adopt_max_bytes(&self) -> Option<u64> {
+    pub fn adopt_max_bytes(&self) -> Option<usize> {
         self.limits().adopt_bytes
     }
 

@@ -91,14 +91,14 @@ impl Session {
 impl SessionBuilder {
     /// The largest regular segment of the arena, in bytes. Segments double from 4 MiB up to this
     /// size. Larger tensors get their own segment. At least 64 KiB; the default is 64 MiB.
-    pub fn arena_segment_bytes(mut self, bytes: u64) -> Self {
-        self.launch.tuning.worker.arena_segment_bytes = bytes;
+    pub fn arena_segment_bytes(mut self, bytes: usize) -> Self {
+        self.launch.tuning.worker.arena_segment_bytes = bytes as u64;
         self
     }
 
     /// The most shared memory of this rank, in bytes. 0, the default, means no limit.
-    pub fn arena_max_bytes(mut self, bytes: u64) -> Self {
-        self.launch.tuning.worker.arena_max_bytes = bytes;
+    pub fn arena_max_bytes(mut self, bytes: usize) -> Self {
+        self.launch.tuning.worker.arena_max_bytes = bytes as u64;
         self
     }
 
@@ -116,8 +116,8 @@ impl SessionBuilder {
     }
 
     /// The largest tensor that may be adopted, in bytes. The default is 4 GiB.
-    pub fn adopt_max_bytes(mut self, bytes: u64) -> Self {
-        self.launch.tuning.worker.adopt_max_bytes = bytes;
+    pub fn adopt_max_bytes(mut self, bytes: usize) -> Self {
+        self.launch.tuning.worker.adopt_max_bytes = bytes as u64;
         self
     }
 
@@ -151,8 +151,8 @@ impl SessionBuilder {
 
     /// The largest object that this rank may give to [`Session::broadcast_object`] and
     /// [`Session::allgather_object`], in bytes. The default is 1 GiB.
-    pub fn max_object_bytes(mut self, bytes: u64) -> Self {
-        self.launch.tuning.worker.max_object_bytes = bytes;
+    pub fn max_object_bytes(mut self, bytes: usize) -> Self {
+        self.launch.tuning.worker.max_object_bytes = bytes as u64;
         self
     }
 
@@ -206,11 +206,11 @@ impl SessionBuilder {
                 let _ = shared.send(Message::GiveUp(pb::GiveUp { reason }), None);
             })?;
         let adopt_bytes = match tuning.worker.adopt {
-            Adopt::Auto => Some(tuning.worker.adopt_max_bytes),
+            Adopt::Auto => Some(tuning.worker.adopt_max_bytes as usize),
             Adopt::Off => None,
         };
         let limits = Limits {
-            object_bytes: tuning.worker.max_object_bytes,
+            object_bytes: tuning.worker.max_object_bytes as usize,
             adopt_bytes,
             any_thread,
             check_gradients: tuning.checks.gradients,

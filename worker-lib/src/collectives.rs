@@ -32,6 +32,7 @@ use crate::{
     process_set::ProcessSet,
     session::Session,
     shared::Done,
+    sizes,
 };
 
 /// The rows of all ranks, concatenated along the first dimension.
@@ -41,7 +42,7 @@ pub struct Gathered<P> {
     pub tensor: P,
     /// The number of rows from each member of the process set, in rank order. Members that have
     /// joined have no entry.
-    pub rows: Vec<u64>,
+    pub rows: Vec<usize>,
 }
 
 /// An operation before its name and its places in memory are known.
@@ -128,7 +129,10 @@ impl Finished {
 
     /// One result for each tensor, with its rows.
     pub(crate) fn gathered_many<P: FromBuffer>(self) -> Result<Vec<Gathered<P>>> {
-        let gathered = |Output { buffer, rows }| Gathered { tensor: P::from_buffer(buffer), rows };
+        let gathered = |Output { buffer, rows }| Gathered {
+            tensor: P::from_buffer(buffer),
+            rows: sizes::of_wire(&rows).to_vec(),
+        };
         Ok(self.all()?.into_iter().map(gathered).collect())
     }
 }
@@ -224,7 +228,7 @@ impl Session {
         );
         let new = |(part, expected): (usize, &Expected)| {
             let shape = expected.shape.clone().filter(|_| matches!(into, Target::New));
-            shape.map(|shape| self.buffer_unfilled(request.dtype_of(part), shape)).transpose()
+            shape.map(|shape| self.new_buffer(request.dtype_of(part), shape)).transpose()
         };
         let outputs: Vec<Option<Buffer>> =
             expected.iter().enumerate().map(new).collect::<Result<_>>()?;
@@ -241,7 +245,7 @@ impl Session {
             // Every input and output needs a place, even if it is ignored or empty.
             let any = match input.or(output) {
                 Some(memory) => memory,
-                None => spare.insert(self.buffer_unfilled(DType::U8, Shape::new(&[0])?)?).memory(),
+                None => spare.insert(self.buffer_unfilled(DType::U8, &[0])?).memory(),
             };
             let (input, output) = (input.unwrap_or(any), output.unwrap_or(any));
             from.push(input.place());

@@ -72,6 +72,11 @@
 //! - [`optimizer`]: the order of gradients and their accumulation, for any framework. The crate
 //!   `gradwire-tch` has an optimizer for tch.
 //!
+//! Sizes, counts of rows and indices are `usize`. Counters that only grow are `u64`, and so are the
+//! sizes in errors of the wire and of shared memory ([`TypeError`], [`ArenaError`],
+//! [`SegmentError`]), which may report what this process can't address. Ranks, tags and nodes have
+//! `u32` numbers.
+//!
 //! Invariants:
 //!
 //! - **TELL** The first cause of a failure reaches every waiting and every later call.
@@ -114,6 +119,7 @@ mod results;
 mod segments;
 mod session;
 mod shared;
+mod sizes;
 mod sparse;
 pub mod starters;
 mod stuck;
@@ -132,11 +138,11 @@ pub use error::GradwireError;
 pub use gate::Gate;
 pub use gradwire_keys::{Adopt, CheckGradients, HugePages};
 pub use gradwire_proto::{
-    Compression, DType, F8E4m3, F8E5m2, Failure, FailureKind, JobId, Rank, ReduceOp, Secret, Shape,
+    Compression, DType, F8E4m3, F8E5m2, Failure, FailureKind, JobId, Rank, ReduceOp, Secret,
     TensorName, TypeError, WireError, auth::SecretError,
 };
 pub use gradwire_shm::{
-    arena::{ArenaError, ArenaStats, Owner},
+    arena::{ArenaError, Owner},
     segment::{SegmentError, SegmentId},
 };
 pub use half;
@@ -151,6 +157,6 @@ pub use options::{
     ReduceScatterOptions, ScatterOptions, SendOptions, SparseOptions,
 };
 pub use process_set::ProcessSet;
-pub use session::{Session, Stats};
+pub use session::{ArenaStats, Session, Stats};
 pub use sparse::{Number, SparseReduced, SparseRows};
 pub use stuck::EndlessWait;

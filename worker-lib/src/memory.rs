@@ -31,6 +31,7 @@ use gradwire_shm::{
 use crate::{
     element::Element,
     error::{GradwireError, Result},
+    sizes,
 };
 
 /// Keeps a buffer's memory allocated, without access to it.
@@ -162,9 +163,9 @@ impl Buffer {
         self.memory.dtype
     }
 
-    /// The dimensions, outermost first.
-    pub fn shape(&self) -> &Shape {
-        &self.memory.shape
+    /// The dimensions, outermost first; empty for a single number.
+    pub fn shape(&self) -> &[usize] {
+        sizes::of_wire(self.memory.shape.dims())
     }
 
     /// The address of the first byte, for views. It is valid for the length of [`Buffer::bytes`]
@@ -234,14 +235,14 @@ impl SharedBuffer {
         self.memory.dtype
     }
 
-    /// The dimensions, outermost first.
-    pub fn shape(&self) -> &Shape {
-        &self.memory.shape
+    /// The dimensions, outermost first; empty for a single number.
+    pub fn shape(&self) -> &[usize] {
+        sizes::of_wire(self.memory.shape.dims())
     }
 
     /// The size of the elements in bytes.
-    pub fn byte_len(&self) -> u64 {
-        self.memory.byte_len()
+    pub fn byte_len(&self) -> usize {
+        self.memory.byte_len() as usize
     }
 
     /// Records that it was filled from ordinary memory. The next operation on it counts that in the
@@ -258,8 +259,9 @@ impl SharedBuffer {
     /// The mapping that contains it: its first byte and its size in bytes. A GPU's driver must
     /// register the memory before the GPU can copy it. From now on the mapping lives as long as the
     /// session.
-    pub fn mapping(&self) -> (*mut u8, u64) {
-        self.memory.block.mapping()
+    pub fn mapping(&self) -> (*mut u8, usize) {
+        let (start, bytes) = self.memory.block.mapping();
+        (start, bytes as usize)
     }
 
     /// A part of the same memory as a separate tensor. `first_element` is counted in elements of
@@ -267,12 +269,13 @@ impl SharedBuffer {
     ///
     /// # Errors
     /// [`GradwireError::Invalid`] if it exceeds this buffer, or if its address is not aligned to
-    /// the elements.
-    pub fn view(&self, first_element: u64, dtype: DType, shape: &Shape) -> Result<Self> {
+    /// the elements. [`GradwireError::Type`] if the shape is too large.
+    pub fn view(&self, first_element: usize, dtype: DType, shape: &[usize]) -> Result<Self> {
+        let shape = sizes::shape(shape)?;
         let size = dtype.size() as u64;
-        let whole = self.byte_len();
+        let whole = self.memory.byte_len();
         let bytes = shape.elements().checked_mul(size);
-        let first = first_element.checked_mul(size);
+        let first = (first_element as u64).checked_mul(size);
         let end = first.zip(bytes).and_then(|(first, bytes)| first.checked_add(bytes));
         let (Some(first), true) = (first, end.is_some_and(|end| end <= whole)) else {
             let text = format!(
@@ -289,7 +292,6 @@ impl SharedBuffer {
             );
             return Err(GradwireError::Invalid(text));
         }
-        let shape = shape.clone();
         Ok(Self { memory: Memory { start, dtype, shape, ..self.memory.clone() } })
     }
 
@@ -332,7 +334,7 @@ impl<T: Element> Tensor<T> {
     }
 
     /// The dimensions, outermost first.
-    pub fn shape(&self) -> &Shape {
+    pub fn shape(&self) -> &[usize] {
         self.buffer.shape()
     }
 
@@ -369,7 +371,7 @@ impl<T: Element> DerefMut for Tensor<T> {
 
 impl<T: Element> fmt::Debug for Tensor<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Tensor {} {:?}", self.shape(), self.as_slice())
+        write!(f, "Tensor {:?} {:?}", self.shape(), self.as_slice())
     }
 }
 

@@ -26,10 +26,10 @@ const REASON: u8 = 1;
 /// The length of the prefix of a gathered object: its mark and its rank.
 const PREFIX: usize = 5;
 
-fn pack<T: Serialize + ?Sized>(object: &T, rank: u32, limit: u64) -> Packed {
+fn pack<T: Serialize + ?Sized>(object: &T, rank: u32, limit: usize) -> Packed {
     let reason = match postcard::to_allocvec(object) {
         // BOUND
-        Ok(bytes) if bytes.len() as u64 <= limit => return (OBJECT, bytes),
+        Ok(bytes) if bytes.len() <= limit => return (OBJECT, bytes),
         Ok(bytes) => format!(
             "the object of rank {rank} has {} bytes, but its worker.max_object_bytes \
              allows {limit}",
@@ -73,11 +73,11 @@ fn labelled(rank: u32, (kind, bytes): Packed) -> Vec<u8> {
 
 /// Deserializes gathered objects. If some ranks gave reasons, the first one is the failure of all
 /// ranks.
-fn unlabelled<T: DeserializeOwned>(bytes: &[u8], sizes: &[u64]) -> Result<Vec<T>, Failure> {
+fn unlabelled<T: DeserializeOwned>(bytes: &[u8], sizes: &[usize]) -> Result<Vec<T>, Failure> {
     let mut rest = bytes;
     let mut objects = Vec::with_capacity(sizes.len());
     for &size in sizes {
-        let label = rest.split_at_checked(size as usize).and_then(|(own, others)| {
+        let label = rest.split_at_checked(size).and_then(|(own, others)| {
             rest = others;
             own.split_first_chunk::<PREFIX>()
         });
@@ -189,7 +189,7 @@ impl Session {
         let common = parts.part_of("size", Origin::Count);
         self.broadcast(&mut size, BroadcastOptions { common, root })?;
         let [kind, size] = [size.as_slice()[0], size.as_slice()[1]];
-        let buffer = self.buffer_unfilled(DType::U8, Shape::new(&[size])?)?;
+        let buffer = self.new_buffer(DType::U8, Shape::new(&[size])?)?;
         let mut data = Tensor::<u8>::new(buffer);
         if root == self.rank() {
             data.as_mut_slice().copy_from_slice(&bytes);
@@ -228,8 +228,8 @@ impl Session {
 mod tests {
     use super::*;
 
-    fn gathered(all: &[Vec<u8>]) -> (Vec<u8>, Vec<u64>) {
-        (all.concat(), all.iter().map(|one| one.len() as u64).collect())
+    fn gathered(all: &[Vec<u8>]) -> (Vec<u8>, Vec<usize>) {
+        (all.concat(), all.iter().map(Vec::len).collect())
     }
 
     #[test]
@@ -261,6 +261,6 @@ mod tests {
         assert!(error.contains("can't be read as (u8, u8, u8)"), "{error}");
         // TRUST: sizes come from other ranks.
         assert!(unlabelled::<u8>(&[0, 0], &[2]).is_err());
-        assert!(unlabelled::<u8>(&[0, 0], &[u64::MAX]).is_err());
+        assert!(unlabelled::<u8>(&[0, 0], &[usize::MAX]).is_err());
     }
 }

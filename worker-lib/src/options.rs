@@ -3,7 +3,7 @@
 use gradwire_proto::{DType, ReduceOp, Shape, TypeError};
 use gradwire_shm::control::Origin;
 
-use crate::process_set::ProcessSet;
+use crate::{process_set::ProcessSet, sizes};
 
 /// The common options of all collectives.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -56,10 +56,6 @@ impl Default for Reduction {
 
 /// A shape from the caller. An invalid shape is reported when it is used.
 pub(crate) type GivenShape = Option<Result<Shape, TypeError>>;
-
-pub(crate) fn shape(dims: &[usize]) -> Result<Shape, TypeError> {
-    Shape::new(&dims.iter().map(|&dim| dim as u64).collect::<Vec<_>>())
-}
 
 macro_rules! common {
     (named $options:ty) => {
@@ -168,7 +164,7 @@ macro_rules! result_type {
             /// The shape of this rank's result, if it is known. It saves a round trip to the
             /// daemon. A wrong shape does no harm.
             pub fn expecting(mut self, dims: &[usize]) -> Self {
-                self.expecting = Some(shape(dims));
+                self.expecting = Some(sizes::shape(dims));
                 self
             }
         }
@@ -266,8 +262,8 @@ result_type!(ScatterOptions);
 impl ScatterOptions {
     /// The number of rows for each member, in rank order; by default an even split. Only the root's
     /// splits are used.
-    pub fn splits(mut self, rows: &[u64]) -> Self {
-        self.splits = rows.to_vec();
+    pub fn splits(mut self, rows: &[usize]) -> Self {
+        self.splits = sizes::to_wire(rows).to_vec();
         self
     }
 }
@@ -285,8 +281,8 @@ common!(named AlltoallOptions);
 impl AlltoallOptions {
     /// The number of this rank's rows for each member, in rank order; by default an even split.
     /// Together they are all rows.
-    pub fn splits(mut self, rows: &[u64]) -> Self {
-        self.splits = rows.to_vec();
+    pub fn splits(mut self, rows: &[usize]) -> Self {
+        self.splits = sizes::to_wire(rows).to_vec();
         self
     }
 

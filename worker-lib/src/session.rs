@@ -12,7 +12,7 @@ use gradwire_proto::{
     Compression, DType, Ending, Failure, FailureKind, JobId, Shape,
     pb::{self, worker_message::Message},
 };
-use gradwire_shm::arena::{Arena, ArenaStats};
+use gradwire_shm::arena::{self, Arena};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
@@ -22,9 +22,10 @@ use crate::{
     link::{Node, World},
     memory::{Buffer, Memory, Payload, SharedBuffer, Tensor},
     naming::Names,
-    options, panics,
+    panics,
     process_set::{ProcessSet, ProcessSets},
     shared::{FAREWELL, Shared},
+    sizes,
     watch::Threads,
 };
 
@@ -58,16 +59,16 @@ struct Inner {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     /// The largest object that this rank may send, in bytes.
-    pub(crate) object_bytes: u64,
+    pub(crate) object_bytes: usize,
     /// The largest tensor that may be adopted, in bytes; `None` if adopting is off.
-    pub(crate) adopt_bytes: Option<u64>,
+    pub(crate) adopt_bytes: Option<usize>,
     /// Whether unnamed operations may be started by any thread.
     pub(crate) any_thread: bool,
     /// When gradients are compared by value.
     pub(crate) check_gradients: CheckGradients,
 }
 
-/// Counters of a session.
+/// Counters of a session. Counts that only grow are `u64`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -85,6 +86,34 @@ pub struct Stats {
     pub sparse_dense: u64,
     /// The use of the shared memory.
     pub arena: ArenaStats,
+}
+
+/// The shared memory of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ArenaStats {
+    /// Segments, without adopted ones.
+    pub segments: usize,
+    /// Adopted segments.
+    pub adopted: usize,
+    /// Bytes of the adopted segments.
+    pub adopted_bytes: usize,
+    /// Bytes of all other segments.
+    pub reserved: usize,
+    /// Bytes of tensors that are alive, rounded up to 64.
+    pub used: usize,
+}
+
+impl From<arena::ArenaStats> for ArenaStats {
+    fn from(stats: arena::ArenaStats) -> Self {
+        Self {
+            segments: stats.segments as usize,
+            adopted: stats.adopted as usize,
+            adopted_bytes: stats.adopted_bytes as usize,
+            reserved: stats.reserved as usize,
+            used: stats.used as usize,
+        }
+    }
 }
 
 fn same_process(made_in: u32, used_in: u32) -> Result<()> {
@@ -213,7 +242,7 @@ impl Session {
         let (operations, in_flight, [bytes, copied_bytes]) = self.inner.shared.counts();
         let [sparse_rows, sparse_dense] =
             self.inner.shared.sparse.each_ref().map(|count| count.load(Relaxed));
-        let arena = self.inner.arena.stats();
+        let arena = self.inner.arena.stats().into();
         Stats { operations, in_flight, bytes, copied_bytes, sparse_rows, sparse_dense, arena }
     }
 
@@ -222,7 +251,7 @@ impl Session {
     /// # Errors
     /// If the shape is too large, or memory can't be allocated.
     pub fn zeros<T: Element>(&self, shape: &[usize]) -> Result<Tensor<T>> {
-        Ok(Tensor::new(self.buffer(T::DTYPE, options::shape(shape)?)?))
+        Ok(Tensor::new(self.buffer(T::DTYPE, shape)?))
     }
 
     /// A tensor in shared memory with a copy of `values`.
@@ -230,7 +259,7 @@ impl Session {
     /// # Errors
     /// If the shape has another number of elements or is too large, or memory can't be allocated.
     pub fn tensor<T: Element>(&self, values: &[T], shape: &[usize]) -> Result<Tensor<T>> {
-        let mut tensor = Tensor::new(self.buffer_unfilled(T::DTYPE, options::shape(shape)?)?);
+        let mut tensor = Tensor::new(self.buffer_unfilled(T::DTYPE, shape)?);
         if tensor.as_slice().len() != values.len() {
             let text = format!(
                 "shape {shape:?} has {} elements, but {} were given",
@@ -245,7 +274,7 @@ impl Session {
     }
 
     /// Like [`Session::zeros`], for an element type that is known only at run time.
-    pub fn buffer(&self, dtype: DType, shape: Shape) -> Result<Buffer> {
+    pub fn buffer(&self, dtype: DType, shape: &[usize]) -> Result<Buffer> {
         let mut buffer = self.buffer_unfilled(dtype, shape)?;
         // Another tensor may have used the block before.
         buffer.bytes_mut().fill(0);
@@ -254,7 +283,12 @@ impl Session {
 
     /// Like [`Session::buffer`], but with undefined contents. This saves a pass over memory that
     /// the caller overwrites completely.
-    pub fn buffer_unfilled(&self, dtype: DType, shape: Shape) -> Result<Buffer> {
+    pub fn buffer_unfilled(&self, dtype: DType, shape: &[usize]) -> Result<Buffer> {
+        self.new_buffer(dtype, sizes::shape(shape)?)
+    }
+
+    /// A buffer with undefined contents.
+    pub(crate) fn new_buffer(&self, dtype: DType, shape: Shape) -> Result<Buffer> {
         self.check_process()?;
         self.inner.shared.check()?;
         let bytes = shape.elements() * dtype.size() as u64;
@@ -329,7 +363,7 @@ impl Session {
     }
 
     /// The largest object that this rank may send, in bytes.
-    pub(crate) fn max_object_bytes(&self) -> u64 {
+    pub(crate) fn max_object_bytes(&self) -> usize {
         self.inner.limits.object_bytes
     }
 

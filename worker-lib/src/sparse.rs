@@ -9,7 +9,7 @@
 
 mod coalesce;
 
-use gradwire_proto::{Failure, FailureKind, Rank, ReduceOp, Shape};
+use gradwire_proto::{Failure, FailureKind, Rank, ReduceOp};
 use gradwire_shm::control::Origin;
 
 use crate::{
@@ -20,6 +20,7 @@ use crate::{
     memory::{Buffer, Tensor},
     options::{AllgatherOptions, AllreduceOptions, SparseOptions},
     session::Session,
+    sizes,
     task::Parts,
 };
 pub use coalesce::Number;
@@ -29,11 +30,11 @@ use coalesce::{coalesce, dense_is_smaller};
 #[derive(Debug, Clone, PartialEq)]
 pub struct SparseRows<T> {
     /// The rows of the whole tensor.
-    pub rows: u64,
+    pub rows: usize,
     /// The elements of a row.
-    pub cols: u64,
+    pub cols: usize,
     /// The index of each row. Rows with the same index are added up.
-    pub indices: Vec<u64>,
+    pub indices: Vec<usize>,
     /// The rows in the order of the indices, `cols` elements each.
     pub values: Vec<T>,
 }
@@ -133,9 +134,9 @@ impl Session {
             let text = format!("a sparse allreduce is a sum or an average, not {op}");
             return Err(GradwireError::Invalid(text));
         }
-        Shape::new(&[rows.rows, rows.cols])?;
+        sizes::shape(&[rows.rows, rows.cols])?;
         let (indices, values) = (rows.indices.len(), rows.values.len());
-        if (indices as u64).checked_mul(rows.cols) != Some(values as u64) {
+        if indices.checked_mul(rows.cols) != Some(values) {
             let text =
                 format!("{indices} rows of {} columns do not match {values} values", rows.cols);
             return Err(GradwireError::Invalid(text));
@@ -151,15 +152,11 @@ impl Session {
     ) -> Result<SparseReduced<T>> {
         let SparseRows { rows, cols, ref indices, ref values } = *given;
         let mut wrong = indices.iter().copied().filter(|index| *index >= rows);
-        let bad = wrong.next().map_or([0, 0], |first| [first, 1 + wrong.count() as u64]);
-        let own = if bad[1] == 0 {
-            coalesce(indices, values, cols as usize, 1)
-        } else {
-            Default::default()
-        };
+        let bad = wrong.next().map_or([0, 0], |first| [first as u64, 1 + wrong.count() as u64]);
+        let own = if bad[1] == 0 { coalesce(indices, values, cols, 1) } else { Default::default() };
         let report = Report {
             rank: u64::from(self.rank()),
-            common: [rows, cols, T::DTYPE as u64, op as u64],
+            common: [rows as u64, cols as u64, T::DTYPE as u64, op as u64],
             count: own.0.len() as u64,
             bad,
         };
@@ -167,7 +164,7 @@ impl Session {
         let all: Vec<Report> = all.into_iter().map(Report::from_numbers).collect();
         agree(&all).map_err(|failure| parts.named(failure))?;
         let gathered = all.iter().fold(0u64, |sum, report| sum.saturating_add(report.count));
-        let dense = dense_is_smaller(gathered, rows, cols * size_of::<T>() as u64);
+        let dense = dense_is_smaller(gathered, rows as u64, (cols * size_of::<T>()) as u64);
         self.count_sparse(dense);
         let rows = if dense {
             self.add_dense(parts, op, given, own)?
@@ -182,14 +179,14 @@ impl Session {
         parts: &Parts,
         op: ReduceOp,
         given: &SparseRows<T>,
-        (indices, values): (Vec<u64>, Vec<T>),
+        (indices, values): (Vec<usize>, Vec<T>),
     ) -> Result<SparseRows<T>> {
         let (rows, cols) = (given.rows, given.cols);
-        let mut tensor = self.zeros::<T>(&[rows as usize, cols as usize])?;
+        let mut tensor = self.zeros::<T>(&[rows, cols])?;
         let cells = tensor.as_mut_slice();
         if cols > 0 {
-            for (index, row) in indices.iter().zip(values.chunks_exact(cols as usize)) {
-                cells[*index as usize * cols as usize..][..row.len()].copy_from_slice(row);
+            for (index, row) in indices.iter().zip(values.chunks_exact(cols)) {
+                cells[*index * cols..][..row.len()].copy_from_slice(row);
             }
         }
         let common = parts.part_of("dense", Origin::SparseDense);
@@ -203,19 +200,19 @@ impl Session {
         parts: &Parts,
         op: ReduceOp,
         given: &SparseRows<T>,
-        (indices, values): (Vec<u64>, Vec<T>),
+        (indices, values): (Vec<usize>, Vec<T>),
         all: &[Report],
     ) -> Result<SparseRows<T>> {
         let (rows, cols) = (given.rows, given.cols);
         // One operation for both, so that no index is moved without its row.
         let own: [Buffer; 2] = [
-            self.tensor(&indices, &[indices.len()])?.into_buffer(),
-            self.tensor(&values, &[indices.len(), cols as usize])?.into_buffer(),
+            self.tensor(sizes::to_wire(&indices), &[indices.len()])?.into_buffer(),
+            self.tensor(&values, &[indices.len(), cols])?.into_buffer(),
         ];
         let options = AllgatherOptions { common: parts.part("rows") };
         let gathered = self.grouped_allgather(&own, options)?;
         // ONE: every rank that was counted gave as many rows as it had reported.
-        let counts = || all.iter().map(|report| report.count);
+        let counts = || all.iter().map(|report| report.count as usize);
         if !gathered.iter().all(|gathered| gathered.rows.iter().copied().eq(counts())) {
             let what = "some ranks exchanged the counts of a sparse allreduce but not its rows";
             let hint = "wait for all handles before a rank joins";
@@ -224,12 +221,12 @@ impl Session {
         let mut tensors = gathered.into_iter().map(|gathered| gathered.tensor);
         let indices = typed::<u64>(tensors.next())?;
         let values = typed::<T>(tensors.next())?;
-        if indices.as_slice().iter().any(|index| *index >= rows) {
+        let indices = sizes::of_wire(&indices);
+        if indices.iter().any(|index| *index >= rows) {
             return Err(GradwireError::Protocol("an index that was checked has changed".into()));
         }
         let divisor = if op == ReduceOp::Average { all.len() as u32 } else { 1 };
-        let (indices, values) =
-            coalesce(indices.as_slice(), values.as_slice(), cols as usize, divisor);
+        let (indices, values) = coalesce(indices, &values, cols, divisor);
         Ok(SparseRows { rows, cols, indices, values })
     }
 }

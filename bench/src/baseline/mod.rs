@@ -20,7 +20,7 @@ mod round;
 use std::time::Duration;
 
 use gradwire_launcher::error::CommandError;
-use gradwire_proto::{DType, Shape};
+use gradwire_proto::DType;
 use gradwire_worker::{Buffer, Session};
 
 use self::{apart::Apart, in_place::InPlace};
@@ -133,8 +133,7 @@ fn in_memory(
 }
 
 fn tensor(session: &Session, dtype: DType, bytes: usize) -> Result<Buffer, CommandError> {
-    let shape = Shape::new(&[(bytes / dtype.size()) as u64]).map_err(CommandError::failed)?;
-    session.buffer(dtype, shape).map_err(CommandError::failed)
+    session.buffer(dtype, &[bytes / dtype.size()]).map_err(CommandError::failed)
 }
 
 /// The lowest median of three parts of the measurement. Other programs only make a part slower. A

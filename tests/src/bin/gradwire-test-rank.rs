@@ -276,7 +276,8 @@ impl Rank {
     fn sparse(&self, [rows, count]: [u64; 2]) -> Result<()> {
         let session = self.session()?;
         let values = vec![1.0f32; usize::try_from(count)?];
-        let own = SparseRows { rows, cols: 1, indices: (0..count).collect(), values };
+        let indices = (0..values.len()).collect();
+        let own = SparseRows { rows: usize::try_from(rows)?, cols: 1, indices, values };
         let options = SparseOptions::default().op(ReduceOp::Sum);
         let all = session.sparse_allreduce(&own, options)?;
         let ranks = session.size() as f32;

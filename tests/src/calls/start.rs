@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use gradwire_proto::{Collective, Request};
+use gradwire_proto::{Collective, Request, Shape};
 use gradwire_worker::{
     AllgatherOptions, AllreduceOptions, AlltoallOptions, BarrierOptions, BroadcastOptions, Buffer,
     GatherOptions, Gathered, GradwireError, Handle, ProcessSet, ReceiveOptions, ReduceOptions,
@@ -36,8 +36,14 @@ impl Pending {
 }
 
 fn piece(buffer: &Buffer) -> Option<Piece> {
-    let (shape, bytes) = (buffer.shape().clone(), buffer.bytes().to_vec());
+    let dims: Vec<u64> = buffer.shape().iter().map(|dim| *dim as u64).collect();
+    let (shape, bytes) = (Shape::new(&dims).expect("a shape of a buffer"), buffer.bytes().to_vec());
     Some(Piece { shape, bytes, rows: Vec::new() })
+}
+
+/// Numbers of rows, or dimensions, as the library takes them.
+fn sizes(numbers: &[u64]) -> Vec<usize> {
+    numbers.iter().map(|number| *number as usize).collect()
 }
 
 fn pieces(buffers: &[Buffer]) -> Got {
@@ -45,7 +51,10 @@ fn pieces(buffers: &[Buffer]) -> Got {
 }
 
 fn gathered(gathered: &Gathered<Buffer>) -> Option<Piece> {
-    Some(Piece { rows: gathered.rows.clone(), ..piece(&gathered.tensor)? })
+    Some(Piece {
+        rows: gathered.rows.iter().map(|rows| *rows as u64).collect(),
+        ..piece(&gathered.tensor)?
+    })
 }
 
 /// Handles the result of a handle.
@@ -116,8 +125,8 @@ impl Ask<'_> {
 
     fn buffer(&self, part: usize) -> Result<Buffer> {
         let request = self.request;
-        let shape = request.shape_of(part).clone();
-        let mut buffer = self.session.buffer(request.dtype_of(part), shape)?;
+        let shape = sizes(request.shape_of(part).dims());
+        let mut buffer = self.session.buffer(request.dtype_of(part), &shape)?;
         buffer.bytes_mut().copy_from_slice(&self.call.input(self.session.rank(), part));
         Ok(buffer)
     }
@@ -265,7 +274,7 @@ impl Ask<'_> {
         let root = self.request.root.0;
         let mut options = options!(self, ScatterOptions::from_rank(root).dtype(self.request.dtype));
         if self.is_root() && !self.request.list.is_empty() {
-            options = options.splits(&self.request.list);
+            options = options.splits(&sizes(&self.request.list));
         }
         let buffer = if self.is_root() { Some(self.buffer(0)?) } else { None };
         let kept = self.kept();
@@ -316,7 +325,7 @@ impl Ask<'_> {
     fn alltoall(&self) -> Result<Pending> {
         let mut options = options!(self, AlltoallOptions::default().leave_rest());
         if !self.request.list.is_empty() {
-            options = options.splits(&self.request.list);
+            options = options.splits(&sizes(&self.request.list));
         }
         let (buffer, kept) = (self.buffer(0)?, self.kept());
         if self.handle {
@@ -356,7 +365,7 @@ impl Ask<'_> {
             [rows].iter().chain(sent.dims().iter().skip(1)).map(|&dim| dim as usize).collect();
         match self.call.seed % 6 {
             0 => {
-                let buffer = session.buffer(dtype, sent.clone())?;
+                let buffer = session.buffer(dtype, &sizes(sent.dims()))?;
                 return self.receive_into(buffer, options);
             }
             1..=3 => return self.receive_new(options.dtype(dtype).expecting(&dims)),

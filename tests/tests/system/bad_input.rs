@@ -164,7 +164,7 @@ const REFUSED: &[(Ask, &str)] = &[
     ),
     (
         |s| {
-            let splits = [u64::MAX, u64::MAX];
+            let splits = [usize::MAX, usize::MAX];
             s.alltoall(&zeros(s, &[6]), AlltoallOptions::default().splits(&splits)).map(drop)
         },
         "rows, but its tensor has 6",
@@ -229,7 +229,7 @@ const REFUSED: &[(Ask, &str)] = &[
     ),
     (
         |s| {
-            let truth = s.buffer(DType::Bool, shape(&[2]))?;
+            let truth = s.buffer(DType::Bool, &[2])?;
             let mut mixed = [zeros(s, &[2]).into_buffer(), truth];
             s.grouped_allreduce(
                 &mut mixed,
@@ -240,7 +240,7 @@ const REFUSED: &[(Ask, &str)] = &[
     ),
     (
         |s| {
-            let mut complex = s.buffer(DType::C64, shape(&[2]))?;
+            let mut complex = s.buffer(DType::C64, &[2])?;
             s.allreduce(&mut complex, AllreduceOptions::default().op(ReduceOp::Min))
         },
         "min of c64 is not possible: complex numbers can only be summed",
@@ -254,7 +254,7 @@ const REFUSED: &[(Ask, &str)] = &[
     ),
     (
         |s| {
-            let mut truth = s.buffer(DType::Bool, shape(&[2]))?;
+            let mut truth = s.buffer(DType::Bool, &[2])?;
             s.allreduce(&mut truth, AllreduceOptions::default().op(ReduceOp::Average))
         },
         "average of bool is not possible: booleans have no average",
@@ -366,7 +366,7 @@ fn a_wrong_sparse_index_is_reported_to_all() {
         goes_on(session);
         // One rank has a different number of columns.
         let cols = if session.rank() == 1 { 2 } else { 1 };
-        let values = vec![1.0f32; cols as usize];
+        let values = vec![1.0f32; cols];
         let rows = SparseRows { rows: 10, cols, indices: vec![3], values };
         let reported = failure(session.sparse_allreduce(&rows, SparseOptions::default()));
         assert!(reported.what.contains("ranks disagree on a sparse allreduce"), "{reported}");

@@ -61,9 +61,9 @@ fn objects_are_broadcast_and_gathered() {
 }
 
 /// Random rows of a rank with small whole numbers. An index may occur several times.
-fn some_rows(rank: u32, rows: u64, cols: u64, count: u64, seed: u64) -> SparseRows<f32> {
+fn some_rows(rank: u32, rows: usize, cols: usize, count: usize, seed: u64) -> SparseRows<f32> {
     let mut dice = Dice::of(&[seed, rank.into()]);
-    let indices: Vec<u64> = (0..count).map(|_| dice.below(rows)).collect();
+    let indices = (0..count).map(|_| dice.below(rows as u64) as usize).collect();
     let values = (0..count * cols).map(|_| dice.below(9) as f32 - 4.0).collect();
     SparseRows { rows, cols, indices, values }
 }
@@ -79,18 +79,18 @@ fn sparse_rows_are_sent_in_the_smaller_form() {
                 // Rank 0 has one row, and each next rank has `count` more. With 0, no rank has
                 // rows.
                 let of_rank = |rank: u32| {
-                    let count = if count == 0 { 0 } else { 1 + count * u64::from(rank) };
+                    let count = if count == 0 { 0 } else { 1 + count * rank as usize };
                     some_rows(rank, rows, cols, count, seed)
                 };
                 let got = session
                     .sparse_allreduce(&of_rank(session.rank()), SparseOptions::default().op(op))
                     .unwrap();
-                let mut right = vec![0.0; (rows * cols) as usize];
+                let mut right = vec![0.0; rows * cols];
                 let mut there = BTreeSet::new();
                 for own in (0..session.size()).map(of_rank) {
-                    for (row, values) in own.indices.iter().zip(own.values.chunks(cols as usize)) {
+                    for (row, values) in own.indices.iter().zip(own.values.chunks(cols)) {
                         there.insert(*row);
-                        let all = &mut right[(row * cols) as usize..][..cols as usize];
+                        let all = &mut right[row * cols..][..cols];
                         all.iter_mut().zip(values).for_each(|(all, value)| *all += value);
                     }
                 }
@@ -100,10 +100,8 @@ fn sparse_rows_are_sent_in_the_smaller_form() {
                     assert!(got.rows.indices.iter().copied().eq(there), "case {index}");
                 }
                 let mut found = vec![0.0; right.len()];
-                for (row, values) in
-                    got.rows.indices.iter().zip(got.rows.values.chunks(cols as usize))
-                {
-                    found[(row * cols) as usize..][..cols as usize].copy_from_slice(values);
+                for (row, values) in got.rows.indices.iter().zip(got.rows.values.chunks(cols)) {
+                    found[row * cols..][..cols].copy_from_slice(values);
                 }
                 let near = |(found, sum): (&f32, &f32)| (found - sum / of).abs() <= 1e-5;
                 assert!(found.iter().zip(&right).all(near), "case {index}, {op}");

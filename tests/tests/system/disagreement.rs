@@ -27,7 +27,8 @@ fn usual() -> Request {
 
 /// Makes the call and returns its result.
 fn ask(session: &Session, name: &str, request: &Request) -> Result<(), GradwireError> {
-    let mut buffer = session.buffer(request.dtype, request.shape.clone())?;
+    let shape: Vec<usize> = request.shape.dims().iter().map(|dim| *dim as usize).collect();
+    let mut buffer = session.buffer(request.dtype, &shape)?;
     if request.collective == Collective::Broadcast {
         let options = BroadcastOptions::from_rank(request.root.0).name(name);
         return session.broadcast(&mut buffer, options);

@@ -3,13 +3,13 @@
 
 use std::fs;
 
-use gradwire_proto::{DType, ReduceOp, Shape};
+use gradwire_proto::{DType, ReduceOp};
 use gradwire_tests::cluster::{Plan, run_job};
 use gradwire_worker::{AllreduceOptions, BroadcastOptions, Buffer};
 
-const ELEMENTS: u64 = (1 << 31) + 4099;
+const ELEMENTS: usize = (1 << 31) + 4099;
 /// The tensors of two ranks, and memory for everything else.
-const NEEDED: u64 = 3 * ELEMENTS;
+const NEEDED: u64 = 3 * ELEMENTS as u64;
 
 /// Bytes of available memory on this machine.
 fn available() -> u64 {
@@ -39,7 +39,7 @@ fn large(slots: &[u32]) {
     }
     run_job(&Plan::nodes(slots).set("worker.arena_segment_bytes=64MiB"), |session| {
         let rank = session.rank() as u8;
-        let mut buffer = session.buffer(DType::U8, Shape::new(&[ELEMENTS]).unwrap()).unwrap();
+        let mut buffer = session.buffer(DType::U8, &[ELEMENTS]).unwrap();
         buffer.bytes_mut().fill(3 + rank);
         let last = buffer.bytes().len() - 1;
         let marks = [0, (1 << 31) - 1, 1 << 31, (1 << 31) + 1, last];

@@ -23,7 +23,7 @@ fn peers_do_not_wait_for_a_rank_that_makes_room() {
         let own = session.tensor(&vec![7u8; BYTES], &[BYTES]).unwrap();
         let options = AllgatherOptions::default().name("rows");
         let all = session.allgather(&own, options).unwrap();
-        assert_eq!((all.rows, all.tensor.as_slice().len()), (vec![BYTES as u64, 0], BYTES));
+        assert_eq!((all.rows, all.tensor.as_slice().len()), (vec![BYTES, 0], BYTES));
         // A later operation continues, too.
         session
             .allreduce_slice(&mut [1i32], AllreduceOptions::named("after").op(ReduceOp::Sum))

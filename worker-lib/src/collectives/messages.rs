@@ -106,11 +106,11 @@ impl Session {
 /// An error if the message went to other memory because the given tensor has another shape.
 fn fitted(finished: &Finished, from: u32, shape: &Shape) -> Result<()> {
     match finished.outputs.first() {
-        Some(Some(output)) if output.buffer.shape() != shape => {
+        Some(Some(output)) if output.buffer.memory().shape() != shape => {
             Err(GradwireError::Invalid(format!(
                 "rank {from} sent a tensor of shape {}, which does not fit the given one of shape \
                  {shape}; receive it as a new tensor",
-                output.buffer.shape()
+                output.buffer.memory().shape()
             )))
         }
         _ => Ok(()),

@@ -64,11 +64,11 @@ integer!(i8, u8, i16, u16, i32, u32, i64, u64);
 /// Each index once, ascending, with the sum of its rows divided by `divisor`. Rows of one index are
 /// added in their given order, so that all ranks get the same (SAME).
 pub(crate) fn coalesce<T: Number>(
-    indices: &[u64],
+    indices: &[usize],
     values: &[T],
     cols: usize,
     divisor: u32,
-) -> (Vec<u64>, Vec<T>) {
+) -> (Vec<usize>, Vec<T>) {
     let row = |at: usize| &values[at * cols..][..cols];
     let mut order: Vec<usize> = (0..indices.len()).collect();
     order.sort_by_key(|&at| indices[at]); // stable: the order within an index stays

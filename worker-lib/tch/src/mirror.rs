@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use gradwire_worker::{Buffer, DType, GradwireError, Handle, Session, Shape, Start};
+use gradwire_worker::{Buffer, DType, GradwireError, Handle, Session, Start};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::Result;
@@ -55,9 +55,8 @@ pub(crate) fn buffer_like(session: &Session, name: &str, like: &Tensor) -> Resul
              convert it first"
         ))
     })?;
-    let dims: Vec<u64> = like.size().iter().map(|d| d.unsigned_abs()).collect();
-    let shape = Shape::new(&dims).map_err(GradwireError::from)?;
-    Ok(session.buffer(dtype, shape)?)
+    let shape: Vec<usize> = like.size().iter().map(|d| d.unsigned_abs() as usize).collect();
+    Ok(session.buffer(dtype, &shape)?)
 }
 
 impl Mirror {

@@ -158,7 +158,7 @@ extern "C" fn drop_memory(owner: *mut c_void) {
 /// If the memory has another size, and errors of libtorch.
 pub(crate) fn tensor_over(memory: SharedBuffer, like: &Tensor) -> Result<Tensor> {
     let bytes = like.numel() * like.kind().elt_size_in_bytes();
-    if bytes as u64 != memory.byte_len() {
+    if bytes != memory.byte_len() {
         let text = format!("the tensor has {bytes} bytes, the memory {}", memory.byte_len());
         return Err(TchError::Shape(text));
     }

@@ -5,7 +5,7 @@ use std::{num::NonZeroU32, sync::Barrier, time::Duration};
 use gradwire_tch::{DistributedOptimizer, Error, OptimizerOptions, broadcast_parameters};
 use gradwire_tests::cluster::{Cluster, Plan};
 use gradwire_worker::{
-    AllreduceOptions, BroadcastOptions, DType, GradwireError, ReduceOp, Session, Shape,
+    AllreduceOptions, BroadcastOptions, DType, GradwireError, ReduceOp, Session,
 };
 use tch::{
     Device, Kind, Tensor,
@@ -139,9 +139,9 @@ fn a_failed_exchange_waits_for_the_others() {
             let error = broadcast_parameters(session, &tensors(3), 0).unwrap_err();
             assert!(error.to_string().contains("parameter.bad"), "{error}");
         } else {
-            let broadcast = |name: &str, rows: u64| {
+            let broadcast = |name: &str, rows: usize| {
                 let options = BroadcastOptions::from_rank(0).name(name);
-                let buffer = session.buffer(DType::F32, Shape::new(&[rows]).unwrap()).unwrap();
+                let buffer = session.buffer(DType::F32, &[rows]).unwrap();
                 session.broadcast_async(buffer, options).unwrap().wait()
             };
             broadcast("parameter.bad", 4).unwrap_err();

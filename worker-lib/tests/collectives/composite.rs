@@ -2,8 +2,7 @@
 
 use gradwire_worker::{
     AdasumOptions, AllgatherOptions, BarrierOptions, BroadcastOptions, DType, FailureKind,
-    GradwireError, Handle, JoinOptions, ProcessSet, ReduceOp, Session, Shape, SparseOptions,
-    SparseRows,
+    GradwireError, Handle, JoinOptions, ProcessSet, ReduceOp, Session, SparseOptions, SparseRows,
     half::{bf16, f16},
 };
 use serde::{Deserialize, Serialize};
@@ -93,7 +92,7 @@ fn a_missing_object_or_another_type_is_an_error() {
     });
 }
 
-fn rows(cols: u64, indices: &[u64], values: &[f32]) -> SparseRows<f32> {
+fn rows(cols: usize, indices: &[usize], values: &[f32]) -> SparseRows<f32> {
     SparseRows { rows: 100, cols, indices: indices.to_vec(), values: values.to_vec() }
 }
 
@@ -113,7 +112,7 @@ fn rows_are_added_up_in_the_smaller_form() {
         let handle = session.sparse_allreduce_async(own, SparseOptions::default()).unwrap();
         assert_eq!(handle.wait().unwrap().rows.values, [1.0, 4.0 / 3.0, 37.0, 74.0]);
 
-        let all: Vec<u64> = (0..100).collect();
+        let all: Vec<usize> = (0..100).collect();
         let own = rows(3, &all, &[f32::from(session.rank() as u8); 300]);
         let reduced = session.sparse_allreduce(&own, sum("many")).unwrap();
         assert!(reduced.dense);
@@ -125,7 +124,7 @@ fn rows_are_added_up_in_the_smaller_form() {
 #[test]
 fn a_bad_index_fails_on_all_ranks() {
     ranks(3, |session| {
-        let indices: &[u64] = if session.rank() == 1 { &[3, 100, 200] } else { &[1, 2, 3] };
+        let indices: &[usize] = if session.rank() == 1 { &[3, 100, 200] } else { &[1, 2, 3] };
         let own = rows(1, indices, &[1.0; 3]);
         let error = session.sparse_allreduce(&own, SparseOptions::default()).unwrap_err();
         let failure = error.failure().unwrap();
@@ -136,7 +135,7 @@ fn a_bad_index_fails_on_all_ranks() {
         assert_eq!(failure.tensor, "sparse-allreduce.#1");
 
         // Different shapes: all ranks get the same error, with the shape of each.
-        let own = rows(u64::from(session.rank()) + 1, &[], &[]);
+        let own = rows(session.rank() as usize + 1, &[], &[]);
         let error = session.sparse_allreduce(&own, SparseOptions::default()).unwrap_err();
         assert_eq!(error.failure().unwrap().kind, FailureKind::Disagreement);
         assert!(error.to_string().contains("rank 2: average of f32 [100, 3]"), "{error}");
@@ -156,7 +155,7 @@ fn a_bad_index_fails_on_all_ranks() {
 fn rows_without_columns_are_never_dense() {
     // BOUND: a dense result would list a million million rows.
     ranks(2, |session| {
-        let indices = vec![u64::from(session.rank()), 1 << 39];
+        let indices = vec![session.rank() as usize, 1 << 39];
         let own = SparseRows::<f32> { rows: 1 << 40, cols: 0, indices, values: Vec::new() };
         let reduced = session.sparse_allreduce(&own, SparseOptions::default()).unwrap();
         assert!(!reduced.dense);
@@ -232,7 +231,7 @@ fn adasum_of_nothing_and_of_zeros() {
         session.adasum(&mut tensor, AdasumOptions::default()).unwrap();
         assert_eq!(tensor.as_slice(), [bf16::from_f32(2.0)]);
         // Also for shared buffers.
-        let buffer = session.buffer(DType::F32, Shape::new(&[3]).unwrap()).unwrap();
+        let buffer = session.buffer(DType::F32, &[3]).unwrap();
         let handle = session.adasum_async(buffer.into_shared(), AdasumOptions::default()).unwrap();
         assert_eq!(handle.wait().unwrap().byte_len(), 12);
         let mut whole = session.zeros::<i32>(&[1]).unwrap();
@@ -265,7 +264,7 @@ fn adasum_of_different_tensors_fails_everywhere() {
         let lines = ["rank 0: f64 [2, 3]", "rank 1: f64 [2, 3]", "rank 2: f64 [3, 2]"];
         fails(error.unwrap_err(), "adasum.#1", lines);
         let dtype = if rank == 0 { DType::Bf16 } else { DType::F16 };
-        let mut buffer = session.buffer(dtype, Shape::new(&[1]).unwrap()).unwrap();
+        let mut buffer = session.buffer(dtype, &[1]).unwrap();
         let error = session.adasum(&mut buffer, AdasumOptions::default()).unwrap_err();
         fails(error, "adasum.#2", ["rank 0: bf16 [1]", "rank 1: f16 [1]", "rank 2: f16 [1]"]);
         session.barrier().unwrap();

@@ -22,8 +22,8 @@ fn impossible_calls_start_nothing_and_say_why() {
         let number = session.zeros::<f32>(&[]).unwrap();
         let mut whole = session.zeros::<i32>(&[2]).unwrap();
         let mut complex = session.zeros::<Complex<f32>>(&[2]).unwrap();
-        let splits = |splits: &[u64]| AlltoallOptions::default().splits(splits);
-        let scatter = |splits: &[u64]| ScatterOptions::from_rank(rank).splits(splits);
+        let splits = |splits: &[usize]| AlltoallOptions::default().splits(splits);
+        let scatter = |splits: &[usize]| ScatterOptions::from_rank(rank).splits(splits);
         let many: Vec<Tensor<u8>> = (0..1025).map(|_| session.zeros(&[1]).unwrap()).collect();
         let none: Vec<Buffer> = Vec::new();
         let op = |op| named("op").op(op);
@@ -38,7 +38,7 @@ fn impossible_calls_start_nothing_and_say_why() {
                 text(session.alltoall(&six, splits(&[4, 3]))),
                 format!("the splits of {sized} add up to 7 rows, but its tensor has 6"),
             ),
-            (text(session.alltoall(&six, splits(&[u64::MAX, 9]))), "rows, but its tensor".into()),
+            (text(session.alltoall(&six, splits(&[usize::MAX, 9]))), "rows, but its tensor".into()),
             (
                 text(session.alltoall(&five, AlltoallOptions::default())),
                 format!("the 5 rows of {sized} can't be split evenly between 2 members"),

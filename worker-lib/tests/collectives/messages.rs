@@ -33,21 +33,21 @@ fn a_message_of_any_shape_is_received() {
         }
         2 => {
             let options = || ReceiveOptions::from_rank(0);
-            let check = |dims: &[u64], values: &[f32]| {
+            let check = |dims: &[usize], values: &[f32]| {
                 assert_eq!((dims, values), (&[3, 1][..], &[1.0, 2.0, 3.0][..]));
             };
             let tensor: Tensor<f32> = session.receive(options()).unwrap();
-            check(tensor.shape().dims(), tensor.as_slice());
+            check(tensor.shape(), tensor.as_slice());
             let handle =
                 session.receive_async::<Tensor<f32>>(options().expecting(&[3, 1])).unwrap();
             let tensor = handle.wait().unwrap();
-            check(tensor.shape().dims(), tensor.as_slice());
+            check(tensor.shape(), tensor.as_slice());
             let buffer: Buffer = session.receive(options().dtype(DType::F32)).unwrap();
             let tensor = buffer.into_tensor::<f32>().unwrap();
-            check(tensor.shape().dims(), tensor.as_slice());
+            check(tensor.shape(), tensor.as_slice());
             let given = session.zeros::<f32>(&[3, 1]).unwrap();
             let given = session.receive_into_async(given, options()).unwrap().wait().unwrap();
-            check(given.shape().dims(), given.as_slice());
+            check(given.shape(), given.as_slice());
             let mut number = session.zeros::<i64>(&[]).unwrap();
             session.receive_into(&mut number, options()).unwrap();
             assert_eq!(number.as_slice(), [5]);
