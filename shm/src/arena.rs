@@ -9,9 +9,12 @@
 //! Memory that the program already has can become a segment of its own ([`Arena::make_adoption`]).
 //! It is a single block. When the block is dropped, only the program owns the memory.
 //!
-//! Every safe function here is sound whatever its arguments: blocks never overlap, a segment stays
-//! mapped while a block of it lives, and nothing here reads or writes the bytes of a block. Only
-//! [`Adoption::take_place`] trusts its caller, because it turns an address into memory.
+//! # Soundness
+//!
+//! Safe code can't cause undefined behaviour here, whatever it calls: blocks never overlap, a
+//! segment stays mapped while a block of it lives, addresses come out as raw pointers only, and no
+//! safe function reads or writes the bytes of a block. Two functions trust their caller and are
+//! unsafe: [`Adoption::take_place`] turns an address into memory, and [`take_back`] changes bytes.
 
 use std::{fmt, sync::Arc};
 

@@ -68,6 +68,13 @@
 //! submission waits for room, and the limit is far above what programs need. The completion ring
 //! has [`COMPLETIONS`] entries: a worker that submits for long without reading answers fills it,
 //! and then gets further answers over the socket. So the daemon never waits for a worker.
+//!
+//! # Soundness
+//!
+//! Safe code can't cause undefined behaviour here. Both sides use the page only through atomics,
+//! and check each value before they rely on it (TRUST): a process that writes nonsense gets an
+//! error, or spoils its own results. The places in a [`Submission`] are numbers, which the daemon
+//! checks before it uses the memory.
 
 mod activity;
 mod daemon;

@@ -12,6 +12,14 @@
 //!   daemon fills the missing pages, within its limit (BOUND).
 //!
 //! The seals are permanent, so a segment can be opened only once.
+//!
+//! # Soundness
+//!
+//! Safe code can't cause undefined behaviour here. A [`Segment`] owns its mapping, and nothing else
+//! unmaps it. It gives out raw pointers, which only unsafe code can use, and never a reference to
+//! bytes, because another process may change them at any time. Within the crate its words are
+//! atomics, for which any value is valid. Memory that another process has made is mapped only if it
+//! can't shrink.
 
 use std::{
     ffi::c_void,

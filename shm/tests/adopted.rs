@@ -141,7 +141,8 @@ fn a_block_in_use_is_taken_back() {
     let (arena, daemon) = arena();
     let (array, idle) = (Array::new(1), Array::new(2));
     let (block, other) = (array.adopt(&arena).unwrap(), idle.adopt(&arena).unwrap());
-    arena::take_back([(&block, 0..SIZE as u64)]).unwrap();
+    // SAFETY: this thread has no reference to the memory.
+    unsafe { arena::take_back([(&block, 0..SIZE as u64)]) }.unwrap();
     // A daemon that is resumed later reaches neither of them.
     write(&daemon, block.segment(), 50);
     assert_eq!((array.get(0), array.get(SIZE - 1)), (1, 1));
@@ -165,10 +166,12 @@ fn unmapped_memory_is_not_taken_back() {
     let block = array.adopt(&arena).unwrap();
     let address = array.start;
     drop(array);
-    arena::take_back([(&block, 0..SIZE as u64)]).unwrap();
+    // SAFETY: this thread has no reference to the memory.
+    unsafe { arena::take_back([(&block, 0..SIZE as u64)]) }.unwrap();
     let other = Array::at(address, MapFlags::SHARED | MapFlags::FIXED_NOREPLACE, 7);
     assert_eq!(other.start, address);
-    arena::take_back([(&block, 0..SIZE as u64)]).unwrap();
+    // SAFETY: this thread has no reference to the memory.
+    unsafe { arena::take_back([(&block, 0..SIZE as u64)]) }.unwrap();
     write(&daemon, block.segment(), 50);
     drop(block);
     assert_eq!((other.get(0), other.get(SIZE - 1)), (7, 7));

@@ -33,6 +33,7 @@ use crate::{
     session::Session,
     shared::Done,
     sizes,
+    task::Unwinding,
 };
 
 /// The rows of all ranks, concatenated along the first dimension.
@@ -305,7 +306,11 @@ impl Session {
 
     /// Waits for an operation.
     pub(crate) fn finish(&self, started: Started) -> Result<Finished> {
+        // Code of the program may run and panic in the wait: that of the owner of another buffer.
+        // The daemon still has the tensor that the caller has borrowed.
+        let unwinding = Unwinding::new(self, &started.name);
         let outcome = self.shared().wait(started.ticket, self.deadline());
+        unwinding.did_not_happen();
         let late = || Err(self.out_of_time(&format!("the operation on tensor '{}'", started.name)));
         let done = self.shared().noted(outcome.unwrap_or_else(late))?;
         Ok(started.finish(done))

@@ -5,7 +5,12 @@
 
 use std::{sync::Arc, task::Waker, time::Duration};
 
-use crate::{error::Result, shared::Shared, waiters::LOOK_AROUND, watch};
+use crate::{
+    error::Result,
+    shared::{Shared, Unwatched},
+    waiters::LOOK_AROUND,
+    watch,
+};
 
 impl Shared {
     /// Wakes a task when an operation has ended. If the operation may have ended before, the caller
@@ -32,14 +37,17 @@ impl Shared {
 
     /// Wakes tasks until the session has ended.
     fn wake_tasks(&self) {
+        // WAIT: a waker is code of the program, and may panic.
+        let _unwatched = Unwatched(self);
         loop {
             let seen = self.control.epoch();
-            // Each check also moves completions into the table.
+            // Without the lock: it drops memory, which may run code of the program.
+            self.collect();
             let over = self.check().is_err();
             let mut waiting = self.wakers.waiting.lock();
             let mut woken = Vec::new();
             waiting.tasks.retain(|ticket, waker| {
-                let ended = self.has_ended(*ticket);
+                let ended = over || self.is_over(*ticket);
                 woken.extend(ended.then(|| waker.clone()));
                 !ended
             });

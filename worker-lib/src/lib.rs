@@ -87,6 +87,24 @@
 //!   must ensure.
 //! - **TRUST** Messages of the daemon are checked on arrival.
 //!
+//! # Soundness
+//!
+//! Safe code can't cause undefined behaviour through this crate, if the daemon keeps its promise to
+//! write to a tensor only between the start of an operation and its end. The daemon is trusted with
+//! that because it has proven to know the job's secret, and no other process has the memory.
+//!
+//! - Slices of a tensor need the tensor itself: a blocking call borrows it until the operation has
+//!   ended, also if the call panics, and a handle owns it. A leaked handle leaks the tensor.
+//! - A [`SharedBuffer`] may have several users, so it has no slices. Its address is a raw pointer,
+//!   which only unsafe code can use.
+//! - Memory stays mapped while an operation uses it, even if all handles are dropped.
+//! - A session that ends early takes the memory of its operations back before any call returns. If
+//!   that fails, the process aborts.
+//! - All bytes are valid elements ([`Element`], [`Bool`]), whatever the daemon has written. Its
+//!   numbers are checked (TRUST).
+//! - [`Session::adopt`] and [`Adoption::take_place`] turn addresses into memory and are unsafe.
+//! - A forked child shares the tensors with its parent. `fork` itself is unsafe for such reasons.
+//!
 //! The daemon does the work. This crate has no network code and no runtime. Its only arithmetic is
 //! for sparse allreduces and Adasum, which consist of other collectives.
 

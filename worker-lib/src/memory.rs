@@ -52,7 +52,11 @@ impl Keep {
     pub(crate) fn take_back<'a>(
         all: impl IntoIterator<Item = &'a Self, IntoIter: Clone>,
     ) -> Result<(), SegmentError> {
-        arena::take_back(all.into_iter().map(|keep| (&*keep.block, keep.written.clone())))
+        let lent = all.into_iter().map(|keep| (&*keep.block, keep.written.clone()));
+        // SAFETY: `written` is not empty only while an operation may write there. Until it has
+        // ended, its tensor is borrowed mutably by a blocking call or owned by a handle, so there
+        // is no slice of it.
+        unsafe { arena::take_back(lent) }
     }
 }
 

@@ -49,18 +49,26 @@ impl<R> Drop for Ending<R> {
     }
 }
 
-/// Gives up if a part panics, because the other ranks wait for the next one (TELL).
-struct Unwinding<'a> {
+/// Gives up if a blocking call panics: the other ranks wait for its next part (TELL), and the
+/// memory that it has borrowed must be taken back.
+pub(crate) struct Unwinding<'a> {
     session: &'a Session,
     name: &'a TensorName,
-    done: bool,
+}
+
+impl<'a> Unwinding<'a> {
+    pub(crate) fn new(session: &'a Session, name: &'a TensorName) -> Self {
+        Self { session, name }
+    }
+
+    pub(crate) fn did_not_happen(self) {
+        std::mem::forget(self);
+    }
 }
 
 impl Drop for Unwinding<'_> {
     fn drop(&mut self) {
-        if !self.done {
-            self.session.shared().give_up(panicked(self.name));
-        }
+        self.session.shared().give_up(panicked(self.name));
     }
 }
 
@@ -250,10 +258,10 @@ impl Session {
     }
 
     fn or_give_up<R>(&self, parts: &Parts, work: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
-        let mut unwinding = Unwinding { session: self, name: parts.name(), done: false };
+        let unwinding = Unwinding::new(self, parts.name());
         let _in_parts = InParts::new();
         let result = work(self).map_err(|error| parts.as_whole(error));
-        unwinding.done = true;
+        unwinding.did_not_happen();
         if let Err(error) = &result {
             match error {
                 // All ranks receive the same error.

@@ -5,6 +5,8 @@
 mod fake;
 
 use std::{
+    panic::{self, AssertUnwindSafe},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -98,6 +100,39 @@ fn a_daemon_continues_but_accepts_no_messages() {
         });
     });
     assert!(failure(&error).1.contains("accepts no messages"), "{error}");
+}
+
+/// Panics when it is dropped.
+struct Bad;
+
+impl Drop for Bad {
+    fn drop(&mut self) {
+        panic!("a bad owner");
+    }
+}
+
+/// Another operation ends while a thread waits, and that thread drops its memory.
+#[test]
+fn a_blocking_call_that_panics_takes_memory_back() {
+    let daemon = FakeDaemon::start(1);
+    let session = daemon.rank(0).attach().unwrap();
+    let mut tensor = session.zeros::<f32>(&[ELEMENTS]).unwrap();
+    let shared = session.zeros::<f32>(&[1]).unwrap().into_buffer().into_shared();
+    let owned = shared.kept_by(Arc::new(Bad));
+    let lent = thread::scope(|scope| {
+        let waits = scope.spawn(|| {
+            panic::catch_unwind(AssertUnwindSafe(|| session.allreduce(&mut tensor, named("hold"))))
+        });
+        let lent = daemon.lent(0, "hold");
+        drop(session.allreduce_async(owned, named("quick")).unwrap());
+        let panicked = waits.join().unwrap().unwrap_err();
+        assert_eq!(panicked.downcast_ref(), Some(&"a bad owner"));
+        lent
+    });
+    lent.resume();
+    assert_eq!(tensor[..], [0.0; ELEMENTS]);
+    let error = session.barrier().unwrap_err();
+    assert!(failure(&error).1.contains("'hold' panicked"), "{error}");
 }
 
 /// The daemon has written it to memory that was taken back.

@@ -127,7 +127,11 @@ impl ArenaBlock {
 /// # Errors
 /// [`SegmentError`] if the kernel refuses a step, or if a range is not within its block. The daemon
 /// may then still write to some blocks.
-pub fn take_back<'a>(
+///
+/// # Safety
+/// Nothing in this process has a reference to the given bytes, or uses their values afterwards as
+/// those of before the call.
+pub unsafe fn take_back<'a>(
     blocks: impl IntoIterator<Item = (&'a ArenaBlock, Range<u64>), IntoIter: Clone>,
 ) -> Result<(), SegmentError> {
     let blocks = blocks.into_iter();
