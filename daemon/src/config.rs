@@ -40,6 +40,8 @@ pub struct DaemonConfig {
     /// The number of connections of each lane with a peer.
     pub(crate) streams: u32,
     pub(crate) chunk_bytes: u64,
+    /// How many threads may work on tensor bytes at once, with the lanes, if it was set.
+    pub(crate) threads: Option<u32>,
     /// The size of socket buffers; 0: it adapts to the path.
     pub(crate) socket_buffer_bytes: usize,
     /// Empty: the system's, except bbr, and reno on loopback.
@@ -108,6 +110,7 @@ impl DaemonConfig {
             streams: settings.data.streams.min(MAX_STREAMS),
             // Rounded down to whole elements of every type.
             chunk_bytes: settings.data.chunk_bytes / WIDEST * WIDEST,
+            threads: settings.data.threads.and_then(|threads| u32::try_from(threads).ok()),
             socket_buffer_bytes: usize::try_from(settings.data.socket_buffer_bytes)
                 .unwrap_or(usize::MAX),
             congestion_control: settings.data.congestion_control.clone(),

@@ -256,6 +256,21 @@ impl LaneActivity {
     }
 }
 
+/// How many threads may work on tensor bytes at once.
+pub(crate) fn reducing_threads(threads: usize) {
+    DAEMON.reducing_threads.set(threads as f64);
+}
+
+/// A helper has done these shares.
+pub(crate) fn helped(shares: usize) {
+    DAEMON.helper_shares.increment(shares as u64);
+}
+
+/// Helpers have been woken.
+pub(crate) fn woken(helpers: usize) {
+    DAEMON.helper_wakes.increment(helpers as u64);
+}
+
 /// The bytes exchanged with one peer.
 #[derive(Debug)]
 pub(crate) struct PeerTraffic {

@@ -157,6 +157,12 @@ sections! {
     Data {
         /// Data threads of a daemon; each has its own connections to each peer.
         lanes: u32 = "data.lanes", Kind::Number { min: 1, max: 16 }, "2", "threads", User;
+        /// How many threads of a daemon may reduce and publish tensors at once: its data.lanes, and
+        /// helpers that do parts of large pieces. auto: one for each core that the daemon may use,
+        /// but no more than make a reduction faster on this machine, and only the lanes on a node
+        /// with one rank.
+        threads: Option<u64> =
+            "data.threads", Kind::NumberOrAuto { min: 1, max: 256 }, "auto", "threads", User;
         /// Connections of each data thread to each peer. The next chunk goes to whichever is free.
         /// More than one helps where single connections are sometimes slow.
         streams: u32 = "data.streams", Kind::Number { min: 1, max: 16 }, "1", "connections";

@@ -224,6 +224,12 @@ metrics! {
         /// How each lane spent its time.
         lane_seconds: Family<TimeCounter, 2> =
             "gradwire_daemon_lane_seconds_total", Seconds, [LANE, ACTIVITY];
+        /// Threads that may work on tensor bytes at once: the lanes and their helpers.
+        reducing_threads: Gauge = "gradwire_daemon_reducing_threads", Count, [];
+        /// Shares of reductions and publications that helpers did.
+        helper_shares: Counter = "gradwire_daemon_helper_shares_total", Count, [];
+        /// How often a helper was woken.
+        helper_wakes: Counter = "gradwire_daemon_helper_wakes_total", Count, [];
         /// Bytes sent to the data plane of a peer.
         sent: Family<Counter, 1> =
             "gradwire_daemon_network_sent_bytes_total", Bytes, [PEER_HOST];

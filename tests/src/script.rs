@@ -82,11 +82,13 @@ impl Script {
         let plan = random::plan(&mut dice);
         let compression = dice.pick(Compression::ALL);
         let streams = dice.pick(&[1, 2, 3]);
+        let threads = dice.pick(&["auto", "3", "32"]);
         let plan = plan
             .set(format!("data.compression={compression}"))
             // The reference does not know the error feedback of earlier tensors of the same name.
             .set("data.feedback_max_bytes=0")
             .set(format!("data.streams={streams}"))
+            .set(format!("data.threads={threads}"))
             .set(format!("tuning.enabled={}", dice.one_in(2)));
         let is_strict = compression == Compression::None && dice.one_in(4);
         let plan = if is_strict {

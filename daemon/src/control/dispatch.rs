@@ -17,6 +17,7 @@ use crate::{
         feedback::Feedback,
         lane::Lane,
         order::{LaneConfig, LaneEvents},
+        pool::{Pool, Processors, Threads},
     },
     metrics::{self, PeerTraffic},
     model::{
@@ -64,6 +65,8 @@ impl Dispatcher {
         let paths = Arc::new(Paths::new(hosts.clone(), line));
         on_scrape(&paths);
         let events: Arc<dyn LaneEvents> = Arc::new(Arc::downgrade(node));
+        let threads = Threads { lanes: world.lanes, set: config.threads, ranks: world.me().slots };
+        let pool = Arc::new(Pool::start(threads, Processors::look).map_err(resource)?);
         let lanes = (0..world.lanes)
             .map(|index| {
                 let lane = LaneConfig {
@@ -75,6 +78,7 @@ impl Dispatcher {
                     chunk: config.chunk_bytes,
                     limit: config.progress_timeout,
                     streaming_bytes: config.streaming_bytes,
+                    pool: pool.clone(),
                     tracer: node.tracer.clone(),
                 };
                 Lane::start(lane, events.clone())

@@ -11,11 +11,11 @@
 use std::ops::Range;
 
 use gradwire_collectives::execution::Unrounded;
-use gradwire_kernels::{Quantized, Store, add_quantized, dequantize, level, quantize};
+use gradwire_kernels::{Finish, Quantized, Store, add_quantized, dequantize, level, quantize};
 use gradwire_proto::compression::{GROUP, GROUP_BYTES};
 
 use super::piece::Piece;
-use crate::model::memory;
+use crate::model::memory::{self, Part};
 
 const TILE: usize = 8 * GROUP;
 
@@ -168,24 +168,31 @@ impl Groups {
         }
     }
 
-    pub(super) fn publish(&self, memory: &[u8], piece: &Piece, store: Store) {
+    /// Publishes a range of bytes of the ranks' type, which `targets` receive from these places on.
+    pub(super) fn publish(
+        &self,
+        memory: &[u8],
+        finish: &Finish,
+        range: Range<u64>,
+        targets: &[Part<'_>],
+        store: Store,
+    ) {
         let mut tile = Tile::new();
-        for segment in piece.segments.iter().filter(|segment| !segment.has_no_targets()) {
-            let first = segment.start as usize / WIDE;
-            let end = first + segment.bytes as usize / WIDE;
-            let mut from = first / GROUP * GROUP;
-            while from < end {
-                // Groups may belong to several segments.
-                let to = self.elements.min(from + TILE);
-                let block = from / GROUP * GROUP_BYTES..to.div_ceil(GROUP) * GROUP_BYTES;
-                dequantize(self.format, &memory[block], &mut tile.values[..to - from]);
-                tile.values_to_bytes(to - from);
-                let (start, stop) = (from.max(first), to.min(end));
-                let bytes = &tile.bytes[(start - from) * WIDE..(stop - from) * WIDE];
-                let targets = segment.targets(((start - first) * WIDE) as u64);
-                memory::publish(&piece.finish, bytes, &targets, store);
-                from = to;
-            }
+        let (first, end) = (range.start as usize / WIDE, range.end as usize / WIDE);
+        let mut from = first / GROUP * GROUP;
+        while from < end {
+            // Groups may belong to several segments or parts.
+            let to = self.elements.min(from + TILE);
+            let block = from / GROUP * GROUP_BYTES..to.div_ceil(GROUP) * GROUP_BYTES;
+            dequantize(self.format, &memory[block], &mut tile.values[..to - from]);
+            tile.values_to_bytes(to - from);
+            let (start, stop) = (from.max(first), to.min(end));
+            let bytes = &tile.bytes[(start - from) * WIDE..(stop - from) * WIDE];
+            let here = ((start - first) * WIDE) as u64;
+            let targets: Vec<Part<'_>> =
+                targets.iter().map(|(span, offset)| (*span, offset + here)).collect();
+            memory::publish(finish, bytes, &targets, store);
+            from = to;
         }
     }
 }

@@ -213,7 +213,7 @@ impl Runner {
     fn turn(&mut self) -> Result<bool, Failure> {
         let mut moved = false;
         for piece in self.pieces.values_mut() {
-            if piece.reduce_some(self.config.chunk, &mut self.meter) {
+            if piece.reduce_some(self.config.chunk, &self.config.pool, &mut self.meter) {
                 moved = true;
                 break;
             }
@@ -239,7 +239,10 @@ impl Runner {
         self.meter.starts(sequence, piece.ordered);
         if piece.nodes.len() <= 1 {
             let store = self.store(&piece);
-            piece.run_alone(self.config.chunk, store);
+            let (read, written) = piece.touched();
+            let LaneConfig { pool, chunk, .. } = &self.config;
+            let part = |part| piece.run_alone(part, store);
+            pool.run(piece.end(), read + written, *chunk, &part);
             self.meter.spent_on(Doing::Reduce, sequence, piece.bytes, None);
             self.events.finished(&piece, None);
             return;
@@ -311,7 +314,7 @@ impl Runner {
             let Some(running) = self.pieces.remove(sequence) else { continue };
             self.in_flight.remove(1);
             let since = self.meter.spent(Doing::Idle);
-            running.publish(self.store(&running.piece));
+            running.publish(self.store(&running.piece), &self.config.pool, self.config.chunk);
             let (piece, staging) = running.into_parts();
             self.spare.push(staging);
             if piece.is_probe() {

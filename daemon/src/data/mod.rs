@@ -1,5 +1,5 @@
 //! Runs schedules: the data plane. Bytes are read, reduced and written here, on threads of their
-//! own (`gw-lane-N`), never on the control runtime.
+//! own (`gw-lane-N`, `gw-reduce`), never on the control runtime.
 //!
 //! Operation number s runs on lane s mod lanes of every node, over that lane's connections. Within
 //! a lane, every started piece makes progress whenever it can, so the smallest unfinished number
@@ -7,6 +7,7 @@
 //! (BOUND). What a piece may do next, and in which order a link takes its chunks, is decided in
 //! `collectives/src/execution/`.
 //!
+//! - `pool`: the helpers of the lanes
 //! - `piece`: one piece: tensors, arithmetic, schedule
 //! - `feedback`: what quantizing has lost, for the next time
 //! - `groups`: the arithmetic on quantized pieces
@@ -30,6 +31,7 @@ mod link;
 mod meter;
 pub(crate) mod order;
 pub(crate) mod piece;
+pub(crate) mod pool;
 mod running;
 mod staging;
 

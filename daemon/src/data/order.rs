@@ -9,7 +9,7 @@ use gradwire_collectives::algorithms::probe::Pattern;
 use gradwire_proto::{Failure, NodeId, Sequence};
 use gradwire_trace::Tracer;
 
-use super::piece::Piece;
+use super::{piece::Piece, pool::Pool};
 use crate::transport::{frame::Totals, paths::Paths, window::Window};
 
 /// The reports of a lane to the rest of the daemon.
@@ -88,4 +88,6 @@ pub(crate) struct LaneConfig {
     pub(crate) tracer: Arc<Tracer>,
     /// Results of at least this size bypass the cache on their way to the ranks.
     pub(crate) streaming_bytes: u64,
+    /// The helpers of all lanes.
+    pub(crate) pool: Arc<Pool>,
 }

@@ -206,27 +206,36 @@ impl Piece {
         (is_within && is_alone).then(|| segment.sources(start - segment.start).pop())?
     }
 
-    /// Reduces and publishes without staging, for a piece of this node alone, in parts that fit the
-    /// cache. Nothing interrupts it, so INPUT holds.
-    pub(crate) fn run_alone(&self, chunk: u64, store: Store) {
-        for segment in &self.segments {
+    /// The end of the last segment, in bytes of the ranks' type.
+    pub(crate) fn end(&self) -> u64 {
+        self.segments.last().map_or(0, |segment| segment.start + segment.bytes)
+    }
+
+    /// The bytes of ranks that are read for a reduction of the whole piece, and those that are
+    /// written to publish it.
+    pub(super) fn touched(&self) -> (u64, u64) {
+        let sum = |ranks: fn(&PieceSegment) -> &Range<usize>| {
+            self.segments.iter().map(|segment| segment.bytes * ranks(segment).len() as u64).sum()
+        };
+        (sum(|segment| &segment.sources), sum(|segment| &segment.targets))
+    }
+
+    /// Reduces and publishes a part of it without staging, for a piece of this node alone. Nothing
+    /// interrupts it, so INPUT holds.
+    pub(crate) fn run_alone(&self, part: Range<u64>, store: Store) {
+        self.segments_of(part, |segment, at, range| {
             // An in-place target has just been read and is in the cache, so bypassing the cache
             // would be slower.
             let store = if segment.is_in_place() { Store::Cached } else { store };
-            let mut at = 0;
-            while at < segment.bytes {
-                let bytes = chunk.min(segment.bytes - at);
-                memory::reduce_and_publish(
-                    self.combine,
-                    self.prescale,
-                    &self.finish,
-                    &segment.sources(at),
-                    &segment.targets(at),
-                    bytes,
-                    store,
-                );
-                at += bytes;
-            }
-        }
+            memory::reduce_and_publish(
+                self.combine,
+                self.prescale,
+                &self.finish,
+                &segment.sources(at),
+                &segment.targets(at),
+                range.end - range.start,
+                store,
+            );
+        });
     }
 }

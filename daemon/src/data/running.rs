@@ -14,12 +14,17 @@ use gradwire_proto::{NodeId, Sequence};
 use super::{
     meter::{Doing, Meter},
     piece::Piece,
-    staging::Staging,
+    pool::Pool,
+    staging::{Helpers, Staging},
 };
 use crate::model::memory;
 
 /// The pieces that a lane has started.
 pub(crate) type Pieces = BTreeMap<Sequence, Running>;
+
+/// With helpers, a lane reduces this many chunks before it looks at its sockets again. Together
+/// they take about as long as it alone needs for one.
+const CHUNKS_AT_ONCE: u64 = 4;
 
 /// The position of a part of a step in the piece.
 fn place(part: &StepPart) -> Range<usize> {
@@ -117,22 +122,32 @@ impl Running {
         range
     }
 
-    /// Reduces the next local chunk that other steps wait for. Returns false if there is none.
-    pub(super) fn reduce_some(&mut self, usual: u64, meter: &mut Meter) -> bool {
-        let next = self.progress.next_local(&self.piece.plan, self.chunk(usual));
+    /// Reduces the next local bytes that other steps wait for: a chunk, or with helpers a few.
+    /// Returns false if there is none.
+    pub(super) fn reduce_some(&mut self, usual: u64, pool: &Pool, meter: &mut Meter) -> bool {
+        let chunk = self.chunk(usual);
+        let at_once = if pool.has_helpers() { CHUNKS_AT_ONCE * chunk } else { chunk };
+        let next = self.progress.next_local(&self.piece.plan, at_once);
         let Some(Chunk { step, offset, bytes }) = next else { return false };
-        self.reduce_local(step, offset, bytes, None);
+        self.reduce_local(step, offset, bytes, None, Some((pool, chunk)));
         let now = meter.spent_on(Doing::Reduce, self.piece.sequence, bytes, None);
         self.advance(step, offset, bytes, now);
         true
     }
 
     /// Reduces the local ranks' part of a step's bytes, in one pass with the received bytes.
-    fn reduce_local(&mut self, step: u32, offset: u64, bytes: u64, received: Option<&[u8]>) {
+    fn reduce_local(
+        &mut self,
+        step: u32,
+        offset: u64,
+        bytes: u64,
+        received: Option<&[u8]>,
+        helpers: Helpers<'_>,
+    ) {
         let plan = &self.piece.plan;
         for part in plan.steps[step as usize].parts(offset..offset + bytes) {
             let received = received.map(|bytes| &bytes[within(&part, offset)]);
-            self.staging.reduce(&self.piece, place(&part), received, part.unrounded);
+            self.staging.reduce(&self.piece, place(&part), received, part.unrounded, helpers);
         }
     }
 
@@ -155,7 +170,7 @@ impl Running {
         let sequence = self.piece.sequence;
         match (planned.fused, planned.work) {
             (Some(local), _) => {
-                self.reduce_local(step, offset, bytes, Some(received));
+                self.reduce_local(step, offset, bytes, Some(received), None);
                 let now = meter.spent_on(Doing::Reduce, sequence, bytes, None);
                 self.advance(local, offset, bytes, now);
             }
@@ -219,9 +234,13 @@ impl Running {
     }
 
     /// Publishes the finished result to the local ranks (INPUT: only now).
-    pub(crate) fn publish(&self, store: Store) {
+    pub(crate) fn publish(&self, store: Store, pool: &Pool, chunk: u64) {
         debug_assert!(self.progress.is_complete());
-        self.staging.publish(&self.piece, store);
+        let Self { piece, staging, .. } = self;
+        let (_, written) = piece.touched();
+        let part = |part| staging.publish(piece, part, store);
+        pool.run(piece.end(), piece.end() + written, chunk, &part);
+        staging.put_errors(piece);
     }
 
     /// The nodes that the piece waits for: those that have not sent all their data, and those to

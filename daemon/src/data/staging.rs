@@ -18,11 +18,16 @@ use gradwire_kernels::{Form, Store};
 use super::{
     groups::{Before, Groups},
     piece::{Piece, Wire},
+    pool::Pool,
 };
 use crate::model::memory::{self, Partial};
 
 /// Sums begin on a cache line of their own.
 const LINE: usize = 64;
+
+/// The helpers that may do parts of a reduction, and the most bytes of a part; `None`: the lane
+/// does all of it.
+pub(crate) type Helpers<'a> = Option<(&'a Pool, u64)>;
 
 #[derive(Debug)]
 pub(crate) struct Staging {
@@ -98,6 +103,7 @@ impl Staging {
         range: Range<usize>,
         received: Option<&[u8]>,
         unrounded: Unrounded,
+        helpers: Helpers<'_>,
     ) {
         if let Some(groups) = self.groups {
             let before = Before::Ranks;
@@ -108,16 +114,39 @@ impl Staging {
         piece.parts_of(range, |segment, at, range| {
             let received =
                 received.map(|bytes| &bytes[range.start - all.start..range.end - all.start]);
-            let parts = segment.sources(at);
-            let Some(wire) = self.wire else {
-                let target = &mut self.memory[range];
-                memory::reduce(piece.combine, piece.prescale, target, &parts, received);
-                return;
+            let (combine, prescale) = (piece.combine, piece.prescale);
+            let (form, target) = match self.wire {
+                None => (None, range),
+                Some(wire) => {
+                    let (form, target) = self.place(wire, range, unrounded.after);
+                    (Some(form), target)
+                }
             };
-            let received = received.map(|bytes| Partial { form: wire, bytes });
-            let (form, target) = self.place(wire, range, unrounded.after);
-            let target = Partial { form, bytes: &mut self.memory[target] };
-            memory::reduce_partial(piece.combine, piece.prescale, target, &parts, received);
+            // `from` is the first byte of `target` in the whole target.
+            let part = |from: usize, target: &mut [u8]| {
+                let size = form.map_or(combine.dtype.size(), Form::size);
+                let (first, elements) = (from / size, target.len() / size);
+                let sources = segment.sources(at + (first * combine.dtype.size()) as u64);
+                let Some((form, wire)) = form.zip(self.wire) else {
+                    let received = received.map(|bytes| &bytes[from..from + target.len()]);
+                    memory::reduce(combine, prescale, target, &sources, received);
+                    return;
+                };
+                let received = received.map(|bytes| {
+                    let bytes = &bytes[first * wire.size()..(first + elements) * wire.size()];
+                    Partial { form: wire, bytes }
+                });
+                let target = Partial { form, bytes: target };
+                memory::reduce_partial(combine, prescale, target, &sources, received);
+            };
+            let target = &mut self.memory[target];
+            match helpers {
+                Some((pool, most)) => {
+                    let touched = target.len() * (segment.sources.len() + 1);
+                    pool.run_on(target, touched as u64, most, &part);
+                }
+                None => part(0, target),
+            }
         });
     }
 
@@ -169,20 +198,28 @@ impl Staging {
         memory::combine_partial(op, to, Some(from), received, theirs_first);
     }
 
-    pub(crate) fn publish(&self, piece: &Piece, store: Store) {
+    /// Keeps the rounding errors of a finished quantized piece for the next time.
+    pub(crate) fn put_errors(&self, piece: &Piece) {
         if let Some(groups) = self.groups {
-            groups.publish(&self.memory, piece, store);
             groups.put_errors(&self.memory, piece);
-            return;
         }
-        for segment in &piece.segments {
+    }
+
+    /// Publishes a part of the piece, in bytes of the ranks' type.
+    pub(crate) fn publish(&self, piece: &Piece, part: Range<u64>, store: Store) {
+        piece.segments_of(part, |segment, at, range| {
             // A rank that only sends, or contributes to another node's result, receives nothing.
             if segment.has_no_targets() {
-                continue;
+                return;
             }
-            let start = piece.wire_bytes(segment.start) as usize;
-            let end = piece.wire_bytes(segment.start + segment.bytes) as usize;
-            let (bytes, targets) = (&self.memory[start..end], segment.targets(0));
+            let targets = segment.targets(at);
+            if let Some(groups) = self.groups {
+                groups.publish(&self.memory, &piece.finish, range, &targets, store);
+                return;
+            }
+            let start = piece.wire_bytes(range.start) as usize;
+            let end = piece.wire_bytes(range.end) as usize;
+            let bytes = &self.memory[start..end];
             match self.wire {
                 None => memory::publish(&piece.finish, bytes, &targets, store),
                 Some(form) => {
@@ -190,6 +227,6 @@ impl Staging {
                     memory::publish_partial(&piece.finish, source, &targets, store);
                 }
             }
-        }
+        });
     }
 }

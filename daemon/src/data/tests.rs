@@ -5,6 +5,7 @@ mod inputs;
 mod interpreted;
 mod links;
 mod peer;
+mod pool;
 mod probes;
 mod quantized;
 mod short;
@@ -39,6 +40,7 @@ use super::{
     lane::Lane,
     order::{Connected, Disconnected, LaneConfig, LaneEvents, Order},
     piece::{Piece, PieceSegment, Purpose, Wire},
+    pool::Pool,
 };
 use crate::{
     model::{
@@ -156,6 +158,9 @@ pub(crate) fn stop(lane: &Lane) {
     }
 }
 
+/// Helpers of each node. Every piece of several pages is cut for them.
+const HELPERS: usize = 1;
+
 struct Cluster {
     lanes: Vec<Vec<Lane>>,
     events: Vec<Receiver<Event>>,
@@ -168,6 +173,7 @@ impl Cluster {
         for me in (0..nodes).map(NodeId) {
             let (sender, receiver) = channel();
             let sink = Arc::new(Events(sender));
+            let pool = Pool::eager(HELPERS);
             let start = |index| {
                 let config = LaneConfig {
                     index,
@@ -178,6 +184,7 @@ impl Cluster {
                     chunk,
                     limit,
                     streaming_bytes: 1 << 16,
+                    pool: pool.clone(),
                     tracer: Arc::default(),
                 };
                 Lane::start(config, sink.clone()).unwrap()

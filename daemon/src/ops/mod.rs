@@ -86,7 +86,7 @@ impl OperationManager {
         let is_quick = piece.nodes.len() <= 1 && piece.bytes <= QUICK_BYTES;
         if is_quick && wanted.is_empty() && piece.is_allocated() {
             let began = Instant::now();
-            piece.run_alone(piece.bytes, Store::Cached);
+            piece.run_alone(0..piece.end(), Store::Cached);
             if self.recorder.is_on() {
                 let (now, sequence) = (Instant::now(), piece.sequence.0);
                 let event = self.recorder.between(Kind::Reduce, began, now, sequence);

@@ -28,6 +28,7 @@ use crate::{
         feedback::Feedback,
         order::{Disconnected, LaneConfig, LaneEvents},
         piece::Piece,
+        pool::Pool,
         tests::{connect, stop},
     },
     model::{
@@ -100,6 +101,7 @@ impl TestNode {
         let (sender, events) = channel();
         let sink = Arc::new(Events(sender));
         let hosts: Arc<[String]> = slots.iter().map(|n| format!("n{n}")).collect();
+        let pool = Pool::eager(0);
         let start = |index| {
             let config = LaneConfig {
                 index,
@@ -110,6 +112,7 @@ impl TestNode {
                 chunk: 256,
                 limit: Duration::from_secs(20),
                 streaming_bytes: 1 << 10,
+                pool: pool.clone(),
                 tracer: Arc::default(),
             };
             Lane::start(config, sink.clone()).unwrap()

@@ -77,6 +77,25 @@ fn lanes_account_for_their_time_and_bytes() {
     job.finish().assert_code(0);
 }
 
+/// More threads than this machine has processors.
+#[test]
+fn helpers_do_shares_of_large_pieces() {
+    let launch = Launch::new().ranks(4).words(&["--verbose"]).set("launch.grace_ms=500");
+    let launch = launch.set("data.threads=32");
+    let mut job = launch.rank(&["attach", "loop:100000:400000"]).start();
+    job.until_said("looping", 4);
+    let daemon = variable(&job, 0, "GRADWIRE_DAEMON_METRICS");
+    assert_eq!(series(&daemon)["gradwire_daemon_reducing_threads"], 32.0);
+    job.wait_for("shares of helpers", || {
+        let series = series(&daemon);
+        let [shares, wakes] =
+            ["shares", "wakes"].map(|what| series[&format!("gradwire_daemon_helper_{what}_total")]);
+        (shares > 0.0 && wakes > 0.0).then_some(())
+    });
+    job.signal(Role::Launcher, Signal::KILL);
+    job.finish().assert_code(128 + 9);
+}
+
 /// Every node sends to every other one, so frames arrive before their step may receive them.
 #[test]
 fn pieces_and_early_frames_are_shown() {
