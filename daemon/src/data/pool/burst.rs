@@ -115,7 +115,7 @@ fn waking(handover: &Handover) -> Duration {
 
 type Block = Mutex<Vec<u8>>;
 
-/// Memory for so many threads, written to by all helpers.
+/// Memory for `threads` threads, which all helpers write to.
 fn fill(handover: &Handover, helpers: usize, threads: usize) -> Vec<Block> {
     let count = (threads * BLOCKS_EACH).min(MOST_BLOCKS);
     let blocks: Vec<Block> = (0..count).map(|_| Mutex::default()).collect();
@@ -124,7 +124,7 @@ fn fill(handover: &Handover, helpers: usize, threads: usize) -> Vec<Block> {
     blocks
 }
 
-/// The bytes per second that so many threads touch; `None` if they did not run at once.
+/// The bytes per second that `threads` threads touch; `None` if they did not run at once.
 fn rate(handover: &Handover, threads: usize, blocks: &[Block], next: &AtomicUsize) -> Option<f64> {
     let sum = Combine { dtype: DType::F32, op: ReduceOp::Sum };
     let rates = Mutex::new(Vec::new());

@@ -88,7 +88,7 @@ impl Pool {
     /// Starts the helpers, if there is room for threads beside the lanes.
     ///
     /// # Errors
-    /// Of the system, if it refuses a thread.
+    /// An error of the system, if it refuses a thread.
     pub(crate) fn start(
         threads: Threads,
         processors: impl FnOnce() -> Processors,
@@ -134,7 +134,7 @@ impl Pool {
         Self { shared: Arc::new(shared), threads: Mutex::default() }
     }
 
-    /// A pool with so many helpers, which take part in whatever can be cut.
+    /// A pool with helpers that take part in whatever can be cut.
     #[cfg(test)]
     pub(crate) fn eager(helpers: usize) -> Arc<Self> {
         let pool = Self::with(helpers, 1);

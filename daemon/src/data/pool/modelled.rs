@@ -8,7 +8,7 @@ use loom::{cell::UnsafeCell, model::Builder, sync::Arc, thread};
 
 use self::handover::{Handover, Helped};
 
-/// Those of the model checker.
+/// The types of the model checker.
 mod primitives {
     pub(super) use loom::sync::{
         Arc, Condvar, Mutex, MutexGuard,
