@@ -35,12 +35,17 @@ impl Machine {
         Self {
             name: uname.nodename().to_string_lossy().into_owned(),
             processor: processor.unwrap_or_default(),
-            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            cores: cores(),
             memory_bytes: memory,
             kernel: uname.release().to_string_lossy().into_owned(),
             huge_pages: [huge("enabled"), huge("shmem_enabled")],
         }
     }
+}
+
+/// The number of cores that this process may use.
+pub(crate) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// The word in brackets of `always [madvise] never`.

@@ -93,16 +93,23 @@ impl Head {
         let nodes = Node::all(session);
         let memory = data.map(|data| data.memory);
         let line = data.and_then(|data| data.line_rate);
+        let machine = Machine::look();
+        let threads = format!(
+            "on one thread for each rank, and for large tensors on {} threads",
+            machine.cores.max(session.size() as usize)
+        );
         let baseline = match (operation, nodes.len(), memory, line) {
             (Operation::Barrier, ..) => "none".to_owned(),
             (_, 1, Some(Memory::Ordinary), _) => {
-                "the same work without gradwire: copied to shared memory, done there, copied back"
-                    .to_owned()
+                format!(
+                    "the same work without gradwire: copied to shared memory, done there, copied \
+                     back, {threads}"
+                )
             }
             (Operation::Allreduce(_), 1, ..) => {
-                "the same work without gradwire, in place in shared memory".to_owned()
+                format!("the same work without gradwire, in place in shared memory, {threads}")
             }
-            (_, 1, ..) => "the same work without gradwire, in shared memory".to_owned(),
+            (_, 1, ..) => format!("the same work without gradwire, in shared memory, {threads}"),
             (.., Some(rate)) => {
                 format!("the line between nodes at {} Gbit/s", rate.bits_per_second / 1e9)
             }
@@ -119,7 +126,7 @@ impl Head {
             memory,
             ranks: session.size(),
             nodes,
-            machine: Machine::look(),
+            machine,
             settings,
             warmup: common.warmup,
             iters: common.iters,

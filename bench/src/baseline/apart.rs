@@ -26,14 +26,14 @@ struct Part {
     targets: Vec<(usize, usize)>,
 }
 
-/// The program, with a thread for each rank. The barriers decide which thread uses which data.
+/// Whether each rank also has its own tensors, which its thread copies in before, and out after.
 /// Threads never wait for the locks, which only prove to the compiler that this is safe.
 #[derive(Debug)]
 pub(super) struct Apart<'a> {
     dtype: DType,
     op: ReduceOp,
     store: Store,
-    /// Whether each thread also has its own tensors, which are copied in before and out after.
+    /// Whether each rank also has its own tensors, which its thread copies in before and out after.
     copies: bool,
     inputs: Vec<RwLock<&'a mut [u8]>>,
     /// The result of each rank, cut at the edges of parts.
@@ -59,23 +59,24 @@ pub(super) fn bytes(
 }
 
 impl<'a> Apart<'a> {
-    /// The program for tensors with the sizes of [`bytes`].
+    /// The program for tensors with the sizes of [`bytes`], on `threads` threads.
     pub(super) fn new(
         operation: Operation,
         dtype: DType,
         copies: bool,
+        threads: usize,
         elements: usize,
         inputs: &'a mut [&mut [u8]],
         outputs: &'a mut [&mut [u8]],
     ) -> Self {
-        let threads = inputs.len();
+        let ranks = inputs.len() as u32;
         let results: usize = outputs.iter().map(|output| output.len()).sum();
         let private = inputs.iter().zip(&*outputs).map(|(i, o)| i.len().max(o.len())).collect();
-        let flows: Vec<Flow> = operation.flows(threads as u32, elements).collect();
+        let flows: Vec<Flow> = operation.flows(ranks, elements).collect();
         let mut parts: Vec<Vec<Part>> = (0..threads).map(|_| Vec::new()).collect();
         let mut cuts: Vec<Vec<usize>> = vec![Vec::new(); threads];
-        // A single flow is divided among all threads; of many flows, each thread gets some.
-        let pieces = if flows.len() == 1 { threads } else { 1 };
+        // A few flows are divided among all threads; of many flows, each thread gets some.
+        let pieces = threads.div_ceil(flows.len().max(1));
         for (i, flow) in flows.iter().enumerate() {
             // Whole cache lines, so that no two threads write to the same one.
             let each = flow.count.div_ceil(pieces).next_multiple_of(64);
@@ -93,7 +94,7 @@ impl<'a> Apart<'a> {
                 }
                 let from = flow.from.map(|rank| rank as usize);
                 let part = Part { from, source: at(begin)..at(end), targets };
-                parts[(i + piece) % threads.max(1)].push(part);
+                parts[(i * pieces + piece) % threads.max(1)].push(part);
             }
         }
         cuts.iter_mut().for_each(|cuts| cuts.sort_unstable());
@@ -163,22 +164,24 @@ fn lock<'a, 'b>(piece: &'a Mutex<&'b mut [u8]>) -> std::sync::MutexGuard<'a, &'b
 
 impl Program for Apart<'_> {
     fn private(&self, thread: usize) -> usize {
-        if self.copies { self.private[thread] } else { 0 }
+        let own = self.private.get(thread).copied().unwrap_or_default();
+        if self.copies { own } else { 0 }
     }
 
     fn once(&self, thread: usize, private: &mut [u8], barrier: &SpinBarrier) {
         if self.copies {
-            let mut input = self.inputs[thread].write().unwrap_or_else(PoisonError::into_inner);
-            let bytes = input.len();
-            input.copy_from_slice(&private[..bytes]);
-            drop(input);
+            if let Some(input) = self.inputs.get(thread) {
+                let mut input = input.write().unwrap_or_else(PoisonError::into_inner);
+                let bytes = input.len();
+                input.copy_from_slice(&private[..bytes]);
+            }
             barrier.wait();
         }
         self.parts[thread].iter().for_each(|part| self.sweep(part));
         barrier.wait();
         if self.copies {
             let mut rest = private;
-            for piece in &self.outputs[thread] {
+            for piece in self.outputs.get(thread).into_iter().flatten() {
                 let piece = lock(piece);
                 let (now, later) = rest.split_at_mut(piece.len());
                 now.copy_from_slice(&piece);
@@ -196,7 +199,7 @@ mod tests {
     use super::{super::round::times, *};
 
     /// The results after each rank has contributed its number everywhere.
-    fn after(operation: Operation, copies: bool, elements: usize) -> Vec<Vec<i16>> {
+    fn after(operation: Operation, copies: bool, threads: usize, elements: usize) -> Vec<Vec<i16>> {
         let ranks = 3;
         let room = |rank| bytes(operation, DType::I16, (rank, ranks), elements).map(|n| n / 2);
         let mut inputs: Vec<Vec<i16>> =
@@ -206,15 +209,16 @@ mod tests {
             inputs.iter_mut().map(|tensor| bytemuck::cast_slice_mut(tensor)).collect();
         let mut output: Vec<&mut [u8]> =
             outputs.iter_mut().map(|tensor| bytemuck::cast_slice_mut(tensor)).collect();
-        let program = Apart::new(operation, DType::I16, copies, elements, &mut input, &mut output);
-        assert_eq!(times(&program, ranks as usize, 1, Duration::ZERO).len(), 1);
+        let program =
+            Apart::new(operation, DType::I16, copies, threads, elements, &mut input, &mut output);
+        assert_eq!(times(&program, threads, 1, Duration::ZERO).len(), 1);
         outputs
     }
 
     #[test]
     fn the_plain_program_does_the_work() {
         let (op, root) = (ReduceOp::Sum, 1);
-        for share in [1, 70, 10_007] {
+        for (share, threads) in [(1, 3), (70, 5), (10_007, 3), (10_007, 8)] {
             let elements = 3 * share;
             let each = |values: [i16; 3]| values.map(|v| vec![v; share]).concat();
             let of = |value: i16, count: usize| vec![value; count];
@@ -228,10 +232,10 @@ mod tests {
                 (Operation::Alltoall, [each([1, 2, 3]), each([1, 2, 3]), each([1, 2, 3])]),
                 (Operation::SendReceive, [of(3, elements), of(1, elements), of(2, elements)]),
             ] {
-                assert_eq!(after(operation, false, elements), expected, "{operation:?}");
+                assert_eq!(after(operation, false, threads, elements), expected, "{operation:?}");
                 // The shared tensors hold the copied content of private memory: a one in each byte,
                 // once or multiplied by the sum.
-                let copied = after(operation, true, elements);
+                let copied = after(operation, true, threads, elements);
                 let ones = i16::from_ne_bytes([1; 2]);
                 assert!(copied.iter().flatten().all(|value| *value % ones == 0), "{operation:?}");
                 assert!(copied.iter().flatten().all(|value| *value != 0), "{operation:?}");

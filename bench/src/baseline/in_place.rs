@@ -1,5 +1,6 @@
 //! The baseline of an allreduce. Each thread reduces its slice of all tensors and writes the result
-//! to all of them. The threads' own tensors pass through shared ones that fit into the cache.
+//! to all of them. The ranks' own tensors, one for each of the first threads, pass through shared
+//! ones that fit into the cache.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -8,7 +9,7 @@ use gradwire_proto::{DType, ReduceOp};
 
 use super::round::{Program, SpinBarrier};
 
-/// The largest shared tensor for passing the threads' own tensors, in bytes.
+/// The largest shared tensor for passing the ranks' own tensors, in bytes.
 const WINDOW: usize = 4 << 20;
 
 /// One rank's tensor, cut so that each thread can have its slice of all tensors. The barriers
@@ -16,12 +17,12 @@ const WINDOW: usize = 4 << 20;
 /// compiler that this is safe.
 type Slices<'a> = Vec<Mutex<&'a mut [u8]>>;
 
-/// The program, with a thread for each tensor.
+/// The program, with at least one thread for each tensor.
 #[derive(Debug)]
 pub(super) struct InPlace<'a> {
     op: ReduceOp,
     dtype: DType,
-    /// Whether each thread also has its own tensor, which is copied in before and out after.
+    /// Whether each rank also has its own tensor, which its thread copies in before and out after.
     copies: bool,
     bytes: usize,
     /// The bytes of a thread's slice of the shared tensors; the last slice may be shorter.
@@ -30,14 +31,15 @@ pub(super) struct InPlace<'a> {
 }
 
 impl<'a> InPlace<'a> {
-    /// The program for tensors of equal length.
+    /// The program for tensors of equal length, on `threads` threads.
     pub(super) fn new(
         op: ReduceOp,
         dtype: DType,
         copies: bool,
+        threads: usize,
         tensors: &'a mut [&mut [u8]],
     ) -> Self {
-        let (threads, size) = (tensors.len(), dtype.size());
+        let size = dtype.size();
         let bytes = tensors.first().map_or(0, |tensor| tensor.len());
         let shared = if copies { bytes.min(WINDOW) } else { bytes };
         // Slices of whole cache lines, so that no two threads write to the same one.
@@ -69,26 +71,31 @@ impl<'a> InPlace<'a> {
 }
 
 impl Program for InPlace<'_> {
-    fn private(&self, _thread: usize) -> usize {
-        if self.copies { self.bytes } else { 0 }
+    fn private(&self, thread: usize) -> usize {
+        if self.copies && thread < self.tensors.len() { self.bytes } else { 0 }
     }
 
     fn once(&self, thread: usize, private: &mut [u8], barrier: &SpinBarrier) {
         if !self.copies {
             self.sweep(thread, self.bytes);
         }
-        for mut window in private.chunks_mut(WINDOW) {
+        let windows = if self.copies { self.bytes.div_ceil(WINDOW) } else { 0 };
+        let mut own = private.chunks_mut(WINDOW);
+        // A thread without a tensor of its own takes part in the sums only.
+        let shared = self.tensors.get(thread).map_or(&[][..], |slices| &slices[..]);
+        for at in 0..windows {
+            let mut window = own.next().unwrap_or_default();
             let mut rest: &[u8] = window;
-            for part in &self.tensors[thread] {
+            for part in shared {
                 let mut part = lock(part);
                 let (now, later) = rest.split_at(part.len().min(rest.len()));
                 part[..now.len()].copy_from_slice(now);
                 rest = later;
             }
             barrier.wait();
-            self.sweep(thread, window.len());
+            self.sweep(thread, WINDOW.min(self.bytes - at * WINDOW));
             barrier.wait();
-            for part in &self.tensors[thread] {
+            for part in shared {
                 let part = lock(part);
                 let (now, later) = window.split_at_mut(part.len().min(window.len()));
                 now.copy_from_slice(&part[..now.len()]);
@@ -110,42 +117,47 @@ mod tests {
     use super::{super::round::times, *};
 
     /// The result for three tensors with 1, 2 and 3 in every element.
-    fn after(op: ReduceOp, copies: bool, elements: usize) -> Vec<Vec<f32>> {
+    fn after(op: ReduceOp, copies: bool, threads: usize, elements: usize) -> Vec<Vec<f32>> {
         let mut tensors: Vec<Vec<f32>> =
             [1.0, 2.0, 3.0].iter().map(|value| vec![*value; elements]).collect();
         let mut slices: Vec<&mut [u8]> =
             tensors.iter_mut().map(|tensor| bytemuck::cast_slice_mut(tensor)).collect();
         // One round after the warm-up, however slow this machine is.
-        let program = InPlace::new(op, DType::F32, copies, &mut slices);
-        assert_eq!(times(&program, 3, 1, Duration::ZERO).len(), 1);
+        let program = InPlace::new(op, DType::F32, copies, threads, &mut slices);
+        assert_eq!(times(&program, threads, 1, Duration::ZERO).len(), 1);
         tensors
     }
 
     #[test]
     fn the_program_does_the_work() {
-        for elements in [1, 3, 1000, 100_001] {
-            let max = after(ReduceOp::Max, false, elements);
+        for (elements, threads) in [(1, 3), (3, 4), (1000, 3), (1000, 5), (100_001, 8)] {
+            let max = after(ReduceOp::Max, false, threads, elements);
             assert!(max.iter().flatten().all(|value| *value == 3.0), "{elements} elements");
             // 6, then 18, then 54.
-            let sum = after(ReduceOp::Sum, false, elements);
+            let sum = after(ReduceOp::Sum, false, threads, elements);
             assert!(sum.iter().flatten().all(|value| *value == 54.0), "{elements} elements");
             let ones = f32::from_ne_bytes([1; 4]);
-            let sum = after(ReduceOp::Sum, true, elements);
+            let sum = after(ReduceOp::Sum, true, threads, elements);
             assert!(sum.iter().flatten().all(|value| *value > ones), "{elements} elements");
         }
     }
 
-    /// The threads' own tensors pass completely through smaller shared ones, including the last
+    /// The ranks' own tensors pass completely through smaller shared ones, including the last
     /// part.
     #[test]
-    fn the_threads_own_tensors_are_reduced_whole() {
+    fn the_ranks_own_tensors_are_reduced_whole() {
         let elements = (2 * WINDOW + 4000) / 4;
         let mut shared = vec![vec![0f32; elements]; 3];
         let mut slices: Vec<&mut [u8]> =
             shared.iter_mut().map(|tensor| bytemuck::cast_slice_mut(tensor)).collect();
-        let program = InPlace::new(ReduceOp::Sum, DType::F32, true, &mut slices);
-        let barrier = SpinBarrier::new(3);
+        let threads = 5;
+        let program = InPlace::new(ReduceOp::Sum, DType::F32, true, threads, &mut slices);
+        let barrier = SpinBarrier::new(threads);
         std::thread::scope(|scope| {
+            for thread in 3..threads {
+                let (program, barrier) = (&program, &barrier);
+                scope.spawn(move || program.once(thread, &mut [], barrier));
+            }
             for thread in 0..3 {
                 let (program, barrier) = (&program, &barrier);
                 scope.spawn(move || {

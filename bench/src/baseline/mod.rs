@@ -1,9 +1,10 @@
 //! The baseline: the same work by a program without Gradwire, measured in the same run.
 //!
-//! Within a node, that program has one thread for each rank, and tensors in the same kind of shared
-//! memory as ranks. The threads divide the work and use the same kernels. Between steps they spin
-//! at barriers. It has neither daemon, ring, negotiation nor wake-ups. With tensors in
-//! ordinary memory, each thread also has its own tensor, which is copied in before and out after.
+//! Within a node, that program has one thread for each rank, and for large tensors up to one for
+//! each core. Its tensors are in the same kind of shared memory as those of ranks. The threads
+//! divide the work and use the same kernels. Between steps they spin at barriers. It has neither
+//! daemon, ring, negotiation nor wake-ups. With tensors in ordinary memory, each rank also has its
+//! own tensor, which one thread copies in before and out after.
 //!
 //! Threads of one process represent processes that share a mapping: they move the same bytes
 //! between processor and memory.
@@ -26,6 +27,7 @@ use gradwire_worker::{Buffer, Session};
 use self::{apart::Apart, in_place::InPlace};
 use super::{
     args::Data,
+    machine,
     operation::{Memory, Operation},
     size::Rate,
     stats::Stats,
@@ -66,6 +68,10 @@ impl Setup {
 /// At this size its time is proportional to the size, so times of larger tensors are extrapolated.
 const LARGEST: usize = 256 << 20;
 
+/// The least bytes of a tensor for each thread beyond one for each rank: less work takes no longer
+/// than the barrier.
+const EACH: usize = 16 << 10;
+
 /// The time limit of the program for one size (WAIT), because the other ranks wait.
 const LONGEST: Duration = Duration::from_secs(2);
 
@@ -102,7 +108,8 @@ fn in_memory(
     elements: usize,
 ) -> Result<f64, CommandError> {
     let &Setup { operation, dtype, memory, .. } = setup;
-    let (threads, rounds) = (ranks as usize, setup.iters as usize);
+    let bytes = elements.saturating_mul(dtype.size());
+    let (threads, rounds) = (threads(ranks, bytes, machine::cores()), setup.iters as usize);
     let copies = memory == Memory::Ordinary;
     let most = |bytes: usize| {
         let granule = operation.granule(ranks);
@@ -114,7 +121,7 @@ fn in_memory(
             .map(|_| tensor(session, dtype, measured * dtype.size()))
             .collect::<Result<Vec<_>, _>>()?;
         let mut slices: Vec<&mut [u8]> = tensors.iter_mut().map(|t| t.bytes_mut()).collect();
-        let program = InPlace::new(op, dtype, copies, &mut slices);
+        let program = InPlace::new(op, dtype, copies, threads, &mut slices);
         (measured, round::times(&program, threads, rounds, LONGEST))
     } else {
         let measured = most(LARGEST / 2);
@@ -126,10 +133,17 @@ fn in_memory(
         let (mut inputs, mut outputs) = (room(0)?, room(1)?);
         let mut inputs: Vec<&mut [u8]> = inputs.iter_mut().map(|t| t.bytes_mut()).collect();
         let mut outputs: Vec<&mut [u8]> = outputs.iter_mut().map(|t| t.bytes_mut()).collect();
-        let program = Apart::new(operation, dtype, copies, measured, &mut inputs, &mut outputs);
+        let program =
+            Apart::new(operation, dtype, copies, threads, measured, &mut inputs, &mut outputs);
         (measured, round::times(&program, threads, rounds, LONGEST))
     };
     Ok(least(&times) * (elements as f64 / measured.max(1) as f64))
+}
+
+/// The threads of the program for tensors of this size: one for each rank, and up to one for each
+/// core where each has enough to do.
+fn threads(ranks: u32, bytes: usize, cores: usize) -> usize {
+    cores.min(bytes / EACH).max(ranks as usize)
 }
 
 fn tensor(session: &Session, dtype: DType, bytes: usize) -> Result<Buffer, CommandError> {
@@ -146,6 +160,13 @@ fn least(times: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_program_uses_the_whole_machine() {
+        let of = |ranks, bytes| threads(ranks, bytes, 16);
+        assert_eq!([of(4, 4), of(4, 64 << 10), of(4, 128 << 10), of(4, 1 << 20)], [4, 4, 8, 16]);
+        assert_eq!([of(32, 1 << 20), threads(4, 64 << 20, 2)], [32, 4]);
+    }
 
     #[test]
     fn temporary_load_is_not_in_the_baseline() {
