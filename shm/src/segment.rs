@@ -42,6 +42,7 @@ pub(crate) mod adopt;
 mod available;
 mod error;
 mod pages;
+mod parallel;
 pub(crate) mod reserve;
 
 pub use available::{Available, available};
@@ -234,12 +235,14 @@ impl Segment {
     fn populate(&self, bytes: Range<u64>) -> rustix::io::Result<()> {
         // The kernel wants whole pages.
         let begin = bytes.start - bytes.start % rustix::param::page_size() as u64;
-        let length = bytes.end.saturating_sub(begin);
-        let start = self.range(begin, length).ok_or(Errno::FAULT)?.cast::<c_void>();
-        rustix::io::retry_on_intr(|| {
-            // SAFETY: `range` has checked that all of it is our mapping; filling keeps the
-            // contents.
-            unsafe { rustix::mm::madvise(start, length as usize, Advice::LinuxPopulateWrite) }
+        parallel::in_shares(begin..bytes.end, |Range { start, end }| {
+            let length = end - start;
+            let start = self.range(start, length).ok_or(Errno::FAULT)?.cast::<c_void>();
+            rustix::io::retry_on_intr(|| {
+                // SAFETY: `range` has checked that all of it is our mapping; filling keeps the
+                // contents.
+                unsafe { rustix::mm::madvise(start, length as usize, Advice::LinuxPopulateWrite) }
+            })
         })
     }
 
