@@ -12,6 +12,7 @@ __all__ = [
     "Buffer",
     "Gate",
     "Handle",
+    "Preparation",
     "ProcessSet",
     "Session",
     "why_not_alone",
@@ -27,15 +28,19 @@ class Adoption:
     """
     Shared memory to which memory of the program can move, once.
     """
-    def take_place(self, /, address: SupportsIndex, fd: SupportsIndex) -> Buffer:
+    def take_place(
+        self, /, address: SupportsIndex, fd: SupportsIndex, contents: SupportsIndex
+    ) -> Buffer:
         """
         Moves memory of the program here, at its addresses.
 
-        It must be exactly the mapping of a file. Nothing may write to it during the call.
+        It must be exactly the mapping of a file. During the call nothing may use it, nor write to
+        the contents. Other Python threads continue.
 
         Args:
             address: The address of the first byte.
             fd: The file's descriptor, which will refer to the new memory.
+            contents: The address of what the memory will contain; it may be the same address.
 
         Returns:
             A buffer of bytes. The memory still belongs to the program: each operation uses a part
@@ -256,6 +261,28 @@ class Handle:
         Raises:
             WaitTimeout: The operation did not complete within `timeout`. It continues.
             GradwireError: The operation failed.
+        """
+
+@final
+class Preparation:
+    """
+    Shared memory that is being made in the background.
+    """
+    @property
+    def is_done(self, /) -> bool:
+        """
+        Whether ``wait`` returns at once.
+        """
+    def wait(self, /) -> Adoption:
+        """
+        Waits for the shared memory. This may be called once.
+
+        Returns:
+            The shared memory. It is given back if nothing moves there.
+
+        Raises:
+            OutOfResources: Not enough memory is available, here or to the daemon.
+            InvalidRequest: It was called before.
         """
 
 @final
@@ -607,6 +634,19 @@ class Session:
 
         Returns:
             Whether operations of this session accept it.
+        """
+    def prepare_adoption(self, /, nbytes: SupportsIndex) -> Preparation:
+        """
+        Makes shared memory to which memory of the program can move, in the background.
+
+        Args:
+            nbytes: The size in bytes.
+
+        Returns:
+            What waits for the shared memory.
+
+        Raises:
+            OutOfResources: Too much memory of the program has moved already.
         """
     @property
     def rank(self, /) -> int:

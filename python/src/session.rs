@@ -16,7 +16,7 @@ use pyo3::{
 };
 
 use crate::{
-    adoption::Adoption,
+    adoption::{Adoption, Preparation},
     at_exit,
     buffer::{self, Buffer},
     error::{PythonError, Raise},
@@ -245,6 +245,20 @@ impl Session {
     ///     OutOfResources: Not enough memory is available, here or to the daemon.
     fn adoption(&self, py: Python<'_>, nbytes: usize) -> PyResult<Adoption> {
         Ok(py.detach(|| self.inner.adoption(nbytes)).or_raise(py)?.into())
+    }
+
+    /// Makes shared memory to which memory of the program can move, in the background.
+    ///
+    /// Args:
+    ///     nbytes: The size in bytes.
+    ///
+    /// Returns:
+    ///     What waits for the shared memory.
+    ///
+    /// Raises:
+    ///     OutOfResources: Too much memory of the program has moved already.
+    fn prepare_adoption(&self, py: Python<'_>, nbytes: usize) -> PyResult<Preparation> {
+        Ok(self.inner.prepare_adoption(nbytes).or_raise(py)?.into())
     }
 
     /// Returns whether memory belongs to this session.

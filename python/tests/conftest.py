@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,11 @@ def job(tmp_path: Path) -> Job:
     """Runs a program text on the ranks of a job, or alone, and returns its result."""
 
     def run(
-        text: str, ranks: int | None = 2, hosts: str | None = None, **variables: str
+        text: str,
+        ranks: int | None = 2,
+        hosts: str | None = None,
+        before: Sequence[str] = (),
+        **variables: str,
     ) -> subprocess.CompletedProcess[str]:
         program = tmp_path / "program.py"
         program.write_text(textwrap.dedent(text))
@@ -37,7 +42,7 @@ def job(tmp_path: Path) -> Job:
             places = ["-np", str(ranks)] if hosts is None else ["-H", hosts]
             words = [LAUNCHER, "run", *places, "--", *words]
         return subprocess.run(
-            words,
+            [*before, *words],
             env={**os.environ, "TEST_FOLDER": str(tmp_path), **variables},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

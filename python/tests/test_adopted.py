@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 
 import pytest
 from launching import Job
@@ -17,7 +19,7 @@ import gradwire.torch as hvd
 from gradwire.torch import _adopt
 from gradwire.torch._adopt import is_shared as adopted
 
-_adopt.LOOK_PAUSE, _adopt.LOCK_SECONDS = 0.0, 60.0
+_adopt.LOOK_PAUSE = 0.0
 N = 200_000
 
 def fresh():
@@ -181,6 +183,7 @@ def test_too_little_space_is_one_line(job: Job) -> None:
     done = job(
         START
         + """
+_adopt._moving.way = lambda: _adopt._moving.Way(intercepted=True, reserves=True)
 real = os.statvfs
 os.statvfs = lambda path: os.statvfs_result((4096, 4096, 100, 50, 50, 9, 9, 9, 0, 255))
 tensors = [torch.zeros(N), torch.zeros(N)]
@@ -248,10 +251,104 @@ def gone(self):
     raise RuntimeError("not available")
 torch.UntypedStorage._share_fd_cpu_ = gone
 tensor = torch.zeros(N)
-for _ in range(4):
+for _ in range(20):
     exchange(tensor)
 assert not adopted(tensor)
 """
     )
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("can't move into shared memory and will be copied") == 2, done.stdout
+
+
+# A large tensor whose values show where each byte came from.
+LARGE = (
+    START
+    + """
+N = int(os.environ["TEST_BYTES"]) // 4
+tensor, mine, ours = torch.zeros(N), fresh(), total()
+def turn(at):
+    tensor.copy_(mine)
+    hvd.allreduce_(tensor, name="large", op=hvd.Sum)
+    assert torch.equal(tensor, ours)
+    return adopted(tensor)
+"""
+)
+
+
+def test_all_ranks_have_moved_by_the_tenth_call(job: Job) -> None:
+    """They move at the same time, and none gives up."""
+    done = job(
+        LARGE
+        + """
+turns = [turn(at) for at in range(10)]
+copied = hvd.stats()["copied_bytes"]
+print("MOVED", turns[1], turns[9], hvd.stats()["adopted_bytes"] == 4 * N, flush=True)
+turn(10)
+assert hvd.stats()["copied_bytes"] == copied
+""",
+        ranks=8,
+        TEST_BYTES=str(64 << 20),
+    )
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("MOVED False True True") == 8, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("folder", "moved"), [("3m", False), ("5m", True)], ids=["too-small", "for-one-rank"]
+)
+def test_a_small_folder(job: Job, folder: str, moved: bool) -> None:
+    """PyTorch's folder has space for the file of one rank at most: the others try again."""
+    mount = f"mount -t tmpfs -o size={folder} tmpfs /dev/shm"
+    if subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True).returncode:
+        pytest.skip("this needs a mount namespace")
+    done = job(
+        LARGE
+        + """
+reserves = _adopt._moving.way().reserves
+for at in range(24):
+    turn(at)
+left = os.statvfs("/dev/shm")
+assert left.f_bfree == left.f_blocks
+print("MOVED", adopted(tensor), not reserves, flush=True)
+""",
+        ranks=3,
+        before=["unshare", "-m", "sh", "-c", mount + ' && exec "$@"', "sh"],
+        TEST_BYTES=str(2 << 20),
+    )
+    assert done.returncode == 0, done.stdout
+    either = f"MOVED {moved} False", "MOVED True True"  # old releases don't need the space
+    assert sum(map(done.stdout.count, either)) == 3, done.stdout
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_rank_killed_while_it_moves(job: Job, moment: str) -> None:
+    """CLEAN: no file is left. The other ranks learn what happened (TELL)."""
+    done = job(
+        LARGE
+        + f"""
+_adopt._moving.way()
+real = _adopt._moving._share
+def kill(storage, put):
+    def half(file, fd):
+        if "{moment}" == "after":
+            put(file, fd)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(storage, half)
+if hvd.rank() == 1:
+    _adopt._moving._share = kill
+print("PID", os.getpid(), flush=True)
+try:
+    for at in range(10):
+        turn(at)
+    sys.exit("it succeeded")
+except hvd.PeerLost as error:
+    print("LOST", error, flush=True)
+""",
+        ranks=3,
+        TEST_BYTES=str(4 << 20),
+    )
+    assert done.returncode != 0, done.stdout
+    assert done.stdout.count("LOST") == 2 and "SIGKILL" in done.stdout, done.stdout
+    pids = re.findall(r"PID (\d+)", done.stdout)
+    left = [name for name in os.listdir("/dev/shm") for pid in pids if pid in name.split("_")]
+    assert len(pids) == 3 and not left

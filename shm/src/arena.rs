@@ -6,7 +6,7 @@
 //! arena grows, and when somebody calls [`Arena::give_back`]. If the daemon cannot be asked to
 //! stop, [`take_back`] detaches segments from it.
 //!
-//! Memory that the program already has can become a segment of its own ([`Arena::make_adoption`]).
+//! Memory that the program already has can become a segment of its own ([`Arena::adoption`]).
 //! It is a single block. When the block is dropped, only the program owns the memory.
 //!
 //! # Soundness
@@ -27,7 +27,7 @@ mod free_list;
 mod growth;
 mod shared;
 
-pub use adoption::Adoption;
+pub use adoption::{Adoption, AdoptionPlace};
 pub use block::{ArenaBlock, Owner, take_back};
 pub use error::{ArenaError, RegisterError};
 pub use growth::{ArenaConfig, SPARE};
@@ -135,13 +135,13 @@ impl Arena {
         self.0.release_all(&retired);
     }
 
-    /// Makes shared memory of this size, to which memory of the program can move
-    /// ([`Adoption::take_place`]). The daemon has it when this returns.
+    /// Takes a place for memory of the program of this size. [`AdoptionPlace::make`] makes the
+    /// shared memory, to which it can move ([`Adoption::take_place`]).
     ///
     /// # Errors
-    /// [`ArenaError`] if it cannot be made or handed over, or if too many segments are adopted.
-    pub fn make_adoption(&self, bytes: u64) -> Result<Adoption, ArenaError> {
-        Adoption::make(&self.0, bytes)
+    /// [`ArenaError`] if too many segments are adopted.
+    pub fn adoption(&self, bytes: u64) -> Result<AdoptionPlace, ArenaError> {
+        AdoptionPlace::take(&self.0, bytes)
     }
 
     /// Whether another segment may be adopted.

@@ -84,11 +84,11 @@ fn adopt(
     fd: &OwnedFd,
     owner: Owner,
 ) -> Result<ArenaBlock, ArenaError> {
-    let adoption = arena.make_adoption(bytes as u64)?;
+    let adoption = arena.adoption(bytes as u64)?.make()?;
     let start = NonNull::new(start.cast()).unwrap();
     // SAFETY: only this thread uses the memory and the file. Tests that unmap the memory before the
     // block is dropped do not use the block any more.
-    unsafe { adoption.take_place(start, fd.as_fd(), owner) }
+    unsafe { adoption.take_place(start, fd.as_fd(), start, owner) }
 }
 
 impl Drop for Array {

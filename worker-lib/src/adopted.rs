@@ -1,16 +1,25 @@
 //! Memory of the program that operations use without a copy. The functions that turn an address
 //! into memory are unsafe; nothing else here is.
+//!
+//! Making the shared memory takes longer than moving there, because the kernel clears each page. It
+//! does not touch the program's memory, so a thread of its own does it while the program goes on.
 
-use std::{os::fd::BorrowedFd, ptr::NonNull};
+use std::{os::fd::BorrowedFd, ptr::NonNull, sync::mpsc};
 
 use gradwire_proto::{DType, Shape};
-use gradwire_shm::arena::{self, Owner};
+use gradwire_shm::arena::{self, AdoptionPlace, Owner};
+use parking_lot::Mutex;
 
 use crate::{
     error::{GradwireError, Result},
     memory::{Buffer, SharedBuffer},
     session::Session,
+    shared::Shared,
+    watch,
 };
+
+/// The thread that makes shared memory in the background.
+const ADOPT: &str = "gw-adopt";
 
 /// Shared memory that the daemon has, to which memory of the program can move. It is given back if
 /// nothing moves there. See [`Session::adoption`].
@@ -20,26 +29,89 @@ pub struct Adoption(arena::Adoption);
 
 impl Adoption {
     /// The second part of [`Session::adopt`]: moves memory of the program here, which must have the
-    /// same size. This takes as long as a copy, and does not wait for anything.
+    /// same size. It gets a copy of `contents`, an address of as many bytes: of other memory, or
+    /// its own. This takes as long as a copy, and does not wait for anything.
     ///
     /// # Errors
     /// [`GradwireError::Arena`] if it is not exactly the mapping of the file `fd`, or if it is
     /// shared with this session already. The memory is unchanged.
     ///
     /// # Safety
-    /// As for [`Session::adopt`].
+    /// As for [`Session::adopt`]. Nobody writes to the contents during the call.
     pub unsafe fn take_place(
         self,
         start: NonNull<u8>,
         fd: BorrowedFd<'_>,
+        contents: NonNull<u8>,
         owner: Owner,
     ) -> Result<SharedBuffer> {
         let shape = Shape::new(&[self.0.bytes()])?;
         // SAFETY: the caller promises the same. The block is used only by operations on the buffer,
         // and by code that dereferences its address.
-        let block = unsafe { self.0.take_place(start, fd, owner) }?;
+        let block = unsafe { self.0.take_place(start, fd, contents, owner) }?;
         Ok(Buffer::new(block, DType::U8, shape).into_shared())
     }
+}
+
+/// Shared memory that is being made in the background. See [`Session::prepare_adoption`].
+#[derive(Debug)]
+#[must_use = "the memory is given back when this is dropped"]
+pub struct Preparation {
+    making: mpsc::Receiver<Result<Adoption>>,
+    made: Option<Result<Adoption>>,
+}
+
+impl Preparation {
+    /// Whether [`Preparation::wait`] returns at once.
+    pub fn is_done(&mut self) -> bool {
+        if self.made.is_none() {
+            self.made = match self.making.try_recv() {
+                Ok(made) => Some(made),
+                Err(mpsc::TryRecvError::Empty) => None,
+                Err(mpsc::TryRecvError::Disconnected) => Some(Err(GradwireError::Closed)),
+            };
+        }
+        self.made.is_some()
+    }
+
+    /// Waits until the memory has been made.
+    ///
+    /// # Errors
+    /// As for [`Session::adopt`].
+    pub fn wait(self) -> Result<Adoption> {
+        let making = self.making;
+        self.made.unwrap_or_else(|| making.recv().unwrap_or(Err(GradwireError::Closed)))
+    }
+}
+
+type Task = Box<dyn FnOnce() + Send>;
+
+/// Runs tasks in their order on a thread, which starts with the first task and ends with this.
+#[derive(Default)]
+pub(crate) struct Background(Mutex<Option<mpsc::Sender<Task>>>);
+
+impl Background {
+    fn run(&self, task: Task) {
+        let mut thread = self.0.lock();
+        if thread.is_none() {
+            let (sender, tasks) = mpsc::channel::<Task>();
+            let run = move || tasks.into_iter().for_each(|task| task());
+            *thread = watch::spawn(ADOPT, run).ok().map(|_| sender);
+        }
+        // Without a thread, the caller does it itself.
+        match &*thread {
+            Some(sender) => sender.send(task).unwrap_or_else(|mpsc::SendError(task)| task()),
+            None => task(),
+        }
+    }
+}
+
+/// Makes the shared memory.
+fn make(shared: &Shared, place: AdoptionPlace) -> Result<Adoption> {
+    place.make().map(Adoption).or_else(|error| {
+        shared.check()?; // the first cause, not its consequence (TELL)
+        Err(error.into())
+    })
 }
 
 impl Session {
@@ -73,7 +145,7 @@ impl Session {
     ) -> Result<SharedBuffer> {
         let adoption = self.adoption(bytes)?;
         // SAFETY: the caller promises the same.
-        unsafe { adoption.take_place(start, fd, owner) }
+        unsafe { adoption.take_place(start, fd, start, owner) }
     }
 
     /// The first part of [`Session::adopt`]: makes shared memory of this size, to which memory of
@@ -83,14 +155,30 @@ impl Session {
     /// # Errors
     /// As for [`Session::adopt`].
     pub fn adoption(&self, bytes: usize) -> Result<Adoption> {
+        let place = self.place(bytes)?;
+        self.shared().noted(make(self.shared(), place))
+    }
+
+    /// Like [`Session::adoption`], but another thread makes the memory, after those that were
+    /// prepared before. It counts as adopted from now on.
+    ///
+    /// # Errors
+    /// [`GradwireError`] if the session has ended, or if there are too many adopted buffers. Other
+    /// errors are those of [`Preparation::wait`].
+    pub fn prepare_adoption(&self, bytes: usize) -> Result<Preparation> {
+        let place = self.place(bytes)?;
+        let ((sender, making), shared) = (mpsc::sync_channel(1), self.shared().clone());
+        // If nobody waits for the memory any more, it is given back.
+        self.background().run(Box::new(move || drop(sender.send(make(&shared, place)))));
+        Ok(Preparation { making, made: None })
+    }
+
+    fn place(&self, bytes: usize) -> Result<AdoptionPlace> {
         self.check_process()?;
         self.shared().check()?;
         Shape::new(&[bytes as u64])?;
-        let made = self.arena().make_adoption(bytes as u64).or_else(|error| {
-            self.shared().check()?; // the first cause, not its consequence (TELL)
-            Err(GradwireError::from(error))
-        });
-        Ok(Adoption(self.shared().noted(made)?))
+        let place = self.arena().adoption(bytes as u64).map_err(GradwireError::from);
+        self.shared().noted(place)
     }
 
     /// The largest tensor that may be adopted, in bytes; `None` if `worker.adopt` is off.

@@ -148,7 +148,7 @@ mod waiting;
 mod wakers;
 mod watch;
 
-pub use adopted::Adoption;
+pub use adopted::{Adoption, Preparation};
 pub use builder::SessionBuilder;
 pub use collectives::Gathered;
 pub use element::{Bool, Element};

@@ -16,6 +16,7 @@ use gradwire_shm::arena::{self, Arena};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
+    adopted::Background,
     element::Element,
     error::{GradwireError, Result},
     gate::{Bar, Gate},
@@ -53,6 +54,7 @@ struct Inner {
     names: Mutex<Names>,
     sets: Mutex<ProcessSets>,
     limits: Limits,
+    background: Background,
 }
 
 /// The limits of a session's calls.
@@ -133,7 +135,9 @@ impl Session {
     ) -> Self {
         let sets = Mutex::new(ProcessSets::new(world.size, world.rank));
         let (threads, names) = (Mutex::new(Some(threads)), Mutex::default());
-        let inner = Inner { shared, arena, world, job, process, threads, names, sets, limits };
+        let background = Background::default();
+        let inner =
+            Inner { shared, arena, world, job, process, threads, names, sets, limits, background };
         Self { inner: Arc::new(inner), gate: None, limit: None }
     }
 
@@ -384,6 +388,11 @@ impl Session {
     /// The limits of the session's calls.
     pub(crate) fn limits(&self) -> &Limits {
         &self.inner.limits
+    }
+
+    /// The thread for work that the program does not wait for.
+    pub(crate) fn background(&self) -> &Background {
+        &self.inner.background
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {

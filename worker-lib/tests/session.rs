@@ -485,6 +485,30 @@ fn a_daemon_without_memory_refuses_one_tensor() {
 }
 
 #[test]
+fn memory_to_adopt_is_made_in_the_background() {
+    let (daemon, session) = FakeDaemon::alone();
+    let adopted = || session.stats().arena.adopted;
+    let mut making: Vec<_> =
+        (1..4).map(|mib| session.prepare_adoption(mib << 20).unwrap()).collect();
+    assert_eq!(adopted(), 3, "each has its place already");
+    let last = making.pop().unwrap();
+    assert!(last.wait().is_ok());
+    assert!(making.iter_mut().all(|earlier| earlier.is_done()), "they are made in order");
+    assert_eq!(adopted(), 2, "what nobody uses is given back");
+    drop(making);
+    assert_eq!(adopted(), 0);
+    daemon.has_memory(false);
+    let refused = session.prepare_adoption(4096).unwrap().wait().unwrap_err().to_string();
+    assert!(refused.contains("no address space"), "{refused}");
+    assert_eq!(adopted(), 0);
+    daemon.has_memory(true);
+    let late = session.prepare_adoption(64 << 20).unwrap();
+    session.shutdown().unwrap();
+    drop(late.wait()); // it was made before, or fails: it does not hang
+    assert!(matches!(session.prepare_adoption(4096), Err(GradwireError::Closed)));
+}
+
+#[test]
 fn after_the_shutdown_nothing_starts() {
     let (_daemon, session) = FakeDaemon::alone();
     let other = session.clone();

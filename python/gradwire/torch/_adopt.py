@@ -1,16 +1,21 @@
 """Moves ordinary CPU tensors into shared memory, so that they need no further copies.
 
-PyTorch can move a storage into a file in shared memory, in place: all tensors on the storage
-follow, including those held by C++ code, such as DDP's buckets. Then the native session *adopts*
-that memory: it maps sealed memory that it shares with the daemon at the same addresses. As usual,
-PyTorch frees the memory with the storage. Only the tensor's address changes.
+PyTorch can move a storage into a mapped file, in place: all tensors on the storage follow,
+including those held by C++ code, such as DDP's buckets. On the way the native session puts sealed
+memory, which it shares with the daemon, in the place of the file: it *adopts* the storage. As
+usual, PyTorch frees the memory with the storage. Only the tensor's address changes.
 
-This module decides which storages move. A storage moves when it is exchanged in place for the
-second time, because it will likely be exchanged again. It moves only in an operation that exchanges
-all of it: nothing else may use the tensors of that operation, but other threads may compute on the
-rest of their storage. It never moves while an operation on it is in flight, which might write to
-the old addresses. Memory whose address others may hold does not move: NumPy's, pinned, mapped or
-shared memory, and parameters, of which a forked child may have its own copy.
+This module decides which storages move, and ``_moving`` moves them. A storage moves when it is
+exchanged in place for the second time, because it will likely be exchanged again. If it is large,
+the second exchange only starts to make the shared memory, in the background, and is copied like the
+first. A later one moves the storage. It moves only in an operation that exchanges all of it:
+nothing else may use the tensors of that operation, but other threads may compute on the rest of
+their storage. It never moves while an operation on it is in flight, which might write to the old
+addresses. Memory whose address others may hold does not move: NumPy's, pinned, mapped or shared
+memory, and parameters, of which a forked child may have its own copy.
+
+Ranks move independently. All that they share is the space in PyTorch's folder, which the kernel
+reserves for one of them or refuses.
 
 Python's garbage collector lists all parameters, except those that ``gc.freeze()`` has hidden. While
 there are frozen objects, only a storage that no other tensor uses moves: it has no parameter.
@@ -19,7 +24,6 @@ there are frozen objects, only a storage that no other tensor uses moves: it has
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import gc
 import itertools
@@ -38,6 +42,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from gradwire import _native, _world
 from gradwire._errors import GradwireError
 from gradwire._uses import COPIED, Use
+from gradwire.torch import _moving
 
 # Smaller tensors are copied: the rest of their exchange takes longer than the copy.
 MIN_BYTES = 64 << 10
@@ -48,11 +53,13 @@ _LOOK_EVERY = 64
 # tensors in their first steps, so searches may run ahead of these pauses by LOOK_AHEAD seconds.
 LOOK_PAUSE = 20.0
 LOOK_AHEAD = 10.0
-# The folder of PyTorch's files, the timeout for the lock while another rank moves a storage there,
-# and the pause after such a timeout.
-_FOLDER = "/dev/shm"
-LOCK_SECONDS = 1.0
-LOCK_PAUSE = 20.0
+# Up to this size, the shared memory is made at once: it takes less time than the exchange.
+AT_ONCE = 1 << 20
+# How many further exchanges may be copied while the memory for a larger storage is made. Then one
+# waits for it.
+PATIENCE = 5
+# How often PyTorch may fail to make a file before a storage is copied for ever.
+_MAX_TRIES = 16
 
 _log = logging.getLogger("gradwire")
 
@@ -78,6 +85,13 @@ class _Storage:
         self.session: _native.Session | None = None
         self.buffer: _native.Buffer | None = None
         self.address = self.nbytes = 0
+        # Before it moves: the shared memory of this size or what makes it, how many exchanges have
+        # been copied meanwhile, and how often PyTorch could not make a file.
+        self.preparation: _native.Preparation | None = None
+        self.memory: _native.Adoption | None = None
+        self.waits = self.tries = 0
+        # The number of its last call.
+        self.used = 0
         # The byte ranges that in-place operations currently use.
         self.ranges: list[tuple[int, int]] = []
 
@@ -110,7 +124,12 @@ class _Storage:
 
     def forget(self) -> None:
         """Drops the shared memory. The session releases it."""
-        self.buffer = self.session = None
+        self.buffer = self.session = self.preparation = self.memory = None
+
+    def waits_in_vain(self) -> bool:
+        """Returns whether it has shared memory to move to, but is not exchanged any more."""
+        waits = self.preparation is not None or self.memory is not None
+        return waits and _now - self.used > _MAX_KNOWN
 
 
 class _StorageUse(Use):
@@ -139,8 +158,10 @@ _ended: deque[int] = deque()
 # The storages of parameters at the last search, which covered entries with a number below _looked.
 _parameters: set[int] = set()
 _looked = 0
-# When the next search may start, and when the next storage may move.
-_look_from = _move_from = 0.0
+# When the next search may start.
+_look_from = 0.0
+# The number of the last call.
+_now = 0
 _warned: set[str] = set()
 # In a forked child, the parent's storages.
 _of_parent: list[dict[int, _Storage]] = []
@@ -233,7 +254,9 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def _entry(storage: torch.UntypedStorage, new: bool) -> _Storage | None:
     """Returns the entry of a storage, which is created if ``new`` is True."""
-    if _ended or next(_calls) % _LOOK_EVERY == 0:
+    global _now
+    _now = next(_calls)
+    if _ended or _now % _LOOK_EVERY == 0:
         sweep()
     key = storage._cdata
     entry = _known.get(key)
@@ -242,15 +265,21 @@ def _entry(storage: torch.UntypedStorage, new: bool) -> _Storage | None:
             return None
         entry = _known[key] = _Storage(storage)
     entry.watch(storage)
+    entry.used = _now
     return entry
 
 
 def sweep() -> None:
-    """Forgets destroyed storages; the session releases their memory."""
+    """Forgets destroyed storages, and memory for storages that are not exchanged any more.
+
+    The session releases their memory.
+    """
     with _lock:
         _ended.clear()
         for key in [key for key, entry in _known.items() if entry.weak.expired()]:
             del _known[key]
+        for entry in filter(_Storage.waits_in_vain, _known.values()):
+            entry.forget()
 
 
 # Whether it may move
@@ -259,7 +288,8 @@ def sweep() -> None:
 def _may_move(entry: _Storage, storage: torch.UntypedStorage, session: _native.Session) -> bool:
     if entry.refused or entry.ranges or not 0 < storage.nbytes() <= session.adopt_max_bytes:
         return False
-    if time.monotonic() < _move_from or not _numbers_left(session):
+    waits = entry.preparation is not None or entry.memory is not None
+    if not waits and not _numbers_left(session):
         return False
     if entry.moved:  # in an earlier session
         return (storage.data_ptr(), storage.nbytes()) == (entry.address, entry.nbytes)
@@ -270,7 +300,7 @@ def _may_move(entry: _Storage, storage: torch.UntypedStorage, session: _native.S
         return False
     parameter = _is_parameter(entry, storage)
     entry.refused = parameter is True
-    return parameter is False and _descriptors_left() and _fits(storage.nbytes())
+    return parameter is False and (waits or _descriptors_left())
 
 
 def _is_ordinary(storage: torch.UntypedStorage) -> bool:
@@ -280,7 +310,7 @@ def _is_ordinary(storage: torch.UntypedStorage) -> bool:
     if resizable is None or not resizable() or not hasattr(storage, "_share_fd_cpu_"):
         return False
     if not _has_numpy():
-        return False  # see _keep_size
+        return False  # see _moving
     return not storage.is_shared() and not (torch.cuda.is_initialized() and storage.is_pinned())
 
 
@@ -335,7 +365,7 @@ def _storages_of_parameters() -> Iterator[int]:
 def _descriptors_left() -> bool:
     """Returns whether another storage may use a descriptor; storages may use a quarter of them."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    moved = sum(entry.moved for entry in _known.values())
+    moved = sum(entry.moved or entry.preparation is not None for entry in _known.values())
     if limit == resource.RLIM_INFINITY or 4 * (moved + 1) <= limit:
         return True
     _warn(
@@ -359,29 +389,15 @@ def _numbers_left(session: _native.Session) -> bool:
 
 
 def _fits(nbytes: int) -> bool:
-    """Returns whether a storage fits into PyTorch's folder, which may be small.
-
-    Otherwise, the process would die of SIGBUS. The same amount must remain free for other users of
-    the folder, such as the workers of a ``DataLoader``.
-    """
-    try:
-        system = os.statvfs(_FOLDER)
-        free = system.f_bavail * system.f_frsize
-        if system.f_blocks and free < 2 * nbytes:
-            raise OSError(f"{free} bytes are free")
-        file = os.open(_FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(file, 0, nbytes)
-        finally:
-            os.close(file)
-    except OSError as error:
+    """Returns whether PyTorch's folder, which may be small, has space for a storage."""
+    missing = _moving.lacks_space(nbytes)
+    if missing is not None:
         _warn(
             "space",
             f"a tensor of {nbytes} bytes is copied for each exchange: moving it needs twice its "
-            f"size in {_FOLDER} ({error}). Enlarge it, or set GRADWIRE_WORKER__ADOPT=off",
+            f"size in {_moving.FOLDER} ({missing}). Enlarge it, or set GRADWIRE_WORKER__ADOPT=off",
         )
-        return False
-    return True
+    return missing is None
 
 
 # The move
@@ -389,59 +405,57 @@ def _fits(nbytes: int) -> bool:
 
 def _move(entry: _Storage, storage: torch.UntypedStorage, session: _native.Session) -> bool:
     """Moves a storage into shared memory of the session; returns whether that worked."""
-    global _move_from
     try:
-        with _alone():
-            # Another rank may have used the space meanwhile.
-            if not entry.moved and not _fits(storage.nbytes()):
-                return False
-            # First, because it may fail: a storage that stays in the folder would use space there.
-            adoption = session.adoption(storage.nbytes())
-            fd, _ = storage._share_fd_cpu_()
-            if not entry.moved:
-                entry.moved = True
-                _keep_size(storage)
-            # From here on, the file uses no space in the folder.
-            buffer = adoption.take_place(storage.data_ptr(), fd)
-    except BlockingIOError:
-        _move_from = time.monotonic() + LOCK_PAUSE
-        return False
+        if not _moving.way().intercepted:
+            raise RuntimeError("this release of PyTorch does not support it")
+        if not entry.moved and not _fits(storage.nbytes()):
+            return False
+        # First, because it may fail or take time, and nothing has changed then.
+        if not _has_memory(entry, storage.nbytes(), session) or entry.memory is None:
+            return False
+        if entry.moved:
+            buffer = _moving.again(storage, storage._share_fd_cpu_()[0], entry.memory)
+        else:
+            buffer = _moving.move(storage, entry.memory)
+            entry.moved = True
+    except _moving.NoFile as error:
+        # Other ranks that move at the same time may have used the space: the next exchange tries it
+        # again.
+        entry.tries += 1
+        entry.refused = entry.tries >= _MAX_TRIES
+        failure: Exception = error
     except (GradwireError, RuntimeError, OSError) as error:
         entry.refused = True
-        _warn("failure", f"a tensor can't move into shared memory and will be copied: {error}")
+        failure = error
+    else:
+        entry.memory = None
+        entry.share(storage, session, buffer)
+        return True
+    if entry.refused:
+        entry.forget()
+        _warn("failure", f"a tensor can't move into shared memory and will be copied: {failure}")
+    return False
+
+
+def _has_memory(entry: _Storage, nbytes: int, session: _native.Session) -> bool:
+    """Returns whether there is shared memory for a storage. If not, it is being made."""
+    if entry.nbytes != nbytes:
+        entry.forget()
+        entry.nbytes = nbytes
+    if entry.memory is not None:
+        return True
+    if nbytes <= AT_ONCE:
+        entry.memory = session.adoption(nbytes)
+        return True
+    if entry.preparation is None:
+        entry.preparation, entry.waits = session.prepare_adoption(nbytes), 0
         return False
-    entry.share(storage, session, buffer)
+    entry.waits += 1
+    if entry.waits <= PATIENCE and not entry.preparation.is_done:
+        return False
+    preparation, entry.preparation = entry.preparation, None
+    entry.memory = preparation.wait()
     return True
-
-
-def _keep_size(storage: torch.UntypedStorage) -> None:
-    """Makes PyTorch reject resizing of a moved storage, instead of crashing.
-
-    A shared storage has no allocator. PyTorch rejects resizing only for storages that NumPy has had
-    a view of.
-    """
-    torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
-
-
-@contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Serializes the ranks of a node, each of which needs free space in the folder."""
-    folder = os.open(_FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        until = time.monotonic() + LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    raise
-                time.sleep(0.001)
-        yield
-    finally:
-        # Explicitly, because a child forked concurrently would also hold the descriptor.
-        fcntl.flock(folder, fcntl.LOCK_UN)
-        os.close(folder)
 
 
 def _warn(what: str, text: str) -> None:

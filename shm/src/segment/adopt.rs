@@ -1,18 +1,21 @@
-//! Turns memory that the program already has into a segment, at the same addresses.
+//! Turns a file that a framework maps into a segment, at the same addresses.
 //!
-//! A framework can keep an array in a file that it maps (PyTorch does so to share a tensor with
+//! A framework can move an array into a file that it maps (PyTorch does so to share a tensor with
 //! other processes). Such a file cannot be handed to the daemon: it is not sealed, so a process
 //! could truncate it while the daemon works on it, and the daemon would receive SIGBUS (TRUST). So
-//! the contents move to a sealed memfd, whose mapping replaces the old one atomically. The
-//! descriptor of the framework's file is redirected to the memfd, so that the old file takes no
-//! memory any more.
+//! a sealed memfd with the contents of the array replaces the mapping of the file atomically. The
+//! contents need not be in the file: they are copied once, from wherever they are. The descriptor
+//! of the framework's file is redirected to the memfd, so that the old file takes no memory any
+//! more.
 //!
 //! The framework keeps the addresses: it, and not the segment, unmaps them when the array is freed.
 //! So before anything is mapped there, [`is_mapped`] checks that they are still exactly the mapping
 //! of that file.
 
 use std::{
+    convert::Infallible,
     mem::ManuallyDrop,
+    ops::Range,
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     ptr::{self, NonNull},
 };
@@ -20,7 +23,7 @@ use std::{
 use procfs::process::{MMPermissions, Process};
 use rustix::mm::MremapFlags;
 
-use super::{Segment, SegmentError};
+use super::{HUGE_PAGE, Segment, SegmentError, parallel};
 
 /// The file behind a mapping: the number of its device, and its inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,15 +58,42 @@ pub(crate) fn is_mapped(start: usize, bytes: u64, file: Mapped) -> bool {
     at == end
 }
 
-/// Moves memory of the program to a segment, at the same addresses. `fd` is the descriptor of the
-/// file that is mapped there, from its first byte on. It is redirected to the segment's `memory`.
+/// Where contents are. Threads copy parts of them that don't overlap.
+struct Contents(*const u8);
+
+// SAFETY: whoever makes one promises that the contents do not change while it is used.
+unsafe impl Sync for Contents {}
+
+impl Contents {
+    /// Copies the contents to the beginning of a segment.
+    ///
+    /// # Safety
+    /// There are `bytes` bytes of them, which are not in the segment. Nobody else uses the segment.
+    unsafe fn copy_to(&self, segment: &Segment, bytes: u64) -> Result<(), SegmentError> {
+        let outside = SegmentError::OutOfRange { bytes, max: segment.bytes() };
+        segment.range(0, bytes).ok_or(outside)?;
+        let copied = parallel::in_shares(0..bytes, |Range { start, end }| {
+            let (from, to) = (self.0.wrapping_add(start as usize), segment.as_ptr());
+            let to = to.wrapping_add(start as usize);
+            // SAFETY: both are within the ranges above. The bytes are copied as they are.
+            unsafe { ptr::copy_nonoverlapping(from, to, (end - start) as usize) };
+            Ok::<_, Infallible>(())
+        });
+        let Ok(()) = copied;
+        Ok(())
+    }
+}
+
+/// Puts a segment at the addresses where the program maps a file, with `contents`: the address of
+/// as many bytes, which may be the mapping of the file itself. `fd` is the descriptor of the file,
+/// which is mapped from its first byte on. It is redirected to the segment's `memory`.
 ///
 /// # Errors
 /// [`SegmentError`] if it is not a mapping of that file, or has another size than the segment. Then
 /// nothing has changed.
 ///
 /// # Safety
-/// Nobody writes to the memory during the call: such a write may be lost. The segment's addresses
+/// Nobody writes to the contents during the call: such a write may be lost. The segment's addresses
 /// are used as long as the program's memory stays mapped, and no longer. Nothing else uses `fd`.
 pub(crate) unsafe fn move_to(
     segment: &mut Segment,
@@ -71,6 +101,7 @@ pub(crate) unsafe fn move_to(
     start: NonNull<u8>,
     bytes: u64,
     fd: BorrowedFd<'_>,
+    contents: NonNull<u8>,
 ) -> Result<Mapped, SegmentError> {
     let (address, size) = (start.addr().get(), segment.bytes());
     let file = file_behind(fd)?;
@@ -83,14 +114,14 @@ pub(crate) unsafe fn move_to(
         return Err(SegmentError::NotAMapping { address, bytes, fd });
     }
     let mapped = file_behind(memory.as_fd())?;
-    // SAFETY: both ranges are mapped for this many bytes, as checked above, and do not overlap. The
-    // bytes are copied as they are. If somebody violates the contract of this function and writes
-    // to them meanwhile, the copy has old or new bytes.
-    unsafe { ptr::copy_nonoverlapping(start.as_ptr(), segment.as_ptr(), bytes as usize) };
+    // SAFETY: the caller promises that the contents are there, and nobody else has the segment. If
+    // somebody violates the contract of this function and writes to the contents meanwhile, the
+    // copy has old or new bytes.
+    unsafe { Contents(contents.as_ptr()).copy_to(segment, bytes) }?;
     // SAFETY: the source is exactly the segment's mapping, and the target exactly that of the file,
-    // as checked above. After this the target has the same bytes as before, and it stays accessible
-    // meanwhile, so references into it stay valid. `segment` refers to the new place from now on,
-    // and no longer unmaps it.
+    // as checked above. The target stays accessible meanwhile, and if the contents were there, it
+    // has the same bytes as before, so references into it stay valid. `segment` refers to the new
+    // place from now on, and no longer unmaps it.
     let moved = unsafe {
         rustix::mm::mremap_fixed(
             segment.pointer(),
@@ -103,12 +134,24 @@ pub(crate) unsafe fn move_to(
     moved.map_err(|errno| SegmentError::system("take the place of memory", size, errno))?;
     segment.start = start;
     segment.unmaps = false;
+    let old = fd.try_clone_to_owned();
     // SAFETY: the descriptor is open while it is borrowed, and is not closed here (`ManuallyDrop`).
     // By the contract nothing else relies on the file behind it.
     let mut number = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(fd.as_raw_fd()) });
     // If the system refuses, the old file keeps its memory until the program closes it.
     let _ = rustix::io::dup3(memory, &mut number, rustix::io::DupFlags::CLOEXEC);
+    if let Ok(old) = old {
+        close(old, bytes);
+    }
     Ok(mapped)
+}
+
+/// Closes the old file. Freeing its pages takes longer than the copy, so nobody waits for it.
+fn close(file: OwnedFd, bytes: u64) {
+    if bytes > HUGE_PAGE {
+        // Without a thread, the file is closed here.
+        let _ = parallel::thread().spawn(move || drop(file));
+    }
 }
 
 #[cfg(test)]
@@ -137,7 +180,7 @@ mod tests {
         let reserve = Reserve::of(&segment, fd.as_fd(), HugePages::Never)?;
         let start = NonNull::new(ptr::with_exposed_provenance_mut(start)).unwrap();
         // SAFETY: only this thread uses the memory and the file, and it unmaps the memory last.
-        let mapped = unsafe { move_to(&mut segment, &fd, start, bytes, file) }?;
+        let mapped = unsafe { move_to(&mut segment, &fd, start, bytes, file, start) }?;
         Ok(Adopted { segment, reserve, mapped, fd })
     }
 
@@ -204,6 +247,26 @@ mod tests {
         drop(memory);
         // SAFETY: as above.
         assert_eq!(unsafe { daemon.as_ptr().add(1).read_volatile() }, 9);
+    }
+
+    /// PyTorch's file takes no space then.
+    #[test]
+    fn the_contents_may_be_elsewhere() {
+        let bytes = 9 << 20;
+        let mut memory = Framework::new(bytes);
+        let contents: Vec<u8> = (0..bytes).map(|at| (at / 4093) as u8).collect();
+        let (mut segment, fd) =
+            Segment::create("gradwire-test-adopt", bytes as u64, HugePages::Never).unwrap();
+        let start = NonNull::new(memory.start.cast()).unwrap();
+        let from = NonNull::from(contents.as_slice()).cast();
+        // SAFETY: only this thread uses the memory and the file, and it unmaps the memory last.
+        unsafe { move_to(&mut segment, &fd, start, bytes as u64, memory.fd.as_fd(), from) }
+            .unwrap();
+        assert!(memory.bytes() == contents);
+        let daemon = Segment::open(fd, u64::MAX).unwrap();
+        memory.bytes()[bytes - 1] = 99;
+        // SAFETY: it is within the mapping, and this thread alone uses it.
+        assert_eq!(unsafe { daemon.as_ptr().add(bytes - 1).read_volatile() }, 99);
     }
 
     #[test]

@@ -24,10 +24,10 @@ N = 40_000
 def _look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Removes the pauses, because the tests create tensors more often than programs do."""
     monkeypatch.setattr(_adopt, "LOOK_PAUSE", 0.0)
-    monkeypatch.setattr(_adopt, "LOCK_SECONDS", 60.0)
     # Tests in other files may have started a pause.
     monkeypatch.setattr(_adopt, "_look_from", 0.0)
-    monkeypatch.setattr(_adopt, "_move_from", 0.0)
+    # Large storages move as soon as small ones.
+    monkeypatch.setattr(_adopt, "AT_ONCE", 1 << 40)
 
 
 def fresh(elements: int = N) -> torch.Tensor:
