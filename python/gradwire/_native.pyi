@@ -246,12 +246,16 @@ class Handle:
         Returns:
             True if the operation has completed.
         """
-    def wait(self, /, timeout: SupportsFloat | SupportsIndex | None = None) -> Any:
+    def wait(
+        self, /, timeout: SupportsFloat | SupportsIndex | None = None, *, patient: bool = False
+    ) -> Any:
         """
         Waits for the operation to complete. Ctrl-C interrupts the wait.
 
         Args:
             timeout: The maximum time to wait, in seconds. None waits forever.
+            patient: The wait counts as one without a limit, because the program can't go on after
+                `timeout`, or waits again. So the job ends at once if no rank can ever go on.
 
         Returns:
             A list of buffers, a list of pairs of a buffer and the number of rows from each member,

@@ -2,24 +2,32 @@
 
 A job is in a deadlock only if no thread of any rank could start an operation. A thread that runs
 Python code could, unless it is known to do something else.
+
+Modules that have threads of their own add a function to ``judges``.
 """
 
 from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 # Threads that do one thing only, by the end of a file name and a function in it. What waits behind
 # a gate of `_staging` is known otherwise.
 _HELPERS = (
     ("gradwire/_staging.py", "_serve"),
+    ("gradwire/torch/distributed/_threads.py", "_finish"),
     ("tqdm/_monitor.py", "run"),
     ("torch/utils/data/_utils/pin_memory.py", "_pin_memory_loop"),
     ("multiprocessing/queues.py", "_feed"),
     ("multiprocessing/resource_sharer.py", "_serve"),
     ("tensorboard/summary/writer/event_file_writer.py", "run"),
 )
+
+# Each returns those of the given threads that start nothing before an operation ends or another
+# thread does something.
+judges: list[Callable[[frozenset[int]], frozenset[int]]] = []
 
 
 def others_are_quiet(waiting: frozenset[int]) -> bool:
@@ -36,10 +44,19 @@ def others_are_quiet(waiting: frozenset[int]) -> bool:
         return False
     frames = sys._current_frames()
     try:
-        return all(ident in waiting or _is_quiet(frame) for ident, frame in frames.items())
+        left = frozenset(
+            ident
+            for ident, frame in frames.items()
+            if ident not in waiting and not _is_quiet(frame)
+        )
     finally:
         # It contains this frame, and so a cycle that would keep the tensors of all callers alive.
         frames.clear()
+    # Afterwards: the threads in `waiting` have not done anything since.
+    for judge in judges:
+        if left:
+            left -= judge(left)
+    return not left
 
 
 def _is_quiet(frame: FrameType) -> bool:

@@ -17,8 +17,8 @@ use crate::{buffer::Buffer, error::PythonError, process_set, stuck::PatientThrea
 /// The maximum time between two checks for signals.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
-/// How many slices pass before the first look whether the whole process is stuck. Then each slice
-/// ends with one.
+/// How many slices of a wait without a limit pass before the first look whether the whole process
+/// is stuck. Then each slice ends with one.
 const SLICES_BEFORE_LOOK: u32 = 5;
 
 /// The result of an operation.
@@ -231,6 +231,8 @@ impl Handle {
     ///
     /// Args:
     ///     timeout: The maximum time to wait, in seconds. None waits forever.
+    ///     patient: The wait counts as one without a limit, because the program can't go on after
+    ///         `timeout`, or waits again. So the job ends at once if no rank can ever go on.
     ///
     /// Returns:
     ///     A list of buffers, a list of pairs of a buffer and the number of rows from each member,
@@ -240,8 +242,8 @@ impl Handle {
     /// Raises:
     ///     WaitTimeout: The operation did not complete within `timeout`. It continues.
     ///     GradwireError: The operation failed.
-    #[pyo3(signature = (timeout=None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+    #[pyo3(signature = (timeout=None, *, patient=false))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>, patient: bool) -> PyResult<Py<PyAny>> {
         let limit = match timeout {
             None => None,
             Some(seconds) => Some(Duration::try_from_secs_f64(seconds).map_err(|error| {
@@ -249,6 +251,7 @@ impl Handle {
             })?),
         };
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let is_patient = patient || limit.is_none();
         let (mut slices, mut patient) = (0u32, None);
         loop {
             let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
@@ -263,9 +266,11 @@ impl Handle {
             drop(patient.take());
             py.check_signals()?;
             slices = slices.saturating_add(1);
-            if limit.is_none() && slices >= SLICES_BEFORE_LOOK {
+            if is_patient {
                 let endless = py.detach(|| self.endless());
                 patient = endless.map(|wait| PatientThread::new(py, wait)).transpose()?;
+            }
+            if slices >= SLICES_BEFORE_LOOK {
                 patient.as_ref().map_or(Ok(()), |thread| thread.look(py))?;
             }
             if let (Some(after), true) = (limit, left.is_some_and(|left| left <= SLICE)) {

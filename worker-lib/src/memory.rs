@@ -54,8 +54,8 @@ impl Keep {
     ) -> Result<(), SegmentError> {
         let lent = all.into_iter().map(|keep| (&*keep.block, keep.written.clone()));
         // SAFETY: `written` is not empty only while an operation may write there. Until it has
-        // ended, its tensor is borrowed mutably by a blocking call or owned by a handle, so there
-        // is no slice of it.
+        // ended, its tensor is borrowed mutably by a blocking call or owned by a handle, so nobody
+        // has a slice of it.
         unsafe { arena::take_back(lent) }
     }
 }

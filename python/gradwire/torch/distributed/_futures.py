@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from gradwire import _quiet
 from gradwire.torch.distributed import _threads
 from gradwire.torch.distributed._numbering import Line, Members, Place, here
 
@@ -56,6 +58,8 @@ class _Known:
 
 
 _known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
+# The futures that threads wait for.
+_awaited: dict[int, Any] = {}
 _Future: Any = torch._C.Future
 _then, _add_done_callback, _wait = _Future.then, _Future.add_done_callback, _Future.wait
 
@@ -83,11 +87,31 @@ def seen(future: Any) -> None:
         known.seen = True
 
 
+def _waiting_ones(threads: frozenset[int]) -> frozenset[int]:
+    """Returns those of these threads that wait for a future which other threads will complete."""
+    awaited = {thread: _awaited.get(thread) for thread in threads}
+    return frozenset(
+        thread
+        for thread, future in awaited.items()
+        if future is not None and future in _known and not future.done()
+    )
+
+
+_quiet.judges.append(_waiting_ones)
+
+
 @functools.wraps(_wait)
 def _noted_wait(self: Any) -> Any:
+    thread = threading.get_ident()
+    outer = _awaited.get(thread)  # of a program in whose wait a signal handler runs
+    _awaited[thread] = self
     try:
         return _wait(self)
     finally:
+        if outer is None:
+            _awaited.pop(thread, None)
+        else:
+            _awaited[thread] = outer
         seen(self)
 
 

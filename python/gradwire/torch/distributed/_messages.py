@@ -46,7 +46,7 @@ class QueuedHandle:
         """Returns whether ``wait`` would return or raise immediately."""
         return self._started.is_set() and (self._handle is None or self._handle.poll())
 
-    def wait(self, timeout: float) -> Any:
+    def wait(self, timeout: float, *, patient: bool = False) -> Any:
         """Waits until the message has been started and has completed."""
         until = time.monotonic() + timeout
         if not self._started.wait(timeout):
@@ -54,7 +54,7 @@ class QueuedHandle:
         if self._handle is None:
             assert self._error is not None
             raise self._error
-        return self._handle.wait(max(0.0, until - time.monotonic()))
+        return self._handle.wait(max(0.0, until - time.monotonic()), patient=patient)
 
 
 class Channel:

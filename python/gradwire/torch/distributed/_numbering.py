@@ -118,6 +118,17 @@ def _short(path: str) -> str:
     return hashlib.blake2b(path.encode(), digest_size=16).hexdigest()
 
 
+def note(name: str) -> str:
+    """Returns a remark about an operation that the callback of a future has started, or ''."""
+    path = name.rpartition(".")[0]
+    if ">" not in path or ".tag" in path:  # the names of messages contain both
+        return ""
+    return (
+        f"; the operation '{name}' was started by a callback of a future, so it is paired with "
+        "the same callback on the other ranks, in the order in which they requested it"
+    )
+
+
 class Place:
     """The path of a future, which is the same on all members, and the number of its callbacks."""
 

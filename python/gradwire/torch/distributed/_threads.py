@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from gradwire import _quiet
+
 _GRACE_SECONDS = 5.0
 # The pauses between two checks of dropped operations.
 _MIN_PAUSE, _MAX_PAUSE = 0.002, 0.1
@@ -47,6 +49,13 @@ def _wait_for_others() -> None:
         del job  # it holds tensors
         with _pool:
             _idle += 1
+
+
+def idle_ones(threads: frozenset[int]) -> frozenset[int]:
+    """Returns the idle threads among these; none if one of them may have a job."""
+    with _pool:
+        own = threads & {thread.ident for thread in _waiters}
+        return own if len(own) <= _idle else frozenset()
 
 
 class Dropped(Protocol):
@@ -149,5 +158,6 @@ def _forked() -> None:
     _waiters.clear()
 
 
+_quiet.judges.append(idle_ones)
 atexit.register(_stop)
 os.register_at_fork(after_in_child=_forked)

@@ -27,9 +27,11 @@ from gradwire._world import before_shutdown
 from gradwire.torch import _cuda
 from gradwire.torch.distributed import _threads
 from gradwire.torch.distributed._futures import Failed, numbered, seen, unwrap
-from gradwire.torch.distributed._numbering import Members
+from gradwire.torch.distributed._numbering import Members, note
 
-_SLICE = 0.2
+_SLICE = 1.0
+# A program that waits for at least this long does not expect to go on after the timeout.
+_PATIENT_SECONDS = 60.0
 _last_error: BaseException | None = None
 
 
@@ -77,9 +79,9 @@ class _NotYet(Exception):
     """The operation has not completed."""
 
 
-def _outcome(handle: _native.Handle, within: float) -> Any:
+def _outcome(handle: _native.Handle, within: float, patient: bool) -> Any:
     try:
-        return handle.wait(within)
+        return handle.wait(within, patient=patient)
     except WaitTimeout:
         if not handle.poll():
             raise _NotYet from None
@@ -117,13 +119,17 @@ class Operation:
         # Stream events of the thread that copied the result: later waits follow them.
         self.after: list[_cuda.Mark] = []
 
-    def end(self, until: float) -> None:
-        """Waits, and copies the result to the output tensors; raises its error, or ``_NotYet``."""
+    def end(self, until: float, patient: bool = False) -> None:
+        """Waits, and copies the result to the output tensors; raises its error, or ``_NotYet``.
+
+        A patient wait counts as one without a limit.
+        """
         global _last_error
         results = []
         try:
             for handle in self._handles:
-                results.append(_outcome(handle, max(0.0, until - time.monotonic())))
+                left = max(0.0, until - time.monotonic())
+                results.append(_outcome(handle, left, patient))
         except GradwireError as error:
             shown = self._in_group_terms(error)
             with self._lock:
@@ -247,11 +253,15 @@ class Work(_Work):  # type: ignore[misc]
         if operation is not None:
             operation.dropped()
 
+    def _is_patient(self) -> bool:
+        return self._limit >= _PATIENT_SECONDS
+
     def _timed_out(self, limit: float) -> WaitTimeout:
         global _last_error
         error = WaitTimeout(
             f"{self.operation.what} did not complete within {limit:g} s (the timeout of the call, "
-            "new_group or init_process_group): a rank is late or has not made this call",
+            f"new_group or init_process_group): a rank is late or has not made this call"
+            + note(self.operation.name),
             kind="timeout",
         )
         _last_error = error
@@ -275,7 +285,7 @@ class Work(_Work):  # type: ignore[misc]
         limit = timeout.total_seconds()
         until = time.monotonic() + limit if limit > 0 else self._deadline
         try:
-            self.operation.end(until)
+            self.operation.end(until, self._is_patient() and limit <= 0)
         except BaseException as error:
             # After an error, no result may appear in the tensor later.
             self.operation.given_up = True
@@ -366,7 +376,8 @@ class Work(_Work):  # type: ignore[misc]
         """Completes the future, with a ``Failed`` for an error; not while the interpreter exits."""
         while True:
             try:
-                self.operation.end(min(self._deadline, time.monotonic() + _SLICE))
+                until = min(self._deadline, time.monotonic() + _SLICE)
+                self.operation.end(until, self._is_patient())
             except _NotYet:
                 if time.monotonic() >= self._deadline:
                     self.operation.given_up = True

@@ -28,7 +28,7 @@ import weakref
 from datetime import timedelta
 from typing import Any
 
-from gradwire import _native, _start
+from gradwire import _native, _quiet, _start
 from gradwire._errors import Cancelled, GradwireError, InvalidRequest, WaitTimeout
 from gradwire._world import before_removal, before_shutdown, init, is_initialized, session
 from gradwire.torch.distributed import _launch
@@ -79,6 +79,8 @@ class World:
         self._find_store = weakref.ref(store) if beside is not None else lambda: store
         self._prefix = f"gradwire/sets/{self.generation}"
         self._requesting = threading.Lock()
+        # The last request of this rank, and the one that its thread waits for.
+        self._asked, self._awaits = 0, 0
         self._ending = threading.Event()
         self._changed = threading.Condition()
         self._sets: dict[Key, _native.ProcessSet | BaseException] = {}
@@ -148,7 +150,7 @@ class World:
 
     def _request(self, request: dict[str, Any]) -> None:
         with self._requesting:
-            number = self._store.add(f"{self._prefix}/asked", 1)
+            self._asked = number = self._store.add(f"{self._prefix}/asked", 1)
             self._store.set(f"{self._prefix}/{number}", json.dumps(request))
 
     def _serve(self) -> None:
@@ -159,6 +161,7 @@ class World:
             waits = self._beside is None and hasattr(self._store, "clone")
             store = self._store.clone() if waits else None
             for number in itertools.count(1):
+                self._awaits = number
                 request = json.loads(self._next_request(store, number))
                 if "closed" in request:
                     raise Cancelled(request["closed"], kind="cancelled")
@@ -217,6 +220,15 @@ class World:
             with contextlib.suppress(WaitTimeout):
                 handle.wait(_SLICE)
         return handle.wait(0.0)
+
+    def quiet_ones(self, threads: frozenset[int]) -> frozenset[int]:
+        """Returns the thread for requests, if it does nothing before a rank makes another one.
+
+        A request of another rank may be on its way. But that rank has work to do until all ranks
+        have served it.
+        """
+        ident = self._thread.ident
+        return threads & {ident} if self._awaits > self._asked else frozenset()
 
     def close(self) -> None:
         """Stops the threads of all ranks: without this rank, no further set can be created."""
@@ -287,6 +299,13 @@ def _timed_out(what: str, seconds: float) -> WaitTimeout:
 
 
 _world: World | None = None
+
+
+def _quiet_ones(threads: frozenset[int]) -> frozenset[int]:
+    return frozenset() if _world is None else _world.quiet_ones(threads)
+
+
+_quiet.judges.append(_quiet_ones)
 
 
 def open_world(store: Any, rank: int, size: int, timeout: timedelta, beside: Any = None) -> World:
