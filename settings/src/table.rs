@@ -138,12 +138,12 @@ sections! {
         /// A tensor that waits longer than this for a rank ends the job; 0: never.
         stall_shutdown: Duration =
             "negotiation.stall_shutdown_ms",
-            Kind::Number { min: 0, max: 24 * HOUR_MS }, "0", "ms", User;
+            Kind::Number { min: 0, max: 24 * HOUR_MS }, "0", "ms";
         /// What follows if it is certain that no rank can ever go on, because every rank waits for
         /// an operation that other ranks have not called: the job fails with a table of what each
         /// rank waits for, or the table is only reported.
         deadlock: OnDeadlock =
-            "negotiation.deadlock", Kind::Choice(&["fail", "warn"]), "fail", "", User;
+            "negotiation.deadlock", Kind::Choice(&["fail", "warn"]), "fail", "";
         /// Which algorithms may run: an algorithm with its parameters, such as circulant(radix=4),
         /// or rules by collective and size, such as allreduce:0-64K=recursive-doubling; 64K-=^ring.
         /// auto: the cost model decides for each piece.

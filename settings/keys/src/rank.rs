@@ -100,7 +100,7 @@ sections! {
         /// to them while they were exchanged: in the first ten steps and then in every hundredth
         /// one, always, or never. These steps are slower.
         gradients: CheckGradients =
-            "checks.gradients", Kind::Choice(&["start", "always", "never"]), "start", "", User;
+            "checks.gradients", Kind::Choice(&["start", "always", "never"]), "start", "";
     }
     /// A training process.
     Worker {

@@ -79,7 +79,7 @@ class World:
         self._find_store = weakref.ref(store) if beside is not None else lambda: store
         self._prefix = f"gradwire/sets/{self.generation}"
         self._requesting = threading.Lock()
-        # The last request of this rank, and the one that its thread waits for.
+        # The number of the last request of this rank, and of the request that its thread awaits.
         self._asked, self._awaits = 0, 0
         self._ending = threading.Event()
         self._changed = threading.Condition()
