@@ -28,7 +28,7 @@ INSTALL_WHEEL = pip install --quiet --disable-pip-version-check --force-reinstal
 LINT_TOOL = test -x .venv-lint/bin/$(1) || (python3 -m venv .venv-lint && .venv-lint/bin/pip install --quiet $(1)==$(2))
 
 .PHONY: help demo demo-rust test lint figures programs wheel python-test python-oldest nightly soak sanitize \
-    bench bench-torch bench-choice bench-cycles simulate-check stubs generated-stubs protos metrics-docs \
+    bench bench-node bench-torch bench-choice bench-cycles simulate-check stubs generated-stubs protos metrics-docs \
     simulator-docs dashboards deploy-test docs clean
 
 help: ## this list
@@ -178,6 +178,10 @@ LAB_PROGRAMS = $(CARGO) build --release -p gradwire-cli -p gradwire-daemon -p gr
 
 bench: ## Gradwire and its peers (Gloo, Open MPI, …) side by side
 	lab/benchmarks/run.py $(BENCH_ARGS)
+
+bench-node: wheel ## all_reduce on all cores of this machine, with Gloo and Open MPI: five minutes
+	python3 python/make_venv.py
+	PYTHON=.venv-python/bin/python scripts/bench_node.sh python/dist/gradwire-*.whl --out target/bench-node $(BENCH_ARGS)
 
 bench-torch: wheel ## a step of ResNet-50 in PyTorch, with Gradwire and with DDP over Gloo
 	python3 python/make_venv.py
