@@ -12,19 +12,25 @@
 //! that the earliest failure decides and not the one reported first. It also waits for a daemon's
 //! report of the cause, which may be late on a busy machine, and for the end of the process at
 //! fault.
+//!
+//! - [`events`]: what comes in and what goes out
+//! - [`starting`]: starting processes
+//! - [`ending`]: why the job ends, and stopping it
+
+mod ending;
+pub mod events;
+mod starting;
 
 use std::{collections::BTreeMap, net::IpAddr, net::SocketAddr, time::Duration};
 
 use gradwire_proto::Failure;
-use gradwire_services::launch::{
-    Order, ProcessEnd, Role, ServiceReport, Start, from_line, signal_name,
-};
+use gradwire_services::launch::{Order, ProcessEnd, Role, ServiceReport, from_line, signal_name};
 use rustix::process::Signal;
 
+use self::events::{Command, Event, Limits};
 use super::{
-    metrics_file::DaemonMetrics,
-    plan::{Places, Plan, Variables},
-    report::{self, Cause, JobReport},
+    plan::Plan,
+    report::{Cause, JobReport},
 };
 use crate::signals::passed;
 
@@ -33,66 +39,6 @@ const LEAVE: Duration = Duration::from_millis(300);
 
 /// How much longer than the grace period an agent may take to report that all has ended.
 const SLACK: Duration = Duration::from_secs(5);
-
-/// Something that happened. Times are since the launch began, by the launcher's clock.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the fields are those of the agents' reports")]
-pub enum Event {
-    /// A host has what the job needs; other hosts reach it by the address.
-    Ready { node: usize, address: IpAddr, port: u16 },
-    /// A host lacks something, or can't be reached.
-    Refused { node: usize, what: String, hint: String },
-    /// A process runs.
-    Started { node: usize, role: Role, pid: u32, at: Duration },
-    /// A process can't be started.
-    Failed { node: usize, role: Role, what: String },
-    /// A service wrote a line on its standard output.
-    Said { node: usize, role: Role, line: String },
-    /// A process ended; `tail` is the end of its standard error.
-    Exited { node: usize, role: Role, pid: u32, end: ProcessEnd, at: Duration, tail: Vec<String> },
-    /// Everything on a host has ended.
-    Stopped { node: usize },
-    /// The connection to a host ended before Stopped.
-    Lost { node: usize, what: String, at: Duration },
-    /// The launcher received a signal.
-    Interrupted { signal: i32 },
-    /// The launcher received a signal for the ranks.
-    Passed { signal: i32 },
-    /// Output can't be written.
-    OutputClosed { why: String },
-    /// The deadline has passed.
-    Tick,
-    /// The deadline has passed, but output of the job waits for a slow reader, and the reports of
-    /// hosts wait behind it.
-    Unread,
-}
-
-/// What to do next.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say what the fields are")]
-pub enum Command {
-    /// Give an order to a host's agent.
-    Order { node: usize, order: Order },
-    /// A note, shown with `--verbose`.
-    Note(String),
-    /// Suspend the launcher, soon after the orders before this.
-    Suspend,
-    /// All daemons serve: tell where.
-    Serving { coordinator: SocketAddr, daemons: Vec<DaemonMetrics> },
-}
-
-/// How long things may take.
-#[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// Until every rank is started.
-    pub start: Duration,
-    /// For processes to end after being asked to.
-    pub grace: Duration,
-    /// For other failures to arrive after the first.
-    pub gather: Duration,
-    /// For a daemon to report the cause, after that.
-    pub report: Duration,
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -185,25 +131,6 @@ impl Job {
         self.failure.as_ref().map(|(_, failure)| failure)
     }
 
-    /// Whether the daemons blame this process.
-    fn blames(&self, node: usize, role: Role) -> bool {
-        self.failure().is_some_and(|failure| report::blames(failure, role, self.host(node)))
-    }
-
-    /// Whether the process that the daemons blame still runs.
-    fn blamed_runs(&self) -> bool {
-        let mut running = self.processes.iter().filter(|(_, process)| process.ended.is_none());
-        running.any(|((node, role), _)| self.blames(*node, *role))
-    }
-
-    /// Whether a running daemon may yet report why the job failed.
-    fn report_may_come(&self) -> bool {
-        let daemon_runs = self.processes.iter().any(|((node, role), process)| {
-            *role == Role::Daemon && process.ended.is_none() && !self.hosts[*node].stopped
-        });
-        self.ranks_ran && self.failure.is_none() && daemon_runs
-    }
-
     /// Whether the user wants the job to end now, without waiting for a reader of its output.
     pub fn is_hurried(&self) -> bool {
         self.hurried
@@ -264,18 +191,6 @@ impl Job {
         matches!(self.phase, Phase::Reaching | Phase::First | Phase::Daemons)
     }
 
-    /// Keeps a cause; the first one ends the job.
-    fn fail(&mut self, cause: Cause, now: Duration) {
-        if matches!(self.phase, Phase::Stopping | Phase::Done) {
-            return;
-        }
-        self.causes.push(cause);
-        if self.phase != Phase::Gathering {
-            self.phase = Phase::Gathering;
-            self.deadline = Some(now + self.limits.gather);
-        }
-    }
-
     fn said(&mut self, node: usize, role: Role, line: &str, now: Duration) {
         let (metrics, grpc) = match from_line(line) {
             Ok(ServiceReport::Serving { metrics, grpc, .. }) => (metrics, grpc),
@@ -319,74 +234,6 @@ impl Job {
         }
     }
 
-    fn exited(
-        &mut self,
-        node: usize,
-        role: Role,
-        (pid, end, at): (u32, ProcessEnd, Duration),
-        tail: Vec<String>,
-        now: Duration,
-    ) {
-        let host = self.host(node).to_owned();
-        self.note(format!("{role} on host {host} (pid {pid}) {end}"));
-        let process = self.processes.entry((node, role)).or_default();
-        process.ended = Some(end);
-        let ran = at.saturating_sub(process.started.unwrap_or(at));
-        // A service may end once all ranks have left, even before they end. While the job starts,
-        // any end of a service is a failure.
-        if !matches!(role, Role::Rank(_)) && self.is_starting() {
-            // Its own hint is better than ours, but is not the reason.
-            let hint = tail.iter().rev().find_map(|line| line.strip_prefix("hint: "));
-            let why = tail.iter().rev().find(|line| !line.starts_with("hint: "));
-            let why = why.map(|line| format!(": {line}")).unwrap_or_default();
-            let what = format!("{role} on host {host} (pid {pid}) {end} before the job began{why}");
-            let hint = hint.unwrap_or("run again with --verbose to see all its output").into();
-            self.fail(Cause::NotStarted { what, hint }, now);
-        } else if !end.is_well() {
-            self.fail(Cause::Ended { role, host, pid, end, at, ran, tail }, now);
-        }
-        if self.phase == Phase::Gathering {
-            if self.awaited && self.blames(node, role) {
-                self.stop(self.limits.grace, now);
-            } else if self.patient && !self.awaited && !self.report_may_come() {
-                // The last daemon has ended. The ends of other processes follow at once.
-                self.deadline = self.deadline.min(Some(now + self.limits.gather));
-            }
-        }
-    }
-
-    fn lost(&mut self, node: usize, what: String, at: Duration, now: Duration) {
-        let host = self.host(node).to_owned();
-        let stopped = std::mem::replace(&mut self.hosts[node].stopped, true);
-        if !self.hosts[node].answered {
-            self.hosts[node].answered = true;
-            self.causes.push(Cause::NotStarted { what, hint: String::new() });
-        } else if !stopped {
-            self.fail(Cause::Lost { host, what, at }, now);
-        }
-    }
-
-    fn interrupted(&mut self, signal: i32, now: Duration) {
-        match self.phase {
-            Phase::Done => {}
-            // The second interrupt ends the grace period.
-            Phase::Stopping => {
-                self.hurried = true;
-                if self.causes.is_empty() {
-                    // The job had succeeded, but now some of its output may be lost.
-                    self.causes.push(Cause::Interrupted(signal));
-                }
-                self.stop(Duration::ZERO, now);
-            }
-            _ => {
-                self.hurried = true;
-                self.causes.push(Cause::Interrupted(signal));
-                self.note("stopping; interrupt again to kill".to_owned());
-                self.stop(self.limits.grace, now);
-            }
-        }
-    }
-
     /// Passes a signal on to the ranks. A job that is being stopped has no use for it.
     fn pass_on(&mut self, signal: i32) {
         if matches!(self.phase, Phase::Stopping | Phase::Done) {
@@ -401,22 +248,6 @@ impl Job {
         }
         if passed(signal) == Some(Signal::TSTP) {
             self.commands.push(Command::Suspend);
-        }
-    }
-
-    fn stop(&mut self, grace: Duration, now: Duration) {
-        self.phase = Phase::Stopping;
-        self.deadline = Some(now + grace + SLACK);
-        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
-        let cause = report::summary(&self.causes, self.failure()).map(|cause| format!(": {cause}"));
-        let why = format!("the launcher ends the job{}", cause.unwrap_or_default());
-        for node in 0..self.hosts.len() {
-            // On a host that has not answered, nothing was started. If its agent starts yet, it
-            // finds its standard input closed.
-            self.hosts[node].stopped |= !self.hosts[node].answered;
-            if !self.hosts[node].stopped {
-                self.order(node, Order::Stop { grace_ms, why: why.clone() });
-            }
         }
     }
 
@@ -448,26 +279,6 @@ impl Job {
                     .to_owned();
                 self.causes.push(Cause::NotStarted { what, hint });
                 self.stop(self.limits.grace, now);
-            }
-        }
-    }
-
-    /// What has not started (WAIT), by name.
-    fn missing(&self) -> String {
-        let hosts = |lacks: &dyn Fn(&Host) -> bool| -> String {
-            let hosts = self.hosts.iter().zip(&self.plan.nodes);
-            let names: Vec<_> =
-                hosts.filter(|(host, _)| lacks(host)).map(|(_, node)| node.host.as_str()).collect();
-            names.join(", ")
-        };
-        match self.phase {
-            Phase::Reaching => format!("no answer from {}", hosts(&|host| !host.answered)),
-            Phase::First => format!("the daemon on host {} does not serve", self.host(0)),
-            Phase::Daemons => format!("no daemon serves on {}", hosts(&|h| h.metrics.is_none())),
-            _ => {
-                let ranks = (0..self.plan.size()).filter(|rank| !self.has_started(*rank));
-                let ranks: Vec<_> = ranks.map(|rank| rank.to_string()).collect();
-                format!("ranks not started: {}", ranks.join(", "))
             }
         }
     }
@@ -521,58 +332,6 @@ impl Job {
                 self.phase = Phase::Done;
             }
             _ => {}
-        }
-    }
-
-    fn start(&mut self, node: usize, role: Role, environment: Variables) {
-        self.processes.insert((node, role), Process::default());
-        let args = if let Role::Rank(_) = role { self.plan.args.clone() } else { Vec::new() };
-        self.order(node, Order::Start(Start { role, args, environment }));
-    }
-
-    /// Starts the daemon of the first host; the others need the address of its coordinator.
-    fn start_first(&mut self) {
-        let Some(address) = self.hosts[0].address else { return };
-        self.phase = Phase::First;
-        self.start(0, Role::Daemon, self.plan.daemon_variables(0, address, None));
-    }
-
-    fn start_daemons(&mut self) {
-        self.phase = Phase::Daemons;
-        for node in 1..self.hosts.len() {
-            let Some(address) = self.hosts[node].address else { continue };
-            let environment = self.plan.daemon_variables(node, address, self.coordinator);
-            self.start(node, Role::Daemon, environment);
-        }
-    }
-
-    fn start_ranks(&mut self) {
-        let hosts = &self.hosts;
-        let places = Places {
-            addresses: hosts.iter().filter_map(|host| host.address).collect(),
-            master_port: hosts[0].port,
-            daemon_metrics: hosts
-                .iter()
-                .filter_map(|host| host.metrics.map(|at| at.to_string()))
-                .collect(),
-        };
-        let daemons = self.hosts.iter().enumerate().filter_map(|(node, host)| {
-            let (host_address, metrics) = (host.address?, host.metrics?);
-            Some(DaemonMetrics { host: self.host(node).to_owned(), host_address, metrics })
-        });
-        let daemons = daemons.collect();
-        // It is known: the daemons of other hosts needed it.
-        if let Some(coordinator) = self.coordinator {
-            self.commands.push(Command::Serving { coordinator, daemons });
-        }
-        self.phase = Phase::Running;
-        self.ranks_ran = true;
-        for node in 0..self.hosts.len() {
-            let here = &self.plan.nodes[node];
-            for rank in here.first_rank..here.first_rank + here.ranks {
-                let environment = self.plan.rank_variables(node, rank, &places);
-                self.start(node, Role::Rank(rank), environment);
-            }
         }
     }
 }

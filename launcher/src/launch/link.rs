@@ -28,7 +28,7 @@ use tokio::{
 
 use super::{
     console::{Line, Source},
-    job::Event,
+    job::events::Event,
     places,
 };
 use crate::{

@@ -40,7 +40,10 @@ use tokio::{
 use self::{
     console::{Console, Files, Line},
     drain::{Drain, print_all},
-    job::{Command, Event, Job, Limits},
+    job::{
+        Job,
+        events::{Command, Event, Limits},
+    },
     link::{Shared, Target},
     metrics_file::MetricsFile,
     plan::{Plan, count},

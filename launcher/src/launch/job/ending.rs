@@ -1,0 +1,126 @@
+//! Why a job ends, and the order to end it: gathers the causes that the launcher sees itself and
+//! those that the daemons report, and stops all hosts once the first cause is known.
+
+use std::time::Duration;
+
+use gradwire_services::launch::{Order, ProcessEnd, Role};
+
+use super::{Job, Phase, SLACK};
+use crate::launch::report::{self, Cause};
+
+impl Job {
+    /// Keeps a cause; the first one ends the job.
+    pub(super) fn fail(&mut self, cause: Cause, now: Duration) {
+        if matches!(self.phase, Phase::Stopping | Phase::Done) {
+            return;
+        }
+        self.causes.push(cause);
+        if self.phase != Phase::Gathering {
+            self.phase = Phase::Gathering;
+            self.deadline = Some(now + self.limits.gather);
+        }
+    }
+
+    /// Whether the daemons blame this process.
+    pub(super) fn blames(&self, node: usize, role: Role) -> bool {
+        self.failure().is_some_and(|failure| report::blames(failure, role, self.host(node)))
+    }
+
+    /// Whether the process that the daemons blame still runs.
+    pub(super) fn blamed_runs(&self) -> bool {
+        let mut running = self.processes.iter().filter(|(_, process)| process.ended.is_none());
+        running.any(|((node, role), _)| self.blames(*node, *role))
+    }
+
+    /// Whether a running daemon may yet report why the job failed.
+    pub(super) fn report_may_come(&self) -> bool {
+        let daemon_runs = self.processes.iter().any(|((node, role), process)| {
+            *role == Role::Daemon && process.ended.is_none() && !self.hosts[*node].stopped
+        });
+        self.ranks_ran && self.failure.is_none() && daemon_runs
+    }
+
+    pub(super) fn exited(
+        &mut self,
+        node: usize,
+        role: Role,
+        (pid, end, at): (u32, ProcessEnd, Duration),
+        tail: Vec<String>,
+        now: Duration,
+    ) {
+        let host = self.host(node).to_owned();
+        self.note(format!("{role} on host {host} (pid {pid}) {end}"));
+        let process = self.processes.entry((node, role)).or_default();
+        process.ended = Some(end);
+        let ran = at.saturating_sub(process.started.unwrap_or(at));
+        // A service may end once all ranks have left, even before they end. While the job starts,
+        // any end of a service is a failure.
+        if !matches!(role, Role::Rank(_)) && self.is_starting() {
+            // Its own hint is better than ours, but is not the reason.
+            let hint = tail.iter().rev().find_map(|line| line.strip_prefix("hint: "));
+            let why = tail.iter().rev().find(|line| !line.starts_with("hint: "));
+            let why = why.map(|line| format!(": {line}")).unwrap_or_default();
+            let what = format!("{role} on host {host} (pid {pid}) {end} before the job began{why}");
+            let hint = hint.unwrap_or("run again with --verbose to see all its output").into();
+            self.fail(Cause::NotStarted { what, hint }, now);
+        } else if !end.is_well() {
+            self.fail(Cause::Ended { role, host, pid, end, at, ran, tail }, now);
+        }
+        if self.phase == Phase::Gathering {
+            if self.awaited && self.blames(node, role) {
+                self.stop(self.limits.grace, now);
+            } else if self.patient && !self.awaited && !self.report_may_come() {
+                // The last daemon has ended. The ends of other processes follow at once.
+                self.deadline = self.deadline.min(Some(now + self.limits.gather));
+            }
+        }
+    }
+
+    pub(super) fn lost(&mut self, node: usize, what: String, at: Duration, now: Duration) {
+        let host = self.host(node).to_owned();
+        let stopped = std::mem::replace(&mut self.hosts[node].stopped, true);
+        if !self.hosts[node].answered {
+            self.hosts[node].answered = true;
+            self.causes.push(Cause::NotStarted { what, hint: String::new() });
+        } else if !stopped {
+            self.fail(Cause::Lost { host, what, at }, now);
+        }
+    }
+
+    pub(super) fn interrupted(&mut self, signal: i32, now: Duration) {
+        match self.phase {
+            Phase::Done => {}
+            // The second interrupt ends the grace period.
+            Phase::Stopping => {
+                self.hurried = true;
+                if self.causes.is_empty() {
+                    // The job had succeeded, but now some of its output may be lost.
+                    self.causes.push(Cause::Interrupted(signal));
+                }
+                self.stop(Duration::ZERO, now);
+            }
+            _ => {
+                self.hurried = true;
+                self.causes.push(Cause::Interrupted(signal));
+                self.note("stopping; interrupt again to kill".to_owned());
+                self.stop(self.limits.grace, now);
+            }
+        }
+    }
+
+    pub(super) fn stop(&mut self, grace: Duration, now: Duration) {
+        self.phase = Phase::Stopping;
+        self.deadline = Some(now + grace + SLACK);
+        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+        let cause = report::summary(&self.causes, self.failure()).map(|cause| format!(": {cause}"));
+        let why = format!("the launcher ends the job{}", cause.unwrap_or_default());
+        for node in 0..self.hosts.len() {
+            // On a host that has not answered, nothing was started. If its agent starts yet, it
+            // finds its standard input closed.
+            self.hosts[node].stopped |= !self.hosts[node].answered;
+            if !self.hosts[node].stopped {
+                self.order(node, Order::Stop { grace_ms, why: why.clone() });
+            }
+        }
+    }
+}
