@@ -10,7 +10,7 @@ use std::{
 };
 
 use gradwire_launcher::{
-    error::CommandError,
+    error::{CommandError, print_line},
     run_file::{self, RunningJob},
 };
 use gradwire_settings::{AddressRange, Settings};
@@ -56,7 +56,10 @@ pub fn coordinator(named: Option<&str>) -> Result<String, CommandError> {
     let jobs = run_file::running().map_err(|error| {
         CommandError::failed(format!("can't find the running jobs: {error}")).hint(NAME_IT)
     })?;
-    match (named, &jobs[..]) {
+    if let Some(removed) = jobs.removed() {
+        print_line(format_args!("gradwire: {removed}"));
+    }
+    match (named, &jobs.running[..]) {
         (Some(id), jobs) => match jobs.iter().find(|job| job.job == id) {
             Some(job) => Ok(job.coordinator.to_string()),
             None => Err(unknown(id, jobs)),

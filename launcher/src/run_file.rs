@@ -2,9 +2,9 @@
 //! the end. They tell commands such as `gradwire status` the address of a job.
 //!
 //! They are in `gradwire/` of `$XDG_RUNTIME_DIR`, or in `gradwire-UID/` of the folder for temporary
-//! files. Only their owner reads and writes them. A launcher that is killed leaves its file behind,
-//! and the next launcher or reader removes it: the file has the launcher's process id and start
-//! time.
+//! files. Only their owner reads and writes them. A launcher that is killed leaves its file behind.
+//! The next launcher removes it, or the next command that looks for jobs, which says so: the file
+//! has the launcher's process id and start time.
 
 use std::{
     env,
@@ -200,12 +200,35 @@ fn check_private(folder: &Path) -> io::Result<()> {
     Err(io::Error::new(ErrorKind::PermissionDenied, what))
 }
 
-/// The running jobs that this user has started on this machine, sorted by id. Removes the files of
-/// jobs that have ended.
+/// The jobs of a folder, each sorted by id.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Jobs {
+    /// The running ones.
+    pub running: Vec<RunningJob>,
+    /// The ids of those whose launcher was killed. Their files have been removed.
+    pub killed: Vec<String>,
+}
+
+impl Jobs {
+    /// Says in one line which files were removed; `None` if there were none.
+    pub fn removed(&self) -> Option<String> {
+        let [first, more @ ..] = &self.killed[..] else { return None };
+        Some(match more {
+            [] => format!("the launcher of job {first} was killed: removed the job's run file"),
+            _ => format!(
+                "the launchers of job {first} and {} more were killed: removed their run files",
+                more.len()
+            ),
+        })
+    }
+}
+
+/// The running jobs that this user has started on this machine. Removes the files of jobs that have
+/// ended.
 ///
 /// # Errors
 /// The folder is not this user's alone, or can't be read.
-pub fn running() -> io::Result<Vec<RunningJob>> {
+pub fn running() -> io::Result<Jobs> {
     running_in(&folder())
 }
 
@@ -213,24 +236,26 @@ pub fn running() -> io::Result<Vec<RunningJob>> {
 ///
 /// # Errors
 /// As there.
-pub fn running_in(folder: &Path) -> io::Result<Vec<RunningJob>> {
+pub fn running_in(folder: &Path) -> io::Result<Jobs> {
     match check_private(folder) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Jobs::default()),
         checked => checked?,
     }
     let place = place()?;
-    let mut jobs = Vec::new();
+    let mut jobs = Jobs::default();
     for entry in fs::read_dir(folder)?.take(MAX_FILES) {
         let path = entry?.path();
         // A file that can't be read is from another release, or was removed just now.
         let Some(job) = read(&path).filter(|job| job.launcher.place == place) else { continue };
         if job.launcher.is_alive() {
-            jobs.push(job);
+            jobs.running.push(job);
         } else {
             drop(RunFile { path });
+            jobs.killed.push(job.job);
         }
     }
-    jobs.sort_by(|one, other| one.job.cmp(&other.job));
+    jobs.running.sort_by(|one, other| one.job.cmp(&other.job));
+    jobs.killed.sort_unstable();
     Ok(jobs)
 }
 
@@ -259,16 +284,17 @@ mod tests {
     fn a_job_is_listed_until_it_ends() {
         let place = tempfile::tempdir().unwrap();
         let folder = place.path().join("gradwire");
-        assert_eq!(running_in(&folder).unwrap(), []);
+        assert_eq!(running_in(&folder).unwrap(), Jobs::default());
         let [one, two] = ["j1", "j2"].map(job);
         let first = RunFile::create_in(&folder, &one).unwrap();
         let second = RunFile::create_in(&folder, &two).unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&folder), mode(&first.path)), (0o700, 0o600));
         assert_eq!(one.command.chars().count(), MAX_COMMAND, "BOUND");
-        assert_eq!(running_in(&folder).unwrap(), [one, two.clone()]);
+        let running = || running_in(&folder).unwrap().running;
+        assert_eq!(running(), [one, two.clone()]);
         drop(first);
-        assert_eq!(running_in(&folder).unwrap(), [two]);
+        assert_eq!(running(), [two]);
         drop(second);
         assert!(!folder.exists(), "CLEAN");
     }
@@ -285,12 +311,19 @@ mod tests {
         child.wait().unwrap();
         reused.launcher.start_time += 1;
         elsewhere.launcher.place.push('x');
-        for job in [&ended, &reused, &elsewhere] {
+        for job in [&ended, &elsewhere, &reused] {
             std::mem::forget(RunFile::create_in(&folder, job).unwrap());
         }
         assert!(!folder.join("a.json").exists(), "the next launcher removes it");
         fs::write(folder.join("d.json"), "{\"job\": 1}").unwrap();
-        assert_eq!(running_in(&folder).unwrap(), []);
+        let jobs = running_in(&folder).unwrap();
+        assert_eq!((&jobs.running[..], &jobs.killed[..]), (&[][..], &["b".to_owned()][..]));
+        let said = "the launcher of job b was killed: removed the job's run file";
+        assert_eq!(jobs.removed().as_deref(), Some(said));
+        let two = Jobs { killed: vec!["b".into(), "c".into()], ..jobs };
+        let said = "the launchers of job b and 1 more were killed: removed their run files";
+        assert_eq!(two.removed().as_deref(), Some(said));
+        assert_eq!(running_in(&folder).unwrap().removed(), None);
         let left = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name());
         let mut left: Vec<_> = left.collect();
         left.sort();

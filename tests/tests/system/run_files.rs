@@ -88,14 +88,20 @@ fn commands_need_no_address_while_one_job_runs() {
         assert!(text.contains(&format!("{at} (job {id}, 4 ranks on 2 hosts: ")), "{text}");
     }
 
-    // The next reader removes the file of a killed launcher.
+    // The next command removes the file of a killed launcher, and says so once.
+    let killed = variable(&other, 0, "GRADWIRE_JOB");
     other.signal(Role::Launcher, Signal::KILL);
     other.finish();
     assert_eq!(files(), 2);
-    let output = gradwire(&["status"], runtime.path());
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert!(text.starts_with(&format!("job {id} (")), "{text}");
-    assert_eq!(files(), 1);
+    let said =
+        format!("gradwire: the launcher of job {killed} was killed: removed the job's run file\n");
+    for said in [said.as_str(), ""] {
+        let output = gradwire(&["status"], runtime.path());
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.starts_with(&format!("job {id} (")), "{text}");
+        assert_eq!(String::from_utf8(output.stderr).unwrap(), said);
+        assert_eq!(files(), 1);
+    }
 
     one.allow("end");
     one.finish().assert_code(0);
