@@ -12,10 +12,6 @@ const USELESS: f64 = 1.15;
 /// More lanes may help if each lane reaches more than this fraction of the rate of a single one.
 const USEFUL: f64 = 0.8;
 
-/// Lanes can't be faster than this many times their number: the measurement was disturbed, for
-/// example by other work while one lane was measured.
-const POSSIBLE: f64 = 1.25;
-
 /// A lane is limited by its connection if it is slower than this fraction of the reduction rate.
 const IDLE: f64 = 0.25;
 
@@ -27,16 +23,14 @@ fn median(mut rates: Vec<f64>) -> Option<f64> {
 /// The recommended settings for the next start, each with its reason.
 pub(crate) fn advice(config: &EngineConfig, network: &Network) -> Vec<String> {
     let (lanes, streams) = (config.lanes, config.streams);
-    let links = || network.links.iter();
+    // What was disturbed, although it was measured again, says nothing.
+    let links = || network.links.iter().filter(|link| link.is_possible(lanes));
     let one = median(links().map(|link| link.lane_rate).collect());
     let all = median(links().map(|link| link.rate).collect());
     // A single lane can't be compared.
     let both = one.zip(all).filter(|(one, all)| lanes > 1 && *one > 0.0 && *all > 0.0);
     let Some((one, all)) = both else { return Vec::new() };
     let ratio = all / one;
-    if ratio > POSSIBLE * f64::from(lanes) {
-        return Vec::new();
-    }
     let measured = format!("{lanes} lanes are {ratio:.2} times as fast as one");
     let mut advice = Vec::new();
     if ratio < USELESS {

@@ -22,6 +22,17 @@ pub struct LinkMeasured {
     pub rate: f64,
 }
 
+impl LinkMeasured {
+    /// All lanes can't be faster than one by more than this times their number.
+    const POSSIBLE: f64 = 1.25;
+
+    /// Whether the rates with one of `lanes` lanes and with all of them are possible. Otherwise the
+    /// measurement was disturbed, for example by other work while one lane was measured.
+    pub(crate) fn is_possible(&self, lanes: u32) -> bool {
+        self.rate <= Self::POSSIBLE * f64::from(lanes) * self.lane_rate
+    }
+}
+
 /// An arrangement of nodes by measurements, if those clearly differ from labels and numbers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Arrangement {

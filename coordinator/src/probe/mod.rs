@@ -24,7 +24,7 @@ use gradwire_proto::{NodeId, Sequence};
 use self::{
     arrange::arrange,
     fit::{Sample, fit, measured},
-    steps::{Step, between_many, between_pairs, once_more},
+    steps::{Step, between_many, between_pairs, once_more, single_lanes},
 };
 use crate::model::{
     command::Probe,
@@ -70,6 +70,8 @@ enum Stage {
     OnceMore,
     /// Transfers between many nodes, and the work of single nodes.
     Rest,
+    /// Single lanes again, if all lanes seem to be faster than they can be.
+    SingleLanes,
 }
 
 /// The probes of one step, which run at the same time on one or more lanes.
@@ -280,11 +282,19 @@ impl Probing {
 
     /// Begins the next stage; `None` after the last one.
     fn next_stage(&mut self) -> Option<()> {
+        match self.stage {
+            Stage::Rest if self.is_disturbed() => {
+                self.stage = Stage::SingleLanes;
+                self.left = single_lanes(&self.topology, self.lanes).into();
+                return Some(());
+            }
+            Stage::Rest | Stage::SingleLanes => return None,
+            Stage::Pairs | Stage::OnceMore => {}
+        }
         let is_first = self.stage == Stage::Pairs;
-        self.arrangement = match self.stage {
-            Stage::Rest => return None,
-            _ if !self.may.order => None,
-            _ => arrange(&self.topology, !self.may.find_racks, &measured(&self.samples)),
+        self.arrangement = match self.may.order {
+            false => None,
+            true => arrange(&self.topology, !self.may.find_racks, &measured(&self.samples)),
         };
         if is_first && self.arrangement.is_some() {
             self.stage = Stage::OnceMore;
@@ -298,6 +308,11 @@ impl Probing {
         self.stage = Stage::Rest;
         self.left = between_many(&self.topology, self.lanes).into();
         Some(())
+    }
+
+    /// Whether single lanes of a link look slower than they can be.
+    fn is_disturbed(&self) -> bool {
+        self.lanes > 1 && measured(&self.samples).iter().any(|link| !link.is_possible(self.lanes))
     }
 
     /// The probes to send out now; each gets its number from `number`.
@@ -372,7 +387,11 @@ impl Probing {
     /// The result, once, when everything is measured or the limit is reached.
     pub(crate) fn finish(&mut self, now: Duration) -> Option<Network> {
         let began = self.began.filter(|_| !self.is_over)?;
-        let is_last = self.stage == Stage::Rest || self.topology.participants() < 2;
+        let is_last = match self.stage {
+            Stage::Pairs | Stage::OnceMore => self.topology.participants() < 2,
+            Stage::Rest => !self.is_disturbed(),
+            Stage::SingleLanes => true,
+        };
         let is_through = is_last && self.left.is_empty() && self.flying.is_none();
         if !is_through && now < began + LIMIT {
             return None;
@@ -384,7 +403,9 @@ impl Probing {
         let samples = std::mem::take(&mut self.samples);
         self.left.clear();
         // An arrangement that was not confirmed is not clear.
-        let arrangement = self.arrangement.take().filter(|_| self.stage == Stage::Rest);
+        let arrangement = self.arrangement.take();
+        let arrangement =
+            arrangement.filter(|_| matches!(self.stage, Stage::Rest | Stage::SingleLanes));
         Some(Network { arrangement, ..fit(&self.topology, &samples, took, is_complete) })
     }
 }

@@ -239,6 +239,17 @@ pub(super) fn once_more(topology: &Topology, lanes: u32) -> Vec<Step> {
     rounds.iter().flat_map(again).collect()
 }
 
+/// Repeats the measurements of single lanes, because some were disturbed.
+pub(super) fn single_lanes(topology: &Topology, lanes: u32) -> Vec<Step> {
+    let rounds = rounds(topology);
+    let plan = Plan::new(rounds.len(), lanes);
+    let again = |pairs: &Vec<Vec<NodeId>>| {
+        let large = plan.step(What::Large, pairs, 1);
+        [Step { counts: false, ..large.clone() }, large]
+    };
+    rounds.iter().flat_map(again).collect()
+}
+
 /// The measurements of single nodes, and of many at the same time.
 pub(super) fn between_many(topology: &Topology, lanes: u32) -> Vec<Step> {
     let rounds = rounds(topology);
