@@ -189,7 +189,8 @@ sections! {
         /// exceptions. cubic replaces bbr, which is slow where several nodes send to one. Loopback
         /// uses reno, because pacing only costs time without congestion.
         congestion_control: String = "data.congestion_control", Kind::Text, "", "";
-        /// How long connecting to a peer may take, including the handshake.
+        /// How long connecting to a peer may take, including the handshake. Ten measured round
+        /// trips are added, so a long line needs no other value.
         connect_timeout: Duration =
             "data.connect_timeout_ms", Kind::Number { min: 10, max: HOUR_MS }, "3000", "ms";
         /// The address on which a daemon listens for its peers; empty: its host's address and a

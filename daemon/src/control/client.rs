@@ -237,7 +237,9 @@ impl Session<'_> {
                 }
                 Outgoing::Failed(failure) => {
                     if self.failure.is_none() {
-                        let until = Instant::now() + ABORT_TIMEOUT;
+                        // A message and its answer.
+                        let trip = self.liveness.ahead().map(|measured| measured.round_trip);
+                        let until = Instant::now() + ABORT_TIMEOUT + trip.unwrap_or_default();
                         self.failure = Some((failure.clone(), until));
                     }
                     let failure = Some(failure.into());

@@ -20,7 +20,7 @@ use tokio::{
     io::AsyncWriteExt as _,
     net::TcpStream,
     sync::mpsc,
-    time::{sleep, timeout},
+    time::{sleep, timeout, timeout_at},
 };
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tonic::{
@@ -34,6 +34,10 @@ const QUEUE: usize = 64;
 
 /// How long one attempt may take: longer than the system takes to report an unknown host.
 const ATTEMPT: Duration = Duration::from_secs(5);
+
+/// How many connections may break before the coordinator's first message. More are not by chance:
+/// something else listens there.
+const MAX_RESETS: u32 = 10;
 
 /// Without any answer, the daemon gives up after this part of the start timeout.
 const SILENT_FRACTION: u32 = 3;
@@ -111,6 +115,10 @@ struct DialDeadline {
 }
 
 impl DialDeadline {
+    fn new(start_timeout: Duration) -> Self {
+        Self { began: Instant::now(), start_timeout, has_answered: false }
+    }
+
     fn deadline(&self) -> Instant {
         let limit = self.start_timeout;
         self.began + if self.has_answered { limit * 4 / 5 } else { limit / SILENT_FRACTION }
@@ -120,6 +128,11 @@ impl DialDeadline {
 pub(super) fn lost(what: impl Into<String>) -> Failure {
     Failure::new(FailureKind::CoordinatorLost, what)
         .hint("it runs in the first host's gradwired, whose log says why it ended")
+}
+
+/// Whether the connection broke, and not the coordinator refused.
+fn is_broken(status: &Status) -> bool {
+    matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled)
 }
 
 /// The failure for a refusal by the coordinator or the end of the stream.
@@ -135,7 +148,7 @@ pub(super) fn from_status(status: &Status, coordinator: SocketAddr) -> Failure {
             Failure::new(FailureKind::Invalid, what)
         }
         // Each node may see a different error, but the cause is the same (TELL).
-        Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled => {
+        _ if is_broken(status) => {
             tracing::warn!(%status, "the stream to the coordinator broke");
             lost(format!("the coordinator at {coordinator} went away"))
         }
@@ -170,29 +183,51 @@ impl Coordinator {
     }
 }
 
-/// Opens the stream. A coordinator that is busy with other joining nodes refuses for a moment; then
-/// this retries.
+/// Opens the stream, and waits for its first message. A coordinator that is busy with other joining
+/// nodes refuses for a moment; then this retries. It also retries if the connection is reset before
+/// the coordinator has said anything: it accepts connections before it is ready, and something
+/// between the hosts may reset the first one.
 pub(super) async fn open(
     introduction: &Introduction,
 ) -> Result<(mpsc::Sender<pb::NodeMessage>, Messages), Failure> {
-    let deadline = Instant::now() + introduction.start_timeout;
-    let mut coordinator = match &introduction.acceptor {
-        Some(acceptor) => Coordinator::Here(acceptor.clone()),
-        None => Coordinator::There(connect(introduction).await?),
-    };
+    let mut attempts = DialDeadline::new(introduction.start_timeout);
+    let (mut coordinator, mut resets) = (None, 0);
     loop {
+        let mut there = match (coordinator.take(), &introduction.acceptor) {
+            (Some(there), _) => there,
+            (None, Some(acceptor)) => Coordinator::Here(acceptor.clone()),
+            (None, None) => Coordinator::There(connect(introduction, &mut attempts).await?),
+        };
         let (sender, receiver) = mpsc::channel(QUEUE);
-        match coordinator.session(ReceiverStream::new(receiver)).await {
-            Ok(messages) => return Ok((sender, messages)),
-            Err(status)
-                if status.code() == Code::ResourceExhausted && Instant::now() < deadline =>
-            {
-                // Not all nodes retry at the same moment.
-                let spread = u64::from(introduction.order % 16) * 10;
-                tokio::time::sleep(Duration::from_millis(100 + spread)).await;
-            }
-            Err(status) => return Err(from_status(&status, introduction.coordinator)),
+        attempts.has_answered = true;
+        let first = async {
+            let mut messages = there.session(ReceiverStream::new(receiver)).await?;
+            let first = messages.next().await;
+            let first =
+                first.unwrap_or_else(|| Err(Status::unavailable("it closed the stream")))?;
+            Ok::<_, Status>((first, messages))
+        };
+        let silent = |_| Err(Status::deadline_exceeded("it accepts connections, but says nothing"));
+        let status =
+            match timeout_at(attempts.deadline().into(), first).await.unwrap_or_else(silent) {
+                Ok((first, messages)) => {
+                    let first = tokio_stream::once(Ok(first));
+                    return Ok((sender, Box::pin(first.chain(messages))));
+                }
+                Err(status) => status,
+            };
+        let is_busy = status.code() == Code::ResourceExhausted;
+        let is_reset = is_broken(&status) && introduction.acceptor.is_none();
+        resets += u32::from(is_reset);
+        if !(is_busy || is_reset && resets <= MAX_RESETS) || Instant::now() >= attempts.deadline() {
+            return Err(from_status(&status, introduction.coordinator));
         }
+        tracing::debug!(%status, "the stream to the coordinator can't be opened yet");
+        // After a reset, a new connection is needed.
+        coordinator = is_busy.then_some(there);
+        // Not all nodes retry at the same moment.
+        let spread = u64::from(introduction.order % 16) * 10;
+        sleep(Duration::from_millis(100 + spread)).await;
     }
 }
 
@@ -201,10 +236,11 @@ pub(super) async fn open(
 /// # Errors
 /// A [`Failure`] that says what was tried, after most of the start timeout, or earlier if nothing
 /// has answered.
-async fn connect(introduction: &Introduction) -> Result<CoordinatorClient<Channel>, Failure> {
-    let Introduction { coordinator: address, host, start_timeout, .. } = introduction;
-    let mut attempts =
-        DialDeadline { began: Instant::now(), start_timeout: *start_timeout, has_answered: false };
+async fn connect(
+    introduction: &Introduction,
+    attempts: &mut DialDeadline,
+) -> Result<CoordinatorClient<Channel>, Failure> {
+    let Introduction { coordinator: address, host, .. } = introduction;
     loop {
         let left = attempts.deadline().saturating_duration_since(Instant::now());
         let attempt = timeout(left.min(ATTEMPT), dial(*address, introduction.retransmission));
@@ -314,6 +350,29 @@ mod tests {
 
     use super::*;
 
+    fn introduction(
+        job: JobId,
+        secret: Secret,
+        coordinator: SocketAddr,
+        acceptor: Option<SessionAcceptor>,
+    ) -> Introduction {
+        Introduction {
+            job,
+            secret,
+            coordinator,
+            acceptor,
+            host: "a".to_owned(),
+            data_address: coordinator,
+            metrics_address: None,
+            slots: 1,
+            order: 0,
+            rack: String::new(),
+            line_mbit: 0,
+            start_timeout: Duration::from_secs(60),
+            retransmission: Duration::from_secs(1),
+        }
+    }
+
     /// Connections of strangers can briefly keep out any daemon, even that of the coordinator's
     /// host.
     #[tokio::test]
@@ -332,26 +391,56 @@ mod tests {
             acceptor.accept(ReceiverStream::new(messages)).is_ok()
         };
         while come() {}
-        let introduction = Introduction {
-            job,
-            secret,
-            coordinator,
-            acceptor: Some(acceptor.clone()),
-            host: "a".to_owned(),
-            data_address: coordinator,
-            metrics_address: None,
-            slots: 1,
-            order: 0,
-            rack: String::new(),
-            line_mbit: 0,
-            start_timeout: Duration::from_secs(60),
-            retransmission: Duration::from_secs(1),
-        };
+        let introduction = introduction(job, secret, coordinator, Some(acceptor.clone()));
         let (opened, ()) = tokio::join!(open(&introduction), async {
             sleep(Duration::from_millis(50)).await;
             drop(strangers);
         });
         assert!(opened.is_ok(), "{:?}", opened.err());
+    }
+
+    /// A firewall or a proxy may accept a connection and reset it at once.
+    #[tokio::test]
+    async fn a_reset_connection_is_made_again() {
+        let (job, secret) = (JobId::new("job").unwrap(), Secret::generate());
+        let config =
+            CoordinatorConfig::new(job.clone(), secret.clone(), (1, 0), &Settings::default());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let behind = listener.local_addr().unwrap();
+        let _served = Served::new(config.unwrap(), listener).unwrap();
+        let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let coordinator = proxy.local_addr().unwrap();
+        let introduction = introduction(job, secret, coordinator, None);
+        let forward = async {
+            for number in 0.. {
+                let (mut from, _) = proxy.accept().await.unwrap();
+                if number < 3 {
+                    // With unread bytes, this is a reset and not a normal end.
+                    from.readable().await.unwrap();
+                    continue;
+                }
+                tokio::spawn(async move {
+                    let mut to = TcpStream::connect(behind).await.unwrap();
+                    let _ = tokio::io::copy_bidirectional(&mut from, &mut to).await;
+                });
+            }
+        };
+        tokio::select! {
+            opened = open(&introduction) => assert!(opened.is_ok(), "{:?}", opened.err()),
+            () = forward => {}
+        }
+        // A listener that always resets is not a coordinator.
+        let always = async {
+            loop {
+                let (from, _) = proxy.accept().await.unwrap();
+                from.readable().await.unwrap();
+            }
+        };
+        let failure = tokio::select! {
+            opened = open(&introduction) => opened.err().unwrap(),
+            () = always => unreachable!(),
+        };
+        assert!(failure.what.contains("went away"), "{failure}");
     }
 
     #[test]

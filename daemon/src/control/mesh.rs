@@ -42,6 +42,7 @@ use crate::{
         connections::{Connections, Demand},
         frame::Totals,
         handshake::{self, Admission, Attempt, ConnectionId, HandshakeError, Identity},
+        patience::{self, Patience},
         window::Window,
     },
 };
@@ -57,10 +58,6 @@ const MAX_HANDSHAKES: usize = 4096;
 /// one, as in RFC 8305 §5; the delay then doubles each time. The kernel retransmits a lost first
 /// packet only after a second.
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
-
-/// How long a handshake may take before another connection is tried; the limit then doubles each
-/// time. The kernel waits longer before each retransmission of a lost packet.
-const FIRST_HANDSHAKE: Duration = Duration::from_secs(1);
 
 /// The longest interval between retransmissions: the shortest one that the system accepts.
 const RETRANSMISSION: Duration = Duration::from_secs(1);
@@ -168,41 +165,43 @@ impl Mesh {
         }
     }
 
-    /// Dials until the timeout: a peer may start a moment later.
+    /// Dials until the timeout: a peer may start a moment later, and a connection may be reset.
     async fn dial(
         &self,
         address: SocketAddr,
         id: ConnectionId,
         totals: Totals,
     ) -> Result<(TcpStream, u32, Duration), String> {
-        let deadline = Instant::now() + self.config.connect_timeout;
-        let mut limit = FIRST_HANDSHAKE;
+        let mut patience = Patience::new(Instant::now().into_std(), self.config.connect_timeout);
         loop {
             // The peer accepts the attempt with the largest number, so attempts must not overlap.
             let number = self.dialled.lock().attempt(id);
-            let attempt = async {
-                let opened = self.open(address).await;
-                let (mut stream, round_trip) = opened.map_err(|error| error.to_string())?;
-                self.set_receive_buffer(&stream, round_trip);
-                let attempt = Attempt { number, totals };
-                let shake = handshake::dial(&mut stream, &self.identity, id, attempt);
-                let Ok(shaken) = timeout(limit, shake).await else {
-                    let why = format!("no answer to the handshake in {limit:?}");
-                    limit *= 2;
-                    return Err(why);
+            let no_answer = |patience: &Patience| format!("no answer in {:?}", patience.limit());
+            let (mut stream, round_trip) =
+                match timeout_at(patience.deadline().into(), self.open(address)).await {
+                    Err(_) => return Err(no_answer(&patience)),
+                    Ok(Err(error)) => {
+                        let why = error.to_string();
+                        again(&patience).await.then_some(()).ok_or(why)?;
+                        continue;
+                    }
+                    Ok(Ok(opened)) => opened,
                 };
-                shaken.map_err(|error| error.to_string())?;
-                Ok((stream, number, round_trip))
+            patience.measured(round_trip);
+            self.set_receive_buffer(&stream, round_trip);
+            let attempt = Attempt { number, totals };
+            let shake = handshake::dial(&mut stream, &self.identity, id, attempt);
+            let limit = patience.handshake();
+            let until = patience.deadline().min((Instant::now() + limit).into_std());
+            let why = match timeout_at(until.into(), shake).await {
+                Ok(Ok(())) => return Ok((stream, number, round_trip)),
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => {
+                    patience.was_silent();
+                    format!("no answer to the handshake in {limit:?}")
+                }
             };
-            let why = match timeout_at(deadline, attempt).await {
-                Ok(Ok(connection)) => return Ok(connection),
-                Ok(Err(why)) => why,
-                Err(_) => return Err(format!("no answer in {:?}", self.config.connect_timeout)),
-            };
-            if Instant::now() + Duration::from_millis(100) >= deadline {
-                return Err(why);
-            }
-            sleep(Duration::from_millis(50)).await;
+            again(&patience).await.then_some(()).ok_or(why)?;
         }
     }
 
@@ -276,8 +275,10 @@ impl Mesh {
                 }
             }
         };
+        let round_trip = gradwire_net::path(&stream).map_or(Duration::ZERO, |path| path.round_trip);
+        let limit = patience::to_accept(self.config.connect_timeout, round_trip);
         let shake = handshake::accept(&mut stream, &self.identity, admit);
-        match timeout(self.config.connect_timeout, shake).await {
+        match timeout(limit, shake).await {
             Ok(Ok((id, attempt))) => {
                 let theirs = Some(attempt.totals);
                 self.hand_over(id, attempt.number, theirs, stream, began.elapsed());
@@ -380,6 +381,15 @@ fn rejection(error: &HandshakeError) -> Rejection {
         HandshakeError::Secret | HandshakeError::Refused(Admission::Secret) => Rejection::Secret,
         HandshakeError::Refused(_) => Rejection::Superseded,
     }
+}
+
+/// Waits a moment before another attempt. Returns false if there is no time left.
+async fn again(patience: &Patience) -> bool {
+    let is_time = Instant::now().into_std() + Duration::from_millis(100) < patience.deadline();
+    if is_time {
+        sleep(Duration::from_millis(50)).await;
+    }
+    is_time
 }
 
 /// Makes one connection. Only the kernels take part, so the time is the minimal round trip.

@@ -5,6 +5,7 @@
 //! - `connections`: decides which connections are dialled, and when they are dialled again (pure)
 //! - `window`: the sizes of a connection's buffers (pure)
 //! - `line`: the rate of this host's line
+//! - `patience`: how long making a connection may take (pure)
 //! - `paths`: the system's measurements of the paths to the peers
 //! - `stream`: one connection
 
@@ -13,5 +14,6 @@ pub mod frame;
 pub mod handshake;
 pub(crate) mod line;
 pub(crate) mod paths;
+pub(crate) mod patience;
 pub(crate) mod stream;
 pub(crate) mod window;

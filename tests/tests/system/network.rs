@@ -1,6 +1,8 @@
 //! Nodes on a network that works badly, and then not at all. This needs root, `ip` and `tc`. If
 //! something is missing, a test prints that and passes.
 
+use std::{thread::sleep, time::Duration};
+
 use gradwire_tests::launched::{Job, network::Pair, now_us};
 
 /// Ranks that ignore SIGTERM and work until they are notified of a failure.
@@ -88,4 +90,82 @@ fn data_ports_that_refuse_are_reported_in_time() {
     let what = ["host 10.213.0.2", "can't be reached from 10.213.0.1: Permission denied"];
     report.assert_notified(&[0, 1, 2, 3], began + 5_000_000, &what);
     report.assert_code(1);
+}
+
+/// Twice as long as the way to a satellite and back. The limits for connecting follow the measured
+/// round trip.
+#[test]
+fn half_a_second_each_way_is_not_too_far() {
+    let Some(pair) = Pair::new() else { return };
+    if pair.lengthen(Duration::from_millis(500)).is_none() {
+        return;
+    }
+    let report = pair.launch().rank(&["attach", "loop:2:1000", "leave"]).run();
+    report.assert_code(0);
+    assert_eq!(report.said("looped").len(), 4, "{}", report.all());
+}
+
+/// TELL: the ranks of both hosts learn that the line was cut in a phase of the job: that the other
+/// side is silent. `begun` ranks have reached the phase when they have said something; then the
+/// line is cut `after` a file has let them go on.
+fn cut_in_phase(pair: &Pair, set: &str, steps: &[&str], begun: usize, after: Option<Duration>) {
+    let steps = [&["deaf"], steps].concat();
+    let mut job = pair.launch().set(set).words(&["--verbose"]).rank(&steps).start();
+    job.until_said("said", begun);
+    if let Some(after) = after {
+        job.allow("go");
+        sleep(after);
+    }
+    let fault = now_us();
+    pair.cut();
+    let report = job.finish();
+    let notified = |ranks: &[u32], what: &[&str]| {
+        let said = report.said("failed");
+        let failed = ranks.iter().filter(|rank| said.iter().any(|said| said.rank == **rank));
+        report.assert_notified(&failed.copied().collect::<Vec<_>>(), fault, what);
+        assert!(said.iter().any(|said| ranks.contains(&said.rank)), "{}", report.all());
+    };
+    notified(&[0, 1], &["host 10.213.0.2", "is lost: it has been silent for "]);
+    notified(&[2, 3], &["the coordinator at 10.213.0.1:", "has been silent for "]);
+    report.assert_code(1);
+}
+
+#[test]
+fn a_cut_while_ranks_join_is_reported() {
+    let Some(pair) = Pair::new() else { return };
+    let steps = ["3/until:never", "attach", "say:joined", "loop:100000:1000"];
+    cut_in_phase(&pair, "probe.enabled=true", &steps, 3, None);
+}
+
+#[test]
+fn a_cut_before_connecting_is_reported() {
+    let Some(pair) = Pair::new() else { return };
+    let steps = ["attach", "say:joined", "until:go", "loop:100000:1000"];
+    // The data connections are made for the first operation. The long line makes that slow.
+    if pair.lengthen(Duration::from_millis(300)).is_some() {
+        cut_in_phase(&pair, "probe.enabled=false", &steps, 4, Some(Duration::from_millis(100)));
+    }
+}
+
+#[test]
+fn a_cut_while_links_are_measured_is_reported() {
+    let Some(pair) = Pair::new() else { return };
+    let steps = ["attach", "say:joined", "until:go", "loop:100000:1000"];
+    // The measurement takes its whole second.
+    if pair.lengthen(Duration::from_millis(50)).is_some() {
+        cut_in_phase(&pair, "probe.enabled=true", &steps, 4, Some(Duration::from_millis(500)));
+    }
+}
+
+/// The ranks that remain wait for nothing, so only the launcher says what happened.
+#[test]
+fn a_cut_after_some_have_left_is_reported() {
+    let Some(pair) = Pair::new() else { return };
+    let steps = ["attach", "loop:3:1000", "0/leave", "2/leave", "say:left", "until:never"];
+    let job = pair.launch().words(&["--verbose"]).rank(&steps).start();
+    job.until_said("said", 4);
+    pair.cut();
+    let report = job.finish();
+    report.assert_code(1);
+    report.assert_verdict(&["been silent for "]);
 }
