@@ -30,7 +30,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from gradwire import _native
+from gradwire import _native, _roll
 from gradwire._errors import InvalidRequest, NotLaunched, PeerLost
 from gradwire._programs import find
 
@@ -246,8 +246,7 @@ def _store() -> Any:
     """Returns the part of torchrun's store for the next job."""
     global _torchrun_store
     try:
-        from torch.distributed.distributed_c10d import PrefixStore
-        from torch.distributed.rendezvous import rendezvous
+        from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
     except ImportError:
         raise NotLaunched(
             "under torchrun, and when init() is called again, ranks connect through PyTorch's "
@@ -256,7 +255,18 @@ def _store() -> Any:
         ) from None
     within = timedelta(seconds=_timeout())
     if _torchrun_store is None:
-        store, _, _ = next(iter(rendezvous("env://", timeout=within)))
+        host, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
+        # As torch's rendezvous, except that rank 0 does not wait here: nothing would name the ranks
+        # that are missing. Torch uses the same server for its own groups.
+        hosts = _number("RANK") == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        if not hosts:
+            _roll.wait_for_store(host, port, within)
+        try:
+            store = TCPStore(
+                host, port, None, hosts, within, wait_for_workers=False, multi_tenant=hosts
+            )
+        except RuntimeError as error:
+            raise _roll.taken(host, port, error) from None
         # Torchrun may restart all of its processes with the same store.
         _torchrun_store = PrefixStore(
             f"gradwire/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store
@@ -270,13 +280,15 @@ def _join_torchrun() -> None:
     store = _store()
     first = rank - local_rank
     address = _own_address(os.environ["MASTER_ADDR"], _number("MASTER_PORT"))
-    if local_rank == 0:
-        store.set(f"slots/{first}", str(slots))
-    nodes: list[int] = []
-    while rank == 0 and sum(nodes) < size:
-        nodes.append(int(store.get(f"slots/{sum(nodes)}")))
     within = timedelta(seconds=_timeout())
-    form_job("torchrun", store, rank, first, nodes, slots, address, within)
+    with _roll.Named(store, size, within):
+        _roll.come(store, rank)
+        if local_rank == 0:
+            store.set(f"slots/{first}", str(slots))
+        nodes: list[int] = []
+        while rank == 0 and sum(nodes) < size:
+            nodes.append(int(store.get(f"slots/{sum(nodes)}")))
+        form_job("torchrun", store, rank, first, nodes, slots, address, within)
 
 
 def form_job(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from functions import horovods_variables, raises, shares
-from launching import LIMIT, Job
+from launching import LAUNCHER, LIMIT, Job
 
 import gradwire
 
@@ -110,13 +111,18 @@ except gw.GradwireError as error:
     assert "is it running on this machine" not in done.stdout and done.returncode != 0, done.stdout
 
 
-def as_torchrun(program: Path, places: list[tuple[int, int, int]]) -> list[subprocess.Popen[str]]:
-    """Starts ranks as torchrun does: with rank, local rank and local size."""
+def as_torchrun(
+    program: Path, places: list[tuple[int, int, int]], size: int | None = None
+) -> list[subprocess.Popen[str]]:
+    """Starts ranks as torchrun does: with rank, local rank and local size.
+
+    With ``size``, only some of the ranks are started.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     variables = {
-        "WORLD_SIZE": str(len(places)),
+        "WORLD_SIZE": str(len(places) if size is None else size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
@@ -136,6 +142,33 @@ def as_torchrun(program: Path, places: list[tuple[int, int, int]]) -> list[subpr
         )
         for rank, local, slots in places
     ]
+
+
+MISSING = [
+    ([(0, 0, 1), (2, 0, 1)], "ranks 1, 3-4 of 5 did not call init() within 4 s"),
+    ([(1, 0, 1)], "the ranks' store at 127.0.0.1:"),
+]
+
+
+@pytest.mark.parametrize(("places", "what"), MISSING, ids=["some", "the first"])
+def test_missing_ranks_are_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    places: list[tuple[int, int, int]],
+    what: str,
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setenv("HOROVOD_START_TIMEOUT", "4")
+    program = tmp_path / "program.py"
+    program.write_text("import gradwire as gw\ngw.init()\n")
+    ranks = as_torchrun(program, places, size=5)
+    for rank in ranks:
+        said, _ = rank.communicate(timeout=LIMIT)
+        *frames, error = said.rstrip().splitlines()
+        assert error.startswith(f"gradwire.NotLaunched: {what}"), said
+        assert "HOROVOD_START_TIMEOUT=SECONDS" in error, said
+        assert frames[-1].strip() == "gw.init()" and "DistStoreError" not in said, said
+        assert rank.returncode == 1
 
 
 def test_a_serving_rank_that_exits_early_is_named(
@@ -410,3 +443,30 @@ def test_a_function_of_the_notebook() -> None:
     there = {"factor": 3}
     # The function need not become a rank.
     assert gradwire.run(lambda x: x * there["factor"], (4,), np=2) == [12, 12]
+
+
+def test_ctrl_c_ends_a_slow_look_up_of_a_name(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        try:
+            silent.bind(("127.0.0.77", 53))
+        except OSError as error:
+            pytest.skip(f"only root may be a name server: {error}")
+        silent.settimeout(LIMIT)
+        settings = tmp_path / "resolv.conf"
+        settings.write_text("nameserver 127.0.0.77\noptions timeout:30 attempts:5\n")
+        mount = 'mount --make-rprivate / && mount --bind "$0" /etc/resolv.conf && exec "$@"'
+        words = [LAUNCHER, "run", "-H", "slow.example.:1,localhost:1", "--", "true"]
+        job = subprocess.Popen(
+            ["unshare", "-m", "sh", "-c", mount, str(settings), *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            silent.recv(1 << 16)  # the question, which gets no answer
+            job.send_signal(signal.SIGINT)
+            said, _ = job.communicate(timeout=LIMIT)
+        finally:
+            job.kill()
+    assert job.returncode == 130, said
+    assert said == "gradwire: interrupted by SIGINT; everything was stopped\n"

@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from gradwire import _start
+from gradwire import _roll, _start
 
 
 def machine() -> str:
@@ -51,11 +51,13 @@ def prepare(store: Any, rank: int, size: int, timeout: timedelta) -> None:
     if any(name in os.environ for name in ("GRADWIRE_JOB", "GRADWIRE_SOCKET")):
         return
     store = _start.job_store(store)
-    store.set(f"machine/{rank}", machine())
-    store.wait([f"machine/{each}" for each in range(size)], timeout)
-    machines = [store.get(f"machine/{each}").decode() for each in range(size)]
-    all_nodes = nodes(machines)
-    first, slots = max((first, slots) for first, slots in all_nodes if first <= rank)
-    counts = [slots for _, slots in all_nodes]
-    address = _address(machines)
-    _start.form_job("torch", store, rank, first, counts, slots, address, timeout)
+    with _roll.Named(store, size, timeout):
+        _roll.come(store, rank)
+        store.set(f"machine/{rank}", machine())
+        store.wait([f"machine/{each}" for each in range(size)], timeout)
+        machines = [store.get(f"machine/{each}").decode() for each in range(size)]
+        all_nodes = nodes(machines)
+        first, slots = max((first, slots) for first, slots in all_nodes if first <= rank)
+        counts = [slots for _, slots in all_nodes]
+        address = _address(machines)
+        _start.form_job("torch", store, rank, first, counts, slots, address, timeout)

@@ -1,0 +1,118 @@
+"""Which ranks have come to form a job through torch's store.
+
+Each rank leaves a mark in the store. If the job can't be formed, the error names the ranks without
+one, instead of what the store says about its keys and sockets.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from datetime import timedelta
+from typing import Any
+
+from gradwire._errors import GradwireError, NotLaunched
+
+# The most characters of a list of ranks.
+_LISTED = 100
+_POLL_SECONDS = 0.2
+_MORE_TIME = "For more time, set HOROVOD_START_TIMEOUT=SECONDS"
+
+
+def come(store: Any, rank: int) -> None:
+    """Leaves the mark of this rank."""
+    store.set(f"came/{rank}", "")
+
+
+class Named:
+    """A context in which an error of the store names the ranks that are missing."""
+
+    def __init__(self, store: Any, size: int, within: timedelta) -> None:
+        self._store, self._size, self._within = store, size, within
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RuntimeError) and not isinstance(error, GradwireError):
+            raise _explained(self._store, self._size, self._within, error) from None
+
+
+def wait_for_store(host: str, port: int, within: timedelta) -> None:
+    """Waits until the store answers: torch would log a page for each attempt.
+
+    Raises:
+        NotLaunched: It does not answer in time.
+    """
+    deadline = time.monotonic() + within.total_seconds()
+    while True:
+        try:
+            with socket.create_connection((host, port), max(0.1, deadline - time.monotonic())):
+                return
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise NotLaunched(
+                    f"the ranks' store at {host}:{port} did not answer within {_seconds(within)} "
+                    f"({error}): is rank 0, or torchrun, running there, and can this host reach "
+                    f"that port? {_MORE_TIME}",
+                    kind="not-launched",
+                    rank=0,
+                ) from None
+            time.sleep(_POLL_SECONDS)
+
+
+def taken(host: str, port: int, error: RuntimeError) -> NotLaunched:
+    """Returns the error of a rank that can't serve the store."""
+    return NotLaunched(
+        f"rank 0 can't serve the ranks' store at {host}:{port} ({_first_line(error)}): if another "
+        "program uses that port, set another MASTER_PORT on all ranks",
+        kind="not-launched",
+        rank=0,
+    )
+
+
+def _explained(store: Any, size: int, within: timedelta, error: RuntimeError) -> NotLaunched:
+    try:
+        missing = [rank for rank in range(size) if not store.check([f"came/{rank}"])]
+    except RuntimeError:
+        text = (
+            "the store through which the ranks form the job is gone: rank 0, which may host it, "
+            f"has ended; see its output ({_first_line(error)})"
+        )
+        return NotLaunched(text, kind="not-launched", rank=0)
+    if not missing:
+        text = (
+            f"all {size} ranks have come, but the job was not formed within {_seconds(within)}: "
+            f"see the output of the first rank of each host ({_first_line(error)})"
+        )
+        return NotLaunched(text, kind="not-launched")
+    who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {listed(missing)}"
+    text = (
+        f"{who} of {size} did not call init() within {_seconds(within)}: were all WORLD_SIZE ranks "
+        f"started, and what does their output say? {_MORE_TIME}"
+    )
+    return NotLaunched(text, kind="not-launched", rank=missing[0])
+
+
+def listed(ranks: list[int]) -> str:
+    """Returns ascending ranks as a text, shortened if long.
+
+    >>> listed([0, 1, 2, 5])
+    '0-2, 5'
+    """
+    parts: list[list[int]] = []
+    for rank in ranks:
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], rank]
+        else:
+            parts.append([rank])
+    text = ", ".join("-".join(map(str, part)) for part in parts)
+    return text if len(text) <= _LISTED else f"{text[:_LISTED]}…"
+
+
+def _seconds(within: timedelta) -> str:
+    return f"{within.total_seconds():g} s"
+
+
+def _first_line(error: RuntimeError) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:_LISTED]
