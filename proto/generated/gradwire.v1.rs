@@ -1493,6 +1493,9 @@ pub struct Detach {}
 pub struct GiveUp {
     #[prost(string, tag = "1")]
     pub reason: ::prost::alloc::string::String,
+    /// if it ends because of a failure that it has received: that failure
+    #[prost(message, optional, tag = "2")]
+    pub cause: ::core::option::Option<Failure>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Detached {}

@@ -114,6 +114,23 @@ impl Failure {
             .hint("every rank has to join the job (init) and to make the same calls")
     }
 
+    /// The failure of an operation that needs a rank that has left the job.
+    pub fn left(rank: Rank) -> Self {
+        let what = "it has left the job and can't take part any more";
+        Self::new(FailureKind::RankLeft, what)
+            .rank(rank)
+            .hint("every rank must make the same calls, the same number of times, before it leaves")
+    }
+
+    /// Whether a rank that ends with this failure is not its cause: another rank is at fault, or
+    /// the ranks disagree.
+    pub fn is_beyond(&self, rank: Rank) -> bool {
+        match self.rank {
+            Some(at_fault) => at_fault != rank,
+            None => self.kind == FailureKind::Disagreement,
+        }
+    }
+
     /// Adds what to do about it.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
@@ -221,6 +238,15 @@ mod tests {
             let name = wire.as_str_name().strip_prefix("FAILURE_KIND_").unwrap();
             assert_eq!(name.to_lowercase(), kind.name());
         }
+    }
+
+    #[test]
+    fn a_rank_that_only_noticed_is_not_blamed() {
+        let of = |kind| Failure::new(kind, "what");
+        let left = Failure::left(Rank(1));
+        assert!(left.is_beyond(Rank(0)) && !left.is_beyond(Rank(1)));
+        assert!(of(FailureKind::Disagreement).is_beyond(Rank(0)));
+        assert!(!of(FailureKind::Resource).is_beyond(Rank(0)), "nobody else is at fault");
     }
 
     #[test]

@@ -6,7 +6,7 @@ it as ``HorovodInternalError`` as well, so code written for Horovod catches it.
 
 from __future__ import annotations
 
-from gradwire import _uncaught
+from gradwire import _native, _uncaught
 
 
 class GradwireError(RuntimeError):
@@ -49,6 +49,8 @@ class GradwireError(RuntimeError):
         super().__init__(text)
         _uncaught.watch()
         self.kind, self.rank, self.host, self.tensor = kind, rank, host, tensor
+        # For the other ranks, if this rank ends with this error.
+        self._failure: _native.Failure | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         facts = {"kind": self.kind, "rank": self.rank, "host": self.host, "tensor": self.tensor}

@@ -10,6 +10,7 @@ __all__ = [
     "__version__",
     "Adoption",
     "Buffer",
+    "Failure",
     "Gate",
     "Handle",
     "Preparation",
@@ -207,6 +208,12 @@ class Buffer:
         """
 
 @final
+class Failure:
+    """
+    The failure that an exception reports, for `Session.abort`.
+    """
+
+@final
 class Gate:
     """
     Holds back operations until their tensors are in shared memory. The creator of a gate must open
@@ -321,12 +328,14 @@ class Session:
     The methods that start an operation raise `InvalidRequest` if an argument is invalid, and
     `GradwireError` if the session has ended or memory is exhausted. Nothing is started then.
     """
-    def abort(self, /, reason: str) -> None:
+    def abort(self, /, reason: str, cause: Failure | None = None) -> None:
         """
         Aborts the job: all other ranks receive the reason.
 
         Args:
             reason: The message that they receive.
+            cause: The failure because of which this rank ends, or None. If another rank is at
+                fault, or the ranks disagree, they receive this failure instead.
         """
     def adasum(
         self,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire import _uncaught
-from gradwire._errors import Cancelled, InvalidRequest
+from gradwire._errors import Cancelled, GradwireError, InvalidRequest
 from gradwire._objects import dumps
 from gradwire._programs import find
 
@@ -138,7 +138,10 @@ def _checked(func: Any, args: Any, np: Any) -> int:
 
 
 def _results(folder: Path, size: int, code: int) -> list[Any]:
-    errors = sorted(folder.glob("error.*"), key=lambda path: path.stat().st_mtime_ns)
+    errors: list[Path] = []
+    # What a rank raised itself says more than what the others noticed of it.
+    for kind in ("error", "noticed"):
+        errors += sorted(folder.glob(f"{kind}.*"), key=lambda path: path.stat().st_mtime_ns)
     if errors:
         rank = int(errors[0].suffix[1:])
         text = f"rank {rank} of the job raised:\n{errors[0].read_text()}"
@@ -159,7 +162,9 @@ def rank() -> None:
         func, args, kwargs = pickle.loads((folder / "call").read_bytes())
         result = dumps(func(*args, **kwargs))
     except Exception as error:
+        others = isinstance(error, GradwireError) and error.rank not in (None, int(own))
         with _uncaught.shortened(error):
-            (folder / f"error.{own}").write_text(traceback.format_exc())
+            text = traceback.format_exc()
+        (folder / f"{'noticed' if others else 'error'}.{own}").write_text(text)
         raise
     (folder / f"result.{own}").write_bytes(result)

@@ -10,17 +10,24 @@ find the failed call. So the printed traceback of an uncaught error ends in the 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Iterator
 from types import TracebackType
 
+from gradwire import _native
+
 # Why this process is ending, for the other ranks; None while it runs.
 text: str | None = None
+# The failure because of which it is ending, if there is one: another rank may be at fault.
+cause: _native.Failure | None = None
 
 # About a screen.
 _MAX_LINES, _MAX_CHARACTERS = 20, 1600
 _PACKAGES = ("gradwire", "torch")
+# As in proto/services/src/launch.rs.
+_STDERR, _LAST_WORDS = "GRADWIRE_STDERR", b"\x1egradwire: last words\n"
 _watching = False
 
 
@@ -53,13 +60,17 @@ def watch() -> None:
     in_main, in_thread = sys.excepthook, threading.excepthook
 
     def main(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        global text
+        global text, cause
         text = f"it ended with {described(error)}"
+        failures = (getattr(each, "_failure", None) for each in _chain(error) if _is_ours(each))
+        cause = next((failure for failure in failures if failure is not None), None)
+        _announce()
         with shortened(error) as ours:
             in_main(kind, error, error.__traceback__ if ours else trace)
 
     def thread(args: threading.ExceptHookArgs) -> None:
         error = args.exc_value
+        _announce()
         with shortened(error) as ours:
             if ours and error is not None:
                 given = (args.exc_type, error, error.__traceback__, args.thread)
@@ -67,6 +78,20 @@ def watch() -> None:
             in_thread(args)
 
     sys.excepthook, threading.excepthook = main, thread
+
+
+def _announce() -> None:
+    """Tells the agent that an error follows on standard error.
+
+    ``gradwire run`` shows errors that several ranks write alike only once. The agent names the pipe
+    that it reads: this process may write to a file or to another pipe.
+    """
+    pipe = os.environ.get(_STDERR)
+    with contextlib.suppress(OSError, ValueError):
+        about = os.fstat(2)
+        if pipe == f"{about.st_dev}:{about.st_ino}" and sys.__stderr__ is not None:
+            sys.__stderr__.flush()
+            os.write(2, _LAST_WORDS)
 
 
 @contextlib.contextmanager

@@ -368,7 +368,7 @@ def _at_exit() -> None:
         return  # a forked child has nothing to end
     try:
         if _session is not None and _uncaught.text is not None:
-            _session.abort(_uncaught.text)
+            _session.abort(_uncaught.text, _uncaught.cause)
         elif _has_exit_code():
             # SystemExit can't be distinguished here. The exit code, not known yet, decides.
             ended = _detach()

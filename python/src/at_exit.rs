@@ -55,7 +55,9 @@ extern "C" fn finish(status: c_int, _: *mut c_void) {
     let left = if code == 0 {
         departure.session.shutdown().is_ok()
     } else {
-        departure.session.abort(&format!("it ended with exit code {code}"));
+        // A program may catch an error and end with a code of its own.
+        let cause = departure.session.last_failure();
+        departure.session.abort_after(&format!("it ended with exit code {code}"), cause.as_ref());
         false
     };
     let deadline = (!left).then(|| Instant::now() + GRACE);

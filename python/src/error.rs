@@ -12,7 +12,12 @@ pub(crate) struct PythonError {
     rank: Option<u32>,
     host: String,
     tensor: String,
+    failure: Option<Failure>,
 }
+
+/// The failure that an exception reports, for `Session.abort`.
+#[pyclass(frozen, name = "Failure", module = "gradwire._native")]
+pub(crate) struct PythonFailure(pub(crate) Failure);
 
 impl PythonError {
     /// A call with an invalid argument; nothing was started.
@@ -21,7 +26,15 @@ impl PythonError {
     }
 
     fn plain(class: &'static str, kind: &'static str, text: String) -> Self {
-        Self { class, text, kind, rank: None, host: String::new(), tensor: String::new() }
+        Self {
+            class,
+            text,
+            kind,
+            rank: None,
+            host: String::new(),
+            tensor: String::new(),
+            failure: None,
+        }
     }
 
     fn failed(failure: &Failure) -> Self {
@@ -46,6 +59,7 @@ impl PythonError {
             rank: failure.rank.map(|rank| rank.0),
             host: failure.host.clone(),
             tensor: failure.tensor.clone(),
+            failure: Some(failure.clone()),
         }
     }
 
@@ -66,7 +80,11 @@ impl PythonError {
         facts.set_item("rank", self.rank)?;
         facts.set_item("host", &self.host)?;
         facts.set_item("tensor", &self.tensor)?;
-        classes.bind(py).getattr(self.class)?.call((&self.text,), Some(&facts))
+        let exception = classes.bind(py).getattr(self.class)?.call((&self.text,), Some(&facts))?;
+        if let Some(failure) = &self.failure {
+            exception.setattr("_failure", PythonFailure(failure.clone()))?;
+        }
+        Ok(exception)
     }
 }
 

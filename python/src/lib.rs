@@ -41,8 +41,8 @@ mod native {
 
     #[pymodule_export]
     use crate::{
-        adoption::Adoption, adoption::Preparation, buffer::Buffer, gate::Gate, handle::Handle,
-        process_set::ProcessSet, session::Session,
+        adoption::Adoption, adoption::Preparation, buffer::Buffer, error::PythonFailure,
+        gate::Gate, handle::Handle, process_set::ProcessSet, session::Session,
     };
 
     /// Explains why this process may not be the only rank of a job: another starter, such as srun,

@@ -19,7 +19,7 @@ use crate::{
     adoption::{Adoption, Preparation},
     at_exit,
     buffer::{self, Buffer},
-    error::{PythonError, Raise},
+    error::{PythonError, PythonFailure, Raise},
     gate::Gate,
     handle::{Handle, SLICE},
     process_set::ProcessSet,
@@ -129,8 +129,11 @@ impl Session {
     ///
     /// Args:
     ///     reason: The message that they receive.
-    fn abort(&self, py: Python<'_>, reason: &str) {
-        py.detach(|| self.inner.abort(reason));
+    ///     cause: The failure because of which this rank ends, or None. If another rank is at
+    ///         fault, or the ranks disagree, they receive this failure instead.
+    #[pyo3(signature = (reason, cause = None))]
+    fn abort(&self, py: Python<'_>, reason: &str, cause: Option<&PythonFailure>) {
+        py.detach(|| self.inner.abort_after(reason, cause.map(|cause| &cause.0)));
     }
 
     /// This rank's number in the job.

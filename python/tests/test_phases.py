@@ -117,7 +117,7 @@ class Cell:
 
 
 ABSENT = " before it had joined the job"
-LEFT = "(rank 1 has left the job|it has left the job)"
+LEFT = "rank 1 on host .*it has left the job"
 STOPPED = r"the process is stopped \(SIGSTOP"
 DAEMON = "(gradwired|the daemon|the coordinator)"
 HOLE = "ValueError: the data has a hole"

@@ -10,10 +10,7 @@ use std::{
 };
 
 use gradwire_keys::{Adopt, HugePages, MIN_IN_FLIGHT, MIN_SEGMENT_BYTES, RankSettings};
-use gradwire_proto::{
-    JobId, Secret,
-    pb::{self, worker_message::Message},
-};
+use gradwire_proto::{JobId, Secret, pb::worker_message::Message};
 use gradwire_shm::{
     arena::{Arena, ArenaConfig, RegisterError},
     control::WorkerControl,
@@ -27,7 +24,7 @@ use crate::{
     launch::{Launch, bad},
     link, panics,
     session::{Limits, Session},
-    shared::Shared,
+    shared::{Shared, gives_up},
     watch::Threads,
 };
 
@@ -202,8 +199,7 @@ impl SessionBuilder {
         let threads =
             Threads::start(&shared, &arena, tuning.worker.daemon_timeout).inspect_err(|error| {
                 // TELL: other ranks already depend on this one, and would not learn the reason.
-                let reason = error.to_string();
-                let _ = shared.send(Message::GiveUp(pb::GiveUp { reason }), None);
+                let _ = shared.send(Message::GiveUp(gives_up(error.to_string(), None)), None);
             })?;
         let adopt_bytes = match tuning.worker.adopt {
             Adopt::Auto => Some(tuning.worker.adopt_max_bytes as usize),

@@ -25,7 +25,7 @@ use crate::{
     naming::Names,
     panics,
     process_set::{ProcessSet, ProcessSets},
-    shared::{FAREWELL, Shared},
+    shared::{FAREWELL, Shared, gives_up},
     sizes,
     watch::Threads,
 };
@@ -339,11 +339,23 @@ impl Session {
     /// Gives up: every waiting and every later call of this process fails with the reason, and all
     /// other ranks receive a failure of this rank (TELL).
     pub fn abort(&self, reason: &str) {
+        self.abort_after(reason, None);
+    }
+
+    /// As [`Session::abort`], because of a failure that this session has reported. If another rank
+    /// is at fault, or the ranks disagree, all other ranks receive that failure instead of one that
+    /// blames this rank.
+    pub fn abort_after(&self, reason: &str, cause: Option<&Failure>) {
         if self.check_process().is_err() {
             return;
         }
         let failure = Failure::new(FailureKind::Cancelled, reason).host(self.host());
-        self.inner.shared.give_up(failure);
+        self.inner.shared.give_up_after(failure, cause);
+    }
+
+    /// The failure that the last error of this session reported, if the last error had one.
+    pub fn last_failure(&self) -> Option<Failure> {
+        self.inner.shared.last_error().and_then(|last| last.cause)
     }
 
     /// The set of all ranks.
@@ -456,9 +468,12 @@ impl Drop for Inner {
         // A forked child does not have the threads and must not use the connection.
         if self.process == std::process::id() {
             // The error is ignored: the daemon sees the end of the connection in any case.
-            let reason = panics::current().or_else(|| self.shared.last_error());
-            let reason = reason.unwrap_or_else(|| DROPPED.to_owned());
-            let _ = self.end(Message::GiveUp(pb::GiveUp { reason }));
+            let (reason, cause) = match (panics::current(), self.shared.last_error()) {
+                (Some(panicked), _) => (panicked, None),
+                (None, Some(last)) => (last.text, last.cause),
+                (None, None) => (DROPPED.to_owned(), None),
+            };
+            let _ = self.end(Message::GiveUp(gives_up(reason, cause.as_ref())));
             self.shared.forget();
         }
     }

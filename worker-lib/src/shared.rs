@@ -90,7 +90,7 @@ pub(crate) struct Shared {
     /// Why this process gives up, if it does.
     giving_up: OnceLock<Failure>,
     /// The last error that the program received: the likely reason if the program ends.
-    last_error: Mutex<Option<String>>,
+    last_error: Mutex<Option<LastError>>,
     pub(crate) segments: Segments,
     pub(crate) wakers: Wakers,
     /// Whether the threads for the daemon's messages still run.
@@ -106,14 +106,29 @@ pub(crate) struct Shared {
     pub(crate) waiters: Waiters,
 }
 
+/// An error that the program received: its text, and the failure that it reports, if any.
+#[derive(Debug, Clone)]
+pub(crate) struct LastError {
+    pub(crate) text: String,
+    pub(crate) cause: Option<Failure>,
+}
+
+/// The message of a rank that has failed. `cause`: the failure because of which it ends.
+pub(crate) fn gives_up(reason: String, cause: Option<&Failure>) -> pb::GiveUp {
+    pb::GiveUp { reason, cause: cause.cloned().map(Into::into) }
+}
+
 impl Shared {
     /// Remembers an error on its way to the program.
     pub(crate) fn noted<T>(&self, result: Result<T, GradwireError>) -> Result<T, GradwireError> {
-        result.inspect_err(|error| *self.last_error.lock() = Some(error.to_string()))
+        result.inspect_err(|error| {
+            let cause = error.failure().cloned();
+            *self.last_error.lock() = Some(LastError { text: error.to_string(), cause });
+        })
     }
 
     /// The last error that the program received.
-    pub(crate) fn last_error(&self) -> Option<String> {
+    pub(crate) fn last_error(&self) -> Option<LastError> {
         self.last_error.lock().clone()
     }
 
@@ -218,9 +233,13 @@ impl Shared {
     /// Gives up: reports the reason to the daemon, waits for its reaction, and ends the session
     /// with the reason.
     pub(crate) fn give_up(&self, failure: Failure) {
+        self.give_up_after(failure, None);
+    }
+
+    /// As [`Shared::give_up`], because of a failure that this rank has received.
+    pub(crate) fn give_up_after(&self, failure: Failure, cause: Option<&Failure>) {
         let _ = self.giving_up.set(failure.clone());
-        let give_up = pb::GiveUp { reason: failure.what.clone() };
-        let _ = self.send(Message::GiveUp(give_up), None);
+        let _ = self.send(Message::GiveUp(gives_up(failure.what.clone(), cause)), None);
         // To the daemon the half-closed connection means that this process has ended. It closes its
         // half, and then the watcher ends the session.
         let _ = self.stream.shutdown(Shutdown::Write);

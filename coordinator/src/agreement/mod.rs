@@ -301,13 +301,7 @@ impl Agreement {
         let Some((node, rank)) = tensor.left_behind(set, members) else { return };
         let host = members.host(node);
         let absent = members.get(node).is_some_and(|member| member.absent.contains(&rank));
-        let left = || {
-            let what = format!("rank {rank} has left the job and will not submit this tensor");
-            Failure::new(FailureKind::RankLeft, what)
-                .hint("make sure that every rank makes the same calls, the same number of times")
-                .rank(rank)
-        };
-        let failure = if absent { Failure::never_came(rank) } else { left() };
+        let failure = if absent { Failure::never_came(rank) } else { Failure::left(rank) };
         let failure = failure.host(host).tensor(tensor.name.as_str());
         self.fail_tensor(slot, failure);
     }
@@ -339,7 +333,10 @@ impl Agreement {
         self.sets.cancel_join(id);
         for (slot, name, joined) in without {
             let who = text::named_ranks(&joined);
-            let what = format!("it was to run without {who}, but the join failed: {}", why.what);
+            let what = format!(
+                "{}; so the join failed, and this tensor can't run without {who}",
+                why.what
+            );
             let mut failure = why.clone().tensor(name);
             failure.what = what;
             self.answer.failures.extend(self.table.fail(slot, failure));

@@ -275,7 +275,8 @@ impl Membership {
             None => self.forming.host(connection),
         };
         let Some(host) = host else { return };
-        if failure.host.is_empty() {
+        // What the ranks disagree on did not happen on the host that noticed it.
+        if failure.host.is_empty() && failure.kind != FailureKind::Disagreement {
             host.clone_into(&mut failure.host);
         }
         self.fail(failure, now, out);

@@ -155,6 +155,15 @@ impl Node {
         self.job.report(failure.host(self.config.host.clone()).tensor(names.join(", ")));
     }
 
+    /// A worker ends because of a failure that it has received. That failure is the cause for
+    /// everybody (TELL), and not this worker, which only noticed it first.
+    pub(crate) fn worker_follows(&self, cause: Failure) {
+        if self.job.ending().is_none() {
+            metrics::failure(cause.kind);
+            self.job.report(cause);
+        }
+    }
+
     /// If a message can't reach a worker, neither the worker nor the ranks that wait for it can
     /// continue (TELL).
     pub(crate) fn ensure_sent(&self, worker: &Worker, sent: Result<(), OutboxError>) {
@@ -370,10 +379,7 @@ impl Node {
         let failure = if self.workers.never_came(gone.0.saturating_sub(self.rank(0).0)) {
             Failure::never_came(gone)
         } else {
-            let what = "it has left the job and can't take part any more";
-            Failure::new(FailureKind::RankLeft, what)
-                .rank(gone)
-                .hint("all ranks must submit the same tensors before any of them leaves")
+            Failure::left(gone)
         };
         failure.host(self.config.host.clone())
     }

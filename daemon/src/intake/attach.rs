@@ -43,7 +43,7 @@ use crate::{
         activity::RankActivity,
         outbox::Outbox,
         slots::Slot,
-        worker::{Worker, send},
+        worker::{Worker, brief, send},
     },
 };
 
@@ -404,6 +404,11 @@ impl Session {
                     break None;
                 }
                 Ok(Some((Request::GiveUp(give_up), _))) => {
+                    let cause = give_up.cause.map(|cause| brief(cause.into()));
+                    if let Some(cause) = cause.filter(|cause| cause.is_beyond(worker.rank)) {
+                        self.node.worker_follows(cause);
+                        break None;
+                    }
                     let reason: String = give_up.reason.chars().take(MAX_REASON_CHARS).collect();
                     break Some(worker.gave_up(&reason));
                 }

@@ -33,14 +33,13 @@ pub(crate) struct Worker {
 /// The limit of a failure's text in a message to a worker, in bytes (BOUND).
 const MAX_TEXT: usize = 256 << 10;
 
-/// A failure as a message for a worker, with a limited text.
-fn brief(failure: &Failure) -> pb::Failure {
-    let mut failure = failure.clone();
+/// A failure with a limited text (BOUND).
+pub(crate) fn brief(mut failure: Failure) -> Failure {
     if failure.what.len() > MAX_TEXT {
         failure.what.truncate(failure.what.floor_char_boundary(MAX_TEXT));
         failure.what.push('…');
     }
-    failure.into()
+    failure
 }
 
 impl Worker {
@@ -83,12 +82,13 @@ impl Worker {
         for _ in &tickets {
             self.completions.answered();
         }
-        let failed = pb::TensorFailed { tickets, failure: Some(brief(failure)) };
+        let failed = pb::TensorFailed { tickets, failure: Some(brief(failure.clone()).into()) };
         self.outbox.send(pb::daemon_message::Message::TensorFailed(failed))
     }
 
     pub(crate) fn abort(&self, failure: &Failure) {
-        let sent = self.outbox.send(pb::daemon_message::Message::Aborted(brief(failure)));
+        let failure = brief(failure.clone());
+        let sent = self.outbox.send(pb::daemon_message::Message::Aborted(failure.into()));
         if let Err(error) = sent {
             let rank = self.rank;
             tracing::warn!(%rank, %error, "a worker can't be notified that the job is over");
