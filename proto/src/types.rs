@@ -86,6 +86,21 @@ number! {
 impl Rank {
     /// The most ranks of one job (BOUND).
     pub const MAX: u32 = 4096;
+
+    /// `0-2,5` for ascending ranks.
+    pub fn list(ranks: impl IntoIterator<Item = Self>) -> String {
+        let mut parts = Vec::new();
+        let mut ranks = ranks.into_iter().map(|rank| rank.0).peekable();
+        while let Some(first) = ranks.next() {
+            let mut last = first;
+            while let Some(next) = ranks.next_if(|&next| next == last.wrapping_add(1)) {
+                last = next;
+            }
+            let alone = last == first;
+            parts.push(if alone { first.to_string() } else { format!("{first}-{last}") });
+        }
+        parts.join(",")
+    }
 }
 
 impl NodeId {

@@ -66,7 +66,7 @@ def traces(said: str) -> list[list[str]]:
     """Returns the files of each traceback's frames, by rank; the ranks' lines may be mixed."""
     found: list[list[str]] = []
     for rank in "01":
-        for line in re.findall(rf"^\[{rank}\] (.*)", said, re.MULTILINE):
+        for line in re.findall(rf"^\[(?:{rank}|0-1)\] (.*)", said, re.MULTILINE):
             line = re.sub(r"^\[rank\d\]: ?", "", line)
             if line.startswith(("Traceback (most recent call last)", "Exception in thread")):
                 found.append([])

@@ -46,6 +46,7 @@ pub const RESERVED_VARIABLES: &[&str] = &[
     "GRADWIRE_SIZE",
     "GRADWIRE_SLOTS",
     "GRADWIRE_SOCKET",
+    "GRADWIRE_STDERR",
 ];
 
 /// The layers above the defaults, lowest first.

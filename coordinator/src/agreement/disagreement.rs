@@ -36,13 +36,13 @@ const SHAPE: usize = 2;
 const TIMES: usize = 9;
 
 /// The most rows of a table; a control message has a size limit (BOUND).
-const MAX_ROWS: usize = 64;
+const MAX_ROWS: usize = 16;
 
 /// The most characters of a cell; longer ones are cut to this length.
 const MAX_CHARACTERS: usize = 64;
 
 /// The longest list of ranks in one line, in characters.
-const MAX_RANKS: usize = 1024;
+const MAX_RANKS: usize = 160;
 
 type Cells = [String; 10];
 
@@ -72,7 +72,7 @@ fn list(request: &Request) -> String {
     match request.collective {
         Collective::Allreduce | Collective::Alltoall | Collective::Scatter => "-".to_owned(),
         Collective::AddProcessSet => {
-            text::ranks(list.iter().map(|&rank| Rank(u32::try_from(rank).unwrap_or(u32::MAX))))
+            Rank::list(list.iter().map(|&rank| Rank(u32::try_from(rank).unwrap_or(u32::MAX))))
         }
         _ if list.is_empty() => "-".to_owned(),
         _ => list.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
@@ -243,7 +243,7 @@ fn table(rows: &[(Vec<Rank>, Cells)], usual: &[String], differing: &[usize]) -> 
     let mut grid: Vec<Vec<String>> =
         vec![std::iter::once("ranks".to_owned()).chain(heads).collect()];
     for (ranks, cells) in rows.iter().take(MAX_ROWS) {
-        let ranks = text::excerpt(&text::ranks(ranks.iter().copied()), MAX_RANKS);
+        let ranks = text::excerpt(&Rank::list(ranks.iter().copied()), MAX_RANKS);
         let marked = shown.iter().map(|&column| {
             let (cell, usual) = (&cells[column], &usual[column]);
             let (mark, at) = match text::difference(cell, usual) {

@@ -15,10 +15,10 @@ use crate::{
 };
 
 /// The most lines of a table (BOUND).
-const MAX_ROWS: usize = 32;
+const MAX_ROWS: usize = 16;
 
 /// The longest list of ranks in a line, in characters.
-const MAX_RANKS: usize = 256;
+const MAX_RANKS: usize = 160;
 
 /// What a node has said, how often.
 #[derive(Debug)]

@@ -207,7 +207,7 @@ impl Forming {
             "{} of {} nodes have joined; missing: {noun} {}{joined}",
             self.joined.len(),
             config.nodes,
-            text::ranks(missing)
+            Rank::list(missing)
         )
     }
 

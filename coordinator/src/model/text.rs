@@ -1,36 +1,18 @@
 //! Formats ranks, names and times for messages.
 
-use std::{fmt::Write as _, time::Duration};
+use std::time::Duration;
 
 use gradwire_proto::{ProcessSetId, Rank};
 
 use super::process_set::ProcessSet;
 
 /// The longest list of ranks in a text, in characters.
-const MAX_RANKS: usize = 256;
-
-/// `0-2,5` for ascending ranks.
-pub(crate) fn ranks(ranks: impl IntoIterator<Item = Rank>) -> String {
-    let mut text = String::new();
-    let mut ranks = ranks.into_iter().map(|rank| rank.0).peekable();
-    while let Some(first) = ranks.next() {
-        let mut last = first;
-        while let Some(next) = ranks.next_if(|&next| next == last.wrapping_add(1)) {
-            last = next;
-        }
-        let comma = if text.is_empty() { "" } else { "," };
-        let _ = match last - first {
-            0 => write!(text, "{comma}{first}"),
-            _ => write!(text, "{comma}{first}-{last}"),
-        };
-    }
-    text
-}
+const MAX_RANKS: usize = 160;
 
 /// `rank 3` or `ranks 0-2,5`.
 pub(crate) fn named_ranks(all: &[Rank]) -> String {
     let noun = if all.len() == 1 { "rank" } else { "ranks" };
-    format!("{noun} {}", ranks(all.iter().copied()))
+    format!("{noun} {}", Rank::list(all.iter().copied()))
 }
 
 /// `process set 3 (ranks 0-1,4)`.
@@ -90,7 +72,7 @@ mod tests {
 
     #[test]
     fn ranks_are_grouped_and_names_are_cut() {
-        let all = |numbers: &[u32]| ranks(numbers.iter().copied().map(Rank));
+        let all = |numbers: &[u32]| Rank::list(numbers.iter().copied().map(Rank));
         assert_eq!(all(&[]), "");
         assert_eq!(all(&[7]), "7");
         assert_eq!(all(&[0, 1, 2, 5, 7, 8]), "0-2,5,7-8");

@@ -11,7 +11,11 @@ use std::{
     process::Command,
 };
 
-use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+use gradwire_services::launch::STDERR;
+use rustix::{
+    fs::fstat,
+    process::{Signal, getppid, set_parent_process_death_signal},
+};
 
 use crate::error::CommandError;
 
@@ -30,7 +34,11 @@ pub fn exec_child(
     if now.and_then(|pid| u32::try_from(pid).ok()) != Some(parent) {
         return CommandError::failed("the agent ended while starting this process");
     }
-    let error = Command::new(program).args(args).exec();
+    let mut command = Command::new(program);
+    if let Ok(pipe) = fstat(std::io::stderr()) {
+        command.env(STDERR, format!("{}:{}", pipe.st_dev, pipe.st_ino));
+    }
+    let error = command.args(args).exec();
     let why = match interpreter(program) {
         Some(interpreter) if error.kind() == ErrorKind::NotFound => {
             format!("its first line names the interpreter {interpreter:?}, which does not exist")

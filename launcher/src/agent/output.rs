@@ -12,7 +12,8 @@ use tokio::{
 };
 
 use super::split::{MAX_STRETCH, Splitter};
-use gradwire_services::launch::{LineEnd, Report, Role, Stream, Text};
+use gradwire_proto::Rank;
+use gradwire_services::launch::{LAST_WORDS, LineEnd, Report, Role, Stream, Text};
 
 /// An output that is being passed on.
 #[derive(Debug)]
@@ -101,8 +102,19 @@ impl Output {
         }
     }
 
-    async fn report(&self, (text, end): (Text, LineEnd)) {
+    async fn report(&self, (mut text, mut end): (Text, LineEnd)) {
         let (role, stream) = (self.role, self.stream);
+        if let (Role::Rank(rank), Stream::Stderr) = (role, stream)
+            && let Some(before) = text.as_bytes().strip_suffix(LAST_WORDS.as_bytes())
+        {
+            let unfinished = Text::from(before);
+            let _ = self.reports.send(Report::LastWords { rank: Rank(rank) }).await;
+            if before.is_empty() {
+                return;
+            }
+            // The report begins after an unfinished line.
+            (text, end) = (unfinished, LineEnd::Newline);
+        }
         let _ = self.reports.send(Report::Output { role, stream, text, end }).await;
     }
 }

@@ -8,9 +8,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
     io::{self, BufWriter, IsTerminal, Write},
-    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -19,67 +17,21 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gradwire_proto::Rank;
+use gradwire_services::launch::{LineEnd, Stream};
 use tokio::sync::{mpsc, oneshot};
 
-use gradwire_services::launch::{LineEnd, Stream, Text};
+use super::{
+    files::Files,
+    fold::Fold,
+    lines::{Entry, Line, Source},
+};
 
 /// How many lines may wait for the writer.
 const QUEUE: usize = 1024;
 
 /// How long output may wait for a reader that does not read (WAIT).
 const READER_LIMIT: Duration = Duration::from_secs(300);
-
-/// Where a line comes from.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Source {
-    /// A rank. Its output is shown on the same stream and goes to files, too.
-    Rank(u32),
-    /// A service or an agent, by name. It is shown on standard error. A daemon has a file, too.
-    Service(String),
-    /// The launcher.
-    Launcher,
-    /// The report at the end, whose lines get no prefix.
-    Report,
-}
-
-impl Source {
-    /// The daemon of a host.
-    pub fn daemon(host: &str) -> Self {
-        Self::Service(format!("daemon {host}"))
-    }
-}
-
-/// A line of output, or a part of one.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Line {
-    /// The process that wrote it.
-    pub source: Source,
-    /// The stream that it goes to.
-    pub stream: Stream,
-    /// Without its end.
-    pub text: Text,
-    /// How it ends.
-    pub end: LineEnd,
-    /// It goes only to the files of its source.
-    pub hidden: bool,
-}
-
-impl Line {
-    /// A line of the launcher.
-    pub fn note(text: &str) -> Self {
-        Self::own(Source::Launcher, text)
-    }
-
-    /// A line of the report at the end.
-    pub fn report(text: &str) -> Self {
-        Self::own(Source::Report, text)
-    }
-
-    fn own(source: Source, text: &str) -> Self {
-        let text = Text::Utf8(text.to_owned());
-        Self { source, stream: Stream::Stderr, text, end: LineEnd::Newline, hidden: false }
-    }
-}
 
 /// A line that has no newline yet: its source, and whether more of the same line follows.
 type OpenLine = (Source, LineEnd);
@@ -120,6 +72,9 @@ impl Layout {
             Source::Report => Vec::new(),
             Source::Rank(_) if self.bare && line.stream == Stream::Stdout => Vec::new(),
             Source::Rank(rank) => format!("[{rank}] ").into_bytes(),
+            Source::Ranks(ranks) => {
+                format!("[{}] ", Rank::list(ranks.iter().copied().map(Rank))).into_bytes()
+            }
             Source::Service(name) => format!("[{name}] ").into_bytes(),
             Source::Launcher => b"gradwire: ".to_vec(),
         };
@@ -135,8 +90,10 @@ impl Layout {
     /// Adds the text of a line, or as much of it as is shown, and its length if that is not all.
     fn add_text(&mut self, line: &Line, bytes: &mut Vec<u8>) {
         let text = line.text.as_bytes();
-        let (Source::Rank(rank), Stream::Stderr) = (&line.source, line.stream) else {
-            return bytes.extend_from_slice(text);
+        let rank = match &line.source {
+            Source::Rank(rank) if line.stream == Stream::Stderr => rank,
+            Source::Ranks(ranks) if let Some(rank) = ranks.first() => rank,
+            _ => return bytes.extend_from_slice(text),
         };
         let before = self.lengths.remove(rank).unwrap_or_default();
         let length = before + text.len();
@@ -160,74 +117,11 @@ impl Layout {
     }
 }
 
-/// The files of each process: `DIR/rank.07/stdout` and `stderr`, with as many digits as the job
-/// needs, and `DIR/daemon.HOST/stderr`.
-#[derive(Debug)]
-pub struct Files(BTreeMap<(Source, Stream), OutputFile>);
-
-#[derive(Debug)]
-struct OutputFile {
-    path: PathBuf,
-    file: BufWriter<File>,
-}
-
-impl OutputFile {
-    /// Uses the file, and adds its path to an error.
-    fn with(
-        &mut self,
-        work: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
-    ) -> io::Result<()> {
-        let named = |error: io::Error| format!("{}: {error}", self.path.display());
-        work(&mut self.file).map_err(|error| io::Error::new(error.kind(), named(error)))
-    }
-}
-
-impl Files {
-    /// Creates the files of `size` ranks and of the daemons of `hosts`, and replaces those of an
-    /// earlier run.
-    ///
-    /// # Errors
-    /// The path that can't be created, with the system's error.
-    pub fn create<'a>(
-        directory: &Path,
-        size: u32,
-        hosts: impl IntoIterator<Item = &'a str>,
-    ) -> Result<Self, (PathBuf, io::Error)> {
-        let digits = size.saturating_sub(1).to_string().len().max(2);
-        let mut files = Self(BTreeMap::new());
-        for rank in 0..size {
-            let folder = directory.join(format!("rank.{rank:0digits$}"));
-            for (stream, name) in [(Stream::Stdout, "stdout"), (Stream::Stderr, "stderr")] {
-                files.add(Source::Rank(rank), stream, &folder, name)?;
-            }
-        }
-        for host in hosts {
-            let folder = directory.join(format!("daemon.{host}"));
-            files.add(Source::daemon(host), Stream::Stderr, &folder, "stderr")?;
-        }
-        Ok(files)
-    }
-
-    fn add(
-        &mut self,
-        source: Source,
-        stream: Stream,
-        folder: &Path,
-        name: &str,
-    ) -> Result<(), (PathBuf, io::Error)> {
-        fs::create_dir_all(folder).map_err(|error| (folder.to_owned(), error))?;
-        let path = folder.join(name);
-        let file = File::create(&path).map_err(|error| (path.clone(), error))?;
-        self.0.insert((source, stream), OutputFile { path, file: BufWriter::new(file) });
-        Ok(())
-    }
-}
-
 /// The writing thread, which ends when all clones of the sender are gone.
 #[derive(Debug)]
 pub struct Console {
     /// Where lines go in.
-    pub lines: mpsc::Sender<Line>,
+    pub lines: mpsc::Sender<Entry>,
     /// Becomes ready when the thread ends: with the error, if output can't be written.
     pub ended: oneshot::Receiver<Option<String>>,
     /// Whether a reader takes the output.
@@ -245,7 +139,7 @@ struct Meter {
 #[derive(Debug)]
 pub struct Reading {
     meter: Arc<Meter>,
-    lines: mpsc::WeakSender<Line>,
+    lines: mpsc::WeakSender<Entry>,
     seen: u64,
     since: Instant,
 }
@@ -293,6 +187,7 @@ struct Writer {
     stderr: BufWriter<io::Stderr>,
     last: Stream,
     files: Option<Files>,
+    fold: Fold,
     meter: Arc<Meter>,
 }
 
@@ -305,39 +200,61 @@ impl Writer {
             stderr: BufWriter::new(io::stderr()),
             last: Stream::Stdout,
             files,
+            fold: Fold::default(),
             meter,
         }
     }
 
-    fn run(mut self, mut queue: mpsc::Receiver<Line>) -> io::Result<()> {
-        while let Some(line) = queue.blocking_recv() {
-            self.write(&line)?;
-            while let Ok(line) = queue.try_recv() {
-                self.write(&line)?;
+    fn run(mut self, mut queue: mpsc::Receiver<Entry>) -> io::Result<()> {
+        while let Some(entry) = queue.blocking_recv() {
+            self.handle(entry)?;
+            while let Ok(entry) = queue.try_recv() {
+                self.handle(entry)?;
             }
             self.flush()?;
         }
+        let held = self.fold.release();
+        self.show(&held)?;
         for (stream, bytes) in self.layout.close() {
             self.emit(stream, &bytes)?;
         }
         self.flush()
     }
 
-    fn write(&mut self, line: &Line) -> io::Result<()> {
+    fn handle(&mut self, entry: Entry) -> io::Result<()> {
         self.meter.begun.fetch_add(1, Relaxed);
-        if let Some(files) = &mut self.files
-            && let Some(file) = files.0.get_mut(&(line.source.clone(), line.stream))
-        {
-            file.with(|file| {
-                file.write_all(line.text.as_bytes())?;
-                file.write_all(line.end.as_bytes())
-            })?;
+        let held = match entry {
+            Entry::Line(line) => return self.write(line),
+            Entry::Begins(rank) => {
+                self.fold.begin(rank, Instant::now());
+                return Ok(());
+            }
+            Entry::Over => self.fold.over(Instant::now()),
+        };
+        self.show(&held)
+    }
+
+    fn write(&mut self, line: Line) -> io::Result<()> {
+        if let Some(files) = &mut self.files {
+            files.write(&line)?;
         }
         if line.hidden {
             return Ok(());
         }
-        for (stream, bytes) in self.layout.lay(line) {
-            self.emit(stream, &bytes)?;
+        // What the ranks reported comes before the launcher's own report.
+        if line.source == Source::Report || self.fold.is_full() {
+            let held = self.fold.release();
+            self.show(&held)?;
+        }
+        let line = self.fold.take(line);
+        self.show(line.as_slice())
+    }
+
+    fn show(&mut self, lines: &[Line]) -> io::Result<()> {
+        for line in lines {
+            for (stream, bytes) in self.layout.lay(line) {
+                self.emit(stream, &bytes)?;
+            }
         }
         Ok(())
     }
@@ -358,8 +275,8 @@ impl Writer {
     fn flush(&mut self) -> io::Result<()> {
         self.stdout.flush()?;
         self.stderr.flush()?;
-        for file in self.files.iter_mut().flat_map(|files| files.0.values_mut()) {
-            file.with(BufWriter::flush)?;
+        if let Some(files) = &mut self.files {
+            files.flush()?;
         }
         self.meter.out.store(self.meter.begun.load(Relaxed), Relaxed);
         Ok(())
@@ -368,6 +285,8 @@ impl Writer {
 
 #[cfg(test)]
 mod tests {
+    use gradwire_services::launch::Text;
+
     use super::*;
 
     fn line(rank: u32, stream: Stream, text: &str, end: LineEnd) -> Line {
@@ -460,17 +379,5 @@ mod tests {
         let terminal = "[1] no eol\n[1] none either\n[0] no eol\n[0] 10%\r\n";
         assert_eq!(shown(true, &lines), terminal);
         assert_eq!(shown(false, &[Line::report("error: x")]), "error: x\n");
-    }
-
-    #[test]
-    fn files_are_named_by_rank() {
-        let dir = tempfile::tempdir().unwrap();
-        Files::create(dir.path(), 1, ["n1"]).unwrap();
-        assert!(dir.path().join("daemon.n1/stderr").is_file());
-        assert!(dir.path().join("rank.00/stdout").is_file(), "a single rank has its folder too");
-        Files::create(dir.path(), 101, []).unwrap();
-        assert!(dir.path().join("rank.007/stderr").is_file());
-        let (path, _) = Files::create(&dir.path().join("rank.00/stdout"), 1, []).unwrap_err();
-        assert!(path.ends_with("rank.00/stdout/rank.00"), "{}", path.display());
     }
 }

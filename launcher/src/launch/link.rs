@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_proto::{MAX_CONTROL_MESSAGE, beat::Suspension};
+use gradwire_proto::{MAX_CONTROL_MESSAGE, Rank, beat::Suspension};
 use gradwire_services::launch::{
     Begin, LineEnd, Order, ProcessEnd, Report, Role, Stream, Text, to_line,
 };
@@ -27,8 +27,9 @@ use tokio::{
 };
 
 use super::{
-    console::{Line, Source},
+    fold,
     job::events::Event,
+    lines::{Entry, Line, Source},
     places,
 };
 use crate::{
@@ -55,7 +56,7 @@ const SILENT: &str = "its agent gives no sign of life";
 const TAIL: usize = 10;
 
 /// The longest such line, in characters.
-const TAIL_CHARS: usize = 500;
+const TAIL_CHARS: usize = 400;
 
 /// A host to reach.
 #[derive(Debug, Clone)]
@@ -76,7 +77,7 @@ pub struct Shared {
     /// Where events go.
     pub events: mpsc::Sender<Event>,
     /// Where output goes.
-    pub console: mpsc::Sender<Line>,
+    pub console: mpsc::Sender<Entry>,
     /// When the launch began.
     pub born: Instant,
     /// Whether agents' own messages are shown.
@@ -191,6 +192,7 @@ impl Link {
                     }
                     self.output(role, stream, text, end).await;
                 }
+                Report::LastWords { rank } => self.last_words(rank).await,
                 report => {
                     let event = self.event(report, &mut tails).await;
                     if let Some(event) = event
@@ -221,7 +223,20 @@ impl Link {
         let hidden = role == Role::Daemon
             && self.shared.hushed.load(Ordering::Relaxed)
             && !self.shared.verbose;
-        let _ = self.shared.console.send(Line { source, stream, text, end, hidden }).await;
+        let _ = self.shared.console.send(Line { source, stream, text, end, hidden }.into()).await;
+    }
+
+    /// A rank is about to report an error: for a moment its output is held.
+    async fn last_words(&self, rank: Rank) {
+        let _ = self.shared.console.send(Entry::Begins(rank.0)).await;
+        // The console ends without this if the launcher ends before.
+        let console = self.shared.console.downgrade();
+        tokio::spawn(async move {
+            sleep(fold::HOLD).await;
+            if let Some(console) = console.upgrade() {
+                let _ = console.send(Entry::Over).await;
+            }
+        });
     }
 
     async fn event(&mut self, report: Report, tails: &mut BTreeMap<Role, Tail>) -> Option<Event> {
@@ -267,7 +282,7 @@ impl Link {
                 Some(Event::Exited { node, role, pid, end, at: self.when(at_us), tail })
             }
             Report::Stopped => Some(Event::Stopped { node }),
-            Report::Output { .. } => None,
+            Report::Output { .. } | Report::LastWords { .. } => None,
         }
     }
 
@@ -360,7 +375,7 @@ async fn overhear(stderr: Option<ChildStderr>, host: String, shared: Shared) -> 
             let source = Source::Service(format!("agent {host}"));
             let (stream, end) = (Stream::Stderr, LineEnd::Newline);
             let line = Line { source, stream, text, end, hidden: false };
-            let _ = shared.console.send(line).await;
+            let _ = shared.console.send(line.into()).await;
         }
     }
     tail.into_lines().collect()
@@ -416,7 +431,7 @@ mod tests {
         let tail: Vec<_> = tail.into_lines().collect();
         assert_eq!(tail.len(), TAIL, "BOUND");
         assert_eq!(tail[0], "line 11");
-        let cut = format!("{}[2… (81000 characters)", "[2J".repeat(TAIL_CHARS / 3));
-        assert_eq!(tail[TAIL - 1], cut, "no control characters");
+        let kept: String = "[2J".chars().cycle().take(TAIL_CHARS).collect();
+        assert_eq!(tail[TAIL - 1], format!("{kept}… (81000 characters)"), "no control characters");
     }
 }

@@ -3,13 +3,18 @@
 //! - [`hosts`], [`plan`]: which hosts, which ranks, which environment (pure)
 //! - [`report`], [`job`]: the report at the end, and what to do next (pure)
 //! - [`metrics_file`]: where Prometheus finds the metrics
-//! - [`link`], [`places`], [`console`], [`drain`]: agents, addresses, output, the end of output
+//! - [`link`], [`places`]: agents, addresses
+//! - [`lines`], [`console`], [`files`], [`fold`], [`drain`]: output, its files, errors that ranks
+//!   report alike, the end of output
 
 pub mod console;
 pub mod drain;
 pub mod dry_run;
+pub mod files;
+pub mod fold;
 pub mod hosts;
 pub mod job;
+pub mod lines;
 pub mod link;
 pub mod metrics_file;
 pub mod places;
@@ -38,12 +43,14 @@ use tokio::{
 };
 
 use self::{
-    console::{Console, Files, Line},
+    console::Console,
     drain::{Drain, print_all},
+    files::Files,
     job::{
         Job,
         events::{Command, Event, Limits},
     },
+    lines::Line,
     link::{Shared, Target},
     metrics_file::MetricsFile,
     plan::{Plan, count},
@@ -195,7 +202,9 @@ pub async fn run(
                     }
                 }
                 // A note may get lost: the launcher must not wait.
-                Command::Note(text) if options.verbose => drop(console.try_send(Line::note(&text))),
+                Command::Note(text) if options.verbose => {
+                    drop(console.try_send(Line::note(&text).into()));
+                }
                 Command::Note(_) => {}
                 Command::Suspend => suspend_at = Some(Instant::now() + GOES_OUT),
                 Command::Serving { coordinator, daemons } => {
@@ -221,7 +230,7 @@ pub async fn run(
         let seconds = born.elapsed().as_secs_f64();
         let (ranks, hosts) = (count(size, "rank"), count(hosts, "host"));
         let text = format!("{ranks} on {hosts} succeeded after {seconds:.1} s");
-        let _ = console.try_send(Line::note(&text));
+        let _ = console.try_send(Line::note(&text).into());
     }
     report = report.with_output(options.output_dir.as_deref());
     // This closes the standard inputs of the agents.
@@ -240,7 +249,7 @@ pub async fn run(
     let said = last.wait(async move {
         for line in &words {
             // If output can't be written, that is reported below.
-            let _ = console.send(Line::report(line)).await;
+            let _ = console.send(Line::report(line).into()).await;
         }
     });
     let out = match said.await {

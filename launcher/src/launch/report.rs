@@ -22,11 +22,19 @@ const OWN_CAUSE: Duration = Duration::from_secs(1);
 /// The exit code of a daemon whose job has failed. Any other code means that it had its own cause.
 const JOB_FAILED: i32 = 1;
 
-/// The most lines of a report: a screen.
-const MAX_LINES: usize = 40;
+/// The most rows of a report on a terminal of [`COLUMNS`]: a screen, with a prompt.
+const MAX_ROWS: usize = 22;
 
-/// The longest line of a report, in characters.
-const MAX_CHARS: usize = 1000;
+/// The characters of a row.
+const COLUMNS: usize = 80;
+
+/// The longest line of a report, in characters: three of them fit.
+const MAX_CHARS: usize = 6 * COLUMNS;
+
+/// The lines at the beginning of a report, which say what happened, and at its end, which are a hint
+/// or the end of a table, are left out last.
+const KEPT_FIRST: usize = 2;
+const KEPT_LAST: usize = 3;
 
 /// One thing that went wrong. Times are since the launch began.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -110,10 +118,7 @@ impl Cause {
             Self::Ended { role: Role::Rank(rank), .. } => {
                 let is_about_end =
                     matches!(failure.kind, FailureKind::WorkerLost | FailureKind::RankLeft);
-                // A table belongs to the error with which the program ended.
-                let has_table = failure.what.contains('\n');
-                let is_own = failure.rank.is_some_and(|blamed| blamed.0 == *rank);
-                is_about_end && is_own && !has_table
+                is_about_end && failure.rank.is_some_and(|blamed| blamed.0 == *rank)
             }
             Self::Ended { role: Role::Daemon, end, .. } => *end != ProcessEnd::Code(JOB_FAILED),
             Self::Lost { .. } | Self::NotStarted { .. } => true,
@@ -162,11 +167,19 @@ fn on_a_screen(mut lines: Vec<String>) -> Vec<String> {
             line.push_str(&format!("… ({length} characters)"));
         }
     }
-    if lines.len() > MAX_LINES {
-        // The last lines are a hint, or the end of a table.
-        let left_out = lines.len() - MAX_LINES + 1;
-        let from = MAX_LINES - 4;
-        lines.splice(from..from + left_out, [format!("  … {left_out} more lines")]);
+    let rows = |line: &String| line.chars().count().div_ceil(COLUMNS).max(1);
+    let mut left_out = 0;
+    // How many lines at the end stay.
+    let last = |lines: &[String]| KEPT_LAST.min(lines.len().saturating_sub(KEPT_FIRST));
+    while lines.len() > KEPT_FIRST + 1
+        && lines.iter().map(rows).sum::<usize>() + usize::from(left_out > 0) > MAX_ROWS
+    {
+        let at = lines.len() - last(&lines);
+        lines.remove(at.max(KEPT_FIRST + 1) - 1);
+        left_out += 1;
+    }
+    if left_out > 0 {
+        lines.insert(lines.len() - last(&lines), format!("  … {left_out} more lines"));
     }
     lines
 }
@@ -260,8 +273,9 @@ impl JobReport {
             let hint = Some(&failure.hint).filter(|hint| *hint != "see its output");
             lines.extend(hint.and_then(|hint| hint_line(hint)));
         }
+        let blamed = failure.filter(|failure| !first.explains(failure)).and_then(|f| f.rank);
         let output_of = match first {
-            Cause::Ended { role, .. } => Some(*role),
+            Cause::Ended { role, .. } => Some(blamed.map_or(*role, |rank| Role::Rank(rank.0))),
             _ => None,
         };
         Self { code: first.exit_code(), lines: on_a_screen(lines), output_of }
@@ -309,10 +323,20 @@ mod tests {
         let failure = Failure::new(FailureKind::Disagreement, what).hint("use one shape");
         let causes = [ended(Role::Rank(0), ProcessEnd::Code(1), 1000)];
         let lines = JobReport::new(&causes, Some(&failure), true).lines;
-        assert_eq!(lines.len(), MAX_LINES);
-        assert!(lines[0].ends_with("x… (5000026 characters)"), "{}", &lines[0][900..]);
-        assert_eq!(lines[MAX_LINES - 4], "  … 463 more lines");
-        assert_eq!(lines[MAX_LINES - 1], "hint: use one shape");
+        let rows: usize = lines.iter().map(|line| line.chars().count().div_ceil(COLUMNS)).sum();
+        assert!(rows <= MAX_ROWS, "{lines:#?}");
+        assert!(lines[0].ends_with("x… (5000026 characters)"), "{}", lines[0]);
+        assert_eq!(lines[lines.len() - 4], "  … 486 more lines");
+        assert_eq!(lines.last().unwrap(), "hint: use one shape");
+        // Long lines at the end are left out, too.
+        let mut long = ended(Role::Rank(0), ProcessEnd::Code(1), 1000);
+        if let Cause::Ended { tail, .. } = &mut long {
+            *tail = vec!["x".repeat(1000); 10];
+        }
+        let lines = JobReport::new(&[long], None, true).lines;
+        let rows: usize = lines.iter().map(|line| line.chars().count().div_ceil(COLUMNS)).sum();
+        assert!(rows <= MAX_ROWS, "{lines:#?}");
+        assert!(lines.len() >= KEPT_FIRST + 2, "{lines:#?}");
     }
 
     /// The process of a rank has ended.
@@ -339,14 +363,6 @@ mod tests {
             ]
         );
         assert_eq!(report.code, 1);
-        let mut gave_up = lost(0).hint("see its output");
-        gave_up.what = format!("its process gave up: {failure}");
-        let lines = JobReport::new(&causes, Some(&gave_up), true).lines;
-        assert!(
-            lines[0].ends_with("gave up: tensor 'w': the ranks disagree on shape"),
-            "{lines:?}"
-        );
-        assert_eq!(lines[1..], ["  ranks  shape", "  0      [2]", "  1      *[3]", "hint: do"]);
         let text = summary(&causes, Some(&failure)).unwrap();
         assert_eq!(text, "tensor 'w': the ranks disagree on shape");
     }

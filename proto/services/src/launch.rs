@@ -29,6 +29,15 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 /// not the daemon.
 pub const REPORTS_ARE_READ: &str = "GRADWIRE_LAUNCHED";
 
+/// The variable that names the pipe which is a rank's standard error under an agent: its device and
+/// inode, `DEVICE:INODE`. A process that inherits it may write elsewhere.
+pub const STDERR: &str = "GRADWIRE_STDERR";
+
+/// The line that a rank writes to that pipe before it reports an error that ends it. The agent
+/// takes it out, and the launcher shows reports that several ranks write alike once. It begins with
+/// a control character, so that no text contains it by chance.
+pub const LAST_WORDS: &str = "\u{1e}gradwire: last words";
+
 /// As the name of a program: `gradwire` itself, wherever it is on each host.
 pub const ITSELF: &str = "";
 
@@ -293,6 +302,8 @@ pub enum Report {
         text: Text,
         end: LineEnd,
     },
+    /// A rank is about to report an error on its standard error.
+    LastWords { rank: Rank },
     /// A process ended.
     Exited { role: Role, pid: u32, end: ProcessEnd, at_us: u64 },
     /// All processes that were started here have ended.

@@ -1,0 +1,112 @@
+//! The files of `--output-dir`: the output of each process, unchanged.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::{self, BufWriter, Write},
+    path::{Path, PathBuf},
+};
+
+use gradwire_services::launch::Stream;
+
+use super::lines::{Line, Source};
+
+/// The files of each process: `DIR/rank.07/stdout` and `stderr`, with as many digits as the job
+/// needs, and `DIR/daemon.HOST/stderr`.
+#[derive(Debug)]
+pub struct Files(BTreeMap<(Source, Stream), OutputFile>);
+
+#[derive(Debug)]
+struct OutputFile {
+    path: PathBuf,
+    file: BufWriter<File>,
+}
+
+impl OutputFile {
+    /// Uses the file, and adds its path to an error.
+    fn with(
+        &mut self,
+        work: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let named = |error: io::Error| format!("{}: {error}", self.path.display());
+        work(&mut self.file).map_err(|error| io::Error::new(error.kind(), named(error)))
+    }
+}
+
+impl Files {
+    /// Creates the files of `size` ranks and of the daemons of `hosts`, and replaces those of an
+    /// earlier run.
+    ///
+    /// # Errors
+    /// The path that can't be created, with the system's error.
+    pub fn create<'a>(
+        directory: &Path,
+        size: u32,
+        hosts: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Self, (PathBuf, io::Error)> {
+        let digits = size.saturating_sub(1).to_string().len().max(2);
+        let mut files = Self(BTreeMap::new());
+        for rank in 0..size {
+            let folder = directory.join(format!("rank.{rank:0digits$}"));
+            for (stream, name) in [(Stream::Stdout, "stdout"), (Stream::Stderr, "stderr")] {
+                files.add(Source::Rank(rank), stream, &folder, name)?;
+            }
+        }
+        for host in hosts {
+            let folder = directory.join(format!("daemon.{host}"));
+            files.add(Source::daemon(host), Stream::Stderr, &folder, "stderr")?;
+        }
+        Ok(files)
+    }
+
+    fn add(
+        &mut self,
+        source: Source,
+        stream: Stream,
+        folder: &Path,
+        name: &str,
+    ) -> Result<(), (PathBuf, io::Error)> {
+        fs::create_dir_all(folder).map_err(|error| (folder.to_owned(), error))?;
+        let path = folder.join(name);
+        let file = File::create(&path).map_err(|error| (path.clone(), error))?;
+        self.0.insert((source, stream), OutputFile { path, file: BufWriter::new(file) });
+        Ok(())
+    }
+
+    /// Writes a line to the file of its source, if it has one.
+    ///
+    /// # Errors
+    /// The system's error, with the path.
+    pub fn write(&mut self, line: &Line) -> io::Result<()> {
+        let Some(file) = self.0.get_mut(&(line.source.clone(), line.stream)) else { return Ok(()) };
+        file.with(|file| {
+            file.write_all(line.text.as_bytes())?;
+            file.write_all(line.end.as_bytes())
+        })
+    }
+
+    /// Passes everything on to the system.
+    ///
+    /// # Errors
+    /// As of [`Files::write`].
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.0.values_mut().try_for_each(|file| file.with(BufWriter::flush))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_named_by_rank() {
+        let dir = tempfile::tempdir().unwrap();
+        Files::create(dir.path(), 1, ["n1"]).unwrap();
+        assert!(dir.path().join("daemon.n1/stderr").is_file());
+        assert!(dir.path().join("rank.00/stdout").is_file(), "a single rank has its folder too");
+        Files::create(dir.path(), 101, []).unwrap();
+        assert!(dir.path().join("rank.007/stderr").is_file());
+        let (path, _) = Files::create(&dir.path().join("rank.00/stdout"), 1, []).unwrap_err();
+        assert!(path.ends_with("rank.00/stdout/rank.00"), "{}", path.display());
+    }
+}

@@ -1,0 +1,171 @@
+//! Shows reports of errors that several ranks write alike only once. Pure.
+//!
+//! When a job fails, all its ranks end with the same error. A rank says when it is about to write
+//! one ([`gradwire_services::launch::LAST_WORDS`]). Then its standard error is held for a moment,
+//! and lines that are the same on several ranks are shown once, with the numbers of these ranks.
+//! Nothing is lost: the files of `--output-dir` have the output of each rank.
+
+use std::{
+    mem,
+    time::{Duration, Instant},
+};
+
+use gradwire_services::launch::{LineEnd, Stream, Text};
+
+use super::lines::{Line, Source};
+
+/// How long the standard error of a rank is held: ranks of one job notice a failure at about the
+/// same time.
+pub const HOLD: Duration = Duration::from_millis(400);
+
+/// The longest time that lines are held if other ranks keep beginning.
+const LONGEST: Duration = Duration::from_secs(2);
+
+/// The most bytes that are held (BOUND).
+const MAX_BYTES: usize = 4 << 20;
+
+/// What a rank has written since it began.
+#[derive(Debug)]
+struct Held {
+    rank: u32,
+    lines: Vec<(Text, LineEnd)>,
+}
+
+/// The standard error of the ranks that are about to report an error.
+#[derive(Debug, Default)]
+pub struct Fold {
+    /// In the order in which they began.
+    held: Vec<Held>,
+    bytes: usize,
+    since: Option<Instant>,
+    /// How many ranks have begun, and are not over yet.
+    recent: usize,
+}
+
+impl Fold {
+    /// A rank begins to report an error. [`Fold::over`] must follow after [`HOLD`].
+    pub fn begin(&mut self, rank: u32, now: Instant) {
+        self.since.get_or_insert(now);
+        self.recent += 1;
+        if !self.held.iter().any(|held| held.rank == rank) {
+            self.held.push(Held { rank, lines: Vec::new() });
+        }
+    }
+
+    /// Holds a line, or returns it.
+    pub fn take(&mut self, line: Line) -> Option<Line> {
+        let (Source::Rank(rank), Stream::Stderr) = (&line.source, line.stream) else {
+            return Some(line);
+        };
+        let Some(held) = self.held.iter_mut().find(|held| held.rank == *rank) else {
+            return Some(line);
+        };
+        self.bytes += line.text.as_bytes().len();
+        held.lines.push((line.text, line.end));
+        None
+    }
+
+    /// The time of a rank that began is over. Returns all lines if no other rank has begun since,
+    /// or if they have been held for long.
+    pub fn over(&mut self, now: Instant) -> Vec<Line> {
+        self.recent = self.recent.saturating_sub(1);
+        let is_late = self.since.is_some_and(|since| now - since >= LONGEST);
+        if self.recent == 0 || is_late { self.release() } else { Vec::new() }
+    }
+
+    /// Whether it holds too much.
+    pub fn is_full(&self) -> bool {
+        self.bytes > MAX_BYTES
+    }
+
+    /// Returns all lines that are held.
+    pub fn release(&mut self) -> Vec<Line> {
+        let Self { held, .. } = mem::replace(self, Self { recent: self.recent, ..Self::default() });
+        // Each report with the ranks that wrote it, in the order of the first of them.
+        let mut reports: Vec<(Vec<u32>, Vec<(Text, LineEnd)>)> = Vec::new();
+        for Held { rank, lines } in held.into_iter().filter(|held| !held.lines.is_empty()) {
+            let plain: Vec<_> = lines.iter().map(|(text, end)| (plain(text, rank), *end)).collect();
+            match reports.iter_mut().find(|(_, known)| *known == plain) {
+                Some((ranks, _)) => ranks.push(rank),
+                None => reports.push((vec![rank], plain)),
+            }
+        }
+        let lines = reports.into_iter().flat_map(|(mut ranks, lines)| {
+            ranks.sort_unstable();
+            let source = match ranks[..] {
+                [rank] => Source::Rank(rank),
+                _ => Source::Ranks(ranks),
+            };
+            lines.into_iter().map(move |(text, end)| {
+                let source = source.clone();
+                Line { source, stream: Stream::Stderr, text, end, hidden: false }
+            })
+        });
+        lines.collect()
+    }
+}
+
+/// A line without the prefix that `torch.distributed` adds: it has the rank's number, as ours does.
+fn plain(text: &Text, rank: u32) -> Text {
+    let bytes = text.as_bytes();
+    Text::from(bytes.strip_prefix(format!("[rank{rank}]: ").as_bytes()).unwrap_or(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(rank: u32, text: &str) -> Line {
+        let (source, stream) = (Source::Rank(rank), Stream::Stderr);
+        Line { source, stream, text: text.into(), end: LineEnd::Newline, hidden: false }
+    }
+
+    fn shown(lines: Vec<Line>) -> Vec<(Source, String)> {
+        lines.into_iter().map(|line| (line.source, line.text.to_string())).collect()
+    }
+
+    #[test]
+    fn equal_reports_are_shown_once() {
+        let (mut fold, now) = (Fold::default(), Instant::now());
+        assert!(fold.take(line(1, "a warning")).is_some(), "nothing was announced");
+        for rank in [3, 0, 1, 2] {
+            fold.begin(rank, now);
+        }
+        for text in ["Traceback", "lost"] {
+            for rank in [0, 2, 3] {
+                assert!(fold.take(line(rank, text)).is_none());
+            }
+        }
+        assert!(fold.take(line(1, "[rank1]: Traceback")).is_none());
+        assert!(fold.take(line(1, "[rank1]: a hole")).is_none());
+        let out = Line { stream: Stream::Stdout, ..line(1, "result") };
+        assert!(fold.take(out).is_some(), "only standard error is held");
+        assert!((0..3).all(|_| fold.over(now).is_empty()), "others may have the same");
+        let (alike, alone) = (Source::Ranks(vec![0, 2, 3]), Source::Rank(1));
+        let expected = [
+            (alike.clone(), "Traceback".to_owned()),
+            (alike, "lost".to_owned()),
+            (alone.clone(), "Traceback".to_owned()),
+            (alone, "a hole".to_owned()),
+        ];
+        assert_eq!(shown(fold.over(now)), expected);
+        assert!(fold.take(line(0, "later")).is_some());
+    }
+
+    #[test]
+    fn nothing_is_held_for_long() {
+        let (mut fold, now) = (Fold::default(), Instant::now());
+        fold.begin(0, now);
+        fold.take(line(0, "x"));
+        fold.begin(1, now + LONGEST);
+        assert_eq!(fold.over(now + LONGEST).len(), 1, "WAIT");
+        fold.begin(0, now);
+        for _ in 0..5 {
+            assert!(!fold.is_full());
+            fold.take(line(0, &"x".repeat(1 << 20)));
+        }
+        assert!(fold.is_full(), "BOUND");
+        assert_eq!(fold.release().len(), 5);
+        assert!(!fold.is_full());
+    }
+}
