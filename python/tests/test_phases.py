@@ -4,10 +4,15 @@ Each cell is a job of two or three ranks on one or two nodes, in which rank 1 (o
 launcher) ends or stops in a phase. The table says what the other ranks are told, and the exit code
 of the launcher. In every cell the job ends by itself, and no process of it remains.
 
+A line that is cut in these phases is tested where there are lines to cut, in
+``tests/tests/system/network.rs``.
+
 | phase | what rank 1 has done |
 |---|---|
 | start | nothing: it is about to call ``init()`` |
 | joining | called ``init()``, while rank 2 has not |
+| connecting | called ``init()``, like all others just before; data connections are made |
+| probing | the same a moment later; links are measured (on two nodes) |
 | idle | joined; the others wait for it in an operation |
 | busy | an operation is running, again and again |
 | leaving | called ``shutdown()``; the others still work together |
@@ -66,6 +71,12 @@ def happen():
 def reduce(name="x", elements=3):
     return gw.allreduce(np.ones(elements, np.float32), name=name)
 
+def meet():
+    # Until all ranks are about to call init().
+    open(f"here.{rank}", "w").close()
+    while not all(os.path.exists(f"here.{each}") for each in range(3)):
+        time.sleep(0.005)
+
 def main():
     if phase == "start":
         happen()
@@ -75,8 +86,16 @@ def main():
         threading.Timer(2, happen).start() if event != "exception" else None
         if rank == 1 and event == "exception":
             gw.init(comm=[5])
+    if phase in ("connecting", "probing"):
+        meet()
+        after = 0.02 if phase == "connecting" else 0.25
+        if rank == 1:
+            threading.Timer(after, happen).start()
     gw.init()
     reduce("first")
+    if phase in ("connecting", "probing"):
+        for _ in range(2000):
+            reduce("busy", 1000)
     if phase == "idle":
         happen()
         reduce("idle")
@@ -134,6 +153,19 @@ CELLS = [
     Cell("joining", "SIGKILL", "was killed by SIGKILL", (137,)),
     Cell("joining", "SIGSEGV", "was killed by SIGSEGV", (139,)),
     Cell("joining", "SIGSTOP", STOPPED, (1,)),
+    Cell("connecting", "exit 3", "ended with exit code 3", (3,)),
+    Cell("connecting", "SIGKILL", "was killed by SIGKILL", (137,)),
+    Cell("connecting", "SIGSTOP", STOPPED, (1,)),
+    Cell("connecting", "daemon SIGKILL", DAEMON, (1,)),
+    Cell("connecting", "daemon SIGSTOP", DAEMON, (1,)),
+    Cell("connecting", "launcher SIGKILL", ".*", (-9,)),
+    Cell("probing", "exit 3", "ended with exit code 3", (3,)),
+    Cell("probing", "SIGKILL", "was killed by SIGKILL", (137,)),
+    Cell("probing", "SIGSEGV", "was killed by SIGSEGV", (139,)),
+    Cell("probing", "SIGSTOP", STOPPED, (1,)),
+    Cell("probing", "daemon SIGKILL", DAEMON, (1,)),
+    Cell("probing", "daemon SIGSTOP", DAEMON, (1,)),
+    Cell("probing", "launcher SIGKILL", ".*", (-9,)),
     Cell("idle", "exit 0", "ended with exit code 0 without leaving the job", (1,)),
     Cell("idle", "exit 3", "ended with exit code 3 without leaving the job", (3,)),
     Cell("idle", "exception", HOLE, (1,), HOLE),
@@ -245,9 +277,10 @@ def test_a_cell(ends: dict[tuple[Cell, str], Ended], cell: Cell, nodes: str) -> 
     ended = ends[cell, nodes]
     told = [line for line in ended.output.splitlines() if "TOLD" in line]
     others = {rank for rank in (0, 2) if any(f"TOLD {rank} " in line for line in told)}
-    # A rank that has not called init() when the job ends is only ended, and the output of a killed
+    # A rank that is not in a call when the job ends is only ended, and the output of a killed
     # launcher is lost.
-    if cell.phase not in ("start", "joining") and "launcher" not in cell.event:
+    early = ("start", "joining", "connecting", "probing")
+    if cell.phase not in early and "launcher" not in cell.event:
         assert others == ({0, 2} if cell.told else set()), ended.output
     of_others = [line for line in told if "TOLD 1 " not in line]
     assert all(re.search(cell.told or "nothing", line) for line in of_others), ended.output
