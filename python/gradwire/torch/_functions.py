@@ -36,9 +36,8 @@ def broadcast_parameters(
         process_set: The participating ranks. The default is all ranks.
 
     Raises:
-        ValueError: ``params`` is none of these.
-        InvalidRequest: An argument is invalid, or a rank has a tensor that can't be exchanged.
-            Nothing was sent.
+        InvalidRequest: An argument is invalid on one of the ranks, or it has a tensor that can't be
+            exchanged. Nothing was sent.
         GradwireError: The operation failed; the subclass and ``kind`` tell why.
 
     Example:
@@ -46,10 +45,23 @@ def broadcast_parameters(
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         ```
     """
+    tensors: list[tuple[str, torch.Tensor]] = []
+    try:
+        tensors = _named(params)
+        root_rank = whole_number("root_rank", root_rank)
+        problem = _problem(tensors, into=True)
+    except (TypeError, ValueError) as error:
+        problem = str(error)
+    _tell(problem, "broadcast_parameters", process_set)
+    _broadcast(tensors, root_rank, process_set)
+
+
+def _named(params: Any) -> list[tuple[str, torch.Tensor]]:
+    """Returns the names and tensors of ``broadcast_parameters``, or raises ``ValueError``."""
     if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
         raise ValueError(
-            "broadcast_parameters takes a state_dict(), named_parameters() or parameters(), "
-            f"not a {type(params).__name__}"
+            f"params is a {type(params).__name__}, not a state_dict(), named_parameters() or "
+            "parameters()"
         )
     pairs = sorted(params.items()) if isinstance(params, Mapping) else list(params)
     tensors: list[tuple[str, torch.Tensor]] = []
@@ -57,7 +69,7 @@ def broadcast_parameters(
         if isinstance(pair, torch.Tensor):
             pair = (f"#{place}", pair)
         if not isinstance(pair, tuple) or len(pair) != 2:
-            raise ValueError("broadcast_parameters takes parameters, or pairs (name, parameter)")
+            raise ValueError("params must contain parameters, or pairs (name, parameter)")
         name, parameter = pair
         if parameter is None:
             continue
@@ -66,10 +78,7 @@ def broadcast_parameters(
                 f"{name} is a {type(parameter).__name__}, not a tensor: use broadcast_object"
             )
         tensors.append((f"parameter.{name}", parameter))
-    root_rank = whole_number("root_rank", root_rank)
-    problem = _problem(tensors, into=True)
-    _tell(problem, "broadcast_parameters", process_set)
-    _broadcast(tensors, root_rank, process_set)
+    return tensors
 
 
 def _broadcast(
@@ -152,15 +161,17 @@ def broadcast_optimizer_state(
         ```
     """
     del model
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InvalidRequest(
-            f"expected a torch.optim.Optimizer, not {type(optimizer).__name__}", kind="invalid"
-        )
-    root_rank = whole_number("root_rank", root_rank)
-    at_root = rank() == root_rank
     tensors: list[torch.Tensor] = []
-    parameters = _parameters(optimizer)
-    problem = _problem([("a parameter", each) for each in parameters if each.is_meta], False)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        on_meta = [each for each in _parameters(optimizer) if each.is_meta]
+        problem = _problem([("a parameter", each) for each in on_meta], False)
+    else:
+        problem = f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer"
+    try:
+        root_rank = whole_number("root_rank", root_rank)
+    except InvalidRequest as error:
+        problem = str(error)
+    at_root = problem is None and rank() == root_rank
 
     def replace(tensor: torch.Tensor) -> _Tensor:
         tensors.append(tensor)
