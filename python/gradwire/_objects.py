@@ -8,7 +8,7 @@ installed, it is used for pickling, so functions and classes of ``__main__`` can
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gradwire import _native
@@ -33,19 +33,30 @@ def _filled(data: bytes) -> _native.Buffer:
     return buffer
 
 
-def exchange(data: bytes, kind: str, name: str | None, process_set: ProcessSet) -> list[bytes]:
-    """Returns every member's bytes, in rank order. Unnamed calls are matched per ``kind``."""
+def _start(
+    data: bytes, kind: str, name: str | None, process_set: ProcessSet
+) -> Callable[[], list[bytes]]:
+    """Starts ``exchange``; returns the function that waits for it."""
     name = None if name is None else f"{kind.replace('-', '_')}.{name}"
     handle = session().allgather(
         [_filled(data)], name=name, object=kind, process_set=native_set(process_set)
     )
-    [(buffer, rows)] = handle.wait()
-    everything = buffer.read()
-    parts = []
-    for length in rows:
-        parts.append(everything[:length])
-        everything = everything[length:]
-    return parts
+
+    def wait() -> list[bytes]:
+        [(buffer, rows)] = handle.wait()
+        everything = buffer.read()
+        parts = []
+        for length in rows:
+            parts.append(everything[:length])
+            everything = everything[length:]
+        return parts
+
+    return wait
+
+
+def exchange(data: bytes, kind: str, name: str | None, process_set: ProcessSet) -> list[bytes]:
+    """Returns every member's bytes, in rank order. Unnamed calls are matched per ``kind``."""
+    return _start(data, kind, name, process_set)()
 
 
 def broadcast_object(
@@ -108,5 +119,10 @@ def allgather_object(
         InvalidRequest: An argument is invalid. Nothing was started.
         GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
-    parts = exchange(dumps(obj), "allgather-object", name, process_set)
-    return [pickle.loads(part) for part in parts]
+    return start_allgather(obj, name, process_set)()
+
+
+def start_allgather(obj: Any, name: str | None, process_set: ProcessSet) -> Callable[[], list[Any]]:
+    """Starts ``allgather_object``; returns the function that waits for it."""
+    wait = _start(dumps(obj), "allgather-object", name, process_set)
+    return lambda: [pickle.loads(part) for part in wait()]

@@ -38,6 +38,8 @@ class OnGpu(torch.Tensor):
             to, what = raw(given[0]), raw(given[1])
             cls.gpu.launch(lambda: to.copy_(what))
             return given[0]
+        if called is torch.Tensor.cpu:
+            return cls.gpu.read(given[0])
         if called is torch.Tensor.to and isinstance(given[1], torch.dtype):
             made = torch.empty_like(given[0], dtype=given[1])
             return made.copy_(given[0])

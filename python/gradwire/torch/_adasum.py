@@ -20,6 +20,7 @@ from gradwire.torch._adapter import collectives
 from gradwire.torch._agreement import Agreement
 from gradwire.torch._compression import Compressor
 from gradwire.torch._identity import Description, Identity
+from gradwire.torch._resumable import Resumable
 from gradwire.torch._wrapping import Wrapped, without_hooks
 
 # The number of parameters combined at a time; a rank may have 256 tasks in flight.
@@ -109,16 +110,16 @@ class DistributedAdasum(Wrapped):
         native_set(self.process_set)  # raises if it is not registered
         if self.process_set.included() is False:
             return False
-        self._identity.introduce()
+        Resumable(self._identity.introduce()).run()
         return True
 
     def _share_infinities(self, found: dict[torch.device, torch.Tensor]) -> None:
         """Makes all ranks agree: if any rank has found infinities, no rank makes a step."""
         if not self._takes_part():
             return
-        [anywhere] = self._infinities.exchange(
-            f"{self._identity.prefix}infinities", [int(any(bool(inf) for inf in found.values()))]
-        )
+        words = [int(any(bool(inf) for inf in found.values()))]
+        name = f"{self._identity.prefix}infinities"
+        [anywhere] = Resumable(self._infinities.exchange(name, words)).run()
         if anywhere:
             for inf in found.values():
                 inf.fill_(1.0)
@@ -139,10 +140,10 @@ class DistributedAdasum(Wrapped):
             ]
         loss = self._original_step(closure, *args, **kwargs)
         # Parameters without a gradient on any rank did not change; all ranks combine the others.
-        used = self._agreement.exchange(
-            self._identity.agreement,
-            (_agreement.USED if parameter.grad is not None else 0 for _, parameter in self._names),
-        )
+        words = [
+            _agreement.USED if parameter.grad is not None else 0 for _, parameter in self._names
+        ]
+        used = Resumable(self._agreement.exchange(self._identity.agreement, words)).run()
         changes = [(old, *named) for old, named, word in zip(before, self._names, used) if word]
         with torch.no_grad():
             for first in range(0, len(changes), AT_ONCE):

@@ -4,7 +4,8 @@ Each rank contributes a word of bits for each parameter, in the order of the nam
 for the optimizer. It receives the union of all ranks' words. This is one small allreduce, which
 runs concurrently with the submitted gradients. Then all ranks decide alike, from the union alone:
 
-- If any rank has a gradient of its own, all exchange it; ranks without one contribute zeros.
+- If any rank has a gradient of its own, all exchange it; ranks without one contribute zeros. If no
+  rank has one, as after ``synchronize``, nothing is exchanged.
 - If only some ranks have a gradient that a step would see (of zeros, or an earlier result), all
   exchange it as well: with weight decay or momentum, zeros differ from no gradient.
 - If the union has a problem, such as a gradient that one rank dropped during its exchange, all
@@ -14,15 +15,16 @@ runs concurrently with the submitted gradients. Then all ranks decide alike, fro
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from enum import IntEnum
 
 import torch
 
 from gradwire import _native
-from gradwire._errors import GradwireError, InvalidRequest
+from gradwire._errors import InvalidRequest
 from gradwire._staging import session
 from gradwire._world import ProcessSet, native_set
 from gradwire.torch._adapter import as_tensor
+from gradwire.torch._resumable import Waits
 
 # What a rank reports about a parameter.
 USED = 1 << 0  # this rank has a gradient of its own, or one in flight
@@ -45,10 +47,32 @@ FRESH = 1 << 54  # it contains no result
 IN_FLIGHT = 1 << 55  # this rank has submitted it in the backward pass
 # Found in the union: an unchanged result counts as a gradient of the rank.
 AS_OWN = 1 << 56
+REPLACED = 1 << 57  # the program has replaced the result since its exchange
+MIXED = 1 << 58  # for sums only: a backward pass has added to what has replaced the result
 
 # What a rank reports about the optimizer.
 NEW = 1 << 0  # it has no number yet
 FAILED = 1 << 1  # this rank raises an exception instead
+_CALL = 2  # the first of three bits, one of which is the call that needs the gradients
+
+
+class Call(IntEnum):
+    """A call that needs exchanged gradients."""
+
+    NONE = 0
+    READ = 1  # an access to the parameters of a group
+    SYNCHRONIZE = 2
+    STEP = 3
+
+    @property
+    def bits(self) -> int:
+        """The bits in the word about the optimizer, so that a union has those of all calls."""
+        return (1 << self >> 1) << _CALL
+
+
+def last_call(word: int) -> Call:
+    """Returns the last of the calls that ranks have met in, from a union."""
+    return Call((word >> _CALL & 0b111).bit_length())
 
 
 def sparse_dim_bits(sparse_dim: int) -> int:
@@ -111,6 +135,11 @@ def error_of(name: str, word: int, layout: object) -> Exception | None:
             f"the gradient of {name} was dropped while it was being exchanged, but only on some "
             "ranks: after the backward pass, call optimizer.synchronize(), and drop it on all ranks"
         )
+    if word & MIXED:
+        return AssertionError(
+            f"a backward pass has added to the gradient of {name}, which was replaced after "
+            "synchronize() and may be a sum: write to it in place, or clear it before"
+        )
     if word & USED and word & ADDED and word & (FRESH | WRITTEN):
         return AssertionError(
             f"only some ranks have cleared or written the gradient of {name} before the backward "
@@ -129,38 +158,28 @@ class Agreement:
 
     def __init__(self, process_set: ProcessSet, priority: int) -> None:
         self.process_set, self.priority = process_set, priority
+        # None during an exchange: the memory of an abandoned one is not used again.
         self._memory: tuple[_native.Buffer, torch.Tensor] | None = None
-        self._handle: Any = None
 
     def forget(self) -> None:
         """Drops the memory of an ended session."""
-        self._memory = self._handle = None
+        self._memory = None
 
-    @property
-    def is_pending(self) -> bool:
-        """Whether an exchange was interrupted. The next one then continues it."""
-        return self._handle is not None
-
-    def exchange(self, name: str, words: Iterable[int]) -> list[int]:
+    def exchange(self, name: str, words: Iterable[int]) -> Waits[list[int]]:
         """Exchanges the words; returns the union of all ranks' words."""
-        if self._handle is None:
-            own = torch.tensor(list(words), dtype=torch.int64, device="cpu")
-            if self._memory is None or self._memory[1].numel() != own.numel():
-                buffer = session().buffer("i64", [own.numel()])
-                self._memory = buffer, as_tensor(buffer)
-            self._memory[1].copy_(own)
-            self._handle = session().allreduce(
-                [self._memory[0]],
-                "bit-or",
-                name=name,
-                priority=self.priority,
-                process_set=native_set(self.process_set),
-            )
-        try:
-            self._handle.wait()
-        except GradwireError:
-            self._handle = None
-            raise
-        assert self._memory is not None
-        self._handle = None
-        return self._memory[1].tolist()
+        own = torch.tensor(list(words), dtype=torch.int64, device="cpu")
+        memory, self._memory = self._memory, None
+        if memory is None or memory[1].numel() != own.numel():
+            buffer = session().buffer("i64", [own.numel()])
+            memory = buffer, as_tensor(buffer)
+        memory[1].copy_(own)
+        handle = session().allreduce(
+            [memory[0]],
+            "bit-or",
+            name=name,
+            priority=self.priority,
+            process_set=native_set(self.process_set),
+        )
+        yield handle.wait
+        self._memory = memory
+        return memory[1].tolist()

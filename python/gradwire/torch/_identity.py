@@ -10,21 +10,23 @@ or create one again, so nothing is counted when an optimizer is created.
   numbers, on which the ranks agree in their first step: that of the ranks that have one already
   (one rank has made its optimizer again), otherwise the next one.
 
-Until an optimizer has its number, its gradients are sent by ``step`` only.
+Until an optimizer has its number, its gradients are sent by ``step`` only. When an optimizer is
+gone on all ranks, its number, and so its names, are used again (BOUND).
 """
 
 from __future__ import annotations
 
-import threading
+import weakref
 import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from gradwire import _native
-from gradwire._objects import allgather_object
+from gradwire._objects import start_allgather
 from gradwire._staging import session
 from gradwire._world import ProcessSet
 from gradwire.torch import _agreement
+from gradwire.torch._resumable import Waits
 
 
 class Description(NamedTuple):
@@ -46,13 +48,14 @@ class _Introduced:
     def __init__(self) -> None:
         # By digest, the index.
         self.indices: dict[int, int] = {}
-        # By index, the last number.
-        self.numbers: dict[int, int] = {}
+        # By index and number, the optimizer.
+        self.numbered: dict[int, weakref.WeakValueDictionary[int, Identity]] = {}
 
 
-_lock = threading.RLock()
 _session: _native.Session | None = None
 _introduced: dict[tuple[int, ...], _Introduced] = {}
+# Optimizers with operations in flight: their names are in use even if the optimizers are gone.
+_in_flight: set[Identity] = set()
 
 
 def _introduced_to(process_set: ProcessSet) -> _Introduced:
@@ -61,6 +64,7 @@ def _introduced_to(process_set: ProcessSet) -> _Introduced:
     if native is not _session:
         _session = native
         _introduced.clear()
+        _in_flight.clear()
     return _introduced.setdefault(tuple(process_set.ranks), _Introduced())
 
 
@@ -74,6 +78,14 @@ class Identity:
     def forget(self) -> None:
         """Forgets the session."""
         self._index = self.number = 0
+
+    def hold(self) -> None:
+        """Keeps the names until ``release``, even if the optimizer is deleted."""
+        _in_flight.add(self)
+
+    def release(self) -> None:
+        """Lets other optimizers use the names when this one is deleted."""
+        _in_flight.discard(self)
 
     @property
     def agreement(self) -> str:
@@ -91,7 +103,7 @@ class Identity:
         """The bits of the number in the agreement's word about the optimizer."""
         return _agreement.mark_bits(self.number & 0xFFFF) if self.number else _agreement.NEW
 
-    def introduce(self) -> None:
+    def introduce(self) -> Waits[None]:
         """Introduces the optimizer, unless one with these names was introduced before.
 
         Raises:
@@ -99,34 +111,30 @@ class Identity:
         """
         if self._index:
             return
-        with _lock:
-            known, digest = _introduced_to(self.process_set), self.description.digest
-            if digest not in known.indices:
-                name = f"optimizer{len(known.indices) + 1}.digest"
-                digests = allgather_object(digest, name=name, process_set=self.process_set)
-                if len({*digests}) > 1:
-                    given = allgather_object(
-                        self.description, name=f"{name}.names", process_set=self.process_set
-                    )
-                    raise _agreement.disagree(difference(given))
-                known.indices[digest] = len(known.indices) + 1
-            self._index = known.indices[digest]
+        known, digest = _introduced_to(self.process_set), self.description.digest
+        if digest not in known.indices:
+            name = f"optimizer{len(known.indices) + 1}.digest"
+            digests = yield start_allgather(digest, name, self.process_set)
+            if len({*digests}) > 1:
+                given = yield start_allgather(self.description, f"{name}.names", self.process_set)
+                raise _agreement.disagree(difference(given))
+            known.indices[digest] = len(known.indices) + 1
+        self._index = known.indices[digest]
 
-    def agree_on_number(self) -> None:
+    def agree_on_number(self) -> Waits[None]:
         """Receives the number, or gives it to the ranks whose optimizer has none yet."""
-        with _lock:
-            known = _introduced_to(self.process_set)
-            told = allgather_object(
-                (self.number, known.numbers.get(self._index, 0)),
-                name=f"optimizer{self._index}.number",
-                process_set=self.process_set,
-            )
-            numbers = {number for number, _ in told if number}
-            if len(numbers) > 1:
-                raise _agreement.disagree(self.several())
-            last = max(last for _, last in told)
-            self.number = numbers.pop() if numbers else last + 1
-            known.numbers[self._index] = max(last, self.number)
+        numbered = _introduced_to(self.process_set).numbered.setdefault(
+            self._index, weakref.WeakValueDictionary()
+        )
+        told = yield start_allgather(
+            (self.number, sorted(numbered)), f"optimizer{self._index}.number", self.process_set
+        )
+        numbers = {number for number, _ in told if number}
+        if len(numbers) > 1:
+            raise _agreement.disagree(self.several())
+        used = {number for _, those in told for number in those}
+        self.number = numbers.pop() if numbers else _smallest_not_in(used)
+        numbered[self.number] = self
 
     def several(self) -> str:
         """Returns the text of the error that the ranks use different optimizers."""
@@ -135,6 +143,10 @@ class Identity:
             f"({', '.join(self.description.names[:3])}, …): make steps in the same order on all "
             "ranks"
         )
+
+
+def _smallest_not_in(used: set[int]) -> int:
+    return next(number for number in range(1, len(used) + 2) if number not in used)
 
 
 def difference(given: Sequence[Description]) -> str:

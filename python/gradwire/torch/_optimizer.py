@@ -20,6 +20,7 @@ from gradwire._ops import Adasum, Average, ReduceOp, reduce_op
 from gradwire._world import ProcessSet, global_process_set, is_initialized, note_step, session
 from gradwire.torch import _scaler
 from gradwire.torch._adasum import DistributedAdasum, checked_passes
+from gradwire.torch._agreement import Call
 from gradwire.torch._compression import Compression, Compressor
 from gradwire.torch._gradients import Exchange
 from gradwire.torch._parameters import Parameters
@@ -123,10 +124,13 @@ class _Distributed(Wrapped):
         self._check_parameters()
         exchange.takes_part()
 
+    def _finish(self, call: Call) -> None:
+        self._exchange.finish(call, self._check_parameters)
+
     def _before_parameters_are_read(self) -> None:
         """Waits for gradients being exchanged, before a program accesses a group's parameters."""
         if self._parameters_wait and self._exchange.is_due:
-            self.synchronize()
+            self._finish(Call.READ)
 
     @contextmanager
     def _without_waiting(self) -> Iterator[None]:
@@ -179,23 +183,17 @@ class _Distributed(Wrapped):
     def synchronize(self) -> None:
         """Waits until all gradients are exchanged, for example to clip them before ``step``.
 
+        All ranks call it, or none.
+
         Raises:
             InvalidRequest: An argument is invalid. Nothing was started.
             GradwireError: The operation failed; the subclass and ``kind`` tell why.
         """
-        self._check_parameters()
-        # Ranks that have read the parameters of a group have already done this.
-        if not self._exchange.is_exchanged:
-            self._exchange.finish()
-
-    @property
-    def _synchronized(self) -> bool:
-        """Whether nothing is left to exchange before the next step."""
-        return self._exchange.exchanged and not self._exchange.fired
+        self._finish(Call.SYNCHRONIZE)
 
     def _before_gradients_are_read(self) -> None:
         """Exchanges the gradients if ``step`` would."""
-        if not self._synchronized and self._should_synchronize:
+        if self._should_synchronize:
             self.synchronize()
 
     @contextmanager
@@ -223,7 +221,8 @@ class _Distributed(Wrapped):
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """Makes a step with the exchanged gradients.
 
-        Gradients already exchanged by ``synchronize`` are not exchanged again.
+        Gradients already exchanged by ``synchronize`` are not exchanged again: the ranks only agree
+        that nothing has changed since, for which ``skip_synchronize`` also saves the time.
 
         Args:
             closure: Computes the loss and its gradients again. The gradients are exchanged after
@@ -244,14 +243,13 @@ class _Distributed(Wrapped):
             inner = closure
 
             def closure() -> Any:
-                exchange.show()
                 loss = inner()
                 self.synchronize()
                 exchange.compare()
                 exchange.hide()
                 return exchange.loss(loss)
-        elif self._should_synchronize and not self._synchronized:
-            self.synchronize()
+        elif self._should_synchronize:
+            self._finish(Call.STEP)
         if closure is None:
             exchange.compare()
         exchange.hide()
@@ -277,7 +275,8 @@ class _Distributed(Wrapped):
         if self._exchange.in_flight:
             raise AssertionError(
                 "zero_grad() was called after backward() but before step() or synchronize(), "
-                "while the gradients are still being exchanged"
+                "while the gradients are still being exchanged: call one of these first, on all "
+                "ranks"
             )
         with self._without_waiting():
             self._exchange.cleared(partial(super().zero_grad, *args, **kwargs))
@@ -292,6 +291,10 @@ class _Distributed(Wrapped):
         made._begin(self._exchange.copy(twins))
 
     # Attributes of Horovod's optimizer that scripts read
+
+    @property
+    def _synchronized(self) -> bool:
+        return self._exchange.exchanged and not self._exchange.fired
 
     @property
     def op(self) -> ReduceOp:

@@ -32,7 +32,8 @@ def patch() -> None:
 
     @functools.wraps(unscale)
     def unscale_(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(optimizer, Wrapped):
+        # An enabled scaler calls ``_unscale_grads_``.
+        if isinstance(optimizer, Wrapped) and not self.is_enabled():
             optimizer._before_gradients_are_read()
         return unscale(self, optimizer, *args, **kwargs)
 

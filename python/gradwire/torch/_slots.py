@@ -1,9 +1,7 @@
 """One parameter's gradient: its memory, its content, and the data to send.
 
-Each parameter has a *place* in shared memory, with the strides that autograd uses for its gradient,
-so that fused kernels can run on it. A gradient elsewhere (the first one; after
-``model.zero_grad()``; on another device) is copied there, and its bytes are counted. A gradient is
-in its place if address, dtype and strides match; the storage of a Python object can be swapped.
+Each gradient has a place in shared memory (``_places``). A gradient elsewhere (the first one; after
+``model.zero_grad()``; on another device) is copied there, and its bytes are counted.
 
 The gradient tensors of the program stay its own. After the copy, the place becomes the memory of
 the same tensor object, so a list of gradients follows. If other tensors or arrays use the old
@@ -16,25 +14,22 @@ result of an exchange is not summed again.
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from gradwire import _native, _world
 from gradwire._staging import session
 from gradwire.torch import _cuda
-from gradwire.torch._adapter import OVERLAPS, as_tensor, collectives, dense_strides, describe
+from gradwire.torch._adapter import OVERLAPS, as_tensor, collectives, describe
 from gradwire.torch._batches import Loads, Stores
 from gradwire.torch._compression import Compressor, NoneCompressor
+from gradwire.torch._parts import is_a_part
+from gradwire.torch._places import Place, is_alone, layout_of
 from gradwire.torch._sparse import SparseHandle, entries
 
 _copied_bytes = 0
-
-# Returns the number of tensors on a storage. CPU builds of PyTorch before 2.6 lack it.
-_users: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
 
 # Types that a gradient may have been converted to and back.
 _ROUNDING = (torch.float32, torch.bfloat16, torch.float16)
@@ -58,6 +53,10 @@ def copied(tensor: torch.Tensor) -> None:
     _copied_bytes += tensor.numel() * tensor.element_size()
 
 
+# What a slot knows about the gradient's content.
+_KNOWN = ("content", "stamp", "stamped", "computed", "kept", "absent", "base")
+
+
 class Content(Enum):
     """What a parameter's gradient contains."""
 
@@ -71,103 +70,6 @@ class Kind(Enum):
 
     DENSE = 0
     SPARSE = 1
-
-
-class Layout(NamedTuple):
-    """The memory layout of a gradient."""
-
-    dtype: torch.dtype
-    shape: torch.Size
-    strides: tuple[int, ...]
-
-    def mark(self) -> int:
-        """Returns 16 bits that identify the layout."""
-        return zlib.crc32(repr(self).encode()) & 0xFFFF
-
-
-def layout_of(parameter: torch.Tensor) -> Layout:
-    """Returns the layout that the parameter's gradient has, or will have."""
-    gradient = parameter.grad
-    if gradient is not None and gradient.layout == torch.strided:
-        dtype = gradient.dtype
-    else:
-        # In newer PyTorch releases, a gradient may have a different dtype than its parameter.
-        dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
-    # For a parameter on another device, the place is a staging buffer.
-    on_cpu = parameter.device.type == "cpu"
-    strides = dense_strides(parameter) if on_cpu else _contiguous_strides(parameter.shape)
-    return Layout(dtype, parameter.shape, strides)
-
-
-def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    # Dimensions of size 0 count as 1.
-    strides = [1]
-    for size in reversed(shape[1:]):
-        strides.append(strides[-1] * max(size, 1))
-    return tuple(reversed(strides)) if shape else ()
-
-
-class Place:
-    """Shared memory for one gradient, in one layout."""
-
-    def __init__(self, layout: Layout, parameter: torch.Tensor) -> None:
-        self.layout, self.mark = layout, layout.mark()
-        # The gradient's layout changes with the parameter's dtype or strides.
-        self.parameters = (parameter.dtype, parameter.stride())
-        element, _ = describe(torch.empty(0, dtype=layout.dtype, device="cpu"))
-        self.buffer = session().buffer(element, list(layout.shape))
-        self.memory = self._another()
-        self.address = self.memory.data_ptr()
-        # The tensor that the parameter's gradients are views of, its storage, and the storage's
-        # number of users without those views. Programs may move this storage, but not that of
-        # ``memory``.
-        self._lent: torch.Tensor | None = None
-        self._storage = self._alone = 0
-
-    def _another(self) -> torch.Tensor:
-        """Returns a tensor on this memory with its own storage.
-
-        ``share_memory_()`` moves whole storages.
-        """
-        if self.buffer.nbytes == 0:
-            return torch.empty_strided(
-                self.layout.shape, self.layout.strides, dtype=self.layout.dtype, device="cpu"
-            )
-        made = torch.empty(0, dtype=self.layout.dtype, device="cpu")
-        flat = as_tensor(self.buffer)
-        return made.set_(
-            flat.untyped_storage(), flat.storage_offset(), self.layout.shape, self.layout.strides
-        )
-
-    def holds(self, gradient: torch.Tensor) -> bool:
-        """Returns whether a tensor is this memory, with this layout."""
-        dtype, _, strides = self.layout
-        return (
-            gradient.layout == torch.strided
-            and gradient.data_ptr() == self.address
-            and gradient.dtype == dtype
-            and gradient.stride() == strides
-            and not _is_lazy(gradient)
-        )
-
-    def view_for_parameter(self) -> torch.Tensor:
-        """Returns an exclusive view for the parameter; see ``is_free``."""
-        if self._lent is None or not self.holds(self._lent):
-            self._lent = self._another()
-            self._storage = self._lent.untyped_storage()._cdata
-            self._alone = 0 if _users is None else _users(self._storage)
-        return self._lent.detach()
-
-    @property
-    def is_free(self) -> bool:
-        """Whether no gradient here is still in use: itself, a view, or an array on its memory.
-
-        The parameter itself must no longer use it.
-        """
-        if self._lent is None:
-            return True
-        # If PyTorch can't tell, each gradient gets a new place.
-        return _users is not None and _users(self._storage) <= self._alone
 
 
 def _values(gradient: torch.Tensor) -> torch.Tensor:
@@ -186,19 +88,6 @@ def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(_values(one), _values(other))
 
 
-def _is_lazy(tensor: torch.Tensor) -> bool:
-    """Returns whether the elements in memory are the conjugates or negatives of the tensor's."""
-    return tensor.is_conj() or tensor.is_neg()
-
-
-def _is_alone(gradient: torch.Tensor) -> bool:
-    """Returns whether no other tensor and no array uses the memory of a gradient."""
-    if _users is None:  # PyTorch can't tell
-        return not gradient._is_view()
-    # One user is the gradient, the other one the Python object of the storage.
-    return _users(gradient.untyped_storage()._cdata) <= 2
-
-
 def _is_new_part(gradient: torch.Tensor) -> bool:
     """Returns whether autograd has just created a gradient as a part of a larger tensor.
 
@@ -212,13 +101,6 @@ def _copy(into: torch.Tensor, source: torch.Tensor) -> None:
     """Copies values to a gradient; also to one that was created in inference mode."""
     with torch.inference_mode(into.is_inference()):
         into.detach().copy_(source)
-
-
-def is_a_part(gradient: torch.Tensor) -> bool:
-    """Returns whether a gradient uses only a part of its storage."""
-    if gradient.layout != torch.strided:
-        return False
-    return gradient.untyped_storage().nbytes() > gradient.numel() * gradient.element_size()
 
 
 def _stamp(gradient: torch.Tensor) -> tuple[int, int]:
@@ -246,7 +128,9 @@ class Slot:
         self.content, self.stamp = Content.NOTHING, (0, 0)
         # The sparse gradient that ``stamp`` identifies; kept so that its id is not reused.
         self.stamped: torch.Tensor | None = None
-        # Whether a backward pass computed the last exchanged gradient.
+        # Exchanged, without a step since: until then, programs may clip and scale the result.
+        self.exchanged = False
+        # Whether a backward pass has computed the gradient since the last step.
         self.computed = False
         # A copy of the last result, if the program may write to it unnoticed.
         self.kept: torch.Tensor | None = None
@@ -267,6 +151,8 @@ class Slot:
         self.hooked = 0
         # Whether the parameter was swapped with another one, without the hooks.
         self.lost_hooks = False
+        # Whether a backward pass adds to what the program has put in the place of a sum.
+        self.is_mixed = False
         # Submitted but not yet waited for.
         self.in_flight = False
 
@@ -307,10 +193,11 @@ class Slot:
 
     @property
     def stays_in_place(self) -> bool:
-        """Whether the gradient is in its place and the parameter still has that layout."""
+        """Whether the gradient, or the zeros that represent none, can stay in its place."""
         place, parameter = self.place, self.parameter
         fits = place is not None and place.parameters == (parameter.dtype, parameter.stride())
-        return fits and self.in_place(parameter.grad)
+        is_hidden = self.absent and parameter.grad is None and parameter.device.type == "cpu"
+        return fits and (is_hidden or self.in_place(parameter.grad))
 
     # Its content
 
@@ -323,6 +210,18 @@ class Slot:
         self.stamped = gradient if is_sparse else None
         self.kept = None
 
+    def take_over(self, other: Slot) -> None:
+        """Takes what another optimizer knows about the parameter's gradient.
+
+        Its last result must not be taken for a gradient of this rank.
+        """
+        for name in _KNOWN:
+            setattr(self, name, getattr(other, name))
+        self.exchanged = other.exchanged and not other.fired
+        other.note_content(Content.OWN)
+        other.absent = other.exchanged = other.computed = False
+        other.base = None
+
     def keep(self) -> None:
         """Keeps a copy of the gradient to detect unnoticed writes.
 
@@ -331,12 +230,11 @@ class Slot:
         gradient = self.parameter.grad
         self.kept = None if gradient is None else gradient.detach().clone()
 
-    def current_content(self, exchanged: bool, look: bool = True) -> Content:
+    def current_content(self, look: bool = True) -> Content:
         """Returns the gradient's current content.
 
-        ``exchanged``: there was no step since the last exchange; until then, programs may clip and
-        scale the result. ``look``: also compare the values of a gradient with an unchanged stamp,
-        because writes through ``data``, NumPy or DLPack don't change its version.
+        ``look``: also compare the values of a gradient with an unchanged stamp, because writes
+        through ``data``, NumPy or DLPack don't change its version.
         """
         gradient = self.parameter.grad
         if gradient is None:
@@ -344,8 +242,9 @@ class Slot:
         if self.fired:
             return Content.OWN
         where, version = _stamp(gradient)
-        if where == self.stamp[0]:
-            if exchanged:
+        # A version before that of the stamp belongs to another tensor at its address.
+        if where == self.stamp[0] and version >= self.stamp[1]:
+            if self.exchanged:
                 return self.content
             if version == self.stamp[1]:
                 return Content.OWN if look and self._was_written(gradient) else self.content
@@ -354,17 +253,6 @@ class Slot:
         # Zeros that represent no gradient may have been moved, for example by ``module.double()``.
         nothing = self.absent and not bool(_values(gradient).any())
         return Content.NOTHING if nothing else Content.OWN
-
-    @property
-    def was_filled(self) -> bool:
-        """Whether the program has written values to zeros that represent no gradient.
-
-        False on a GPU, where the result may not have arrived yet.
-        """
-        gradient = self.parameter.grad
-        if gradient is None or gradient.is_cuda or self.content is not Content.NOTHING:
-            return False
-        return self._was_written(gradient)
 
     def _was_written(self, gradient: torch.Tensor) -> bool:
         """Returns whether the program has written to a gradient with an unchanged stamp."""
@@ -416,7 +304,7 @@ class Slot:
 
     def _settle(self, place: Place, gradient: torch.Tensor, in_backward: bool = False) -> None:
         """Makes the place the memory of a gradient that was copied there, if nobody can notice."""
-        follows = _is_alone(gradient) or (in_backward and _is_new_part(gradient))
+        follows = is_alone(gradient) or (in_backward and _is_new_part(gradient))
         overlaps = torch._debug_has_internal_overlap(gradient) == OVERLAPS  # no result fits
         if type(gradient) is torch.Tensor and not gradient.is_inference() and (follows or overlaps):
             gradient.data = place.view_for_parameter()

@@ -40,11 +40,13 @@ def watch(slot: Slot, watcher: Watcher, *, before: bool) -> None:
     if other is not None and other is not slot:
         if other.in_flight:
             raise AssertionError(
-                f"the gradient of {slot.name} is still being exchanged by another optimizer "
-                "that shares the parameter: before the backward pass, call zero_grad() of the "
-                "optimizer that makes the next step"
+                f"the gradient of {slot.name} is still being exchanged by another optimizer that "
+                "has the same parameter: first call synchronize() or step() of that one, on all "
+                "ranks; to use two in turn, call zero_grad() of the one that makes the next step "
+                "before each backward pass"
             )
         other.unwatch()
+        slot.take_over(other)
     if slot.hooks:  # swapped: PyTorch keeps the dictionaries of the hooks, but does not call them
         slot.unwatch()
         parameter: Any = slot.parameter

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from gradwire._ops import Average, ReduceOp, Sum
-from gradwire.torch import _agreement
+from gradwire.torch import _agreement, _checks, _parts
 from gradwire.torch._adapter import check_own_memory
-from gradwire.torch._slots import Content, Kind, Slot, layout_of
+from gradwire.torch._places import layout_of
+from gradwire.torch._slots import Content, Kind, Slot
 
 
-def word_of(slot: Slot, op: ReduceOp, *, in_flight: bool, changed: bool, exchanged: bool) -> int:
+def word_of(slot: Slot, op: ReduceOp) -> int:
     """Returns this rank's word.
 
     Args:
         slot: The gradient.
         op: The reduction.
-        in_flight: Whether it was submitted.
-        changed: Whether the program has changed it since.
-        exchanged: Whether there was no step since the last exchange.
 
     Raises:
         InvalidRequest: The gradient has no memory of its own.
@@ -26,27 +24,33 @@ def word_of(slot: Slot, op: ReduceOp, *, in_flight: bool, changed: bool, exchang
     gradient = slot.parameter.grad
     if gradient is not None:
         check_own_memory(gradient)
-    used, present, content = in_flight, gradient is not None, Content.OWN
-    if in_flight:
+    used, present, content = slot.in_flight, gradient is not None, Content.OWN
+    if slot.in_flight:
         word |= _agreement.IN_FLIGHT
         if not present:
             word |= _agreement.DROPPED
-        elif changed:
+        elif was_changed(slot):
             word |= _agreement.CHANGED
     else:
-        content = slot.current_content(exchanged)
+        content = slot.current_content()
         present = present and not (slot.absent and content is Content.NOTHING)
         # The program may have written to the last result unnoticed. Averaging an unchanged
         # result again does no harm, unlike summing it again.
-        again = op == Average and not exchanged
+        again = op == Average and not slot.exchanged
         used = content is Content.OWN or (again and content is Content.COMMON)
-        if content is Content.OWN and slot.content is Content.COMMON and not slot.fired:
+        if slot.exchanged and content is Content.OWN and not slot.fired:
+            # Clipped, say, as on all ranks, or of this rank's own: the ranks compare the values.
+            word |= _agreement.REPLACED
+            used = False
+        elif content is Content.OWN and slot.content is Content.COMMON and not slot.fired:
             word |= _agreement.WRITTEN
             if op == Sum and slot.lost_hooks:
                 raise AssertionError(
                     f"the parameter {slot.name} was swapped with another one, and its gradient may "
                     "contain the last sum: call zero_grad() after the model is converted"
                 )
+    if slot.is_mixed:
+        word |= _agreement.MIXED
     word |= _agreement.PRESENT if present else _agreement.LACKS
     if used:
         word |= _agreement.USED
@@ -56,15 +60,22 @@ def word_of(slot: Slot, op: ReduceOp, *, in_flight: bool, changed: bool, exchang
         else:
             common = content is Content.COMMON
             word |= _agreement.COMMON if common else _agreement.FRESH
-    return word | _kind_bits(slot, used or present, in_flight)
+    return word | _kind_bits(slot, used or present)
 
 
-def _kind_bits(slot: Slot, exists: bool, in_flight: bool) -> int:
+def word_in_flight(slot: Slot) -> int:
+    """Returns the word of a rank that can't take part, except in what it has already sent."""
+    if not slot.in_flight:
+        return 0
+    return _agreement.IN_FLIGHT | _agreement.LEARNS | _kind_bits(slot, exists=False)
+
+
+def _kind_bits(slot: Slot, exists: bool) -> int:
     """Returns how the gradient is exchanged, if this rank knows that."""
     if slot.kind is Kind.DENSE:
         # Before a gradient is sent, its place may have the layout of an earlier step. ``sent`` is
         # set if it waits for ``finish``.
-        place = slot.place if in_flight and slot.sent is None else None
+        place = slot.place if slot.in_flight and slot.sent is None else None
         mark = layout_of(slot.parameter).mark() if place is None else place.mark
         return _agreement.DENSE | _agreement.mark_bits(mark)
     if slot.kind is Kind.SPARSE:
@@ -75,3 +86,17 @@ def _kind_bits(slot: Slot, exists: bool, in_flight: bool) -> int:
     if gradient is None or not gradient.is_sparse:
         return _agreement.DENSE
     return _agreement.SPARSE | _agreement.sparse_dim_bits(gradient.sparse_dim())
+
+
+def was_changed(slot: Slot) -> bool:
+    """Returns whether the program has written or replaced a gradient in flight."""
+    gradient, seen = slot.parameter.grad, slot.seen
+    if gradient is None or seen is None:
+        return False
+    if seen[0] != slot.stamp[0]:
+        return True
+    if slot.digest is not None:
+        return slot.digest != _checks.digest(gradient)
+    if seen == slot.stamp:
+        return False
+    return not _parts.is_a_part(gradient) or _parts.was_changed(gradient, slot.stamp[1])

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.dlpack import from_dlpack, to_dlpack  # noqa: E402
 
 import gradwire.torch as hvd  # noqa: E402
-from gradwire.torch import _slots  # noqa: E402
+from gradwire.torch import _places  # noqa: E402
 
 
 def total(op: Any) -> float:
@@ -103,6 +103,20 @@ def test_an_unwritten_result_is_reused(op: Any) -> None:
         assert parameter.tolist() == [-(step + 1) * total(op)] * 3
 
 
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+@pytest.mark.parametrize("how", [*WRITES])
+def test_writes_after_a_computed_step(how: str, op: Any) -> None:
+    parameter, optimizer = trained(op)
+    for step in range(4):
+        if step % 2 == 0:
+            optimizer.zero_grad()
+            (parameter.sum() * (hvd.rank() + 1.0)).backward()
+        else:
+            WRITES[how](parameter.grad, hvd.rank() + 1.0)
+        optimizer.step()
+        assert parameter.tolist() == [-(step + 1) * total(op)] * 3
+
+
 def in_a_graph(gradient: torch.Tensor) -> Callable[[], list[float]]:
     weight = torch.ones(2, requires_grad=True)
     loss = (weight * gradient).sum()
@@ -156,7 +170,7 @@ def test_kept_gradients_without_user_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Then each gradient has its own place."""
-    monkeypatch.setattr(_slots, "_users", None)
+    monkeypatch.setattr(_places, "_users", None)
     parameter, optimizer = trained(count=2)
     kept = []
     for weight in (1.0, 5.0, 7.0):

@@ -1,0 +1,286 @@
+"""The submission of gradients during the backward pass.
+
+A gradient is submitted as soon as the backward pass has computed it: with its group if it has one,
+otherwise alone. It waits for ``finish`` of ``_gradients`` while the ranks don't know yet what it
+is called or whether it is sparse, and while changes are found by value (``_checks``).
+
+    idle -- a backward pass --> fired -- the last of its passes --> submitted
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from gradwire import _native, _world
+from gradwire._ops import Average, ReduceOp, Sum
+from gradwire._staging import session
+from gradwire._world import ProcessSet, global_process_set, members, native_set
+from gradwire.torch import _checks, _parts, _watching
+from gradwire.torch._adapter import check_own_memory
+from gradwire.torch._agreement import Agreement
+from gradwire.torch._batches import Loads
+from gradwire.torch._compression import Compressor, NoneCompressor
+from gradwire.torch._identity import Description, Identity
+from gradwire.torch._slots import Content, Kind, Slot
+from gradwire.torch._sparse import sparse_allreduce_async
+
+MORE_PASSES = (
+    "the gradient of {name} was computed more than backward_passes_per_step={passes} times before "
+    "step(): to accumulate gradients, raise backward_passes_per_step; otherwise call step() or "
+    "synchronize() in between"
+)
+
+
+class Submissions:
+    """The slots of one optimizer, and the requests in flight."""
+
+    def __init__(
+        self,
+        named: Iterable[tuple[str, torch.Tensor]],
+        groups: Sequence[Sequence[torch.Tensor]],
+        *,
+        compression: type[Compressor],
+        passes: int,
+        op: ReduceOp,
+        predivide: float,
+        sparse_as_dense: bool,
+        process_set: ProcessSet,
+    ) -> None:
+        self.compression, self.passes = compression, passes
+        self.op, self.predivide = op, predivide
+        self.sparse_as_dense, self.process_set = sparse_as_dense, process_set
+        named = list(named)
+        # Parameters that the next forward pass needs first, which the backward pass computes last,
+        # are sent first.
+        self.slots = {
+            parameter: Slot(name, parameter, len(named) - at, passes)
+            for at, (name, parameter) in enumerate(named)
+        }
+        self._by_name = sorted(self.slots.values(), key=lambda slot: slot.name)
+        self.groups = [[self.slots[p] for p in group if p in self.slots] for group in groups]
+        for group in self.groups:
+            for slot in group:
+                slot.group = group
+        for slot in self.slots.values():
+            if sparse_as_dense or slot.group is not None:
+                slot.kind = Kind.DENSE
+        alone = [[slot] for slot in self.slots.values() if slot.group is None]
+        # The slots per request.
+        self._requests = [*self.groups, *alone]
+        # The factors for the contributions and for the result.
+        self.scales = (1.0 / predivide, predivide) if op == Average else (1.0, 1.0)
+        self.handles: list[tuple[_native.Handle, list[Slot]]] = []
+        self._loads = Loads()
+        self.submitted: set[Slot] = set()
+        # A backward pass has accumulated a gradient since the last exchange.
+        self.fired = False
+        options = f"op={op.name}, compression={compression.__name__}"
+        described = Description(
+            tuple(slot.name for slot in self._by_name),
+            tuple(tuple(slot.name for slot in group) for group in self.groups),
+            f"{options}, sparse_as_dense={sparse_as_dense}, predivide={predivide}",
+        )
+        self.identity = Identity(described, process_set)
+        self._agreement = Agreement(process_set, len(named) + 1)
+        self._comparison = Agreement(process_set, 0)
+        # The requests that wait for ``finish``.
+        self._delayed: list[list[Slot]] = []
+        # The number of completed exchanges in this session.
+        self._exchanges = 0
+        # The session, and the process set as it was registered there.
+        self._session: _native.Session | None = None
+        self._registered: _native.ProcessSet | None = None
+        self._takes_part = False
+        self._beginning = threading.RLock()
+
+    # The session
+
+    def takes_part(self) -> bool:
+        """Returns whether there are ranks to exchange with; forgets an ended session.
+
+        A process set may be registered after the optimizer is created, and again in each session.
+        Until then, the result is False, and ``finish`` raises.
+        """
+        native, registered = _world.session(), self.process_set._native
+        with self._beginning:  # each GPU's backward thread runs hooks
+            if native is not self._session or registered is not self._registered:
+                self._begin(native, registered)
+            return self._takes_part
+
+    def _begin(self, native: _native.Session, registered: _native.ProcessSet | None) -> None:
+        if native is not self._session:
+            self.identity.forget()
+            self._exchanges = 0
+        self._session, self._registered = native, registered
+        self._agreement.forget()
+        self._comparison.forget()
+        self._loads.drop("its session or its process set has ended")
+        for slot in self.slots.values():
+            slot.place = None
+        self._reset()
+        member = self.process_set is global_process_set or self.process_set.included()
+        # A rank that is not a member steps with its own gradients.
+        self._takes_part = bool(member) and members(self.process_set) > 1
+        if self._takes_part or member is None:
+            self.watch()
+
+    def watch(self) -> None:
+        """Installs hooks that submit the gradients of all trainable parameters.
+
+        If several optimizers share a parameter, the last one created, cleared gradients or
+        made a step submits it.
+        """
+        for slot in self.slots.values():
+            if not slot.is_watched and slot.parameter.requires_grad:
+                slot.lost_hooks = bool(slot.hooks)
+                _watching.watch(slot, self, before=self.op == Sum)
+
+    # The backward pass
+
+    def before(self, slot: Slot) -> None:
+        """Called before a backward pass accumulates a gradient: a sum must not be summed again."""
+        if slot.content is not Content.COMMON or slot.fired or not self.takes_part():
+            return
+        content = slot.current_content()
+        if content is Content.COMMON:
+            slot.set_aside()
+        # The ranks could tell by value, but only before this backward pass.
+        slot.is_mixed = content is Content.OWN and slot.exchanged
+
+    def ready(self, slot: Slot) -> None:
+        """Called when a backward pass has accumulated a gradient."""
+        # This runs within the backward pass, which has evicted other data from the caches. So it
+        # reads as little as possible.
+        if not self.takes_part():
+            return
+        if slot.delay <= 0 or slot in self.submitted:
+            raise AssertionError(MORE_PASSES.format(name=slot.name, passes=self.passes))
+        gradient = slot.parameter.grad
+        if gradient is None or slot.seen == slot.stamp:
+            return  # a hook that ran before this one has made a step
+        check_own_memory(gradient)
+        if gradient.requires_grad:
+            raise AssertionError(
+                f"the gradient of {slot.name} has its own graph (backward(create_graph=True)), "
+                "which the exchange between ranks would cut off"
+            )
+        slot.fired = self.fired = True
+        slot.absent = False
+        slot.delay -= 1
+        if not slot.in_place(gradient):
+            _parts.accumulated(gradient, in_flight=bool(self.submitted))
+        if slot.delay > 0:
+            return
+        if slot.group is not None:
+            learning = [member for member in slot.group if member.parameter.requires_grad]
+            if all(member.delay == 0 for member in learning):
+                self._submit_or_delay(learning)
+            return
+        if gradient.is_sparse and slot.kind is None:
+            return  # other ranks may not know yet that it is sparse
+        if self._delays:
+            self._submit_or_delay([slot])
+            return
+        dense = self.compression is NoneCompressor and slot.kind is not Kind.SPARSE
+        buffer = slot.place_buffer(gradient) if dense else None
+        if buffer is not None:
+            slot.kind = Kind.DENSE
+            slot.note_content(Content.OWN)
+            self._start(session(), [buffer], [slot], slot.priority)
+        else:
+            self._submit([slot])
+
+    @property
+    def _checks_values(self) -> bool:
+        """Whether the gradients of this exchange are compared with what was computed."""
+        return _checks.is_due(session().check_gradients, self._exchanges)
+
+    @property
+    def _delays(self) -> bool:
+        """Whether gradients wait for ``finish``: without a number, or to see changes by value."""
+        return not self.identity.number or self._checks_values
+
+    def _submit_or_delay(self, slots: list[Slot]) -> None:
+        """Submits computed gradients, now or in ``finish``."""
+        if not self._delays:
+            self._submit(slots)
+            return
+        for slot in slots:
+            slot.note_content(Content.OWN)
+            slot.sent = slot.parameter.grad
+            if self._checks_values:
+                slot.digest = _checks.digest(slot.parameter.grad)
+            slot.in_flight = True
+        self.submitted.update(slots)
+        self._delayed.append(slots)
+
+    def _submit(self, slots: list[Slot]) -> None:
+        """Starts one request with this rank's contribution."""
+        contents = [slot.current_content() for slot in slots]
+        with torch.no_grad():
+            for slot, content in zip(slots, contents):
+                if self.op == Sum and content is Content.COMMON:
+                    slot.set_aside()
+            if slots[0].kind is Kind.SPARSE:
+                [slot] = slots
+                gradient = slot.sparse_gradient(contents[0])
+                slot.note_content(contents[0])
+                slot.sparse = sparse_allreduce_async(
+                    gradient, f"{self.identity.prefix}{slot.name}", self.op, self.process_set
+                )
+                self.submitted.add(slot)
+                slot.in_flight = True
+                return
+            with self._loads.lock:
+                buffers = [
+                    slot.load(self.compression, content, self._loads)
+                    for slot, content in zip(slots, contents)
+                ]
+                for slot, content in zip(slots, contents):
+                    slot.kind = Kind.DENSE
+                    slot.note_content(content)
+                on_gpu = any(slot.parameter.is_cuda for slot in slots)
+                starter = self._loads.session() if on_gpu else session()
+                self._start(starter, buffers, slots, max(slot.priority for slot in slots))
+            self._loads.start(if_enough=True)
+
+    def _start(
+        self,
+        starter: _native.Session,
+        buffers: list[_native.Buffer],
+        slots: list[Slot],
+        priority: int,
+    ) -> None:
+        handle = starter.allreduce(
+            buffers,
+            self.op.name,
+            name=f"allreduce.{self.identity.prefix}{slots[0].name}",
+            priority=priority,
+            prescale=self.scales[0],
+            postscale=self.scales[1],
+            process_set=native_set(self.process_set),
+        )
+        self.identity.hold()
+        self.handles.append((handle, slots))
+        self.submitted.update(slots)
+        for slot in slots:
+            slot.in_flight = True
+            if _parts.are_by_value(slot.parameter.grad):
+                slot.digest = _checks.digest(slot.parameter.grad)
+
+    def _reset(self) -> None:
+        """Returns to the idle state."""
+        self._delayed.clear()
+        self.handles.clear()
+        self.submitted.clear()
+        self.identity.release()
+        self.fired = False
+        for slot in self.slots.values():
+            slot.computed = slot.computed or slot.fired
+            slot.delay, slot.fired = self.passes, False
+            slot.exchanged = slot.in_flight = False
+            slot.sparse = slot.sent = slot.compressed = slot.base = slot.digest = None
+            slot.lost_hooks = slot.is_mixed = False

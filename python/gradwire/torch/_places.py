@@ -1,0 +1,130 @@
+"""Shared memory for gradients.
+
+Each parameter has a *place* in shared memory, with the strides that autograd uses for its gradient,
+so that fused kernels can run on it. A gradient is in its place if address, dtype and strides match;
+the storage of a Python object can be swapped.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from gradwire._staging import session
+from gradwire.torch._adapter import as_tensor, dense_strides, describe
+
+# Returns the number of tensors on a storage. CPU builds of PyTorch before 2.6 lack it.
+_users: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+
+
+class Layout(NamedTuple):
+    """The memory layout of a gradient."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    strides: tuple[int, ...]
+
+    def mark(self) -> int:
+        """Returns 16 bits that identify the layout."""
+        return zlib.crc32(repr(self).encode()) & 0xFFFF
+
+
+def layout_of(parameter: torch.Tensor) -> Layout:
+    """Returns the layout that the parameter's gradient has, or will have."""
+    gradient = parameter.grad
+    if gradient is not None and gradient.layout == torch.strided:
+        dtype = gradient.dtype
+    else:
+        # In newer PyTorch releases, a gradient may have a different dtype than its parameter.
+        dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
+    # For a parameter on another device, the place is a staging buffer.
+    on_cpu = parameter.device.type == "cpu"
+    strides = dense_strides(parameter) if on_cpu else _contiguous_strides(parameter.shape)
+    return Layout(dtype, parameter.shape, strides)
+
+
+def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    # Dimensions of size 0 count as 1.
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * max(size, 1))
+    return tuple(reversed(strides)) if shape else ()
+
+
+class Place:
+    """Shared memory for one gradient, in one layout."""
+
+    def __init__(self, layout: Layout, parameter: torch.Tensor) -> None:
+        self.layout, self.mark = layout, layout.mark()
+        # The gradient's layout changes with the parameter's dtype or strides.
+        self.parameters = (parameter.dtype, parameter.stride())
+        element, _ = describe(torch.empty(0, dtype=layout.dtype, device="cpu"))
+        self.buffer = session().buffer(element, list(layout.shape))
+        self.memory = self._another()
+        self.address = self.memory.data_ptr()
+        # The tensor that the parameter's gradients are views of, its storage, and the storage's
+        # number of users without those views. Programs may move this storage, but not that of
+        # ``memory``.
+        self._lent: torch.Tensor | None = None
+        self._storage = self._alone = 0
+
+    def _another(self) -> torch.Tensor:
+        """Returns a tensor on this memory with its own storage.
+
+        ``share_memory_()`` moves whole storages.
+        """
+        if self.buffer.nbytes == 0:
+            return torch.empty_strided(
+                self.layout.shape, self.layout.strides, dtype=self.layout.dtype, device="cpu"
+            )
+        made = torch.empty(0, dtype=self.layout.dtype, device="cpu")
+        flat = as_tensor(self.buffer)
+        return made.set_(
+            flat.untyped_storage(), flat.storage_offset(), self.layout.shape, self.layout.strides
+        )
+
+    def holds(self, gradient: torch.Tensor) -> bool:
+        """Returns whether a tensor is this memory, with this layout."""
+        dtype, _, strides = self.layout
+        return (
+            gradient.layout == torch.strided
+            and gradient.data_ptr() == self.address
+            and gradient.dtype == dtype
+            and gradient.stride() == strides
+            and not _is_lazy(gradient)
+        )
+
+    def view_for_parameter(self) -> torch.Tensor:
+        """Returns an exclusive view for the parameter; see ``is_free``."""
+        if self._lent is None or not self.holds(self._lent):
+            self._lent = self._another()
+            self._storage = self._lent.untyped_storage()._cdata
+            self._alone = 0 if _users is None else _users(self._storage)
+        return self._lent.detach()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether no gradient here is still in use: itself, a view, or an array on its memory.
+
+        The parameter itself must no longer use it.
+        """
+        if self._lent is None:
+            return True
+        # If PyTorch can't tell, each gradient gets a new place.
+        return _users is not None and _users(self._storage) <= self._alone
+
+
+def is_alone(gradient: torch.Tensor) -> bool:
+    """Returns whether no other tensor and no array uses the memory of a gradient."""
+    if _users is None:  # PyTorch can't tell
+        return not gradient._is_view()
+    # One user is the gradient, the other one the Python object of the storage.
+    return _users(gradient.untyped_storage()._cdata) <= 2
+
+
+def _is_lazy(tensor: torch.Tensor) -> bool:
+    """Returns whether the elements in memory are the conjugates or negatives of the tensor's."""
+    return tensor.is_conj() or tensor.is_neg()
