@@ -23,3 +23,19 @@ def gpu() -> Iterator[Any]:
     from on_fake_gpu import simulated  # needs PyTorch
 
     yield from simulated()
+
+
+@pytest.fixture
+def several_ranks() -> None:
+    if gradwire.size() == 1:
+        pytest.skip("one rank exchanges nothing")
+
+
+@pytest.fixture(params=["early", "late"])
+def sent(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether gradients are sent in the backward pass, or later and compared by value."""
+    from gradwire.torch import _checks
+
+    monkeypatch.setattr(_checks, "is_due", lambda *_: request.param == "late")
+    kind: str = request.param
+    return kind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -40,6 +41,31 @@ def test_the_loss_is_that_of_one_process(make: Callable[[Any], Any]) -> None:
     parameters_are_near(net, expected)
     bits_are_the_same_everywhere(net)
     assert isinstance(optimizer, type(make(model())))
+
+
+@pytest.mark.parametrize("way", ["foreach", "fused", "capturable"])
+def test_implementations_of_optimizers(way: str) -> None:
+    """What PyTorch refuses is refused in the same way, on all ranks."""
+    names = ["SGD", "Adam", "AdamW", "Adagrad", "NAdam", "RAdam", "ASGD", "RMSprop", "Rprop"]
+    for name in names:
+
+        def make(net: Any, name: str = name) -> Any:
+            return getattr(torch.optim, name)(net.parameters(), lr=0.01, **{way: True})
+
+        net = model()
+        try:
+            expected, _ = alone(make, steps=3)
+        except TypeError:  # it has no such implementation
+            continue
+        except (AssertionError, RuntimeError) as refusal:
+            optimizer = distributed(net, make)
+            for _ in range(2):
+                with pytest.raises(type(refusal), match=re.escape(str(refusal)[:30])):
+                    train(net, optimizer, steps=1)
+            continue
+        train(net, distributed(net, make), steps=3)
+        parameters_are_near(net, expected)
+        bits_are_the_same_everywhere(net)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,205 @@
+"""All ranks agree in each step whether gradients are exchanged, whatever was exchanged before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from launching import needs_torch  # noqa: E402
+from promised import backward, equal_everywhere, mean, wrapped, zeros  # noqa: E402
+
+import gradwire.torch as hvd  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("error")
+needs_two = pytest.mark.usefixtures("several_ranks")
+
+OPS = pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+
+
+def parts(op: Any) -> int:
+    return hvd.size() if op == hvd.Sum else 1
+
+
+def clear(how: str, optimizer: Any, *parameters: Any) -> None:
+    """Clears gradients as programs do."""
+    if how == "optimizer":
+        optimizer.zero_grad()
+        return
+    for parameter in parameters:
+        if how == "none":
+            parameter.grad = None
+        elif parameter.grad is not None:
+            parameter.grad.zero_()
+
+
+@OPS
+@pytest.mark.parametrize("how", ["optimizer", "none", "zeros"])
+def test_an_empty_batch_after_a_skipped_step(how: str, op: Any, sent: str) -> None:
+    parameter, other = zeros(), zeros()
+    optimizer = wrapped(parameter, other, op=op)
+    for step in range(6):
+        clear(how, optimizer, parameter, other)
+        empty = hvd.rank() == 0 and step in (2, 5)
+        if not empty:
+            backward(parameter, other)
+        if step in (1, 4):
+            optimizer.synchronize()  # and no step, as after a NaN
+        else:
+            optimizer.step()
+        equal_everywhere(parameter, other)
+    expected = (2 * mean() + 2 * (mean() - 1 / hvd.size())) * parts(op)
+    torch.testing.assert_close(parameter.detach(), torch.full((3,), -expected))
+
+
+@OPS
+@pytest.mark.parametrize("then", ["step", "synchronize"])
+def test_gradients_set_after_a_skipped_step(then: str, op: Any, sent: str) -> None:
+    parameter = zeros()
+    optimizer = wrapped(parameter, op=op)
+    for step in range(4):
+        parameter.grad = None
+        [parameter.grad] = torch.autograd.grad(parameter.sum() * (hvd.rank() + 1.0), [parameter])
+        if step == 1:
+            optimizer.synchronize()
+            continue
+        if then == "synchronize":
+            optimizer.synchronize()
+            parameter.grad.mul_(0.5)
+        optimizer.step()
+    scale = 0.5 if then == "synchronize" else 1.0
+    assert parameter.tolist() == [-3 * mean() * parts(op) * scale] * 3
+
+
+@OPS
+@pytest.mark.parametrize("how", ["in place", "by replacing"])
+def test_clipping_after_synchronize(how: str, op: Any, sent: str) -> None:
+    """Also if one rank has no batch, and if clipping is repeated."""
+    parameter, unused = zeros(), zeros()
+    optimizer = wrapped(parameter, unused, op=op, weight_decay=0.5)
+    right = 0.0
+    for step in range(4):
+        optimizer.zero_grad()
+        if step != 2 or hvd.rank() > 0:
+            backward(parameter)
+        for _ in range(2):
+            optimizer.synchronize()
+            assert unused.grad is None or hvd.size() == 1
+            if how == "in place":
+                parameter.grad.mul_(0.5)
+            else:
+                parameter.grad = parameter.grad * 0.5
+        if step == 3:
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        else:
+            optimizer.step()
+        gradient = (mean() if step != 2 or hvd.size() == 1 else mean() - 1 / hvd.size()) * 0.25
+        right -= gradient * parts(op) + 0.5 * right
+        if hvd.size() > 1:
+            torch.testing.assert_close(parameter.detach(), torch.full((3,), right))
+        equal_everywhere(parameter)
+    assert unused.tolist() == [0.0] * 3
+
+
+@OPS
+@pytest.mark.parametrize("call", ["synchronize", "read", "both"])
+def test_only_one_rank_asks_for_gradients(call: str, op: Any, sent: str) -> None:
+    """For example to log their norm. The others meet it in their step."""
+    parameter = zeros()
+    optimizer = wrapped(parameter, op=op)
+    for step in range(4):
+        optimizer.zero_grad()
+        backward(parameter)
+        if hvd.rank() == step % hvd.size():
+            if call != "synchronize":
+                assert list(optimizer.param_groups[0]["params"]) == [parameter]
+            if call != "read":
+                optimizer.synchronize()
+            assert parameter.grad.tolist() == [mean() * parts(op)] * 3
+        optimizer.step()
+    assert parameter.tolist() == [-4 * mean() * parts(op)] * 3
+
+
+@needs_two
+def test_all_read_but_one_has_no_gradient(sent: str) -> None:
+    parameter = zeros()
+    optimizer = wrapped(parameter)
+    for step in range(6):
+        parameter.grad = None
+        if hvd.rank() != step % hvd.size():
+            backward(parameter)
+        assert list(optimizer.param_groups[0]["params"]) == [parameter]
+        optimizer.synchronize()
+        parameter.grad.mul_(0.5)
+        if step % 2:
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        else:
+            optimizer.step()
+        equal_everywhere(parameter)
+
+
+@needs_two
+@pytest.mark.parametrize("clear_with", ["optimizer", "none"])
+def test_a_scaler_skips_a_step(clear_with: str, sent: str) -> None:
+    needs_torch(2, 3, why="no scaler for CPUs")
+    parameter = zeros()
+    optimizer = wrapped(parameter)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for step in range(6):
+        clear(clear_with, optimizer, parameter)
+        [gradient] = torch.autograd.grad(
+            scaler.scale(parameter.sum() * (hvd.rank() + 1.0)), [parameter]
+        )
+        infinite = step in (1, 4) and hvd.rank() == 0
+        if hvd.rank() == 0 and step in (2, 5):
+            gradient = None  # an empty batch
+        parameter.grad = gradient * float("inf") if infinite else gradient
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        equal_everywhere(parameter)
+    expected = 2 * mean() + 2 * (mean() - 1 / hvd.size())
+    torch.testing.assert_close(parameter.detach(), torch.full((3,), -expected))
+
+
+@needs_two
+def test_a_parameter_that_one_rank_adds(sent: str) -> None:
+    parameter, added = zeros(), zeros()
+    optimizer = wrapped(parameter)
+    for step in range(3):
+        optimizer.zero_grad()
+        backward(parameter)
+        if step == 1 and hvd.rank() == 0:
+            optimizer.param_groups[0]["params"].append(added)
+        if step == 1:
+            error = NotImplementedError if hvd.rank() == 0 else hvd.InvalidRequest
+            with pytest.raises(error):
+                optimizer.step()
+            if hvd.rank() == 0:
+                optimizer.param_groups[0]["params"].pop()
+        else:
+            optimizer.step()
+    assert parameter.tolist() == [-2 * mean()] * 3
+
+
+@needs_two
+def test_adding_to_a_replaced_sum_is_an_error(sent: str) -> None:
+    parameter = zeros()
+    optimizer = wrapped(parameter, op=hvd.Sum)
+    for step in range(3):
+        optimizer.zero_grad()
+        backward(parameter)
+        if step == 1:
+            optimizer.synchronize()
+            parameter.grad = parameter.grad * 0.5
+            if hvd.rank() == 0:
+                backward(parameter)
+            with pytest.raises(AssertionError, match="was replaced after"):
+                optimizer.step()
+        else:
+            optimizer.step()
+    assert parameter.tolist() == [-2 * mean() * hvd.size()] * 3

@@ -1,0 +1,240 @@
+"""After every step all ranks have the same parameters, or all get one error.
+
+What one rank alone does to its gradients between the backward pass and the step must not divide
+the ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from promised import (  # noqa: E402
+    Interrupted,
+    alarm,
+    backward,
+    equal_everywhere,
+    mean,
+    wrapped,
+    zeros,
+)
+
+import gradwire.torch as hvd  # noqa: E402
+from gradwire.torch import _checks  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("error")
+needs_two = pytest.mark.usefixtures("several_ranks")
+
+
+# What all ranks do before the step
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_decay_of_an_unused_layer_by_hand(set_to_none: bool, op: Any, sent: str) -> None:
+    """The program adds to the gradients of all layers after ``synchronize``."""
+    parameter, unused = zeros(), zeros()
+    optimizer = wrapped(parameter, unused, op=op)
+    for step in range(4):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        backward(*([parameter] if step else [parameter, unused]))
+        optimizer.synchronize()
+        for one in (parameter, unused):
+            one.grad = torch.zeros_like(one) if one.grad is None else one.grad
+            one.grad.add_(2.0)
+        optimizer.step()
+    parts = hvd.size() if op == hvd.Sum else 1
+    assert parameter.tolist() == [-4 * mean() * parts - 8.0] * 3
+    assert unused.tolist() == [-mean() * parts - 8.0] * 3
+
+
+# What one rank alone does before the step
+
+
+def drop(parameter: Any) -> None:
+    parameter.grad = None
+
+
+def replace(parameter: Any) -> None:
+    parameter.grad = parameter.grad * 0.5
+
+
+def zero(parameter: Any) -> None:
+    parameter.grad.zero_()
+
+
+def write_data(parameter: Any) -> None:
+    parameter.grad.data.mul_(0.5)
+
+
+def write_array(parameter: Any) -> None:
+    parameter.grad.numpy()[:] = 0.5
+
+
+@needs_two
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+@pytest.mark.parametrize("change", [drop, replace, zero, write_data, write_array])
+def test_changes_in_flight_are_one_error(change: Callable[[Any], None], op: Any, sent: str) -> None:
+    if sent == "early" and change in (write_data, write_array):
+        pytest.skip("unseen")
+    parameter, other = zeros(), zeros()
+    optimizer = wrapped(parameter, other, op=op)
+    right, parts = 0.0, hvd.size() if op == hvd.Sum else 1
+    for step in range(4):
+        optimizer.zero_grad()
+        backward(parameter, other)
+        if step in (1, 2):
+            if hvd.rank() == 0:
+                change(parameter)
+            with pytest.raises(AssertionError, match=r"the gradient of a was (changed|dropped)"):
+                optimizer.step()
+        else:
+            optimizer.step()
+            right -= mean() * parts
+    assert parameter.tolist() == other.tolist() == [right] * 3
+
+
+@needs_two
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+@pytest.mark.parametrize("change", [drop, replace, zero])
+def test_a_step_after_a_caught_error(change: Callable[[Any], None], op: Any, sent: str) -> None:
+    """The next step, without new gradients, is the same on all ranks."""
+    parameter = zeros()
+    optimizer = wrapped(parameter, op=op, momentum=0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        backward(parameter)
+        optimizer.step()
+    backward(parameter)
+    if hvd.rank() == 0:
+        change(parameter)
+    with contextlib.suppress(AssertionError):
+        optimizer.step()
+    optimizer.step()
+    equal_everywhere(parameter)
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+def test_gradients_that_all_ranks_drop_in_flight(op: Any, sent: str) -> None:
+    parameter, unused = zeros(), zeros()
+    optimizer = wrapped(parameter, unused, op=op, weight_decay=0.5)
+    for step in range(4):
+        backward(*([parameter] if hvd.rank() or step == 0 else [unused]))
+        parameter.grad = unused.grad = None
+        optimizer.step()
+        assert parameter.grad is None and unused.grad is None
+        optimizer.zero_grad()
+    assert parameter.tolist() == unused.tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+def test_zeros_on_one_rank_and_none_on_others(op: Any, sent: str) -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = wrapped(parameter, op=op, momentum=0.9, weight_decay=0.5)
+    for step in range(4):
+        optimizer.zero_grad(set_to_none=hvd.rank() != step % hvd.size())
+        if step % 2 == 0:
+            backward(parameter)
+        optimizer.step()
+        equal_everywhere(parameter)
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+@pytest.mark.parametrize("again", [False, True])
+def test_one_rank_drops_the_last_result(again: bool, op: Any, sent: str) -> None:
+    parameter = zeros()
+    optimizer = wrapped(parameter, op=op, momentum=0.9)
+    for _ in range(3):
+        backward(parameter)
+        optimizer.step()
+        if hvd.rank() == 0:
+            parameter.grad = None
+        if again:
+            backward(parameter)
+        with contextlib.suppress(AssertionError):
+            optimizer.step()
+        equal_everywhere(parameter)
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+def test_one_rank_clears_with_another_call(op: Any, sent: str) -> None:
+    parameter = zeros()
+    optimizer = wrapped(parameter, op=op)
+    for step in range(4):
+        if hvd.rank() == step % hvd.size():
+            parameter.grad = None
+        else:
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+        backward(parameter)
+        optimizer.step()
+    assert parameter.tolist() == [-4 * mean() * (hvd.size() if op == hvd.Sum else 1)] * 3
+
+
+@needs_two
+def test_different_steps_are_found_by_comparing(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameter = zeros()
+    optimizer = wrapped(parameter)
+    monkeypatch.setattr(_checks, "compares", lambda _: True)
+    backward(parameter)
+    optimizer.synchronize()
+    if hvd.rank() == 0:
+        parameter.grad.data.mul_(0.5)
+    with pytest.raises(AssertionError, match="different gradients of a"):
+        optimizer.step()
+    optimizer.zero_grad()
+    backward(parameter)
+    optimizer.step()
+    assert parameter.tolist() == [-mean()] * 3
+
+
+@needs_two
+@pytest.mark.parametrize("first", ["any", "of the names", "of the number"])
+def test_an_interrupted_step_goes_on(first: str, sent: str) -> None:
+    """In the first steps of an optimizer, the ranks also agree on what it is called."""
+    parameter, before = zeros(100_000), zeros()
+    names = f"{sent} {first}"
+    if first == "of the number":
+        introduced = wrapped(before, names=[names])
+        introduced.step()
+    optimizer = wrapped(parameter, names=[names])
+    for step in range(3):
+        optimizer.zero_grad()
+        backward(parameter)
+        interrupted = step > 0 if first == "any" else step == 0
+        if interrupted and hvd.rank() == 0:
+            with pytest.raises(Interrupted), alarm(0.5):
+                optimizer.step()
+            with pytest.raises(AssertionError, match="still being exchanged"):
+                optimizer.zero_grad()
+        if interrupted:
+            hvd.barrier()  # the others begin their step only now
+        optimizer.step()
+    assert set(parameter.tolist()) == {-3 * mean()}
+
+
+@needs_two
+@pytest.mark.parametrize("calls", ["synchronize step", "step synchronize", "step step"])
+def test_another_call_after_an_interruption(calls: str, sent: str) -> None:
+    parameter = zeros()
+    optimizer = wrapped(parameter)
+    interrupted, then = calls.split()
+    for step in range(3):
+        optimizer.zero_grad()
+        backward(parameter)
+        if step == 1 and hvd.rank() == 0:
+            with pytest.raises(Interrupted), alarm(0.5):
+                getattr(optimizer, interrupted)()
+        if step == 1:
+            hvd.barrier()
+            if hvd.rank() > 0 and interrupted == "synchronize":
+                optimizer.synchronize()
+            if hvd.rank() == 0 and then == "synchronize":
+                optimizer.synchronize()
+        optimizer.step()
+        equal_everywhere(parameter)
+    assert parameter.tolist() == [-3 * mean()] * 3
