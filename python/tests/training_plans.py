@@ -51,6 +51,7 @@ EVENTS = {
         "freeze",
         "unfreeze",
         "restart",
+        "tie",
         "wrap again",
         "root wraps again",
     ],
@@ -63,11 +64,13 @@ EVENTS = {
         "drop",
         "replace",
         "write data",
+        "freeze in flight",
     ],
     "instead": [
         "no backward",
         "begin again",
         "another backward",
+        "skip the step",
         "root drops",
         "root replaces",
         "root writes",
@@ -86,6 +89,8 @@ class Plan:
     channels_last: bool = False
     sparse: str | None = None
     tied: bool = False
+    # Whether a second optimizer has some of the parameters as well.
+    shared: bool = False
     branch: str = "left"
     frozen: bool = False
     dtype: torch.dtype = torch.float64
@@ -188,10 +193,25 @@ def plan(seed: int) -> Plan:
         wrapped["sparse_as_dense"] = True
     for step in range(dice.randint(3, 6)):
         made.steps.append(_step(dice, made, step))
+    _more(random.Random(f"more {seed}"), made)
     if made.scaler == "on" and chance(0.7):
         made.infinity = (dice.randrange(len(made.steps)), dice.randrange(4))
     made.tail = dice.choice([0, 0, 0, 1, 2]) if made.scaler is None else 0
     return made
+
+
+def _more(dice: random.Random, made: Plan) -> None:
+    """Lets optimizers share parameters, and leaves a rank without a batch in some steps."""
+    if made.closure or made.norm:
+        return
+    alone = made.sparse is None and made.optimizer != "Muon"
+    if alone and made.clear.startswith("optimizer") and dice.random() < 0.3:
+        made.shared = True
+        for happens in made.steps:
+            happens.pop("instead", None)  # the last one to be cleared makes the first step
+    for happens in made.steps:
+        if made.scaler is None and dice.random() < 0.2:
+            happens["without"] = dice.randrange(4)
 
 
 def _step(dice: random.Random, made: Plan, step: int) -> dict[str, Any]:

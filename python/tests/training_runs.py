@@ -32,7 +32,7 @@ class Net(torch.nn.Module):
 
     def __init__(self, made: Plan, distributed: bool) -> None:
         super().__init__()
-        self.made = made
+        self.made, self.sides_tied = made, False
         if made.model == "conv":
             self.first = torch.nn.Conv2d(3, 8, 3, padding=1, bias=False)
             norm = hvd.SyncBatchNorm if distributed else torch.nn.BatchNorm2d
@@ -59,7 +59,7 @@ class Net(torch.nn.Module):
             hidden = torch.tanh(self.words(given).mean(1) * 3)
         else:
             hidden = torch.tanh(self.first(given))
-        hidden = torch.tanh((self.left if left else self.right)(hidden))
+        hidden = torch.tanh((self.left if left or self.sides_tied else self.right)(hidden))
         return self.head(hidden + torch.tanh(self.late(hidden)))
 
 
@@ -131,6 +131,8 @@ class Run:
         sparse = [net.words.weight] if made.sparse is not None else []
         rest = [p for p in net.parameters() if all(p is not q for q in sparse)]
         plain = [self._optimizer(made.optimizer, rest, made.options)]
+        if made.shared:
+            plain.append(torch.optim.SGD(net.head.parameters(), lr=0.01))
         if sparse:
             plain.append(getattr(torch.optim, made.sparse)(sparse, lr=0.05))
         if made.optimizer == "Muon":
@@ -231,10 +233,15 @@ class Run:
         }
         return ways[self.made.branch]
 
-    def loss(self, step: int, micro: int) -> torch.Tensor:
-        """Returns the loss of this rank's data, or of all ranks' data."""
+    def loss(self, step: int, micro: int, without: int | None = None) -> torch.Tensor | None:
+        """Returns the loss of this rank's data, or of all ranks' data; None without data."""
         made = self.made
         shards = [self.rank] if self.distributed else self.ranks
+        count = len(shards)
+        if without is not None:
+            shards = [rank for rank in shards if rank != without % self.size]
+        if not shards:
+            return None
         batches = [self._batch(step, micro, rank) for rank in shards]
         if made.norm:
             given, wanted = (torch.cat(parts) for parts in zip(*batches))
@@ -248,14 +255,15 @@ class Run:
             if broken in shards:
                 losses[0 if made.norm else shards.index(broken)] *= float("inf")
         total = sum(losses[1:], losses[0])
-        return total if made.wrapped.get("op") == "Sum" else total / len(shards)
+        return total if made.wrapped.get("op") == "Sum" else total / count
 
     # Steps
 
     def clear(self) -> None:
         how = self.made.clear
         if how.startswith("optimizer"):
-            for optimizer in self.optimizers:
+            # The one that makes the first step submits shared parameters.
+            for optimizer in reversed(self.optimizers):
                 if how == "optimizer":
                     optimizer.zero_grad()
                 else:
@@ -284,7 +292,9 @@ class Run:
     def backward(self, step: int, happens: dict[str, Any]) -> torch.Tensor:
         total = torch.zeros(())
         for micro in range(happens["micro"]):
-            loss = self.loss(step, micro)
+            loss = self.loss(step, micro, happens.get("without"))
+            if loss is None:
+                continue
             (self.scaler.scale(loss) if self.scaler is not None else loss).backward()
             total = total + loss.detach()
         return total
@@ -311,6 +321,8 @@ class Run:
             self.net.to(self.made.dtype)
         elif event == "share memory" and self.made.sparse is None:
             self.net.share_memory()
+        elif event == "tie":
+            self.net.sides_tied = True
         elif event in ("freeze", "unfreeze"):
             self.net.late.requires_grad_(event == "unfreeze")
         elif event == "restart" and self.distributed:
@@ -341,6 +353,8 @@ class Run:
             assert all(group["lr"] >= 0 and len(group["params"]) >= 0 for group in groups)
         elif event == "synchronize":
             self.synchronized()
+        elif event == "freeze in flight":
+            self.net.late.requires_grad_(False)
         elif event in CHANGES:
             self.synchronized()
             for parameter in self._computed():
@@ -419,6 +433,9 @@ class Run:
             elif instead == "another backward":
                 self.synchronized()
                 loss = loss + self.backward(step + 50, happens)
+            if instead == "skip the step":
+                self.synchronized()
+                return
             self.finish(skip=step % 2 == 0)
         for scheduler in self.schedulers:
             if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -448,6 +465,7 @@ class Run:
         def closure() -> torch.Tensor:
             self.clear()
             loss = self.loss(step, 0)
+            assert loss is not None
             loss.backward()
             if self.distributed:
                 for optimizer in others:
