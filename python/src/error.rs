@@ -9,10 +9,7 @@ pub(crate) struct PythonError {
     class: &'static str,
     text: String,
     kind: &'static str,
-    rank: Option<u32>,
-    host: String,
-    tensor: String,
-    failure: Option<Failure>,
+    failure: Option<Box<Failure>>,
 }
 
 /// The failure that an exception reports, for `Session.abort`.
@@ -26,15 +23,7 @@ impl PythonError {
     }
 
     fn plain(class: &'static str, kind: &'static str, text: String) -> Self {
-        Self {
-            class,
-            text,
-            kind,
-            rank: None,
-            host: String::new(),
-            tensor: String::new(),
-            failure: None,
-        }
+        Self { class, text, kind, failure: None }
     }
 
     fn failed(failure: &Failure) -> Self {
@@ -52,15 +41,8 @@ impl PythonError {
             FailureKind::Cancelled => ("Cancelled", "cancelled"),
             _ => ("GradwireError", "internal"),
         };
-        Self {
-            class,
-            text: failure.to_string(),
-            kind,
-            rank: failure.rank.map(|rank| rank.0),
-            host: failure.host.clone(),
-            tensor: failure.tensor.clone(),
-            failure: Some(failure.clone()),
-        }
+        let text = failure.to_string();
+        Self { class, text, kind, failure: Some(Box::new(failure.clone())) }
     }
 
     /// The exception to raise.
@@ -77,12 +59,14 @@ impl PythonError {
             CLASSES.get_or_try_init(py, || py.import("gradwire._errors").map(Bound::unbind))?;
         let facts = PyDict::new(py);
         facts.set_item("kind", self.kind)?;
-        facts.set_item("rank", self.rank)?;
-        facts.set_item("host", &self.host)?;
-        facts.set_item("tensor", &self.tensor)?;
+        if let Some(failure) = &self.failure {
+            facts.set_item("rank", failure.rank.map(|rank| rank.0))?;
+            facts.set_item("host", &failure.host)?;
+            facts.set_item("tensor", &failure.tensor)?;
+        }
         let exception = classes.bind(py).getattr(self.class)?.call((&self.text,), Some(&facts))?;
         if let Some(failure) = &self.failure {
-            exception.setattr("_failure", PythonFailure(failure.clone()))?;
+            exception.setattr("_failure", PythonFailure(Failure::clone(failure)))?;
         }
         Ok(exception)
     }

@@ -347,6 +347,7 @@ mod tests {
     use gradwire_settings::Settings;
     use rustix::io::Errno;
     use tokio::net::TcpListener;
+    use tokio_util::sync::CancellationToken;
 
     use super::*;
 
@@ -407,7 +408,8 @@ mod tests {
             CoordinatorConfig::new(job.clone(), secret.clone(), (1, 0), &Settings::default());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let behind = listener.local_addr().unwrap();
-        let _served = Served::new(config.unwrap(), listener).unwrap();
+        let served = Served::new(config.unwrap(), listener).unwrap();
+        let served = tokio::spawn(served.run(CancellationToken::new()));
         let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let coordinator = proxy.local_addr().unwrap();
         let introduction = introduction(job, secret, coordinator, None);
@@ -441,6 +443,7 @@ mod tests {
             () = always => unreachable!(),
         };
         assert!(failure.what.contains("went away"), "{failure}");
+        served.abort();
     }
 
     #[test]

@@ -383,7 +383,7 @@ fn rejection(error: &HandshakeError) -> Rejection {
     }
 }
 
-/// Waits a moment before another attempt. Returns false if there is no time left.
+/// Waits a moment before another attempt. Returns whether there is time for it.
 async fn again(patience: &Patience) -> bool {
     let is_time = Instant::now().into_std() + Duration::from_millis(100) < patience.deadline();
     if is_time {

@@ -61,7 +61,7 @@ impl Patience {
     }
 }
 
-/// How long the accepting node waits for a handshake, given the round trip that its kernel measured.
+/// How long the accepting node waits for a handshake. Its kernel has measured the round trip.
 pub(crate) fn to_accept(timeout: Duration, round_trip: Duration) -> Duration {
     timeout + HANDSHAKE_TRIPS * round_trip.min(LONGEST_TRIP)
 }

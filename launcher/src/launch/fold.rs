@@ -24,11 +24,14 @@ const LONGEST: Duration = Duration::from_secs(2);
 /// The most bytes that are held (BOUND).
 const MAX_BYTES: usize = 4 << 20;
 
+/// The text of a line, and how it ends.
+type Written = (Text, LineEnd);
+
 /// What a rank has written since it began.
 #[derive(Debug)]
 struct Held {
     rank: u32,
-    lines: Vec<(Text, LineEnd)>,
+    lines: Vec<Written>,
 }
 
 /// The standard error of the ranks that are about to report an error.
@@ -82,7 +85,7 @@ impl Fold {
     pub fn release(&mut self) -> Vec<Line> {
         let Self { held, .. } = mem::replace(self, Self { recent: self.recent, ..Self::default() });
         // Each report with the ranks that wrote it, in the order of the first of them.
-        let mut reports: Vec<(Vec<u32>, Vec<(Text, LineEnd)>)> = Vec::new();
+        let mut reports: Vec<(Vec<u32>, Vec<Written>)> = Vec::new();
         for Held { rank, lines } in held.into_iter().filter(|held| !held.lines.is_empty()) {
             let plain: Vec<_> = lines.iter().map(|(text, end)| (plain(text, rank), *end)).collect();
             match reports.iter_mut().find(|(_, known)| *known == plain) {

@@ -1,4 +1,4 @@
-//! Lines of output, and what the writing thread is told besides.
+//! Lines of output, and the other messages to the writing thread.
 
 use gradwire_services::launch::{LineEnd, Stream, Text};
 

@@ -31,8 +31,8 @@ const COLUMNS: usize = 80;
 /// The longest line of a report, in characters: three of them fit.
 const MAX_CHARS: usize = 6 * COLUMNS;
 
-/// The lines at the beginning of a report, which say what happened, and at its end, which are a hint
-/// or the end of a table, are left out last.
+/// The lines at the beginning of a report say what happened, and those at its end are a hint or the
+/// end of a table. They are left out last.
 const KEPT_FIRST: usize = 2;
 const KEPT_LAST: usize = 3;
 
