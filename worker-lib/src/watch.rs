@@ -1,5 +1,5 @@
 //! The threads of a session. `gw-watch` receives the daemon's messages, `gw-beat` sends heartbeats
-//! and checks the daemon's, and `gw-results` allocates memory for results.
+//! and checks the daemon's, and `gw-results` allocates memory for results. `adopted` has another.
 
 use std::{
     net::Shutdown,
