@@ -190,6 +190,7 @@ else:
 """,
     "a signal handler works": """
 import os, signal
+np.ma.MaskedArray  # numpy imports it when it is first used, which the handler could interrupt
 pid = gw.allgather_object(os.getpid())[0]
 mine, others = ("a", "b") if gw.rank() == 0 else ("b", "a")
 def late(*_):
