@@ -98,6 +98,7 @@ impl Pool {
         let helpers = wanted.saturating_sub(lanes) as usize;
         let pool = Self::with(helpers, WORTH);
         metrics::reducing_threads(lanes as usize + helpers);
+        tracing::debug!(lanes, helpers, "threads for tensor bytes");
         for number in 0..helpers {
             let shared = pool.shared.clone();
             pool.spawn(number, move || {
@@ -218,7 +219,7 @@ impl Shared {
         self.handover.keep(kept);
         metrics::reducing_threads(lanes + kept);
         let worth = self.worth.load(Relaxed);
-        tracing::debug!(lanes, helpers = kept, of = helpers, worth, "threads for reductions");
+        tracing::debug!(lanes, helpers = kept, of = helpers, worth, "threads that pay");
     }
 }
 
