@@ -262,7 +262,7 @@ class Run:
     def clear(self) -> None:
         how = self.made.clear
         if how.startswith("optimizer"):
-            # The one that makes the first step submits shared parameters.
+            # The optimizer that steps first submits shared parameters.
             for optimizer in reversed(self.optimizers):
                 if how == "optimizer":
                     optimizer.zero_grad()
@@ -447,9 +447,11 @@ class Run:
     def _computed(self) -> list[Any]:
         """Returns some parameters that have a dense gradient other than zeros.
 
-        Between exchange and step, zeros may represent no gradient.
+        Groups of parameters are exchanged as dense ones.
         """
-        some = [p for p in [*self.net.parameters()][::2] if p.grad is not None]
+        sparse = self.net.words.weight if self.made.sparse is not None else None
+        every = [p for p in [*self.net.parameters()][::2] if p is not sparse]
+        some = [p for p in every if p.grad is not None]
         return [p for p in some if not p.grad.is_sparse and bool(p.grad.any())]
 
     def _fail(self, how: str) -> None:

@@ -42,7 +42,7 @@ def watch(slot: Slot, watcher: Watcher, *, before: bool) -> None:
             raise AssertionError(
                 f"the gradient of {slot.name} is still being exchanged by another optimizer that "
                 "has the same parameter: first call synchronize() or step() of that one, on all "
-                "ranks; to use two in turn, call zero_grad() of the one that makes the next step "
+                "ranks; to use two in turn, call zero_grad() of the optimizer that steps next "
                 "before each backward pass"
             )
         other.unwatch()

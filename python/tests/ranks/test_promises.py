@@ -252,7 +252,7 @@ def test_optimizers_that_share_a_parameter(clear: bool, op: Any, sent: str) -> N
             optimizers[1].zero_grad()
             optimizers[0].zero_grad()
         backward(shared, first, second)
-        # The one that was cleared or used last has sent the shared gradient.
+        # The optimizer cleared or used last has sent the shared gradient.
         for optimizer in optimizers if clear or step % 2 == 0 else optimizers[::-1]:
             optimizer.step()
         equal_everywhere(shared)
