@@ -155,12 +155,12 @@ def test_small_gradients_set_by_the_program() -> None:
         torch.optim.SGD([parameter], lr=1.0), [("parameter", parameter)], op=hvd.Sum
     )
     (parameter.sum() * 1e-9).backward()
-    ours.synchronize()
+    ours.step()
     assert parameter.grad is not None
     parameter.grad.data = torch.full_like(parameter, 1e-9 * (hvd.rank() + 10))
     (parameter.sum() * 1e-9).backward()
     ours.step()
-    expected = -1e-9 * sum(range(11, hvd.size() + 11))
+    expected = -1e-9 * (hvd.size() + sum(range(11, hvd.size() + 11)))
     torch.testing.assert_close(
         parameter.detach(), torch.full_like(parameter, expected), rtol=1e-12, atol=0.0
     )

@@ -58,6 +58,21 @@ def test_tensors_that_can_not_be_exchanged() -> None:
                 hvd.broadcast_parameters({"expanded": expanded}, root)
 
 
+def test_arguments_that_are_wrong_on_one_rank() -> None:
+    net = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for who in range(hvd.size()):
+        mine = hvd.rank() == who
+        with pytest.raises(hvd.InvalidRequest, match=f"rank {who} .*extra is a int, not a tensor"):
+            hvd.broadcast_parameters({**net.state_dict(), "extra": 3 if mine else torch.ones(1)}, 0)
+        with pytest.raises(hvd.InvalidRequest, match=f"rank {who} .*root_rank=-1"):
+            hvd.broadcast_parameters(net.state_dict(), -1 if mine else 0)
+        with pytest.raises(hvd.InvalidRequest, match=f"rank {who} .*optimizer is a Linear"):
+            hvd.broadcast_optimizer_state(net if mine else optimizer, 0)
+        with pytest.raises(hvd.InvalidRequest, match=f"rank {who} .*root_rank=-1"):
+            hvd.broadcast_optimizer_state(optimizer, -1 if mine else 0)
+
+
 OPTIMIZERS = ["NAdam", "ASGD", "Adam", "SGD", "RAdam", "Adagrad", "LBFGS"]
 
 
