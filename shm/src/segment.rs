@@ -179,7 +179,7 @@ impl Segment {
     }
 
     fn map(fd: &OwnedFd, bytes: u64, huge: HugePages) -> Result<Self, SegmentError> {
-        let failed = |errno| huge.not_mapped(bytes, errno);
+        let failed = |errno| available::not_mapped(huge, bytes, errno);
         let length = usize::try_from(bytes).map_err(|_| failed(Errno::NOMEM))?;
         // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
         let start = unsafe {

@@ -8,18 +8,13 @@ use std::{os::fd::BorrowedFd, ptr::NonNull, sync::mpsc};
 
 use gradwire_proto::{DType, Shape};
 use gradwire_shm::arena::{self, AdoptionPlace, Owner};
-use parking_lot::Mutex;
 
 use crate::{
     error::{GradwireError, Result},
     memory::{Buffer, SharedBuffer},
     session::Session,
     shared::Shared,
-    watch,
 };
-
-/// The thread that makes shared memory in the background.
-const ADOPT: &str = "gw-adopt";
 
 /// Shared memory that the daemon has, to which memory of the program can move. It is given back if
 /// nothing moves there. See [`Session::adoption`].
@@ -81,28 +76,6 @@ impl Preparation {
     pub fn wait(self) -> Result<Adoption> {
         let making = self.making;
         self.made.unwrap_or_else(|| making.recv().unwrap_or(Err(GradwireError::Closed)))
-    }
-}
-
-type Task = Box<dyn FnOnce() + Send>;
-
-/// Runs tasks in their order on a thread, which starts with the first task and ends with this.
-#[derive(Default)]
-pub(crate) struct Background(Mutex<Option<mpsc::Sender<Task>>>);
-
-impl Background {
-    fn run(&self, task: Task) {
-        let mut thread = self.0.lock();
-        if thread.is_none() {
-            let (sender, tasks) = mpsc::channel::<Task>();
-            let run = move || tasks.into_iter().for_each(|task| task());
-            *thread = watch::spawn(ADOPT, run).ok().map(|_| sender);
-        }
-        // Without a thread, the caller does it itself.
-        match &*thread {
-            Some(sender) => sender.send(task).unwrap_or_else(|mpsc::SendError(task)| task()),
-            None => task(),
-        }
     }
 }
 

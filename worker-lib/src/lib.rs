@@ -113,6 +113,7 @@
 mod adasum;
 #[expect(unsafe_code, reason = "turns addresses of the program into memory")]
 mod adopted;
+mod background;
 mod builder;
 mod collectives;
 mod element;

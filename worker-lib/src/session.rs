@@ -16,7 +16,7 @@ use gradwire_shm::arena::{self, Arena};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
-    adopted::Background,
+    background::Background,
     element::Element,
     error::{GradwireError, Result},
     gate::{Bar, Gate},

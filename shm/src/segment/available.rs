@@ -7,8 +7,12 @@
 use std::{fs, path::Path};
 
 use procfs::{Current, Meminfo, ProcResult, ProcessCGroup, process::Process};
+use rustix::io::Errno;
 
-use super::{error::SegmentError, pages::HUGE_PAGE};
+use super::{
+    error::SegmentError,
+    pages::{HUGE_PAGE, HugePages},
+};
 
 /// How much memory is left, and by which limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,6 +51,14 @@ pub(super) fn check_huge(bytes: u64) -> Result<(), SegmentError> {
     let free = free_huge(&read);
     let pages = huge_pages(bytes);
     if pages > free { Err(SegmentError::NoHugePages { bytes, pages, free }) } else { Ok(()) }
+}
+
+/// The error if the kernel refuses to map this many bytes. It takes huge pages out of the pool when
+/// they are mapped, so this may mean that others were faster.
+pub(super) fn not_mapped(huge: HugePages, bytes: u64, errno: Errno) -> SegmentError {
+    let lacks_pages = huge == HugePages::Require && errno == Errno::NOMEM;
+    let lack = if lacks_pages { check_huge(bytes).err() } else { None };
+    lack.unwrap_or_else(|| SegmentError::system("map memory", bytes, errno))
 }
 
 /// The huge pages of a segment and of its reserve, which must never lack one.

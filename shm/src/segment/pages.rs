@@ -1,9 +1,5 @@
 //! The pages that a segment is made of.
 
-use rustix::io::Errno;
-
-use super::{available::check_huge, error::SegmentError};
-
 /// Whether a segment is made of huge pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum HugePages {
@@ -29,13 +25,5 @@ impl HugePages {
             Self::Require => HUGE_PAGE,
             Self::Never | Self::Advise => rustix::param::page_size() as u64,
         }
-    }
-
-    /// The error if the kernel refuses to map this many bytes. It takes pages out of the pool when
-    /// they are mapped, so this may mean that others were faster.
-    pub(super) fn not_mapped(self, bytes: u64, errno: Errno) -> SegmentError {
-        let lacks_pages = self == Self::Require && errno == Errno::NOMEM;
-        let lack = if lacks_pages { check_huge(bytes).err() } else { None };
-        lack.unwrap_or_else(|| SegmentError::system("map memory", bytes, errno))
     }
 }

@@ -60,7 +60,7 @@ impl Reserve {
     ) -> Result<Self, SegmentError> {
         let (bytes, page) = (segment.bytes(), huge.page());
         let made = |flags| -> Result<Self, SegmentError> {
-            let failed = |errno| huge.not_mapped(bytes, errno);
+            let failed = |errno| available::not_mapped(huge, bytes, errno);
             // Without access rights the kernel commits no memory to it, and mlockall gives it no
             // pages.
             // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
