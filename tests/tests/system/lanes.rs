@@ -147,10 +147,13 @@ fn bytes_within_a_node_are_not_network_traffic() {
     let mut job = Launch::new().ranks(2).words(&["--verbose"]).rank(&steps).start();
     job.until_said("said", 2);
     let daemon = variable(&job, 0, "GRADWIRE_DAEMON_METRICS");
-    let series = settled(&job, &daemon, &daemon);
     let labels = "{collective=\"allreduce\",algorithm=\"none\",scope=\"intra_node\"}";
-    let moved = ["", labels].map(|one| sum(&series, "gradwire_daemon_moved_bytes_total", one));
-    assert_eq!(moved, [4.0 * 203_000.0; 2], "{series:?}");
+    let moved = job.wait_for("all bytes counted", || {
+        let series = series(&daemon);
+        let moved = ["", labels].map(|one| sum(&series, "gradwire_daemon_moved_bytes_total", one));
+        (moved[0] >= 4.0 * 203_000.0).then_some(moved)
+    });
+    assert_eq!(moved, [4.0 * 203_000.0; 2]);
     job.allow("end");
     job.finish().assert_code(0);
 }

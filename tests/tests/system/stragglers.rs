@@ -29,7 +29,8 @@ fn waits_for(launch: Launch, late: u32) {
     }
     let waits = "gradwire_coordinator_rank_wait_seconds";
     assert!(shown[&format!("{waits}_sum")] > 0.3, "{shown:?}");
-    assert!(shown[&format!("{waits}_count")] >= 13.0, "{shown:?}");
+    // Those of less than a millisecond need not be reported.
+    assert!(shown[&format!("{waits}_count")] >= 10.0, "{shown:?}");
     job.allow("end");
     job.finish().assert_code(0);
 }
