@@ -3,7 +3,9 @@
 
 use std::{
     ffi::{OsStr, OsString},
-    io::ErrorKind,
+    fs,
+    hash::{BuildHasher, RandomState},
+    io::{self, ErrorKind},
     net::{IpAddr, Ipv4Addr, TcpListener},
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
@@ -116,9 +118,31 @@ fn beside_own() -> Option<PathBuf> {
     beside.is_file().then_some(beside)
 }
 
+/// The first port that is tried, and how many are tried.
+const FIRST_PORT: u16 = 10_000;
+const TRIES: u64 = 64;
+
 /// A TCP port without a listener at this moment.
-pub fn free_port() -> std::io::Result<u16> {
-    Ok(TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?.local_addr()?.port())
+///
+/// A rank may listen on it only after seconds of imports. So it is below the range from which the
+/// system takes ports for connections: otherwise a connection of another program could have it by
+/// then.
+///
+/// # Errors
+/// An error of the system, if it has no port.
+pub fn free_port() -> io::Result<u16> {
+    let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let end = range.split_whitespace().next().and_then(|first| first.parse().ok()).unwrap_or(0);
+    // Jobs that start at the same time try different ports.
+    let start = RandomState::new().hash_one(std::process::id());
+    let count = u64::from(u16::saturating_sub(end, FIRST_PORT));
+    let tried = (0..TRIES.min(count)).map(|number| start.wrapping_add(number) % count);
+    let port = |offset: u64| FIRST_PORT + u16::try_from(offset).unwrap_or(0);
+    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::UNSPECIFIED, *port)).is_ok();
+    match tried.map(port).find(is_free) {
+        Some(port) => Ok(port),
+        None => Ok(TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?.local_addr()?.port()),
+    }
 }
 
 /// The address of this host by which ssh reached it: `SSH_CONNECTION` is "client port server port".
@@ -134,6 +158,20 @@ fn parse_ssh_connection(text: &str) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn connections_do_not_take_the_free_port() {
+        let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
+        let first: u16 = range.split_whitespace().next().unwrap().parse().unwrap();
+        if first <= FIRST_PORT {
+            println!("skipped: the system takes all ports for connections");
+            return;
+        }
+        let port = free_port().unwrap();
+        assert!((FIRST_PORT..first).contains(&port), "{port}");
+        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).unwrap();
+        assert_ne!(free_port().unwrap(), listener.local_addr().unwrap().port());
+    }
 
     fn begin(program: &str, gradwired: &str) -> Begin {
         Begin {
