@@ -14,8 +14,8 @@
 //! fault.
 //!
 //! - [`events`]: what comes in and what goes out
-//! - [`starting`]: starting processes
-//! - [`ending`]: why the job ends, and stopping it
+//! - `starting`: starting processes
+//! - `ending`: why the job ends, and stopping it
 
 mod ending;
 pub mod events;
