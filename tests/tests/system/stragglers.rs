@@ -29,7 +29,7 @@ fn waits_for(launch: Launch, late: u32) {
     }
     let waits = "gradwire_coordinator_rank_wait_seconds";
     assert!(shown[&format!("{waits}_sum")] > 0.3, "{shown:?}");
-    // Those of less than a millisecond need not be reported.
+    // Waits of less than a millisecond need not be reported.
     assert!(shown[&format!("{waits}_count")] >= 10.0, "{shown:?}");
     job.allow("end");
     job.finish().assert_code(0);
