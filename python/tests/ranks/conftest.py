@@ -31,6 +31,18 @@ def several_ranks() -> None:
         pytest.skip("one rank exchanges nothing")
 
 
+@pytest.fixture
+def storages_move_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removes the pauses, because the tests create tensors more often than programs do."""
+    from gradwire.torch import _adopt
+
+    monkeypatch.setattr(_adopt, "LOOK_PAUSE", 0.0)
+    # Tests in other files may have started a pause.
+    monkeypatch.setattr(_adopt, "_look_from", 0.0)
+    # Large storages move as soon as small ones.
+    monkeypatch.setattr(_adopt, "AT_ONCE", 1 << 40)
+
+
 @pytest.fixture(params=["early", "late"])
 def sent(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Whether gradients are sent in the backward pass, or later and compared by value."""
