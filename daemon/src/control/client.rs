@@ -153,15 +153,15 @@ impl Session<'_> {
     ) -> usize {
         // Nothing is ready before the world has formed.
         let Some(registry) = &self.registry else { return 0 };
-        if !dispatcher.is_traced()
-            && let Some(operation) = registry.at_once(&announced)
-        {
-            if let Err(failure) = dispatcher.execute(Instruction::Start(operation)) {
-                self.job.report(failure);
+        let announcement = match registry.ready(announced, !dispatcher.is_traced()) {
+            registry::Ready::Announce(announcement) => announcement,
+            registry::Ready::AtOnce(operation) => {
+                if let Err(failure) = dispatcher.execute(Instruction::Start(operation)) {
+                    self.job.report(failure);
+                }
+                return 0;
             }
-            return 0;
-        }
-        let announcement = registry.announcement(announced);
+        };
         let bytes = announcement.encoded_len();
         ready.announcements.push(announcement);
         bytes

@@ -42,6 +42,14 @@ const MAX_SPECS: usize = 1024;
 const MAX_UNREGISTERED: usize = 1024;
 const MAX_UNREGISTERED_FLOWS: usize = 1 << 16;
 
+/// What follows once the local ranks have submitted a tensor.
+#[derive(Debug)]
+pub(crate) enum Ready {
+    Announce(pb::Announcement),
+    /// The coordinator need not order it.
+    AtOnce(Operation),
+}
+
 #[derive(Debug)]
 struct Registered {
     id: TensorId,
@@ -97,17 +105,23 @@ impl Registry {
         unchanged.then_some(known)
     }
 
-    /// The operation of an announced tensor that needs no order of the coordinator.
-    pub(crate) fn at_once(&self, announced: &Announced) -> Option<Operation> {
+    /// What follows once the local ranks have submitted a tensor. With `may_run`, an operation may
+    /// run at once.
+    pub(crate) fn ready(&self, announced: Announced, may_run: bool) -> Ready {
+        let registered = self.unchanged(&announced);
         // A wait of a local rank is reported to the coordinator, with the announcement.
         let waited = announced.latest.is_some_and(|latest| latest.waited >= SHORTEST_WAIT);
-        let known = self.unchanged(announced).filter(|_| !waited)?;
-        at_once::operation(announced, &known.agreement)
+        let at_once = registered
+            .filter(|_| may_run && !waited)
+            .and_then(|known| at_once::operation(&announced, &known.agreement));
+        at_once.map_or_else(
+            || Ready::Announce(self.announcement(announced, registered.is_some())),
+            Ready::AtOnce,
+        )
     }
 
     /// The message that announces a tensor: as short as its id allows.
-    pub(crate) fn announcement(&self, announced: Announced) -> pb::Announcement {
-        let unchanged = self.unchanged(&announced).is_some();
+    fn announcement(&self, announced: Announced, unchanged: bool) -> pb::Announcement {
         let Announced { key, variants, latest, .. } = announced;
         let known = self.by_key.get(&key);
         let tensor = known

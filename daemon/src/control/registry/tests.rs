@@ -38,6 +38,13 @@ fn announced(requests: &[Request]) -> Announced {
     Announced { key, variants, all_there: true, latest: None }
 }
 
+fn announcement(registry: &Registry, announced: Announced) -> pb::Announcement {
+    match registry.ready(announced, true) {
+        Ready::Announce(announcement) => announcement,
+        Ready::AtOnce(operation) => panic!("{operation:?} needs an order"),
+    }
+}
+
 /// The agreement of these ranks.
 fn agreed(ranks: &[u32], requests: &[Request]) -> pb::Agreed {
     let ranks: Vec<Rank> = ranks.iter().copied().map(Rank).collect();
@@ -105,18 +112,18 @@ fn refusal(registry: &mut Registry, operation: pb::Operation) -> String {
 fn a_registered_tensor_is_announced_by_its_id() {
     let mut registry = registry();
     let same = || announced(&[request(8), request(8)]);
-    let first = registry.announcement(same());
+    let first = announcement(&registry, same());
     assert_eq!(first.tensor, name("w"));
     assert_eq!(first.submitted.len(), 2);
     registry.instructions(execute(vec![registration(7, all(&request(8)))])).unwrap();
-    let second = registry.announcement(same());
+    let second = announcement(&registry, same());
     assert_eq!(second.tensor, id(7));
     assert!(second.submitted.is_empty());
-    let changed = registry.announcement(announced(&[request(8), request(9)]));
+    let changed = announcement(&registry, announced(&[request(8), request(9)]));
     assert_eq!(changed.submitted.len(), 2, "another shape is sent");
-    let partly = registry.announcement(announced(&[request(8)]));
+    let partly = announcement(&registry, announced(&[request(8)]));
     assert_eq!(partly.submitted.len(), 1, "not all local ranks take part");
-    let joined = registry.announcement(Announced { all_there: false, ..same() });
+    let joined = announcement(&registry, Announced { all_there: false, ..same() });
     assert_eq!(joined.submitted.len(), 2, "one of the ranks has joined since");
 }
 
@@ -130,12 +137,12 @@ fn an_evicted_id_is_not_used_any_more() {
     let last = pb::Execute { operations: vec![whole.clone()], ..evict(&[7]) };
     assert_eq!(registry.instructions(last).unwrap().len(), 1);
     assert!(refusal(&mut registry, whole).contains("id 7 was never registered"));
-    let again = registry.announcement(announced(&[request(8), request(8)]));
+    let again = announcement(&registry, announced(&[request(8), request(8)]));
     assert_eq!((again.tensor, again.submitted.len()), (name("w"), 2), "in full");
     // The ids that replaced it stay.
     let both = vec![registration(8, all(&request(8))), registration(9, all(&request(9)))];
     registry.instructions(pb::Execute { registrations: both, ..evict(&[8]) }).unwrap();
-    assert_eq!(registry.announcement(announced(&[request(9), request(9)])).tensor, id(9));
+    assert_eq!(announcement(&registry, announced(&[request(9), request(9)])).tensor, id(9));
 }
 
 #[test]
@@ -164,8 +171,8 @@ fn ranks_may_have_different_rows_under_an_id() {
     let rows = |rows| plain(Collective::Allgather, &[rows, 2]);
     let terms = agreed(&[0, 1, 2, 3, 4], &[1, 2, 3, 4, 5].map(rows));
     registry.instructions(execute(vec![registration(7, terms)])).unwrap();
-    assert!(registry.announcement(announced(&[rows(3), rows(4)])).submitted.is_empty());
-    assert_eq!(registry.announcement(announced(&[rows(4), rows(3)])).submitted.len(), 2);
+    assert!(announcement(&registry, announced(&[rows(3), rows(4)])).submitted.is_empty());
+    assert_eq!(announcement(&registry, announced(&[rows(4), rows(3)])).submitted.len(), 2);
 }
 
 #[test]
@@ -430,7 +437,7 @@ fn joined_ranks_do_not_affect_send_and_receive() {
     assert_eq!(started.route, Route::Move(NodeId(2), NodeId(1)));
     assert_eq!(started.members.here, [0]);
     let only = announced(std::slice::from_ref(&send));
-    assert!(registry.announcement(only).submitted.is_empty(), "the other one is not here");
+    assert!(announcement(&registry, only).submitted.is_empty(), "the other one is not here");
     let named = pb::Segment { agreed: Some(terms), ..segment(name("v"), 0, 0, 3) };
     assert!(refusal(&mut registry, of(&[4], named)).contains("absent"));
 }
