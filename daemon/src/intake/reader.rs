@@ -45,6 +45,9 @@ const TURN: usize = 256;
 /// How often the workers' heartbeats are checked.
 const CHECK: Duration = Duration::from_millis(100);
 
+/// The longest spin, whatever the setting: new workers and their heartbeats wait meanwhile (WAIT).
+const LONGEST_SPIN: Duration = Duration::from_millis(1);
+
 /// A worker's ring and heartbeats.
 #[derive(Debug)]
 pub(crate) struct Source {
@@ -156,7 +159,7 @@ impl Reader {
                     node.report_stalls(looked);
                 }
             }
-            let spin = node.config.spin;
+            let spin = node.config.spin.min(LONGEST_SPIN);
             drop(node);
             if came {
                 // Lets other tasks run, above all the sender of announcements.
