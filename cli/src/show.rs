@@ -91,13 +91,13 @@ mod tests {
     #[test]
     fn shown_keys_can_be_read_back() {
         let layers = Layers {
-            flags: vec!["data.lanes=4".into(), "node.rack=r\"1".into()],
+            flags: vec!["data.threads=4".into(), "node.rack=r\"1".into()],
             ..Layers::default()
         };
         let loaded = Settings::load(&layers).unwrap();
         let text = show(&loaded, true, false);
         assert_eq!(text.lines().count(), KEYS.len());
-        let line = text.lines().find(|line| line.starts_with("data.lanes = 4 ")).unwrap();
+        let line = text.lines().find(|line| line.starts_with("data.threads = 4 ")).unwrap();
         assert!(line.ends_with("# command line"), "{line}");
 
         let dir = tempfile::tempdir().unwrap();

@@ -74,18 +74,18 @@ fn a_dry_run_starts_nothing() {
 #[test]
 fn each_setting_is_shown_with_its_origin() {
     let place = Place::new();
-    fs::write(place.path().join("g.toml"), "[data]\nlanes = 3\nchunk_bytes = \"128KiB\"\n")
+    fs::write(place.path().join("g.toml"), "[data]\nthreads = 3\nchunk_bytes = \"128KiB\"\n")
         .unwrap();
     let mut command =
         place.gradwire(&["config", "show", "--config", "g.toml", "--set", "worker.spin_us=7"]);
-    command.env("GRADWIRE_DATA__LANES", "4");
+    command.env("GRADWIRE_DATA__THREADS", "4");
     let output = common::finish(command.spawn().unwrap());
     assert_eq!(output.code, Some(0), "{output:?}");
     let line = |key: &str| {
         let line = output.stdout.lines().find(|line| line.starts_with(key)).unwrap();
         line.split_whitespace().collect::<Vec<_>>().join(" ")
     };
-    assert_eq!(line("data.lanes"), "data.lanes = 4 # environment GRADWIRE_DATA__LANES");
+    assert_eq!(line("data.threads"), "data.threads = 4 # environment GRADWIRE_DATA__THREADS");
     assert_eq!(line("data.chunk_bytes"), "data.chunk_bytes = \"128KiB\" # file g.toml (internal)");
     assert_eq!(line("worker.spin_us"), "worker.spin_us = 7 # command line (internal)");
     assert_eq!(line("heartbeat.timeout_ms"), "heartbeat.timeout_ms = 3000 # default");

@@ -156,7 +156,7 @@ sections! {
     /// The connections between nodes that carry tensor bytes.
     Data {
         /// Data threads of a daemon; each has its own connections to each peer.
-        lanes: u32 = "data.lanes", Kind::Number { min: 1, max: 16 }, "2", "threads", User;
+        lanes: u32 = "data.lanes", Kind::Number { min: 1, max: 16 }, "2", "threads";
         /// How many threads of a daemon may reduce and publish tensors at once: its data.lanes, and
         /// helpers that do parts of large pieces. auto: one for each core that the daemon may use,
         /// but no more than make a reduction faster on this machine, and only the lanes on a node
