@@ -1,5 +1,5 @@
-//! The summary of an algorithm: `gradwire algorithms` prints it, and docs/algorithms.md has the
-//! same tables.
+//! The summary of an algorithm: `gradwire algorithms` prints it, and docs/algorithms.md has a
+//! table of parameters, costs and uses.
 
 use super::name::Values;
 use crate::bytes;
