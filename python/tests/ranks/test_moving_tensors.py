@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,9 @@ def test_threads_compute_while_a_storage_moves(monkeypatch: pytest.MonkeyPatch) 
         while not stop.is_set():
             others[at].add_(1)
             added[at] += 1
+            if added[at] % 10 == 0:
+                # A thread that never waits keeps the GIL from the ranks for most of the test.
+                time.sleep(0.001)
 
     threads = [threading.Thread(target=add, args=(at,)) for at in range(len(added))]
     for thread in threads:
