@@ -14,6 +14,7 @@ import pytest
 from launching import LAUNCHER, LIMIT, needs_torch
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+TRAINING = [sys.executable, str(EXAMPLES / "digits_horovod.py"), "--epochs", "4", "--batch", "48"]
 HOROVOD = "0.19.5"  # the last release whose source package contains the tests for PyTorch
 HOROVODS_TESTS = "f7897ae830048c16468112316538a5ad8f9bed3418d71a5a5726e21be69c97ff"
 # Expectations of those tests, and why Gradwire differs.
@@ -52,47 +53,41 @@ def accuracy(said: str) -> float:
     return float(re.findall(r"accuracy ([0-9.]+)", said)[0])
 
 
-def test_digits_train_alike_on_1_and_3_ranks() -> None:
+@pytest.fixture(scope="module")
+def alone() -> str:
+    """What the training says on a single rank."""
     pytest.importorskip("torch")
-    words = [sys.executable, str(EXAMPLES / "digits_horovod.py"), "--epochs", "4", "--batch", "48"]
-    one, three = run(words), run([LAUNCHER, "run", "-H", "127.0.0.1:2,127.0.0.2:1", "--", *words])
-    assert len(losses(one)) == len(losses(three)) == 4, (one, three)
+    return run(TRAINING)
+
+
+def on_three(*flags: str) -> str:
+    """What the training says on three ranks, which must have the same bits (SAME)."""
+    said = run([LAUNCHER, "run", "-H", "127.0.0.1:2,127.0.0.2:1", *flags, "--", *TRAINING])
+    assert "the same bits on 3 of 3 ranks" in said, said
+    return said
+
+
+def test_digits_train_alike_on_1_and_3_ranks(alone: str) -> None:
+    three = on_three()
+    assert len(losses(alone)) == len(losses(three)) == 4, (alone, three)
     # The parts of three ranks form the same batches, so the training is the same.
-    assert losses(one) == pytest.approx(losses(three), abs=1e-5), (one, three)
-    assert losses(one)[3] < losses(one)[0] / 2, one
-    assert min(accuracy(one), accuracy(three)) > 0.8, (one, three)
-    # SAME
-    assert "the same bits on 3 of 3 ranks" in three, three
+    assert losses(alone) == pytest.approx(losses(three), abs=1e-5), (alone, three)
+    assert losses(alone)[3] < losses(alone)[0] / 2, alone
+    assert min(accuracy(alone), accuracy(three)) > 0.8, (alone, three)
 
 
 @pytest.mark.parametrize("compression", ["int8", "fp8"])
-def test_digits_are_as_accurate_in_eight_bits(compression: str) -> None:
+def test_digits_are_as_accurate_in_eight_bits(compression: str, alone: str) -> None:
+    said = on_three("--set", f"data.compression={compression}")
+    assert losses(said)[1:] != losses(alone)[1:], "most of the parameters are in one large tensor"
+    assert losses(said) == pytest.approx(losses(alone), rel=0.1, abs=0.02), (said, alone)
+    assert accuracy(said) >= accuracy(alone) - 0.02, (said, alone)
+
+
+def test_digits_with_the_hook_of_ddp() -> None:
+    """With any PyTorch; `test_examples_of_groups.py` has all styles with the newest one."""
     pytest.importorskip("torch")
-    words = [sys.executable, str(EXAMPLES / "digits_horovod.py"), "--epochs", "4", "--batch", "48"]
-    whole = run(words)
-    job = [LAUNCHER, "run", "-H", "127.0.0.1:2,127.0.0.2:1", "--set"]
-    said = run([*job, f"data.compression={compression}", "--", *words])
-    assert losses(said)[1:] != losses(whole)[1:], "most of the parameters are in one large tensor"
-    assert losses(said) == pytest.approx(losses(whole), rel=0.1, abs=0.02), (said, whole)
-    assert accuracy(said) >= accuracy(whole) - 0.02, (said, whole)
-    # SAME
-    assert "the same bits on 3 of 3 ranks" in said, said
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["digits_ddp.py"],
-        ["digits_ddp.py", "--hook"],
-        ["digits_fsdp2.py"],
-        ["digits_torch_distributed.py"],
-    ],
-    ids=" ".join,
-)
-def test_digits_in_other_styles(words: list[str]) -> None:
-    if "--hook" not in words:
-        needs_torch(2, 15, why="older releases do not find the backend by themselves")
-    program = [sys.executable, str(EXAMPLES / words[0]), "--epochs", "5", *words[1:]]
+    program = [sys.executable, str(EXAMPLES / "digits_ddp.py"), "--epochs", "5", "--hook"]
     said = run([LAUNCHER, "run", "-H", "127.0.0.1:1,127.0.0.2:1", "--", *program])
     assert len(losses(said)) == 5 and losses(said)[4] < losses(said)[0] / 2, said
     assert accuracy(said) > 0.7, said
