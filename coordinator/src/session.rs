@@ -42,6 +42,8 @@ pub(crate) struct SessionContext {
     pub(crate) inbox: mpsc::Sender<Inbound>,
     pub(crate) secret: Secret,
     pub(crate) join_timeout: Duration,
+    /// The epoch, for challenges.
+    pub(crate) epoch: u64,
     pub(crate) traces: Arc<Traces>,
     /// Runs one task for each stream.
     pub(crate) sessions: TaskTracker,
@@ -139,6 +141,7 @@ where
             nonce: nonce.to_vec(),
             protocol: PROTOCOL,
             version: VERSION.to_owned(),
+            epoch: self.context.epoch,
         };
         let _ = outbox.try_send(Ok(convert::message(Message::Challenge(challenge))));
         let limit = self.context.join_timeout;
@@ -163,6 +166,7 @@ where
             rack: &join.rack,
             metrics_address: &join.metrics_address,
             line_mbit: join.line_mbit,
+            epoch: join.epoch,
         };
         let proven = join.nonce.len() == auth::NONCE_BYTES
             && self.context.secret.verify(&claim, &join.proof);

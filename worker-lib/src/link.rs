@@ -229,6 +229,7 @@ pub(crate) fn attach(
         job: job.to_owned(),
         local_rank,
         pid: std::process::id(),
+        worker: None,
         proof: launch.secret.prove(&claim).to_vec(),
     };
     send(&stream, worker_message::Message::Attach(attach), Some(control))

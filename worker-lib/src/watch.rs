@@ -113,7 +113,12 @@ fn watch(shared: &Shared, request: &mpsc::Sender<(Request, pb::Allocate)>) {
                     return shared.finish_stopped(Ending::Failed(failure.into()));
                 }
                 Message::Detached(_) => break Ending::Finished,
-                Message::Challenge(_) | Message::Attached(_) | Message::Refused(_) => {
+                // Only elastic jobs get it; nothing reads it yet.
+                Message::Changed(_) => {}
+                Message::Challenge(_)
+                | Message::Attached(_)
+                | Message::Refused(_)
+                | Message::Later(_) => {
                     break Ending::Failed(Failure::new(
                         FailureKind::Protocol,
                         "the daemon greeted a second time",

@@ -230,8 +230,12 @@ fn receive(stream: &UnixStream) -> Option<(worker_message::Message, Vec<OwnedFd>
 fn serve(world: &World, secret: &Secret, stream: Arc<UnixStream>) {
     stream.set_nonblocking(false).unwrap();
     let nonce = auth::nonce().to_vec();
-    let challenge =
-        pb::Challenge { nonce: nonce.clone(), protocol: PROTOCOL, version: "test".into() };
+    let challenge = pb::Challenge {
+        nonce: nonce.clone(),
+        protocol: PROTOCOL,
+        version: "test".into(),
+        epoch: 0,
+    };
     say(&stream, Message::Challenge(challenge), None);
     let Some((worker_message::Message::Attach(attach), mut fds)) = receive(&stream) else { return };
     let rank = attach.local_rank;
