@@ -243,7 +243,10 @@ def init(
                 kind="invalid",
             )
         try:
-            made.barrier(name="init").wait()
+            # An elastic job has compared its ranks already, and in a later epoch only newcomers
+            # are here.
+            if not getattr(made, "elastic", False):
+                made.barrier(name="init").wait()
         except BaseException as error:
             if isinstance(error, GradwireError):
                 # All ranks see this error themselves: this rank must not look like the cause.
@@ -300,6 +303,20 @@ def _detach() -> _native.Session | None:
     return ended
 
 
+def renew() -> None:
+    """Reads again what depends on the ranks of the job, after they have changed."""
+    native = session()
+    _variables.restore()
+    _variables.set_for(native)
+    global_process_set._registered(native.global_process_set())
+    known = [one for one in _sets.values() if one._native is not None]
+    _sets.clear()
+    for process_set in known:
+        assert process_set._native is not None
+        process_set._registered(process_set._native)
+        _sets[process_set._native.id] = process_set
+
+
 def is_initialized() -> bool:
     """Returns whether this process is a rank, or was forked from one.
 
@@ -312,6 +329,11 @@ def is_initialized() -> bool:
 def is_rank() -> bool:
     """Returns whether this process itself is a rank and can run collectives."""
     return _session is not None and _process == os.getpid()
+
+
+def is_elastic() -> bool:
+    """Returns whether this process is a rank of a job that may change its ranks."""
+    return is_rank() and getattr(_session, "elastic", False)
 
 
 def mark_step() -> None:
