@@ -72,6 +72,7 @@ from gradwire._ops import (
     synchronize,
 )
 from gradwire._run import run
+from gradwire._stopping import should_stop
 from gradwire._timeline import start_timeline, stop_timeline
 from gradwire._world import (
     ProcessSet,
@@ -158,6 +159,7 @@ __all__ = [
     "run",
     "scatter",
     "send",
+    "should_stop",
     "shutdown",
     "size",
     "start_timeline",
