@@ -20,6 +20,7 @@ use gradwire_shm::{
 #[cfg(doc)]
 use crate::error::GradwireError;
 use crate::{
+    epoch::Membership,
     error::Result,
     launch::{Launch, bad},
     link, panics,
@@ -211,7 +212,8 @@ impl SessionBuilder {
             any_thread,
             check_gradients: tuning.checks.gradients,
         };
-        Ok(Session::new(shared, arena, world, job, process, threads, limits))
+        let membership = Membership::new(shared, world, threads);
+        Ok(Session::new(membership, arena, job, process, limits))
     }
 }
 

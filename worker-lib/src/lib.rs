@@ -117,6 +117,7 @@ mod background;
 mod builder;
 mod collectives;
 mod element;
+mod epoch;
 mod error;
 mod exchange;
 mod futures;
