@@ -103,7 +103,8 @@ impl Session {
     /// buffers ([`Session::may_adopt`]). The memory is unchanged in any case.
     ///
     /// # Safety
-    /// - Nobody writes to the memory during the call, nor uses `fd` or the file behind it.
+    /// - Nobody writes to the memory during the call, nor uses `fd` or the file behind it. The same
+    ///   holds for the memory during [`Session::rejoin`]; nobody unmaps it then, either.
     /// - While an operation on the buffer or a part of it is in flight, or its address is
     ///   dereferenced, the addresses stay mapped and belong to nobody else. An `owner` that unmaps
     ///   them on drop ensures this.

@@ -7,11 +7,15 @@
 //! one.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
-use gradwire_proto::{Ending, pb::worker_message::Message};
+use gradwire_proto::{
+    Ending, Failure, FailureKind, Rank,
+    pb::{self, worker_message::Message},
+};
+use gradwire_shm::arena::Arena;
 use parking_lot::Mutex;
 
 use crate::{
@@ -19,7 +23,7 @@ use crate::{
     link::World,
     naming::Names,
     process_set::ProcessSets,
-    shared::{FAREWELL, Shared},
+    shared::{FAREWELL, Shared, gives_up},
     watch::Threads,
 };
 
@@ -29,15 +33,53 @@ pub(crate) struct Membership {
     pub(crate) world: World,
     pub(crate) names: Mutex<Names>,
     pub(crate) sets: Mutex<ProcessSets>,
+    /// In an elastic job, once the ranks know each other: the workers, by rank.
+    pub(crate) workers: OnceLock<Vec<u32>>,
     threads: Mutex<Option<Threads>>,
 }
 
 impl Membership {
-    /// The membership of a process that has attached.
-    pub(crate) fn new(shared: Arc<Shared>, world: World, threads: Threads) -> Self {
+    /// The membership of a process that has attached. Starts its threads; a daemon without a
+    /// heartbeat for `silence` is lost.
+    pub(crate) fn start(
+        shared: Arc<Shared>,
+        world: World,
+        arena: &Arena,
+        silence: Duration,
+    ) -> Result<Self> {
+        let threads = Threads::start(&shared, arena, silence).inspect_err(|error| {
+            // TELL: other ranks already depend on this one, and would not learn the reason.
+            let _ = shared.send(Message::GiveUp(gives_up(error.to_string(), None)), None);
+            shared.hang_up();
+        })?;
         let sets = Mutex::new(ProcessSets::new(world.size, world.rank));
-        let (threads, names) = (Mutex::new(Some(threads)), Mutex::default());
-        Self { shared, world, names, sets, threads }
+        let (threads, names, workers) =
+            (Mutex::new(Some(threads)), Mutex::default(), OnceLock::new());
+        Ok(Self { shared, world, names, sets, workers, threads })
+    }
+
+    /// The number of a rank as a worker. If the ranks never change, both numbers are the same.
+    pub(crate) fn worker(&self, rank: u32) -> u32 {
+        let worker = self.workers.get().and_then(|workers| workers.get(rank as usize));
+        worker.copied().unwrap_or(rank)
+    }
+
+    /// Leaves an epoch that goes on, for the next one.
+    pub(crate) fn leave(&self) {
+        let what = format!("it has left epoch {} to join the next one", self.world.epoch.0);
+        let left = Failure::new(FailureKind::RankLeft, what).rank(Rank(self.world.rank));
+        // Calls of other threads fail with it.
+        self.shared.will_end(left);
+        // An error is the end of the epoch, too.
+        let _ = self.end(Message::Detach(pb::Detach {}));
+    }
+
+    /// Ends the threads after the end of the epoch.
+    pub(crate) fn close(&self) {
+        if let Some(threads) = self.threads.lock().take() {
+            self.shared.finish(Ending::Finished);
+            threads.join(&self.shared);
+        }
     }
 
     /// Ends the membership with a last message.

@@ -5,12 +5,15 @@
 //! needed. The members themselves, which are processes, never change: a set without one of them is
 //! gone for good.
 
-use std::{collections::HashMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use gradwire_proto::ProcessSetId;
 use parking_lot::RwLock;
 
-use crate::error::{GradwireError, Result};
+use crate::{
+    error::{GradwireError, Result},
+    formation::{Formation, KnownSet},
+};
 
 /// A group of ranks: all ranks, or a set from [`crate::Session::add_process_set`]. Cheap to clone.
 /// Ranks keep their numbers in it: a root is always a rank of the whole job.
@@ -33,6 +36,16 @@ impl Members {
         let ranks = ranks.into();
         let position = ranks.binary_search(&rank).ok();
         Self { id: id.0, ranks, position, gone: None }
+    }
+
+    /// The same set after an epoch in which it did not come back, because this worker is missing.
+    fn gone(&self, missing: Option<u32>) -> Self {
+        let why = match missing {
+            Some(worker) => format!("worker {worker}, one of its members, is lost or has left"),
+            None => "it was being created or removed when an epoch ended".to_owned(),
+        };
+        let gone = Some(format!("{self} does not exist any more: {why}; create another one"));
+        Self { id: self.id, ranks: self.ranks.clone(), position: self.position, gone }
     }
 
     pub(crate) fn number(&self) -> ProcessSetId {
@@ -79,6 +92,11 @@ impl fmt::Display for Members {
 impl ProcessSet {
     pub(crate) fn new(members: Members) -> Self {
         Self(Arc::new(RwLock::new(Arc::new(members))))
+    }
+
+    /// From now on it has other numbers.
+    fn change(&self, members: Members) {
+        *self.0.write() = Arc::new(members);
     }
 
     /// Its number and members at this moment.
@@ -138,18 +156,26 @@ impl fmt::Debug for ProcessSet {
     }
 }
 
-/// The process sets of a session.
+/// A process set, and what the ranks of the next epoch need to know of it.
+#[derive(Debug, Clone)]
+struct Entry {
+    set: ProcessSet,
+    known: KnownSet,
+}
+
+/// The process sets of a session in one epoch.
 #[derive(Debug)]
 pub(crate) struct ProcessSets {
     all: ProcessSet,
-    others: HashMap<u32, ProcessSet>,
+    /// By their numbers in this epoch.
+    others: BTreeMap<u32, Entry>,
 }
 
 impl ProcessSets {
     /// The initial sets of rank `rank` in a job of `size` ranks: only the set of all ranks.
     pub(crate) fn new(size: u32, rank: u32) -> Self {
         let all = Members::new(ProcessSetId::GLOBAL, (0..size).collect::<Vec<_>>(), rank);
-        Self { all: ProcessSet::new(all), others: HashMap::new() }
+        Self { all: ProcessSet::new(all), others: BTreeMap::new() }
     }
 
     /// The set of all ranks.
@@ -158,9 +184,45 @@ impl ProcessSets {
     }
 
     /// Adds a new set; false if its number is taken.
-    pub(crate) fn add(&mut self, set: ProcessSet) -> bool {
+    pub(crate) fn add(&mut self, set: ProcessSet, known: KnownSet) -> bool {
         let id = set.id();
-        id != 0 && self.others.insert(id, set).is_none()
+        id != 0 && self.others.insert(id, Entry { set, known }).is_none()
+    }
+
+    /// What the ranks of the next epoch need to know of the sets.
+    pub(crate) fn known(&self) -> Vec<KnownSet> {
+        self.others.values().map(|entry| entry.known.clone()).collect()
+    }
+
+    /// The sets of the next epoch, in which rank `rank` of `size` is this one. `back` are those
+    /// that come back, with their new numbers. The program's values are used again.
+    pub(crate) fn renewed(
+        &self,
+        (size, rank): (u32, u32),
+        formation: &Formation,
+        back: &[(KnownSet, ProcessSetId)],
+    ) -> Self {
+        let all = (0..size).collect::<Vec<_>>();
+        self.all.change(Members::new(ProcessSetId::GLOBAL, all, rank));
+        let mut renewed = Self { all: self.all.clone(), others: BTreeMap::new() };
+        for (known, id) in back {
+            let members = Members::new(*id, formation.ranks_of(known), rank);
+            let own = self.others.values().find(|entry| entry.known == *known);
+            let set = match own {
+                Some(Entry { set, .. }) => {
+                    set.change(members);
+                    set.clone()
+                }
+                None => ProcessSet::new(members),
+            };
+            renewed.others.insert(id.0, Entry { set, known: known.clone() });
+        }
+        for Entry { set, known } in self.others.values() {
+            if back.iter().all(|(other, _)| other != known) {
+                set.change(set.now().gone(formation.missing(known)));
+            }
+        }
+        renewed
     }
 
     /// Forgets a set.
@@ -171,7 +233,8 @@ impl ProcessSets {
     /// Refuses a set that does not exist.
     pub(crate) fn check(&self, set: &ProcessSet) -> Result<Arc<Members>> {
         let members = set.now();
-        if *set == self.all || self.others.get(&members.id) == Some(set) {
+        let is_here = self.others.get(&members.id).is_some_and(|entry| entry.set == *set);
+        if *set == self.all || is_here {
             return Ok(members);
         }
         let text = members.gone.clone().unwrap_or_else(|| {
@@ -218,8 +281,9 @@ mod tests {
         let mine = set_of(1, [0, 2].into(), 2);
         let theirs = set_of(2, [0, 1].into(), 2);
         assert!(sets.of_member(Some(&mine)).is_err());
-        assert!(sets.add(mine.clone()) && sets.add(theirs.clone()) && !sets.add(mine.clone()));
-        assert!(!sets.add(sets.all()));
+        let known = |id| KnownSet { epoch: 1, id, workers: vec![0, 2] };
+        assert!(sets.add(mine.clone(), known(1)) && sets.add(theirs.clone(), known(2)));
+        assert!(!sets.add(mine.clone(), known(1)) && !sets.add(sets.all(), known(0)));
         assert_eq!(sets.of_member(Some(&mine)).unwrap(), mine.now());
         assert_eq!(*sets.of_member(None).unwrap().ranks, [0, 1, 2, 3]);
         let error = sets.of_member(Some(&theirs)).unwrap_err().to_string();

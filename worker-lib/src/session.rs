@@ -1,7 +1,7 @@
 //! A rank's membership in a job.
 
 use std::{
-    fmt,
+    fmt, mem,
     net::SocketAddr,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
@@ -13,19 +13,21 @@ use gradwire_proto::{
     pb::{self, worker_message::Message},
 };
 use gradwire_shm::arena::{self, Arena};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::{
     background::Background,
     element::Element,
     epoch::Membership,
     error::{GradwireError, Result},
+    formation::Past,
     gate::{Bar, Gate},
     link::{Node, World},
     memory::{Buffer, Memory, Payload, SharedBuffer, Tensor},
     panics,
     process_set::ProcessSet,
-    shared::{Shared, gives_up},
+    rejoin::Elastic,
+    shared::{Counts, Shared, gives_up},
     sizes,
 };
 
@@ -46,6 +48,10 @@ pub struct Session {
 
 struct Inner {
     current: RwLock<Arc<Membership>>,
+    /// In an elastic job: what leads to the next epoch.
+    elastic: Option<Elastic>,
+    past: Mutex<Past>,
+    counts: Arc<Counts>,
     arena: Arena,
     job: JobId,
     /// The process that owns the threads and the connection.
@@ -123,14 +129,17 @@ impl Session {
     /// The session of a process that has attached.
     pub(crate) fn new(
         membership: Membership,
+        elastic: Option<Elastic>,
+        counts: Arc<Counts>,
         arena: Arena,
         job: JobId,
         process: u32,
         limits: Limits,
     ) -> Self {
         let current = RwLock::new(Arc::new(membership));
-        let background = Background::default();
-        let inner = Inner { current, arena, job, process, limits, background };
+        let (past, background) = (Mutex::default(), Background::default());
+        let inner =
+            Inner { current, elastic, past, counts, arena, job, process, limits, background };
         Self { inner: Arc::new(inner), pinned: None, gate: None, limit: None }
     }
 
@@ -142,6 +151,27 @@ impl Session {
     /// The same rank in one epoch: what this clone does never reaches another one.
     pub(crate) fn pinned_to(&self, membership: Arc<Membership>) -> Self {
         Self { pinned: Some(membership), ..self.clone() }
+    }
+
+    /// The next epoch has formed.
+    pub(crate) fn replace_membership(&self, next: Arc<Membership>) {
+        let old = mem::replace(&mut *self.inner.current.write(), next);
+        drop(old); // without the lock
+    }
+
+    /// What leads to the next epoch; `None` if the job is not elastic.
+    pub(crate) fn elastic(&self) -> Option<&Elastic> {
+        self.inner.elastic.as_ref()
+    }
+
+    /// What this rank remembers from earlier epochs.
+    pub(crate) fn past(&self) -> MutexGuard<'_, Past> {
+        self.inner.past.lock()
+    }
+
+    /// What this session counts over all epochs.
+    pub(crate) fn counts(&self) -> &Arc<Counts> {
+        &self.inner.counts
     }
 
     /// The membership of what this clone does.
@@ -254,7 +284,8 @@ impl Session {
     pub fn stats(&self) -> Stats {
         let shared = self.shared();
         let (operations, in_flight, [bytes, copied_bytes]) = shared.counts();
-        let [sparse_rows, sparse_dense] = shared.sparse.each_ref().map(|count| count.load(Relaxed));
+        let [sparse_rows, sparse_dense] =
+            shared.counts.sparse.each_ref().map(|count| count.load(Relaxed));
         let arena = self.inner.arena.stats().into();
         Stats { operations, in_flight, bytes, copied_bytes, sparse_rows, sparse_dense, arena }
     }
@@ -335,6 +366,9 @@ impl Session {
     /// did not answer within 5 s.
     pub fn shutdown(&self) -> Result<()> {
         self.check_process()?;
+        if let Some(elastic) = self.elastic() {
+            elastic.close();
+        }
         self.membership().end(Message::Detach(pb::Detach {}))
     }
 
@@ -375,7 +409,7 @@ impl Session {
 
     /// Counts a sparse allreduce.
     pub(crate) fn count_sparse(&self, dense: bool) {
-        self.shared().sparse[usize::from(dense)].fetch_add(1, Relaxed);
+        self.counts().sparse[usize::from(dense)].fetch_add(1, Relaxed);
     }
 
     /// The largest object that this rank may send, in bytes.
@@ -383,13 +417,23 @@ impl Session {
         self.inner.limits.object_bytes
     }
 
-    /// Refuses memory of other sessions: here its places belong to other tensors.
-    pub(crate) fn check_memory<'a>(&self, all: impl IntoIterator<Item = &'a Memory>) -> Result<()> {
-        if all.into_iter().all(|memory| memory.is_in(&self.inner.arena)) {
+    /// Refuses memory of other sessions: here its places belong to other tensors. Also refuses
+    /// memory that the daemon does not have.
+    pub(crate) fn check_memory<'a>(
+        &self,
+        all: impl IntoIterator<Item = &'a Memory, IntoIter: Clone>,
+    ) -> Result<()> {
+        let all = all.into_iter();
+        let text = if !all.clone().all(|memory| memory.is_in(&self.inner.arena)) {
+            "a tensor belongs to another session, perhaps one that was shut down; create a tensor \
+             with this session and copy the values"
+        } else if all.clone().any(Memory::is_retired) {
+            "the memory of a tensor could not be kept in this epoch of the job, because a GPU's \
+             driver uses it or the program has unmapped it; create another tensor and copy the \
+             values"
+        } else {
             return Ok(());
-        }
-        let text = "a tensor belongs to another session, perhaps one that was shut down; create a \
-                    tensor with this session and copy the values";
+        };
         Err(GradwireError::Invalid(text.to_owned()))
     }
 

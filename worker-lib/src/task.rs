@@ -199,6 +199,9 @@ impl Parts {
             GradwireError::Failed(failure) if is_part(&failure.tensor) => {
                 GradwireError::Failed(self.named(failure))
             }
+            GradwireError::Recoverable(failure) if is_part(&failure.tensor) => {
+                GradwireError::Recoverable(self.named(failure))
+            }
             other => other,
         }
     }
@@ -280,8 +283,10 @@ impl Session {
         if let Err(error) = &result {
             match error {
                 // All ranks receive the same error.
-                GradwireError::Failed(_) | GradwireError::Closed | GradwireError::Forked { .. } => {
-                }
+                GradwireError::Failed(_)
+                | GradwireError::Recoverable(_)
+                | GradwireError::Closed
+                | GradwireError::Forked { .. } => {}
                 error => {
                     let what = format!("it could not continue '{}': {error}", parts.name());
                     let kind = match error {

@@ -6,6 +6,7 @@ use super::{Call, Finished, Started, Target};
 use crate::{
     epoch::Membership,
     error::{GradwireError, Result},
+    formation::KnownSet,
     handle::Handle,
     options::{BarrierOptions, Common, JoinOptions},
     process_set::{Members, ProcessSet},
@@ -178,6 +179,8 @@ impl Membership {
         };
         let id = u32::try_from(finished.aux).map_err(|_| refused())?;
         let set = ProcessSet::new(Members::new(ProcessSetId(id), ranks, self.world.rank));
-        if self.sets.lock().add(set.clone()) { Ok(set) } else { Err(refused()) }
+        let workers = ranks.iter().map(|rank| self.worker(*rank)).collect();
+        let known = KnownSet { epoch: self.world.epoch.0, id, workers };
+        if self.sets.lock().add(set.clone(), known) { Ok(set) } else { Err(refused()) }
     }
 }
