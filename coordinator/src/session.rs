@@ -139,6 +139,7 @@ where
             nonce: nonce.to_vec(),
             protocol: PROTOCOL,
             version: VERSION.to_owned(),
+            epoch: 0,
         };
         let _ = outbox.try_send(Ok(convert::message(Message::Challenge(challenge))));
         let limit = self.context.join_timeout;
@@ -163,6 +164,7 @@ where
             rack: &join.rack,
             metrics_address: &join.metrics_address,
             line_mbit: join.line_mbit,
+            epoch: join.epoch,
         };
         let proven = join.nonce.len() == auth::NONCE_BYTES
             && self.context.secret.verify(&claim, &join.proof);

@@ -127,6 +127,13 @@ pub fn kill(pid: u32) {
     }
 }
 
+/// Sends a signal to the process group of a child that has not been reaped yet.
+pub fn signal_group(pid: u32, signal: Signal) {
+    if let Some(group) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        let _ = kill_process_group(group, signal);
+    }
+}
+
 /// Kills a process group, in a destructor, and waits until no member is alive: the system takes a
 /// moment to end a killed process.
 pub fn kill_group(group: Pid) {

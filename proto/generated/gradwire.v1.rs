@@ -434,6 +434,9 @@ pub struct Challenge {
     /// the coordinator's release, for the text of a refusal
     #[prost(string, tag = "3")]
     pub version: ::prost::alloc::string::String,
+    /// in an elastic job: the epoch of the sender; otherwise 0
+    #[prost(uint64, tag = "4")]
+    pub epoch: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Join {
@@ -469,6 +472,9 @@ pub struct Join {
     /// rate of its line in Mbit/s; 0 if it is not known
     #[prost(uint32, tag = "12")]
     pub line_mbit: u32,
+    /// in an elastic job: the epoch for which this daemon was started
+    #[prost(uint64, tag = "13")]
+    pub epoch: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct World {
@@ -1371,7 +1377,10 @@ pub mod worker_message {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DaemonMessage {
-    #[prost(oneof = "daemon_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
+    #[prost(
+        oneof = "daemon_message::Message",
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12"
+    )]
     pub message: ::core::option::Option<daemon_message::Message>,
 }
 /// Nested message and enum types in `DaemonMessage`.
@@ -1398,6 +1407,10 @@ pub mod daemon_message {
         SegmentRefused(super::SegmentRefused),
         #[prost(message, tag = "10")]
         Completed(super::Completed),
+        #[prost(message, tag = "11")]
+        Later(super::Later),
+        #[prost(message, tag = "12")]
+        Changed(super::MembershipChanged),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1412,8 +1425,13 @@ pub struct Attach {
     pub local_rank: u32,
     #[prost(uint32, tag = "5")]
     pub pid: u32,
+    /// over local_rank, or over worker if that is present
     #[prost(bytes = "vec", tag = "6")]
     pub proof: ::prost::alloc::vec::Vec<u8>,
+    /// In an elastic job: the number that the launcher gave to this process. Then local_rank is
+    /// ignored.
+    #[prost(uint32, optional, tag = "7")]
+    pub worker: ::core::option::Option<u32>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Attached {
@@ -1499,6 +1517,20 @@ pub struct GiveUp {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Detached {}
+/// This epoch does not include the worker, or it ends before it has begun. The worker connects again
+/// until a daemon attaches it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Later {}
+/// The launcher wants to change the membership of the job. May come several times in an epoch.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MembershipChanged {
+    /// there are processes that wait for the next epoch
+    #[prost(bool, tag = "1")]
+    pub added: bool,
+    /// some processes or hosts should leave
+    #[prost(bool, tag = "2")]
+    pub removed: bool,
+}
 /// The results of this submission differ from what the worker could expect (Agreed::is_expected).
 /// The worker allocates memory for them and answers with the places. The operation runs once every
 /// local rank has answered.

@@ -32,10 +32,12 @@ pub enum Claim<'a> {
         rack: &'a str,
         metrics_address: &'a str,
         line_mbit: u32,
+        epoch: u64,
     },
     /// The coordinator answers a node's join; `nonce` is the node's.
     World { nonce: &'a [u8], job: &'a str, epoch: u64 },
-    /// A worker attaches to its node's daemon; `challenge` is the daemon's nonce.
+    /// A worker attaches to its node's daemon; `challenge` is the daemon's nonce. In an elastic job
+    /// `local_rank` is the number of the worker in the job.
     Attach { challenge: &'a [u8], job: &'a str, local_rank: u32 },
     /// The dialling side of a data connection; `hello` is its description of itself.
     DataDialler { challenge: &'a [u8], hello: &'a [u8] },
@@ -61,6 +63,7 @@ impl Claim<'_> {
                 rack,
                 metrics_address,
                 line_mbit,
+                epoch,
             } => each(&[
                 b"gradwire join",
                 challenge,
@@ -73,6 +76,7 @@ impl Claim<'_> {
                 rack.as_bytes(),
                 metrics_address.as_bytes(),
                 &line_mbit.to_le_bytes(),
+                &epoch.to_le_bytes(),
             ]),
             Self::World { nonce, job, epoch } => {
                 each(&[b"gradwire world", nonce, job.as_bytes(), &epoch.to_le_bytes()]);

@@ -131,6 +131,26 @@ impl Failure {
         }
     }
 
+    /// Whether an elastic job can go on without the part that failed: a process, a host or a
+    /// connection is lost. What the program itself did wrong would fail in the same way again.
+    pub fn is_recoverable(&self) -> bool {
+        match self.kind {
+            FailureKind::WorkerLost
+            | FailureKind::NodeLost
+            | FailureKind::ConnectionLost
+            | FailureKind::CoordinatorLost
+            | FailureKind::RankLeft => true,
+            // Otherwise every rank may be there, and one of them does not make the call.
+            FailureKind::Timeout => self.rank.is_some(),
+            FailureKind::Disagreement
+            | FailureKind::Invalid
+            | FailureKind::Protocol
+            | FailureKind::Resource
+            | FailureKind::Cancelled
+            | FailureKind::Internal => false,
+        }
+    }
+
     /// Adds what to do about it.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
@@ -262,6 +282,16 @@ mod tests {
              look for the out-of-memory killer in dmesg"
         );
         assert_eq!(Failure::from(pb::Failure::from(failure.clone())), failure);
+    }
+
+    #[test]
+    fn only_losses_are_recoverable() {
+        let late = Failure::new(FailureKind::Timeout, "it has not joined the job");
+        assert!(!late.is_recoverable() && late.rank(Rank(1)).is_recoverable());
+        let recoverable = |kind: &&FailureKind| Failure::new(**kind, "what").is_recoverable();
+        let kinds: Vec<_> = FailureKind::ALL.iter().filter(recoverable).map(|k| k.name()).collect();
+        let lost = ["worker_lost", "node_lost", "connection_lost", "coordinator_lost", "rank_left"];
+        assert_eq!(kinds, lost);
     }
 
     #[test]

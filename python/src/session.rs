@@ -174,7 +174,7 @@ impl Session {
 
     /// The name of this rank's node.
     #[getter]
-    fn host(&self) -> &str {
+    fn host(&self) -> String {
         self.inner.host()
     }
 
@@ -193,8 +193,8 @@ impl Session {
     /// The nodes in the order of their ranks: host, first rank, number of ranks.
     #[getter]
     fn nodes(&self) -> Vec<(String, u32, u32)> {
-        let nodes = self.inner.nodes().iter();
-        nodes.map(|node| (node.host.clone(), node.first_rank, node.slots)).collect()
+        let nodes = self.inner.nodes().into_iter();
+        nodes.map(|node| (node.host, node.first_rank, node.slots)).collect()
     }
 
     /// Returns counters of this rank's operations.

@@ -8,7 +8,7 @@ use std::{net::SocketAddr, ops::Deref, time::Duration};
 
 use gradwire_collectives::Rules;
 use gradwire_keys::{
-    AddressRange, Checked, Checks, Key, Kind, Start, Worker,
+    AddressRange, Checked, Checks, Elastic, Key, Kind, Start, Worker,
     section::{Field, Values},
     sections,
 };
@@ -385,6 +385,8 @@ settings! {
     launch: Launch;
     /// The start of a job.
     start: Start;
+    /// Elastic jobs.
+    elastic: Elastic;
 }
 
 /// The number of keys.

@@ -166,13 +166,14 @@ pub fn attach(
         job: cluster.job().to_string(),
         local_rank,
         pid: std::process::id(),
+        worker: None,
         proof: Vec::new(),
     };
     spoil(&mut attach);
     let claim = Claim::Attach {
         challenge: &challenge.nonce,
         job: &attach.job,
-        local_rank: attach.local_rank,
+        local_rank: attach.worker.unwrap_or(attach.local_rank),
     };
     if attach.proof.is_empty() {
         attach.proof = cluster.secret().prove(&claim).to_vec();

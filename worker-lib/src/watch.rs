@@ -2,7 +2,6 @@
 //! and checks the daemon's, and `gw-results` allocates memory for results. `adopted` has another.
 
 use std::{
-    net::Shutdown,
     sync::{
         Arc,
         mpsc::{self, RecvTimeoutError},
@@ -22,7 +21,7 @@ use crate::{
     error::GradwireError,
     link::{self, LinkError},
     results,
-    shared::{Shared, Unwatched},
+    shared::{Change, Shared, Unwatched},
 };
 
 /// The names of a session's threads. None of them starts operations.
@@ -66,8 +65,7 @@ impl Threads {
 
     /// Ends the threads and waits for them. This ends the connection.
     pub(crate) fn join(self, shared: &Shared) {
-        // Fails if the connection has already ended.
-        let _ = shared.stream.shutdown(Shutdown::Both);
+        shared.hang_up();
         drop(self.stop_beating);
         // `Unwatched` reports panics. `results` ends after `watch`, which sends its requests.
         let _ = self.watch.join();
@@ -113,7 +111,13 @@ fn watch(shared: &Shared, request: &mpsc::Sender<(Request, pb::Allocate)>) {
                     return shared.finish_stopped(Ending::Failed(failure.into()));
                 }
                 Message::Detached(_) => break Ending::Finished,
-                Message::Challenge(_) | Message::Attached(_) | Message::Refused(_) => {
+                Message::Changed(pb::MembershipChanged { added, removed }) => {
+                    shared.wants(Change { added, removed });
+                }
+                Message::Challenge(_)
+                | Message::Attached(_)
+                | Message::Refused(_)
+                | Message::Later(_) => {
                     break Ending::Failed(Failure::new(
                         FailureKind::Protocol,
                         "the daemon greeted a second time",

@@ -80,6 +80,7 @@ impl Served {
             order,
             rack: "r".to_owned(),
             line_mbit: 0,
+            epoch: 0,
             metrics_address: format!("127.0.0.1:{}", 9401 + order),
             nonce: node.nonce.to_vec(),
             proof: Vec::new(),
@@ -95,6 +96,7 @@ impl Served {
             rack: &join.rack,
             metrics_address: &join.metrics_address,
             line_mbit: join.line_mbit,
+            epoch: join.epoch,
         };
         join.proof = self.secret.prove(&claim).to_vec();
         join

@@ -79,6 +79,7 @@ impl Introduction {
             rack: &self.rack,
             metrics_address: &metrics_address,
             line_mbit: self.line_mbit,
+            epoch: 0,
         };
         let proof = self.secret.prove(&claim).to_vec();
         pb::Join {
@@ -92,6 +93,7 @@ impl Introduction {
             order: self.order,
             rack: self.rack.clone(),
             line_mbit: self.line_mbit,
+            epoch: 0,
             nonce: nonce.to_vec(),
             proof,
         }

@@ -189,6 +189,8 @@ impl Node {
         match notice {
             Notice::Started { rank, pid } => self.process_ends.started(rank, pid),
             Notice::Ended { rank, end } => self.ended(rank, end),
+            // Only in elastic jobs.
+            Notice::Changed { .. } => {}
             Notice::Stopping { why } => {
                 self.process_ends.stop(why.clone());
                 self.stopped(&why);

@@ -258,6 +258,7 @@ impl Session {
                 nonce: nonce.to_vec(),
                 protocol: PROTOCOL,
                 version: VERSION.into(),
+                epoch: 0,
             }),
         )?;
         let (message, frame) = self

@@ -31,6 +31,7 @@ use gradwire_services::launch::{
     Begin, LineEnd, Notice, Order, ProcessEnd, Report, Role, Start, Stream, Text, signal_name,
     to_line,
 };
+use rustix::process::Signal;
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt},
     process::Command,
@@ -223,7 +224,13 @@ impl Agent {
                             let grace = Duration::from_millis(grace_ms);
                             break End { why, grace, flush: FLUSH };
                         }
-                        Some(Ok(order)) => self.obey(order),
+                        Some(Ok(order)) => {
+                            // The launcher may have heard of an end before this loop did.
+                            while let Ok((role, end)) = ends.try_recv() {
+                                self.ended(role, end);
+                            }
+                            self.obey(order);
+                        }
                         Some(Err(error)) => {
                             let host = &self.begin.host;
                             print_line(format_args!(
@@ -234,12 +241,7 @@ impl Agent {
                         None => break unheard("the connection to the launcher ended".to_owned()),
                     }
                 }
-                Some((role, end)) = ends.recv() => {
-                    self.alive.remove(&role);
-                    if let Role::Rank(rank) = role {
-                        self.notify_daemon(Notice::Ended { rank: Rank(rank), end });
-                    }
-                }
+                Some((role, end)) = ends.recv() => self.ended(role, end),
                 // Often, because a long time between two checks means that this process was
                 // suspended.
                 () = sleep((silence - silent).min(silence / 4)) => {}
@@ -259,6 +261,13 @@ impl Agent {
         let flush = end.flush;
         self.stop(end, &mut orders, &mut ends).await;
         (ExitCode::SUCCESS, flush)
+    }
+
+    fn ended(&mut self, role: Role, end: ProcessEnd) {
+        self.alive.remove(&role);
+        if let Role::Rank(rank) = role {
+            self.notify_daemon(Notice::Ended { rank: Rank(rank), end });
+        }
     }
 
     fn obey(&mut self, order: Order) {
@@ -286,12 +295,22 @@ impl Agent {
                 }
                 return;
             }
+            // A process that has just ended needs no signal.
+            Order::End { role } => return self.signal(role, Signal::TERM),
+            Order::Kill { role } => return self.signal(role, Signal::KILL),
+            Order::Notify { notice } => return self.notify_daemon(notice),
             Order::Begin(_) | Order::Stop { .. } => return,
         };
         // Output may fill the queue. An order to stop must be read even then, so this does not
         // wait.
         let reports = self.reports.clone();
         tokio::spawn(async move { reports.send(report).await });
+    }
+
+    fn signal(&self, role: Role, signal: Signal) {
+        if let Some(pid) = self.alive.get(&role) {
+            processes::signal_group(*pid, signal);
+        }
     }
 
     /// Ends ranks that are stopped, at two looks in a row, although the daemon has ended. All ranks
@@ -356,9 +375,14 @@ impl Agent {
         })?;
         let pid = child.id().unwrap_or_default();
         if let Some(stdin) = child.stdin.take() {
-            let (notices, queue) = mpsc::channel(REPORTS);
+            let (notices, queue) = mpsc::channel(REPORTS + self.alive.len());
             tokio::spawn(notify(queue, stdin));
             self.daemon = Some(notices);
+            for (role, pid) in &self.alive {
+                if let Role::Rank(rank) = role {
+                    self.notify_daemon(Notice::Started { rank: Rank(*rank), pid: *pid });
+                }
+            }
         }
         let (role, born) = (start.role, self.born);
         let (reports, ended) = (self.reports.clone(), self.ended.clone());

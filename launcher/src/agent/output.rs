@@ -13,7 +13,7 @@ use tokio::{
 
 use super::split::{MAX_STRETCH, Splitter};
 use gradwire_proto::Rank;
-use gradwire_services::launch::{LAST_WORDS, LineEnd, Report, Role, Stream, Text};
+use gradwire_services::launch::{LAST_WORDS, LineEnd, Report, Role, Stream, Text, WAITS};
 
 /// An output that is being passed on.
 #[derive(Debug)]
@@ -105,16 +105,41 @@ impl Output {
     async fn report(&self, (mut text, mut end): (Text, LineEnd)) {
         let (role, stream) = (self.role, self.stream);
         if let (Role::Rank(rank), Stream::Stderr) = (role, stream)
-            && let Some(before) = text.as_bytes().strip_suffix(LAST_WORDS.as_bytes())
+            && let Some((before, report)) = control_line(&text, Rank(rank))
         {
             let unfinished = Text::from(before);
-            let _ = self.reports.send(Report::LastWords { rank: Rank(rank) }).await;
+            let _ = self.reports.send(report).await;
             if before.is_empty() {
                 return;
             }
-            // The report begins after an unfinished line.
+            // The control line begins after an unfinished line.
             (text, end) = (unfinished, LineEnd::Newline);
         }
         let _ = self.reports.send(Report::Output { role, stream, text, end }).await;
+    }
+}
+
+/// What precedes a line with which a rank speaks to the launcher, and what it says.
+fn control_line(text: &Text, rank: Rank) -> Option<(&[u8], Report)> {
+    let lines = [(LAST_WORDS, Report::LastWords { rank }), (WAITS, Report::Waiting { rank })];
+    let mut found = lines.into_iter().filter_map(|(line, report)| {
+        Some((text.as_bytes().strip_suffix(line.as_bytes())?, report))
+    });
+    found.next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_lines_follow_unfinished_lines() {
+        let read = |line: &str| {
+            let text = Text::from(line);
+            control_line(&text, Rank(3)).map(|(before, report)| (before.len(), report))
+        };
+        assert_eq!(read(&format!("50 %{WAITS}")), Some((4, Report::Waiting { rank: Rank(3) })));
+        assert_eq!(read(LAST_WORDS), Some((0, Report::LastWords { rank: Rank(3) })));
+        assert_eq!(read(&WAITS[1..]), None);
     }
 }

@@ -160,6 +160,8 @@ impl Job {
             Event::Exited { node, role, pid, end, at, tail } => {
                 self.exited(node, role, (pid, end, at), tail, now);
             }
+            // Only in elastic jobs.
+            Event::Waiting { .. } => {}
             Event::Stopped { node } => self.hosts[node].stopped = true,
             Event::Lost { node, what, at } => self.lost(node, what, at, now),
             Event::Interrupted { signal } => self.interrupted(signal, now),

@@ -281,6 +281,7 @@ impl Link {
                 let tail = tails.remove(&role).unwrap_or_default().into_lines().collect();
                 Some(Event::Exited { node, role, pid, end, at: self.when(at_us), tail })
             }
+            Report::Waiting { rank } => Some(Event::Waiting { node, worker: rank.0 }),
             Report::Stopped => Some(Event::Stopped { node }),
             Report::Output { .. } | Report::LastWords { .. } => None,
         }

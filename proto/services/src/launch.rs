@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! launcher ── Order: Begin, Clock, Start…, Signal…, Stop ──► agent  (standard input; its end
-//!          │                                                         means Stop)
-//!          ◄─ Report: Ready | Refused, Clock, Started, Output…, Exited…, Stopped ──
-//! agent    ── Notice: Started…, Ended…, Stopping ──► daemon            (standard input)
+//!          │   elastic jobs: End…, Kill…, Notify…                     means Stop)
+//!          ◄─ Report: Ready | Refused, Clock, Started, Output…, Waiting…, Exited…, Stopped ──
+//! agent    ── Notice: Started…, Ended…, Changed…, Stopping ──► daemon  (standard input)
 //! launcher ◄─ ServiceReport: Serving, Failed ── daemon       (standard output, in Report::Output)
 //! ```
 //!
@@ -38,6 +38,10 @@ pub const STDERR: &str = "GRADWIRE_STDERR";
 /// a control character, so that no text contains it by chance.
 pub const LAST_WORDS: &str = "\u{1e}gradwire: last words";
 
+/// The line that a training process of an elastic job writes to that pipe when it waits for an
+/// epoch that includes it. The agent takes it out, as it does with [`LAST_WORDS`].
+pub const WAITS: &str = "\u{1e}gradwire: waits";
+
 /// As the name of a program: `gradwire` itself, wherever it is on each host.
 pub const ITSELF: &str = "";
 
@@ -50,7 +54,8 @@ pub const HERE: &str = "here";
 pub enum Role {
     /// A host's daemon; the first host's hosts the coordinator.
     Daemon,
-    /// A training process.
+    /// A training process, by its worker id: a number that the launcher gives once in a job. In a
+    /// job of fixed membership it is the rank.
     Rank(u32),
 }
 
@@ -224,6 +229,21 @@ pub enum Order {
         /// Its number.
         signal: i32,
     },
+    /// Ask one process and its group to end (SIGTERM). Answered by Exited, if it ends.
+    End {
+        /// The process.
+        role: Role,
+    },
+    /// Kill one process and its group (SIGKILL). Answered by Exited.
+    Kill {
+        /// The process.
+        role: Role,
+    },
+    /// Pass a notice on to the daemon of the host.
+    Notify {
+        /// The notice.
+        notice: Notice,
+    },
     /// Stop all processes. Answered by Stopped, and the agent ends.
     Stop {
         /// How long they may take to end after they were asked.
@@ -257,7 +277,7 @@ pub struct Begin {
 /// A process to start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Start {
-    /// The process; each is started once.
+    /// The process. A rank is started once, a daemon once in each epoch.
     pub role: Role,
     /// Arguments.
     pub args: Vec<Text>,
@@ -304,13 +324,16 @@ pub enum Report {
     },
     /// A rank is about to report an error on its standard error.
     LastWords { rank: Rank },
+    /// A training process waits for an epoch that includes it.
+    Waiting { rank: Rank },
     /// A process ended.
     Exited { role: Role, pid: u32, end: ProcessEnd, at_us: u64 },
     /// All processes that were started here have ended.
     Stopped,
 }
 
-/// From an agent to the daemon of its host.
+/// From an agent to the daemon of its host. A daemon that starts while ranks run learns of them
+/// first. `rank` is the worker id, as in [`Role::Rank`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "notice", rename_all = "snake_case")]
 #[expect(missing_docs, reason = "the names of the fields say what they are")]
@@ -319,6 +342,9 @@ pub enum Notice {
     Started { rank: Rank, pid: u32 },
     /// The process of a rank has ended.
     Ended { rank: Rank, end: ProcessEnd },
+    /// The launcher is about to change the membership of the job: workers wait to join it, or are
+    /// to leave it. It may come several times in an epoch.
+    Changed { added: bool, removed: bool },
     /// All processes of this host are about to be stopped.
     Stopping { why: String },
 }
@@ -403,6 +429,13 @@ mod tests {
         let notice = survives(&Notice::Ended { rank: Rank(4), end });
         assert_eq!(notice, r#"{"notice":"ended","rank":4,"end":{"signal":9}}"#);
         survives(&Notice::Stopping { why: "a\nb".to_owned() });
+        let changed = Notice::Changed { added: true, removed: false };
+        let order = survives(&Order::Notify { notice: changed });
+        let right =
+            r#"{"order":"notify","notice":{"notice":"changed","added":true,"removed":false}}"#;
+        assert_eq!(order, right);
+        survives(&Order::Kill { role: Role::Rank(7) });
+        survives(&Report::Waiting { rank: Rank(7) });
         let failure = Failure::new(gradwire_proto::FailureKind::WorkerLost, "a\n  b").rank(Rank(1));
         survives(&ServiceReport::Failed { failure: failure.host("n").tensor("t").hint("h") });
         let at: SocketAddr = "127.0.0.1:3".parse().unwrap();

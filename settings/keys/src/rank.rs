@@ -94,6 +94,13 @@ sections! {
             "launch.start_timeout_ms",
             Kind::Number { min: 100, max: 24 * HOUR_MS }, "30000", "ms", User;
     }
+    /// Elastic jobs.
+    Elastic {
+        /// How long a job may take from a loss or a change until enough ranks continue: the
+        /// launcher waits for processes, and a process for an epoch that includes it.
+        timeout: Duration =
+            "elastic.timeout_ms", Kind::Number { min: 1000, max: 24 * HOUR_MS }, "600000", "ms";
+    }
     /// Checks of a training process.
     Checks {
         /// When an optimizer compares its gradients by value, to see what the program has written
@@ -180,6 +187,8 @@ fn default_spin(cores: usize, ranks: usize) -> Duration {
 pub struct RankSettings {
     /// `launch.start_timeout_ms`
     pub start: Start,
+    /// `elastic.*`
+    pub elastic: Elastic,
     /// `checks.*`
     pub checks: Checks,
     /// `worker.*`
@@ -187,8 +196,13 @@ pub struct RankSettings {
 }
 
 /// The variables that set them begin so; a training process ignores all others.
-const VARIABLES: [&str; 4] =
-    ["GRADWIRE_CHECKS__", "GRADWIRE_WORKER__", "GRADWIRE_LAUNCH__START_TIMEOUT_MS", START_TIMEOUT];
+const VARIABLES: [&str; 5] = [
+    "GRADWIRE_ELASTIC__",
+    "GRADWIRE_CHECKS__",
+    "GRADWIRE_WORKER__",
+    "GRADWIRE_LAUNCH__START_TIMEOUT_MS",
+    START_TIMEOUT,
+];
 
 impl Default for RankSettings {
     fn default() -> Self {
@@ -205,22 +219,23 @@ impl RankSettings {
     /// # Errors
     /// [`SettingsError`] with the variable and what would be accepted.
     pub fn load(environment: &HashMap<String, String>) -> Result<Self, SettingsError> {
-        let keys: Vec<Key> = [Start::KEYS, Checks::KEYS, Worker::KEYS].concat();
+        let keys: Vec<Key> = [Start::KEYS, Elastic::KEYS, Checks::KEYS, Worker::KEYS].concat();
         let own = |(name, _): &(&String, &String)| VARIABLES.iter().any(|v| name.starts_with(v));
         let own = environment.iter().filter(own).map(|(name, value)| (name.clone(), value.clone()));
         let own: HashMap<_, _> = own.collect();
         let layers =
             [layers::defaults(&keys), layers::horovods(&keys, &own)?, layers::environment(&own)];
         let values = values(merge(&keys, layers, |_, checked| Ok(checked))?);
-        let (Some(start), Some(checks), Some(worker)) = (
+        let (Some(start), Some(elastic), Some(checks), Some(worker)) = (
             Start::from_values(&values),
+            Elastic::from_values(&values),
             Checks::from_values(&values),
             Worker::from_values(&values),
         ) else {
             unreachable!("every key has a default of its kind; a test loads them all")
         };
         worker.check().map_err(SettingsError::Rule)?;
-        Ok(Self { start, checks, worker })
+        Ok(Self { start, elastic, checks, worker })
     }
 }
 

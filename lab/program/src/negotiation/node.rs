@@ -144,6 +144,7 @@ impl Node {
             order,
             rack: "",
             line_mbit: 0,
+            epoch: 0,
             metrics_address: "",
         });
         pb::Join {
@@ -156,6 +157,7 @@ impl Node {
             order,
             rack: String::new(),
             line_mbit: 0,
+            epoch: 0,
             metrics_address: String::new(),
             nonce: self.nonce.clone(),
             proof: proof.to_vec(),

@@ -25,6 +25,8 @@ pub enum Event {
     Said { node: usize, role: Role, line: String },
     /// A process ended; `tail` is the end of its standard error.
     Exited { node: usize, role: Role, pid: u32, end: ProcessEnd, at: Duration, tail: Vec<String> },
+    /// A training process waits for an epoch that includes it.
+    Waiting { node: usize, worker: u32 },
     /// Everything on a host has ended.
     Stopped { node: usize },
     /// The connection to a host ended before Stopped.
