@@ -37,6 +37,8 @@ use crate::{
     task::Unwinding,
 };
 
+pub(crate) use reductions::reduced;
+
 /// The rows of all ranks, concatenated along the first dimension.
 #[derive(Debug)]
 pub struct Gathered<P> {

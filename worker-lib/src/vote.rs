@@ -4,10 +4,14 @@
 //! operation. Then some ranks may have its result and others a failure; [`Session::rejoin`] tells
 //! these the result that the others have (see [`crate::formation`]).
 
-use gradwire_proto::ReduceOp;
+use gradwire_proto::{Collective, ReduceOp};
 
 use crate::{
+    collectives::{Target, reduced},
     error::{GradwireError, Result},
+    formation::VoteId,
+    handle::Handle,
+    memory::Payload,
     options::AllreduceOptions,
     session::Session,
 };
@@ -26,6 +30,11 @@ impl Session {
     /// As for [`Session::allreduce`]; also if another vote of this rank has not ended, or has
     /// failed in this epoch.
     pub fn vote(&self, yes: bool) -> Result<bool> {
+        self.vote_async(yes)?.wait()
+    }
+
+    /// Starts [`Session::vote`] without waiting for it.
+    pub fn vote_async(&self, yes: bool) -> Result<Handle<bool>> {
         self.check_process()?;
         let session = self.pinned();
         let shared = session.shared();
@@ -36,23 +45,25 @@ impl Session {
             })
         });
         let vote = shared.noted(vote)?;
-        let options = AllreduceOptions::named(NAME).op(ReduceOp::Min);
-        let started = session
-            .tensor(&[u8::from(yes)], &[1])
-            .and_then(|own| session.allreduce_async(own, options).map_err(GradwireError::from));
-        let result = match started {
-            Ok(handle) => handle.wait().map(|all| all[0] == 1),
-            Err(error) => {
-                // After a loss, a rank that never took part asks for the result all the same.
-                if !error.is_recoverable() {
-                    self.past().withdraw(vote);
-                }
-                Err(error)
+        session.start_vote(yes, vote).inspect_err(|error| {
+            // After a loss, a rank that never took part asks for the result all the same.
+            if !error.is_recoverable() {
+                self.past().withdraw(vote);
             }
-        };
-        if let Ok(yes) = result {
-            self.past().hear(vote, yes);
-        }
-        result
+        })
+    }
+
+    fn start_vote(&self, yes: bool, vote: VoteId) -> Result<Handle<bool>> {
+        let own = self.tensor(&[u8::from(yes)], &[1])?;
+        let AllreduceOptions { common, reduction } =
+            AllreduceOptions::named(NAME).op(ReduceOp::Min);
+        let request = reduced(Collective::Allreduce, &[own.memory()], reduction)?;
+        let started = self.start(self.call(common, request)?, &[own.memory()], Target::InPlace)?;
+        let session = self.clone();
+        Ok(self.handle(started, move |_| {
+            let yes = own[0] == 1;
+            session.past().hear(vote, yes);
+            Ok(yes)
+        }))
     }
 }
