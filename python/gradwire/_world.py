@@ -245,7 +245,7 @@ def init(
         try:
             # An elastic job has compared its ranks already, and in a later epoch only newcomers
             # are here.
-            if not getattr(made, "elastic", False):
+            if not made.elastic:
                 made.barrier(name="init").wait()
         except BaseException as error:
             if isinstance(error, GradwireError):
@@ -333,7 +333,7 @@ def is_rank() -> bool:
 
 def is_elastic() -> bool:
     """Returns whether this process is a rank of a job that may change its ranks."""
-    return is_rank() and getattr(_session, "elastic", False)
+    return _session is not None and is_rank() and _session.elastic
 
 
 def mark_step() -> None:
