@@ -104,11 +104,11 @@ class State:
             GradwireError: The operation failed; the subclass and ``kind`` tell why.
         """
         if not is_elastic():
-            self.save()
+            self._save_commit()
             return
         change = self._agree_on_change()
         self._agree_to(_Vote.COMMIT)
-        self.save()
+        self._save_commit()
         self._interrupt(change)
 
     def check_host_updates(self) -> None:
@@ -214,15 +214,31 @@ class State:
         if vote is _Vote.NOTHING or not outcome:
             self.restore()
         elif vote is _Vote.COMMIT:
-            self.save()
+            self._save_commit()
         return vote is _Vote.END and bool(outcome)
+
+    def _save_commit(self) -> None:
+        """Saves the state in a commit."""
+        self.save()
+
+    def _stored(self) -> int:
+        """Returns the number of the newest commit on this rank's disk; 0 without one."""
+        return 0
+
+    def _load_stored(self) -> None:
+        """Loads that commit."""
 
     def _begin(self, skip_sync: bool) -> None:
         """Synchronizes the state before the function is called, unless no rank needs that."""
-        told = allgather_object((skip_sync and self._holds, self._holds), "elastic.begin")
-        if not all(skip for skip, _ in told):
-            # A rank that was lost may have left the lowest number to one without the state.
-            self._root = next((rank for rank, (_, holds) in enumerate(told) if holds), 0)
+        stored = 0 if self._holds else self._stored()
+        told = allgather_object((skip_sync and self._holds, self._holds, stored), "elastic.begin")
+        if not all(skip for skip, _, _ in told):
+            # The lowest rank that has the state: a lost rank may have left rank 0 to one without
+            # it. In a new job, the one with the newest commit.
+            ages = [(holds, 0 if holds else stored) for _, holds, stored in told]
+            self._root = ages.index(max(ages))
+            if stored > 0 and self._root == _world.rank():
+                self._load_stored()
             self.sync()
         self._holds = True
 
@@ -320,7 +336,7 @@ def run_fn(
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Result:
         if not is_elastic():
-            state.sync()
+            state._begin(skip_sync=False)
             return func(state, *args, **kwargs)
         skip_sync = changed = False
         while True:

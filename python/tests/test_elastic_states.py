@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -230,6 +231,89 @@ def test_programs_can_register_handlers() -> None:
     finally:
         elastic.set_handler_registry(before)
     assert states.get_handler_registry() == before
+
+
+def stored(folder: Path, **values: Any) -> Any:
+    model, optimizer, scheduler = trained(3)
+    return elastic.TorchState(
+        model, optimizer, directory=folder, scheduler=scheduler, loader=Loader(), **values
+    )
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "rank", lambda: 0)
+
+
+def test_commits_are_read_from_disk(alone: None, tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    values = {"at": 3, "seen": [(1, 2.5), {"x": None}], "ids": {4, 5}, "odd": {1: True, "$a": "b"}}
+    state = stored(folder, every=2, **values)
+    assert state._stored() == 0
+    for at in range(7):
+        state.at = at
+        step(state.model, state.optimizer, state.scheduler, range(at, at + 1))
+        state.commit()
+        state._disk.finish()
+    assert [each.name for each in sorted(folder.iterdir())] == [
+        "commit-0000000004",
+        "commit-0000000006",
+    ]
+    after = stored(folder, **{name: None for name in values})
+    assert after._stored() == 6
+    after._load_stored()
+    assert {name: getattr(after, name) for name in values} == {**values, "at": 5}
+    # The sixth commit is one step behind.
+    state.restore()
+    step(after.model, after.optimizer, after.scheduler, range(6, 7))
+    for one, two in zip(state.model.state_dict().values(), after.model.state_dict().values()):
+        assert torch.equal(one, two)
+    assert str(state.optimizer.state_dict()) == str(after.optimizer.state_dict())
+
+
+def test_an_incomplete_commit_is_not_read(alone: None, tmp_path: Path) -> None:
+    state = stored(tmp_path, at=1)
+    state.commit()
+    state._disk.finish()
+    (tmp_path / ".commit-0000000003.77").mkdir()
+    (tmp_path / "commit-0000000002").mkdir()
+    (tmp_path / "commit-0000000002" / "state.json").write_text("{")
+    after = stored(tmp_path, at=0)
+    after._load_stored()
+    assert after.at == 1
+
+
+def test_a_full_disk_is_one_warning(
+    alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    state = stored(tmp_path, at=1)
+    for _ in range(3):
+        state.commit()
+        state._disk.finish()
+    assert [each for each in tmp_path.iterdir() if each.suffix != ".77"] == []
+    [warning] = caplog.messages
+    assert "commit 1 can't be written" in warning and "No space left" in warning
+
+
+def test_disk_takes_no_objects(alone: None, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"others\.thing can't be written to disk"):
+        stored(tmp_path, thing=object())
+    with pytest.raises(ValueError, match="every=0"):
+        stored(tmp_path, every=0)
+
+
+def test_what_is_being_written_does_not_change(alone: None, tmp_path: Path) -> None:
+    state = stored(tmp_path, at=1)
+    written = state._all_saved()["handled"]["model"]["0.weight"]
+    before = written.clone()
+    with torch.no_grad():
+        state.model[0].weight.add_(1)
+    state.save()
+    assert torch.equal(written, before)
 
 
 def test_errors_that_are_pickled_stay_recoverable() -> None:

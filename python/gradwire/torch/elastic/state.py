@@ -7,6 +7,7 @@ types, in their order.
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,6 +21,7 @@ from gradwire.torch._functions import (
     broadcast_parameters,
     load_optimizer_state,
 )
+from gradwire.torch.elastic._disk import Disk, encoded
 from gradwire.torch.elastic.sampler import ElasticSampler
 
 __all__ = ["StateHandler", "TorchState", "get_handler_registry", "set_handler_registry"]
@@ -76,6 +78,22 @@ class StateHandler:
         self.value = value
         self.save()
 
+    def stored(self) -> Any:
+        """Returns the saved state, to be written to disk. It must not change any more.
+
+        Returns:
+            Numbers, texts, tensors, and containers of them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no stored(): leave out directory=")
+
+    def load(self, stored: Any) -> None:
+        """Continues with a state that was read from disk.
+
+        Args:
+            stored: What ``stored`` has returned.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no load(): leave out directory=")
+
     def news(self) -> Any:
         """Returns what the other ranks receive with each agreement on changes.
 
@@ -111,17 +129,39 @@ def _layout(tensor: torch.Tensor) -> Any:
     return tensor.shape, tensor.dtype, tensor.device, strides
 
 
-class ModelStateHandler(StateHandler):
-    """The handler of models."""
+class _Copies(StateHandler):
+    """A handler that saves a copy of ``state_dict()``."""
 
-    def __init__(self, value: torch.nn.Module) -> None:
+    def __init__(self, value: Any) -> None:
         super().__init__(value)
         self._saved: Any = None
+        # Whether the copy is being written to disk, so that the next one needs its own memory.
+        self._is_lent = False
         self.save()
 
     def save(self) -> None:
-        """Copies parameters and buffers."""
-        self._saved = _kept(self.value.state_dict(), self._saved)
+        """Copies the state."""
+        self._saved = _kept(self.value.state_dict(), None if self._is_lent else self._saved)
+        self._is_lent = False
+
+    def restore(self) -> None:
+        """Returns to the copy."""
+        # A copy of it, because the value may go on with what it loads.
+        self.value.load_state_dict(_kept(self._saved))
+
+    def stored(self) -> Any:
+        """Returns the copy."""
+        self._is_lent = True
+        return self._saved
+
+    def load(self, stored: Any) -> None:
+        """Continues with a state that was read from disk."""
+        self._saved, self._is_lent = stored, False
+        self.restore()
+
+
+class ModelStateHandler(_Copies):
+    """The handler of models."""
 
     def restore(self) -> None:
         """Copies them back. Gradients since then are dropped."""
@@ -140,21 +180,11 @@ class ModelStateHandler(StateHandler):
         self.save()
 
 
-class OptimizerStateHandler(StateHandler):
+class OptimizerStateHandler(_Copies):
     """The handler of optimizers, also of distributed ones."""
 
-    def __init__(self, value: torch.optim.Optimizer) -> None:
-        super().__init__(value)
-        self._saved: Any = None
-        self.save()
-
-    def save(self) -> None:
-        """Copies the optimizer's state."""
-        self._saved = _kept(self.value.state_dict(), self._saved)
-
     def restore(self) -> None:
-        """Copies it back. Gradients since then are dropped."""
-        # A copy, because the optimizer would make steps on the saved tensors.
+        """Copies the state back. Gradients since then are dropped."""
         load_optimizer_state(self.value, _kept(self._saved))
         self.value.zero_grad()
 
@@ -164,24 +194,12 @@ class OptimizerStateHandler(StateHandler):
         self.save()
 
 
-class SamplerStateHandler(StateHandler):
+class SamplerStateHandler(_Copies):
     """The handler of ``ElasticSampler``.
 
     With each agreement on changes, the ranks share what they have processed. So a commit contains
     it, also that of ranks which are lost later.
     """
-
-    def __init__(self, value: ElasticSampler) -> None:
-        super().__init__(value)
-        self.save()
-
-    def save(self) -> None:
-        """Copies the sampler's state."""
-        self._saved = self.value.state_dict()
-
-    def restore(self) -> None:
-        """Returns to it."""
-        self.value.load_state_dict(self._saved)
 
     def sync(self) -> None:
         """Gives all ranks the root's epoch, and what any rank has processed of it."""
@@ -209,20 +227,8 @@ class SamplerStateHandler(StateHandler):
         self.value.unshared.clear()
 
 
-class StateDictHandler(StateHandler):
+class StateDictHandler(_Copies):
     """The handler of anything else with ``state_dict`` and ``load_state_dict``."""
-
-    def __init__(self, value: _Stateful) -> None:
-        super().__init__(value)
-        self.save()
-
-    def save(self) -> None:
-        """Copies the state."""
-        self._saved = copy.deepcopy(self.value.state_dict())
-
-    def restore(self) -> None:
-        """Returns to it."""
-        self.value.load_state_dict(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
         """Sends the root's state to all ranks."""
@@ -272,6 +278,9 @@ class TorchState(ObjectState):
     Args:
         model: The model, or None.
         optimizer: The optimizer, or None. It may be a ``DistributedOptimizer``.
+        directory: Where rank 0 also writes commits, in the background. A new job continues with the
+            newest one there; the state then consists of tensors, numbers, texts and containers.
+        every: How many commits there are for each that is written.
         **kwargs: Further attributes and their first values.
 
     Example:
@@ -280,10 +289,15 @@ class TorchState(ObjectState):
         ```
     """
 
+    # The number of commits, also in earlier jobs; with ``directory`` only.
+    _commits: int
+
     def __init__(
         self,
         model: torch.nn.Module | None = None,
         optimizer: torch.optim.Optimizer | None = None,
+        directory: str | os.PathLike[str] | None = None,
+        every: int = 1,
         **kwargs: Any,
     ) -> None:
         values = {"model": model, "optimizer": optimizer, **kwargs}
@@ -291,9 +305,13 @@ class TorchState(ObjectState):
         self._handlers = {name: one for name, one in handlers.items() if one is not None}
         for name, handler in self._handlers.items():
             super().__setattr__(name, handler.value)
-        super().__init__(
-            **{name: value for name, value in values.items() if name not in self._handlers}
-        )
+        others = {name: value for name, value in values.items() if name not in self._handlers}
+        self._disk = None if directory is None else Disk(directory, every)
+        if self._disk is not None:
+            others["_commits"] = 0  # also in later jobs
+        super().__init__(**others)
+        if self._disk is not None:
+            encoded(self._all_saved(), "state", {})
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -324,6 +342,32 @@ class TorchState(ObjectState):
         """Adapts samplers to the new ranks."""
         for handler in self._handlers.values():
             handler.reset()
+
+    def _all_saved(self) -> Any:
+        handled = {name: handler.stored() for name, handler in self._handlers.items()}
+        return {"handled": handled, "others": self._saved_state}
+
+    def _save_commit(self) -> None:
+        if self._disk is None:
+            self.save()
+            return
+        self._commits += 1
+        self.save()
+        if self._commits % self._disk.every == 0 and rank() == 0:
+            self._disk.write(self._commits, self._all_saved())
+
+    def _stored(self) -> int:
+        return next(iter(self._disk.numbers()), 0) if self._disk is not None else 0
+
+    def _load_stored(self) -> None:
+        assert self._disk is not None, "it has found a commit"
+        found = self._disk.read()
+        if found is None:
+            return
+        for name, handler in self._handlers.items():
+            handler.load(found["handled"][name])
+        self._saved_state = found["others"]
+        super().restore()
 
     def _news(self) -> Any:
         return {name: handler.news() for name, handler in self._handlers.items()}
