@@ -170,8 +170,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports ``gradwire.torch`` and ``gradwire.common`` when a program first uses them."""
-    if name not in ("common", "torch"):
+    """Imports ``gradwire.torch`` and the like when a program first uses them."""
+    if name not in ("common", "elastic", "torch"):
         raise AttributeError(f"module 'gradwire' has no attribute {name!r}")
     try:
         return importlib.import_module(f"gradwire.{name}")

@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gradwire import _native, _start, _uncaught, _variables
 from gradwire._arguments import whole_number, whole_numbers
-from gradwire._errors import Forked, GradwireError, InvalidRequest, NotInitialized, PeerLost
+from gradwire._errors import (
+    Forked,
+    GradwireError,
+    InvalidRequest,
+    NotInitialized,
+    NotLaunched,
+    PeerLost,
+)
 
 
 class ProcessSet:
@@ -128,6 +135,8 @@ global_process_set: ProcessSet = _GlobalProcessSet()
 _lock = threading.Lock()
 _session: _native.Session | None = None
 _process = 0
+# Whether this process has left an elastic job.
+_left = False
 _sets: dict[int, ProcessSet] = {}
 # Callbacks of other modules: after the session starts, before a process set is removed, and before
 # the session ends.
@@ -226,6 +235,12 @@ def init(
                 f"this process was forked from a rank (process {_process}): it can't become one",
                 kind="forked",
             )
+        if _left:
+            raise NotLaunched(
+                "this process has left its elastic job with shutdown(), and can't come back: "
+                "gradwire.elastic.run joins the next epoch of the job without that",
+                kind="not-launched",
+            )
         try:
             _start.prepare()
             made = _native.Session.attach()
@@ -289,9 +304,10 @@ def shutdown() -> None:
 
 def _detach() -> _native.Session | None:
     """Removes and returns the session; None if there is none."""
-    global _session
+    global _session, _left
     if _session is None or _process != os.getpid():
         return None
+    _left = _session.elastic
     for prepare in before_shutdown:
         prepare()
     ended, _session = _session, None

@@ -114,6 +114,7 @@ def test_import_gradwire_imports_torch_when_used() -> None:
 import sys
 import gradwire
 assert "torch" not in sys.modules and not hasattr(gradwire, "tensorflow")
+assert gradwire.elastic.run and "torch" not in sys.modules
 assert gradwire.torch.DistributedOptimizer and "torch" in sys.modules
 assert gradwire.common.util.split_list
 print("END")
