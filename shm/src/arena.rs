@@ -4,7 +4,8 @@
 //! nothing fits, and uses freed blocks again (best fit; neighbours are joined). `growth` decides
 //! how large a segment is, and which segments without blocks go back to the system: before the
 //! arena grows, and when somebody calls [`Arena::give_back`]. If the daemon cannot be asked to
-//! stop, [`take_back`] detaches segments from it.
+//! stop, [`take_back`] detaches segments from it. When a daemon has ended, [`Arena::renew`] gives
+//! the memory to its successor.
 //!
 //! Memory that the program already has can become a segment of its own ([`Arena::adoption`]).
 //! It is a single block. When the block is dropped, only the program owns the memory.
@@ -13,26 +14,29 @@
 //!
 //! Safe code can't cause undefined behaviour here, whatever it calls: blocks never overlap, a
 //! segment stays mapped while a block of it lives, addresses come out as raw pointers only, and no
-//! safe function reads or writes the bytes of a block. Two functions trust their caller and are
-//! unsafe: [`Adoption::take_place`] turns an address into memory, and [`take_back`] changes bytes.
+//! safe function reads or writes the bytes of a block. Three functions trust their caller and are
+//! unsafe: [`Adoption::take_place`] turns an address into memory, [`take_back`] changes bytes, and
+//! [`Arena::renew`] copies them.
 
 use std::{fmt, sync::Arc};
 
-use crate::segment::{SegmentError, SegmentId};
+use crate::segment::{SegmentError, SegmentId, renew::Successor};
 
 mod adoption;
 mod block;
 mod error;
 mod free_list;
 mod growth;
+mod renewal;
 mod shared;
 
 pub use adoption::{Adoption, AdoptionPlace};
 pub use block::{ArenaBlock, Owner, take_back};
 pub use error::{ArenaError, RegisterError};
 pub use growth::{ArenaConfig, SPARE};
+pub use renewal::Renewed;
 pub use shared::{ALIGNMENT, ArenaStats, Register, Release};
-use shared::{ArenaState, Lent, Made, Shared, Slot};
+use shared::{ArenaState, Daemon, Kind, Lent, Made, Shared, Slot};
 
 /// A growing pool of shared memory. Cheap to clone; clones share the memory.
 #[derive(Clone)]
@@ -48,8 +52,9 @@ impl fmt::Debug for Arena {
 impl Arena {
     /// An arena without memory; the first allocation makes the first segment.
     pub fn new(config: ArenaConfig, register: Register, release: Release) -> Self {
-        let (growing, adopting, state) = Default::default();
-        Self(Arc::new(Shared { config, register, release, growing, adopting, state }))
+        let (growing, adopting, has_retired) = Default::default();
+        let state = ArenaState::new(Daemon { register, release }).into();
+        Self(Arc::new(Shared { config, growing, adopting, has_retired, state }))
     }
 
     /// Allocates `bytes` bytes, aligned to [`ALIGNMENT`]. The memory is not cleared: it may hold
@@ -59,7 +64,8 @@ impl Arena {
     /// [`ArenaError`] if it does not fit, or if its memory cannot be made or handed over.
     pub fn allocate(&self, bytes: u64) -> Result<ArenaBlock, ArenaError> {
         let full = || {
-            let ArenaStats { reserved, used, .. } = self.stats();
+            let ArenaStats { reserved, retired, used, .. } = self.stats();
+            let reserved = reserved + retired;
             match self.0.config.max_bytes {
                 Some(max) => ArenaError::Full { bytes, reserved, used, max },
                 None => SegmentError::Size { bytes }.into(),
@@ -96,19 +102,23 @@ impl Arena {
     /// Adds a segment in which `taken` bytes fit.
     fn grow(&self, taken: u64, full: impl Fn() -> ArenaError) -> Result<(), ArenaError> {
         let config = &self.0.config;
-        let make = |bytes: Option<u64>| self.0.make("arena", bytes.ok_or_else(&full)?, config);
-        let new = config.next_segment(self.stats().reserved, taken).unwrap_or(taken);
-        self.keep_at_most(|state| state.usage.allowed(taken).saturating_sub(new));
-        let first = make(config.next_segment(self.stats().reserved, taken));
+        let make = |bytes: Option<u64>| self.0.make(Kind::Arena, bytes.ok_or_else(&full)?);
+        let reserved = || {
+            let ArenaStats { reserved, retired, .. } = self.stats();
+            reserved + retired
+        };
+        let new = config.next_segment(reserved(), taken).unwrap_or(taken);
+        self.0.keep_at_most(|state| state.usage.allowed(taken).saturating_sub(new));
+        let first = make(config.next_segment(reserved(), taken));
         let made = match first {
             // Memory is short: all that is empty goes back, and the segment only holds the block.
             Err(ArenaError::Full { .. } | ArenaError::Segment(_)) => {
-                self.keep_at_most(|_| 0);
-                make(config.least_segment(self.stats().reserved, taken))
+                self.0.keep_at_most(|_| 0);
+                make(config.least_segment(reserved(), taken))
             }
             first => first,
         }?;
-        let Made { id, segment, reserve, .. } = made;
+        let Made { id, new: Successor { segment, reserve, .. }, .. } = made;
         let bytes = segment.bytes();
         let mut state = self.0.state.lock();
         state.set(id, Slot::Lent(Arc::new(Lent::new(segment, reserve, None))));
@@ -122,17 +132,8 @@ impl Arena {
     /// bytes that were in use since the call before the last one, plus [`SPARE`]. Call it now and
     /// then: the arena itself gives memory back only before it grows.
     pub fn give_back(&self) {
-        self.keep_at_most(|state| state.usage.allowed(0));
+        self.0.keep_at_most(|state| state.usage.allowed(0));
         self.0.state.lock().usage.turn();
-    }
-
-    /// Gives segments without blocks back until at most `limit` bytes are reserved.
-    fn keep_at_most(&self, limit: impl Fn(&ArenaState) -> u64) {
-        let mut state = self.0.state.lock();
-        let excess = state.stats.reserved.saturating_sub(limit(&state));
-        let retired = state.retire(excess);
-        drop(state);
-        self.0.release_all(&retired);
     }
 
     /// Takes a place for memory of the program of this size. [`AdoptionPlace::make`] makes the

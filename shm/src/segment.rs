@@ -11,7 +11,8 @@
 //!   seal also prevents punching holes, so from then on no page can be taken away (TRUST). Then the
 //!   daemon fills the missing pages, within its limit (BOUND).
 //!
-//! The seals are permanent, so a segment can be opened only once.
+//! The seals are permanent, so a segment can be opened only once. For another daemon its contents
+//! move into new memory, at the same addresses (`renew`).
 //!
 //! # Soundness
 //!
@@ -43,6 +44,7 @@ mod available;
 mod error;
 mod pages;
 mod parallel;
+pub(crate) mod renew;
 pub(crate) mod reserve;
 
 pub use available::{Available, available};

@@ -10,10 +10,9 @@ use std::{fmt, os::fd::BorrowedFd, ptr::NonNull, sync::Arc};
 use super::{
     block::{ArenaBlock, Owner},
     error::ArenaError,
-    growth::ArenaConfig,
-    shared::{Lent, Made, Shared, Slot},
+    shared::{Kind, Lent, Made, Shared, Slot},
 };
-use crate::segment::{HugePages, SegmentError, adopt};
+use crate::segment::{SegmentError, adopt, renew::Successor};
 
 /// A place for adopted memory. Given back on drop.
 pub struct AdoptionPlace {
@@ -40,14 +39,7 @@ impl AdoptionPlace {
     /// # Errors
     /// [`ArenaError`] if it cannot be made or handed over.
     pub fn make(self) -> Result<Adoption, ArenaError> {
-        let config = &self.arena.config;
-        // The program's addresses may not be aligned to the huge pages of the pool.
-        let huge = match config.huge {
-            HugePages::Require => HugePages::Advise,
-            other => other,
-        };
-        let config = ArenaConfig { huge, ..config.clone() };
-        let made = self.arena.make("adopted", self.bytes, &config)?;
+        let made = self.arena.make(Kind::Adopted, self.bytes)?;
         Ok(Adoption { place: self, made: Some(made) })
     }
 }
@@ -89,7 +81,8 @@ impl Adoption {
     /// block is dropped. `owner` is dropped after the block.
     ///
     /// # Errors
-    /// [`ArenaError`] if it is not such a mapping, or shared already. Then nothing has changed.
+    /// [`ArenaError`] if it is not such a mapping, or shared already, or if the daemon that has the
+    /// shared memory has ended. Then nothing has changed.
     ///
     /// # Safety
     /// - During the call nobody writes to the memory or to the contents, nor uses `fd` or the file
@@ -97,6 +90,8 @@ impl Adoption {
     /// - While the block is used, that is while an operation on it is in flight or its address is
     ///   dereferenced, the addresses stay mapped and belong to nobody else. An `owner` that unmaps
     ///   them on drop ensures this.
+    /// - While [`Arena::renew`](super::Arena::renew) runs, nobody writes to the memory,
+    ///   unmaps it, or closes `fd`.
     /// - While the block is used, nothing in this process has a reference to the memory that an
     ///   operation on it violates.
     pub unsafe fn take_place(
@@ -113,21 +108,27 @@ impl Adoption {
         let Some(mut made) = self.made.take() else {
             return Err(SegmentError::Size { bytes }.into());
         };
+        if !Arc::ptr_eq(&made.daemon, &arena.state.lock().daemon) {
+            self.made = Some(made); // to be given back
+            return Err(ArenaError::Ended { bytes });
+        }
         // SAFETY: the caller's promises are those of `move_to`.
-        let moved =
-            unsafe { adopt::move_to(&mut made.segment, &made.fd, start, bytes, fd, contents) };
-        let mapped = match moved {
-            Ok(mapped) => mapped,
+        let moved = unsafe {
+            let Successor { segment, memory, .. } = &mut made.new;
+            adopt::move_to(segment, memory, start, bytes, fd, contents)
+        };
+        let place = match moved {
+            Ok(place) => place,
             Err(error) => {
                 self.made = Some(made); // to be given back
                 return Err(error.into());
             }
         };
         self.place.used = true; // by the block
-        let Made { id, segment, reserve, .. } = made;
+        let Made { id, new: Successor { segment, reserve, .. }, .. } = made;
         let size = segment.bytes();
         let mut state = arena.state.lock();
-        state.set(id, Slot::Lent(Arc::new(Lent::new(segment, reserve, Some(mapped)))));
+        state.set(id, Slot::Lent(Arc::new(Lent::new(segment, reserve, Some(place)))));
         state.stats.adopted_bytes += size;
         drop(state);
         Ok(ArenaBlock::adopted(arena.clone(), id, bytes, start.as_ptr(), owner))
@@ -154,8 +155,8 @@ impl Adoption {
 
 impl Drop for Adoption {
     fn drop(&mut self) {
-        if let Some(Made { id, .. }) = &self.made {
-            self.place.arena.release_all(&[*id]);
+        if let Some(Made { id, daemon, .. }) = &self.made {
+            self.place.arena.release(daemon, *id);
         }
     }
 }

@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use super::shared::{Shared, Slot};
+use super::shared::Shared;
 use crate::segment::{SegmentError, SegmentId, reserve};
 
 /// Keeps adopted memory mapped at its address, for example an array of a framework.
@@ -94,11 +94,20 @@ impl ArenaBlock {
     /// as the arena, so a driver needs to register it only once.
     pub fn mapping(&self) -> (*mut u8, u64) {
         let state = self.arena.state.lock();
-        let bytes = state.get(self.segment).map_or(0, |lent| {
+        let bytes = state.of_block(self.segment).map_or(0, |lent| {
             lent.pinned.store(true, Relaxed);
             lent.segment.bytes()
         });
         (self.pointer.wrapping_sub(self.offset as usize), bytes)
+    }
+
+    /// Whether no daemon has its memory, or will have it ([`Arena::renew`]). Then no operation can
+    /// use it.
+    ///
+    /// [`Arena::renew`]: super::Arena::renew
+    pub fn is_retired(&self) -> bool {
+        // Most arenas never retire a segment, and a load is cheaper than a lock.
+        self.arena.has_retired.load(Relaxed) && self.arena.state.lock().is_retired(self.segment)
     }
 
     /// Records, for metrics, that it was filled from ordinary memory.
@@ -163,18 +172,14 @@ impl Drop for ArenaBlock {
     fn drop(&mut self) {
         let mut state = self.arena.state.lock();
         match self.kind {
-            Kind::Range { taken } => {
-                state.free.give(self.segment.0, self.offset, taken);
-                state.usage.remove(taken);
-            }
+            Kind::Range { taken } => state.give(self.segment, self.offset, taken),
             Kind::Adopted { .. } => {
-                let bytes = state.get(self.segment).map_or(0, |lent| lent.segment.bytes());
-                state.stats.adopted_bytes -= bytes;
-                state.stats.adopted -= 1;
-                let old = state.set(self.segment, Slot::Taken);
+                let (lent, daemon) = state.end_adopted(self.segment);
                 drop(state);
-                self.arena.release_all(&[self.segment]);
-                drop(old); // unmaps its reserve without holding our lock
+                if let Some(daemon) = daemon {
+                    self.arena.release(&daemon, self.segment);
+                }
+                drop(lent); // unmaps its reserve without holding our lock
             }
         }
     }

@@ -42,6 +42,15 @@ pub enum ArenaError {
         /// The segment that contains some of it.
         segment: SegmentId,
     },
+    /// Shared memory was made for a daemon that has ended.
+    #[error(
+        "shared memory of {bytes} bytes was made for a daemon that has ended; make it again for \
+         its successor"
+    )]
+    Ended {
+        /// Its size, in bytes.
+        bytes: u64,
+    },
     /// The memory for another segment could not be made.
     #[error(transparent)]
     Segment(#[from] SegmentError),

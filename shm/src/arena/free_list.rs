@@ -50,9 +50,20 @@ impl FreeList {
         self.by_place.get(&(segment, 0)) == Some(&bytes)
     }
 
-    /// Removes a segment of which all is free.
-    pub(super) fn remove_segment(&mut self, segment: u32, bytes: u64) {
-        self.remove(segment, 0, bytes);
+    /// Removes a segment. Returns its free ranges: (offset, size).
+    pub(super) fn remove_segment(&mut self, segment: u32) -> Vec<(u64, u64)> {
+        let of_it = self.by_place.range((segment, 0)..=(segment, u64::MAX));
+        let ranges: Vec<_> = of_it.map(|(&(_, offset), &size)| (offset, size)).collect();
+        for (offset, size) in &ranges {
+            self.remove(segment, *offset, *size);
+        }
+        ranges
+    }
+
+    /// Adds the free ranges of other segments.
+    pub(super) fn append(&mut self, mut other: Self) {
+        self.by_place.append(&mut other.by_place);
+        self.by_size.append(&mut other.by_size);
     }
 
     fn insert(&mut self, segment: u32, offset: u64, size: u64) {
@@ -98,10 +109,22 @@ mod tests {
         free.add(1, 128);
         assert_eq!(free.take(64), Some((0, 0)));
         assert!(!free.is_whole(0, 64) && free.is_whole(1, 128));
-        free.remove_segment(1, 128);
+        assert_eq!(free.remove_segment(1), [(0, 128)]);
         assert_eq!(free.take(64), None);
         free.give(0, 0, 64);
         assert!(free.is_whole(0, 64));
+    }
+
+    #[test]
+    fn the_ranges_of_a_segment_can_move() {
+        let (mut free, mut other) = (FreeList::default(), FreeList::default());
+        (0..3).for_each(|segment| free.add(segment, 256));
+        other.add(7, 64);
+        free.give(1, 1024, 64);
+        assert_eq!(free.remove_segment(1), [(0, 256), (1024, 64)]);
+        assert_eq!(free.remove_segment(1), []);
+        free.append(other);
+        assert!([0, 2].iter().all(|&segment| free.is_whole(segment, 256)) && free.is_whole(7, 64));
     }
 
     proptest! {

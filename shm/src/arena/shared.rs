@@ -17,9 +17,7 @@ use super::{
     growth::{ArenaConfig, Usage, to_give_back},
 };
 use crate::segment::{
-    Segment, SegmentError, SegmentId,
-    adopt::{self, Mapped},
-    reserve::Reserve,
+    HugePages, Segment, SegmentError, SegmentId, adopt::Adopted, renew::Successor, reserve::Reserve,
 };
 
 /// A block's address and size are multiples of this: a cache line, and the widest vector register.
@@ -46,7 +44,10 @@ pub struct ArenaStats {
     pub adopted_bytes: u64,
     /// Bytes of all other segments.
     pub reserved: u64,
-    /// Bytes of blocks that are alive, rounded up to [`ALIGNMENT`].
+    /// Bytes of segments that no daemon has any more ([`Arena::renew`](super::Arena::renew)).
+    pub retired: u64,
+    /// Bytes of blocks that are alive, rounded up to [`ALIGNMENT`], without those in retired
+    /// segments.
     pub used: u64,
 }
 
@@ -54,22 +55,34 @@ pub struct ArenaStats {
 pub(super) struct Lent {
     pub(super) segment: Segment,
     pub(super) reserve: Reserve,
-    /// The mapping at the addresses of an adopted segment, which others may unmap.
-    pub(super) mapped: Option<Mapped>,
+    /// The program's memory in which an adopted segment is, and which others may unmap.
+    pub(super) adopted: Option<Mutex<Adopted>>,
     /// Somebody relies on its mapping, so it stays as long as the arena.
     pub(super) pinned: AtomicBool,
 }
 
 impl Lent {
-    pub(super) fn new(segment: Segment, reserve: Reserve, mapped: Option<Mapped>) -> Self {
-        Self { segment, reserve, mapped, pinned: AtomicBool::new(false) }
+    pub(super) fn new(segment: Segment, reserve: Reserve, adopted: Option<Adopted>) -> Self {
+        let adopted = adopted.map(Mutex::new);
+        Self { segment, reserve, adopted, pinned: AtomicBool::new(false) }
+    }
+
+    /// The program's memory in which it is, if it is adopted.
+    pub(super) fn place(&self) -> Option<Adopted> {
+        self.adopted.as_ref().map(|place| *place.lock())
+    }
+
+    /// It is in this memory of the program now.
+    pub(super) fn set_place(&self, place: Option<Adopted>) {
+        if let (Some(old), Some(new)) = (&self.adopted, place) {
+            *old.lock() = new;
+        }
     }
 
     /// Whether its addresses still belong to it.
     pub(super) fn is_there(&self) -> bool {
         let (start, bytes) = (self.segment.as_ptr().addr(), self.segment.bytes());
-        self.mapped
-            .is_none_or(|file| self.reserve.is_used() || adopt::is_mapped(start, bytes, file))
+        self.place().is_none_or(|place| self.reserve.is_used() || place.is_at(start, bytes))
     }
 }
 
@@ -78,21 +91,46 @@ impl Lent {
 pub(super) enum Slot {
     #[default]
     Free,
-    /// The daemon has the segment, or is about to get it. If it never answered, forever.
+    /// The daemon has the segment, or is about to get it.
     Taken,
+    /// It is not known whether the daemon has a segment of this number, or gets it later: free with
+    /// the next daemon.
+    Unclear,
+    /// The daemon has the segment.
     Lent(Arc<Lent>),
+    /// Only a daemon that has ended had the segment. [`Arena::renew`](super::Arena::renew) gives it
+    /// to the next one.
+    Orphaned(Arc<Lent>),
+    /// No daemon will have the segment. The number stays taken while there are blocks of it.
+    Retired(Arc<Lent>),
 }
 
-#[derive(Default)]
+/// How segments reach a daemon.
+pub(super) struct Daemon {
+    pub(super) register: Register,
+    pub(super) release: Release,
+}
+
 pub(super) struct ArenaState {
     /// By segment number.
     pub(super) slots: Vec<Slot>,
+    /// The daemon that has the lent segments.
+    pub(super) daemon: Arc<Daemon>,
+    /// The free ranges of the lent segments.
     pub(super) free: FreeList,
+    /// The free ranges of the orphaned segments.
+    pub(super) withheld: FreeList,
     pub(super) usage: Usage,
     pub(super) stats: ArenaStats,
 }
 
 impl ArenaState {
+    pub(super) fn new(daemon: Daemon) -> Self {
+        let daemon = Arc::new(daemon);
+        let (slots, free, withheld, usage, stats) = Default::default();
+        Self { slots, daemon, free, withheld, usage, stats }
+    }
+
     /// Takes the lowest free number.
     pub(super) fn take_number(&mut self) -> SegmentId {
         let free = self.slots.iter().position(|slot| matches!(slot, Slot::Free));
@@ -112,103 +150,185 @@ impl ArenaState {
     pub(super) fn get(&self, id: SegmentId) -> Option<&Arc<Lent>> {
         match self.slots.get(id.0 as usize)? {
             Slot::Lent(lent) => Some(lent),
-            Slot::Free | Slot::Taken => None,
+            _ => None,
         }
     }
 
-    /// The segments with their numbers.
+    /// The segment of a block, whether a daemon has it or not.
+    pub(super) fn of_block(&self, id: SegmentId) -> Option<&Arc<Lent>> {
+        match self.slots.get(id.0 as usize)? {
+            Slot::Lent(lent) | Slot::Orphaned(lent) | Slot::Retired(lent) => Some(lent),
+            Slot::Free | Slot::Taken | Slot::Unclear => None,
+        }
+    }
+
+    pub(super) fn is_retired(&self, id: SegmentId) -> bool {
+        matches!(self.slots.get(id.0 as usize), Some(Slot::Retired(_)))
+    }
+
+    /// A block of a segment ends.
+    pub(super) fn give(&mut self, id: SegmentId, offset: u64, bytes: u64) {
+        let free = match self.slots.get(id.0 as usize) {
+            Some(Slot::Lent(_)) => &mut self.free,
+            Some(Slot::Orphaned(_)) => &mut self.withheld,
+            // A retired segment is used no more.
+            _ => return,
+        };
+        free.give(id.0, offset, bytes);
+        self.usage.remove(bytes);
+    }
+
+    /// The block of an adopted segment ends. Returns the segment, to be dropped without the lock,
+    /// and the daemon to which its number must be released.
+    pub(super) fn end_adopted(&mut self, id: SegmentId) -> (Option<Slot>, Option<Arc<Daemon>>) {
+        let bytes = self.of_block(id).map_or(0, |lent| lent.segment.bytes());
+        let (next, daemon) = match self.slots.get(id.0 as usize) {
+            Some(Slot::Lent(_)) => (Slot::Taken, Some(self.daemon.clone())),
+            // The next daemon may be about to get it.
+            Some(Slot::Orphaned(_)) => (Slot::Unclear, None),
+            _ => return (self.set(id, Slot::Free), None),
+        };
+        self.forget_adopted(bytes);
+        (self.set(id, next), daemon)
+    }
+
+    /// An adopted segment of this size no longer counts.
+    pub(super) fn forget_adopted(&mut self, bytes: u64) {
+        self.stats.adopted_bytes -= bytes;
+        self.stats.adopted -= 1;
+    }
+
+    /// The segments that the daemon has, with their numbers.
     pub(super) fn lent(&self) -> impl Iterator<Item = (SegmentId, &Lent)> {
         (0..).map(SegmentId).zip(&self.slots).filter_map(|(id, slot)| match slot {
             Slot::Lent(lent) => Some((id, &**lent)),
-            Slot::Free | Slot::Taken => None,
+            _ => None,
         })
     }
 
     /// Takes segments without blocks out of use until `excess` bytes less are reserved, if there
     /// are enough. Their numbers stay taken.
-    pub(super) fn retire(&mut self, excess: u64) -> Vec<SegmentId> {
+    fn unused(&mut self, excess: u64) -> Vec<(SegmentId, Option<Slot>)> {
         let is_empty = |(id, lent): (SegmentId, &Lent)| {
             let bytes = lent.segment.bytes();
-            let may_go = lent.mapped.is_none() && !lent.pinned.load(Relaxed);
+            let may_go = lent.adopted.is_none() && !lent.pinned.load(Relaxed);
             (may_go && self.free.is_whole(id.0, bytes)).then_some((bytes, id))
         };
-        let retired = to_give_back(self.lent().filter_map(is_empty).collect(), excess);
-        for id in &retired {
-            let bytes = self.get(*id).map_or(0, |lent| lent.segment.bytes());
-            self.free.remove_segment(id.0, bytes);
+        let unused = to_give_back(self.lent().filter_map(is_empty).collect(), excess);
+        let mut taken_out = Vec::new();
+        for id in unused {
+            let bytes = self.get(id).map_or(0, |lent| lent.segment.bytes());
+            self.free.remove_segment(id.0);
             self.stats.segments -= 1;
             self.stats.reserved -= bytes;
+            taken_out.push((id, self.set(id, Slot::Taken)));
         }
-        retired
+        taken_out
     }
 }
 
 pub(super) struct Shared {
     pub(super) config: ArenaConfig,
-    pub(super) register: Register,
-    pub(super) release: Release,
     /// Held while a segment is made and handed over: allocations that fit continue meanwhile.
     pub(super) growing: Mutex<()>,
     /// Held while memory of the program moves.
     pub(super) adopting: Mutex<()>,
+    /// Whether there has been a retired segment.
+    pub(super) has_retired: AtomicBool,
     pub(super) state: Mutex<ArenaState>,
+}
+
+/// What a segment is for.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Kind {
+    /// Blocks.
+    Arena,
+    /// Memory of the program.
+    Adopted,
 }
 
 /// A segment that the daemon has, before anything is in it.
 pub(super) struct Made {
     pub(super) id: SegmentId,
-    pub(super) segment: Segment,
-    pub(super) reserve: Reserve,
-    pub(super) fd: OwnedFd,
+    pub(super) new: Successor,
+    /// Which daemon.
+    pub(super) daemon: Arc<Daemon>,
 }
 
 impl Shared {
     /// Makes a segment and hands it over.
-    pub(super) fn make(
-        &self,
-        kind: &str,
-        bytes: u64,
-        config: &ArenaConfig,
-    ) -> Result<Made, ArenaError> {
-        let id = self.state.lock().take_number();
-        let made = self.make_as(id, kind, bytes, config);
-        match &made {
-            // The daemon may still get it, so the number is not used again.
-            Ok(_) | Err(ArenaError::Unanswered { .. }) => {}
-            Err(_) => drop(self.state.lock().set(id, Slot::Free)),
+    pub(super) fn make(&self, kind: Kind, bytes: u64) -> Result<Made, ArenaError> {
+        let mut state = self.state.lock();
+        let (id, daemon) = (state.take_number(), state.daemon.clone());
+        drop(state);
+        let made = self.create(id, kind, bytes).map_err(ArenaError::from).and_then(|new| {
+            daemon.hand_over(id, &new)?;
+            Ok(new)
+        });
+        match made {
+            Ok(new) => Ok(Made { id, new, daemon }),
+            Err(error) => {
+                let mut state = self.state.lock();
+                // The daemon may still get it, so the number is not used again while it lives.
+                let unclear = matches!(error, ArenaError::Unanswered { .. })
+                    && Arc::ptr_eq(&state.daemon, &daemon);
+                state.set(id, if unclear { Slot::Unclear } else { Slot::Free });
+                Err(error)
+            }
         }
-        made
     }
 
-    fn make_as(
+    /// Makes a segment. The daemon does not have it yet.
+    pub(super) fn create(
         &self,
         id: SegmentId,
-        kind: &str,
+        kind: Kind,
         bytes: u64,
-        config: &ArenaConfig,
-    ) -> Result<Made, ArenaError> {
-        let ArenaConfig { job, huge, .. } = config;
+    ) -> Result<Successor, SegmentError> {
+        let ArenaConfig { job, huge, .. } = &self.config;
+        let (kind, huge) = match (kind, *huge) {
+            (Kind::Arena, huge) => ("arena", huge),
+            // The program's addresses may not be aligned to the huge pages of the pool.
+            (Kind::Adopted, HugePages::Require) => ("adopted", HugePages::Advise),
+            (Kind::Adopted, huge) => ("adopted", huge),
+        };
         let name = format!("gradwire-{job}-{}-{kind}-{id}", std::process::id());
-        let (segment, fd) = Segment::create(&name, bytes, *huge)?;
-        let reserve = Reserve::of(&segment, fd.as_fd(), *huge)?;
-        let theirs =
-            fd.try_clone().map_err(|error| SegmentError::io("copy a descriptor", bytes, error))?;
-        let bytes = segment.bytes();
-        (self.register)(id, &segment, theirs).map_err(|error| match error {
+        let (segment, memory) = Segment::create(&name, bytes, huge)?;
+        let reserve = Reserve::of(&segment, memory.as_fd(), huge)?;
+        Ok(Successor { segment, reserve, memory })
+    }
+
+    /// Gives segments without blocks back until at most `limit` bytes are reserved.
+    pub(super) fn keep_at_most(&self, limit: impl Fn(&ArenaState) -> u64) {
+        let mut state = self.state.lock();
+        let excess = state.stats.reserved.saturating_sub(limit(&state));
+        let unused = state.unused(excess);
+        let daemon = state.daemon.clone();
+        drop(state);
+        for (id, old) in unused {
+            self.release(&daemon, id);
+            drop(old); // unmaps without holding our lock
+        }
+    }
+
+    /// Gives a segment back to its daemon. Only then its number is used again.
+    pub(super) fn release(&self, daemon: &Daemon, id: SegmentId) {
+        (daemon.release)(id);
+        self.state.lock().set(id, Slot::Free);
+    }
+}
+
+impl Daemon {
+    /// Hands a new segment over.
+    pub(super) fn hand_over(&self, id: SegmentId, new: &Successor) -> Result<(), ArenaError> {
+        let bytes = new.segment.bytes();
+        let theirs = new.memory.try_clone();
+        let theirs = theirs.map_err(|error| SegmentError::io("copy a descriptor", bytes, error))?;
+        (self.register)(id, &new.segment, theirs).map_err(|error| match error {
             RegisterError::Refused(source) => ArenaError::Register { segment: id, bytes, source },
             RegisterError::Unanswered(source) => {
                 ArenaError::Unanswered { segment: id, bytes, source }
             }
-        })?;
-        Ok(Made { id, segment, reserve, fd })
-    }
-
-    /// Gives segments back: the daemon first, so that their numbers are used again only afterwards.
-    pub(super) fn release_all(&self, retired: &[SegmentId]) {
-        for id in retired {
-            (self.release)(*id);
-            let old = self.state.lock().set(*id, Slot::Free);
-            drop(old); // unmaps without holding our lock
-        }
+        })
     }
 }

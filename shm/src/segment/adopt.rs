@@ -10,18 +10,21 @@
 //!
 //! The framework keeps the addresses: it, and not the segment, unmaps them when the array is freed.
 //! So before anything is mapped there, [`is_mapped`] checks that they are still exactly the mapping
-//! of that file.
+//! of that file. The same holds when the memory moves again, for another daemon (`renew`).
 
 use std::{
     convert::Infallible,
     mem::ManuallyDrop,
     ops::Range,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+        unix::fs::MetadataExt,
+    },
     ptr::{self, NonNull},
 };
 
 use procfs::process::{MMPermissions, Process};
-use rustix::mm::MremapFlags;
+use rustix::{io::Errno, mm::MremapFlags};
 
 use super::{HUGE_PAGE, Segment, SegmentError, parallel};
 
@@ -32,14 +35,69 @@ pub(crate) struct Mapped {
     inode: u64,
 }
 
+impl Mapped {
+    fn new(device: u64, inode: u64) -> Self {
+        Self { device: (rustix::fs::major(device) as i32, rustix::fs::minor(device) as i32), inode }
+    }
+}
+
+/// The memory of a framework in which a segment is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Adopted {
+    /// The file of the segment.
+    file: Mapped,
+    /// The framework's descriptor, which refers to that file until it is closed.
+    fd: RawFd,
+}
+
+impl Adopted {
+    /// Whether these addresses are exactly the memory.
+    pub(crate) fn is_at(&self, start: usize, bytes: u64) -> bool {
+        is_mapped(start, bytes, self.file)
+    }
+
+    /// Refuses addresses that are not exactly the memory any more.
+    pub(super) fn check(&self, address: usize, bytes: u64) -> Result<(), SegmentError> {
+        let gone = SegmentError::NotAMapping { address, bytes, fd: self.fd };
+        self.is_at(address, bytes).then_some(()).ok_or(gone)
+    }
+
+    /// Puts a segment with the same bytes in the place of this memory, which is the segment `old`.
+    /// The framework's descriptor is redirected to the new `memory`, if it still refers to the old.
+    ///
+    /// Nobody unmaps the memory or closes the descriptor during the call.
+    ///
+    /// # Errors
+    /// [`SegmentError`] if the framework has unmapped it. Then nothing has changed.
+    pub(super) fn replace(
+        &mut self,
+        old: &Segment,
+        new: Segment,
+        memory: &OwnedFd,
+    ) -> Result<(), SegmentError> {
+        let (start, bytes) = (old.as_ptr().addr(), old.bytes());
+        self.check(start, bytes)?;
+        let file = file_behind(memory.as_fd())?;
+        old.replace(new)?;
+        // The framework may have closed the descriptor, and opened another file with its number.
+        let behind = std::fs::metadata(format!("/proc/self/fd/{}", self.fd));
+        if behind.is_ok_and(|stat| Mapped::new(stat.dev(), stat.ino()) == self.file) {
+            // SAFETY: it is open and refers to the old memory, which this process does not map any
+            // more. By the contract it stays open during the call.
+            unsafe { redirect(BorrowedFd::borrow_raw(self.fd), memory, bytes) };
+        }
+        self.file = file;
+        Ok(())
+    }
+}
+
 fn file_behind(fd: BorrowedFd<'_>) -> Result<Mapped, SegmentError> {
     let stat = rustix::fs::fstat(fd).map_err(|errno| SegmentError::system("stat", 0, errno))?;
-    let device = (rustix::fs::major(stat.st_dev) as i32, rustix::fs::minor(stat.st_dev) as i32);
-    Ok(Mapped { device, inode: stat.st_ino })
+    Ok(Mapped::new(stat.st_dev, stat.st_ino))
 }
 
 /// Whether these addresses are exactly mappings of this file, all of it readable and writable.
-pub(crate) fn is_mapped(start: usize, bytes: u64, file: Mapped) -> bool {
+fn is_mapped(start: usize, bytes: u64, file: Mapped) -> bool {
     let Ok(maps) = Process::myself().and_then(|process| process.maps()) else { return false };
     let start = start as u64;
     let Some(end) = start.checked_add(bytes) else { return false };
@@ -59,7 +117,7 @@ pub(crate) fn is_mapped(start: usize, bytes: u64, file: Mapped) -> bool {
 }
 
 /// Where contents are. Threads copy parts of them that don't overlap.
-struct Contents(*const u8);
+pub(super) struct Contents(pub(super) *const u8);
 
 // SAFETY: whoever makes one promises that the contents do not change while it is used.
 unsafe impl Sync for Contents {}
@@ -69,7 +127,7 @@ impl Contents {
     ///
     /// # Safety
     /// There are `bytes` bytes of them, which are not in the segment. Nobody else uses the segment.
-    unsafe fn copy_to(&self, segment: &Segment, bytes: u64) -> Result<(), SegmentError> {
+    pub(super) unsafe fn copy_to(&self, segment: &Segment, bytes: u64) -> Result<(), SegmentError> {
         let outside = SegmentError::OutOfRange { bytes, max: segment.bytes() };
         segment.range(0, bytes).ok_or(outside)?;
         let copied = parallel::in_shares(0..bytes, |Range { start, end }| {
@@ -102,7 +160,7 @@ pub(crate) unsafe fn move_to(
     bytes: u64,
     fd: BorrowedFd<'_>,
     contents: NonNull<u8>,
-) -> Result<Mapped, SegmentError> {
+) -> Result<Adopted, SegmentError> {
     let (address, size) = (start.addr().get(), segment.bytes());
     let file = file_behind(fd)?;
     let page = rustix::param::page_size() as u64;
@@ -134,6 +192,18 @@ pub(crate) unsafe fn move_to(
     moved.map_err(|errno| SegmentError::system("take the place of memory", size, errno))?;
     segment.start = start;
     segment.unmaps = false;
+    // SAFETY: the descriptor is open while it is borrowed. By the contract nothing else relies on
+    // the file behind it.
+    unsafe { redirect(fd, memory, bytes) };
+    Ok(Adopted { file: mapped, fd: fd.as_raw_fd() })
+}
+
+/// Makes a descriptor of an old file refer to `memory`, so that the old file takes no memory any
+/// more.
+///
+/// # Safety
+/// Nothing relies on the file behind the descriptor.
+unsafe fn redirect(fd: BorrowedFd<'_>, memory: &OwnedFd, bytes: u64) {
     let old = fd.try_clone_to_owned();
     // SAFETY: the descriptor is open while it is borrowed, and is not closed here (`ManuallyDrop`).
     // By the contract nothing else relies on the file behind it.
@@ -143,7 +213,34 @@ pub(crate) unsafe fn move_to(
     if let Ok(old) = old {
         close(old, bytes);
     }
-    Ok(mapped)
+}
+
+/// Writes the bytes at `start` to the beginning of a file. The kernel reads them: if the program
+/// unmaps them meanwhile, that is an error and not a signal.
+///
+/// # Errors
+/// [`SegmentError`] if they are not mapped, or if the kernel refuses it.
+///
+/// # Safety
+/// Nobody writes to the bytes during the call.
+pub(super) unsafe fn write(
+    fd: BorrowedFd<'_>,
+    start: *const u8,
+    bytes: u64,
+) -> Result<(), SegmentError> {
+    let failed = |errno| SegmentError::system("copy memory", bytes, errno);
+    let mut at = 0;
+    while at < bytes {
+        let from = start.wrapping_add(at as usize);
+        // SAFETY: the caller has found the bytes mapped and promises that nobody writes to them.
+        // Only the kernel reads them.
+        let rest = unsafe { std::slice::from_raw_parts(from, (bytes - at) as usize) };
+        match rustix::io::retry_on_intr(|| rustix::io::pwrite(fd, rest, at)).map_err(failed)? {
+            0 => return Err(failed(Errno::NOSPC)),
+            written => at += written as u64,
+        }
+    }
+    Ok(())
 }
 
 /// Closes the old file. Freeing its pages takes longer than the copy, so nobody waits for it.
@@ -170,7 +267,7 @@ mod tests {
     struct Adopted {
         segment: Segment,
         reserve: Reserve,
-        mapped: Mapped,
+        place: super::Adopted,
         fd: OwnedFd,
     }
 
@@ -180,8 +277,8 @@ mod tests {
         let reserve = Reserve::of(&segment, fd.as_fd(), HugePages::Never)?;
         let start = NonNull::new(ptr::with_exposed_provenance_mut(start)).unwrap();
         // SAFETY: only this thread uses the memory and the file, and it unmaps the memory last.
-        let mapped = unsafe { move_to(&mut segment, &fd, start, bytes, file, start) }?;
-        Ok(Adopted { segment, reserve, mapped, fd })
+        let place = unsafe { move_to(&mut segment, &fd, start, bytes, file, start) }?;
+        Ok(Adopted { segment, reserve, place, fd })
     }
 
     /// Memory of a framework: a mapped file, not sealed. Unmapped on drop.
@@ -322,8 +419,8 @@ mod tests {
         let memory = Framework::new(4096);
         let adopted = memory.adopt().unwrap();
         let start = memory.start.expose_provenance();
-        assert!(is_mapped(start, 4096, adopted.mapped));
+        assert!(adopted.place.is_at(start, 4096));
         drop(memory);
-        assert!(!is_mapped(start, 4096, adopted.mapped));
+        assert!(!adopted.place.is_at(start, 4096));
     }
 }

@@ -125,6 +125,22 @@ impl Reserve {
         Ok(())
     }
 
+    /// Takes over the mapping of `new`, the reserve of the memory that `put` puts in the place of
+    /// the segment.
+    ///
+    /// # Errors
+    /// The error of `put`. Then nothing has changed.
+    pub(super) fn renew<T, E>(
+        &self,
+        new: Self,
+        put: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut start = self.start.lock();
+        let done = put()?;
+        std::mem::swap(&mut *start, &mut new.start.lock());
+        Ok(done)
+    }
+
     /// Whether it has replaced the shared mapping.
     pub(crate) fn is_used(&self) -> bool {
         self.start.lock().is_none()
