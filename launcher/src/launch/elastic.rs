@@ -1,4 +1,4 @@
-//! The rules of an elastic job, from the options of `gradwire run`; contradictions are refused. Pure.
+//! The rules of an elastic job, from the options of `gradwire run`. Pure.
 
 use std::time::Duration;
 

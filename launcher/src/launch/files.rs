@@ -89,7 +89,7 @@ impl Files {
         Ok(())
     }
 
-    /// Writes a line to the file of its source, if it has one. The ranks and daemons that an elastic
+    /// Writes a line to the file of its source, if it has one. Ranks and daemons that an elastic
     /// job starts later get theirs with their first line.
     ///
     /// # Errors

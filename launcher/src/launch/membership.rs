@@ -1,9 +1,9 @@
-//! Which workers of an elastic job form the next epoch, and which processes are to be started. Pure.
+//! Which workers of an elastic job form the next epoch, and which processes to start. Pure.
 //!
-//! A host has *slots*, each with room for one worker. A *newcomer* waits until an epoch includes it;
-//! a *survivor* was in one. The end of a worker by its own fault quarantines its slot, and the loss
-//! of an agent its host: nothing starts there for a time that doubles with each fault in a row. A
-//! worker whose host or slot is taken off the list *leaves*; that is not a fault.
+//! A host has *slots*, each with room for one worker. A *newcomer* waits until an epoch includes
+//! it; a *survivor* was in one. The end of a worker by its own fault quarantines its slot, and the
+//! loss of an agent its host: nothing starts there for a time that doubles with each fault in a
+//! row. A worker whose host or slot is taken off the list *leaves*; that is not a fault.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -2,11 +2,12 @@
 //! processes that train. The next epoch gets new daemons and consists of the processes that live.
 //!
 //! ```text
-//! Running ─ a loss ─► Gathering ─► Ending ─ its daemons have ended ─► Assembling ─ enough ranks ─┐
-//!    ▲  └─ its daemons leave for a change ─▲                            │ a rank has succeeded    │
-//!    │                                                                  ▼                        │
-//!    └── all serve ── Daemons ◄── First ◄──────────────────────────  Finishing       a new epoch │
-//!                                   ▲────────────────────────────────────────────────────────────┘
+//! Running ─ a loss ─► Gathering ─► Ending ─ all daemons have ended ─► Assembling
+//!    ▲  └─ all daemons leave ────────▲                                 │      │
+//!    │                                             a rank has succeeded │      │ enough ranks
+//!    │                                                                  ▼      ▼
+//!    │                                            Leaving ◄───── Finishing   First
+//!    └──────────────────── all serve ─────────────────────────── Daemons ◄─────┘
 //! ```
 //!
 //! A daemon of the next epoch starts after the agent has reported the end of the one before, so

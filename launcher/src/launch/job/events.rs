@@ -30,7 +30,7 @@ pub enum Event {
     Exited { node: usize, role: Role, pid: u32, end: ProcessEnd, at: Duration, tail: Vec<String> },
     /// A training process waits for an epoch that includes it.
     Waiting { node: usize, worker: u32 },
-    /// The hosts that the discovery script lists, or the reason why there is no list.
+    /// The hosts that the discovery script lists, or what is wrong with its output.
     Listed(Result<Vec<Host>, String>),
     /// Everything on a host has ended.
     Stopped { node: usize },
