@@ -39,8 +39,8 @@ impl Session {
         let session = self.inner.clone();
         let Rejoined { epoch, newcomers, vote, .. } =
             interruptible::run(py, "gw-rejoin", move |cancel| {
-                // SAFETY: the caller of this method has to ensure it, as its documentation says. The
-                // package calls it from the program's training loop, whose threads then wait.
+                // SAFETY: the caller of this method ensures it, as its documentation says: the
+                // package calls it from the training loop, while its other threads wait.
                 unsafe { session.rejoin_unless(&cancel) }
             })?;
         Ok((epoch, newcomers, vote))

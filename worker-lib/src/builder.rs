@@ -25,7 +25,8 @@ use crate::{
     panics,
     rejoin::{self, Elastic},
     session::{Limits, Session},
-    shared::{Counts, Shared},
+    shared::Shared,
+    stats::Counts,
     waits::{self, Limit},
 };
 

@@ -198,3 +198,6 @@ impl Past {
         outcome
     }
 }
+
+#[cfg(test)]
+mod tests;

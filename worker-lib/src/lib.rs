@@ -146,6 +146,7 @@ mod shared;
 mod sizes;
 mod sparse;
 pub mod starters;
+mod stats;
 mod stuck;
 mod task;
 mod tickets;
@@ -183,8 +184,8 @@ pub use options::{
     ReduceScatterOptions, ScatterOptions, SendOptions, SparseOptions,
 };
 pub use process_set::ProcessSet;
-pub use rejoin::Rejoined;
-pub use session::{ArenaStats, Session, Stats};
-pub use shared::Change;
+pub use rejoin::{Change, Rejoined};
+pub use session::Session;
 pub use sparse::{Number, SparseReduced, SparseRows};
+pub use stats::{ArenaStats, Stats};
 pub use stuck::EndlessWait;

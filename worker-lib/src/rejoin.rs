@@ -19,10 +19,7 @@ use std::{
     time::Duration,
 };
 
-use gradwire_proto::{
-    Epoch, ProcessSetId,
-    pb::{self, worker_message::Message},
-};
+use gradwire_proto::{Epoch, ProcessSetId, pb::worker_message::Message};
 use parking_lot::Mutex;
 
 use crate::{
@@ -34,7 +31,7 @@ use crate::{
     launch::Launch,
     options::{AllgatherOptions, Common},
     session::Session,
-    shared::{Change, Shared, gives_up},
+    shared::{Shared, gives_up},
     waits::{self, Limit},
 };
 
@@ -43,6 +40,16 @@ const SLICE: Duration = Duration::from_millis(50);
 
 /// The name of the first operation of an epoch.
 const NAME: &str = "gradwire.epoch";
+
+/// A change of the membership that the launcher of an elastic job wants. The next epoch begins with
+/// it: see [`Session::pending_change`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Change {
+    /// Processes wait for the next epoch.
+    pub added: bool,
+    /// Some processes or hosts should leave.
+    pub removed: bool,
+}
 
 /// What the program needs to know of the epoch that it has joined.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -324,8 +331,8 @@ impl Membership {
             // The program wants it, or can try again: the other ranks go on without this one.
             GradwireError::Closed | GradwireError::Timeout { .. } => self.leave(),
             error => {
-                let reason = gives_up(format!("it could not join the job again: {error}"), None);
-                let _ = self.end(Message::GiveUp(pb::GiveUp { ..reason }));
+                let reason = format!("it could not join the job again: {error}");
+                let _ = self.end(Message::GiveUp(gives_up(reason, None)));
             }
         }
         // Nobody else uses it.

@@ -12,7 +12,7 @@ use gradwire_proto::{
     Compression, DType, Failure, FailureKind, JobId, Shape,
     pb::{self, worker_message::Message},
 };
-use gradwire_shm::arena::{self, Arena};
+use gradwire_shm::arena::Arena;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::{
@@ -27,8 +27,9 @@ use crate::{
     panics,
     process_set::ProcessSet,
     rejoin::Elastic,
-    shared::{Counts, Shared, gives_up},
+    shared::{Shared, gives_up},
     sizes,
+    stats::{Counts, Stats},
 };
 
 /// A rank of a job, attached to its node's daemon. Cheap to clone; clones are the same rank. It
@@ -71,54 +72,6 @@ pub(crate) struct Limits {
     pub(crate) any_thread: bool,
     /// When gradients are compared by value.
     pub(crate) check_gradients: CheckGradients,
-}
-
-/// Counters of a session. Counts that only grow are `u64`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Stats {
-    /// Submitted operations.
-    pub operations: u64,
-    /// Operations in flight.
-    pub in_flight: usize,
-    /// Bytes of the tensors of all submitted operations.
-    pub bytes: u64,
-    /// The part of `bytes` that was copied from ordinary memory.
-    pub copied_bytes: u64,
-    /// Sparse allreduces that moved rows.
-    pub sparse_rows: u64,
-    /// Sparse allreduces that moved the dense tensor, because that was smaller.
-    pub sparse_dense: u64,
-    /// The use of the shared memory.
-    pub arena: ArenaStats,
-}
-
-/// The shared memory of a session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ArenaStats {
-    /// Segments, without adopted ones.
-    pub segments: usize,
-    /// Adopted segments.
-    pub adopted: usize,
-    /// Bytes of the adopted segments.
-    pub adopted_bytes: usize,
-    /// Bytes of all other segments.
-    pub reserved: usize,
-    /// Bytes of tensors that are alive, rounded up to 64.
-    pub used: usize,
-}
-
-impl From<arena::ArenaStats> for ArenaStats {
-    fn from(stats: arena::ArenaStats) -> Self {
-        Self {
-            segments: stats.segments as usize,
-            adopted: stats.adopted as usize,
-            adopted_bytes: stats.adopted_bytes as usize,
-            reserved: stats.reserved as usize,
-            used: stats.used as usize,
-        }
-    }
 }
 
 fn same_process(made_in: u32, used_in: u32) -> Result<()> {

@@ -19,13 +19,13 @@ use std::{
     os::{fd::OwnedFd, unix::net::UnixStream},
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
 
 use gradwire_proto::{
-    Collective, Ending, Failure, FailureKind, ProcessSetId, Request, TensorName,
+    Ending, Failure, FailureKind, ProcessSetId, Request,
     pb::{self, worker_message::Message},
 };
 use gradwire_shm::{
@@ -39,8 +39,9 @@ use crate::{
     error::{GradwireError, Result},
     link,
     memory::{Keep, Output},
-    naming::MESSAGES,
+    rejoin::Change,
     segments::Segments,
+    stats::Counts,
     tickets::{self, Key, NoTicket, Tickets},
     waiters::{LOOK_AROUND, Waiters},
     wakers::Wakers,
@@ -64,26 +65,6 @@ impl Prepared {
     pub(crate) fn ticket(&self) -> u64 {
         self.submission.ticket
     }
-}
-
-/// What a session counts, over all epochs.
-#[derive(Debug, Default)]
-pub(crate) struct Counts {
-    operations: AtomicU64,
-    bytes: AtomicU64,
-    copied_bytes: AtomicU64,
-    /// Sparse allreduces that moved rows, and that moved the dense tensor.
-    pub(crate) sparse: [AtomicU64; 2],
-}
-
-/// A change of the membership that the launcher of an elastic job wants. The next epoch begins with
-/// it: see [`Session::pending_change`](crate::Session::pending_change).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Change {
-    /// Processes wait for the next epoch.
-    pub added: bool,
-    /// Some processes or hosts should leave.
-    pub removed: bool,
 }
 
 /// The state that the threads of a session share.
@@ -320,7 +301,9 @@ impl Shared {
         let key = (ProcessSetId(*process_set), name.clone());
         let opened = self.tickets.lock().open(key, request, movable, memory);
         submission.ticket = opened.map_err(|refused| match refused {
-            NoTicket::InFlight { number, request: first } => twice(name, number, &first, request),
+            NoTicket::InFlight { number, request: first } => {
+                GradwireError::Invalid(tickets::twice(name, number, &first, request))
+            }
             // The end is visible once the memory is taken back.
             NoTicket::Closed => self.error_of(self.end.wait()),
         })?;
@@ -542,40 +525,4 @@ impl Drop for Unwatched<'_> {
         self.0.watched.store(false, Relaxed);
         self.0.control.wake_all();
     }
-}
-
-/// The error for a name that is already in flight.
-fn twice(name: &TensorName, number: u64, first: &Request, second: &Request) -> GradwireError {
-    if second.collective == Collective::SendReceive {
-        // The program does not choose the names of messages.
-        return GradwireError::Invalid(format!(
-            "message '{name}', {MESSAGES} messages ago, is still in flight, and two ranks can't \
-             have more with one tag; wait for some of them first"
-        ));
-    }
-    GradwireError::Invalid(format!(
-        "tensor '{name}' is already in flight on this rank: {} was submitted as operation {number} \
-         and has not ended, and now {} has the same name; wait for the first one, or use \
-         different names",
-        described(first),
-        described(second),
-    ))
-}
-
-/// A request in a few words.
-fn described(request: &Request) -> String {
-    let Request { collective, dtype, shape, reduce_op, root, .. } = request;
-    let how = match collective {
-        Collective::Allreduce | Collective::ReduceScatter => format!(" ({reduce_op})"),
-        Collective::Reduce => format!(" ({reduce_op}, root {root})"),
-        Collective::Broadcast | Collective::Gather | Collective::Scatter => {
-            format!(" (root {root})")
-        }
-        _ => String::new(),
-    };
-    let more = match request.more.len() {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    format!("{collective}{how} of {dtype} {shape}{more}")
 }

@@ -23,7 +23,8 @@ use crate::{
     error::{GradwireError, Result},
     launch::Launch,
     link::{self, Greeted, World},
-    shared::{Counts, Shared},
+    shared::Shared,
+    stats::Counts,
 };
 
 /// The pauses between two attempts.
@@ -125,16 +126,18 @@ pub(crate) fn attach_after(
     limit: &Limit<'_>,
 ) -> Result<(Arc<Shared>, World)> {
     let told = Cell::new(after != Epoch(0));
-    let mut pause = FIRST_PAUSE;
+    let (mut pause, mut seen) = (FIRST_PAUSE, String::new());
     loop {
-        let seen = match attempt(after, launch, counts, limit) {
+        match attempt(after, launch, counts, limit) {
             Ok(attached) => return Ok(attached),
             Err(NotYet::Error(error)) => {
                 limit.check("")?;
                 return Err(error);
             }
-            Err(NotYet::Later(seen)) => seen,
-        };
+            // At the deadline an attempt is cut short and has seen nothing new.
+            Err(NotYet::Later(_)) if limit.left().is_zero() && !seen.is_empty() => {}
+            Err(NotYet::Later(now)) => seen = now,
+        }
         limit.check(&seen)?;
         if !told.replace(true) {
             tell_launcher(&launch.stderr);

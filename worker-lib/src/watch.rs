@@ -20,8 +20,9 @@ use gradwire_shm::{arena::Arena, handover::HandoverError};
 use crate::{
     error::GradwireError,
     link::{self, LinkError},
+    rejoin::Change,
     results,
-    shared::{Change, Shared, Unwatched},
+    shared::{Shared, Unwatched},
 };
 
 /// The names of a session's threads. None of them starts operations.

@@ -168,6 +168,15 @@ impl FakeDaemon {
         *self.world.last_answer.lock().unwrap() = Some((name.to_owned(), ranks.to_vec()));
     }
 
+    /// Waits until that operation has ended.
+    pub(crate) fn until_answered(&self) {
+        let begin = Instant::now();
+        while self.world.last_answer.lock().unwrap().is_some() {
+            assert!(begin.elapsed() < Duration::from_secs(20), "the operation has not ended");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Tells all ranks that the launcher wants to change the membership.
     pub(crate) fn wants(&self, added: bool, removed: bool) {
         for peer in self.world.peers.lock().unwrap().values() {

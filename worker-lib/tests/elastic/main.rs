@@ -1,13 +1,20 @@
 //! Sessions that outlive epochs, against fake daemons: each epoch has another one.
 
 #[expect(dead_code, reason = "other tests use the rest of it")]
+#[path = "../fake/mod.rs"]
 mod fake;
 
-use std::{sync::mpsc, thread, time::Duration};
+mod ends;
+mod memory;
+mod sets;
+mod votes;
+
+use std::{sync::Barrier, thread, time::Duration};
 
 use fake::FakeDaemon;
 use gradwire_worker::{
-    AllreduceOptions, GradwireError, ProcessSet, ReduceOp, Rejoined, Session, Tensor,
+    AllreduceOptions, BarrierOptions, BroadcastOptions, GradwireError, ProcessSet, ReduceOp,
+    Rejoined, Session, Tensor,
 };
 
 /// Calls `rejoin`.
@@ -36,6 +43,12 @@ fn on_each<T: Send, R: Send>(items: Vec<T>, body: impl Fn(usize, T) -> R + Sync)
         let threads: Vec<_> = items.map(|(at, item)| scope.spawn(move || body(at, item))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
+}
+
+/// Fails with the end of the epoch.
+fn until_lost(session: &Session) {
+    let error = session.barrier_with(BarrierOptions::named("until lost")).unwrap_err();
+    assert!(error.is_recoverable(), "{error}");
 }
 
 /// Adds up a number of each rank.
@@ -82,31 +95,44 @@ fn survivors_go_on_with_their_memory() {
         assert_eq!(session.global_process_set().ranks(), [0, 1]);
         (session, tensor)
     });
-    // A second time, with a newcomer, and without a loss: all ranks leave the epoch.
-    drop(ranks.iter().map(|(session, _)| session.clone()).collect::<Vec<_>>());
-    let (begun, begins) = mpsc::channel();
+    on_each(ranks, |_, (session, _)| session.shutdown().unwrap());
+    drop(daemon);
+}
+
+#[test]
+fn newcomers_wait_for_an_epoch_that_has_them() {
+    let daemon = FakeDaemon::elastic(&[4, 5]);
+    let sessions = attach(&daemon, &[4, 5]);
+    let (new, impatient) = (daemon.worker(9), daemon.worker(8));
+    let error = impatient.elastic_timeout(Duration::from_millis(300)).attach().unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("with this process (worker 8)"), "{text}");
+    assert!(text.contains("(epoch 1 does not include this process) did not happen"), "{text}");
+    let new = thread::spawn(move || new.attach().unwrap());
+    // Without a loss, all ranks leave the epoch.
+    let left = Barrier::new(3);
     thread::scope(|scope| {
         let old = scope.spawn(|| {
-            on_each(ranks, |at, (session, mut tensor)| {
-                begun.send(()).unwrap();
+            on_each(sessions, |at, session| {
+                // Other numbers of unnamed operations than a newcomer has made.
+                session.barrier().unwrap();
+                left.wait();
                 let rejoined = rejoin(&session).unwrap();
-                assert_eq!((rejoined.epoch, rejoined.newcomers), (3, true));
+                assert_eq!((rejoined.epoch, rejoined.newcomers), (2, true));
                 assert_eq!((session.rank(), session.size()), (at as u32, 3));
-                assert_eq!(sum(&session, &mut tensor, None), 16.0);
-                session.shutdown().unwrap();
-            });
+                session
+            })
         });
-        let new = daemon.worker(9);
-        begins.recv().unwrap();
-        begins.recv().unwrap();
+        left.wait();
         thread::sleep(Duration::from_millis(100));
-        let _daemon = daemon.succeed(&[4, 5, 9]);
-        let session = new.attach().unwrap();
-        assert_eq!((session.rank(), session.epoch()), (2, 3));
-        let mut own = session.zeros::<f32>(&[3000]).unwrap();
-        own.fill(10.0);
-        assert_eq!(sum(&session, &mut own, None), 16.0);
-        session.shutdown().unwrap();
-        old.join().unwrap();
+        let daemon = daemon.succeed(&[4, 5, 9]);
+        let mut sessions = old.join().unwrap();
+        sessions.push(new.join().unwrap());
+        on_each(sessions, |at, session| {
+            assert_eq!((session.rank(), session.epoch()), (at as u32, 2));
+            assert_eq!(session.barrier_async().unwrap().name().as_str(), "barrier.#1");
+            session.shutdown().unwrap();
+        });
+        drop(daemon);
     });
 }
