@@ -187,7 +187,7 @@ mod tests {
             let mut hosts = parse_servers("s", &parse_list(list).unwrap_or_default()).unwrap();
             let np = super::spread(&mut hosts, bench(line).common());
             let nodes = Plan::nodes(&hosts, np).unwrap();
-            nodes.into_iter().map(|node| (node.host, node.ranks)).collect::<Vec<_>>()
+            nodes.iter().map(|node| (node.host.clone(), node.ranks())).collect::<Vec<_>>()
         };
         let nodes = |all: &[(&str, u32)]| -> Vec<_> {
             all.iter().map(|&(host, ranks)| (host.to_owned(), ranks)).collect()

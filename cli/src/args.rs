@@ -4,7 +4,7 @@ use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand};
 use gradwire_bench::args::Bench;
-use gradwire_launcher::args::{JobOptions, SettingsOptions};
+use gradwire_launcher::args::{ElasticOptions, JobOptions, SettingsOptions};
 
 use crate::{algorithms, doctor, explain, lab, role::Role, status, trace};
 
@@ -22,7 +22,7 @@ pub struct Cli {
 pub enum Command {
     /// Run a program as the ranks of a job, on one or several hosts.
     #[command(after_help = "Example: gradwire run -np 4 -H node1:2,node2:2 -- python train.py")]
-    Run(Run),
+    Run(Box<Run>),
     /// Measure collectives and check every result.
     #[command(subcommand, after_help = "Example: gradwire bench allreduce -np 4 --end 64M")]
     Bench(Measurement),
@@ -132,6 +132,9 @@ pub struct Run {
     /// Show what would be started, and start nothing.
     #[arg(long)]
     pub dry_run: bool,
+    /// How its membership may change.
+    #[command(flatten)]
+    pub elastic: ElasticOptions,
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub command: Vec<OsString>,

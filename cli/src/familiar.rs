@@ -74,7 +74,7 @@ impl<'a> Own<'a> {
         if let Some(long) = word.strip_prefix("--") {
             let (name, value) = long.split_once('=').map_or((long, false), |(n, _)| (n, true));
             return match self.long(name) {
-                Some(arg) => Some(usize::from(takes(arg) && !value)),
+                Some(arg) => Some(if takes(arg) && !value { words_of(arg) } else { 0 }),
                 None => (name == "help").then_some(0),
             };
         }
@@ -90,6 +90,11 @@ impl<'a> Own<'a> {
         }
         Some(0)
     }
+}
+
+/// How many words the value of an option has.
+fn words_of(arg: &Arg) -> usize {
+    arg.get_num_args().map_or(1, |words| words.max_values())
 }
 
 /// Replaces options of other launchers by those of `cli`, up to the program that `gradwire run`
@@ -254,7 +259,7 @@ mod tests {
         let words = line.split(' ').map(OsString::from).collect();
         let words = translate(&Cli::command(), words).unwrap();
         match Cli::try_parse_from(words).unwrap().command {
-            crate::args::Command::Run(run) => run,
+            crate::args::Command::Run(run) => *run,
             other => panic!("{other:?}"),
         }
     }
@@ -325,6 +330,10 @@ mod tests {
             ("run -env A 1 -- train", "run --variable A=1 -- train"),
             ("run --bind-to none --oversubscribe -q train", "run train"),
             ("run --set a.b=-np -v train", "run --set a.b=-np -v train"),
+            (
+                "run --min-np 1 --blacklist-cooldown-range 1 9 -np 2 train -np 7",
+                "run --min-np 1 --blacklist-cooldown-range 1 9 --np 2 train -np 7",
+            ),
             ("run -vh", "run -vh"),
             ("bench barrier -np 2 -i 3", "bench barrier --np 2 -i 3"),
             ("doctor -hostfile h --json", "doctor --hostfile h --json"),
@@ -345,7 +354,7 @@ mod tests {
             ("run --mca a b train", "does not use MPI"),
             ("run --cycle-time-ms 1 train", "works without cycles"),
             ("run --log-level loud train", "--log-level loud: "),
-            ("run --max-restarts 3 train", "a failed rank ends the job"),
+            ("run --max-restarts 3 train", "with --min-np N the job continues"),
             ("run -hostfil x", "unexpected option '-hostfil' hint: long options"),
             ("run -hostfile", "-hostfile needs a value"),
             ("bench barrier -x A=1", "-x is an option of mpirun hint: this command has no -x"),

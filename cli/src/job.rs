@@ -3,16 +3,20 @@
 use std::{io::ErrorKind, path::PathBuf, pin::pin, process::ExitCode, time::Duration};
 
 use gradwire_launcher::{
-    args::JobOptions,
+    args::{ElasticOptions, JobOptions},
     error::{CommandError, print_line},
     launch::{
         self, Options,
+        discovery::Script,
         hosts::{self, Host},
-        plan::Plan,
+        plan::{self, Plan},
     },
 };
-use gradwire_settings::{Loaded, Origin};
-use tokio::{sync::oneshot, time::timeout};
+use gradwire_settings::{Loaded, Origin, Settings};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep, timeout},
+};
 
 use crate::{
     process::{block_on, environment, load, log},
@@ -54,6 +58,50 @@ pub fn prepare(at: &JobOptions, flags: &[String]) -> Result<(Loaded, Vec<Host>),
     Ok((loaded, hosts))
 }
 
+/// The script that lists the hosts of an elastic job, and its first list: once that has enough
+/// slots for the fewest ranks of the job.
+///
+/// # Errors
+/// [`CommandError`] if the script fails, or lists too few slots until the time is over.
+pub fn discover(
+    options: &ElasticOptions,
+    np: Option<u32>,
+    settings: &Settings,
+) -> Result<Option<(Script, Vec<Host>)>, CommandError> {
+    let Some(path) = options.host_discovery_script.clone() else { return Ok(None) };
+    let script = Script { path, slots: options.slots_per_host.unwrap_or(1) };
+    let needed = options.min_np.or(np).unwrap_or(1).saturating_add(options.spares.unwrap_or(0));
+    let limit = settings.elastic.timeout;
+    block_on(async {
+        let begun = Instant::now();
+        let mut has_told = false;
+        loop {
+            let hosts = script.run().await.map_err(CommandError::usage)?;
+            let slots = hosts.iter().map(|host| u64::from(host.slots)).sum::<u64>();
+            if slots >= u64::from(needed) {
+                return Ok(Some((script, hosts)));
+            }
+            let lacks = format!(
+                "the host discovery script {} lists {}, but the job needs {needed}",
+                script.path.display(),
+                plan::count(slots, "slot"),
+            );
+            if begun.elapsed() >= limit {
+                let what = format!("{lacks}, within {:.0} s", limit.as_secs_f64());
+                return Err(CommandError::failed(what));
+            }
+            if !std::mem::replace(&mut has_told, true) {
+                let seconds = limit.as_secs_f64();
+                print_line(format_args!("gradwire: {lacks}: waiting up to {seconds:.0} s"));
+            }
+            sleep(LIST_AGAIN).await;
+        }
+    })?
+}
+
+/// The time between two runs of a discovery script that lists too few slots.
+const LIST_AGAIN: Duration = Duration::from_secs(1);
+
 /// What the launcher of a job writes besides the output of its ranks.
 #[derive(Debug, Default)]
 pub struct Files {
@@ -65,8 +113,9 @@ pub struct Files {
     pub trace: Option<PathBuf>,
 }
 
-/// Runs a job from its start to its end, and returns its exit code. `bare`: only the output of the
-/// ranks is shown, without a prefix.
+/// Runs a job from its start to its end, and returns its exit code. `discovery` is the script that
+/// lists its hosts, if there is one. `bare`: only the output of the ranks is shown, without a
+/// prefix.
 ///
 /// # Errors
 /// [`CommandError`] if the job can't be started.
@@ -75,6 +124,7 @@ pub fn start(
     loaded: &Loaded,
     at: &JobOptions,
     files: Files,
+    discovery: Option<(Script, Vec<Host>)>,
     bare: bool,
 ) -> Result<ExitCode, CommandError> {
     let (serving, served) = oneshot::channel();
@@ -82,6 +132,7 @@ pub fn start(
         output_dir: files.output_dir,
         metrics_sd: files.metrics_sd,
         serving: Some(serving),
+        discovery,
         verbose: at.verbose,
         bare,
         environment: environment(),

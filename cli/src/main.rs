@@ -10,7 +10,7 @@ use gradwire_cli::{
     algorithms,
     args::{Cli, Command, Config, Measurement, Run},
     cluster, doctor, explain, familiar, find,
-    job::{Files, prepare, start},
+    job::{Files, discover, prepare, start},
     lab::become_lab,
     process::{block_on, environment, load, print},
     show, status, top, trace,
@@ -18,7 +18,7 @@ use gradwire_cli::{
 use gradwire_doctor::findings::Status;
 use gradwire_launcher::{
     error::CommandError,
-    launch::{dry_run, places, plan::Plan},
+    launch::{dry_run, elastic::Elastic, places, plan::Plan},
 };
 use gradwire_services::launch::ITSELF;
 
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
 
 fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
     match cli.command {
-        Command::Run(run) => self::run(run),
+        Command::Run(run) => self::run(*run),
         Command::Bench(Measurement::Job(bench)) => self::bench(&bench),
         Command::Config(Config::Show { settings, all, explain, json }) => {
             let loaded = load(&settings, &[])?;
@@ -86,13 +86,21 @@ fn explain(options: explain::Options) -> Result<ExitCode, CommandError> {
 }
 
 fn run(run: Run) -> Result<ExitCode, CommandError> {
-    let (loaded, hosts) = prepare(&run.at, &[])?;
-    let nodes = Plan::nodes(&hosts, run.at.np)?;
+    let timeout = run.elastic.elastic_timeout.map(|ms| format!("elastic.timeout_ms={ms}"));
+    let (loaded, mut hosts) = prepare(&run.at, timeout.as_slice())?;
+    let discovery = discover(&run.elastic, run.at.np, &loaded.settings)?;
+    hosts.splice(0..0, discovery.iter().flat_map(|(_, found)| found.clone()));
+    let elastic = Elastic::new(&run.elastic, run.at.np, &hosts, &loaded.settings)?;
+    let nodes = match &elastic {
+        Some((elastic, first)) => Plan::nodes(&elastic.hosts, Some(*first))?,
+        None => Plan::nodes(&hosts, run.at.np)?,
+    };
     let mut words = run.command.into_iter();
     let program = words.next().filter(|program| program != ITSELF);
     let program = program.ok_or_else(|| CommandError::usage("the program's name is empty"))?;
     let mut plan = Plan::new(nodes, program, words, &loaded)?;
     let variables = run.variables.into_iter();
+    plan.elastic = elastic.map(|(elastic, _)| elastic);
     plan.exported = variables.filter_map(|(name, value)| Some((name, value?))).collect();
     if run.dry_run {
         let names: Vec<_> = plan.nodes.iter().map(|node| node.host.clone()).collect();
@@ -107,7 +115,8 @@ fn run(run: Run) -> Result<ExitCode, CommandError> {
     }
     let Run { output_dir, metrics_sd, trace, .. } = run;
     trace.as_deref().map_or(Ok(()), trace::check)?;
-    start(plan, &loaded, &run.at, Files { output_dir, metrics_sd, trace }, false)
+    let files = Files { output_dir, metrics_sd, trace };
+    start(plan, &loaded, &run.at, files, discovery, false)
 }
 
 /// A rank measures. Any other process starts ranks, which measure.
@@ -122,5 +131,5 @@ fn bench(bench: &Bench) -> Result<ExitCode, CommandError> {
     let words = bench::words(std::env::args_os().skip(1), &loaded)?;
     let plan = Plan::new(Plan::nodes(&hosts, np)?, ITSELF, words, &loaded)?;
     bench.check_size(plan.size())?;
-    start(plan, &loaded, &common.at, Files::default(), true)
+    start(plan, &loaded, &common.at, Files::default(), None, true)
 }

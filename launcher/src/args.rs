@@ -1,6 +1,6 @@
 //! The options of every command that starts a job or reads settings.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
 
@@ -56,6 +56,84 @@ pub struct JobOptions {
     /// Where settings come from.
     #[command(flatten)]
     pub settings: SettingsOptions,
+}
+
+/// How the membership of a job may change.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Elastic jobs")]
+pub struct ElasticOptions {
+    /// Continue after losses with at least N ranks.
+    ///
+    /// The ranks that live keep their processes. The default is -np.
+    ///
+    /// This, --max-np or --host-discovery-script makes a job elastic.
+    #[arg(long, visible_alias = "min-num-proc", value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub min_np: Option<u32>,
+    /// Grow to at most N ranks [default: -np].
+    ///
+    /// New processes start in free slots, and join at the next commit or step.
+    #[arg(long, visible_alias = "max-num-proc", value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_np: Option<u32>,
+    /// Keep N more processes ready to replace lost ranks.
+    ///
+    /// They wait in init() in slots that the ranks do not need.
+    #[arg(long, value_name = "N")]
+    pub spares: Option<u32>,
+    /// Program that prints hosts, run every second.
+    ///
+    /// A line is `host:slots` or `host`. Comments begin with #.
+    ///
+    /// Hosts that it no longer prints leave the job.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["hosts", "hostfile"])]
+    pub host_discovery_script: Option<PathBuf>,
+    /// Slots of a host without a number of slots [default: 1].
+    ///
+    /// For the hosts of --host-discovery-script.
+    #[arg(long, value_name = "N", requires = "host_discovery_script",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub slots_per_host: Option<u32>,
+    /// Time limit for continuing after a loss or change.
+    ///
+    /// By default the setting elastic.timeout_ms: 600 seconds.
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub elastic_timeout: Option<u64>,
+    /// Continue after at most N losses and changes.
+    #[arg(long, value_name = "N")]
+    pub reset_limit: Option<u32>,
+    /// Quarantine of a slot after a loss [default: 1 60].
+    ///
+    /// The first time in seconds, and the longest: it doubles with each loss.
+    #[arg(long, value_names = ["MIN", "MAX"], num_args = 2, value_parser = parse_pause)]
+    pub blacklist_cooldown_range: Option<Vec<Duration>>,
+}
+
+impl ElasticOptions {
+    /// Whether these make a job elastic.
+    pub fn is_elastic(&self) -> bool {
+        self.min_np.is_some() || self.max_np.is_some() || self.host_discovery_script.is_some()
+    }
+
+    /// An option that was given and changes nothing unless the job is elastic.
+    pub fn only_elastic(&self) -> Option<&'static str> {
+        let given = [
+            (self.spares.is_some(), "--spares"),
+            (self.elastic_timeout.is_some(), "--elastic-timeout"),
+            (self.reset_limit.is_some(), "--reset-limit"),
+            (self.blacklist_cooldown_range.is_some(), "--blacklist-cooldown-range"),
+        ];
+        given.into_iter().find_map(|(is_given, option)| is_given.then_some(option))
+    }
+}
+
+/// Seconds from none to a day, which may have a fraction.
+fn parse_pause(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    if !(0.0..=86_400.0).contains(&seconds) {
+        return Err("must be from 0 to 86400 seconds".to_owned());
+    }
+    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }
 
 /// Converts seconds, which may have a fraction, to milliseconds.

@@ -112,11 +112,19 @@ impl RunFile {
         Self::create_in(&folder(), job)
     }
 
+    /// Describes the job as it is in a later epoch.
+    ///
+    /// # Errors
+    /// The file can't be written.
+    pub fn update(&self, job: &RunningJob) -> io::Result<()> {
+        write_whole(&self.path, 0o600, content(job)?.as_bytes())
+    }
+
     fn create_in(folder: &Path, job: &RunningJob) -> io::Result<Self> {
         // A launcher that was killed left its file (CLEAN). Only that is wanted here.
         let _ = running_in(folder);
         let path = folder.join(format!("{}.json", job.job));
-        let text = format!("{}\n", serde_json::to_string_pretty(job)?);
+        let text = content(job)?;
         for _ in 0..TRIES {
             make_private(folder)?;
             match write_whole(&path, 0o600, text.as_bytes()) {
@@ -127,6 +135,10 @@ impl RunFile {
         }
         Err(io::Error::other(format!("other launchers keep removing {}", folder.display())))
     }
+}
+
+fn content(job: &RunningJob) -> io::Result<String> {
+    Ok(format!("{}\n", serde_json::to_string_pretty(job)?))
 }
 
 impl Drop for RunFile {
@@ -292,7 +304,10 @@ mod tests {
         assert_eq!((mode(&folder), mode(&first.path)), (0o700, 0o600));
         assert_eq!(one.command.chars().count(), MAX_COMMAND, "BOUND");
         let running = || running_in(&folder).unwrap().running;
-        assert_eq!(running(), [one, two.clone()]);
+        assert_eq!(running(), [one.clone(), two.clone()]);
+        let later = RunningJob { ranks: 3, ..one };
+        first.update(&later).unwrap();
+        assert_eq!(running(), [later, two.clone()]);
         drop(first);
         assert_eq!(running(), [two]);
         drop(second);

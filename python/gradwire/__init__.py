@@ -72,6 +72,7 @@ from gradwire._ops import (
     synchronize,
 )
 from gradwire._run import run
+from gradwire._stopping import should_stop
 from gradwire._timeline import start_timeline, stop_timeline
 from gradwire._world import (
     ProcessSet,
@@ -158,6 +159,7 @@ __all__ = [
     "run",
     "scatter",
     "send",
+    "should_stop",
     "shutdown",
     "size",
     "start_timeline",
@@ -168,8 +170,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports ``gradwire.torch`` and ``gradwire.common`` when a program first uses them."""
-    if name not in ("common", "torch"):
+    """Imports ``gradwire.torch`` and the like when a program first uses them."""
+    if name not in ("common", "elastic", "torch"):
         raise AttributeError(f"module 'gradwire' has no attribute {name!r}")
     try:
         return importlib.import_module(f"gradwire.{name}")

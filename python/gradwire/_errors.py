@@ -21,6 +21,8 @@ class GradwireError(RuntimeError):
         rank: The rank that caused the failure, or None if unknown.
         host: The host where the failure occurred; may be empty.
         tensor: The name of the affected tensor; may be empty.
+        recoverable: Whether the job is elastic and goes on without what was lost: see
+            ``gradwire.elastic``.
 
     Example:
         ```python
@@ -36,6 +38,7 @@ class GradwireError(RuntimeError):
     rank: int | None
     host: str
     tensor: str
+    recoverable: bool
 
     def __init__(
         self,
@@ -45,15 +48,18 @@ class GradwireError(RuntimeError):
         rank: int | None = None,
         host: str = "",
         tensor: str = "",
+        recoverable: bool = False,
     ) -> None:
         super().__init__(text)
         _uncaught.watch()
         self.kind, self.rank, self.host, self.tensor = kind, rank, host, tensor
+        self.recoverable = recoverable
         # For the other ranks, if this rank ends with this error.
         self._failure: _native.Failure | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        facts = {"kind": self.kind, "rank": self.rank, "host": self.host, "tensor": self.tensor}
+        names = ("kind", "rank", "host", "tensor", "recoverable")
+        facts = {name: getattr(self, name) for name in names}
         return _unpickled, (type(self), str(self), facts)
 
 

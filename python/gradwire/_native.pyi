@@ -553,6 +553,16 @@ class Session:
         """
         The number of nodes that have a rank with this local rank.
         """
+    @property
+    def elastic(self, /) -> bool:
+        """
+        Whether the job is elastic: it goes on after a loss, and its size may change.
+        """
+    @property
+    def epoch(self, /) -> int:
+        """
+        The epoch: the number of this formation of the world, from 1.
+        """
     def gather(
         self,
         /,
@@ -647,6 +657,14 @@ class Session:
 
         Returns:
             Whether operations of this session accept it.
+        """
+    def pending_change(self, /) -> tuple[bool, bool] | None:
+        """
+        Returns what the launcher wants to change.
+
+        Returns:
+            Whether processes wait for the next epoch, and whether some processes or hosts should
+            leave. None if there is nothing to change.
         """
     def prepare_adoption(self, /, nbytes: SupportsIndex) -> Preparation:
         """
@@ -743,6 +761,25 @@ class Session:
         Returns:
             A handle whose result is a list of new buffers.
         """
+    def rejoin(self, /) -> tuple[int, bool, bool | None]:
+        """
+        Continues in the next epoch of an elastic job: after a recoverable error, or on all
+        ranks for a change of the membership.
+
+        Waits until an epoch has formed that includes this process. Memory and process sets stay
+        valid. Meanwhile no other thread may write to memory that is shared with the daemon.
+
+        Returns:
+            The number of the epoch; whether some rank may lack the state of the others, because it
+            came later; and if the end of the last epoch has interrupted a vote, its result, the
+            same on all ranks, otherwise None.
+
+        Raises:
+            InvalidRequest: The job is not elastic.
+            WaitTimeout: No such epoch has formed within `elastic.timeout_ms`.
+            GradwireError: The last epoch ended with an error that is not recoverable, or the daemon
+                refuses this process.
+        """
     def remove_process_set(self, /, set: ProcessSet, give_up: bool = False) -> Handle:
         """
         Starts the removal of a process set. All ranks of the job call it.
@@ -823,6 +860,23 @@ class Session:
             `operations` and `bytes`: submitted; `copied_bytes`: copied from ordinary memory;
             `in_flight`: operations that have not completed; `adopted_bytes`: memory of the program
             that is now shared.
+        """
+    def vote(self, /, yes: bool) -> bool:
+        """
+        Votes: true only if every rank votes true. All ranks must call it.
+
+        All ranks get the same result, even if a rank is lost during the vote: if this raises a
+        recoverable error, `rejoin` returns the result.
+
+        Args:
+            yes: The vote of this rank.
+
+        Returns:
+            The result.
+
+        Raises:
+            InvalidRequest: Another vote of this rank has not ended.
+            GradwireError: The vote failed.
         """
 
 def why_not_alone(command: str, script: str) -> str | None:

@@ -29,6 +29,14 @@ def run(
     env: Mapping[str, str] | None = None,
     executable: str | None = None,
     verbose: bool = False,
+    min_np: int | None = None,
+    max_np: int | None = None,
+    spares: int | None = None,
+    host_discovery_script: str | os.PathLike[str] | None = None,
+    slots_per_host: int | None = None,
+    elastic_timeout: float | None = None,
+    reset_limit: int | None = None,
+    blacklist_cooldown_range: tuple[float, float] | None = None,
 ) -> list[Any]:
     """Runs a function on the ranks of a new job on this machine.
 
@@ -46,9 +54,18 @@ def run(
         env: Environment variables of the ranks, in addition to those of this process.
         executable: The ranks' Python interpreter. The default is the current one.
         verbose: Whether the launcher prints its log.
+        min_np: Makes the job elastic: after a loss it continues with at least this many ranks.
+        max_np: The job grows to at most this many ranks. The default is ``np``.
+        spares: How many more processes are kept ready to replace lost ranks.
+        host_discovery_script: A program that prints the hosts of an elastic job.
+        slots_per_host: The slots of a host that it prints without a number.
+        elastic_timeout: How many seconds an elastic job may take to continue.
+        reset_limit: How often it may continue.
+        blacklist_cooldown_range: The first and the longest quarantine of a slot, in seconds.
 
     Returns:
-        The results of all ranks, in rank order.
+        The results of all ranks, in rank order. In an elastic job these are the ranks that have
+        returned; lost ones have no result.
 
     Raises:
         InvalidRequest: An argument is invalid, or the function can't be pickled.
@@ -76,6 +93,22 @@ def run(
         words = [find("gradwire"), "run", "-np", str(np)]
         words += ["-H", hosts] if hosts is not None else []
         words += ["--verbose"] if verbose else []
+        options = {
+            "--min-np": min_np,
+            "--max-np": max_np,
+            "--spares": spares,
+            "--host-discovery-script": host_discovery_script,
+            "--slots-per-host": slots_per_host,
+            "--elastic-timeout": elastic_timeout,
+            "--reset-limit": reset_limit,
+        }
+        for name, value in options.items():
+            words += [name, os.fspath(value) if isinstance(value, os.PathLike) else str(value)] * (
+                value is not None
+            )
+        if blacklist_cooldown_range is not None:
+            words += ["--blacklist-cooldown-range", *map(str, blacklist_cooldown_range)]
+        is_elastic = any(it is not None for it in (min_np, max_np, host_discovery_script))
         words += [
             "--",
             executable or sys.executable,
@@ -105,7 +138,7 @@ def run(
                 job.terminate()
                 job.communicate()
                 raise
-        return _results(folder, np, code)
+        return _results(folder, None if is_elastic else np, code)
 
 
 def _name(func: Any) -> str:
@@ -137,7 +170,11 @@ def _checked(func: Any, args: Any, np: Any) -> int:
     return ranks
 
 
-def _results(folder: Path, size: int, code: int) -> list[Any]:
+def _results(folder: Path, size: int | None, code: int) -> list[Any]:
+    """Returns the results of all ranks, or those that an elastic job (``size`` is None) has."""
+    if size is None and code == 0:
+        found = [pickle.loads(path.read_bytes()) for path in folder.glob("result.*")]
+        return [result for _, result in sorted(found, key=lambda one: one[0])]
     errors: list[Path] = []
     # What a rank raised itself says more than what the others noticed of it.
     for kind in ("error", "noticed"):
@@ -146,21 +183,24 @@ def _results(folder: Path, size: int, code: int) -> list[Any]:
         rank = int(errors[0].suffix[1:])
         text = f"rank {rank} of the job raised:\n{errors[0].read_text()}"
         raise Cancelled(text, kind="cancelled", rank=rank)
-    files = [folder / f"result.{rank}" for rank in range(size)]
+    files = [folder / f"result.{rank}" for rank in range(size or 0)]
     if code != 0 or not all(path.exists() for path in files):
         text = f"the job ended with code {code}; its output is above"
         raise Cancelled(text, kind="cancelled")
-    return [pickle.loads(path.read_bytes()) for path in files]
+    return [pickle.loads(path.read_bytes())[1] for path in files]
 
 
 def rank() -> None:
     """Runs on each rank: calls the function, and writes its result or its error to a file."""
     import traceback
 
-    folder, own = Path(sys.argv[1]), os.environ["GRADWIRE_RANK"]
+    # In an elastic job the rank may change; the number of the process does not.
+    own = os.environ.get("GRADWIRE_WORKER") or os.environ["GRADWIRE_RANK"]
+    folder = Path(sys.argv[1])
     try:
         func, args, kwargs = pickle.loads((folder / "call").read_bytes())
-        result = dumps(func(*args, **kwargs))
+        returned = func(*args, **kwargs)
+        result = dumps((_rank_or(int(own)), returned))
     except Exception as error:
         others = isinstance(error, GradwireError) and error.rank not in (None, int(own))
         with _uncaught.shortened(error):
@@ -168,3 +208,10 @@ def rank() -> None:
         (folder / f"{'noticed' if others else 'error'}.{own}").write_text(text)
         raise
     (folder / f"result.{own}").write_bytes(result)
+
+
+def _rank_or(number: int) -> int:
+    """Returns the rank of this process, or ``number`` if it has left the job."""
+    from gradwire import _world
+
+    return _world.rank() if _world.is_initialized() else number

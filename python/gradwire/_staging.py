@@ -159,7 +159,7 @@ def _use() -> None:
     if not _used:
         _used = True
         _world.before_removal.append(drain)
-        _world.before_shutdown.append(_close)
+        _world.before_shutdown.append(end_epoch)
 
 
 def copy_started(arrived: Wait) -> None:
@@ -221,8 +221,8 @@ def session() -> _native.Session:
     return behind
 
 
-def _close() -> None:
-    """Waits for the gates before the session ends, and releases the memory of the copies."""
+def end_epoch() -> None:
+    """Waits for the gates before the session or its epoch ends, and releases the copies' memory."""
     global _gates
     _start_batches()
     _gates.close()

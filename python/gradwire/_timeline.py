@@ -15,7 +15,7 @@ import time
 import warnings
 from typing import IO, Any
 
-from gradwire import _world
+from gradwire import _epochs, _world
 from gradwire._errors import InvalidRequest, NotLaunched
 from gradwire._programs import find
 
@@ -84,6 +84,8 @@ class _Trace:
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
     """Starts recording the activity of all ranks and nodes of the job to a file.
+
+    In an elastic job, it ends with the epoch.
 
     Call it on all ranks or only on rank 0: rank 0 writes the file on its host, and the call does
     nothing on the others. ``stop_timeline()`` or ``shutdown()`` stops it. The file is in the Trace
@@ -161,3 +163,4 @@ def _warn(call: Any, *arguments: str) -> None:
 
 _world.after_init.append(_begin)
 _world.before_shutdown.append(_end)
+_epochs.on_change(_end)

@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gradwire import _native, _start, _uncaught, _variables
 from gradwire._arguments import whole_number, whole_numbers
-from gradwire._errors import Forked, GradwireError, InvalidRequest, NotInitialized, PeerLost
+from gradwire._errors import (
+    Forked,
+    GradwireError,
+    InvalidRequest,
+    NotInitialized,
+    NotLaunched,
+    PeerLost,
+)
 
 
 class ProcessSet:
@@ -128,6 +135,8 @@ global_process_set: ProcessSet = _GlobalProcessSet()
 _lock = threading.Lock()
 _session: _native.Session | None = None
 _process = 0
+# Whether this process has left an elastic job.
+_left = False
 _sets: dict[int, ProcessSet] = {}
 # Callbacks of other modules: after the session starts, before a process set is removed, and before
 # the session ends.
@@ -226,6 +235,12 @@ def init(
                 f"this process was forked from a rank (process {_process}): it can't become one",
                 kind="forked",
             )
+        if _left:
+            raise NotLaunched(
+                "this process has left its elastic job with shutdown(), and can't come back: "
+                "gradwire.elastic.run joins the next epoch of the job without that",
+                kind="not-launched",
+            )
         try:
             _start.prepare()
             made = _native.Session.attach()
@@ -243,7 +258,10 @@ def init(
                 kind="invalid",
             )
         try:
-            made.barrier(name="init").wait()
+            # An elastic job has compared its ranks already, and in a later epoch only newcomers
+            # are here.
+            if not made.elastic:
+                made.barrier(name="init").wait()
         except BaseException as error:
             if isinstance(error, GradwireError):
                 # All ranks see this error themselves: this rank must not look like the cause.
@@ -286,9 +304,10 @@ def shutdown() -> None:
 
 def _detach() -> _native.Session | None:
     """Removes and returns the session; None if there is none."""
-    global _session
+    global _session, _left
     if _session is None or _process != os.getpid():
         return None
+    _left = _session.elastic
     for prepare in before_shutdown:
         prepare()
     ended, _session = _session, None
@@ -298,6 +317,20 @@ def _detach() -> _native.Session | None:
     _sets.clear()
     global_process_set._removed()
     return ended
+
+
+def renew() -> None:
+    """Reads again what depends on the ranks of the job, after they have changed."""
+    native = session()
+    _variables.restore()
+    _variables.set_for(native)
+    global_process_set._registered(native.global_process_set())
+    known = [one for one in _sets.values() if one._native is not None]
+    _sets.clear()
+    for process_set in known:
+        assert process_set._native is not None
+        process_set._registered(process_set._native)
+        _sets[process_set._native.id] = process_set
 
 
 def is_initialized() -> bool:
@@ -312,6 +345,11 @@ def is_initialized() -> bool:
 def is_rank() -> bool:
     """Returns whether this process itself is a rank and can run collectives."""
     return _session is not None and _process == os.getpid()
+
+
+def is_elastic() -> bool:
+    """Returns whether this process is a rank of a job that may change its ranks."""
+    return _session is not None and is_rank() and _session.elastic
 
 
 def mark_step() -> None:

@@ -10,6 +10,7 @@ pub(crate) struct PythonError {
     text: String,
     kind: &'static str,
     failure: Option<Box<Failure>>,
+    recoverable: bool,
 }
 
 /// The failure that an exception reports, for `Session.abort`.
@@ -23,7 +24,7 @@ impl PythonError {
     }
 
     fn plain(class: &'static str, kind: &'static str, text: String) -> Self {
-        Self { class, text, kind, failure: None }
+        Self { class, text, kind, failure: None, recoverable: false }
     }
 
     fn failed(failure: &Failure) -> Self {
@@ -42,7 +43,7 @@ impl PythonError {
             _ => ("GradwireError", "internal"),
         };
         let text = failure.to_string();
-        Self { class, text, kind, failure: Some(Box::new(failure.clone())) }
+        Self { class, text, kind, failure: Some(Box::new(failure.clone())), recoverable: false }
     }
 
     /// The exception to raise.
@@ -59,6 +60,7 @@ impl PythonError {
             CLASSES.get_or_try_init(py, || py.import("gradwire._errors").map(Bound::unbind))?;
         let facts = PyDict::new(py);
         facts.set_item("kind", self.kind)?;
+        facts.set_item("recoverable", self.recoverable)?;
         if let Some(failure) = &self.failure {
             facts.set_item("rank", failure.rank.map(|rank| rank.0))?;
             facts.set_item("host", &failure.host)?;
@@ -78,6 +80,7 @@ impl From<GradwireError> for PythonError {
         let text = || error.to_string();
         match &error {
             E::Failed(failure) => Self::failed(failure),
+            E::Recoverable(failure) => Self { recoverable: true, ..Self::failed(failure) },
             E::Refused(failure) => Self { text: text(), ..Self::failed(failure) },
             E::NotLaunched { .. } => Self::plain("NotLaunched", "not-launched", text()),
             E::Setting { .. }

@@ -25,6 +25,7 @@ const SLICES_BEFORE_LOOK: u32 = 5;
 #[derive(Debug, Clone)]
 pub(crate) enum Value {
     Nothing,
+    Flag(bool),
     Number(u64),
     Buffers(Vec<SharedBuffer>),
     Gathered(Vec<(SharedBuffer, Vec<usize>)>),
@@ -35,6 +36,7 @@ impl Value {
     fn to_python(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         match self {
             Self::Nothing => Ok(py.None()),
+            Self::Flag(flag) => flag.into_py_any(py),
             Self::Number(number) => number.into_py_any(py),
             Self::Buffers(all) => {
                 PyList::new(py, all.iter().cloned().map(Buffer::from))?.into_py_any(py)
@@ -56,6 +58,12 @@ pub(crate) trait IntoValue: Send + 'static {
 impl IntoValue for () {
     fn into_value(self) -> Value {
         Value::Nothing
+    }
+}
+
+impl IntoValue for bool {
+    fn into_value(self) -> Value {
+        Value::Flag(self)
     }
 }
 
@@ -243,7 +251,12 @@ impl Handle {
     ///     WaitTimeout: The operation did not complete within `timeout`. It continues.
     ///     GradwireError: The operation failed.
     #[pyo3(signature = (timeout=None, *, patient=false))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>, patient: bool) -> PyResult<Py<PyAny>> {
+    pub(crate) fn wait(
+        &self,
+        py: Python<'_>,
+        timeout: Option<f64>,
+        patient: bool,
+    ) -> PyResult<Py<PyAny>> {
         let limit = match timeout {
             None => None,
             Some(seconds) => Some(Duration::try_from_secs_f64(seconds).map_err(|error| {

@@ -10,8 +10,8 @@
 //!
 //! Map: `session` (being a rank), `collectives` and `options` (starting operations), `handle`
 //! (waiting for them), `stuck` (finding out that nothing else goes on), `gate` (starting them
-//! later), `process_set`, `buffer`, `adoption` and `dlpack` (memory), `at_exit` (leaving with the
-//! exit code), `error`.
+//! later), `process_set`, `elastic` (from one epoch of the job to the next), `buffer`, `adoption`
+//! and `dlpack` (memory), `at_exit` (leaving with the exit code), `interruptible`, `error`.
 
 #![deny(unsafe_code)]
 
@@ -25,9 +25,12 @@ mod buffer;
 mod collectives;
 #[expect(unsafe_code, reason = "exports memory")]
 mod dlpack;
+#[expect(unsafe_code, reason = "moves the memory of tensors to another daemon")]
+mod elastic;
 mod error;
 mod gate;
 mod handle;
+mod interruptible;
 mod options;
 mod process_set;
 mod session;

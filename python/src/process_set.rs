@@ -26,7 +26,7 @@ impl ProcessSet {
     /// The ranks of the members, in ascending order.
     #[getter]
     fn ranks(&self) -> Vec<u32> {
-        self.inner.ranks().to_vec()
+        self.inner.ranks()
     }
 
     /// This process's rank within the process set; None if it is not a member.

@@ -1,15 +1,6 @@
 //! This process as a rank of a job.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-        mpsc,
-    },
-    thread,
-};
-
-use gradwire_worker::{CheckGradients, GradwireError};
+use gradwire_worker::CheckGradients;
 use pyo3::{
     prelude::*,
     types::{IntoPyDict, PyDict},
@@ -19,9 +10,10 @@ use crate::{
     adoption::{Adoption, Preparation},
     at_exit,
     buffer::{self, Buffer},
-    error::{PythonError, PythonFailure, Raise},
+    error::{PythonFailure, Raise},
     gate::Gate,
-    handle::{Handle, SLICE},
+    handle::Handle,
+    interruptible,
     process_set::ProcessSet,
 };
 
@@ -33,22 +25,6 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) inner: gradwire_worker::Session,
-}
-
-type Attached = Result<gradwire_worker::Session, GradwireError>;
-
-/// Attaches on another thread, so that this one can check for signals.
-fn start_attach(cancel: Arc<AtomicBool>) -> Result<mpsc::Receiver<Attached>, PythonError> {
-    // Python programs order their threads: autograd's threads run while another one waits for them.
-    let builder = gradwire_worker::Session::builder_from_env()?.unnamed_from_any_thread();
-    let (sender, receiver) = mpsc::sync_channel(1);
-    let work = move || {
-        // If the receiver is gone, the session is dropped and leaves the job.
-        let _ = sender.send(builder.cancel(cancel).attach());
-    };
-    let thread = thread::Builder::new().name("gw-attach".to_owned()).spawn(work);
-    thread.map_err(|source| GradwireError::System { what: "a thread", source })?;
-    Ok(receiver)
 }
 
 #[pymethods]
@@ -66,24 +42,13 @@ impl Session {
     ///     PeerLost: The daemon or a node does not respond.
     #[staticmethod]
     fn attach(py: Python<'_>) -> PyResult<Self> {
-        let cancel = Arc::new(AtomicBool::new(false));
-        let attached = start_attach(cancel.clone()).or_raise(py)?;
-        let attached = std::sync::Mutex::new(attached);
-        let slice = || {
-            let attached = attached.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            attached.recv_timeout(SLICE)
-        };
-        loop {
-            match py.detach(slice) {
-                Ok(session) => return Ok(Self { inner: session.or_raise(py)? }),
-                Err(mpsc::RecvTimeoutError::Timeout) => {
-                    py.check_signals().inspect_err(|_| cancel.store(true, Relaxed))?;
-                }
-                Err(mpsc::RecvTimeoutError::Disconnected) => {
-                    return Err(PythonError::from(GradwireError::Closed).raise(py));
-                }
-            }
-        }
+        // Python programs order their threads: autograd's threads run while another one waits for
+        // them.
+        let builder = gradwire_worker::Session::builder_from_env().or_raise(py)?;
+        let builder = builder.unnamed_from_any_thread();
+        // If nobody waits any more, the session is dropped and leaves the job.
+        let inner = interruptible::run(py, "gw-attach", |cancel| builder.cancel(cancel).attach())?;
+        Ok(Self { inner })
     }
 
     /// Returns this session for operations that wait behind a gate. Each is checked immediately,
@@ -174,7 +139,7 @@ impl Session {
 
     /// The name of this rank's node.
     #[getter]
-    fn host(&self) -> &str {
+    fn host(&self) -> String {
         self.inner.host()
     }
 
@@ -193,8 +158,8 @@ impl Session {
     /// The nodes in the order of their ranks: host, first rank, number of ranks.
     #[getter]
     fn nodes(&self) -> Vec<(String, u32, u32)> {
-        let nodes = self.inner.nodes().iter();
-        nodes.map(|node| (node.host.clone(), node.first_rank, node.slots)).collect()
+        let nodes = self.inner.nodes().into_iter();
+        nodes.map(|node| (node.host, node.first_rank, node.slots)).collect()
     }
 
     /// Returns counters of this rank's operations.

@@ -73,6 +73,9 @@ from gradwire.torch.functions import broadcast_optimizer_state, broadcast_parame
 from gradwire.torch.optimizer import DistributedOptimizer
 from gradwire.torch.sync_batch_norm import SyncBatchNorm
 from gradwire.torch.elastic import TorchState, run
+from gradwire.torch.elastic.state import StateHandler, get_handler_registry, set_handler_registry
+from gradwire.torch.elastic.sampler import ElasticSampler
+from gradwire.common.elastic import ObjectState, State, run_fn
 from gradwire.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from gradwire.common.process_sets import ProcessSet, global_process_set
 from gradwire.common.util import check_extension, gloo_built, mpi_built, nccl_built, split_list
@@ -111,6 +114,7 @@ def test_import_gradwire_imports_torch_when_used() -> None:
 import sys
 import gradwire
 assert "torch" not in sys.modules and not hasattr(gradwire, "tensorflow")
+assert gradwire.elastic.run and "torch" not in sys.modules
 assert gradwire.torch.DistributedOptimizer and "torch" in sys.modules
 assert gradwire.common.util.split_list
 print("END")
@@ -161,7 +165,7 @@ SIGNATURES = {
     "broadcast_object": "obj root_rank name process_set",
     "allgather_object": "obj name process_set",
     "DistributedOptimizer": "optimizer named_parameters compression backward_passes_per_step op "
-    "gradient_predivide_factor num_groups groups sparse_as_dense process_set",
+    "gradient_predivide_factor num_groups groups sparse_as_dense process_set on_loss state",
     "SyncBatchNorm": "num_features eps momentum affine track_running_stats process_set",
 }
 
@@ -175,14 +179,9 @@ def test_horovods_interface() -> None:
     assert issubclass(hvd.HorovodInternalError, RuntimeError)
     assert issubclass(hvd.PeerLost, hvd.HorovodInternalError)
     assert hvd.nccl_built() == 0 and not hvd.mpi_threads_supported()
-    with pytest.raises(NotImplementedError, match="does not support elastic"):
-        hvd.elastic.run(print)
     for call in (lambda: hvd.start_timeline("x"), hvd.stop_timeline):
         with pytest.raises(hvd.NotInitialized):
             call()
-    for name in ("TorchState", "ObjectState", "ElasticSampler"):
-        with pytest.raises(NotImplementedError, match=name):
-            getattr(hvd.elastic, name)()
 
 
 def arguments(name: str, tensor: Any) -> tuple[Any, ...]:

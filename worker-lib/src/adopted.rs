@@ -103,7 +103,8 @@ impl Session {
     /// buffers ([`Session::may_adopt`]). The memory is unchanged in any case.
     ///
     /// # Safety
-    /// - Nobody writes to the memory during the call, nor uses `fd` or the file behind it.
+    /// - Nobody writes to the memory during the call, nor uses `fd` or the file behind it. The same
+    ///   holds for the memory during [`Session::rejoin`]; nobody unmaps it then, either.
     /// - While an operation on the buffer or a part of it is in flight, or its address is
     ///   dereferenced, the addresses stay mapped and belong to nobody else. An `owner` that unmaps
     ///   them on drop ensures this.
@@ -129,7 +130,8 @@ impl Session {
     /// As for [`Session::adopt`].
     pub fn adoption(&self, bytes: usize) -> Result<Adoption> {
         let place = self.place(bytes)?;
-        self.shared().noted(make(self.shared(), place))
+        let shared = self.shared();
+        shared.noted(make(&shared, place))
     }
 
     /// Like [`Session::adoption`], but another thread makes the memory, after those that were
@@ -140,7 +142,7 @@ impl Session {
     /// errors are those of [`Preparation::wait`].
     pub fn prepare_adoption(&self, bytes: usize) -> Result<Preparation> {
         let place = self.place(bytes)?;
-        let ((sender, making), shared) = (mpsc::sync_channel(1), self.shared().clone());
+        let ((sender, making), shared) = (mpsc::sync_channel(1), self.shared());
         // If nobody waits for the memory any more, it is given back.
         self.background().run(Box::new(move || drop(sender.send(make(&shared, place)))));
         Ok(Preparation { making, made: None })
@@ -148,10 +150,11 @@ impl Session {
 
     fn place(&self, bytes: usize) -> Result<AdoptionPlace> {
         self.check_process()?;
-        self.shared().check()?;
+        let shared = self.shared();
+        shared.check()?;
         Shape::new(&[bytes as u64])?;
         let place = self.arena().adoption(bytes as u64).map_err(GradwireError::from);
-        self.shared().noted(place)
+        shared.noted(place)
     }
 
     /// The largest tensor that may be adopted, in bytes; `None` if `worker.adopt` is off.

@@ -1,7 +1,6 @@
 //! Attaching: from settings to a session.
 
 use std::{
-    os::fd::{AsFd, OwnedFd},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -10,22 +9,25 @@ use std::{
 };
 
 use gradwire_keys::{Adopt, HugePages, MIN_IN_FLIGHT, MIN_SEGMENT_BYTES, RankSettings};
-use gradwire_proto::{JobId, Secret, pb::worker_message::Message};
+use gradwire_proto::{Epoch, JobId, Secret};
 use gradwire_shm::{
-    arena::{Arena, ArenaConfig, RegisterError},
-    control::WorkerControl,
-    segment::{self, Segment, SegmentId},
+    arena::{Arena, ArenaConfig},
+    segment,
 };
 
 #[cfg(doc)]
 use crate::error::GradwireError;
 use crate::{
+    epoch::Membership,
     error::Result,
-    launch::{Launch, bad},
-    link, panics,
+    handover,
+    launch::{Launch, Place, bad},
+    panics,
+    rejoin::{self, Elastic},
     session::{Limits, Session},
-    shared::{Shared, gives_up},
-    watch::Threads,
+    shared::Shared,
+    stats::Counts,
+    waits::{self, Limit},
 };
 
 /// Creates a session. Settings can be changed before it attaches.
@@ -80,7 +82,8 @@ impl Session {
         local_rank: u32,
     ) -> SessionBuilder {
         let socket = socket.into();
-        let launch = Launch { job, secret, socket, local_rank, tuning: RankSettings::default() };
+        let (place, stderr) = (Place::LocalRank(local_rank), String::new());
+        let launch = Launch { job, secret, socket, place, stderr, tuning: RankSettings::default() };
         SessionBuilder { launch, cancel: None, any_thread: false }
     }
 }
@@ -132,6 +135,20 @@ impl SessionBuilder {
         self
     }
 
+    /// The process belongs to an elastic job, in which it is worker `worker`: the number that the
+    /// launcher gave to this process, and to no other. The local rank is not used.
+    pub fn elastic(mut self, worker: u32) -> Self {
+        self.launch.place = Place::Worker(worker);
+        self
+    }
+
+    /// How long a process of an elastic job waits for an epoch that includes it (WAIT). The default
+    /// is 10 minutes.
+    pub fn elastic_timeout(mut self, timeout: Duration) -> Self {
+        self.launch.tuning.elastic.timeout = timeout;
+        self
+    }
+
     /// The daemon counts as lost after this time without a heartbeat (WAIT). The default is 4 s.
     pub fn daemon_timeout(mut self, timeout: Duration) -> Self {
         self.launch.tuning.worker.daemon_timeout = timeout;
@@ -168,7 +185,8 @@ impl SessionBuilder {
     }
 
     /// Attaches to the daemon and returns once every node of the job has joined. Some ranks may not
-    /// have attached by then; use a barrier to wait for them.
+    /// have attached by then; use a barrier to wait for them. In an elastic job, waits for an epoch
+    /// that includes this process, and for all its ranks.
     ///
     /// # Errors
     /// [`GradwireError`] if no daemon answers, if it refuses this process, at the start timeout, or
@@ -188,19 +206,21 @@ impl SessionBuilder {
             return Err(bad("max_in_flight", &given, reason));
         }
         let process = std::process::id();
-        let page = format!("gradwire-{}-{process}-control", launch.job);
-        let (control, fd) = WorkerControl::create(&page, worker.max_in_flight)?;
+        let counts = Arc::<Counts>::default();
         let cancelled = || cancel.as_ref().is_some_and(|flag| flag.load(Relaxed));
-        let (stream, world, doorbell) = link::attach(&launch, fd.as_fd(), &cancelled)?;
-        let Launch { job, tuning, .. } = launch;
-        let spin = tuning.worker.spin_on(world.local_size);
-        let shared = Arc::new(Shared::new(control, stream, doorbell, spin));
+        let stopped = || cancelled().then(|| waits::cancelled("attaching"));
+        let worker = launch.place.worker();
+        let within = launch.tuning.elastic.timeout;
+        let limit = Limit::new(rejoin::awaited(launch.place.number()), within, &stopped);
+        let (shared, world) = match worker {
+            None => waits::attach(&launch, &counts, &cancelled)?,
+            Some(_) => waits::attach_after(Epoch(0), &launch, &counts, &limit)?,
+        };
+        let (job, tuning) = (launch.job.clone(), launch.tuning.clone());
         let arena = arena(&shared, job.clone(), &tuning);
-        let threads =
-            Threads::start(&shared, &arena, tuning.worker.daemon_timeout).inspect_err(|error| {
-                // TELL: other ranks already depend on this one, and would not learn the reason.
-                let _ = shared.send(Message::GiveUp(gives_up(error.to_string(), None)), None);
-            })?;
+        let attached = world.epoch;
+        let silence = tuning.worker.daemon_timeout;
+        let membership = Membership::start(shared, world, &arena, silence)?;
         let adopt_bytes = match tuning.worker.adopt {
             Adopt::Auto => Some(tuning.worker.adopt_max_bytes as usize),
             Adopt::Off => None,
@@ -211,7 +231,10 @@ impl SessionBuilder {
             any_thread,
             check_gradients: tuning.checks.gradients,
         };
-        Ok(Session::new(shared, arena, world, job, process, threads, limits))
+        let elastic = worker.map(|worker| Elastic::new(launch, worker, attached));
+        let session = Session::new(membership, elastic, counts, arena, job, process, limits);
+        session.first_epoch(&limit)?;
+        Ok(session)
     }
 }
 
@@ -226,27 +249,8 @@ fn arena(shared: &Arc<Shared>, job: JobId, tuning: &RankSettings) -> Arena {
         HugePages::Advise => segment::HugePages::Advise,
         HugePages::Require => segment::HugePages::Require,
     };
-    let (max_segments, within) = (tuning.worker.max_segments, tuning.start.timeout);
-    let (shared, releasing) = (shared.clone(), shared.clone());
-    let register = move |id: SegmentId, memory: &Segment, fd: OwnedFd| {
-        if id.0 >= max_segments {
-            let text = format!(
-                "this rank needs more than {max_segments} segments; raise worker.max_segments \
-                 or worker.arena_segment_bytes"
-            );
-            return Err(RegisterError::Refused(text.into()));
-        }
-        let bytes = memory.bytes();
-        shared.hand_over(id.0, bytes, &fd, within + segment::time_to_fill(bytes))
-    };
-    // A forked child must not use the connection.
-    let process = std::process::id();
-    let release = move |id: SegmentId| {
-        if process == std::process::id() {
-            releasing.drop_segment(id.0);
-        }
-    };
-    Arena::new(config, Box::new(register), Box::new(release))
+    let (register, release) = handover::functions(shared, tuning);
+    Arena::new(config, register, release)
 }
 
 #[cfg(test)]

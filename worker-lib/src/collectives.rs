@@ -18,23 +18,26 @@ mod moves;
 mod reductions;
 mod slices;
 
-use std::thread;
+use std::{sync::Arc, thread};
 
 use gradwire_proto::{DType, Expected, Part, ProcessSetId, Request, Shape, TensorName};
 use gradwire_shm::control::{Origin, Submission};
 
 use crate::{
+    epoch::Membership,
     error::{GradwireError, Result},
     handle::{Handle, NotStarted, Start},
     memory::{Buffer, FromBuffer, Keep, Memory, Output, Payload},
     naming::{Numbered, PAIRS, Way},
     options::Common,
-    process_set::ProcessSet,
+    process_set::Members,
     session::Session,
-    shared::Done,
+    shared::{Done, Shared},
     sizes,
     task::Unwinding,
 };
+
+pub(crate) use reductions::reduced;
 
 /// The rows of all ranks, concatenated along the first dimension.
 #[derive(Debug)]
@@ -48,7 +51,9 @@ pub struct Gathered<P> {
 
 /// An operation before its name and its places in memory are known.
 pub(crate) struct Call {
-    pub(crate) set: ProcessSet,
+    /// The epoch in which the call began.
+    membership: Arc<Membership>,
+    pub(crate) set: Arc<Members>,
     /// `None`: the operation is named by its number.
     pub(crate) name: Option<String>,
     /// The kind under which it is counted if it has no name.
@@ -72,6 +77,8 @@ pub(crate) enum Target<'a> {
 
 /// An operation that was started, and the expected places of its results.
 pub(crate) struct Started {
+    /// The epoch in which it was started.
+    pub(crate) membership: Arc<Membership>,
     ticket: u64,
     name: TensorName,
     set: ProcessSetId,
@@ -89,6 +96,11 @@ pub(crate) struct Finished {
 }
 
 impl Started {
+    /// Whether a rank is this one.
+    fn is_rank(&self, rank: u32) -> bool {
+        self.membership.world.rank == rank
+    }
+
     /// The results of the operation, which is done.
     fn finish(self, done: Done) -> Finished {
         let Done { aux, moved } = done;
@@ -159,18 +171,10 @@ fn as_rows(part: Part) -> Result<Part> {
     Ok(Part { dtype, shape })
 }
 
-impl Session {
-    /// A call for `request`, with the process set, name and priority from `common`.
-    pub(crate) fn call(&self, common: Common, request: Request) -> Result<Call> {
-        let Common { name, priority, process_set, origin, kind } = common;
-        let set = self.sets().of_member(process_set)?;
-        let kind = kind.unwrap_or(request.collective.name());
-        Ok(Call { set, name, kind, way: None, priority, origin, request })
-    }
-
+impl Membership {
     /// The name of the next message of a way; takes its number.
     fn message_of(&self, set: ProcessSetId, way: Way) -> Result<Numbered> {
-        self.names().message(set, way).ok_or_else(|| {
+        self.names.lock().message(set, way).ok_or_else(|| {
             GradwireError::Invalid(format!(
                 "this rank has used {PAIRS} different pairs of a peer and a tag, which is the \
                  limit; reuse tags"
@@ -178,30 +182,46 @@ impl Session {
         })
     }
 
-    /// A number for an unnamed operation of this thread.
-    pub(crate) fn unnamed(&self, set: ProcessSetId, kind: &'static str) -> Result<Numbered> {
-        let any_thread = self.limits().any_thread;
+    /// A number for an unnamed operation of this thread. With `any_thread`, the program orders its
+    /// threads itself.
+    pub(crate) fn unnamed(
+        &self,
+        set: ProcessSetId,
+        kind: &'static str,
+        any_thread: bool,
+    ) -> Result<Numbered> {
         let in_flight =
-            |name: &str| TensorName::new(name).is_ok_and(|n| self.shared().is_used(&(set, n)));
+            |name: &str| TensorName::new(name).is_ok_and(|n| self.shared.is_used(&(set, n)));
         // If the program orders its threads itself, they count as one.
         let thread = (!any_thread).then(|| thread::current().id());
-        self.names().unnamed(set, kind, thread, in_flight).map_err(|other| {
+        self.names.lock().unnamed(set, kind, thread, in_flight).map_err(|other| {
             GradwireError::Invalid(format!(
                 "two threads of rank {} have unnamed operations in flight at once: '{other}', and \
                  now another {kind}. Unnamed operations are paired by their order, which threads \
                  don't have: give them names (Options::name), or start them from one thread",
-                self.rank()
+                self.world.rank
             ))
         })
     }
 
     /// The call of an unnamed operation has started it, or has returned its number.
     pub(crate) fn settle(&self, set: ProcessSetId, numbered: &Numbered, has_started: bool) {
-        let mut names = self.names();
+        let mut names = self.names.lock();
         names.started(set, numbered);
         if !has_started {
             names.take_back(set, numbered);
         }
+    }
+}
+
+impl Session {
+    /// A call for `request`, with the process set, name and priority from `common`.
+    pub(crate) fn call(&self, common: Common, request: Request) -> Result<Call> {
+        let Common { name, priority, process_set, origin, kind } = common;
+        let membership = self.membership();
+        let set = membership.sets.lock().of_member(process_set.as_ref())?;
+        let kind = kind.unwrap_or(request.collective.name());
+        Ok(Call { membership, set, name, kind, way: None, priority, origin, request })
     }
 
     /// Starts an operation on these inputs, one for each tensor or none.
@@ -211,19 +231,20 @@ impl Session {
         inputs: &[&Memory],
         into: Target<'_>,
     ) -> Result<Started> {
+        let membership = call.membership.clone();
         let started = self.check_process().and_then(|()| self.start_checked(call, inputs, &into));
-        self.shared().noted(started)
+        membership.shared.noted(started)
     }
 
     fn start_checked(&self, call: Call, inputs: &[&Memory], into: &Target<'_>) -> Result<Started> {
-        let Call { set, name, kind, way, priority, origin, request } = call;
+        let Call { membership, set, name, kind, way, priority, origin, request } = call;
         // Before memory is allocated: nothing has started if this fails.
         request.validate()?;
         let given = if let Target::Given(given) = into { Some(*given) } else { None };
         self.check_memory(inputs.iter().copied().chain(given))?;
         let number = set.number();
         let expected = request.expected(
-            gradwire_proto::Rank(self.rank()),
+            gradwire_proto::Rank(membership.world.rank),
             set.len(),
             set.position().unwrap_or_default(),
         );
@@ -261,15 +282,15 @@ impl Session {
         }
         // Last, so that a refused call is not counted: other ranks don't know of it.
         let numbered = match (way, &name) {
-            (Some(way), _) => Some(self.message_of(number, way)?),
-            (None, None) => Some(self.unnamed(number, kind)?),
+            (Some(way), _) => Some(membership.message_of(number, way)?),
+            (None, None) => Some(membership.unnamed(number, kind, self.limits().any_thread)?),
             (None, Some(_)) => None,
         };
         let name = numbered.as_ref().map(|numbered| numbered.name.clone()).or(name);
         let name = TensorName::new(&name.unwrap_or_default())?;
         if let (Some(numbered), None) = (&numbered, way) {
-            let free = self.shared().wait_for_name(&(number, name.clone()));
-            free.inspect_err(|_| self.settle(number, numbered, false))?;
+            let free = membership.shared.wait_for_name(&(number, name.clone()));
+            free.inspect_err(|_| membership.settle(number, numbered, false))?;
         }
         let submission = Submission {
             ticket: 0, // `submit` sets it
@@ -283,17 +304,23 @@ impl Session {
             inputs: from,
             outputs: to,
         };
-        let submitted = self.submit(submission, memory, !matches!(into, Target::InPlace));
+        let movable = !matches!(into, Target::InPlace);
+        let submitted = self.submit(&membership.shared, submission, memory, movable);
         if let Some(numbered) = &numbered {
-            self.settle(number, numbered, submitted.is_ok());
+            membership.settle(number, numbered, submitted.is_ok());
         }
         let ticket = submitted?;
-        Ok(Started { ticket, name, set: number, outputs, expected })
+        Ok(Started { membership, ticket, name, set: number, outputs, expected })
     }
 
     /// Submits an operation, now or when this clone's gate is opened. Returns its ticket.
-    fn submit(&self, submission: Submission, memory: Vec<Keep>, movable: bool) -> Result<u64> {
-        let shared = self.shared();
+    fn submit(
+        &self,
+        shared: &Arc<Shared>,
+        submission: Submission,
+        memory: Vec<Keep>,
+        movable: bool,
+    ) -> Result<u64> {
         let prepared = shared.prepare(submission, memory, movable)?;
         let ticket = prepared.ticket();
         let submitted = match self.gate() {
@@ -308,11 +335,13 @@ impl Session {
     pub(crate) fn finish(&self, started: Started) -> Result<Finished> {
         // Code of the program may run and panic in the wait: that of the owner of another buffer.
         // The daemon still has the tensor that the caller has borrowed.
-        let unwinding = Unwinding::new(self, &started.name);
-        let outcome = self.shared().wait(started.ticket, self.deadline());
+        let membership = &started.membership;
+        let unwinding = Unwinding::new(&membership.shared, &started.name);
+        let outcome = membership.shared.wait(started.ticket, self.deadline());
         unwinding.did_not_happen();
-        let late = || Err(self.out_of_time(&format!("the operation on tensor '{}'", started.name)));
-        let done = self.shared().noted(outcome.unwrap_or_else(late))?;
+        let what = || format!("the operation on tensor '{}'", started.name);
+        let late = || Err(self.out_of_time(membership, &what()));
+        let done = membership.shared.noted(outcome.unwrap_or_else(late))?;
         Ok(started.finish(done))
     }
 
@@ -336,6 +365,7 @@ impl Session {
         result: impl FnOnce(Finished) -> Result<R> + Send + 'static,
     ) -> Handle<R> {
         let (ticket, name) = (started.ticket, started.name.clone());
-        Handle::operation(self.clone(), ticket, name, move |done| result(started.finish(done)))
+        let session = self.pinned_to(started.membership.clone());
+        Handle::operation(session, ticket, name, move |done| result(started.finish(done)))
     }
 }

@@ -51,6 +51,11 @@ pub enum GradwireError {
     /// The operation, or the whole job, failed; all ranks receive the same cause (TELL).
     #[error(transparent)]
     Failed(#[from] Failure),
+    /// A process, a host or a connection of an elastic job is lost, and the job can go on without
+    /// it: [`Session::rejoin`](crate::Session::rejoin) continues in the next epoch. All ranks
+    /// receive the same cause (TELL).
+    #[error("{0}")]
+    Recoverable(Failure),
     /// A deadline passed (WAIT). The operation itself may still complete.
     #[error("{what} did not happen within {after:?}")]
     Timeout {
@@ -102,9 +107,17 @@ impl GradwireError {
     /// The failure in this error, if any.
     pub fn failure(&self) -> Option<&Failure> {
         match self {
-            Self::Failed(failure) | Self::Refused(failure) => Some(failure),
+            Self::Failed(failure) | Self::Refused(failure) | Self::Recoverable(failure) => {
+                Some(failure)
+            }
             _ => None,
         }
+    }
+
+    /// Whether the job is elastic and goes on with the ranks that are left: the program may call
+    /// [`Session::rejoin`](crate::Session::rejoin).
+    pub fn is_recoverable(&self) -> bool {
+        matches!(self, Self::Recoverable(_))
     }
 }
 

@@ -139,7 +139,7 @@ impl Bar {
 
 fn cause(error: GradwireError) -> Failure {
     match error {
-        GradwireError::Failed(failure) => failure,
+        GradwireError::Failed(failure) | GradwireError::Recoverable(failure) => failure,
         other => Failure::new(FailureKind::Internal, other.to_string()),
     }
 }

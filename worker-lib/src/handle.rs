@@ -153,7 +153,10 @@ impl<R> Handle<R> {
     /// [`GradwireError::Failed`] with what happened; then the tensor is lost.
     pub fn wait(self) -> Result<R> {
         let result = self.fetch(self.session.deadline());
-        result.unwrap_or_else(|| Err(self.session.out_of_time(&self.what())))
+        result.unwrap_or_else(|| {
+            let membership = self.session.membership();
+            Err(self.session.out_of_time(&membership, &self.what()))
+        })
     }
 
     /// Like [`Handle::wait`], but waits for at most `within`.
@@ -186,7 +189,7 @@ impl<R> Handle<R> {
             Source::Operation(ticket, _) => On::Ticket(*ticket),
             Source::Task(_) => On::Task(self.name.clone()),
         };
-        EndlessWait::new(self.session.shared().clone(), on)
+        EndlessWait::new(self.session.shared(), on)
     }
 
     /// The result; `None` if the deadline passed first.

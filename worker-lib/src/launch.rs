@@ -18,6 +18,35 @@ const SECRET: &str = "GRADWIRE_SECRET";
 const SOCKET: &str = "GRADWIRE_SOCKET";
 const LOCAL_RANK: &str = "GRADWIRE_LOCAL_RANK";
 const LAUNCHED: [&str; 4] = [JOB, SECRET, SOCKET, LOCAL_RANK];
+/// Set to 1 for the ranks of an elastic job. Then [`WORKER`] replaces [`LOCAL_RANK`].
+const ELASTIC: &str = "GRADWIRE_ELASTIC";
+const WORKER: &str = "GRADWIRE_WORKER";
+const STDERR: &str = "GRADWIRE_STDERR";
+
+/// How the daemon of a node knows a training process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// By its number on the node, in a job whose ranks never change.
+    LocalRank(u32),
+    /// By the number that it has in an elastic job.
+    Worker(u32),
+}
+
+impl Place {
+    /// The number that a process proves to be.
+    pub(crate) fn number(self) -> u32 {
+        let (Self::LocalRank(number) | Self::Worker(number)) = self;
+        number
+    }
+
+    /// Its number in an elastic job.
+    pub(crate) fn worker(self) -> Option<u32> {
+        match self {
+            Self::LocalRank(_) => None,
+            Self::Worker(worker) => Some(worker),
+        }
+    }
+}
 
 /// Everything that a session needs to attach.
 #[derive(Debug, Clone)]
@@ -26,7 +55,9 @@ pub(crate) struct Launch {
     pub(crate) secret: Secret,
     /// A path, or `@name` for the abstract namespace.
     pub(crate) socket: String,
-    pub(crate) local_rank: u32,
+    pub(crate) place: Place,
+    /// The pipe that is standard error under an agent (see [`crate::waits`]); may be empty.
+    pub(crate) stderr: String,
     pub(crate) tuning: RankSettings,
 }
 
@@ -56,12 +87,18 @@ impl Launch {
             return Err(bad(SOCKET, &socket, "it must be a path, or @ and a name"));
         }
         let secret = Secret::from_hex(need(SECRET)?)?;
-        let local_rank = need(LOCAL_RANK)?;
-        let local_rank = local_rank
-            .parse()
-            .map_err(|_| bad(LOCAL_RANK, local_rank, "it must be a number from 0 to 4294967295"))?;
+        let number = |name| {
+            let text: &str = need(name)?;
+            text.parse().map_err(|_| bad(name, text, "it must be a number from 0 to 4294967295"))
+        };
+        let place = match variables.get(ELASTIC).map_or("", String::as_str) {
+            "" | "0" => Place::LocalRank(number(LOCAL_RANK)?),
+            "1" => Place::Worker(number(WORKER)?),
+            other => return Err(bad(ELASTIC, other, "it must be 0 or 1")),
+        };
         let tuning = RankSettings::load(&variables).map_err(|error| refused(error, &variables))?;
-        Ok(Self { job, secret, socket, local_rank, tuning })
+        let stderr = variables.get(STDERR).cloned().unwrap_or_default();
+        Ok(Self { job, secret, socket, place, stderr, tuning })
     }
 }
 
@@ -113,7 +150,7 @@ mod tests {
     #[test]
     fn the_launchers_variables_are_enough() {
         let launch = read(&[]).unwrap();
-        assert_eq!((launch.job.as_str(), launch.local_rank), ("job", 3));
+        assert_eq!((launch.job.as_str(), launch.place), ("job", Place::LocalRank(3)));
         assert_eq!(launch.tuning.worker, RankSettings::default().worker);
         let tuning = read(&[
             ("GRADWIRE_WORKER__ARENA_SEGMENT_BYTES", Some("64MB")),
@@ -133,6 +170,19 @@ mod tests {
         assert_eq!(worker.huge_pages, HugePages::Never);
         assert_eq!(worker.daemon_timeout, Duration::from_secs(9));
         assert_eq!(tuning.start.timeout, Duration::from_secs(77));
+    }
+
+    #[test]
+    fn a_rank_of_an_elastic_job_is_a_worker() {
+        let elastic = [(ELASTIC, Some("1")), (WORKER, Some("7")), (LOCAL_RANK, None)];
+        let launch = read(&elastic).unwrap();
+        assert_eq!((launch.place, launch.place.worker()), (Place::Worker(7), Some(7)));
+        assert_eq!(launch.tuning.elastic.timeout, Duration::from_secs(600));
+        assert_eq!(read(&[(ELASTIC, Some("0"))]).unwrap().place.worker(), None);
+        let error = read(&[(ELASTIC, Some("1"))]).unwrap_err().to_string();
+        assert!(error.contains(WORKER) && error.contains("not set"), "{error}");
+        let error = read(&[(ELASTIC, Some("yes"))]).unwrap_err().to_string();
+        assert!(error.contains(ELASTIC) && error.contains("0 or 1"), "{error}");
     }
 
     #[test]

@@ -103,6 +103,7 @@
 //! - All bytes are valid elements ([`Element`], [`Bool`]), whatever the daemon has written. Its
 //!   numbers are checked (TRUST).
 //! - [`Session::adopt`] and [`Adoption::take_place`] turn addresses into memory and are unsafe.
+//! - [`Session::rejoin`] moves the memory of all tensors and is unsafe.
 //! - A forked child shares the tensors with its parent. `fork` itself is unsafe for such reasons.
 //!
 //! The daemon does the work. This crate has no network code and no runtime. Its only arithmetic is
@@ -117,8 +118,10 @@ mod background;
 mod builder;
 mod collectives;
 mod element;
+mod epoch;
 mod error;
 mod exchange;
+mod formation;
 mod futures;
 mod gate;
 mod handle;
@@ -134,6 +137,8 @@ mod options;
 mod outcome;
 mod panics;
 mod process_set;
+#[expect(unsafe_code, reason = "moves the memory of tensors to another daemon")]
+mod rejoin;
 mod results;
 mod segments;
 mod session;
@@ -141,11 +146,14 @@ mod shared;
 mod sizes;
 mod sparse;
 pub mod starters;
+mod stats;
 mod stuck;
 mod task;
 mod tickets;
+mod vote;
 mod waiters;
 mod waiting;
+mod waits;
 mod wakers;
 mod watch;
 
@@ -176,6 +184,8 @@ pub use options::{
     ReduceScatterOptions, ScatterOptions, SendOptions, SparseOptions,
 };
 pub use process_set::ProcessSet;
-pub use session::{ArenaStats, Session, Stats};
+pub use rejoin::{Change, Rejoined};
+pub use session::Session;
 pub use sparse::{Number, SparseReduced, SparseRows};
+pub use stats::{ArenaStats, Stats};
 pub use stuck::EndlessWait;

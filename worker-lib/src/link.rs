@@ -20,7 +20,7 @@ use rustix::event::{self, Timespec};
 
 use crate::{
     error::{GradwireError, Result},
-    launch::Launch,
+    launch::{Launch, Place},
 };
 
 /// How long the daemon may take to greet, or to accept a message. Normally it does both at once.
@@ -55,9 +55,14 @@ pub(crate) struct World {
 
 impl World {
     /// Checks the daemon's message (TRUST).
-    fn check(wire: pb::Attached, asked_local_rank: u32) -> Result<Self> {
+    fn check(wire: pb::Attached, place: Place) -> Result<Self> {
+        let is_asked = match place {
+            Place::LocalRank(asked) => wire.local_rank == asked,
+            // The daemon knows its order.
+            Place::Worker(_) => true,
+        };
         let orderly = wire.rank < wire.size
-            && wire.local_rank == asked_local_rank
+            && is_asked
             && wire.local_rank < wire.local_size
             && wire.local_size <= wire.size
             && wire.cross_rank < wire.cross_size
@@ -191,15 +196,22 @@ pub(crate) fn daemon_lost(when: &str) -> Failure {
         .hint("see its log or the launcher's last lines for the reason")
 }
 
-/// Connects, proves the secret, hands over the control page and waits until the world has formed,
-/// for at most the start timeout (WAIT). Returns the connection, the place of this rank in the job,
+/// A daemon that has greeted this process.
+#[derive(Debug)]
+pub(crate) struct Greeted {
+    stream: UnixStream,
+    nonce: Vec<u8>,
+    /// The epoch for which it was started; 0 in a job that is not elastic.
+    pub(crate) epoch: Epoch,
+}
+
+/// A daemon to which this process has attached: the connection, the place of this rank in the job,
 /// and the daemon's doorbell.
-pub(crate) fn attach(
-    launch: &Launch,
-    control: BorrowedFd<'_>,
-    cancelled: &dyn Fn() -> bool,
-) -> Result<(UnixStream, World, OwnedFd)> {
-    let stream = connect(&launch.socket)?;
+pub(crate) type Attachment = (UnixStream, World, OwnedFd);
+
+/// Connects, and waits for the daemon's greeting.
+pub(crate) fn greet(socket: &str, cancelled: &dyn Fn() -> bool) -> Result<Greeted> {
+    let stream = connect(socket)?;
     // These timeouts are for the rest of a frame; `receive_by` waits for its beginning.
     for timeout in [UnixStream::set_read_timeout, UnixStream::set_write_timeout] {
         timeout(&stream, Some(GREETING))
@@ -220,25 +232,38 @@ pub(crate) fn attach(
         let hint = "install the same release for both";
         return Err(GradwireError::Refused(Failure::new(FailureKind::Protocol, text).hint(hint)));
     }
+    Ok(Greeted { stream, nonce: challenge.nonce, epoch: Epoch(challenge.epoch) })
+}
+
+/// Proves the secret, hands over the control page and waits until the world has formed (WAIT).
+/// `None`: the epoch does not include this process, or has ended before it began.
+pub(crate) fn attach(
+    Greeted { stream, nonce, .. }: Greeted,
+    launch: &Launch,
+    control: BorrowedFd<'_>,
+    within: Duration,
+    cancelled: &dyn Fn() -> bool,
+) -> Result<Option<Attachment>> {
     let job = launch.job.as_str();
-    let local_rank = launch.local_rank;
-    let claim = Claim::Attach { challenge: &challenge.nonce, job, local_rank };
+    // What it proves also covers the number of a worker.
+    let local_rank = launch.place.number();
+    let claim = Claim::Attach { challenge: &nonce, job, local_rank };
     let attach = pb::Attach {
         protocol: PROTOCOL,
         version: VERSION.to_owned(),
         job: job.to_owned(),
         local_rank,
         pid: std::process::id(),
-        worker: None,
+        worker: launch.place.worker(),
         proof: launch.secret.prove(&claim).to_vec(),
     };
     send(&stream, worker_message::Message::Attach(attach), Some(control))
         .map_err(|source| GradwireError::System { what: "attaching to the daemon", source })?;
     let what = "the start of the job (all ranks attached)";
-    let (message, mut fds) = receive_by(&stream, what, launch.tuning.start.timeout, cancelled)?;
+    let (message, mut fds) = receive_by(&stream, what, within, cancelled)?;
     match message {
         daemon_message::Message::Attached(attached) => {
-            let world = World::check(attached, local_rank)?;
+            let world = World::check(attached, launch.place)?;
             let doorbell = fds.pop().filter(|_| fds.is_empty()).ok_or_else(|| {
                 GradwireError::Protocol("its doorbell (one descriptor) is missing".into())
             })?;
@@ -247,8 +272,9 @@ pub(crate) fn attach(
             stream
                 .set_read_timeout(None)
                 .map_err(|source| GradwireError::System { what: "a socket's timeout", source })?;
-            Ok((stream, world, doorbell))
+            Ok(Some((stream, world, doorbell)))
         }
+        daemon_message::Message::Later(_) if launch.place.worker().is_some() => Ok(None),
         daemon_message::Message::Refused(failure) => Err(refused(failure)),
         daemon_message::Message::Aborted(failure) => Err(Failure::from(failure).into()),
         other => Err(unexpected("Attached", &other)),
@@ -275,6 +301,8 @@ fn unexpected(wanted: &str, got: &daemon_message::Message) -> GradwireError {
 mod tests {
     use super::*;
 
+    const ONE: Place = Place::LocalRank(1);
+
     fn attached() -> pb::Attached {
         pb::Attached {
             rank: 3,
@@ -295,7 +323,7 @@ mod tests {
 
     #[test]
     fn a_place_in_the_world_is_checked() {
-        assert_eq!(World::check(attached(), 1).unwrap().host(), "b");
+        assert_eq!(World::check(attached(), ONE).unwrap().host(), "b");
         let impossible = [
             pb::Attached { rank: 4, ..attached() },
             pb::Attached { size: 0, ..attached() },
@@ -307,9 +335,9 @@ mod tests {
             pb::Attached { compression: 9, ..attached() },
         ];
         for wire in impossible {
-            assert!(matches!(World::check(wire, 1), Err(GradwireError::Protocol(_))));
+            assert!(matches!(World::check(wire, ONE), Err(GradwireError::Protocol(_))));
         }
         let nowhere = pb::Attached { nodes: Vec::new(), ..attached() };
-        assert_eq!(World::check(nowhere, 1).unwrap().host(), "");
+        assert_eq!(World::check(nowhere, ONE).unwrap().host(), "");
     }
 }

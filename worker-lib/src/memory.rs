@@ -99,6 +99,11 @@ impl Memory {
         arena.owns(&self.block)
     }
 
+    /// Whether no daemon will have it any more: it could not move to that of the current epoch.
+    pub(crate) fn is_retired(&self) -> bool {
+        self.block.is_retired()
+    }
+
     /// Records, for metrics, that it was filled from ordinary memory.
     pub(crate) fn mark_copied(&self) {
         self.block.mark_copied();

@@ -163,18 +163,23 @@ impl Session {
         object: Option<&T>,
         options: BroadcastOptions,
     ) -> Result<(Parts, Packed)> {
-        let BroadcastOptions { common, root } = options;
-        let own = object.filter(|_| root == self.rank());
-        if own.is_none() && root == self.rank() {
+        let (session, BroadcastOptions { common, root }) = (self.pinned(), options);
+        let own = object.filter(|_| root == session.rank());
+        if own.is_none() && root == session.rank() {
             let text = format!("rank {root} is the root of a broadcast but gives no object");
             return Err(GradwireError::Invalid(text));
         }
-        self.sets().of_member(common.process_set.clone())?.check_peer("root", root)?;
+        session
+            .membership()
+            .sets
+            .lock()
+            .of_member(common.process_set.as_ref())?
+            .check_peer("root", root)?;
         // Before the operation has a name, because the object's own code may panic.
         let packed = own.map_or((OBJECT, Vec::new()), |object| {
-            pack(object, self.rank(), self.max_object_bytes())
+            pack(object, session.rank(), session.max_object_bytes())
         });
-        let parts = self.parts(common, ObjectKind::Broadcast.name(), Origin::Object)?;
+        let parts = session.parts(common, ObjectKind::Broadcast.name(), Origin::Object)?;
         Ok((parts, packed))
     }
 
@@ -210,10 +215,11 @@ impl Session {
         object: &T,
         options: AllgatherOptions,
     ) -> Result<(Parts, Vec<u8>)> {
+        let session = self.pinned();
         // Before the operation has a name, as for a broadcast.
-        let packed = pack(object, self.rank(), self.max_object_bytes());
-        let parts = self.parts(options.common, ObjectKind::Allgather.name(), Origin::Object)?;
-        Ok((parts, labelled(self.rank(), packed)))
+        let packed = pack(object, session.rank(), session.max_object_bytes());
+        let parts = session.parts(options.common, ObjectKind::Allgather.name(), Origin::Object)?;
+        Ok((parts, labelled(session.rank(), packed)))
     }
 
     fn gather_objects<T: DeserializeOwned>(&self, parts: &Parts, own: &[u8]) -> Result<Vec<T>> {

@@ -1,7 +1,7 @@
 //! A rank's membership in a job.
 
 use std::{
-    fmt,
+    fmt, mem,
     net::SocketAddr,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
@@ -9,25 +9,27 @@ use std::{
 
 use gradwire_keys::CheckGradients;
 use gradwire_proto::{
-    Compression, DType, Ending, Failure, FailureKind, JobId, Shape,
+    Compression, DType, Failure, FailureKind, JobId, Shape,
     pb::{self, worker_message::Message},
 };
-use gradwire_shm::arena::{self, Arena};
-use parking_lot::{Mutex, MutexGuard};
+use gradwire_shm::arena::Arena;
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::{
     background::Background,
     element::Element,
+    epoch::Membership,
     error::{GradwireError, Result},
+    formation::Past,
     gate::{Bar, Gate},
     link::{Node, World},
     memory::{Buffer, Memory, Payload, SharedBuffer, Tensor},
-    naming::Names,
     panics,
-    process_set::{ProcessSet, ProcessSets},
-    shared::{FAREWELL, Shared, gives_up},
+    process_set::ProcessSet,
+    rejoin::Elastic,
+    shared::{Shared, gives_up},
     sizes,
-    watch::Threads,
+    stats::{Counts, Stats},
 };
 
 /// A rank of a job, attached to its node's daemon. Cheap to clone; clones are the same rank. It
@@ -37,6 +39,8 @@ use crate::{
 #[derive(Clone)]
 pub struct Session {
     inner: Arc<Inner>,
+    /// The membership of everything that this clone does; by default, that of the moment.
+    pinned: Option<Arc<Membership>>,
     /// Holds back the operations that this clone starts.
     gate: Option<Arc<Bar>>,
     /// How long a blocking call of this clone may take.
@@ -44,15 +48,15 @@ pub struct Session {
 }
 
 struct Inner {
-    shared: Arc<Shared>,
+    current: RwLock<Arc<Membership>>,
+    /// In an elastic job: what leads to the next epoch.
+    elastic: Option<Elastic>,
+    past: Mutex<Past>,
+    counts: Arc<Counts>,
     arena: Arena,
-    world: World,
     job: JobId,
     /// The process that owns the threads and the connection.
     process: u32,
-    threads: Mutex<Option<Threads>>,
-    names: Mutex<Names>,
-    sets: Mutex<ProcessSets>,
     limits: Limits,
     background: Background,
 }
@@ -70,54 +74,6 @@ pub(crate) struct Limits {
     pub(crate) check_gradients: CheckGradients,
 }
 
-/// Counters of a session. Counts that only grow are `u64`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Stats {
-    /// Submitted operations.
-    pub operations: u64,
-    /// Operations in flight.
-    pub in_flight: usize,
-    /// Bytes of the tensors of all submitted operations.
-    pub bytes: u64,
-    /// The part of `bytes` that was copied from ordinary memory.
-    pub copied_bytes: u64,
-    /// Sparse allreduces that moved rows.
-    pub sparse_rows: u64,
-    /// Sparse allreduces that moved the dense tensor, because that was smaller.
-    pub sparse_dense: u64,
-    /// The use of the shared memory.
-    pub arena: ArenaStats,
-}
-
-/// The shared memory of a session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ArenaStats {
-    /// Segments, without adopted ones.
-    pub segments: usize,
-    /// Adopted segments.
-    pub adopted: usize,
-    /// Bytes of the adopted segments.
-    pub adopted_bytes: usize,
-    /// Bytes of all other segments.
-    pub reserved: usize,
-    /// Bytes of tensors that are alive, rounded up to 64.
-    pub used: usize,
-}
-
-impl From<arena::ArenaStats> for ArenaStats {
-    fn from(stats: arena::ArenaStats) -> Self {
-        Self {
-            segments: stats.segments as usize,
-            adopted: stats.adopted as usize,
-            adopted_bytes: stats.adopted_bytes as usize,
-            reserved: stats.reserved as usize,
-            used: stats.used as usize,
-        }
-    }
-}
-
 fn same_process(made_in: u32, used_in: u32) -> Result<()> {
     if made_in == used_in { Ok(()) } else { Err(GradwireError::Forked { made_in, used_in }) }
 }
@@ -125,20 +81,55 @@ fn same_process(made_in: u32, used_in: u32) -> Result<()> {
 impl Session {
     /// The session of a process that has attached.
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        membership: Membership,
+        elastic: Option<Elastic>,
+        counts: Arc<Counts>,
         arena: Arena,
-        world: World,
         job: JobId,
         process: u32,
-        threads: Threads,
         limits: Limits,
     ) -> Self {
-        let sets = Mutex::new(ProcessSets::new(world.size, world.rank));
-        let (threads, names) = (Mutex::new(Some(threads)), Mutex::default());
-        let background = Background::default();
+        let current = RwLock::new(Arc::new(membership));
+        let (past, background) = (Mutex::default(), Background::default());
         let inner =
-            Inner { shared, arena, world, job, process, threads, names, sets, limits, background };
-        Self { inner: Arc::new(inner), gate: None, limit: None }
+            Inner { current, elastic, past, counts, arena, job, process, limits, background };
+        Self { inner: Arc::new(inner), pinned: None, gate: None, limit: None }
+    }
+
+    /// The same rank in the epoch of the moment, for a call of several steps that must agree.
+    pub(crate) fn pinned(&self) -> Self {
+        self.pinned_to(self.membership())
+    }
+
+    /// The same rank in one epoch: what this clone does never reaches another one.
+    pub(crate) fn pinned_to(&self, membership: Arc<Membership>) -> Self {
+        Self { pinned: Some(membership), ..self.clone() }
+    }
+
+    /// The next epoch has formed.
+    pub(crate) fn replace_membership(&self, next: Arc<Membership>) {
+        let old = mem::replace(&mut *self.inner.current.write(), next);
+        drop(old); // without the lock
+    }
+
+    /// What leads to the next epoch; `None` if the job is not elastic.
+    pub(crate) fn elastic(&self) -> Option<&Elastic> {
+        self.inner.elastic.as_ref()
+    }
+
+    /// What this rank remembers from earlier epochs.
+    pub(crate) fn past(&self) -> MutexGuard<'_, Past> {
+        self.inner.past.lock()
+    }
+
+    /// What this session counts over all epochs.
+    pub(crate) fn counts(&self) -> &Arc<Counts> {
+        &self.inner.counts
+    }
+
+    /// The membership of what this clone does.
+    pub(crate) fn membership(&self) -> Arc<Membership> {
+        self.pinned.clone().unwrap_or_else(|| self.inner.current.read().clone())
     }
 
     /// The same rank, for operations whose tensors are still being written. An operation that the
@@ -173,67 +164,68 @@ impl Session {
     }
 
     /// Gives up, because a blocking call has not ended in time. Returns its error.
-    pub(crate) fn out_of_time(&self, what: &str) -> GradwireError {
+    pub(crate) fn out_of_time(&self, membership: &Membership, what: &str) -> GradwireError {
         let limit = self.limit.unwrap_or_default();
         let text = format!("{what} did not complete within {limit:?}");
-        let failure = Failure::new(FailureKind::Timeout, text).host(self.host());
-        self.shared().give_up(failure.clone());
-        self.shared().check().err().unwrap_or(GradwireError::Failed(failure))
+        let Membership { shared, world, .. } = membership;
+        let failure = Failure::new(FailureKind::Timeout, text).host(world.host());
+        shared.give_up(failure.clone());
+        shared.check().err().unwrap_or(GradwireError::Failed(failure))
     }
 
     /// This rank's number in the job, from 0.
     pub fn rank(&self) -> u32 {
-        self.inner.world.rank
+        self.membership().world.rank
     }
 
     /// The number of ranks of the job.
     pub fn size(&self) -> u32 {
-        self.inner.world.size
+        self.membership().world.size
     }
 
     /// This rank's number on its node, from 0.
     pub fn local_rank(&self) -> u32 {
-        self.inner.world.local_rank
+        self.membership().world.local_rank
     }
 
     /// The number of ranks of this node.
     pub fn local_size(&self) -> u32 {
-        self.inner.world.local_size
+        self.membership().world.local_size
     }
 
     /// This node's number among the nodes that have this local rank.
     pub fn cross_rank(&self) -> u32 {
-        self.inner.world.cross_rank
+        self.membership().world.cross_rank
     }
 
     /// The number of nodes that have this local rank.
     pub fn cross_size(&self) -> u32 {
-        self.inner.world.cross_size
+        self.membership().world.cross_size
     }
 
     /// The job's nodes, in the order of their ranks.
-    pub fn nodes(&self) -> &[Node] {
-        &self.inner.world.nodes
+    pub fn nodes(&self) -> Vec<Node> {
+        self.membership().world.nodes.clone()
     }
 
     /// The wire format of f32 in reductions between nodes (`data.compression`).
     pub fn compression(&self) -> Compression {
-        self.inner.world.compression
+        self.membership().world.compression
     }
 
     /// The name of this rank's node; empty if unknown.
-    pub fn host(&self) -> &str {
-        self.inner.world.host()
+    pub fn host(&self) -> String {
+        self.membership().world.host().to_owned()
     }
 
     /// The epoch: the number of this formation of the world.
     pub fn epoch(&self) -> u64 {
-        self.inner.world.epoch.0
+        self.membership().world.epoch.0
     }
 
     /// The coordinator's address.
     pub fn coordinator(&self) -> SocketAddr {
-        self.inner.world.coordinator
+        self.membership().world.coordinator
     }
 
     /// The job's id.
@@ -243,9 +235,10 @@ impl Session {
 
     /// The counters of this session.
     pub fn stats(&self) -> Stats {
-        let (operations, in_flight, [bytes, copied_bytes]) = self.inner.shared.counts();
+        let shared = self.shared();
+        let (operations, in_flight, [bytes, copied_bytes]) = shared.counts();
         let [sparse_rows, sparse_dense] =
-            self.inner.shared.sparse.each_ref().map(|count| count.load(Relaxed));
+            shared.counts.sparse.each_ref().map(|count| count.load(Relaxed));
         let arena = self.inner.arena.stats().into();
         Stats { operations, in_flight, bytes, copied_bytes, sparse_rows, sparse_dense, arena }
     }
@@ -294,13 +287,14 @@ impl Session {
     /// A buffer with undefined contents.
     pub(crate) fn new_buffer(&self, dtype: DType, shape: Shape) -> Result<Buffer> {
         self.check_process()?;
-        self.inner.shared.check()?;
+        let shared = self.shared();
+        shared.check()?;
         let bytes = shape.elements() * dtype.size() as u64;
         let block = self.inner.arena.allocate(bytes).or_else(|error| {
-            self.inner.shared.check()?; // the first cause, not its consequence (TELL)
+            shared.check()?; // the first cause, not its consequence (TELL)
             Err(GradwireError::from(error))
         });
-        Ok(Buffer::new(self.inner.shared.noted(block)?, dtype, shape))
+        Ok(Buffer::new(shared.noted(block)?, dtype, shape))
     }
 
     /// Whether a buffer belongs to this session. Operations refuse buffers of other sessions.
@@ -325,14 +319,17 @@ impl Session {
     /// did not answer within 5 s.
     pub fn shutdown(&self) -> Result<()> {
         self.check_process()?;
-        self.inner.end(Message::Detach(pb::Detach {}))
+        if let Some(elastic) = self.elastic() {
+            elastic.close();
+        }
+        self.membership().end(Message::Detach(pb::Detach {}))
     }
 
     /// Marks a step of the program, for the daemon's metrics about the steps of this rank. Makes no
     /// system call. Gradwire's optimizers call it themselves.
     pub fn mark_step(&self) {
         if self.check_process().is_ok() {
-            self.inner.shared.control.mark_step();
+            self.shared().control.mark_step();
         }
     }
 
@@ -350,32 +347,22 @@ impl Session {
             return;
         }
         let failure = Failure::new(FailureKind::Cancelled, reason).host(self.host());
-        self.inner.shared.give_up_after(failure, cause);
+        self.shared().give_up_after(failure, cause);
     }
 
     /// The failure that the last error of this session reported, if the last error had one.
     pub fn last_failure(&self) -> Option<Failure> {
-        self.inner.shared.last_error().and_then(|last| last.cause)
+        self.shared().last_error().and_then(|last| last.cause)
     }
 
     /// The set of all ranks.
     pub fn global_process_set(&self) -> ProcessSet {
-        self.sets().all()
-    }
-
-    /// The process sets of this session.
-    pub(crate) fn sets(&self) -> MutexGuard<'_, ProcessSets> {
-        self.inner.sets.lock()
-    }
-
-    /// The counters for the names of operations.
-    pub(crate) fn names(&self) -> MutexGuard<'_, Names> {
-        self.inner.names.lock()
+        self.membership().sets.lock().all()
     }
 
     /// Counts a sparse allreduce.
     pub(crate) fn count_sparse(&self, dense: bool) {
-        self.inner.shared.sparse[usize::from(dense)].fetch_add(1, Relaxed);
+        self.counts().sparse[usize::from(dense)].fetch_add(1, Relaxed);
     }
 
     /// The largest object that this rank may send, in bytes.
@@ -383,13 +370,23 @@ impl Session {
         self.inner.limits.object_bytes
     }
 
-    /// Refuses memory of other sessions: here its places belong to other tensors.
-    pub(crate) fn check_memory<'a>(&self, all: impl IntoIterator<Item = &'a Memory>) -> Result<()> {
-        if all.into_iter().all(|memory| memory.is_in(&self.inner.arena)) {
+    /// Refuses memory of other sessions: here its places belong to other tensors. Also refuses
+    /// memory that the daemon does not have.
+    pub(crate) fn check_memory<'a>(
+        &self,
+        all: impl IntoIterator<Item = &'a Memory, IntoIter: Clone>,
+    ) -> Result<()> {
+        let all = all.into_iter();
+        let text = if !all.clone().all(|memory| memory.is_in(&self.inner.arena)) {
+            "a tensor belongs to another session, perhaps one that was shut down; create a tensor \
+             with this session and copy the values"
+        } else if all.clone().any(Memory::is_retired) {
+            "the memory of a tensor could not be kept in this epoch of the job, because a GPU's \
+             driver uses it or the program has unmapped it; create another tensor and copy the \
+             values"
+        } else {
             return Ok(());
-        }
-        let text = "a tensor belongs to another session, perhaps one that was shut down; create a \
-                    tensor with this session and copy the values";
+        };
         Err(GradwireError::Invalid(text.to_owned()))
     }
 
@@ -407,8 +404,8 @@ impl Session {
         &self.inner.background
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.inner.shared
+    pub(crate) fn shared(&self) -> Arc<Shared> {
+        self.membership().shared.clone()
     }
 
     /// The gate of this clone.
@@ -427,62 +424,28 @@ impl Session {
 const DROPPED: &str =
     "it dropped its session without shutdown(), for example because the program ended early";
 
-impl Inner {
-    /// Ends the session with a last message.
-    fn end(&self, farewell: Message) -> Result<()> {
-        let threads = self.threads.lock().take();
-        let Some(threads) = threads else { return Ok(()) };
-        let result = self.say_farewell(farewell);
-        self.shared.finish(Ending::Finished);
-        threads.join(&self.shared);
-        result
-    }
-
-    fn say_farewell(&self, farewell: Message) -> Result<()> {
-        self.shared.check()?;
-        let answered = matches!(farewell, Message::Detach(_));
-        self.shared.send(farewell, None)?;
-        if !answered {
-            return Ok(());
-        }
-        let deadline = Instant::now() + FAREWELL;
-        loop {
-            let seen = self.shared.control.epoch();
-            match self.shared.check() {
-                Ok(()) => {}
-                Err(GradwireError::Closed) => return Ok(()),
-                Err(error) => return Err(error),
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                let what = "the daemon's farewell".to_owned();
-                return Err(GradwireError::Timeout { what, after: FAREWELL });
-            }
-            self.shared.control.wait(seen, left, Duration::ZERO);
-        }
-    }
-}
-
 impl Drop for Inner {
     fn drop(&mut self) {
         // A forked child does not have the threads and must not use the connection.
         if self.process == std::process::id() {
-            // The error is ignored: the daemon sees the end of the connection in any case.
-            let (reason, cause) = match (panics::current(), self.shared.last_error()) {
+            let membership = self.current.get_mut();
+            let (reason, cause) = match (panics::current(), membership.shared.last_error()) {
                 (Some(panicked), _) => (panicked, None),
                 (None, Some(last)) => (last.text, last.cause),
                 (None, None) => (DROPPED.to_owned(), None),
             };
-            let _ = self.end(Message::GiveUp(gives_up(reason, cause.as_ref())));
-            self.shared.forget();
+            // The error is ignored: the daemon sees the end of the connection in any case.
+            let _ = membership.end(Message::GiveUp(gives_up(reason, cause.as_ref())));
+            membership.shared.forget();
         }
     }
 }
 
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { job, world, .. } = &*self.inner;
-        write!(f, "Session(job {job}, rank {} of {})", world.rank, world.size)
+        let (job, membership) = (&self.inner.job, self.membership());
+        let World { rank, size, .. } = membership.world;
+        write!(f, "Session(job {job}, rank {rank} of {size})")
     }
 }
 

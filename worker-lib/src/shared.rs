@@ -18,14 +18,14 @@ use std::{
     net::Shutdown,
     os::{fd::OwnedFd, unix::net::UnixStream},
     sync::{
-        OnceLock,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
 
 use gradwire_proto::{
-    Collective, Ending, Failure, FailureKind, ProcessSetId, Request, TensorName,
+    Ending, Failure, FailureKind, ProcessSetId, Request,
     pb::{self, worker_message::Message},
 };
 use gradwire_shm::{
@@ -39,8 +39,9 @@ use crate::{
     error::{GradwireError, Result},
     link,
     memory::{Keep, Output},
-    naming::MESSAGES,
+    rejoin::Change,
     segments::Segments,
+    stats::Counts,
     tickets::{self, Key, NoTicket, Tickets},
     waiters::{LOOK_AROUND, Waiters},
     wakers::Wakers,
@@ -66,15 +67,6 @@ impl Prepared {
     }
 }
 
-impl From<Ending> for GradwireError {
-    fn from(ending: Ending) -> Self {
-        match ending {
-            Ending::Finished => Self::Closed,
-            Ending::Failed(failure) => Self::Failed(failure),
-        }
-    }
-}
-
 /// The state that the threads of a session share.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -95,11 +87,11 @@ pub(crate) struct Shared {
     pub(crate) wakers: Wakers,
     /// Whether the threads for the daemon's messages still run.
     pub(crate) watched: AtomicBool,
-    operations: AtomicU64,
-    bytes: AtomicU64,
-    copied_bytes: AtomicU64,
-    /// Sparse allreduces that moved rows, and that moved the dense tensor.
-    pub(crate) sparse: [AtomicU64; 2],
+    pub(crate) counts: Arc<Counts>,
+    /// Whether the job goes on after a loss.
+    is_elastic: bool,
+    /// What the launcher wants to change.
+    pub(crate) change: Mutex<Option<Change>>,
     /// Operations of several parts that are in flight, and their kinds.
     pub(crate) tasks: Mutex<HashMap<Key, &'static str>>,
     /// The threads that are in a wait without a limit.
@@ -137,6 +129,8 @@ impl Shared {
         stream: UnixStream,
         doorbell: OwnedFd,
         spin: Duration,
+        counts: Arc<Counts>,
+        is_elastic: bool,
     ) -> Self {
         Self {
             control,
@@ -151,10 +145,9 @@ impl Shared {
             segments: Segments::default(),
             wakers: Wakers::default(),
             watched: AtomicBool::new(true),
-            operations: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            copied_bytes: AtomicU64::new(0),
-            sparse: Default::default(),
+            counts,
+            is_elastic,
+            change: Mutex::new(None),
             tasks: Mutex::default(),
             waiters: Waiters::default(),
         }
@@ -213,7 +206,24 @@ impl Shared {
             let what = "the thread for the daemon's messages has ended";
             self.finish(Ending::Failed(Failure::new(FailureKind::Internal, what)));
         }
-        self.ended().map_or(Ok(()), |end| Err(end.clone().into()))
+        self.ended().map_or(Ok(()), |end| Err(self.error_of(end)))
+    }
+
+    /// The error of calls after the session has ended.
+    fn error_of(&self, end: &Ending) -> GradwireError {
+        match end {
+            Ending::Finished => GradwireError::Closed,
+            Ending::Failed(failure) => self.failed(failure.clone()),
+        }
+    }
+
+    /// The error of what has failed.
+    fn failed(&self, failure: Failure) -> GradwireError {
+        if self.is_elastic && failure.is_recoverable() {
+            GradwireError::Recoverable(failure)
+        } else {
+            GradwireError::Failed(failure)
+        }
     }
 
     /// Sends a message to the daemon.
@@ -230,6 +240,18 @@ impl Shared {
         self.check()
     }
 
+    /// Notes the failure that calls get if the session ends now, because this rank wants it to.
+    pub(crate) fn will_end(&self, failure: Failure) {
+        let _ = self.giving_up.set(failure);
+    }
+
+    /// Notes what the launcher wants to change, in addition to what it wanted before.
+    pub(crate) fn wants(&self, wanted: Change) {
+        let mut change = self.change.lock();
+        let Change { added, removed } = change.unwrap_or(wanted);
+        *change = Some(Change { added: added | wanted.added, removed: removed | wanted.removed });
+    }
+
     /// Gives up: reports the reason to the daemon, waits for its reaction, and ends the session
     /// with the reason.
     pub(crate) fn give_up(&self, failure: Failure) {
@@ -238,13 +260,18 @@ impl Shared {
 
     /// As [`Shared::give_up`], because of a failure that this rank has received.
     pub(crate) fn give_up_after(&self, failure: Failure, cause: Option<&Failure>) {
-        let _ = self.giving_up.set(failure.clone());
+        self.will_end(failure.clone());
         let _ = self.send(Message::GiveUp(gives_up(failure.what.clone(), cause)), None);
         // To the daemon the half-closed connection means that this process has ended. It closes its
         // half, and then the watcher ends the session.
         let _ = self.stream.shutdown(Shutdown::Write);
         self.wait_for_end(FAREWELL);
         self.finish(Ending::Failed(failure));
+    }
+
+    /// Ends the connection, if it has not ended yet.
+    pub(crate) fn hang_up(&self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 
     fn wait_for_end(&self, within: Duration) {
@@ -274,9 +301,11 @@ impl Shared {
         let key = (ProcessSetId(*process_set), name.clone());
         let opened = self.tickets.lock().open(key, request, movable, memory);
         submission.ticket = opened.map_err(|refused| match refused {
-            NoTicket::InFlight { number, request: first } => twice(name, number, &first, request),
+            NoTicket::InFlight { number, request: first } => {
+                GradwireError::Invalid(tickets::twice(name, number, &first, request))
+            }
             // The end is visible once the memory is taken back.
-            NoTicket::Closed => self.end.wait().clone().into(),
+            NoTicket::Closed => self.error_of(self.end.wait()),
         })?;
         Ok(Prepared { submission, began })
     }
@@ -286,9 +315,9 @@ impl Shared {
         let Prepared { submission, began } = prepared;
         self.push(submission)?;
         let bytes = submission.request.bytes();
-        self.operations.fetch_add(1, Relaxed);
-        self.bytes.fetch_add(bytes, Relaxed);
-        self.copied_bytes.fetch_add(if submission.copied { bytes } else { 0 }, Relaxed);
+        self.counts.operations.fetch_add(1, Relaxed);
+        self.counts.bytes.fetch_add(bytes, Relaxed);
+        self.counts.copied_bytes.fetch_add(if submission.copied { bytes } else { 0 }, Relaxed);
         self.record(Kind::Submit, *began, submission.ticket);
         Ok(())
     }
@@ -449,7 +478,7 @@ impl Shared {
     /// Takes the outcome of an operation, if it has ended.
     pub(crate) fn take_outcome(&self, ticket: u64) -> Option<Result<Done>> {
         let outcome = self.tickets.lock().take(ticket)?;
-        Some(outcome.map_err(GradwireError::Failed))
+        Some(outcome.map_err(|failure| self.failed(failure)))
     }
 
     /// Whether a wait would return at once.
@@ -482,8 +511,9 @@ impl Shared {
     pub(crate) fn counts(&self) -> (u64, usize, [u64; 2]) {
         self.collect();
         let in_flight = self.tickets.lock().in_flight();
-        let bytes = [&self.bytes, &self.copied_bytes].map(|count| count.load(Relaxed));
-        (self.operations.load(Relaxed), in_flight, bytes)
+        let Counts { operations, bytes, copied_bytes, .. } = &*self.counts;
+        let bytes = [bytes, copied_bytes].map(|count| count.load(Relaxed));
+        (operations.load(Relaxed), in_flight, bytes)
     }
 }
 
@@ -495,40 +525,4 @@ impl Drop for Unwatched<'_> {
         self.0.watched.store(false, Relaxed);
         self.0.control.wake_all();
     }
-}
-
-/// The error for a name that is already in flight.
-fn twice(name: &TensorName, number: u64, first: &Request, second: &Request) -> GradwireError {
-    if second.collective == Collective::SendReceive {
-        // The program does not choose the names of messages.
-        return GradwireError::Invalid(format!(
-            "message '{name}', {MESSAGES} messages ago, is still in flight, and two ranks can't \
-             have more with one tag; wait for some of them first"
-        ));
-    }
-    GradwireError::Invalid(format!(
-        "tensor '{name}' is already in flight on this rank: {} was submitted as operation {number} \
-         and has not ended, and now {} has the same name; wait for the first one, or use \
-         different names",
-        described(first),
-        described(second),
-    ))
-}
-
-/// A request in a few words.
-fn described(request: &Request) -> String {
-    let Request { collective, dtype, shape, reduce_op, root, .. } = request;
-    let how = match collective {
-        Collective::Allreduce | Collective::ReduceScatter => format!(" ({reduce_op})"),
-        Collective::Reduce => format!(" ({reduce_op}, root {root})"),
-        Collective::Broadcast | Collective::Gather | Collective::Scatter => {
-            format!(" (root {root})")
-        }
-        _ => String::new(),
-    };
-    let more = match request.more.len() {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    format!("{collective}{how} of {dtype} {shape}{more}")
 }

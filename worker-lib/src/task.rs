@@ -11,11 +11,12 @@ use gradwire_proto::{Failure, FailureKind, ProcessSetId, TensorName};
 use gradwire_shm::control::Origin;
 
 use crate::{
+    epoch::Membership,
     error::{GradwireError, Result},
     handle::Handle,
     options::Common,
     outcome::Outcome,
-    process_set::ProcessSet,
+    process_set::Members,
     session::Session,
     shared::Shared,
     tickets::Key,
@@ -52,13 +53,13 @@ impl<R> Drop for Ending<R> {
 /// Gives up if a blocking call panics: the other ranks wait for its next part (TELL), and the
 /// memory that it has borrowed must be taken back.
 pub(crate) struct Unwinding<'a> {
-    session: &'a Session,
+    shared: &'a Shared,
     name: &'a TensorName,
 }
 
 impl<'a> Unwinding<'a> {
-    pub(crate) fn new(session: &'a Session, name: &'a TensorName) -> Self {
-        Self { session, name }
+    pub(crate) fn new(shared: &'a Shared, name: &'a TensorName) -> Self {
+        Self { shared, name }
     }
 
     pub(crate) fn did_not_happen(self) {
@@ -68,7 +69,7 @@ impl<'a> Unwinding<'a> {
 
 impl Drop for Unwinding<'_> {
     fn drop(&mut self) {
-        self.session.shared().give_up(panicked(self.name));
+        self.shared.give_up(panicked(self.name));
     }
 }
 
@@ -81,14 +82,16 @@ struct Place {
 impl Place {
     /// Registers an operation; without a name it is named by its number.
     fn take(
-        session: &Session,
-        set: &ProcessSet,
+        membership: &Membership,
+        set: &Members,
         name: Option<String>,
         kind: &'static str,
+        any_thread: bool,
     ) -> Result<Self> {
-        let shared = session.shared().clone();
+        let shared = membership.shared.clone();
         let number = set.number();
-        let numbered = name.is_none().then(|| session.unnamed(number, kind)).transpose()?;
+        let unnamed = || membership.unnamed(number, kind, any_thread);
+        let numbered = name.is_none().then(unnamed).transpose()?;
         let name = numbered.as_ref().map(|numbered| numbered.name.clone()).or(name);
         let mut tasks = shared.tasks.lock();
         let checked = Self::free(&tasks, number, &name.unwrap_or_default(), kind);
@@ -98,7 +101,7 @@ impl Place {
         drop(tasks);
         // A refused call is not counted.
         if let Some(numbered) = &numbered {
-            session.settle(number, numbered, checked.is_ok());
+            membership.settle(number, numbered, checked.is_ok());
         }
         Ok(Self { shared, key: checked? })
     }
@@ -147,8 +150,10 @@ impl Drop for Place {
 /// until the last clone of this is dropped.
 #[derive(Clone)]
 pub(crate) struct Parts {
+    /// The epoch of all parts.
+    membership: Arc<Membership>,
     place: Arc<Place>,
-    pub(crate) set: ProcessSet,
+    pub(crate) set: Arc<Members>,
     common: Common,
 }
 
@@ -156,6 +161,11 @@ impl Parts {
     /// The name of the whole operation.
     pub(crate) fn name(&self) -> &TensorName {
         &self.place.key.1
+    }
+
+    /// The same rank in the epoch of all parts.
+    pub(crate) fn session(&self, rank: &Session) -> Session {
+        rank.pinned_to(self.membership.clone())
     }
 
     /// The options of a part.
@@ -189,6 +199,9 @@ impl Parts {
             GradwireError::Failed(failure) if is_part(&failure.tensor) => {
                 GradwireError::Failed(self.named(failure))
             }
+            GradwireError::Recoverable(failure) if is_part(&failure.tensor) => {
+                GradwireError::Recoverable(self.named(failure))
+            }
             other => other,
         }
     }
@@ -209,13 +222,15 @@ impl Session {
         origin: Origin,
     ) -> Result<Parts> {
         self.check_process()?;
-        self.shared().check()?;
+        let membership = self.membership();
+        let Membership { shared, sets, .. } = &*membership;
+        shared.check()?;
         let Common { name, priority, process_set, .. } = common;
-        let set = self.sets().of_member(process_set)?;
-        let place = Arc::new(self.shared().noted(Place::take(self, &set, name, kind))?);
-        let process_set = Some(set.clone());
+        let set = sets.lock().of_member(process_set.as_ref())?;
+        let place = Place::take(&membership, &set, name, kind, self.limits().any_thread);
+        let place = Arc::new(shared.noted(place)?);
         let common = Common { name: None, priority, process_set, origin, kind: None };
-        Ok(Parts { place, set, common })
+        Ok(Parts { membership, place, set, common })
     }
 
     /// Runs parts in the caller's thread.
@@ -224,7 +239,8 @@ impl Session {
         parts: &Parts,
         work: impl FnOnce(&Self) -> Result<R>,
     ) -> Result<R> {
-        self.shared().noted(self.or_give_up(parts, work))
+        let session = parts.session(self);
+        parts.membership.shared.noted(session.or_give_up(parts, work))
     }
 
     /// Runs parts in a separate thread.
@@ -234,8 +250,9 @@ impl Session {
         work: impl FnOnce(&Self) -> Result<R> + Send + 'static,
     ) -> Result<Handle<R>> {
         let outcome = Arc::new(Outcome::default());
-        let (session, name) = (self.clone(), parts.name().clone());
+        let (session, name) = (parts.session(self), parts.name().clone());
         let ending = Ending { outcome: outcome.clone(), name: name.clone() };
+        let of_handle = session.clone();
         watch::spawn("gw-task", move || {
             let ending = ending;
             let result = session.or_give_up(&parts, work);
@@ -244,7 +261,7 @@ impl Session {
             drop((parts, session));
             ending.outcome.set(result);
         })?;
-        Ok(Handle::task(self.clone(), name, outcome))
+        Ok(Handle::task(of_handle, name, outcome))
     }
 
     /// The number of operations of several parts in flight.
@@ -258,15 +275,18 @@ impl Session {
     }
 
     fn or_give_up<R>(&self, parts: &Parts, work: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
-        let unwinding = Unwinding::new(self, parts.name());
+        let shared = &parts.membership.shared;
+        let unwinding = Unwinding::new(shared, parts.name());
         let _in_parts = InParts::new();
         let result = work(self).map_err(|error| parts.as_whole(error));
         unwinding.did_not_happen();
         if let Err(error) = &result {
             match error {
                 // All ranks receive the same error.
-                GradwireError::Failed(_) | GradwireError::Closed | GradwireError::Forked { .. } => {
-                }
+                GradwireError::Failed(_)
+                | GradwireError::Recoverable(_)
+                | GradwireError::Closed
+                | GradwireError::Forked { .. } => {}
                 error => {
                     let what = format!("it could not continue '{}': {error}", parts.name());
                     let kind = match error {
@@ -275,7 +295,7 @@ impl Session {
                         }
                         _ => FailureKind::Internal,
                     };
-                    self.shared().give_up(Failure::new(kind, what));
+                    shared.give_up(Failure::new(kind, what));
                 }
             }
         }

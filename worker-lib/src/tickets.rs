@@ -10,7 +10,9 @@
 
 use std::collections::{HashMap, hash_map};
 
-use gradwire_proto::{Failure, ProcessSetId, Request, TensorName};
+use gradwire_proto::{Collective, Failure, ProcessSetId, Request, TensorName};
+
+use crate::naming::MESSAGES;
 
 /// An operation that has succeeded.
 #[derive(Debug, PartialEq, Eq)]
@@ -75,6 +77,42 @@ pub(crate) enum NoTicket {
         /// Its request.
         request: Request,
     },
+}
+
+/// The text about a name that is already in flight.
+pub(crate) fn twice(name: &TensorName, number: u64, first: &Request, second: &Request) -> String {
+    if second.collective == Collective::SendReceive {
+        // The program does not choose the names of messages.
+        return format!(
+            "message '{name}', {MESSAGES} messages ago, is still in flight, and two ranks can't \
+             have more with one tag; wait for some of them first"
+        );
+    }
+    format!(
+        "tensor '{name}' is already in flight on this rank: {} was submitted as operation {number} \
+         and has not ended, and now {} has the same name; wait for the first one, or use \
+         different names",
+        described(first),
+        described(second),
+    )
+}
+
+/// A request in a few words.
+fn described(request: &Request) -> String {
+    let Request { collective, dtype, shape, reduce_op, root, .. } = request;
+    let how = match collective {
+        Collective::Allreduce | Collective::ReduceScatter => format!(" ({reduce_op})"),
+        Collective::Reduce => format!(" ({reduce_op}, root {root})"),
+        Collective::Broadcast | Collective::Gather | Collective::Scatter => {
+            format!(" (root {root})")
+        }
+        _ => String::new(),
+    };
+    let more = match request.more.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("{collective}{how} of {dtype} {shape}{more}")
 }
 
 impl<K, R> Tickets<K, R> {

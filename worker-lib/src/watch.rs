@@ -2,7 +2,6 @@
 //! and checks the daemon's, and `gw-results` allocates memory for results. `adopted` has another.
 
 use std::{
-    net::Shutdown,
     sync::{
         Arc,
         mpsc::{self, RecvTimeoutError},
@@ -21,6 +20,7 @@ use gradwire_shm::{arena::Arena, handover::HandoverError};
 use crate::{
     error::GradwireError,
     link::{self, LinkError},
+    rejoin::Change,
     results,
     shared::{Shared, Unwatched},
 };
@@ -66,8 +66,7 @@ impl Threads {
 
     /// Ends the threads and waits for them. This ends the connection.
     pub(crate) fn join(self, shared: &Shared) {
-        // Fails if the connection has already ended.
-        let _ = shared.stream.shutdown(Shutdown::Both);
+        shared.hang_up();
         drop(self.stop_beating);
         // `Unwatched` reports panics. `results` ends after `watch`, which sends its requests.
         let _ = self.watch.join();
@@ -113,8 +112,9 @@ fn watch(shared: &Shared, request: &mpsc::Sender<(Request, pb::Allocate)>) {
                     return shared.finish_stopped(Ending::Failed(failure.into()));
                 }
                 Message::Detached(_) => break Ending::Finished,
-                // Only elastic jobs get it; nothing reads it yet.
-                Message::Changed(_) => {}
+                Message::Changed(pb::MembershipChanged { added, removed }) => {
+                    shared.wants(Change { added, removed });
+                }
                 Message::Challenge(_)
                 | Message::Attached(_)
                 | Message::Refused(_)

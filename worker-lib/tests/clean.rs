@@ -4,7 +4,7 @@
 #[expect(dead_code, reason = "other tests use the rest of it")]
 mod fake;
 
-use std::fs;
+use std::{fs, thread};
 
 use fake::FakeDaemon;
 use gradwire_worker::AllreduceOptions;
@@ -39,4 +39,23 @@ fn a_session_leaves_nothing_behind() {
         drop(daemon);
         assert_eq!(ours(), Vec::<String>::new(), "after {operation}");
     }
+    // Over several epochs, one of which does not form.
+    let daemon = FakeDaemon::elastic(&[0]);
+    let session = daemon.worker(0).attach().unwrap();
+    let tensor = session.zeros::<f32>(&[100_000]).unwrap();
+    let handle = session.allreduce_async(tensor, AllreduceOptions::named("hold")).unwrap();
+    let kept = session.zeros::<f32>(&[100_000]).unwrap();
+    let daemon = daemon.succeed(&[0]);
+    daemon.answer_last("gradwire.epoch", &[]);
+    let other = session.clone();
+    // SAFETY: nobody writes to a tensor.
+    #[expect(unsafe_code, reason = "the call moves tensors")]
+    let rejoins = thread::spawn(move || unsafe { other.rejoin() }.unwrap().epoch);
+    daemon.until_answered();
+    let daemon = daemon.succeed(&[0]);
+    assert_eq!(rejoins.join().unwrap(), 3);
+    drop((handle, kept));
+    session.shutdown().unwrap();
+    drop((session, daemon));
+    assert_eq!(ours(), Vec::<String>::new(), "after several epochs");
 }

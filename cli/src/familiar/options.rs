@@ -30,7 +30,8 @@ pub(super) type Row = (&'static [&'static str], usize, Meaning);
 const ONCE: &str = "gradwire run is started once and starts all hosts: -H HOST:RANKS,… or \
                     --hostfile FILE";
 const MEET: &str = "ranks find each other through the launcher, and need no address";
-const ELASTIC: &str = "elastic jobs are not supported yet: a job keeps its number of ranks";
+const RESTARTS: &str = "with --min-np N the job continues after a loss and replaces lost ranks; \
+                        otherwise start gradwire run again in a loop";
 const PLACES: &str =
     "-H HOST:RANKS,… says how many ranks each host gets; hosts are filled in order";
 const BINDING: &str = "ranks are not bound to cores; start the program with taskset or numactl";
@@ -91,21 +92,6 @@ const HOROVODRUN: &[Row] = &[
         1,
         Refused(COST),
     ),
-    (
-        &[
-            "min-np",
-            "min-num-proc",
-            "max-np",
-            "max-num-proc",
-            "slots-per-host",
-            "host-discovery-script",
-            "elastic-timeout",
-            "reset-limit",
-        ],
-        1,
-        Refused(ELASTIC),
-    ),
-    (&["blacklist-cooldown-range"], 2, Refused(ELASTIC)),
     (&["timeline-mark-cycles"], 0, Refused("Gradwire works without cycles")),
     (&["no-stall-check"], 0, Switch("HOROVOD_STALL_CHECK_DISABLE")),
     (&["stall-check-warning-time-seconds"], 1, Variable("HOROVOD_STALL_CHECK_TIME_SECONDS", 1)),
@@ -144,11 +130,7 @@ const TORCHRUN: &[Row] = &[
         1,
         Refused(MEET),
     ),
-    (
-        &["max-restarts"],
-        1,
-        AlwaysWith("0", "a failed rank ends the job; start gradwire run again in a loop"),
-    ),
+    (&["max-restarts"], 1, AlwaysWith("0", RESTARTS)),
     (&["monitor-interval"], 1, Always),
     (&["start-method"], 1, Refused("ranks are programs, which are started and not forked")),
     (&["role"], 1, Refused("all ranks have the same role; RANK says which one a process is")),

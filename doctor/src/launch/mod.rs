@@ -54,7 +54,7 @@ pub async fn run(
         started.push(Link::open(number, way));
         check.hosts.push(Host {
             name: node.host.clone(),
-            ranks: node.ranks,
+            ranks: node.ranks(),
             local,
             address: None,
             clock: None,

@@ -73,7 +73,7 @@ fn probe(options: &probe::Options) -> Result<ExitCode, CommandError> {
         probe::check(path)?;
     }
     let plan = Plan::new(nodes, ITSELF, words, &loaded)?;
-    start(plan, &loaded, &options.at, Files::default(), true)
+    start(plan, &loaded, &options.at, Files::default(), None, true)
 }
 
 fn explain(options: &Explain) -> Result<ExitCode, CommandError> {
@@ -95,5 +95,5 @@ fn resources(options: &Resources) -> Result<ExitCode, CommandError> {
     let np = bench::spread(&mut hosts, common);
     let words = bench::words(std::env::args_os().skip(1), &loaded)?;
     let plan = Plan::new(Plan::nodes(&hosts, np)?, ITSELF, words, &loaded)?;
-    start(plan, &loaded, &common.at, Files::default(), true)
+    start(plan, &loaded, &common.at, Files::default(), None, true)
 }

@@ -173,7 +173,7 @@ fn sizes(session: &Session, pairs: &[ProcessSet]) -> Result<Option<Sizes>, Comma
             let all = gathered(session, &[after_a_rest(session, pairs, bytes)?])?;
             // The first to begin waits for the other.
             let of_pair = |pair: &ProcessSet| {
-                let both = pair.ranks().iter().map(|rank| all[*rank as usize]);
+                let both = pair.ranks().into_iter().map(|rank| all[rank as usize]);
                 both.fold(f64::INFINITY, f64::min)
             };
             // The slowest pair shares the line with all.

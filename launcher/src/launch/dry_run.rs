@@ -65,7 +65,7 @@ pub fn describe(plan: &Plan, settings: &Settings, local: &[bool]) -> String {
         let coordinator = (i > 0).then_some((unknown, 0).into());
         let daemon = plan.daemon_variables(i, unknown, coordinator);
         line(format!("  daemon: {}", shown(daemon)));
-        for rank in node.first_rank..node.first_rank + node.ranks {
+        for rank in node.first_rank..node.first_rank + node.ranks() {
             line(format!("  rank {rank}: {}", command.join(" ")));
             line(format!("    {}", shown(plan.rank_variables(i, rank, &places))));
         }

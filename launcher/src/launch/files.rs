@@ -12,9 +12,14 @@ use gradwire_services::launch::Stream;
 use super::lines::{Line, Source};
 
 /// The files of each process: `DIR/rank.07/stdout` and `stderr`, with as many digits as the job
-/// needs, and `DIR/daemon.HOST/stderr`.
+/// needs at first, and `DIR/daemon.HOST/stderr`.
 #[derive(Debug)]
-pub struct Files(BTreeMap<(Source, Stream), OutputFile>);
+pub struct Files {
+    directory: PathBuf,
+    /// How many digits the number of a rank has.
+    digits: usize,
+    open: BTreeMap<(Source, Stream), OutputFile>,
+}
 
 #[derive(Debug)]
 struct OutputFile {
@@ -45,18 +50,29 @@ impl Files {
         hosts: impl IntoIterator<Item = &'a str>,
     ) -> Result<Self, (PathBuf, io::Error)> {
         let digits = size.saturating_sub(1).to_string().len().max(2);
-        let mut files = Self(BTreeMap::new());
+        let mut files = Self { directory: directory.to_owned(), digits, open: BTreeMap::new() };
         for rank in 0..size {
-            let folder = directory.join(format!("rank.{rank:0digits$}"));
-            for (stream, name) in [(Stream::Stdout, "stdout"), (Stream::Stderr, "stderr")] {
-                files.add(Source::Rank(rank), stream, &folder, name)?;
-            }
+            files.add_rank(rank)?;
         }
         for host in hosts {
-            let folder = directory.join(format!("daemon.{host}"));
-            files.add(Source::daemon(host), Stream::Stderr, &folder, "stderr")?;
+            files.add_daemon(host)?;
         }
         Ok(files)
+    }
+
+    /// Creates the files of a rank.
+    fn add_rank(&mut self, rank: u32) -> Result<(), (PathBuf, io::Error)> {
+        let folder = self.directory.join(format!("rank.{rank:0digits$}", digits = self.digits));
+        for (stream, name) in [(Stream::Stdout, "stdout"), (Stream::Stderr, "stderr")] {
+            self.add(Source::Rank(rank), stream, &folder, name)?;
+        }
+        Ok(())
+    }
+
+    /// Creates the file of a daemon.
+    fn add_daemon(&mut self, host: &str) -> Result<(), (PathBuf, io::Error)> {
+        let folder = self.directory.join(format!("daemon.{host}"));
+        self.add(Source::daemon(host), Stream::Stderr, &folder, "stderr")
     }
 
     fn add(
@@ -69,16 +85,27 @@ impl Files {
         fs::create_dir_all(folder).map_err(|error| (folder.to_owned(), error))?;
         let path = folder.join(name);
         let file = File::create(&path).map_err(|error| (path.clone(), error))?;
-        self.0.insert((source, stream), OutputFile { path, file: BufWriter::new(file) });
+        self.open.insert((source, stream), OutputFile { path, file: BufWriter::new(file) });
         Ok(())
     }
 
-    /// Writes a line to the file of its source, if it has one.
+    /// Writes a line to the file of its source, if it has one. Ranks and daemons that an elastic
+    /// job starts later get theirs with their first line.
     ///
     /// # Errors
     /// The system's error, with the path.
     pub fn write(&mut self, line: &Line) -> io::Result<()> {
-        let Some(file) = self.0.get_mut(&(line.source.clone(), line.stream)) else { return Ok(()) };
+        let of = (line.source.clone(), line.stream);
+        if !self.open.contains_key(&of) {
+            let added = match &line.source {
+                Source::Rank(rank) => self.add_rank(*rank),
+                source => source.daemon_host().map_or(Ok(()), |host| self.add_daemon(host)),
+            };
+            added.map_err(|(path, error)| {
+                io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+            })?;
+        }
+        let Some(file) = self.open.get_mut(&of) else { return Ok(()) };
         file.with(|file| {
             file.write_all(line.text.as_bytes())?;
             file.write_all(line.end.as_bytes())
@@ -90,7 +117,7 @@ impl Files {
     /// # Errors
     /// As of [`Files::write`].
     pub fn flush(&mut self) -> io::Result<()> {
-        self.0.values_mut().try_for_each(|file| file.with(BufWriter::flush))
+        self.open.values_mut().try_for_each(|file| file.with(BufWriter::flush))
     }
 }
 
@@ -106,6 +133,14 @@ mod tests {
         assert!(dir.path().join("rank.00/stdout").is_file(), "a single rank has its folder too");
         Files::create(dir.path(), 101, []).unwrap();
         assert!(dir.path().join("rank.007/stderr").is_file());
+        let mut files = Files::create(dir.path(), 2, []).unwrap();
+        let line = Line { source: Source::Rank(12), ..Line::note("late") };
+        files.write(&line).unwrap();
+        files.write(&Line { source: Source::daemon("n2"), ..line }).unwrap();
+        files.flush().unwrap();
+        let read = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
+        let late = ["rank.12/stderr", "daemon.n2/stderr"].map(read);
+        assert_eq!(late, ["late\n", "late\n"]);
         let (path, _) = Files::create(&dir.path().join("rank.00/stdout"), 1, []).unwrap_err();
         assert!(path.ends_with("rank.00/stdout/rank.00"), "{}", path.display());
     }

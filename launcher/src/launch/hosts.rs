@@ -143,6 +143,27 @@ pub fn parse_file(file: &str, text: &str) -> Result<Vec<Host>, HostsError> {
     collect(&format!("hostfile {file}"), hosts)
 }
 
+/// Parses the output of a host discovery script. A line is `host:slots`, or `host` for `slots`;
+/// comments and blank lines are as in a hostfile. `script` is its path, for errors.
+///
+/// # Errors
+/// [`HostsError`] with the line that is wrong.
+pub fn parse_script(script: &str, text: &str, slots: u32) -> Result<Vec<Host>, HostsError> {
+    let all = format!("the output of the host discovery script {script}");
+    let lines = text.lines().enumerate().filter_map(|(i, line)| {
+        let line = line.split('#').next().unwrap_or_default().trim();
+        (!line.is_empty()).then(|| (format!("{all}, line {}, '{}'", i + 1, shown(line)), line))
+    });
+    let hosts = lines.map(|(place, line)| {
+        let host = entry_of(line).map(|host| match has_slots(line, &host) {
+            true => host,
+            false => Host { slots, ..host },
+        });
+        (place, host)
+    });
+    collect(&all, hosts)
+}
+
 fn collect(
     all: &str,
     hosts: impl Iterator<Item = (String, Result<Host, Mistake>)>,

@@ -13,11 +13,17 @@
 //! report of the cause, which may be late on a busy machine, and for the end of the process at
 //! fault.
 //!
+//! In an elastic job, most failures end only an epoch: `epochs` shows the phases after them.
+//!
 //! - [`events`]: what comes in and what goes out
 //! - `starting`: starting processes
+//! - `epochs`: from one epoch of an elastic job to the next
+//! - `changes`: hosts and processes that come and leave meanwhile
 //! - `ending`: why the job ends, and stopping it
 
+mod changes;
 mod ending;
+mod epochs;
 pub mod events;
 mod starting;
 
@@ -27,7 +33,10 @@ use gradwire_proto::Failure;
 use gradwire_services::launch::{Order, ProcessEnd, Role, ServiceReport, from_line, signal_name};
 use rustix::process::Signal;
 
-use self::events::{Command, Event, Limits};
+use self::{
+    epochs::Epochs,
+    events::{Command, Event, Limits},
+};
 use super::{
     plan::Plan,
     report::{Cause, JobReport},
@@ -43,18 +52,26 @@ const SLACK: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Reaching,
-    /// The daemon of the first host, which hosts the coordinator.
+    /// The daemon of the first node, which hosts the coordinator.
     First,
     Daemons,
     Running,
     Leaving,
     Gathering,
+    /// The daemons of an epoch end.
+    Ending,
+    /// The members of the next epoch are looked for.
+    Assembling,
+    /// A rank has succeeded between two epochs, and the others are to end, too.
+    Finishing,
     Stopping,
     Done,
 }
 
 #[derive(Debug, Default)]
 struct Host {
+    /// As the user gave it.
+    name: String,
     address: Option<IpAddr>,
     port: u16,
     answered: bool,
@@ -75,10 +92,15 @@ pub struct Job {
     limits: Limits,
     phase: Phase,
     deadline: Option<Duration>,
+    /// The time of the last event.
+    now: Duration,
+    /// By the number of their agents.
     hosts: Vec<Host>,
+    /// What changes in an elastic job.
+    epochs: Option<Epochs>,
     /// Where the coordinator serves, once it does.
     coordinator: Option<SocketAddr>,
-    /// The key has the host, because each host has a daemon.
+    /// The key has the agent, because each host has a daemon.
     processes: BTreeMap<(usize, Role), Process>,
     causes: Vec<Cause>,
     /// The host that reported why the job failed, and its report: the host of the coordinator or,
@@ -97,13 +119,17 @@ pub struct Job {
 impl Job {
     /// A job whose hosts are being reached.
     pub fn new(plan: Plan, limits: Limits) -> Self {
-        let hosts = plan.nodes.iter().map(|_| Host::default()).collect();
+        let host = |name: &String| Host { name: name.clone(), ..Host::default() };
+        let hosts = plan.nodes.iter().map(|node| host(&node.host)).collect();
+        let epochs = plan.elastic.clone().map(|elastic| Epochs::new(elastic, &plan.nodes));
         Self {
             plan,
             limits,
             phase: Phase::Reaching,
             deadline: Some(limits.start),
+            now: Duration::ZERO,
             hosts,
+            epochs,
             coordinator: None,
             processes: BTreeMap::new(),
             causes: Vec::new(),
@@ -118,7 +144,12 @@ impl Job {
 
     /// When [`Event::Tick`] is due.
     pub fn deadline(&self) -> Option<Duration> {
-        self.deadline
+        [self.deadline, self.wakeup()].into_iter().flatten().min()
+    }
+
+    /// Whether all processes have been asked to end.
+    pub fn is_stopping(&self) -> bool {
+        matches!(self.phase, Phase::Stopping | Phase::Done)
     }
 
     /// The report, once all processes of the job have ended.
@@ -138,30 +169,46 @@ impl Job {
 
     /// Takes an event and decides what to do.
     pub fn step(&mut self, event: Event, now: Duration) -> Vec<Command> {
+        self.now = now;
         match event {
             Event::Ready { node, address, port } => {
                 self.note(format!("host {} is ready at {address}", self.host(node)));
                 let host = &mut self.hosts[node];
                 (host.address, host.port, host.answered) = (Some(address), port, true);
+                if !self.agent_answered(node, now) {
+                    let why = "the job no longer needs this host".to_owned();
+                    self.order(node, Order::Stop { grace_ms: 0, why });
+                }
             }
+            Event::Address { node, address } => self.hosts[node].address = Some(address),
             Event::Refused { node, what, hint } => {
                 // Its agent ends by itself.
                 (self.hosts[node].answered, self.hosts[node].stopped) = (true, true);
-                self.causes.push(Cause::NotStarted { what, hint });
+                if !self.host_refused(node, &what, now) {
+                    self.causes.push(Cause::NotStarted { what, hint });
+                }
             }
             Event::Started { node, role, pid, at } => {
                 self.processes.entry((node, role)).or_default().started = Some(at);
                 self.note(format!("{role} runs on host {} (pid {pid})", self.host(node)));
             }
-            Event::Failed { role: _, node: _, what } => {
-                self.fail(Cause::NotStarted { what, hint: String::new() }, now);
+            Event::Failed { role, node, what } => {
+                let failed = self.processes.entry((node, role)).or_default();
+                failed.ended = Some(ProcessEnd::Code(1));
+                let is_minor = match role {
+                    Role::Rank(worker) => self.not_started(worker, &what, now),
+                    Role::Daemon => false,
+                };
+                if !is_minor {
+                    self.fail(Cause::NotStarted { what, hint: String::new() }, now);
+                }
             }
             Event::Said { node, role, line } => self.said(node, role, &line, now),
             Event::Exited { node, role, pid, end, at, tail } => {
                 self.exited(node, role, (pid, end, at), tail, now);
             }
-            // Only in elastic jobs.
-            Event::Waiting { .. } => {}
+            Event::Waiting { worker, .. } => self.waiting(worker, now),
+            Event::Listed(list) => self.listed(list),
             Event::Stopped { node } => self.hosts[node].stopped = true,
             Event::Lost { node, what, at } => self.lost(node, what, at, now),
             Event::Interrupted { signal } => self.interrupted(signal, now),
@@ -174,15 +221,26 @@ impl Job {
             Event::Tick | Event::Unread => self.tick(now),
         }
         self.advance(now);
+        self.tend(now);
         std::mem::take(&mut self.commands)
     }
 
-    fn host(&self, node: usize) -> &str {
-        &self.plan.nodes[node].host
+    fn host(&self, agent: usize) -> &str {
+        &self.hosts[agent].name
+    }
+
+    /// The agent beside the daemon that hosts the coordinator.
+    fn first(&self) -> usize {
+        self.plan.nodes[0].agent
     }
 
     fn note(&mut self, text: String) {
         self.commands.push(Command::Note(text));
+    }
+
+    /// A line that the user sees in any case.
+    fn say(&mut self, text: String) {
+        self.commands.push(Command::Say(text));
     }
 
     fn order(&mut self, node: usize, order: Order) {
@@ -190,18 +248,22 @@ impl Job {
     }
 
     fn is_starting(&self) -> bool {
-        matches!(self.phase, Phase::Reaching | Phase::First | Phase::Daemons)
+        !self.ranks_ran && matches!(self.phase, Phase::Reaching | Phase::First | Phase::Daemons)
     }
 
     fn said(&mut self, node: usize, role: Role, line: &str, now: Duration) {
         let (metrics, grpc) = match from_line(line) {
             Ok(ServiceReport::Serving { metrics, grpc, .. }) => (metrics, grpc),
             Ok(ServiceReport::Failed { failure }) => {
+                let failure = if self.epochs.is_some() { self.by_worker(failure) } else { failure };
+                let first = self.first();
                 // The host of the coordinator knows best, unless it only reports that it is being
                 // stopped.
                 let knows = match &self.failure {
                     None => true,
-                    Some((from, _)) => node == 0 && *from != 0 && self.phase != Phase::Stopping,
+                    Some((from, _)) => {
+                        node == first && *from != first && self.phase != Phase::Stopping
+                    }
                 };
                 let is_first = self.failure.is_none();
                 if knows {
@@ -223,12 +285,12 @@ impl Job {
             }
         };
         self.note(format!("{role} serves on host {}: {line}", self.host(node)));
-        match (role, node, grpc) {
-            (Role::Daemon, 0, Some(grpc)) => {
+        match (role, node == self.first(), grpc) {
+            (Role::Daemon, true, Some(grpc)) => {
                 self.coordinator = Some(grpc);
                 self.hosts[node].metrics = Some(metrics);
             }
-            (Role::Daemon, 1.., _) => self.hosts[node].metrics = Some(metrics),
+            (Role::Daemon, false, _) => self.hosts[node].metrics = Some(metrics),
             _ => {
                 let what = format!("{role} on host {} reported: {line}", self.host(node));
                 self.fail(Cause::NotStarted { what, hint: String::new() }, now);
@@ -257,11 +319,13 @@ impl Job {
         if self.deadline.is_none_or(|deadline| now < deadline) {
             return;
         }
-        match self.phase {
+        let phase = self.phase;
+        match phase {
             Phase::Gathering if !self.patient && self.report_may_come() => {
                 self.patient = true;
                 self.deadline = Some(now + self.limits.report);
             }
+            Phase::Gathering if self.may_continue() => self.end_epoch(now),
             // The process at fault may still be ending, and how it ends is the cause (TELL).
             Phase::Gathering if !self.awaited && self.blamed_runs() => {
                 self.awaited = true;
@@ -270,6 +334,9 @@ impl Job {
             Phase::Gathering | Phase::Leaving => self.stop(self.limits.grace, now),
             Phase::Stopping => self.phase = Phase::Done,
             Phase::Done => {}
+            Phase::Ending => self.force_end(now),
+            Phase::Assembling | Phase::Finishing => self.late(now),
+            Phase::First | Phase::Daemons if self.ranks_ran => self.late(now),
             Phase::Reaching | Phase::First | Phase::Daemons | Phase::Running => {
                 let what = format!(
                     "the job did not start within {:.1} s: {}",
@@ -285,16 +352,16 @@ impl Job {
         }
     }
 
-    fn process_of(&self, rank: u32) -> Option<&Process> {
-        self.processes.get(&(self.plan.node_of(rank)?, Role::Rank(rank)))
+    fn process_of(&self, (agent, worker): (usize, u32)) -> Option<&Process> {
+        self.processes.get(&(agent, Role::Rank(worker)))
     }
 
-    fn has_started(&self, rank: u32) -> bool {
-        self.process_of(rank).is_some_and(|p| p.started.is_some() || p.ended.is_some())
+    fn has_started(&self, member: (usize, u32)) -> bool {
+        self.process_of(member).is_some_and(|p| p.started.is_some() || p.ended.is_some())
     }
 
-    fn has_ended(&self, rank: u32) -> bool {
-        self.process_of(rank).is_some_and(|process| process.ended.is_some())
+    fn has_ended(&self, member: (usize, u32)) -> bool {
+        self.process_of(member).is_some_and(|process| process.ended.is_some())
     }
 
     /// Goes on to the next phase when its conditions are met.
@@ -308,24 +375,33 @@ impl Job {
                     self.advance(now);
                 }
             }
+            Phase::First | Phase::Daemons if self.finishes() => self.finish(now),
             Phase::First if self.coordinator.is_some() => {
                 self.start_daemons();
                 self.advance(now);
             }
-            Phase::Daemons if self.hosts.iter().all(|host| host.metrics.is_some()) => {
-                self.start_ranks();
+            Phase::Daemons if self.all_serve() => {
+                if self.ranks_ran {
+                    self.run_again(now);
+                } else {
+                    self.start_ranks();
+                }
             }
             Phase::Running => {
-                if (0..self.plan.size()).all(|rank| self.has_started(rank)) {
+                if self.plan.members().all(|member| self.has_started(member)) {
                     self.deadline = None;
                 }
-                if (0..self.plan.size()).all(|rank| self.has_ended(rank)) {
-                    self.phase = Phase::Leaving;
-                    let limit = if self.failure.is_some() { self.limits.grace } else { LEAVE };
-                    self.deadline = Some(now + limit);
-                    self.advance(now);
+                if self.plan.members().all(|member| self.has_ended(member)) {
+                    self.leave(now);
                 }
             }
+            Phase::Ending if self.has_epoch_ended() => self.assemble(now),
+            Phase::Assembling => {
+                // A process that starts now may count.
+                self.tend(now);
+                self.form_if_enough(now);
+            }
+            Phase::Finishing if self.has_finished() => self.leave(now),
             Phase::Leaving if self.processes.values().all(|process| process.ended.is_some()) => {
                 self.stop(self.limits.grace, now);
                 self.advance(now);
@@ -335,6 +411,19 @@ impl Job {
             }
             _ => {}
         }
+    }
+
+    fn all_serve(&self) -> bool {
+        self.plan.nodes.iter().all(|node| self.hosts[node.agent].metrics.is_some())
+    }
+
+    /// All ranks have ended: the daemons follow.
+    fn leave(&mut self, now: Duration) {
+        self.count_lost();
+        self.phase = Phase::Leaving;
+        let limit = if self.failure.is_some() { self.limits.grace } else { LEAVE };
+        self.deadline = Some(now + limit);
+        self.advance(now);
     }
 }
 

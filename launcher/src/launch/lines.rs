@@ -22,6 +22,14 @@ impl Source {
     pub fn daemon(host: &str) -> Self {
         Self::Service(format!("daemon {host}"))
     }
+
+    /// The host of a daemon.
+    pub fn daemon_host(&self) -> Option<&str> {
+        match self {
+            Self::Service(name) => name.strip_prefix("daemon "),
+            _ => None,
+        }
+    }
 }
 
 /// A line of output, or a part of one.

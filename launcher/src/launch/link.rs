@@ -1,8 +1,8 @@
 //! The launcher's link to the agent of one host: started here or through ssh, and used through its
 //! standard input and output. Reports become events, output goes straight to the console.
 //!
-//! Reading and writing are separate tasks: an agent whose output is not read still receives the
-//! order to stop.
+//! Reading and writing do not wait for each other: an agent whose output is not read still receives
+//! the order to stop.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -22,7 +22,6 @@ use tokio::{
     io::{AsyncBufReadExt, AsyncRead, AsyncWriteExt, BufReader},
     process::{ChildStderr, ChildStdin, ChildStdout},
     sync::mpsc,
-    task::JoinSet,
     time::{self, MissedTickBehavior, interval, sleep, timeout},
 };
 
@@ -87,27 +86,29 @@ pub struct Shared {
     pub hushed: Arc<AtomicBool>,
 }
 
-/// Starts the agent of a host. Orders are sent through the channel; the tasks end with the agent.
-pub fn open(
+/// Starts the agent of a host, and returns when it has ended. Orders are sent through the channel.
+pub async fn serve(
     target: Target,
     shared: Shared,
-    orders: (mpsc::Sender<Order>, mpsc::Receiver<Order>),
-    tasks: &mut JoinSet<()>,
+    (send, receive): (mpsc::Sender<Order>, mpsc::Receiver<Order>),
 ) {
-    let (send, receive) = orders;
     let begin = Order::Begin(target.begin.clone());
     match target.way.start() {
         Ok(mut child) => {
-            if let Some(stdin) = child.0.stdin.take() {
-                tasks.spawn(speak(stdin, begin, receive));
-            }
+            let stdin = child.0.stdin.take();
+            let speak = async {
+                if let Some(stdin) = stdin {
+                    speak(stdin, begin, receive).await;
+                }
+            };
             let (asked, offset, open_line) = (None, None, String::new());
             let link = Link { target, shared, orders: send, asked, offset, open_line };
-            tasks.spawn(link.listen(child));
+            tokio::join!(speak, link.listen(child));
         }
         Err((what, hint)) => {
             let event = Event::Refused { node: target.node, what, hint };
-            tasks.spawn(async move { drop(shared.events.send(event).await) });
+            // The receiver is gone only at the end of the job.
+            let _ = shared.events.send(event).await;
         }
     }
 }

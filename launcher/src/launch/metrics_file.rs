@@ -30,6 +30,8 @@ pub struct DaemonMetrics {
 pub(super) struct MetricsFile {
     path: PathBuf,
     job: String,
+    /// The user knows that metrics can't be read from elsewhere.
+    has_hinted: bool,
 }
 
 impl MetricsFile {
@@ -38,7 +40,7 @@ impl MetricsFile {
     pub(super) fn create(folder: &Path, job: &str) -> Result<Self, CommandError> {
         let path = folder.join(format!("gradwire-{job}.json"));
         let made = fs::create_dir_all(folder);
-        let file = Self { path, job: job.to_owned() };
+        let file = Self { path, job: job.to_owned(), has_hinted: false };
         made.and_then(|()| file.write(&[])).map_err(|error| {
             let at = file.path.display();
             CommandError::failed(format!("--metrics-sd: {at} can't be written: {error}"))
@@ -51,13 +53,15 @@ impl MetricsFile {
         write_whole(&self.path, 0o666, content(&self.job, daemons).as_bytes())
     }
 
-    /// Lists the daemons. If that fails, the job goes on.
-    pub(super) fn list(&self, daemons: &[DaemonMetrics]) {
+    /// Lists the daemons, in each epoch. If that fails, the job goes on.
+    pub(super) fn list(&mut self, daemons: &[DaemonMetrics]) {
         if let Err(error) = self.write(daemons) {
             let at = self.path.display();
             print_line(format!("gradwire: --metrics-sd: {at} can't be written: {error}"));
         }
-        if let Some(host) = hidden(daemons) {
+        if let Some(host) =
+            hidden(daemons).filter(|_| !std::mem::replace(&mut self.has_hinted, true))
+        {
             print_line(format!(
                 "gradwire: --metrics-sd: only programs on host {host} can read its metrics; set \
                  metrics.listen=0.0.0.0:9401-9499 to let Prometheus on another host read them"
@@ -103,7 +107,7 @@ mod tests {
     fn it_lists_daemons_while_the_job_runs() {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path().join("new");
-        let file = MetricsFile::create(&at, "j1").unwrap();
+        let mut file = MetricsFile::create(&at, "j1").unwrap();
         let read = || {
             let text = fs::read_to_string(at.join("gradwire-j1.json")).unwrap();
             serde_json::from_str::<serde_json::Value>(&text).unwrap()

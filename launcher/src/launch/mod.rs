@@ -1,25 +1,30 @@
 //! `gradwire run`: starts a job on hosts, watches it, and leaves nothing behind.
 //!
 //! - [`hosts`], [`plan`]: which hosts, which ranks, which environment (pure)
+//! - [`elastic`], [`membership`]: the rules of an elastic job, and its hosts and workers (pure)
 //! - [`report`], [`job`]: the report at the end, and what to do next (pure)
 //! - [`metrics_file`]: where Prometheus finds the metrics
-//! - [`link`], [`places`]: agents, addresses
+//! - [`link`], [`places`], [`targets`], [`discovery`]: agents, addresses, hosts that come later
 //! - [`lines`], [`console`], [`files`], [`fold`], [`drain`]: output, its files, errors that ranks
 //!   report alike, the end of output
 
 pub mod console;
+pub mod discovery;
 pub mod drain;
 pub mod dry_run;
+pub mod elastic;
 pub mod files;
 pub mod fold;
 pub mod hosts;
 pub mod job;
 pub mod lines;
 pub mod link;
+pub mod membership;
 pub mod metrics_file;
 pub mod places;
 pub mod plan;
 pub mod report;
+pub mod targets;
 
 use std::{
     collections::HashMap,
@@ -33,33 +38,35 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_services::launch::{Begin, ITSELF, Order, Text};
+use gradwire_services::launch::{ITSELF, Text};
 use gradwire_settings::Settings;
 use rustix::process::Signal;
 use tokio::{
     sync::{mpsc, oneshot},
-    task::JoinSet,
+    task::{AbortHandle, JoinSet},
     time::sleep_until,
 };
 
 use self::{
     console::Console,
+    discovery::Script,
     drain::{Drain, print_all},
     files::Files,
+    hosts::Host,
     job::{
         Job,
         events::{Command, Event, Limits},
     },
     lines::Line,
-    link::{Shared, Target},
+    link::Shared,
     metrics_file::MetricsFile,
     plan::{Plan, count},
     report::{Cause, JobReport},
+    targets::Targets,
 };
 use crate::{
     error::{CommandError, print_line},
     processes::{self, Which},
-    reach::Way,
     run_file::{RunFile, RunningJob},
     signals::{Endings, Passed, suspend},
 };
@@ -85,6 +92,8 @@ pub struct Options {
     pub metrics_sd: Option<PathBuf>,
     /// Receives the address of the coordinator once all daemons serve.
     pub serving: Option<oneshot::Sender<SocketAddr>>,
+    /// The script that lists the hosts of an elastic job, and its first list.
+    pub discovery: Option<(Script, Vec<Host>)>,
     /// Show what happens.
     pub verbose: bool,
     /// The standard output of ranks gets no prefix, because only one of them writes.
@@ -115,7 +124,7 @@ pub async fn run(
     });
     let files = files.transpose()?;
     let metrics_file = options.metrics_sd.as_deref();
-    let metrics_file =
+    let mut metrics_file =
         metrics_file.map(|folder| MetricsFile::create(folder, plan.job.as_str())).transpose()?;
     let mut signals = Endings::listen().map_err(|error| CommandError::system(&error))?;
     let mut passed = Passed::listen().map_err(|error| CommandError::system(&error))?;
@@ -134,9 +143,11 @@ pub async fn run(
 
     let mut tasks = JoinSet::new();
     let mut agents = Vec::new();
-    let per_agent = usize::try_from(plan.size()).unwrap_or(EVENTS) + 16;
+    // More orders than wait for an agent at any time.
+    let per_agent = usize::try_from(plan.size()).unwrap_or(EVENTS) + 256;
+    let targets = Arc::new(Targets::new(&plan, settings, &options));
     let found = tokio::select! {
-        found = targets(&plan, settings, &options) => found?,
+        found = targets.first(&plan) => found?,
         // Looking up the names of hosts may take long.
         signal = signals.next() => {
             let report = JobReport::new(&[Cause::Interrupted(signal)], None, false);
@@ -147,9 +158,14 @@ pub async fn run(
     for target in found {
         let orders = mpsc::channel(per_agent);
         agents.push(orders.0.clone());
-        link::open(target, shared.clone(), orders, &mut tasks);
+        tasks.spawn(link::serve(target, shared.clone(), orders));
     }
-    drop(shared);
+    let watch = options
+        .discovery
+        .take()
+        .map(|(script, hosts)| tasks.spawn(script.watch(Ok(hosts), shared.events.clone())));
+    // Only an elastic job opens further links.
+    let mut later = plan.elastic.is_some().then_some(shared);
 
     let limits = Limits {
         start: settings.start.timeout,
@@ -190,42 +206,62 @@ pub async fn run(
                 if reading.is_slow() { Event::Unread } else { Event::Tick }
             }
         };
-        for command in job.step(event, born.elapsed()) {
+        let commands = job.step(event, born.elapsed());
+        hushed.fetch_or(job.is_stopping(), Ordering::Relaxed);
+        for command in commands {
             match command {
                 Command::Order { node, order } => {
-                    let ends = matches!(order, Order::Stop { .. });
-                    hushed.fetch_or(ends, Ordering::Relaxed);
-                    // The channel holds more orders than a host ever gets; the end of an agent is a
-                    // separate event.
+                    // The end of an agent is a separate event.
                     if let Err(error) = agents[node].try_send(order) {
                         tracing::debug!(%error, "order not given");
                     }
                 }
+                Command::Reach { agent, host } => {
+                    let (send, receive) = mpsc::channel(per_agent);
+                    agents.push(send.clone());
+                    let (targets, shared) = (targets.clone(), later.clone());
+                    tasks.spawn(async move {
+                        let Some(shared) = shared else { return };
+                        match targets.later(agent, &host, &shared.events).await {
+                            Ok(target) => link::serve(target, shared, (send, receive)).await,
+                            Err(error) => {
+                                let (what, hint) = (error.what, error.hint);
+                                let event = Event::Refused { node: agent, what, hint };
+                                // The receiver is gone only at the end of the job.
+                                let _ = shared.events.send(event).await;
+                            }
+                        }
+                    });
+                }
                 // A note may get lost: the launcher must not wait.
+                Command::Say(text) => drop(console.try_send(Line::note(&text).into())),
                 Command::Note(text) if options.verbose => {
                     drop(console.try_send(Line::note(&text).into()));
                 }
                 Command::Note(_) => {}
                 Command::Suspend => suspend_at = Some(Instant::now() + GOES_OUT),
-                Command::Serving { coordinator, daemons } => {
-                    metrics_file.iter().for_each(|file| file.list(&daemons));
+                Command::Serving { coordinator, daemons, ranks } => {
+                    metrics_file.iter_mut().for_each(|file| file.list(&daemons));
                     if let Some(serving) = options.serving.take() {
                         // The receiver may have given up.
                         let _ = serving.send(coordinator);
                     }
-                    let running = RunningJob::new(id.as_str(), coordinator, (size, hosts), &words);
-                    match running.and_then(|running| RunFile::create(&running)) {
-                        Ok(file) => run_file = Some(file),
-                        // The job does not need the file.
-                        Err(error) => {
-                            tracing::info!(%error, "gradwire status can't find this job by its id");
-                        }
+                    let at = (ranks, daemons.len());
+                    let running = RunningJob::new(id.as_str(), coordinator, at, &words);
+                    let written = running.and_then(|running| match &run_file {
+                        Some(file) => RunFile::update(file, &running),
+                        None => RunFile::create(&running).map(|file| run_file = Some(file)),
+                    });
+                    // The job does not need the file.
+                    if let Err(error) = written {
+                        tracing::info!(%error, "gradwire status can't find this job by its id");
                     }
                 }
             }
         }
     };
-    drop((metrics_file, run_file));
+    drop((metrics_file, run_file, later.take()));
+    watch.iter().for_each(AbortHandle::abort);
     if options.verbose && report.code == 0 {
         let seconds = born.elapsed().as_secs_f64();
         let (ranks, hosts) = (count(size, "rank"), count(hosts, "host"));
@@ -319,39 +355,6 @@ fn shown(program: &Text, args: &[Text]) -> Vec<String> {
     let program = if is_own { "gradwire".into() } else { program.clone() };
     let args = args.iter().take_while(|word| !(is_own && **word == "--started".into()));
     iter::once(&program).chain(args).map(Text::to_string).collect()
-}
-
-/// Each host with the way to its agent.
-async fn targets(
-    plan: &Plan,
-    settings: &Settings,
-    options: &Options,
-) -> Result<Vec<Target>, CommandError> {
-    let names: Vec<_> = plan.nodes.iter().map(|node| node.host.clone()).collect();
-    let local = places::are_local(&names).await;
-    let remote = plan.nodes.iter().zip(&local).find(|(_, local)| !**local);
-    let remote = remote.map(|(node, _)| node.host.clone());
-    let launch = &settings.launch;
-    let hosts = plan.nodes.iter().zip(local).enumerate();
-    let targets = hosts.map(|(node, (place, local))| {
-        let way = Way::new(&place.host, local, &["agent"], settings)?;
-        let mut environment =
-            if local { plan::Variables::new() } else { plan::forwarded(&options.environment) };
-        // There the agent looks for the program.
-        environment.extend(plan.exported.get("PATH").map(|path| ("PATH".to_owned(), path.clone())));
-        let begin = Begin {
-            version: gradwire_proto::VERSION.to_owned(),
-            host: place.host.clone(),
-            grace_ms: u64::try_from(launch.grace.as_millis()).unwrap_or(u64::MAX),
-            silence_ms: if local { 0 } else { link::SILENCE.as_secs() * 1000 },
-            directory: options.directory.clone().into_os_string().into(),
-            environment,
-            program: plan.program.clone(),
-            gradwired: launch.gradwired.clone(),
-        };
-        Ok(Target { node, way, remote: remote.clone(), begin })
-    });
-    targets.collect()
 }
 
 #[cfg(test)]

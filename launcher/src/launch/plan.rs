@@ -7,7 +7,7 @@ use gradwire_services::launch::HERE;
 use gradwire_services::launch::{REPORTS_ARE_READ, Text};
 use gradwire_settings::{Loaded, Settings};
 
-use super::hosts::Host;
+use super::{elastic::Elastic, hosts::Host};
 use crate::error::CommandError;
 
 /// Environment variables of one process.
@@ -18,32 +18,47 @@ pub type Variables = BTreeMap<String, String>;
 pub struct Node {
     /// The host, as the user gave it.
     pub host: String,
+    /// The number of its agent, which is never given to another agent of the job. As long as no
+    /// host comes or goes, it is the position of the node.
+    pub agent: usize,
     /// Its first rank; the others follow.
     pub first_rank: u32,
-    /// How many ranks it runs; none for a server.
-    pub ranks: u32,
+    /// The workers whose ranks these are, in their order; none for a server. In the first epoch,
+    /// the id of a worker is its rank.
+    pub workers: Vec<u32>,
     /// The label of its rack, instead of the setting `node.rack`; empty to use the setting.
     pub rack: String,
     /// The rate of its line, instead of the setting `node.line_mbit`.
     pub line_mbit: Option<u32>,
 }
 
-/// A job before anything is started.
+impl Node {
+    /// How many ranks it runs; none for a server.
+    pub fn ranks(&self) -> u32 {
+        u32::try_from(self.workers.len()).unwrap_or(u32::MAX)
+    }
+}
+
+/// A job before anything is started. An elastic job changes `epoch` and `nodes` later.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// The job's id.
     pub job: String,
     /// The secret by which its processes authenticate.
     pub secret: Secret,
+    /// The number of the formation of the world; from 1.
+    pub epoch: u64,
     /// The hosts with ranks, in order, and then the servers.
     pub nodes: Vec<Node>,
+    /// How the membership may change; `None` if it is fixed.
+    pub elastic: Option<Elastic>,
     /// The program of each rank; [`ITSELF`](gradwire_services::launch::ITSELF) for `gradwire`.
     pub program: Text,
     /// Its arguments.
     pub args: Vec<Text>,
     /// The settings that are set explicitly, for the services.
     pub service_settings: Variables,
-    /// All `worker.*` settings, for the ranks.
+    /// All `worker.*` and `elastic.*` settings, for the ranks.
     pub worker_settings: Variables,
     /// What the user sets for the ranks. It replaces what they get otherwise.
     pub exported: Variables,
@@ -90,9 +105,10 @@ impl Plan {
             let what = format!("{np} ranks are more than the maximum of {}", Rank::MAX);
             return Err(CommandError::usage(what).hint("start fewer ranks with -np"));
         }
-        let node = |host: &Host, first_rank, ranks| {
+        let node = |(agent, (host, first_rank, ranks)): (usize, (&Host, u32, u32))| {
             let Host { name, rack, line_mbit, .. } = host.clone();
-            Node { host: name, first_rank, ranks, rack, line_mbit }
+            let workers = (first_rank..first_rank + ranks).collect();
+            Node { host: name, agent, first_rank, workers, rack, line_mbit }
         };
         let (mut nodes, mut next) = (Vec::new(), 0);
         for host in &hosts {
@@ -101,11 +117,11 @@ impl Plan {
             if ranks == 0 {
                 break;
             }
-            nodes.push(node(host, next, ranks));
+            nodes.push((*host, next, ranks));
             next += ranks;
         }
-        nodes.extend(servers.into_iter().map(|server| node(server, next, 0)));
-        Ok(nodes)
+        nodes.extend(servers.into_iter().map(|server| (server, next, 0)));
+        Ok(nodes.into_iter().enumerate().map(node).collect())
     }
 
     /// Checks that the settings fit these nodes.
@@ -114,7 +130,7 @@ impl Plan {
     /// [`CommandError`] if a setting does not fit the number of nodes.
     pub fn check(nodes: &[Node], settings: &Settings) -> Result<(), CommandError> {
         let rules = &settings.negotiation.algorithm.0;
-        let with_ranks = nodes.iter().filter(|node| node.ranks > 0).count();
+        let with_ranks = nodes.iter().filter(|node| node.ranks() > 0).count();
         rules.fits(with_ranks as u32).map_err(|error| {
             CommandError::usage(format!("setting negotiation.algorithm = \"{rules}\": {error}"))
         })
@@ -133,11 +149,14 @@ impl Plan {
         Self::check(&nodes, &settings.settings)?;
         let id: String =
             gradwire_proto::auth::nonce()[..6].iter().map(|b| format!("{b:02x}")).collect();
-        let worker = settings.rows.iter().filter(|row| row.key.name.starts_with("worker."));
+        let is_workers = |name: &str| name.starts_with("worker.") || name.starts_with("elastic.");
+        let worker = settings.rows.iter().filter(|row| is_workers(row.key.name));
         Ok(Self {
             job: format!("gw{id}"),
             secret: Secret::generate(),
+            epoch: 1,
             nodes,
+            elastic: None,
             program: program.into(),
             args: args.into_iter().map(Into::into).collect(),
             service_settings: settings.variables().collect(),
@@ -148,22 +167,23 @@ impl Plan {
 
     /// How many hosts have no ranks.
     pub fn servers(&self) -> usize {
-        self.nodes.iter().filter(|node| node.ranks == 0).count()
+        self.nodes.iter().filter(|node| node.ranks() == 0).count()
     }
 
     /// How many ranks there are.
     pub fn size(&self) -> u32 {
-        self.nodes.iter().map(|node| node.ranks).sum()
+        self.nodes.iter().map(Node::ranks).sum()
     }
 
-    /// The node of a rank.
-    pub fn node_of(&self, rank: u32) -> Option<usize> {
-        self.nodes.iter().position(|n| (n.first_rank..n.first_rank + n.ranks).contains(&rank))
+    /// The agents of all ranks and the ids of their workers, in the order of ranks.
+    pub fn members(&self) -> impl Iterator<Item = (usize, u32)> {
+        self.nodes.iter().flat_map(|node| node.workers.iter().map(|worker| (node.agent, *worker)))
     }
 
-    /// The Unix socket of a node's daemon; abstract, so that it vanishes with the daemon (CLEAN).
-    pub fn socket(&self, node: usize) -> String {
-        format!("@gradwire-{}-{node}", self.job)
+    /// The Unix socket of the daemon beside an agent; abstract, so that it vanishes with the daemon
+    /// (CLEAN). It stays the same in later epochs.
+    pub fn socket(&self, agent: usize) -> String {
+        format!("@gradwire-{}-{agent}", self.job)
     }
 
     fn job_variables(&self) -> Variables {
@@ -183,9 +203,9 @@ impl Plan {
         let mut add = |name: &str, value: String| all.insert(name.to_owned(), value);
         add("GRADWIRE_HOST", here.host.clone());
         add("GRADWIRE_ADDRESS", address.to_string());
-        add("GRADWIRE_SLOTS", here.ranks.to_string());
+        add("GRADWIRE_SLOTS", here.ranks().to_string());
         add("GRADWIRE_ORDER", node.to_string());
-        add("GRADWIRE_SOCKET", self.socket(node));
+        add("GRADWIRE_SOCKET", self.socket(here.agent));
         add(REPORTS_ARE_READ, "1".to_owned());
         if !here.rack.is_empty() {
             add("GRADWIRE_NODE__RACK", here.rack.clone());
@@ -199,24 +219,55 @@ impl Plan {
             add("GRADWIRE_SERVERS", self.servers().to_string());
             add("GRADWIRE_RANKS", self.size().to_string());
         }
+        if self.elastic.is_some() {
+            let workers: Vec<_> = here.workers.iter().map(ToString::to_string).collect();
+            add("GRADWIRE_ELASTIC", "1".to_owned());
+            add("GRADWIRE_EPOCH", self.epoch.to_string());
+            add("GRADWIRE_WORKERS", workers.join(","));
+        }
         all
     }
 
-    /// The environment of a rank.
+    /// The environment of a training process that starts while the job runs. It learns its rank and
+    /// the size of the world when it attaches.
+    pub fn newcomer_variables(&self, agent: usize, host: &str, worker: u32) -> Variables {
+        let mut all = self.worker_variables(agent, host, worker);
+        all.extend(self.exported.clone());
+        all
+    }
+
+    /// What every training process gets on a host.
+    fn worker_variables(&self, agent: usize, host: &str, worker: u32) -> Variables {
+        let mut all = self.worker_settings.clone();
+        all.extend(self.job_variables());
+        all.extend(variables([
+            ("GRADWIRE_SOCKET", self.socket(agent)),
+            ("GRADWIRE_HOST", host.to_owned()),
+            ("HOROVOD_HOSTNAME", host.to_owned()),
+        ]));
+        if self.elastic.is_some() {
+            all.extend(variables([
+                ("GRADWIRE_ELASTIC", "1".to_owned()),
+                ("GRADWIRE_WORKER", worker.to_string()),
+            ]));
+        }
+        all
+    }
+
+    /// The environment of a rank of the first epoch.
     pub fn rank_variables(&self, node: usize, rank: u32, places: &Places) -> Variables {
         let here = &self.nodes[node];
         let local = rank - here.first_rank;
         // The ranks with this local rank on all nodes: Horovod's cross communicator.
-        let across = self.nodes.iter().filter(|n| n.ranks > local).count();
-        let before = self.nodes[..node].iter().filter(|n| n.ranks > local).count();
-        let mut all = self.worker_settings.clone();
-        all.extend(self.job_variables());
+        let across = self.nodes.iter().filter(|n| n.ranks() > local).count();
+        let before = self.nodes[..node].iter().filter(|n| n.ranks() > local).count();
+        let mut all = self.worker_variables(here.agent, &here.host, rank);
         // Also with Horovod's names, for scripts that read them.
         for (name, value) in variables([
             ("RANK", rank.to_string()),
             ("SIZE", self.size().to_string()),
             ("LOCAL_RANK", local.to_string()),
-            ("LOCAL_SIZE", here.ranks.to_string()),
+            ("LOCAL_SIZE", here.ranks().to_string()),
             ("CROSS_RANK", before.to_string()),
             ("CROSS_SIZE", across.to_string()),
         ]) {
@@ -224,15 +275,12 @@ impl Plan {
             all.insert(format!("HOROVOD_{name}"), value);
         }
         all.extend(variables([
-            ("GRADWIRE_SOCKET", self.socket(node)),
-            ("GRADWIRE_HOST", here.host.clone()),
-            ("HOROVOD_HOSTNAME", here.host.clone()),
             ("GRADWIRE_DAEMON_METRICS", places.daemon_metrics[node].clone()),
             ("GRADWIRE_COORDINATOR_METRICS", places.daemon_metrics[0].clone()),
             ("RANK", rank.to_string()),
             ("WORLD_SIZE", self.size().to_string()),
             ("LOCAL_RANK", local.to_string()),
-            ("LOCAL_WORLD_SIZE", here.ranks.to_string()),
+            ("LOCAL_WORLD_SIZE", here.ranks().to_string()),
             ("MASTER_ADDR", places.addresses[0].to_string()),
             ("MASTER_PORT", places.master_port.to_string()),
         ]));
@@ -312,10 +360,10 @@ mod tests {
     fn hosts_are_filled_in_order() {
         let nodes = plan("a:2,b:4,c:2", Some(3)).nodes;
         assert_eq!(nodes.len(), 2);
-        assert_eq!((nodes[1].host.as_str(), nodes[1].first_rank, nodes[1].ranks), ("b", 2, 1));
+        assert_eq!((nodes[1].host.as_str(), nodes[1].first_rank, nodes[1].ranks()), ("b", 2, 1));
         assert_eq!(plan("a:2,b:4", None).size(), 6);
         let here = Plan::nodes(&[], Some(4)).unwrap();
-        assert_eq!((here[0].host.as_str(), here[0].ranks), ("localhost", 4));
+        assert_eq!((here[0].host.as_str(), here[0].ranks()), ("localhost", 4));
         let hosts = parse_list("a:2,b:4").unwrap();
         let error = Plan::nodes(&hosts, Some(7)).unwrap_err();
         assert_eq!(error.what, "-np 7 is more than the 6 slots of the given hosts (a:2,b:4)");
@@ -327,7 +375,7 @@ mod tests {
         let hosts = parse_file("h", "a:2\ns role=server\nb:4\nc:2").unwrap();
         let nodes = Plan::nodes(&hosts, Some(3)).unwrap();
         let all: Vec<_> =
-            nodes.iter().map(|node| (&*node.host, node.first_rank, node.ranks)).collect();
+            nodes.iter().map(|node| (&*node.host, node.first_rank, node.ranks())).collect();
         assert_eq!(all, [("a", 0, 2), ("b", 2, 1), ("s", 3, 0)]);
         let plan = Plan::new(nodes, "p", Vec::<Text>::new(), &settings()).unwrap();
         let address = IpAddr::from([10, 0, 0, 1]);
@@ -341,7 +389,7 @@ mod tests {
         assert_eq!((&*rank["GRADWIRE_SIZE"], &*rank["GRADWIRE_CROSS_SIZE"]), ("3", "2"));
         // Ranks here, and a server elsewhere.
         let nodes = Plan::nodes(&hosts[1..2], Some(2)).unwrap();
-        let all: Vec<_> = nodes.iter().map(|node| (&*node.host, node.ranks)).collect();
+        let all: Vec<_> = nodes.iter().map(|node| (&*node.host, node.ranks())).collect();
         assert_eq!(all, [("localhost", 2), ("s", 0)]);
     }
 
@@ -430,9 +478,9 @@ mod tests {
             let np = slots.iter().sum::<u32>().saturating_sub(cut).max(1);
             let nodes = Plan::nodes(&hosts, Some(np)).unwrap();
             let ranks: Vec<u32> =
-                nodes.iter().flat_map(|n| n.first_rank..n.first_rank + n.ranks).collect();
+                nodes.iter().flat_map(|n| n.first_rank..n.first_rank + n.ranks()).collect();
             prop_assert_eq!(ranks, (0..np).collect::<Vec<_>>());
-            prop_assert!(nodes.iter().zip(&hosts).all(|(n, h)| n.ranks >= 1 && n.ranks <= h.slots));
+            prop_assert!(nodes.iter().zip(&hosts).all(|(n, h)| (1..=h.slots).contains(&n.ranks())));
         }
     }
 }

@@ -12,7 +12,7 @@ use gradwire_services::launch::{ProcessEnd, Role, signal_name};
 
 /// A service that ends because a rank died can seem to end before that rank: one agent sees both
 /// ends, in any order. Between ends closer than this, it matters which process reacts to which.
-const TOGETHER: Duration = Duration::from_millis(20);
+pub(super) const TOGETHER: Duration = Duration::from_millis(20);
 
 /// The end of a daemon counts as this much earlier if it has its own cause: the daemon was killed,
 /// or the system refused it something. Its ranks end because of it, and on a busy machine their
@@ -85,6 +85,13 @@ impl Cause {
         }
     }
 
+    fn at(&self) -> Option<Duration> {
+        match self {
+            Self::Ended { at, .. } | Self::Lost { at, .. } => Some(*at),
+            _ => None,
+        }
+    }
+
     fn exit_code(&self) -> u8 {
         match self {
             Self::Ended { role: Role::Rank(_), end, .. } => end.exit_code().max(1),
@@ -94,7 +101,7 @@ impl Cause {
     }
 
     /// What happened, in one line.
-    fn headline(&self) -> String {
+    pub(super) fn headline(&self) -> String {
         match self {
             Self::NotStarted { what, .. } => what.clone(),
             Self::Ended { role, host, pid, end, ran, .. } => {
@@ -212,6 +219,22 @@ pub fn summary(causes: &[Cause], failure: Option<&Failure>) -> Option<String> {
         _ => first.headline(),
     };
     Some(text.split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+/// What ended an epoch, for a line that goes on after it, and when. Without a cause, it is `now`.
+pub fn loss(causes: &[Cause], failure: Option<&Failure>, now: Duration) -> (String, Duration) {
+    let (first, at) = match (first(causes, failure), failure) {
+        (Some(cause), Some(failure)) if !cause.explains(failure) => {
+            let text = failure.to_string();
+            (text.lines().next().unwrap_or_default().to_owned(), cause.at())
+        }
+        (Some(Cause::Ended { role, host, end, at, .. }), _) => {
+            (format!("{role} on host {host} {end}"), Some(*at))
+        }
+        (Some(cause), _) => (cause.headline(), cause.at()),
+        (None, _) => ("a failure".to_owned(), None),
+    };
+    (printable(&first), at.unwrap_or(now))
 }
 
 /// The root cause. The process that the daemons blame goes first, whatever the clocks say.

@@ -8,14 +8,18 @@ __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedI
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Horovod raises this when hosts have changed. Gradwire never raises it.
+    """``commit`` of an elastic state raises this on all ranks when the hosts will change.
+
+    ``gradwire.elastic.run`` catches it, and calls the training function again.
 
     Args:
-        skip_sync: Horovod's option.
+        skip_sync: Whether the state need not be synchronized, because no rank is new.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
-        super().__init__("hosts have changed")
+        super().__init__(
+            "the hosts of the job change: decorate the training function with gradwire.elastic.run"
+        )
         self.skip_sync = skip_sync
 
 

@@ -59,6 +59,7 @@ from gradwire import (
     rank,
     remove_process_set,
     run,
+    should_stop,
     shutdown,
     size,
     start_timeline,
@@ -116,6 +117,7 @@ from gradwire.torch._reduce_ops import (
 )
 from gradwire.torch._slots import gradient_bytes_copied
 from gradwire.torch._sparse import sparse_allreduce_async
+from gradwire.torch._stepping import contributors
 from gradwire.torch._sync_batch_norm import SyncBatchNorm
 from gradwire.torch.distributed import DdpHookState, ddp_hook
 
@@ -169,6 +171,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ccl_built",
+    "contributors",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -206,6 +209,7 @@ __all__ = [
     "remove_process_set",
     "rocm_built",
     "run",
+    "should_stop",
     "shutdown",
     "size",
     "sparse_allreduce_async",

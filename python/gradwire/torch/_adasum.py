@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gradwire import _native, _world
+from gradwire import _epochs, _native, _world
 from gradwire._ops import Adasum, ReduceOp
 from gradwire._world import ProcessSet, native_set
 from gradwire.torch import _agreement
@@ -82,6 +82,10 @@ class DistributedAdasum(Wrapped):
         self._agreement = Agreement(process_set, 0)
         self._infinities = Agreement(process_set, 0)
         self._session: _native.Session | None = None
+        _epochs.on_change(self._end_epoch)
+
+    def _end_epoch(self) -> None:
+        self._session = None
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes the number of backward passes accumulated for a step.

@@ -54,6 +54,7 @@ MIXED = 1 << 58  # for sums only: a backward pass has added to what has replaced
 NEW = 1 << 0  # it has no number yet
 FAILED = 1 << 1  # this rank raises an exception instead
 _CALL = 2  # the first of three bits, one of which is the call that needs the gradients
+LEAVES = 1 << 5  # the launcher has told this rank that the ranks will change
 
 
 class Call(IntEnum):

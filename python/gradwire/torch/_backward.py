@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from gradwire import _native, _world
+from gradwire import _epochs, _native, _world
 from gradwire._ops import Average, ReduceOp, Sum
 from gradwire._staging import session
 from gradwire._world import ProcessSet, global_process_set, members, native_set
@@ -95,6 +95,7 @@ class Submissions:
         self._registered: _native.ProcessSet | None = None
         self._takes_part = False
         self._beginning = threading.RLock()
+        _epochs.on_change(self._end_epoch)
 
     # The session
 
@@ -110,6 +111,11 @@ class Submissions:
                 self._begin(native, registered)
             return self._takes_part
 
+    def _end_epoch(self) -> None:
+        """Starts over with the ranks of the next epoch, as after the end of a session."""
+        with self._beginning:
+            self._session = None
+
     def _begin(self, native: _native.Session, registered: _native.ProcessSet | None) -> None:
         if native is not self._session:
             self.identity.forget()
@@ -117,7 +123,7 @@ class Submissions:
         self._session, self._registered = native, registered
         self._agreement.forget()
         self._comparison.forget()
-        self._loads.drop("its session or its process set has ended")
+        self._loads.drop("its session, its epoch or its process set has ended")
         for slot in self.slots.values():
             slot.place = None
         self._reset()

@@ -191,9 +191,14 @@ def broadcast_optimizer_state(
     named = [(f"optimizer_state.{at}", tensor) for at, tensor in enumerate(tensors)]
     _broadcast(named, root_rank, process_set)
     if given is not None:
-        # This moves each tensor to its parameter's device and converts it to the parameter's dtype.
-        optimizer.load_state_dict(given)
-        _keep_types(optimizer, given)
+        load_optimizer_state(optimizer, given)
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> None:
+    """Loads a state into an optimizer, which then owns its tensors, and keeps their dtypes."""
+    # This moves each tensor to its parameter's device and converts it to the parameter's dtype.
+    optimizer.load_state_dict(given)
+    _keep_types(optimizer, given)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -202,7 +207,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _keep_types(optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> None:
-    """Restores the dtypes of the root's state.
+    """Restores the dtypes of a state.
 
     NAdam and ASGD keep wider states than bf16 parameters. Without this, the ranks would diverge.
     """

@@ -28,7 +28,7 @@ import torch
 from gradwire import _world
 from gradwire._ops import Sum
 from gradwire._staging import session
-from gradwire._world import native_set
+from gradwire._world import members, native_set
 from gradwire.torch import _absent, _agreement, _checks, _parts
 from gradwire.torch._adapter import collectives
 from gradwire.torch._agreement import Call
@@ -51,6 +51,8 @@ class Exchange(Submissions):
         self._changed: list[Slot] = []
         # The call that other ranks were in when they last met this rank in an earlier one.
         self._ahead = Call.NONE
+        # The number of ranks in the last exchange.
+        self.contributors = 0
         super().__init__(*args, **kwargs)
 
     @property
@@ -80,7 +82,7 @@ class Exchange(Submissions):
     def _agree(self, call: Call, check: Callable[[], None]) -> Waits[tuple[Call, dict[Slot, int]]]:
         """Exchanges the words; returns the last call of the ranks, and the settled unions."""
         yield from self.identity.introduce()
-        about = self.identity.mark | call.bits
+        about = self.identity.mark | call.bits | self._remark()
         problem: Exception | None = None
         try:
             check()
@@ -93,6 +95,7 @@ class Exchange(Submissions):
         about, *unions = yield from self._agreement.exchange(self.identity.agreement, own)
         if _agreement.marks_differ(about):
             raise problem or _agreement.disagree(self.identity.several())
+        self._learn(about)
         if about & _agreement.NEW:
             yield from self.identity.agree_on_number()
         if about & _agreement.FAILED:
@@ -103,6 +106,13 @@ class Exchange(Submissions):
         words = dict(zip(self._by_name, map(_agreement.settled, unions)))
         yield from self._compare_replaced(words)
         return _agreement.last_call(about), words
+
+    def _remark(self) -> int:
+        """Returns further bits for the word about the optimizer."""
+        return 0
+
+    def _learn(self, about: int) -> None:
+        """Receives the union of the words about the optimizer."""
 
     def _end_flights(self, words: dict[Slot, int]) -> Waits[None]:
         """Ends the exchange of what ranks have sent, although no step follows.
@@ -185,6 +195,7 @@ class Exchange(Submissions):
         if not self.takes_part():
             check()
             native_set(self.process_set)  # raises if it is not registered
+            self.contributors = 1
             return
         # A step may run in inference mode, but the gradients belong to the training.
         with torch.inference_mode(False):
@@ -226,6 +237,7 @@ class Exchange(Submissions):
             slot.exchanged = True
         _absent.hide(self.slots.values(), look=False)
         self._ahead = last if last > call else Call.NONE
+        self.contributors = members(self.process_set)
 
     def _exchange(self, call: Call, check: Callable[[], None]) -> Waits[Call]:
         """Makes one exchange; returns the last call of the ranks."""
@@ -326,7 +338,7 @@ class Exchange(Submissions):
 
     def copy(self, twins: Mapping[torch.Tensor, torch.Tensor]) -> Exchange:
         """Returns an exchange for copies of the parameters."""
-        return Exchange(
+        return type(self)(
             [(slot.name, twins[parameter]) for parameter, slot in self.slots.items()],
             [[twins[slot.parameter] for slot in group] for group in self.groups],
             compression=self.compression,

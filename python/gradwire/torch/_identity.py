@@ -11,7 +11,8 @@ or create one again, so nothing is counted when an optimizer is created.
   (one rank has made its optimizer again), otherwise the next one.
 
 Until an optimizer has its number, its gradients are sent by ``step`` only. When an optimizer is
-gone on all ranks, its number, and so its names, are used again (BOUND).
+gone on all ranks, its number, and so its names, are used again (BOUND). In each epoch of an elastic
+job, all optimizers are introduced again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gradwire import _native
+from gradwire import _epochs, _native
 from gradwire._objects import start_allgather
 from gradwire._staging import session
 from gradwire._world import ProcessSet
@@ -63,20 +64,28 @@ def _introduced_to(process_set: ProcessSet) -> _Introduced:
     native = session()
     if native is not _session:
         _session = native
-        _introduced.clear()
-        _in_flight.clear()
+        _forget()
     return _introduced.setdefault(tuple(process_set.ranks), _Introduced())
 
 
+def _forget() -> None:
+    """Forgets what the ranks of an ended session or epoch have introduced."""
+    _introduced.clear()
+    _in_flight.clear()
+
+
+_epochs.on_change(_forget)
+
+
 class Identity:
-    """The identity of one optimizer in the current session."""
+    """The identity of one optimizer in the current session and epoch."""
 
     def __init__(self, description: Description, process_set: ProcessSet) -> None:
         self.description, self.process_set = description, process_set
         self._index = self.number = 0
 
     def forget(self) -> None:
-        """Forgets the session."""
+        """Forgets the session or the epoch."""
         self._index = self.number = 0
 
     def hold(self) -> None:

@@ -109,8 +109,10 @@ def wrap(optimizer: Any, kind: type[Wrapped]) -> Any:
     about = {"__doc__": original.__doc__, "__module__": original.__module__, "_original": original}
     # A step exchanges gradients, which must not happen while PyTorch's compiler analyzes it.
     for method in ("step", "zero_grad"):
-        if method in vars(kind):
-            about[method] = torch.compiler.disable(vars(kind)[method])
+        own = [vars(base) for base in kind.__mro__ if issubclass(base, Wrapped)]
+        found = next((each[method] for each in own if method in each), None)
+        if found is not None:
+            about[method] = torch.compiler.disable(found)
     optimizer.__class__ = type(original.__name__, (kind, original), about)
     # Schedulers set a ``step`` on the object, which calls that of the original class.
     optimizer._instance_step = vars(optimizer).pop("step", None)

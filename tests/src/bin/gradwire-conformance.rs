@@ -125,7 +125,7 @@ impl Run<'_> {
             }
             for form in [Form::Blocking, Form::Handle] {
                 self.calls += 1;
-                let mut members = set.ranks().to_vec();
+                let mut members = set.ranks();
                 let root = members[self.calls as usize % members.len()];
                 if of == Collective::SendReceive {
                     if members.len() < 2 {
@@ -169,7 +169,7 @@ impl Run<'_> {
                     let asked = with_op(request(of, dtype, &[11, 3], root), op);
                     let asked = Request { prescale, postscale: prescale, ..asked };
                     let name = format!("{of}.{dtype}.{op}.{values:?}");
-                    let call = Call::same(name, set.ranks(), &asked);
+                    let call = Call::same(name, &set.ranks(), &asked);
                     self.call(set, Call { form: Form::Handle, values, seed: self.calls, ..call })?;
                 }
             }
@@ -191,7 +191,7 @@ impl Run<'_> {
                 let more = (0..).zip(DType::ALL).map(part).collect();
                 let asked = Request { more, ..request(of, DType::F32, &[4, 2], 0) };
                 let name = format!("group.{of}.{form:?}.{apart}");
-                let call = Call::same(name, set.ranks(), &asked);
+                let call = Call::same(name, &set.ranks(), &asked);
                 self.call(set, Call { form, apart, seed: self.calls, ..call })?;
             }
         }
@@ -226,7 +226,7 @@ impl Run<'_> {
     fn refusals(&self) -> Result<()> {
         let set = self.session.global_process_set();
         let refused = |asked: Request, expected: &str| {
-            let call = Call::same("refused", set.ranks(), &asked);
+            let call = Call::same("refused", &set.ranks(), &asked);
             match call.start(self.session, &set) {
                 Err(GradwireError::Failed(failure)) => bail!("too late: {failure}"),
                 Err(error) if error.to_string().contains(expected) => Ok(()),

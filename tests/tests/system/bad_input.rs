@@ -118,14 +118,14 @@ fn disagreements_are_reported_to_all_ranks() {
         let all = session.global_process_set();
         let ask = |(index, case): (usize, Case)| {
             let name = format!("tensor.{index}");
-            let mut call = Call::same(name.clone(), all.ranks(), &case.others);
+            let mut call = Call::same(name.clone(), &all.ranks(), &case.others);
             call.requests[2] = case.odd;
             // All tensors of a group fail together, and no rank waits for any of them.
             let reported = failure(call.start(session, &all).and_then(|pending| pending.finish()));
             assert_eq!((reported.kind, &reported.tensor), (FailureKind::Disagreement, &name));
             goes_on(session);
             // The name can be used again.
-            Call::same(name, all.ranks(), &case.others).run(session, &all, 2).unwrap();
+            Call::same(name, &all.ranks(), &case.others).run(session, &all, 2).unwrap();
             reported.what
         };
         cases().into_iter().enumerate().map(ask).collect::<Vec<_>>()

@@ -144,7 +144,7 @@ fn each_set_has_its_own_names_and_averages() {
         let all = session.global_process_set();
         assert_eq!((all.id(), all.len(), all.position()), (0, 3, Some(session.rank() as usize)));
         let pair = session.add_process_set(&[2, 0]).unwrap();
-        assert_eq!((pair.id(), pair.ranks()), (1, &[0, 2][..]));
+        assert_eq!((pair.id(), pair.ranks()), (1, vec![0, 2]));
         let alone = session.add_process_set(&[1]).unwrap();
         assert_eq!(alone.id(), 2);
         let mean = |set: &ProcessSet| {

@@ -4,10 +4,12 @@ use gradwire_proto::{Collective, ProcessSetId, Request};
 
 use super::{Call, Finished, Started, Target};
 use crate::{
+    epoch::Membership,
     error::{GradwireError, Result},
+    formation::KnownSet,
     handle::Handle,
     options::{BarrierOptions, Common, JoinOptions},
-    process_set::ProcessSet,
+    process_set::{Members, ProcessSet},
     session::Session,
 };
 
@@ -61,8 +63,8 @@ impl Session {
         }
         let common = Common { name: Some(Request::JOIN.to_owned()), ..options.common };
         let started = self.start_empty(common, Request::empty(Collective::Join))?;
-        let (session, set) = (self.clone(), started.set);
-        Ok(self.handle(started, move |finished| session.joined(set, &finished)))
+        let (membership, set) = (started.membership.clone(), started.set);
+        Ok(self.handle(started, move |finished| membership.joined(set, &finished)))
     }
 
     /// Creates a process set of these ranks, in any order. All ranks of the job must call it with
@@ -77,12 +79,13 @@ impl Session {
 
     /// Starts [`Session::add_process_set`] without waiting for it.
     pub fn add_process_set_async(&self, ranks: &[u32]) -> Result<Handle<ProcessSet>> {
+        let session = self.pinned();
         let mut ranks = ranks.to_vec();
         ranks.sort_unstable();
         let wrong = if ranks.is_empty() {
             Some("a process set needs at least one rank".to_owned())
-        } else if let Some(rank) = ranks.iter().find(|rank| **rank >= self.size()) {
-            let last = self.size() - 1;
+        } else if let Some(rank) = ranks.iter().find(|rank| **rank >= session.size()) {
+            let last = session.size() - 1;
             Some(format!(
                 "process set contains rank {rank}, but the job has only ranks 0 to {last}"
             ))
@@ -95,9 +98,9 @@ impl Session {
         }
         let list = ranks.iter().map(|&rank| u64::from(rank)).collect();
         let request = Request { list, ..Request::empty(Collective::AddProcessSet) };
-        let started = self.start_empty(Common::default(), request)?;
-        let session = self.clone();
-        Ok(self.handle(started, move |finished| session.added(&ranks, &finished)))
+        let started = session.start_empty(Common::default(), request)?;
+        let membership = started.membership.clone();
+        Ok(session.handle(started, move |finished| membership.added(&ranks, &finished)))
     }
 
     /// Removes a process set. All ranks of the job must call it, members or not, and nothing may be
@@ -124,13 +127,13 @@ impl Session {
     }
 
     fn remove_later(&self, set: ProcessSet, give_up: bool) -> Result<Handle<()>> {
-        self.sets().check(&set)?;
-        if set.id() == 0 {
+        let members = self.membership().sets.lock().check(&set)?;
+        if members.number() == ProcessSetId::GLOBAL {
             let text = "the process set of all ranks can't be removed".to_owned();
             return Err(GradwireError::Invalid(text));
         }
         // As for a join. Operations that are given up fail with that reason and end.
-        let tasks = self.tasks_of(set.number());
+        let tasks = self.tasks_of(members.number());
         if tasks > 0 && !give_up {
             let text = format!(
                 "rank {} can't remove {set} while {tasks} of its operations of several parts \
@@ -140,14 +143,14 @@ impl Session {
             );
             return Err(GradwireError::Invalid(text));
         }
-        let mut list = vec![u64::from(set.id())];
+        let mut list = vec![u64::from(members.number().0)];
         list.extend(give_up.then_some(Request::GIVE_UP));
         let request = Request { list, ..Request::empty(Collective::RemoveProcessSet) };
         let started = self.start_empty(Common::default(), request)?;
-        let session = self.clone();
+        let membership = started.membership.clone();
         Ok(self.handle(started, move |_| {
-            session.sets().remove(&set);
-            session.names().removed(set.number());
+            membership.sets.lock().remove(members.number());
+            membership.names.lock().removed(members.number());
             Ok(())
         }))
     }
@@ -156,10 +159,12 @@ impl Session {
         let call: Call = self.call(common, request)?;
         self.start(call, &[], Target::InPlace)
     }
+}
 
+impl Membership {
     fn joined(&self, set: ProcessSetId, finished: &Finished) -> Result<u32> {
-        self.names().joined(set);
-        let last = u32::try_from(finished.aux).ok().filter(|rank| *rank < self.size());
+        self.names.lock().joined(set);
+        let last = u32::try_from(finished.aux).ok().filter(|rank| *rank < self.world.size);
         last.ok_or_else(|| {
             let text =
                 format!("it reported that rank {} joined last, which does not exist", finished.aux);
@@ -173,7 +178,9 @@ impl Session {
             GradwireError::Protocol(text)
         };
         let id = u32::try_from(finished.aux).map_err(|_| refused())?;
-        let set = ProcessSet::new(ProcessSetId(id), ranks.into(), self.rank());
-        if self.sets().add(set.clone()) { Ok(set) } else { Err(refused()) }
+        let set = ProcessSet::new(Members::new(ProcessSetId(id), ranks, self.world.rank));
+        let workers = ranks.iter().map(|rank| self.worker(*rank)).collect();
+        let known = KnownSet { epoch: self.world.epoch.0, id, workers };
+        if self.sets.lock().add(set.clone(), known) { Ok(set) } else { Err(refused()) }
     }
 }

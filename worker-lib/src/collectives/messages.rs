@@ -37,9 +37,10 @@ impl Session {
         let ReceiveOptions { common, peer, tag, dtype, expecting } = options;
         let dtype = P::DTYPE.or(dtype).ok_or_else(untyped)?;
         let shape = expecting.unwrap_or_else(|| Shape::new(&[0]))?;
-        let call = self.message(common, (peer, self.rank(), tag), dtype, shape)?;
-        let started = self.start(call, &[], Target::New)?;
-        Ok(self.handle(started, Finished::one))
+        let session = self.pinned();
+        let call = session.message(common, (peer, session.rank(), tag), dtype, shape)?;
+        let started = session.start(call, &[], Target::New)?;
+        Ok(session.handle(started, Finished::one))
     }
 
     /// Receives into a given tensor with the shape and element type of the message. The shape and
@@ -71,15 +72,17 @@ impl Session {
     fn start_send(&self, memory: &Memory, options: SendOptions) -> Result<Started> {
         let SendOptions { common, peer, tag } = options;
         let (dtype, shape) = (memory.dtype(), memory.shape().clone());
-        let call = self.message(common, (self.rank(), peer, tag), dtype, shape)?;
-        self.start(call, &[memory], Target::New)
+        let session = self.pinned();
+        let call = session.message(common, (session.rank(), peer, tag), dtype, shape)?;
+        session.start(call, &[memory], Target::New)
     }
 
     fn start_receive_into(&self, memory: &Memory, options: ReceiveOptions) -> Result<Started> {
         let ReceiveOptions { common, peer, tag, .. } = options;
         let (dtype, shape) = (memory.dtype(), memory.shape().clone());
-        let call = self.message(common, (peer, self.rank(), tag), dtype, shape)?;
-        self.start(call, &[], Target::Given(memory))
+        let session = self.pinned();
+        let call = session.message(common, (peer, session.rank(), tag), dtype, shape)?;
+        session.start(call, &[], Target::Given(memory))
     }
 
     fn message(

@@ -9,7 +9,7 @@ use crate::{
     handle::Start,
     memory::{FromBuffer, Memory, Payload},
     options::{AllgatherOptions, AlltoallOptions, BroadcastOptions, GatherOptions, ScatterOptions},
-    process_set::ProcessSet,
+    process_set::Members,
     session::Session,
 };
 
@@ -91,8 +91,9 @@ impl Session {
         tensor: &P,
         options: GatherOptions,
     ) -> Result<Option<Gathered<P>>> {
-        let is_root = options.root == self.rank();
+        let root = options.root;
         let started = self.start_gather(tensor.memory(), options)?;
+        let is_root = started.is_rank(root);
         let finished = self.finish(started)?;
         if is_root { finished.gathered().map(Some) } else { Ok(None) }
     }
@@ -104,8 +105,9 @@ impl Session {
         tensor: P,
         options: GatherOptions,
     ) -> Start<(P, Option<Gathered<P>>), P> {
-        let is_root = options.root == self.rank();
+        let root = options.root;
         let started = self.start_gather(tensor.memory(), options);
+        let is_root = started.as_ref().is_ok_and(|started| started.is_rank(root));
         self.handle_with(started, tensor, move |tensor, finished| {
             let gathered = if is_root { Some(finished.gathered()?) } else { None };
             Ok((tensor, gathered))
@@ -193,12 +195,13 @@ impl Session {
         options: ScatterOptions,
     ) -> Result<Started> {
         let ScatterOptions { common, root, splits, dtype, expecting } = options;
+        let session = self.pinned();
         let given = tensor.map(Payload::memory);
         let dtype = given.map(Memory::dtype).or(P::DTYPE).or(dtype).ok_or_else(untyped)?;
-        let root_tensor = given.filter(|_| root == self.rank());
+        let root_tensor = given.filter(|_| root == session.rank());
         let shape = match root_tensor {
             Some(memory) => memory.shape().clone(),
-            None if root == self.rank() => {
+            None if root == session.rank() => {
                 let text = format!("rank {root} is the root of a scatter but gives no tensor");
                 return Err(GradwireError::Invalid(text));
             }
@@ -206,32 +209,33 @@ impl Session {
         };
         let list = if root_tensor.is_some() { splits } else { Vec::new() };
         let request = Request::plain(Collective::Scatter, dtype, shape);
-        let call = self.call(common, Request { root: Rank(root), list, ..request })?;
+        let call = session.call(common, Request { root: Rank(root), list, ..request })?;
         call.check_root()?;
         if root_tensor.is_some() {
-            self.check_splits(&call.set, &call.request)?;
+            session.check_splits(&call.set, &call.request)?;
         }
-        self.start(call, root_tensor.as_slice(), Target::New)
+        session.start(call, root_tensor.as_slice(), Target::New)
     }
 
     fn start_alltoall(&self, memory: &Memory, options: AlltoallOptions) -> Result<Started> {
         let AlltoallOptions { common, splits, leaves_rest } = options;
+        let session = self.pinned();
         let request = Request::plain(Collective::Alltoall, memory.dtype(), memory.shape().clone());
-        let call = self.call(common, Request { list: splits, ..request })?;
-        self.check_splits(&call.set, &call.request)?;
+        let call = session.call(common, Request { list: splits, ..request })?;
+        session.check_splits(&call.set, &call.request)?;
         let (rows, list) = (call.request.shape.rows(), &call.request.list);
         let sum: u64 = list.iter().sum(); // at most the rows, as checked above
         if sum < rows && !list.is_empty() && !leaves_rest {
-            let rank = self.rank();
+            let rank = session.rank();
             return Err(GradwireError::Invalid(format!(
                 "the splits of rank {rank} add up to {sum} rows, but its tensor has {rows}"
             )));
         }
-        self.start(call, &[memory], Target::New)
+        session.start(call, &[memory], Target::New)
     }
 
     /// Refuses splits that don't fit this rank's tensor.
-    fn check_splits(&self, set: &ProcessSet, request: &Request) -> Result<()> {
+    fn check_splits(&self, set: &Members, request: &Request) -> Result<()> {
         request.validate()?;
         let splits = agreed::splits(Rank(self.rank()), request, set.len());
         splits.map(drop).map_err(|wrong| GradwireError::Invalid(wrong.to_string()))

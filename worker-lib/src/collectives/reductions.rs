@@ -188,7 +188,7 @@ impl Call {
     }
 }
 
-pub(super) fn reduced(
+pub(crate) fn reduced(
     collective: Collective,
     buffers: &[&Memory],
     reduction: Reduction,

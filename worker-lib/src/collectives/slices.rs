@@ -64,7 +64,7 @@ impl Session {
             .noted(Request { prescale, postscale, ..whole }.validate().map_err(Into::into))?;
         let parts = self.parts(common, "allreduce", Origin::Plain)?;
         // Outside of `run_parts`: if this can't be started, no rank waits for the other pieces.
-        let first = self.reduce_first(&parts, values, reduction)?;
+        let first = parts.session(self).reduce_first(&parts, values, reduction)?;
         self.run_parts(&parts, |session| session.reduce_rest(&parts, values, first, reduction))
     }
 

@@ -12,7 +12,7 @@ fn a_set_has_its_own_names_and_operations() {
     ranks(4, |session| {
         let odd = session.add_process_set(&[3, 1]).unwrap();
         let rest = session.add_process_set_async(&[0, 2, 3]).unwrap().wait().unwrap();
-        assert_eq!((odd.id(), rest.id(), odd.ranks()), (1, 2, &[1, 3][..]));
+        assert_eq!((odd.id(), rest.id(), odd.ranks()), (1, 2, vec![1, 3]));
         assert_eq!(session.global_process_set().ranks(), [0, 1, 2, 3]);
         let rank = session.rank();
         if odd.includes(rank) {

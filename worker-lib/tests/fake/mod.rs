@@ -23,7 +23,7 @@ use std::{
         },
     },
     sync::{
-        Arc, Barrier, Mutex,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
     },
     thread::{self, JoinHandle},
@@ -63,9 +63,14 @@ struct Peer {
 
 struct World {
     size: u32,
+    /// 0 in a job that is not elastic.
+    epoch: u64,
+    /// The workers of an elastic job, by rank.
+    workers: Vec<u32>,
     peers: Mutex<BTreeMap<u32, Peer>>,
     state: Mutex<FakeState>,
-    formed: Barrier,
+    /// The number of ranks that have attached.
+    attached: AtomicU32,
     stop: Arc<AtomicBool>,
     /// Whether a socket accepts no more messages.
     is_deaf: AtomicBool,
@@ -73,29 +78,49 @@ struct World {
     has_no_memory: AtomicBool,
     /// Why a rank gave up.
     reason: Mutex<String>,
+    /// An operation after which the daemon ends, and the ranks that get its result.
+    last_answer: Mutex<Option<(String, Vec<u32>)>>,
 }
 
 impl FakeDaemon {
     /// A daemon for a job of `size` ranks.
     pub(crate) fn start(size: u32) -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, SeqCst);
-        let name = format!("gradwire-worker-test-{}-{number}", std::process::id());
-        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        Self::serve(&unused_socket(), Secret::generate(), 0, (0..size).collect())
+    }
+
+    /// The daemon of the first epoch of an elastic job.
+    pub(crate) fn elastic(workers: &[u32]) -> Self {
+        Self::serve(&unused_socket(), Secret::generate(), 1, workers.to_vec())
+    }
+
+    /// Ends this daemon, if it has not ended, and starts its successor.
+    pub(crate) fn succeed(self, workers: &[u32]) -> Self {
+        let (socket, secret) = (self.socket.clone(), self.secret.clone());
+        let epoch = self.world.epoch + 1;
+        drop(self);
+        Self::serve(&socket, secret, epoch, workers.to_vec())
+    }
+
+    /// Serves at an abstract socket.
+    fn serve(socket: &str, secret: Secret, epoch: u64, workers: Vec<u32>) -> Self {
+        let address = SocketAddr::from_abstract_name(&socket[1..]).unwrap();
         let listener = UnixListener::bind_addr(&address).unwrap();
         listener.set_nonblocking(true).unwrap();
         let job = JobId::new("test").unwrap();
-        let secret = Secret::generate();
+        let size = workers.len() as u32;
         let stop = Arc::new(AtomicBool::new(false));
         let world = Arc::new(World {
             size,
+            epoch,
+            workers,
             peers: Mutex::default(),
             state: Mutex::new(FakeState::new(size)),
-            formed: Barrier::new(size as usize),
+            attached: AtomicU32::new(0),
             stop: stop.clone(),
             is_deaf: AtomicBool::new(false),
             has_no_memory: AtomicBool::new(false),
             reason: Mutex::default(),
+            last_answer: Mutex::default(),
         });
         let acceptor = thread::spawn({
             let (stop, secret, world) = (stop.clone(), secret.clone(), world.clone());
@@ -117,7 +142,7 @@ impl FakeDaemon {
                 }
             }
         });
-        Self { world, socket: format!("@{name}"), job, secret, stop, acceptor: Some(acceptor) }
+        Self { world, socket: socket.to_owned(), job, secret, stop, acceptor: Some(acceptor) }
     }
 
     /// The builder of a rank.
@@ -130,6 +155,34 @@ impl FakeDaemon {
         Session::builder(self.job.clone(), secret, &self.socket, rank)
             .arena_segment_bytes(1 << 20)
             .start_timeout(Duration::from_secs(20))
+    }
+
+    /// The builder of a worker of an elastic job.
+    pub(crate) fn worker(&self, worker: u32) -> SessionBuilder {
+        self.rank(0).elastic(worker).elastic_timeout(Duration::from_secs(30))
+    }
+
+    /// The daemon ends when the next operation of this name has ended. Only these ranks get its
+    /// result.
+    pub(crate) fn answer_last(&self, name: &str, ranks: &[u32]) {
+        *self.world.last_answer.lock().unwrap() = Some((name.to_owned(), ranks.to_vec()));
+    }
+
+    /// Waits until that operation has ended.
+    pub(crate) fn until_answered(&self) {
+        let begin = Instant::now();
+        while self.world.last_answer.lock().unwrap().is_some() {
+            assert!(begin.elapsed() < Duration::from_secs(20), "the operation has not ended");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Tells all ranks that the launcher wants to change the membership.
+    pub(crate) fn wants(&self, added: bool, removed: bool) {
+        for peer in self.world.peers.lock().unwrap().values() {
+            let changed = pb::MembershipChanged { added, removed };
+            say(&peer.stream, Message::Changed(changed), None);
+        }
     }
 
     /// Why a rank gave up; waits for that.
@@ -216,6 +269,13 @@ impl Drop for FakeDaemon {
     }
 }
 
+/// A socket that no other test uses.
+fn unused_socket() -> String {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, SeqCst);
+    format!("@gradwire-worker-test-{}-{number}", std::process::id())
+}
+
 fn say(stream: &UnixStream, message: Message, fd: Option<&OwnedFd>) -> bool {
     let frame = pb::DaemonMessage { message: Some(message) }.encode_to_vec();
     handover::send(stream, &frame, fd.map(AsFd::as_fd).as_slice()).is_ok()
@@ -234,24 +294,32 @@ fn serve(world: &World, secret: &Secret, stream: Arc<UnixStream>) {
         nonce: nonce.clone(),
         protocol: PROTOCOL,
         version: "test".into(),
-        epoch: 0,
+        epoch: world.epoch,
     };
     say(&stream, Message::Challenge(challenge), None);
     let Some((worker_message::Message::Attach(attach), mut fds)) = receive(&stream) else { return };
-    let rank = attach.local_rank;
-    let claim = Claim::Attach { challenge: &nonce, job: &attach.job, local_rank: rank };
+    let number = attach.worker.unwrap_or(attach.local_rank);
+    let claim = Claim::Attach { challenge: &nonce, job: &attach.job, local_rank: number };
     if !secret.verify(&claim, &attach.proof) {
         let failure = Failure::new(FailureKind::Invalid, "the secret differs");
         say(&stream, Message::Refused(failure.into()), None);
         return;
     }
+    let Some(rank) = world.workers.iter().position(|worker| *worker == number) else {
+        say(&stream, Message::Later(pb::Later {}), None);
+        return;
+    };
+    let rank = rank as u32;
     let DaemonControl { submissions: mut reader, completions: writer, heartbeats: beats, .. } =
         DaemonControl::open(fds.remove(0), u32::MAX).unwrap();
     let segments = Arc::new(Mutex::new(BTreeMap::new()));
     let peer =
         Peer { stream: stream.clone(), writer: Arc::new(writer), segments: segments.clone() };
     world.peers.lock().unwrap().insert(rank, peer);
-    world.formed.wait();
+    world.attached.fetch_add(1, SeqCst);
+    while world.attached.load(SeqCst) < world.size && !world.stop.load(SeqCst) {
+        thread::sleep(Duration::from_millis(1));
+    }
     let doorbell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     let attached = pb::Attached {
         rank,
@@ -260,7 +328,7 @@ fn serve(world: &World, secret: &Secret, stream: Arc<UnixStream>) {
         local_size: world.size,
         cross_rank: 0,
         cross_size: 1,
-        epoch: 1,
+        epoch: world.epoch.max(1),
         compression: 0,
         coordinator: "127.0.0.1:1".into(),
         nodes: vec![pb::Node {

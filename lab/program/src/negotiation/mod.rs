@@ -85,8 +85,9 @@ async fn measure(
 ) -> Result<Row, CommandError> {
     let node = |order| plan::Node {
         host: format!("node{order}"),
+        agent: order as usize,
         first_rank: order,
-        ranks: 1,
+        workers: vec![order],
         rack: String::new(),
         line_mbit: None,
     };

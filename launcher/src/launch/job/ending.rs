@@ -6,7 +6,7 @@ use std::time::Duration;
 use gradwire_services::launch::{Order, ProcessEnd, Role};
 
 use super::{Job, Phase, SLACK};
-use crate::launch::report::{self, Cause};
+use crate::launch::report::{self, Cause, TOGETHER};
 
 impl Job {
     /// Keeps a cause; the first one ends the job.
@@ -14,10 +14,19 @@ impl Job {
         if matches!(self.phase, Phase::Stopping | Phase::Done) {
             return;
         }
+        let is_loss = matches!(cause, Cause::Ended { .. } | Cause::Lost { .. });
         self.causes.push(cause);
-        if self.phase != Phase::Gathering {
-            self.phase = Phase::Gathering;
-            self.deadline = Some(now + self.limits.gather);
+        match self.phase {
+            Phase::Gathering => {}
+            // The epoch ends already.
+            Phase::Ending if is_loss => self.hasten(now),
+            Phase::Assembling if is_loss => {}
+            phase => {
+                // The daemons of an epoch that still forms do not report a failure.
+                self.patient |= self.ranks_ran && matches!(phase, Phase::First | Phase::Daemons);
+                self.phase = Phase::Gathering;
+                self.deadline = Some(now + self.limits.gather);
+            }
         }
     }
 
@@ -34,10 +43,7 @@ impl Job {
 
     /// Whether a running daemon may yet report why the job failed.
     pub(super) fn report_may_come(&self) -> bool {
-        let daemon_runs = self.processes.iter().any(|((node, role), process)| {
-            *role == Role::Daemon && process.ended.is_none() && !self.hosts[*node].stopped
-        });
-        self.ranks_ran && self.failure.is_none() && daemon_runs
+        self.ranks_ran && self.failure.is_none() && self.daemon_runs()
     }
 
     pub(super) fn exited(
@@ -53,6 +59,15 @@ impl Job {
         let process = self.processes.entry((node, role)).or_default();
         process.ended = Some(end);
         let ran = at.saturating_sub(process.started.unwrap_or(at));
+        let is_failure = match role {
+            Role::Rank(worker) => self.worker_ended(node, worker, end, now),
+            Role::Daemon => {
+                if end.is_well() {
+                    self.daemon_left(now);
+                }
+                true
+            }
+        };
         // A service may end once all ranks have left, even before they end. While the job starts,
         // any end of a service is a failure.
         if !matches!(role, Role::Rank(_)) && self.is_starting() {
@@ -63,12 +78,15 @@ impl Job {
             let what = format!("{role} on host {host} (pid {pid}) {end} before the job began{why}");
             let hint = hint.unwrap_or("run again with --verbose to see all its output").into();
             self.fail(Cause::NotStarted { what, hint }, now);
-        } else if !end.is_well() {
+        } else if !end.is_well() && is_failure {
             self.fail(Cause::Ended { role, host, pid, end, at, ran, tail }, now);
         }
         if self.phase == Phase::Gathering {
             if self.awaited && self.blames(node, role) {
                 self.stop(self.limits.grace, now);
+            } else if self.epochs.is_some() && !self.daemon_runs() {
+                // Nothing more can be reported, and the next epoch need not wait.
+                self.deadline = self.deadline.min(Some(now + TOGETHER));
             } else if self.patient && !self.awaited && !self.report_may_come() {
                 // The last daemon has ended. The ends of other processes follow at once.
                 self.deadline = self.deadline.min(Some(now + self.limits.gather));
@@ -79,11 +97,20 @@ impl Job {
     pub(super) fn lost(&mut self, node: usize, what: String, at: Duration, now: Duration) {
         let host = self.host(node).to_owned();
         let stopped = std::mem::replace(&mut self.hosts[node].stopped, true);
+        let is_node = self.is_node(node);
         if !self.hosts[node].answered {
             self.hosts[node].answered = true;
-            self.causes.push(Cause::NotStarted { what, hint: String::new() });
+            if !self.host_refused(node, &what, now) {
+                self.causes.push(Cause::NotStarted { what, hint: String::new() });
+            }
         } else if !stopped {
-            self.fail(Cause::Lost { host, what, at }, now);
+            self.agent_lost(node, now);
+            let cause = Cause::Lost { host, what, at };
+            if is_node || self.epochs.is_none() {
+                self.fail(cause, now);
+            } else {
+                self.say(cause.headline());
+            }
         }
     }
 

@@ -7,14 +7,17 @@ use std::{
 
 use gradwire_services::launch::{Order, ProcessEnd, Role};
 
-use crate::launch::metrics_file::DaemonMetrics;
+use crate::launch::{hosts::Host, metrics_file::DaemonMetrics};
 
-/// Something that happened. Times are since the launch began, by the launcher's clock.
+/// Something that happened. Times are since the launch began, by the launcher's clock. `node` is
+/// the number of an agent, which is that of its node as long as no host comes or goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields are those of the agents' reports")]
 pub enum Event {
     /// A host has what the job needs; other hosts reach it by the address.
     Ready { node: usize, address: IpAddr, port: u16 },
+    /// Other hosts reach a host by another address now.
+    Address { node: usize, address: IpAddr },
     /// A host lacks something, or can't be reached.
     Refused { node: usize, what: String, hint: String },
     /// A process runs.
@@ -27,6 +30,8 @@ pub enum Event {
     Exited { node: usize, role: Role, pid: u32, end: ProcessEnd, at: Duration, tail: Vec<String> },
     /// A training process waits for an epoch that includes it.
     Waiting { node: usize, worker: u32 },
+    /// The hosts that the discovery script lists, or what is wrong with its output.
+    Listed(Result<Vec<Host>, String>),
     /// Everything on a host has ended.
     Stopped { node: usize },
     /// The connection to a host ended before Stopped.
@@ -50,12 +55,16 @@ pub enum Event {
 pub enum Command {
     /// Give an order to a host's agent.
     Order { node: usize, order: Order },
+    /// Reach a host that joins the job; its agent has the next number.
+    Reach { agent: usize, host: String },
     /// A note, shown with `--verbose`.
     Note(String),
+    /// A line for the user.
+    Say(String),
     /// Suspend the launcher, soon after the orders before this.
     Suspend,
-    /// All daemons serve: tell where.
-    Serving { coordinator: SocketAddr, daemons: Vec<DaemonMetrics> },
+    /// All daemons of an epoch serve: tell where, and how many ranks they have.
+    Serving { coordinator: SocketAddr, daemons: Vec<DaemonMetrics>, ranks: u32 },
 }
 
 /// How long things may take.

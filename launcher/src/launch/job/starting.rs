@@ -16,22 +16,39 @@ impl Job {
         self.order(node, Order::Start(Start { role, args, environment }));
     }
 
-    /// Starts the daemon of the first host; the others need the address of its coordinator.
+    /// Starts the daemon of the first node; the others need the address of its coordinator.
     pub(super) fn start_first(&mut self) {
-        let Some(address) = self.hosts[0].address else { return };
+        let first = self.first();
+        let Some(address) = self.hosts[first].address else { return };
         self.phase = Phase::First;
-        self.start(0, Role::Daemon, self.plan.daemon_variables(0, address, None));
+        self.start(first, Role::Daemon, self.plan.daemon_variables(0, address, None));
     }
 
     pub(super) fn start_daemons(&mut self) {
         self.phase = Phase::Daemons;
-        for node in 1..self.hosts.len() {
-            let Some(address) = self.hosts[node].address else { continue };
+        for node in 1..self.plan.nodes.len() {
+            let agent = self.plan.nodes[node].agent;
+            let Some(address) = self.hosts[agent].address else { continue };
             let environment = self.plan.daemon_variables(node, address, self.coordinator);
-            self.start(node, Role::Daemon, environment);
+            self.start(agent, Role::Daemon, environment);
         }
     }
 
+    /// Says where the daemons of an epoch serve.
+    pub(super) fn serving(&mut self) {
+        let daemons = self.plan.nodes.iter().filter_map(|node| {
+            let host = &self.hosts[node.agent];
+            let (host_address, metrics) = (host.address?, host.metrics?);
+            Some(DaemonMetrics { host: node.host.clone(), host_address, metrics })
+        });
+        let (daemons, ranks) = (daemons.collect(), self.plan.size());
+        // It is known: the daemons of other hosts needed it.
+        if let Some(coordinator) = self.coordinator {
+            self.commands.push(Command::Serving { coordinator, daemons, ranks });
+        }
+    }
+
+    /// Starts the ranks of the first epoch, in which agents and nodes have the same numbers.
     pub(super) fn start_ranks(&mut self) {
         let hosts = &self.hosts;
         let places = Places {
@@ -42,20 +59,11 @@ impl Job {
                 .filter_map(|host| host.metrics.map(|at| at.to_string()))
                 .collect(),
         };
-        let daemons = self.hosts.iter().enumerate().filter_map(|(node, host)| {
-            let (host_address, metrics) = (host.address?, host.metrics?);
-            Some(DaemonMetrics { host: self.host(node).to_owned(), host_address, metrics })
-        });
-        let daemons = daemons.collect();
-        // It is known: the daemons of other hosts needed it.
-        if let Some(coordinator) = self.coordinator {
-            self.commands.push(Command::Serving { coordinator, daemons });
-        }
+        self.serving();
         self.phase = Phase::Running;
         self.ranks_ran = true;
         for node in 0..self.hosts.len() {
-            let here = &self.plan.nodes[node];
-            for rank in here.first_rank..here.first_rank + here.ranks {
+            for rank in self.plan.nodes[node].workers.clone() {
                 let environment = self.plan.rank_variables(node, rank, &places);
                 self.start(node, Role::Rank(rank), environment);
             }
@@ -65,18 +73,20 @@ impl Job {
     /// What has not started (WAIT), by name.
     pub(super) fn missing(&self) -> String {
         let hosts = |lacks: &dyn Fn(&Host) -> bool| -> String {
-            let hosts = self.hosts.iter().zip(&self.plan.nodes);
+            let hosts = self.plan.nodes.iter().map(|node| &self.hosts[node.agent]);
             let names: Vec<_> =
-                hosts.filter(|(host, _)| lacks(host)).map(|(_, node)| node.host.as_str()).collect();
+                hosts.filter(|host| lacks(host)).map(|host| host.name.as_str()).collect();
             names.join(", ")
         };
         match self.phase {
             Phase::Reaching => format!("no answer from {}", hosts(&|host| !host.answered)),
-            Phase::First => format!("the daemon on host {} does not serve", self.host(0)),
+            Phase::First => {
+                format!("the daemon on host {} does not serve", self.host(self.first()))
+            }
             Phase::Daemons => format!("no daemon serves on {}", hosts(&|h| h.metrics.is_none())),
             _ => {
-                let ranks = (0..self.plan.size()).filter(|rank| !self.has_started(*rank));
-                let ranks: Vec<_> = ranks.map(|rank| rank.to_string()).collect();
+                let ranks = self.plan.members().filter(|member| !self.has_started(*member));
+                let ranks: Vec<_> = ranks.map(|(_, rank)| rank.to_string()).collect();
                 format!("ranks not started: {}", ranks.join(", "))
             }
         }

@@ -7,6 +7,8 @@ use gradwire_settings::{Layers, Settings};
 use super::*;
 use crate::launch::hosts::parse_list;
 
+mod elastic;
+
 const LIMITS: Limits = Limits {
     start: Duration::from_secs(30),
     grace: Duration::from_secs(3),
@@ -62,6 +64,8 @@ fn step(job: &mut Job, event: Event, at: u64) -> Vec<String> {
         }
         Command::Order { node, order } => Some(format!("{node}:{order:?}")),
         Command::Suspend => Some("suspend".to_owned()),
+        Command::Reach { agent, host } => Some(format!("{agent}:reach {host}")),
+        Command::Say(text) => Some(text),
         Command::Note(_) | Command::Serving { .. } => None,
     });
     orders.collect()

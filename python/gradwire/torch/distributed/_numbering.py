@@ -17,6 +17,8 @@ callback.
   the callbacks is the order in which the program requests them. Each thread, and each callback, has
   its own count of the callbacks that it requests.
 - Rejected calls are not counted, because the other ranks do not know of them.
+- In each epoch of an elastic job, the numbers start over: a loss may have come before an operation
+  of some ranks and after the same operation of others.
 - The numbers repeat after the maximum number of operations in flight, because coordinator and
   daemons remember what was agreed under each name.
 
@@ -34,6 +36,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from gradwire import _epochs
 from gradwire._names import repeating_number
 
 T = TypeVar("T")
@@ -43,6 +46,16 @@ _MAX_PATH = 200
 Members = frozenset[int] | None
 # The ranks that share a message: two ranks rarely pair the callbacks of the same message.
 NOBODY: Members = frozenset()
+# The number of epochs that have ended.
+_ended = 0
+
+
+def _end_epoch() -> None:
+    global _ended
+    _ended += 1
+
+
+_epochs.on_change(_end_epoch)
 
 
 class Numbers:
@@ -51,12 +64,14 @@ class Numbers:
     def __init__(self, prefix: str, members: Members = None) -> None:
         self.prefix, self.members = prefix, members
         self._lock = threading.Lock()
-        self.count = 0
+        self.count, self._epoch = 0, _ended
 
     def start(self, call: Callable[[str], T]) -> T:
         """Starts operations with a call that receives the next name."""
         # Holds the lock during the call: if it is rejected, the next call must get the same number.
         with self._lock:
+            if self._epoch != _ended:
+                self.count, self._epoch = 0, _ended
             started = call(f"{self.prefix}.{repeating_number(self.count + 1)}")
             self.count += 1
         return started

@@ -1,0 +1,460 @@
+//! The epochs of an elastic job. A loss or a wanted change ends the daemons of an epoch, never the
+//! processes that train. The next epoch gets new daemons and consists of the processes that live.
+//!
+//! ```text
+//! Running ─ a loss ─► Gathering ─► Ending ─ all daemons have ended ─► Assembling
+//!    ▲  └─ all daemons leave ────────▲                                 │      │
+//!    │                                             a rank has succeeded │      │ enough ranks
+//!    │                                                                  ▼      ▼
+//!    │                                            Leaving ◄───── Finishing   First
+//!    └──────────────────── all serve ─────────────────────────── Daemons ◄─────┘
+//! ```
+//!
+//! A daemon of the next epoch starts after the agent has reported the end of the one before, so
+//! that two coordinators never exist. The processes that train are not asked: they leave a failed
+//! epoch by themselves and attach to the daemon that serves next.
+
+use std::time::Duration;
+
+use gradwire_proto::{Failure, FailureKind, Rank};
+use gradwire_services::launch::{Order, ProcessEnd, Role};
+
+use super::{Job, Phase, Process, SLACK};
+use crate::launch::{
+    elastic::Elastic,
+    membership::{Change, Membership, Surplus},
+    plan::{Node, count},
+    report::{self, Cause},
+};
+
+/// How long a process that the daemons blame may take to end by itself: how it ends is the cause.
+const BLAMED: Duration = Duration::from_millis(500);
+
+/// How long the daemons of a failed epoch may take to end by themselves.
+const DAEMONS: Duration = Duration::from_secs(2);
+
+/// An epoch that has run for this long is a success, and the next loss is a new one.
+const LASTING: Duration = Duration::from_secs(5);
+
+/// The first and the longest pause between epochs that do not last.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// After its daemons have left, a job may have ended or may go on with a change. A process that
+/// does not say that it waits has this time to end.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// How long ranks may take to end after the first has succeeded in an epoch that then failed.
+const FINISH: Duration = Duration::from_secs(10);
+
+/// What has ended the last epoch, and what the launcher does about it.
+#[derive(Debug)]
+pub(super) struct Epochs {
+    /// The members and those that may become members.
+    pub(super) members: Membership,
+    /// When the epoch began to form or to run.
+    began: Duration,
+    /// Why the last epoch ended, and when.
+    why: String,
+    ended: Duration,
+    /// Whether it ended for a change, and not because of a failure.
+    is_change: bool,
+    /// What has been done to end it.
+    force: Force,
+    /// Since when no epoch has lasted, and how many have not.
+    trouble: Option<(Duration, u32)>,
+    /// The next epoch forms at this time, or later.
+    not_before: Duration,
+    /// The user has been told what the job waits for.
+    has_told: bool,
+    /// The change of which the daemons of this epoch know.
+    pub(super) announced: Change,
+    /// A rank has ended without an error. No further epoch forms.
+    pub(super) has_finished: bool,
+    /// How many ranks were lost.
+    pub(super) lost: u32,
+}
+
+/// What has been done to end an epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Force {
+    #[default]
+    None,
+    /// The process that the daemons blame was killed.
+    Blamed,
+    /// The daemons, too.
+    Daemons,
+}
+
+impl Epochs {
+    pub(super) fn new(rules: Elastic, nodes: &[Node]) -> Self {
+        Self {
+            members: Membership::new(rules, nodes),
+            began: Duration::ZERO,
+            why: String::new(),
+            ended: Duration::ZERO,
+            is_change: false,
+            force: Force::None,
+            trouble: None,
+            not_before: Duration::ZERO,
+            has_told: false,
+            announced: Change::default(),
+            has_finished: false,
+            lost: 0,
+        }
+    }
+}
+
+impl Job {
+    /// When membership has to be looked at again.
+    pub(super) fn wakeup(&self) -> Option<Duration> {
+        let epochs = self.epochs.as_ref().filter(|_| self.may_change())?;
+        let now = self.now;
+        let pause = Some(epochs.not_before).filter(|at| *at > now);
+        [pause, epochs.members.wakeup(now)].into_iter().flatten().min()
+    }
+
+    /// Whether processes may be started and epochs formed.
+    pub(super) fn may_change(&self) -> bool {
+        let Some(epochs) = &self.epochs else { return false };
+        let forms = matches!(self.phase, Phase::Assembling | Phase::First | Phase::Daemons);
+        // If all daemons have left, the ranks are about to end.
+        let runs = self.phase == Phase::Running && self.daemon_runs();
+        let has_resets = epochs.members.rules().reset_limit.is_none_or(|most| self.resets() < most);
+        self.ranks_ran && !epochs.has_finished && (forms || runs) && has_resets
+    }
+
+    /// How many epochs have followed the first.
+    fn resets(&self) -> u32 {
+        u32::try_from(self.plan.epoch - 1).unwrap_or(u32::MAX)
+    }
+
+    pub(super) fn daemon_runs(&self) -> bool {
+        self.processes.iter().any(|((agent, role), process)| {
+            *role == Role::Daemon && process.ended.is_none() && !self.hosts[*agent].stopped
+        })
+    }
+
+    /// The running processes that the daemons blame. A rank that has left is not at fault.
+    fn blamed(&self) -> Vec<(usize, Role)> {
+        let is_at_fault = self.failure().is_some_and(|it| it.kind != FailureKind::RankLeft);
+        let blamed = self.processes.iter().filter(|((agent, role), process)| {
+            is_at_fault
+                && process.ended.is_none()
+                && !self.hosts[*agent].stopped
+                && self.blames(*agent, *role)
+        });
+        blamed.map(|(process, _)| *process).collect()
+    }
+
+    /// A failure as the launcher names processes: by worker id, like the prefixes of their output.
+    pub(super) fn by_worker(&self, mut failure: Failure) -> Failure {
+        let member = |rank: Rank| self.plan.members().nth(usize::try_from(rank.0).ok()?);
+        failure.rank =
+            failure.rank.map(|rank| member(rank).map_or(rank, |(_, worker)| Rank(worker)));
+        failure
+    }
+
+    /// A training process waits for an epoch that includes it.
+    pub(super) fn waiting(&mut self, worker: u32, now: Duration) {
+        let daemon_runs = self.daemon_runs();
+        let Some(epochs) = &mut self.epochs else { return };
+        epochs.members.waits(worker);
+        if epochs.members.is_survivor(worker) {
+            epochs.not_before = epochs.not_before.min(now);
+            if self.phase == Phase::Running && !daemon_runs {
+                self.end_for_change(now);
+            }
+        }
+    }
+
+    /// The daemon of a running epoch has ended well: all its ranks have left it.
+    pub(super) fn daemon_left(&mut self, now: Duration) {
+        let is_change = self.epochs.as_ref().is_some_and(|epochs| epochs.announced.is_some());
+        if self.phase == Phase::Running && is_change {
+            self.end_for_change(now);
+        }
+    }
+
+    /// The agent of a host is gone, with all its processes.
+    pub(super) fn agent_lost(&mut self, agent: usize, now: Duration) {
+        let own = self.processes.iter_mut().filter(|((at, _), _)| *at == agent);
+        for process in own.map(|(_, process)| process).filter(|process| process.ended.is_none()) {
+            process.ended = Some(ProcessEnd::Signal(9));
+        }
+        let members = self.plan.nodes.iter().filter(|node| node.agent == agent);
+        let members: u32 = members.map(Node::ranks).sum();
+        if let Some(epochs) = &mut self.epochs {
+            epochs.lost += members;
+            epochs.members.agent_ended(agent, now);
+        }
+    }
+
+    /// Whether the agent's host is part of the epoch.
+    pub(super) fn is_node(&self, agent: usize) -> bool {
+        self.plan.nodes.iter().any(|node| node.agent == agent)
+    }
+
+    /// Whether the causes end the epoch, and not the job.
+    pub(super) fn may_continue(&mut self) -> bool {
+        let Some(epochs) = self.epochs.as_ref().filter(|_| self.ranks_ran) else { return false };
+        let fatal = |cause: &Cause| matches!(cause, Cause::Interrupted(_) | Cause::Output(_));
+        let is_recoverable = !self.causes.iter().any(fatal)
+            && self.failure().is_none_or(Failure::is_recoverable)
+            && !epochs.has_finished
+            && epochs.members.survivors() > 0;
+        let limit = epochs.members.rules().reset_limit.filter(|most| self.resets() >= *most);
+        if let (true, Some(limit)) = (is_recoverable, limit) {
+            let epochs = count(limit, "time");
+            self.say(format!(
+                "the job has continued {epochs} after losses and changes, and --reset-limit allows \
+                 no more"
+            ));
+        }
+        is_recoverable && limit.is_none()
+    }
+
+    /// Ends an epoch that has failed.
+    pub(super) fn end_epoch(&mut self, now: Duration) {
+        let (why, at) = report::loss(&self.causes, self.failure(), now);
+        let Some(epochs) = &mut self.epochs else { return };
+        (epochs.why, epochs.ended, epochs.is_change) = (format!("after {why}"), at, false);
+        epochs.force = Force::None;
+        let lasted = now.saturating_sub(epochs.began) >= LASTING;
+        let (since, short) = match epochs.trouble {
+            Some((since, short)) if !lasted => (since, short + 1),
+            _ => (now, 0),
+        };
+        epochs.trouble = Some((since, short));
+        let pause = PAUSES.0.saturating_mul(1 << short.min(16)).min(PAUSES.1);
+        epochs.not_before = if short == 0 { now } else { now + pause };
+        self.phase = Phase::Ending;
+        self.deadline = Some(now + BLAMED);
+    }
+
+    /// Ends an epoch whose daemons leave because all their ranks have.
+    fn end_for_change(&mut self, now: Duration) {
+        let Some(epochs) = &mut self.epochs else { return };
+        let why = match epochs.announced {
+            Change { added: true, removed: true } => "after ranks came and others left",
+            Change { added: true, .. } => "after ranks came",
+            Change { removed: true, .. } => "after ranks left",
+            _ => "after all ranks left",
+        };
+        (epochs.why, epochs.ended, epochs.is_change) = (why.to_owned(), now, true);
+        epochs.trouble = Some((now, 0));
+        self.phase = Phase::Ending;
+        self.deadline = Some(now + epochs.members.rules().timeout);
+    }
+
+    /// A cause arrives while an epoch ends: nobody leaves it in good order any more.
+    pub(super) fn hasten(&mut self, now: Duration) {
+        if self.epochs.as_ref().is_some_and(|epochs| epochs.is_change) {
+            self.end_epoch(now);
+        }
+    }
+
+    /// The deadline of an ending epoch has passed.
+    pub(super) fn force_end(&mut self, now: Duration) {
+        let blamed = self.blamed();
+        let Some(epochs) = &mut self.epochs else { return };
+        let ended = match epochs.force {
+            Force::None if !epochs.is_change => {
+                epochs.force = Force::Blamed;
+                self.deadline = Some(now + DAEMONS - BLAMED);
+                blamed
+            }
+            Force::None | Force::Blamed => {
+                epochs.force = Force::Daemons;
+                self.deadline = Some(now + SLACK);
+                self.running_daemons()
+            }
+            // The system does not end them, or the agent does not say so: the host is lost.
+            Force::Daemons => {
+                let mut agents: Vec<_> = self.running_daemons().into_iter().chain(blamed).collect();
+                agents.dedup_by_key(|(agent, _)| *agent);
+                for (agent, _) in agents {
+                    self.give_up_host(agent, now);
+                }
+                return;
+            }
+        };
+        for (agent, role) in ended {
+            self.order(agent, Order::Kill { role });
+        }
+    }
+
+    fn running_daemons(&self) -> Vec<(usize, Role)> {
+        let running = self.processes.iter().filter(|((agent, role), process)| {
+            *role == Role::Daemon && process.ended.is_none() && !self.hosts[*agent].stopped
+        });
+        running.map(|(process, _)| *process).collect()
+    }
+
+    fn give_up_host(&mut self, agent: usize, now: Duration) {
+        let host = self.host(agent).to_owned();
+        self.say(format!("host {host} does not end its processes, and is given up"));
+        self.order(agent, Order::Stop { grace_ms: 0, why: "the host was given up".to_owned() });
+        self.hosts[agent].stopped = true;
+        self.agent_lost(agent, now);
+    }
+
+    /// Whether all that must end with an epoch has ended.
+    pub(super) fn has_epoch_ended(&self) -> bool {
+        !self.daemon_runs() && self.blamed().is_empty()
+    }
+
+    /// Looks for the members of the next epoch.
+    pub(super) fn assemble(&mut self, now: Duration) {
+        let Some(epochs) = &mut self.epochs else { return };
+        let since = epochs.trouble.map_or(now, |(since, _)| since);
+        let timeout = epochs.members.rules().timeout;
+        if epochs.is_change {
+            epochs.not_before = now + LINGER;
+        }
+        epochs.has_told = false;
+        let surplus = epochs.members.take_surplus();
+        self.phase = Phase::Assembling;
+        self.deadline = Some(since + timeout);
+        for surplus in surplus {
+            match surplus {
+                Surplus::Host(agent) => {
+                    let grace_ms = u64::try_from(self.limits.grace.as_millis()).unwrap_or(u64::MAX);
+                    let why = "its host leaves the job".to_owned();
+                    self.order(agent, Order::Stop { grace_ms, why });
+                }
+                Surplus::Worker { agent, worker } => {
+                    self.order(agent, Order::End { role: Role::Rank(worker) });
+                }
+            }
+        }
+        self.advance(now);
+    }
+
+    /// Forms the next epoch if there are enough members.
+    pub(super) fn form_if_enough(&mut self, now: Duration) {
+        let Some(epochs) = &mut self.epochs else { return };
+        if epochs.has_finished {
+            return self.finish(now);
+        }
+        if epochs.members.survivors() == 0 {
+            return self.give_up("all processes that were in the job have ended", now);
+        }
+        let nodes = epochs.members.next(now);
+        let (size, rules) = (nodes.iter().map(Node::ranks).sum::<u32>(), epochs.members.rules());
+        if size < rules.min {
+            if !std::mem::replace(&mut epochs.has_told, true) {
+                let rules = epochs.members.rules();
+                let text = format!(
+                    "the job needs {} (--min-np) and has {size}: it waits up to {:.0} s for {}",
+                    count(rules.min, "rank"),
+                    rules.timeout.as_secs_f64(),
+                    epochs.members.awaited(now)
+                );
+                self.say(text);
+            }
+        } else if self.deadline.is_some_and(|deadline| now >= deadline) {
+            self.late(now);
+        } else if now >= epochs.not_before {
+            epochs.announced = Change::default();
+            epochs.began = now;
+            self.form(nodes, now);
+        }
+    }
+
+    fn form(&mut self, nodes: Vec<Node>, now: Duration) {
+        self.plan.epoch += 1;
+        self.plan.nodes = nodes;
+        self.processes.retain(|_, process: &mut Process| process.ended.is_none());
+        self.causes.clear();
+        (self.failure, self.patient, self.awaited, self.coordinator) = Default::default();
+        self.hosts.iter_mut().for_each(|host| host.metrics = None);
+        self.deadline = Some(now + self.limits.start);
+        self.start_first();
+    }
+
+    /// All daemons of a later epoch serve.
+    pub(super) fn run_again(&mut self, now: Duration) {
+        self.serving();
+        self.phase = Phase::Running;
+        self.deadline = None;
+        let hosts = self.plan.nodes.len() - self.plan.servers();
+        let (ranks, hosts) = (count(self.plan.size(), "rank"), count(hosts, "host"));
+        let Some(epochs) = &mut self.epochs else { return };
+        epochs.began = now;
+        epochs.members.formed(&self.plan.nodes);
+        let seconds = now.saturating_sub(epochs.ended).as_secs_f64();
+        let text =
+            format!("epoch {}: {ranks} on {hosts}, {seconds:.1} s {}", self.plan.epoch, epochs.why);
+        self.say(text);
+    }
+
+    /// The deadline has passed in a phase of a later epoch.
+    pub(super) fn late(&mut self, now: Duration) {
+        match self.phase {
+            Phase::Assembling => {
+                let Some(epochs) = &self.epochs else { return };
+                let rules = epochs.members.rules();
+                let what = format!(
+                    "no epoch with {} (--min-np) has formed and lasted within {:.0} s \
+                     (--elastic-timeout)",
+                    count(rules.min, "rank"),
+                    rules.timeout.as_secs_f64()
+                );
+                self.give_up(&what, now);
+            }
+            Phase::Finishing => {
+                self.give_up("a rank has ended, and others wait for the next epoch", now);
+            }
+            _ => {
+                let what =
+                    format!("epoch {} did not form in time: {}", self.plan.epoch, self.missing());
+                self.causes.push(Cause::NotStarted { what, hint: String::new() });
+                if self.may_continue() {
+                    self.end_epoch(now);
+                } else {
+                    self.stop(self.limits.grace, now);
+                }
+            }
+        }
+    }
+
+    /// Waits for the ends of the other ranks, as one has ended without an error.
+    pub(super) fn finish(&mut self, now: Duration) {
+        let Some(epochs) = &self.epochs else { return };
+        self.phase = Phase::Finishing;
+        self.deadline = (!epochs.is_change).then_some(now + FINISH);
+        for (agent, role) in self.running_daemons() {
+            self.order(agent, Order::Kill { role });
+        }
+    }
+
+    /// Whether a rank has ended without an error, so that no further epoch forms.
+    pub(super) fn finishes(&self) -> bool {
+        self.ranks_ran && self.epochs.as_ref().is_some_and(|epochs| epochs.has_finished)
+    }
+
+    /// Whether every rank of the job has ended.
+    pub(super) fn has_finished(&self) -> bool {
+        self.epochs.as_ref().is_some_and(|epochs| epochs.members.survivors() == 0)
+    }
+
+    /// Says how many ranks a job has lost that succeeds nevertheless.
+    pub(super) fn count_lost(&mut self) {
+        let lost = self.epochs.as_ref().map_or(0, |epochs| epochs.lost);
+        if lost > 0 && self.causes.is_empty() {
+            let were = if lost == 1 { "was" } else { "were" };
+            self.say(format!("the job has succeeded; {} {were} lost", count(lost, "rank")));
+        }
+    }
+
+    /// Ends the job, because it can't go on after a loss or a change.
+    fn give_up(&mut self, what: &str, now: Duration) {
+        if self.causes.is_empty() {
+            let hint = String::new();
+            self.causes.push(Cause::NotStarted { what: what.to_owned(), hint });
+        } else {
+            self.say(format!("the job ends: {what}"));
+        }
+        self.stop(self.limits.grace, now);
+    }
+}

@@ -1,0 +1,363 @@
+//! Elastic jobs: losses and changes end an epoch, and not the job.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::launch::elastic::Elastic;
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A job of 3 ranks on hosts `a:2,b:2` that has begun to run at 1000 ms, with the rules that
+/// `change` makes of these: 1 to 3 ranks, quarantines of 1 to 4 s.
+fn running(change: impl FnOnce(&mut Elastic)) -> Job {
+    let mut job = job_on("a:2,b:2", 3, change);
+    step(&mut job, ready(1), 10);
+    assert_eq!(step(&mut job, ready(0), 20), ["0:start the daemon"]);
+    step(&mut job, said(0, Role::Daemon, GRPC), 30);
+    step(&mut job, serving(1), 40);
+    for (node, rank) in [(0, 0), (0, 1), (1, 2)] {
+        started(&mut job, node, rank, 1000);
+    }
+    job
+}
+
+fn job_on(hosts: &str, max: u32, change: impl FnOnce(&mut Elastic)) -> Job {
+    let hosts = parse_list(hosts).unwrap();
+    let nodes = Plan::nodes(&hosts, Some(max)).unwrap();
+    let settings = Settings::load(&Layers::default()).unwrap();
+    let mut plan = Plan::new(nodes, "train", Vec::<Text>::new(), &settings).unwrap();
+    let mut elastic = Elastic {
+        hosts,
+        min: 1,
+        max,
+        spares: 0,
+        timeout: TIMEOUT,
+        reset_limit: None,
+        cooldown: (ms(1000), ms(4000)),
+        reach: ms(30_000),
+    };
+    change(&mut elastic);
+    plan.elastic = Some(elastic);
+    Job::new(plan, LIMITS)
+}
+
+fn started(job: &mut Job, node: usize, worker: u32, at: u64) -> Vec<String> {
+    step(job, Event::Started { node, role: Role::Rank(worker), pid: 70 + worker, at: ms(at) }, at)
+}
+
+fn rank_ends(job: &mut Job, node: usize, worker: u32, end: ProcessEnd, at: u64) -> Vec<String> {
+    step(job, exited(node, Role::Rank(worker), end, at), at)
+}
+
+fn daemon_ends(job: &mut Job, node: usize, code: i32, at: u64) -> Vec<String> {
+    step(job, exited(node, Role::Daemon, ProcessEnd::Code(code), at), at)
+}
+
+const KILLED: ProcessEnd = ProcessEnd::Signal(9);
+
+/// The environment of the daemons that a command starts, by agent.
+fn daemons(commands: &[Command]) -> BTreeMap<usize, BTreeMap<String, String>> {
+    let started = commands.iter().filter_map(|command| match command {
+        Command::Order { node, order: Order::Start(start) } if start.role == Role::Daemon => {
+            Some((*node, start.environment.clone()))
+        }
+        _ => None,
+    });
+    started.collect()
+}
+
+/// Rank 2 is killed, and the daemons end. What the launcher does at 1500 ms.
+fn lose_rank_2(job: &mut Job) -> Vec<Command> {
+    assert!(rank_ends(job, 1, 2, KILLED, 1400).is_empty());
+    step(job, said(0, Role::Daemon, &failed(Some(2))), 1410);
+    assert!(daemon_ends(job, 0, 1, 1420).is_empty());
+    assert!(daemon_ends(job, 1, 1, 1430).is_empty(), "for a moment others may be reported");
+    job.step(Event::Tick, ms(1500))
+}
+
+/// The daemons of the next epoch serve on these hosts.
+fn serve(job: &mut Job, nodes: &[usize], at: u64) -> Vec<String> {
+    let (first, others) = nodes.split_first().unwrap();
+    let mut orders = step(job, said(*first, Role::Daemon, GRPC), at);
+    for node in others {
+        orders.extend(step(job, serving(*node), at));
+    }
+    orders
+}
+
+#[test]
+fn a_lost_rank_ends_only_its_epoch() {
+    let mut job = running(|_| {});
+    let started = daemons(&lose_rank_2(&mut job));
+    let [(0, first)] = &started.into_iter().collect::<Vec<_>>()[..] else {
+        panic!("host a goes on")
+    };
+    for (name, value) in [
+        ("GRADWIRE_EPOCH", "2"),
+        ("GRADWIRE_ELASTIC", "1"),
+        ("GRADWIRE_WORKERS", "0,1"),
+        ("GRADWIRE_SLOTS", "2"),
+        ("GRADWIRE_NODES", "1"),
+        ("GRADWIRE_RANKS", "2"),
+        ("GRADWIRE_COORDINATOR", "here"),
+    ] {
+        assert_eq!(first.get(name).map(String::as_str), Some(value), "{name}");
+    }
+    // A slot is free on host b: a replacement starts at once.
+    let orders = serve(&mut job, &[0], 1600);
+    let line = "epoch 2: 2 ranks on 1 host, 0.2 s after rank 2 on host b was killed by SIGKILL";
+    assert_eq!(orders, [line]);
+    for (node, rank) in [(0, 0), (0, 1), (1, 3)] {
+        rank_ends(&mut job, node, rank, ProcessEnd::Code(0), 3000);
+    }
+    assert_eq!(job.phase, Phase::Leaving);
+}
+
+#[test]
+fn a_replacement_joins_when_it_is_ready() {
+    let mut job = running(|_| {});
+    let commands = lose_rank_2(&mut job);
+    let start = commands.iter().find_map(|command| match command {
+        Command::Order { node, order: Order::Start(start) } if start.role != Role::Daemon => {
+            Some((*node, start.clone()))
+        }
+        _ => None,
+    });
+    let (node, start) = start.expect("the other slot of host b is free");
+    assert_eq!((node, start.role), (1, Role::Rank(3)));
+    assert_eq!(start.environment["GRADWIRE_WORKER"], "3");
+    assert!(!start.environment.contains_key("GRADWIRE_RANK"));
+    assert!(!start.environment.contains_key("LOCAL_RANK"));
+    serve(&mut job, &[0], 1600);
+    started(&mut job, 1, 3, 1700);
+    let orders = step(&mut job, Event::Waiting { node: 1, worker: 3 }, 1800);
+    assert_eq!(orders, ["0:Notify { notice: Changed { added: true, removed: false } }"]);
+    // The ranks leave together.
+    assert!(daemon_ends(&mut job, 0, 0, 2000).is_empty(), "the job may have ended");
+    let orders = step(&mut job, Event::Waiting { node: 0, worker: 1 }, 2010);
+    assert_eq!(orders, ["0:start the daemon"], "it has not");
+    let commands = job.step(said(0, Role::Daemon, GRPC), ms(2020));
+    assert_eq!(daemons(&commands)[&1]["GRADWIRE_WORKERS"], "3");
+    let line = "epoch 3: 3 ranks on 2 hosts, 0.0 s after ranks came";
+    assert_eq!(step(&mut job, serving(1), 2030), [line]);
+}
+
+#[test]
+fn a_newcomer_is_ready_after_ten_seconds() {
+    let mut job = running(|_| {});
+    lose_rank_2(&mut job);
+    serve(&mut job, &[0], 1600);
+    assert!(job.deadline().is_some_and(|at| at <= ms(11_500)));
+    assert!(step(&mut job, Event::Tick, 11_000).is_empty());
+    assert_eq!(step(&mut job, Event::Tick, 11_500).len(), 1);
+}
+
+#[test]
+fn a_slot_is_quarantined_for_longer_each_time() {
+    let mut job = job_on("a:2", 2, |_| {});
+    step(&mut job, ready(0), 20);
+    serve(&mut job, &[0], 30);
+    started(&mut job, 0, 0, 1000);
+    started(&mut job, 0, 1, 1000);
+    rank_ends(&mut job, 0, 1, KILLED, 1400);
+    daemon_ends(&mut job, 0, 1, 1420);
+    assert_eq!(step(&mut job, Event::Tick, 1620), ["0:start the daemon"]);
+    serve(&mut job, &[0], 1700);
+    assert!(step(&mut job, Event::Tick, 2399).is_empty());
+    assert_eq!(job.deadline(), Some(ms(2400)));
+    assert_eq!(step(&mut job, Event::Tick, 2400), ["0:start rank 2"]);
+    let line = "rank 2 on host a ended with exit code 1 before it joined the job; its slot is used \
+                again in 2 s";
+    assert_eq!(rank_ends(&mut job, 0, 2, ProcessEnd::Code(1), 2500), [line]);
+    assert_eq!(job.phase, Phase::Running, "it was not a member");
+    assert_eq!(step(&mut job, Event::Tick, 4500), ["0:start rank 3"]);
+}
+
+#[test]
+fn a_frozen_rank_is_killed() {
+    let mut job = running(|_| {});
+    step(&mut job, said(0, Role::Daemon, &failed(Some(2))), 1410);
+    daemon_ends(&mut job, 0, 1, 1420);
+    daemon_ends(&mut job, 1, 1, 1430);
+    step(&mut job, Event::Tick, 1500);
+    assert_eq!(job.phase, Phase::Ending);
+    assert_eq!(step(&mut job, Event::Tick, 2000), ["1:Kill { role: Rank(2) }"]);
+    let orders = rank_ends(&mut job, 1, 2, KILLED, 2010);
+    assert_eq!(orders, ["1:start rank 3", "0:start the daemon"]);
+}
+
+#[test]
+fn daemons_that_do_not_end_are_killed() {
+    let mut job = running(|_| {});
+    daemon_ends(&mut job, 0, 1, 1400);
+    step(&mut job, said(1, Role::Daemon, &failed(None)), 1410);
+    step(&mut job, Event::Tick, 1600);
+    assert!(step(&mut job, Event::Tick, 2100).is_empty());
+    assert_eq!(step(&mut job, Event::Tick, 3600), ["1:Kill { role: Daemon }"]);
+    let orders = step(&mut job, exited(1, Role::Daemon, KILLED, 3610), 3610);
+    assert_eq!(orders, ["0:start the daemon"], "not before (the fence)");
+}
+
+#[test]
+fn the_first_host_may_be_lost() {
+    let mut job = running(|_| {});
+    let lost = Event::Lost { node: 0, what: "gone".to_owned(), at: ms(1400) };
+    step(&mut job, lost, 1400);
+    step(&mut job, exited(1, Role::Daemon, ProcessEnd::Code(1), 1450), 1450);
+    let commands = job.step(Event::Tick, ms(1500));
+    let first = &daemons(&commands)[&1];
+    assert_eq!((&*first["GRADWIRE_WORKERS"], &*first["GRADWIRE_COORDINATOR"]), ("2", "here"));
+    let orders = serve(&mut job, &[1], 1600);
+    let line = "epoch 2: 1 rank on 1 host, 0.2 s after the connection to host a was lost: gone";
+    assert_eq!(orders[0], line);
+    // The host is reached again after its quarantine, with a new number.
+    assert_eq!(step(&mut job, Event::Tick, 2400), ["2:reach a"]);
+    assert_eq!(step(&mut job, ready(2), 2500), ["2:start rank 4"]);
+}
+
+#[test]
+fn too_few_ranks_wait_with_one_line() {
+    let mut job = running(|rules| {
+        rules.min = 3;
+        rules.hosts[1].slots = 1;
+    });
+    let said = lose_rank_2(&mut job);
+    let line = "the job needs 3 ranks (--min-np) and has 2: it waits up to 60 s for a slot in \
+                quarantine, which is free in 1 s";
+    assert_eq!(said, [Command::Say(line.to_owned())]);
+    assert_eq!(step(&mut job, Event::Tick, 2400), ["1:start rank 3", "0:start the daemon"]);
+    assert_eq!(job.plan.size(), 3, "a process that starts counts");
+}
+
+#[test]
+fn a_job_without_enough_ranks_ends() {
+    let mut job = running(|rules| {
+        rules.min = 3;
+        rules.hosts[1].slots = 1;
+        rules.cooldown = (TIMEOUT * 2, TIMEOUT * 2);
+    });
+    lose_rank_2(&mut job);
+    let orders = step(&mut job, Event::Tick, 1500 + 60_000);
+    let line = "the job ends: no epoch with 3 ranks (--min-np) has formed and lasted within 60 s \
+                (--elastic-timeout)";
+    assert_eq!(orders, [line, "0:stop 3000", "1:stop 3000"]);
+    assert_eq!(stop_all(&mut job, 62_000).code, 137);
+}
+
+#[test]
+fn a_failure_of_the_program_ends_the_job() {
+    let mut job = running(|_| {});
+    let failure = Failure::new(FailureKind::Disagreement, "the ranks disagree").tensor("w");
+    step(&mut job, said(0, Role::Daemon, &to_line(&ServiceReport::Failed { failure })), 1400);
+    daemon_ends(&mut job, 0, 1, 1410);
+    daemon_ends(&mut job, 1, 1, 1420);
+    assert_eq!(step(&mut job, Event::Tick, 1620), ["0:stop 3000", "1:stop 3000"]);
+}
+
+#[test]
+fn the_reset_limit_ends_the_job() {
+    let mut job = running(|rules| rules.reset_limit = Some(1));
+    lose_rank_2(&mut job);
+    serve(&mut job, &[0], 1600);
+    rank_ends(&mut job, 0, 1, KILLED, 1700);
+    daemon_ends(&mut job, 0, 1, 1710);
+    let orders = step(&mut job, Event::Tick, 2000);
+    let line = "the job has continued 1 time after losses and changes, and --reset-limit allows no \
+                more";
+    assert_eq!(orders, [line, "0:stop 3000", "1:stop 3000"]);
+}
+
+#[test]
+fn losses_while_an_epoch_forms_are_survived() {
+    let mut job = running(|_| {});
+    lose_rank_2(&mut job);
+    // The daemon has not served yet.
+    rank_ends(&mut job, 0, 1, KILLED, 1550);
+    daemon_ends(&mut job, 0, 1, 1560);
+    let orders = step(&mut job, Event::Tick, 1600);
+    assert!(orders.is_empty(), "{orders:?}");
+    let orders = job.step(Event::Tick, ms(1800));
+    assert_eq!(daemons(&orders)[&0]["GRADWIRE_EPOCH"], "3");
+    assert_eq!(daemons(&orders)[&0]["GRADWIRE_WORKERS"], "0");
+}
+
+#[test]
+fn the_last_survivor_ends_the_job() {
+    let mut job = running(|_| {});
+    for (node, worker) in [(0, 0), (0, 1), (1, 2)] {
+        rank_ends(&mut job, node, worker, ProcessEnd::Code(3), 1400 + u64::from(worker));
+    }
+    daemon_ends(&mut job, 0, 1, 1420);
+    daemon_ends(&mut job, 1, 1, 1420);
+    step(&mut job, Event::Tick, 1620);
+    step(&mut job, Event::Tick, 2620);
+    assert_eq!(stop_all(&mut job, 2700).code, 3);
+}
+
+#[test]
+fn no_epoch_forms_after_a_rank_has_succeeded() {
+    let mut job = running(|_| {});
+    rank_ends(&mut job, 0, 0, ProcessEnd::Code(0), 1300);
+    assert_eq!(lose_rank_2(&mut job).len(), 2, "both hosts are stopped");
+    assert_eq!(stop_all(&mut job, 1700).code, 137);
+}
+
+#[test]
+fn ranks_may_end_between_epochs() {
+    let mut job = running(|_| {});
+    lose_rank_2(&mut job);
+    assert_eq!(rank_ends(&mut job, 0, 0, ProcessEnd::Code(0), 1550), ["0:Kill { role: Daemon }"]);
+    let orders = rank_ends(&mut job, 0, 1, ProcessEnd::Code(0), 1560);
+    assert_eq!(orders, ["the job has succeeded; 1 rank was lost"]);
+    step(&mut job, Event::Tick, 1900);
+    assert_eq!(stop_all(&mut job, 2000).code, 0);
+}
+
+#[test]
+fn a_host_that_is_no_longer_listed_leaves() {
+    let mut job = running(|_| {});
+    let orders = step(&mut job, Event::Listed(Ok(parse_list("b:2,c:4").unwrap())), 1400);
+    let notify = |node: usize| {
+        format!("{node}:Notify {{ notice: Changed {{ added: false, removed: true }} }}")
+    };
+    assert_eq!(orders, ["1:start rank 3", "2:reach c", &notify(0), &notify(1)]);
+    assert!(daemon_ends(&mut job, 0, 0, 1500).is_empty());
+    let orders = daemon_ends(&mut job, 1, 0, 1510);
+    assert_eq!(orders, ["0:stop 3000"]);
+    // Its ranks are asked to end, which is not a loss.
+    rank_ends(&mut job, 0, 0, ProcessEnd::Signal(15), 1600);
+    rank_ends(&mut job, 0, 1, ProcessEnd::Signal(15), 1600);
+    step(&mut job, Event::Stopped { node: 0 }, 1610);
+    let gone = Event::Lost { node: 0, what: "ended".to_owned(), at: ms(1620) };
+    assert!(step(&mut job, gone, 1620).is_empty());
+    assert_eq!(step(&mut job, ready(2), 1700), ["2:start rank 4"]);
+    let waits = step(&mut job, Event::Waiting { node: 1, worker: 2 }, 1800);
+    assert_eq!(waits, ["1:start the daemon"]);
+    let line = "epoch 2: 1 rank on 1 host, 0.3 s after ranks left";
+    assert_eq!(serve(&mut job, &[1], 1810), [line]);
+    let warned = step(&mut job, Event::Listed(Err("the script failed".to_owned())), 1900);
+    assert_eq!(warned, ["the script failed; the last good list of hosts stays"]);
+}
+
+#[test]
+fn spares_replace_a_lost_rank_at_once() {
+    let mut job = running(|rules| rules.spares = 1);
+    let spare = started(&mut job, 1, 2, 1010);
+    assert!(spare.is_empty(), "it has been started: {:?}", job.processes.keys());
+    assert!(job.processes.contains_key(&(1, Role::Rank(3))));
+    assert!(step(&mut job, Event::Waiting { node: 1, worker: 3 }, 1300).is_empty());
+    lose_rank_2(&mut job);
+    assert_eq!(job.plan.size(), 3);
+}
+
+#[test]
+fn a_newcomer_that_can_not_start_is_not_a_loss() {
+    let mut job = running(|_| {});
+    lose_rank_2(&mut job);
+    serve(&mut job, &[0], 1600);
+    let what = "rank 3 can't be started on host b: no memory".to_owned();
+    let failed = Event::Failed { node: 1, role: Role::Rank(3), what };
+    let line = "rank 3 can't be started on host b: no memory; its slot is used again in 1 s";
+    assert_eq!(step(&mut job, failed, 1700), [line]);
+    assert_eq!(job.phase, Phase::Running);
+}

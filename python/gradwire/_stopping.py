@@ -1,0 +1,80 @@
+"""``should_stop``: all ranks learn at the same call that one of them was asked to stop.
+
+Schedulers ask with a signal, some time before they kill a job, and not all ranks receive it at the
+same step. So the ranks agree at each call.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+from gradwire._errors import InvalidRequest
+from gradwire._world import session
+
+# The handlers that were replaced, by signal.
+_before: dict[int, Any] = {}
+_asked = False
+
+
+def should_stop(*signals: int) -> bool:
+    """Returns whether any rank was asked to stop. All ranks call it, at the same point.
+
+    The first call makes this process note SIGTERM instead of ending, once: a second one ends it.
+    Call it in the main thread.
+
+    Args:
+        *signals: Further signals to note, such as the one of Slurm's ``--signal``.
+
+    Returns:
+        True on all ranks in the same call, and in all later ones, once any rank has noted a signal.
+
+    Raises:
+        InvalidRequest: The first call is not in the main thread, or a signal can't be noted.
+        GradwireError: The operation failed; the subclass and ``kind`` tell why.
+
+    Example:
+        ```python
+        while step < 1000 and not gw.should_stop(signal.SIGUSR1):
+            step = train(step)
+        if gw.rank() == 0:
+            save(step)
+        ```
+    """
+    global _asked
+    native = session()
+    for number in {signal.SIGTERM, *signals} - _before.keys():
+        _note(number)
+    buffer = native.buffer("u8", [1])
+    buffer.write(bytes([_asked]))
+    native.allreduce([buffer], "max", name="should-stop").wait()
+    stops = buffer.read() != b"\0"
+    if stops:  # a signal may have arrived meanwhile, for the next call
+        _asked = True
+    return stops
+
+
+def _note(number: int) -> None:
+    """Makes this process note a signal."""
+    if threading.current_thread() is not threading.main_thread():
+        raise InvalidRequest(
+            "should_stop() must be called in the main thread first: only there can Python handle a "
+            "signal",
+            kind="invalid",
+        )
+    try:
+        _before[number] = signal.signal(number, _noted)
+    except (OSError, TypeError, ValueError) as error:
+        raise InvalidRequest(
+            f"should_stop({number!r}): this signal can't be noted: {error}", kind="invalid"
+        ) from error
+
+
+def _noted(number: int, _: FrameType | None) -> None:
+    global _asked
+    _asked = True
+    # None: a handler that was not set by Python can't be restored.
+    before = _before[number]
+    signal.signal(number, signal.SIG_DFL if before is None else before)

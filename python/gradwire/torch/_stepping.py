@@ -1,0 +1,276 @@
+"""The methods of a distributed optimizer: those that wait for the exchange of its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from gradwire._ops import ReduceOp
+from gradwire._world import ProcessSet, note_step
+from gradwire.torch._adasum import checked_passes
+from gradwire.torch._agreement import Call
+from gradwire.torch._compression import Compressor
+from gradwire.torch._gradients import Exchange
+from gradwire.torch._parameters import Parameters
+from gradwire.torch._wrapping import Wrapped, without_hooks
+
+_contributors = 0
+
+
+def contributors() -> int:
+    """Returns the number of ranks whose gradients are in the last step.
+
+    In an elastic job, it changes with the ranks.
+
+    Returns:
+        The number of ranks that have exchanged gradients for the last step of a
+        ``DistributedOptimizer`` of this process; 0 before the first step.
+
+    Example:
+        ```python
+        optimizer.step()
+        samples += hvd.contributors() * batch_size
+        ```
+    """
+    return _contributors
+
+
+class Distributed(Wrapped):
+    """The methods that a distributed optimizer adds to the original optimizer."""
+
+    _exchange: Exchange
+    _should_synchronize: bool
+    # Whether access to a group's parameters waits for their gradients; see ``Parameters``.
+    _parameters_wait: bool
+
+    def _begin(self, exchange: Exchange) -> None:
+        self._exchange, self._should_synchronize = exchange, True
+        self._parameters_wait = True
+        self._known = exchange.slots
+        self._check_parameters()
+        exchange.takes_part()
+
+    def _finish(self, call: Call) -> None:
+        self._exchange.finish(call, self._check_parameters)
+
+    def _before_parameters_are_read(self) -> None:
+        """Waits for gradients being exchanged, before a program accesses a group's parameters."""
+        if self._parameters_wait and self._exchange.is_due:
+            self._finish(Call.READ)
+
+    @contextmanager
+    def _without_waiting(self) -> Iterator[None]:
+        """Returns a context in which parameters are read without their gradients."""
+        before, self._parameters_wait = self._parameters_wait, False
+        try:
+            yield
+        finally:
+            self._parameters_wait = before
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the optimizer's state without waiting for gradients.
+
+        Args:
+            *args: The arguments of the optimizer's ``state_dict``.
+            **kwargs: The keyword arguments of the optimizer's ``state_dict``.
+
+        Returns:
+            The state of the optimizer.
+        """
+        with self._without_waiting():
+            return super().state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Loads a state into the optimizer without waiting for gradients.
+
+        Args:
+            *args: The arguments of the optimizer's ``load_state_dict``.
+            **kwargs: The keyword arguments of the optimizer's ``load_state_dict``.
+        """
+        with self._without_waiting():
+            super().load_state_dict(*args, **kwargs)
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """The number of backward passes accumulated for a step."""
+        return self._exchange.passes
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Changes the number of backward passes accumulated for a step.
+
+        Args:
+            passes: The number of passes, at least 1.
+
+        Raises:
+            ValueError: ``passes`` is less than 1.
+        """
+        self._exchange.set_passes(checked_passes(passes))
+
+    def synchronize(self) -> None:
+        """Waits until all gradients are exchanged, for example to clip them before ``step``.
+
+        All ranks call it, or none.
+
+        Raises:
+            InvalidRequest: An argument is invalid. Nothing was started.
+            GradwireError: The operation failed; the subclass and ``kind`` tell why.
+        """
+        self._finish(Call.SYNCHRONIZE)
+
+    def _before_gradients_are_read(self) -> None:
+        """Exchanges the gradients if ``step`` would."""
+        if self._should_synchronize:
+            self.synchronize()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Returns a context in which ``step`` skips the exchange, for use after ``synchronize``.
+
+        Returns:
+            A context manager.
+
+        Example:
+            ```python
+            optimizer.synchronize()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            ```
+        """
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    @without_hooks
+    def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Makes a step with the exchanged gradients.
+
+        Gradients already exchanged by ``synchronize`` are not exchanged again: the ranks only agree
+        that nothing has changed since, for which ``skip_synchronize`` also saves the time.
+
+        Args:
+            closure: Computes the loss and its gradients again. The gradients are exchanged after
+                each call, and so is the loss, because some optimizers use it to decide on further
+                calls.
+            *args: Further arguments of the optimizer's ``step``.
+            **kwargs: Further keyword arguments of the optimizer's ``step``.
+
+        Returns:
+            The result of the optimizer's ``step``.
+
+        Raises:
+            InvalidRequest: An argument is invalid. Nothing was started.
+            GradwireError: The operation failed; the subclass and ``kind`` tell why.
+        """
+        exchange = self._exchange
+        if closure is not None and self._should_synchronize:
+            inner = closure
+
+            def closure() -> Any:
+                loss = inner()
+                self.synchronize()
+                exchange.compare()
+                exchange.hide()
+                return exchange.loss(loss)
+        elif self._should_synchronize:
+            self._finish(Call.STEP)
+        if closure is None:
+            exchange.compare()
+        return self._step_with_results(closure, *args, **kwargs)
+
+    def _step_with_results(self, *args: Any, **kwargs: Any) -> Any:
+        """Makes the original step with exchanged gradients."""
+        global _contributors
+        self._exchange.hide()
+        try:
+            result = self._original_step(*args, **kwargs)
+        finally:
+            self._exchange.stepped()
+        _contributors = self._exchange.contributors
+        note_step()
+        return result
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Clears the gradients like the original optimizer.
+
+        Gradients in shared memory are zeroed and stay there.
+
+        Args:
+            *args: The arguments of the optimizer's ``zero_grad``.
+            **kwargs: The keyword arguments of the optimizer's ``zero_grad``.
+
+        Raises:
+            AssertionError: Gradients are still being exchanged.
+        """
+        if self._exchange.in_flight:
+            raise AssertionError(
+                "zero_grad() was called after backward() but before step() or synchronize(), "
+                "while the gradients are still being exchanged: call one of these first, on all "
+                "ranks"
+            )
+        with self._without_waiting():
+            self._exchange.cleared(partial(super().zero_grad, *args, **kwargs))
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        for group in self.param_groups:
+            if not isinstance(group["params"], Parameters):
+                group["params"] = Parameters(group["params"], self)
+
+    def _copied_for(self, made: Any, twins: dict[torch.Tensor, torch.Tensor]) -> None:
+        made._begin(self._exchange.copy(twins))
+
+    # Attributes of Horovod's optimizer that scripts read
+
+    @property
+    def _synchronized(self) -> bool:
+        return self._exchange.exchanged and not self._exchange.fired
+
+    @property
+    def op(self) -> ReduceOp:
+        """The reduction."""
+        return self._exchange.op
+
+    @property
+    def gradient_predivide_factor(self) -> float:
+        """The divisor that an average applies before the sum."""
+        return self._exchange.predivide
+
+    @property
+    def sparse_as_dense(self) -> bool:
+        """Whether sparse gradients are exchanged as dense ones."""
+        return self._exchange.sparse_as_dense
+
+    @property
+    def process_set(self) -> ProcessSet:
+        """The ranks that exchange their gradients."""
+        return self._exchange.process_set
+
+    @property
+    def _compression(self) -> type[Compressor]:
+        return self._exchange.compression
+
+    @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        return {parameter: slot.name for parameter, slot in self._exchange.slots.items()}
+
+    @property
+    def _requires_update(self) -> set[torch.Tensor]:
+        return {parameter for parameter in self._exchange.slots if parameter.requires_grad}
+
+    @property
+    def _handles(self) -> dict[torch.Tensor, tuple[Any, Any]]:
+        # Gradients that ``step`` will send have no handle yet.
+        waiting = {slot.parameter: (None, None) for slot in self._exchange.submitted}
+        flights = [(slot, handle) for handle, slots in self._exchange.handles for slot in slots]
+        return {**waiting, **{slot.parameter: (handle, None) for slot, handle in flights}}
+
+    @property
+    def _allreduce_delay(self) -> dict[torch.Tensor, int]:
+        return {parameter: slot.delay for parameter, slot in self._exchange.slots.items()}

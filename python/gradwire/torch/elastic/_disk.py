@@ -1,0 +1,236 @@
+"""Commits on disk: a folder for each, with the tensors as safetensors and all else as JSON.
+
+    DIRECTORY/commit-0000000012/tensors.safetensors
+    DIRECTORY/commit-0000000012/state.json
+
+A thread writes a commit into a hidden folder, which gets its name when it is complete. So whatever
+ends the job, the newest folder with a name is complete. Neither file can contain code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gradwire._errors import InvalidRequest
+
+_KEPT = 2
+_NAME = re.compile(r"commit-(\d{10})")
+_log = logging.getLogger("gradwire")
+# The names of safetensors.
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+# JSON has neither tensors nor all of Python's containers: these are objects with one of these keys.
+_TENSOR, _TUPLE, _SET, _PAIRS = "$tensor", "$tuple", "$set", "$pairs"
+
+
+def encoded(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """Returns a value for JSON.
+
+    Args:
+        value: The value.
+        path: Its name.
+        tensors: Receives the tensors, by the names that stand for them.
+
+    Raises:
+        InvalidRequest: It contains something else than tensors, numbers, texts and containers.
+    """
+    if isinstance(value, torch.Tensor):
+        if value.layout == torch.strided and value.dtype in _NAMES:
+            tensors[path] = value
+            return {_TENSOR: path}
+    elif value is None or type(value) in (bool, int, float, str):
+        return value
+    elif type(value) is list:
+        return [encoded(each, f"{path}.{at}", tensors) for at, each in enumerate(value)]
+    elif type(value) is tuple:
+        return {_TUPLE: encoded(list(value), path, tensors)}
+    elif type(value) is set:
+        return {_SET: encoded(list(value), path, tensors)}
+    elif isinstance(value, dict):
+        if all(type(key) is str and not key.startswith("$") for key in value):
+            return {key: encoded(each, f"{path}.{key}", tensors) for key, each in value.items()}
+        pairs = [
+            [encoded(key, path, tensors), encoded(each, f"{path}.{key}", tensors)]
+            for key, each in value.items()
+        ]
+        return {_PAIRS: pairs}
+    raise InvalidRequest(
+        f"{path} can't be written to disk, because it is a {type(value).__name__}: keep it out of "
+        "the state, or leave out directory=",
+        kind="invalid",
+    )
+
+
+def decoded(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """Returns the value of ``encoded``."""
+    if isinstance(value, list):
+        return [decoded(each, tensors) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if _TENSOR in value:
+        return tensors[value[_TENSOR]]
+    if _TUPLE in value:
+        return tuple(decoded(value[_TUPLE], tensors))
+    if _SET in value:
+        return set(decoded(value[_SET], tensors))
+    if _PAIRS in value:
+        return {decoded(key, tensors): decoded(each, tensors) for key, each in value[_PAIRS]}
+    return {key: decoded(each, tensors) for key, each in value.items()}
+
+
+def write_tensors(file: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Writes a file of safetensors."""
+    header: dict[str, Any] = {}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as target:
+        target.write(len(text).to_bytes(8, "little") + text)
+        target.flush()
+        first = 8 + len(text)
+        if end > 0:
+            # First, because a mapped page without space on the disk would end the process.
+            os.posix_fallocate(target.fileno(), first, end)
+            mapped = torch.from_file(str(file), shared=True, size=first + end, dtype=torch.uint8)
+            for name, tensor in tensors.items():
+                start, stop = header[name]["data_offsets"]
+                if stop > start:
+                    flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+                    mapped[first + start : first + stop].copy_(flat)
+            del mapped
+        os.fsync(target.fileno())
+
+
+def read_tensors(file: Path) -> dict[str, torch.Tensor]:
+    """Returns the tensors of a file of safetensors."""
+    with file.open("rb") as source:
+        length = int.from_bytes(source.read(8), "little")
+        header = json.loads(source.read(length))
+    first, size = 8 + length, file.stat().st_size
+    mapped = torch.from_file(str(file), shared=False, size=size, dtype=torch.uint8)
+    tensors = {}
+    for name, about in header.items():
+        start, end = about["data_offsets"]
+        dtype = _DTYPES[about["dtype"]]
+        # A copy, because the file's offsets need not be aligned for the type.
+        part = mapped[first + start : first + end].clone()
+        tensors[name] = part.view(dtype).view(about["shape"])
+    return tensors
+
+
+class Disk:
+    """The commits in a directory.
+
+    Args:
+        directory: The directory, which is created.
+        every: How many commits there are for each that is written.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], every: int) -> None:
+        if every < 1:
+            raise InvalidRequest(f"every={every}: it must be at least 1", kind="invalid")
+        self.directory, self.every = Path(directory), every
+        self._thread: threading.Thread | None = None
+        self._warned = False
+
+    def numbers(self) -> list[int]:
+        """Returns the numbers of the complete commits, the newest first."""
+        with contextlib.suppress(FileNotFoundError):
+            found = (_NAME.fullmatch(each.name) for each in self.directory.iterdir())
+            return sorted((int(match[1]) for match in found if match), reverse=True)
+        return []
+
+    def read(self) -> Any:
+        """Returns the newest commit that can be read; None without one."""
+        for number in self.numbers():
+            folder = self._folder(number)
+            try:
+                text = json.loads((folder / "state.json").read_text())
+                return decoded(text, read_tensors(folder / "tensors.safetensors"))
+            except (OSError, ValueError, KeyError, RuntimeError) as error:
+                _log.warning("the commit %s can't be read: %s", folder, error)
+        return None
+
+    def write(self, number: int, state: Any) -> bool:
+        """Starts to write a commit, whose tensors must not change any more.
+
+        Returns:
+            False if an earlier commit is still being written: then this one is left out.
+
+        Raises:
+            InvalidRequest: The state contains what can't be written.
+        """
+        if self._thread is not None and self._thread.is_alive():
+            return False
+        tensors: dict[str, torch.Tensor] = {}
+        text = json.dumps(encoded(state, "state", tensors))
+        self._thread = threading.Thread(
+            target=self._write, args=(number, text, tensors), name="gw-commit", daemon=False
+        )
+        self._thread.start()
+        return True
+
+    def finish(self) -> None:
+        """Waits for the commit that is being written."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _folder(self, number: int) -> Path:
+        return self.directory / f"commit-{number:010}"
+
+    def _write(self, number: int, text: str, tensors: dict[str, torch.Tensor]) -> None:
+        folder = self._folder(number)
+        hidden = self.directory / f".{folder.name}.{os.getpid()}"
+        try:
+            hidden.mkdir(parents=True, exist_ok=True)
+            write_tensors(hidden / "tensors.safetensors", tensors)
+            with (hidden / "state.json").open("w") as target:
+                target.write(text)
+                target.flush()
+                os.fsync(target.fileno())
+            if folder.exists():  # of a job that ended after it, and began again before it
+                shutil.rmtree(folder)
+            hidden.rename(folder)
+            for old in self.numbers()[_KEPT:]:
+                shutil.rmtree(self._folder(old), ignore_errors=True)
+        except OSError as error:
+            shutil.rmtree(hidden, ignore_errors=True)
+            if not self._warned:
+                self._warned = True
+                _log.warning(
+                    "commit %d can't be written to %s: %s. Training goes on, and later commits try "
+                    "it again without a warning",
+                    number,
+                    self.directory,
+                    error,
+                )

@@ -1,0 +1,77 @@
+//! From one epoch of an elastic job to the next, for Python.
+
+use gradwire_worker::{Change, Rejoined};
+use pyo3::prelude::*;
+
+use crate::{error::Raise, handle::Handle, interruptible, session::Session};
+
+#[pymethods]
+impl Session {
+    /// Whether the job is elastic: it goes on after a loss, and its size may change.
+    #[getter]
+    fn elastic(&self) -> bool {
+        self.inner.is_elastic()
+    }
+
+    /// The epoch: the number of this formation of the world, from 1.
+    #[getter]
+    fn epoch(&self) -> u64 {
+        self.inner.epoch()
+    }
+
+    /// Continues in the next epoch of an elastic job: after a recoverable error, or on all
+    /// ranks for a change of the membership.
+    ///
+    /// Waits until an epoch has formed that includes this process. Memory and process sets stay
+    /// valid. Meanwhile no other thread may write to memory that is shared with the daemon.
+    ///
+    /// Returns:
+    ///     The number of the epoch; whether some rank may lack the state of the others, because it
+    ///     came later; and if the end of the last epoch has interrupted a vote, its result, the
+    ///     same on all ranks, otherwise None.
+    ///
+    /// Raises:
+    ///     InvalidRequest: The job is not elastic.
+    ///     WaitTimeout: No such epoch has formed within `elastic.timeout_ms`.
+    ///     GradwireError: The last epoch ended with an error that is not recoverable, or the daemon
+    ///         refuses this process.
+    fn rejoin(&self, py: Python<'_>) -> PyResult<(u64, bool, Option<bool>)> {
+        let session = self.inner.clone();
+        let Rejoined { epoch, newcomers, vote, .. } =
+            interruptible::run(py, "gw-rejoin", move |cancel| {
+                // SAFETY: the caller of this method ensures it, as its documentation says: the
+                // package calls it from the training loop, while its other threads wait.
+                unsafe { session.rejoin_unless(&cancel) }
+            })?;
+        Ok((epoch, newcomers, vote))
+    }
+
+    /// Votes: true only if every rank votes true. All ranks must call it.
+    ///
+    /// All ranks get the same result, even if a rank is lost during the vote: if this raises a
+    /// recoverable error, `rejoin` returns the result.
+    ///
+    /// Args:
+    ///     yes: The vote of this rank.
+    ///
+    /// Returns:
+    ///     The result.
+    ///
+    /// Raises:
+    ///     InvalidRequest: Another vote of this rank has not ended.
+    ///     GradwireError: The vote failed.
+    #[pyo3(signature = (yes) -> "bool")]
+    fn vote(&self, py: Python<'_>, yes: bool) -> PyResult<Py<PyAny>> {
+        let vote = py.detach(|| self.inner.vote_async(yes)).or_raise(py)?;
+        Handle::new("vote", vote).wait(py, None, false)
+    }
+
+    /// Returns what the launcher wants to change.
+    ///
+    /// Returns:
+    ///     Whether processes wait for the next epoch, and whether some processes or hosts should
+    ///     leave. None if there is nothing to change.
+    fn pending_change(&self) -> Option<(bool, bool)> {
+        self.inner.pending_change().map(|Change { added, removed }| (added, removed))
+    }
+}

@@ -1,0 +1,332 @@
+"""The parts of elastic training that need no job: the sampler, and the handlers of states."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from gradwire import elastic as plain  # noqa: E402
+from gradwire.torch import elastic  # noqa: E402
+from gradwire.torch.elastic import sampler as samplers  # noqa: E402
+from gradwire.torch.elastic import state as states  # noqa: E402
+
+
+class Ranks:
+    """The numbers that samplers see."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rank, self.size = 0, 1
+        monkeypatch.setattr(samplers, "rank", lambda: self.rank)
+        monkeypatch.setattr(samplers, "size", lambda: self.size)
+
+    def samplers(self, size: int, *given: Any, **named: Any) -> list[Any]:
+        """Returns the samplers of a job with this number of ranks."""
+        self.size, made = size, []
+        for self.rank in range(size):
+            made.append(elastic.ElasticSampler(*given, **named))
+        return made
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
+    return Ranks(monkeypatch)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 12, 100])
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_ranks_divide_all_samples(ranks: Ranks, count: int, size: int) -> None:
+    parts = [list(each) for each in ranks.samplers(size, range(count), shuffle=False)]
+    padded = -(-count // size) * size
+    # The closed form: rank r has the samples r, r + size, …, repeated from the first one on.
+    for rank, part in enumerate(parts):
+        assert part == [at % count for at in range(rank, padded, size)]
+
+
+def test_the_order_depends_on_seed_and_epoch(ranks: Ranks) -> None:
+    sampler = ranks.samplers(1, range(50), seed=7)[0]
+    first, again = list(sampler), list(sampler)
+    expected = list(range(50))
+    random.Random(7).shuffle(expected)
+    assert first == again == expected
+    sampler.set_epoch(1)
+    assert list(sampler) != first and sorted(sampler) == sorted(first)
+    assert len(sampler) == sampler.num_samples == sampler.total_size == 50
+
+
+def test_each_sample_is_processed_once(ranks: Ranks) -> None:
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    chance = random.Random(seed)
+    count = chance.randrange(1, 200)
+    processed: set[int] = set()
+    while len(processed) < count:
+        group = ranks.samplers(chance.randrange(1, 5), range(count), seed=seed)
+        for rank, sampler in enumerate(group):
+            ranks.rank = rank
+            sampler.load_state_dict({"epoch": 2, "processed_indices": processed})
+        assert group[0].remaining_indices == [at for at in range(count) if at not in processed]
+        new: list[int] = []
+        for sampler in group:
+            own = list(sampler)
+            for at in range(chance.randrange(1, 6)):
+                sampler.record_batch(at, 3)
+                new += own[3 * at : 3 * at + 3]
+            assert sampler.processed_indices >= processed | set(sampler.get_indices(0, 3))
+        # Only what pads the last samples is repeated.
+        assert len(new) - len(set(new)) < len(group)
+        processed |= set(new)
+        assert processed == set().union(*(sampler.processed_indices for sampler in group))
+
+
+def test_a_sampler_continues_from_its_state(ranks: Ranks) -> None:
+    sampler = ranks.samplers(2, range(10), shuffle=False)[1]
+    list(sampler)
+    sampler.record_batch(0, 2)
+    sampler.record_indices([8])
+    kept = sampler.state_dict()
+    sampler.record_indices([0])
+    assert kept == {"epoch": 0, "processed_indices": {1, 3, 8}}
+    sampler.load_state_dict(kept)
+    assert sampler.remaining_indices == [0, 2, 4, 5, 6, 7, 9]
+    assert (sampler.num_replicas, sampler.rank, sampler.num_samples) == (2, 1, 4)
+    sampler.set_epoch(3)
+    assert (sampler.epoch, sampler.processed_indices, len(sampler)) == (3, set(), 5)
+
+
+def test_objects_return_to_what_was_saved() -> None:
+    state = elastic.ObjectState(step=1, seen=[1, 2])
+    state.seen.append(3)
+    state.step = 5
+    state.restore()
+    assert (state.step, state.seen) == (1, [1, 2])
+    state.seen.append(4)
+    state.save()
+    state.seen.clear()
+    state.restore()
+    state.seen.append(9)
+    state.restore()
+    assert state.seen == [1, 2, 4]
+
+
+def test_a_state_accepts_horovods_functions() -> None:
+    state = plain.ObjectState(lambda value: {**value, "step": 8}, lambda: 0, step=1)
+    state.sync()
+    assert state.step == 8
+    state.step = 2
+    state.restore()
+    assert state.step == 8
+
+
+def trained(steps: int) -> tuple[Any, Any, Any]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    step(model, optimizer, scheduler, range(steps))
+    return model, optimizer, scheduler
+
+
+def step(model: Any, optimizer: Any, scheduler: Any, steps: range) -> None:
+    for at in steps:
+        optimizer.zero_grad()
+        given = torch.randn(6, 3, generator=torch.Generator().manual_seed(at))
+        model(given).square().sum().backward()
+        optimizer.step()
+        scheduler.step()
+
+
+def test_training_repeats_from_a_save() -> None:
+    model, optimizer, scheduler = trained(3)
+    state = elastic.TorchState(model, optimizer, scheduler=scheduler, at=3)
+    for _ in range(3):  # a step must not change what is saved
+        step(model, optimizer, scheduler, range(3, 8))
+        state.at = 8
+        state.restore()
+        assert state.at == 3
+        assert all(parameter.grad is None for parameter in model.parameters())
+    step(model, optimizer, scheduler, range(3, 5))
+    state.save()
+    step(model, optimizer, scheduler, range(50, 52))
+    state.restore()
+    step(model, optimizer, scheduler, range(5, 7))
+    expected, other, after = trained(7)
+    for one, two in zip(model.state_dict().values(), expected.state_dict().values()):
+        torch.testing.assert_close(one, two, rtol=0, atol=0)
+    assert scheduler.get_last_lr() == after.get_last_lr()
+    assert str(optimizer.state_dict()) == str(other.state_dict())
+
+
+def test_saves_reuse_their_memory() -> None:
+    model = torch.nn.Linear(3, 4)
+    state = elastic.TorchState(model=model)
+    saved = state._handlers["model"]._saved
+    before = {name: tensor.data_ptr() for name, tensor in saved.items()}
+    with torch.no_grad():
+        model.weight.add_(1)
+    state.save()
+    saved = state._handlers["model"]._saved
+    assert before == {name: tensor.data_ptr() for name, tensor in saved.items()}
+    assert torch.equal(saved["weight"], model.weight)
+    assert saved["weight"].data_ptr() != model.weight.data_ptr()
+    assert saved._metadata == model.state_dict()._metadata
+
+
+def test_a_new_value_is_saved() -> None:
+    first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    kept = second.weight.detach().clone()
+    state = elastic.TorchState(model=first)
+    state.model = second
+    with torch.no_grad():
+        second.weight.zero_()
+    state.restore()
+    assert torch.equal(second.weight, kept) and state.model is second
+
+
+class Loader:
+    """Has a state like torchdata's StatefulDataLoader."""
+
+    def __init__(self) -> None:
+        self.at = {"yielded": 0}
+
+    def state_dict(self) -> Any:
+        return self.at
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.at = state_dict
+
+
+def test_anything_with_a_state_has_a_handler() -> None:
+    scaler, loader = torch.amp.GradScaler("cpu", init_scale=4.0), Loader()
+    state = elastic.TorchState(scaler=scaler, loader=loader, plain=[1])
+    assert set(state._handlers) == {"scaler", "loader"}
+    loader.at["yielded"] = 5
+    scaler.scale(torch.zeros(1))  # creates its state
+    scaler.update(16.0)
+    state.restore()
+    assert (loader.at, scaler.get_scale()) == ({"yielded": 0}, 4.0)
+
+
+def test_programs_can_register_handlers() -> None:
+    class Counted(elastic.StateHandler):
+        def save(self) -> None:
+            self.kept = self.value["n"]
+
+        def restore(self) -> None:
+            self.value["n"] = self.kept
+
+    before = elastic.get_handler_registry()
+    try:
+        elastic.set_handler_registry([(dict, Counted), *before])
+        value = {"n": 1}
+        state = elastic.TorchState(counter=value, step=0)
+        state.save()
+        value["n"] = 2
+        state.restore()
+        assert value == {"n": 1} and state.counter is value
+    finally:
+        elastic.set_handler_registry(before)
+    assert states.get_handler_registry() == before
+
+
+def stored(folder: Path, **values: Any) -> Any:
+    model, optimizer, scheduler = trained(3)
+    return elastic.TorchState(
+        model, optimizer, directory=folder, scheduler=scheduler, loader=Loader(), **values
+    )
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "rank", lambda: 0)
+
+
+def test_commits_are_read_from_disk(alone: None, tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    values = {"at": 3, "seen": [(1, 2.5), {"x": None}], "ids": {4, 5}, "odd": {1: True, "$a": "b"}}
+    state = stored(folder, every=2, **values)
+    assert state._stored() == 0
+    for at in range(7):
+        state.at = at
+        step(state.model, state.optimizer, state.scheduler, range(at, at + 1))
+        state.commit()
+        state._disk.finish()
+    assert [each.name for each in sorted(folder.iterdir())] == [
+        "commit-0000000004",
+        "commit-0000000006",
+    ]
+    after = stored(folder, **{name: None for name in values})
+    assert after._stored() == 6
+    after._load_stored()
+    assert {name: getattr(after, name) for name in values} == {**values, "at": 5}
+    # The sixth commit is one step behind.
+    state.restore()
+    step(after.model, after.optimizer, after.scheduler, range(6, 7))
+    for one, two in zip(state.model.state_dict().values(), after.model.state_dict().values()):
+        assert torch.equal(one, two)
+    assert str(state.optimizer.state_dict()) == str(after.optimizer.state_dict())
+
+
+def test_an_incomplete_commit_is_not_read(alone: None, tmp_path: Path) -> None:
+    state = stored(tmp_path, at=1)
+    state.commit()
+    state._disk.finish()
+    (tmp_path / ".commit-0000000003.77").mkdir()
+    (tmp_path / "commit-0000000002").mkdir()
+    (tmp_path / "commit-0000000002" / "state.json").write_text("{")
+    after = stored(tmp_path, at=0)
+    after._load_stored()
+    assert after.at == 1
+
+
+def test_a_full_disk_is_one_warning(
+    alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    state = stored(tmp_path, at=1)
+    for _ in range(3):
+        state.commit()
+        state._disk.finish()
+    assert [each for each in tmp_path.iterdir() if each.suffix != ".77"] == []
+    [warning] = caplog.messages
+    assert "commit 1 can't be written" in warning and "No space left" in warning
+
+
+def test_disk_takes_no_objects(alone: None, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"others\.thing can't be written to disk"):
+        stored(tmp_path, thing=object())
+    with pytest.raises(ValueError, match="every=0"):
+        stored(tmp_path, every=0)
+
+
+def test_what_is_being_written_does_not_change(alone: None, tmp_path: Path) -> None:
+    state = stored(tmp_path, at=1)
+    written = state._all_saved()["handled"]["model"]["0.weight"]
+    before = written.clone()
+    with torch.no_grad():
+        state.model[0].weight.add_(1)
+    state.save()
+    assert torch.equal(written, before)
+
+
+def test_errors_that_are_pickled_stay_recoverable() -> None:
+    import pickle
+
+    import gradwire as gw
+
+    error = gw.PeerLost("lost", kind="worker-lost", rank=2, recoverable=True)
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.rank, again.recoverable) == (
+        gw.PeerLost,
+        "lost",
+        2,
+        True,
+    )
+    assert not gw.GradwireError("other").recoverable

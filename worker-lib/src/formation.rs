@@ -1,0 +1,203 @@
+//! What the ranks of a new epoch tell each other before anything else, and what follows from it.
+//! Pure.
+//!
+//! Every rank says what it knows from earlier epochs. All ranks draw the same conclusions from all
+//! of that: which process sets come back, who lacks the state of the others, and how a vote ended
+//! that a loss has interrupted.
+//!
+//! - VOTE: a loss can't divide the ranks over a vote. The answer that one of them has heard, or has
+//!   concluded here, holds for all; if nobody has heard one, it is false. A rank starts a vote only
+//!   when it knows the answer of the one before. So one answer for each rank is enough.
+//! - A process set comes back if every rank of the last epoch knows it and all members are there. A
+//!   set that was being created or removed during the loss is gone.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+/// A vote: its epoch, and its number in the epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct VoteId {
+    pub(crate) epoch: u64,
+    pub(crate) number: u64,
+}
+
+/// The answer of a vote, as a rank knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Answer {
+    pub(crate) vote: VoteId,
+    /// The epoch in which the rank learned it. A conclusion of a later epoch replaces what a rank
+    /// has heard that was not there.
+    pub(crate) since: u64,
+    pub(crate) yes: bool,
+}
+
+/// A process set: the epoch and the number with which it was created, and its members.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct KnownSet {
+    pub(crate) epoch: u64,
+    pub(crate) id: u32,
+    /// The members by their numbers as workers, in the order of their ranks.
+    pub(crate) workers: Vec<u32>,
+}
+
+/// What a rank tells the others.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Hello {
+    /// Its number in the job.
+    pub(crate) worker: u32,
+    /// The last earlier epoch in which it was; 0 for none.
+    pub(crate) last: u64,
+    /// It came to ranks that had been there before, and no vote that it took part in has ended yet.
+    pub(crate) lacks_state: bool,
+    /// The vote that it waited for when its epoch ended.
+    pub(crate) asked: Option<VoteId>,
+    /// The last answer that it knows.
+    pub(crate) answer: Option<Answer>,
+    /// The process sets that it knows, besides that of all ranks.
+    pub(crate) sets: Vec<KnownSet>,
+}
+
+/// What follows for all ranks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Formation {
+    /// The workers, by rank.
+    pub(crate) workers: Vec<u32>,
+    /// Whether a rank may lack the state of the others.
+    pub(crate) newcomers: bool,
+    /// The process sets that come back, in the order in which they were created.
+    pub(crate) sets: Vec<KnownSet>,
+    /// The answers that the ranks know; of one vote, the one that was learned last comes last.
+    answers: Vec<Answer>,
+    /// The last epoch before this one in which any of the ranks was.
+    last: u64,
+}
+
+impl Formation {
+    /// Draws the conclusions; `hellos` are those of all ranks, by rank.
+    ///
+    /// # Errors
+    /// What is wrong with them (TRUST).
+    pub(crate) fn of(hellos: &[Hello]) -> Result<Self, String> {
+        let workers: Vec<u32> = hellos.iter().map(|hello| hello.worker).collect();
+        let present: BTreeSet<u32> = workers.iter().copied().collect();
+        if present.len() < workers.len() {
+            return Err(format!("a process is in the world twice: workers {workers:?} by rank"));
+        }
+        let last = hellos.iter().map(|hello| hello.last).max().unwrap_or_default();
+        let mut latest = hellos.iter().filter(|hello| hello.last == last && last > 0);
+        let mut sets = latest.next().map(|hello| hello.sets.clone()).unwrap_or_default();
+        for hello in latest {
+            sets.retain(|set| hello.sets.contains(set));
+        }
+        sets.retain(|set| set.workers.iter().all(|worker| present.contains(worker)));
+        sets.sort_unstable();
+        sets.dedup_by_key(|set| (set.epoch, set.id));
+        let mut answers: Vec<Answer> = hellos.iter().filter_map(|hello| hello.answer).collect();
+        answers.sort_unstable();
+        let mut formed = Self { workers, newcomers: false, sets, answers, last };
+        formed.newcomers = hellos.iter().any(|hello| formed.lacks_state(hello));
+        Ok(formed)
+    }
+
+    /// How a vote ended that some rank waits for (VOTE).
+    pub(crate) fn outcome(&self, vote: VoteId) -> bool {
+        // In the order of what was learned last.
+        self.answers.iter().rfind(|answer| answer.vote == vote).is_some_and(|answer| answer.yes)
+    }
+
+    /// The last answer that a rank knows from now on. `asked` is the vote that it waited for.
+    pub(crate) fn answer(&self, asked: Option<VoteId>, epoch: u64) -> Option<Answer> {
+        let own = asked.map(|vote| Answer { vote, since: epoch, yes: self.outcome(vote) });
+        own.max(self.answers.last().copied())
+    }
+
+    /// Whether a rank that said this may lack the state of the others.
+    pub(crate) fn lacks_state(&self, hello: &Hello) -> bool {
+        hello.lacks_state || hello.last < self.last
+    }
+
+    /// A member of a set that is not there any more.
+    pub(crate) fn missing(&self, set: &KnownSet) -> Option<u32> {
+        set.workers.iter().copied().find(|worker| !self.workers.contains(worker))
+    }
+
+    /// The ranks of a set's members, ascending; all of them are there.
+    pub(crate) fn ranks_of(&self, set: &KnownSet) -> Vec<u32> {
+        let ranks = (0..).zip(&self.workers).filter(|(_, worker)| set.workers.contains(worker));
+        ranks.map(|(rank, _)| rank).collect()
+    }
+}
+
+/// What a rank remembers from epoch to epoch.
+#[derive(Debug, Default)]
+pub(crate) struct Past {
+    /// The last epoch in which it was.
+    last: u64,
+    lacks_state: bool,
+    /// The vote that has no answer yet.
+    asked: Option<VoteId>,
+    /// The last answer.
+    answer: Option<Answer>,
+    /// The number of votes in this epoch.
+    votes: u64,
+}
+
+impl Past {
+    /// Begins a vote; `None` if another one has no answer yet.
+    pub(crate) fn ask(&mut self, epoch: u64) -> Option<VoteId> {
+        if self.asked.is_some() {
+            return None;
+        }
+        self.votes += 1;
+        self.asked = Some(VoteId { epoch, number: self.votes });
+        self.asked
+    }
+
+    /// The vote was not started; no other rank knows of it.
+    pub(crate) fn withdraw(&mut self, vote: VoteId) {
+        if self.asked == Some(vote) {
+            self.asked = None;
+            self.votes -= 1;
+        }
+    }
+
+    /// The vote has this answer. All ranks have taken part in it.
+    pub(crate) fn hear(&mut self, vote: VoteId, yes: bool) {
+        if self.asked == Some(vote) {
+            self.asked = None;
+            self.answer = Some(Answer { vote, since: vote.epoch, yes });
+            self.lacks_state = false;
+        }
+    }
+
+    /// What it tells the other ranks of a new epoch.
+    pub(crate) fn hello(&self, worker: u32, sets: Vec<KnownSet>) -> Hello {
+        let Self { last, lacks_state, asked, answer, .. } = *self;
+        Hello { worker, last, lacks_state, asked, answer, sets }
+    }
+
+    /// It is part of an epoch, which may end before it has formed.
+    pub(crate) fn enter(&mut self, epoch: u64) {
+        self.last = epoch;
+    }
+
+    /// An epoch has formed, to which this rank said `hello`. Returns how the vote ended that it
+    /// waited for.
+    pub(crate) fn form(
+        &mut self,
+        epoch: u64,
+        formation: &Formation,
+        hello: &Hello,
+    ) -> Option<bool> {
+        let outcome = hello.asked.map(|vote| formation.outcome(vote));
+        self.answer = formation.answer(hello.asked, epoch);
+        self.lacks_state = formation.lacks_state(hello);
+        self.asked = None;
+        self.votes = 0;
+        outcome
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,341 @@
+//! From one epoch of an elastic job to the next.
+//!
+//! The daemons of an epoch end with it, and the ranks that are left attach to their successors. The
+//! memory of a rank stays where it is: the arena moves its segments, which the old daemon has seen,
+//! into new ones at the same addresses, and hands these over. Then the ranks tell each other what
+//! they know ([`crate::formation`]), the process sets come back, and the program goes on.
+//!
+//! Only then can calls reach the new epoch. Until then they fail with the end of the old one. If
+//! the new epoch ends before that, everything begins again, up to `elastic.timeout_ms` (WAIT).
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{
+            AtomicBool,
+            Ordering::{Relaxed, SeqCst},
+        },
+    },
+    time::Duration,
+};
+
+use gradwire_proto::{Epoch, ProcessSetId, pb::worker_message::Message};
+use parking_lot::Mutex;
+
+use crate::{
+    epoch::Membership,
+    error::{GradwireError, Result},
+    formation::{Formation, Hello, KnownSet},
+    handle::{Handle, WaitError},
+    handover,
+    launch::Launch,
+    options::{AllgatherOptions, Common},
+    session::Session,
+    shared::{Shared, gives_up},
+    waits::{self, Limit},
+};
+
+/// How often a wait looks whether it must end.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// The name of the first operation of an epoch.
+const NAME: &str = "gradwire.epoch";
+
+/// A change of the membership that the launcher of an elastic job wants. The next epoch begins with
+/// it: see [`Session::pending_change`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Change {
+    /// Processes wait for the next epoch.
+    pub added: bool,
+    /// Some processes or hosts should leave.
+    pub removed: bool,
+}
+
+/// What the program needs to know of the epoch that it has joined.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Rejoined {
+    /// The number of the epoch.
+    pub epoch: u64,
+    /// Some rank may lack the state of the others, because it came later. That is so until a vote
+    /// in which it took part has ended.
+    pub newcomers: bool,
+    /// If the end of the last epoch has interrupted [`Session::vote`]: the result of that vote, the
+    /// same on all ranks.
+    pub vote: Option<bool>,
+}
+
+/// What a session of an elastic job needs to join the next epoch.
+pub(crate) struct Elastic {
+    pub(crate) launch: Launch,
+    pub(crate) worker: u32,
+    /// The session was shut down.
+    closed: AtomicBool,
+    /// Held by the thread that rejoins.
+    turn: Mutex<Turn>,
+}
+
+/// What only the thread that rejoins uses.
+struct Turn {
+    /// The last epoch that this process has attached to.
+    attached: Epoch,
+    rejoined: Option<Rejoined>,
+}
+
+impl Elastic {
+    pub(crate) fn new(launch: Launch, worker: u32, attached: Epoch) -> Self {
+        let turn = Mutex::new(Turn { attached, rejoined: None });
+        Self { launch, worker, closed: AtomicBool::new(false), turn }
+    }
+
+    /// The session is shut down. Ends and waits for a thread that rejoins.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, SeqCst);
+        drop(self.turn.lock());
+    }
+}
+
+/// What a process waits for.
+pub(crate) fn awaited(worker: u32) -> String {
+    format!("the next epoch of the job with this process (worker {worker})")
+}
+
+/// Waits for an operation of a new epoch.
+fn wait_for<R>(mut handle: Handle<R>, limit: &Limit<'_>) -> Result<R> {
+    loop {
+        match handle.wait_timeout(SLICE) {
+            Ok(result) => return Ok(result),
+            Err(WaitError::Failed(error)) => return Err(error),
+            Err(WaitError::Timeout { handle: again, .. }) => handle = again,
+        }
+        limit.check("other ranks have not attached yet")?;
+    }
+}
+
+impl Session {
+    /// Whether the job is elastic: it goes on after a loss, and its size may change.
+    pub fn is_elastic(&self) -> bool {
+        self.elastic().is_some()
+    }
+
+    /// What the launcher wants to change. The program then calls [`Session::rejoin`] on all ranks,
+    /// at a moment that they agree on. `None` after that, and if there is nothing to change.
+    pub fn pending_change(&self) -> Option<Change> {
+        *self.shared().change.lock()
+    }
+
+    /// Continues in the next epoch of an elastic job, after a recoverable error or for a change of
+    /// the membership. If this epoch has not ended, leaves it first: then all ranks must call it.
+    /// Waits until an epoch has formed that includes this process.
+    ///
+    /// The rank, the size and the nodes may be others afterwards. Tensors, adopted memory and
+    /// process sets stay valid; only a process set of which a member is lost can't be used any
+    /// more. Unnamed operations are counted from the beginning. Calls and handles of other threads
+    /// fail. If another thread rejoins already, waits for it and returns the same.
+    ///
+    /// # Errors
+    /// [`GradwireError::Invalid`] in a job that is not elastic, [`GradwireError::Timeout`] after
+    /// `elastic.timeout_ms`, [`GradwireError::Closed`] after [`Session::shutdown`], the failure of
+    /// an epoch that ended with an error that is not recoverable, or if the daemon refuses this
+    /// process, or if memory is exhausted. It may be called again.
+    ///
+    /// # Safety
+    /// The memory of tensors moves, at the same addresses. During the call no other thread writes
+    /// to a tensor of this session, or unmaps adopted memory: a write may be lost, although the
+    /// thread has a reference to the tensor.
+    pub unsafe fn rejoin(&self) -> Result<Rejoined> {
+        // SAFETY: the caller promises the same.
+        unsafe { self.rejoin_unless(&AtomicBool::new(false)) }
+    }
+
+    /// Like [`Session::rejoin`]; ends with an error within about 100 ms once `cancel` is true.
+    ///
+    /// # Errors
+    /// As for [`Session::rejoin`].
+    ///
+    /// # Safety
+    /// As for [`Session::rejoin`].
+    pub unsafe fn rejoin_unless(&self, cancel: &AtomicBool) -> Result<Rejoined> {
+        self.check_process()?;
+        let elastic = self.elastic().ok_or_else(|| {
+            let text = "the job is not elastic, so it has no further epoch; start it with \
+                        `gradwire run --min-np N`";
+            GradwireError::Invalid(text.to_owned())
+        })?;
+        let stopped = || {
+            if elastic.closed.load(SeqCst) {
+                return Some(GradwireError::Closed);
+            }
+            cancel.load(Relaxed).then(|| waits::cancelled("rejoining the job"))
+        };
+        let within = elastic.launch.tuning.elastic.timeout;
+        let limit = Limit::new(awaited(elastic.worker), within, &stopped);
+        let old = self.membership();
+        let mut turn = loop {
+            if let Some(turn) = elastic.turn.try_lock_for(SLICE) {
+                break turn;
+            }
+            limit.check("another thread rejoins")?;
+        };
+        // Another thread was faster.
+        let current = self.membership().world.epoch;
+        if let Some(rejoined) = turn.rejoined.clone().filter(|_| current > old.world.epoch) {
+            return Ok(rejoined);
+        }
+        limit.check("")?;
+        match old.shared.check() {
+            Ok(()) => old.leave(),
+            Err(error) if error.is_recoverable() => old.close(),
+            Err(error) => return Err(error),
+        }
+        // SAFETY: the caller promises the same.
+        let rejoined = unsafe { self.next_epoch(elastic, &mut turn, &limit) };
+        old.shared.noted(rejoined)
+    }
+
+    /// Forms the first epoch of this process, to which it has attached. If that ends, joins the
+    /// next one.
+    pub(crate) fn first_epoch(&self, limit: &Limit<'_>) -> Result<()> {
+        let Some(elastic) = self.elastic() else { return Ok(()) };
+        let mut turn = elastic.turn.lock();
+        let membership = self.membership();
+        match self.form(elastic, &membership, limit) {
+            Err(error) if error.is_recoverable() => membership.close(),
+            formed => return formed.map(drop),
+        }
+        // SAFETY: there is no tensor yet, because no caller has the session.
+        unsafe { self.next_epoch(elastic, &mut turn, limit) }.map(drop)
+    }
+
+    /// Joins the next epoch that forms.
+    ///
+    /// # Safety
+    /// As for [`Session::rejoin`].
+    unsafe fn next_epoch(
+        &self,
+        elastic: &Elastic,
+        turn: &mut Turn,
+        limit: &Limit<'_>,
+    ) -> Result<Rejoined> {
+        loop {
+            let (shared, world) =
+                waits::attach_after(turn.attached, &elastic.launch, self.counts(), limit)?;
+            turn.attached = world.epoch;
+            let silence = elastic.launch.tuning.worker.daemon_timeout;
+            let next = Arc::new(Membership::start(shared, world, self.arena(), silence)?);
+            // SAFETY: the caller promises the same.
+            let renewed = unsafe { self.renew_memory(elastic, &next.shared) };
+            let formed = renewed.and_then(|()| self.form(elastic, &next, limit));
+            match formed {
+                Ok(rejoined) => {
+                    turn.rejoined = Some(rejoined.clone());
+                    return Ok(rejoined);
+                }
+                Err(error) => {
+                    next.abandon(&error);
+                    if !error.is_recoverable() {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Moves the memory to the daemon of a new epoch.
+    ///
+    /// # Safety
+    /// As for [`Session::rejoin`].
+    unsafe fn renew_memory(&self, elastic: &Elastic, shared: &Arc<Shared>) -> Result<()> {
+        let (register, release) = handover::functions(shared, &elastic.launch.tuning);
+        // SAFETY: no operation is in flight: the old epoch has ended, and nothing else reaches the
+        // new one yet. The caller promises the rest.
+        let renewed = unsafe { self.arena().renew(register, release) };
+        renewed.map(drop).or_else(|error| {
+            shared.check()?; // the first cause, not its consequence (TELL)
+            Err(error.into())
+        })
+    }
+
+    /// Makes an epoch to which this process has attached the current one, once all ranks know each
+    /// other.
+    fn form(
+        &self,
+        elastic: &Elastic,
+        next: &Arc<Membership>,
+        limit: &Limit<'_>,
+    ) -> Result<Rejoined> {
+        let session = self.pinned_to(next.clone());
+        let old = self.membership();
+        let epoch = next.world.epoch.0;
+        let hello = {
+            let mut past = self.past();
+            let hello = past.hello(elastic.worker, old.sets.lock().known());
+            past.enter(epoch);
+            hello
+        };
+        let formation = Formation::of(&session.introduce(&hello, limit)?).map_err(|what| {
+            GradwireError::Protocol(format!(
+                "what the ranks of epoch {epoch} said is wrong: {what}"
+            ))
+        })?;
+        let _ = next.workers.set(formation.workers.clone());
+        let back = session.register(&formation, limit)?;
+        let place = (next.world.size, next.world.rank);
+        let sets = old.sets.lock().renewed(place, &formation, &back);
+        *next.sets.lock() = sets;
+        let vote = self.past().form(epoch, &formation, &hello);
+        self.replace_membership(next.clone());
+        Ok(Rejoined { epoch, newcomers: formation.newcomers, vote })
+    }
+
+    /// Exchanges what the ranks know.
+    fn introduce(&self, hello: &Hello, limit: &Limit<'_>) -> Result<Vec<Hello>> {
+        let broken = |why: String| GradwireError::Protocol(format!("a rank's introduction: {why}"));
+        let own = postcard::to_allocvec(hello).map_err(|error| broken(error.to_string()))?;
+        let own = self.tensor(&own, &[own.len()])?;
+        let common = Common { name: Some(NAME.to_owned()), ..Common::default() };
+        let handle = self.allgather_async(own, AllgatherOptions { common })?;
+        let (_, all) = wait_for(handle, limit)?;
+        let mut rest = all.tensor.as_slice();
+        let mut hellos = Vec::with_capacity(all.rows.len());
+        for bytes in all.rows {
+            let (one, others) =
+                rest.split_at_checked(bytes).ok_or_else(|| broken("it is cut off".into()))?;
+            rest = others;
+            hellos.push(postcard::from_bytes(one).map_err(|error| broken(error.to_string()))?);
+        }
+        Ok(hellos)
+    }
+
+    /// Registers the process sets that come back; returns them with their new numbers.
+    fn register(
+        &self,
+        formation: &Formation,
+        limit: &Limit<'_>,
+    ) -> Result<Vec<(KnownSet, ProcessSetId)>> {
+        let add = |set: &KnownSet| self.add_process_set_async(&formation.ranks_of(set));
+        let handles = formation.sets.iter().map(add).collect::<Result<Vec<_>>>()?;
+        let mut back = Vec::with_capacity(handles.len());
+        for (known, handle) in formation.sets.iter().zip(handles) {
+            back.push((known.clone(), wait_for(handle, limit)?.now().number()));
+        }
+        Ok(back)
+    }
+}
+
+impl Membership {
+    /// Ends a membership that did not become the current one.
+    fn abandon(&self, error: &GradwireError) {
+        match error {
+            GradwireError::Recoverable(_) => self.close(),
+            // The program wants it, or can try again: the other ranks go on without this one.
+            GradwireError::Closed | GradwireError::Timeout { .. } => self.leave(),
+            error => {
+                let reason = format!("it could not join the job again: {error}");
+                let _ = self.end(Message::GiveUp(gives_up(reason, None)));
+            }
+        }
+        // Nobody else uses it.
+        self.shared.forget();
+    }
+}
