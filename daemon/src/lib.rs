@@ -279,19 +279,27 @@ impl Daemon {
         }
         // The workers have the grace period to read the cause and leave. After a failure, workers
         // that attach late receive the cause, too (TELL). The daemon does not wait for them if this
-        // host is being stopped, or if no agent would report that they will not attach. In an
-        // elastic job they go on with its successor, which begins when this daemon has ended.
+        // host is being stopped, or if no agent would report that they will not attach. If an agent
+        // has started them, only their end or that of this host ends the wait: the launcher limits
+        // it (WAIT). In an elastic job they go on with its successor, which begins when this daemon
+        // has ended.
         let failed = ending != Ending::Finished;
         let makes_way = failed && config.elastic.is_some();
         let late = failed && notices.is_some();
-        let is_needed = || match makes_way {
-            true => node.workers.are_owed_messages(),
-            false => node.workers.any(late && !cancel.is_cancelled()),
-        };
         let limit = if makes_way { config.grace.min(LAST_MESSAGES) } else { config.grace };
         let deadline = Instant::now() + limit;
+        let is_needed = || {
+            let in_time = Instant::now() < deadline;
+            if makes_way {
+                return in_time && node.workers.are_owed_messages();
+            }
+            let may_come = in_time || node.process_ends.any_runs();
+            let is_late = node.workers.first_missing().is_some();
+            let serves = late && !cancel.is_cancelled() && may_come && is_late;
+            serves || in_time && node.workers.any_there()
+        };
         let gone = async {
-            while is_needed() && Instant::now() < deadline {
+            while is_needed() {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };

@@ -32,12 +32,15 @@ use gradwire_shm::{
 use gradwire_telemetry::Rate;
 use parking_lot::Mutex;
 use prost::Message;
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::{
+    event::{EventfdFlags, eventfd},
+    io::Errno,
+};
 use tokio::{net::UnixListener, runtime::Handle, sync::mpsc::UnboundedSender};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    greeting::{AttachError, Greeting, receive, refusal},
+    greeting::{AttachError, Greeting, ReceiveError, no_descriptor, receive, refusal},
     reader::Source,
     submit,
 };
@@ -106,7 +109,7 @@ pub(crate) async fn serve(
             let (stream, second) = match accepted {
                 Ok(both) => both,
                 Err(error) => {
-                    let failure = no_descriptor(&error);
+                    let failure = no_descriptor(error);
                     tracing::warn!(%failure, "a worker's connection could not be accepted");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
@@ -147,12 +150,6 @@ fn prepare(stream: tokio::net::UnixStream) -> io::Result<(UnixStream, UnixStream
         let _ = send(&stream, Reply::Refused(no_descriptor(error).into()));
     })?;
     Ok((stream, second))
-}
-
-/// The failure of a worker if the system refuses a descriptor for its connection.
-fn no_descriptor(error: &io::Error) -> Failure {
-    let what = format!("gradwired can't open a descriptor for a worker: {error}");
-    Failure::new(FailureKind::Resource, what).hint("raise its limit of open files (ulimit -n)")
 }
 
 /// The failure of the job if the system refuses the thread for a worker.
@@ -270,7 +267,7 @@ impl Session {
                 .map_err(|error| refusal(format!("its control page is not usable: {error}")))?;
         let world = self.world().map_err(|failure| self.not_now(failure))?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let doorbell = eventfd(0, flags).map_err(|error| no_descriptor(&error.into()))?;
+        let doorbell = eventfd(0, flags).map_err(no_descriptor)?;
         let rank = Rank(world.me().first_rank.0 + local_rank);
         if let Err(error) = trace.sample(self.node.config.sample_steps) {
             tracing::warn!(%rank, %error, "the steps of this rank are not sampled");
@@ -283,7 +280,7 @@ impl Session {
             completions,
             activity: RankActivity::new(rank, activity),
             trace,
-            outbox: Outbox::new(self.stream.try_clone().map_err(|e| no_descriptor(&e))?),
+            outbox: Outbox::new(self.stream.try_clone().map_err(no_descriptor)?),
         });
         // WAIT: a worker notices the daemon's silence from the first heartbeat on. So the first one
         // is sent before the worker is attached.
@@ -382,11 +379,15 @@ impl Session {
                     }
                     break None;
                 }
-                Err(why) => break Some(worker.sent_nonsense(&why)),
+                Err(ReceiveError::NoDescriptor) => break Some(no_descriptor(Errno::MFILE)),
+                Err(ReceiveError::Nonsense(why)) => break Some(worker.sent_nonsense(&why)),
             }
         };
         if let Some(failure) = end {
-            let is_there = matches!(failure.kind, FailureKind::Protocol | FailureKind::RankLeft);
+            let is_there = matches!(
+                failure.kind,
+                FailureKind::Protocol | FailureKind::RankLeft | FailureKind::Resource
+            );
             self.node.worker_failed(worker, failure);
             if is_there {
                 // The connection stays open until the worker closes it, so that this worker also

@@ -1,6 +1,6 @@
 //! Who a worker is: its first message, and the checks of it (TRUST).
 
-use std::{io, os::unix::net::UnixStream, time::Duration};
+use std::{fmt::Display, io, os::unix::net::UnixStream, time::Duration};
 
 use gradwire_proto::{
     Failure, FailureKind, PROTOCOL, VERSION,
@@ -9,6 +9,7 @@ use gradwire_proto::{
 };
 use gradwire_shm::handover::{self, Frame, HandoverError};
 use prost::Message;
+use rustix::io::Errno;
 
 use crate::{config::DaemonConfig, workers::worker::send};
 
@@ -30,10 +31,33 @@ impl From<Failure> for AttachError {
     }
 }
 
+/// Why a message of a worker can't be read.
+pub(super) enum ReceiveError {
+    /// This daemon may not open the descriptor that came with it.
+    NoDescriptor,
+    /// The worker is at fault, for this reason.
+    Nonsense(String),
+}
+
+impl From<ReceiveError> for AttachError {
+    fn from(error: ReceiveError) -> Self {
+        match error {
+            ReceiveError::NoDescriptor => Self::Refused(no_descriptor(Errno::MFILE)),
+            ReceiveError::Nonsense(why) => Self::Broken(why),
+        }
+    }
+}
+
 impl From<io::Error> for AttachError {
     fn from(error: io::Error) -> Self {
         Self::Broken(error.to_string())
     }
+}
+
+/// The failure of a worker if the system refuses a descriptor for its connection.
+pub(super) fn no_descriptor(error: impl Display) -> Failure {
+    let what = format!("gradwired can't open a descriptor for a worker: {error}");
+    Failure::new(FailureKind::Resource, what).hint("raise its limit of open files (ulimit -n)")
 }
 
 pub(super) fn refusal(what: impl Into<String>) -> Failure {
@@ -73,9 +97,8 @@ impl Greeting {
                 epoch: config.named_epoch(),
             }),
         )?;
-        let (message, frame) = receive(stream)
-            .map_err(AttachError::Broken)?
-            .ok_or_else(|| AttachError::Broken("it sent nothing".into()))?;
+        let (message, frame) =
+            receive(stream)?.ok_or_else(|| AttachError::Broken("it sent nothing".into()))?;
         let Request::Attach(attach) = message else {
             return Err(refusal("the first message must be Attach").into());
         };
@@ -123,8 +146,8 @@ fn check(attach: &pb::Attach, nonce: &[u8], config: &DaemonConfig) -> Result<u32
 /// The next message of a worker; `None` once it has closed the connection.
 ///
 /// # Errors
-/// A text, if it is not a message.
-pub(super) fn receive(stream: &UnixStream) -> Result<Option<(Request, Frame)>, String> {
+/// [`ReceiveError`] if it is not a message, or this daemon can't receive it.
+pub(super) fn receive(stream: &UnixStream) -> Result<Option<(Request, Frame)>, ReceiveError> {
     let mut frame = match handover::receive(stream) {
         Ok(Some(frame)) => frame,
         Ok(None) => return Ok(None),
@@ -132,10 +155,12 @@ pub(super) fn receive(stream: &UnixStream) -> Result<Option<(Request, Frame)>, S
         Err(HandoverError::Io(error)) if error.kind() == io::ErrorKind::ConnectionReset => {
             return Ok(None);
         }
-        Err(error) => return Err(error.to_string()),
+        Err(HandoverError::NoDescriptor) => return Err(ReceiveError::NoDescriptor),
+        Err(error) => return Err(ReceiveError::Nonsense(error.to_string())),
     };
+    let nonsense = |why: &dyn Display| ReceiveError::Nonsense(why.to_string());
     let bytes = std::mem::take(&mut frame.bytes);
-    let message = pb::WorkerMessage::decode(&bytes[..]).map_err(|e| e.to_string())?;
-    let message = message.message.ok_or("it sent a message of an unknown kind")?;
+    let message = pb::WorkerMessage::decode(&bytes[..]).map_err(|e| nonsense(&e))?.message;
+    let message = message.ok_or_else(|| nonsense(&"it sent a message of an unknown kind"))?;
     Ok(Some((message, frame)))
 }

@@ -3,7 +3,7 @@
 //! rank that just exited, or that was ended together with all others.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
 
@@ -31,6 +31,8 @@ struct EndState {
     ends: BTreeMap<u32, ProcessEnd>,
     /// The processes that the agent has started, by the launcher's numbers.
     started: BTreeMap<Rank, u32>,
+    /// Those that have not ended.
+    running: BTreeSet<Rank>,
     stopped: Option<String>,
 }
 
@@ -42,7 +44,20 @@ impl ProcessEnds {
 
     /// The agent has started the process with this number.
     pub(crate) fn started(&self, number: Rank, pid: u32) {
-        self.state.lock().started.insert(number, pid);
+        let mut state = self.state.lock();
+        state.started.insert(number, pid);
+        state.running.insert(number);
+    }
+
+    /// The process with this number does not run any more.
+    pub(crate) fn runs_no_more(&self, number: Rank) {
+        self.state.lock().running.remove(&number);
+    }
+
+    /// Whether any process runs that an agent has started and watches.
+    pub(crate) fn any_runs(&self) -> bool {
+        let state = self.state.lock();
+        state.by_agent && !state.running.is_empty()
     }
 
     /// The id of the process with this number, if the agent has started it.
@@ -109,6 +124,17 @@ impl ProcessEnds {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_an_agent_knows_what_still_runs() {
+        let ends = ProcessEnds::default();
+        ends.started(Rank(4), 77);
+        assert!(!ends.any_runs(), "nobody would report its end");
+        ends.expect(true);
+        assert!(ends.any_runs());
+        ends.runs_no_more(Rank(4));
+        assert!(!ends.any_runs());
+    }
 
     #[test]
     fn the_end_of_a_process_is_waited_for() {
