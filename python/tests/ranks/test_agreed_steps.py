@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -185,6 +187,25 @@ def test_a_parameter_that_one_rank_adds(sent: str) -> None:
         else:
             optimizer.step()
     assert parameter.tolist() == [-2 * mean()] * 3
+
+
+@needs_two
+def test_backward_passes_in_several_threads(sent: str) -> None:
+    """Their hooks compete for the last gradient of each group."""
+    parameters = [zeros() for _ in range(80)]
+    optimizer = wrapped(*parameters, names=[f"p{at}" for at in range(80)], groups=2)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(20):
+            optimizer.zero_grad()
+            with ThreadPoolExecutor(4) as threads:
+                list(threads.map(lambda at: backward(*parameters[at::4]), range(4)))
+            optimizer.step()
+    finally:
+        sys.setswitchinterval(before)
+    for parameter in parameters:
+        assert parameter.tolist() == [-20 * mean()] * 3
 
 
 @needs_two
