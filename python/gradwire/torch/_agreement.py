@@ -54,6 +54,8 @@ MIXED = 1 << 58  # for sums only: a backward pass has added to what has replaced
 NEW = 1 << 0  # it has no number yet
 FAILED = 1 << 1  # this rank raises an exception instead
 _CALL = 2  # the first of three bits, one of which is the call that needs the gradients
+FIRST = 1 << 5  # it exchanges new gradients
+AGAIN = 1 << 6  # it meets ranks again whose calls differed from its own
 
 
 class Call(IntEnum):
@@ -73,6 +75,12 @@ class Call(IntEnum):
 def last_call(word: int) -> Call:
     """Returns the last of the calls that ranks have met in, from a union."""
     return Call((word >> _CALL & 0b111).bit_length())
+
+
+def first_call(word: int) -> Call:
+    """Returns the first of the calls that ranks have met in, from a union."""
+    calls = word >> _CALL & 0b111
+    return Call((calls & -calls).bit_length())
 
 
 def sparse_dim_bits(sparse_dim: int) -> int:

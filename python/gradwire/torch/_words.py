@@ -9,12 +9,13 @@ from gradwire.torch._places import layout_of
 from gradwire.torch._slots import Content, Kind, Slot
 
 
-def word_of(slot: Slot, op: ReduceOp) -> int:
+def word_of(slot: Slot, op: ReduceOp, again: bool = False) -> int:
     """Returns this rank's word.
 
     Args:
         slot: The gradient.
         op: The reduction.
+        again: Whether other ranks need the results as they were exchanged.
 
     Raises:
         InvalidRequest: The gradient has no memory of its own.
@@ -33,6 +34,8 @@ def word_of(slot: Slot, op: ReduceOp) -> int:
             word |= _agreement.CHANGED
     else:
         content = slot.current_content()
+        if again and slot.content is Content.COMMON and slot.seen != slot.stamp:
+            word |= _agreement.CHANGED
         present = present and not (slot.absent and content is Content.NOTHING)
         # The program may have written to the last result unnoticed. Averaging an unchanged
         # result again does no harm, unlike summing it again.

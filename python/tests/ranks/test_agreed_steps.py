@@ -146,6 +146,52 @@ def test_all_read_but_one_has_no_gradient(sent: str) -> None:
 
 
 @needs_two
+@OPS
+@pytest.mark.parametrize("change", ["clip", "replace", "drop"])
+@pytest.mark.parametrize("how", ["batch", "call"])
+def test_one_rank_alone_clips(how: str, change: str, op: Any, sent: str) -> None:
+    """Either it alone has a batch, or it alone reads the parameters."""
+    parameter = zeros()
+    optimizer = wrapped(parameter, op=op)
+    for step in range(4):
+        optimizer.zero_grad()
+        alone = hvd.rank() == 0
+        if alone or how == "call" or step != 2:
+            backward(parameter)
+        found = [parameter]
+        if alone or how == "batch":
+            found = list(optimizer.param_groups[0]["params"])
+        if step == 2 and alone:
+            if change == "clip":
+                found[0].grad.mul_(0.5)
+            else:
+                found[0].grad = found[0].grad * 0.5 if change == "replace" else None
+        if step == 2:
+            with pytest.raises(AssertionError, match=r"call optimizer.synchronize\(\) before"):
+                optimizer.step()
+        else:
+            optimizer.step()
+        equal_everywhere(parameter)
+    assert parameter.tolist() == [-3 * mean() * parts(op)] * 3
+
+
+@needs_two
+@OPS
+def test_one_rank_alone_skips_the_agreement(op: Any, sent: str) -> None:
+    parameter = zeros()
+    optimizer = wrapped(parameter, op=op)
+    backward(parameter)
+    if hvd.rank() == 0:
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        optimizer.zero_grad()
+        backward(parameter)
+    with pytest.raises(hvd.InvalidRequest, match="different calls of the optimizer"):
+        optimizer.step()
+
+
+@needs_two
 @pytest.mark.parametrize("clear_with", ["optimizer", "none"])
 def test_a_scaler_skips_a_step(clear_with: str, sent: str) -> None:
     needs_torch(2, 3, why="no scaler for CPUs")
