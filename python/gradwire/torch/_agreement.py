@@ -28,8 +28,8 @@ from gradwire.torch._resumable import Waits
 
 # What a rank reports about a parameter.
 USED = 1 << 0  # this rank has a gradient of its own, or one in flight
-LEARNS = 1 << 1  # it requires a gradient
-FROZEN = 1 << 2  # it does not require a gradient
+LEARNS = 1 << 1  # steps change it
+FROZEN = 1 << 2  # it requires no gradient, or has left the optimizer's groups
 DENSE = 1 << 3  # its gradients are exchanged as dense ones
 SPARSE = 1 << 4  # this rank's gradient is sparse, and has not been exchanged before
 ALWAYS_SPARSE = 1 << 5  # its gradients are exchanged as sparse ones
@@ -129,7 +129,8 @@ def error_of(name: str, word: int, layout: object) -> Exception | None:
         )
     if word & LEARNS and word & FROZEN:
         return InvalidRequest(
-            f"{name} requires a gradient only on some ranks: freeze or unfreeze it on all ranks",
+            f"{name} requires a gradient only on some ranks, or only some have it in param_groups: "
+            "freeze, unfreeze or remove it on all ranks",
             kind="invalid",
         )
     if word & CHANGED:

@@ -21,7 +21,7 @@ def word_of(slot: Slot, op: ReduceOp, again: bool = False) -> int:
         InvalidRequest: The gradient has no memory of its own.
         AssertionError: The gradient can't be told from the last result.
     """
-    word = _agreement.LEARNS if slot.parameter.requires_grad else _agreement.FROZEN
+    word = _agreement.LEARNS if slot.learns else _agreement.FROZEN
     gradient = slot.parameter.grad
     if gradient is not None:
         check_own_memory(gradient)

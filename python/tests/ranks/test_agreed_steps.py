@@ -236,6 +236,28 @@ def test_a_parameter_that_one_rank_adds(sent: str) -> None:
 
 
 @needs_two
+@pytest.mark.parametrize("groups", [None, 1])
+def test_a_parameter_that_one_rank_removes(groups: int | None, sent: str) -> None:
+    parameter, removed = zeros(), zeros()
+    optimizer = wrapped(parameter, removed, groups=groups)
+    listed = optimizer.param_groups[0]["params"]
+    for step in range(5):
+        if step == (1 if hvd.rank() == 0 else 3):
+            assert listed.pop() is removed
+        optimizer.zero_grad()
+        removed.grad = None
+        backward(parameter, removed)
+        if step in (1, 2):
+            with pytest.raises(hvd.InvalidRequest, match="b requires a gradient only"):
+                optimizer.step()
+        else:
+            optimizer.step()
+        equal_everywhere(parameter, removed)
+    assert parameter.tolist() == [-3 * mean()] * 3
+    assert removed.tolist() == [-mean()] * 3
+
+
+@needs_two
 def test_backward_passes_in_several_threads(sent: str) -> None:
     """Their hooks compete for the last gradient of each group."""
     parameters = [zeros() for _ in range(80)]
