@@ -1,13 +1,16 @@
 """``DistributedOptimizer`` with ``op=Adasum``: combines the ranks' steps, not their gradients.
 
 Each rank makes its own step, with any optimizer and any prior change to the gradients. Then the
-changes of each parameter are combined and applied.
+changes of each parameter are combined and applied. If a rank's own step fails, all ranks raise an
+error, and their parameters stay as they were. A wait that an exception of the program interrupts,
+such as Ctrl-C, goes on in the next call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +23,7 @@ from gradwire.torch._adapter import collectives
 from gradwire.torch._agreement import Agreement
 from gradwire.torch._compression import Compressor
 from gradwire.torch._identity import Description, Identity
-from gradwire.torch._resumable import Resumable
+from gradwire.torch._resumable import Resumable, Waits
 from gradwire.torch._wrapping import Wrapped, without_hooks
 
 # The number of parameters combined at a time; a rank may have 256 tasks in flight.
@@ -38,6 +41,15 @@ def checked_passes(passes: int) -> int:
     return passes
 
 
+def _word(old: torch.Tensor, parameter: torch.Tensor) -> int:
+    """Returns this rank's word about a parameter.
+
+    A hook of the step, or a closure, may have cleared the gradient that the step used.
+    """
+    changed = old is not parameter and not torch.equal(old, parameter)
+    return _agreement.USED if changed or parameter.grad is not None else 0
+
+
 class PendingChange:
     """A parameter's change that is being combined."""
 
@@ -46,9 +58,8 @@ class PendingChange:
     ) -> None:
         self.handle, self.buffer, self.small, self.ctx = handle, buffer, small, ctx
 
-    def wait(self, compression: type[Compressor]) -> torch.Tensor:
-        """Waits for the combined change."""
-        self.handle.wait()
+    def result(self, compression: type[Compressor]) -> torch.Tensor:
+        """Returns the combined change, after a wait for the handle."""
         return compression.decompress(collectives.adapter.view(self.buffer, self.small), self.ctx)
 
 
@@ -82,6 +93,8 @@ class DistributedAdasum(Wrapped):
         self._agreement = Agreement(process_set, 0)
         self._infinities = Agreement(process_set, 0)
         self._session: _native.Session | None = None
+        # What was begun and may have been interrupted, and its kind.
+        self._begun: tuple[str, Resumable[Any]] | None = None
         _epochs.on_change(self._end_epoch)
 
     def _end_epoch(self) -> None:
@@ -108,54 +121,91 @@ class DistributedAdasum(Wrapped):
     def _takes_part(self) -> bool:
         native = _world.session()
         if native is not self._session:
-            self._session = native
+            self._session, self._begun = native, None
             for one in (self._identity, self._agreement, self._infinities):
                 one.forget()
         native_set(self.process_set)  # raises if it is not registered
-        if self.process_set.included() is False:
-            return False
-        Resumable(self._identity.introduce()).run()
-        return True
+        return self.process_set.included() is not False
+
+    def _run(self, kind: str, begin: Callable[[], Waits[Any]]) -> Any:
+        """Runs work to its end, or goes on with work of this kind that was interrupted."""
+        if self._begun is not None and self._begun[0] != kind:
+            self._complete(self._begun[1])
+        if self._begun is None:
+            self._begun = kind, Resumable(begin())
+        return self._complete(self._begun[1])
+
+    def _complete(self, work: Resumable[Any]) -> Any:
+        try:
+            return work.run()
+        finally:
+            if not work.is_waiting:
+                self._begun = None
 
     def _share_infinities(self, found: dict[torch.device, torch.Tensor]) -> None:
         """Makes all ranks agree: if any rank has found infinities, no rank makes a step."""
         if not self._takes_part():
             return
-        words = [int(any(bool(inf) for inf in found.values()))]
-        name = f"{self._identity.prefix}infinities"
-        [anywhere] = Resumable(self._infinities.exchange(name, words)).run()
-        if anywhere:
+
+        def share() -> Waits[int]:
+            yield from self._identity.introduce()
+            words = [int(any(bool(inf) for inf in found.values()))]
+            name = f"{self._identity.prefix}infinities"
+            [anywhere] = yield from self._infinities.exchange(name, words)
+            return anywhere
+
+        if self._run("infinities", share):
             for inf in found.values():
                 inf.fill_(1.0)
 
     @without_hooks
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """Makes this rank's step and combines it with the others'."""
-        self._check_parameters()
         if not self._takes_part():
+            self._check_parameters()
             return self._original_step(closure, *args, **kwargs)
-        with torch.no_grad():
-            # A parameter without a gradient does not change, unless a closure computes one.
-            changing = [
-                closure is not None or parameter.grad is not None for _, parameter in self._names
-            ]
-            before = [
-                p.detach().clone() if may else p for (_, p), may in zip(self._names, changing)
-            ]
-        loss = self._original_step(closure, *args, **kwargs)
-        # Parameters without a gradient on any rank did not change; all ranks combine the others.
-        words = [
-            _agreement.USED if parameter.grad is not None else 0 for _, parameter in self._names
-        ]
-        used = Resumable(self._agreement.exchange(self._identity.agreement, words)).run()
-        changes = [(old, *named) for old, named, word in zip(before, self._names, used) if word]
-        with torch.no_grad():
-            for first in range(0, len(changes), AT_ONCE):
-                self._combine(changes[first : first + AT_ONCE])
+        own = partial(self._original_step, closure, *args, **kwargs)
+        loss = self._run("step", partial(self._step, own, closure is not None))
         _world.note_step()
         return loss
 
-    def _combine(self, changes: list[tuple[torch.Tensor, str, torch.Tensor]]) -> None:
+    def _step(self, own: Callable[[], Any], computes: bool) -> Waits[Any]:
+        """Makes a step; ``own`` is this rank's, and may compute gradients if ``computes``."""
+        yield from self._identity.introduce()
+        parameters = [parameter for _, parameter in self._names]
+        computes = computes or bool(self._optimizer_step_pre_hooks)
+        with torch.no_grad():
+            # Without a gradient, a parameter does not change. For the others, a copy.
+            before = [
+                p.detach().clone() if computes or p.grad is not None else p for p in parameters
+            ]
+        problem: Exception | None = None
+        loss, words = None, [0 for _ in parameters]
+        try:
+            self._check_parameters()
+            loss = own()
+            words = [_word(*pair) for pair in zip(before, parameters)]
+        except Exception as error:
+            # TELL: the other ranks would wait for this one.
+            problem = error
+        about, *used = yield from self._agreement.exchange(
+            self._identity.agreement, [_agreement.FAILED if problem else 0, *words]
+        )
+        if about & _agreement.FAILED:
+            with torch.no_grad():
+                for old, parameter in zip(before, parameters):
+                    if old is not parameter:
+                        parameter.copy_(old)
+            raise problem or _agreement.disagree(
+                "another rank can't take part in the step: see its error"
+            )
+        # Parameters without a gradient on any rank did not change; all ranks combine the others.
+        changes = [(old, *named) for old, named, word in zip(before, self._names, used) if word]
+        for first in range(0, len(changes), AT_ONCE):
+            yield from self._combine(changes[first : first + AT_ONCE])
+        return loss
+
+    def _combine(self, changes: list[tuple[torch.Tensor, str, torch.Tensor]]) -> Waits[None]:
         pending = []
         for at, (old, name, parameter) in enumerate(changes):
             small, ctx = self._compression.compress(parameter.detach() - old)
@@ -168,7 +218,9 @@ class DistributedAdasum(Wrapped):
             pending.append(PendingChange(handle, buffer, small, ctx))
         # Old and new are the same tensor if the parameter did not change here.
         for change, (old, _, parameter) in zip(pending, changes):
-            parameter.copy_(old + change.wait(self._compression))
+            yield change.handle.wait
+            with torch.no_grad():
+                parameter.copy_(old + change.result(self._compression))
 
     def _copied_for(self, made: Any, twins: dict[torch.Tensor, torch.Tensor]) -> None:
         named = [(name, twins[parameter]) for name, parameter in self._names]

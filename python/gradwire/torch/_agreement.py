@@ -28,8 +28,8 @@ from gradwire.torch._resumable import Waits
 
 # What a rank reports about a parameter.
 USED = 1 << 0  # this rank has a gradient of its own, or one in flight
-LEARNS = 1 << 1  # it requires a gradient
-FROZEN = 1 << 2  # it does not require a gradient
+LEARNS = 1 << 1  # steps change it
+FROZEN = 1 << 2  # it requires no gradient, or has left the optimizer's groups
 DENSE = 1 << 3  # its gradients are exchanged as dense ones
 SPARSE = 1 << 4  # this rank's gradient is sparse, and has not been exchanged before
 ALWAYS_SPARSE = 1 << 5  # its gradients are exchanged as sparse ones
@@ -54,7 +54,9 @@ MIXED = 1 << 58  # for sums only: a backward pass has added to what has replaced
 NEW = 1 << 0  # it has no number yet
 FAILED = 1 << 1  # this rank raises an exception instead
 _CALL = 2  # the first of three bits, one of which is the call that needs the gradients
-LEAVES = 1 << 5  # the launcher has told this rank that the ranks will change
+FIRST = 1 << 5  # it exchanges new gradients
+AGAIN = 1 << 6  # it meets ranks again whose calls differed from its own
+LEAVES = 1 << 7  # the launcher has told this rank that the ranks will change
 
 
 class Call(IntEnum):
@@ -74,6 +76,12 @@ class Call(IntEnum):
 def last_call(word: int) -> Call:
     """Returns the last of the calls that ranks have met in, from a union."""
     return Call((word >> _CALL & 0b111).bit_length())
+
+
+def first_call(word: int) -> Call:
+    """Returns the first of the calls that ranks have met in, from a union."""
+    calls = word >> _CALL & 0b111
+    return Call((calls & -calls).bit_length())
 
 
 def sparse_dim_bits(sparse_dim: int) -> int:
@@ -122,7 +130,8 @@ def error_of(name: str, word: int, layout: object) -> Exception | None:
         )
     if word & LEARNS and word & FROZEN:
         return InvalidRequest(
-            f"{name} requires a gradient only on some ranks: freeze or unfreeze it on all ranks",
+            f"{name} requires a gradient only on some ranks, or only some have it in param_groups: "
+            "freeze, unfreeze or remove it on all ranks",
             kind="invalid",
         )
     if word & CHANGED:

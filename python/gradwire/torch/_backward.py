@@ -94,7 +94,8 @@ class Submissions:
         self._session: _native.Session | None = None
         self._registered: _native.ProcessSet | None = None
         self._takes_part = False
-        self._beginning = threading.RLock()
+        # Each GPU, and each thread of the program that computes gradients, runs hooks.
+        self._hooks = threading.RLock()
         _epochs.on_change(self._end_epoch)
 
     # The session
@@ -106,14 +107,14 @@ class Submissions:
         Until then, the result is False, and ``finish`` raises.
         """
         native, registered = _world.session(), self.process_set._native
-        with self._beginning:  # each GPU's backward thread runs hooks
+        with self._hooks:
             if native is not self._session or registered is not self._registered:
                 self._begin(native, registered)
             return self._takes_part
 
     def _end_epoch(self) -> None:
         """Starts over with the ranks of the next epoch, as after the end of a session."""
-        with self._beginning:
+        with self._hooks:
             self._session = None
 
     def _begin(self, native: _native.Session, registered: _native.ProcessSet | None) -> None:
@@ -173,17 +174,18 @@ class Submissions:
                 f"the gradient of {slot.name} has its own graph (backward(create_graph=True)), "
                 "which the exchange between ranks would cut off"
             )
-        slot.fired = self.fired = True
-        slot.absent = False
-        slot.delay -= 1
         if not slot.in_place(gradient):
             _parts.accumulated(gradient, in_flight=bool(self.submitted))
-        if slot.delay > 0:
-            return
-        if slot.group is not None:
-            learning = [member for member in slot.group if member.parameter.requires_grad]
-            if all(member.delay == 0 for member in learning):
-                self._submit_or_delay(learning)
+        group = slot.group
+        learning = [] if group is None else [m for m in group if m.parameter.requires_grad]
+        with self._hooks:  # so that only the last one of a group submits it
+            slot.fired = self.fired = True
+            slot.absent = False
+            slot.delay -= 1
+            if slot.delay > 0 or any(member.delay != 0 for member in learning):
+                return
+        if group is not None:
+            self._submit_or_delay(learning)
             return
         if gradient.is_sparse and slot.kind is None:
             return  # other ranks may not know yet that it is sparse

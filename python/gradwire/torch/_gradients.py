@@ -11,8 +11,9 @@ exception of the program interrupts, such as Ctrl-C, goes on in the next ``finis
 
 No rank decides alone that there is nothing to exchange: in every ``synchronize`` and every
 ``step``, all ranks agree, even if they exchange nothing. When a program reads the parameters of a
-group, only ranks with gradients in flight do. So ranks may meet in different calls (``Call``). The
-ones in an earlier call are then ahead: their later call need not meet the others again.
+group, only ranks with gradients in flight do. So ranks may meet in different calls (``Call``). Then
+those in a later call stay there until the others have come to it, which may not have changed their
+gradients meanwhile: one rank alone may read them, but not clip them.
 
 A ``Slot`` of ``_slots`` describes one gradient: its memory, content and passes.
 """
@@ -47,10 +48,12 @@ class Exchange(Submissions):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # A call of ``finish`` that is not complete, and the gradients that the program has changed
         # since it was interrupted.
-        self._finishing: tuple[Call, Resumable[Call]] | None = None
+        self._finishing: tuple[Call, Resumable[bool]] | None = None
         self._changed: list[Slot] = []
-        # The call that other ranks were in when they last met this rank in an earlier one.
+        # The call of an interrupted exchange that was completed in an earlier call.
         self._ahead = Call.NONE
+        # Whether other ranks wait in a later call than the one in which they met this rank.
+        self._awaited = False
         # The number of ranks in the last exchange.
         self.contributors = 0
         super().__init__(*args, **kwargs)
@@ -79,15 +82,26 @@ class Exchange(Submissions):
 
     # The step
 
-    def _agree(self, call: Call, check: Callable[[], None]) -> Waits[tuple[Call, dict[Slot, int]]]:
-        """Exchanges the words; returns the last call of the ranks, and the settled unions."""
+    def _agree(
+        self, call: Call, check: Callable[[], None], again: bool
+    ) -> Waits[tuple[int, dict[Slot, int]]]:
+        """Exchanges the words; returns the union about the optimizer, and the settled ones.
+
+        ``again``: the ranks have met before, in different calls.
+        """
         yield from self.identity.introduce()
-        about = self.identity.mark | call.bits | self._remark()
+        turn = _agreement.AGAIN if again else _agreement.FIRST
+        about = self.identity.mark | call.bits | turn | self._remark()
         problem: Exception | None = None
         try:
             check()
             self.watch()  # some parameters may require gradients only now
-            own = [about, *(word_of(slot, self.op) for slot in self._by_name)]
+            if again and self.fired:
+                raise AssertionError(
+                    "gradients were computed after this rank had exchanged those of a step that "
+                    "other ranks make: call synchronize() on all ranks or on none"
+                )
+            own = [about, *(word_of(slot, self.op, again) for slot in self._by_name)]
         except Exception as error:
             # TELL: the other ranks would wait for this one.
             problem, about = error, about | _agreement.FAILED
@@ -98,14 +112,18 @@ class Exchange(Submissions):
         self._learn(about)
         if about & _agreement.NEW:
             yield from self.identity.agree_on_number()
-        if about & _agreement.FAILED:
+        turns = about & (_agreement.FIRST | _agreement.AGAIN)
+        if about & _agreement.FAILED or turns != turn:
             yield from self._end_flights(dict(zip(self._by_name, unions)))
             raise problem or _agreement.disagree(
                 "another rank can't take part in the step: see its error"
+                if about & _agreement.FAILED
+                else "the ranks make different calls of the optimizer: call synchronize(), step() "
+                "and skip_synchronize() on all ranks"
             )
         words = dict(zip(self._by_name, map(_agreement.settled, unions)))
         yield from self._compare_replaced(words)
-        return _agreement.last_call(about), words
+        return about, words
 
     def _remark(self) -> int:
         """Returns further bits for the word about the optimizer."""
@@ -223,34 +241,39 @@ class Exchange(Submissions):
     def _complete(self) -> None:
         """Runs ``_finishing`` to its end."""
         assert self._finishing is not None
-        call, work = self._finishing
+        work = self._finishing[1]
         try:
-            last = work.run()
+            self._awaited = work.run()
         except BaseException:
             if not work.is_waiting:
                 self._reset()
             raise
         finally:
             self._loads.start()  # even after a failure: their operations are in flight
-        self._reset()
-        for slot in self.slots.values():
-            slot.exchanged = True
-        _absent.hide(self.slots.values(), look=False)
-        self._ahead = last if last > call else Call.NONE
+        self._finishing, self._ahead = None, Call.NONE
         self.contributors = members(self.process_set)
 
-    def _exchange(self, call: Call, check: Callable[[], None]) -> Waits[Call]:
-        """Makes one exchange; returns the last call of the ranks."""
-        self._loads.start()
-        last, words = yield from self._agree(call, check)
-        self._submit_the_rest(words)
-        self._loads.start()
-        yield from self._wait()
-        for slot in self._changed:
-            words[slot] |= _agreement.CHANGED
-        self._exchanges += bool(self.submitted)
-        self._results(words)
-        return last
+    def _exchange(self, call: Call, check: Callable[[], None]) -> Waits[bool]:
+        """Exchanges until all ranks are in this call; returns whether some are in a later one."""
+        again = self._awaited
+        while True:
+            self._loads.start()
+            about, words = yield from self._agree(call, check, again)
+            self._submit_the_rest(words)
+            self._loads.start()
+            yield from self._wait()
+            for slot in self._changed:
+                words[slot] |= _agreement.CHANGED
+            self._exchanges += bool(self.submitted)
+            self._results(words)
+            self._changed.clear()
+            super()._reset()
+            for slot in self.slots.values():
+                slot.exchanged = True
+            _absent.hide(self.slots.values(), look=False)
+            if _agreement.first_call(about) >= call:
+                return _agreement.last_call(about) > call
+            again = True
 
     def _wait(self) -> Waits[None]:
         """Waits for the requests and stores their results.
@@ -317,7 +340,7 @@ class Exchange(Submissions):
                 )
 
     def _reset(self) -> None:
-        self._finishing, self._ahead = None, Call.NONE
+        self._finishing, self._ahead, self._awaited = None, Call.NONE, False
         self._changed.clear()
         super()._reset()
 
@@ -365,7 +388,7 @@ class Exchange(Submissions):
 
     def stepped(self) -> None:
         """Records after a step that the gradients are the exchanged ones."""
-        self._ahead = Call.NONE
+        self._ahead, self._awaited = Call.NONE, False
         for slot in self.slots.values():
             slot.exchanged = False
             slot.note_content(slot.content)

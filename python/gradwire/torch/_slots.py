@@ -155,6 +155,13 @@ class Slot:
         self.is_mixed = False
         # Submitted but not yet waited for.
         self.in_flight = False
+        # Whether the parameter still belongs to the optimizer's groups.
+        self.is_listed = True
+
+    @property
+    def learns(self) -> bool:
+        """Whether steps change the parameter."""
+        return self.is_listed and self.parameter.requires_grad
 
     @property
     def is_watched(self) -> bool:

@@ -15,7 +15,7 @@ from gradwire.torch._adasum import checked_passes
 from gradwire.torch._agreement import Call
 from gradwire.torch._compression import Compressor
 from gradwire.torch._gradients import Exchange
-from gradwire.torch._parameters import Parameters
+from gradwire.torch._parameters import Parameters, without_waiting
 from gradwire.torch._wrapping import Wrapped, without_hooks
 
 _contributors = 0
@@ -44,13 +44,15 @@ class Distributed(Wrapped):
 
     _exchange: Exchange
     _should_synchronize: bool
+    # The number of parameters in the groups.
+    _listed: int
     # Whether access to a group's parameters waits for their gradients; see ``Parameters``.
     _parameters_wait: bool
 
     def _begin(self, exchange: Exchange) -> None:
         self._exchange, self._should_synchronize = exchange, True
         self._parameters_wait = True
-        self._known = exchange.slots
+        self._known, self._listed = exchange.slots, len(exchange.slots)
         self._check_parameters()
         exchange.takes_part()
 
@@ -222,6 +224,12 @@ class Distributed(Wrapped):
         for group in self.param_groups:
             if not isinstance(group["params"], Parameters):
                 group["params"] = Parameters(group["params"], self)
+        if sum(len(group["params"]) for group in self.param_groups) != self._listed:
+            groups = [without_waiting(group["params"]) for group in self.param_groups]
+            listed = {parameter for group in groups for parameter in group}
+            self._listed = len(listed)
+            for parameter, slot in self._exchange.slots.items():
+                slot.is_listed = parameter in listed
 
     def _copied_for(self, made: Any, twins: dict[torch.Tensor, torch.Tensor]) -> None:
         made._begin(self._exchange.copy(twins))

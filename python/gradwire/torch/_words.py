@@ -9,18 +9,19 @@ from gradwire.torch._places import layout_of
 from gradwire.torch._slots import Content, Kind, Slot
 
 
-def word_of(slot: Slot, op: ReduceOp) -> int:
+def word_of(slot: Slot, op: ReduceOp, again: bool = False) -> int:
     """Returns this rank's word.
 
     Args:
         slot: The gradient.
         op: The reduction.
+        again: Whether other ranks need the results as they were exchanged.
 
     Raises:
         InvalidRequest: The gradient has no memory of its own.
         AssertionError: The gradient can't be told from the last result.
     """
-    word = _agreement.LEARNS if slot.parameter.requires_grad else _agreement.FROZEN
+    word = _agreement.LEARNS if slot.learns else _agreement.FROZEN
     gradient = slot.parameter.grad
     if gradient is not None:
         check_own_memory(gradient)
@@ -33,6 +34,8 @@ def word_of(slot: Slot, op: ReduceOp) -> int:
             word |= _agreement.CHANGED
     else:
         content = slot.current_content()
+        if again and slot.content is Content.COMMON and slot.seen != slot.stamp:
+            word |= _agreement.CHANGED
         present = present and not (slot.absent and content is Content.NOTHING)
         # The program may have written to the last result unnoticed. Averaging an unchanged
         # result again does no harm, unlike summing it again.

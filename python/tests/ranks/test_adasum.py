@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from promised import Interrupted, alarm, backward, equal_everywhere, wrapped, zeros  # noqa: E402
 from small_training import (  # noqa: E402
     STEPS,
     Forked,
@@ -136,3 +137,70 @@ def test_adasum_with_all_that_goes_with_it() -> None:
         optimizer.step()  # a non-member steps alone
         hvd.barrier()
         assert hvd.remove_process_set(mine)
+
+
+@pytest.mark.parametrize("how", ["hook", "closure"])
+def test_adasum_clears_gradients_in_its_step(how: str) -> None:
+    parameter = zeros()
+    base = torch.optim.SGD([parameter], lr=1.0)
+    if how == "hook":
+        base.register_step_post_hook(lambda *_: base.zero_grad())
+    optimizer = hvd.DistributedOptimizer(base, [("a", parameter)], op=hvd.Adasum)
+
+    def compute() -> None:
+        # Without a gradient, the step of this optimizer changes nothing.
+        backward(parameter)
+        with torch.no_grad():
+            parameter.sub_(parameter.grad)
+        parameter.grad = None
+
+    for step in range(1, 4):
+        if how == "hook":
+            backward(parameter)
+            optimizer.step()
+        else:
+            optimizer.step(compute)
+        equal_everywhere(parameter)
+        # Adasum averages parallel changes.
+        right = [-step * (hvd.size() + 1) / 2] * 3
+        assert hvd.size() > 2 or parameter.tolist() == right
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_adasum_with_an_error_of_one_rank() -> None:
+    parameter = zeros()
+    optimizer = wrapped(parameter, op=hvd.Adasum)
+
+    def closure() -> None:
+        optimizer.zero_grad()
+        backward(parameter)
+        if step == 1 and hvd.rank() == 0:
+            raise ZeroDivisionError
+
+    for step in range(3):
+        before = parameter.detach().clone()
+        if step == 1:
+            error = ZeroDivisionError if hvd.rank() == 0 else hvd.InvalidRequest
+            with pytest.raises(error):
+                optimizer.step(closure)
+            assert torch.equal(parameter, before)
+        else:
+            optimizer.step(closure)
+            assert not torch.equal(parameter, before)
+        equal_everywhere(parameter)
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_an_interrupted_adasum_goes_on() -> None:
+    parameter, steps = zeros(), 3
+    optimizer = wrapped(parameter, op=hvd.Adasum)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        backward(parameter)
+        if hvd.rank() == 0:
+            with pytest.raises(Interrupted), alarm(0.2):
+                optimizer.step()
+        hvd.barrier()  # the others come only after the interruption
+        optimizer.step()
+        equal_everywhere(parameter)
+    assert hvd.size() > 2 or parameter.tolist() == [-1.5 * steps] * 3

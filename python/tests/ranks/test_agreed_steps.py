@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -144,6 +146,52 @@ def test_all_read_but_one_has_no_gradient(sent: str) -> None:
 
 
 @needs_two
+@OPS
+@pytest.mark.parametrize("change", ["clip", "replace", "drop"])
+@pytest.mark.parametrize("how", ["batch", "call"])
+def test_one_rank_alone_clips(how: str, change: str, op: Any, sent: str) -> None:
+    """Either it alone has a batch, or it alone reads the parameters."""
+    parameter = zeros()
+    optimizer = wrapped(parameter, op=op)
+    for step in range(4):
+        optimizer.zero_grad()
+        alone = hvd.rank() == 0
+        if alone or how == "call" or step != 2:
+            backward(parameter)
+        found = [parameter]
+        if alone or how == "batch":
+            found = list(optimizer.param_groups[0]["params"])
+        if step == 2 and alone:
+            if change == "clip":
+                found[0].grad.mul_(0.5)
+            else:
+                found[0].grad = found[0].grad * 0.5 if change == "replace" else None
+        if step == 2:
+            with pytest.raises(AssertionError, match=r"call optimizer.synchronize\(\) before"):
+                optimizer.step()
+        else:
+            optimizer.step()
+        equal_everywhere(parameter)
+    assert parameter.tolist() == [-3 * mean() * parts(op)] * 3
+
+
+@needs_two
+@OPS
+def test_one_rank_alone_skips_the_agreement(op: Any, sent: str) -> None:
+    parameter = zeros()
+    optimizer = wrapped(parameter, op=op)
+    backward(parameter)
+    if hvd.rank() == 0:
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        optimizer.zero_grad()
+        backward(parameter)
+    with pytest.raises(hvd.InvalidRequest, match="different calls of the optimizer"):
+        optimizer.step()
+
+
+@needs_two
 @pytest.mark.parametrize("clear_with", ["optimizer", "none"])
 def test_a_scaler_skips_a_step(clear_with: str, sent: str) -> None:
     needs_torch(2, 3, why="no scaler for CPUs")
@@ -185,6 +233,47 @@ def test_a_parameter_that_one_rank_adds(sent: str) -> None:
         else:
             optimizer.step()
     assert parameter.tolist() == [-2 * mean()] * 3
+
+
+@needs_two
+@pytest.mark.parametrize("groups", [None, 1])
+def test_a_parameter_that_one_rank_removes(groups: int | None, sent: str) -> None:
+    parameter, removed = zeros(), zeros()
+    optimizer = wrapped(parameter, removed, groups=groups)
+    listed = optimizer.param_groups[0]["params"]
+    for step in range(5):
+        if step == (1 if hvd.rank() == 0 else 3):
+            assert listed.pop() is removed
+        optimizer.zero_grad()
+        removed.grad = None
+        backward(parameter, removed)
+        if step in (1, 2):
+            with pytest.raises(hvd.InvalidRequest, match="b requires a gradient only"):
+                optimizer.step()
+        else:
+            optimizer.step()
+        equal_everywhere(parameter, removed)
+    assert parameter.tolist() == [-3 * mean()] * 3
+    assert removed.tolist() == [-mean()] * 3
+
+
+@needs_two
+def test_backward_passes_in_several_threads(sent: str) -> None:
+    """Their hooks compete for the last gradient of each group."""
+    parameters = [zeros() for _ in range(80)]
+    optimizer = wrapped(*parameters, names=[f"p{at}" for at in range(80)], groups=2)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(20):
+            optimizer.zero_grad()
+            with ThreadPoolExecutor(4) as threads:
+                list(threads.map(lambda at: backward(*parameters[at::4]), range(4)))
+            optimizer.step()
+    finally:
+        sys.setswitchinterval(before)
+    for parameter in parameters:
+        assert parameter.tolist() == [-20 * mean()] * 3
 
 
 @needs_two
