@@ -31,7 +31,7 @@ struct EndState {
     ends: BTreeMap<u32, ProcessEnd>,
     /// The processes that the agent has started, by the launcher's numbers.
     started: BTreeMap<Rank, u32>,
-    /// Those that have not ended.
+    /// The ranks whose process has been started and has not ended.
     running: BTreeSet<Rank>,
     stopped: Option<String>,
 }

@@ -11,7 +11,7 @@
 //! The launcher does not act on a failure at once. For a moment (`Gathering`) it gathers others, so
 //! that the earliest failure decides and not the one reported first. It also waits for a daemon's
 //! report of the cause, which may be late on a busy machine, and for the end of the process at
-//! fault. Then the ranks that are told of the failure get time to report it themselves.
+//! fault. Then the other ranks, which get the cause from their daemons, get time to report it.
 //!
 //! In an elastic job, most failures end only an epoch: `epochs` shows the phases after them.
 //!
@@ -46,7 +46,7 @@ use crate::signals::passed;
 /// How long services may take to end by themselves once all ranks have succeeded.
 const LEAVE: Duration = Duration::from_millis(300);
 
-/// How long ranks that are told of a failure may take to report it before they are asked to end.
+/// How long ranks may take to report a failure before they are asked to end.
 const REPORTING: Duration = Duration::from_secs(1);
 
 /// How much longer than the grace period an agent may take to report that all has ended.
@@ -109,13 +109,13 @@ pub struct Job {
     /// The host that reported why the job failed, and its report: the host of the coordinator or,
     /// without that, the first host that did. The job has failed, even if all ranks succeed.
     failure: Option<(usize, Failure)>,
-    /// When the first daemon reported a failure. The daemons tell the ranks at the same time.
-    told: Option<Duration>,
+    /// When the first daemon reported a failure. The daemons notify the ranks at the same time.
+    notified: Option<Duration>,
     /// The daemons have been given more time to report the cause.
     patient: bool,
     /// The process at fault has been given time to end by itself.
     awaited: bool,
-    /// Ranks that are told of the failure have been given time to report it.
+    /// The ranks have been given time to report the failure.
     reporting: bool,
     ranks_ran: bool,
     /// The user wants the job to end now, without waiting for a reader of its output.
@@ -141,7 +141,7 @@ impl Job {
             processes: BTreeMap::new(),
             causes: Vec::new(),
             failure: None,
-            told: None,
+            notified: None,
             patient: false,
             awaited: false,
             reporting: false,
@@ -275,7 +275,7 @@ impl Job {
                     Some((from, _)) => node == first && *from != first && !stops,
                 };
                 let is_first = self.failure.is_none();
-                self.told.get_or_insert(now);
+                self.notified.get_or_insert(now);
                 if knows {
                     self.failure = Some((node, failure));
                 }
@@ -346,9 +346,9 @@ impl Job {
                 self.awaited = true;
                 self.deadline = Some(now + self.limits.grace);
             }
-            Phase::Gathering if self.told_until().is_some_and(|until| now < until) => {
+            Phase::Gathering if self.reports_until().is_some_and(|until| now < until) => {
                 self.reporting = true;
-                self.deadline = self.told_until();
+                self.deadline = self.reports_until();
             }
             Phase::Gathering | Phase::Leaving => self.stop(self.limits.grace, now),
             Phase::Running if self.failure.is_some() => {

@@ -41,13 +41,13 @@ impl Job {
         running.any(|((node, role), _)| self.blames(*node, *role))
     }
 
-    /// Until when ranks that are told of the failure may report it; `None` if none runs any more.
-    pub(super) fn told_until(&self) -> Option<Duration> {
+    /// Until when the ranks may report the failure; `None` if none runs any more.
+    pub(super) fn reports_until(&self) -> Option<Duration> {
         let ranks_run = self.processes.iter().any(|((node, role), process)| {
             let is_rank = matches!(role, Role::Rank(_));
             is_rank && process.ended.is_none() && !self.hosts[*node].stopped
         });
-        self.told.filter(|_| ranks_run).map(|told| told + REPORTING)
+        self.notified.filter(|_| ranks_run).map(|since| since + REPORTING)
     }
 
     /// Whether a running daemon may yet report why the job failed.
@@ -91,7 +91,7 @@ impl Job {
             self.fail(Cause::Ended { role, host, pid, end, at, ran, tail }, now);
         }
         if self.phase == Phase::Gathering {
-            let all_reported = self.reporting && self.told_until().is_none();
+            let all_reported = self.reporting && self.reports_until().is_none();
             if self.awaited && self.blames(node, role) || all_reported {
                 self.deadline = Some(now);
                 self.tick(now);

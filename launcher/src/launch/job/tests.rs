@@ -194,22 +194,22 @@ fn the_rank_at_fault_gets_time_to_end() {
 }
 
 #[test]
-fn told_ranks_get_time_to_report() {
-    let told = || {
+fn notified_ranks_get_time_to_report() {
+    let notified = || {
         let mut job = running();
         step(&mut job, exited(0, Role::Rank(1), ProcessEnd::Code(5), 1400), 1400);
         step(&mut job, said(0, Role::Daemon, &failed(Some(1))), 1450);
-        assert!(step(&mut job, Event::Tick, 1600).is_empty(), "ranks 0 and 2 are told");
+        assert!(step(&mut job, Event::Tick, 1600).is_empty(), "ranks 0 and 2 may report it");
         assert!(
             step(&mut job, exited(0, Role::Rank(0), ProcessEnd::Code(8), 1700), 1700).is_empty()
         );
         job
     };
-    let mut job = told();
+    let mut job = notified();
     let orders = step(&mut job, exited(1, Role::Rank(2), ProcessEnd::Code(8), 1800), 1800);
     assert_eq!(orders, ["0:stop 3000", "1:stop 3000"], "all have reported");
     assert_eq!(stop_all(&mut job, 1900).code, 5);
-    let mut job = told();
+    let mut job = notified();
     assert_eq!(job.deadline(), Some(ms(2450)), "WAIT");
     assert_eq!(step(&mut job, Event::Tick, 2450), ["0:stop 3000", "1:stop 3000"]);
     assert_eq!(stop_all(&mut job, 2500).code, 5);
