@@ -267,11 +267,20 @@ impl Daemon {
         }
         // The workers have the grace period to read the cause and leave. After a failure, workers
         // that attach late receive the cause, too (TELL). The daemon does not wait for them if this
-        // host is being stopped, or if no agent would report that they will not attach.
+        // host is being stopped, or if no agent would report that they will not attach. If an agent
+        // has started them, only their end or that of this host ends the wait: the launcher limits
+        // it (WAIT).
         let late = ending != Ending::Finished && notices.is_some();
         let deadline = Instant::now() + config.grace;
         let gone = async {
-            while node.workers.any(late && !cancel.is_cancelled()) && Instant::now() < deadline {
+            loop {
+                let in_time = Instant::now() < deadline;
+                let may_come = in_time || node.process_ends.any_runs();
+                let is_late = node.workers.first_missing().is_some();
+                let serves = late && !cancel.is_cancelled() && may_come && is_late;
+                if !(serves || in_time && node.workers.any_there()) {
+                    return;
+                }
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };

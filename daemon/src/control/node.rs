@@ -188,7 +188,10 @@ impl Node {
     pub(crate) fn handle_notice(&self, notice: Notice) {
         match notice {
             Notice::Started { rank, pid } => self.process_ends.started(rank, pid),
-            Notice::Ended { rank, end } => self.ended(rank, end),
+            Notice::Ended { rank, end } => {
+                self.process_ends.runs_no_more(rank);
+                self.ended(rank, end);
+            }
             Notice::Stopping { why } => {
                 self.process_ends.stop(why.clone());
                 self.stopped(&why);

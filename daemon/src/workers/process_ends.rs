@@ -3,7 +3,7 @@
 //! rank that just exited, or that was ended together with all others.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
 
@@ -31,6 +31,8 @@ struct EndState {
     ends: BTreeMap<u32, ProcessEnd>,
     /// The processes that the agent has started.
     started: BTreeMap<Rank, u32>,
+    /// The ranks whose process has been started and has not ended.
+    running: BTreeSet<Rank>,
     stopped: Option<String>,
 }
 
@@ -42,7 +44,20 @@ impl ProcessEnds {
 
     /// The agent has started the process of a rank.
     pub(crate) fn started(&self, rank: Rank, pid: u32) {
-        self.state.lock().started.insert(rank, pid);
+        let mut state = self.state.lock();
+        state.started.insert(rank, pid);
+        state.running.insert(rank);
+    }
+
+    /// The process of a rank does not run any more.
+    pub(crate) fn runs_no_more(&self, rank: Rank) {
+        self.state.lock().running.remove(&rank);
+    }
+
+    /// Whether any process runs that an agent has started and watches.
+    pub(crate) fn any_runs(&self) -> bool {
+        let state = self.state.lock();
+        state.by_agent && !state.running.is_empty()
     }
 
     /// The process of a rank, if the agent has started it.
@@ -104,6 +119,17 @@ impl ProcessEnds {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_an_agent_knows_what_still_runs() {
+        let ends = ProcessEnds::default();
+        ends.started(Rank(4), 77);
+        assert!(!ends.any_runs(), "nobody would report its end");
+        ends.expect(true);
+        assert!(ends.any_runs());
+        ends.runs_no_more(Rank(4));
+        assert!(!ends.any_runs());
+    }
 
     #[test]
     fn the_end_of_a_process_is_waited_for() {

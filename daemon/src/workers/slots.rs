@@ -99,14 +99,10 @@ impl Workers {
         }
     }
 
-    /// Whether any process is attached or attaching, or, with `yet_to_come`, may still attach.
-    pub(crate) fn any(&self, yet_to_come: bool) -> bool {
-        let there = |slot: &RwLock<Slot>| match &*slot.read() {
-            Slot::Claimed { .. } | Slot::Attached(_) => true,
-            Slot::Free => yet_to_come,
-            Slot::Left | Slot::Absent => false,
-        };
-        self.slots.iter().any(there)
+    /// Whether any process is attached or attaching.
+    pub(crate) fn any_there(&self) -> bool {
+        let is_there = |slot: &Slot| matches!(slot, Slot::Claimed { .. } | Slot::Attached(_));
+        self.slots.iter().any(|slot| is_there(&slot.read()))
     }
 
     /// The first rank that may come and is not attached yet.

@@ -11,7 +11,7 @@
 //! The launcher does not act on a failure at once. For a moment (`Gathering`) it gathers others, so
 //! that the earliest failure decides and not the one reported first. It also waits for a daemon's
 //! report of the cause, which may be late on a busy machine, and for the end of the process at
-//! fault.
+//! fault. Then the other ranks, which get the cause from their daemons, get time to report it.
 //!
 //! - [`events`]: what comes in and what goes out
 //! - `starting`: starting processes
@@ -36,6 +36,9 @@ use crate::signals::passed;
 
 /// How long services may take to end by themselves once all ranks have succeeded.
 const LEAVE: Duration = Duration::from_millis(300);
+
+/// How long ranks may take to report a failure before they are asked to end.
+const REPORTING: Duration = Duration::from_secs(1);
 
 /// How much longer than the grace period an agent may take to report that all has ended.
 const SLACK: Duration = Duration::from_secs(5);
@@ -84,10 +87,14 @@ pub struct Job {
     /// The host that reported why the job failed, and its report: the host of the coordinator or,
     /// without that, the first host that did. The job has failed, even if all ranks succeed.
     failure: Option<(usize, Failure)>,
+    /// When the first daemon reported a failure. The daemons notify the ranks at the same time.
+    notified: Option<Duration>,
     /// The daemons have been given more time to report the cause.
     patient: bool,
     /// The process at fault has been given time to end by itself.
     awaited: bool,
+    /// The ranks have been given time to report the failure.
+    reporting: bool,
     ranks_ran: bool,
     /// The user wants the job to end now, without waiting for a reader of its output.
     hurried: bool,
@@ -108,8 +115,10 @@ impl Job {
             processes: BTreeMap::new(),
             causes: Vec::new(),
             failure: None,
+            notified: None,
             patient: false,
             awaited: false,
+            reporting: false,
             ranks_ran: false,
             hurried: false,
             commands: Vec::new(),
@@ -197,15 +206,23 @@ impl Job {
             Ok(ServiceReport::Failed { failure }) => {
                 // The host of the coordinator knows best, unless it only reports that it is being
                 // stopped.
+                let stops = self.phase == Phase::Stopping;
                 let knows = match &self.failure {
-                    None => true,
-                    Some((from, _)) => node == 0 && *from != 0 && self.phase != Phase::Stopping,
+                    // A job that has succeeded can't fail because its daemons are stopped.
+                    None => !stops || !self.causes.is_empty(),
+                    Some((from, _)) => node == 0 && *from != 0 && !stops,
                 };
                 let is_first = self.failure.is_none();
+                self.notified.get_or_insert(now);
                 if knows {
                     self.failure = Some((node, failure));
                 }
                 match self.phase {
+                    // Its daemon serves ranks that may join late: perhaps no process ends (WAIT).
+                    Phase::Running if is_first => {
+                        let limit = now + self.limits.grace + self.limits.gather;
+                        self.deadline = Some(self.deadline.map_or(limit, |at| at.min(limit)));
+                    }
                     Phase::Leaving => self.deadline = Some(now + self.limits.grace),
                     // More reports of it follow at once.
                     Phase::Gathering if self.patient && is_first => {
@@ -265,7 +282,15 @@ impl Job {
                 self.awaited = true;
                 self.deadline = Some(now + self.limits.grace);
             }
+            Phase::Gathering if self.reports_until().is_some_and(|until| now < until) => {
+                self.reporting = true;
+                self.deadline = self.reports_until();
+            }
             Phase::Gathering | Phase::Leaving => self.stop(self.limits.grace, now),
+            Phase::Running if self.failure.is_some() => {
+                self.phase = Phase::Gathering;
+                self.tick(now);
+            }
             Phase::Stopping => self.phase = Phase::Done,
             Phase::Done => {}
             Phase::Reaching | Phase::First | Phase::Daemons | Phase::Running => {
@@ -314,7 +339,8 @@ impl Job {
                 self.start_ranks();
             }
             Phase::Running => {
-                if (0..self.plan.size()).all(|rank| self.has_started(rank)) {
+                let all_started = (0..self.plan.size()).all(|rank| self.has_started(rank));
+                if all_started && self.failure.is_none() {
                     self.deadline = None;
                 }
                 if (0..self.plan.size()).all(|rank| self.has_ended(rank)) {

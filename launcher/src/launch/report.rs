@@ -244,11 +244,20 @@ impl JobReport {
         Self { code: 0, lines: Vec::new(), output_of: None }
     }
 
+    /// The report of a job that the daemons declared to have failed, while no process failed.
+    fn failed(failure: &Failure) -> Self {
+        let lines = failure_lines(failure).into_iter().chain(hint_line(&failure.hint)).collect();
+        let output_of = failure.rank.map_or(Role::Daemon, |rank| Role::Rank(rank.0));
+        Self { code: 1, lines: on_a_screen(lines), output_of: Some(output_of) }
+    }
+
     /// The report on all causes; the root cause decides. If the job could not start, all reasons
     /// are listed, since each must be fixed. `failure` is what the daemons reported; `others_ran`
     /// says whether there were other ranks to stop.
     pub fn new(causes: &[Cause], failure: Option<&Failure>, others_ran: bool) -> Self {
-        let Some(first) = first(causes, failure) else { return Self::well() };
+        let Some(first) = first(causes, failure) else {
+            return failure.map_or_else(Self::well, Self::failed);
+        };
         let mut lines = match (first, failure) {
             (Cause::NotStarted { .. }, _) => causes
                 .iter()

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gradwire_services::launch::{Order, ProcessEnd, Role};
 
-use super::{Job, Phase, SLACK};
+use super::{Job, Phase, REPORTING, SLACK};
 use crate::launch::report::{self, Cause};
 
 impl Job {
@@ -30,6 +30,15 @@ impl Job {
     pub(super) fn blamed_runs(&self) -> bool {
         let mut running = self.processes.iter().filter(|(_, process)| process.ended.is_none());
         running.any(|((node, role), _)| self.blames(*node, *role))
+    }
+
+    /// Until when the ranks may report the failure; `None` if none runs any more.
+    pub(super) fn reports_until(&self) -> Option<Duration> {
+        let ranks_run = self.processes.iter().any(|((node, role), process)| {
+            let is_rank = matches!(role, Role::Rank(_));
+            is_rank && process.ended.is_none() && !self.hosts[*node].stopped
+        });
+        self.notified.filter(|_| ranks_run).map(|since| since + REPORTING)
     }
 
     /// Whether a running daemon may yet report why the job failed.
@@ -67,8 +76,10 @@ impl Job {
             self.fail(Cause::Ended { role, host, pid, end, at, ran, tail }, now);
         }
         if self.phase == Phase::Gathering {
-            if self.awaited && self.blames(node, role) {
-                self.stop(self.limits.grace, now);
+            let all_reported = self.reporting && self.reports_until().is_none();
+            if self.awaited && self.blames(node, role) || all_reported {
+                self.deadline = Some(now);
+                self.tick(now);
             } else if self.patient && !self.awaited && !self.report_may_come() {
                 // The last daemon has ended. The ends of other processes follow at once.
                 self.deadline = self.deadline.min(Some(now + self.limits.gather));

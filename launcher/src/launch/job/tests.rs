@@ -155,7 +155,8 @@ fn the_cause_may_be_reported_late() {
     let blame = to_line(&ServiceReport::Failed { failure });
     step(&mut job, said(1, Role::Daemon, &blame), 2000);
     assert!(step(&mut job, Event::Tick, 2200).is_empty(), "it is ending");
-    let orders = step(&mut job, exited(1, Role::Daemon, ProcessEnd::Code(2), 2300), 2300);
+    assert!(step(&mut job, exited(1, Role::Daemon, ProcessEnd::Code(2), 2300), 2300).is_empty());
+    let orders = step(&mut job, Event::Tick, 3000);
     assert_eq!(orders, ["0:stop 3000", "1:stop 3000"]);
     let line = &stop_all(&mut job, 2400).lines[0];
     assert!(line.starts_with("gradwire: the daemon on host b (pid 77) ended with exit"), "{line}");
@@ -189,6 +190,41 @@ fn the_rank_at_fault_gets_time_to_end() {
 }
 
 #[test]
+fn notified_ranks_get_time_to_report() {
+    let notified = || {
+        let mut job = running();
+        step(&mut job, exited(0, Role::Rank(1), ProcessEnd::Code(5), 1400), 1400);
+        step(&mut job, said(0, Role::Daemon, &failed(Some(1))), 1450);
+        assert!(step(&mut job, Event::Tick, 1600).is_empty(), "ranks 0 and 2 may report it");
+        assert!(
+            step(&mut job, exited(0, Role::Rank(0), ProcessEnd::Code(8), 1700), 1700).is_empty()
+        );
+        job
+    };
+    let mut job = notified();
+    let orders = step(&mut job, exited(1, Role::Rank(2), ProcessEnd::Code(8), 1800), 1800);
+    assert_eq!(orders, ["0:stop 3000", "1:stop 3000"], "all have reported");
+    assert_eq!(stop_all(&mut job, 1900).code, 5);
+    let mut job = notified();
+    assert_eq!(job.deadline(), Some(ms(2450)), "WAIT");
+    assert_eq!(step(&mut job, Event::Tick, 2450), ["0:stop 3000", "1:stop 3000"]);
+    assert_eq!(stop_all(&mut job, 2500).code, 5);
+}
+
+#[test]
+fn a_failed_job_whose_processes_run_on_is_ended() {
+    // The daemon waits for rank 2, which has not attached yet.
+    let mut job = running();
+    step(&mut job, said(0, Role::Daemon, &failed(None)), 1400);
+    assert!(step(&mut job, Event::Tick, 4500).is_empty(), "they may still end by themselves");
+    assert_eq!(job.deadline(), Some(ms(4600)), "WAIT");
+    assert_eq!(step(&mut job, Event::Tick, 4600), ["0:stop 3000", "1:stop 3000"]);
+    let report = stop_all(&mut job, 4700);
+    assert_eq!(report.code, 1);
+    assert_eq!(report.lines, ["gradwire: the job failed: host a: its process has ended"]);
+}
+
+#[test]
 fn a_daemon_at_fault_gets_time_to_end() {
     let what = "the data plane can't be started";
     let failure = Failure::new(FailureKind::Resource, what).host("b");
@@ -214,8 +250,9 @@ fn a_stopped_daemon_does_not_report_the_cause() {
     let mut job = running();
     step(&mut job, said(1, Role::Daemon, &report("no answer from the coordinator", "b")), 1400);
     step(&mut job, exited(1, Role::Daemon, ProcessEnd::Code(1), 1405), 1406);
-    assert_eq!(step(&mut job, Event::Tick, 1606), ["0:stop 3000", "1:stop 3000"]);
-    step(&mut job, said(0, Role::Daemon, &report("the job was cancelled", "a")), 1610);
+    assert!(step(&mut job, Event::Tick, 1606).is_empty());
+    assert_eq!(step(&mut job, Event::Tick, 2400), ["0:stop 3000", "1:stop 3000"]);
+    step(&mut job, said(0, Role::Daemon, &report("gradwired was asked to end", "a")), 2410);
     let lines = stop_all(&mut job, 1700).lines;
     assert!(lines[0].ends_with("host b: no answer from the coordinator"), "{lines:?}");
 }
