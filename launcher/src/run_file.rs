@@ -122,7 +122,12 @@ impl RunFile {
             match write_whole(&path, 0o600, text.as_bytes()) {
                 // The last job of another launcher has ended.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
-                written => return written.map(|()| Self { path }),
+                Err(error) => {
+                    // A folder with other files stays.
+                    let _ = fs::remove_dir(folder);
+                    return Err(error);
+                }
+                Ok(()) => return Ok(Self { path }),
             }
         }
         Err(io::Error::other(format!("other launchers keep removing {}", folder.display())))

@@ -1,4 +1,5 @@
-//! Signals of a launcher: those that ask it to end, and those that it passes on to the ranks.
+//! Signals of a launcher: those that ask it to end, those that it passes on to the ranks, and those
+//! that must not depend on its starter.
 //!
 //! A signal that was ignored when the process began stays ignored: `nohup` needs that, and a shell
 //! ignores signals for background jobs.
@@ -25,6 +26,20 @@ pub fn passed(number: i32) -> Option<Signal> {
 /// The error of the system.
 pub fn suspend() -> io::Result<()> {
     Ok(kill_process(getpid(), Signal::STOP)?)
+}
+
+/// Makes this process independent of what its starter does with two signals. A starter that ignores
+/// SIGCHLD passes that on, and then the system does not say how children end. A limit of file sizes
+/// sends SIGXFSZ, which ends a process without a word; afterwards, it is an error of the write.
+///
+/// # Errors
+/// The error of the system.
+pub fn heed() -> io::Result<()> {
+    for raw in [Signal::CHILD, Signal::XFSZ].map(Signal::as_raw) {
+        // The handler stays without a receiver. Programs that are started do not inherit it.
+        drop(signal(SignalKind::from_raw(raw))?);
+    }
+    Ok(())
 }
 
 /// Receives the signals of Ctrl-C, `kill` and a closed terminal.

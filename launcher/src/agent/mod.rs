@@ -150,6 +150,8 @@ async fn begin<R: AsyncRead + Unpin>(
         }
         None => return Err(refused("the launcher sent no order".to_owned(), "")),
     };
+    crate::signals::heed()
+        .map_err(|error| refused(format!("can't handle signals: {error}"), ""))?;
     let programs = host::check(&begin).map_err(|(what, hint)| refused(what, &hint))?;
     processes::adopt_orphans()
         .map_err(|error| refused(format!("can't become a subreaper: {error}"), ""))?;

@@ -61,7 +61,7 @@ use crate::{
     processes::{self, Which},
     reach::Way,
     run_file::{RunFile, RunningJob},
-    signals::{Endings, Passed, suspend},
+    signals::{self, Endings, Passed, suspend},
 };
 
 /// How many events may wait for a decision (BOUND); when the queue is full, senders wait.
@@ -105,6 +105,7 @@ pub async fn run(
     settings: &Settings,
     mut options: Options,
 ) -> Result<JobReport, CommandError> {
+    signals::heed().map_err(|error| CommandError::system(&error))?;
     // If an agent here is killed, we have to end what it had started.
     processes::adopt_orphans().map_err(CommandError::failed)?;
     let files = options.output_dir.as_deref().map(|directory| {
