@@ -161,7 +161,7 @@ impl Link {
             Event::Refused { node, what, hint }
         } else {
             let what = strange.or_else(|| stderr.back().cloned()).unwrap_or_else(|| match status {
-                Some(status) => ProcessEnd::from(status).to_string(),
+                Some(status) => format!("its agent {}", ProcessEnd::from(status)),
                 None => "its agent no longer answers".to_owned(),
             });
             Event::Lost { node, what, at }
