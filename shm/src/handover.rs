@@ -76,13 +76,12 @@ pub enum HandoverError {
         /// The announced length.
         bytes: u32,
     },
-    /// More descriptors arrived than are allowed, or than this process may open.
-    #[error(
-        "more than {max} file descriptors arrived with a frame, or this process cannot open any \
-         more (ulimit -n)",
-        max = MAX_FDS
-    )]
+    /// More descriptors arrived than are allowed.
+    #[error("more than {max} file descriptors arrived with a frame", max = MAX_FDS)]
     TooManyFds,
+    /// The peer sent a descriptor that this process may not open: it has no fault in that.
+    #[error("this process can't open any more descriptors (ulimit -n)")]
+    NoDescriptor,
     /// The socket failed.
     #[error("the connection failed: {0}")]
     Io(#[from] io::Error),
@@ -203,13 +202,18 @@ impl Reader<'_> {
             Errno::AGAIN => HandoverError::TimedOut,
             other => HandoverError::Io(other.into()),
         })?;
+        let before = self.fds.len();
         for part in control.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = part {
                 self.fds.extend(fds);
             }
         }
         // The kernel has closed the descriptors that did not fit; `self` closes the others.
-        if message.flags.contains(ReturnFlags::CTRUNC) || self.fds.len() > MAX_FDS {
+        let is_cut = message.flags.contains(ReturnFlags::CTRUNC);
+        if is_cut && self.fds.len() - before < MAX_FDS {
+            return Err(HandoverError::NoDescriptor);
+        }
+        if is_cut || self.fds.len() > MAX_FDS {
             return Err(HandoverError::TooManyFds);
         }
         Ok(message.bytes)

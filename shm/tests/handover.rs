@@ -14,7 +14,10 @@ use std::{
 
 use gradwire_shm::handover::{self, HandoverError, MAX_FDS, MAX_FRAME, receive, send};
 use proptest::prelude::*;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::{
+    net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags},
+    process::{Resource, Rlimit, getrlimit, setrlimit},
+};
 
 mod common;
 
@@ -135,6 +138,21 @@ fn too_many_descriptors_are_refused_and_closed() {
         }
         let error = receive(&b).unwrap_err();
         assert!(matches!(error, HandoverError::TooManyFds), "{error}");
+    });
+}
+
+#[test]
+fn a_descriptor_that_can_not_be_opened_is_no_fault() {
+    counted(|| {
+        let (a, b) = pair();
+        let file: OwnedFd = std::fs::File::open("/proc/self/exe").unwrap().into();
+        send(&a, b"", &[file.as_fd(); 2]).unwrap();
+        let usual = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..usual }).unwrap();
+        let received = receive(&b);
+        setrlimit(Resource::Nofile, usual).unwrap();
+        let error = received.unwrap_err();
+        assert!(matches!(error, HandoverError::NoDescriptor), "{error}");
     });
 }
 

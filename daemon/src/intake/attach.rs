@@ -6,6 +6,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt::Display,
     io,
     net::{Shutdown, SocketAddr},
     os::{
@@ -30,7 +31,10 @@ use gradwire_shm::{
 use gradwire_telemetry::Rate;
 use parking_lot::Mutex;
 use prost::Message;
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::{
+    event::{EventfdFlags, eventfd},
+    io::Errno,
+};
 use tokio::{net::UnixListener, runtime::Handle, sync::mpsc::UnboundedSender};
 use tokio_util::sync::CancellationToken;
 
@@ -103,7 +107,7 @@ pub(crate) async fn serve(
             let (stream, second) = match accepted {
                 Ok(both) => both,
                 Err(error) => {
-                    let failure = no_descriptor(&error);
+                    let failure = no_descriptor(error);
                     tracing::warn!(%failure, "a worker's connection could not be accepted");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
@@ -147,7 +151,7 @@ fn prepare(stream: tokio::net::UnixStream) -> io::Result<(UnixStream, UnixStream
 }
 
 /// The failure of a worker if the system refuses a descriptor for its connection.
-fn no_descriptor(error: &io::Error) -> Failure {
+fn no_descriptor(error: impl Display) -> Failure {
     let what = format!("gradwired can't open a descriptor for a worker: {error}");
     Failure::new(FailureKind::Resource, what).hint("raise its limit of open files (ulimit -n)")
 }
@@ -170,6 +174,14 @@ fn refusal(what: impl Into<String>) -> Failure {
     Failure::new(FailureKind::Invalid, what)
 }
 
+/// Why a message of a worker can't be read.
+enum ReceiveError {
+    /// This daemon may not open the descriptor that came with it.
+    NoDescriptor,
+    /// The worker is at fault, for this reason.
+    Nonsense(String),
+}
+
 /// Why a session ended before the worker was attached.
 enum AttachError {
     Refused(Failure),
@@ -180,6 +192,15 @@ enum AttachError {
 impl From<Failure> for AttachError {
     fn from(failure: Failure) -> Self {
         Self::Refused(failure)
+    }
+}
+
+impl From<ReceiveError> for AttachError {
+    fn from(error: ReceiveError) -> Self {
+        match error {
+            ReceiveError::NoDescriptor => Self::Refused(no_descriptor(Errno::MFILE)),
+            ReceiveError::Nonsense(why) => Self::Broken(why),
+        }
     }
 }
 
@@ -222,7 +243,7 @@ impl Session {
         }
     }
 
-    fn receive(&self) -> Result<Option<(Request, Frame)>, String> {
+    fn receive(&self) -> Result<Option<(Request, Frame)>, ReceiveError> {
         let mut frame = match handover::receive(&self.stream) {
             Ok(Some(frame)) => frame,
             Ok(None) => return Ok(None),
@@ -230,11 +251,14 @@ impl Session {
             Err(HandoverError::Io(error)) if error.kind() == io::ErrorKind::ConnectionReset => {
                 return Ok(None);
             }
-            Err(error) => return Err(error.to_string()),
+            Err(HandoverError::NoDescriptor) => return Err(ReceiveError::NoDescriptor),
+            Err(error) => return Err(ReceiveError::Nonsense(error.to_string())),
         };
+        let nonsense = |why: &dyn Display| ReceiveError::Nonsense(why.to_string());
         let bytes = std::mem::take(&mut frame.bytes);
-        let message = pb::WorkerMessage::decode(&bytes[..]).map_err(|e| e.to_string())?;
-        let message = message.message.ok_or("it sent a message of an unknown kind")?;
+        let message = pb::WorkerMessage::decode(&bytes[..]).map_err(|e| nonsense(&e))?;
+        let message = message.message;
+        let message = message.ok_or_else(|| nonsense(&"it sent a message of an unknown kind"))?;
         Ok(Some((message, frame)))
     }
 
@@ -260,10 +284,8 @@ impl Session {
                 version: VERSION.into(),
             }),
         )?;
-        let (message, frame) = self
-            .receive()
-            .map_err(AttachError::Broken)?
-            .ok_or_else(|| AttachError::Broken("it sent nothing".into()))?;
+        let (message, frame) =
+            self.receive()?.ok_or_else(|| AttachError::Broken("it sent nothing".into()))?;
         let Request::Attach(attach) = message else {
             return Err(refusal("the first message must be Attach").into());
         };
@@ -315,7 +337,7 @@ impl Session {
                 .map_err(|error| refusal(format!("its control page is not usable: {error}")))?;
         let world = self.world()?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let doorbell = eventfd(0, flags).map_err(|error| no_descriptor(&error.into()))?;
+        let doorbell = eventfd(0, flags).map_err(no_descriptor)?;
         let local_rank = attach.local_rank;
         let rank = Rank(world.me().first_rank.0 + local_rank);
         if let Err(error) = trace.sample(self.node.config.sample_steps) {
@@ -329,7 +351,7 @@ impl Session {
             completions,
             activity: RankActivity::new(rank, activity),
             trace,
-            outbox: Outbox::new(self.stream.try_clone().map_err(|e| no_descriptor(&e))?),
+            outbox: Outbox::new(self.stream.try_clone().map_err(no_descriptor)?),
         });
         // WAIT: a worker notices the daemon's silence from the first heartbeat on. So the first one
         // is sent before the worker is attached.
@@ -424,11 +446,15 @@ impl Session {
                     }
                     break None;
                 }
-                Err(why) => break Some(worker.sent_nonsense(&why)),
+                Err(ReceiveError::NoDescriptor) => break Some(no_descriptor(Errno::MFILE)),
+                Err(ReceiveError::Nonsense(why)) => break Some(worker.sent_nonsense(&why)),
             }
         };
         if let Some(failure) = end {
-            let is_there = matches!(failure.kind, FailureKind::Protocol | FailureKind::RankLeft);
+            let is_there = matches!(
+                failure.kind,
+                FailureKind::Protocol | FailureKind::RankLeft | FailureKind::Resource
+            );
             self.node.worker_failed(worker, failure);
             if is_there {
                 // The connection stays open until the worker closes it, so that this worker also

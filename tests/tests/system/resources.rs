@@ -118,6 +118,7 @@ fn a_daemon_without_descriptors_says_so_anywhere() {
         report.assert_code(1);
         let expected = |line: &Line| line.text.contains("ulimit -n");
         assert!(report.lines.iter().any(expected), "--nofile={limit}: {}", report.all());
+        assert!(!report.all().contains("nonsense"), "--nofile={limit}: {}", report.all());
     }
     assert_eq!(with_limited_daemon("--nofile=256").code(), 0, "a normal limit is enough");
     println!("finished with {finished} of the limits");
