@@ -186,7 +186,7 @@ impl Runtime {
             tokio::select! {
                 biased;
                 () = cancel.cancelled() => {
-                    self.step(Event::Cancel { why: "the job was cancelled".into() });
+                    self.step(Event::Cancel { why: "the coordinator was asked to end".into() });
                 }
                 Some(inbound) = inbox.recv() => self.take(inbound),
                 () = sleep_until(wake) => {}

@@ -251,8 +251,9 @@ async fn serve(
         data: Some(daemon.data_address()),
         grpc: hosted.as_ref().map(Hosted::address),
     });
-    let cancel = CancellationToken::new();
-    let on_signal = cancel.clone();
+    let (cancel, stop_coordinator) = (CancellationToken::new(), CancellationToken::new());
+    let (on_signal, after_signal) = (cancel.clone(), stop_coordinator.clone());
+    let cause_window = settings.coordinator.cause_window;
     tokio::spawn(async move {
         tokio::select! {
             _ = terminate.recv() => {}
@@ -263,6 +264,10 @@ async fn serve(
         // (TELL).
         sleep(REASON_WAIT).await;
         on_signal.cancel();
+        // The daemon reports that it was asked to end, and the coordinator ends with that cause. It
+        // must be asked, too, if it still waits for other nodes.
+        sleep(cause_window + REASON_WAIT).await;
+        after_signal.cancel();
     });
     if let Some(hosted) = &hosted {
         daemon = daemon.beside(hosted.acceptor());
@@ -273,7 +278,8 @@ async fn serve(
         }
         _ => None,
     };
-    let coordinator = hosted.map(|hosted| tokio::spawn(coordinate(hosted, cancel.clone())));
+    let coordinator =
+        hosted.map(|hosted| tokio::spawn(coordinate(hosted, stop_coordinator.clone())));
     let ending = daemon
         .with_agent(notices)
         .run(cancel.clone(), move |formed| {
@@ -282,7 +288,7 @@ async fn serve(
         })
         .await?;
     if let Some(coordinator) = coordinator {
-        end(coordinator, &cancel, settings.launch.grace.max(MIN_GRACE)).await;
+        end(coordinator, &stop_coordinator, settings.launch.grace.max(MIN_GRACE)).await;
     }
     if let Some(spans) = spans {
         spans.finish().await;

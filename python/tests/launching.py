@@ -54,6 +54,18 @@ def until(what: str, see: Callable[[], Any], seconds: float = 60) -> Any:
         time.sleep(0.2)
 
 
+def remains(mark: bytes) -> list[str]:
+    """The processes with this text in their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_text().replace("\0", " ")[:200])
+        except OSError:
+            pass
+    return found
+
+
 @contextlib.contextmanager
 def running(words: list[str], log: Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process that is killed afterwards, by its id."""

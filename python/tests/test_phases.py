@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from launching import AT_NIGHT, LAUNCHER
+from launching import AT_NIGHT, LAUNCHER, remains
 
 PROGRAM = """
 import faulthandler, os, signal, sys, threading, time
@@ -174,6 +174,7 @@ CELLS = [
     Cell("idle", "SIGSTOP", STOPPED, (1,)),
     Cell("idle", "daemon SIGKILL", DAEMON, (1,)),
     Cell("idle", "daemon SIGSTOP", DAEMON, (1,)),
+    Cell("idle", "daemon SIGTERM", "host .*gradwired was asked to end: by SIGTERM", (1,)),
     Cell("idle", "launcher SIGKILL", ".*", (-9,)),
     Cell("busy", "exit 3", "ended with exit code 3", (3,)),
     Cell("busy", "SIGKILL", "was killed by SIGKILL", (137,)),
@@ -210,18 +211,6 @@ class Ended:
     output: str
     # What remained of the job after a while.
     left: list[str]
-
-
-def remains(mark: bytes) -> list[str]:
-    """The processes with this text in their environment."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_text().replace("\0", " ")[:200])
-        except OSError:
-            pass
-    return found
 
 
 def play(cell: Cell, hosts: str, folder: Path) -> Ended:

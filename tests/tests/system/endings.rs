@@ -282,7 +282,7 @@ fn asking_a_daemon_to_end_ends_the_job() {
 fn asking_the_coordinator_to_end_ends_the_job() {
     let cause = ended_by(&Plan::nodes(&[2, 1]), |cluster| cluster.stop_coordinator.cancel());
     assert_eq!(cause.kind, FailureKind::Cancelled);
-    assert!(cause.what.contains("the job was cancelled"), "{cause}");
+    assert!(cause.what.contains("the coordinator was asked to end"), "{cause}");
 }
 
 #[test]
