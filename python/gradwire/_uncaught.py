@@ -13,7 +13,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from gradwire import _native
@@ -22,6 +22,8 @@ from gradwire import _native
 text: str | None = None
 # The failure because of which it is ending, if there is one: another rank may be at fault.
 cause: _native.Failure | None = None
+# Tells the other ranks why this process is ending.
+tell: Callable[[], None] | None = None
 
 # About a screen.
 _MAX_LINES, _MAX_CHARACTERS = 20, 1600
@@ -60,10 +62,10 @@ def watch() -> None:
     in_main, in_thread = sys.excepthook, threading.excepthook
 
     def main(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        global text, cause
-        text = f"it ended with {described(error)}"
-        failures = (getattr(each, "_failure", None) for each in _chain(error) if _is_ours(each))
-        cause = next((failure for failure in failures if failure is not None), None)
+        # The interpreter sets this before it ends. A program that calls the hook itself goes on.
+        if getattr(sys, "last_value", None) is error:
+            _note(error)
+            _tell_before_waiting()
         _announce()
         with shortened(error) as ours:
             in_main(kind, error, error.__traceback__ if ours else trace)
@@ -78,6 +80,27 @@ def watch() -> None:
             in_thread(args)
 
     sys.excepthook, threading.excepthook = main, thread
+
+
+def _note(error: BaseException) -> None:
+    """Notes that this process is ending because of this error."""
+    global text, cause
+    text = f"it ended with {described(error)}"
+    failures = (getattr(each, "_failure", None) for each in _chain(error) if _is_ours(each))
+    cause = next((failure for failure in failures if failure is not None), None)
+
+
+def _tell_before_waiting() -> None:
+    """Tells the other ranks as soon as the main thread has ended, if that is because of an error.
+
+    The interpreter then waits for all other threads that are not daemons, and only afterwards calls
+    the exit handlers. The other ranks must not wait for such threads (WAIT).
+    """
+    register = getattr(threading, "_register_atexit", None)
+    if register is not None and tell is not None:
+        # The last one registered is called first, before thread pools wait for their tasks.
+        with contextlib.suppress(RuntimeError):  # the threads have ended
+            register(tell)
 
 
 def _announce() -> None:

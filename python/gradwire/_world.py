@@ -361,6 +361,16 @@ def _has_exit_code() -> bool:
     return multiprocessing is None or multiprocessing.parent_process() is None
 
 
+def _tell() -> None:
+    """Tells all ranks why this process is ending, after an uncaught error (TELL)."""
+    with contextlib.suppress(RuntimeError):  # the failed calls have already reported it
+        if _uncaught.text is not None and is_rank() and _session is not None:
+            _session.abort(_uncaught.text, _uncaught.cause)
+
+
+_uncaught.tell = _tell
+
+
 @atexit.register
 def _at_exit() -> None:
     """Leaves the job when the interpreter exits, or tells all ranks why it failed (TELL)."""
@@ -368,7 +378,7 @@ def _at_exit() -> None:
         return  # a forked child has nothing to end
     try:
         if _session is not None and _uncaught.text is not None:
-            _session.abort(_uncaught.text, _uncaught.cause)
+            _tell()
         elif _has_exit_code():
             # SystemExit can't be distinguished here. The exit code, not known yet, decides.
             ended = _detach()

@@ -267,6 +267,7 @@ GOOD_ENDS = {
     "zero": "sys.exit(0)",
     "a thread": "t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()",
     "atexit": "atexit.register(lambda: 1 / 0)",
+    "shown": "sys.excepthook(OSError, OSError('shown by hand'), None)",
 }
 
 
@@ -275,6 +276,29 @@ def test_an_exit_code_of_zero_is_a_good_end(job: Job, how: str) -> None:
     text = "import atexit, sys, threading\nimport gradwire as gw\ngw.init()\n"
     done = job(f"{text}if gw.rank() == 1:\n" + textwrap.indent(how, "    "))
     assert done.returncode == 0 and "gradwire:" not in done.stdout, done.stdout
+
+
+def test_threads_do_not_hide_an_exception(job: Job) -> None:
+    """The process of rank 1 waits for its threads, and the others do not wait for it."""
+    done = job(
+        """
+        import concurrent.futures, threading, time
+        import gradwire as gw
+        gw.init()
+        if gw.rank() == 1:
+            threading.Thread(target=time.sleep, args=(600,)).start()
+            concurrent.futures.ThreadPoolExecutor().submit(time.sleep, 600)
+            raise LookupError("the data is missing")
+        try:
+            gw.barrier()
+        except gw.GradwireError as error:
+            print("TOLD", error.rank, error)
+        """
+    )
+    [told] = [line for line in done.stdout.splitlines() if "TOLD" in line]
+    assert "TOLD 1 " in told and "LookupError: the data is missing" in told, done.stdout
+    assert "gradwire: the job failed: rank 1 on host localhost" in done.stdout, done.stdout
+    assert done.returncode == 1, done.stdout
 
 
 def test_a_process_that_skips_exit_handlers(job: Job) -> None:
