@@ -73,7 +73,10 @@ def run(
             text = f"{_name(func)} or one of its arguments can't be pickled: {error}"
             raise InvalidRequest(text, kind="invalid") from error
         (folder / "call").write_bytes(call)
-        words = [find("gradwire"), "run", "-np", str(np)]
+        gradwire = find("gradwire")
+        # If this process is killed, the launcher is asked to end the job (CLEAN).
+        words = [gradwire, "exec-child", "--gently", str(os.getpid())]
+        words += [gradwire, "run", "-np", str(np)]
         words += ["-H", hosts] if hosts is not None else []
         words += ["--verbose"] if verbose else []
         words += [

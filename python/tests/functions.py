@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from pathlib import Path
 
 import gradwire
 
@@ -21,6 +23,13 @@ def raises() -> None:
     if gradwire.rank() == 1:
         raise LookupError("nothing there")
     gradwire.barrier()
+
+
+def sleeps(folder: str) -> None:
+    """Says in a file that it runs, and goes on for long without any output."""
+    gradwire.init()
+    (Path(folder) / f"runs.{gradwire.rank()}").touch()
+    time.sleep(600)
 
 
 def horovods_variables() -> dict[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from functions import horovods_variables, raises, shares
-from launching import LAUNCHER, LIMIT, Job
+from launching import LAUNCHER, LIMIT, Job, remains, running, until
 
 import gradwire
 
@@ -37,6 +37,22 @@ def test_a_function_that_fails() -> None:
     assert caught.value.rank == 1
     with pytest.raises(ValueError, match="np=0"):
         gradwire.run(raises, np=0)
+
+
+def test_a_killed_caller_leaves_no_job(tmp_path: Path) -> None:
+    program = tmp_path / "caller.py"
+    program.write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "import functions, gradwire\n"
+        "gradwire.run(functions.sleeps, (sys.argv[1],), np=2)\n"
+    )
+    mark = f"TEST_CALLER={tmp_path}"
+    words = [sys.executable, str(program), str(tmp_path)]
+    with running(words, tmp_path / "log", TEST_CALLER=str(tmp_path)) as caller:
+        until("both ranks run", lambda: len(list(tmp_path.glob("runs.*"))) == 2)
+        caller.kill()
+        until("the job has ended", lambda: not remains(mark.encode()))
 
 
 def test_without_a_launcher(job: Job) -> None:
