@@ -17,6 +17,7 @@ is over, and the launcher has set torchrun's variables as well.
 
 from __future__ import annotations
 
+import concurrent.futures
 import itertools
 import json
 import os
@@ -26,7 +27,9 @@ import shlex
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -80,20 +83,39 @@ def _timeout() -> float:
     return 30.0
 
 
+def _in_lasting_thread(start: Callable[[], subprocess.Popen[str]]) -> subprocess.Popen[str]:
+    """Starts a process whose life is tied to a thread that lives as long as this process."""
+    if threading.current_thread() is threading.main_thread():
+        return start()
+    started: concurrent.futures.Future[subprocess.Popen[str]] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            started.set_result(start())
+        except BaseException as error:
+            started.set_exception(error)
+        threading.Event().wait()
+
+    threading.Thread(target=run, name="gw-services", daemon=True).start()
+    return started.result()
+
+
 def _serve(words: list[str], variables: dict[str, str]) -> dict[str, str]:
     """Starts a service; returns its report once it is ready."""
     gradwire = find("gradwire")
     # Gently: if this process dies, the daemon still has time to report that to the others.
     command = [gradwire, "exec-child", "--gently", str(os.getpid()), *words]
     environment = {name: text for name, text in os.environ.items() if name not in _TORCHRUN}
-    service = subprocess.Popen(
-        command,
-        env=environment | variables,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        # Ctrl-C should reach only the training process, which then leaves the job.
-        start_new_session=True,
+    service = _in_lasting_thread(
+        lambda: subprocess.Popen(
+            command,
+            env=environment | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            # Ctrl-C should reach only the training process, which then leaves the job.
+            start_new_session=True,
+        )
     )
     _services.append(service)
     assert service.stdout is not None

@@ -193,8 +193,6 @@ def init(
     Under ``gradwire run`` and torchrun, it joins their job. Without a launcher, this process
     becomes the only rank of a new job. A second call does nothing.
 
-    Call it in the main thread: any processes it starts end with the calling thread.
-
     Args:
         comm: All ranks of the job, or None. Horovod also accepts a subset; use process sets for
             that.

@@ -55,6 +55,22 @@ def test_a_killed_caller_leaves_no_job(tmp_path: Path) -> None:
         until("the job has ended", lambda: not remains(mark.encode()))
 
 
+def test_a_thread_that_attaches_may_end(job: Job) -> None:
+    done = job(
+        """
+        import threading, time
+        import gradwire as gw, numpy as np
+        thread = threading.Thread(target=gw.init)
+        thread.start()
+        thread.join()
+        time.sleep(1)  # if its daemon ended with the thread, it would have by now
+        print("MEAN", gw.allreduce(np.ones(2))[0])
+        """,
+        ranks=None,
+    )
+    assert "MEAN 1.0" in done.stdout and done.returncode == 0, done.stdout
+
+
 def test_without_a_launcher(job: Job) -> None:
     done = job(SCRIPT + "gw.shutdown()\ngw.init()\nprint('AGAIN', gw.size())\n", ranks=None)
     assert "RANK 0 of 1 local 0 of 1 sum 1.0" in done.stdout, done.stdout
