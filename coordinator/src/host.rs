@@ -9,9 +9,10 @@ use std::{
     io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
+    time::Duration,
 };
 
-use gradwire_proto::{Ending, JobId, Secret};
+use gradwire_proto::{Ending, Epoch, JobId, Secret};
 use gradwire_settings::{
     Settings,
     variables::{VariableError, Variables},
@@ -28,6 +29,10 @@ use crate::{
     server::Coordinator,
     session::SessionAcceptor,
 };
+
+/// How long the coordinator and the daemons of an elastic job try to send their last messages.
+/// Their successors can't begin before they have ended.
+pub const LAST_MESSAGES: Duration = Duration::from_secs(1);
 
 /// Why a coordinator can't be hosted.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +58,13 @@ pub enum HostError {
     Serve(#[from] CoordinatorError),
 }
 
+impl HostError {
+    /// Whether another process, or one that has just ended, has its address.
+    pub fn is_taken(&self) -> bool {
+        matches!(self, Self::Listen { reason, .. } if reason.kind() == io::ErrorKind::AddrInUse)
+    }
+}
+
 /// The job's variables, which the launcher sets.
 #[derive(Debug)]
 struct JobVariables {
@@ -62,6 +74,8 @@ struct JobVariables {
     /// How many nodes, the last ones, have no ranks.
     servers: u32,
     ranks: u32,
+    /// In an elastic job.
+    epoch: Option<Epoch>,
     bind: IpAddr,
 }
 
@@ -84,6 +98,7 @@ impl JobVariables {
                 false => 0,
             },
             ranks: env.parse("GRADWIRE_RANKS", "expected a number")?,
+            epoch: env.epoch()?,
             bind: env.parse(bind, "expected an IP address")?,
         })
     }
@@ -97,6 +112,10 @@ fn configuration(
     let nodes = (job.nodes, job.servers);
     let mut config = CoordinatorConfig::new(job.job.clone(), job.secret.clone(), nodes, settings)?;
     config.engine.ranks = Some(job.ranks);
+    if let Some(epoch) = job.epoch {
+        (config.engine.epoch, config.engine.elastic) = (epoch, true);
+        config.grace = config.grace.min(LAST_MESSAGES);
+    }
     config.health = Some(health);
     Ok(config)
 }

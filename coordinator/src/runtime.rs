@@ -516,7 +516,9 @@ fn log_failure(failure: &Failure) {
 fn refusal(kind: RefusalKind, text: String) -> Status {
     match kind {
         RefusalKind::Secret => Status::unauthenticated(text),
-        RefusalKind::Version | RefusalKind::Job => Status::failed_precondition(text),
+        RefusalKind::Version | RefusalKind::Job | RefusalKind::Epoch => {
+            Status::failed_precondition(text)
+        }
         RefusalKind::Invalid => Status::invalid_argument(text),
         RefusalKind::Taken => Status::already_exists(text),
         RefusalKind::Over => Status::unavailable(text),

@@ -74,6 +74,7 @@ impl Coordinator {
             inbox: sender,
             secret: config.secret.clone(),
             join_timeout: config.join_timeout,
+            epoch: config.engine.named_epoch(),
             traces,
             sessions: sessions.clone(),
             stop: stop_sessions.clone(),

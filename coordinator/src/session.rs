@@ -42,6 +42,8 @@ pub(crate) struct SessionContext {
     pub(crate) inbox: mpsc::Sender<Inbound>,
     pub(crate) secret: Secret,
     pub(crate) join_timeout: Duration,
+    /// The epoch, for challenges.
+    pub(crate) epoch: u64,
     pub(crate) traces: Arc<Traces>,
     /// Runs one task for each stream.
     pub(crate) sessions: TaskTracker,
@@ -139,7 +141,7 @@ where
             nonce: nonce.to_vec(),
             protocol: PROTOCOL,
             version: VERSION.to_owned(),
-            epoch: 0,
+            epoch: self.context.epoch,
         };
         let _ = outbox.try_send(Ok(convert::message(Message::Challenge(challenge))));
         let limit = self.context.join_timeout;

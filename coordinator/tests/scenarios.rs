@@ -106,4 +106,5 @@ scenarios! {
     send_receive,
     servers,
     rooted,
+    elastic,
 }

@@ -13,7 +13,10 @@ use gradwire_settings::{
     variables::{VariableError, Variables},
 };
 
-use crate::{model::job::JobIdentity, transport::handshake::MAX_STREAMS};
+use crate::{
+    model::{elastic::Elastic, job::JobIdentity},
+    transport::handshake::MAX_STREAMS,
+};
 
 /// The configuration of a daemon, made by [`DaemonConfig::from_env`].
 #[derive(Debug, Clone)]
@@ -26,6 +29,8 @@ pub struct DaemonConfig {
     pub(crate) data_listen: SocketAddr,
     pub(crate) slots: u32,
     pub(crate) order: u32,
+    /// In an elastic job: the epoch, and the processes of this node.
+    pub(crate) elastic: Option<Elastic>,
     pub(crate) rack: String,
     /// The workers' Unix socket: a path, or `@name` in the abstract namespace.
     pub(crate) socket: String,
@@ -99,6 +104,7 @@ impl DaemonConfig {
             data_listen: settings.data.listen.unwrap_or(SocketAddr::new(address, 0)),
             slots,
             order: env.parse("GRADWIRE_ORDER", "it must be a number")?,
+            elastic: elastic(env, slots)?,
             rack: settings.node.rack.clone(),
             socket: env.text("GRADWIRE_SOCKET")?.to_owned(),
             start_timeout: settings.start.timeout,
@@ -126,6 +132,11 @@ impl DaemonConfig {
         })
     }
 
+    /// The epoch that challenges and joins name: 0 in a job with only one.
+    pub(crate) fn named_epoch(&self) -> u64 {
+        self.elastic.as_ref().map_or(0, |elastic| elastic.epoch.0)
+    }
+
     /// The address at which others reach this host.
     pub fn address(&self) -> IpAddr {
         self.address
@@ -142,6 +153,21 @@ impl DaemonConfig {
     }
 }
 
+/// The epoch of an elastic job, with the processes of this node.
+fn elastic(env: Variables<'_>, slots: u32) -> Result<Option<Elastic>, VariableError> {
+    let Some(epoch) = env.epoch()? else { return Ok(None) };
+    let workers = |list: &str| {
+        let numbers = list.split(',').filter(|_| !list.is_empty()).map(str::parse);
+        let numbers = numbers.collect::<Result<Vec<u32>, _>>();
+        Elastic::new(
+            epoch,
+            numbers.map_err(|_| "expected numbers with commas between".to_owned())?,
+            slots,
+        )
+    };
+    env.read("GRADWIRE_WORKERS", workers).map(Some)
+}
+
 /// The rate of this host's line in Mbit/s, if the settings contain it.
 fn line_rate(settings: &Settings) -> Option<u32> {
     let common = settings.network.rate_mbit;
@@ -152,13 +178,13 @@ fn line_rate(settings: &Settings) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use gradwire_proto::Epoch;
     use gradwire_settings::Layers;
 
     use super::*;
 
-    /// A chunk that ended within an element would lose the rest of the element.
-    #[test]
-    fn chunks_hold_whole_elements_of_every_type() {
+    /// The variables of a daemon, with some more.
+    fn variables(more: &[(&str, &str)]) -> HashMap<String, String> {
         let secret = "00".repeat(32);
         let job = [
             ("GRADWIRE_JOB", "job"),
@@ -170,13 +196,43 @@ mod tests {
             ("GRADWIRE_ORDER", "0"),
             ("GRADWIRE_SOCKET", "@socket"),
         ];
-        let job = job.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let all = job.iter().chain(more);
+        all.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    /// A chunk that ended within an element would lose the rest of the element.
+    #[test]
+    fn chunks_hold_whole_elements_of_every_type() {
         let flags = vec!["data.chunk_bytes=5001".to_owned()];
         let settings = Settings::load(&Layers { flags, ..Layers::default() }).unwrap().settings;
-        let config = DaemonConfig::from_env(&job, &settings).unwrap();
+        let config = DaemonConfig::from_env(&variables(&[]), &settings).unwrap();
         assert_eq!(config.chunk_bytes, 4992);
         for &dtype in gradwire_proto::DType::ALL {
             assert!(config.chunk_bytes.is_multiple_of(dtype.size() as u64));
+        }
+    }
+
+    #[test]
+    fn an_elastic_daemon_has_an_epoch_and_workers() {
+        let read = |more: &[(&str, &str)]| {
+            let config = DaemonConfig::from_env(&variables(more), &Settings::default());
+            config.map(|config| config.elastic).map_err(|error| error.to_string())
+        };
+        let (elastic, epoch) = (("GRADWIRE_ELASTIC", "1"), ("GRADWIRE_EPOCH", "3"));
+        assert_eq!(read(&[("GRADWIRE_WORKERS", "5")]), Ok(None));
+        let three = Elastic::new(Epoch(3), vec![5, 2], 2).unwrap();
+        let two = [elastic, epoch, ("GRADWIRE_SLOTS", "2"), ("GRADWIRE_WORKERS", "5,2")];
+        assert_eq!(read(&two), Ok(Some(three)));
+        let server = [elastic, epoch, ("GRADWIRE_SLOTS", "0"), ("GRADWIRE_WORKERS", "")];
+        assert!(read(&server).is_ok_and(|elastic| elastic.is_some()));
+        assert!(read(&[elastic, epoch]).unwrap_err().contains("GRADWIRE_WORKERS is not set"));
+        for (workers, why) in [
+            ("5,2", "expected as many numbers as GRADWIRE_SLOTS, which is 1"),
+            ("5,", "expected numbers with commas between"),
+            ("a", "expected numbers with commas between"),
+        ] {
+            let error = read(&[elastic, epoch, ("GRADWIRE_WORKERS", workers)]).unwrap_err();
+            assert!(error.contains(why), "{error}");
         }
     }
 }

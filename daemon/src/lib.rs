@@ -48,7 +48,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_coordinator::SessionAcceptor;
+use gradwire_coordinator::{SessionAcceptor, host::LAST_MESSAGES};
 pub use gradwire_proto::Ending;
 use gradwire_proto::{Failure, FailureKind};
 use gradwire_services::launch::Notice;
@@ -100,6 +100,17 @@ pub enum DaemonError {
         /// The system's error.
         reason: io::Error,
     },
+}
+
+impl DaemonError {
+    /// Whether another process, or one that has just ended, has an address of this daemon.
+    pub fn is_taken(&self) -> bool {
+        match self {
+            Self::Data { reason, .. } | Self::Socket { reason, .. } | Self::System { reason } => {
+                reason.kind() == io::ErrorKind::AddrInUse
+            }
+        }
+    }
 }
 
 impl From<io::Error> for DaemonError {
@@ -227,6 +238,7 @@ impl Daemon {
             metrics_address: metrics,
             slots: config.slots,
             order: config.order,
+            epoch: config.named_epoch(),
             rack: config.rack.clone(),
             line_mbit: Line::of(data_address.ip(), config.line_rate).mbit(),
             start_timeout: config.start_timeout,
@@ -245,7 +257,7 @@ impl Daemon {
         };
         let cancelled = async {
             cancel.cancelled().await;
-            node.asked_to_end("by SIGTERM or SIGINT");
+            node.terminated();
             std::future::pending::<()>().await;
         };
         let liveness = node.liveness.clone();
@@ -267,15 +279,26 @@ impl Daemon {
         }
         // The workers have the grace period to read the cause and leave. After a failure, workers
         // that attach late receive the cause, too (TELL). The daemon does not wait for them if this
-        // host is being stopped, or if no agent would report that they will not attach.
-        let late = ending != Ending::Finished && notices.is_some();
-        let deadline = Instant::now() + config.grace;
+        // host is being stopped, or if no agent would report that they will not attach. In an
+        // elastic job they go on with its successor, which begins when this daemon has ended.
+        let failed = ending != Ending::Finished;
+        let makes_way = failed && config.elastic.is_some();
+        let late = failed && notices.is_some();
+        let is_needed = || match makes_way {
+            true => node.workers.are_owed_messages(),
+            false => node.workers.any(late && !cancel.is_cancelled()),
+        };
+        let limit = if makes_way { config.grace.min(LAST_MESSAGES) } else { config.grace };
+        let deadline = Instant::now() + limit;
         let gone = async {
-            while node.workers.any(late && !cancel.is_cancelled()) && Instant::now() < deadline {
+            while is_needed() && Instant::now() < deadline {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
         tokio::select! { () = gone => {} () = handle_notices(&node, &mut notices) => {} }
+        if makes_way {
+            node.workers.all().iter().for_each(|worker| worker.outbox.hang_up());
+        }
         stop.cancel();
         // A panic of the task has already been reported.
         let _ = accept.await;

@@ -9,11 +9,11 @@ use std::{
     path::PathBuf,
     process::ExitCode,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, anyhow};
-use gradwire_coordinator::host::Hosted;
+use gradwire_coordinator::host::{HostError, Hosted};
 use gradwire_daemon::{Daemon, DaemonConfig, DaemonError, Ending, metrics};
 use gradwire_proto::{Failure, VERSION};
 use gradwire_services::launch::{
@@ -185,7 +185,13 @@ async fn serve(
     settings: &Settings,
 ) -> anyhow::Result<(Ending, String)> {
     let here = environment.get("GRADWIRE_COORDINATOR").is_some_and(|place| place == HERE);
-    let hosted = if here { Some(Hosted::bind(&environment, settings).await?) } else { None };
+    let patience = Patience::of(&environment);
+    let hosted = if here {
+        let bind = || Hosted::bind(&environment, settings);
+        Some(patience.bind(bind, HostError::is_taken).await?)
+    } else {
+        None
+    };
     if let Some(hosted) = &hosted {
         environment.insert("GRADWIRE_COORDINATOR".to_owned(), hosted.address().to_string());
     }
@@ -239,7 +245,8 @@ async fn serve(
         hosted.inspection().shown_at(endpoint.address());
     }
     metrics::start();
-    let mut daemon = Daemon::bind(config).await?.shown_at(endpoint.address());
+    let daemon = patience.bind(|| Daemon::bind(config.clone()), DaemonError::is_taken);
+    let mut daemon = daemon.await?.shown_at(endpoint.address());
     // All resources that the system may refuse are taken before other processes rely on this
     // daemon.
     let mut terminate = signal(SignalKind::terminate()).map_err(DaemonError::from)?;
@@ -292,6 +299,35 @@ async fn serve(
     }
     endpoint.stop().await;
     Ok((ending, own_host))
+}
+
+/// How long the addresses of a daemon may be taken. In an elastic job its predecessor may have them
+/// for a moment.
+#[derive(Debug, Clone, Copy)]
+struct Patience(Duration);
+
+impl Patience {
+    fn of(environment: &HashMap<String, String>) -> Self {
+        let elastic = environment.contains_key("GRADWIRE_ELASTIC");
+        Self(if elastic { Duration::from_secs(2) } else { Duration::ZERO })
+    }
+
+    /// Binds addresses, again and again while they are taken.
+    async fn bind<T, E>(
+        self,
+        bind: impl AsyncFn() -> Result<T, E>,
+        is_taken: impl Fn(&E) -> bool,
+    ) -> Result<T, E> {
+        let deadline = Instant::now() + self.0;
+        loop {
+            match bind().await {
+                Err(error) if is_taken(&error) && Instant::now() < deadline => {
+                    sleep(Duration::from_millis(20)).await;
+                }
+                result => return result,
+            }
+        }
+    }
 }
 
 /// The pages about the job, for a listener at this address.

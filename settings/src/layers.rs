@@ -32,6 +32,8 @@ pub const RESERVED_VARIABLES: &[&str] = &[
     "GRADWIRE_CROSS_RANK",
     "GRADWIRE_CROSS_SIZE",
     "GRADWIRE_DAEMON_METRICS",
+    "GRADWIRE_ELASTIC",
+    "GRADWIRE_EPOCH",
     "GRADWIRE_HOST",
     "GRADWIRE_JOB",
     "GRADWIRE_LAUNCHED",
@@ -47,6 +49,8 @@ pub const RESERVED_VARIABLES: &[&str] = &[
     "GRADWIRE_SLOTS",
     "GRADWIRE_SOCKET",
     "GRADWIRE_STDERR",
+    "GRADWIRE_WORKER",
+    "GRADWIRE_WORKERS",
 ];
 
 /// The layers above the defaults, lowest first.

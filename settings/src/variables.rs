@@ -4,6 +4,8 @@
 
 use std::{collections::HashMap, fmt::Display, str::FromStr};
 
+use gradwire_proto::Epoch;
+
 /// Why a process of a job can't start.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VariableError {
@@ -47,6 +49,23 @@ impl Variables<'_> {
         self.read(variable, |value| value.parse().map_err(|_| reason))
     }
 
+    /// The epoch for which a daemon of an elastic job was started; `None` in a fixed job.
+    ///
+    /// # Errors
+    /// [`VariableError`] with the variable.
+    pub fn epoch(&self) -> Result<Option<Epoch>, VariableError> {
+        if !self.0.contains_key("GRADWIRE_ELASTIC") {
+            return Ok(None);
+        }
+        self.read(
+            "GRADWIRE_ELASTIC",
+            |value| if value == "1" { Ok(()) } else { Err("expected 1") },
+        )?;
+        let epoch = |value: &str| value.parse().ok().filter(|epoch| *epoch > 0).map(Epoch);
+        self.read("GRADWIRE_EPOCH", |value| epoch(value).ok_or("expected a number from 1 on"))
+            .map(Some)
+    }
+
     /// The value of a variable, parsed by `read`.
     ///
     /// # Errors
@@ -79,5 +98,35 @@ impl Variables<'_> {
             }
             missing @ VariableError::Missing(_) => missing,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_elastic_job_has_an_epoch() {
+        let epoch = |pairs: &[(&str, &str)]| {
+            let pair = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+            let all = pairs.iter().map(pair).collect();
+            Variables(&all).epoch().map_err(|error| error.to_string())
+        };
+        let (elastic, three) = (("GRADWIRE_ELASTIC", "1"), ("GRADWIRE_EPOCH", "3"));
+        assert_eq!(epoch(&[]), Ok(None));
+        assert_eq!(epoch(&[three]), Ok(None));
+        assert_eq!(epoch(&[elastic, three]), Ok(Some(Epoch(3))));
+        for (pairs, part) in [
+            (&[elastic][..], "GRADWIRE_EPOCH is not set"),
+            (
+                &[elastic, ("GRADWIRE_EPOCH", "0")],
+                "invalid GRADWIRE_EPOCH=\"0\": expected a number",
+            ),
+            (&[elastic, ("GRADWIRE_EPOCH", "x")], "invalid GRADWIRE_EPOCH"),
+            (&[("GRADWIRE_ELASTIC", "yes"), three], "invalid GRADWIRE_ELASTIC=\"yes\": expected 1"),
+        ] {
+            let error = epoch(pairs).unwrap_err();
+            assert!(error.starts_with(part), "{error}");
+        }
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! - [`cluster`]: a real coordinator, real daemons and real ranks in one process; ranks are threads
 //!   here, so that many small jobs are cheap
+//! - [`epochs`]: an elastic job of real daemons, whose epochs a test starts and ends
 //! - [`launched`]: jobs as a user starts them, with a process for each part
 //! - [`mod@reference`]: the right result of a collective, computed in a simple way
 //! - [`calls`]: a collective call as data: made through the public API, checked against the
@@ -15,6 +16,7 @@
 
 pub mod calls;
 pub mod cluster;
+pub mod epochs;
 pub mod launched;
 pub mod place;
 pub mod raw;

@@ -24,7 +24,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use gradwire_proto::{
-    PROTOCOL, Request, TensorName, VERSION,
+    JobId, PROTOCOL, Request, Secret, TensorName, VERSION,
     auth::Claim,
     pb::{self, daemon_message::Message as Reply, worker_message::Message as ToDaemon},
 };
@@ -160,23 +160,36 @@ pub fn attach(
     challenge: &pb::Challenge,
     spoil: impl FnOnce(&mut pb::Attach),
 ) -> ToDaemon {
+    let spoil = |attach: &mut pb::Attach| {
+        attach.local_rank = local_rank;
+        spoil(attach);
+    };
+    attach_to((cluster.job(), cluster.secret()), challenge, spoil)
+}
+
+/// Like [`attach`], for any job. `change` sets the local rank or the number of the worker.
+pub fn attach_to(
+    (job, secret): (&JobId, &Secret),
+    challenge: &pb::Challenge,
+    change: impl FnOnce(&mut pb::Attach),
+) -> ToDaemon {
     let mut attach = pb::Attach {
         protocol: PROTOCOL,
         version: VERSION.into(),
-        job: cluster.job().to_string(),
-        local_rank,
+        job: job.to_string(),
+        local_rank: 0,
         pid: std::process::id(),
         worker: None,
         proof: Vec::new(),
     };
-    spoil(&mut attach);
+    change(&mut attach);
     let claim = Claim::Attach {
         challenge: &challenge.nonce,
         job: &attach.job,
         local_rank: attach.worker.unwrap_or(attach.local_rank),
     };
     if attach.proof.is_empty() {
-        attach.proof = cluster.secret().prove(&claim).to_vec();
+        attach.proof = secret.prove(&claim).to_vec();
     }
     ToDaemon::Attach(attach)
 }
@@ -203,6 +216,52 @@ pub fn submission(ticket: u64, name: &str, request: Request) -> Submission {
     }
 }
 
+/// A rank that has asked to attach and waits for the answer.
+#[derive(Debug)]
+pub struct Attaching {
+    /// The connection to the daemon.
+    pub socket: Stranger,
+    /// The daemon's challenge.
+    pub challenge: pb::Challenge,
+    control: WorkerControl,
+    page: String,
+}
+
+impl Attaching {
+    /// Asks the daemon at a socket to attach a rank. `change` is that of [`attach_to`].
+    ///
+    /// # Errors
+    /// If nothing listens on the socket.
+    pub fn begin(
+        socket: &str,
+        job: (&JobId, &Secret),
+        change: impl FnOnce(&mut pb::Attach),
+    ) -> Result<Self> {
+        static PAGES: AtomicU32 = AtomicU32::new(0);
+        let number = PAGES.fetch_add(1, Ordering::Relaxed);
+        let page = format!("{}-raw-{number}-control", job.0);
+        let (control, fd) = WorkerControl::create(&page, u32::MAX)?;
+        let socket = Stranger::connect(socket)?;
+        let challenge = socket.challenge()?;
+        socket.say(attach_to(job, &challenge, change), &[fd.as_fd()])?;
+        Ok(Self { socket, challenge, control, page })
+    }
+
+    /// Waits until the world has formed. Returns the rank, and its place in the world.
+    ///
+    /// # Errors
+    /// If the daemon gives another answer.
+    pub fn finish(self) -> Result<(RawWorker, pb::Attached)> {
+        let Self { socket, control, page, .. } = self;
+        let (attached, mut fds) = match socket.receive()? {
+            Some((Reply::Attached(attached), fds)) => (attached, fds),
+            other => bail!("the daemon did not attach a worker: {other:?}"),
+        };
+        let doorbell = File::from(fds.pop().context("no doorbell received")?);
+        Ok((RawWorker { socket, control, doorbell, page, segments: Vec::new() }, attached))
+    }
+}
+
 /// A rank that does only what the test says.
 #[derive(Debug)]
 pub struct RawWorker {
@@ -222,20 +281,12 @@ impl RawWorker {
     /// # Errors
     /// If the daemon refuses it.
     pub fn attach(cluster: &Cluster, rank: u32) -> Result<Self> {
-        static PAGES: AtomicU32 = AtomicU32::new(0);
         let (order, local_rank) = cluster.place(rank);
-        let number = PAGES.fetch_add(1, Ordering::Relaxed);
-        let page = format!("{}-raw-{number}-control", cluster.job());
-        let (control, fd) = WorkerControl::create(&page, u32::MAX)?;
-        let socket = Stranger::connect(&cluster.socket(order))?;
-        let attach = attach(cluster, local_rank, &socket.challenge()?, |_| ());
-        socket.say(attach, &[fd.as_fd()])?;
-        let Some((Reply::Attached(attached), mut fds)) = socket.receive()? else {
-            bail!("the daemon refused a worker");
-        };
+        let job = (cluster.job(), cluster.secret());
+        let change = |attach: &mut pb::Attach| attach.local_rank = local_rank;
+        let (worker, attached) = Attaching::begin(&cluster.socket(order), job, change)?.finish()?;
         ensure!(attached.rank == rank, "the daemon attached rank {rank} as {}", attached.rank);
-        let doorbell = File::from(fds.pop().context("no doorbell received")?);
-        Ok(Self { socket, control, doorbell, page, segments: Vec::new() })
+        Ok(worker)
     }
 
     /// Hands over a memory segment; returns its number.

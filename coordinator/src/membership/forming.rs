@@ -62,6 +62,17 @@ pub(crate) fn check_join(
             ),
         );
     }
+    if join.epoch != config.named_epoch() {
+        return refuse(
+            RefusalKind::Epoch,
+            format!(
+                "node '{host}' belongs to {}, but this coordinator serves {}: the daemons of all \
+                 hosts must be started for the same epoch (GRADWIRE_EPOCH)",
+                epoch_of(join.epoch),
+                epoch_of(config.named_epoch())
+            ),
+        );
+    }
     let invalid = |text: String| refuse(RefusalKind::Invalid, text);
     if join.host.len() > MAX_LABEL_BYTES || join.host.chars().any(char::is_control) {
         return invalid(format!(
@@ -127,6 +138,11 @@ pub(crate) fn check_join(
         ));
     }
     Ok(())
+}
+
+/// Names an epoch as joins have it.
+fn epoch_of(named: u64) -> String {
+    if named == 0 { "a job of fixed size".to_owned() } else { format!("epoch {named}") }
 }
 
 /// The nodes that have joined while the world is not complete.

@@ -242,6 +242,12 @@ impl Membership {
     ) -> Option<NodeId> {
         if let JobState::Forming { .. } = self.state {
             if let Some((order, host)) = self.forming.forget(connection) {
+                if self.config.elastic {
+                    // Its successor belongs to another epoch.
+                    let what = format!("gradwired disconnected ({why}) before the epoch had begun");
+                    self.abort(Failure::new(FailureKind::NodeLost, what).host(host), out);
+                    return None;
+                }
                 let missing = self.forming.missing(&self.config);
                 out.reason = format!("node {order} (host {host}) disconnected ({why}): {missing}");
                 let text = out.reason.clone();
@@ -354,7 +360,12 @@ impl Membership {
                 let what = format!("not all nodes joined within {waited}: {missing}");
                 let hint = "check the output of the missing nodes, and whether they can reach the \
                             coordinator; if they start slowly, increase launch.start_timeout_ms";
-                self.abort(Failure::new(FailureKind::Timeout, what).hint(hint), out);
+                // An elastic job goes on without them.
+                let kind = match self.config.elastic {
+                    true => FailureKind::NodeLost,
+                    false => FailureKind::Timeout,
+                };
+                self.abort(Failure::new(kind, what).hint(hint), out);
             }
             JobState::Forming { next_report } if now >= *next_report => {
                 self.state = JobState::Forming { next_report: now + WAITING_REPORT };

@@ -55,6 +55,8 @@ pub enum RefusalKind {
     Secret,
     /// It belongs to another job.
     Job,
+    /// It belongs to another epoch of the job.
+    Epoch,
     /// Its description of itself is invalid.
     Invalid,
     /// Its position is taken, or the world is complete.

@@ -37,6 +37,8 @@ pub struct EngineConfig {
     pub ranks: Option<u32>,
     /// The number of this formation of the world.
     pub epoch: Epoch,
+    /// Whether the job is elastic: it goes on in other epochs, which have other daemons.
+    pub elastic: bool,
     /// Data threads per daemon, with their own connections, 1 to [`MAX_LANES`]; sent to all nodes.
     pub lanes: u32,
     /// The wire type of reduced f32; sent to every node.
@@ -117,6 +119,7 @@ impl EngineConfig {
             servers,
             ranks: None,
             epoch: Epoch(1),
+            elastic: false,
             lanes: settings.data.lanes,
             compression,
             quantized_rules,
@@ -146,6 +149,11 @@ impl EngineConfig {
             may_arrange: !negotiation.strict,
             may_explore: settings.tuning.enabled && !negotiation.strict,
         })
+    }
+
+    /// The epoch that challenges and joins name: 0 in a job with only one.
+    pub(crate) fn named_epoch(&self) -> u64 {
+        if self.elastic { self.epoch.0 } else { 0 }
     }
 
     /// How long a node may be silent.

@@ -11,9 +11,9 @@ use gradwire_coordinator::{
     },
 };
 use gradwire_proto::{
-    Collective, DType, Failure, FailureKind, JobId, NodeId, PROTOCOL, Part, Priority, ProcessSetId,
-    Rank, ReduceOp, Request, Sequence, Shape, TensorId, TensorName, VERSION, convert::TensorRef,
-    pb,
+    Collective, DType, Epoch, Failure, FailureKind, JobId, NodeId, PROTOCOL, Part, Priority,
+    ProcessSetId, Rank, ReduceOp, Request, Sequence, Shape, TensorId, TensorName, VERSION,
+    convert::TensorRef, pb,
 };
 use gradwire_settings::{OnDeadlock, Settings};
 
@@ -77,6 +77,7 @@ fn config(text: &str) -> Parsed<EngineConfig> {
             "shutdown" => config.stall_shutdown = time(value)?,
             "deadlock" if value == "warn" => config.deadlock = OnDeadlock::Warn,
             "start" => config.start_timeout = time(value)?,
+            "epoch" => (config.epoch, config.elastic) = (Epoch(number(value)?), true),
             "algorithm" => config.rules = Rules::parse(value).map_err(|e| e.to_string())?,
             _ => return Err(format!("unknown setting {key}")),
         }
@@ -107,6 +108,7 @@ fn join(connection: u32, text: &str) -> Parsed<(pb::Join, bool)> {
             "address" => value.clone_into(&mut join.data_address),
             "slots" => join.slots = number(value)?,
             "order" => join.order = number(value)?,
+            "epoch" => join.epoch = number(value)?,
             "rack" => value.clone_into(&mut join.rack),
             "metrics" => value.clone_into(&mut join.metrics_address),
             "proven" => proven = value == "true",

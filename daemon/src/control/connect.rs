@@ -55,6 +55,8 @@ pub(crate) struct Introduction {
     pub(crate) metrics_address: Option<SocketAddr>,
     pub(crate) slots: u32,
     pub(crate) order: u32,
+    /// The epoch of an elastic job; otherwise 0.
+    pub(crate) epoch: u64,
     pub(crate) rack: String,
     /// The rate of its line in Mbit/s; 0 if unknown.
     pub(crate) line_mbit: u32,
@@ -79,7 +81,7 @@ impl Introduction {
             rack: &self.rack,
             metrics_address: &metrics_address,
             line_mbit: self.line_mbit,
-            epoch: 0,
+            epoch: self.epoch,
         };
         let proof = self.secret.prove(&claim).to_vec();
         pb::Join {
@@ -93,7 +95,7 @@ impl Introduction {
             order: self.order,
             rack: self.rack.clone(),
             line_mbit: self.line_mbit,
-            epoch: 0,
+            epoch: self.epoch,
             nonce: nonce.to_vec(),
             proof,
         }
@@ -369,6 +371,7 @@ mod tests {
             metrics_address: None,
             slots: 1,
             order: 0,
+            epoch: 0,
             rack: String::new(),
             line_mbit: 0,
             start_timeout: Duration::from_secs(60),

@@ -8,6 +8,7 @@
 //!   coordinator's messages (TRUST)
 //! - `mesh`: dials and accepts data connections, and hands them to their lanes
 //! - `node`: the state that all threads share, and the handling of the lanes' events
+//! - `notices`: what the launcher's agent tells this daemon
 //! - `report`: reports on this node for viewers of the job
 //! - `stuck`: finds out that no rank of this node can go on
 //! - `trace` and `sending`: this node's part of a trace
@@ -23,6 +24,7 @@ pub(crate) mod heartbeat;
 pub(crate) mod liveness;
 mod mesh;
 pub(crate) mod node;
+mod notices;
 pub(crate) mod registry;
 mod report;
 mod sending;

@@ -10,11 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_proto::{Ending, Failure, FailureKind, NodeId, Rank, Request, Sequence, TensorName};
-use gradwire_services::launch::{Notice, ProcessEnd};
+use gradwire_proto::{Failure, FailureKind, NodeId, Rank, Request, Sequence, TensorName, pb};
 use gradwire_shm::control::Completion;
 use gradwire_telemetry::Collect;
 use gradwire_trace::{Event, Kind, Recorder, Tracer, Track, time};
+use parking_lot::Mutex;
 use tokio::{sync::mpsc::UnboundedSender, task::JoinHandle};
 
 use super::{liveness::Liveness, mesh::Mesh, sending::Sending};
@@ -35,12 +35,7 @@ use crate::{
     ops::{OperationManager, OverdueAllocation},
     queue::{Removed, Stalled, TensorQueue},
     transport::paths::Paths,
-    workers::{
-        outbox::OutboxError,
-        process_ends::ProcessEnds,
-        slots::{Missing, Workers},
-        worker::Worker,
-    },
+    workers::{outbox::OutboxError, process_ends::ProcessEnds, slots::Workers, worker::Worker},
 };
 
 const NAMES: usize = 3;
@@ -73,6 +68,8 @@ pub(crate) struct Node {
     /// and joins must reach the coordinator in the order of the queue.
     resubmit: UnboundedSender<Resubmitted>,
     pub(crate) process_ends: ProcessEnds,
+    /// The change of the membership that the launcher wants, for workers that attach later.
+    pub(crate) wanted: Mutex<Option<pb::MembershipChanged>>,
     /// Records events while the job is traced.
     pub(crate) tracer: Arc<Tracer>,
     /// The recorder for all threads except lanes.
@@ -101,6 +98,7 @@ impl Node {
             workers,
             resubmit,
             process_ends: ProcessEnds::default(),
+            wanted: Mutex::default(),
             recorder: tracer.recorder(Track::Control),
             tracer,
             sending: Arc::default(),
@@ -129,7 +127,7 @@ impl Node {
         self.running.get().map(|running| &*running.queue)
     }
 
-    fn rank(&self, local_rank: u32) -> Rank {
+    pub(super) fn rank(&self, local_rank: u32) -> Rank {
         let first = self.running.get().map_or(0, |running| running.world.me().first_rank.0);
         Rank(first + local_rank)
     }
@@ -170,100 +168,6 @@ impl Node {
         if let Err(error) = sent {
             self.worker_failed(worker, worker.silent(&error.to_string()));
         }
-    }
-
-    /// This node was asked to end, for the reason `why`.
-    pub(crate) fn asked_to_end(&self, why: &str) {
-        let failure =
-            Failure::new(FailureKind::Cancelled, format!("gradwired was asked to end: {why}"))
-                .host(self.config.host.clone());
-        match self.job.world() {
-            Some(_) => self.job.report(failure),
-            // No other node has joined it yet.
-            None => self.job.end(Ending::Failed(failure)),
-        }
-    }
-
-    /// Handles a report of the launcher's agent on the processes of this host.
-    pub(crate) fn handle_notice(&self, notice: Notice) {
-        match notice {
-            Notice::Started { rank, pid } => self.process_ends.started(rank, pid),
-            Notice::Ended { rank, end } => self.ended(rank, end),
-            // Only in elastic jobs.
-            Notice::Changed { .. } => {}
-            Notice::Stopping { why } => {
-                self.process_ends.stop(why.clone());
-                self.stopped(&why);
-            }
-        }
-    }
-
-    /// All processes of this host are being ended, for the reason `why`. If a worker has failed and
-    /// its thread has not handled that yet, the worker is the cause (TELL).
-    pub(crate) fn stopped(&self, why: &str) {
-        if self.job.ending().is_some() {
-            return;
-        }
-        let failed = self.workers.all().into_iter().find_map(|worker| {
-            let end = self.process_ends.failure(worker.local_rank)?;
-            Some((worker.died(Some(end)), worker))
-        });
-        match failed {
-            Some((failure, worker)) => self.worker_failed(&worker, failure),
-            None => self.asked_to_end(why),
-        }
-    }
-
-    /// A rank's process has ended. The end of an attached process is reported when its connection
-    /// ends; this closes the connection, in case another process holds the other end.
-    fn ended(&self, rank: Rank, end: ProcessEnd) {
-        let Some(running) = self.running.get() else { return };
-        let Some(local) = rank.0.checked_sub(running.world.me().first_rank.0) else { return };
-        self.process_ends.ended(local, end);
-        if let Some(worker) = self.workers.get(local) {
-            worker.outbox.hang_up();
-        }
-        self.ended_without_attaching(rank, local, end);
-    }
-
-    /// The slot of a process that did not attach is free again. The process may have ended while it
-    /// still had the slot.
-    pub(crate) fn freed(&self, local_rank: u32) {
-        if self.running.get().is_none() {
-            return;
-        }
-        if let Some(end) = self.process_ends.end(local_rank) {
-            self.ended_without_attaching(self.rank(local_rank), local_rank, end);
-        }
-    }
-
-    /// If the process of a rank never attached, it can't take part any more, and nobody waits for
-    /// it. If it also failed, it is the cause of the job's failure (TELL). A process that still has
-    /// its slot is handled when the slot is free again.
-    fn ended_without_attaching(&self, rank: Rank, local_rank: u32, end: ProcessEnd) {
-        if !self.workers.ended(local_rank) || self.job.ending().is_some() {
-            return;
-        }
-        if end.is_well() {
-            tracing::info!(%rank, "a rank ended without ever attaching");
-            self.leaves(rank, true);
-        } else {
-            let what = format!("its process {end} before it had joined the job");
-            let failure = Failure::new(FailureKind::WorkerLost, what)
-                .rank(rank)
-                .host(self.config.host.clone())
-                .hint("see its output");
-            metrics::failure(failure.kind);
-            self.job.report(failure);
-        }
-    }
-
-    /// A rank of this node has not attached in time. The job can't go on without it.
-    pub(crate) fn missed(&self, missing: &Missing, why: impl FnOnce(Rank, Option<u32>) -> Failure) {
-        let rank = self.rank(missing.local_rank);
-        let failure = why(rank, missing.pid.or_else(|| self.process_ends.pid(rank)));
-        metrics::failure(failure.kind);
-        self.job.report(failure.host(self.config.host.clone()));
     }
 
     /// The operation manager, once the world has formed.

@@ -3,6 +3,9 @@
 //!
 //! A worker whose connection ends without a `Detach` has died, and the job ends with it (TELL). The
 //! kernel closes the socket within a millisecond of a SIGKILL.
+//!
+//! In an elastic job only the workers of the daemon's epoch can attach. Others are asked to come
+//! again later, as are all workers if the epoch ends by a loss before they have attached.
 
 use std::{
     collections::BTreeMap,
@@ -18,13 +21,12 @@ use std::{
 };
 
 use gradwire_proto::{
-    Ending, Failure, FailureKind, PROTOCOL, Rank, VERSION,
-    auth::{self, Claim},
+    Ending, Failure, FailureKind, Rank,
     pb::{self, daemon_message::Message as Reply, worker_message::Message as Request},
 };
 use gradwire_shm::{
     control::DaemonControl,
-    handover::{self, Frame, HandoverError},
+    handover::{self, Frame},
     segment::Segment,
 };
 use gradwire_telemetry::Rate;
@@ -34,7 +36,11 @@ use rustix::event::{EventfdFlags, eventfd};
 use tokio::{net::UnixListener, runtime::Handle, sync::mpsc::UnboundedSender};
 use tokio_util::sync::CancellationToken;
 
-use super::{reader::Source, submit};
+use super::{
+    greeting::{AttachError, Greeting, receive, refusal},
+    reader::Source,
+    submit,
+};
 use crate::{
     control::node::Node,
     metrics::{self, Rejection},
@@ -42,16 +48,13 @@ use crate::{
     workers::{
         activity::RankActivity,
         outbox::Outbox,
-        slots::Slot,
+        slots::{ClaimError, Slot},
         worker::{Worker, brief, send},
     },
 };
 
 /// The limit of a worker's reason for giving up, in characters (BOUND).
 const MAX_REASON_CHARS: usize = 4096;
-
-/// How long a worker may take for its first message, and for each read of it.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long a message to a worker that is not yet attached may wait for the socket.
 const WRITE_TIMEOUT: Duration = Duration::from_millis(500);
@@ -166,36 +169,22 @@ struct Session {
     stream: UnixStream,
 }
 
-fn refusal(what: impl Into<String>) -> Failure {
-    Failure::new(FailureKind::Invalid, what)
-}
-
-/// Why a session ended before the worker was attached.
-enum AttachError {
-    Refused(Failure),
-    /// The other side closed the connection, or did not send valid frames.
-    Broken(String),
-}
-
-impl From<Failure> for AttachError {
-    fn from(failure: Failure) -> Self {
-        Self::Refused(failure)
-    }
-}
-
-impl From<io::Error> for AttachError {
-    fn from(error: io::Error) -> Self {
-        Self::Broken(error.to_string())
-    }
+/// The failure of a worker that comes when the job is over.
+fn ending() -> Failure {
+    Failure::new(FailureKind::NodeLost, "the daemon of this node is ending")
 }
 
 impl Session {
     fn run(self, unidentified: &Unidentified, number: u64) {
         let introduced = self.authenticate(unidentified, number);
         unidentified.dismiss(number);
-        let claimed = introduced.as_ref().ok().map(|(attach, ..)| attach.local_rank);
-        match introduced.and_then(|(attach, frame, pid)| self.attach(&attach, frame, pid)) {
+        let claimed = introduced.as_ref().ok().map(|(local_rank, ..)| *local_rank);
+        match introduced.and_then(|(local_rank, frame, pid)| self.attach(local_rank, frame, pid)) {
             Ok(worker) => return self.serve_attached(&worker),
+            Err(AttachError::Later) => {
+                tracing::debug!("a worker does not belong to this epoch");
+                let _ = send(&self.stream, Reply::Later(pb::Later {}));
+            }
             Err(AttachError::Refused(failure)) => {
                 metrics::rejected_connection(Rejection::WorkerRefused);
                 if let Some(left_out) = REFUSALS.admits() {
@@ -222,102 +211,66 @@ impl Session {
         }
     }
 
-    fn receive(&self) -> Result<Option<(Request, Frame)>, String> {
-        let mut frame = match handover::receive(&self.stream) {
-            Ok(Some(frame)) => frame,
-            Ok(None) => return Ok(None),
-            // The connection of a killed process ends like this if it has not read everything.
-            Err(HandoverError::Io(error)) if error.kind() == io::ErrorKind::ConnectionReset => {
-                return Ok(None);
-            }
-            Err(error) => return Err(error.to_string()),
-        };
-        let bytes = std::mem::take(&mut frame.bytes);
-        let message = pb::WorkerMessage::decode(&bytes[..]).map_err(|e| e.to_string())?;
-        let message = message.message.ok_or("it sent a message of an unknown kind")?;
-        Ok(Some((message, frame)))
-    }
-
-    /// Checks the worker's user, protocol, job and secret, and claims its slot.
+    /// Checks who the worker is, and claims its slot. Returns its local rank, what came with its
+    /// first message, and its process.
     fn authenticate(
         &self,
         unidentified: &Unidentified,
         number: u64,
-    ) -> Result<(pb::Attach, Frame, u32), AttachError> {
-        let peer = handover::peer(&self.stream)?;
-        let me = rustix::process::getuid().as_raw();
-        if peer.uid != me {
-            let what = format!("it runs as user {}, but this job's daemon as user {me}", peer.uid);
-            return Err(refusal(what).hint("start both as the same user").into());
-        }
-        self.stream.set_read_timeout(Some(HANDSHAKE_TIMEOUT))?;
-        let nonce = auth::nonce();
-        send(
-            &self.stream,
-            Reply::Challenge(pb::Challenge {
-                nonce: nonce.to_vec(),
-                protocol: PROTOCOL,
-                version: VERSION.into(),
-                epoch: 0,
-            }),
-        )?;
-        let (message, frame) = self
-            .receive()
-            .map_err(AttachError::Broken)?
-            .ok_or_else(|| AttachError::Broken("it sent nothing".into()))?;
-        let Request::Attach(attach) = message else {
-            return Err(refusal("the first message must be Attach").into());
-        };
-        let identity = &self.node.config.identity;
-        if attach.protocol != PROTOCOL {
-            let what = format!(
-                "the worker is Gradwire {} (protocol {}), but this daemon is {VERSION} \
-                 (protocol {PROTOCOL})",
-                attach.version, attach.protocol
-            );
-            let hint = "install the same release for the training program and on the node";
-            return Err(refusal(what).hint(hint).into());
-        }
-        if attach.job != identity.job.as_str() {
-            let what = format!("this daemon serves job {}, not {:?}", identity.job, attach.job);
-            return Err(refusal(what).hint("see GRADWIRE_JOB and GRADWIRE_SOCKET").into());
-        }
-        let claim =
-            Claim::Attach { challenge: &nonce, job: &attach.job, local_rank: attach.local_rank };
-        if !identity.secret.verify(&claim, &attach.proof) {
-            return Err(refusal("the worker's secret is not that of this job")
-                .hint("see GRADWIRE_SECRET; the launcher sets it for every process of a job")
-                .into());
-        }
+    ) -> Result<(u32, Frame, u32), AttachError> {
+        let config = &self.node.config;
+        let worker = Greeting::receive(&self.stream, config)?;
         if unidentified.dismiss(number).is_none() {
             return Err(AttachError::Broken(
                 "it was silent for too long while others connected".into(),
             ));
         }
-        self.node
-            .workers
-            .claim(attach.local_rank, peer.pid)
-            .map_err(|error| refusal(error.to_string()).hint("see GRADWIRE_LOCAL_RANK"))?;
-        Ok((attach, frame, peer.pid))
+        let local_rank = match &config.elastic {
+            Some(elastic) => elastic.local_rank(worker.number).ok_or(AttachError::Later)?,
+            None => worker.number,
+        };
+        let claimed = self.node.workers.claim(local_rank, worker.pid);
+        claimed.map_err(|error| self.not_claimed(error, worker.pid))?;
+        Ok((local_rank, worker.frame, worker.pid))
+    }
+
+    /// Why a worker can't have its slot.
+    fn not_claimed(&self, error: ClaimError, pid: u32) -> AttachError {
+        let refused = |error: ClaimError, hint| refusal(error.to_string()).hint(hint).into();
+        if self.node.config.elastic.is_none() {
+            return refused(error, "see GRADWIRE_LOCAL_RANK");
+        }
+        match error {
+            // It comes again before the next epoch has begun.
+            ClaimError::Left { .. } => self.not_now(match self.node.job.ending() {
+                Some(Ending::Failed(failure)) => failure,
+                _ => ending(),
+            }),
+            // This daemon has not noticed yet that its first connection has ended.
+            ClaimError::Taken { pid: earlier, .. } if earlier == pid => AttachError::Later,
+            error => refused(error, "see GRADWIRE_WORKER"),
+        }
+    }
+
+    /// The job has ended before a worker could attach. An elastic job may go on in another epoch.
+    fn not_now(&self, failure: Failure) -> AttachError {
+        match self.node.config.elastic {
+            Some(_) if failure.is_recoverable() => AttachError::Later,
+            _ => AttachError::Refused(failure),
+        }
     }
 
     /// Attaches the worker once the world has formed.
-    fn attach(
-        &self,
-        attach: &pb::Attach,
-        frame: Frame,
-        pid: u32,
-    ) -> Result<Arc<Worker>, AttachError> {
+    fn attach(&self, local_rank: u32, frame: Frame, pid: u32) -> Result<Arc<Worker>, AttachError> {
         let fd = <[OwnedFd; 1]>::try_from(frame.fds)
             .map_err(|fds| refusal(format!("Attach came with {} descriptors, not 1", fds.len())))?;
         let [fd] = fd;
         let DaemonControl { submissions: reader, completions, heartbeats, activity, trace } =
             DaemonControl::open(fd, self.node.config.max_in_flight)
                 .map_err(|error| refusal(format!("its control page is not usable: {error}")))?;
-        let world = self.world()?;
+        let world = self.world().map_err(|failure| self.not_now(failure))?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let doorbell = eventfd(0, flags).map_err(|error| no_descriptor(&error.into()))?;
-        let local_rank = attach.local_rank;
         let rank = Rank(world.me().first_rank.0 + local_rank);
         if let Err(error) = trace.sample(self.node.config.sample_steps) {
             tracing::warn!(%rank, %error, "the steps of this rank are not sampled");
@@ -347,6 +300,10 @@ impl Session {
         let _ = self.intake.send(source);
         self.node.count_workers();
         tracing::info!(rank = %worker.rank, pid, "worker attached");
+        let wanted = *self.node.wanted.lock();
+        if let Some(changed) = wanted {
+            self.node.ensure_sent(&worker, worker.outbox.send(Reply::Changed(changed)));
+        }
         // The job may have ended since the world formed, before this worker could be notified.
         if let Phase::Over(Ending::Failed(failure)) = &*self.node.job.watch().borrow() {
             worker.abort(failure);
@@ -360,7 +317,7 @@ impl Session {
         match self.runtime.block_on(formed).as_deref() {
             Ok(Phase::Running(world)) => Ok(world.clone()),
             Ok(Phase::Over(Ending::Failed(failure))) => Err(failure.clone()),
-            _ => Err(Failure::new(FailureKind::NodeLost, "the daemon of this node is ending")),
+            _ => Err(ending()),
         }
     }
 
@@ -368,7 +325,7 @@ impl Session {
     fn serve_attached(&self, worker: &Arc<Worker>) {
         let _panics = self.node.report_panic("the thread of a worker");
         let end = loop {
-            match self.receive() {
+            match receive(&self.stream) {
                 Ok(Some((Request::AddSegment(add), frame))) => {
                     match self.add(worker, &add, frame) {
                         Ok(reply) => self.node.ensure_sent(worker, worker.outbox.send(reply)),

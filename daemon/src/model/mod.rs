@@ -1,6 +1,7 @@
 //! The types that all parts of the daemon share. Nothing here waits, reads or sends.
 //!
 //! - `hint`: hints for errors of the system
+//! - `elastic`: the epoch of an elastic job
 //! - `world`: the nodes of the job
 //! - `members`: the ranks that take part in a collective, and their nodes
 //! - `memory`: the workers' memory, the only module with unsafe code
@@ -10,6 +11,7 @@
 //! - `job`: the job's identity and phase, and the messages to the coordinator
 
 pub(crate) mod agreement;
+pub(crate) mod elastic;
 pub(crate) mod hint;
 pub(crate) mod job;
 pub(crate) mod members;

@@ -29,7 +29,7 @@ struct EndState {
     /// Whether an agent sends reports.
     by_agent: bool,
     ends: BTreeMap<u32, ProcessEnd>,
-    /// The processes that the agent has started.
+    /// The processes that the agent has started, by the launcher's numbers.
     started: BTreeMap<Rank, u32>,
     stopped: Option<String>,
 }
@@ -40,14 +40,14 @@ impl ProcessEnds {
         self.news.notify_all();
     }
 
-    /// The agent has started the process of a rank.
-    pub(crate) fn started(&self, rank: Rank, pid: u32) {
-        self.state.lock().started.insert(rank, pid);
+    /// The agent has started the process with this number.
+    pub(crate) fn started(&self, number: Rank, pid: u32) {
+        self.state.lock().started.insert(number, pid);
     }
 
-    /// The process of a rank, if the agent has started it.
-    pub(crate) fn pid(&self, rank: Rank) -> Option<u32> {
-        self.state.lock().started.get(&rank).copied()
+    /// The id of the process with this number, if the agent has started it.
+    pub(crate) fn pid(&self, number: Rank) -> Option<u32> {
+        self.state.lock().started.get(&number).copied()
     }
 
     /// A rank's process has ended. This is ignored once all processes are being ended.
@@ -66,6 +66,11 @@ impl ProcessEnds {
 
     pub(crate) fn failure(&self, local_rank: u32) -> Option<ProcessEnd> {
         self.end(local_rank).filter(|end| !end.is_well())
+    }
+
+    /// Whether all processes of this host are being ended.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.state.lock().stopped.is_some()
     }
 
     /// All processes of this host are being ended.

@@ -109,6 +109,16 @@ impl Workers {
         self.slots.iter().any(there)
     }
 
+    /// Whether a process waits for an answer, or has not received all of its messages.
+    pub(crate) fn are_owed_messages(&self) -> bool {
+        let is_owed = |slot: &RwLock<Slot>| match &*slot.read() {
+            Slot::Claimed { .. } => true,
+            Slot::Attached(worker) => !worker.outbox.flush(),
+            Slot::Free | Slot::Left | Slot::Absent => false,
+        };
+        self.slots.iter().any(is_owed)
+    }
+
     /// The first rank that may come and is not attached yet.
     pub(crate) fn first_missing(&self) -> Option<Missing> {
         let missing = |(local_rank, slot): (u32, &RwLock<Slot>)| match &*slot.read() {

@@ -14,6 +14,7 @@ mod disagreement;
 mod discovery;
 mod doctor;
 mod endings;
+mod epochs;
 mod hostile_collectives;
 mod hostile_memory;
 mod hostile_network;

@@ -1,0 +1,135 @@
+//! What the launcher's agent and signals tell this daemon: how the processes of its ranks end, that
+//! the membership of the job is to change, and that the daemon itself is to end.
+
+use gradwire_proto::{Ending, Failure, FailureKind, Rank, pb};
+use gradwire_services::launch::{Notice, ProcessEnd};
+
+use super::node::Node;
+use crate::{metrics, workers::slots::Missing};
+
+impl Node {
+    /// This node was asked to end, for the reason `why`.
+    pub(crate) fn asked_to_end(&self, why: &str) {
+        self.ends_on_request(FailureKind::Cancelled, why);
+    }
+
+    /// This daemon has received a signal that ends it.
+    pub(crate) fn terminated(&self) {
+        // An elastic job goes on without this daemon, unless all processes are being stopped.
+        let alone = self.config.elastic.is_some() && !self.process_ends.is_stopping();
+        let kind = if alone { FailureKind::NodeLost } else { FailureKind::Cancelled };
+        self.ends_on_request(kind, "by SIGTERM or SIGINT");
+    }
+
+    fn ends_on_request(&self, kind: FailureKind, why: &str) {
+        let failure = Failure::new(kind, format!("gradwired was asked to end: {why}"))
+            .host(self.config.host.clone());
+        match self.job.world() {
+            Some(_) => self.job.report(failure),
+            // No other node has joined it yet.
+            None => self.job.end(Ending::Failed(failure)),
+        }
+    }
+
+    /// Handles a report of the launcher's agent on the processes of this host.
+    pub(crate) fn handle_notice(&self, notice: Notice) {
+        match notice {
+            Notice::Started { rank, pid } => self.process_ends.started(rank, pid),
+            Notice::Ended { rank, end } => self.ended(rank, end),
+            Notice::Changed { added, removed } => self.membership_changes(added, removed),
+            Notice::Stopping { why } => {
+                self.process_ends.stop(why.clone());
+                self.stopped(&why);
+            }
+        }
+    }
+
+    /// The launcher wants to change the membership of the job: notifies all workers.
+    fn membership_changes(&self, added: bool, removed: bool) {
+        let mut wanted = self.wanted.lock();
+        let before = wanted.unwrap_or_default();
+        let (added, removed) = (before.added || added, before.removed || removed);
+        let changed = pb::MembershipChanged { added, removed };
+        *wanted = Some(changed);
+        drop(wanted);
+        for worker in self.workers.all() {
+            let message = pb::daemon_message::Message::Changed(changed);
+            self.ensure_sent(&worker, worker.outbox.send(message));
+        }
+    }
+
+    /// All processes of this host are being ended, for the reason `why`. If a worker has failed and
+    /// its thread has not handled that yet, the worker is the cause (TELL).
+    pub(crate) fn stopped(&self, why: &str) {
+        if self.job.ending().is_some() {
+            return;
+        }
+        let failed = self.workers.all().into_iter().find_map(|worker| {
+            let end = self.process_ends.failure(worker.local_rank)?;
+            Some((worker.died(Some(end)), worker))
+        });
+        match failed {
+            Some((failure, worker)) => self.worker_failed(&worker, failure),
+            None => self.asked_to_end(why),
+        }
+    }
+
+    /// A rank's process has ended; `number` is that of the launcher. The end of an attached process is reported when its connection
+    /// ends; this closes the connection, in case another process holds the other end.
+    fn ended(&self, number: Rank, end: ProcessEnd) {
+        let Some(running) = self.running.get() else { return };
+        let local = match &self.config.elastic {
+            Some(elastic) => elastic.local_rank(number.0),
+            None => number.0.checked_sub(running.world.me().first_rank.0),
+        };
+        let Some(local) = local else { return };
+        self.process_ends.ended(local, end);
+        if let Some(worker) = self.workers.get(local) {
+            worker.outbox.hang_up();
+        }
+        self.ended_without_attaching(self.rank(local), local, end);
+    }
+
+    /// The slot of a process that did not attach is free again. The process may have ended while it
+    /// still had the slot.
+    pub(crate) fn freed(&self, local_rank: u32) {
+        if self.running.get().is_none() {
+            return;
+        }
+        if let Some(end) = self.process_ends.end(local_rank) {
+            self.ended_without_attaching(self.rank(local_rank), local_rank, end);
+        }
+    }
+
+    /// If the process of a rank never attached, it can't take part any more, and nobody waits for
+    /// it. If it also failed, it is the cause of the job's failure (TELL). A process that still has
+    /// its slot is handled when the slot is free again.
+    fn ended_without_attaching(&self, rank: Rank, local_rank: u32, end: ProcessEnd) {
+        if !self.workers.ended(local_rank) || self.job.ending().is_some() {
+            return;
+        }
+        if end.is_well() {
+            tracing::info!(%rank, "a rank ended without ever attaching");
+            self.leaves(rank, true);
+        } else {
+            let what = format!("its process {end} before it had joined the job");
+            let failure = Failure::new(FailureKind::WorkerLost, what)
+                .rank(rank)
+                .host(self.config.host.clone())
+                .hint("see its output");
+            metrics::failure(failure.kind);
+            self.job.report(failure);
+        }
+    }
+
+    /// A rank of this node has not attached in time. The job can't go on without it.
+    pub(crate) fn missed(&self, missing: &Missing, why: impl FnOnce(Rank, Option<u32>) -> Failure) {
+        let rank = self.rank(missing.local_rank);
+        let elastic = self.config.elastic.as_ref();
+        let number = elastic.and_then(|elastic| elastic.worker(missing.local_rank)).map(Rank);
+        let pid = self.process_ends.pid(number.unwrap_or(rank));
+        let failure = why(rank, missing.pid.or(pid));
+        metrics::failure(failure.kind);
+        self.job.report(failure.host(self.config.host.clone()));
+    }
+}
