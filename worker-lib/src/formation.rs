@@ -67,7 +67,7 @@ pub(crate) struct Formation {
     pub(crate) newcomers: bool,
     /// The process sets that come back, in the order in which they were created.
     pub(crate) sets: Vec<KnownSet>,
-    /// The answers that the ranks know; of one vote, the one that was learned last comes last.
+    /// The answers that the ranks know, in the order of the votes and of when they were learned.
     answers: Vec<Answer>,
     /// The last epoch before this one in which any of the ranks was.
     last: u64,

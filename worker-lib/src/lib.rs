@@ -65,6 +65,40 @@
 //! # }
 //! ```
 //!
+//! An elastic job goes on after the loss of ranks or hosts, and its size may change. Then calls
+//! fail with a recoverable error, and the ranks that are left rejoin the job in its next epoch:
+//!
+//! ```no_run
+//! # use gradwire_worker::*;
+//! # struct Model;
+//! # impl Model {
+//! #     fn gradients(&mut self, session: &Session) -> Result<(), GradwireError> { Ok(()) }
+//! #     fn update(&mut self) {}
+//! #     fn broadcast(&mut self, session: &Session) -> Result<(), GradwireError> { Ok(()) }
+//! # }
+//! # fn main() -> Result<(), GradwireError> {
+//! # let (session, mut model) = (Session::from_env()?, Model);
+//! for _ in 0..1000 {
+//!     // Either all ranks update the model, or none does.
+//!     match model.gradients(&session).and_then(|()| session.vote(true)) {
+//!         Ok(_) => model.update(),
+//!         Err(error) if error.is_recoverable() => {
+//!             // SAFETY: no other thread uses tensors.
+//!             let rejoined = unsafe { session.rejoin() }?;
+//!             if rejoined.vote == Some(true) {
+//!                 model.update(); // other ranks have heard the result and do so, too
+//!             }
+//!             if rejoined.newcomers {
+//!                 model.broadcast(&session)?;
+//!             }
+//!         }
+//!         Err(error) => return Err(error),
+//!     }
+//! }
+//! # session.shutdown()
+//! # }
+//! ```
+//!
 //! - [`Session`]: attaching, ranks, tensors, leaving
 //! - [`Tensor`], [`Buffer`], [`SharedBuffer`]: memory that is shared with the daemon
 //! - [`Gate`]: for operations whose tensors are still being written
@@ -80,6 +114,7 @@
 //! Invariants:
 //!
 //! - **TELL** The first cause of a failure reaches every waiting and every later call.
+//! - **VOTE** All ranks get the same result of a vote, also if a loss interrupts it.
 //! - **WAIT** Every wait ends: with an outcome, with the session, or at a deadline. Meanwhile the
 //!   connection and the daemon's heartbeat are watched.
 //! - **BOUND** At most `worker.max_in_flight` operations are in flight (65,536, unless it is set);

@@ -203,7 +203,7 @@ impl Session {
             Err(error) if error.is_recoverable() => membership.close(),
             formed => return formed.map(drop),
         }
-        // SAFETY: there is no tensor yet, because no caller has the session.
+        // SAFETY: nobody has a tensor, because no caller has the session yet.
         unsafe { self.next_epoch(elastic, &mut turn, limit) }.map(drop)
     }
 

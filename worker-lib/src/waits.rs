@@ -159,7 +159,7 @@ impl From<GradwireError> for NotYet {
     fn from(error: GradwireError) -> Self {
         use io::ErrorKind as K;
         let passes = match &error {
-            // Between two epochs there is no daemon, or one that is about to end.
+            // Between two epochs no daemon listens, or one that is about to end.
             GradwireError::Connect { source, .. } => matches!(
                 source.kind(),
                 K::NotFound | K::ConnectionRefused | K::ConnectionReset | K::WouldBlock

@@ -122,3 +122,25 @@ fn memory_of_a_gpus_driver_is_retired() {
     session.shutdown().unwrap();
     drop(daemon);
 }
+
+#[test]
+fn memory_survives_a_daemon_that_can_not_take_it() {
+    let daemon = FakeDaemon::elastic(&[0]);
+    let session = daemon.worker(0).attach().unwrap();
+    let mut own = session.tensor(&[5.0f32; 70_000], &[70_000]).unwrap();
+    let daemon = daemon.succeed(&[0]);
+    daemon.has_memory(false);
+    until_lost(&session);
+    let error = rejoin(&session).unwrap_err();
+    assert!(!error.is_recoverable(), "{error}");
+    assert!(error.to_string().contains("it has no address space"), "{error}");
+    // TELL: the other ranks of that epoch do not wait for this one.
+    assert!(daemon.reason().starts_with("it could not join the job again: "));
+    assert!(own.iter().all(|value| *value == 5.0));
+    let daemon = daemon.succeed(&[0]);
+    assert_eq!(rejoin(&session).unwrap().epoch, 3);
+    session.allreduce(&mut own, named("own")).unwrap();
+    assert_eq!((own[0], own[69_999]), (5.0, 5.0));
+    session.shutdown().unwrap();
+    drop(daemon);
+}

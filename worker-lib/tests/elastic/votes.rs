@@ -52,7 +52,7 @@ fn a_loss_does_not_divide_a_vote() {
     interrupted(&[0], true);
     interrupted(&[1], true);
     interrupted(&[0], false);
-    // The rank that has heard it is the one that is lost.
+    // Only the lost rank has heard it.
     let daemon = FakeDaemon::elastic(&[0, 1]);
     let sessions = attach(&daemon, &[0, 1]);
     daemon.answer_last(VOTE, &[1]);
