@@ -42,6 +42,8 @@ pub struct DaemonConfig {
     pub(crate) connect_timeout: Duration,
     /// How long data that is waited for may stand still.
     pub(crate) progress_timeout: Duration,
+    /// How long a broken data connection may be missing; `None` if the job fails when it was used.
+    pub(crate) recovery: Option<Duration>,
     /// The number of connections of each lane with a peer.
     pub(crate) streams: u32,
     pub(crate) chunk_bytes: u64,
@@ -113,6 +115,7 @@ impl DaemonConfig {
             grace: settings.launch.grace,
             connect_timeout: settings.data.connect_timeout,
             progress_timeout: settings.job.timeout,
+            recovery: settings.recovery.enabled.then_some(settings.recovery.return_timeout),
             streams: settings.data.streams.min(MAX_STREAMS),
             // Rounded down to whole elements of every type.
             chunk_bytes: settings.data.chunk_bytes / WIDEST * WIDEST,

@@ -71,6 +71,11 @@ pub(crate) fn contribution(bytes: u64, copied: bool) {
     SUBMITTED[usize::from(copied)].increment(bytes);
 }
 
+/// A data connection that broke was made again.
+pub(crate) fn recovered_connection() {
+    DAEMON.recovered_connections.increment(1);
+}
+
 pub(crate) fn process_sets(sets: usize) {
     DAEMON.process_sets.set(sets as f64);
 }

@@ -192,6 +192,39 @@ mod tests {
         until(&here, |bytes| bytes == 0);
     }
 
+    /// What a system has acknowledged, its process can read after a reset. The other system still
+    /// says how much that is.
+    #[test]
+    fn acknowledged_bytes_are_read_after_a_reset() {
+        let (mut here, mut there) = pair();
+        here.set_nonblocking(true).unwrap();
+        let mut written = 0;
+        while let Ok(more) = here.write(&[0; 65536]) {
+            written += more as u64;
+        }
+        let mut missing = until(&here, |bytes| bytes > 0);
+        loop {
+            sleep(Duration::from_millis(100));
+            let before = std::mem::replace(&mut missing, unacknowledged(&here).unwrap());
+            if before == missing {
+                break;
+            }
+        }
+        // Its peer gets a reset.
+        let port = format!("= :{}", here.local_addr().unwrap().port());
+        let words = ["-H", "-K", "-tn", "state", "established", "sport", &port];
+        let broken = std::process::Command::new("ss").args(words).output();
+        if !broken.is_ok_and(|output| output.stdout.contains(&b'\n')) {
+            println!("skipped: connections can't be broken here");
+            return;
+        }
+        assert_eq!(unacknowledged(&here).unwrap(), missing);
+        let mut read = Vec::new();
+        let end = there.read_to_end(&mut read).unwrap_err();
+        assert_eq!(end.kind(), io::ErrorKind::ConnectionReset);
+        assert_eq!(read.len() as u64, written - missing);
+    }
+
     #[test]
     fn a_path_has_a_round_trip_and_packets() {
         let (mut here, mut there) = pair();

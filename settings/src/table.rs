@@ -197,6 +197,15 @@ sections! {
         /// free port.
         listen: Option<SocketAddr> = "data.listen", Kind::AddressOrNone, "", "";
     }
+    /// What a job survives.
+    Recovery {
+        /// Whether a data connection that breaks is made again and continues where it ended. With
+        /// false, the job fails if data was in flight.
+        enabled: bool = "recovery.enabled", Kind::Choice(&["false", "true"]), "true", "";
+        /// How long a data connection that broke may be missing before the job fails.
+        return_timeout: Duration =
+            "recovery.return_timeout_ms", Kind::Number { min: 100, max: HOUR_MS }, "10000", "ms";
+    }
     /// The links between nodes, as the cost model assumes them. They only affect the choice of
     /// algorithms. A value that differs from its default takes precedence over measurements
     /// (probe.enabled).
@@ -359,6 +368,8 @@ settings! {
     negotiation: Negotiation;
     /// The connections between nodes that carry tensor bytes.
     data: Data;
+    /// What a job survives.
+    recovery: Recovery;
     /// The links between nodes, as the cost model assumes them. They only affect the choice of
     /// algorithms. A value that differs from its default takes precedence over measurements
     /// (probe.enabled).

@@ -252,6 +252,9 @@ metrics! {
         /// Connections that failed the handshake.
         rejected_connections: Family<Counter, 1> =
             "gradwire_daemon_rejected_connections_total", Count, [REASON];
+        /// Data connections that broke and were made again, as this node has seen them.
+        recovered_connections: Counter =
+            "gradwire_daemon_connections_recovered_total", Count, [];
         /// Tensors that have waited for ranks of this node for longer than
         /// negotiation.stall_warning_ms. They are not announced to the coordinator yet.
         stalled_tensors: Gauge = "gradwire_daemon_stalled_tensors", Count, [];

@@ -66,6 +66,9 @@ pub struct PlannedStep {
     pub(super) awaits: Vec<u32>,
     /// The local reduction that this receiving step does in its own pass.
     pub fused: Option<u32>,
+    /// Whether it writes to bytes that an earlier step sends: these must have arrived by then, or
+    /// be copied.
+    pub overwrites_sent: bool,
     /// The local reduction whose result only this sending step uses. If it has a single input and
     /// computes nothing, the step may send the input instead.
     pub(super) only_user_of: Option<u32>,
@@ -149,6 +152,7 @@ impl Plan {
         let mut stretches: Vec<Stretch> = Vec::with_capacity(schedule.steps.len());
         let mut ends: Vec<usize> = Vec::with_capacity(schedule.steps.len());
         let marks = rounding::unrounded(schedule);
+        let mut is_sent = vec![false; schedule.blocks.len()];
         for (index, step) in schedule.steps.iter().enumerate() {
             let work = match step.action {
                 Action::ReduceLocal => Work::Reduce { lazily: false },
@@ -188,8 +192,21 @@ impl Plan {
             }
             ends.push(stretches.len());
             let bytes = parts.iter().map(|part| part.bytes).sum();
-            let (fused, only_user_of) = (None, None);
-            steps.push(PlannedStep { work, bytes, parts, follows, awaits, fused, only_user_of });
+            let overwrites_sent =
+                step.action.writes() && step.blocks().any(|block| is_sent[block as usize]);
+            if step.action.sends_to().is_some() {
+                step.blocks().for_each(|block| is_sent[block as usize] = true);
+            }
+            steps.push(PlannedStep {
+                work,
+                bytes,
+                parts,
+                follows,
+                awaits,
+                fused: None,
+                overwrites_sent,
+                only_user_of: None,
+            });
         }
         fuse_first_hops(&mut steps, schedule);
         for (step, reduction) in only_users(schedule) {

@@ -76,6 +76,25 @@ fn the_first_hop_is_fused_but_not_the_first_send() {
     assert_eq!(plan.peers, [1]);
 }
 
+/// A step that writes what an earlier step sends is known, and one that comes before it is not one.
+#[test]
+fn steps_that_overwrite_sent_bytes_are_known() {
+    let those = |plan: &Plan| {
+        let steps = plan.steps.iter().enumerate();
+        steps.filter(|(_, step)| step.overwrites_sent).map(|(at, _)| at).collect::<Vec<_>>()
+    };
+    assert_eq!(those(&ring()), [5]);
+    assert_eq!(those(&pairs()), [4]);
+    let doubling = vec![
+        step(Action::ReduceLocal, 0..2, &[]),
+        step(send(1, 0), 0..2, &[0]),
+        step(reduce(1, 0), 0..2, &[1]),
+        step(send(2, 0), 0..2, &[2]),
+        step(Action::Publish, 0..2, &[2]),
+    ];
+    assert_eq!(those(&planned(3, 2, doubling, 4)), [2]);
+}
+
 /// Steps may go equally far whether ends are noted or searched for.
 #[test]
 fn noted_ends_change_nothing() {

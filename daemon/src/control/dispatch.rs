@@ -77,6 +77,7 @@ impl Dispatcher {
                     epoch: world.epoch.0 as u32,
                     chunk: config.chunk_bytes,
                     limit: config.progress_timeout,
+                    recovery: config.recovery,
                     streaming_bytes: config.streaming_bytes,
                     pool: pool.clone(),
                     tracer: node.tracer.clone(),

@@ -117,14 +117,16 @@ impl Mesh {
         })
     }
 
-    /// A connection broke and, as far as this node knows, no frame was in flight on it.
+    /// A connection broke.
     pub(crate) fn disconnected(self: &Arc<Self>, connection: Disconnected) {
-        let Disconnected { peer, lane, number, totals, is_closed } = connection;
+        let Disconnected { peer, lane, number, totals, is_closed, is_needed } = connection;
         if peer <= self.identity.node {
             return;
         }
         let id = ConnectionId { peer, number: number * self.identity.lanes + lane };
-        if self.dialled.lock().lost(id, totals, is_closed) {
+        // Without recovery, another connection is only an attempt.
+        let is_needed = is_needed && self.config.recovery.is_some();
+        if self.dialled.lock().lost(id, totals, is_closed, is_needed) {
             self.start(id, totals);
         }
     }
@@ -142,14 +144,20 @@ impl Mesh {
 
     async fn reach(&self, id: ConnectionId, totals: Totals) {
         let node = &self.world.nodes[id.peer.0 as usize];
-        match self.dial(node.address, id, totals).await {
+        let returns = self.config.recovery.filter(|_| self.dialled.lock().was_up(id));
+        let limit = returns.unwrap_or(self.config.connect_timeout);
+        match self.dial(node.address, id, totals, limit).await {
             Ok((stream, attempt, round_trip)) => {
                 self.dialled.lock().connected(id);
                 self.hand_over(id, attempt, None, stream, round_trip);
             }
             Err(why) if self.dialled.lock().failed(id, totals) => {
+                let again = match returns {
+                    Some(limit) => format!(" again within {} ms", limit.as_millis()),
+                    None => String::new(),
+                };
                 let what = format!(
-                    "its data plane at {} can't be reached from {}: {why}",
+                    "its data plane at {} can't be reached{again} from {}: {why}",
                     node.address,
                     self.world.me().host
                 );
@@ -165,14 +173,15 @@ impl Mesh {
         }
     }
 
-    /// Dials until the timeout: a peer may start a moment later, and a connection may be reset.
+    /// Dials until the limit: a peer may start a moment later, and a connection may be reset.
     async fn dial(
         &self,
         address: SocketAddr,
         id: ConnectionId,
         totals: Totals,
+        limit: Duration,
     ) -> Result<(TcpStream, u32, Duration), String> {
-        let mut patience = Patience::new(Instant::now().into_std(), self.config.connect_timeout);
+        let mut patience = Patience::new(Instant::now().into_std(), limit);
         loop {
             // The peer accepts the attempt with the largest number, so attempts must not overlap.
             let number = self.dialled.lock().attempt(id);
@@ -307,8 +316,13 @@ impl Mesh {
         stream: TcpStream,
         round_trip: Duration,
     ) {
-        let prepared = self.prepare(&stream).and_then(|()| stream.into_std());
-        match prepared {
+        let prepared = match self.prepare(&stream) {
+            // It has broken since its handshake. The lane reads what has arrived on it, which the
+            // peer does not send again.
+            Err(_) if stream.peer_addr().is_err() => Ok(()),
+            prepared => prepared,
+        };
+        match prepared.and_then(|()| stream.into_std()) {
             Ok(stream) => {
                 let (lane, number) = id.place(self.identity.lanes);
                 let window = |size| Window::new(size, round_trip, Instant::now().into_std());

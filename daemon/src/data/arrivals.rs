@@ -3,7 +3,10 @@
 //! A frame states where its bytes belong. This code never blocks, and never allocates what the peer
 //! announces (TRUST, BOUND).
 
-use std::{collections::VecDeque, time::Instant};
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
 
 use gradwire_proto::{NodeId, Sequence};
 
@@ -11,6 +14,7 @@ use super::{
     lateness::Activity,
     meter::{Doing, Meter},
     running::{Ordered, Pieces, Running},
+    unconfirmed::Unconfirmed,
 };
 use crate::{
     metrics::Share,
@@ -29,6 +33,8 @@ pub(crate) enum LinkError {
     NoNode(NodeId),
     #[error("the connection broke, and bytes were lost: {written} were sent, {read} received")]
     Lost { written: u64, read: u64 },
+    #[error("{cause}, and it was not made again within {} ms", limit.as_millis())]
+    NotReturned { cause: String, limit: Duration },
     #[error("the peer sent message {message} of operation {sequence}, which was not expected")]
     Unexpected { sequence: u64, message: u32 },
     #[error(
@@ -98,6 +104,7 @@ pub(super) struct Arrivals<'a> {
     pub(super) pieces: &'a mut Pieces,
     pub(super) ordered: &'a Ordered,
     pub(super) meter: &'a mut Meter,
+    pub(super) unconfirmed: &'a mut Unconfirmed,
 }
 
 impl Arrivals<'_> {
@@ -148,6 +155,9 @@ impl Sink for Arrivals<'_> {
         let is_direct = piece.copies(step)
             && piece.takes(step, offset, length.into())
             && piece.is_in_one_place(step, offset, length.into());
+        if is_direct {
+            self.unconfirmed.before_write(piece, step, offset, length.into());
+        }
         Ok(Some(Target { step, is_direct }))
     }
 
@@ -175,7 +185,8 @@ impl Sink for Arrivals<'_> {
         let length = header.length as usize;
         let piece = piece_of(self.pieces, Sequence(header.sequence));
         if piece.takes(target.step, header.offset, length as u64) {
-            piece.take(target.step, header.offset, &payload[..length], self.meter);
+            let payload = &payload[..length];
+            piece.take(target.step, header.offset, payload, self.meter, self.unconfirmed);
             return;
         }
         let Inbound { held, spare, spare_bytes, held_frames, memory, .. } = &mut *self.inbound;
@@ -206,13 +217,18 @@ impl Inbound {
     }
 
     /// Receives held frames whose step may receive them now.
-    pub(super) fn take_held(&mut self, pieces: &mut Pieces, meter: &mut Meter) -> Turn {
+    pub(super) fn take_held(
+        &mut self,
+        pieces: &mut Pieces,
+        meter: &mut Meter,
+        unconfirmed: &mut Unconfirmed,
+    ) -> Turn {
         let mut turn = Turn::Idle;
         let mut index = 0;
         while let Some(held) = self.held.get(index) {
             let piece = piece_of(pieces, held.sequence);
             if piece.takes(held.step, held.offset, held.payload.len() as u64) {
-                piece.take(held.step, held.offset, &held.payload, meter);
+                piece.take(held.step, held.offset, &held.payload, meter, unconfirmed);
                 self.held_frames.remove(1);
                 let buffer = self.held.remove(index).map(|held| held.payload).unwrap_or_default();
                 if self.spare_bytes + buffer.capacity() <= MAX_SPARE {

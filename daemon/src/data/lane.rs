@@ -24,14 +24,15 @@ use super::{
     arrivals::LinkError,
     in_memory,
     lateness::{Activity, Lateness, NOTICES_PER_LIMIT, Wait},
-    link::{Broken, Link, LinkConfig},
+    link::{Broken, Desk, Ended, Link, LinkConfig, Returned},
     meter::{Doing, Meter},
     order::{Connected, Disconnected, LaneConfig, LaneEvents, Order},
     piece::Piece,
     running::{Ordered, Pieces, Running},
+    unconfirmed::Unconfirmed,
 };
 use crate::{
-    metrics::Share,
+    metrics::{self, Share},
     transport::{
         frame::Totals,
         handshake::MAX_STREAMS,
@@ -56,6 +57,7 @@ impl Lane {
         let name = format!("gw-lane-{}", config.index);
         let runner = Runner {
             links: config.hosts.iter().map(|_| None).collect(),
+            unconfirmed: Unconfirmed::new(config.hosts.len(), config.recovery.is_some()),
             meter: Meter::new(config.index, config.tracer.recorder(Track::Lane(config.index))),
             in_flight: Share::of_pieces(),
             memory: Share::of_memory("staging"),
@@ -106,6 +108,10 @@ const IDLE_CHECK: Duration = Duration::from_millis(250);
 /// The delay of a check after a limit, so that the limit has certainly passed.
 const TICK: Duration = Duration::from_millis(1);
 
+/// How much longer than the node that dials the other one waits for a connection that broke: the
+/// dialler may notice the break later, and knows why it can't be made again.
+const SPARE: Duration = Duration::from_millis(1500);
+
 const MAX_NAMES: usize = 3;
 
 fn token(peer: NodeId, number: u32) -> Token {
@@ -122,6 +128,7 @@ struct Runner {
     poll: Poll,
     orders: Receiver<Order>,
     links: Vec<Option<Link>>,
+    unconfirmed: Unconfirmed,
     pieces: Pieces,
     ordered: Ordered,
     /// Staging buffers for reuse: the steady state allocates nothing and faults no page.
@@ -212,8 +219,9 @@ impl Runner {
     /// Moves everything that can move by one chunk. Returns false when nothing could.
     fn turn(&mut self) -> Result<bool, Failure> {
         let mut moved = false;
-        for piece in self.pieces.values_mut() {
-            if piece.reduce_some(self.config.chunk, &self.config.pool, &mut self.meter) {
+        let Self { config, pieces, meter, unconfirmed, .. } = self;
+        for piece in pieces.values_mut() {
+            if piece.reduce_some(config.chunk, &config.pool, meter, unconfirmed) {
                 moved = true;
                 break;
             }
@@ -223,10 +231,15 @@ impl Runner {
         let (me, nodes) = (self.config.me.index(), self.links.len());
         for index in (1..nodes).map(|after| (me + after) % nodes) {
             let Some(link) = &mut self.links[index] else { continue };
-            let sent = link.send(&mut self.pieces, &mut self.meter);
-            match link.receive(&mut self.pieces, &self.ordered, &mut self.meter) {
+            let Self { pieces, ordered, meter, unconfirmed, .. } = self;
+            let mut desk = Desk { pieces, ordered, meter, unconfirmed };
+            let sent = link.send(&mut desk);
+            match link.receive(&mut desk) {
                 Ok(received) => moved |= sent == Turn::Moved || received == Turn::Moved,
-                Err(broken) => self.lost(index, &broken)?,
+                Err(broken) => {
+                    self.lost(index, &broken)?;
+                    moved = true;
+                }
             }
         }
         moved |= self.finish_complete();
@@ -266,7 +279,8 @@ impl Runner {
 
     fn link<'a>(links: &'a mut [Option<Link>], config: &LaneConfig, peer: NodeId) -> &'a mut Link {
         let nodes = config.hosts.len() as u32;
-        let link_config = LinkConfig { epoch: config.epoch, chunk: config.chunk, nodes };
+        let LaneConfig { epoch, chunk, recovery, .. } = *config;
+        let link_config = LinkConfig { epoch, chunk, nodes, recovery };
         links[peer.0 as usize].get_or_insert_with(|| Link::new(peer, link_config))
     }
 
@@ -274,10 +288,9 @@ impl Runner {
         let Connected { peer, number, stream, window, attempt, theirs } = connected;
         let stream = self.watch(peer, number, stream)?;
         let link = Self::link(&mut self.links, &self.config, peer);
-        let Self { pieces, ordered, meter, .. } = self;
-        let prepared = link.prepare(number, attempt, theirs, pieces, ordered, meter);
-        match prepared {
-            Ok(true) => link.connect(number, stream, window),
+        let taken = link.connect(number, attempt, (stream, window), theirs, &mut self.unconfirmed);
+        match taken {
+            Ok(true) => self.tell_returned(peer),
             Ok(false) => {
                 let peer = self.host(peer);
                 tracing::debug!(peer, attempt, "a data connection came after a later one");
@@ -285,6 +298,16 @@ impl Runner {
             Err(error) => return Err(self.link_failed(peer, &error)),
         }
         Ok(())
+    }
+
+    /// Reports connections that have replaced broken ones.
+    fn tell_returned(&mut self, peer: NodeId) {
+        let Some(link) = &mut self.links[peer.index()] else { return };
+        for Returned { number, cause, after } in link.take_returned() {
+            metrics::recovered_connection();
+            let (peer, lane) = (self.host(peer), self.config.index);
+            tracing::warn!(peer, lane, number, ?after, cause, "a data connection was made again");
+        }
     }
 
     fn watch(
@@ -314,6 +337,7 @@ impl Runner {
             let Some(running) = self.pieces.remove(sequence) else { continue };
             self.in_flight.remove(1);
             let since = self.meter.spent(Doing::Idle);
+            self.unconfirmed.before_end(&running);
             running.publish(self.store(&running.piece), &self.config.pool, self.config.chunk);
             let (piece, staging) = running.into_parts();
             self.spare.push(staging);
@@ -332,7 +356,7 @@ impl Runner {
 
     fn count_moved(&mut self) {
         for link in self.links.iter_mut().flatten() {
-            let Totals { written, read } = link.take_moved();
+            let Totals { written, read } = link.take_moved(&self.unconfirmed);
             self.events.moved(link.peer(), written, read);
         }
     }
@@ -354,34 +378,42 @@ impl Runner {
         self.pieces.values().any(|running| is_there(&running.piece))
     }
 
-    /// A connection was lost. If no frame was in flight, another connection may replace it: the
-    /// acceptor compares the counts of both ends. If no piece needs the connection, the peer is
-    /// assumed to have closed it regularly.
+    /// A connection was lost. Another one may replace it: the acceptor compares the counts of both
+    /// ends. If no piece needs the connection, the peer is assumed to have closed it regularly.
     fn lost(&mut self, index: usize, broken: &Broken) -> Result<(), Failure> {
         let Broken { number, error } = broken;
-        let peer = NodeId(index as u32);
-        let is_concerned = self.concerns(peer);
+        let (peer, lane, number) = (NodeId(index as u32), self.config.index, *number);
+        let is_needed = self.concerns(peer);
         let is_closed = matches!(error, LinkError::Stream(StreamError::Closed));
         let Some(link) = &mut self.links[index] else { return Ok(()) };
-        if !error.is_end() || is_closed && is_concerned {
+        if !error.is_end() {
             return Err(self.link_failed(peer, error));
         }
-        match link.disconnect(*number) {
-            Some(totals) => {
-                let (peer_host, lane) = (self.host(peer), self.config.index);
-                tracing::debug!(peer = peer_host, lane, number, %error, "a data connection ended");
-                let number = *number;
-                self.events.disconnected(Disconnected { peer, lane, number, totals, is_closed });
-                Ok(())
-            }
-            None if is_closed => Ok(()),
-            None => Err(self.link_failed(peer, error)),
+        let ended = link.disconnect(broken, Instant::now(), &mut self.unconfirmed);
+        let Ended { totals, is_between, is_replaced } =
+            ended.map_err(|error| self.link_failed(peer, &error))?;
+        if is_replaced {
+            self.tell_returned(peer);
+            return Ok(());
         }
+        let is_closed = if self.config.recovery.is_some() {
+            is_closed && !is_needed
+        } else if is_closed && is_needed || !is_between && !is_closed {
+            return Err(self.link_failed(peer, error));
+        } else if !is_between {
+            return Ok(());
+        } else {
+            is_closed
+        };
+        tracing::debug!(peer = self.host(peer), lane, number, %error, "a data connection ended");
+        let ended = Disconnected { peer, lane, number, totals, is_closed, is_needed };
+        self.events.disconnected(ended);
+        Ok(())
     }
 
     fn link_failed(&self, peer: NodeId, error: &LinkError) -> Failure {
         let kind = match error {
-            LinkError::Lost { .. } => FailureKind::ConnectionLost,
+            LinkError::Lost { .. } | LinkError::NotReturned { .. } => FailureKind::ConnectionLost,
             error if error.is_end() => FailureKind::ConnectionLost,
             _ => FailureKind::Protocol,
         };
@@ -401,8 +433,9 @@ impl Runner {
         self.next_check = now + limit / NOTICES_PER_LIMIT;
         self.count_moved();
         let was_suspended = self.suspension.check(now, limit).is_some();
+        self.check_missing(now, was_suspended)?;
         for link in self.links.iter_mut().flatten() {
-            link.look(now, was_suspended);
+            link.look(now, was_suspended, &mut self.unconfirmed);
         }
         if was_suspended {
             self.pieces.values_mut().for_each(|running| running.mark_progress(now));
@@ -434,8 +467,19 @@ impl Runner {
         for link in self.links.iter_mut().flatten() {
             let peer = link.peer();
             if let Some(lateness) = notices[peer.0 as usize] {
-                link.give_notice(lateness.notice(now));
+                link.give_notice(lateness.notice(now), &mut self.unconfirmed);
             }
+        }
+        Ok(())
+    }
+
+    /// Checks whether connections that broke have been missing for too long.
+    fn check_missing(&mut self, now: Instant, was_suspended: bool) -> Result<(), Failure> {
+        for peer in (0..self.links.len() as u32).map(NodeId) {
+            let is_needed = !was_suspended && self.concerns(peer);
+            let Some(link) = &mut self.links[peer.index()] else { continue };
+            let checked = link.check_missing(now, SPARE, is_needed);
+            checked.map_err(|error| self.link_failed(peer, &error))?;
         }
         Ok(())
     }

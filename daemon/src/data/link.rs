@@ -1,9 +1,14 @@
 //! A lane's connections to one peer, and the queue of chunks that they share.
 //!
 //! The next chunk goes to any connection that can send it, so a slow one does not delay the others.
-//! This code never blocks.
+//! A connection that breaks is replaced by another one in its slot, which continues at the byte
+//! where the earlier one ended, in both directions. This code never blocks.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use gradwire_collectives::execution::{self, SendQueue, Work};
 use gradwire_net::Bytes;
@@ -14,13 +19,19 @@ use super::{
     lateness::Activity,
     meter::{Doing, Meter},
     running::{Ordered, Pieces},
+    unconfirmed::Unconfirmed,
 };
 use crate::transport::{
     frame::{Header, Notice, Totals},
     paths::DataSocket,
-    stream::{Chunk, OutgoingFrame, Source, Stream, Turn},
+    sent::{Chunk, Impossible},
+    stream::{Opening, Receiving, Source, Stream, Turn},
     window::Window,
 };
+
+/// A connection that ends sooner than this, and has moved nothing, does not count as one: a peer
+/// that breaks every connection at once must not hold up the job for ever.
+const BRIEF: Duration = Duration::from_secs(1);
 
 /// The settings that a link gets from its lane.
 #[derive(Debug, Clone, Copy)]
@@ -28,6 +39,16 @@ pub(crate) struct LinkConfig {
     pub(crate) epoch: u32,
     pub(crate) chunk: u64,
     pub(crate) nodes: u32,
+    /// How long a broken connection may be missing; `None` if a frame must not be interrupted.
+    pub(crate) recovery: Option<Duration>,
+}
+
+/// What a link works on, of its lane.
+pub(super) struct Desk<'a> {
+    pub(super) pieces: &'a mut Pieces,
+    pub(super) ordered: &'a Ordered,
+    pub(super) meter: &'a mut Meter,
+    pub(super) unconfirmed: &'a mut Unconfirmed,
 }
 
 struct Departures<'a> {
@@ -58,28 +79,57 @@ impl Source for Departures<'_> {
     }
 }
 
+/// A connection that replaces another one.
+#[derive(Debug)]
+struct Next {
+    socket: Arc<DataSocket>,
+    window: Option<Window>,
+    /// The dialler's counts of the earlier connections, on the acceptor.
+    theirs: Option<Totals>,
+}
+
+/// A connection that broke.
+#[derive(Debug)]
+struct Break {
+    since: Instant,
+    cause: String,
+    /// The bytes that had moved by then.
+    totals: Totals,
+}
+
 /// The slot of a connection, which may be empty.
 #[derive(Debug, Default)]
 struct Slot {
     stream: Option<Stream>,
+    receiving: Receiving,
     /// The number of the dialler's attempt that made it.
     attempt: u32,
-    /// The counts of the earlier connections.
-    totals: Totals,
-    /// The frame that a broken connection did not send.
-    unsent: Option<OutgoingFrame>,
+    /// When the connection was made.
+    made: Option<Instant>,
+    /// The connections that follow once all that has arrived on this one is read. The dialler may
+    /// have sent on any of them before it broke.
+    next: VecDeque<Next>,
+    /// The last connection that broke.
+    broken: Option<Break>,
 }
 
 impl Slot {
-    /// Ends the connection, if there is one. Returns false if a frame was in flight.
-    fn end(&mut self) -> bool {
-        let Some(stream) = self.stream.take() else { return true };
-        self.totals = stream.totals();
-        let between = stream.end();
-        let is_between = between.is_some();
-        self.unsent = between.flatten();
-        is_between
+    /// How long its connection has been missing.
+    fn missing(&self, now: Instant) -> Option<Duration> {
+        let broken = self.broken.as_ref().filter(|_| self.stream.is_none())?;
+        Some(now.saturating_duration_since(broken.since))
     }
+}
+
+/// A connection that has replaced a broken one.
+#[derive(Debug)]
+pub(crate) struct Returned {
+    /// Its number among the lane's connections with the peer.
+    pub(crate) number: u32,
+    /// Why the earlier one ended.
+    pub(crate) cause: String,
+    /// How long there was none.
+    pub(crate) after: Duration,
 }
 
 #[derive(Debug)]
@@ -102,6 +152,8 @@ pub(crate) struct Link {
     has_sent: bool,
     /// The counts that the metrics include.
     counted: Totals,
+    /// Connections that have replaced broken ones, for the report.
+    returned: Vec<Returned>,
 }
 
 impl Link {
@@ -114,6 +166,7 @@ impl Link {
             inbound: Inbound::new(peer, config.nodes, config.chunk),
             has_sent: false,
             counted: Totals::default(),
+            returned: Vec::new(),
         }
     }
 
@@ -125,29 +178,24 @@ impl Link {
         self.inbound.activity
     }
 
-    fn streams(&mut self) -> impl Iterator<Item = &mut Stream> {
-        self.slots.iter_mut().filter_map(|slot| slot.stream.as_mut())
-    }
-
     pub(crate) fn is_connected(&self) -> bool {
         self.slots.iter().any(|slot| slot.stream.is_some())
     }
 
-    /// Prepares the slot of a connection that has passed its handshake. First handles the data that
-    /// the earlier connection has received. `theirs` are the peer's counts for the earlier
-    /// connection, if this node must compare them. Returns false if a later attempt already has the
+    /// Takes a connection that has passed its handshake. If the earlier one in its slot still
+    /// exists, all that has arrived on that one is read first. `theirs` are the peer's counts for
+    /// the earlier connections, on the acceptor. Returns false if a later attempt already has the
     /// slot.
     ///
     /// # Errors
-    /// [`LinkError`] if a frame was in flight on the earlier connection when it broke.
-    pub(super) fn prepare(
+    /// [`LinkError::Lost`] if it can't continue where the earlier one ended.
+    pub(super) fn connect(
         &mut self,
         number: u32,
         attempt: u32,
+        (socket, window): (Arc<DataSocket>, Option<Window>),
         theirs: Option<Totals>,
-        pieces: &mut Pieces,
-        ordered: &Ordered,
-        meter: &mut Meter,
+        unconfirmed: &mut Unconfirmed,
     ) -> Result<bool, LinkError> {
         let index = number as usize;
         if self.slots.len() <= index {
@@ -158,66 +206,143 @@ impl Link {
             return Ok(false);
         }
         slot.attempt = attempt;
-        if let Some(stream) = &mut slot.stream {
-            stream.is_replaced();
-            let mut arrivals = Arrivals { inbound: &mut self.inbound, pieces, ordered, meter };
-            let mut receive = || stream.receive(&mut arrivals, self.config.epoch);
-            let end = loop {
-                match receive() {
-                    Ok(Turn::Moved) => {}
-                    Ok(Turn::Idle) => break None,
-                    Err(error) => break Some(error),
-                }
-            };
-            if let Some(error) = end.filter(|error| !error.is_end()) {
-                return Err(error);
-            }
-        }
-        let is_between = slot.end();
-        let ours = slot.totals;
-        if let Some(theirs) = theirs {
-            for (written, read) in [(theirs.written, ours.read), (ours.written, theirs.read)] {
-                if written != read || !is_between {
-                    return Err(LinkError::Lost { written, read });
-                }
-            }
+        slot.next.push_back(Next { socket, window, theirs });
+        match &mut slot.stream {
+            Some(stream) => stream.is_replaced(),
+            None => self.establish(number, unconfirmed)?,
         }
         Ok(true)
     }
 
-    pub(crate) fn connect(&mut self, number: u32, socket: Arc<DataSocket>, window: Option<Window>) {
-        let slot = &mut self.slots[number as usize];
-        slot.stream = Some(Stream::new(socket, window, slot.totals, slot.unsent.take()));
+    /// Ends a connection. Establishes the next one, if it is already there.
+    ///
+    /// # Errors
+    /// [`LinkError::Lost`] if that can't continue where this one ended.
+    pub(super) fn disconnect(
+        &mut self,
+        Broken { number, error }: &Broken,
+        now: Instant,
+        unconfirmed: &mut Unconfirmed,
+    ) -> Result<Ended, LinkError> {
+        let slot = &mut self.slots[*number as usize];
+        let line = unconfirmed.line(self.inbound.peer, *number as usize);
+        // The system still knows what the peer had acknowledged.
+        line.look();
+        (slot.stream, line.socket) = (None, None);
+        let totals = Totals { written: line.sent.written(), read: slot.receiving.read() };
+        let is_between = !slot.receiving.is_within_frame() && !line.sent.is_within_frame();
+        let made = slot.made.take();
+        let was_brief = made.is_some_and(|made| now.saturating_duration_since(made) < BRIEF);
+        match &slot.broken {
+            Some(broken) if was_brief && broken.totals == totals => {}
+            _ => slot.broken = Some(Break { since: now, cause: error.to_string(), totals }),
+        }
+        let is_replaced = !slot.next.is_empty();
+        if is_replaced {
+            self.establish(*number, unconfirmed)?;
+        }
+        Ok(Ended { totals, is_between, is_replaced })
     }
 
-    /// Ends a connection that broke. Returns its counts, if no frame was in flight.
-    pub(crate) fn disconnect(&mut self, number: u32) -> Option<Totals> {
+    /// Begins to use the next connection of a slot.
+    fn establish(&mut self, number: u32, unconfirmed: &mut Unconfirmed) -> Result<(), LinkError> {
         let slot = &mut self.slots[number as usize];
-        slot.end().then_some(slot.totals)
+        let Some(Next { socket, window, theirs }) = slot.next.pop_front() else { return Ok(()) };
+        let line = unconfirmed.line(self.inbound.peer, number as usize);
+        let (written, read) = (line.sent.written(), slot.receiving.read());
+        let opening = match theirs {
+            // The dialler has nothing to continue, so it can send at once.
+            None if written == 0 => Opening::Frames,
+            None => Opening::HearsRead,
+            Some(theirs) => {
+                let is_whole = theirs.written == read
+                    && !slot.receiving.is_within_frame()
+                    && !line.sent.is_within_frame();
+                if theirs.written < read || self.config.recovery.is_none() && !is_whole {
+                    return Err(LinkError::Lost { written: theirs.written, read });
+                }
+                line.sent.resume(theirs.read)?;
+                match theirs.written {
+                    0 => Opening::Frames,
+                    _ => Opening::SaysRead(read, self.config.epoch),
+                }
+            }
+        };
+        // Until the count is heard, the socket says nothing about what was sent before.
+        line.socket = (opening != Opening::HearsRead).then(|| socket.clone());
+        let mut stream = Stream::new(socket, window, line.sent.written(), opening);
+        if !slot.next.is_empty() {
+            stream.is_replaced();
+        }
+        slot.stream = Some(stream);
+        let now = Instant::now();
+        slot.made = Some(now);
+        if let Some(Break { since, cause, .. }) = &slot.broken {
+            let after = now.saturating_duration_since(*since);
+            self.returned.push(Returned { number, cause: cause.clone(), after });
+        }
+        Ok(())
+    }
+
+    /// The connections that have replaced broken ones since the last call.
+    pub(crate) fn take_returned(&mut self) -> Vec<Returned> {
+        std::mem::take(&mut self.returned)
+    }
+
+    /// Checks how long broken connections have been missing. Only time in which this link
+    /// `is_needed` counts.
+    ///
+    /// # Errors
+    /// [`LinkError::NotReturned`] if a needed one has been missing for longer than the setting
+    /// allows, and `spare` for the dialler, which knows better why.
+    pub(crate) fn check_missing(
+        &mut self,
+        now: Instant,
+        spare: Duration,
+        is_needed: bool,
+    ) -> Result<(), LinkError> {
+        let Some(limit) = self.config.recovery else { return Ok(()) };
+        for slot in &mut self.slots {
+            let missing = slot.missing(now);
+            let Some(broken) = &mut slot.broken else { continue };
+            if !is_needed {
+                broken.since = now;
+            } else if missing.is_some_and(|missing| missing > limit + spare) {
+                return Err(LinkError::NotReturned { cause: broken.cause.clone(), limit });
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn stream(&mut self, number: u32) -> Option<&mut Stream> {
         self.slots.get_mut(number as usize)?.stream.as_mut()
     }
 
-    /// Bytes sent and received since the last call, on all connections, past and present.
-    pub(crate) fn take_moved(&mut self) -> Totals {
-        let of = |slot: &Slot| slot.stream.as_ref().map_or(slot.totals, Stream::totals);
-        let now = self.slots.iter().map(of).fold(Totals::default(), |sum, one| Totals {
-            written: sum.written + one.written,
-            read: sum.read + one.read,
-        });
+    /// Bytes sent and received since the last call, on all connections, past and present. Bytes
+    /// that were sent again count again.
+    pub(super) fn take_moved(&mut self, unconfirmed: &Unconfirmed) -> Totals {
+        let read = self.slots.iter().map(|slot| slot.receiving.read()).sum();
+        let now = Totals { written: unconfirmed.moved_to(self.peer()), read };
         let before = std::mem::replace(&mut self.counted, now);
         Totals { written: now.written - before.written, read: now.read - before.read }
     }
 
     /// Checks whether the peer's system has acknowledged data. A frame that waits for a piece to
-    /// start here also counts as activity, and so does a suspension of this process
-    /// (`was_suspended`).
-    pub(crate) fn look(&mut self, now: Instant, was_suspended: bool) {
-        let mut has_moved = was_suspended;
-        for stream in self.streams() {
-            has_moved |= stream.has_been_acknowledged() || stream.is_held();
+    /// start here also counts as activity, and so does a connection that may return, and a
+    /// suspension of this process (`was_suspended`).
+    pub(super) fn look(
+        &mut self,
+        now: Instant,
+        was_suspended: bool,
+        unconfirmed: &mut Unconfirmed,
+    ) {
+        let (mut has_moved, limit) = (was_suspended, self.config.recovery.unwrap_or_default());
+        for (number, slot) in self.slots.iter_mut().enumerate() {
+            has_moved |= slot.missing(now).is_some_and(|missing| missing < limit);
+            let Some(stream) = &mut slot.stream else { continue };
+            let line = unconfirmed.line(self.inbound.peer, number);
+            line.look();
+            has_moved |= stream.has_been_acknowledged(&line.sent) || slot.receiving.is_held();
         }
         if has_moved {
             self.inbound.activity.moved(now);
@@ -225,13 +350,16 @@ impl Link {
     }
 
     /// Sends the peer a notice, unless data was sent since the last one.
-    pub(crate) fn give_notice(&mut self, notice: Notice) {
+    pub(super) fn give_notice(&mut self, notice: Notice, unconfirmed: &mut Unconfirmed) {
         if std::mem::take(&mut self.has_sent) {
             return;
         }
-        let epoch = self.config.epoch;
-        if let Some(stream) = self.streams().find(|stream| stream.writable && stream.is_free()) {
-            stream.carry(OutgoingFrame::bare(notice.encode(epoch)));
+        for (number, slot) in self.slots.iter().enumerate() {
+            let sent = &mut unconfirmed.line(self.inbound.peer, number).sent;
+            if slot.stream.as_ref().is_some_and(Stream::is_writable) && sent.is_free() {
+                sent.carry(notice.encode(self.config.epoch), None);
+                return;
+            }
         }
     }
 
@@ -241,41 +369,69 @@ impl Link {
     }
 
     /// Sends ready data, at most one chunk on each connection.
-    pub(super) fn send(&mut self, pieces: &mut Pieces, meter: &mut Meter) -> Turn {
+    pub(super) fn send(&mut self, desk: &mut Desk<'_>) -> Turn {
+        let Desk { pieces, meter, unconfirmed, .. } = desk;
         let (mut turn, count) = (Turn::Idle, self.slots.len());
         let (first, peer) = (self.first, self.peer());
         for index in (0..count).map(|i| (first + i) % count) {
             let stream = self.slots[index].stream.as_mut();
-            let Some(stream) = stream.filter(|s| s.writable) else { continue };
-            if stream.is_free() {
+            let Some(stream) = stream.filter(|s| s.is_writable()) else { continue };
+            let line = unconfirmed.line(peer, index);
+            if line.sent.is_free() && !stream.must_speak() {
                 let Some(chunk) = next_chunk(&mut self.queue, self.config, pieces) else {
                     continue;
                 };
-                stream.carry(OutgoingFrame::chunk(chunk));
+                line.sent.carry(chunk.header.encode(), Some(chunk));
+                line.shorten();
                 self.first = (index + 1) % count;
                 self.has_sent = true;
             }
-            turn = turn.or(stream.send(&mut Departures { peer, pieces, meter }));
+            turn = turn.or(stream.send(&mut line.sent, &mut Departures { peer, pieces, meter }));
         }
         turn
     }
 
     /// Receives data that has arrived, at most one frame on each connection.
-    pub(super) fn receive(
-        &mut self,
-        pieces: &mut Pieces,
-        ordered: &Ordered,
-        meter: &mut Meter,
-    ) -> Result<Turn, Broken> {
-        let mut turn = self.inbound.take_held(pieces, meter);
+    pub(super) fn receive(&mut self, desk: &mut Desk<'_>) -> Result<Turn, Broken> {
+        let Desk { pieces, ordered, meter, unconfirmed } = desk;
+        let (peer, epoch) = (self.peer(), self.config.epoch);
+        let mut turn = self.inbound.take_held(pieces, meter, unconfirmed);
         for (number, slot) in (0..).zip(&mut self.slots) {
             let Some(stream) = &mut slot.stream else { continue };
+            let broken = |error| Broken { number, error };
+            match stream.receive_count(epoch) {
+                Ok(None) => {}
+                Ok(Some(read)) => {
+                    let line = unconfirmed.line(peer, number as usize);
+                    line.sent.resume(read).map_err(|error| broken(error.into()))?;
+                    line.socket = Some(stream.data_socket());
+                    turn = Turn::Moved;
+                }
+                Err(error) => return Err(broken(error.into())),
+            }
             let inbound = &mut self.inbound;
-            let mut arrivals = Arrivals { inbound, pieces, ordered, meter };
-            let received = stream.receive(&mut arrivals, self.config.epoch);
-            turn = turn.or(received.map_err(|error| Broken { number, error })?);
+            let mut arrivals = Arrivals { inbound, pieces, ordered, meter, unconfirmed };
+            let received = stream.receive(&mut slot.receiving, &mut arrivals, epoch);
+            turn = turn.or(received.map_err(broken)?);
         }
         Ok(turn)
+    }
+}
+
+/// How a connection ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// The counts of this and the earlier connections.
+    pub(crate) totals: Totals,
+    /// Whether no frame was in flight.
+    pub(crate) is_between: bool,
+    /// Whether another one has already replaced it.
+    pub(crate) is_replaced: bool,
+}
+
+impl From<Impossible> for LinkError {
+    fn from(Impossible { written, read }: Impossible) -> Self {
+        Self::Lost { written, read }
     }
 }
 

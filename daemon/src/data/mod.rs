@@ -15,6 +15,7 @@
 //! - `meter`: what a lane does with its time
 //! - `running`: a piece in flight
 //! - `lateness`: when a piece is late, and which node is at fault (pure)
+//! - `unconfirmed`: what was sent and may not have arrived
 //! - `arrivals`: the frames that come from one peer
 //! - `link`: a lane's connections to one peer, which share what is to be sent
 //! - `in_memory`: how fast this machine reduces and copies
@@ -34,6 +35,7 @@ pub(crate) mod piece;
 pub(crate) mod pool;
 mod running;
 mod staging;
+mod unconfirmed;
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -22,8 +22,7 @@ pub(crate) trait LaneEvents: std::fmt::Debug + Send + Sync + 'static {
     fn failed(&self, failure: Failure);
     /// The bytes sent to and received from a peer since the last call.
     fn moved(&self, peer: NodeId, sent: u64, received: u64);
-    /// A connection of this lane broke between two frames. If nothing was in flight, another
-    /// connection may replace it.
+    /// A connection of this lane broke. Another connection may replace it.
     fn disconnected(&self, connection: Disconnected);
 }
 
@@ -37,6 +36,8 @@ pub(crate) struct Disconnected {
     pub(crate) totals: Totals,
     /// The peer has closed it: it is probably leaving, and is dialled again only when it is needed.
     pub(crate) is_closed: bool,
+    /// An operation needs it.
+    pub(crate) is_needed: bool,
 }
 
 /// A connection that has passed its handshake.
@@ -84,6 +85,8 @@ pub(crate) struct LaneConfig {
     pub(crate) chunk: u64,
     /// How long a piece may go without progress.
     pub(crate) limit: Duration,
+    /// How long a broken connection may be missing; `None` if the job fails when it was in use.
+    pub(crate) recovery: Option<Duration>,
     /// Records the lane's events while the job is traced.
     pub(crate) tracer: Arc<Tracer>,
     /// Results of at least this size bypass the cache on their way to the ranks.

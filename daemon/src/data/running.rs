@@ -16,8 +16,9 @@ use super::{
     piece::Piece,
     pool::Pool,
     staging::{Helpers, Staging},
+    unconfirmed::Unconfirmed,
 };
-use crate::model::memory;
+use crate::{model::memory, transport::sent::Chunk as Sent};
 
 /// The pieces that a lane has started.
 pub(crate) type Pieces = BTreeMap<Sequence, Running>;
@@ -124,11 +125,18 @@ impl Running {
 
     /// Reduces the next local bytes that other steps wait for: a chunk, or with helpers a few.
     /// Returns false if there is none.
-    pub(super) fn reduce_some(&mut self, usual: u64, pool: &Pool, meter: &mut Meter) -> bool {
+    pub(super) fn reduce_some(
+        &mut self,
+        usual: u64,
+        pool: &Pool,
+        meter: &mut Meter,
+        unconfirmed: &mut Unconfirmed,
+    ) -> bool {
         let chunk = self.chunk(usual);
         let at_once = if pool.has_helpers() { CHUNKS_AT_ONCE * chunk } else { chunk };
         let next = self.progress.next_local(&self.piece.plan, at_once);
         let Some(Chunk { step, offset, bytes }) = next else { return false };
+        unconfirmed.before_write(self, step, offset, bytes);
         self.reduce_local(step, offset, bytes, None, Some((pool, chunk)));
         let now = meter.spent_on(Doing::Reduce, self.piece.sequence, bytes, None);
         self.advance(step, offset, bytes, now);
@@ -163,10 +171,18 @@ impl Running {
     }
 
     /// Processes a received chunk.
-    pub(super) fn take(&mut self, step: u32, offset: u64, received: &[u8], meter: &mut Meter) {
+    pub(super) fn take(
+        &mut self,
+        step: u32,
+        offset: u64,
+        received: &[u8],
+        meter: &mut Meter,
+        unconfirmed: &mut Unconfirmed,
+    ) {
         let plan = self.piece.plan.clone();
         let planned = &plan.steps[step as usize];
         let bytes = received.len() as u64;
+        unconfirmed.before_write(self, step, offset, bytes);
         let sequence = self.piece.sequence;
         match (planned.fused, planned.work) {
             (Some(local), _) => {
@@ -212,15 +228,47 @@ impl Running {
         self.staging.block_mut(range)
     }
 
+    /// The input that a sending step sends, unless it sends this range of the buffer.
+    fn sent_input(&self, step: u32, range: &Range<usize>) -> Option<memory::Part<'_>> {
+        self.sends_input[step as usize].then(|| self.piece.input(range.clone())).flatten()
+    }
+
     /// The bytes that a sending step sends. Call [`Running::sent`] when they have been sent.
     pub(crate) fn outgoing(&self, step: u32, offset: u64, bytes: u64) -> Bytes<'_> {
         let range = self.range(step, offset, bytes);
-        if self.sends_input[step as usize]
-            && let Some(input) = self.piece.input(range.clone())
-        {
-            return memory::outgoing(input, bytes);
+        match self.sent_input(step, &range) {
+            Some(input) => memory::outgoing(input, bytes),
+            None => Bytes::from(self.staging.block(range)),
         }
-        Bytes::from(self.staging.block(range))
+    }
+
+    /// A copy of what was sent as a chunk, from its byte `from` on.
+    pub(crate) fn copy_of(&self, chunk: &Sent, from: u64) -> Vec<u8> {
+        let bytes = u64::from(chunk.header.length) - from;
+        let range = self.range(chunk.step, chunk.header.offset + from, bytes);
+        match self.sent_input(chunk.step, &range) {
+            Some(input) => memory::copy(input, bytes),
+            None => self.staging.block(range).to_vec(),
+        }
+    }
+
+    /// Whether a step may write to bytes of the buffer that an earlier step sends.
+    pub(crate) fn overwrites_sent(&self, step: u32) -> bool {
+        let steps = &self.piece.plan.steps;
+        let step = &steps[step as usize];
+        step.overwrites_sent
+            || step.fused.is_some_and(|local| steps[local as usize].overwrites_sent)
+    }
+
+    /// Whether a step that writes these bytes of its message changes what was sent as a chunk.
+    pub(crate) fn changes(&self, chunk: &Sent, step: u32, bytes: Range<u64>) -> bool {
+        let sent = self.range(chunk.step, chunk.header.offset, chunk.header.length.into());
+        let overlaps = |part: StepPart| {
+            let written = place(&part);
+            written.start < sent.end && sent.start < written.end
+        };
+        self.piece.plan.steps[step as usize].parts(bytes).any(overlaps)
+            && self.sent_input(chunk.step, &sent).is_none()
     }
 
     /// A chunk that was handed out has been sent.

@@ -1,6 +1,7 @@
 //! Real lanes over real sockets: several nodes in one process, each with its own lanes and workers'
 //! segments, run the same pieces. Only the control plane is left out.
 
+mod breaks;
 mod inputs;
 mod interpreted;
 mod links;
@@ -168,6 +169,17 @@ struct Cluster {
 
 impl Cluster {
     fn new(nodes: u32, lanes: u32, chunk: u64, limit: Duration) -> Self {
+        Self::recovering(nodes, lanes, chunk, limit, None)
+    }
+
+    /// Its connections may be missing for `recovery`.
+    fn recovering(
+        nodes: u32,
+        lanes: u32,
+        chunk: u64,
+        limit: Duration,
+        recovery: Option<Duration>,
+    ) -> Self {
         let hosts: Arc<[String]> = (0..nodes).map(|n| format!("n{n}")).collect();
         let (mut all, mut events) = (Vec::new(), Vec::new());
         for me in (0..nodes).map(NodeId) {
@@ -183,6 +195,7 @@ impl Cluster {
                     epoch: 5,
                     chunk,
                     limit,
+                    recovery,
                     streaming_bytes: 1 << 16,
                     pool: pool.clone(),
                     tracer: Arc::default(),

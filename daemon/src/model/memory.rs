@@ -137,6 +137,13 @@ pub(crate) fn outgoing((span, offset): Part<'_>, bytes: u64) -> Bytes<'_> {
     unsafe { Bytes::at(start, bytes as usize) }
 }
 
+/// A copy of bytes of a worker's tensor.
+pub(crate) fn copy(part: Part<'_>, bytes: u64) -> Vec<u8> {
+    let mut copy = vec![0; bytes as usize];
+    reduce(Combine { dtype: DType::U8, op: ReduceOp::Sum }, 1.0, &mut copy, &[part], None);
+    copy
+}
+
 fn count(combine: Combine, bytes: usize) -> usize {
     debug_assert!(bytes.is_multiple_of(combine.dtype.size()));
     bytes / combine.dtype.size()

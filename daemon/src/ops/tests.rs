@@ -111,6 +111,7 @@ impl TestNode {
                 epoch: 5,
                 chunk: 256,
                 limit: Duration::from_secs(20),
+                recovery: None,
                 streaming_bytes: 1 << 10,
                 pool: pool.clone(),
                 tracer: Arc::default(),

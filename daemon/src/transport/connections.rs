@@ -1,8 +1,7 @@
 //! Decides which connections a node dials, and when it dials them again. Pure.
 //!
-//! A broken connection is dialled again immediately. If nothing was in flight, the pieces continue;
-//! otherwise the job fails. A connection that the peer has closed is dialled again when a schedule
-//! next needs the peer: at the end of a job, nodes leave one by one.
+//! A broken connection is dialled again immediately. A connection that the peer has closed while no
+//! schedule needed it is dialled again when one does: at the end of a job, nodes leave one by one.
 
 use std::collections::HashMap;
 
@@ -33,6 +32,8 @@ enum ConnectionState {
 struct Entry {
     state: ConnectionState,
     attempts: u32,
+    /// Whether it existed before.
+    was_up: bool,
 }
 
 #[derive(Debug)]
@@ -56,7 +57,8 @@ impl Connections {
         demand: Demand,
     ) -> Vec<(ConnectionId, Totals)> {
         let none = || {
-            let down = || Entry { state: ConnectionState::Down(Totals::default()), attempts: 0 };
+            let state = ConnectionState::Down(Totals::default());
+            let down = || Entry { state, attempts: 0, was_up: false };
             Peer { connections: (0..count).map(|_| down()).collect(), is_settled: false }
         };
         let there = self.0.entry(peer).or_insert_with(none);
@@ -91,18 +93,30 @@ impl Connections {
 
     pub(crate) fn connected(&mut self, id: ConnectionId) {
         if let Some((entry, _)) = self.entry(id) {
-            entry.state = ConnectionState::Up;
+            (entry.state, entry.was_up) = (ConnectionState::Up, true);
         }
     }
 
-    /// The connection was lost with these counts. Returns whether to dial it again now.
-    pub(crate) fn lost(&mut self, id: ConnectionId, totals: Totals, is_closed: bool) -> bool {
+    /// Whether the connection existed before.
+    pub(crate) fn was_up(&mut self, id: ConnectionId) -> bool {
+        self.entry(id).is_some_and(|(entry, _)| entry.was_up)
+    }
+
+    /// The connection was lost with these counts. The peer has closed it if it `is_closed`; a
+    /// schedule waits for it if it `is_needed`. Returns whether to dial it again now.
+    pub(crate) fn lost(
+        &mut self,
+        id: ConnectionId,
+        totals: Totals,
+        is_closed: bool,
+        is_needed: bool,
+    ) -> bool {
         let Some((entry, is_settled)) = self.entry(id) else { return false };
         *is_settled = false;
         entry.state = if is_closed {
             ConnectionState::Down(totals)
         } else {
-            ConnectionState::Dialling { is_needed: false }
+            ConnectionState::Dialling { is_needed }
         };
         !is_closed
     }
@@ -146,8 +160,8 @@ mod tests {
     #[test]
     fn a_closed_connection_is_dialled_when_needed() {
         let mut connections = up();
-        assert!(connections.lost(FIRST, SOME, false));
-        assert!(!connections.lost(SECOND, SOME, true));
+        assert!(connections.lost(FIRST, SOME, false, false));
+        assert!(!connections.lost(SECOND, SOME, true, false));
         assert_eq!(connections.need(PEER, 2, Demand::Schedule), [(SECOND, SOME)]);
         assert_eq!(connections.need(PEER, 2, Demand::Schedule), []);
     }
@@ -155,7 +169,7 @@ mod tests {
     #[test]
     fn an_unneeded_peer_may_stay_unreachable() {
         let mut connections = up();
-        assert!(connections.lost(FIRST, SOME, false));
+        assert!(connections.lost(FIRST, SOME, false, false));
         assert!(!connections.failed(FIRST, SOME));
         assert_eq!(connections.need(PEER, 2, Demand::Schedule), [(FIRST, SOME)]);
         assert!(connections.failed(FIRST, SOME), "now it is needed");
@@ -164,8 +178,15 @@ mod tests {
     #[test]
     fn a_peer_needed_while_dialled_must_be_reached() {
         let mut connections = up();
-        assert!(connections.lost(FIRST, SOME, false));
+        assert!(connections.lost(FIRST, SOME, false, false));
         assert_eq!(connections.need(PEER, 2, Demand::Schedule), []);
+        assert!(connections.failed(FIRST, SOME));
+    }
+
+    #[test]
+    fn a_peer_needed_when_lost_must_be_reached() {
+        let mut connections = up();
+        assert!(connections.lost(FIRST, SOME, false, true));
         assert!(connections.failed(FIRST, SOME));
     }
 
@@ -187,7 +208,7 @@ mod tests {
     fn the_numbers_of_attempts_ascend() {
         let mut connections = up();
         assert_eq!([connections.attempt(FIRST), connections.attempt(FIRST)], [1, 2]);
-        connections.lost(FIRST, SOME, false);
+        connections.lost(FIRST, SOME, false, false);
         assert_eq!([connections.attempt(FIRST), connections.attempt(SECOND)], [3, 1]);
     }
 }

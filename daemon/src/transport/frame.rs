@@ -5,6 +5,7 @@
 //!  ├────────┼────┼────┼────────────┼────────────────────┼───────────────────┼─────────┼────────┤
 //!  │ "GW"   │ver │ 0  │ message    │ sequence           │ offset            │ length  │ epoch  │
 //!  │ "GW"   │ver │ 1  │ root       │ stalled, in ms     │ 0                 │ 0       │ epoch  │
+//!  │ "GW"   │ver │ 2  │ 0          │ bytes read         │ 0                 │ 0       │ epoch  │
 //!  └────────┴────┴────┴────────────┴────────────────────┴───────────────────┴─────────┴────────┘
 //! ```
 //!
@@ -17,7 +18,12 @@
 //! - 1, a notice: the sender itself waits. `root` is the node at the root of its wait, and
 //!   `stalled` how long nothing has moved for it.
 //!
-//! `epoch` is the low half of the world's epoch. A connection ends only between frames.
+//! - 2, a count: the first bytes of a connection that replaces another one, from the acceptor, if
+//!   the dialler has sent frames before. It says how many bytes of these frames the acceptor has
+//!   read. Counts are not included in what they count.
+//!
+//! `epoch` is the low half of the world's epoch. A connection may end at any byte, and its
+//! successor continues there.
 
 use std::time::Duration;
 
@@ -75,6 +81,7 @@ impl Notice {
 enum Kind {
     Data = 0,
     Notice = 1,
+    Read = 2,
 }
 
 fn encode(
@@ -171,6 +178,27 @@ impl Frame {
     }
 }
 
+/// The bytes on the wire that say how many bytes were read on the connections before.
+pub(crate) fn encode_read(read: u64, epoch: u32) -> [u8; HEADER_BYTES] {
+    encode(Kind::Read, 0, [read, 0], 0, epoch)
+}
+
+/// Reads what [`encode_read`] has made.
+///
+/// # Errors
+/// [`FrameError`] if it is something else, or of another epoch.
+pub(crate) fn decode_read(bytes: &[u8; HEADER_BYTES], epoch: u32) -> Result<u64, FrameError> {
+    let part = |at: usize| [0, 1, 2, 3].map(|i| bytes[at + i]);
+    let word = |at: usize| u32::from_le_bytes(part(at));
+    if part(0) != [MAGIC[0], MAGIC[1], VERSION, Kind::Read as u8] {
+        return Err(FrameError::Mark(part(0)));
+    }
+    if word(28) != epoch {
+        return Err(FrameError::Epoch { received: word(28), expected: epoch });
+    }
+    Ok(u64::from(word(8)) | u64::from(word(12)) << 32)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -190,6 +218,16 @@ mod tests {
     fn a_notice_survives_the_wire() {
         let notice = Notice { root: NodeId(3), stalled: Duration::from_millis(5 << 33) };
         assert_eq!(Frame::decode(&notice.encode(9), 9), Ok(Frame::Notice(notice)));
+    }
+
+    #[test]
+    fn a_count_survives_the_wire() {
+        let bytes = encode_read(5 << 40, 9);
+        assert_eq!(decode_read(&bytes, 9), Ok(5 << 40));
+        let other = FrameError::Epoch { received: 9, expected: 8 };
+        assert_eq!(decode_read(&bytes, 8), Err(other));
+        assert!(matches!(decode_read(&header().encode(), 9), Err(FrameError::Mark(_))));
+        assert!(matches!(Frame::decode(&bytes, 9), Err(FrameError::Mark(_))), "not a frame");
     }
 
     #[test]

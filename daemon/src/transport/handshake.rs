@@ -12,7 +12,8 @@
 //! Each of the dialler's attempts has its own number, and the latest one wins, so a lost Admission
 //! has no lasting effect. The acceptor sends no data before it has received Begin: until then the
 //! dialler may not know that it was admitted. The Hello also carries the byte counts of the
-//! connection that this one replaces.
+//! connections that this one replaces: the acceptor continues at the byte after `read`, and says
+//! at which byte the dialler continues ([`frame`](super::frame)).
 //!
 //! Both sides prove the job's secret over the other's nonce, so neither a replayed handshake nor a
 //! daemon of another job or epoch succeeds (TRUST). No message of the other side decides how much
@@ -30,7 +31,7 @@ use super::frame::Totals;
 pub(crate) const MAX_STREAMS: u32 = 16;
 
 const MAGIC: [u8; 8] = *b"GRADWIRE";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const HELLO_BYTES: usize = 8 + 4 + 8 + 5 * 4 + 2 * 8 + JobId::MAX_BYTES + NONCE_BYTES;
 const BEGIN: u8 = 1;
 

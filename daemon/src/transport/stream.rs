@@ -1,4 +1,9 @@
-//! One connection: the frame that is being sent on it, and the frame that is being received.
+//! One connection: what is sent on it, and what is received.
+//!
+//! It may replace a broken one. What was received of a frame ([`Receiving`]) and the frames that
+//! were sent ([`Sent`]) outlive connections, so both directions continue at the byte where they
+//! ended. The dialler's Hello says what it has read; the acceptor's first bytes answer that, if the
+//! dialler has sent anything before.
 //!
 //! It makes as few system calls as possible: a header is sent with its payload, and received with
 //! the end of the previous payload. A call that moves less than requested shows that the socket is
@@ -15,8 +20,9 @@ use mio::{event::Event, net::TcpStream};
 use socket2::SockRef;
 
 use super::{
-    frame::{Frame, FrameError, HEADER_BYTES, Header, Notice, Totals},
+    frame::{self, Frame, FrameError, HEADER_BYTES, Header, Notice},
     paths::DataSocket,
+    sent::{Chunk, Due, Payload, Sent},
     window::Window,
 };
 
@@ -43,13 +49,6 @@ impl Turn {
     pub(crate) fn or(self, other: Self) -> Self {
         if self == Self::Moved { self } else { other }
     }
-}
-
-/// A chunk of data in a frame, and the step that it belongs to.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Chunk {
-    pub(crate) header: Header,
-    pub(crate) step: u32,
 }
 
 pub(crate) trait Source {
@@ -83,25 +82,6 @@ pub(crate) trait Sink {
     fn take(&mut self, header: &Header, target: Target, payload: &mut Vec<u8>);
 }
 
-#[derive(Debug)]
-pub(crate) struct OutgoingFrame {
-    header: [u8; HEADER_BYTES],
-    header_sent: usize,
-    /// The data after the header, and how many of its bytes were sent. A notice has no data.
-    payload: Option<(Chunk, u64)>,
-}
-
-impl OutgoingFrame {
-    pub(crate) fn chunk(chunk: Chunk) -> Self {
-        Self { header: chunk.header.encode(), header_sent: 0, payload: Some((chunk, 0)) }
-    }
-
-    /// A frame with only a header.
-    pub(crate) fn bare(header: [u8; HEADER_BYTES]) -> Self {
-        Self { header, header_sent: 0, payload: None }
-    }
-}
-
 #[derive(Debug, Clone, Copy)]
 enum Incoming {
     /// `filled` bytes of the next header were received.
@@ -116,54 +96,105 @@ enum Incoming {
     },
 }
 
+/// What was received, of all connections that have followed each other in one place.
+#[derive(Debug)]
+pub(crate) struct Receiving {
+    incoming: Incoming,
+    header: [u8; HEADER_BYTES],
+    scratch: Vec<u8>,
+    /// The bytes that were read.
+    read: u64,
+}
+
+impl Default for Receiving {
+    fn default() -> Self {
+        let incoming = Incoming::Header { filled: 0 };
+        Self { incoming, header: [0; HEADER_BYTES], scratch: Vec::new(), read: 0 }
+    }
+}
+
+impl Receiving {
+    /// The bytes that were read.
+    pub(crate) fn read(&self) -> u64 {
+        self.read
+    }
+
+    /// Whether a part of a frame was received.
+    pub(crate) fn is_within_frame(&self) -> bool {
+        !matches!(self.incoming, Incoming::Header { filled: 0 })
+    }
+
+    /// Whether a received frame waits to be admitted.
+    pub(crate) fn is_held(&self) -> bool {
+        matches!(self.incoming, Incoming::Waiting(_))
+    }
+}
+
+/// The acceptor's count of received bytes, which precedes the frames of a connection.
+#[derive(Debug)]
+enum Count {
+    /// It was sent, or received, or is not needed.
+    Done,
+    /// It is sent before anything else: its bytes, and how many of them were written.
+    ToSend([u8; HEADER_BYTES], usize),
+    /// It is received before anything else, and before anything is sent: the bytes so far.
+    ToReceive([u8; HEADER_BYTES], usize),
+}
+
+/// What precedes the frames of a new connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Opening {
+    /// Nothing.
+    Frames,
+    /// This side says first how many bytes it has read before, in this epoch.
+    SaysRead(u64, u32),
+    /// The other side says first how many bytes it has read before.
+    HearsRead,
+}
+
 #[derive(Debug)]
 pub(crate) struct Stream {
     socket: Arc<DataSocket>,
     readable: bool,
-    pub(crate) writable: bool,
+    writable: bool,
     /// The peer will send no more. The data that has arrived must be read to its end without
     /// further events of the socket.
     closing: bool,
+    /// The peer has given this connection up, so what has arrived is all.
+    is_replaced: bool,
     /// Why nothing can be sent any more. Data that had arrived can still be read.
     broken: Option<io::Error>,
-    outgoing: Option<OutgoingFrame>,
-    incoming: Incoming,
-    header: [u8; HEADER_BYTES],
-    scratch: Vec<u8>,
     /// The size of the send buffer, if the daemon chooses it.
     window: Option<Window>,
-    /// The counts, including those of the connections that this one replaces.
-    totals: Totals,
-    /// How many bytes had been written after the last chunk.
-    chunks_end: u64,
-    /// How many of these bytes the peer's system had acknowledged at the last check.
+    count: Count,
+    /// How many bytes the peer's system had acknowledged at the last check.
     acknowledged: u64,
 }
 
 impl Stream {
-    /// A connection that has passed its handshake. Its send buffer has the size of `window` and
-    /// grows as far as the path needs it; without `window` it is not changed. `totals` are the
-    /// counts of the earlier connections, which have left `unsent`.
+    /// A connection that has passed its handshake, whose next byte to write has the position
+    /// `written`. Its send buffer has the size of `window` and grows as far as the path needs it;
+    /// without `window` it is not changed.
     pub(crate) fn new(
         socket: Arc<DataSocket>,
         window: Option<Window>,
-        totals: Totals,
-        unsent: Option<OutgoingFrame>,
+        written: u64,
+        opening: Opening,
     ) -> Self {
         Self {
             socket,
             window,
-            totals,
-            chunks_end: totals.written,
-            acknowledged: totals.written,
+            acknowledged: written,
             readable: true,
             writable: true,
             closing: false,
+            is_replaced: false,
             broken: None,
-            outgoing: unsent,
-            incoming: Incoming::Header { filled: 0 },
-            header: [0; HEADER_BYTES],
-            scratch: Vec::new(),
+            count: match opening {
+                Opening::Frames => Count::Done,
+                Opening::SaysRead(read, epoch) => Count::ToSend(frame::encode_read(read, epoch), 0),
+                Opening::HearsRead => Count::ToReceive([0; HEADER_BYTES], 0),
+            },
         }
     }
 
@@ -186,37 +217,19 @@ impl Stream {
         (self.closing, self.readable) = (true, true);
     }
 
+    /// Its socket, to ask what was acknowledged.
+    pub(crate) fn data_socket(&self) -> Arc<DataSocket> {
+        self.socket.clone()
+    }
+
     fn socket(&self) -> &TcpStream {
         &self.socket.socket
     }
 
-    /// The bytes that it and the earlier connections have carried.
-    pub(crate) fn totals(&self) -> Totals {
-        self.totals
-    }
-
-    /// Ends the connection. Returns the frame that has not been started yet, if there is one; the
-    /// outer `None` if a frame is in flight in either direction.
-    pub(crate) fn end(self) -> Option<Option<OutgoingFrame>> {
-        let has_begun = |out: &OutgoingFrame| out.header_sent > 0;
-        let between = matches!(self.incoming, Incoming::Header { filled: 0 })
-            && !self.outgoing.as_ref().is_some_and(has_begun);
-        between.then_some(self.outgoing)
-    }
-
-    /// Whether a received frame waits to be admitted.
-    pub(crate) fn is_held(&self) -> bool {
-        matches!(self.incoming, Incoming::Waiting(_))
-    }
-
     /// Whether the peer's system has acknowledged more of the pieces' data since the last check.
     /// Notices don't count, because the system of a stopped peer also acknowledges them.
-    pub(crate) fn has_been_acknowledged(&mut self) -> bool {
-        if self.acknowledged == self.chunks_end {
-            return false;
-        }
-        let Ok(missing) = gradwire_net::unacknowledged(self.socket()) else { return false };
-        let acknowledged = self.totals.written.saturating_sub(missing).min(self.chunks_end);
+    pub(crate) fn has_been_acknowledged(&mut self, sent: &Sent) -> bool {
+        let acknowledged = sent.arrived().min(sent.chunks_end());
         let more = acknowledged > self.acknowledged;
         self.acknowledged = self.acknowledged.max(acknowledged);
         more
@@ -224,73 +237,112 @@ impl Stream {
 
     /// The peer has replaced this connection. Data that has arrived is read to its end.
     pub(crate) fn is_replaced(&mut self) {
+        self.is_replaced = true;
         self.breaks(ErrorKind::ConnectionReset.into());
     }
 
-    /// Whether it can take a frame to send.
-    pub(crate) fn is_free(&self) -> bool {
-        self.outgoing.is_none()
+    /// Whether frames may be sent now.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.writable && !matches!(self.count, Count::ToReceive(..))
     }
 
-    /// Takes a frame to send.
-    pub(crate) fn carry(&mut self, frame: OutgoingFrame) {
-        debug_assert!(self.is_free());
-        self.outgoing = Some(frame);
+    /// Whether it must send its count first.
+    pub(crate) fn must_speak(&self) -> bool {
+        matches!(self.count, Count::ToSend(..))
     }
 
-    /// Sends its frame as far as possible. If the connection broke, this is reported once all data
-    /// that had arrived is read.
-    pub(crate) fn send(&mut self, source: &mut impl Source) -> Turn {
-        let Some(out) = &mut self.outgoing else { return Turn::Idle };
-        let header = &out.header[out.header_sent..];
-        let payload = out.payload.as_ref();
-        let nothing = Bytes::from(&[][..]);
-        let payload = payload.map_or(nothing, |(chunk, sent)| source.payload(chunk, *sent));
+    /// Writes a part of a frame, or says with `None` that nothing can be written now.
+    fn write(&mut self, header: &[u8], payload: Bytes<'_>) -> Option<usize> {
         let wanted = header.len() + payload.len();
-        let written = match gradwire_net::send(&self.socket.socket, header, payload) {
-            Ok(written) => written,
+        match gradwire_net::send(&self.socket.socket, header, payload) {
+            Ok(written) => {
+                self.writable = written == wanted;
+                Some(written)
+            }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 self.writable = false;
-                return Turn::Idle;
+                None
             }
-            Err(error) if error.kind() == ErrorKind::Interrupted => return Turn::Moved,
+            Err(error) if error.kind() == ErrorKind::Interrupted => Some(0),
             Err(error) => {
                 self.breaks(error);
+                Some(0)
+            }
+        }
+    }
+
+    /// Sends the due frame as far as possible. If the connection broke, this is reported once all
+    /// data that had arrived is read.
+    pub(crate) fn send(&mut self, sent: &mut Sent, source: &mut impl Source) -> Turn {
+        if let Count::ToSend(bytes, from) = self.count {
+            let nothing = Bytes::from(&[][..]);
+            let Some(written) = self.write(&bytes[from..], nothing) else { return Turn::Idle };
+            let is_all = from + written == HEADER_BYTES;
+            self.count = if is_all { Count::Done } else { Count::ToSend(bytes, from + written) };
+            if !is_all {
                 return Turn::Moved;
             }
+        }
+        let Some(Due { header, payload }) = sent.due() else { return Turn::Idle };
+        let payload = match payload {
+            Payload::None => Bytes::from(&[][..]),
+            Payload::Piece(chunk, from) => source.payload(chunk, from),
+            Payload::Kept(bytes) => Bytes::from(bytes),
         };
-        let of_header = written.min(header.len());
-        out.header_sent += of_header;
-        self.totals.written += written as u64;
-        self.writable = written == wanted;
+        let Some(written) = self.write(header, payload) else { return Turn::Idle };
         if let Some(window) = &mut self.window
             && let Some(size) = window.moved(written, Instant::now())
             && !grow(&SockRef::from(&self.socket.socket), size)
         {
             window.settle();
         }
-        if let Some((chunk, sent)) = &mut out.payload {
-            *sent += (written - of_header) as u64;
-            self.chunks_end = self.totals.written;
-            if self.writable {
-                source.sent(chunk);
+        if let Some(news) = sent.wrote(written as u64) {
+            if news.is_whole {
+                source.sent(&news.chunk);
             } else {
-                source.progressed(chunk);
+                source.progressed(&news.chunk);
             }
-        }
-        if self.writable {
-            self.outgoing = None;
         }
         Turn::Moved
     }
 
+    /// Receives the peer's count, if it precedes the frames: how many bytes it has read before.
+    ///
+    /// # Errors
+    /// As [`Stream::receive`].
+    pub(crate) fn receive_count(&mut self, epoch: u32) -> Result<Option<u64>, StreamError> {
+        let Count::ToReceive(mut bytes, filled) = self.count else { return Ok(None) };
+        let mut parts = [IoSliceMut::new(&mut bytes[filled..])];
+        let Some(read) = self.read(&mut parts, HEADER_BYTES - filled)? else { return Ok(None) };
+        let filled = filled + read;
+        self.count = Count::ToReceive(bytes, filled);
+        if filled < HEADER_BYTES {
+            return Ok(None);
+        }
+        let read = frame::decode_read(&bytes, epoch)?;
+        self.count = Count::Done;
+        Ok(Some(read))
+    }
+
     /// Receives data that has arrived, at most to the end of one frame.
-    pub(crate) fn receive<S: Sink>(&mut self, sink: &mut S, epoch: u32) -> Result<Turn, S::Error> {
+    ///
+    /// # Errors
+    /// If the peer has sent something invalid, or if the connection has ended and all data that had
+    /// arrived was received.
+    pub(crate) fn receive<S: Sink>(
+        &mut self,
+        receiving: &mut Receiving,
+        sink: &mut S,
+        epoch: u32,
+    ) -> Result<Turn, S::Error> {
+        if matches!(self.count, Count::ToReceive(..)) {
+            return Ok(Turn::Idle);
+        }
         loop {
-            match self.incoming {
+            match receiving.incoming {
                 Incoming::Header { filled: HEADER_BYTES } => {
-                    let frame = Frame::decode(&self.header, epoch).map_err(StreamError::from)?;
-                    self.incoming = match frame {
+                    let frame = Frame::decode(&receiving.header, epoch);
+                    receiving.incoming = match frame.map_err(StreamError::from)? {
                         Frame::Data(header) => Incoming::Waiting(header),
                         Frame::Notice(notice) => {
                             sink.notice(notice)?;
@@ -299,37 +351,29 @@ impl Stream {
                     };
                 }
                 Incoming::Header { filled } => {
-                    let mut parts = [IoSliceMut::new(&mut self.header[filled..])];
-                    let wants = HEADER_BYTES - filled;
-                    let read = read(
-                        &self.socket.socket,
-                        &mut self.readable,
-                        self.closing,
-                        &mut parts,
-                        wants,
-                    );
-                    let Some(read) = read.map_err(|error| self.cause(error))? else {
+                    let mut parts = [IoSliceMut::new(&mut receiving.header[filled..])];
+                    let Some(read) = self.read(&mut parts, HEADER_BYTES - filled)? else {
                         return Ok(Turn::Idle);
                     };
-                    self.totals.read += read as u64;
-                    self.incoming = Incoming::Header { filled: filled + read };
+                    receiving.read += read as u64;
+                    receiving.incoming = Incoming::Header { filled: filled + read };
                 }
+                // The end of the connection is reported later, because data behind this frame may
+                // have arrived, too.
                 Incoming::Waiting(header) => {
-                    let Some(target) = sink.admit(&header)? else {
-                        let broken = self.broken.take().map(StreamError::Io);
-                        return broken.map_or(Ok(Turn::Idle), |error| Err(error.into()));
-                    };
-                    self.incoming = Incoming::Payload { header, target, filled: 0 };
+                    let Some(target) = sink.admit(&header)? else { return Ok(Turn::Idle) };
+                    receiving.incoming = Incoming::Payload { header, target, filled: 0 };
                 }
                 Incoming::Payload { header, target, filled } => {
-                    return self.read_payload(sink, header, target, filled);
+                    return self.receive_payload(receiving, sink, header, target, filled);
                 }
             }
         }
     }
 
-    fn read_payload<S: Sink>(
+    fn receive_payload<S: Sink>(
         &mut self,
+        receiving: &mut Receiving,
         sink: &mut S,
         header: Header,
         target: Target,
@@ -339,38 +383,59 @@ impl Stream {
         let memory = if target.is_direct {
             &mut sink.memory(&header, target)[filled..]
         } else {
-            if self.scratch.len() < length {
-                self.scratch.resize(length, 0);
+            if receiving.scratch.len() < length {
+                receiving.scratch.resize(length, 0);
             }
-            &mut self.scratch[filled..length]
+            &mut receiving.scratch[filled..length]
         };
         // The next header has often arrived already, so it is read together with the payload.
         let wants = memory.len() + HEADER_BYTES;
-        let mut parts = [IoSliceMut::new(memory), IoSliceMut::new(&mut self.header)];
-        let read = read(&self.socket.socket, &mut self.readable, self.closing, &mut parts, wants);
-        let Some(read) = read.map_err(|error| self.cause(error))? else {
-            return Ok(Turn::Idle);
-        };
-        self.totals.read += read as u64;
+        let mut parts = [IoSliceMut::new(memory), IoSliceMut::new(&mut receiving.header)];
+        let Some(read) = self.read(&mut parts, wants)? else { return Ok(Turn::Idle) };
+        receiving.read += read as u64;
         let next = (filled + read).saturating_sub(length);
         let is_whole = filled + read >= length;
         sink.progressed(&header, is_whole);
         if !is_whole {
-            self.incoming = Incoming::Payload { header, target, filled: filled + read };
+            receiving.incoming = Incoming::Payload { header, target, filled: filled + read };
             return Ok(Turn::Moved);
         }
-        self.incoming = Incoming::Header { filled: next };
+        receiving.incoming = Incoming::Header { filled: next };
         if target.is_direct {
             sink.placed(&header, target);
         } else {
-            sink.take(&header, target, &mut self.scratch);
+            sink.take(&header, target, &mut receiving.scratch);
         }
         Ok(Turn::Moved)
     }
 
+    /// Reads into `parts`, which have room for `wants` bytes; `None` if no data is available.
+    ///
+    /// # Errors
     /// Why the connection ended: the first error.
-    fn cause(&mut self, error: StreamError) -> StreamError {
-        self.broken.take().map_or(error, StreamError::Io)
+    fn read(
+        &mut self,
+        parts: &mut [IoSliceMut<'_>],
+        wants: usize,
+    ) -> Result<Option<usize>, StreamError> {
+        let error = loop {
+            if !self.readable {
+                return Ok(None);
+            }
+            match (&self.socket.socket).read_vectored(parts) {
+                Ok(0) => break StreamError::Closed,
+                Ok(read) => {
+                    self.readable = read == wants || self.closing;
+                    return Ok(Some(read));
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock && !self.is_replaced => {
+                    self.readable = false;
+                }
+                Err(error) => break error.into(),
+            }
+        };
+        Err(self.broken.take().map_or(error, StreamError::Io))
     }
 }
 
@@ -379,27 +444,4 @@ impl Stream {
 fn grow(socket: &SockRef<'_>, size: usize) -> bool {
     let granted = socket.set_send_buffer_size(size).and_then(|()| socket.send_buffer_size());
     granted.is_ok_and(|granted| granted >= 2 * size)
-}
-
-/// Reads into `parts`, which have room for `wants` bytes; `None` if no data is available.
-fn read(
-    mut socket: &TcpStream,
-    readable: &mut bool,
-    closing: bool,
-    parts: &mut [IoSliceMut<'_>],
-    wants: usize,
-) -> Result<Option<usize>, StreamError> {
-    while *readable {
-        match socket.read_vectored(parts) {
-            Ok(0) => return Err(StreamError::Closed),
-            Ok(read) => {
-                *readable = read == wants || closing;
-                return Ok(Some(read));
-            }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => *readable = false,
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(None)
 }

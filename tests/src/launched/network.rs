@@ -96,6 +96,26 @@ fn must(words: &[&str]) {
     run(words).expect("a command that changes the network");
 }
 
+/// As [`Pair::reset_connections`], where `within` begins a command: in the network of this process
+/// if it is empty.
+pub fn reset_connections(within: &[&str], ports: &[u16]) -> Option<usize> {
+    let mut count = 0;
+    for port in ports {
+        for side in ["sport", "dport"] {
+            let port = format!("= :{port}");
+            let words = ["ss", "-H", "-K", "-tn", "state", "established", side, &port];
+            match run(&[within, &words].concat()) {
+                Ok(output) => count += output.stdout.iter().filter(|b| **b == b'\n').count(),
+                Err(why) => {
+                    println!("skipped: connections can't be broken here: {why}");
+                    return None;
+                }
+            }
+        }
+    }
+    Some(count)
+}
+
 impl Pair {
     /// The hosts' addresses, which are also their names.
     pub const HOSTS: [&str; 2] = ["10.213.0.1", "10.213.0.2"];
@@ -338,34 +358,7 @@ impl Pair {
     /// its peer gets a reset. Returns their number; `None`, with a printed reason, if that is not
     /// possible.
     pub fn reset_connections(&self, host: usize, ports: &[u16]) -> Option<usize> {
-        let mut count = 0;
-        for port in ports {
-            for side in ["sport", "dport"] {
-                let port = format!("= :{port}");
-                let words = [
-                    "ip",
-                    "netns",
-                    "exec",
-                    &self.names[host],
-                    "ss",
-                    "-H",
-                    "-K",
-                    "-tn",
-                    "state",
-                    "established",
-                    side,
-                    &port,
-                ];
-                match run(&words) {
-                    Ok(output) => count += output.stdout.iter().filter(|b| **b == b'\n').count(),
-                    Err(why) => {
-                        println!("skipped: connections can't be broken here: {why}");
-                        return None;
-                    }
-                }
-            }
-        }
-        Some(count)
+        reset_connections(&["ip", "netns", "exec", &self.names[host]], ports)
     }
 
     /// Rejects what a host sends to these TCP ports: connections to them fail immediately.
@@ -373,6 +366,15 @@ impl Pair {
         for port in ports {
             let port = port.to_string();
             let rule = ["rule", "add", "ipproto", "tcp", "dport", &port, "prohibit"];
+            must(&[&["ip", "-n", &self.names[host]], &rule[..]].concat());
+        }
+    }
+
+    /// Ends what [`Pair::refuse_ports`] began.
+    pub fn accept_ports(&self, host: usize, ports: &[u16]) {
+        for port in ports {
+            let port = port.to_string();
+            let rule = ["rule", "del", "ipproto", "tcp", "dport", &port, "prohibit"];
             must(&[&["ip", "-n", &self.names[host]], &rule[..]].concat());
         }
     }

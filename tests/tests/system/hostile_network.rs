@@ -110,7 +110,7 @@ fn hello(cluster: &Cluster, from: u32, to: u32, lane: u32) -> Vec<u8> {
     job[..cluster.job().as_str().len()].copy_from_slice(cluster.job().as_str().as_bytes());
     [
         &b"GRADWIRE"[..],
-        &2u32.to_le_bytes(),
+        &3u32.to_le_bytes(),
         &1u64.to_le_bytes(),
         &from.to_le_bytes(),
         &to.to_le_bytes(),

@@ -167,7 +167,8 @@ fn idle_connections_are_made_again_after_a_reset() {
     assert_eq!(report.said("looped").len(), 3 * 4, "{}", report.all());
 }
 
-/// Connections that break while data is in flight are reported at once, long before the limit.
+/// Without recovery, connections that break while data is in flight are reported at once, long
+/// before the limit.
 #[test]
 fn resets_of_busy_connections_are_reported() {
     for host in [0, 1] {
@@ -175,7 +176,7 @@ fn resets_of_busy_connections_are_reported() {
         if pair.narrow(100).is_none() {
             return;
         }
-        let launch = pair.launch().set("job.timeout_ms=60000");
+        let launch = pair.launch().set("job.timeout_ms=60000").set("recovery.enabled=false");
         // Five seconds without a pause, because connections that are reset in a pause are made
         // again.
         let mut job = begun(launch, &["submit:8:2000000"]);
@@ -188,6 +189,86 @@ fn resets_of_busy_connections_are_reported() {
         report.assert_notified(&[0, 1, 2, 3], fault, &what);
         report.assert_code(1);
     }
+}
+
+/// Connections that break while data is in flight continue where they ended.
+fn survives_resets(resets: u32, set: &[&str], steps: &[&str], word: &str) {
+    let Some(pair) = Pair::new() else { return };
+    let launch = set.iter().fold(pair.launch(), |launch, setting| launch.set(setting));
+    let launch = launch.within(Duration::from_secs(500));
+    let mut job = begun(launch, &[steps, &["until:enough", "loop:3:1000", "leave"]].concat());
+    let ports = data_ports(&job);
+    job.allow("go");
+    let mut broken = 0;
+    for reset in 0..resets {
+        let Some(count) = pair.reset_connections((reset % 2) as usize, &ports) else { return };
+        broken += count;
+        // Another moment each time.
+        sleep(Duration::from_millis(u64::from(reset * 37 % 100)));
+    }
+    job.allow("enough");
+    let report = job.finish();
+    report.assert_code(0);
+    assert_eq!(report.said(word).len() % 4, 0, "{}", report.all());
+    assert!(report.all().contains("a data connection was made again"), "{}", report.all());
+    println!("{broken} connections were reset");
+}
+
+#[test]
+fn sums_survive_resets() {
+    survives_resets(30, &[], &["submit:24:1000000"], "done");
+}
+
+#[test]
+fn sums_by_recursive_doubling_survive_resets() {
+    let set = ["negotiation.algorithm=recursive-doubling", "data.streams=3"];
+    survives_resets(30, &set, &["loop:150:30000"], "looped");
+}
+
+#[test]
+fn small_sums_survive_resets() {
+    survives_resets(30, &["data.lanes=1"], &["loop:6000:10"], "looped");
+}
+
+#[test]
+#[ignore = "takes minutes; run by make soak"]
+fn sums_survive_many_resets() {
+    survives_resets(500, &[], &["submit:100:2000000", "loop:40000:10"], "looped");
+}
+
+/// A host that refuses connections for a while, longer than the limit for progress.
+#[test]
+fn a_connection_may_return_late() {
+    let Some(pair) = Pair::new() else { return };
+    let launch = pair.launch().set("job.timeout_ms=4000");
+    let mut job = begun(launch, &["submit:24:1000000", "leave"]);
+    let ports = data_ports(&job);
+    until_busy(&mut job, &pair, &[0, 1]);
+    pair.refuse_ports(0, &ports);
+    if [0, 1].iter().any(|host| pair.reset_connections(*host, &ports).is_none()) {
+        return;
+    }
+    sleep(Duration::from_millis(7000));
+    pair.accept_ports(0, &ports);
+    assert_went_on(&job.finish(), "done");
+}
+
+#[test]
+fn a_connection_that_does_not_return_is_reported() {
+    let Some(pair) = Pair::new() else { return };
+    let launch = pair.launch().set("recovery.return_timeout_ms=3000");
+    let mut job = begun(launch, &["submit:24:1000000", "leave"]);
+    let ports = data_ports(&job);
+    until_busy(&mut job, &pair, &[0, 1]);
+    let fault = now_us();
+    pair.refuse_ports(0, &ports);
+    if pair.reset_connections(0, &ports).is_none() {
+        return;
+    }
+    let report = job.finish();
+    let what = ["host 10.213.0.2", "can't be reached again within 3000 ms from 10.213.0.1"];
+    report.assert_notified(&[0, 1, 2, 3], fault + 3_000_000, &what);
+    report.assert_code(1);
 }
 
 fn survives_rate(mbit: u32, set: &[&str], tensors: &str) {

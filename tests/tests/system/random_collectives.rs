@@ -5,10 +5,24 @@
 //! A failing job is printed and shrunk. The printed `PROPTEST_RNG_SEED` repeats the same jobs, and
 //! `PROPTEST_CASES` sets their number.
 
-use std::{cell::Cell, collections::BTreeMap, sync::Barrier, thread, time::Duration};
+use std::{
+    cell::Cell,
+    collections::BTreeMap,
+    sync::{
+        Barrier,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+    thread,
+    time::Duration,
+};
 
 use gradwire_daemon::Ending;
-use gradwire_tests::{cluster::Cluster, launched::Launch, reference::Dice, script::Script};
+use gradwire_tests::{
+    cluster::Cluster,
+    launched::{Launch, network::reset_connections},
+    reference::Dice,
+    script::Script,
+};
 use proptest::{
     prelude::*,
     test_runner::{RngSeed, TestRunner},
@@ -16,6 +30,7 @@ use proptest::{
 
 const CASES: u32 = 25;
 const GIVEN_UP: u32 = 15;
+const RESET: u32 = 8;
 /// Jobs of real processes, which take longer.
 const LAUNCHED: u32 = 4;
 const MAX_CALLS: usize = 20;
@@ -56,6 +71,40 @@ fn any_job_agrees_with_the_reference() {
         prop_assert!(endings.iter().all(|ending| *ending == Ending::Finished), "{endings:?}");
         Ok(())
     });
+}
+
+/// Jobs agree with the reference while their data connections are reset again and again, at both
+/// ends.
+#[test]
+fn any_job_survives_resets() {
+    let broken = AtomicUsize::new(0);
+    jobs(RESET, |seed, calls| {
+        let script = Script::of(seed, calls, 4 * MAX_BYTES);
+        let fail = |error: anyhow::Error| TestCaseError::fail(error.to_string());
+        let cluster = Cluster::start(&script.plan).map_err(fail)?;
+        let ports: Vec<u16> =
+            cluster.daemons.iter().map(|daemon| daemon.data_address.port()).collect();
+        let (program, is_done) = (script.clone(), AtomicBool::new(false));
+        let results = thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut dice = Dice::of(&[seed, 6]);
+                while !is_done.load(Relaxed) {
+                    thread::sleep(Duration::from_micros(dice.below(100_000)));
+                    let count = reset_connections(&[], &[dice.pick(&ports)]);
+                    broken.fetch_add(count.unwrap_or_default(), Relaxed);
+                }
+            });
+            let results = cluster.ranks(move |session| program.run(session));
+            is_done.store(true, Relaxed);
+            results
+        });
+        let results: Result<Vec<_>, String> = results.map_err(fail)?.into_iter().collect();
+        script.check(&results.map_err(TestCaseError::fail)?).map_err(TestCaseError::fail)?;
+        let endings = cluster.finish().map_err(fail)?;
+        prop_assert!(endings.iter().all(|ending| *ending == Ending::Finished), "{endings:?}");
+        Ok(())
+    });
+    println!("{} connections were reset", broken.load(Relaxed));
 }
 
 /// TELL, WAIT: whatever is in flight when a rank gives up, every other rank gets the reason, and no
