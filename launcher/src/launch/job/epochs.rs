@@ -367,7 +367,7 @@ impl Job {
         self.processes.retain(|_, process: &mut Process| process.ended.is_none());
         self.causes.clear();
         (self.failure, self.patient, self.awaited, self.coordinator) = Default::default();
-        (self.told, self.reporting) = Default::default();
+        (self.notified, self.reporting) = Default::default();
         self.hosts.iter_mut().for_each(|host| host.metrics = None);
         self.deadline = Some(now + self.limits.start);
         self.start_first();
