@@ -73,9 +73,12 @@ impl Greeting {
                 epoch: config.named_epoch(),
             }),
         )?;
-        let (message, frame) = receive(stream)
-            .map_err(AttachError::Broken)?
-            .ok_or_else(|| AttachError::Broken("it sent nothing".into()))?;
+        let received = receive(stream).map_err(AttachError::Broken)?;
+        let (message, frame) = received.ok_or_else(|| match &config.elastic {
+            // It looks for a later epoch, and has read that this is not one.
+            Some(_) => AttachError::Later,
+            None => AttachError::Broken("it sent nothing".into()),
+        })?;
         let Request::Attach(attach) = message else {
             return Err(refusal("the first message must be Attach").into());
         };

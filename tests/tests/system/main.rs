@@ -13,6 +13,7 @@ mod conformance;
 mod disagreement;
 mod discovery;
 mod doctor;
+mod elastic;
 mod endings;
 mod epochs;
 mod hostile_collectives;
