@@ -3,13 +3,12 @@
 //! In a job that is not elastic there is one daemon on the node, which is there before the ranks.
 //! In an elastic job daemons come and go on the same socket, one for each epoch, and an epoch may
 //! not include this process. So it asks again and again. The launcher decides who belongs to an
-//! epoch: a new process tells it, by a line on standard error, that it has found no place.
+//! epoch: a process tells it, by a line on standard error, that it has found no place.
 //!
 //! WAIT: the search ends at a deadline, when the session is shut down, or when it is cancelled.
 
 use std::{
-    cell::Cell,
-    io,
+    io, mem,
     os::fd::AsFd,
     sync::Arc,
     thread,
@@ -125,8 +124,7 @@ pub(crate) fn attach_after(
     counts: &Arc<Counts>,
     limit: &Limit<'_>,
 ) -> Result<(Arc<Shared>, World)> {
-    let told = Cell::new(after != Epoch(0));
-    let (mut pause, mut seen) = (FIRST_PAUSE, String::new());
+    let (mut pause, mut seen, mut has_told) = (FIRST_PAUSE, String::new(), false);
     loop {
         match attempt(after, launch, counts, limit) {
             Ok(attached) => return Ok(attached),
@@ -139,7 +137,8 @@ pub(crate) fn attach_after(
             Err(NotYet::Later(now)) => seen = now,
         }
         limit.check(&seen)?;
-        if !told.replace(true) {
+        // Also after a change: the launcher then knows that the job goes on.
+        if !mem::replace(&mut has_told, true) {
             tell_launcher(&launch.stderr);
         }
         thread::sleep(pause.min(limit.left()));

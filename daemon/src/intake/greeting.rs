@@ -97,8 +97,11 @@ impl Greeting {
                 epoch: config.named_epoch(),
             }),
         )?;
-        let (message, frame) =
-            receive(stream)?.ok_or_else(|| AttachError::Broken("it sent nothing".into()))?;
+        let (message, frame) = receive(stream)?.ok_or_else(|| match &config.elastic {
+            // It looks for a later epoch, and has read that this is not one.
+            Some(_) => AttachError::Later,
+            None => AttachError::Broken("it sent nothing".into()),
+        })?;
         let Request::Attach(attach) = message else {
             return Err(refusal("the first message must be Attach").into());
         };

@@ -122,6 +122,11 @@ impl Place {
         self.host.slots == 0 && self.slots.is_empty()
     }
 
+    /// Whether a worker may stay in this slot.
+    fn has_room(&self, slot: usize) -> bool {
+        self.listed && slot < self.host.slots as usize
+    }
+
     /// The slots that have no worker, and whether each may have one now.
     fn free(&self, now: Duration) -> impl Iterator<Item = (usize, bool)> {
         let open = self.listed && self.faults.until <= now;
@@ -200,8 +205,7 @@ impl Membership {
     }
 
     fn leaves(&self, worker: &Worker) -> bool {
-        let place = &self.places[worker.place];
-        !place.listed || worker.slot >= place.host.slots as usize
+        !self.places[worker.place].has_room(worker.slot)
     }
 
     fn is_ready(worker: &Worker, now: Duration) -> bool {
@@ -423,7 +427,8 @@ impl Membership {
         }
     }
 
-    /// What is off the list, when no epoch runs any more. Each agent is named once.
+    /// What is off the list, when no epoch runs any more. Each agent is named once. Its workers are
+    /// not members any more, however long they take to end.
     pub fn take_surplus(&mut self) -> Vec<Surplus> {
         let hosts = self.places.iter_mut().filter_map(|place| match place.agent {
             Agent::Called(agent, _) | Agent::Here(agent) if !place.listed => {
@@ -432,13 +437,18 @@ impl Membership {
             }
             _ => None,
         });
-        let hosts: Vec<_> = hosts.collect();
-        let workers = self.workers.iter().filter_map(|(worker, it)| {
-            let is_listed = self.places[it.place].listed;
-            let surplus = Surplus::Worker { agent: it.agent, worker: *worker };
-            (is_listed && self.leaves(it)).then_some(surplus)
-        });
-        hosts.into_iter().chain(workers).collect()
+        let mut surplus: Vec<_> = hosts.collect();
+        for (worker, it) in &mut self.workers {
+            let place = &self.places[it.place];
+            if place.has_room(it.slot) {
+                continue;
+            }
+            it.rank = None;
+            if place.listed {
+                surplus.push(Surplus::Worker { agent: it.agent, worker: *worker });
+            }
+        }
+        surplus
     }
 
     /// What a job with too few ranks waits for (WAIT).

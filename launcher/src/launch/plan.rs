@@ -1,6 +1,6 @@
 //! What runs where: assigns ranks to hosts, and gives each process its environment. Pure.
 
-use std::{collections::BTreeMap, net::IpAddr, net::SocketAddr};
+use std::{collections::BTreeMap, net::IpAddr, net::SocketAddr, time::Duration};
 
 use gradwire_proto::{Rank, Secret};
 use gradwire_services::launch::HERE;
@@ -9,6 +9,15 @@ use gradwire_settings::{Loaded, Settings};
 
 use super::{elastic::Elastic, hosts::Host};
 use crate::error::CommandError;
+
+/// The variable of the setting `elastic.timeout_ms`.
+const ELASTIC_TIMEOUT: &str = "GRADWIRE_ELASTIC__TIMEOUT_MS";
+
+/// How much longer a rank waits for the next epoch than the launcher.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The longest wait that the setting allows.
+const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
 
 /// Environment variables of one process.
 pub type Variables = BTreeMap<String, String>;
@@ -232,6 +241,10 @@ impl Plan {
     /// the size of the world when it attaches.
     pub fn newcomer_variables(&self, agent: usize, host: &str, worker: u32) -> Variables {
         let mut all = self.worker_variables(agent, host, worker);
+        // A spare may wait for as long as the job runs.
+        if self.elastic.is_some() {
+            all.insert(ELASTIC_TIMEOUT.to_owned(), LONGEST_WAIT.as_millis().to_string());
+        }
         all.extend(self.exported.clone());
         all
     }
@@ -245,10 +258,13 @@ impl Plan {
             ("GRADWIRE_HOST", host.to_owned()),
             ("HOROVOD_HOSTNAME", host.to_owned()),
         ]));
-        if self.elastic.is_some() {
+        if let Some(elastic) = &self.elastic {
+            // The launcher gives up first, and says why (TELL).
+            let wait = (elastic.timeout + PATIENCE).min(LONGEST_WAIT);
             all.extend(variables([
                 ("GRADWIRE_ELASTIC", "1".to_owned()),
                 ("GRADWIRE_WORKER", worker.to_string()),
+                (ELASTIC_TIMEOUT, wait.as_millis().to_string()),
             ]));
         }
         all

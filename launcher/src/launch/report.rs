@@ -225,7 +225,7 @@ pub fn summary(causes: &[Cause], failure: Option<&Failure>) -> Option<String> {
 pub fn loss(causes: &[Cause], failure: Option<&Failure>, now: Duration) -> (String, Duration) {
     let (first, at) = match (first(causes, failure), failure) {
         (Some(cause), Some(failure)) if !cause.explains(failure) => {
-            let text = failure.to_string();
+            let text = failure.clone().hint("").to_string();
             (text.lines().next().unwrap_or_default().to_owned(), cause.at())
         }
         (Some(Cause::Ended { role, host, end, at, .. }), _) => {

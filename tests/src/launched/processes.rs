@@ -68,7 +68,8 @@ fn role(command: &[String], environment: &HashMap<String, String>) -> Option<Rol
         // A process that is about to start another program.
         ("gradwire", _) => None,
         ("gradwired", _) => number("GRADWIRE_ORDER").map(Role::Daemon),
-        _ => number("GRADWIRE_RANK").map(Role::Rank),
+        // In an elastic job a rank is named by its number as a worker.
+        _ => number("GRADWIRE_WORKER").or(number("GRADWIRE_RANK")).map(Role::Rank),
     }
 }
 

@@ -39,9 +39,9 @@ const LASTING: Duration = Duration::from_secs(5);
 /// The first and the longest pause between epochs that do not last.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// After its daemons have left, a job may have ended or may go on with a change. A process that
-/// does not say that it waits has this time to end.
-const LINGER: Duration = Duration::from_secs(1);
+/// After its daemons have left, a job may have ended or may go on with a change. If no rank says
+/// that it waits, because its standard error goes elsewhere, it has this time to end.
+const LINGER: Duration = Duration::from_secs(30);
 
 /// How long ranks may take to end after the first has succeeded in an epoch that then failed.
 const FINISH: Duration = Duration::from_secs(10);
@@ -58,6 +58,8 @@ pub(super) struct Epochs {
     ended: Duration,
     /// Whether it ended for a change, and not because of a failure.
     is_change: bool,
+    /// A rank that was in it waits for the next one.
+    goes_on: bool,
     /// What has been done to end it.
     force: Force,
     /// Since when no epoch has lasted, and how many have not.
@@ -93,6 +95,7 @@ impl Epochs {
             why: String::new(),
             ended: Duration::ZERO,
             is_change: false,
+            goes_on: false,
             force: Force::None,
             trouble: None,
             not_before: Duration::ZERO,
@@ -134,14 +137,23 @@ impl Job {
         })
     }
 
-    /// The running processes that the daemons blame. A rank that has left is not at fault.
+    /// The running processes that are at fault, or give no sign of life. A rank that has left is
+    /// not at fault.
     fn blamed(&self) -> Vec<(usize, Role)> {
-        let is_at_fault = self.failure().is_some_and(|it| it.kind != FailureKind::RankLeft);
+        let Some(failure) = self.failure() else { return Vec::new() };
+        let is_silent = |agent: usize| match failure.kind {
+            FailureKind::NodeLost => self.host(agent) == failure.host,
+            FailureKind::CoordinatorLost => agent == self.first(),
+            _ => false,
+        };
         let blamed = self.processes.iter().filter(|((agent, role), process)| {
-            is_at_fault
-                && process.ended.is_none()
-                && !self.hosts[*agent].stopped
-                && self.blames(*agent, *role)
+            let is_blamed = match role {
+                Role::Rank(_) => failure.kind != FailureKind::RankLeft,
+                Role::Daemon => true,
+            };
+            let is_at_fault = is_blamed && self.blames(*agent, *role);
+            let runs = process.ended.is_none() && !self.hosts[*agent].stopped;
+            runs && (is_at_fault || *role == Role::Daemon && is_silent(*agent))
         });
         blamed.map(|(process, _)| *process).collect()
     }
@@ -160,7 +172,10 @@ impl Job {
         let Some(epochs) = &mut self.epochs else { return };
         epochs.members.waits(worker);
         if epochs.members.is_survivor(worker) {
-            epochs.not_before = epochs.not_before.min(now);
+            epochs.goes_on = true;
+            if epochs.is_change {
+                epochs.not_before = epochs.not_before.min(now);
+            }
             if self.phase == Phase::Running && !daemon_runs {
                 self.end_for_change(now);
             }
@@ -241,6 +256,7 @@ impl Job {
             _ => "after all ranks left",
         };
         (epochs.why, epochs.ended, epochs.is_change) = (why.to_owned(), now, true);
+        epochs.force = Force::None;
         epochs.trouble = Some((now, 0));
         self.phase = Phase::Ending;
         self.deadline = Some(now + epochs.members.rules().timeout);
@@ -309,7 +325,7 @@ impl Job {
         let since = epochs.trouble.map_or(now, |(since, _)| since);
         let timeout = epochs.members.rules().timeout;
         if epochs.is_change {
-            epochs.not_before = now + LINGER;
+            epochs.not_before = if epochs.goes_on { now } else { now + LINGER };
         }
         epochs.has_told = false;
         let surplus = epochs.members.take_surplus();
@@ -381,7 +397,7 @@ impl Job {
         let hosts = self.plan.nodes.len() - self.plan.servers();
         let (ranks, hosts) = (count(self.plan.size(), "rank"), count(hosts, "host"));
         let Some(epochs) = &mut self.epochs else { return };
-        epochs.began = now;
+        (epochs.began, epochs.is_change, epochs.goes_on) = (now, false, false);
         epochs.members.formed(&self.plan.nodes);
         let seconds = now.saturating_sub(epochs.ended).as_secs_f64();
         let text =

@@ -199,6 +199,18 @@ fn daemons_that_do_not_end_are_killed() {
 }
 
 #[test]
+fn a_silent_daemon_is_killed_early() {
+    for (kind, host) in [(FailureKind::CoordinatorLost, "b"), (FailureKind::NodeLost, "a")] {
+        let mut job = running(|_| {});
+        let failure = Failure::new(kind, "it has been silent").host(host);
+        step(&mut job, said(1, Role::Daemon, &to_line(&ServiceReport::Failed { failure })), 1400);
+        daemon_ends(&mut job, 1, 1, 1410);
+        step(&mut job, Event::Tick, 1610);
+        assert_eq!(step(&mut job, Event::Tick, 2110), ["0:Kill { role: Daemon }"]);
+    }
+}
+
+#[test]
 fn the_first_host_may_be_lost() {
     let mut job = running(|_| {});
     let lost = Event::Lost { node: 0, what: "gone".to_owned(), at: ms(1400) };
@@ -326,15 +338,15 @@ fn a_host_that_is_no_longer_listed_leaves() {
     assert_eq!(orders, ["0:stop 3000"]);
     // Its ranks are asked to end, which is not a loss.
     rank_ends(&mut job, 0, 0, ProcessEnd::Signal(15), 1600);
-    rank_ends(&mut job, 0, 1, ProcessEnd::Signal(15), 1600);
-    step(&mut job, Event::Stopped { node: 0 }, 1610);
-    let gone = Event::Lost { node: 0, what: "ended".to_owned(), at: ms(1620) };
-    assert!(step(&mut job, gone, 1620).is_empty());
     assert_eq!(step(&mut job, ready(2), 1700), ["2:start rank 4"]);
     let waits = step(&mut job, Event::Waiting { node: 1, worker: 2 }, 1800);
     assert_eq!(waits, ["1:start the daemon"]);
     let line = "epoch 2: 1 rank on 1 host, 0.3 s after ranks left";
-    assert_eq!(serve(&mut job, &[1], 1810), [line]);
+    assert_eq!(serve(&mut job, &[1], 1810), [line], "one rank has not ended, but has left");
+    assert!(rank_ends(&mut job, 0, 1, ProcessEnd::Signal(15), 1820).is_empty());
+    step(&mut job, Event::Stopped { node: 0 }, 1820);
+    let gone = Event::Lost { node: 0, what: "ended".to_owned(), at: ms(1830) };
+    assert!(step(&mut job, gone, 1830).is_empty());
     let warned = step(&mut job, Event::Listed(Err("the script failed".to_owned())), 1900);
     assert_eq!(warned, ["the script failed; the last good list of hosts stays"]);
 }
