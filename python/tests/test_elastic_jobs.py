@@ -92,3 +92,31 @@ def test_a_killed_rank_is_replaced(tmp_path: Path, mode: str) -> None:
     said = train(tmp_path, mode, *options, kills=[kill], grows=3)
     whole = check(tmp_path, said, ranks=3)
     assert {line["size"] for line in whole if not line["skipped"]} == {2, 3}
+
+
+def test_an_error_of_the_program_ends_the_job(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import numpy as np
+import gradwire as gw
+from gradwire import elastic
+
+gw.init()
+
+
+@elastic.run
+def train(state):
+    state.commit()
+    gw.allreduce(np.ones(2 + gw.rank()), name="different")
+
+
+train(elastic.ObjectState(step=0))
+"""
+    )
+    words = [LAUNCHER, "run", "-np", "3", "--min-np", "1", "--", sys.executable, str(program)]
+    done = subprocess.run(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT
+    )
+    assert done.returncode != 0, done.stdout
+    assert "Disagreement" in done.stdout and "epoch 2" not in done.stdout, done.stdout
