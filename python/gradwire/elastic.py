@@ -290,7 +290,7 @@ class ObjectState(State):
         """Copies the attributes of one rank to all ranks, and saves them."""
         if self._saved_state:
             self._set(self._bcast_object(self._values()))
-            self.save()
+        self.save()
 
 
 def run(func: Callable[..., Result]) -> Callable[..., Result]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
 import pytest
-from launching import LAUNCHER, LIMIT, needs_torch
+from launching import LAUNCHER, LIMIT, needs_torch, running, until
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 TRAINING = [sys.executable, str(EXAMPLES / "digits_horovod.py"), "--epochs", "4", "--batch", "48"]
@@ -91,6 +92,62 @@ def test_digits_with_the_hook_of_ddp() -> None:
     said = run([LAUNCHER, "run", "-H", "127.0.0.1:1,127.0.0.2:1", "--", *program])
     assert len(losses(said)) == 5 and losses(said)[4] < losses(said)[0] / 2, said
     assert accuracy(said) > 0.7, said
+
+
+def test_commands_to_survive_a_kill(tmp_path: Path) -> None:
+    """Runs the five commands of docs/elastic.md with a Horovod script."""
+    pytest.importorskip("torch")
+    guide = (EXAMPLES.parent / "docs" / "elastic.md").read_text()
+    edit, start, look, kill, end = guide.split("```")[1].strip().splitlines()
+    folder = tmp_path / "examples"
+    folder.mkdir()
+    (tmp_path / "worker-lib").symlink_to(EXAMPLES.parent / "worker-lib")
+    (folder / "digits_data.py").symlink_to(EXAMPLES / "digits_data.py")
+    text = (EXAMPLES / "digits_elastic.py").read_text()
+    script = text.replace("import gradwire.torch as hvd", "import horovod.torch as hvd")
+    (folder / "train.py").write_text(script)
+    subprocess.run(["bash", "-c", edit], cwd=folder, check=True)
+    assert (folder / "train.py").read_text() == text
+    output = folder / "output"
+    output.touch()
+    assert start.endswith("python train.py > output 2>&1 &") and look.endswith("cat output")
+    folders = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    job = subprocess.Popen(
+        ["bash", "-c", f"exec {start.removesuffix(' &')}"],
+        cwd=folder,
+        env={**os.environ, "PATH": folders, "PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        of_rank = r"rank 1 of 3, process (\d+)"
+        until("rank 1 trains", lambda: "epoch 1:" in output.read_text(), LIMIT)
+        process = re.findall(of_rank, output.read_text())[0]
+        assert kill.startswith("kill -9 PID") and end.startswith("wait")
+        subprocess.run(["bash", "-c", kill.replace("PID", process)], check=True)
+        assert job.wait(LIMIT) == 0, output.read_text()
+    finally:
+        job.terminate()
+        job.wait()
+    said = output.read_text()
+    assert f"process {process}" in said and "killed by SIGKILL" in said, said
+    results = re.findall(r"rank \d of (\d): accuracy ([0-9.]+), parameters (\w+)", said)
+    assert len(results) == int(results[0][0]) and len(set(results)) == 1, said
+    assert float(results[0][1]) > 0.8, said
+
+
+def test_digits_skip_the_step_of_a_killed_rank(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    words = [LAUNCHER, "run", "-np", "3", "--min-np", "2", "--blacklist-cooldown-range", "600"]
+    words += ["600", "--", sys.executable, "-u", str(EXAMPLES / "digits_elastic.py"), "--skip"]
+    log = tmp_path / "log"
+    with running(words, log) as job:
+        until("the first epoch ends", lambda: "epoch 1:" in log.read_text(), LIMIT)
+        process = re.findall(r"rank 1 of 3, process (\d+)", log.read_text())[0]
+        os.kill(int(process), signal.SIGKILL)
+        assert job.wait(LIMIT) == 0, log.read_text()
+    said = log.read_text()
+    results = re.findall(r"rank \d of 2: accuracy ([0-9.]+), parameters (\w+)", said)
+    assert len(results) == 2 and results[0] == results[1], said
+    assert float(results[0][0]) > 0.8, said
 
 
 def test_invalid_arguments() -> None:

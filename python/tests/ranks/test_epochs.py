@@ -101,6 +101,46 @@ def test_a_rank_without_state_receives_it() -> None:
         all_alike(model)
 
 
+class Breaks(hvd.elastic.StateHandler):
+    """A handler of a list, in the second ``sync`` of which the ranks lose another one."""
+
+    def save(self) -> None:
+        pass
+
+    def restore(self) -> None:
+        pass
+
+    def sync(self) -> None:
+        self.value.append("sync")
+        if len(self.value) == 2:
+            raise fake_epochs.lost()
+
+
+def test_a_loss_during_sync_leaves_no_mixture() -> None:
+    before = hvd.elastic.get_handler_registry()
+    with fake_epochs.elastic() as fake:
+        model, optimizer = made(3)
+        hvd.elastic.set_handler_registry([(list, Breaks), *before])
+        try:
+            state = hvd.elastic.TorchState(model=model, optimizer=optimizer, breaks=[], step=0)
+        finally:
+            hvd.elastic.set_handler_registry(before)
+        seen: list[int] = []
+
+        @elastic.run
+        def job(state: Any) -> None:
+            same(model, expected(3, list(range(state.step))))
+            seen.append(state.step)
+            train(state, optimizer, 3 if fake.rejoins == 0 else 4)
+            if fake.rejoins == 0:  # a step after the commit
+                state.on_hosts_updated(1, 2)
+                state.check_host_updates()
+
+        job(state)
+        assert seen == [0, 2]
+        same(model, expected(3, list(range(4))))
+
+
 def test_one_rank_that_knows_a_change_suffices() -> None:
     with fake_epochs.elastic() as fake:
         state = elastic.ObjectState(step=0)

@@ -9,11 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import fake_epochs  # noqa: E402
 from fake_cuda import FakeCuda, OnGpu, raw  # noqa: E402
 from on_fake_gpu import of_rank, total  # noqa: E402
 
 import gradwire.torch as hvd  # noqa: E402
-from gradwire import _world  # noqa: E402
+from gradwire import _epochs, _world  # noqa: E402
 from gradwire.torch import _batches, _checks  # noqa: E402
 from gradwire.torch._adapter import as_tensor  # noqa: E402
 
@@ -210,3 +211,17 @@ def test_gradients_that_are_parts_of_one_tensor(gpu: FakeCuda) -> None:
             optimizer.synchronize()
             for parameter in parameters:
                 assert bool((gpu.read(parameter.grad) == sum(range(1, hvd.size() + 1))).all())
+
+
+def test_gradients_of_the_next_epoch(gpu: FakeCuda) -> None:
+    with fake_epochs.elastic():
+        _, backward, parameters = hooked(gpu, 3)
+        backward(7.0)  # copied, but not exchanged before the epoch ends
+        _epochs.rejoin()
+        optimizer, backward, parameters = hooked(gpu, 3)
+        for step in range(3):
+            backward(step)
+            optimizer.synchronize()
+            for parameter in parameters:
+                assert torch.equal(gpu.read(parameter.grad), total() + step * hvd.size())
+            optimizer.step()

@@ -63,7 +63,7 @@ class StateHandler:
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Makes the state of the value the same on all ranks, and saves it."""
+        """Makes the state of the value the same on all ranks. ``TorchState`` then saves it."""
         raise NotImplementedError
 
     def reset(self) -> None:
@@ -177,7 +177,6 @@ class ModelStateHandler(_Copies):
         if others:
             state.update(broadcast_object(others, self.root, "elastic.extra_state"))
             self.value.load_state_dict(state)
-        self.save()
 
 
 class OptimizerStateHandler(_Copies):
@@ -191,7 +190,6 @@ class OptimizerStateHandler(_Copies):
     def sync(self) -> None:
         """Sends the root's state to all ranks."""
         broadcast_optimizer_state(self.value, self.root)
-        self.save()
 
 
 class SamplerStateHandler(_Copies):
@@ -209,7 +207,6 @@ class SamplerStateHandler(_Copies):
         epoch = told[self.root][0]
         processed = {at for of, indices in told if of == epoch for at in indices}
         sampler.load_state_dict({"epoch": epoch, "processed_indices": processed})
-        self.save()
 
     def reset(self) -> None:
         """Divides the samples among the present ranks."""
@@ -234,7 +231,6 @@ class StateDictHandler(_Copies):
         """Sends the root's state to all ranks."""
         name = "elastic.state_dict"
         self.value.load_state_dict(broadcast_object(self.value.state_dict(), self.root, name))
-        self.save()
 
 
 _registry: list[tuple[type, Callable[[Any], StateHandler]]] = [
@@ -336,7 +332,7 @@ class TorchState(ObjectState):
         for handler in self._handlers.values():
             handler.root = self._root
             handler.sync()
-        super().sync()
+        super().sync()  # saves all of them at once: a loss must not leave a part of a state
 
     def reset(self) -> None:
         """Adapts samplers to the new ranks."""

@@ -1,0 +1,122 @@
+"""Trainings that lose ranks and get new ones, beside the same training in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import LAUNCHER, LIMIT
+
+torch = pytest.importorskip("torch")
+
+import elastic_training  # noqa: E402
+
+PROGRAM = elastic_training.__file__
+MOMENTS = ["forward", "hook", "backward", "step"]
+STEPS = 20
+
+
+def train(folder: Path, mode: str, *options: str, kills: list[Any], grows: int = 0) -> str:
+    """Runs a job of three ranks, and returns its output."""
+    words = [LAUNCHER, "run", "-np", "3", *options, "--", sys.executable, PROGRAM, mode]
+    done = subprocess.run(
+        [*words, str(folder), str(STEPS)],
+        env={**os.environ, "KILLS": json.dumps(kills), "GROWS": str(grows)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stdout[-8000:]
+    return done.stdout
+
+
+def lines_of(folder: Path, workers: str) -> list[dict[str, Any]]:
+    """The steps that count, by number: a step that is made again is one of a later epoch."""
+    found: dict[int, dict[str, Any]] = {}
+    for file in folder.glob(f"worker{workers}.jsonl"):
+        for line in map(json.loads, file.read_text().splitlines()):
+            if line["epoch"] >= found.get(line["step"], line)["epoch"]:
+                found[line["step"]] = line
+    return [found[step] for step in sorted(found)]
+
+
+def check(folder: Path, said: str, ranks: int) -> list[dict[str, Any]]:
+    """Compares the ranks that are left with each other and with one process; returns the steps."""
+    workers = re.findall(r"END worker (\d+) rank", said)
+    assert len(workers) == ranks, said
+    models = [torch.load(folder / f"worker{worker}.pt") for worker in workers]
+    for model in models[1:]:  # SAME
+        assert all(torch.equal(model[name], models[0][name]) for name in model), said
+    whole = lines_of(folder, "*")
+    assert [line["step"] for line in whole] == list(range(len(whole)))
+    for own in (lines_of(folder, worker) for worker in workers):
+        others = whole[len(whole) - len(own) :]
+        assert [line["digest"] for line in own] == [line["digest"] for line in others]
+    expected = elastic_training.replay(whole).state_dict()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(models[0][name], tensor, rtol=1e-5, atol=1e-6)
+    return whole
+
+
+@pytest.mark.parametrize("mode", ["rollback", "skip"])
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_training_outlives_a_killed_rank(tmp_path: Path, mode: str, rank: int) -> None:
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    chance = random.Random(seed)
+    kill = [1, rank, chance.randrange(STEPS - 1), chance.choice(MOMENTS)]
+    print("kill", kill)
+    options = ["--min-np", "2", "--max-np", "3", "--blacklist-cooldown-range", "600", "600"]
+    said = train(tmp_path, mode, *options, kills=[kill])
+    whole = check(tmp_path, said, ranks=2)
+    assert {line["size"] for line in whole if not line["skipped"]} <= {2, 3}
+    assert whole[-1]["epoch"] == 2 and whole[-1]["size"] == 2
+    skipped = [line["step"] for line in whole if line["skipped"]]
+    assert len(skipped) <= 1 if mode == "skip" else not skipped
+
+
+@pytest.mark.parametrize("mode", ["rollback", "skip"])
+def test_a_killed_rank_is_replaced(tmp_path: Path, mode: str) -> None:
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    kill = [1, 2, random.Random(seed).randrange(8), "backward"]
+    options = ["--min-np", "2", "--blacklist-cooldown-range", "1", "1"]
+    said = train(tmp_path, mode, *options, kills=[kill], grows=3)
+    whole = check(tmp_path, said, ranks=3)
+    assert {line["size"] for line in whole if not line["skipped"]} == {2, 3}
+
+
+def test_an_error_of_the_program_ends_the_job(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import numpy as np
+import gradwire as gw
+from gradwire import elastic
+
+gw.init()
+
+
+@elastic.run
+def train(state):
+    state.commit()
+    gw.allreduce(np.ones(2 + gw.rank()), name="different")
+
+
+train(elastic.ObjectState(step=0))
+"""
+    )
+    words = [LAUNCHER, "run", "-np", "3", "--min-np", "1", "--", sys.executable, str(program)]
+    done = subprocess.run(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT
+    )
+    assert done.returncode != 0, done.stdout
+    assert "Disagreement" in done.stdout and "epoch 2" not in done.stdout, done.stdout
