@@ -387,12 +387,14 @@ proptest! {
         target in prop::option::of(0u32..16),
         racks in prop::collection::vec(prop::sample::select(RACKS), 7),
         late in any::<bool>(),
+        recovers in any::<bool>(),
         buffer in prop::sample::select(&[None, Some(32 << 10)][..]),
     ) {
         let topology = Topology::from_labels(&racks[..nodes as usize]);
         let rank = |end: Option<u32>| end.map(|rank| rank % (nodes * locals));
         let way = Way { source: rank(source), target: rank(target) };
-        let cluster = Cluster::new(nodes, lanes, chunk, Duration::from_secs(10));
+        let limit = Duration::from_secs(10);
+        let cluster = Cluster::recovering(nodes, lanes, chunk, limit, recovers.then_some(limit));
         let jobs: Vec<Job> = counts
             .iter()
             .map(|&count| Job::new("t", nodes, locals, count, way))

@@ -61,7 +61,7 @@ pub(super) struct Unconfirmed {
 }
 
 impl Unconfirmed {
-    /// Of a lane with this many nodes.
+    /// Nothing sent yet, to any of this many nodes.
     pub(super) fn new(nodes: usize, remembers: bool) -> Self {
         Self { lines: (0..nodes).map(|_| Vec::new()).collect(), remembers }
     }

@@ -6,7 +6,7 @@
 //! while the peer may not have them, they are [kept](Sent::keep) as a copy.
 //!
 //! Bytes that have arrived are forgotten. The list is therefore as long as a socket's buffer has
-//! room for frames, and the copies are no larger than that buffer (BOUND).
+//! room for frames, and the copies are at most as large as that buffer (BOUND).
 
 use std::collections::VecDeque;
 
@@ -84,7 +84,7 @@ pub(crate) struct Impossible {
 #[derive(Debug)]
 pub(crate) struct Sent {
     frames: VecDeque<Frame>,
-    /// The index of the frame to write next. Those before it were written on this connection.
+    /// The index of the frame to write next. This connection has carried all frames before it.
     next: usize,
     /// The position of the next byte to write.
     written: u64,

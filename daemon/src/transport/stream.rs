@@ -160,8 +160,6 @@ pub(crate) struct Stream {
     /// The peer will send no more. The data that has arrived must be read to its end without
     /// further events of the socket.
     closing: bool,
-    /// The peer has given this connection up, so what has arrived is all.
-    is_replaced: bool,
     /// Why nothing can be sent any more. Data that had arrived can still be read.
     broken: Option<io::Error>,
     /// The size of the send buffer, if the daemon chooses it.
@@ -188,7 +186,6 @@ impl Stream {
             readable: true,
             writable: true,
             closing: false,
-            is_replaced: false,
             broken: None,
             count: match opening {
                 Opening::Frames => Count::Done,
@@ -237,7 +234,6 @@ impl Stream {
 
     /// The peer has replaced this connection. Data that has arrived is read to its end.
     pub(crate) fn is_replaced(&mut self) {
-        self.is_replaced = true;
         self.breaks(ErrorKind::ConnectionReset.into());
     }
 
@@ -429,8 +425,9 @@ impl Stream {
                     return Ok(Some(read));
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock && !self.is_replaced => {
-                    self.readable = false;
+                // A connection that is closed never says this: the event was of an earlier one.
+                Err(error) if error.kind() == ErrorKind::WouldBlock && self.broken.is_none() => {
+                    (self.readable, self.closing) = (false, false);
                 }
                 Err(error) => break error.into(),
             }
