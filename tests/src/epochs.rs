@@ -128,7 +128,7 @@ impl ElasticJob {
     /// Asks the daemon of a host to attach a worker.
     ///
     /// # Errors
-    /// If there is no daemon.
+    /// If no daemon listens there.
     pub fn ask(&self, host: usize, worker: u32) -> Result<Attaching> {
         let change = |attach: &mut pb::Attach| attach.worker = Some(worker);
         Attaching::begin(&self.socket(host), self.identity(), change)

@@ -74,8 +74,8 @@ impl Node {
         }
     }
 
-    /// A rank's process has ended; `number` is that of the launcher. The end of an attached process is reported when its connection
-    /// ends; this closes the connection, in case another process holds the other end.
+    /// The process with this number has ended. The end of an attached process is reported when its
+    /// connection ends; this closes the connection, in case another process holds the other end.
     fn ended(&self, number: Rank, end: ProcessEnd) {
         let Some(running) = self.running.get() else { return };
         let local = match &self.config.elastic {

@@ -294,6 +294,10 @@ impl Session {
         handover::send(&self.stream, &reply.encode_to_vec(), &[doorbell.as_fd()])?;
         self.stream.set_read_timeout(None)?;
         self.node.workers.set(local_rank, Slot::Attached(worker.clone()));
+        if self.node.process_ends.end(local_rank).is_some() {
+            // It has ended meanwhile, but another process may hold the other end.
+            worker.outbox.hang_up();
+        }
         self.node.liveness.begin();
         let source = Source { worker: worker.clone(), reader, heartbeats, doorbell };
         // The intake ends only with the daemon.

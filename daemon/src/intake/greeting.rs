@@ -1,4 +1,4 @@
-//! Who a worker is: its first message, and the checks of it (TRUST).
+//! Checks the first message of a worker, which says who it is (TRUST).
 
 use std::{io, os::unix::net::UnixStream, time::Duration};
 

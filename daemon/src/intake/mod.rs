@@ -2,7 +2,7 @@
 //!
 //! - `submit`: checks a submission, and the memory that a worker allocates for a result
 //! - `reader`: the task that reads the workers' submission rings
-//! - `greeting`: who a worker is: its first message
+//! - `greeting`: checks the first message of a worker
 //! - `attach`: the Unix socket: a worker's identity, memory, departure and death
 
 pub(crate) mod attach;
