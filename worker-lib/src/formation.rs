@@ -8,8 +8,8 @@
 //! - VOTE: a loss can't divide the ranks over a vote. The answer that one of them has heard, or has
 //!   concluded here, holds for all; if nobody has heard one, it is false. A rank starts a vote only
 //!   when it knows the answer of the one before. So one answer for each rank is enough.
-//! - A process set comes back if every rank of the last epoch knows it and all members are there. A
-//!   set that was being created or removed during the loss is gone.
+//! - A process set comes back if every rank on which the last epoch has formed knows it, and all
+//!   members are there. A set that was being created or removed during the loss is gone.
 
 use std::collections::BTreeSet;
 
@@ -46,8 +46,10 @@ pub(crate) struct KnownSet {
 pub(crate) struct Hello {
     /// Its number in the job.
     pub(crate) worker: u32,
-    /// The last earlier epoch in which it was; 0 for none.
+    /// The last earlier epoch in which it was, even if that ended before it had formed; 0 for none.
     pub(crate) last: u64,
+    /// The last epoch that has formed on it; 0 for none.
+    pub(crate) formed: u64,
     /// It came to ranks that had been there before, and no vote that it took part in has ended yet.
     pub(crate) lacks_state: bool,
     /// The vote that it waited for when its epoch ended.
@@ -69,8 +71,9 @@ pub(crate) struct Formation {
     pub(crate) sets: Vec<KnownSet>,
     /// The answers that the ranks know, in the order of the votes and of when they were learned.
     answers: Vec<Answer>,
-    /// The last epoch before this one in which any of the ranks was.
+    /// The last epoch before this one in which any of the ranks was, and that any has formed.
     last: u64,
+    formed: u64,
 }
 
 impl Formation {
@@ -85,7 +88,8 @@ impl Formation {
             return Err(format!("a process is in the world twice: workers {workers:?} by rank"));
         }
         let last = hellos.iter().map(|hello| hello.last).max().unwrap_or_default();
-        let mut latest = hellos.iter().filter(|hello| hello.last == last && last > 0);
+        let formed = hellos.iter().map(|hello| hello.formed).max().unwrap_or_default();
+        let mut latest = hellos.iter().filter(|hello| hello.formed == formed && formed > 0);
         let mut sets = latest.next().map(|hello| hello.sets.clone()).unwrap_or_default();
         for hello in latest {
             sets.retain(|set| hello.sets.contains(set));
@@ -95,9 +99,9 @@ impl Formation {
         sets.dedup_by_key(|set| (set.epoch, set.id));
         let mut answers: Vec<Answer> = hellos.iter().filter_map(|hello| hello.answer).collect();
         answers.sort_unstable();
-        let mut formed = Self { workers, newcomers: false, sets, answers, last };
-        formed.newcomers = hellos.iter().any(|hello| formed.lacks_state(hello));
-        Ok(formed)
+        let mut all = Self { workers, newcomers: false, sets, answers, last, formed };
+        all.newcomers = hellos.iter().any(|hello| all.lacks_state(hello));
+        Ok(all)
     }
 
     /// How a vote ended that some rank waits for (VOTE).
@@ -114,7 +118,8 @@ impl Formation {
 
     /// Whether a rank that said this may lack the state of the others.
     pub(crate) fn lacks_state(&self, hello: &Hello) -> bool {
-        hello.lacks_state || hello.last < self.last
+        let came_later = hello.formed == 0 && self.formed > 0;
+        hello.lacks_state || hello.last < self.last || came_later
     }
 
     /// A member of a set that is not there any more.
@@ -132,8 +137,9 @@ impl Formation {
 /// What a rank remembers from epoch to epoch.
 #[derive(Debug, Default)]
 pub(crate) struct Past {
-    /// The last epoch in which it was.
+    /// The last epoch in which it was, and the last that has formed.
     last: u64,
+    formed: u64,
     lacks_state: bool,
     /// The vote that has no answer yet.
     asked: Option<VoteId>,
@@ -173,8 +179,8 @@ impl Past {
 
     /// What it tells the other ranks of a new epoch.
     pub(crate) fn hello(&self, worker: u32, sets: Vec<KnownSet>) -> Hello {
-        let Self { last, lacks_state, asked, answer, .. } = *self;
-        Hello { worker, last, lacks_state, asked, answer, sets }
+        let Self { last, formed, lacks_state, asked, answer, .. } = *self;
+        Hello { worker, last, formed, lacks_state, asked, answer, sets }
     }
 
     /// It is part of an epoch, which may end before it has formed.
@@ -195,6 +201,7 @@ impl Past {
         self.lacks_state = formation.lacks_state(hello);
         self.asked = None;
         self.votes = 0;
+        self.formed = epoch;
         outcome
     }
 }

@@ -103,7 +103,7 @@ async fn answer(
 /// Sends a request to the launcher of a job, and waits for its answer.
 ///
 /// # Errors
-/// An error of the system, if there is no such job or it is not elastic.
+/// An error of the system if the job has ended, or is not elastic.
 pub fn ask(job: &str, request: &Request) -> io::Result<Answer> {
     use std::io::{BufRead, Read, Write};
     let mut stream = Stream::connect_addr(&address(job)?)?;

@@ -14,6 +14,7 @@ mod disagreement;
 mod discovery;
 mod doctor;
 mod elastic;
+mod elastic_jobs;
 mod endings;
 mod epochs;
 mod hostile_collectives;

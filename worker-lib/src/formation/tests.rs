@@ -8,7 +8,15 @@ use rand_xoshiro::{
 use super::*;
 
 fn hello(worker: u32, last: u64) -> Hello {
-    Hello { worker, last, lacks_state: false, asked: None, answer: None, sets: Vec::new() }
+    Hello {
+        worker,
+        last,
+        formed: last,
+        lacks_state: false,
+        asked: None,
+        answer: None,
+        sets: Vec::new(),
+    }
 }
 
 fn vote(epoch: u64, number: u64) -> VoteId {
@@ -75,6 +83,19 @@ fn a_rank_is_new_until_a_vote_has_ended() {
     assert!(form(&mut past, 6, hello(0, 5)));
     // In the first epoch all begin alike.
     assert!(!form(&mut Past::default(), 1, hello(0, 0)));
+}
+
+#[test]
+fn a_rank_whose_epoch_did_not_form_knows_nothing() {
+    let pair = set(1, 1, &[0, 1]);
+    let knows = |worker| Hello { sets: vec![pair.clone()], ..hello(worker, 3) };
+    // A newcomer that was in epoch 3 when that ended before it had formed.
+    let new = Hello { formed: 0, ..hello(9, 3) };
+    // A survivor of epoch 2, for which it had not formed, either.
+    let survivor = Hello { formed: 2, ..knows(1) };
+    let formed = Formation::of(&[knows(0), survivor.clone(), new.clone()]).unwrap();
+    assert_eq!(formed.sets, [pair]);
+    assert!(formed.newcomers && formed.lacks_state(&new) && !formed.lacks_state(&survivor));
 }
 
 #[test]
